@@ -10,7 +10,8 @@ import (
 
 // Audit says who changes something, and why. It is the last argument of every method of Client that changes what is
 // already there, and it is kept where the change leaves a trace: in the job's history, in the row of the redrive, of
-// the failure group, of the pause or of the archived job. DeleteMany, PurgeArchive and Restore leave no row to keep it in, so they
+// the failure group, of the pause, of the schedule or of the archived job. DeleteMany, PurgeArchive, Restore and
+// DeletePeriodic leave no row to keep it in, so they
 // write it to Config.Logger, at level info, and to the server's log. Nothing is kept of a call that changes nothing.
 //
 // The zero value is ready to use. A By or Why that is too long or has invisible characters is an *InvalidError.
@@ -55,11 +56,20 @@ func (c *Client) logChange(ctx context.Context, what string, jobs int64, audit A
 	if jobs == 0 {
 		return
 	}
-	attrs := []any{slog.Int64("jobs", jobs)}
-	for _, a := range []slog.Attr{slog.String("by", audit.By), slog.String("why", audit.Why)} {
-		if a.Value.String() != "" {
-			attrs = append(attrs, a)
+	c.log.InfoContext(ctx, what, audit.attrs(slog.Int64("jobs", jobs))...)
+}
+
+// logDeletedSchedule records that a schedule was deleted.
+func (c *Client) logDeletedSchedule(ctx context.Context, name string, audit Audit) {
+	c.log.InfoContext(ctx, "schedule deleted", audit.attrs(slog.String("periodic", name))...)
+}
+
+// attrs adds an Audit to the attributes of a line in the log.
+func (a Audit) attrs(attrs ...any) []any {
+	for _, attr := range []slog.Attr{slog.String("by", a.By), slog.String("why", a.Why)} {
+		if attr.Value.String() != "" {
+			attrs = append(attrs, attr)
 		}
 	}
-	c.log.InfoContext(ctx, what, attrs...)
+	return attrs
 }

@@ -21,7 +21,7 @@ import (
 func TestEveryVerbTakesAnAudit(t *testing.T) {
 	t.Parallel()
 	const others = " Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx ExportArchive FailureGroup FailureGroups Job Jobs" +
-		" NewSupervisor Pauses PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary "
+		" NewSupervisor Pauses PeriodicJob PeriodicJobs PreviewPeriodic PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary "
 	client := reflect.TypeFor[*Client]()
 	verbs := 0
 	for _, name := range strings.Fields(others) {
@@ -75,6 +75,15 @@ func auditedVerbs(c *Client) map[string]func(ctx context.Context, id, fingerprin
 		"PauseRedrive":  func(ctx context.Context, id, _ string, a Audit) error { return c.PauseRedrive(ctx, id, a) },
 		"ResumeRedrive": func(ctx context.Context, id, _ string, a Audit) error { return c.ResumeRedrive(ctx, id, a) },
 		"AbortRedrive":  func(ctx context.Context, id, _ string, a Audit) error { return c.AbortRedrive(ctx, id, a) },
+		"SetPeriodic": func(ctx context.Context, _, _ string, a Audit) error {
+			return c.SetPeriodic(ctx, Periodic{Name: "audited", Schedule: "@yearly", Args: tickArgs{}}, a)
+		},
+		"PausePeriodic": func(ctx context.Context, _, _ string, a Audit) error {
+			return c.PausePeriodic(ctx, "audited", time.Time{}, a)
+		},
+		"ResumePeriodic": func(ctx context.Context, _, _ string, a Audit) error { return c.ResumePeriodic(ctx, "audited", a) },
+		"RunPeriodic":    func(ctx context.Context, _, _ string, a Audit) error { return ret2(c.RunPeriodic(ctx, "audited", a)) },
+		"DeletePeriodic": func(ctx context.Context, _, _ string, a Audit) error { return c.DeletePeriodic(ctx, "audited", a) },
 		"SetFailureStatus": func(ctx context.Context, _, fingerprint string, a Audit) error {
 			return c.SetFailureStatus(ctx, fingerprint, FailureResolved, a)
 		},
@@ -114,7 +123,7 @@ func TestEveryVerbRefusesABadAudit(t *testing.T) {
 			}
 		}
 	}
-	if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, dead); after != before || value[int](t, db, `select count(*) from drover_redrives`) != 0 {
+	if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, dead); after != before || value[int](t, db, `select count(*) from drover_redrives`)+value[int](t, db, `select count(*) from drover_periodic`) != 0 {
 		t.Errorf("the job is now %s", after)
 	}
 	if _, err := db.client.Cancel(t.Context(), dead, Audit{By: strings.Repeat("b", 128), Why: "two\n\tlines" + strings.Repeat("y", 502)}); err != nil {
@@ -161,7 +170,7 @@ func TestJobsKeepTheAudit(t *testing.T) {
 	}
 }
 
-// A redrive and a failure group keep who changed them last and why.
+// A redrive, a failure group and a schedule keep who changed them last and why.
 func TestRowsKeepTheAudit(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -187,12 +196,26 @@ func TestRowsKeepTheAudit(t *testing.T) {
 		}
 		return g.UpdatedWhy + " by " + g.UpdatedBy
 	}
+	schedule := func() string {
+		return value[string](t, db, `select updated_why || ' by ' || updated_by from periodic_jobs`)
+	}
+	run := func() string {
+		return value[string](t, db, `select (metadata->'drover:periodic'->>'why') || ' by ' || (metadata->'drover:periodic'->>'by') from jobs where kind = 'tick' order by created_at desc limit 1`)
+	}
 	for _, tc := range []struct {
 		verb  string
 		audit Audit
 		read  func() string
 		want  string
 	}{
+		{"SetPeriodic", Audit{"ann", "f"}, schedule, "f by ann"},
+		{"SetPeriodic", Audit{"bob", "again"}, schedule, "f by ann"},
+		{"PausePeriodic", Audit{"bob", "g"}, schedule, "g by bob"},
+		{"PausePeriodic", Audit{"cat", "again"}, schedule, "g by bob"},
+		{"ResumePeriodic", Audit{}, schedule, " by " + me},
+		{"ResumePeriodic", Audit{"dan", "again"}, schedule, " by " + me},
+		{"RunPeriodic", Audit{"eve", "h"}, run, "h by eve"},
+		{"RunPeriodic", Audit{}, run, " by " + me},
 		{"PauseRedrive", Audit{"bob", "a"}, redrive, "a by bob"},
 		{"PauseRedrive", Audit{"cat", "again"}, redrive, "a by bob"}, // it changed nothing
 		{"ResumeRedrive", Audit{"cat", "b"}, redrive, "b by cat"},
@@ -253,8 +276,13 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 		{"DeleteMany", `level=INFO msg="jobs deleted" jobs=1 by=ann why="no use"`, `select drover_delete_many('{"all": true, "state": "discarded"}', 'delete', by => $1, why => 'no use')`, `drover: schema "%s": 1 job deleted by %s, filter {"all": true, "state": "discarded"}, why: no use`},
 		{"Restore", `level=INFO msg="jobs restored from the archive" jobs=1 by=ann why="no use"`, `select drover_restore('{"all": true}', by => $1, why => 'no use')`, `drover: schema "%s": 1 job restored by %s, filter {"all": true}, why: no use`},
 		{"PurgeArchive", `level=INFO msg="archived jobs deleted" jobs=1 by=ann why="no use"`, `select drover_purge('{"all": true}', 'delete for ever', by => $1, why => 'no use')`, `drover: schema "%s": 1 archived job deleted by %s, filter {"all": true}, why: no use`},
+		{"DeletePeriodic", `level=INFO msg="schedule deleted" periodic=audited by=ann why="no use"`, `select drover_periodic_delete('audited', by => $1, why => 'no use')`, `drover: schema "%s": schedule 'audited' deleted by %s, why: no use`},
 	} {
 		put := func() string {
+			if tc.verb == "DeletePeriodic" {
+				db.setPeriodic(t, Periodic{Name: "audited"})
+				return ""
+			}
 			id := db.finished(t, "discarded", time.Hour)
 			if tc.verb != "DeleteMany" {
 				db.exec(t, `select drover_archive(jsonb_build_object('ids', array[$1]))`, id)
@@ -263,7 +291,7 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 		}
 		id := put()
 		for range 2 { // the second finds nothing
-			if err := auditedVerbs(db.client)[tc.verb](t.Context(), id, "", Audit{By: "ann", Why: "no use"}); err != nil {
+			if err := auditedVerbs(db.client)[tc.verb](t.Context(), id, "", Audit{By: "ann", Why: "no use"}); err != nil && !errors.Is(err, ErrNotFound) {
 				t.Fatalf("%s: %v", tc.verb, err)
 			}
 		}
@@ -283,6 +311,9 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 				t.Errorf("%s from psql: the server's log has %q, want %q", tc.verb, server, want)
 			}
 			db.exec(t, `delete from jobs`)
+		}
+		if tc.verb == "DeletePeriodic" {
+			continue // by name, so one at a time
 		}
 		put()
 		put()

@@ -270,7 +270,7 @@ func (h *handler) Emit(ctx context.Context, e *engine.Event) {
 func publicEvent(e *engine.Event) Event {
 	o := &e.End
 	public := Event{
-		JobID: e.JobID, Queue: e.Queue, Kind: e.JobKind, Supervisor: e.Supervisor, Attempt: e.Attempt, MaxAttempts: e.MaxAttempts, Count: e.Count,
+		JobID: e.JobID, Queue: e.Queue, Kind: e.JobKind, Supervisor: e.Supervisor, Periodic: e.Periodic, Attempt: e.Attempt, MaxAttempts: e.MaxAttempts, Count: e.Count,
 		Wait: e.Wait, Duration: o.Duration, Class: Class(o.Class), Error: o.Text, Reason: Reason(o.Reason),
 	}
 	switch e.Kind { //nolint:exhaustive // the others have none of these

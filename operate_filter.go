@@ -21,6 +21,7 @@ type Filter struct {
 	Reason      Reason          `json:"reason,omitempty"`
 	Class       Class           `json:"class,omitempty"`       // of the last failed run, and ClassRefused; ClassOperator is refused
 	Fingerprint string          `json:"fingerprint,omitempty"` // of the last failed run
+	Periodic    string          `json:"periodic,omitempty"`    // name of the schedule that made the job
 	Redrive     string          `json:"redrive,omitempty"`     // id of the redrive that took the job up last
 	UniqueKey   string          `json:"unique_key,omitempty"`  // as JobInfo.UniqueKey has it; jobs that have ended keep theirs
 	Error       string          `json:"error,omitempty"`       // part of the last failed run's text, case ignored
@@ -73,6 +74,7 @@ func (f Filter) encode(bad *problems) string {
 		{"Filter.Kind", f.Kind},
 		{"Filter.Key", f.Key},
 		{"Filter.Fingerprint", f.Fingerprint},
+		{"Filter.Periodic", f.Periodic},
 		{"Filter.Redrive", f.Redrive},
 		{"Filter.UniqueKey", f.UniqueKey},
 		{"Filter.Error", f.Error},

@@ -49,7 +49,8 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 	two := put(`'post', 'discarded', '2030-01-02+00', '2030-02-02+00', 'crashed', 'crash', 'f2', 'r2', '{eu}', '{"a": {"b": 2}}', '[{"class": "crash", "error": "died"}]'`)
 	done := put(`'default', 'completed', '2030-01-03+00', '2030-02-03+00', null, 'error', 'f1', null, null, '[1]', '[{"class": "error", "error": "card declined"}]'`)
 	waits := put(`'default', 'available', '2030-01-04+00', null, null, null, null, null, '{}', '{"a": 1}', '[]'`)
-	other := value[string](t, db, `insert into jobs (kind, created_at, priority, concurrency_key, unique_key) values ('parcel', '2030-01-05+00', 2, 'acme', 'u1') returning id`)
+	other := value[string](t, db, `insert into jobs (kind, created_at, priority, concurrency_key, unique_key, metadata)
+		values ('parcel', '2030-01-05+00', 2, 'acme', 'u1', '{"drover:periodic": {"name": "nightly", "tick": "2030-01-05T00:00:00Z"}}') returning id`)
 	day := func(month time.Month, d int) time.Time { return time.Date(2030, month, d, 0, 0, 0, 0, time.UTC) }
 	const unknown = "00000000000000000000000000"
 
@@ -77,6 +78,8 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 		{Filter{Class: "error"}, `{"class": "error"}`, []string{one, done}},
 		{Filter{Fingerprint: "f1"}, `{"fingerprint": "f1"}`, []string{one, done}},
 		{Filter{State: Discarded, Fingerprint: "f1"}, `{"state": "discarded", "fingerprint": "f1"}`, []string{one}},
+		{Filter{Periodic: "nightly"}, `{"periodic": "nightly"}`, []string{other}},
+		{Filter{State: Discarded, Periodic: "nightly"}, `{"state": "discarded", "periodic": "nightly"}`, nil},
 		{Filter{Redrive: "r2"}, `{"redrive": "r2"}`, []string{two}},
 		{Filter{UniqueKey: "u1"}, `{"unique_key": "u1"}`, []string{other}},
 		{Filter{Error: "card"}, `{"error": "card"}`, []string{one, done}},

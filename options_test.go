@@ -45,6 +45,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"SupervisorConfig.QuarantineAfter":    "TestDeafRunsConvict",
 		"SupervisorConfig.Build":              "TestBuildIsRegistered",
 		"SupervisorConfig.RetryBudget":        "TestWhoseBudgetAJobSpends",
+		"SupervisorConfig.Periodic":           "TestDeclaredScheduleNeedsItsSupervisor",
 
 		"Queue.Name":        "TestQueuesAreServedByName",
 		"Queue.Concurrency": "TestConcurrencyIsReachedAndNotExceeded",
@@ -110,6 +111,16 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"RedrivePlan.Canary":         "TestRedriveCanary",
 		"RedrivePlan.CanaryFailures": "TestRedriveCanary",
 
+		"Periodic.Name":       "TestPeriodicRow",
+		"Periodic.Schedule":   "TestPeriodicTableOfZones",
+		"Periodic.Zone":       "TestPeriodicRow",
+		"Periodic.Args":       "TestPeriodicJobHasTheOptions",
+		"Periodic.Opts":       "TestPeriodicJobHasTheOptions",
+		"Periodic.Jitter":     "TestPeriodicJitterStaysInItsBounds",
+		"Periodic.CatchUp":    "TestCatchUp",
+		"Periodic.Overlap":    "TestOverlap",
+		"Periodic.RunAtStart": "TestRunAtStart",
+
 		"Audit.By":  "TestJobsKeepTheAudit",
 		"Audit.Why": "TestJobsKeepTheAudit",
 	}
@@ -127,6 +138,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Audit](),
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Unique](),
+		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Periodic](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

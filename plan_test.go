@@ -108,6 +108,9 @@ func (p *planner) explain(t testing.TB, st planned, options string) string {
 	} else {
 		exec(pg.OnePlan)
 	}
+	if st.sql == store.SQLPeriodicDue {
+		exec(store.SQLPeriodicPlan)
+	}
 	if st.sql == sqlDepths {
 		exec(sqlDepthsPlan)
 	}
@@ -412,4 +415,46 @@ select 'k' || n % 20, 'q' || n % 5, 'discarded', now() - n * interval '1 ms', (a
 	check("many, statistics of before", pages...)
 	db.exec(t, `vacuum analyze jobs`)
 	check("many", append(pages, all...)...)
+}
+
+// Q-5: the look for schedules that are due, and the heartbeat's look for the next tick, read by drover_periodic_next_idx
+// however many schedules there are, whatever the statistics say. 10,000 schedules are due or come later.
+func TestPlansOfTheLookForSchedules(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.exec(t, `alter table drover_periodic set (autovacuum_enabled = off)`)
+	due := planned{"due", store.SQLPeriodicDue, []any{"somebody", []string{}, engine.TicksAtOnce}, false, 0}
+	beat := planned{"beat", store.SQLBeat, []any{"somebody", 1, []string{}, false, []string{"default"}, []int16{floors.TierStrong}, []string{"job"}}, false, 0}
+	check := func(when string) {
+		t.Helper()
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			p := db.planner(t)
+			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
+				t.Fatal(err)
+			}
+			for _, st := range []planned{due, beat} {
+				plan := p.explain(t, st, "costs off")
+				if !strings.Contains(plan, "drover_periodic_next_idx") || strings.Contains(plan, "Seq Scan on drover_periodic") || st.name == "due" && strings.Contains(plan, "Sort") {
+					t.Errorf("%s, %s, %s:\n%s", st.name, when, mode, plan)
+				}
+			}
+		}
+	}
+	check("no statistics")
+	db.exec(t, `analyze drover_periodic`)
+	check("analyzed empty")
+	db.exec(t, `insert into drover_periodic (name, kind, schedule, next_at) select n, 'k', '@daily', now() + (n - 5000) * interval '1 s' from generate_series(1, 10000) as n`)
+	check("filled since")
+	db.exec(t, `analyze drover_periodic`)
+	check("analyzed full")
+	p := db.planner(t)
+	for _, st := range []planned{due} {
+		plan := p.explain(t, st, "analyze, buffers, costs off, timing off, summary off")
+		if n := regexp.MustCompile(`^\w+ .*\n.*\s+Buffers: shared hit=(\d+)`).FindStringSubmatch(plan); n == nil {
+			t.Errorf("no buffers in\n%s", plan)
+		} else if read, _ := strconv.Atoi(n[1]); read > 250 {
+			t.Errorf("a look at 100 of 10,000 schedules reads %d buffers:\n%s", read, plan)
+		}
+	}
 }

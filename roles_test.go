@@ -308,6 +308,7 @@ func TestRolesDoNoMore(t *testing.T) {
 			`update jobs_archive set args = '{}'`, `delete from jobs_archive`, `select drover_purge('{"all": true}', 'delete for ever')`, `select drover_restore('{"all": true}')`,
 			`select drover_redrive_start('{"filter": {"all": true}}')`, `insert into drover_redrives (filter) values ('{}')`, `delete from drover_budgets`, `delete from queues`,
 			`delete from drover_failure_groups`, `select drover_pause('all')`, `select drover_resume('all')`, `insert into drover_limits (scope) values ('all')`, `delete from drover_limits`,
+			`delete from drover_failure_groups`, `delete from drover_periodic`,
 		},
 		"operator": {`update drover_supervisors set beat = 0`, `delete from drover_supervisors`, `delete from drover_kinds`, `update drover_builds set build = 'x'`, `delete from drover_redrives`},
 	}
@@ -368,5 +369,34 @@ func TestEnqueuesUnderRowSecurity(t *testing.T) {
 				t.Errorf("%q: %s: %+v, %v", policy, what, r, err)
 			}
 		})
+	}
+}
+
+// An operator sets, pauses, runs and deletes schedules; a worker declares and ticks them; a reader sees them.
+func TestRolesAndSchedules(t *testing.T) {
+	t.Parallel()
+	c := newCast(t)
+	operator, worker, reader := c.as(t, "operator", Config{Logger: quiet()}), c.as(t, "worker", Config{Logger: quiet()}), c.as(t, "reader", Config{Logger: quiet()})
+	operator.setPeriodic(t, Periodic{Name: "a", Schedule: "@every 1h"})
+	for name, err := range map[string]error{
+		"pause":  operator.client.PausePeriodic(t.Context(), "a", time.Time{}, Audit{}),
+		"resume": operator.client.ResumePeriodic(t.Context(), "a", Audit{}),
+		"run":    ret2(operator.client.RunPeriodic(t.Context(), "a", Audit{})),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	worker.run(t, ticker("", Periodic{Name: "declared"}))
+	operator.exec(t, `update drover_periodic set anchor = anchor - interval '1 h', next_at = next_at - interval '1 h' where name = 'a'`)
+	reader.waitFor(t, 20*time.Second, `select count(*) = 1 from periodic_jobs where name = 'a' and jobs = 2`)
+	if list, err := reader.client.PeriodicJobs(t.Context()); err != nil || len(list) != 2 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := reader.client.PausePeriodic(t.Context(), "a", time.Time{}, Audit{}); !refused(err) {
+		t.Errorf("a reader pauses: %v", err)
+	}
+	if err := operator.client.DeletePeriodic(t.Context(), "a", Audit{}); err != nil {
+		t.Error(err)
 	}
 }

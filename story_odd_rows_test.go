@@ -30,6 +30,7 @@ var oddFilters = []struct { //nolint:gochecknoglobals // a table
 	{Filter{CreatedAfter: time.Unix(0, 0), CreatedBefore: time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)}, false},
 	{Filter{State: Discarded, FinalizedAfter: time.Unix(0, 0)}, false},
 	{Filter{Queue: "default", State: Completed}, false},
+	{Filter{Periodic: "x"}, false},
 }
 
 // readAll reads everything that operators read, and returns the jobs of kind odd by their ids.

@@ -89,6 +89,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 			c.Retry = h.named(&bad, fmt.Sprintf("the worker of %q: Cases[%d].Retry", kind, i), c.Retry)
 		}
 	}
+	schedules := c.encodeDeclared(&bad, cfg.Periodic)
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
@@ -97,7 +98,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		Handler: h, Log: c.log, Clean: func(text string) string { return c.clean(text, maxErrorText) },
 		Keep:  store.Keeping{Completed: keepFor(cfg.CompletedRetention), Cancelled: keepFor(cfg.CancelledRetention)},
 		Lease: cfg.Lease, PollInterval: cfg.PollInterval, RestInterval: rest, DrainTimeout: cfg.DrainTimeout, DisableNotify: cfg.DisableNotify,
-		QuarantineAfter: cfg.QuarantineAfter, Host: host, Build: cfg.Build, Process: c.process,
+		QuarantineAfter: cfg.QuarantineAfter, Host: host, Build: cfg.Build, Process: c.process, Schedules: schedules,
 	}
 	// Budgets are stored in the order of their scopes: two supervisors that start together must not deadlock.
 	ec.Budgets = appendBudget(ec.Budgets, store.ScopeAll, cfg.RetryBudget)
@@ -119,7 +120,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 // done, once all its goroutines have ended, except handlers that ignored their context. A Supervisor runs once.
 //
 // Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly, ErrServerTooOld,
-// ErrPooler, an *InvalidError of a hook of the pool, or an error of the server, such as the one for a wrong password. It
+// ErrPooler, an *InvalidError of a hook of the pool or of a schedule that the database refuses, or an error of the server, such as the one for a wrong password. It
 // waits, at the start as later, if a server refuses connections or has none left, or if a lock is held too long.
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
@@ -127,7 +128,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 	s.client.running.add(s)
 	defer s.client.running.remove(s)
-	return s.engine.Run(ctx, s.logUnservedFollowUps)
+	return periodicError(s.engine.Run(ctx, s.logUnservedFollowUps))
 }
 
 // logUnservedFollowUps logs which follow-ups need another supervisor.
@@ -238,6 +239,15 @@ func (r *registry) followLimits() {
 	defer r.mu.Unlock()
 	for s := range r.sups {
 		s.engine.FollowLimits()
+	}
+}
+
+// tick makes this process' own supervisors look for schedules that are due.
+func (r *registry) tick() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.sups {
+		s.engine.Tick()
 	}
 }
 

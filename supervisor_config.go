@@ -20,6 +20,12 @@ type SupervisorConfig struct {
 	// Workers handle one kind each. The supervisor leaves jobs of other kinds to other processes.
 	Workers []Worker
 
+	// Periodic are schedules, each of which makes jobs of one kind at its times. Names are unique among all schedules of
+	// the database. A schedule ticks while a running supervisor declares it. If two builds declare it differently, the
+	// settings of the newer build hold (see Build). Client.SetPeriodic makes schedules at run time. Mistakes that only the
+	// database can find, such as an unknown zone, are an *InvalidError of Run, before anything is stored.
+	Periodic []Periodic
+
 	// Strategies are Customs that single jobs may refer to by name, besides the Customs of Workers and Queues.
 	Strategies []Custom
 
@@ -61,7 +67,7 @@ type SupervisorConfig struct {
 	// setting of the supervisor that rescues the job holds, so it should be the same in all processes.
 	QuarantineAfter int
 
-	// Build names the running version, for kinds, supervisors, and FailurePark. A version that was not seen before is newer
+	// Build names the running version, for kinds, supervisors, schedules, and FailurePark. A version that was not seen before is newer
 	// than all others. Zero means the version of the main module, from the binary. Longer names are cut to 128 bytes.
 	Build string
 }

@@ -19,29 +19,30 @@ type Event struct {
 	Duration    time.Duration // how long the handler ran
 	Wait        time.Duration // how late the run started after it was due, by the server's clock up to the claim
 	Class       Class         // of a failed run
-	Error       string        // text of the failure, as stored
+	Error       string        // text of the failure, as stored; of PeriodicSkipped why there was no job
 	Reason      Reason        // of a discard
 	Backoff     time.Duration // until the next run: failed, snoozed
 	Next        time.Time     // when that is, by this process' clock
-	Count       int           // claimed in one claim, made due in one tick of a redrive, or ended in one transaction by CancelMany or DiscardMany
+	Count       int           // claimed in one claim, made due in one tick of a redrive, or ended in one transaction by CancelMany or DiscardMany; ticks of PeriodicSkipped
 	Fingerprint string        // of a failure group: failure_reopened
 	Scope       Scope         // of a pause: paused, resumed
 	By, Why     string        // who changed it last, and why: paused, resumed
+	Periodic    string        // the schedule that made the job, or that made none
 }
 
 // Hooks are functions called on events; nil ones are left out. Adding a field breaks nobody.
 //
-// They run outside all locks. Enqueued, Started and Redriven run in the goroutine that caused them; the others
-// one after another in a goroutine of the supervisor's, after the row has changed, and never when it has not: a
-// hook that blocks delays later hooks and Run's return, not jobs. So a run's Started may come before the end of the
-// run before. A panic is contained and logged.
+// They run outside all locks. Enqueued, Started and Redriven run in the goroutine that caused them, except the events of
+// schedules and of paced redrives. All other events run one after another in a goroutine of the supervisor's, after the
+// row has changed, and never when it has not: a hook that blocks delays later hooks and Run's return, not jobs. So a
+// run's Started may come before the end of the run before. A panic is contained and logged.
 //
 // Every run that Started ends in exactly one of Completed, Failed, Discarded, Parked, Snoozed, Cancelled, Released and
 // StaleSettle, unless its process dies: then another supervisor's Rescued (or Discarded, Parked) tells of it. Jobs that
 // end without a run (expired, or an operator's verb) have the end event alone. Of CancelMany and DiscardMany one event
 // with Count, and no JobID, tells of all that did not run in one of their transactions.
 //
-//	Enqueued     a job was stored             JobID Queue Kind
+//	Enqueued     a job was stored             JobID Queue Kind; by a schedule Supervisor Periodic
 //	Claimed      jobs were claimed            Supervisor Queue Count
 //	Started      a handler is called          … Wait
 //	Completed    the run went well            … Duration
@@ -65,9 +66,14 @@ type Event struct {
 //
 //	Paused   no job of the scope starts here any more   Scope By Why Supervisor
 //	Resumed  they start again                           Scope By Why Supervisor
+//
+// One is about a schedule that made no job. Its supervisor emits it after the row of the schedule has changed:
+//
+//	PeriodicSkipped  ticks were missed, the last job had not ended, or the database refused the job
+//	                                          Periodic Kind Queue Count Error (which of these) Supervisor
 type Hooks struct {
 	Enqueued, Claimed, Started, Completed, Failed, Discarded, Quarantined, Parked, Snoozed, Cancelled,
-	Released, StaleSettle, Rescued, Redriven, FailureReopened, Paused, Resumed func(context.Context, Event)
+	Released, StaleSettle, Rescued, Redriven, FailureReopened, Paused, Resumed, PeriodicSkipped func(context.Context, Event)
 }
 
 // of picks the event's function and says how it is logged.
@@ -107,6 +113,8 @@ func (h *Hooks) of(kind engine.EventKind) (hook func(context.Context, Event), le
 		return h.Paused, slog.LevelInfo, "jobs paused"
 	case engine.EventResumed:
 		return h.Resumed, slog.LevelInfo, "jobs resumed"
+	case engine.EventPeriodicSkipped:
+		return h.PeriodicSkipped, slog.LevelWarn, "schedule ticked without a job"
 	}
 	return nil, slog.LevelDebug, ""
 }
@@ -204,6 +212,7 @@ func (e *Event) attrs() []slog.Attr {
 		{"scope", string(e.Scope)},
 		{"by", e.By},
 		{"why", e.Why},
+		{"periodic", e.Periodic},
 	} {
 		if a.value != "" {
 			attrs = append(attrs, slog.String(a.key, a.value))

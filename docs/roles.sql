@@ -47,25 +47,26 @@ set local search_path = :"schema";
 -- A producer enqueues, and sees no table: four functions run with their owner's rights.
 grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"producer";
 
--- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, and carries redrives on. It also enqueues.
+-- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, ticks schedules, and carries redrives on. It also enqueues.
 -- What is in the archive it cannot change, and what operators have decided it cannot make.
 grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"worker";
 grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_supervisors, drover_sleepers, drover_budget_slots, drover_failure_tallies, drover_set_aside to :"worker";
 grant select, insert, update on queues, drover_kinds, drover_builds, drover_budgets, drover_redrive_queues, drover_failure_groups to :"worker";
 grant select, update on drover_solo, drover_redrives to :"worker";
+grant select, insert, update on drover_periodic to :"worker";
 grant select, insert on jobs_archive to :"worker";
 grant select on job_counts, drover_limits to :"worker";
 
 -- A reader sees everything, args and error texts among it, and changes nothing.
 grant select on jobs, jobs_archive, queues, drover_kinds, drover_builds, drover_supervisors, drover_ended_supervisors, drover_sleepers, drover_solo, drover_set_aside, drover_redrives, drover_redrive_queues,
-	drover_budgets, drover_budget_slots, drover_failure_groups, drover_failure_tallies,
-	drover_limits, discarded_jobs, discarded_summary, job_counts, retry_budgets, failures, job_limits to :"reader";
+	drover_budgets, drover_budget_slots, drover_failure_groups, drover_failure_tallies, drover_limits, drover_periodic,
+	discarded_jobs, discarded_summary, job_counts, retry_budgets, failures, job_limits, periodic_jobs to :"reader";
 
--- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, pauses, sets budgets
--- and policies: the verbs run with the caller's rights.
+-- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, pauses, sets budgets,
+-- policies and schedules, and runs a schedule now: the verbs run with the caller's rights.
 grant :"reader" to :"operator";
-grant execute on function drover_wake to :"operator";
-grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside, drover_limits to :"operator";
+grant execute on function drover_enqueue_many, drover_wake to :"operator";
+grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside, drover_limits, drover_periodic to :"operator";
 grant insert, update on drover_redrives, drover_redrive_queues, drover_failure_groups to :"operator";
 grant delete on drover_failure_tallies to :"operator";
 grant update on queues to :"operator";

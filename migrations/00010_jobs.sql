@@ -51,7 +51,7 @@ begin
 		'jobs', 'queues', 'drover_kinds', 'drover_supervisors', 'drover_sleepers', 'drover_set_aside', 'discarded_jobs',
 		'discarded_summary', 'job_counts', 'drover_redrives', 'drover_redrive_queues', 'drover_ended_supervisors', 'drover_solo', 'drover_failure_groups',
 		'drover_failure_tallies', 'drover_builds', 'failures', 'drover_budgets', 'drover_budget_slots', 'retry_budgets', 'jobs_archive',
-		'drover_limits', 'job_limits'
+		'drover_limits', 'job_limits', 'drover_periodic', 'periodic_jobs'
 	] loop
 		if to_regclass(format('%I.%I', current_schema(), foreign_name)) is not null then
 			raise exception 'drover: schema "%" already has a relation named "%"', current_schema(), foreign_name
@@ -355,7 +355,8 @@ begin
 		field := 'metadata';
 		if jsonb_typeof(new.metadata) <> 'object' then
 			fault := 'not a JSON object';
-		elsif jsonb_path_exists(case when follow_up is null then new.metadata else new.metadata - 'drover:follow_up' end,
+		elsif jsonb_path_exists(new.metadata - array[case when follow_up is not null then 'drover:follow_up' end,
+				case when jsonb_typeof(new.metadata->'drover:periodic') = 'object' and new.metadata->'drover:periodic' ?& '{name,tick}' then 'drover:periodic' end],
 			'$.keyvalue() ? (@.key starts with "drover:")') then
 			fault := 'keys that begin with "drover:" are drover''s own';
 		else

@@ -36,6 +36,7 @@ begin
 			when 'reason' then format('j.discard_reason = %L', value #>> '{}')
 			when 'class' then format('j.class = %L', value #>> '{}')
 			when 'fingerprint' then format('j.fingerprint = %L', value #>> '{}')
+			when 'periodic' then format('j.metadata #>> ''{drover:periodic,name}'' = %L', value #>> '{}')
 			when 'redrive' then format('j.redrive_id = %L', value #>> '{}')
 			when 'unique_key' then format('j.unique_key = %L', value #>> '{}')
 			when 'error' then format('strpos(lower(drover_last_error(j.errors)->>''error''), lower(%L)) > 0', value #>> '{}')
@@ -49,7 +50,7 @@ begin
 		end;
 		if conditions[cardinality(conditions)] is null then
 			raise exception 'drover: a filter has no key "%"', key using errcode = '22023',
-				hint = 'Keys: ids, queue, kind, concurrency_key, priority, state, reason, class, fingerprint, redrive, unique_key, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
+				hint = 'Keys: ids, queue, kind, concurrency_key, priority, state, reason, class, fingerprint, periodic, redrive, unique_key, error, tags, args, created_after, created_before, finalized_after, finalized_before, all.';
 		end if;
 		if key = 'state' and value #>> '{}' <> all('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}') then
 			raise exception 'drover: % is no state of a job', value using errcode = '22023';
@@ -130,11 +131,12 @@ $$;
 comment on function drover_beyond(jsonb, text, boolean) is 'The rest of a condition, and an order, that go on beyond a cursor.';
 
 -- +goose StatementBegin
-create function drover_fits(job_id text, error text, tags text[], args jsonb) returns boolean language plpgsql as $$
+create function drover_fits(job_id text, error text, tags text[], args jsonb, periodic text) returns boolean language plpgsql as $$
 #variable_conflict use_variable
 begin
 	return (select (error is null or strpos(lower(drover_last_error(j.errors)->>'error'), lower(error)) > 0)
 		and (tags is null or j.tags @> tags) and (args is null or j.args @> args)
+		and (periodic is null or j.metadata #>> '{drover:periodic,name}' = periodic)
 		from jobs j where j.id = job_id) is true;
 exception when others then
 	if not drover_rows_fault(sqlstate) then
@@ -144,16 +146,16 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_fits(text, text, text[], jsonb) is 'Whether a job matches a filter''s error, tags and args (null: the filter does not ask for it). A job whose parts cannot be read does not match.';
+comment on function drover_fits(text, text, text[], jsonb, text) is 'Whether a job matches a filter''s error, tags, args and periodic (null: the filter does not ask for it). A job whose parts cannot be read does not match.';
 
 -- +goose StatementBegin
 create function drover_find_carefully(filter jsonb) returns text language sql stable as $$
-	select drover_find(filter - '{error,tags,args}'::text[]) || format(' and drover_fits(j.id, %L, %L, %L)', filter->>'error',
-		case when filter ? 'tags' then array(select jsonb_array_elements_text(filter->'tags')) end, filter->'args')
+	select drover_find(filter - '{error,tags,args,periodic}'::text[]) || format(' and drover_fits(j.id, %L, %L, %L, %L)', filter->>'error',
+		case when filter ? 'tags' then array(select jsonb_array_elements_text(filter->'tags')) end, filter->'args', filter->>'periodic')
 $$;
 -- +goose StatementEnd
 comment on function drover_find_carefully(jsonb) is
-	'drover_find for a table with rows that cannot be read: a row does not fit if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags or args, so it is used only after drover_find has failed.';
+	'drover_find for a table with rows that cannot be read: a row does not fit if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags, args or periodic, so it is used only after drover_find has failed.';
 
 -- One sane plan whatever the statistics say, as in the library's own transactions.
 -- +goose StatementBegin
@@ -187,7 +189,7 @@ begin
 			end if;
 			return ids || more;
 		exception when others then
-			if careful or not filter ?| '{error,tags,args}' or not drover_rows_fault(sqlstate) then
+			if careful or not filter ?| '{error,tags,args,periodic}' or not drover_rows_fault(sqlstate) then
 				raise;
 			end if;
 			careful := true;
@@ -207,7 +209,7 @@ begin
 	execute 'select count(*) from jobs j where ' || drover_find(filter) into n;
 	return n;
 exception when others then
-	if not coalesce(filter ?| '{error,tags,args}', false) or not drover_rows_fault(sqlstate) then
+	if not coalesce(filter ?| '{error,tags,args,periodic}', false) or not drover_rows_fault(sqlstate) then
 		raise;
 	end if;
 	execute 'select count(*) from jobs j where ' || drover_find_carefully(filter) into n;
@@ -258,7 +260,7 @@ begin
 					else 'jobs j where ' || fits || beyond end || ' limit $1) w' into ids, last using batch, filter, reach;
 			exit;
 		exception when others then
-			if careful or not filter ?| '{error,tags,args}' or not drover_rows_fault(sqlstate) then
+			if careful or not filter ?| '{error,tags,args,periodic}' or not drover_rows_fault(sqlstate) then
 				raise;
 			end if;
 			careful := true;

@@ -415,7 +415,7 @@ begin
 	-- fits.
 	named := r.filter ? 'ids';
 	fits := drover_redrive_candidates(r);
-	quick := drover_where(r.filter - '{ids,error,tags,args}'::text[]);
+	quick := drover_where(r.filter - '{ids,error,tags,args,periodic}'::text[]);
 	source := case when r.filter->>'state' in ('cancelled', 'parked') then 'j.id > $2 order by j.id'
 		else format('j.discard_reason is not null and (j.finalized_at, j.id) > (greatest($1, %L), $2) and j.finalized_at <= least(%L, %L::timestamptz) order by j.finalized_at, j.id',
 			coalesce(r.filter->>'finalized_after', '-infinity'), coalesce(r.filter->>'finalized_before', 'infinity'), to_jsonb(r.created_at) #>> '{}') end;

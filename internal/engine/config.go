@@ -54,10 +54,11 @@ type Config struct {
 	Log     *slog.Logger
 	Clean   func(string) string // makes an error text safe to store and to log
 
-	Queues  []Queue              // sorted by name
-	Kinds   []store.KindPolicy   // sorted by kind
-	Budgets []store.BudgetPolicy // the budget of all jobs and the budgets of kinds, in the order in which they are stored
-	Keep    store.Keeping        // for queues that say nothing else
+	Queues    []Queue                // sorted by name
+	Kinds     []store.KindPolicy     // sorted by kind
+	Schedules []store.SchedulePolicy // declared in code, by name
+	Budgets   []store.BudgetPolicy   // the budget of all jobs and the budgets of kinds, in the order in which they are stored
+	Keep      store.Keeping          // for queues that say nothing else
 
 	Lease           time.Duration
 	PollInterval    time.Duration

@@ -19,25 +19,26 @@ import (
 // Engine is one supervisor.
 type Engine struct {
 	*Shared
-	Claimer  *claimer
-	Settler  *settler
-	Keeper   *keeper
-	Redriver *redriver
-	Pruner   *pruner
-	Runner   *runner
-	Budgets  *budgets
-	stopNow  chan struct{}
-	stopOnce sync.Once
+	Claimer   *claimer
+	Settler   *settler
+	Keeper    *keeper
+	Redriver  *redriver
+	Scheduler *scheduler
+	Pruner    *pruner
+	Runner    *runner
+	Budgets   *budgets
+	stopNow   chan struct{}
+	stopOnce  sync.Once
 }
 
 // New returns an engine that runs nothing yet.
 func New(cfg Config, pool *pg.Pool) *Engine {
 	s := NewShared(cfg, pool)
-	e := &Engine{Shared: s, stopNow: make(chan struct{}), Redriver: newRedriver(s), Pruner: NewPruner(s), Budgets: &budgets{Shared: s}}
+	e := &Engine{Shared: s, stopNow: make(chan struct{}), Redriver: newRedriver(s), Scheduler: newScheduler(s), Pruner: NewPruner(s), Budgets: &budgets{Shared: s}}
 	e.Settler = newSettler(s, e.Budgets, e.Redriver)
 	e.Runner = NewRunner(s, e.Settler, func(f func()) { go f() })
 	e.Claimer = newClaimer(s, e.Runner)
-	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver)
+	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver, e.Scheduler)
 	s.beatSoon, s.rewound = e.Keeper.Interrupt, e.Claimer.rewound
 	e.Claimer.Link.Again = s.rewound                   // the claimer's new connection may lead to an older state
 	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // so may the settler's: settles may be forgotten
@@ -55,6 +56,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 //	watch   ×1  finds handlers deaf to their timeout; stops after settle
 //	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
+//	tick    ×1  enqueues periodic jobs, while there is a schedule; stops with ctx
 //	report  ×1  calls hooks; stops when it has passed on all events
 func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	base := context.WithoutCancel(ctx)
@@ -75,6 +77,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	reporting.Go(func() { e.report(base, &reporting) })
 	untilStop.Go(func() { e.Pruner.run(claiming) })
 	untilStop.Go(func() { e.Redriver.run(claiming) })
+	untilStop.Go(func() { e.Scheduler.run(claiming) })
 	untilStop.Go(func() { e.Claimer.run(claiming, finishing) })
 	whileWorking.Go(func() { e.Keeper.run(working) })
 	whileWorking.Go(func() { e.Runner.watch(working) })
@@ -218,6 +221,9 @@ func (e *Engine) FollowLimits() {
 		e.Keeper.Interrupt()
 	}
 }
+
+// Tick makes the engine look for schedules that are due.
+func (e *Engine) Tick() { e.Scheduler.poke() }
 
 // Cancel ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
 func (e *Engine) Cancel(id string) { e.cancelRun(id) }

@@ -21,9 +21,10 @@ type Event struct {
 	Wait        time.Duration // of EventStarted: how long the job was due
 	End         Outcome       // how the run ended, without its Entry
 	Next        time.Time     // when the next run is due, by the process' clock
-	Count       int           // of EventClaimed and EventRedriven: jobs
+	Count       int           // of EventClaimed and EventRedriven: jobs; of EventPeriodicSkipped: ticks
 	Scope       string        // of EventPaused and EventResumed, as By and Why
 	By, Why     string
+	Periodic    string // the schedule that made the job, or that made none
 }
 
 // event makes an event about a run.
@@ -65,6 +66,7 @@ const (
 	EventFailureReopened
 	EventPaused
 	EventResumed
+	EventPeriodicSkipped
 )
 
 // report passes on an event about a run.

@@ -22,6 +22,7 @@ type keeper struct {
 	budgets   *budgets
 	claimer   *claimer
 	redriver  *redriver
+	scheduler *scheduler
 	Base      context.Context //nolint:containedctx // the values that handlers see
 	Link      store.Line
 	Listening store.Session // the connection that has sent LISTEN
@@ -43,6 +44,7 @@ type keeper struct {
 	clock     clockTrouble
 	Trouble   Trouble   // of beats
 	deaf      Trouble   // of LISTEN
+	living    []string  // the other supervisors that lived at the last beat, if we declare schedules
 	strays    []string  // ids that may be registered although we do not use them
 	Asked     time.Time // when AskUnheard last asked
 
@@ -51,8 +53,8 @@ type keeper struct {
 	soon bool               // beat now
 }
 
-func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver) *keeper {
-	c := &keeper{Shared: s, budgets: b, claimer: cl, redriver: r, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Scan{}}
+func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *keeper {
+	c := &keeper{Shared: s, budgets: b, claimer: cl, redriver: r, scheduler: t, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Scan{}}
 	c.Limits = &follower{Shared: s, claimer: cl}
 	c.Trouble = Trouble{means: "after most of a lease the running jobs are cancelled", link: &c.Link}
 	c.deaf = Trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
@@ -217,6 +219,8 @@ func (c *keeper) Heard(payload string) {
 		c.redriver.poke()
 	case "limits":
 		c.Limits.Stale = true
+	case "periodic":
+		c.scheduler.poke()
 	}
 }
 
@@ -264,6 +268,7 @@ func (c *keeper) Beat(ctx context.Context) error {
 		c.redriver.poke()
 	}
 	c.Limits.heard(reply.Limits)
+	c.scheduler.heard(reply.Tick)
 	return c.afterBeat(ctx, conn, l, reply)
 }
 
@@ -282,6 +287,7 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 			defer cancel()
 			return c.observe(ctx, conn, l, reply)
 		}},
+		{"declaring the schedules again", func() error { return c.declareAgain(ctx, conn, l, reply.Peers) }},
 		{"tending failure groups", func() error {
 			if !reply.Failures || !c.Prunes.Load() {
 				return nil

@@ -37,8 +37,11 @@ const NewSight = 3
 
 // growing returns the pause after the n-th failure in a row, counted from 0, longer each time. It is random, so that
 // the processes do not all come together when the server is back. No retry may do without it.
-func growing(n int) time.Duration {
-	pause := min(RetryPause<<min(n, 10), MaxRetryPause)
+func growing(n int) time.Duration { return growingTo(MaxRetryPause, n) }
+
+// growingTo is growing up to another bound, of at most an hour.
+func growingTo(most time.Duration, n int) time.Duration {
+	pause := min(RetryPause<<min(n, 20), most)
 	return pause - rand.N(pause/2) //nolint:gosec // to spread them
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -89,6 +90,7 @@ func (c *keeper) Register(ctx context.Context) error {
 	id, sent := ulid.Make().String(), c.Now()
 	c.strays = []string{id}
 	reg := c.registration(id, c.QueueStates())
+	reg.Schedules = c.Cfg.Schedules
 	if err := conn.Register(ctx, reg); err != nil {
 		if pg.NotApplied(err) {
 			c.strays = nil
@@ -96,6 +98,8 @@ func (c *keeper) Register(ctx context.Context) error {
 		return err
 	}
 	c.budgets.know(reg.Scopes)
+	c.logTaken(ctx, reg.Taken)
+	c.living = nil
 	c.counted = 0
 	c.turns = blame.Turns{}
 	c.FloorsBy = sent.Add(c.Cfg.Lease / 2)
@@ -111,6 +115,36 @@ func (c *keeper) Register(ctx context.Context) error {
 	c.Lease.Store(NewLease(c.Base, id)) //nolint:contextcheck // handlers' contexts outlive this one
 	c.claimer.resetFloors()
 	return nil
+}
+
+// declareAgain stores the schedules of this supervisor once more when another supervisor has left. That may have been the
+// last one of a newer build, whose settings end with it: a deploy was rolled back.
+func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease, peers []store.Peer) error {
+	if len(c.Cfg.Schedules) == 0 {
+		return nil
+	}
+	var living []string
+	for _, x := range peers {
+		if !x.Lost && x.ID != l.ID {
+			living = append(living, x.ID)
+		}
+	}
+	left := slices.ContainsFunc(c.living, func(id string) bool { return !slices.Contains(living, id) })
+	if left {
+		if err := conn.DeclareAgain(ctx, l.ID, c.Cfg.Build, c.Cfg.Schedules); err != nil {
+			return err
+		}
+	}
+	c.living = living
+	return nil
+}
+
+// logTaken logs which schedules of this supervisor are not used.
+func (c *keeper) logTaken(ctx context.Context, names []string) {
+	for _, name := range names {
+		c.log.WarnContext(ctx, "schedule is not used, because a schedule made at run time has its name; delete that one, or rename this one",
+			slog.String("periodic", name))
+	}
 }
 
 // end takes this supervisor out of the tables. If that fails, others later find it silent, with nothing to rescue.

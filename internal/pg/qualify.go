@@ -3,7 +3,7 @@ package pg
 import "strings"
 
 // ownRelations are drover's relations whose names do not begin with drover_.
-const ownRelations = " jobs queues discarded_jobs discarded_summary job_counts failures retry_budgets jobs_archive job_limits "
+const ownRelations = " jobs queues discarded_jobs discarded_summary job_counts failures retry_budgets jobs_archive job_limits periodic_jobs "
 
 // ours reports whether drover's schema has a relation or a function of this name.
 func ours(name string) bool {

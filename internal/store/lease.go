@@ -47,7 +47,8 @@ insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothin
 insert into drover_sleepers (queue, supervisor) select $1, id from drover_supervisors where id = $2 on conflict do nothing`
 )
 
-// Registration is what a supervisor stores about itself. Register and ServeOn fill in Scopes.
+// Registration is what a supervisor stores about itself. Register and ServeOn fill in Scopes,
+// and Register fills in Taken.
 type Registration struct {
 	ID, Host, Build string
 	Process         string // the client's id
@@ -57,6 +58,8 @@ type Registration struct {
 	Kinds           []KindPolicy
 	Budgets         []BudgetPolicy
 	Scopes          []string // of all budgets in the database
+	Schedules       []SchedulePolicy
+	Taken           []string // names of these schedules that schedules made at run time have
 	Listens         bool     // it has rows in drover_sleepers
 }
 
@@ -83,7 +86,7 @@ type KindPolicy struct {
 	FollowQueue string
 }
 
-// Register adds a supervisor, and stores the policies of its queues, kinds and budgets. It fails if the schema is not
+// Register adds a supervisor, and stores its schedules and the policies of its queues, kinds and budgets. It fails if the schema is not
 // in order.
 func (s Session) Register(ctx context.Context, reg *Registration) error {
 	var p pipeline
@@ -97,6 +100,7 @@ func (s Session) Register(ctx context.Context, reg *Registration) error {
 	}
 	p.Exec(nil, sqlRegisterBuild, reg.Build)
 	p.registerBudgets(reg.Budgets, &reg.Scopes)
+	p.declarePeriodic(reg.ID, reg.Build, reg.Schedules, &reg.Taken)
 	p.Commit()
 	return p.Send(ctx, s.Conn)
 }
@@ -150,7 +154,7 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 }
 
 // SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
-// redrives, failure groups, budgets, the stamp of the limits, and the queue in which a strong suspect of the lanes $5, $6 that we could run
+// redrives, schedules, failure groups, budgets, the stamp of the limits, and the queue in which a strong suspect of the lanes $5, $6 that we could run
 // has been due for longest. It does not change the key, so claims under way do not hold it up. It does not revive a
 // row that other supervisors have declared lost.
 const SQLBeat = `
@@ -175,7 +179,8 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 			order by scheduled_at, id limit 1
 		) j
 		order by j.scheduled_at limit 1), ''),
-	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1)
+	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1),
+	(select extract(epoch from min(next_at) - clock_timestamp())::float8 from drover_periodic where declared_by is null or $1 = any(declared_by))
 from drover_supervisors s`
 
 // SQLGone returns which runs of supervisor $1 are over, among the runs of jobs $2, claimed at $3, that handlers still
@@ -203,14 +208,15 @@ type BeatReply struct {
 	Paces    bool // a redrive is under way
 	Failures bool // there may be work on failure groups
 	Peers    []Peer
-	Clock    float64       // the server's, in seconds since 1970
-	Behind   time.Duration // of the server's clock, to the latest time that a supervisor has seen; more than 0: it went back
-	Gone     map[int]bool  // the runs that are over, by their indexes in running; true: an operator ended the job
-	Scope    []string      // scopes of all retry budgets
-	Limits   string        // the stamp of the limits
-	Solo     string        // the queue in which a strong suspect has been due for longest; "": none
-	Sleeping int64         // in how many queues drover_sleepers has us asleep
-	Turn     bool          // the turn to run strong suspects is ours
+	Clock    float64        // the server's, in seconds since 1970
+	Behind   time.Duration  // of the server's clock, to the latest time that a supervisor has seen; more than 0: it went back
+	Gone     map[int]bool   // the runs that are over, by their indexes in running; true: an operator ended the job
+	Scope    []string       // scopes of all retry budgets
+	Limits   string         // the stamp of the limits
+	Solo     string         // the queue in which a strong suspect has been due for longest; "": none
+	Sleeping int64          // in how many queues drover_sleepers has us asleep
+	Tick     *time.Duration // until the next tick of a schedule that we may tick; nil: there is none
+	Turn     bool           // the turn to run strong suspects is ours
 }
 
 // strongLanes returns the lanes of strong suspects, each with its queue.
@@ -234,14 +240,17 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 	p.Query(func(rows pgx.Rows) error {
 		var other Peer
 		var leaseMS, silentMS int64
-		var behind *float64
+		var behind, tick *float64
 		var queues []*string
 		if err := rows.Scan(&other.ID, &other.Epoch, &other.Beat, &leaseMS, &silentMS, &other.Lost, &queues, &reply.Clock, &behind, &reply.Alive,
-			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Limits, &reply.Solo, &reply.Sleeping, &reply.Turn); err != nil {
+			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Limits, &reply.Solo, &reply.Sleeping, &reply.Turn, &tick); err != nil {
 			return err
 		}
 		if behind != nil {
 			reply.Behind = pg.Seconds(*behind)
+		}
+		if tick != nil {
+			reply.Tick = new(pg.Seconds(*tick))
 		}
 		for _, queue := range queues {
 			if queue != nil {

@@ -1,0 +1,220 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has one, and the row of a schedule, which a
+// tick locks, lets one of them do it. It sleeps until the next tick of all schedules. Heartbeats and notifications report
+// earlier ones. While there is no schedule it asks for nothing.
+type scheduler struct {
+	*Shared
+	signal chan struct{}
+	Next   atomic.Int64 // when it looks again, in nanoseconds by the process' clock; 0: not by itself
+
+	// Only the goroutine that ticks uses these.
+	putOff  map[string]putOff
+	Trouble Trouble
+}
+
+// putOff is a schedule that could not tick. Its turn comes later, and the other schedules go on.
+type putOff struct {
+	failures int
+	until    time.Time
+}
+
+func newScheduler(s *Shared) *scheduler {
+	return &scheduler{Shared: s, signal: make(chan struct{}, 1), putOff: map[string]putOff{}, Trouble: Trouble{means: "schedules do not tick"}}
+}
+
+// poke makes it look.
+func (t *scheduler) poke() {
+	select {
+	case t.signal <- struct{}{}:
+	default:
+	}
+}
+
+// heard makes it look if a heartbeat found that the next tick comes well before it would look by itself. tick is how long
+// until then; nil means that there is no schedule.
+func (t *scheduler) heard(tick *time.Duration) {
+	if tick == nil {
+		return
+	}
+	at := t.Now().Add(*tick)
+	if next := t.Next.Load(); next == 0 || at.Add(3*standAside).Before(time.Unix(0, next)) {
+		t.poke()
+	}
+}
+
+// The bounds of a look for schedules that are due, and of the ticks that follow it.
+const (
+	tickTimeout = 5 * time.Second // of one schedule
+	TickBound   = 4 * time.Second // of its statement, by the server's clock
+	tickRetry   = time.Second     // after a look that failed
+	TicksAtOnce = 100             // schedules that one look lists
+	longestWait = time.Hour       // without a look, because heartbeats report everything
+	// longestPutOff is the pause of a schedule that fails again and again. It is longer than a look at a list of such
+	// schedules takes, so that other schedules get their turn.
+	longestPutOff = time.Minute
+	// standAside is how long the others leave the first supervisor, and each up to twice as much besides.
+	standAside = 250 * time.Millisecond
+)
+
+// run ticks until ctx is done. The first heartbeat reports whether there is a schedule.
+func (t *scheduler) run(ctx context.Context) {
+	timer := time.NewTimer(longestWait)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		case <-t.signal:
+		}
+		wait, idle := t.tick(ctx)
+		timer.Stop()
+		if idle {
+			t.Next.Store(0)
+			continue
+		}
+		// Otherwise all supervisors would look at the same moment, and all but one in vain.
+		if !t.Prunes.Load() {
+			wait += standAside + rand.N(2*standAside) //nolint:gosec // not a secret
+		}
+		timer.Reset(wait)
+		t.Next.Store(t.Now().Add(wait).UnixNano())
+	}
+}
+
+// tick deals with all that is due, and returns how long until the next tick.
+func (t *scheduler) tick(ctx context.Context) (wait time.Duration, idle bool) {
+	wait, later := t.later()
+	var due []store.DueSchedule
+	err := t.borrow(ctx, func(ctx context.Context, conn store.Session) (err error) {
+		due, err = conn.PeriodicDue(ctx, t.Lease.Load().ID, later, TicksAtOnce)
+		return err
+	})
+	if err != nil {
+		if ctx.Err() == nil {
+			t.Trouble.Failed(ctx, t.Shared, "looking for schedules that are due", err)
+		}
+		return tickRetry, false
+	}
+	t.Trouble.Over(ctx, t.Shared)
+	more := len(due) == TicksAtOnce && due[TicksAtOnce-1].Wait <= 0
+	if !t.Prunes.Load() { // two supervisors that walk the same list in the same order meet at each row
+		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] }) //nolint:gosec // not a secret
+	}
+	for _, d := range due {
+		if d.Wait <= 0 {
+			d.Wait = t.fire(ctx, d)
+		}
+		if ctx.Err() != nil {
+			return wait, false
+		}
+		wait = min(wait, d.Wait)
+	}
+	if more {
+		wait = 0
+	}
+	return max(wait, time.Millisecond), len(due)+len(later) == 0
+}
+
+// later returns the schedules that are put off, and how long until the first of them may tick.
+func (t *scheduler) later() (wait time.Duration, names []string) {
+	wait = longestWait
+	for name, off := range t.putOff {
+		switch left := off.until.Sub(t.Now()); {
+		case left > 0:
+			names = append(names, name)
+			wait = min(wait, left)
+		case left < -longestWait: // it is not due any more: deleted, paused, or another supervisor has ticked it
+			delete(t.putOff, name)
+		}
+	}
+	return wait, names
+}
+
+// borrow runs fn on a connection of the pool.
+func (t *scheduler) borrow(ctx context.Context, fn func(context.Context, store.Session) error) error {
+	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
+	defer cancel()
+	conn, done, err := store.Borrow(ctx, t.pool)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return fn(ctx, conn)
+}
+
+// fire ticks one schedule, and returns when to look at it again.
+func (t *scheduler) fire(ctx context.Context, d store.DueSchedule) time.Duration {
+	owner := t.Lease.Load().ID
+	var f store.Fired
+	err := t.borrow(ctx, func(ctx context.Context, conn store.Session) (err error) {
+		f, err = conn.FirePeriodic(ctx, d.Name, owner, TickBound)
+		return err
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			return 0
+		}
+		return t.failed(ctx, d, err)
+	}
+	delete(t.putOff, d.Name)
+	if !f.Ours {
+		return standAside
+	}
+	t.reportTicks(d, owner, f)
+	return f.Wait
+}
+
+// failed puts a schedule off that the database did not let tick as a whole, for example because of a time-out. Its tick
+// stays due, and its row keeps the reason.
+func (t *scheduler) failed(ctx context.Context, d store.DueSchedule, err error) time.Duration {
+	was := t.putOff[d.Name]
+	pause, why := growingTo(longestPutOff, was.failures), t.Cfg.Clean(pg.Refusal(err))
+	t.putOff[d.Name] = putOff{was.failures + 1, t.Now().Add(pause)}
+	t.seldom.log(ctx, t.log, slog.LevelWarn, "periodic "+d.Name, "schedule could not tick, will be tried again",
+		slog.String("periodic", d.Name), slog.String("error", why))
+	err = t.borrow(ctx, func(ctx context.Context, conn store.Session) error {
+		return conn.NotePeriodicFailed(ctx, d.Name, why)
+	})
+	if err != nil {
+		t.seldom.log(ctx, t.log, slog.LevelWarn, "periodic note "+d.Name, "the reason why a schedule could not tick is not noted in its row",
+			slog.String("periodic", d.Name), slog.String("error", err.Error()))
+	}
+	return pause
+}
+
+// reportTicks emits what became of a schedule's ticks.
+func (t *scheduler) reportTicks(d store.DueSchedule, owner string, f store.Fired) {
+	e := Event{Queue: d.Queue, JobKind: d.Kind, Supervisor: owner, Periodic: d.Name}
+	for _, id := range f.Jobs {
+		made := e
+		made.Kind, made.JobID = EventEnqueued, id
+		t.Reporter.add(made)
+	}
+	if len(f.Jobs) > 0 && slices.Contains(t.QueueNames(), d.Queue) {
+		t.alarm.Wake() // quicker than a notification
+	}
+	skipped := e
+	skipped.Kind = EventPeriodicSkipped
+	if f.Missed > 0 {
+		skipped.Count, skipped.End.Text = int(f.Missed), f.Why
+		t.Reporter.add(skipped)
+	}
+	if f.Fault != "" {
+		skipped.Count, skipped.End.Text = 1, "refused: "+t.Cfg.Clean(f.Fault)
+		t.Reporter.add(skipped)
+	}
+}

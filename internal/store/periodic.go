@@ -1,0 +1,139 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// The schedules of periodic jobs, as supervisors declare and tick them. The work is in the SQL
+// functions of migrations/00019_periodic.sql, because psql does the same, and only the server's zones and clock count.
+
+// SchedulePolicy is a schedule that a supervisor declares in code. Its JSON has the columns of drover_periodic.
+type SchedulePolicy struct {
+	Name       string          `json:"name"`
+	Kind       string          `json:"kind"`
+	Args       json.RawMessage `json:"args"`
+	Options    json.RawMessage `json:"options"` // as parameters of drover_enqueue
+	Schedule   string          `json:"schedule"`
+	Zone       string          `json:"zone"`
+	JitterMS   int64           `json:"jitter_ms"`
+	CatchUp    string          `json:"catch_up"`
+	Overlap    string          `json:"overlap"`
+	RunAtStart bool            `json:"run_at_start"`
+}
+
+const sqlDeclarePeriodic = `select unnest(drover_periodic_declare($1, $2, $3::jsonb))`
+
+// declarePeriodic stores the schedules that a supervisor declares, by name, so that two supervisors that start together
+// do not deadlock. taken gets the names that schedules made at run time have. Without a schedule it asks for nothing.
+func (p *pipeline) declarePeriodic(id, build string, schedules []SchedulePolicy, taken *[]string) {
+	if len(schedules) == 0 {
+		return
+	}
+	*taken = nil
+	p.Query(func(rows pgx.Rows) error {
+		var name string
+		err := rows.Scan(&name)
+		*taken = append(*taken, name)
+		return err
+	}, sqlDeclarePeriodic, id, build, scheduleDoc(schedules))
+}
+
+// scheduleDoc returns the schedules as JSON.
+func scheduleDoc(schedules []SchedulePolicy) string {
+	raw, _ := json.Marshal(schedules) // strings, numbers and JSON that was checked: cannot fail
+	return string(raw)
+}
+
+// sqlDeclareAgain passes on the schedules among $3 that have another build's settings.
+const sqlDeclareAgain = `
+select drover_periodic_declare($1, $2, jsonb_agg(d)) from jsonb_array_elements($3::jsonb) d
+join drover_periodic p on p.name = d->>'name' and p.declared_by is not null and p.build <> $2 having count(*) > 0`
+
+// DeclareAgain stores the schedules of a supervisor once more, if another build's settings are stored.
+func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy) error {
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, sqlDeclareAgain, id, build, scheduleDoc(schedules))
+	p.Commit()
+	return p.Send(ctx, s.Conn)
+}
+
+// SQLPeriodicPlan keeps the planner to the index. Without statistics it would read all schedules and sort them.
+const SQLPeriodicPlan = pg.OnePlan + `, set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+
+// SQLPeriodicDue lists the schedules that supervisor $1 may tick, except $2, the first ones first, by
+// drover_periodic_next_idx.
+const SQLPeriodicDue = `
+select name, kind, coalesce(options->>'queue', 'default'), extract(epoch from next_at - clock_timestamp())::float8 from drover_periodic
+where next_at is not null and (declared_by is null or $1 = any(declared_by)) and name <> all($2::text[]) order by next_at, name limit $3`
+
+// DueSchedule is a schedule, and how long until its next tick.
+type DueSchedule struct {
+	Name, Kind, Queue string
+	Wait              time.Duration
+}
+
+// PeriodicDue returns at most so many schedules that a supervisor may tick, the first ones first.
+func (s Session) PeriodicDue(ctx context.Context, supervisor string, except []string, most int) (due []DueSchedule, err error) {
+	var p pipeline
+	p.BeginReading()
+	p.Exec(nil, SQLPeriodicPlan)
+	p.Query(func(rows pgx.Rows) error {
+		var d DueSchedule
+		var wait float64
+		err := rows.Scan(&d.Name, &d.Kind, &d.Queue, &wait)
+		d.Wait = pg.Seconds(wait)
+		due = append(due, d)
+		return err
+	}, SQLPeriodicDue, supervisor, append([]string{}, except...), most)
+	p.Commit()
+	return due, p.Send(ctx, s.Conn)
+}
+
+// SQLFirePeriodic locks the schedule's row, so that one supervisor has each tick.
+const SQLFirePeriodic = `
+select fired, made, missed, coalesce(why, ''), coalesce(fault, ''), coalesce(wait_s, 1e9)::float8 from drover_periodic_fire($1, $2)`
+
+// Fired is what became of the ticks of a schedule.
+type Fired struct {
+	Ours   bool     // false: nothing was due, or another supervisor is at it
+	Jobs   []string // ids of the jobs that were enqueued
+	Missed int64    // ticks that made no job
+	Why    string   // the reason
+	Fault  string   // the error, if the database refused a job
+	Wait   time.Duration
+}
+
+// FirePeriodic deals with all ticks of a schedule that are due, in one transaction. The server ends the statement after
+// bound: if the connection were cut off instead, it could hold the row locked.
+func (s Session) FirePeriodic(ctx context.Context, name, supervisor string, bound time.Duration) (f Fired, err error) {
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+	p.Exec(nil, pg.ConstraintsNow)
+	p.Query(func(rows pgx.Rows) error {
+		var wait float64
+		err := rows.Scan(&f.Ours, &f.Jobs, &f.Missed, &f.Why, &f.Fault, &wait)
+		f.Wait = pg.Seconds(wait)
+		return err
+	}, SQLFirePeriodic, name, supervisor)
+	p.Commit()
+	return f, p.Send(ctx, s.Conn)
+}
+
+const sqlPeriodicFailed = `select drover_periodic_failed($1, $2)`
+
+// NotePeriodicFailed writes into a schedule's row why it could not tick.
+func (s Session) NotePeriodicFailed(ctx context.Context, name, why string) error {
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, sqlPeriodicFailed, name, why)
+	p.Commit()
+	return p.Send(ctx, s.Conn)
+}

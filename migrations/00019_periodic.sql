@@ -1,0 +1,836 @@
+-- drover: periodic jobs: schedules, and the ticks that make jobs of them. docs/adr/0042 says why the ticks are computed here.
+--
+-- Locks: creates new objects only.
+
+-- +goose Up
+
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
+create table drover_periodic (
+	name         text collate "C" primary key,
+	generation   text collate "C" not null default drover_ulid(),
+	kind         text collate "C" not null,
+	args         jsonb       not null default '{}',
+	options      jsonb       not null default '{}',
+	schedule     text        not null,
+	zone         text        not null default 'UTC',
+	anchor       timestamptz not null default now(),
+	jitter_ms    bigint      not null default 0,
+	catch_up     text        not null default 'skip',
+	overlap      text        not null default 'allow',
+	run_at_start boolean     not null default false,
+	paused_until timestamptz,
+	build        text collate "C",
+	declared_by  text[],
+	next_at      timestamptz,
+	last_at      timestamptz,
+	last_job     text collate "C",
+	jobs         bigint      not null default 0,
+	skipped      bigint      not null default 0,
+	skipped_at   timestamptz,
+	skipped_why  text,
+	problem      text,
+	problem_at   timestamptz,
+	created_at   timestamptz not null default now(),
+	updated_at   timestamptz not null default now(),
+	updated_by   text        not null default '',
+	updated_why  text        not null default '',
+	constraint periodic_names check (name <> '' and octet_length(name) <= 128 and kind <> '' and octet_length(kind) <= 128),
+	constraint periodic_options check (jsonb_typeof(options) = 'object'),
+	constraint periodic_jitter check (jitter_ms between 0 and 86400000),
+	constraint periodic_words check (catch_up = any ('{skip,once,all}') and overlap = any ('{allow,skip}')),
+	constraint periodic_times check (isfinite(anchor) and (next_at is null or isfinite(next_at))),
+	constraint periodic_counts check (least(jobs, skipped) >= 0)
+) with (fillfactor = 50);
+comment on table drover_periodic is 'Schedules, one row for each: when to enqueue which job. People read the view periodic_jobs and call the functions drover_periodic_….';
+comment on column drover_periodic.generation is 'Part of the ids of its jobs. A schedule that was deleted and created anew under the same name has another one.';
+comment on column drover_periodic.options is 'How each job is enqueued: the keys queue, priority, delay, max_attempts, retry, timeout, tags, metadata and concurrency_key, as parameters of drover_enqueue.';
+comment on column drover_periodic.schedule is 'Five cron fields, six with the second in front, a word such as @daily, or @every and a duration.';
+comment on column drover_periodic.zone is 'The time zone in which the cron fields are read.';
+comment on column drover_periodic.anchor is '@every counts from here.';
+comment on column drover_periodic.jitter_ms is 'Each job is due at a random time in the jitter_ms after its tick.';
+comment on column drover_periodic.catch_up is 'What becomes of ticks that nobody could enqueue in time. skip: none is made good; once: the newest; all: the newest 100.';
+comment on column drover_periodic.overlap is 'skip: a tick makes no job while the last one has not ended.';
+comment on column drover_periodic.run_at_start is 'The first tick is when the row was made. A schedule that is there already does not tick for it.';
+comment on column drover_periodic.paused_until is 'No tick before this time; infinity: until it is resumed.';
+comment on column drover_periodic.build is 'The build that declared it, for a schedule that is declared in code. The settings of the newest build hold.';
+comment on column drover_periodic.declared_by is 'The supervisors that have declared it in code; it ticks only while one of them lives. Null: it was made at run time, and ticks until it is deleted.';
+comment on column drover_periodic.next_at is 'The next tick. Null: none, because it is paused until it is resumed.';
+comment on column drover_periodic.last_at is 'The last tick that was dealt with, also one that made no job.';
+comment on column drover_periodic.last_job is 'The last job that was made.';
+comment on column drover_periodic.skipped is 'Ticks that made no job: they were missed, or the last job had not ended. More than a thousand at once count as a thousand.';
+comment on column drover_periodic.problem is 'Why the last tick that failed made no job.';
+
+-- Serves the look for what is due (internal/store/periodic.go).
+create index drover_periodic_next_idx on drover_periodic (next_at, name) where next_at is not null;
+
+-- +goose StatementBegin
+create function drover_periodic_refuse(field text, what text) returns void language plpgsql immutable as $$
+begin
+	raise exception using message = format('drover: %s: %s', field, what), errcode = '22023';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_refuse(text, text) is 'Raises 22023 about a field of a schedule.';
+
+-- +goose StatementBegin
+create function drover_periodic_by(by text) returns text language sql stable as $$
+	select left(coalesce(nullif(by, ''), session_user), 128)
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_by(text) is 'Who changes a schedule: by, cut to 128 characters, or the session''s user.';
+
+-- +goose StatementBegin
+create function drover_every(schedule text) returns interval language plpgsql immutable as $$
+declare
+	ms numeric;
+begin
+	if lower(schedule) not like '@every%' then
+		return null;
+	end if;
+	if schedule !~* '^@every +([0-9]{1,9}(h|m|s|ms))+$' then
+		perform drover_periodic_refuse('schedule', format('%s: @every wants a duration such as 90s or 1h30m', quote_literal(left(schedule, 100))));
+	end if;
+	select sum(part[1]::numeric * case part[2] when 'h' then 3600000 when 'm' then 60000 when 's' then 1000 else 1 end) into ms
+	from regexp_matches(lower(substr(schedule, 7)), '([0-9]+)(ms|h|m|s)', 'g') as part;
+	if ms not between 1000 and 31622400000 then
+		perform drover_periodic_refuse('schedule', format('%s is not 1 s to 366 days', quote_literal(left(schedule, 100))));
+	end if;
+	return ms * interval '1 ms';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_every(text) is 'The interval of an @every schedule; null for any other schedule. Raises 22023 if it is under a second or makes no sense.';
+
+-- +goose StatementBegin
+create function drover_cron_field(field text, what text, low int, high int, names text[] default '{}') returns int[] language plpgsql immutable as $$
+declare
+	part text;
+	m    text[];
+	lo   int;
+	hi   int;
+	step int;
+	found int[] := '{}';
+begin
+	foreach part in array string_to_array(field, ',') loop
+		m := regexp_match(part, '^(?:(\*)|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
+		if m is null then
+			perform drover_periodic_refuse('schedule', format('%s %s is none of *, 5, 1-5, */15, or a list of these', what, quote_literal(left(field, 100))));
+		end if;
+		lo := case when m[1] is not null then low when m[2] ~ '[0-9]' then m[2]::int else array_position(names, m[2]) - 1 + low end;
+		hi := case when m[1] is not null then high when m[3] is null then lo when m[3] ~ '[0-9]' then m[3]::int else array_position(names, m[3]) - 1 + low end;
+		step := coalesce(m[4]::int, 1);
+		if lo is null or hi is null then
+			perform drover_periodic_refuse('schedule', format('%s %s: no such name', what, quote_literal(left(part, 100))));
+		elsif lo < low or hi > high then
+			perform drover_periodic_refuse('schedule', format('%s %s is not %s to %s', what, quote_literal(left(part, 100)), low, high));
+		elsif lo > hi then
+			perform drover_periodic_refuse('schedule', format('%s %s goes backwards', what, quote_literal(left(part, 100))));
+		elsif step < 1 then
+			perform drover_periodic_refuse('schedule', format('%s %s has a step of 0', what, quote_literal(left(part, 100))));
+		elsif m[4] is not null and m[1] is null and m[3] is null then
+			perform drover_periodic_refuse('schedule', format('%s %s: a step needs a range, such as */5 or 0-30/5', what, quote_literal(left(part, 100))));
+		end if;
+		found := found || array(select generate_series(lo, hi, step));
+	end loop;
+	if found = '{}' then
+		perform drover_periodic_refuse('schedule', format('%s is empty', what));
+	end if;
+	return array(select distinct n from unnest(found) as n order by n);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_cron_field(text, text, int, int, text[]) is 'The numbers that a field of a cron schedule stands for, ascending. Raises 22023 if it makes no sense.';
+
+-- +goose StatementBegin
+create function drover_cron(schedule text, out seconds int[], out minutes int[], out hours int[], out days int[], out months int[], out weekdays int[], out either boolean)
+language plpgsql immutable as $$
+declare
+	fields text[];
+	text_  text := lower(btrim(schedule, E' \t'));
+begin
+	text_ := case text_
+		when '@hourly' then '0 * * * *' when '@daily' then '0 0 * * *' when '@midnight' then '0 0 * * *' when '@weekly' then '0 0 * * 0'
+		when '@monthly' then '0 0 1 * *' when '@yearly' then '0 0 1 1 *' when '@annually' then '0 0 1 1 *' else text_ end;
+	fields := regexp_split_to_array(text_, '[ \t]+');
+	if text_ is null or text_ = '' then
+		perform drover_periodic_refuse('schedule', 'is missing');
+	elsif octet_length(schedule) > 1000 then
+		perform drover_periodic_refuse('schedule', format('%s bytes; at most 1000', octet_length(schedule)));
+	elsif text_ like '@%' then
+		perform drover_periodic_refuse('schedule', format('%s is none of @hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually, @every', quote_literal(left(schedule, 100))));
+	elsif cardinality(fields) not in (5, 6) then
+		perform drover_periodic_refuse('schedule', format('%s has %s fields, not five: minute, hour, day of the month, month, day of the week; nor six, with the second in front', quote_literal(left(schedule, 100)), cardinality(fields)));
+	end if;
+	if cardinality(fields) = 6 then
+		seconds := drover_cron_field(fields[1], 'second', 0, 59);
+		fields := fields[2:];
+	else
+		seconds := '{0}';
+	end if;
+	minutes := drover_cron_field(fields[1], 'minute', 0, 59);
+	hours := drover_cron_field(fields[2], 'hour', 0, 23);
+	days := drover_cron_field(fields[3], 'day of the month', 1, 31);
+	months := drover_cron_field(fields[4], 'month', 1, 12, '{jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}');
+	weekdays := array(select distinct n % 7 from unnest(drover_cron_field(fields[5], 'day of the week', 0, 7, '{sun,mon,tue,wed,thu,fri,sat}')) as n order by 1);
+	-- As in every cron: a day matches either of the two if both are restricted, and must match both if one begins with a star.
+	either := fields[3] not like '*%' and fields[5] not like '*%';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_cron(text) is 'The fields of a cron schedule as numbers. Weekdays are 0 (Sunday) to 6. Raises 22023 if the schedule makes no sense.';
+
+-- +goose StatementBegin
+create function drover_offset(at timestamptz, zone text) returns interval language sql stable as $$
+	select (at at time zone zone) - (at at time zone 'UTC')
+$$;
+-- +goose StatementEnd
+comment on function drover_offset(timestamptz, text) is 'How far a zone''s clocks are ahead of UTC at a time.';
+
+-- +goose StatementBegin
+create function drover_cron_day(d date, hours int[], minutes int[], seconds int[], zone text, before interval, behind interval, after timestamptz, most int)
+returns timestamptz[] language plpgsql stable as $$
+declare
+	ahead constant interval := greatest(before, behind);
+	back  constant interval := least(before, behind);
+	h     int;
+	m     int;
+	s     int;
+	l     timestamp;
+	first timestamptz;
+	again timestamptz;
+	lo    timestamptz;
+	hi    timestamptz;
+	jump  timestamptz; -- the first moment after the gap
+	found timestamptz[] := '{}';
+begin
+	<<day>>
+	foreach h in array hours loop
+		continue when (d + make_interval(hours => h + 1) - back) at time zone 'UTC' <= after;
+		foreach m in array minutes loop
+			l := d + make_interval(hours => h, mins => m);
+			continue when (l + interval '1 minute' - back) at time zone 'UTC' <= after;
+			-- No minute from here on has a tick before this one.
+			first := (l - ahead) at time zone 'UTC';
+			exit day when cardinality(found) >= most and (select count(distinct t) from unnest(found) as t where t > after and t <= first) >= most;
+			foreach s in array seconds loop
+				l := d + make_interval(hours => h, mins => m, secs => s);
+				first := (l - before) at time zone 'UTC';
+				again := (l - behind) at time zone 'UTC';
+				if first at time zone zone = l then
+					found := found || first;
+					-- The hour comes again. A schedule of every hour goes on in it, any other has had its time.
+					if again at time zone zone = l and cardinality(hours) = 24 then
+						found := found || again;
+					end if;
+				elsif again at time zone zone = l then
+					found := found || again;
+				else
+					-- The clocks leave this time out: halve what is between the two until the jump is found.
+					if jump is null then
+						lo := least(first, again);
+						hi := greatest(first, again);
+						while hi - lo > interval '1 s' loop
+							jump := date_trunc('second', lo + (hi - lo) / 2);
+							if drover_offset(jump, zone) = before then lo := jump; else hi := jump; end if;
+						end loop;
+						jump := hi;
+					end if;
+					found := found || jump;
+				end if;
+			end loop;
+		end loop;
+	end loop;
+	return array(select distinct t from unnest(found) as t where t > after order by t limit most);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_cron_day(date, int[], int[], int[], text, interval, interval, timestamptz, int) is
+	'The first instants after a time, at most so many, of a day in a zone whose clocks are put forward or back around that day, from one offset to another. A time that does not exist becomes the first moment after the gap. A time that exists twice is the first of the two; it is both if every hour is asked for.';
+
+-- +goose StatementBegin
+create function drover_periodic_ticks(schedule text, zone text, anchor timestamptz, after timestamptz, most int default 1, upto timestamptz default 'infinity')
+returns timestamptz[] language plpgsql stable as $$
+declare
+	every  constant interval := drover_every(schedule);
+	c      record;
+	d      date;
+	stop   date;
+	on_day boolean;
+	on_weekday boolean;
+	before interval;
+	behind interval;
+	h      int;
+	m      int;
+	s      int;
+	l      timestamp;
+	minute timestamptz;
+	tick   timestamptz;
+	ticks  timestamptz[] := '{}';
+	us     bigint;
+	n      bigint;
+begin
+	if every is not null then
+		us := (extract(epoch from every) * 1000000)::bigint;
+		n := greatest(floor(extract(epoch from after - anchor) * 1000000 / us)::bigint, 0);
+		loop
+			n := n + 1;
+			tick := anchor + n * every;
+			exit when tick > upto or cardinality(ticks) >= most;
+			if tick > after then -- it may be equal where the division has lost a microsecond
+				ticks := ticks || tick;
+			end if;
+		end loop;
+		return ticks;
+	end if;
+	c := drover_cron(schedule);
+	d := (after at time zone zone)::date - 1; -- clocks may have been put back over midnight
+	stop := d + 45 * 366; -- 29 February may be a Sunday every 40 years only
+	while d <= stop loop
+		if extract(month from d)::int <> all(c.months) then
+			d := (date_trunc('month', d::timestamp) + interval '1 month')::date;
+			continue;
+		end if;
+		on_day := extract(day from d)::int = any(c.days);
+		on_weekday := extract(dow from d)::int = any(c.weekdays);
+		if on_day and on_weekday or c.either and (on_day or on_weekday) then
+			before := drover_offset((d::timestamp - interval '26 hours') at time zone 'UTC', zone);
+			behind := drover_offset((d::timestamp + interval '50 hours') at time zone 'UTC', zone);
+			if before = behind then
+				foreach h in array c.hours loop
+					l := d::timestamp + h * interval '1 hour' - before;
+					continue when (l + interval '1 hour') at time zone 'UTC' <= after;
+					foreach m in array c.minutes loop
+						minute := (l + m * interval '1 minute') at time zone 'UTC';
+						continue when minute + interval '1 minute' <= after;
+						foreach s in array c.seconds loop
+							tick := minute + s * interval '1 second';
+							if tick > after then
+								if tick > upto or cardinality(ticks) >= most then
+									return ticks;
+								end if;
+								ticks := ticks || tick;
+							end if;
+						end loop;
+					end loop;
+				end loop;
+			else
+				-- One more than are wanted: the first may be the last of the day before, moved by a gap over midnight.
+				foreach tick in array drover_cron_day(d, c.hours, c.minutes, c.seconds, zone, before, behind, after, most - cardinality(ticks) + 1) loop
+					if tick is distinct from ticks[cardinality(ticks)] then
+						if tick > upto or cardinality(ticks) >= most then
+							return ticks;
+						end if;
+						ticks := ticks || tick;
+					end if;
+				end loop;
+			end if;
+			if cardinality(ticks) >= most then
+				return ticks;
+			end if;
+		end if;
+		d := d + 1;
+		exit when d::timestamp at time zone 'UTC' > upto + interval '2 days';
+	end loop;
+	return ticks;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_ticks(text, text, timestamptz, timestamptz, int, timestamptz) is
+	'The first ticks of a schedule after a time, up to another, at most so many. @every counts from anchor. Raises 22023 if the schedule makes no sense. Empty if it never ticks.';
+
+-- +goose StatementBegin
+create function drover_periodic_zone(zone text) returns text language plpgsql stable as $$
+begin
+	-- Not what Postgres would read as well: abbreviations, which know no summer time, and rules such as Foo/Bar5.
+	if zone = 'UTC' or zone ~ '^[A-Za-z]+(/[A-Za-z_-]+)+$' or zone ~ '^Etc/GMT[+-]?[0-9]{1,2}$' then
+		perform now() at time zone zone;
+		return zone;
+	end if;
+	perform drover_periodic_refuse('zone', format('%s is not a time zone such as Europe/Berlin, or UTC', quote_literal(left(zone, 100))));
+exception when invalid_parameter_value then
+	perform drover_periodic_refuse('zone', format('%s is not a time zone such as Europe/Berlin, or UTC', quote_literal(left(zone, 100))));
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_zone(text) is 'The zone, if it is one. Raises 22023 else.';
+
+-- +goose StatementBegin
+create function drover_periodic_check(p drover_periodic) returns void language plpgsql stable as $$
+declare
+	unseen constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$'; -- as in drover_refuse_job
+	o record;
+	fault text;
+begin
+	if coalesce(p.name, '') = '' then
+		perform drover_periodic_refuse('name', 'is empty');
+	elsif octet_length(p.name) > 128 then
+		perform drover_periodic_refuse('name', format('%s bytes; at most 128', octet_length(p.name)));
+	elsif p.name ~ unseen then
+		perform drover_periodic_refuse('name', 'has a character that cannot be seen, or a space at an end');
+	end if;
+	perform drover_periodic_zone(p.zone);
+	if drover_periodic_ticks(p.schedule, p.zone, now(), now()) = '{}' then
+		perform drover_periodic_refuse('schedule', format('%s never comes', quote_literal(left(p.schedule, 100))));
+	end if;
+	if p.jitter_ms is null or p.jitter_ms not between 0 and 86400000 then
+		perform drover_periodic_refuse('jitter', 'is not 0 to 24 hours');
+	elsif p.catch_up is null or p.catch_up not in ('skip', 'once', 'all') then
+		perform drover_periodic_refuse('catch_up', format('%s is none of skip, once, all', quote_nullable(left(p.catch_up, 100))));
+	elsif p.overlap is null or p.overlap not in ('allow', 'skip') then
+		perform drover_periodic_refuse('overlap', format('%s is neither allow nor skip', quote_nullable(left(p.overlap, 100))));
+	elsif jsonb_typeof(p.options) is distinct from 'object' then
+		perform drover_periodic_refuse('options', 'is not a JSON object');
+	end if;
+	-- The list of options stands here, and in Go in encodePeriodic (operate_periodic.go).
+	begin
+		select * into o from jsonb_to_record(p.options) as o(queue text, priority int, delay interval, max_attempts int, retry jsonb, timeout interval,
+			tags jsonb, metadata jsonb, concurrency_key text);
+	exception when data_exception then
+		perform drover_periodic_refuse('options', sqlerrm);
+	end;
+	select key into fault from jsonb_object_keys(p.options) as key where not to_jsonb(o) ? key order by key limit 1;
+	if fault is not null then
+		perform drover_periodic_refuse('options.' || left(fault, 40), case when fault in ('id', 'scheduled_at', 'expires_at', 'retry_until')
+			then 'makes no sense for a job that is enqueued again and again' else 'is no option of a periodic job' end);
+	end if;
+	if o.delay not between interval '0' and interval '366 days' then
+		perform drover_periodic_refuse('options.delay', format('%s is not 0 to 366 days', o.delay));
+	end if;
+	perform drover_refuse_job('', null, p.kind, null, null, null, null, null, null, null, null, null);
+	perform drover_refuse_job('options.', null, p.kind, o.queue, o.priority, o.max_attempts, o.retry, o.timeout, null, null, o.tags, o.metadata, o.concurrency_key);
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_check(drover_periodic) is 'Raises 22023 with the name of the first field of a schedule that makes no sense.';
+
+-- +goose StatementBegin
+create function drover_periodic_first(p drover_periodic, after timestamptz) returns timestamptz language sql stable as $$
+	select case when p.paused_until is distinct from 'infinity' then
+		(drover_periodic_ticks(p.schedule, p.zone, p.anchor, greatest(after, p.paused_until - interval '1 microsecond')))[1] end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_first(drover_periodic, timestamptz) is 'The first tick after a time, not before the end of a pause. Null: paused until it is resumed.';
+
+-- +goose StatementBegin
+create function drover_periodic_put(p drover_periodic) returns timestamptz language plpgsql as $$
+declare
+	was drover_periodic;
+begin
+	-- One row a call, and callers go by name: no deadlock.
+	loop
+		select * into was from drover_periodic where name = p.name for update;
+		exit when found;
+		p.generation := drover_ulid();
+		p.anchor := clock_timestamp();
+		p.created_at := clock_timestamp();
+		p.updated_at := clock_timestamp();
+		p.jobs := 0;
+		p.skipped := 0;
+		p.next_at := case when p.run_at_start then p.anchor else drover_periodic_first(p, p.anchor) end;
+		insert into drover_periodic select p.* on conflict (name) do nothing;
+		if found then
+			return p.next_at;
+		end if;
+	end loop;
+	if (was.kind, was.args, was.options, was.schedule, was.zone, was.jitter_ms, was.catch_up, was.overlap, was.run_at_start, was.declared_by, was.build)
+		is not distinct from (p.kind, p.args, p.options, p.schedule, p.zone, p.jitter_ms, p.catch_up, p.overlap, p.run_at_start, p.declared_by, p.build) then
+		return was.next_at;
+	end if;
+	p.anchor := was.anchor;
+	p.paused_until := was.paused_until;
+	p.next_at := was.next_at;
+	if (was.schedule, was.zone) is distinct from (p.schedule, p.zone) then -- else it goes on as it was: a deploy moves no tick
+		p.anchor := clock_timestamp();
+		p.next_at := drover_periodic_first(p, clock_timestamp());
+	end if;
+	update drover_periodic set kind = p.kind, args = p.args, options = p.options, schedule = p.schedule, zone = p.zone, anchor = p.anchor, jitter_ms = p.jitter_ms,
+		catch_up = p.catch_up, overlap = p.overlap, run_at_start = p.run_at_start, build = p.build, declared_by = p.declared_by, next_at = p.next_at,
+		updated_at = clock_timestamp(), updated_by = p.updated_by, updated_why = p.updated_why
+	where name = p.name;
+	return p.next_at;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_put(drover_periodic) is 'Stores a schedule''s settings and returns its next tick. Ticks move only if the schedule or its zone changes.';
+
+-- +goose StatementBegin
+create function drover_periodic_declared(p drover_periodic) returns boolean language sql stable as $$
+	select exists (select from drover_supervisors s where s.id = any(p.declared_by) and s.lost_at is null)
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_declared(drover_periodic) is 'Whether a living supervisor declares the schedule in code.';
+
+-- +goose StatementBegin
+create function drover_periodic_set(name text, kind text, schedule text, args jsonb default '{}', zone text default 'UTC', options jsonb default '{}',
+	jitter interval default '0', catch_up text default 'skip', overlap text default 'allow', run_at_start boolean default false,
+	by text default null, why text default '') returns timestamptz language plpgsql as $$
+#variable_conflict use_variable
+declare
+	p drover_periodic;
+begin
+	p.name := name; p.kind := kind; p.schedule := schedule; p.args := coalesce(args, '{}'); p.zone := coalesce(nullif(zone, ''), 'UTC');
+	p.options := coalesce(options, '{}'); p.jitter_ms := least(greatest(extract(epoch from coalesce(jitter, '0')) * 1000, -1), 1e12)::bigint;
+	p.catch_up := coalesce(nullif(catch_up, ''), 'skip'); p.overlap := coalesce(nullif(overlap, ''), 'allow');
+	p.run_at_start := coalesce(run_at_start, false); p.updated_by := drover_periodic_by(by); p.updated_why := coalesce(left(why, 1000), '');
+	perform drover_periodic_check(p);
+	if exists (select from drover_periodic o where o.name = p.name and o.declared_by is not null for update) then
+		raise exception 'drover: schedule % is declared in code: change it there, or pause it', quote_literal(p.name) using errcode = 'DR002';
+	end if;
+	p.next_at := drover_periodic_put(p);
+	perform pg_notify(drover_channel(), 'periodic');
+	return p.next_at;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_set(text, text, text, jsonb, text, jsonb, interval, text, text, boolean, text, text) is
+	'Stores a schedule at run time, under a new name or in place of the one that has it, and returns its next tick. E.g. select drover_periodic_set(''nightly'', ''report'', ''0 2 * * *'', zone => ''Europe/Berlin'', options => ''{"queue": "reports"}'')';
+
+-- +goose StatementBegin
+create function drover_periodic_declare(supervisor text, build text, doc jsonb) returns text[] language plpgsql as $$
+#variable_conflict use_variable
+declare
+	d      record;
+	was    drover_periodic;
+	p      drover_periodic;
+	others text[] := '{}'; -- names that schedules made at run time have
+	alive  text[];
+begin
+	for d in select x.value, x.n from jsonb_array_elements(doc) with ordinality as x(value, n) order by x.value->>'name' loop
+		p := jsonb_populate_record(null::drover_periodic, d.value);
+		p.build := build;
+		p.run_at_start := coalesce(p.run_at_start, false);
+		p.updated_by := left('build ' || build, 128);
+		p.updated_why := '';
+		begin
+			perform drover_periodic_check(p);
+		exception when invalid_parameter_value then
+			raise exception using message = format('drover: Periodic[%s].%s', d.n - 1, substr(sqlerrm, 9)), errcode = '22023';
+		end;
+		select * into was from drover_periodic o where o.name = p.name for update;
+		if found and was.declared_by is null then
+			others := others || p.name;
+			continue;
+		end if;
+		alive := array(select s.id from drover_supervisors s where s.id = any(was.declared_by) and s.lost_at is null and s.id <> supervisor order by 1);
+		-- Where an older build starts anew, the settings of the newer one stay while a supervisor of that lives.
+		if (select b.first_seen from drover_builds b where b.build = build) < (select b.first_seen from drover_builds b where b.build = was.build)
+			and exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build) then
+			update drover_periodic o set declared_by = alive || supervisor where o.name = p.name;
+		else
+			p.declared_by := was.declared_by;
+			if was.declared_by is null then
+				p.declared_by := '{}';
+			end if;
+			perform drover_periodic_put(p);
+			update drover_periodic o set declared_by = alive || supervisor where o.name = p.name;
+		end if;
+	end loop;
+	return others;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_declare(text, text, jsonb) is
+	'Stores the schedules that a supervisor declares in code: an array of objects with the columns of drover_periodic. Returns the names that are not stored because a schedule made at run time has them.';
+
+-- +goose StatementBegin
+create function drover_periodic_pause(name text, until timestamptz default 'infinity', by text default null, why text default '') returns boolean language plpgsql as $$
+declare
+	p drover_periodic;
+begin
+	if until <= clock_timestamp() then
+		perform drover_periodic_refuse('until', format('%s is past', until));
+	end if;
+	select * into p from drover_periodic o where o.name = drover_periodic_pause.name for update;
+	if not found then
+		return false;
+	end if;
+	if p.paused_until is not distinct from until then
+		return true;
+	end if;
+	p.paused_until := until;
+	-- What comes due meanwhile is no missed tick: the next one is that after the pause.
+	update drover_periodic o set paused_until = until, next_at = drover_periodic_first(p, clock_timestamp()),
+		updated_at = clock_timestamp(), updated_by = drover_periodic_by(by), updated_why = coalesce(left(why, 1000), '')
+	where o.name = p.name;
+	return true;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_pause(text, timestamptz, text, text) is 'No tick of a schedule before a time, or until it is resumed. What it would have ticked meanwhile is left out. False: there is no such schedule.';
+
+-- +goose StatementBegin
+create function drover_periodic_resume(name text, by text default null, why text default '') returns boolean language plpgsql as $$
+declare
+	p drover_periodic;
+begin
+	select * into p from drover_periodic o where o.name = drover_periodic_resume.name for update;
+	if not found then
+		return false;
+	end if;
+	if p.paused_until is not null then
+		p.paused_until := null;
+		update drover_periodic o set paused_until = null, next_at = case when o.paused_until <= clock_timestamp() then o.next_at else drover_periodic_first(p, clock_timestamp()) end,
+			updated_at = clock_timestamp(), updated_by = drover_periodic_by(by), updated_why = coalesce(left(why, 1000), '')
+		where o.name = p.name;
+		perform pg_notify(drover_channel(), 'periodic');
+	end if;
+	return true;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_resume(text, text, text) is 'Ends a pause: the next tick is the first one from now on. False: there is no such schedule.';
+
+-- +goose StatementBegin
+create function drover_periodic_delete(name text, by text default null, why text default '') returns boolean language plpgsql as $$
+declare
+	p drover_periodic;
+begin
+	select * into p from drover_periodic o where o.name = drover_periodic_delete.name for update;
+	if not found then
+		return false;
+	end if;
+	if drover_periodic_declared(p) then
+		raise exception 'drover: schedule % is declared in code, by a supervisor that runs: take it out of the code, or pause it', quote_literal(p.name) using errcode = 'DR002';
+	end if;
+	delete from drover_periodic o where o.name = p.name;
+	raise log 'drover: schema "%": schedule % deleted by %, why: %', current_schema(), quote_literal(p.name), drover_periodic_by(by), coalesce(left(why, 1000), '');
+	return true;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_delete(text, text, text) is 'Deletes a schedule; jobs that it has made stay. Raises DR002 if a living supervisor declares it in code. False: there is no such schedule.';
+
+-- +goose StatementBegin
+create function drover_periodic_preview(schedule text, zone text default 'UTC', n int default 10, after timestamptz default now()) returns setof timestamptz language plpgsql stable as $$
+begin
+	if n is null or n not between 1 and 1000 then
+		perform drover_periodic_refuse('n', format('%s is not 1 to 1000', n));
+	end if;
+	return query select unnest(drover_periodic_ticks(schedule, drover_periodic_zone(coalesce(nullif(zone, ''), 'UTC')), after, after, n));
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_preview(text, text, int, timestamptz) is 'The next ticks of a schedule. E.g. select drover_periodic_preview(''30 2 * * *'', ''Europe/Berlin'')';
+
+-- +goose StatementBegin
+create function drover_periodic_id(name text, generation text, tick timestamptz) returns text language sql immutable as $$
+	-- The tick's milliseconds, then 80 bits of a hash: one bit string, five bits a digit.
+	select left(drover_ulid_at(tick), 10) || string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ', substring(b from i * 5 + 1 for 5)::int + 1, 1), '' order by i)
+	from (select ('x' || left(h, 16))::bit(64) || ('x' || substr(h, 17, 4))::bit(16) as b
+		from (select encode(sha256(convert_to(format('%s/%s/%s', generation, extract(epoch from tick), name), 'UTF8')), 'hex') as h) h) bits,
+		generate_series(0, 15) as i
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_id(text, text, timestamptz) is 'The id of the job of a tick. It is the same whoever computes it, so that no tick can make two jobs.';
+
+-- +goose StatementBegin
+create function drover_periodic_enqueue(p drover_periodic, tick timestamptz, mark jsonb default '{}', job_id text default null) returns text language plpgsql as $$
+declare
+	made constant text := coalesce(job_id, drover_periodic_id(p.name, p.generation, tick));
+	due  constant timestamptz := tick + random() * p.jitter_ms * interval '1 ms' + coalesce((p.options->>'delay')::interval, interval '0');
+begin
+	-- The way of all jobs in, which refuses marks of drover's in their metadata: it is added to the row.
+	if exists (select from drover_enqueue_many(jsonb_build_array(p.options - 'delay' || jsonb_build_object(
+		'id', made, 'kind', p.kind, 'args', p.args, 'scheduled_at', due)))) then
+		return null;
+	end if;
+	update jobs j set metadata = coalesce(j.metadata, '{}') || jsonb_build_object('drover:periodic', mark || jsonb_build_object(
+		'name', p.name, 'tick', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
+	where j.id = made;
+	if not found then
+		perform drover_refuse_unstored(array[made]);
+	end if;
+	return made;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb, text) is 'Enqueues the job of a tick, and returns its id. Null: this tick has made its job before.';
+
+-- +goose StatementBegin
+create function drover_periodic_busy(p drover_periodic) returns boolean language sql volatile as $$
+	-- By primary key; a function that is volatile sees jobs of this transaction.
+	select p.overlap = 'skip' and exists (select from jobs j where j.id = p.last_job and j.finalized_at is null)
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_busy(drover_periodic) is 'Whether a schedule may not tick because its last job has not ended.';
+
+-- +goose StatementBegin
+create function drover_periodic_run(name text, by text default null, why text default '') returns text language plpgsql as $$
+declare
+	p  drover_periodic;
+	id text;
+begin
+	select * into p from drover_periodic o where o.name = drover_periodic_run.name for update;
+	if not found then
+		return null;
+	end if;
+	if drover_periodic_busy(p) then
+		raise exception 'drover: the last job % of schedule % has not ended, and its overlap is skip', p.last_job, quote_literal(p.name) using errcode = 'DR002';
+	end if;
+	p.jitter_ms := 0;
+	id := drover_periodic_enqueue(p, statement_timestamp(), jsonb_build_object('by_hand', true, 'by', drover_periodic_by(by), 'why', coalesce(left(why, 1000), '')), drover_ulid());
+	update drover_periodic o set last_job = id, jobs = o.jobs + 1 where o.name = p.name;
+	return id;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_run(text, text, text) is
+	'Enqueues a job of a schedule now, besides its ticks, also if it is paused, and returns its id. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip. Null: there is no such schedule.';
+
+-- +goose StatementBegin
+create function drover_periodic_fire(name text, supervisor text default '', out fired boolean, out made text[], out missed bigint, out why text, out fault text, out wait_s float8)
+language plpgsql as $$
+declare
+	p      drover_periodic;
+	most   constant int := 1000;            -- ticks that are told apart
+	grace  constant interval := '1 minute'; -- a tick that is later was missed
+	at     timestamptz;
+	due    timestamptz[]; -- oldest first
+	lo     timestamptz;
+	hi     timestamptz;
+	middle timestamptz;
+	newest timestamptz;
+	tick   timestamptz;
+	keep   int;
+	id     text;
+	code   text;
+begin
+	fired := false;
+	made := '{}';
+	missed := 0;
+	at := clock_timestamp();
+	select * into p from drover_periodic o
+	where o.name = drover_periodic_fire.name and o.next_at <= at and (o.declared_by is null or supervisor = any(o.declared_by)) for update skip locked;
+	if not found then
+		return; -- it was deleted, or another supervisor has this tick
+	end if;
+	fired := true;
+	at := clock_timestamp();
+	-- All that is due, by the row's own tick.
+	keep := case when p.catch_up = 'all' then 100 else 1 end;
+	due := p.next_at || drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, most, at);
+	if cardinality(due) > most then
+		-- Too many to list. The newest are those after a time that halving finds: ticks are a second apart at least.
+		missed := most;
+		lo := p.next_at;
+		hi := at;
+		while hi - lo > interval '900 ms' loop
+			middle := lo + (hi - lo) / 2;
+			if cardinality(drover_periodic_ticks(p.schedule, p.zone, p.anchor, middle, keep, at)) < keep then hi := middle; else lo := middle; end if;
+		end loop;
+		due := drover_periodic_ticks(p.schedule, p.zone, p.anchor, lo, keep, at);
+	end if;
+	newest := due[cardinality(due)];
+	if p.catch_up = 'skip' and newest < at - grace then
+		keep := 0;
+	end if;
+	if cardinality(due) > keep then
+		missed := missed + cardinality(due) - keep;
+		due := due[cardinality(due) - keep + 1:];
+	end if;
+	if missed > 0 then
+		why := format('missed: the oldest was due at %s', to_char(p.next_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'));
+	end if;
+	foreach tick in array due loop
+		if drover_periodic_busy(p) then
+			missed := missed + 1;
+			why := format('overlap: job %s has not ended', p.last_job);
+			continue;
+		end if;
+		begin
+			id := drover_periodic_enqueue(p, tick);
+			if id is not null then
+				made := made || id;
+				p.last_job := id;
+			end if;
+		exception when others then -- this does not catch a time-out of the whole statement
+			get stacked diagnostics code = returned_sqlstate, fault = message_text;
+			if code = '55P03' or not drover_rows_fault(code) then -- a lock that was not to be had: the tick stays due
+				raise;
+			end if;
+			fault := left(fault, 1000);
+		end;
+	end loop;
+	p.last_at := newest;
+	p.next_at := drover_periodic_first(p, greatest(newest, at));
+	update drover_periodic o set next_at = p.next_at, last_at = p.last_at, last_job = p.last_job, jobs = o.jobs + cardinality(made), skipped = o.skipped + missed,
+		paused_until = case when o.paused_until > at then o.paused_until end,
+		skipped_at = case when missed > 0 then at else o.skipped_at end, skipped_why = case when missed > 0 then drover_periodic_fire.why else o.skipped_why end,
+		problem = coalesce(fault, o.problem), problem_at = case when fault is not null then at else o.problem_at end
+	where o.name = p.name;
+	wait_s := extract(epoch from p.next_at - clock_timestamp());
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_fire(text, text) is
+	'Deals with all ticks of a schedule that are due: enqueues their jobs, or skips them, and moves the schedule on. supervisor: who asks; a schedule that is declared in code ticks only for those that declare it. fired: false if nothing was due, or somebody else is at it. What the database refuses is noted in the row. wait_s: seconds until its next tick.';
+
+-- +goose StatementBegin
+create function drover_periodic_failed(name text, error text) returns void language sql as $$
+	update drover_periodic o set problem = left(error, 1000), problem_at = clock_timestamp()
+	where o.name = (select i.name from drover_periodic i where i.name = drover_periodic_failed.name for update skip locked)
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_failed(text, text) is 'Notes why drover_periodic_fire failed as a whole. The tick stays due.';
+
+-- +goose StatementBegin
+create function drover_periodic_upcoming(name text, n int default 10) returns setof timestamptz language plpgsql stable as $$
+declare
+	p drover_periodic;
+begin
+	select * into p from drover_periodic o where o.name = drover_periodic_upcoming.name and o.next_at is not null;
+	if not found then
+		return;
+	end if;
+	return next p.next_at;
+	return query select unnest(drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, least(n, 1000) - 1));
+exception when data_exception then
+	null; -- somebody has edited the row: the next tick will note it
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_upcoming(text, int) is 'The next ticks of a schedule as it is stored. None if it is paused until it is resumed.';
+
+create view periodic_jobs as
+select p.name, p.kind, coalesce(p.options->>'queue', 'default') as queue, p.schedule, p.zone,
+	case when p.declared_by is not null and not drover_periodic_declared(p) then 'undeclared' when p.paused_until > now() then 'paused' else 'active' end as state,
+	case when p.declared_by is null then 'run time' else 'code' end as made_in, p.build,
+	p.next_at, p.last_at, p.last_job, (select j.state from jobs j where j.id = p.last_job) as last_state, case when p.paused_until > now() then p.paused_until end as paused_until,
+	p.jitter_ms * interval '1 ms' as jitter, p.catch_up, p.overlap, p.run_at_start, p.args, p.options, p.jobs, p.skipped, p.skipped_at, p.skipped_why,
+	p.problem, p.problem_at, p.created_at, p.updated_at, p.updated_by, p.updated_why
+from drover_periodic p;
+comment on view periodic_jobs is
+	'Schedules of periodic jobs. state: active, paused, or undeclared: it was declared in code, and no running supervisor declares it any more, so it does not tick.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 19';
+-- +goose StatementEnd
+
+select drover_secure();
+
+-- +goose Down
+select drover_lock_tables('{drover_periodic}');
+drop view periodic_jobs;
+-- +goose StatementBegin
+do $$
+declare
+	f regprocedure;
+begin
+	for f in select p.oid from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace
+		and (starts_with(p.proname, 'drover_periodic_') or starts_with(p.proname, 'drover_cron') or p.proname in ('drover_every', 'drover_offset')) loop
+		execute format('drop function %s', f);
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+drop table drover_periodic;
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 18';
+-- +goose StatementEnd

@@ -1,0 +1,420 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// tickArgs are of a kind that tests schedule.
+type tickArgs struct {
+	N int `json:"n"`
+}
+
+func (tickArgs) Kind() string { return "tick" }
+
+// setPeriodic stores a schedule that comes once a year, so that it ticks when a test says so.
+func (db *testDB) setPeriodic(t testing.TB, p Periodic) {
+	t.Helper()
+	if p.Schedule == "" {
+		p.Schedule = "@yearly"
+	}
+	if p.Args == nil {
+		p.Args = tickArgs{}
+	}
+	if err := db.client.SetPeriodic(t.Context(), p, Audit{By: "test"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// backdate moves a schedule's next tick, and what @every counts from, into the past.
+func (db *testDB) backdate(t testing.TB, name, by string) {
+	t.Helper()
+	db.exec(t, `update drover_periodic set anchor = anchor - $2::interval, next_at = next_at - $2::interval where name = $1`, name, by)
+}
+
+// ticksMade are the ticks of a schedule that have a job, in their order, as seconds after the first.
+func (db *testDB) ticksMade(t testing.TB, name string) []time.Time {
+	t.Helper()
+	return value[[]time.Time](t, db, `select coalesce(array_agg((metadata->'drover:periodic'->>'tick')::timestamptz order by id), '{}') from jobs
+		where metadata->'drover:periodic'->>'name' = $1`, name)
+}
+
+func (db *testDB) fire(t testing.TB, name, supervisor string) store.Fired {
+	t.Helper()
+	f, err := db.fireOnce(t.Context(), name, supervisor, engine.TickBound)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestPeriodicBadInput(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ran := 0
+	for _, c := range []struct {
+		field string
+		p     Periodic
+	}{
+		{"Name", Periodic{Name: "", Schedule: "@daily", Args: tickArgs{}}},
+		{"Name", Periodic{Name: strings.Repeat("x", 129), Schedule: "@daily", Args: tickArgs{}}},
+		{"Name", Periodic{Name: "a\x00b", Schedule: "@daily", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "0 0 31 2 *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "60 * * * *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "* * * *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "0 0 * * * * *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "60 * * * * *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "0 0 0 31 2 *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: strings.Repeat("1,", 600) + "1 * * * *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "*/0 * * * *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "5/15 * * * *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "30-10 * * * *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "0 0 * foo *", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "0 0 * * 8", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "@reboot", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "@every 999ms", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "@every -1h", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "@every", Args: tickArgs{}}},
+		{"Schedule", Periodic{Name: "a", Schedule: "@every 367h367h99999h", Args: tickArgs{}}},
+		{"Zone", Periodic{Name: "a", Schedule: "@daily", Zone: "Europe/Berlni", Args: tickArgs{}}},
+		{"Zone", Periodic{Name: "a", Schedule: "@daily", Zone: "CEST", Args: tickArgs{}}},
+		{"Zone", Periodic{Name: "a", Schedule: "@daily", Zone: "Europe/Berlin5", Args: tickArgs{}}},
+		{"Zone", Periodic{Name: "a", Schedule: "@daily", Zone: "+02:00", Args: tickArgs{}}},
+		{"Args", Periodic{Name: "a", Schedule: "@daily"}},
+		{"Args.Kind", Periodic{Name: "a", Schedule: "@daily", Args: dyn{kind: strings.Repeat("k", 129)}}},
+		{"Args.Kind", Periodic{Name: "a", Schedule: "@daily", Args: dyn{}}},
+		{"Args", Periodic{Name: "a", Schedule: "@daily", Args: unmarshallable{}}},
+		{"Jitter", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Jitter: -1}},
+		{"Jitter", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Jitter: 25 * time.Hour}},
+		{"CatchUp", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, CatchUp: "twice"}},
+		{"Overlap", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Overlap: "maybe"}},
+		{"Opts.ID", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}},
+		{"Opts.ScheduledAt", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ScheduledAt: time.Now()}}},
+		{"Opts.ExpiresAt", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ExpiresAt: time.Now()}}},
+		{"Opts.RetryUntil", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{RetryUntil: time.Now()}}},
+		{"Opts.Delay", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Delay: 367 * 24 * time.Hour}}},
+		{"Opts.MaxAttempts", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{MaxAttempts: -1}}},
+		{"Opts.Retry.Delay", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Retry: Constant{Delay: -time.Second}}}},
+		{"Opts.Priority", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Priority: 10}}},
+		{"Opts.Metadata", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Metadata: map[string]any{"drover:periodic": 1}}}},
+	} {
+		var invalid *InvalidError
+		err := db.client.SetPeriodic(t.Context(), c.p, Audit{})
+		if !errors.As(err, &invalid) || invalid.Field != c.field {
+			t.Errorf("%+v: %v, want an *InvalidError of %s", c.p, err, c.field)
+		}
+		// A supervisor that declares it is refused in NewSupervisor, or in Run where only the server knows better.
+		sup, err := db.client.NewSupervisor(SupervisorConfig{
+			Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, tickArgs) error { return nil }, WorkerOpts{})}, Periodic: []Periodic{c.p},
+		})
+		if err == nil {
+			if ran++; ran > 3 {
+				continue // each start costs a connection
+			}
+			err = sup.Run(t.Context())
+		}
+		if !errors.As(err, &invalid) || invalid.Field != "Periodic[0]."+c.field {
+			t.Errorf("declared %+v: %v, want an *InvalidError of Periodic[0].%s", c.p, err, c.field)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from drover_periodic`) + value[int](t, db, `select count(*) from drover_supervisors`); n != 0 {
+		t.Errorf("%d rows were written", n)
+	}
+}
+
+// Q-5: psql has no Go, so the functions refuse the same.
+func TestPeriodicBadInputInSQL(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	set := func(args string) string { return `select drover_periodic_set(` + args + `)` }
+	for _, c := range []struct{ field, sql string }{
+		{"name", set(`'', 'k', '@daily'`)},
+		{"name", set(`null, 'k', '@daily'`)},
+		{"name", set(`repeat('n', 129), 'k', '@daily'`)},
+		{"name", set(`e'a\u200b', 'k', '@daily'`)},
+		{"kind", set(`'a', repeat('k', 129), '@daily'`)},
+		{"kind", set(`'a', null, '@daily'`)},
+		{"schedule", set(`'a', 'k', null`)},
+		{"schedule", set(`'a', 'k', ''`)},
+		{"schedule", set(`'a', 'k', '0 0 31 2 *'`)},
+		{"schedule", set(`'a', 'k', '0 0 0 30 feb *'`)},
+		{"schedule", set(`'a', 'k', '* * * *'`)},
+		{"schedule", set(`'a', 'k', '@every 999ms'`)},
+		{"schedule", set(`'a', 'k', '@every 9000h'`)},
+		{"schedule", set(`'a', 'k', repeat('1,', 600) || '1 * * * *'`)},
+		{"zone", set(`'a', 'k', '@daily', zone => 'Mars/Base'`)},
+		{"zone", set(`'a', 'k', '@daily', zone => 'CEST'`)},
+		{"jitter", set(`'a', 'k', '@daily', jitter => '25 hours'`)},
+		{"jitter", set(`'a', 'k', '@daily', jitter => '-1 s'`)},
+		{"catch_up", set(`'a', 'k', '@daily', catch_up => 'twice'`)},
+		{"overlap", set(`'a', 'k', '@daily', overlap => 'maybe'`)},
+		{"options", set(`'a', 'k', '@daily', options => '[]'`)},
+		{"options", set(`'a', 'k', '@daily', options => '{"priority": "high"}'`)},
+		{"options.prio", set(`'a', 'k', '@daily', options => '{"prio": 3}'`)},
+		{"options.id", set(`'a', 'k', '@daily', options => '{"id": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}'`)},
+		{"options.expires_at", set(`'a', 'k', '@daily', options => '{"expires_at": "2030-01-01"}'`)},
+		{"options.retry_until", set(`'a', 'k', '@daily', options => '{"retry_until": "2030-01-01"}'`)},
+		{"options.unique", set(`'a', 'k', '@daily', options => '{"unique": {}}'`)},
+		{"options.priority", set(`'a', 'k', '@daily', options => '{"priority": 10}'`)},
+		{"options.delay", set(`'a', 'k', '@daily', options => '{"delay": "-1 s"}'`)},
+		{"options.max_attempts", set(`'a', 'k', '@daily', options => '{"max_attempts": 0}'`)},
+		{"options.retry", set(`'a', 'k', '@daily', options => '{"retry": {"type": "never"}}'`)},
+		{"options.timeout", set(`'a', 'k', '@daily', options => '{"timeout": "0 s"}'`)},
+		{"options.tags", set(`'a', 'k', '@daily', options => '{"tags": "x"}'`)},
+		{"options.metadata", set(`'a', 'k', '@daily', options => '{"metadata": {"drover:periodic": 1}}'`)},
+		{"options.queue", set(`'a', 'k', '@daily', options => '{"queue": ""}'`)},
+		{"n", `select drover_periodic_preview('@daily', n => 1001)`},
+		{"zone", `select drover_periodic_preview('@daily', 'Mars/Base')`},
+		{"until", `select drover_periodic_pause('a', now() - interval '1 s')`},
+	} {
+		_, err := db.Exec(t.Context(), c.sql)
+		if pg.SQLState(err) != "22023" || !strings.HasPrefix(pg.Refusal(err), "drover: "+c.field+": ") {
+			t.Errorf("%s: %v, want 22023 and the field %s", c.sql, err, c.field)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from drover_periodic`); n != 0 {
+		t.Errorf("%d rows were written", n)
+	}
+}
+
+type unmarshallable struct{ C chan int }
+
+func (unmarshallable) Kind() string { return "tick" }
+
+func TestPeriodicRow(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ctx, c := t.Context(), db.client
+	db.setPeriodic(t, Periodic{
+		Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{7}, Jitter: time.Minute, CatchUp: CatchUpOnce, Overlap: OverlapSkip,
+		Opts: &EnqueueOpts{
+			Queue: "reports", Priority: 3, Delay: time.Hour, MaxAttempts: 4, Retry: Constant{Delay: time.Second}, Timeout: time.Minute,
+			Tags: []string{"x"}, Key: "k", Metadata: map[string]any{"mine": 1},
+		},
+	})
+	j, err := c.PeriodicJob(ctx, "nightly")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.Kind != "tick" || j.Queue != "reports" || j.Zone != "Europe/Berlin" || j.State != PeriodicActive || j.Declared || len(j.Next) != 10 ||
+		j.JitterMS != 60_000 || j.CatchUp != CatchUpOnce || j.Overlap != OverlapSkip || j.UpdatedBy != "test" || string(j.Args) != `{"n": 7}` {
+		t.Errorf("%+v", j)
+	}
+	preview, err := c.PreviewPeriodic(ctx, "30 2 * * *", "Europe/Berlin", 10)
+	if err != nil || !slices.EqualFunc(preview, j.Next, time.Time.Equal) {
+		t.Errorf("PreviewPeriodic = %v, %v, the row has %v", preview, err, j.Next)
+	}
+	// Setting it again with other args moves no tick; another schedule does.
+	next := j.Next[0]
+	db.setPeriodic(t, Periodic{Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{8}, Opts: &EnqueueOpts{Queue: "reports"}})
+	db.setPeriodic(t, Periodic{Name: "often", Schedule: "@every 1h"})
+	db.backdate(t, "often", "10 min")
+	was := value[time.Time](t, db, `select next_at from drover_periodic where name = 'often'`)
+	db.setPeriodic(t, Periodic{Name: "often", Schedule: "@every 1h", Args: tickArgs{9}})
+	list, err := c.PeriodicJobs(ctx)
+	if err != nil || len(list) != 2 || !list[0].Next[0].Equal(next) || string(list[0].Args) != `{"n": 8}` || list[0].CatchUp != CatchUpSkip || !list[1].Next[0].Equal(was) {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	for verb, err := range map[string]error{
+		"pause": c.PausePeriodic(ctx, "no such", time.Time{}, Audit{}), "resume": c.ResumePeriodic(ctx, "", Audit{}), "delete": c.DeletePeriodic(ctx, "a\x00", Audit{}),
+		"run": func() error { _, err := c.RunPeriodic(ctx, "no such", Audit{}); return err }(), "get": func() error { _, err := c.PeriodicJob(ctx, ""); return err }(),
+	} {
+		if !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: %v, want ErrNotFound", verb, err)
+		}
+	}
+	if err := c.DeletePeriodic(ctx, "nightly", Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if f := db.fire(t, "nightly", ""); f.Ours {
+		t.Errorf("a deleted schedule ticks: %+v", f)
+	}
+}
+
+// A job of a schedule has all its options, and says which schedule and tick made it.
+func TestPeriodicJobHasTheOptions(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.setPeriodic(t, Periodic{
+		Name: "a", Args: tickArgs{7}, Schedule: "@every 1h",
+		Opts: &EnqueueOpts{
+			Queue: "reports", Priority: 3, Delay: time.Hour, MaxAttempts: 4, Retry: Constant{Delay: time.Second}, Timeout: time.Minute,
+			Tags: []string{"x"}, Key: "k", Metadata: map[string]any{"mine": 1},
+		},
+	})
+	db.backdate(t, "a", "1 h")
+	f := db.fire(t, "a", "")
+	if len(f.Jobs) != 1 || f.Missed != 0 || f.Fault != "" || f.Wait < 59*time.Minute || f.Wait > time.Hour {
+		t.Fatalf("%+v", f)
+	}
+	if !value[bool](t, db, `select queue = 'reports' and priority = 3 and max_attempts = 4 and retry->>'delay' = '1s' and timeout_ms = 60000 and tags = '{x}'
+		and concurrency_key = 'k' and metadata->>'mine' = '1' and args = '{"n": 7}' and scheduled_at between now() + interval '59 min' and now() + interval '1 h'
+		and state = 'scheduled' from jobs where id = $1`, f.Jobs[0]) {
+		t.Errorf("%s", value[string](t, db, `select to_json(j)::text from jobs j`))
+	}
+	job := Job{Metadata: []byte(value[string](t, db, `select metadata::text from jobs`))}
+	run, ok := job.Periodic()
+	if !ok || run.Name != "a" || run.ByHand || time.Since(run.Tick) > time.Minute || f.Jobs[0] != value[string](t, db, `select drover_periodic_id(name, generation, $1) from drover_periodic`, run.Tick) {
+		t.Errorf("Periodic() = %+v, %v", run, ok)
+	}
+	for _, metadata := range []string{``, `{}`, `{"drover:periodic": 3}`, `[]`, `{"mine": {"name": "a"}}`} {
+		if run, ok := (&Job{Metadata: []byte(metadata)}).Periodic(); ok {
+			t.Errorf("Periodic() of %s = %+v", metadata, run)
+		}
+	}
+	// Callers cannot pass a job off as a schedule's.
+	if _, err := db.client.Enqueue(t.Context(), tickArgs{}, &EnqueueOpts{Metadata: map[string]any{"drover:periodic": map[string]any{"name": "a", "tick": "b"}}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("Enqueue: %v", err)
+	}
+	if _, err := db.Exec(t.Context(), `select drover_enqueue('tick', metadata => '{"drover:periodic": {"name": "a", "tick": "b"}}')`); pg.SQLState(err) != "22023" {
+		t.Errorf("drover_enqueue: %v", err)
+	}
+}
+
+// A tick whose job could not be stored because of a lock that was not to be had, as while somebody creates an index, stays
+// due. One that a trigger refuses does not.
+func TestALockTimeOutLosesNoTick(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `select drover_periodic_set('a', 'job', '@every 1h', catch_up => 'all')`)
+	db.exec(t, `update drover_periodic set anchor = anchor - interval '3 h', next_at = next_at - interval '3 h'`)
+	due := value[time.Time](t, db, `select next_at from drover_periodic`)
+	end := db.hold(t, `lock table jobs in share mode`)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `set local lock_timeout = '100ms'`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `select from drover_periodic_fire('a')`); pg.SQLState(err) != "55P03" {
+		t.Errorf("under the lock: %v", err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	if now := value[time.Time](t, db, `select next_at from drover_periodic`); !now.Equal(due) {
+		t.Errorf("the schedule went on from %v to %v", due, now)
+	}
+	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin
+		if (select count(*) from jobs) = 1 then raise exception 'one is enough'; end if; return new; end $$`)
+	db.exec(t, `create trigger refuse before insert on jobs for each row execute function refuse()`)
+	db.exec(t, `select from drover_periodic_fire('a')`)
+	if got := value[string](t, db, `select jobs || ' ' || (next_at > now()) || ' ' || problem from drover_periodic`); got != "1 true one is enough" {
+		t.Errorf("behind a refused tick: %s", got)
+	}
+}
+
+// fireOnce is what a supervisor does with one schedule.
+func (db *testDB) fireOnce(ctx context.Context, name, supervisor string, bound time.Duration) (store.Fired, error) {
+	conn, done, err := store.Borrow(ctx, db.client.desk.pool)
+	if err != nil {
+		return store.Fired{}, err
+	}
+	defer done()
+	return conn.FirePeriodic(ctx, name, supervisor, bound)
+}
+
+// Q-5: the first tick of a new schedule is when it is stored. Nothing else makes it tick again: no restart, no deploy, no
+// other settings. A schedule that was deleted is new.
+func TestRunAtStart(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	schedule := Periodic{Name: "a", Schedule: "@every 1h", RunAtStart: true, CatchUp: CatchUpAll}
+	ticks := func(want int, when string) {
+		t.Helper()
+		for _, name := range []string{"a", "cron"} {
+			f := db.fire(t, name, "")
+			if len(f.Jobs) != want || f.Missed != 0 || want > 0 && f.Wait > time.Hour {
+				t.Errorf("%s, %s: %+v, want %d jobs", name, when, f, want)
+			}
+		}
+	}
+	set := func(edit func(*Periodic)) {
+		t.Helper()
+		for name, at := range map[string]string{"a": "@every 1h", "cron": farMinute()} {
+			p := schedule
+			p.Name, p.Schedule = name, at
+			edit(&p)
+			db.setPeriodic(t, p)
+		}
+	}
+	set(func(*Periodic) {})
+	if j := db.periodicJob(t, "cron"); !j.RunAtStart || time.Until(j.Next[0]) > 0 || time.Until(j.Next[1]) < 20*time.Minute {
+		t.Errorf("%+v", j)
+	}
+	ticks(1, "new")
+	made := db.ticksMade(t, "a")
+	if next := db.periodicJob(t, "a").Next[0]; len(made) != 1 || next.Sub(made[0]) != time.Hour {
+		t.Errorf("the first tick was at %v, the next is at %v", made, next)
+	}
+	set(func(*Periodic) {})
+	ticks(0, "set again")
+	set(func(p *Periodic) { p.Args, p.Overlap = tickArgs{2}, OverlapSkip })
+	ticks(0, "with other settings")
+	set(func(p *Periodic) { p.Zone = "Europe/Berlin" })
+	ticks(0, "in another zone")
+	set(func(p *Periodic) { p.RunAtStart = false })
+	set(func(p *Periodic) { p.RunAtStart = true })
+	ticks(0, "switched off and on")
+	for _, name := range []string{"a", "cron"} {
+		if err := db.client.DeletePeriodic(t.Context(), name, Audit{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(func(*Periodic) {})
+	ticks(1, "deleted and set")
+	// In code: the supervisor that stores it ticks it, and a restart of the same or of a newer build does not.
+	for i, build := range []string{"v1", "v1", "v2"} {
+		stop := db.startTicker(t, ticker(build, Periodic{Name: "declared", Schedule: "@every 1h", RunAtStart: true}))
+		db.waitFor(t, 10*time.Second, `select jobs = 1 from drover_periodic where name = 'declared'`)
+		stop()
+		if n := value[int](t, db, `select jobs from drover_periodic where name = 'declared' and next_at > now() + interval '59 min'`); n != 1 {
+			t.Errorf("start %d: %d jobs", i, n)
+		}
+	}
+}
+
+// R-10: attempts, strategy, timeout and priority that a schedule sets apply to its jobs' runs, over the worker's.
+func TestOptionsOfAScheduleApply(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	type seen struct {
+		attempts, max, priority int
+		timeout, delay          time.Duration
+	}
+	runs := make(chan seen, 10)
+	db.run(t, SupervisorConfig{
+		Queues: []Queue{{Name: "reports"}},
+		Workers: []Worker{Handle(func(ctx context.Context, j *Job, _ tickArgs) error {
+			deadline, _ := ctx.Deadline()
+			runs <- seen{j.Attempt, j.MaxAttempts, j.Priority, time.Until(deadline), j.LastDelay}
+			return errBoom
+		}, WorkerOpts{MaxAttempts: 9, Retry: Constant{Delay: time.Hour}, Timeout: time.Hour})},
+		Periodic: []Periodic{{
+			Name: "a", Schedule: "@every 1h", Args: tickArgs{}, RunAtStart: true,
+			Opts: &EnqueueOpts{Queue: "reports", Priority: 2, MaxAttempts: 3, Retry: Constant{Delay: 10 * time.Millisecond, Jitter: NoJitter}, Timeout: 10 * time.Minute},
+		}},
+	})
+	for attempt := 1; attempt <= 3; attempt++ {
+		got, delay := receive(t, runs), time.Duration(0)
+		if attempt > 1 {
+			delay = 10 * time.Millisecond
+		}
+		if got.attempts != attempt || got.max != 3 || got.priority != 2 || got.delay != delay || got.timeout > 10*time.Minute || got.timeout < 5*time.Minute {
+			t.Errorf("run %d: %+v", attempt, got)
+		}
+	}
+	db.waitFor(t, 10*time.Second, `select count(*) = 1 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted' and errors_total = 3`)
+}

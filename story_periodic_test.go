@@ -1,0 +1,328 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// ticker is a supervisor that runs jobs of tickArgs and declares these schedules.
+func ticker(build string, declared ...Periodic) SupervisorConfig {
+	for i := range declared {
+		if declared[i].Args == nil {
+			declared[i].Args = tickArgs{}
+		}
+		if declared[i].Schedule == "" {
+			declared[i].Schedule = "@yearly"
+		}
+	}
+	return SupervisorConfig{
+		Queues: []Queue{{}}, Build: build, Periodic: declared,
+		Workers: []Worker{Handle(func(context.Context, *Job, tickArgs) error { return nil }, WorkerOpts{})},
+	}
+}
+
+// startTicker starts a supervisor and waits until it is registered.
+func (db *testDB) startTicker(t *testing.T, cfg SupervisorConfig) (stop func()) {
+	t.Helper()
+	sup, stop := db.start(t, cfg)
+	eventually(t, func() bool { return sup.engine.Lease.Load() != nil })
+	return stop
+}
+
+func (db *testDB) periodicJob(t testing.TB, name string) *PeriodicJob {
+	t.Helper()
+	j, err := db.client.PeriodicJob(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// A schedule that is declared in code ticks while a supervisor declares it, and for those only.
+func TestDeclaredScheduleNeedsItsSupervisor(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ctx, c := t.Context(), db.client
+	stop := db.startTicker(t, ticker("v1", Periodic{Name: "mine"}))
+	db.startTicker(t, ticker("v1"))
+	if j := db.periodicJob(t, "mine"); j.State != PeriodicActive || !j.Declared || j.Build != "v1" || len(j.Next) != 10 || j.UpdatedBy != "build v1" {
+		t.Errorf("%+v", j)
+	}
+	if err := c.DeletePeriodic(ctx, "mine", Audit{}); !errors.Is(err, ErrState) {
+		t.Errorf("DeletePeriodic of a schedule that a supervisor declares: %v", err)
+	}
+	if err := c.SetPeriodic(ctx, Periodic{Name: "mine", Schedule: "@daily", Args: tickArgs{}}, Audit{}); !errors.Is(err, ErrState) {
+		t.Errorf("SetPeriodic of a schedule that is declared in code: %v", err)
+	}
+	other := value[string](t, db, `select id from drover_supervisors s where not exists (select from drover_periodic p where s.id = any(p.declared_by))`)
+	owner := value[string](t, db, `select declared_by[1] from drover_periodic`)
+	db.exec(t, `select from drover_periodic where name = 'mine'`)
+	if err := c.PausePeriodic(ctx, "mine", time.Time{}, Audit{}); err != nil { // it survives the stop
+		t.Fatal(err)
+	}
+	stop()
+	// Its last word has 2 s to reach the database; else the other one declares it lost.
+	db.waitFor(t, 2*time.Minute, `select not exists (select from drover_supervisors where id = $1)`, owner)
+	if j := db.periodicJob(t, "mine"); j.State != PeriodicUndeclared || len(j.Next) != 0 {
+		t.Errorf("after its supervisor has ended: %+v", j)
+	}
+	if err := c.ResumePeriodic(ctx, "mine", Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.backdate(t, "mine", "366 days")
+	for _, of := range []string{"", other} {
+		if f := db.fire(t, "mine", of); f.Ours {
+			t.Errorf("supervisor %q, which does not declare it, ticks it: %+v", of, f)
+		}
+	}
+	if f := db.fire(t, "mine", owner); !f.Ours {
+		t.Error("the supervisor that declares it does not tick it")
+	}
+	if err := c.DeletePeriodic(ctx, "mine", Audit{}); err != nil {
+		t.Errorf("DeletePeriodic of a schedule that nobody declares any more: %v", err)
+	}
+}
+
+// The newest build's settings hold, whichever starts last; a deploy of the same moves no tick.
+func TestNewestBuildDeclares(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	at := func(n int) SupervisorConfig {
+		return ticker(fmt.Sprintf("v%d", n), Periodic{Name: "a", Args: tickArgs{n}, Schedule: "@every 1h"})
+	}
+	db.startTicker(t, at(1))
+	db.backdate(t, "a", "10 min")
+	next := db.periodicJob(t, "a").Next[0]
+	db.startTicker(t, at(2))
+	db.startTicker(t, at(1))
+	j := db.periodicJob(t, "a")
+	if string(j.Args) != `{"n": 2}` || j.Build != "v2" || !j.Next[0].Equal(next) {
+		t.Errorf("%+v, next %v, was %v", j, j.Next[0], next)
+	}
+	if n := value[int](t, db, `select cardinality(declared_by) from drover_periodic`); n != 3 {
+		t.Errorf("%d supervisors declare it, want 3", n)
+	}
+}
+
+// A deploy that is rolled back takes its schedules with it: once no supervisor of the newer build lives, the schedules of the
+// older build hold again, whether it starts anew or has lived all the time.
+func TestARolledBackBuildLeavesNoSchedule(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	at := func(n int) SupervisorConfig {
+		cfg := ticker(fmt.Sprintf("v%d", n), Periodic{Name: "a", Args: tickArgs{n}, Schedule: fmt.Sprintf("@every %dh", n)})
+		cfg.Lease = time.Second // a heartbeat finds who has left
+		return cfg
+	}
+	settled := func(n int) string {
+		return fmt.Sprintf(`select build = 'v%d' and schedule = '@every %dh' and args->>'n' = '%d' from drover_periodic`, n, n, n)
+	}
+	stop := db.startTicker(t, at(1))
+	stop()
+	stop = db.startTicker(t, at(2))
+	db.waitFor(t, time.Minute, settled(2))
+	stop()
+	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from drover_supervisors`)
+	db.startTicker(t, at(1)) // anew
+	db.waitFor(t, time.Minute, settled(1))
+	stop = db.startTicker(t, at(3))
+	db.waitFor(t, time.Minute, settled(3))
+	db.startTicker(t, at(1)) // anew, next to the newer build
+	if !value[bool](t, db, settled(3)) {
+		t.Error("the newer build's settings are gone while it lives")
+	}
+	stop()
+	db.waitFor(t, 2*time.Minute, settled(1)) // the supervisors that have lived all the time see it go
+	if n := value[int](t, db, `select cardinality(declared_by) from drover_periodic`); n != 2 {
+		t.Errorf("%d supervisors declare it, want 2", n)
+	}
+}
+
+// A schedule that was made at run time stays, although a supervisor declares another one of its name.
+func TestDeclaredBesideOneMadeAtRunTime(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.setPeriodic(t, Periodic{Name: "a", Args: tickArgs{1}})
+	db.startTicker(t, ticker("v1", Periodic{Name: "a", Args: tickArgs{2}}, Periodic{Name: "b"}))
+	if j := db.periodicJob(t, "a"); j.Declared || string(j.Args) != `{"n": 1}` {
+		t.Errorf("%+v", j)
+	}
+	if j := db.periodicJob(t, "b"); !j.Declared {
+		t.Errorf("%+v", j)
+	}
+}
+
+// A refusal of the database is noted, the schedule goes on, and so do the others.
+func TestARefusedTickIsNoted(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var skipped []Event
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{{PeriodicSkipped: func(_ context.Context, e Event) {
+		mu.Lock()
+		defer mu.Unlock()
+		skipped = append(skipped, e)
+	}}}})
+	db.exec(t, `alter table jobs add constraint mine check (args->>'n' <> '13')`)
+	db.setPeriodic(t, Periodic{Name: "bad", Args: tickArgs{13}, Schedule: "@every 1h"})
+	db.setPeriodic(t, Periodic{Name: "good", Args: tickArgs{1}, Schedule: "@every 1h"})
+	db.setPeriodic(t, Periodic{Name: "late", Args: tickArgs{1}, Schedule: "@every 1h"})
+	db.setPeriodic(t, Periodic{Name: "nonsense", Schedule: "@every 1h"})
+	db.exec(t, `update drover_periodic set anchor = anchor - interval '1 h', next_at = next_at - interval '1 h' where name <> 'late'`)
+	db.backdate(t, "late", "3 h 5 min")
+	db.exec(t, `update drover_periodic set schedule = 'edited by hand' where name = 'nonsense'`)
+	db.run(t, ticker(""))
+	db.waitFor(t, 30*time.Second, `select count(*) = 3 from drover_periodic where next_at > now()`)
+	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_periodic where name = 'nonsense' and problem like '%schedule%'`)
+	j := db.periodicJob(t, "bad")
+	if j.Jobs != 0 || !strings.Contains(j.Problem, `"mine"`) || j.ProblemAt == nil || j.Next[0].Before(time.Now()) {
+		t.Errorf("%+v", j)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where metadata->'drover:periodic'->>'name' = 'good'`); n != 1 {
+		t.Errorf("the other schedule made %d jobs", n)
+	}
+	eventually(t, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(skipped) == 2
+	})
+	slices.SortFunc(skipped, func(a, b Event) int { return strings.Compare(a.Periodic, b.Periodic) })
+	if e := skipped[0]; e.Periodic != "bad" || e.Kind != "tick" || e.Queue != "default" || e.Count != 1 || !strings.HasPrefix(e.Error, "refused: ") {
+		t.Errorf("%+v", e)
+	}
+	if e := skipped[1]; e.Periodic != "late" || e.Count != 3 || !strings.HasPrefix(e.Error, "missed: ") {
+		t.Errorf("%+v", e)
+	}
+}
+
+// A schedule whose jobs take for ever to insert does not hold up the others.
+func TestAStuckTickHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.exec(t, `create function stuck() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$`)
+	db.exec(t, `create trigger stuck before insert on jobs for each row when (new.args->>'n' = '13') execute function stuck()`)
+	db.setPeriodic(t, Periodic{Name: "a stuck one", Args: tickArgs{13}, Schedule: "@every 1h"})
+	db.setPeriodic(t, Periodic{Name: "b", Args: tickArgs{1}, Schedule: "@every 1h"})
+	db.backdate(t, "a stuck one", "1 h 10 s")
+	db.backdate(t, "b", "1 h")
+	db.run(t, ticker(""))
+	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_periodic where name = 'b' and jobs = 1`)
+	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_periodic where name like 'a%' and problem is not null and next_at < now()`)
+	db.exec(t, `drop trigger stuck on jobs`)
+	db.waitFor(t, time.Minute, `select count(*) = 1 from drover_periodic where name like 'a%' and jobs = 1`)
+}
+
+// Restoring an older row is a catch-up. With the jobs of those ticks still there it makes none of them again; if they are
+// gone, CatchUpSkip makes one at most.
+func TestRestoringAnOlderSchedule(t *testing.T) {
+	t.Parallel()
+	for _, kept := range []bool{true, false} {
+		t.Run(fmt.Sprintf("jobs kept %v", kept), func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.setPeriodic(t, Periodic{Name: "all", Schedule: "@every 1h", CatchUp: CatchUpAll})
+			db.setPeriodic(t, Periodic{Name: "skip", Schedule: "@every 1h"})
+			db.exec(t, `update drover_periodic set anchor = anchor - interval '20 h', next_at = next_at - interval '20 h'`)
+			db.exec(t, `create table backup as select * from drover_periodic`)
+			if f := db.fire(t, "all", ""); len(f.Jobs) != 20 {
+				t.Fatalf("%+v", f)
+			}
+			if f := db.fire(t, "skip", ""); len(f.Jobs) != 1 {
+				t.Fatalf("%+v", f)
+			}
+			if !kept {
+				db.exec(t, `delete from jobs`)
+			}
+			db.exec(t, `delete from drover_periodic; insert into drover_periodic select * from backup`)
+			all, skip := db.fire(t, "all", ""), db.fire(t, "skip", "")
+			if again := len(all.Jobs); kept && again != 0 || !kept && again != 20 {
+				t.Errorf("%d of 20 ticks made jobs again", again)
+			}
+			if again := len(skip.Jobs); kept && again != 0 || again > 1 {
+				t.Errorf("with CatchUpSkip %d jobs were made again", again)
+			}
+			if all.Fault != "" || skip.Fault != "" {
+				t.Errorf("%q, %q", all.Fault, skip.Fault)
+			}
+		})
+	}
+}
+
+// A schedule that is deleted and made anew under the same name is another one: its ticks have jobs of their own.
+func TestAScheduleMadeAnewHasItsOwnTicks(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for i := range 2 {
+		db.setPeriodic(t, Periodic{Name: "a", Schedule: "0 0 * * *"})
+		db.exec(t, `update drover_periodic set next_at = date_trunc('day', now() at time zone 'UTC') at time zone 'UTC', catch_up = 'once'`)
+		if f := db.fire(t, "a", ""); len(f.Jobs) != 1 {
+			t.Errorf("schedule %d: %+v", i, f)
+		}
+		if err := db.client.DeletePeriodic(t.Context(), "a", Audit{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The server's clock goes forward by an hour and back: the ticks of that hour come early, once, and then none until the
+// clock reaches them again.
+func TestPeriodicClockSteps(t *testing.T) {
+	t.Parallel()
+	for catchUp, want := range map[CatchUp]int{CatchUpSkip: 1, CatchUpOnce: 1, CatchUpAll: 60} {
+		t.Run(string(catchUp), func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.setPeriodic(t, Periodic{Name: "a", Schedule: "@every 1m", CatchUp: catchUp})
+			db.backdate(t, "a", "1 h") // as the clock sees it that was put forward
+			f := db.fire(t, "a", "")
+			if len(f.Jobs) != want || int(f.Missed) != 60-want {
+				t.Fatalf("after the step %d jobs, %d missed, want %d and the rest of 60", len(f.Jobs), f.Missed, want)
+			}
+			db.backdate(t, "a", "-1 h") // and back
+			if f := db.fire(t, "a", ""); f.Ours {
+				t.Errorf("a tick that has come already comes again: %+v", f)
+			}
+			if wait := time.Until(db.periodicJob(t, "a").Next[0]); wait < 59*time.Minute || wait > 62*time.Minute {
+				t.Errorf("the next tick is %v away", wait)
+			}
+			db.backdate(t, "a", "61 min 1 s") // or the tick would be one of before, whose job exists
+			if f := db.fire(t, "a", ""); len(f.Jobs) == 0 {
+				t.Errorf("it does not go on: %+v", f)
+			}
+		})
+	}
+}
+
+// A verb that holds the row and a tick do not wait for each other's outcome: a schedule that is deleted or paused does not tick.
+func TestATickBesideAVerb(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for _, verb := range []string{`select drover_periodic_pause('a')`, `select drover_periodic_delete('a')`} {
+		db.setPeriodic(t, Periodic{Name: "a", Schedule: "@every 1h"})
+		db.exec(t, `select drover_periodic_resume('a')`)
+		db.backdate(t, "a", "1 h")
+		tx, err := db.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), verb); err != nil {
+			t.Fatal(err)
+		}
+		if f := db.fire(t, "a", ""); f.Ours {
+			t.Errorf("while %s is under way: %+v", verb, f)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if f := db.fire(t, "a", ""); f.Ours {
+			t.Errorf("after %s: %+v", verb, f)
+		}
+	}
+}
