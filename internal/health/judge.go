@@ -23,7 +23,7 @@ const (
 // judge draws the conclusions, causes before effects.
 func (h *Report) judge() {
 	var all []Finding
-	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeSetAside, h.judgeClock, h.judgeNotSeen} {
+	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeSetAside, h.judgePeriodic, h.judgeClock, h.judgeNotSeen} {
 		all = append(all, look()...)
 	}
 	slices.SortStableFunc(all, func(a, b Finding) int { return cmp.Compare(badness(b.Level), badness(a.Level)) })
@@ -354,6 +354,32 @@ func (h *Report) judgeSupervisors() []Finding {
 		return []Finding{{LevelWarning, "supervisors", what, "a process died or cannot reach the database; others rescue its jobs after a lease", "drover stats"}}
 	}
 	return ok("supervisors", what)
+}
+
+// judgePeriodic names the schedules that do not do what they should.
+func (h *Report) judgePeriodic() (found []Finding) {
+	for i := range h.Schedules {
+		s := &h.Schedules[i]
+		f := Finding{Level: LevelWarning, Name: "periodic", Do: "select * from " + h.relation("periodic_jobs") + fmt.Sprintf(" where name = '%s';", inLiteral(s.Name))}
+		switch {
+		case s.Late != nil:
+			f.What = fmt.Sprintf("schedule %s has not ticked, it was due at %s", s.Name, s.Late.UTC().Format(time.RFC3339))
+			if s.Problem != "" {
+				f.What += ": " + s.Problem
+			}
+			f.Why = "no supervisor runs, the schedule makes no sense, or the database does not let it insert the job"
+		case s.Stopped:
+			f.What, f.Why = fmt.Sprintf("schedule %s has no next tick, although nobody has paused it", s.Name), "its row was edited, or its times are over: set it again"
+		default:
+			f.What = fmt.Sprintf("schedule %s made no job at its last tick: %s", s.Name, s.Problem)
+			f.Why = "that job was not enqueued, and the next ones may not be either"
+		}
+		found = append(found, f)
+	}
+	if found == nil && h.saw("periodic") {
+		found = ok("periodic", "every schedule has ticked")
+	}
+	return found
 }
 
 // judgeSetAside names the jobs that the database refuses to read or to change.

@@ -193,7 +193,7 @@ func TestFindings(t *testing.T) {
 	for _, f := range well.Findings {
 		names = append(names, f.Name)
 	}
-	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside", "clock"}; !slices.Equal(names, want) {
+	if want := []string{"vacuum_held", "blocked", "autovacuum", "dead_rows", "claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside", "periodic", "clock"}; !slices.Equal(names, want) {
 		t.Errorf("all is well, says %v", names)
 	}
 	if share := (&Table{LiveRows: 1, DeadRows: 3}).DeadShare(); share != 0.75 {

@@ -127,7 +127,7 @@ order by t.n`
 func tables() []string {
 	return []string{
 		"jobs", "drover_supervisors", "drover_sleepers", "queues", "drover_kinds", "drover_builds", "drover_solo", "drover_ended_supervisors", "drover_redrives", "drover_redrive_queues",
-		"drover_failure_groups", "drover_failure_tallies", "drover_budgets", "drover_budget_slots", "drover_limits", "jobs_archive", "drover_set_aside",
+		"drover_failure_groups", "drover_failure_tallies", "drover_budgets", "drover_budget_slots", "drover_limits", "jobs_archive", "drover_set_aside", "drover_periodic",
 	}
 }
 
@@ -221,6 +221,17 @@ select count(*) filter (where discard_reason = 'refused') from (
 	order by finalized_at desc, id desc limit $1
 ) j`
 
+// sqlPeriodic lists schedules that are due and have not ticked for a minute, schedules that have no next tick although
+// nobody has paused them, and schedules whose last tick failed. A schedule that was declared in code, and that no running
+// supervisor declares any more, does not count. There is one row for each schedule, so it reads the whole table.
+const sqlPeriodic = `
+select p.name, case when p.next_at < now() - interval '1 minute' then least(greatest(p.next_at, '0001-01-02+00'), '9999-12-30+00') end,
+	p.next_at is null, case when p.problem_at >= coalesce(p.last_at, '-infinity') then p.problem else '' end
+from drover_periodic p
+where (p.next_at < now() - interval '1 minute' or p.next_at is null and p.paused_until is distinct from 'infinity' or p.problem_at >= coalesce(p.last_at, '-infinity'))
+	and (p.declared_by is null or exists (select from drover_supervisors s where s.id = any(p.declared_by) and s.lost_at is null))
+order by p.next_at, p.name limit 10`
+
 // sqlClock shows whether the server's clock has gone back, and counts the jobs that wait because of it, at most $1 in each
 // lane.
 const sqlClock = `select latest, since, waiting from drover_clock($1)`
@@ -260,6 +271,7 @@ func (h *Report) parts() []Part {
 		{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{liveCount}},
 		{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
 		{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{deadCount}},
+		{Name: "periodic", Read: h.readSchedule, SQL: sqlPeriodic},
 		{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Since, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{laneCount}},
 	}
 }
@@ -275,7 +287,7 @@ func Look(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
 		return nil, pg.Classify(err)
 	}
 	defer conn.Release()
-	h := &Report{Holders: []Holder{}, Tables: []Table{}, Claim: Claim{Queues: []Queue{}}, SetAside: SetAside{First: []AsideJob{}}, NotSeen: []NotSeen{}}
+	h := &Report{Holders: []Holder{}, Tables: []Table{}, Claim: Claim{Queues: []Queue{}}, SetAside: SetAside{First: []AsideJob{}}, Schedules: []Schedule{}, NotSeen: []NotSeen{}}
 	server := func(rows pgx.Rows) error {
 		return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum, &h.standby)
 	}
@@ -359,6 +371,13 @@ func (h *Report) readQueue(rows pgx.Rows) error {
 	var q Queue
 	err := rows.Scan(&q.Queue, &q.Due, &q.OldestDue, &q.Supervisors, &q.Paused, &q.OldestOpen)
 	h.Claim.Queues = append(h.Claim.Queues, q)
+	return err
+}
+
+func (h *Report) readSchedule(rows pgx.Rows) error {
+	var s Schedule
+	err := rows.Scan(&s.Name, &s.Late, &s.Stopped, &s.Problem)
+	h.Schedules = append(h.Schedules, s)
 	return err
 }
 

@@ -637,7 +637,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"supervisors", "claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "clock"}; !slices.Equal(parts, want) {
+	if want := []string{"supervisors", "claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "periodic", "clock"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 	if len(h.Tables) != len(tables()) || h.Level == "ok" {
@@ -647,7 +647,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 		t.Errorf("it is not told what it needs to see more: %+v", h.Findings)
 	}
 	for _, f := range h.Findings {
-		if slices.Contains([]string{"claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside"}, f.Name) {
+		if slices.Contains([]string{"claim_cost", "index_bloat", "claim_lag", "supervisors", "set_aside", "periodic"}, f.Name) {
 			t.Errorf("of what it has not seen it says: %+v", f)
 		}
 	}
@@ -667,7 +667,7 @@ func TestHealthDoesNotWaitForLocks(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"tables", "supervisors", "queues", "clock"}; !slices.Equal(parts, want) { // a table's size is locked as it is
+	if want := []string{"tables", "supervisors", "queues", "periodic", "clock"}; !slices.Equal(parts, want) { // a table's size is locked as it is
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 }
@@ -727,6 +727,39 @@ func TestHealthJSON(t *testing.T) {
 	for _, list := range []string{"findings", "holders", "tables", "invalid_indexes", "queues", "first", "not_seen"} {
 		if !bytes.Contains(doc, []byte(`"`+list+`":[`)) {
 			t.Errorf("no list %s in %s", list, doc)
+		}
+	}
+}
+
+// A schedule that was due and has not ticked is named, and so are a schedule whose last tick failed and one without a next
+// tick. A schedule that nobody declares any more, or that is paused, is not.
+func TestHealthNamesSchedules(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	if h := db.health(t); !slices.ContainsFunc(h.Findings, func(f Finding) bool { return f.Name == "periodic" && f.Level == LevelOK }) {
+		t.Errorf("%+v", h.Findings)
+	}
+	db.exec(t, `insert into drover_periodic (name, kind, schedule, next_at, last_at, problem, problem_at, declared_by, paused_until) values
+		('late', 'k', '@daily', now() - interval '2 min', null, null, null, null, null),
+		('nonsense', 'k', 'mine', now() - interval '3 min', null, 'makes no sense', now(), null, null),
+		('failed', 'k', '@daily', now() + interval '1 h', now() - interval '1 h', 'no such table', now() - interval '1 h', null, null),
+		('mended', 'k', '@daily', now() + interval '1 h', now() - interval '1 h', 'no such table', now() - interval '2 h', null, null),
+		('stopped', 'k', '@daily', null, now() - interval '1 h', null, null, null, null),
+		('paused', 'k', '@daily', null, now() - interval '1 h', null, null, null, 'infinity'),
+		('undeclared', 'k', '@daily', now() - interval '2 min', null, null, null, '{gone}', null)`)
+	h := db.health(t)
+	var named []string
+	for _, f := range h.Findings {
+		if f.Name == "periodic" {
+			named = append(named, string(f.Level)+": "+f.What)
+		}
+	}
+	for i, want := range []string{
+		"warning: schedule nonsense has not ticked, it was due at ", "warning: schedule late has not ticked, it was due at ",
+		"warning: schedule failed made no job at its last tick: no such table", "warning: schedule stopped has no next tick, although nobody has paused it",
+	} {
+		if len(named) != 4 || !strings.HasPrefix(named[i], want) {
+			t.Errorf("%q, want %q", named, want)
 		}
 	}
 }

@@ -15,6 +15,7 @@ type Report struct {
 	Claim       Claim       `json:"claim"`
 	Supervisors Supervisors `json:"supervisors"`
 	SetAside    SetAside    `json:"set_aside"`
+	Schedules   []Schedule  `json:"schedules"` // the schedules of periodic jobs that need a look, at most 10
 	Clock       Clock       `json:"clock"`
 	NotSeen     []NotSeen   `json:"not_seen"` // the missing parts
 
@@ -25,10 +26,18 @@ type Report struct {
 
 // NotSeen is a part that could not be read. Its facts are zero, and no conclusion is drawn from them.
 type NotSeen struct {
-	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, clock
+	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, periodic, clock
 	Why      string `json:"why"`
 	TimedOut bool   `json:"timed_out"` // after 2 s
 	Failed   bool   `json:"failed"`    // a row of it cannot be read. With neither this nor TimedOut, the role may not read it, or only the primary knows it
+}
+
+// Schedule is a schedule of periodic jobs that does not do what it should.
+type Schedule struct {
+	Name    string     `json:"name"`
+	Late    *time.Time `json:"late,omitempty"`    // when its tick was due, if it has not come for a minute
+	Stopped bool       `json:"stopped,omitempty"` // it has no next tick, although nobody has paused it
+	Problem string     `json:"problem,omitempty"` // why its last tick made no job
 }
 
 // Level is how bad a finding is.
@@ -44,7 +53,7 @@ const (
 // Finding is a conclusion, with the remedy.
 type Finding struct {
 	Level Level  `json:"level"`
-	Name  string `json:"name"` // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, paused, supervisors, set_aside, refused, clock, not_seen
+	Name  string `json:"name"` // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, paused, supervisors, set_aside, refused, periodic, clock, not_seen
 	What  string `json:"what"`
 	Why   string `json:"why"` // why it matters; "" if all is well
 	Do    string `json:"do"`  // SQL, one statement a line, or a command, never run by drover; "" if there is none
