@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os/user"
 	"testing"
 )
@@ -56,6 +57,10 @@ func TestEveryVerbKeepsByAndWhy(t *testing.T) {
 			{[]string{"failures", "ignore", print}, `select updated_by || ': ' || updated_why from failures`, "so"},
 			{[]string{"failures", "reopen", print}, `select updated_by || ': ' || updated_why from failures`, "so"},
 			{[]string{"failures", "policy", print, "discard"}, `select updated_by || ': ' || updated_why from failures`, "so"},
+			{[]string{"periodic", "set", "nightly", "--kind", "k", "--schedule", "@daily", "--priority", fmt.Sprint(1 + len(by))}, `select updated_by || ': ' || updated_why from periodic_jobs`, "so"},
+			{[]string{"periodic", "pause", "nightly"}, `select updated_by || ': ' || updated_why from periodic_jobs`, "so"},
+			{[]string{"periodic", "resume", "nightly"}, `select updated_by || ': ' || updated_why from periodic_jobs`, "so"},
+			{[]string{"periodic", "run", "nightly"}, `select (metadata->'drover:periodic'->>'by') || ': ' || (metadata->'drover:periodic'->>'why') from jobs where kind = 'k' order by id desc limit 1`, "so"},
 		} {
 			words, want := append(tc.words, "--why", "so"), me.Username+": "+tc.want
 			if by != "" {
@@ -80,6 +85,7 @@ func TestEveryVerbKeepsByAndWhy(t *testing.T) {
 		sh.run(t, "archive", "restore", id, "--by", "", "--why", "so").ends(t, 2, "--by: is empty")
 		sh.run(t, "archive", "restore", id, "--by", "ann", "--why", "\x1b").ends(t, 2, "--why:")
 		sh.run(t, "archive", "purge", "--all", "--yes", "--why", "\x1b").ends(t, 2, "--why:")
+		sh.run(t, "periodic", "delete", "nightly", "--why", "\x1b").ends(t, 2, "--why:")
 		sh.run(t, "jobs", "delete", id, "--yes", "--why", "\x1b").ends(t, 2, "--why:")
 	}
 	sh.run(t, "archive", "restore", "--all").ok(t)

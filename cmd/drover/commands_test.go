@@ -38,6 +38,7 @@ func store(t *testing.T, sh *shell, client *drover.Client) (s stored) {
 	}
 	s.waits = enqueue(t, client, charge{Order: 3}, nil)
 	sh.run(t, "jobs", "discard", s.waits).ok(t)
+	sh.run(t, "periodic", "set", "nightly", "--kind", "report", "--schedule", "@daily").ok(t)
 	s.redrive = decode[drover.Redrive](t, sh.run(t, "redrive", "start", s.waits, "--json").ok(t)).ID
 	return s
 }
@@ -70,6 +71,10 @@ func (s stored) reads() [][]string {
 		{"queues", "list"},
 		{"queues", "list", "--json"},
 		{"budgets"},
+		{"periodic", "list"},
+		{"periodic", "list", "--json"},
+		{"periodic", "show", "nightly"},
+		{"periodic", "preview", "@daily"},
 		{"migrate", "status"},
 	}
 }
@@ -105,6 +110,11 @@ func (s stored) changes() [][]string {
 		{"archive", "purge", "--all", "--yes"},
 		{"redrive", "start", "--id", s.cancelled[1]},
 		{"jobs", "cancel", "--all", "--yes", "--json"},
+		{"periodic", "set", "weekly", "--kind", "report", "--schedule", "@weekly"},
+		{"periodic", "pause", "nightly"},
+		{"periodic", "resume", "nightly"},
+		{"periodic", "run", "nightly"},
+		{"periodic", "delete", "nightly"},
 		{"migrate", "down", "--yes"},
 		{"migrate", "up"},
 	}

@@ -39,6 +39,7 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason")
 	f.StringVar(&p.class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
 	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
+	f.StringVar(&p.filter.Periodic, "periodic", "", "jobs that the schedule of this `name` has made")
 	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
 	f.StringVar(&p.filter.UniqueKey, "unique-key", "", "jobs with this unique `key`, as drover jobs show prints it")
 	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
@@ -155,7 +156,7 @@ func isULID(word string) bool {
 // filterFlagNames are the flags that pick jobs.
 func filterFlagNames() []string {
 	return []string{
-		"id", "queue", "kind", "key", "priority", "state", "reason", "class", "fingerprint", "redrive", "unique-key", "error", "tag", "args-contain",
+		"id", "queue", "kind", "key", "priority", "state", "reason", "class", "fingerprint", "periodic", "redrive", "unique-key", "error", "tag", "args-contain",
 		"created-after", "created-before", "finalized-after", "finalized-before", "all",
 	}
 }
@@ -179,7 +180,7 @@ func (p *filterFlags) at(now time.Time) drover.Filter {
 func filterNames() []string {
 	return []string{
 		"Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.Key:", "--key:", "Filter.Priority:", "--priority:", "Filter.State:", "--state:", "Filter.Reason:", "--reason:", "Filter.Class:", "--class:",
-		"Filter.Fingerprint:", "--fingerprint:", "Filter.Redrive:", "--redrive:", "Filter.UniqueKey:", "--unique-key:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
+		"Filter.Fingerprint:", "--fingerprint:", "Filter.Periodic:", "--periodic:", "Filter.Redrive:", "--redrive:", "Filter.UniqueKey:", "--unique-key:", "Filter.Error:", "--error:", "Filter.Tags[0]:", "--tag:",
 		"Filter.Args:", "--args-contain:", "Filter.IDs:", "--id:", "Filter.CreatedAfter:", "--created-after:", "Filter.CreatedBefore:", "--created-before:",
 		"Filter.FinalizedAfter:", "--finalized-after:", "Filter.FinalizedBefore:", "--finalized-before:", "Filter: ", "", "after:", "--after:",
 	}

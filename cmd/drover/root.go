@@ -62,6 +62,7 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 		newHealthCommand(a),
 		newQueuesCommand(a),
 		newBudgetsCommand(a),
+		newPeriodicCommand(a),
 		newBenchCommand(a),
 		newDemoCommand(a),
 	)

@@ -1,0 +1,406 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newPeriodicCommand(a *app) *cobra.Command {
+	cmd := group(&cobra.Command{Use: "periodic", Short: "List, set, pause and run schedules of periodic jobs (cron)"})
+	cmd.AddCommand(
+		newPeriodicListCommand(a), newPeriodicShowCommand(a), newPeriodicPreviewCommand(a), newPeriodicSetCommand(a), newPeriodicPauseCommand(a),
+		newPeriodicVerbCommand(a, "resume", "End the pause of a schedule: its next run is the first one from now on", "kept with the schedule", (*drover.Client).ResumePeriodic),
+		newPeriodicRunCommand(a),
+		newPeriodicVerbCommand(a, "delete", "Delete a schedule that was set at run time, or that no running program declares any more", "written to the server's log", (*drover.Client).DeletePeriodic),
+	)
+	return cmd
+}
+
+func newPeriodicListCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List all schedules, and when each runs next",
+		Long: `List all schedules, and when each runs next.
+
+With --json each schedule has its next ten runs.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.listPeriodic(cmd.Context()) },
+	}
+}
+
+func (a *app) listPeriodic(ctx context.Context) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	list, err := s.client.PeriodicJobs(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(append([]drover.PeriodicJob{}, list...))
+	}
+	if len(list) == 0 {
+		fmt.Fprintln(a.stdout, "no schedules")
+		return nil
+	}
+	rows := [][]string{{"NAME", "KIND", "QUEUE", "SCHEDULE", "ZONE", "STATE", "NEXT", "LAST", "LAST JOB", "SKIPPED", "PROBLEM"}}
+	for i := range list {
+		j := &list[i]
+		next, last := "-", "-"
+		if len(j.Next) > 0 {
+			next = relative(j.Next[0], s.now)
+		}
+		if j.LastAt != nil {
+			last = ago(*j.LastAt, s.now)
+		}
+		rows = append(rows, []string{
+			j.Name, j.Kind, j.Queue, j.Schedule, j.Zone, string(j.State), next, last, string(j.LastState),
+			fmt.Sprint(j.Skipped), shorten(j.Problem, 60),
+		})
+	}
+	return table(a.stdout, rows)
+}
+
+func newPeriodicShowCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show NAME",
+		Short: "Show one schedule and its next ten runs",
+		Args:  args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := a.open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			return a.showPeriodic(cmd.Context(), s, args[0])
+		},
+	}
+}
+
+func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
+	j, err := s.client.PeriodicJob(ctx, name)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(j)
+	}
+	madeIn := "at run time"
+	if j.Declared {
+		madeIn = "in code, build " + j.Build
+	}
+	rows := [][]string{
+		{"name", j.Name},
+		{"kind", j.Kind},
+		{"queue", j.Queue},
+		{"schedule", j.Schedule + " (" + j.Zone + ")"},
+		{"state", string(j.State)},
+		{"made", madeIn},
+		{"args", compact(j.Args)},
+		{"options", compact(j.Options)},
+		{"catch-up", string(j.CatchUp)},
+		{"overlap", string(j.Overlap)},
+		{"jobs", fmt.Sprint(j.Jobs)},
+	}
+	if j.JitterMS > 0 {
+		rows = append(rows, []string{"jitter", millis(j.JitterMS).String()})
+	}
+	if j.RunAtStart {
+		rows = append(rows, []string{"run at start", "yes"})
+	}
+	if j.PausedUntil != nil {
+		rows = append(rows, []string{"paused until", instant(*j.PausedUntil) + " (" + relative(*j.PausedUntil, s.now) + ")"})
+	}
+	at := func(name string, t *time.Time, what string) {
+		if t != nil {
+			rows = append(rows, []string{name, instant(*t) + " (" + ago(*t, s.now) + ")" + what})
+		}
+	}
+	at("last run", j.LastAt, "")
+	if j.LastJobID != "" {
+		rows = append(rows, []string{"last job", strings.TrimSpace(j.LastJobID + " " + string(j.LastState))})
+	}
+	at("skipped", j.SkippedAt, fmt.Sprintf(", %s in all, %s", plural(j.Skipped, "tick"), j.SkippedWhy))
+	at("problem", j.ProblemAt, " "+j.Problem)
+	at("changed", &j.UpdatedAt, strings.TrimSuffix(" by "+j.UpdatedBy+": "+j.UpdatedWhy, ": "))
+	if err := table(a.stdout, rows); err != nil {
+		return err
+	}
+	a.printTicks(j.Next, s.now)
+	return nil
+}
+
+// printTicks lists the next runs.
+func (a *app) printTicks(ticks []time.Time, now time.Time) {
+	if len(ticks) == 0 {
+		fmt.Fprintln(a.stdout, "\nno next run")
+		return
+	}
+	fmt.Fprintln(a.stdout, "\nnext runs")
+	for _, tick := range ticks {
+		fmt.Fprintf(a.stdout, "  %s  %s\n", tick.UTC().Format(time.RFC3339), relative(tick, now))
+	}
+}
+
+func newPeriodicPreviewCommand(a *app) *cobra.Command {
+	var zone string
+	cmd := &cobra.Command{
+		Use:     "preview SCHEDULE",
+		Short:   "Show the next ten runs of a schedule, and store nothing",
+		Example: `  drover periodic preview "30 2 * * mon-fri" --zone Europe/Berlin`,
+		Args:    args(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := a.open(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			ticks, err := s.client.PreviewPeriodic(cmd.Context(), args[0], zone, 10)
+			if err != nil {
+				return periodicFlags(err)
+			}
+			if a.json {
+				return a.printJSON(append([]time.Time{}, ticks...))
+			}
+			a.printTicks(ticks, s.now)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&zone, "zone", "", "time zone of the schedule (default UTC)")
+	return cmd
+}
+
+// rawArgs are args of the command line.
+type rawArgs struct {
+	kind string
+	doc  json.RawMessage
+}
+
+func (r rawArgs) Kind() string                 { return r.kind }
+func (r rawArgs) MarshalJSON() ([]byte, error) { return r.doc, nil }
+
+// readJSON reads the value of a flag: JSON, or @ and the name of a file, or @- for standard input.
+func (a *app) readJSON(flag, text string) (json.RawMessage, error) {
+	raw := []byte(text)
+	if name, isFile := strings.CutPrefix(text, "@"); isFile {
+		var err error
+		if name == "-" {
+			raw, err = io.ReadAll(a.stdin)
+		} else {
+			raw, err = os.ReadFile(name)
+		}
+		if err != nil {
+			return nil, usagef("--%s: %v", flag, err)
+		}
+	}
+	raw = bytes.TrimSpace(raw)
+	if !json.Valid(raw) {
+		return nil, usagef("--%s: is no JSON", flag)
+	}
+	return raw, nil
+}
+
+// periodicSet are the flags of drover periodic set.
+type periodicSet struct {
+	p                                drover.Periodic
+	opts                             drover.EnqueueOpts
+	kind, args, metadata, catch, lap string
+}
+
+func newPeriodicSetCommand(a *app) *cobra.Command {
+	var set periodicSet
+	cmd := &cobra.Command{
+		Use:   "set NAME --kind KIND --schedule SCHEDULE",
+		Short: "Make a schedule at run time, or change one",
+		Long: `Make a schedule at run time, or change one: all its settings are those of this command line. It prints the next ten runs.
+
+A schedule that a program declares in code is changed there; pause it with drover periodic pause. A retry strategy of the jobs is set with drover_periodic_set in SQL, or in Go.`,
+		Example: `  drover periodic set nightly --kind report --schedule "0 2 * * *" --zone Europe/Berlin --queue reports
+  drover periodic set sync --kind sync --schedule "@every 90s" --overlap skip`,
+		Args: args(cobra.ExactArgs(1)),
+	}
+	f := cmd.Flags()
+	f.StringVar(&set.kind, "kind", "", "kind of the jobs")
+	f.StringVar(&set.p.Schedule, "schedule", "", "five cron fields, six with the second in front, @daily and the like, or @every and a duration")
+	f.StringVar(&set.p.Zone, "zone", "", "time zone of the fields (default UTC)")
+	f.StringVar(&set.args, "args", "{}", "args of each job: JSON, or @ and the name of a file, or @- for standard input")
+	f.DurationVar(&set.p.Jitter, "jitter", 0, "each job is due at a random time so long after its tick")
+	f.StringVar(&set.catch, "catch-up", "skip", "what becomes of missed ticks: skip, once, all")
+	f.StringVar(&set.lap, "overlap", "allow", "skip: no job while the last one has not ended")
+	f.BoolVar(&set.p.RunAtStart, "run-at-start", false, "the first tick of a new schedule is now")
+	f.StringVar(&set.opts.Queue, "queue", "", "queue of the jobs (default default)")
+	f.IntVar(&set.opts.Priority, "priority", 0, "1 to 9, lower is sooner (default 5)")
+	f.DurationVar(&set.opts.Delay, "delay", 0, "each job is due so long after its tick")
+	f.IntVar(&set.opts.MaxAttempts, "max-attempts", 0, "how many runs each job may have (default: its worker's)")
+	f.DurationVar(&set.opts.Timeout, "timeout", 0, "bound of each run (default: its worker's)")
+	f.StringArrayVar(&set.opts.Tags, "tag", nil, "a `tag` of the jobs; give the flag again for more")
+	f.StringVar(&set.opts.Key, "key", "", "key of the jobs")
+	f.StringVar(&set.metadata, "metadata", "", "metadata of each job: a JSON object, or @ and the name of a file")
+	complete(cmd, "catch-up", words(drover.CatchUpSkip, drover.CatchUpOnce, drover.CatchUpAll)...)
+	complete(cmd, "overlap", words(drover.OverlapAllow, drover.OverlapSkip)...)
+	by := addAuditFlags(cmd, "kept with the schedule")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := by.check(cmd); err != nil {
+			return err
+		}
+		raw, err := a.readJSON("args", set.args)
+		if err != nil {
+			return err
+		}
+		if set.metadata != "" {
+			doc, err := a.readJSON("metadata", set.metadata)
+			if err != nil {
+				return err
+			}
+			if json.Unmarshal(doc, &set.opts.Metadata) != nil || set.opts.Metadata == nil {
+				return usagef("--metadata: is no JSON object")
+			}
+		}
+		p := set.p
+		p.Name, p.Args, p.Opts, p.CatchUp, p.Overlap = args[0], rawArgs{set.kind, raw}, &set.opts, drover.CatchUp(set.catch), drover.Overlap(set.lap)
+		s, err := a.openToChange(cmd.Context())
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		if err := s.client.SetPeriodic(cmd.Context(), p, by.audit); err != nil {
+			return periodicFlags(err)
+		}
+		return a.showPeriodic(cmd.Context(), s, p.Name)
+	}
+	return cmd
+}
+
+func newPeriodicPauseCommand(a *app) *cobra.Command {
+	var until later
+	cmd := &cobra.Command{
+		Use:   "pause NAME",
+		Short: "Let a schedule make no job, until a time or until it is resumed",
+		Example: `  drover periodic pause nightly --until 2030-03-01T06:00:00Z --why "the bank is down"
+  drover periodic pause nightly --until 2h`,
+		Args: args(cobra.ExactArgs(1)),
+	}
+	cmd.Flags().Var(&until, "until", "when it goes on: RFC 3339, or how long from now, such as 90m, 2h, 7d (default: when it is resumed)")
+	by := addAuditFlags(cmd, "kept with the schedule")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("until") && until.text == "" {
+			return usagef("--until is empty")
+		}
+		return a.changePeriodic(cmd, by, args[0], "paused", func(ctx context.Context, s *session) error {
+			return s.client.PausePeriodic(ctx, args[0], until.after(s.now), by.audit)
+		})
+	}
+	return cmd
+}
+
+// later is a flag that takes a time, or how long from now it is.
+type later struct{ moment }
+
+// Set reads the flag.
+func (m *later) Set(text string) error {
+	if m.moment.Set(text) != nil {
+		return errors.New("neither RFC 3339, such as 2030-01-31T12:00:00Z, nor how long from now, such as 90m, 2h or 7d")
+	}
+	return nil
+}
+
+// after is the time; zero if the flag was not given.
+func (m *later) after(now time.Time) time.Time {
+	switch {
+	case m.text == "":
+		return time.Time{}
+	case !m.absolute:
+		return now.Add(m.ago)
+	}
+	return m.time
+}
+
+func newPeriodicVerbCommand(a *app, verb, short, kept string, do func(*drover.Client, context.Context, string, drover.Audit) error) *cobra.Command {
+	cmd := &cobra.Command{Use: verb + " NAME", Short: short, Args: args(cobra.ExactArgs(1))}
+	by := addAuditFlags(cmd, kept)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return a.changePeriodic(cmd, by, args[0], strings.TrimSuffix(verb, "e")+"ed", func(ctx context.Context, s *session) error {
+			return do(s.client, ctx, args[0], by.audit)
+		})
+	}
+	return cmd
+}
+
+func newPeriodicRunCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "run NAME",
+		Short: "Enqueue a job of a schedule now, besides its own times",
+		Args:  args(cobra.ExactArgs(1)),
+	}
+	by := addAuditFlags(cmd, "kept in the job's metadata")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if err := by.check(cmd); err != nil {
+			return err
+		}
+		s, err := a.openToChange(cmd.Context())
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		id, err := s.client.RunPeriodic(cmd.Context(), args[0], by.audit)
+		if err != nil {
+			return periodicFlags(err)
+		}
+		return a.printPeriodic(changedPeriodic{args[0], "enqueued", id})
+	}
+	return cmd
+}
+
+// changedPeriodic is what a verb prints with --json.
+type changedPeriodic struct {
+	Name   string `json:"name"`
+	Result string `json:"result"`
+	JobID  string `json:"job_id,omitempty"`
+}
+
+func (a *app) changePeriodic(cmd *cobra.Command, by *auditFlags, name, result string, do func(context.Context, *session) error) error {
+	if err := by.check(cmd); err != nil {
+		return err
+	}
+	s, err := a.openToChange(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := do(cmd.Context(), s); err != nil {
+		return periodicFlags(err)
+	}
+	return a.printPeriodic(changedPeriodic{Name: name, Result: result})
+}
+
+func (a *app) printPeriodic(c changedPeriodic) error {
+	if a.json {
+		return a.printJSON(c)
+	}
+	fmt.Fprintln(a.stdout, printable(strings.TrimSpace(c.Name+"  "+c.Result+"  "+c.JobID)))
+	return nil
+}
+
+// periodicFlags makes an argument that the library refused a wrong use, and calls it by its flag.
+func periodicFlags(err error) error {
+	if !errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	names := append(auditNames(), "Schedule:", "--schedule:", "Zone:", "--zone:", "Jitter:", "--jitter:", "CatchUp:", "--catch-up:", "Overlap:", "--overlap:",
+		"Args.Kind:", "--kind:", "Args:", "--args:", "Opts.Queue:", "--queue:", "Opts.Priority:", "--priority:", "Opts.Delay:", "--delay:", "Opts.MaxAttempts:", "--max-attempts:",
+		"Opts.Timeout:", "--timeout:", "Opts.Tags", "--tag", "Opts.Key:", "--key:", "Opts.Metadata:", "--metadata:", "Name:", "NAME:", "until:", "--until:")
+	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+}

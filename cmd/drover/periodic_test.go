@@ -1,0 +1,76 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/drover-queue/drover"
+)
+
+func TestPeriodic(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	sh.run(t, "periodic", "list").ok(t).says(t, "no schedules")
+	if got := decode[[]drover.PeriodicJob](t, sh.run(t, "periodic", "list", "--json").ok(t)); got == nil || len(got) != 0 {
+		t.Errorf("%+v, want an empty list", got)
+	}
+	file := filepath.Join(t.TempDir(), "args.json")
+	if err := os.WriteFile(file, []byte(`{"n": 7}`+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	set := []string{
+		"periodic", "set", "nightly", "--kind", "report", "--schedule", "0 2 * * *", "--zone", "Europe/Berlin", "--args", "@" + file, "--queue", "reports",
+		"--priority", "3", "--max-attempts", "4", "--timeout", "1m", "--tag", "a", "--tag", "b", "--key", "k", "--delay", "1s", "--jitter", "1m", "--catch-up", "once", "--overlap", "skip", "--run-at-start=false", "--metadata", `{"mine": 1}`, "--by", "ann", "--why", "so",
+	}
+	sh.run(t, set...).ok(t).says(t, "0 2 * * * (Europe/Berlin)", "next runs", "by ann: so", "1m0s", "active")
+	j := decode[drover.PeriodicJob](t, sh.run(t, append(set, "--json")...).ok(t))
+	if len(j.Next) != 10 || j.Queue != "reports" || string(j.Args) != `{"n":7}` || j.CatchUp != "once" || j.Overlap != "skip" || j.UpdatedBy != "ann" ||
+		string(j.Options) != `{"tags":["a","b"],"delay":"1000000 microseconds","queue":"reports","timeout":"60000000 microseconds","metadata":{"mine":1},"priority":3,"max_attempts":4,"concurrency_key":"k"}` {
+		t.Errorf("%+v %s", j, j.Options)
+	}
+	sh.run(t, "periodic", "list").ok(t).says(t, "nightly", "Europe/Berlin", "active", "in ")
+	sh.run(t, "periodic", "run", "nightly", "--by", "ann").ok(t).says(t, "nightly  enqueued  01")
+	sh.run(t, "jobs", "count", "--periodic", "nightly").ok(t).says(t, "1\n")
+	sh.run(t, "periodic", "run", "nightly").ends(t, 1, "has not ended, and its overlap is skip")
+	sh.run(t, "periodic", "pause", "nightly").ok(t).says(t, "nightly  paused")
+	sh.run(t, "periodic", "show", "nightly").ok(t).says(t, "no next run", "paused")
+	sh.run(t, "periodic", "pause", "nightly", "--until", "48h").ok(t)
+	sh.run(t, "periodic", "show", "nightly").ok(t).says(t, "next runs", "paused until")
+	sh.run(t, "periodic", "resume", "nightly").ok(t).says(t, "nightly  resumed")
+	if got := decode[changedPeriodic](t, sh.run(t, "periodic", "delete", "nightly", "--json").ok(t)); got != (changedPeriodic{Name: "nightly", Result: "deleted"}) {
+		t.Errorf("%+v", got)
+	}
+	sh.run(t, "periodic", "delete", "nightly").ends(t, 1, "not found")
+	sh.run(t, "periodic", "show", "nightly").ends(t, 1, "not found")
+	sh.run(t, "periodic", "set", "now", "--kind", "k", "--schedule", "@yearly", "--run-at-start").ok(t).says(t, "run at start  yes", "next runs")
+	sh.run(t, "periodic", "preview", "*/20 0 12 * * *").ok(t).says(t, "T12:00:40Z")
+	sh.run(t, "periodic", "preview", "@hourly").ok(t).says(t, "next runs", ":00:00Z  in ")
+	if got := decode[[]string](t, sh.run(t, "periodic", "preview", "0 0 31 2 *", "--json").ok(t)); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"--schedule: minute '61' is not 0 to 59", []string{"set", "a", "--kind", "k", "--schedule", "61 * * * *"}},
+		{"--schedule: '0 0 31 2 *' never comes", []string{"set", "a", "--kind", "k", "--schedule", "0 0 31 2 *"}},
+		{"--schedule: is missing", []string{"set", "a", "--kind", "k"}},
+		{"--zone: 'Mars/Base' is not a time zone", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--zone", "Mars/Base"}},
+		{"--kind: empty", []string{"set", "a", "--schedule", "@daily"}},
+		{"--args: is no JSON", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--args", "{"}},
+		{"--args: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--args", "@/no/such/file"}},
+		{"--metadata: is no JSON object", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--metadata", "[]"}},
+		{"--catch-up: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--catch-up", "maybe"}},
+		{"--overlap: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--overlap", "maybe"}},
+		{"--jitter: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--jitter", "-1s"}},
+		{"NAME: empty", []string{"set", "", "--kind", "k", "--schedule", "@daily"}},
+		{"nor how long from now", []string{"pause", "a", "--until", "noon"}},
+		{"--until", []string{"pause", "a", "--until", ""}},
+		{"--by: is empty", []string{"run", "a", "--by", ""}},
+		{"usage: drover periodic run NAME", []string{"run"}},
+		{"--schedule: ", []string{"preview", "sometimes"}},
+	} {
+		sh.run(t, append([]string{"periodic"}, c.args...)...).ends(t, 2, c.want)
+	}
+}
