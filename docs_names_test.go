@@ -49,7 +49,7 @@ union select conname from pg_constraint where connamespace = current_schema()::r
 	any := regexp.MustCompile("(?i)\\b(?:tables?|rows? (?:of|in)|reads?|writes?|says in) `?(?:" + alternatives + ")\\b|\\b(?:" + alternatives + ")`? (?:tables?|rows?)\\b|[^,] (?:" + long + ")\\b")
 	sql := regexp.MustCompile(`(?i)\b(?:from|join|into|update|table) (?:only )?(?:` + alternatives + `)\b`)
 	styled := regexp.MustCompile("`(?:" + alternatives + ")`")
-	also := []string{"`redrives`", "`budgets`", "`supervisors`", "`set_aside`"} // a column, a command, findings
+	also := []string{"`redrives`", "`budgets`", "`supervisors`", "`set_aside`", "`periodic`"} // a column, commands, findings, the key of a filter
 	comment, code := regexp.MustCompile(`(^|\s)//.*`), regexp.MustCompile("`[^`]*`|^ *[^` ].*-c \".*")
 
 	full := regexp.MustCompile(`\bdrover_[a-z_]+`)

@@ -48,7 +48,7 @@ create table drover_periodic (
 	constraint periodic_times check (isfinite(anchor) and (next_at is null or isfinite(next_at))),
 	constraint periodic_counts check (least(jobs, skipped) >= 0)
 ) with (fillfactor = 50);
-comment on table drover_periodic is 'Schedules, one row for each: when to enqueue which job. People read the view periodic_jobs and call the functions drover_periodic_….';
+comment on table drover_periodic is 'Schedules, one row for each: when to enqueue which job. People read the view periodic_jobs and call functions such as drover_periodic_set.';
 comment on column drover_periodic.generation is 'Part of the ids of its jobs. A schedule that was deleted and created anew under the same name has another one.';
 comment on column drover_periodic.options is 'How each job is enqueued: the keys queue, priority, delay, max_attempts, retry, timeout, tags, metadata and concurrency_key, as parameters of drover_enqueue.';
 comment on column drover_periodic.schedule is 'Five cron fields, six with the second in front, a word such as @daily, or @every and a duration.';
@@ -824,7 +824,7 @@ declare
 	f regprocedure;
 begin
 	for f in select p.oid from pg_proc p where p.pronamespace = quote_ident(current_schema())::regnamespace
-		and (starts_with(p.proname, 'drover_periodic_') or starts_with(p.proname, 'drover_cron') or p.proname in ('drover_every', 'drover_offset')) loop
+		and p.proname ~ '^drover_(periodic_|cron|every$|offset$)' loop
 		execute format('drop function %s', f);
 	end loop;
 end
