@@ -43,6 +43,7 @@ type load struct {
 	Retention      drover.Retention // of completed jobs; 0: longer than any scenario
 	Deafened       bool             // workers do without LISTEN
 	ClockErrors    []time.Duration  // of the first workers
+	Schedules      bool             // workers declare schedules
 }
 
 // longRun is longer than a process that wakes takes to notice that it has lost its jobs.

@@ -34,7 +34,7 @@ type scenario struct {
 func scenarios() []scenario {
 	var all []scenario
 	for _, some := range [][]scenario{
-		serverScenarios(), restoreScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), poolerScenarios(),
+		serverScenarios(), restoreScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), periodicScenarios(), poolerScenarios(),
 		migrationScenarios(), failoverScenarios(), producerScenarios(), rowScenarios(), soakScenarios(),
 	} {
 		all = append(all, some...)

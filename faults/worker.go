@@ -82,14 +82,18 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+	cfg := drover.SupervisorConfig{
 		Queues: []drover.Queue{{Concurrency: spec.Load.Slots}},
 		Workers: []drover.Worker{drover.Handle(w.handle, drover.WorkerOpts{
 			MaxAttempts: maxAttempts, Retry: backoff(), Timeout: drover.NoTimeout,
-		}), drover.Handle(w.doNothing, drover.WorkerOpts{})},
+		}), drover.Handle(w.doNothing, drover.WorkerOpts{}), drover.Handle(w.ticked, drover.WorkerOpts{Retry: backoff(), MaxAttempts: maxAttempts})},
 		Lease: spec.Load.Lease, PollInterval: spec.Load.Poll, DrainTimeout: spec.Load.Drain,
 		CompletedRetention: spec.Load.Retention, DisableNotify: spec.Load.Deafened,
-	})
+	}
+	if spec.Load.Schedules {
+		cfg.Periodic = schedules()
+	}
+	sup, err := client.NewSupervisor(cfg)
 	if err != nil {
 		return err
 	}
@@ -101,7 +105,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 func (w *worker) hooks() drover.Hooks {
 	tell := func(what string) func(context.Context, drover.Event) {
 		return func(_ context.Context, e drover.Event) {
-			if e.Kind != (noop{}).Kind() {
+			if e.Kind == (task{}).Kind() {
 				w.log.write(note{
 					At: w.now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
 				})
