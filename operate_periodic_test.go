@@ -417,4 +417,13 @@ func TestOptionsOfAScheduleApply(t *testing.T) {
 		}
 	}
 	db.waitFor(t, 10*time.Second, `select count(*) = 1 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted' and errors_total = 3`)
+	// The hooks hear of the enqueue, and which schedule it was.
+	id := value[string](t, db, `select id from jobs`)
+	eventually(t, func() bool {
+		heard.mu.Lock()
+		defer heard.mu.Unlock()
+		return slices.ContainsFunc(heard.byID[id], func(e loggedEvent) bool {
+			return e.name == "enqueued" && e.Periodic == "a" && e.Queue == "reports" && e.Kind == "tick" && e.Supervisor != ""
+		})
+	})
 }

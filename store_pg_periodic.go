@@ -79,8 +79,7 @@ const sqlPeriodic = `
 select p.name, p.kind, p.queue, p.schedule, p.zone, p.state, p.made_in = 'code', coalesce(p.build, ''), p.args::text, p.options::text,
 	extract(epoch from p.jitter)::float8, p.catch_up, p.overlap, p.run_at_start, p.jobs, p.skipped, coalesce(p.skipped_why, ''), coalesce(p.problem, ''),
 	coalesce(p.last_job, ''), coalesce(p.last_state, ''), p.updated_by, p.updated_why, t.times[1], t.times[2], t.times[3], t.times[4], t.times[5], t.times[6],
-	case when p.state <> 'undeclared' and p.next_at is not null then array(select least(greatest(n, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z')
-		from drover_periodic_upcoming(p.name) as n) end
+	array(select least(greatest(n, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') from unnest(p.next_runs) as n)
 from periodic_jobs p
 cross join lateral (select array_agg(case when x.at is not null and x.at < 'infinity' then least(greatest(x.at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end order by x.n) as times
 	from unnest(array[p.last_at, p.paused_until, p.skipped_at, p.problem_at, p.created_at, p.updated_at]) with ordinality as x(at, n)) t

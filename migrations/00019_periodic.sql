@@ -804,10 +804,11 @@ select p.name, p.kind, coalesce(p.options->>'queue', 'default') as queue, p.sche
 	case when p.declared_by is null then 'run time' else 'code' end as made_in, p.build,
 	p.next_at, p.last_at, p.last_job, (select j.state from jobs j where j.id = p.last_job) as last_state, case when p.paused_until > now() then p.paused_until end as paused_until,
 	p.jitter_ms * interval '1 ms' as jitter, p.catch_up, p.overlap, p.run_at_start, p.args, p.options, p.jobs, p.skipped, p.skipped_at, p.skipped_why,
-	p.problem, p.problem_at, p.created_at, p.updated_at, p.updated_by, p.updated_why
+	p.problem, p.problem_at, p.created_at, p.updated_at, p.updated_by, p.updated_why,
+	case when p.next_at is not null and (p.declared_by is null or drover_periodic_declared(p)) then array(select n from drover_periodic_upcoming(p.name) as n) end as next_runs
 from drover_periodic p;
 comment on view periodic_jobs is
-	'Schedules of periodic jobs. state: active, paused, or undeclared: it was declared in code, and no running supervisor declares it any more, so it does not tick.';
+	'Schedules of periodic jobs. state: active, paused, or undeclared: it was declared in code, and no running supervisor declares it any more, so it does not tick. next_runs: the next ten ticks; null if it does not tick.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 19';
