@@ -218,7 +218,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	}
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('dead', 1000, '{default}', now() - interval '1 hour')`)
 	db.exec(t, `insert into jobs (kind, args, state, claimed_by, attempted_at, attempt, claim_seq) values ('job', '{"n": 0}', 'running', 'dead', now() - interval '1 hour', 1, 1)`)
-	sup := db.launch(t, SupervisorConfig{Workers: workers, Lease: time.Second, CompletedRetention: KeepFor(time.Second), Queues: []Queue{{}}}, func(s *Supervisor) { s.engine.Pruner.Every = 50 * time.Millisecond })
+	sup := db.launch(t, SupervisorConfig{Workers: workers, Lease: time.Second, CompletedRetention: KeepFor(time.Second), Queues: []Queue{{}}, Periodic: []Periodic{{Name: "declared", Schedule: "@every 1h", Args: job{completes}, RunAtStart: true}}}, func(s *Supervisor) { s.engine.Pruner.Every = 50 * time.Millisecond })
 	c.did("NewSupervisor")
 
 	one := func(args Args, opts *EnqueueOpts) string {
@@ -262,6 +262,23 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
 	c.ok(t, "RemoveQueue", sup.RemoveQueue(ctx, "other"))
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where id = $1`, plain) // it is pruned
+
+	db.waitFor(t, time.Minute, `select jobs = 1 from drover_periodic`) // the schedule's first tick
+	c.ok(t, "SetPeriodic", c.SetPeriodic(ctx, Periodic{Name: "set", Schedule: "@daily", Args: job{completes}}, Audit{}))
+	c.ok(t, "PausePeriodic", c.PausePeriodic(ctx, "set", time.Time{}, Audit{}))
+	c.ok(t, "ResumePeriodic", c.ResumePeriodic(ctx, "set", Audit{}))
+	_, err = c.RunPeriodic(ctx, "set", Audit{})
+	c.ok(t, "RunPeriodic", err)
+	schedules, err := c.PeriodicJobs(ctx)
+	c.ok(t, "PeriodicJobs", err)
+	if len(schedules) != 2 || len(schedules[1].Next) != 10 {
+		t.Errorf("%+v", schedules)
+	}
+	_, err = c.PeriodicJob(ctx, "set")
+	c.ok(t, "PeriodicJob", err)
+	_, err = c.PreviewPeriodic(ctx, "@hourly", "", 3)
+	c.ok(t, "PreviewPeriodic", err)
+	c.ok(t, "DeletePeriodic", c.DeletePeriodic(ctx, "set", Audit{}))
 
 	later := &EnqueueOpts{Queue: "unserved"}
 	_, err = c.Discard(ctx, one(job{completes}, later), Audit{})
