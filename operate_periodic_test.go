@@ -374,7 +374,13 @@ func TestRunAtStart(t *testing.T) {
 	}
 	set(func(*Periodic) {})
 	ticks(1, "deleted and set")
-	// In code: the supervisor that stores it ticks it, and a restart of the same or of a newer build does not.
+}
+
+// In code, the supervisor that stores a schedule that runs at its start ticks it. A restart of the same build, or of a newer
+// one, does not.
+func TestRunAtStartOfADeclaredSchedule(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
 	for i, build := range []string{"v1", "v1", "v2"} {
 		stop := db.startTicker(t, ticker(build, Periodic{Name: "declared", Schedule: "@every 1h", RunAtStart: true}))
 		db.waitFor(t, 10*time.Second, `select jobs = 1 from drover_periodic where name = 'declared'`)
@@ -413,7 +419,7 @@ func TestOptionsOfAScheduleApply(t *testing.T) {
 			delay = 10 * time.Millisecond
 		}
 		if got.attempts != attempt || got.max != 3 || got.priority != 2 || got.delay != delay || got.timeout > 10*time.Minute || got.timeout < 5*time.Minute {
-			t.Errorf("run %d: %+v", attempt, got)
+			t.Fatalf("run %d: %+v", attempt, got)
 		}
 	}
 	db.waitFor(t, 10*time.Second, `select count(*) = 1 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted' and errors_total = 3`)

@@ -127,19 +127,19 @@ func TestARolledBackBuildLeavesNoSchedule(t *testing.T) {
 	stop := db.startTicker(t, at(1))
 	stop()
 	stop = db.startTicker(t, at(2))
-	db.waitFor(t, time.Minute, settled(2))
+	db.soon(t, 20*time.Second, "the settings are of another build", settled(2))
 	stop()
 	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from drover_supervisors`)
 	db.startTicker(t, at(1)) // anew
-	db.waitFor(t, time.Minute, settled(1))
+	db.soon(t, 20*time.Second, "the settings are of another build", settled(1))
 	stop = db.startTicker(t, at(3))
-	db.waitFor(t, time.Minute, settled(3))
+	db.soon(t, 20*time.Second, "the settings are of another build", settled(3))
 	db.startTicker(t, at(1)) // anew, next to the newer build
 	if !value[bool](t, db, settled(3)) {
 		t.Error("the newer build's settings are gone while it lives")
 	}
 	stop()
-	db.waitFor(t, 2*time.Minute, settled(1)) // the supervisors that have lived all the time see it go
+	db.soon(t, 20*time.Second, "the settings of a build that has gone hold", settled(1)) // the supervisors that have lived all the time see it go
 	if n := value[int](t, db, `select cardinality(declared_by) from drover_periodic`); n != 2 {
 		t.Errorf("%d supervisors declare it, want 2", n)
 	}

@@ -466,9 +466,45 @@ func TestManySchedulesAtOnce(t *testing.T) {
 		cfg := ticker("")
 		cfg.Lease = time.Hour
 		db.run(t, cfg)
-		db.waitFor(t, time.Minute, `select count(*) = $1 from drover_periodic where name like 'good%' and jobs = 1 and next_at > now()`, good)
+		db.soon(t, time.Minute, "schedules behind others do not tick", `select count(*) = $1 from drover_periodic where name like 'good%' and jobs = 1 and next_at > now()`, good)
 		if n := value[int](t, db, `select count(*) from drover_periodic where name like 'bad%' and problem is null`); n != 0 {
 			t.Errorf("%d schedules that make no sense do not say so", n)
 		}
+	}
+}
+
+// A heartbeat finds the next tick: the scheduler looks if it would not by itself, or well after that tick. Without a
+// schedule it does not.
+func TestAHeartbeatFindsTheNextTick(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	looks := func() bool {
+		s.beat(t)
+		select {
+		case <-s.Scheduler.Signal:
+			return true
+		default:
+			return false
+		}
+	}
+	if looks() {
+		t.Error("it looks for schedules where there is none")
+	}
+	db.setPeriodic(t, Periodic{Name: "a", Schedule: "@every 1h"})
+	if !looks() {
+		t.Error("it does not hear of a schedule")
+	}
+	s.Scheduler.Next.Store(time.Now().Add(50 * time.Minute).UnixNano())
+	if looks() {
+		t.Error("it looks for a tick that comes after its own look")
+	}
+	s.Scheduler.Next.Store(time.Now().Add(70 * time.Minute).UnixNano())
+	if !looks() {
+		t.Error("it does not hear of a tick before its own look")
+	}
+	db.exec(t, `update drover_periodic set declared_by = '{another}'`)
+	if looks() {
+		t.Error("it looks for a tick of another supervisor")
 	}
 }

@@ -17,7 +17,7 @@ import (
 // earlier ones. While there is no schedule it asks for nothing.
 type scheduler struct {
 	*Shared
-	signal chan struct{}
+	Signal chan struct{}
 	Next   atomic.Int64 // when it looks again, in nanoseconds by the process' clock; 0: not by itself
 
 	// Only the goroutine that ticks uses these.
@@ -32,13 +32,13 @@ type putOff struct {
 }
 
 func newScheduler(s *Shared) *scheduler {
-	return &scheduler{Shared: s, signal: make(chan struct{}, 1), putOff: map[string]putOff{}, Trouble: Trouble{means: "schedules do not tick"}}
+	return &scheduler{Shared: s, Signal: make(chan struct{}, 1), putOff: map[string]putOff{}, Trouble: Trouble{means: "schedules do not tick"}}
 }
 
 // poke makes it look.
 func (t *scheduler) poke() {
 	select {
-	case t.signal <- struct{}{}:
+	case t.Signal <- struct{}{}:
 	default:
 	}
 }
@@ -78,7 +78,7 @@ func (t *scheduler) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-		case <-t.signal:
+		case <-t.Signal:
 		}
 		wait, idle := t.tick(ctx)
 		timer.Stop()

@@ -1591,7 +1591,7 @@ func mutants() []mutant {
 			file:  "internal/engine/keeper.go",
 			old:   "\tc.scheduler.heard(reply.Tick)\n",
 			new:   "",
-			tests: []string{"TestTicksOnceWhoeverDies"},
+			tests: []string{"TestAHeartbeatFindsTheNextTick"},
 		},
 		{
 			name: "schedules-are-sorted", bug: "the look for schedules reads all of them and sorts",
