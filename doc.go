@@ -39,7 +39,8 @@
 // A [Client] enqueues and operates; it starts nothing. [Client.NewSupervisor] makes the process-wide runner, and
 // [Supervisor.Run] claims, runs and settles jobs until its context is done. [Handle] makes a worker of a function;
 // the error that the function returns decides what becomes of the job: nil, a plain error, [Discard], [RetryAfter],
-// [Snooze], [Cancel], [DontCount]. A [RetryStrategy] decides how long a failed job waits.
+// [Snooze], [Cancel], [DontCount]. A [RetryStrategy] decides how long a failed job waits. A [Periodic] is a schedule that
+// enqueues a job at its times.
 //
 // The schema comes from the package migrations, or from its files by the goose command.
 //
