@@ -326,3 +326,28 @@ func TestATickBesideAVerb(t *testing.T) {
 		}
 	}
 }
+
+// The newer build has gone, and somebody holds its schedule locked in an open transaction: heartbeats go on over the same
+// connection, and the older build's settings hold once the lock is gone.
+func TestALockedScheduleHoldsUpNoHeartbeat(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	cfg := ticker("v1", Periodic{Name: "a", Args: tickArgs{1}, Schedule: "@every 1h"})
+	cfg.Lease = 3 * time.Second // the server ends the statement after a twelfth
+	s := db.stopped(t, cfg)
+	db.alive(t, "newer")
+	s.beat(t)
+	db.exec(t, `update drover_periodic set build = 'v2', args = '{"n": 2}'`)
+	db.exec(t, `delete from drover_supervisors where id = 'newer'`)
+	end := db.hold(t, `select from drover_periodic for update`)
+	conn := s.Keeper.Link.Current()
+	s.beat(t)
+	if s.Keeper.Link.Current() != conn || conn.Closed() {
+		t.Error("the lock has cost the heartbeat its connection")
+	}
+	end()
+	s.beat(t)
+	if got := value[string](t, db, `select build || ' ' || (args->>'n') from drover_periodic`); got != "v1 1" {
+		t.Errorf("the schedule has %s", got)
+	}
+}

@@ -131,7 +131,7 @@ func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease,
 	}
 	left := slices.ContainsFunc(c.living, func(id string) bool { return !slices.Contains(living, id) })
 	if left {
-		if err := conn.DeclareAgain(ctx, l.ID, c.Cfg.Build, c.Cfg.Schedules); err != nil {
+		if err := conn.DeclareAgain(ctx, l.ID, c.Cfg.Build, c.Cfg.Schedules, c.walkBound()); err != nil {
 			return err
 		}
 	}

@@ -1594,6 +1594,13 @@ func mutants() []mutant {
 			tests: []string{"TestAHeartbeatFindsTheNextTick"},
 		},
 		{
+			name: "declares-again-without-end", bug: "a heartbeat waits for a schedule that somebody holds locked, until its connection is cut off",
+			file:  "internal/store/periodic.go",
+			old:   "\tp.BoundPlan(bound)\n",
+			new:   "",
+			tests: []string{"TestALockedScheduleHoldsUpNoHeartbeat"},
+		},
+		{
 			name: "schedules-are-sorted", bug: "the look for schedules reads all of them and sorts",
 			file:  "internal/store/periodic.go",
 			old:   ", set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`",

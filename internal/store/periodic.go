@@ -55,10 +55,12 @@ const sqlDeclareAgain = `
 select drover_periodic_declare($1, $2, jsonb_agg(d)) from jsonb_array_elements($3::jsonb) d
 join drover_periodic p on p.name = d->>'name' and p.declared_by is not null and p.build <> $2 having count(*) > 0`
 
-// DeclareAgain stores the schedules of a supervisor once more, if another build's settings are stored.
-func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy) error {
+// DeclareAgain stores the schedules of a supervisor once more, if another build's settings are stored. The server ends it
+// after bound, because somebody may hold a schedule locked.
+func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
+	p.BoundPlan(bound)
 	p.Exec(nil, sqlDeclareAgain, id, build, scheduleDoc(schedules))
 	p.Commit()
 	return p.Send(ctx, s.Conn)
