@@ -58,6 +58,13 @@ func auditedVerbs(c *Client) map[string]func(ctx context.Context, id, fingerprin
 			return ret2(c.DeleteMany(ctx, Filter{IDs: []string{id}}, a))
 		},
 		"RedriveJob": func(ctx context.Context, id, _ string, a Audit) error { return c.RedriveJob(ctx, id, nil, a) },
+		"Edit": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.Edit(ctx, id, JobEdit{Priority: 2}, a))
+		},
+		"EditMany": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.EditMany(ctx, Filter{IDs: []string{id}}, JobEdit{Priority: 2}, a))
+		},
+		"Rerun": func(ctx context.Context, id, _ string, a Audit) error { return ret2(c.Rerun(ctx, id, nil, a)) },
 		"Archive": func(ctx context.Context, id, _ string, a Audit) error {
 			return ret2(c.Archive(ctx, Filter{IDs: []string{id}}, nil, a))
 		},
@@ -137,6 +144,7 @@ func TestJobsKeepTheAudit(t *testing.T) {
 	db := newQuietDB(t)
 	me := value[string](t, db, `select session_user::text`)
 	const history = `select (errors->-1->>'error') || ' by ' || (errors->-1->>'by') from jobs where id = $1`
+	const rerun = `select regexp_replace(errors->-1->>'error', ' as \w+', '') || ' by ' || (errors->-1->>'by') from jobs where id = $1`
 	const archived = `select archived_why || ' by ' || archived_by from jobs_archive where id = $1`
 	for name, tc := range map[string]struct{ state, sql, trace, psql string }{
 		"Cancel":      {"available", history, "cancelled: so by %s", `select drover_cancel($1, 'so', by => $2)`},
@@ -144,6 +152,9 @@ func TestJobsKeepTheAudit(t *testing.T) {
 		"CancelMany":  {"available", history, "cancelled: so by %s", `select drover_cancel_many(jsonb_build_object('ids', array[$1]), 'so', by => $2)`},
 		"DiscardMany": {"available", history, "discarded: so by %s", `select drover_discard_many(jsonb_build_object('ids', array[$1]), 'so', by => $2)`},
 		"RedriveJob":  {"discarded", history, "redriven: so by %s", `select drover_redrive($1, why => 'so', by => $2)`},
+		"Edit":        {"available", history, "edited (priority 2, was 5): so by %s", `select drover_edit($1, '{"priority": 2}', why => 'so', by => $2)`},
+		"EditMany":    {"available", history, "edited (priority 2, was 5): so by %s", `select drover_edit_many(jsonb_build_object('ids', array[$1]), '{"priority": 2}', why => 'so', by => $2)`},
+		"Rerun":       {"completed", rerun, "rerun: so by %s", `select drover_rerun($1, why => 'so', by => $2)`},
 		"Archive":     {"discarded", archived, "so by %s", `select drover_archive(jsonb_build_object('ids', array[$1]), why => 'so', by => $2)`},
 	} {
 		for _, by := range []string{"ann", ""} {

@@ -87,3 +87,10 @@ func ExampleParseRetryAfter() {
 	// 0s
 	// 0s
 }
+
+// A strategy from a flag or a file of settings.
+func ExampleParseRetryStrategy() {
+	strategy, err := drover.ParseRetryStrategy(`{"type": "linear", "step": "10s", "max": "1m", "jitter": "none"}`)
+	fmt.Println(drover.TotalDelay(strategy, 4), err)
+	// Output: 1m0s <nil>
+}

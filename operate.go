@@ -21,6 +21,7 @@ type RunError struct {
 	ClaimSeq    int       `json:"claim_seq"`
 	At          time.Time `json:"at"`
 	Class       Class     `json:"class"`
+	Job         string    `json:"job,omitempty"`  // of a rerun: the old job, or the new one
 	By          string    `json:"by,omitempty"`   // the operator, as in Audit; the database's user if Audit.By was empty
 	Case        string    `json:"case,omitempty"` // the ErrorCase that knew it
 	Error       string    `json:"error"`

@@ -14,7 +14,7 @@ import (
 
 // BulkResult is what a verb over many jobs did.
 type BulkResult struct {
-	Changed int64     `json:"changed"`           // jobs cancelled, discarded or deleted
+	Changed int64     `json:"changed"`           // jobs cancelled, discarded, edited or deleted
 	Missing []string  `json:"missing,omitempty"` // ids of the filter that no job has
 	Refused []Refusal `json:"refused,omitempty"` // jobs that the database did not let change; the first 1,000
 }
@@ -52,11 +52,13 @@ func (c *Client) DeleteMany(ctx context.Context, filter Filter, audit Audit) (Bu
 type bulkVerb struct {
 	name, sql string
 	audit     Audit
-	tell      *told // of a batch; nil: nothing
+	tell      *told    // of a batch; nil: nothing
+	more      []any    // parameters of its own
+	bad       problems // what is wrong with these
 }
 
 func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
-	var bad problems
+	bad := v.bad
 	doc := filter.encode(&bad)
 	if doc == "{}" {
 		bad.add("Filter", "is empty; to mean every job say All")
@@ -146,7 +148,7 @@ func (v *bulkVerb) failed(err error) error {
 
 // batch does one transaction of a verb and tells of it.
 func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wait bool) (bulkBatch, error) {
-	b, err := c.desk.bulk(ctx, v.sql, filter, after, wait, v.audit)
+	b, err := c.desk.bulk(ctx, v.sql, filter, after, wait, v.audit, v.more...)
 	if err != nil {
 		return bulkBatch{}, v.failed(err)
 	}

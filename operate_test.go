@@ -615,6 +615,11 @@ func TestTheFunctionsFromPSQL(t *testing.T) {
 		{`drover_cancel(job_id => $1)`, "cancelled"},
 		{`drover_redrive(job_id => $1, max_attempts => 3, args_patch => '{"OrderID": 43}')`, "available"},
 		{`drover_redrive($1)`, "available"},
+		{`drover_edit(job_id => $1, edit => '{"priority": 2}', why => 'vip', by => 'ann')`, "(available,t)"},
+		{`drover_edit($1, '{"priority": 2}')`, "(available,f)"},
+		{`drover_edit(repeat('0', 26), '{"run_now": true}')`, "(,f)"},
+		{`drover_rerun(repeat('0', 26))`, "null"},
+		{`changed from drover_edit_many(filter => '{"kind": "charge"}', edit => '{"delay": "1 h"}', why => 'later')`, "1"},
 		{`drover_cancel($1, null)`, "cancelled"},
 		{`drover_discard(repeat('0', 26))`, "null"},
 		{`drover_discard(j.id) from drover_enqueue('k', id => repeat('1', 26)) as e(id, was), jobs j where j.id = $1`, "cancelled"},
@@ -633,7 +638,7 @@ func TestTheFunctionsFromPSQL(t *testing.T) {
 			t.Errorf("%s = %s, want %s", step[0], got, step[1])
 		}
 	}
-	if got := text(`select string_agg(e->>'error', '|' order by n) from jobs, jsonb_array_elements(errors) with ordinality as x(e, n)`); got != "cancelled: no use|redriven|cancelled" {
+	if got := text(`select string_agg(regexp_replace(e->>'error', 'due .* was [^)]*', 'due later'), '|' order by n) from jobs, jsonb_array_elements(errors) with ordinality as x(e, n)`); got != "cancelled: no use|redriven|edited (priority 2, was 5): vip|edited (due later): later|cancelled" {
 		t.Error(got)
 	}
 	if got := text(`select args || to_jsonb(max_attempts) from jobs`); got != `[{"OrderID": 43}, 3]` {

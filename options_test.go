@@ -120,6 +120,15 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"Periodic.CatchUp":    "TestCatchUp",
 		"Periodic.Overlap":    "TestOverlap",
 		"Periodic.RunAtStart": "TestRunAtStart",
+		"JobEdit.RunNow":      "TestEditOfEachField",
+		"JobEdit.ScheduledAt": "TestEditOfEachField",
+		"JobEdit.Delay":       "TestEditOfEachField",
+		"JobEdit.Priority":    "TestEditOfEachField",
+		"JobEdit.Queue":       "TestEditOfEachField",
+		"JobEdit.MaxAttempts": "TestEditOfEachField",
+		"JobEdit.Retry":       "TestEditOfEachField",
+		"JobEdit.ArgsPatch":   "TestEditOfEachField",
+		"RunOpts.ID":          "TestRerunWithAnID",
 
 		"Audit.By":  "TestJobsKeepTheAudit",
 		"Audit.Why": "TestJobsKeepTheAudit",
@@ -139,6 +148,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Audit](),
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Unique](),
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Periodic](),
+		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[Audit](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

@@ -362,6 +362,26 @@ func encodeStrategy(s RetryStrategy) ([]byte, error) {
 	return json.Marshal(out)
 }
 
+// ParseRetryStrategy reads a strategy from its JSON, as the column jobs.retry holds it, such as
+// {"type": "constant", "delay": "30s"}: for flags and files of settings. A Custom comes back with its name, and without
+// its function, which is enough for EnqueueOpts.Retry and JobEdit.Retry. Errors: *InvalidError.
+func ParseRetryStrategy(text string) (RetryStrategy, error) {
+	var names struct {
+		Name string `json:"name"`
+	}
+	_ = json.Unmarshal([]byte(text), &names) // decodeStrategy reports a mistake
+	unbound := Custom{Name: names.Name, Func: func(FailedRun) (time.Duration, bool) { return 0, false }}
+	s, err := decodeStrategy([]byte(text), map[string]Custom{names.Name: unbound})
+	if err != nil {
+		return nil, err
+	}
+	if custom, ok := s.(Custom); ok {
+		custom.Func = nil
+		s = custom
+	}
+	return s, s.validate()
+}
+
 // decodeStrategy reads the public form; what is left out has its default. A Custom is the one of its name in
 // named, with the stored max and jitter over its own; a name that is not there is errUnknownStrategy.
 // Everything else that is not understood is an *InvalidError: the strategy must not be guessed.

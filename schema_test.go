@@ -311,6 +311,15 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	_, err = c.Summary(ctx)
 	c.ok(t, "Summary", err)
 	c.ok(t, "RedriveJob", c.RedriveJob(ctx, page.Jobs[0].ID, nil, Audit{}))
+	_, err = c.Edit(ctx, page.Jobs[0].ID, JobEdit{Priority: 2}, Audit{})
+	c.ok(t, "Edit", err)
+	many, err = c.EditMany(ctx, Filter{IDs: []string{page.Jobs[0].ID}}, JobEdit{Priority: 3}, Audit{})
+	c.ok(t, "EditMany", err)
+	if many.Changed != 1 {
+		t.Errorf("EditMany: %+v", many)
+	}
+	_, err = c.Rerun(ctx, db.put(t, "queue, state, finalized_at", "'other', 'completed', now() + interval '1 h'"), nil, Audit{})
+	c.ok(t, "Rerun", err)
 	groups, err := c.FailureGroups(ctx, FailureFilter{})
 	c.ok(t, "FailureGroups", err)
 	if len(groups) == 0 {

@@ -212,11 +212,16 @@ const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb, by => $4, wh
 
 func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts, audit Audit) (was State, found bool, err error) {
 	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)), audit.by(), audit.Why)
+	return was, found, patchFault(err)
+}
+
+// patchFault is an error of a verb that patches args, as an *InvalidError if the job's own args are no object.
+func patchFault(err error) error {
 	var server *pgconn.PgError
-	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: the job's own args are no object
-		err = &InvalidError{Field: "ArgsPatch", Reason: pg.Refusal(err), Err: err}
+	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: everything else was checked before
+		return &InvalidError{Field: "ArgsPatch", Reason: pg.Refusal(err), Err: err}
 	}
-	return was, found, err
+	return err
 }
 
 // stateBefore reads the state of job $1 and locks it, by primary key, before one of the functions changes it: they
@@ -227,7 +232,7 @@ const (
 	sqlDiscard  = stateBefore + `drover_discard($1, $2, $3) from was`
 )
 
-// verb runs one of these, and returns the state the job was in.
+// verb runs one of these functions, and returns the state the job was in.
 func (s *desk) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, sql, args...).Scan(&was, nil)
@@ -239,11 +244,46 @@ func (s *desk) verb(ctx context.Context, sql string, args ...any) (was State, fo
 	return was, found, namesField(err)
 }
 
+// sqlEdit returns the state before the edit.
+const sqlEdit = stateBefore + `(drover_edit($1, $2::jsonb, why => $3, by => $4)).changed from was`
+
+func (s *desk) edit(ctx context.Context, id, edit string, audit Audit) (was State, changed bool, err error) {
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, sqlEdit, id, edit, audit.Why, audit.by()).Scan(&was, &changed)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return ErrNotFound
+		}
+		return pg.Classify(err)
+	})
+	return was, changed, namesField(patchFault(err))
+}
+
+// sqlRerun reads the names from the job's row.
+const sqlRerun = `select drover_rerun(id, why => $2, by => $3, new_id => $4), queue, kind from jobs where id = $1`
+
+// rerun returns the new job. Its id is as; "" is any.
+func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, queue, kind string, err error) {
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		var name *string // null if the job was deleted while the function waited for its row
+		err := tx.QueryRow(ctx, sqlRerun, id, audit.Why, audit.by(), pg.OrNull(as)).Scan(&name, &queue, &kind)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows), err == nil && name == nil:
+			return ErrNotFound
+		case err != nil:
+			return pg.Classify(err)
+		}
+		made = *name
+		return nil
+	})
+	return made, queue, kind, namesField(err)
+}
+
 // The verbs over many jobs, a batch at a time: $1 the filter, $2 where to go on, $3 whether to wait for rows that others
-// hold, $4 and $5 who does it and why.
+// hold, $4 and $5 who does it and why; $6 is the edit.
 const (
 	sqlCancelMany  = `select changed, running, locked, last, refused::text from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
 	sqlDiscardMany = `select changed, running, locked, last, refused::text from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlEditMany    = `select changed, null::text[], locked, last, refused::text from drover_edit_many($1::jsonb, $6::jsonb, after => $2, wait => $3, by => $4, why => $5)`
 	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text from drover_delete_many($1::jsonb, 'delete', after => $2, wait => $3, by => $4, why => $5)`
 )
 
@@ -256,13 +296,15 @@ type bulkBatch struct {
 	last    *string // where the next batch goes on; nil at the end
 }
 
-func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, audit Audit) (b bulkBatch, err error) {
+// bulk does one batch; more are the parameters that only this verb has.
+func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, audit Audit, more ...any) (b bulkBatch, err error) {
+	args := append([]any{filter, after, wait, audit.by(), audit.Why}, more...)
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
 		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // a refusal at the commit would follow the line in the log
 			return pg.Classify(err)
 		}
-		if err := tx.QueryRow(ctx, sql, filter, after, wait, audit.by(), audit.Why).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
+		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
 			return pg.Classify(err)
 		}
 		return json.Unmarshal([]byte(refused), &b.refused)

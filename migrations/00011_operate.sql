@@ -230,7 +230,7 @@ comment on function drover_unknown(jsonb) is 'Those of a filter''s ids that no j
 create function drover_eligible(filter jsonb, verb text) returns text language plpgsql immutable as $$
 begin
 	if verb <> 'delete' then
-		return 'j.finalized_at is null';
+		return 'j.finalized_at is null' || case when verb = 'edit' then ' and j.state <> ''running''' else '' end;
 	end if;
 	if filter->>'state' <> all('{completed,discarded,cancelled}') then
 		raise exception 'drover: % jobs cannot be deleted, only those that have ended', filter->>'state' using errcode = '22023';
@@ -240,7 +240,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_eligible(jsonb, text) is 'The condition that a verb (cancel, discard, delete) itself sets for a job, besides the filter.';
+comment on function drover_eligible(jsonb, text) is 'The condition that a verb (cancel, discard, edit, delete) itself sets for a job, besides the filter.';
 
 -- +goose StatementBegin
 create function drover_seek(filter jsonb, verb text, after text default '', batch int default 1000, out ids text[], out last text, out fits text)

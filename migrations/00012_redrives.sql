@@ -628,7 +628,8 @@ begin
 			-- kind: all its jobs except one are taken back, and no more of them are let go until that one is claimed.
 			q.released := coalesce((
 				select jsonb_object_agg(j.id, j.claim_seq) from jobs j
-				where j.id = any(array(select jsonb_object_keys(q.released))) and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')), '{}');
+				where j.id = any(array(select jsonb_object_keys(q.released))) and j.queue = q.queue
+					and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')), '{}');
 			late := array(
 				select distinct on (j.kind) j.id from jobs j
 				where j.id = any(array(select jsonb_object_keys(q.released))) and j.scheduled_at < as_of - patience order by j.kind, j.scheduled_at, j.id);
@@ -636,7 +637,7 @@ begin
 			if idle <> '{}' then
 				picked := array(
 					select j.id from jobs j
-					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle)
+					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle) and j.scheduled_at <= as_of + ahead -- else somebody has put it off
 						and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
 						and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
 					order by j.id limit batch for update of j skip locked);

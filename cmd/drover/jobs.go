@@ -24,7 +24,7 @@ func newJobsCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, count, redrive, cancel, discard and delete jobs"})
 	cmd.AddCommand(
 		newJobsListCommand(a), newJobsShowCommand(a), newJobsCountCommand(a), newJobsSummaryCommand(a),
-		newJobsRedriveCommand(a), newJobsCancelCommand(a), newJobsDiscardCommand(a), newJobsDeleteCommand(a),
+		newJobsRedriveCommand(a), newJobsEditCommand(a), newJobsRerunCommand(a), newJobsCancelCommand(a), newJobsDiscardCommand(a), newJobsDeleteCommand(a),
 	)
 	return cmd
 }

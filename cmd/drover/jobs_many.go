@@ -91,8 +91,21 @@ type manyVerb struct {
 	done string                             // what becomes of the jobs: cancelled
 	of   func(drover.Filter) []drover.State // the states that it changes jobs of
 	do   func(client *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error)
-	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (drover.State, error) // nil: ids are asked for like a filter
-	kept string                                                                                                // where --by and --why are found again
+	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // says what became of it; nil: ids are asked for like a filter
+	kept string                                                                                          // where --by and --why are found again
+
+	check func(cmd *cobra.Command) error // reads the verb's own flags; nil: it has none
+}
+
+// ended says what became of a job that should end.
+func ended(done string, end func(*drover.Client, context.Context, string, drover.Audit) (drover.State, error)) func(*drover.Client, context.Context, string, drover.Audit) (string, error) {
+	return func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) {
+		was, err := end(client, ctx, id, audit)
+		if was.Final() {
+			return fmt.Sprintf("had ended: %s", was), err
+		}
+		return fmt.Sprintf("%s, was %s", done, was), err
+	}
 }
 
 func newJobsCancelCommand(a *app) *cobra.Command {
@@ -104,7 +117,7 @@ whatever it returns is refused. A job that has ended stays as it is.`,
 		Example: `  drover jobs cancel 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the order was withdrawn"
   drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
 	}, manyVerb{
-		done: "cancelled", of: unfinished, do: (*drover.Client).CancelMany, one: (*drover.Client).Cancel, kept: "kept in the jobs' history",
+		done: "cancelled", of: unfinished, do: (*drover.Client).CancelMany, one: ended("cancelled", (*drover.Client).Cancel), kept: "kept in the jobs' history",
 	})
 }
 
@@ -117,7 +130,7 @@ as with cancel. A job that has ended stays as it is.`,
 		Example: `  drover jobs discard 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "address in doubt"
   drover jobs discard --state retryable --error "no such account"`,
 	}, manyVerb{
-		done: "discarded", of: unfinished, do: (*drover.Client).DiscardMany, one: (*drover.Client).Discard, kept: "kept in the jobs' history",
+		done: "discarded", of: unfinished, do: (*drover.Client).DiscardMany, one: ended("discarded", (*drover.Client).Discard), kept: "kept in the jobs' history",
 	})
 }
 
@@ -149,6 +162,11 @@ Ids are done one by one. With flags that pick jobs all must fit, ids too, and ho
 		if err := by.check(cmd); err != nil {
 			return err
 		}
+		if v.check != nil {
+			if err := v.check(cmd); err != nil {
+				return err
+			}
+		}
 		switch filtered := givenFilter(cmd); {
 		case !filtered && len(ids) == 0:
 			return usagef("which jobs? Name ids or what they have in common (see --help), or say --all")
@@ -169,13 +187,7 @@ func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, audit drove
 		return err
 	}
 	defer s.close()
-	return a.each(v.done, ids, func(id string) (string, error) {
-		was, err := v.one(s.client, ctx, id, audit)
-		if was.Final() {
-			return fmt.Sprintf("had ended: %s", was), err
-		}
-		return fmt.Sprintf("%s, was %s", v.done, was), err
-	})
+	return a.each(v.done, ids, func(id string) (string, error) { return v.one(s.client, ctx, id, audit) })
 }
 
 func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, audit drover.Audit, yes bool) error {

@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+// editFlags are what jobs edit changes.
+type editFlags struct {
+	edit             drover.JobEdit
+	at, retry, patch string
+}
+
+func newJobsEditCommand(a *app) *cobra.Command {
+	f := &editFlags{}
+	cmd := newManyCommand(a, &cobra.Command{
+		Use:   "edit [ID...]",
+		Short: "Change jobs that wait: when they are due, priority, queue, attempts, args",
+		Long: `Change jobs that wait: run them now (--run-now) or at another time (--at, --delay), with another priority, in another
+queue, with more attempts or with other args. They keep their ids, attempts and errors, and their history shows what
+was before.
+
+--run-now runs a job whatever it waits for: its time, its backoff, a slot of a retry budget, or what it is parked for.
+A job that runs or has ended stays as it is.`,
+		Example: `  drover jobs edit 01ARZ3NDEKTSV4RRFFQ69G5FAV --run-now --why "the bank is back"
+  drover jobs edit --kind charge --state retryable --run-now
+  drover jobs edit --queue payments --tag vip --to-priority 1
+  drover jobs edit 01ARZ3NDEKTSV4RRFFQ69G5FAV --args-patch '{"Currency": "EUR"}' --delay 10m`,
+	}, manyVerb{
+		done: "edited", of: editable, kept: "kept in the jobs' history", check: f.check,
+		do: func(c *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error) {
+			done, err := c.EditMany(ctx, filter, f.edit, audit)
+			return done, editNames(err)
+		},
+		one: func(c *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) {
+			changed, err := c.Edit(ctx, id, f.edit, audit)
+			if !changed {
+				return "not changed: it is like that already", editNames(err)
+			}
+			return "edited", nil
+		},
+	})
+	flags := cmd.Flags()
+	flags.BoolVar(&f.edit.RunNow, "run-now", false, "make the jobs due now")
+	flags.StringVar(&f.at, "at", "", "make the jobs due at this `time`: RFC 3339")
+	flags.DurationVar(&f.edit.Delay, "delay", 0, "make the jobs due in this time from now, such as 10m")
+	flags.IntVar(&f.edit.Priority, "to-priority", 0, "the jobs' new priority, 1 to 9; lower is sooner")
+	flags.StringVar(&f.edit.Queue, "to-queue", "", "the queue that the jobs move to")
+	flags.IntVar(&f.edit.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs, those before included")
+	flags.StringVar(&f.retry, "retry", "", `the jobs' own retry strategy, such as '{"type": "constant", "delay": "1m"}'`)
+	flags.StringVar(&f.patch, "args-patch", "", "JSON merge patch of the args")
+	return cmd
+}
+
+// check reads the flags. It refuses what would pass for a flag that was not given.
+func (f *editFlags) check(cmd *cobra.Command) error {
+	changed := cmd.Flags().Changed
+	times := []string{"run-now", "at", "delay"}
+	all := append(slices.Clone(times), "to-priority", "to-queue", "max-attempts", "retry", "args-patch")
+	given := slices.DeleteFunc(times, func(name string) bool { return !changed(name) })
+	switch {
+	case !slices.ContainsFunc(all, changed):
+		return usagef("what is to change? Give one of --%s", strings.Join(all, ", --"))
+	case len(given) > 1:
+		return usagef("--%s contradict each other: give one of them", strings.Join(given, " and --"))
+	case changed("run-now") && !f.edit.RunNow:
+		return usagef("--run-now=false changes nothing: leave it out")
+	case changed("delay") && f.edit.Delay <= 0:
+		return usagef("--delay %v is not positive; --run-now makes jobs due now", f.edit.Delay)
+	case changed("to-priority") && (f.edit.Priority < 1 || f.edit.Priority > 9):
+		return usagef("--to-priority %d is not 1 to 9", f.edit.Priority)
+	case changed("to-queue") && f.edit.Queue == "":
+		return usagef("--to-queue is empty")
+	case changed("max-attempts") && f.edit.MaxAttempts < 1:
+		return usagef("--max-attempts %d is not 1 or more", f.edit.MaxAttempts)
+	}
+	if changed("at") {
+		at, err := time.Parse(time.RFC3339, f.at)
+		if err != nil || at.IsZero() {
+			return usagef("--at %q is not a time such as 2026-01-31T12:00:00Z", shorten(f.at, 40))
+		}
+		f.edit.ScheduledAt = at
+	}
+	if changed("retry") {
+		strategy, err := drover.ParseRetryStrategy(f.retry)
+		if err != nil {
+			return usagef("--retry: %v", err)
+		}
+		f.edit.Retry = strategy
+	}
+	if changed("args-patch") {
+		var object map[string]json.RawMessage
+		if json.Unmarshal([]byte(f.patch), &object) != nil || object == nil {
+			return usagef("--args-patch is not a JSON object")
+		}
+		f.edit.ArgsPatch = json.RawMessage(f.patch)
+	}
+	return nil
+}
+
+// editNames calls what the library refused by its flag.
+func editNames(err error) error {
+	if !errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	names := append(append(filterNames(), auditNames()...), "ScheduledAt:", "--at:", "Delay:", "--delay:", "Priority:", "--to-priority:", "Queue:", "--to-queue:",
+		"MaxAttempts:", "--max-attempts:", "ArgsPatch:", "--args-patch:")
+	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+}
+
+// editable are the states of jobs that can be edited.
+func editable(drover.Filter) []drover.State {
+	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Parked}
+}
+
+func newJobsRerunCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rerun ID...",
+		Short: "Run completed jobs again, as new jobs",
+		Long: `Enqueue completed jobs again, due now: each as a new job with the same kind, args, queue and options. The history of
+each job names the other. Running the command again makes more jobs.
+
+Discarded and cancelled jobs come back with drover jobs redrive, as the same jobs.`,
+		Example: `  drover jobs rerun 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the label was lost"`,
+		Args:    args(cobra.MinimumNArgs(1)),
+	}
+	by := addAuditFlags(cmd, "kept in the history of both jobs")
+	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+		if err := by.check(cmd); err != nil {
+			return err
+		}
+		s, err := a.openToChange(cmd.Context())
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		return a.each("rerun", ids, func(id string) (string, error) {
+			receipt, err := s.client.Rerun(cmd.Context(), id, nil, by.audit)
+			return "rerun as " + receipt.ID, err
+		})
+	}
+	return cmd
+}

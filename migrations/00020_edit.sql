@@ -1,0 +1,248 @@
+-- drover: editing waiting jobs (when they are due, priority, queue, args, attempts, strategy), and running completed
+-- jobs again.
+--
+-- Locks: creates new objects only.
+
+-- +goose Up
+
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+create function drover_edit_check(edit jsonb) returns jsonb language plpgsql stable as $$
+declare
+	given   jsonb;
+	e       record;
+	unknown text;
+begin
+	if jsonb_typeof(edit) is distinct from 'object' then
+		raise exception 'drover: edit: not a JSON object' using errcode = '22023';
+	end if;
+	select coalesce(jsonb_object_agg(key, value) filter (where value not in ('null', 'false')), '{}'),
+		string_agg(key, ', ' order by key) filter (where key <> all('{run_now,scheduled_at,delay,priority,queue,max_attempts,retry,args_patch}'))
+	into given, unknown from jsonb_each(edit);
+	if unknown is not null then
+		raise exception 'drover: edit: has no %', left(unknown, 100) using errcode = '22023',
+			hint = 'Keys: run_now, scheduled_at, delay, priority, queue, max_attempts, retry, args_patch.';
+	end if;
+	if given = '{}' then
+		raise exception 'drover: edit: changes nothing' using errcode = '22023';
+	end if;
+	if coalesce(jsonb_typeof(given->'run_now'), 'boolean') <> 'boolean' then
+		raise exception 'drover: run_now: not a boolean' using errcode = '22023';
+	end if;
+	if given ? 'run_now' and given ?| '{scheduled_at,delay}' then
+		raise exception 'drover: run_now: contradicts scheduled_at and delay' using errcode = '22023';
+	end if;
+	if coalesce(jsonb_typeof(given->'args_patch'), 'object') <> 'object' then
+		raise exception 'drover: args_patch: not a JSON object' using errcode = '22023';
+	end if;
+	select * into e from jsonb_to_record(given) as d(scheduled_at timestamptz, delay interval, priority int, queue text, max_attempts int, retry jsonb);
+	perform drover_refuse_job('', null, 'any', e.queue, e.priority, e.max_attempts, e.retry, null, null, null, null, null);
+	perform drover_due(e.scheduled_at, e.delay);
+	return given;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_edit_check(jsonb) is 'Returns an edit without the keys that are null or false. Raises 22023 with the name of the first field that makes no sense, and the reason.';
+
+-- +goose StatementBegin
+create function drover_edit_jobs(ids text[], edit jsonb) returns bigint language plpgsql as $$
+declare
+	e        record;
+	was      jobs;
+	j        jobs;
+	at       timestamptz;
+	due      timestamptz;
+	what     text[];
+	utc      constant text := 'YYYY-MM-DD"T"HH24:MI:SS"Z"';
+	edited   bigint := 0;
+begin
+	select * into e from jsonb_to_record(edit) as d(run_now boolean, scheduled_at timestamptz, delay interval, priority int, queue text, max_attempts int, retry jsonb,
+		args_patch jsonb);
+	for was in select o.* from jobs o where o.id = any(ids) order by o.id loop
+		j := was;
+		what := '{}';
+		at := clock_timestamp();
+		due := case when num_nonnulls(e.run_now, e.scheduled_at, e.delay) > 0 then greatest(at, e.scheduled_at, at + e.delay) end;
+		-- A job that is due already keeps its place among the others.
+		if due <> was.scheduled_at and (due > at or was.scheduled_at > at) then
+			if was.expires_at <= due then
+				raise exception 'drover: job % expires at %, so it would not run', was.id, was.expires_at using errcode = 'DR002';
+			end if;
+			j.scheduled_at := due;
+			what := what || format('due %s, was %s', case when due > at then to_char(due at time zone 'UTC', utc) else 'now' end,
+				case when was.state = 'parked' then 'parked' else to_char(was.scheduled_at at time zone 'UTC', utc) end);
+			-- A parked job gives up what it waits for. A redrive that caps its key goes on to count it.
+			j.state := case when was.state = 'retryable' or was.state = 'parked' and was.errors_total > 0 then 'retryable' when due > at then 'scheduled' else 'available' end;
+			if was.state = 'parked' then
+				j.parked_build := null;
+				j.paced_at := case when was.paced_at is not null and was.pace_key <> '' then timestamptz 'infinity' end;
+			end if;
+		end if;
+		if e.priority <> was.priority then
+			j.priority := e.priority;
+			what := what || format('priority %s, was %s', e.priority, was.priority);
+		end if;
+		if e.queue <> was.queue then
+			j.queue := e.queue;
+			what := what || format('queue %s, was %s', e.queue, was.queue);
+		end if;
+		if (j.queue, j.priority) <> (was.queue, was.priority) and j.scheduled_at < at then
+			j.scheduled_at := at; -- the floors of its new lane may be beyond its old time
+		end if;
+		if e.max_attempts is distinct from coalesce(was.max_attempts, 0) and e.max_attempts is not null then
+			j.max_attempts := e.max_attempts;
+			what := what || format('max_attempts %s, was %s', e.max_attempts, coalesce(was.max_attempts::text, 'its worker''s'));
+		end if;
+		if e.retry is not null and e.retry is distinct from was.retry then
+			j.retry := e.retry;
+			what := what || text 'retry';
+		end if;
+		if e.args_patch is not null then
+			if jsonb_typeof(was.args) <> 'object' then
+				raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
+			end if;
+			j.args := drover_merge_patch(was.args, e.args_patch);
+			if j.args <> was.args then
+				what := what || format('args %s', (select string_agg(k, ' ' order by k) from jsonb_object_keys(e.args_patch) as k));
+			end if;
+		end if;
+		continue when what = '{}';
+		update jobs o set args = j.args, scheduled_at = j.scheduled_at, state = j.state, priority = j.priority, queue = j.queue, max_attempts = j.max_attempts, retry = j.retry,
+			parked_build = j.parked_build, paced_at = j.paced_at,
+			errors = drover_append_error(o.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'claim_seq', o.claim_seq, 'attempt', o.attempt,
+				'by', edit->>'by', 'error', left(format('edited (%s)%s', array_to_string(what, '; '), coalesce(': ' || nullif(edit->>'why', ''), '')), 1000)))
+		where o.id = was.id;
+		if not found then
+			perform drover_written(0, 1); -- raises
+		end if;
+		edited := edited + 1;
+		if j.queue <> was.queue and j.paced_at is not null then
+			insert into drover_redrive_queues (queue) values (j.queue) on conflict do nothing; -- or no tick of the redrive would look there
+		end if;
+	end loop;
+	return edited;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_edit_jobs(text[], jsonb) is
+	'Edits waiting jobs that the caller has locked, by an edit that is checked and has by and why. Returns how many it changed: a job that is like that already stays as it is. Part of drover_edit and drover_edit_many.';
+
+-- +goose StatementBegin
+create function drover_edited(ids text[]) returns void language plpgsql as $$
+begin
+	perform drover_forget_refused(ids);
+	perform drover_wake(q.queue, q.due) from (
+		select j.queue, min(j.scheduled_at) as due from jobs j where j.id = any(ids) and j.finalized_at is null and j.state <> 'parked'
+		group by 1 order by 1) q;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_edited(text[]) is 'Tells supervisors of jobs that were edited: wakes a sleeper for those that may be due earlier, and lets those that were set aside be tried at once.';
+
+-- +goose StatementBegin
+create function drover_edit(job_id text, edit jsonb, why text default '', by text default null, out state text, out changed boolean)
+language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	doc  jsonb := drover_edit_check(edit) || jsonb_build_object('by', left(coalesce(nullif(by, ''), session_user), 128), 'why', why);
+begin
+	changed := false;
+	select j.state into state from jobs j where j.id = job_id for update;
+	if (state = any('{available,scheduled,retryable,parked}')) is not true then
+		return;
+	end if;
+	changed := drover_edit_jobs(array[job_id], doc) > 0;
+	if changed then
+		perform drover_edited(array[job_id]);
+		select j.state into state from jobs j where j.id = job_id;
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_edit(text, jsonb, text, text) is
+	'Changes a waiting job: an object with some of run_now (true), scheduled_at, delay, priority, queue, max_attempts, retry, args_patch. Attempts, failures and errors stay; the errors get an entry with by (default: the database''s user) and why. A job that runs or has ended stays as it is, and so does one that is like that already. Returns the job''s state now (null: there is no such job), and whether it was changed. E.g. select * from drover_edit(''01KAJ4Y8Q3N6T0V5B7C9D1E2FG'', ''{"run_now": true}'', why => ''the bank is back'')';
+
+-- +goose StatementBegin
+create function drover_edit_many(filter jsonb, edit jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
+	out changed int, out locked text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	doc   jsonb := drover_edit_check(edit) || jsonb_build_object('by', left(coalesce(nullif(by, ''), session_user), 128), 'why', why);
+	held  text[];
+begin
+	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'edit', after, batch, wait) h;
+	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_edit_jobs($1, $2)', doc) w;
+	if changed > 0 then
+		perform drover_edited(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_edit_many(jsonb, jsonb, text, text, int, boolean, text) is
+	'Edits one batch of the waiting jobs that match a filter, as drover_edit does. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are.';
+
+-- +goose StatementBegin
+create function drover_rerun(job_id text, why text default '', by text default null, new_id text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	was      jobs;
+	who      constant text := left(coalesce(nullif(by, ''), session_user), 128);
+	made     constant text := coalesce(new_id, drover_ulid());
+	at       timestamptz;
+	wrote    bigint;
+begin
+	select * into was from jobs j where j.id = job_id for update;
+	if not found then
+		return null;
+	end if;
+	at := clock_timestamp();
+	if was.state <> 'completed' then
+		raise exception 'drover: job % is %, only completed jobs can be rerun', job_id, was.state using errcode = 'DR002',
+			hint = 'Discarded and cancelled jobs can be redriven.';
+	end if;
+	if was.expires_at <= at then
+		raise exception 'drover: job % expired at %', job_id, was.expires_at using errcode = 'DR002';
+	end if;
+	begin
+		insert into jobs (id, kind, queue, args, priority, scheduled_at, created_at, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key, errors)
+		values (made, was.kind, was.queue, was.args, was.priority, at, at, was.max_attempts, was.retry, was.timeout_ms, was.expires_at,
+			case when was.retry_until is not null then at + (least(greatest(was.retry_until, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')
+				- least(greatest(was.created_at, was.redriven_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')) end,
+			was.tags, was.metadata, was.concurrency_key,
+			jsonb_build_array(jsonb_build_object('at', at, 'class', 'operator', 'attempt', 0, 'claim_seq', 0, 'by', who, 'job', job_id,
+				'error', format('rerun of %s%s', job_id, coalesce(': ' || nullif(why, ''), '')))));
+		get diagnostics wrote = row_count;
+	exception when unique_violation then
+		case (select coalesce(j.errors->0->>'job' = job_id, false) from jobs j where j.id = new_id)
+		when true then raise exception 'drover: job % was rerun as % before', job_id, new_id using errcode = 'DR002';
+		when false then raise exception 'drover: there is a job with the id % already', new_id using errcode = 'DR001';
+		else raise; -- by an index of the application's
+		end case;
+	end;
+	perform drover_written(wrote, 1);
+	update jobs j set errors = drover_append_error(j.errors, jsonb_build_object('at', at, 'class', 'operator', 'attempt', j.attempt, 'claim_seq', j.claim_seq, 'by', who, 'job', made,
+		'error', format('rerun as %s%s', made, coalesce(': ' || nullif(why, ''), ''))))
+	where j.id = job_id;
+	perform drover_wake(was.queue, at);
+	return made;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_rerun(text, text, text, text) is
+	'Enqueues a completed job again, due now, as a new job with the same args and settings, and returns its id. The errors of each have an entry of class operator with by (default: the database''s user), why, and the id of the other as job. With new_id that is the new id, and a call that is repeated raises DR002. Raises DR002 too if the job is not completed or has expired. Null: there is no such job.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 20';
+-- +goose StatementEnd
+
+select drover_secure();
+
+-- +goose Down
+drop function drover_rerun, drover_edit_many, drover_edit, drover_edited, drover_edit_jobs, drover_edit_check;
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 19';
+-- +goose StatementEnd

@@ -1,0 +1,183 @@
+package drover
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// JobEdit sets what an edit changes in a job that waits: when it is due, its place, its args, how it is retried. The
+// zero value of a field leaves that as it is. An edit without any field is an *InvalidError.
+type JobEdit struct {
+	// RunNow makes the job due now, whatever it waits for: its time, its backoff, its slot of a retry budget, or what it
+	// is parked for. A job that is due already keeps its place in the queue.
+	RunNow bool
+
+	// ScheduledAt is when the job is due instead, by the server's clock. A time in the past means now. Like RunNow and
+	// Delay, it ends the wait of a parked job. It excludes RunNow and Delay.
+	ScheduledAt time.Time
+
+	// Delay is how long from now the job is due instead, by the server's clock. It excludes RunNow and ScheduledAt.
+	Delay time.Duration
+
+	// Priority is 1 to 9, lower is sooner. A job that is due comes after the jobs of its new priority that are due
+	// already.
+	Priority int
+
+	// Queue is the queue that the job moves to. A job that is due comes after those that are due there already.
+	Queue string
+
+	// MaxAttempts is the total number of runs that the job may have, those before the edit included. If the job has had
+	// as many already, its next run is its last.
+	MaxAttempts int
+
+	// Retry is the job's own strategy. It applies from its next failed run on.
+	Retry RetryStrategy
+
+	// ArgsPatch is a JSON merge patch (RFC 7396) of the args, as in RedriveOpts.
+	ArgsPatch json.RawMessage
+}
+
+// editDoc is JobEdit as drover_edit takes it.
+type editDoc struct {
+	RunNow      bool            `json:"run_now,omitempty"`
+	ScheduledAt *time.Time      `json:"scheduled_at,omitempty"`
+	Delay       string          `json:"delay,omitempty"`
+	Priority    int             `json:"priority,omitempty"`
+	Queue       string          `json:"queue,omitempty"`
+	MaxAttempts int             `json:"max_attempts,omitempty"`
+	Retry       json.RawMessage `json:"retry,omitempty"`
+	ArgsPatch   json.RawMessage `json:"args_patch,omitempty"`
+}
+
+// encodeEdit checks an edit, and returns it as SQL reads it.
+func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
+	mistakes := len(bad.errs)
+	doc := editDoc{RunNow: e.RunNow, Priority: e.Priority, Queue: e.Queue, MaxAttempts: e.MaxAttempts, ArgsPatch: e.ArgsPatch}
+	if !e.ScheduledAt.IsZero() {
+		doc.ScheduledAt = instant(bad, "ScheduledAt", e.ScheduledAt)
+		if e.RunNow {
+			bad.add("ScheduledAt", "contradicts RunNow")
+		}
+	}
+	bad.nonNegative("Delay", e.Delay)
+	if e.Delay > 0 {
+		doc.Delay = pg.Interval(e.Delay)
+		if e.RunNow || doc.ScheduledAt != nil {
+			bad.add("Delay", "contradicts RunNow and ScheduledAt")
+		}
+	}
+	if e.Priority < 0 || e.Priority > 9 {
+		bad.add("Priority", "%d is not 1 to 9", e.Priority)
+	}
+	if e.Queue != "" {
+		bad.join(checkName("Queue", e.Queue))
+	}
+	bad.attempts("MaxAttempts", e.MaxAttempts)
+	if before := len(bad.errs); e.Retry != nil {
+		if bad.strategy("Retry", e.Retry); len(bad.errs) == before {
+			doc.Retry = encodeOwn(bad, "Retry", e.Retry)
+		}
+	}
+	bad.join(c.checkPatch(e.ArgsPatch))
+	if len(bad.errs) > mistakes {
+		return "{}"
+	}
+	raw, err := json.Marshal(doc)
+	if err != nil || string(raw) == "{}" {
+		bad.add("JobEdit", "is empty; set what is to change")
+	}
+	return string(raw)
+}
+
+// Edit changes a job that waits: an available, scheduled, retryable or parked one. The job keeps its id, its attempts,
+// its failures and its errors. An entry of its errors names who changed it, why, and what was before. If the job is due
+// earlier now, Edit wakes a sleeping supervisor. changed is false if the job is like that already: then nothing is
+// stored.
+//
+// A parked job that gets another due time is no longer parked; other edits leave it parked.
+//
+// Errors: ErrNotFound; ErrState if the job runs, has ended, or would have expired by its new time; *InvalidError. After
+// an error the job is as it was.
+func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
+	var bad problems
+	doc := c.encodeEdit(&bad, &edit)
+	audit.check(&bad)
+	if err := bad.err(); err != nil {
+		return false, err
+	}
+	if !isID(id) {
+		return false, fmt.Errorf("edit job %q: %w", id, ErrNotFound)
+	}
+	was, changed, err := c.desk.edit(ctx, id, doc, audit)
+	if err == nil && (was == Running || was.Final()) {
+		err = fmt.Errorf("it is %s: %w", was, ErrState)
+	}
+	if err != nil {
+		return false, fmt.Errorf("edit job %s: %w", id, err)
+	}
+	return changed, nil
+}
+
+// EditMany edits every waiting job that the filter picks, as Edit does. Jobs that run or have ended stay as they are,
+// and so do jobs that have the new values already; Changed counts none of these. Refused lists each job that Edit would
+// refuse. All else is as with CancelMany.
+func (c *Client) EditMany(ctx context.Context, filter Filter, edit JobEdit, audit Audit) (BulkResult, error) {
+	var bad problems
+	doc := c.encodeEdit(&bad, &edit)
+	return c.many(ctx, filter, bulkVerb{name: "edit", sql: sqlEditMany, audit: audit, more: []any{doc}, bad: bad})
+}
+
+// RunOpts are settings of the job that Rerun makes. Nil, like the zero value, leaves them to drover.
+type RunOpts struct {
+	// ID is the new job's id, a ULID. A repeated call with the same ID makes no second job: its error is ErrState. So you
+	// can repeat the call after a lost connection, and a button may be pressed twice. This holds while the row of the job
+	// is kept. Zero means that drover makes an id.
+	ID string
+}
+
+// id is the id that the caller has chosen, in capitals, as it is compared; "" if there is none.
+func (o *RunOpts) id(bad *problems) string {
+	if o == nil || o.ID == "" {
+		return ""
+	}
+	parsed, err := ulid.ParseStrict(o.ID)
+	if err != nil {
+		bad.add("ID", "%q is not a ULID: %v", o.ID, err)
+		return ""
+	}
+	return parsed.String()
+}
+
+// Rerun enqueues a completed job again, as a new job that is due now, with the same kind, args, queue and options. The
+// new job begins without attempts and failures. The first entry of its errors names the old job (RunError.Job), and an
+// entry of the old job's errors names the new one; both keep who did it and why. RetryUntil moves by the time since the
+// old job's enqueue, or its last redrive; ExpiresAt stays. Each call makes another job, unless opts has the same ID.
+//
+// Discarded and cancelled jobs come back with RedriveJob, as the same job.
+//
+// Errors: ErrNotFound, also for a completed job that was deleted or archived; ErrState if the job is not completed, has
+// expired, or was rerun as opts.ID before; ErrIDConflict if another job has opts.ID; *InvalidError.
+func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audit) (Receipt, error) {
+	var bad problems
+	as := opts.id(&bad)
+	audit.check(&bad)
+	if err := bad.err(); err != nil {
+		return Receipt{}, err
+	}
+	if !isID(id) {
+		return Receipt{}, fmt.Errorf("rerun job %q: %w", id, ErrNotFound)
+	}
+	made, queue, kind, err := c.desk.rerun(ctx, id, as, audit)
+	if err != nil {
+		return Receipt{}, fmt.Errorf("rerun job %s: %w", id, err)
+	}
+	c.emit(ctx, told{engine.EventEnqueued, Event{JobID: made, Queue: queue, Kind: kind}})
+	return Receipt{ID: made}, nil
+}
