@@ -22,6 +22,7 @@ import (
 // stored is a schema with something for each command.
 type stored struct {
 	dead, waits, print, redrive string
+	done                        string
 	cancelled                   [3]string
 }
 
@@ -35,6 +36,10 @@ func store(t *testing.T, sh *shell, client *drover.Client) (s stored) {
 	sh.run(t, "archive", "add", "--id", old).ok(t)
 	for i := range s.cancelled {
 		s.cancelled[i] = enqueue(t, client, charge{Order: 10 + i}, nil)
+	}
+	s.done = enqueue(t, client, charge{Order: 4}, nil)
+	if _, err := sh.pool.Exec(t.Context(), `update jobs set state = 'completed', finalized_at = now() where id = $1`, s.done); err != nil {
+		t.Fatal(err)
 	}
 	s.waits = enqueue(t, client, charge{Order: 3}, nil)
 	sh.run(t, "jobs", "discard", s.waits).ok(t)
@@ -101,6 +106,9 @@ func (s stored) changes() [][]string {
 		{"failures", "reopen", s.print},
 		{"failures", "policy", s.print, "discard"},
 		{"failures", "redrive", s.print},
+		{"enqueue", "charge"},
+		{"jobs", "edit", s.cancelled[0], "--to-priority", "3"},
+		{"jobs", "rerun", s.done},
 		append([]string{"jobs", "cancel"}, s.cancelled[:]...),
 		{"jobs", "redrive", s.cancelled[0], s.cancelled[1]},
 		{"jobs", "discard", s.cancelled[0], s.cancelled[1]},

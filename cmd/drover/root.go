@@ -53,6 +53,7 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 	})
 	root.AddCommand(
 		newMigrateCommand(a),
+		newEnqueueCommand(a),
 		newJobsCommand(a),
 		newArchiveCommand(a),
 		newRedriveCommand(a),

@@ -1,0 +1,358 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+// jobLine is a job as a line of JSON has it. The names are those of drover_enqueue; a duration is written as in Go, such
+// as 1h30m.
+type jobLine struct {
+	Kind        string          `json:"kind"`
+	Args        json.RawMessage `json:"args"`
+	ID          string          `json:"id"`
+	Queue       string          `json:"queue"`
+	Priority    int             `json:"priority"`
+	ScheduledAt time.Time       `json:"scheduled_at"`
+	Delay       string          `json:"delay"`
+	MaxAttempts int             `json:"max_attempts"`
+	Retry       json.RawMessage `json:"retry"`
+	Timeout     string          `json:"timeout"`
+	ExpiresAt   time.Time       `json:"expires_at"`
+	RetryUntil  time.Time       `json:"retry_until"`
+	Tags        []string        `json:"tags"`
+	Metadata    json.RawMessage `json:"metadata"`
+	Key         string          `json:"concurrency_key"`
+}
+
+// rawArgs are args that are JSON already.
+type rawArgs struct {
+	kind string
+	doc  json.RawMessage
+}
+
+func (a rawArgs) Kind() string                 { return a.kind }
+func (a rawArgs) MarshalJSON() ([]byte, error) { return a.doc, nil }
+
+// enqueueFlags are the flags whose text has to be read.
+type enqueueFlags struct {
+	job                            jobLine
+	args, retry, metadata          string
+	scheduledAt, expires, tryUntil string
+	lines                          string
+}
+
+const enqueueBatch = 1000 // lines that are stored together
+
+func newEnqueueCommand(a *app) *cobra.Command {
+	f := &enqueueFlags{}
+	cmd := &cobra.Command{
+		Use:   "enqueue KIND",
+		Short: "Enqueue a job, or many from lines of JSON",
+		Long: `Enqueue a job, or many from lines of JSON.
+
+With --lines each line of a file is a JSON object with a kind, and if you like args and options. The names are those
+of drover_enqueue: kind, args, id, queue, priority, scheduled_at, delay, max_attempts, retry, timeout, expires_at,
+retry_until, tags, metadata, concurrency_key. Lines are stored a thousand at a time, all of these or none.
+
+Durations are written like 90s or 1h30m, times in RFC 3339. A job whose id is there already is not stored again: give
+--id to be able to repeat the command.`,
+		Example: `  drover enqueue charge --args '{"Order": 42}' --queue payments --delay 5m
+  drover enqueue report --args @report.json --max-attempts 3 --retry '{"type": "constant", "delay": "1m"}'
+  jq -c '{kind: "charge", args: {Order: .id}}' orders.json | drover enqueue --lines -`,
+		Args: args(cobra.MaximumNArgs(1)),
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&f.args, "args", "", "the job's args: JSON, or @FILE, or - for standard input")
+	flags.StringVar(&f.job.ID, "id", "", "the job's id, a ULID (default: a new one)")
+	flags.StringVar(&f.job.Queue, "queue", "", "its queue (default: default)")
+	flags.IntVar(&f.job.Priority, "priority", 0, "1 to 9, lower is sooner (default 5)")
+	flags.StringVar(&f.job.Delay, "delay", "", "due in this `duration` from now")
+	flags.StringVar(&f.scheduledAt, "scheduled-at", "", "due at this `time`")
+	flags.IntVar(&f.job.MaxAttempts, "max-attempts", 0, "how many runs in all (default: its worker's)")
+	flags.StringVar(&f.retry, "retry", "", `its retry strategy, such as '{"type": "constant", "delay": "1m"}' (default: its worker's)`)
+	flags.StringVar(&f.job.Timeout, "timeout", "", "the `duration` that each run may take (default: its worker's)")
+	flags.StringVar(&f.expires, "expires-at", "", "no run begins after this `time`")
+	flags.StringVar(&f.tryUntil, "retry-until", "", "no retry after this `time`")
+	flags.StringArrayVar(&f.job.Tags, "tag", nil, "a `tag`; give the flag again for more")
+	flags.StringVar(&f.metadata, "metadata", "", "a JSON object kept with the args")
+	flags.StringVar(&f.job.Key, "key", "", "its concurrency key, such as a customer")
+	flags.StringVar(&f.lines, "lines", "", "enqueue the jobs of this `file`, a JSON object on each line; - is standard input")
+	cmd.RunE = func(cmd *cobra.Command, words []string) error {
+		if err := f.check(cmd, words); err != nil {
+			return err
+		}
+		if f.lines != "" {
+			in, err := a.input(f.lines)
+			if err != nil {
+				return err
+			}
+			defer in.Close() //nolint:errcheck // it was only read
+			return a.enqueueLines(cmd.Context(), in)
+		}
+		item, err := f.item(a, words[0])
+		if err != nil {
+			return err
+		}
+		return a.enqueueOne(cmd.Context(), item)
+	}
+	return cmd
+}
+
+// check refuses flags that would be ignored, and empty ones: a variable that is not set must not mean the default.
+func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
+	for _, name := range []string{
+		"lines", "args", "id", "queue", "priority", "delay", "scheduled-at", "max-attempts", "retry", "timeout", "expires-at", "retry-until", "tag", "metadata", "key",
+	} {
+		switch flag := cmd.Flags().Lookup(name); {
+		case !flag.Changed:
+		case f.lines != "" && name != "lines":
+			return usagef("--%s with --lines: say it in each line", name)
+		case flag.Value.String() == "" || flag.Value.String() == "0":
+			return usagef("--%s is empty", name)
+		}
+	}
+	switch {
+	case f.lines == "" && len(words) == 0:
+		return usagef("what to enqueue? Give the KIND of the job, or --lines with a file of jobs")
+	case f.lines != "" && len(words) > 0:
+		return usagef("a KIND with --lines: say it in each line")
+	}
+	return nil
+}
+
+// item reads the flags.
+func (f *enqueueFlags) item(a *app, kind string) (item drover.EnqueueItem, err error) {
+	f.job.Kind = kind
+	if f.args != "" {
+		if f.job.Args, err = a.argument(f.args); err != nil {
+			return item, err
+		}
+	}
+	for _, doc := range []struct {
+		flag, text string
+		to         *json.RawMessage
+	}{{"--retry", f.retry, &f.job.Retry}, {"--metadata", f.metadata, &f.job.Metadata}} {
+		if doc.text != "" && !json.Valid([]byte(doc.text)) {
+			return item, usagef("%s is not JSON", doc.flag)
+		}
+		*doc.to = json.RawMessage(doc.text)
+	}
+	for _, at := range []struct {
+		flag, text string
+		to         *time.Time
+	}{{"--scheduled-at", f.scheduledAt, &f.job.ScheduledAt}, {"--expires-at", f.expires, &f.job.ExpiresAt}, {"--retry-until", f.tryUntil, &f.job.RetryUntil}} {
+		if at.text == "" {
+			continue
+		}
+		if *at.to, err = time.Parse(time.RFC3339, at.text); err != nil || at.to.IsZero() {
+			return item, usagef("%s %q is not a time such as 2026-01-31T12:00:00Z", at.flag, shorten(at.text, 40))
+		}
+	}
+	item, err = f.job.item()
+	return item, enqueueNames(err)
+}
+
+// item is the line as the library takes it. An error names the field.
+func (l *jobLine) item() (item drover.EnqueueItem, err error) {
+	opts := &drover.EnqueueOpts{
+		ID: l.ID, Queue: l.Queue, Priority: l.Priority, ScheduledAt: l.ScheduledAt, MaxAttempts: l.MaxAttempts, ExpiresAt: l.ExpiresAt,
+		RetryUntil: l.RetryUntil, Tags: l.Tags, Key: l.Key,
+	}
+	for _, d := range []struct {
+		field, text string
+		to          *time.Duration
+	}{{"Delay", l.Delay, &opts.Delay}, {"Timeout", l.Timeout, &opts.Timeout}} {
+		if d.text == "" {
+			continue
+		}
+		if *d.to, err = time.ParseDuration(d.text); err != nil || *d.to <= 0 {
+			return item, &drover.InvalidError{Field: d.field, Reason: fmt.Sprintf("%q is not a duration such as 90s or 1h30m", shorten(d.text, 40))}
+		}
+	}
+	if len(l.Retry) > 0 && string(l.Retry) != "null" {
+		if opts.Retry, err = drover.ParseRetryStrategy(string(l.Retry)); err != nil {
+			return item, err
+		}
+	}
+	if len(l.Metadata) > 0 && string(l.Metadata) != "null" {
+		d := json.NewDecoder(bytes.NewReader(l.Metadata))
+		d.UseNumber() // an integer of 20 digits stays one
+		if err := d.Decode(&opts.Metadata); err != nil {
+			return item, &drover.InvalidError{Field: "Metadata", Reason: "is not a JSON object"}
+		}
+	}
+	if l.Args == nil {
+		l.Args = json.RawMessage(`{}`)
+	}
+	return drover.EnqueueItem{Args: rawArgs{l.Kind, l.Args}, Opts: opts}, nil
+}
+
+// argument is the text of a flag, or of the file that it names.
+func (a *app) argument(text string) (json.RawMessage, error) {
+	name, file := strings.CutPrefix(text, "@")
+	if text == "-" {
+		name, file = "-", true
+	}
+	doc := []byte(text)
+	if file {
+		in, err := a.input(name)
+		if err != nil {
+			return nil, err
+		}
+		defer in.Close() //nolint:errcheck // it was only read
+		if doc, err = io.ReadAll(in); err != nil {
+			return nil, fmt.Errorf("read the args: %w", err)
+		}
+	}
+	if doc = bytes.TrimSpace(doc); !json.Valid(doc) {
+		return nil, usagef("--args: is not JSON")
+	}
+	return doc, nil
+}
+
+// input opens a file; - is standard input.
+func (a *app) input(name string) (io.ReadCloser, error) {
+	if name == "-" {
+		return io.NopCloser(a.stdin), nil
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, usagef("%v", err)
+	}
+	return file, nil
+}
+
+// enqueued is what became of a job.
+type enqueued struct {
+	ID       string `json:"id"`
+	Existing bool   `json:"existing,omitempty"` // it was there already
+}
+
+func (a *app) printEnqueued(r drover.Receipt) error {
+	if a.json {
+		return a.printJSON(enqueued(r))
+	}
+	note := ""
+	if r.Existing {
+		note = "  was there already"
+	}
+	_, err := fmt.Fprintln(a.stdout, r.ID+note)
+	return err
+}
+
+// enqueueOne chooses the id itself: after an error that leaves open whether the job was stored, it says how to repeat the
+// command.
+func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
+	s, err := a.openToChange(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if item.Opts.ID == "" {
+		item.Opts.ID = ulid.Make().String()
+	}
+	receipt, err := s.client.Enqueue(ctx, item.Args, item.Opts)
+	if err != nil {
+		return enqueueNames(fmt.Errorf("%w; --id %s repeats it without storing it twice", err, item.Opts.ID))
+	}
+	return a.printEnqueued(receipt)
+}
+
+// enqueueLines stores a thousand lines at a time.
+func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
+	s, err := a.openToChange(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	lines := bufio.NewReader(in)
+	for first, done := 1, false; !done; first += enqueueBatch {
+		var items []drover.EnqueueItem
+		var at []int // their lines
+		for n := first; n < first+enqueueBatch && !done; n++ {
+			line, err := lines.ReadBytes('\n')
+			if done = errors.Is(err, io.EOF); err != nil && !done {
+				return fmt.Errorf("read line %d: %w%s", n, err, storedBefore(first))
+			}
+			if line = bytes.TrimSpace(line); len(line) == 0 {
+				continue
+			}
+			item, err := readLine(line)
+			if err != nil {
+				return usagef("line %d: %v%s", n, err, storedBefore(first))
+			}
+			items, at = append(items, item), append(at, n)
+		}
+		receipts, err := s.client.EnqueueMany(ctx, items)
+		if err != nil {
+			return lineNames(fmt.Errorf("%w%s", err, storedBefore(first)), at)
+		}
+		for _, r := range receipts {
+			if err := a.printEnqueued(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// storedBefore says which lines went before those that failed.
+func storedBefore(first int) string {
+	if first == 1 {
+		return "; no line is stored"
+	}
+	return fmt.Sprintf("; lines 1 to %d are stored", first-1)
+}
+
+// readLine reads one line. A key that no job has would be a slip of the pen.
+func readLine(line []byte) (item drover.EnqueueItem, err error) {
+	var l jobLine
+	d := json.NewDecoder(bytes.NewReader(line))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&l); err != nil {
+		return item, errors.New(strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return item, errors.New("more than one JSON value")
+	}
+	return l.item()
+}
+
+// enqueueNames calls what the library refused by its flag.
+func enqueueNames(err error) error {
+	if !errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	return usagef("%s", strings.NewReplacer(
+		"kind:", "KIND:", "Queue:", "--queue:", "Priority:", "--priority:", "ScheduledAt:", "--scheduled-at:", "Delay:", "--delay:", "MaxAttempts:", "--max-attempts:",
+		"retry.", "--retry: ", "retry:", "--retry:", "Retry", "--retry", "Timeout:", "--timeout:", "ExpiresAt:", "--expires-at:", "RetryUntil:", "--retry-until:", "Tags[", "--tag [",
+		"Tags:", "--tag:", "Metadata", "--metadata", "Key:", "--key:", "ID:", "--id:", "args", "--args",
+	).Replace(err.Error()))
+}
+
+// lineNames says in which line a job is that the library refused.
+func lineNames(err error, at []int) error {
+	if !errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	return usagef("%s", regexp.MustCompile(`items\[(\d+)\]\.?`).ReplaceAllStringFunc(err.Error(), func(found string) string {
+		n, _ := strconv.Atoi(strings.Trim(found, "items[]."))
+		return fmt.Sprintf("line %d: ", at[n])
+	}))
+}
