@@ -38,6 +38,18 @@ type jobLine struct {
 	Tags        []string        `json:"tags"`
 	Metadata    json.RawMessage `json:"metadata"`
 	Key         string          `json:"concurrency_key"`
+	Uniqueness  *uniqueLine     `json:"uniqueness"`
+}
+
+// uniqueLine is drover.Unique as drover_enqueue has it.
+type uniqueLine struct {
+	By         []string `json:"by"`
+	AnyArgs    bool     `json:"any_args"`
+	Queue      bool     `json:"queue"`
+	Key        bool     `json:"key"`
+	Until      string   `json:"until"`
+	OnConflict string   `json:"on_conflict"`
+	Longest    string   `json:"longest"`
 }
 
 // rawArgs are args that are JSON already.
@@ -52,7 +64,7 @@ func (a rawArgs) MarshalJSON() ([]byte, error) { return a.doc, nil }
 // enqueueFlags are the flags whose text has to be read.
 type enqueueFlags struct {
 	job                            jobLine
-	args, retry, metadata          string
+	args, retry, metadata, unique  string
 	scheduledAt, expires, tryUntil string
 	lines                          string
 }
@@ -68,9 +80,9 @@ func newEnqueueCommand(a *app) *cobra.Command {
 
 With --lines each line of a file is a JSON object with a kind, and if you like args and options. The names are those
 of drover_enqueue: kind, args, id, queue, priority, scheduled_at, delay, max_attempts, retry, timeout, expires_at,
-retry_until, tags, metadata, concurrency_key. Lines are stored a thousand at a time, all of these or none.
+retry_until, tags, metadata, concurrency_key, uniqueness. Lines are stored a thousand at a time, all of these or none.
 
-Durations are written like 90s or 1h30m, times in RFC 3339. A job whose id is there already is not stored again: give
+Args are JSON, or @ and the name of a file, or @- for standard input. Durations are written like 90s or 1h30m, times in RFC 3339. A job whose id is there already is not stored again: give
 --id to be able to repeat the command.`,
 		Example: `  drover enqueue charge --args '{"Order": 42}' --queue payments --delay 5m
   drover enqueue report --args @report.json --max-attempts 3 --retry '{"type": "constant", "delay": "1m"}'
@@ -78,7 +90,7 @@ Durations are written like 90s or 1h30m, times in RFC 3339. A job whose id is th
 		Args: args(cobra.MaximumNArgs(1)),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.args, "args", "", "the job's args: JSON, or @FILE, or - for standard input")
+	flags.StringVar(&f.args, "args", "", "the job's args: JSON, or @FILE, or @- for standard input")
 	flags.StringVar(&f.job.ID, "id", "", "the job's id, a ULID (default: a new one)")
 	flags.StringVar(&f.job.Queue, "queue", "", "its queue (default: default)")
 	flags.IntVar(&f.job.Priority, "priority", 0, "1 to 9, lower is sooner (default 5)")
@@ -92,6 +104,7 @@ Durations are written like 90s or 1h30m, times in RFC 3339. A job whose id is th
 	flags.StringArrayVar(&f.job.Tags, "tag", nil, "a `tag`; give the flag again for more")
 	flags.StringVar(&f.metadata, "metadata", "", "a JSON object kept with the args")
 	flags.StringVar(&f.job.Key, "key", "", "its concurrency key, such as a customer")
+	flags.StringVar(&f.unique, "unique", "", `store it only if there is no other job like it: {} for the defaults, or such as '{"by": ["Order"], "until": "started"}'`)
 	flags.StringVar(&f.lines, "lines", "", "enqueue the jobs of this `file`, a JSON object on each line; - is standard input")
 	cmd.RunE = func(cmd *cobra.Command, words []string) error {
 		if err := f.check(cmd, words); err != nil {
@@ -100,7 +113,7 @@ Durations are written like 90s or 1h30m, times in RFC 3339. A job whose id is th
 		if f.lines != "" {
 			in, err := a.input(f.lines)
 			if err != nil {
-				return err
+				return usagef("--lines: %v", err)
 			}
 			defer in.Close() //nolint:errcheck // it was only read
 			return a.enqueueLines(cmd.Context(), in)
@@ -117,7 +130,7 @@ Durations are written like 90s or 1h30m, times in RFC 3339. A job whose id is th
 // check refuses flags that would be ignored, and empty ones: a variable that is not set must not mean the default.
 func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
 	for _, name := range []string{
-		"lines", "args", "id", "queue", "priority", "delay", "scheduled-at", "max-attempts", "retry", "timeout", "expires-at", "retry-until", "tag", "metadata", "key",
+		"lines", "args", "id", "queue", "priority", "delay", "scheduled-at", "max-attempts", "retry", "timeout", "expires-at", "retry-until", "tag", "metadata", "key", "unique",
 	} {
 		switch flag := cmd.Flags().Lookup(name); {
 		case !flag.Changed:
@@ -140,7 +153,7 @@ func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
 func (f *enqueueFlags) item(a *app, kind string) (item drover.EnqueueItem, err error) {
 	f.job.Kind = kind
 	if f.args != "" {
-		if f.job.Args, err = a.argument(f.args); err != nil {
+		if f.job.Args, err = a.readJSON("args", f.args); err != nil {
 			return item, err
 		}
 	}
@@ -162,6 +175,11 @@ func (f *enqueueFlags) item(a *app, kind string) (item drover.EnqueueItem, err e
 		}
 		if *at.to, err = time.Parse(time.RFC3339, at.text); err != nil || at.to.IsZero() {
 			return item, usagef("%s %q is not a time such as 2026-01-31T12:00:00Z", at.flag, shorten(at.text, 40))
+		}
+	}
+	if f.unique != "" {
+		if err := strictly([]byte(f.unique), &f.job.Uniqueness); err != nil {
+			return item, usagef("--unique: %v", err)
 		}
 	}
 	item, err = f.job.item()
@@ -197,31 +215,48 @@ func (l *jobLine) item() (item drover.EnqueueItem, err error) {
 			return item, &drover.InvalidError{Field: "Metadata", Reason: "is not a JSON object"}
 		}
 	}
+	if l.Uniqueness != nil {
+		if opts.Unique, err = l.Uniqueness.unique(); err != nil {
+			return item, err
+		}
+	}
 	if l.Args == nil {
 		l.Args = json.RawMessage(`{}`)
 	}
 	return drover.EnqueueItem{Args: rawArgs{l.Kind, l.Args}, Opts: opts}, nil
 }
 
-// argument is the text of a flag, or of the file that it names.
-func (a *app) argument(text string) (json.RawMessage, error) {
-	name, file := strings.CutPrefix(text, "@")
-	if text == "-" {
-		name, file = "-", true
+// unique reads how a job is unique.
+func (l *uniqueLine) unique() (*drover.Unique, error) {
+	u := &drover.Unique{By: l.By, AnyArgs: l.AnyArgs, Queue: l.Queue, Key: l.Key, Until: drover.UniqueUntil(l.Until), OnConflict: drover.OnConflict(l.OnConflict)}
+	if l.OnConflict != "debounce" && l.Longest != "" {
+		return nil, &drover.InvalidError{Field: "Unique.OnConflict", Reason: "longest is for debounce"}
 	}
+	if l.OnConflict == "debounce" {
+		longest, err := time.ParseDuration(l.Longest)
+		if err != nil {
+			return nil, &drover.InvalidError{Field: "Unique.OnConflict", Reason: "debounce needs longest, a duration such as 10m"}
+		}
+		u.OnConflict = drover.Debounce(longest)
+	}
+	return u, nil
+}
+
+// readJSON reads the value of a flag: JSON, or @ and the name of a file, or @- for standard input.
+func (a *app) readJSON(flag, text string) (json.RawMessage, error) {
 	doc := []byte(text)
-	if file {
+	if name, file := strings.CutPrefix(text, "@"); file {
 		in, err := a.input(name)
 		if err != nil {
-			return nil, err
+			return nil, usagef("--%s: %v", flag, err)
 		}
 		defer in.Close() //nolint:errcheck // it was only read
 		if doc, err = io.ReadAll(in); err != nil {
-			return nil, fmt.Errorf("read the args: %w", err)
+			return nil, fmt.Errorf("read --%s: %w", flag, err)
 		}
 	}
 	if doc = bytes.TrimSpace(doc); !json.Valid(doc) {
-		return nil, usagef("--args: is not JSON")
+		return nil, usagef("--%s is not JSON", flag)
 	}
 	return doc, nil
 }
@@ -231,17 +266,15 @@ func (a *app) input(name string) (io.ReadCloser, error) {
 	if name == "-" {
 		return io.NopCloser(a.stdin), nil
 	}
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, usagef("%v", err)
-	}
-	return file, nil
+	return os.Open(name)
 }
 
 // enqueued is what became of a job.
 type enqueued struct {
-	ID       string `json:"id"`
-	Existing bool   `json:"existing,omitempty"` // it was there already
+	ID        string `json:"id"`
+	Existing  bool   `json:"existing,omitempty"` // it was there already
+	Replaced  bool   `json:"replaced,omitempty"`
+	Debounced bool   `json:"debounced,omitempty"`
 }
 
 func (a *app) printEnqueued(r drover.Receipt) error {
@@ -249,7 +282,12 @@ func (a *app) printEnqueued(r drover.Receipt) error {
 		return a.printJSON(enqueued(r))
 	}
 	note := ""
-	if r.Existing {
+	switch {
+	case r.Replaced:
+		note = "  replaced"
+	case r.Debounced:
+		note = "  debounced"
+	case r.Existing:
 		note = "  was there already"
 	}
 	_, err := fmt.Fprintln(a.stdout, r.ID+note)
@@ -268,8 +306,11 @@ func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
 		item.Opts.ID = ulid.Make().String()
 	}
 	receipt, err := s.client.Enqueue(ctx, item.Args, item.Opts)
-	if err != nil {
-		return enqueueNames(fmt.Errorf("%w; --id %s repeats it without storing it twice", err, item.Opts.ID))
+	switch {
+	case errors.Is(err, drover.ErrInvalid):
+		return enqueueNames(err)
+	case err != nil:
+		return fmt.Errorf("%w; --id %s repeats it without storing it twice", err, item.Opts.ID)
 	}
 	return a.printEnqueued(receipt)
 }
@@ -323,15 +364,23 @@ func storedBefore(first int) string {
 // readLine reads one line. A key that no job has would be a slip of the pen.
 func readLine(line []byte) (item drover.EnqueueItem, err error) {
 	var l jobLine
-	d := json.NewDecoder(bytes.NewReader(line))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&l); err != nil {
-		return item, errors.New(strings.TrimPrefix(err.Error(), "json: "))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return item, errors.New("more than one JSON value")
+	if err := strictly(line, &l); err != nil {
+		return item, err
 	}
 	return l.item()
+}
+
+// strictly reads one JSON value without unknown keys.
+func strictly(doc []byte, to any) error {
+	d := json.NewDecoder(bytes.NewReader(doc))
+	d.DisallowUnknownFields()
+	if err := d.Decode(to); err != nil {
+		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("more than one JSON value")
+	}
+	return nil
 }
 
 // enqueueNames calls what the library refused by its flag.
@@ -342,7 +391,7 @@ func enqueueNames(err error) error {
 	return usagef("%s", strings.NewReplacer(
 		"kind:", "KIND:", "Queue:", "--queue:", "Priority:", "--priority:", "ScheduledAt:", "--scheduled-at:", "Delay:", "--delay:", "MaxAttempts:", "--max-attempts:",
 		"retry.", "--retry: ", "retry:", "--retry:", "Retry", "--retry", "Timeout:", "--timeout:", "ExpiresAt:", "--expires-at:", "RetryUntil:", "--retry-until:", "Tags[", "--tag [",
-		"Tags:", "--tag:", "Metadata", "--metadata", "Key:", "--key:", "ID:", "--id:", "args", "--args",
+		"Tags:", "--tag:", "Metadata", "--metadata", "Unique.", "--unique: ", "Key:", "--key:", "ID:", "--id:", "args:", "--args:", "args.", "--args: ",
 	).Replace(err.Error()))
 }
 

@@ -37,7 +37,7 @@ func TestEnqueue(t *testing.T) {
 	sh.run(t, "enqueue", "refund", "--id", id).ends(t, 1, "different job", "--id "+id)
 
 	sh.input = ` {"Order": 7} `
-	made := decode[enqueued](t, sh.run(t, "enqueue", "charge", "--args", "-", "--scheduled-at", "2040-01-01T00:00:00Z", "--json").ok(t))
+	made := decode[enqueued](t, sh.run(t, "enqueue", "charge", "--args", "@-", "--scheduled-at", "2040-01-01T00:00:00Z", "--json").ok(t))
 	if job, err = client.Job(t.Context(), made.ID); err != nil || string(job.Args) != `{"Order": 7}` || job.State != drover.Scheduled || made.Existing {
 		t.Errorf("%+v, %v", job, err)
 	}
@@ -57,7 +57,7 @@ func TestEnqueueRefused(t *testing.T) {
 	sh, client := newMigratedShell(t)
 	for line, want := range map[string]string{
 		"":                          "what to enqueue?",
-		"k --args {":                "--args: is not JSON",
+		"k --args {":                "--args is not JSON",
 		"k --args @/no/such/file":   "no such file",
 		"k --args=":                 "--args is empty",
 		"k --queue=":                "--queue is empty",
@@ -123,4 +123,30 @@ func TestEnqueueLines(t *testing.T) {
 	sh.input = strings.Repeat(`{"kind": "charge"}`+"\n", 1500) + "{}\n"
 	sh.run(t, "enqueue", "--lines", "-").ends(t, 2, "line 1501: ", "lines 1 to 1000 are stored")
 	count(1002)
+}
+
+// Q-4: a unique job from the command, one and by lines.
+func TestEnqueueUnique(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	unique := func(order, more string) *output {
+		return sh.run(t, "enqueue", "charge", "--args", `{"Order": `+order+`, "n": `+more+`}`, "--delay", "1h", "--unique", `{"by": ["Order"], "until": "started", "on_conflict": "debounce", "longest": "10m"}`)
+	}
+	first := strings.TrimSpace(unique("1", "1").ok(t).stdout)
+	unique("1", "2").ok(t).says(t, first+"  debounced")
+	if other := strings.TrimSpace(unique("2", "1").ok(t).stdout); other == first {
+		t.Errorf("another order is the same job %s", other)
+	}
+	sh.input = `{"kind": "charge", "args": {"Order": 1, "n": 3}, "uniqueness": {"by": ["Order"], "on_conflict": "replace"}}`
+	sh.run(t, "enqueue", "--lines", "-").ok(t).says(t, first+"  replaced")
+	for flag, want := range map[string]string{
+		`{"bye": ["Order"]}`:          `unknown field "bye"`,
+		`{"by": ["Orders"]}`:          "--unique: By: the args have no field",
+		`{"until": "soon"}`:           "--unique: Until:",
+		`{"on_conflict": "debounce"}`: "--unique: OnConflict: debounce needs longest",
+		`{"longest": "10m"}`:          "--unique: OnConflict: longest is for debounce",
+		`[]`:                          "--unique: ",
+	} {
+		sh.run(t, "enqueue", "charge", "--args", `{"Order": 1}`, "--unique", flag).ends(t, 2, want)
+	}
 }

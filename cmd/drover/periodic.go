@@ -1,13 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -183,38 +180,9 @@ func newPeriodicPreviewCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// rawArgs are args of the command line.
-type rawArgs struct {
-	kind string
-	doc  json.RawMessage
-}
-
-func (r rawArgs) Kind() string                 { return r.kind }
-func (r rawArgs) MarshalJSON() ([]byte, error) { return r.doc, nil }
-
-// readJSON reads the value of a flag: JSON, or @ and the name of a file, or @- for standard input.
-func (a *app) readJSON(flag, text string) (json.RawMessage, error) {
-	raw := []byte(text)
-	if name, isFile := strings.CutPrefix(text, "@"); isFile {
-		var err error
-		if name == "-" {
-			raw, err = io.ReadAll(a.stdin)
-		} else {
-			raw, err = os.ReadFile(name)
-		}
-		if err != nil {
-			return nil, usagef("--%s: %v", flag, err)
-		}
-	}
-	raw = bytes.TrimSpace(raw)
-	if !json.Valid(raw) {
-		return nil, usagef("--%s: is no JSON", flag)
-	}
-	return raw, nil
-}
-
 // periodicSet are the flags of drover periodic set.
 type periodicSet struct {
+	retry                            string
 	p                                drover.Periodic
 	opts                             drover.EnqueueOpts
 	kind, args, metadata, catch, lap string
@@ -227,7 +195,7 @@ func newPeriodicSetCommand(a *app) *cobra.Command {
 		Short: "Make a schedule at run time, or change one",
 		Long: `Make a schedule at run time, or change one: all its settings are those of this command line. It prints the next ten runs.
 
-A schedule that a program declares in code is changed there; pause it with drover periodic pause. A retry strategy of the jobs is set with drover_periodic_set in SQL, or in Go.`,
+A schedule that a program declares in code is changed there; pause it with drover periodic pause.`,
 		Example: `  drover periodic set nightly --kind report --schedule "0 2 * * *" --zone Europe/Berlin --queue reports
   drover periodic set sync --kind sync --schedule "@every 90s" --overlap skip`,
 		Args: args(cobra.ExactArgs(1)),
@@ -245,6 +213,7 @@ A schedule that a program declares in code is changed there; pause it with drove
 	f.IntVar(&set.opts.Priority, "priority", 0, "1 to 9, lower is sooner (default 5)")
 	f.DurationVar(&set.opts.Delay, "delay", 0, "each job is due so long after its tick")
 	f.IntVar(&set.opts.MaxAttempts, "max-attempts", 0, "how many runs each job may have (default: its worker's)")
+	f.StringVar(&set.retry, "retry", "", `retry strategy of the jobs, such as '{"type": "constant", "delay": "1m"}' (default: their worker's)`)
 	f.DurationVar(&set.opts.Timeout, "timeout", 0, "bound of each run (default: its worker's)")
 	f.StringArrayVar(&set.opts.Tags, "tag", nil, "a `tag` of the jobs; give the flag again for more")
 	f.StringVar(&set.opts.Key, "key", "", "key of the jobs")
@@ -259,6 +228,11 @@ A schedule that a program declares in code is changed there; pause it with drove
 		raw, err := a.readJSON("args", set.args)
 		if err != nil {
 			return err
+		}
+		if set.retry != "" {
+			if set.opts.Retry, err = drover.ParseRetryStrategy(set.retry); err != nil {
+				return usagef("--retry: %v", err)
+			}
 		}
 		if set.metadata != "" {
 			doc, err := a.readJSON("metadata", set.metadata)

@@ -58,7 +58,7 @@ func TestPeriodic(t *testing.T) {
 		{"--schedule: is missing", []string{"set", "a", "--kind", "k"}},
 		{"--zone: 'Mars/Base' is not a time zone", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--zone", "Mars/Base"}},
 		{"--kind: empty", []string{"set", "a", "--schedule", "@daily"}},
-		{"--args: is no JSON", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--args", "{"}},
+		{"--args is not JSON", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--args", "{"}},
 		{"--args: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--args", "@/no/such/file"}},
 		{"--metadata: is no JSON object", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--metadata", "[]"}},
 		{"--catch-up: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--catch-up", "maybe"}},
