@@ -101,10 +101,12 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 // earlier now, Edit wakes a sleeping supervisor. changed is false if the job is like that already: then nothing is
 // stored.
 //
-// A parked job that gets another due time is no longer parked; other edits leave it parked.
+// A parked job that gets another due time is no longer parked; other edits leave it parked. If the args or the queue of a
+// unique job change, it gets the unique key that an enqueue with these would have.
 //
-// Errors: ErrNotFound; ErrState if the job runs, has ended, or would have expired by its new time; *InvalidError. After
-// an error the job is as it was.
+// Errors: ErrNotFound; ErrState if the job runs, has ended, or would have expired by its new time, if another job has the
+// unique key that it would get, or if that key cannot be computed (docs/edit.md); *InvalidError. After an error the job is
+// as it was.
 func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)
@@ -158,12 +160,13 @@ func (o *RunOpts) id(bad *problems) string {
 // Rerun enqueues a completed job again, as a new job that is due now, with the same kind, args, queue and options. The
 // new job begins without attempts and failures. The first entry of its errors names the old job (RunError.Job), and an
 // entry of the old job's errors names the new one; both keep who did it and why. RetryUntil moves by the time since the
-// old job's enqueue, or its last redrive; ExpiresAt stays. Each call makes another job, unless opts has the same ID.
+// old job's enqueue, or its last redrive; ExpiresAt stays. If the old job is unique for a period, it keeps the period, and
+// the new one is not unique. Each call makes another job, unless opts has the same ID.
 //
 // Discarded and cancelled jobs come back with RedriveJob, as the same job.
 //
 // Errors: ErrNotFound, also for a completed job that was deleted or archived; ErrState if the job is not completed, has
-// expired, or was rerun as opts.ID before; ErrIDConflict if another job has opts.ID; *InvalidError.
+// expired, or was rerun as opts.ID before, or if another job has its unique key; ErrIDConflict if another job has opts.ID; *InvalidError.
 func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audit) (Receipt, error) {
 	var bad problems
 	as := opts.id(&bad)

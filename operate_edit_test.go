@@ -293,6 +293,17 @@ func TestRerun(t *testing.T) {
 	if err != nil || again.ID == made.ID {
 		t.Errorf("a second rerun: %+v, %v", again, err)
 	}
+	period := db.put(t, "state, finalized_at, unique_key, unique_scope, unique_until", "'completed', now(), 'other key', 'period', now() + interval '1 h'")
+	if receipt, err = db.client.Rerun(t.Context(), period, nil, Audit{}); err != nil || !value[bool](t, db, `select num_nonnulls(unique_key, unique_scope, unique_until) = 0 from jobs where id = $1`, receipt.ID) {
+		t.Errorf("in its period: %+v, %v", receipt, err)
+	}
+	unique := db.put(t, "state, finalized_at, unique_key, unique_scope, unique_until", "'completed', now(), 'a key', 'ended', 'infinity'")
+	if receipt, err = db.client.Rerun(t.Context(), unique, nil, Audit{}); err != nil || db.get(t, receipt.ID).UniqueKey != "a key" {
+		t.Errorf("of a unique job: %+v, %v", receipt, err)
+	}
+	if _, err := db.client.Rerun(t.Context(), unique, nil, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), receipt.ID) {
+		t.Errorf("while the new job has its unique key: %v", err)
+	}
 	expired := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() - interval '1 s'")
 	if _, err := db.client.Rerun(t.Context(), expired, nil, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("expired: %v", err)

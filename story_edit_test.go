@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -79,13 +81,6 @@ func TestEditedJobsPlaceInItsLane(t *testing.T) {
 			t.Errorf("%+v: behind the floors of its new lane: %v", e, err)
 		}
 	}
-}
-
-// waiting waits until a session waits for a row of jobs that another one has locked.
-func (db *testDB) waiting(t testing.TB) {
-	t.Helper()
-	db.waitFor(t, 30*time.Second, `select exists (select from pg_locks l join pg_locks w on w.pid = l.pid where l.relation = 'jobs'::regclass and l.granted
-		and not w.granted)`)
 }
 
 // A claim is under way: Edit waits for it, and finds a running job. If the claim is rolled back, the job is edited.
@@ -339,6 +334,106 @@ func TestEditOfAJobThatIsSetAside(t *testing.T) {
 	}
 	if n := value[int](t, db, `select count(*) from drover_set_aside`); n > 0 {
 		t.Error("it is still set aside")
+	}
+}
+
+// A unique job's key follows its args and its queue, whatever counts in it: an enqueue with the new args finds it, and one
+// with the old args does not.
+func TestEditOfAUniqueJob(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	long := strings.Repeat("x", 300)
+	n := 0
+	for name, tc := range map[string]struct {
+		unique Unique
+		to     string
+		edit   JobEdit
+		stays  bool // nothing of what counts changes
+	}{
+		"all the args":          {unique: Unique{}, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"all the args, a hash":  {unique: Unique{Until: UntilStarted}, to: long, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"a field":               {unique: Unique{By: []string{"to"}}, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"a field and the queue": {unique: Unique{By: []string{"to"}, Queue: true}, edit: JobEdit{Queue: "slow"}},
+		"queue, key, args":      {unique: Unique{Queue: true, Key: true, Until: UntilPassed(time.Hour)}, edit: JobEdit{Queue: "slow", ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"no args, the queue":    {unique: Unique{AnyArgs: true, Queue: true}, edit: JobEdit{Queue: "slow"}},
+		"no args":               {unique: Unique{AnyArgs: true}, edit: JobEdit{Queue: "slow", ArgsPatch: json.RawMessage(`{"to": "new"}`)}, stays: true},
+		"another queue only":    {unique: Unique{}, edit: JobEdit{Queue: "slow"}, stays: true},
+	} {
+		n++
+		args := map[string]any{"to": tc.to, "n": n}
+		opts := &EnqueueOpts{Delay: time.Hour, Key: "k", Unique: &tc.unique}
+		kind := fmt.Sprint("kind ", n)
+		id := db.enqueue(t, anyArgs{kind, args}, opts)
+		if _, err := db.client.Edit(t.Context(), id, tc.edit, Audit{}); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		edited, again := map[string]any{"to": tc.to, "n": n}, *opts
+		if tc.edit.ArgsPatch != nil {
+			edited["to"] = "new"
+		}
+		again.Queue = tc.edit.Queue
+		if r, err := db.client.Enqueue(t.Context(), anyArgs{kind, edited}, &again); err != nil || r.ID != id {
+			t.Errorf("%s: an enqueue with the new args: %+v, %v", name, r, err)
+		}
+		if r, err := db.client.Enqueue(t.Context(), anyArgs{kind, args}, opts); err != nil || (r.ID == id) != tc.stays {
+			t.Errorf("%s: an enqueue with the old args: %+v, %v", name, r, err)
+		}
+	}
+}
+
+// anyArgs are args of any kind and fields.
+type anyArgs struct {
+	kind string
+	doc  map[string]any
+}
+
+func (a anyArgs) Kind() string                 { return a.kind }
+func (a anyArgs) MarshalJSON() ([]byte, error) { return json.Marshal(a.doc) }
+
+// Another job has the key that an edit would give, or the new key is not known: the job stays as it is, and by filter the
+// others are edited. Somebody who has not committed yet holds up nobody by filter.
+func TestEditToAUniqueKeyThatIsTaken(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	ctx := t.Context()
+	unique := &EnqueueOpts{Delay: time.Hour, Unique: &Unique{By: []string{"to"}}}
+	owner := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "ann"}}, unique)
+	other := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "bob"}}, unique)
+	plain := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "cid"}}, &EnqueueOpts{Delay: time.Hour})
+	edit := JobEdit{RunNow: true, ArgsPatch: json.RawMessage(`{"to": "ann"}`)}
+	before := value[string](t, db, jobRow, other)
+	if _, err := db.client.Edit(ctx, other, edit, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), owner) {
+		t.Errorf("to a key that is taken: %v", err)
+	}
+	done, err := db.client.EditMany(ctx, Filter{Kind: "mail"}, edit, Audit{})
+	if err != nil || done.Changed != 2 || !slices.Equal(refusedIDs(done), []string{other}) || !strings.Contains(done.Refused[0].Error, owner) {
+		t.Errorf("by filter: %+v, %v", done, err)
+	}
+	if after := value[string](t, db, jobRow, other); after != before || db.get(t, plain).State != Available || db.get(t, owner).State != Available {
+		t.Errorf("afterwards: %s", after)
+	}
+	hashed := db.enqueue(t, anyArgs{"mail", map[string]any{"to": strings.Repeat("x", 300), "n": 1}}, unique)
+	if _, err := db.client.Edit(ctx, hashed, JobEdit{ArgsPatch: json.RawMessage(`{"n": 2}`)}, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "not known") {
+		t.Errorf("a hash of some fields: %v", err)
+	}
+	if _, err := db.client.Edit(ctx, hashed, JobEdit{RunNow: true}, Audit{}); err != nil {
+		t.Errorf("its time: %v", err)
+	}
+	tx, err := db.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := db.client.EnqueueTx(ctx, tx, anyArgs{"mail", map[string]any{"to": "dan"}}, unique); err != nil {
+		t.Fatal(err)
+	}
+	short, stop := context.WithTimeout(ctx, 20*time.Second)
+	defer stop()
+	done, err = db.client.EditMany(short, Filter{IDs: []string{other, plain}}, JobEdit{ArgsPatch: json.RawMessage(`{"to": "dan"}`)}, Audit{})
+	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{other}) {
+		t.Errorf("beside an open transaction with the key: %+v, %v", done, err)
 	}
 }
 

@@ -52,6 +52,40 @@ $$;
 comment on function drover_edit_check(jsonb) is 'Returns an edit without the keys that are null or false. Raises 22023 with the name of the first field that makes no sense, and the reason.';
 
 -- +goose StatementBegin
+create function drover_unique_key_again(j jobs, args jsonb, queue text) returns text language plpgsql stable as $$
+declare
+	u    jsonb;
+	tail text;
+	head constant text := to_jsonb(j.kind)::text || ' by ';
+begin
+	-- What its enqueue chose is not stored: it is the choice that gives the key which the job has. The fields of the args
+	-- that count are in the key, unless that is a hash.
+	for u in
+		select jsonb_build_object('queue', q.counts, 'key', k.counts) || f.form
+		from (values (false), (true)) q(counts), (values (false), (true)) k(counts), (values (jsonb '{}'), ('{"any_args": true}'), ('{"by": []}')) f(form)
+		where (not k.counts or j.concurrency_key is not null) and (not f.form ? 'by' or starts_with(j.unique_key, head))
+	loop
+		begin
+			if u ? 'by' then
+				tail := case when u->'queue' = 'true' then ' queue ' || to_jsonb(j.queue)::text else '' end
+					|| case when u->'key' = 'true' then ' key ' || to_jsonb(j.concurrency_key)::text else '' end;
+				u := u || jsonb_build_object('by', (select jsonb_agg(k) from jsonb_object_keys(
+					substr(j.unique_key, length(head) + 1, length(j.unique_key) - length(head) - length(tail))::jsonb) as k));
+			end if;
+			continue when drover_unique_key('', u, j.kind, j.args, j.queue, j.concurrency_key, true) <> j.unique_key;
+		exception when data_exception then
+			continue; -- it is not this choice
+		end;
+		return drover_unique_key('', u, j.kind, args, queue, j.concurrency_key, true);
+	end loop;
+	raise exception 'drover: job % is unique, and which key it would have with other args or in another queue is not known: cancel it, and enqueue it again', j.id using errcode = 'DR002';
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_unique_key_again(jobs, jsonb, text) is
+	'The unique key that a job would have with other args or in another queue. Raises DR002 if that is not known: the key is a hash of some fields of the args, or the args were changed in another way since the enqueue.';
+
+-- +goose StatementBegin
 create function drover_edit_jobs(ids text[], edit jsonb) returns bigint language plpgsql as $$
 declare
 	e        record;
@@ -60,6 +94,7 @@ declare
 	at       timestamptz;
 	due      timestamptz;
 	what     text[];
+	violated text;
 	utc      constant text := 'YYYY-MM-DD"T"HH24:MI:SS"Z"';
 	edited   bigint := 0;
 begin
@@ -114,7 +149,10 @@ begin
 			end if;
 		end if;
 		continue when what = '{}';
-		update jobs o set args = j.args, scheduled_at = j.scheduled_at, state = j.state, priority = j.priority, queue = j.queue, max_attempts = j.max_attempts, retry = j.retry,
+		if was.unique_key is not null and (j.args <> was.args or j.queue <> was.queue) then
+			j.unique_key := drover_unique_key_again(was, j.args, j.queue);
+		end if;
+		update jobs o set args = j.args, unique_key = j.unique_key, scheduled_at = j.scheduled_at, state = j.state, priority = j.priority, queue = j.queue, max_attempts = j.max_attempts, retry = j.retry,
 			parked_build = j.parked_build, paced_at = j.paced_at,
 			errors = drover_append_error(o.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'claim_seq', o.claim_seq, 'attempt', o.attempt,
 				'by', edit->>'by', 'error', left(format('edited (%s)%s', array_to_string(what, '; '), coalesce(': ' || nullif(edit->>'why', ''), '')), 1000)))
@@ -128,6 +166,14 @@ begin
 		end if;
 	end loop;
 	return edited;
+exception when unique_violation then
+	get stacked diagnostics violated = constraint_name;
+	if violated <> 'jobs_unique_idx' then
+		raise; -- the application's
+	end if;
+	raise exception 'drover: job % would get the unique key of job %', was.id,
+		coalesce((select o.id from jobs o where o.unique_key = j.unique_key and o.unique_until is not null and (o.finalized_at is null or o.unique_until < 'infinity')
+			and o.id <> was.id), 'another one, which has ended since') using errcode = 'DR002';
 end
 $$;
 -- +goose StatementEnd
@@ -174,9 +220,14 @@ create function drover_edit_many(filter jsonb, edit jsonb, why text default '', 
 declare
 	doc   jsonb := drover_edit_check(edit) || jsonb_build_object('by', left(coalesce(nullif(by, ''), session_user), 128), 'why', why);
 	held  text[];
+	usual constant text := current_setting('lock_timeout');
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'edit', after, batch, wait) h;
+	if not wait then -- for another transaction that has stored a job with a unique key which a job here would get
+		perform set_config('lock_timeout', '250ms', true);
+	end if;
 	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_edit_jobs($1, $2)', doc) w;
+	perform set_config('lock_timeout', usual, true);
 	if changed > 0 then
 		perform drover_edited(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
 	end if;
@@ -194,6 +245,8 @@ declare
 	made     constant text := coalesce(new_id, drover_ulid());
 	at       timestamptz;
 	wrote    bigint;
+	owner    text;
+	violated text;
 begin
 	select * into was from jobs j where j.id = job_id for update;
 	if not found then
@@ -207,12 +260,22 @@ begin
 	if was.expires_at <= at then
 		raise exception 'drover: job % expired at %', job_id, was.expires_at using errcode = 'DR002';
 	end if;
+	if not exists (select from jobs j where j.id = new_id) then
+		owner := drover_unique_owner(job_id);
+		if owner is not null then
+			raise exception 'drover: job % cannot be rerun, job % has its unique key', job_id, owner using errcode = 'DR002';
+		end if;
+	end if;
 	begin
-		insert into jobs (id, kind, queue, args, priority, scheduled_at, created_at, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key, errors)
+		-- A period is that of the first enqueue, so the new job has no part in it.
+		insert into jobs (id, kind, queue, args, priority, scheduled_at, created_at, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key,
+			unique_key, unique_scope, unique_until, errors)
 		values (made, was.kind, was.queue, was.args, was.priority, at, at, was.max_attempts, was.retry, was.timeout_ms, was.expires_at,
 			case when was.retry_until is not null then at + (least(greatest(was.retry_until, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')
 				- least(greatest(was.created_at, was.redriven_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')) end,
 			was.tags, was.metadata, was.concurrency_key,
+			case when was.unique_scope <> 'period' then was.unique_key end, nullif(was.unique_scope, 'period'),
+			case when was.unique_scope <> 'period' then timestamptz 'infinity' end,
 			jsonb_build_array(jsonb_build_object('at', at, 'class', 'operator', 'attempt', 0, 'claim_seq', 0, 'by', who, 'job', job_id,
 				'error', format('rerun of %s%s', job_id, coalesce(': ' || nullif(why, ''), '')))));
 		get diagnostics wrote = row_count;
@@ -220,7 +283,12 @@ begin
 		case (select coalesce(j.errors->0->>'job' = job_id, false) from jobs j where j.id = new_id)
 		when true then raise exception 'drover: job % was rerun as % before', job_id, new_id using errcode = 'DR002';
 		when false then raise exception 'drover: there is a job with the id % already', new_id using errcode = 'DR001';
-		else raise; -- by an index of the application's
+		else
+			get stacked diagnostics violated = constraint_name;
+			if violated <> 'jobs_unique_idx' then
+				raise; -- by an index of the application's
+			end if;
+			raise exception 'drover: job % cannot be rerun, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(job_id), 'which has ended since') using errcode = 'DR002';
 		end case;
 	end;
 	perform drover_written(wrote, 1);
@@ -233,7 +301,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_rerun(text, text, text, text) is
-	'Enqueues a completed job again, due now, as a new job with the same args and settings, and returns its id. The errors of each have an entry of class operator with by (default: the database''s user), why, and the id of the other as job. With new_id that is the new id, and a call that is repeated raises DR002. Raises DR002 too if the job is not completed or has expired. Null: there is no such job.';
+	'Enqueues a completed job again, due now, as a new job with the same args and settings, and returns its id. The errors of each have an entry of class operator with by (default: the database''s user), why, and the id of the other as job. With new_id that is the new id, and a call that is repeated raises DR002. Raises DR002 too if the job is not completed, has expired, or another job has its unique key. Null: there is no such job.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 20';
@@ -242,7 +310,7 @@ create or replace function drover_schema_version() returns int language sql immu
 select drover_secure();
 
 -- +goose Down
-drop function drover_rerun, drover_edit_many, drover_edit, drover_edited, drover_edit_jobs, drover_edit_check;
+drop function drover_rerun, drover_edit_many, drover_edit, drover_edited, drover_edit_jobs, drover_unique_key_again, drover_edit_check;
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 19';
 -- +goose StatementEnd

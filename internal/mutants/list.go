@@ -542,6 +542,13 @@ func mutants() []mutant {
 			tests: []string{"TestRedriveLeavesRescheduledJobsAlone"},
 		},
 		{
+			name: "key-of-the-old-args", bug: "a unique job whose args were edited keeps the key of the old ones",
+			file:  "migrations/00020_edit.sql",
+			old:   "if was.unique_key is not null and (j.args <> was.args",
+			new:   "if was.unique_key is not null and (false",
+			tests: []string{"TestEditOfAUniqueJob", "TestEditToAUniqueKeyThatIsTaken"},
+		},
+		{
 			name: "rerun-twice", bug: "a rerun that is repeated with its id is refused as another job's",
 			file:  "migrations/00020_edit.sql",
 			old:   "coalesce(j.errors->0->>'job' = job_id, false)",
