@@ -105,6 +105,8 @@ func TestPeriodicBadInput(t *testing.T) {
 		{"Opts.MaxAttempts", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{MaxAttempts: -1}}},
 		{"Opts.Retry.Delay", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Retry: Constant{Delay: -time.Second}}}},
 		{"Opts.Priority", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Priority: 10}}},
+		{"Opts.Unique.By", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Unique: &Unique{By: []string{"nobody"}}}}},
+		{"Opts.Unique.OnConflict", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Unique: &Unique{OnConflict: ReplaceWaiting}}}},
 		{"Opts.Metadata", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Metadata: map[string]any{"drover:periodic": 1}}}},
 	} {
 		var invalid *InvalidError
@@ -164,6 +166,8 @@ func TestPeriodicBadInputInSQL(t *testing.T) {
 		{"options.expires_at", set(`'a', 'k', '@daily', options => '{"expires_at": "2030-01-01"}'`)},
 		{"options.retry_until", set(`'a', 'k', '@daily', options => '{"retry_until": "2030-01-01"}'`)},
 		{"options.unique", set(`'a', 'k', '@daily', options => '{"unique": {}}'`)},
+		{"options.uniqueness.by", set(`'a', 'k', '@daily', options => '{"uniqueness": {"by": ["nobody"]}}'`)},
+		{"options.uniqueness.on_conflict", set(`'a', 'k', '@daily', options => '{"uniqueness": {"on_conflict": "debounce", "longest": "1 h"}}'`)},
 		{"options.priority", set(`'a', 'k', '@daily', options => '{"priority": 10}'`)},
 		{"options.delay", set(`'a', 'k', '@daily', options => '{"delay": "-1 s"}'`)},
 		{"options.max_attempts", set(`'a', 'k', '@daily', options => '{"max_attempts": 0}'`)},
@@ -277,6 +281,42 @@ func TestPeriodicJobHasTheOptions(t *testing.T) {
 	}
 	if _, err := db.Exec(t.Context(), `select drover_enqueue('tick', metadata => '{"drover:periodic": {"name": "a", "tick": "b"}}')`); pg.SQLState(err) != "22023" {
 		t.Errorf("drover_enqueue: %v", err)
+	}
+}
+
+// Q-4, Q-5: a tick that finds another job like its own makes none, and its row, its reply and a run by hand name the job.
+// The next tick after that job's end makes one.
+func TestPeriodicUnique(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	holder := db.enqueue(t, tickArgs{7}, &EnqueueOpts{Unique: &Unique{By: []string{"n"}}})
+	db.setPeriodic(t, Periodic{Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", Opts: &EnqueueOpts{Unique: &Unique{By: []string{"n"}}}})
+	why := "unique: job " + holder + " is there"
+	db.backdate(t, "a", "1 h")
+	if f := db.fire(t, "a", ""); len(f.Jobs) != 0 || f.Missed != 1 || f.Why != why || f.Fault != "" {
+		t.Errorf("next to the job: %+v", f)
+	}
+	if p, err := db.client.PeriodicJob(t.Context(), "a"); err != nil || p.Skipped != 1 || p.SkippedWhy != why || p.LastJobID != "" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if _, err := db.client.RunPeriodic(t.Context(), "a", Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), holder) {
+		t.Errorf("by hand: %v", err)
+	}
+	if _, err := db.client.Cancel(t.Context(), holder, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.backdate(t, "a", "1 h")
+	f := db.fire(t, "a", "")
+	if len(f.Jobs) != 1 || f.Missed != 0 {
+		t.Fatalf("after its end: %+v", f)
+	}
+	if again, err := db.client.Enqueue(t.Context(), tickArgs{7}, &EnqueueOpts{Unique: &Unique{By: []string{"n"}}}); err != nil || again.ID != f.Jobs[0] {
+		t.Errorf("an enqueue next to the tick's job: %+v, %v", again, err)
+	}
+	// The same tick again, as after a restore of the schedule's row: it made its job before.
+	db.exec(t, `update drover_periodic set next_at = last_at, jobs = 0, last_job = null`)
+	if f := db.fire(t, "a", ""); len(f.Jobs) != 0 || f.Missed != 0 || f.Fault != "" {
+		t.Errorf("the same tick again: %+v", f)
 	}
 }
 

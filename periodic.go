@@ -40,7 +40,8 @@ type Periodic struct {
 	Args Args
 
 	// Opts are the settings of each job. Nil means the defaults. ID, ScheduledAt, ExpiresAt and RetryUntil are refused,
-	// because they make no sense for more than one job.
+	// because they make no sense for more than one job. With Unique, a tick that finds another job like its own makes
+	// none, and counts as skipped; Unique.OnConflict must be KeepExisting.
 	Opts *EnqueueOpts
 
 	// Jitter spreads jobs: each is due at a random time in the Jitter after its tick. Zero means none; at most 24 h.
@@ -167,6 +168,11 @@ func (c *Client) encodePeriodicJob(bad *problems, p *Periodic) *newJob {
 		bad.join(err)
 	}
 	job.encodeOptions(&settings, &opts)
+	if u := opts.Unique; u != nil && u.OnConflict != "" && u.OnConflict != KeepExisting {
+		settings.add("Unique.OnConflict", "is not KeepExisting: a tick changes no job")
+	} else {
+		job.Uniqueness = u.encode(&settings, job.Args, job.ConcurrencyKey, true)
+	}
 	bad.at("Opts", settings.err())
 	return job
 }

@@ -50,7 +50,7 @@ create table drover_periodic (
 ) with (fillfactor = 50);
 comment on table drover_periodic is 'Schedules, one row for each: when to enqueue which job. People read the view periodic_jobs and call functions such as drover_periodic_set.';
 comment on column drover_periodic.generation is 'Part of the ids of its jobs. A schedule that was deleted and created anew under the same name has another one.';
-comment on column drover_periodic.options is 'How each job is enqueued: the keys queue, priority, delay, max_attempts, retry, timeout, tags, metadata and concurrency_key, as parameters of drover_enqueue.';
+comment on column drover_periodic.options is 'How each job is enqueued: the keys queue, priority, delay, max_attempts, retry, timeout, tags, metadata, concurrency_key and uniqueness, as parameters of drover_enqueue.';
 comment on column drover_periodic.schedule is 'Five cron fields, six with the second in front, a word such as @daily, or @every and a duration.';
 comment on column drover_periodic.zone is 'The time zone in which the cron fields are read.';
 comment on column drover_periodic.anchor is '@every counts from here.';
@@ -391,7 +391,7 @@ begin
 	-- The list of options stands here, and in Go in encodePeriodic (operate_periodic.go).
 	begin
 		select * into o from jsonb_to_record(p.options) as o(queue text, priority int, delay interval, max_attempts int, retry jsonb, timeout interval,
-			tags jsonb, metadata jsonb, concurrency_key text);
+			tags jsonb, metadata jsonb, concurrency_key text, uniqueness jsonb);
 	exception when data_exception then
 		perform drover_periodic_refuse('options', sqlerrm);
 	end;
@@ -404,6 +404,12 @@ begin
 		perform drover_periodic_refuse('options.delay', format('%s is not 0 to 366 days', o.delay));
 	end if;
 	perform drover_refuse_job('', null, p.kind, null, null, null, null, null, null, null, null, null);
+	if p.options ? 'uniqueness' then
+		if coalesce(o.uniqueness->>'on_conflict', 'keep') <> 'keep' then
+			perform drover_periodic_refuse('options.uniqueness.on_conflict', 'is not keep: a tick changes no job');
+		end if;
+		perform drover_unique_key('options.', o.uniqueness, p.kind, p.args, coalesce(o.queue, 'default'), o.concurrency_key, true);
+	end if;
 	perform drover_refuse_job('options.', null, p.kind, o.queue, o.priority, o.max_attempts, o.retry, o.timeout, null, null, o.tags, o.metadata, o.concurrency_key);
 end
 $$;
@@ -631,27 +637,35 @@ $$;
 comment on function drover_periodic_id(text, text, timestamptz) is 'The id of the job of a tick. It is the same whoever computes it, so that no tick can make two jobs.';
 
 -- +goose StatementBegin
-create function drover_periodic_enqueue(p drover_periodic, tick timestamptz, mark jsonb default '{}', job_id text default null) returns text language plpgsql as $$
+create function drover_periodic_enqueue(p drover_periodic, tick timestamptz, mark jsonb default '{}', new_id text default null, out made text, out holder text) language plpgsql as $$
 declare
-	made constant text := coalesce(job_id, drover_periodic_id(p.name, p.generation, tick));
+	own   constant text := coalesce(new_id, drover_periodic_id(p.name, p.generation, tick));
+	doc   jsonb;
+	fresh boolean;
 	due  constant timestamptz := tick + random() * p.jitter_ms * interval '1 ms' + coalesce((p.options->>'delay')::interval, interval '0');
 begin
 	-- The way of all jobs in, which refuses marks of drover's in their metadata: it is added to the row.
-	if exists (select from drover_enqueue_many(jsonb_build_array(p.options - 'delay' || jsonb_build_object(
-		'id', made, 'kind', p.kind, 'args', p.args, 'scheduled_at', due)))) then
-		return null;
+	doc := jsonb_build_array(p.options - 'delay' || jsonb_build_object('id', own, 'kind', p.kind, 'args', p.args, 'scheduled_at', due));
+	if p.options ? 'uniqueness' then
+		select u.job_id, u.result = 'stored' into holder, fresh from drover_enqueue_unique(doc) u;
+		holder := nullif(holder, own);
+	else
+		fresh := not exists (select from drover_enqueue_many(doc));
+	end if;
+	if not fresh then
+		return;
 	end if;
 	update jobs j set metadata = coalesce(j.metadata, '{}') || jsonb_build_object('drover:periodic', mark || jsonb_build_object(
 		'name', p.name, 'tick', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
-	where j.id = made;
+	where j.id = own;
 	if not found then
-		perform drover_refuse_unstored(array[made]);
+		perform drover_refuse_unstored(array[own]);
 	end if;
-	return made;
+	made := own;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb, text) is 'Enqueues the job of a tick, and returns its id. Null: this tick has made its job before.';
+comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb, text) is 'Enqueues the job of a tick: made is its id. holder is another job that has its unique key, so that nothing was enqueued. Both are null if this tick has made its job before.';
 
 -- +goose StatementBegin
 create function drover_periodic_busy(p drover_periodic) returns boolean language sql volatile as $$
@@ -664,8 +678,9 @@ comment on function drover_periodic_busy(drover_periodic) is 'Whether a schedule
 -- +goose StatementBegin
 create function drover_periodic_run(name text, by text default null, why text default '') returns text language plpgsql as $$
 declare
-	p  drover_periodic;
-	id text;
+	p      drover_periodic;
+	id     text;
+	holder text;
 begin
 	select * into p from drover_periodic o where o.name = drover_periodic_run.name for update;
 	if not found then
@@ -675,14 +690,18 @@ begin
 		raise exception 'drover: the last job % of schedule % has not ended, and its overlap is skip', p.last_job, quote_literal(p.name) using errcode = 'DR002';
 	end if;
 	p.jitter_ms := 0;
-	id := drover_periodic_enqueue(p, statement_timestamp(), jsonb_build_object('by_hand', true, 'by', drover_periodic_by(by), 'why', coalesce(left(why, 1000), '')), drover_ulid());
+	select e.made, e.holder into id, holder
+	from drover_periodic_enqueue(p, statement_timestamp(), jsonb_build_object('by_hand', true, 'by', drover_periodic_by(by), 'why', coalesce(left(why, 1000), '')), drover_ulid()) e;
+	if holder is not null then
+		raise exception 'drover: job % has the unique key of the jobs of schedule %', holder, quote_literal(p.name) using errcode = 'DR002';
+	end if;
 	update drover_periodic o set last_job = id, jobs = o.jobs + 1 where o.name = p.name;
 	return id;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_run(text, text, text) is
-	'Enqueues a job of a schedule now, besides its ticks, also if it is paused, and returns its id. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip. Null: there is no such schedule.';
+	'Enqueues a job of a schedule now, besides its ticks, also if it is paused, and returns its id. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_fire(name text, supervisor text default '', out fired boolean, out made text[], out missed bigint, out why text, out fault text, out wait_s float8)
@@ -700,6 +719,7 @@ declare
 	tick   timestamptz;
 	keep   int;
 	id     text;
+	holder text;
 	code   text;
 begin
 	fired := false;
@@ -745,10 +765,13 @@ begin
 			continue;
 		end if;
 		begin
-			id := drover_periodic_enqueue(p, tick);
+			select e.made, e.holder into id, holder from drover_periodic_enqueue(p, tick) e;
 			if id is not null then
 				made := made || id;
 				p.last_job := id;
+			elsif holder is not null then
+				missed := missed + 1;
+				why := format('unique: job %s is there', holder);
 			end if;
 		exception when others then -- this does not catch a time-out of the whole statement
 			get stacked diagnostics code = returned_sqlstate, fault = message_text;
