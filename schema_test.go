@@ -332,6 +332,10 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	c.ok(t, "SetFailurePolicy", c.SetFailurePolicy(ctx, print, FailurePolicy{}, Audit{By: "me"}))
 	_, err = c.RetryBudgets(ctx)
 	c.ok(t, "RetryBudgets", err)
+	c.ok(t, "Pause", c.Pause(ctx, KindScope("nobody"), nil, Audit{}))
+	_, err = c.Pauses(ctx)
+	c.ok(t, "Pauses", err)
+	c.ok(t, "Resume", c.Resume(ctx, KindScope("nobody"), Audit{}))
 	shot, err := c.Snapshot(ctx)
 	c.ok(t, "Snapshot", err)
 	if len(shot.NotSeen) > 0 {

@@ -243,8 +243,8 @@ func TestPlansOfASnapshot(t *testing.T) {
 			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
 				t.Fatal(err)
 			}
-			depths := p.explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues}}, "costs off")
-			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || strings.Count(depths, "Sort Key") > 2 || strings.Count(depths, "Limit") != 7 {
+			depths := p.explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld}}, "costs off")
+			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || strings.Count(depths, "Sort Key") > 2 || strings.Count(depths, "Limit") != 9 {
 				t.Errorf("depths, %s, %s:\n%s", when, mode, depths)
 			}
 			redrives := p.explain(t, planned{name: "redrives", sql: sqlOpenRedrives, args: []any{snapshotRedrives}}, "costs off")
@@ -258,6 +258,8 @@ func TestPlansOfASnapshot(t *testing.T) {
 	db.fill(t, rowsForPlans(t))
 	db.exec(t, `analyze jobs`)
 	check("full")
+	db.exec(t, `insert into drover_limits (scope, held_at, held_until) values ('kind:job', now(), 'infinity')`)
+	check("a kind is paused")
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
 	db.exec(t, `analyze jobs`)
 	check("nothing but completed jobs")
