@@ -145,10 +145,8 @@ func TestEveryOptionHasATest(t *testing.T) {
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
-		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Audit](),
-		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Unique](),
-		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Periodic](),
-		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[Audit](),
+		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Unique](), reflect.TypeFor[Periodic](),
+		reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[Audit](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

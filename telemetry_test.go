@@ -557,7 +557,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 		reflect.ValueOf(&h).Elem().Field(i).Set(reflect.ValueOf(hook))
 	}
 	messages := map[string]bool{}
-	for kind := engine.EventEnqueued; kind <= engine.EventResumed; kind++ {
+	for kind := engine.EventEnqueued; kind <= engine.EventPeriodicSkipped; kind++ {
 		hook, _, message := h.of(kind)
 		if hook == nil || message == "" || messages[message] {
 			t.Fatalf("event %d: message %q", kind, message)
@@ -569,7 +569,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 	if called = slices.Compact(called); len(called) != of.NumField() {
 		t.Errorf("%d hooks, called are %v", of.NumField(), called)
 	}
-	if hook, _, message := h.of(engine.EventResumed + 1); hook != nil || message != "" {
+	if hook, _, message := h.of(engine.EventPeriodicSkipped + 1); hook != nil || message != "" {
 		t.Error("an event without a hook has one")
 	}
 	if got := fmt.Sprint((&Job{ID: "x", Args: []byte("secret")}).LogValue()); strings.Contains(got, "secret") {

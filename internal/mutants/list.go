@@ -1491,8 +1491,8 @@ func mutants() []mutant {
 		{
 			name: "any-id-for-a-tick", bug: "the id of a tick's job is another one each time",
 			file:  "migrations/00019_periodic.sql",
-			old:   "coalesce(job_id, drover_periodic_id(p.name, p.generation, tick))",
-			new:   "coalesce(job_id, drover_ulid())",
+			old:   "coalesce(new_id, drover_periodic_id(p.name, p.generation, tick))",
+			new:   "coalesce(new_id, drover_ulid())",
 			tests: []string{"TestRestoringAnOlderSchedule"},
 		},
 		{
