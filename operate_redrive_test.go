@@ -729,7 +729,7 @@ func TestRedriveShowsItsFilter(t *testing.T) {
 		return time.Date(2025, 1, 2, hours, 4, 5, 678_901_000, time.FixedZone("", 3600)) // microseconds, as Postgres has them
 	}
 	all := Filter{
-		IDs: []string{}, Queue: "q", Kind: "k", Key: "c", Priority: 3, State: Discarded, Reason: ReasonPanic, Class: "panic", Fingerprint: "f", Redrive: "r", UniqueKey: "u", Error: "e", Tags: []string{"a", "b"},
+		IDs: []string{}, Queue: "q", Kind: "k", Key: "c", Priority: 3, State: Discarded, Reason: ReasonPanic, Class: "panic", Fingerprint: "f", Periodic: "p", Redrive: "r", UniqueKey: "u", Error: "e", Tags: []string{"a", "b"},
 		Args: json.RawMessage(`{"n": 1}`), CreatedAfter: at(1), CreatedBefore: at(2), FinalizedAfter: at(3), FinalizedBefore: at(4), All: true,
 	}
 	for i, v := 0, reflect.ValueOf(all); i < v.NumField(); i++ {

@@ -351,3 +351,42 @@ func TestALockedScheduleHoldsUpNoHeartbeat(t *testing.T) {
 		t.Errorf("the schedule has %s", got)
 	}
 }
+
+// Q-5: rows that somebody has edited by hand to nonsense. Each keeps the error, all can be listed, health names them, and the
+// schedule that is due after them ticks.
+func TestNonsenseByHandHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	edits := map[string]string{
+		"cron": `schedule = '99 * * * *'`, "never": `schedule = '0 0 31 2 *'`, "every": `schedule = '@every soon'`, "zone": `zone = 'Mars/Base', schedule = '@hourly'`,
+		"option": `options = '{"priority": "high"}'`, "args": `args = jsonb_build_array(repeat('[', 10))`,
+	}
+	for name, edit := range edits {
+		db.setPeriodic(t, Periodic{Name: name, Schedule: "@every 1h"})
+		db.exec(t, `update drover_periodic set `+edit+` where name = '`+name+`'`)
+		db.backdate(t, name, "1 h 30 s")
+	}
+	db.setPeriodic(t, Periodic{Name: "good", Schedule: "@every 1h"})
+	db.backdate(t, "good", "1 h 10 s")
+	db.run(t, ticker(""))
+	db.soon(t, 20*time.Second, "the good schedule does not tick", `select jobs = 1 from drover_periodic where name = 'good'`)
+	db.soon(t, 20*time.Second, "a schedule does not keep its error", `select count(*) = 4 from drover_periodic where problem <> ''`)
+	for _, name := range []string{"cron", "every", "zone", "option"} {
+		if j := db.periodicJob(t, name); j.Problem == "" || j.Jobs != 0 {
+			t.Errorf("%s: %+v", name, j)
+		}
+	}
+	list, err := db.client.PeriodicJobs(t.Context())
+	if err != nil || len(list) != len(edits)+1 {
+		t.Errorf("%d schedules are listed, %v", len(list), err)
+	}
+	named := 0
+	for _, f := range db.health(t).Findings {
+		if f.Name == "periodic" && strings.Contains(f.What, "schedule ") {
+			named++
+		}
+	}
+	if named < 4 {
+		t.Errorf("health names %d schedules", named)
+	}
+}

@@ -414,7 +414,11 @@ func TestADeathTakenBackFromAUniqueJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := conn.UndoCrashes(t.Context(), "dead", time.Second, time.Second, nil); err != nil || !done {
+	refused := func(job string, err error) bool {
+		t.Errorf("%s: %v", job, err)
+		return false
+	}
+	if done, err := conn.UndoCrashes(t.Context(), "dead", time.Second, time.Second, refused); err != nil || !done {
 		t.Fatalf("takeBack = %v, %v", done, err)
 	}
 	if db.get(t, free).State != Retryable || db.get(t, barred).State != Discarded || db.stores(t, parcel{N: 1}, Unique{}) {

@@ -53,7 +53,7 @@ func TestHealth(t *testing.T) {
 		of   map[string]any
 		keys string
 	}{
-		{doc, "at autovacuum claim clock findings holders level not_seen set_aside supervisors tables"},
+		{doc, "at autovacuum claim clock findings holders level not_seen schedules set_aside supervisors tables"},
 		{first(doc["findings"]), "do level name what why"},
 		{first(doc["holders"]), "application catalogs_only database do kind name pid query since state transactions user"},
 		{first(doc["tables"]), "autovacuum dead_rows index_bytes invalid_indexes live_rows name needed_bytes table_bytes toast_bytes vacuum_threshold vacuumed_at vacuuming"},

@@ -21,12 +21,12 @@ func TestPeriodic(t *testing.T) {
 	}
 	set := []string{
 		"periodic", "set", "nightly", "--kind", "report", "--schedule", "0 2 * * *", "--zone", "Europe/Berlin", "--args", "@" + file, "--queue", "reports",
-		"--priority", "3", "--max-attempts", "4", "--timeout", "1m", "--tag", "a", "--tag", "b", "--key", "k", "--delay", "1s", "--jitter", "1m", "--catch-up", "once", "--overlap", "skip", "--run-at-start=false", "--metadata", `{"mine": 1}`, "--by", "ann", "--why", "so",
+		"--priority", "3", "--max-attempts", "4", "--timeout", "1m", "--tag", "a", "--tag", "b", "--key", "k", "--delay", "1s", "--jitter", "1m", "--catch-up", "once", "--overlap", "skip", "--run-at-start=false", "--metadata", `{"mine": 1}`, "--retry", `{"type": "constant", "delay": "30s"}`, "--by", "ann", "--why", "so",
 	}
 	sh.run(t, set...).ok(t).says(t, "0 2 * * * (Europe/Berlin)", "next runs", "by ann: so", "1m0s", "active")
 	j := decode[drover.PeriodicJob](t, sh.run(t, append(set, "--json")...).ok(t))
 	if len(j.Next) != 10 || j.Queue != "reports" || string(j.Args) != `{"n":7}` || j.CatchUp != "once" || j.Overlap != "skip" || j.UpdatedBy != "ann" ||
-		string(j.Options) != `{"tags":["a","b"],"delay":"1000000 microseconds","queue":"reports","timeout":"60000000 microseconds","metadata":{"mine":1},"priority":3,"max_attempts":4,"concurrency_key":"k"}` {
+		string(j.Options) != `{"tags":["a","b"],"delay":"1000000 microseconds","queue":"reports","retry":{"type":"constant","delay":"30s","jitter":"none"},"timeout":"60000000 microseconds","metadata":{"mine":1},"priority":3,"max_attempts":4,"concurrency_key":"k"}` {
 		t.Errorf("%+v %s", j, j.Options)
 	}
 	sh.run(t, "periodic", "list").ok(t).says(t, "nightly", "Europe/Berlin", "active", "in ")
@@ -60,6 +60,10 @@ func TestPeriodic(t *testing.T) {
 		{"--kind: empty", []string{"set", "a", "--schedule", "@daily"}},
 		{"--args is not JSON", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--args", "{"}},
 		{"--args: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--args", "@/no/such/file"}},
+		{"--retry: retry.type", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "sometimes"}`}},
+		{"--retry: retry.base: is not a setting of this type", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "constant", "base": "1s"}`}},
+		{"--retry: retry.step: \"long\" is not a duration", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "linear", "step": "long"}`}},
+		{"--retry: retry.delay: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "constant", "delay": "-1s"}`}},
 		{"--metadata: is no JSON object", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--metadata", "[]"}},
 		{"--catch-up: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--catch-up", "maybe"}},
 		{"--overlap: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--overlap", "maybe"}},
