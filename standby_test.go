@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -116,6 +117,7 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	if err := db.client.Pause(t.Context(), AllJobs, nil, Audit{}); err != nil {
 		t.Fatal(err)
 	}
+	db.setPeriodic(t, Periodic{Name: "nightly"})
 	return r.ID, groups[0].Fingerprint
 }
 
@@ -154,6 +156,12 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		},
 		"Pauses":       func() error { list, err := c.Pauses(ctx); return found(len(list), err) },
 		"RetryBudgets": func() error { list, err := c.RetryBudgets(ctx); return found(len(list), err) },
+		"PeriodicJob":  func() error { _, err := c.PeriodicJob(ctx, "nightly"); return err },
+		"PeriodicJobs": func() error { list, err := c.PeriodicJobs(ctx); return found(len(list), err) },
+		"PreviewPeriodic": func() error {
+			ticks, err := c.PreviewPeriodic(ctx, "@daily", "", 10)
+			return found(len(ticks), err)
+		},
 	}
 	changes := map[string]func() error{
 		"Check":            func() error { return c.Check(ctx) },
@@ -179,6 +187,16 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		"PauseRedrive":  func() error { return c.PauseRedrive(ctx, redrive, Audit{}) },
 		"ResumeRedrive": func() error { return c.ResumeRedrive(ctx, redrive, Audit{}) },
 		"AbortRedrive":  func() error { return c.AbortRedrive(ctx, redrive, Audit{}) },
+		"SetPeriodic": func() error {
+			return c.SetPeriodic(ctx, Periodic{Name: "weekly", Schedule: "@weekly", Args: letter{}}, Audit{})
+		},
+		"PausePeriodic":  func() error { return c.PausePeriodic(ctx, "nightly", time.Time{}, Audit{}) },
+		"ResumePeriodic": func() error { return c.ResumePeriodic(ctx, "nightly", Audit{}) },
+		"RunPeriodic":    func() error { _, err := c.RunPeriodic(ctx, "nightly", Audit{}); return err },
+		"DeletePeriodic": func() error { return c.DeletePeriodic(ctx, "nightly", Audit{}) },
+		"Edit":           func() error { _, err := c.Edit(ctx, id, JobEdit{RunNow: true}, Audit{}); return err },
+		"EditMany":       func() error { _, err := c.EditMany(ctx, Filter{All: true}, JobEdit{RunNow: true}, Audit{}); return err },
+		"Rerun":          func() error { _, err := c.Rerun(ctx, id, nil, Audit{}); return err },
 	}
 	for method := range reflect.TypeOf(c).Methods() {
 		read, change := reads[method.Name], changes[method.Name]

@@ -388,7 +388,7 @@ begin
 	elsif jsonb_typeof(p.options) is distinct from 'object' then
 		perform drover_periodic_refuse('options', 'is not a JSON object');
 	end if;
-	-- The list of options stands here, and in Go in encodePeriodic (operate_periodic.go).
+	-- The list of options stands here, and in Go in encodePeriodicJob (periodic.go).
 	begin
 		select * into o from jsonb_to_record(p.options) as o(queue text, priority int, delay interval, max_attempts int, retry jsonb, timeout interval,
 			tags jsonb, metadata jsonb, concurrency_key text, uniqueness jsonb);
