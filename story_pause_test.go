@@ -301,7 +301,7 @@ func TestPauseThroughAPooler(t *testing.T) {
 	db := newQuietDB(t)
 	pooler := newTransactionPooler(t, db)
 	db.launch(t, SupervisorConfig{})
-	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`) // one that registers later is named until it has read the limits
+	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`) // a supervisor that registers later is named until it has read the limits
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		pooled := db.via(t, Config{}, func(c *pgxpool.Config) {
 			c.ConnConfig.DefaultQueryExecMode, c.ConnConfig.DialFunc = mode, pooler.dial
