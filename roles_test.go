@@ -387,10 +387,14 @@ func TestRolesAndSchedules(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	operator.setPeriodic(t, Periodic{Name: "unique", Opts: &EnqueueOpts{Unique: &Unique{}}})
+	if _, err := operator.client.RunPeriodic(t.Context(), "unique", Audit{}); err != nil {
+		t.Errorf("run a schedule of unique jobs: %v", err)
+	}
 	worker.run(t, ticker("", Periodic{Name: "declared"}))
 	operator.exec(t, `update drover_periodic set anchor = anchor - interval '1 h', next_at = next_at - interval '1 h' where name = 'a'`)
 	reader.waitFor(t, 20*time.Second, `select count(*) = 1 from periodic_jobs where name = 'a' and jobs = 2`)
-	if list, err := reader.client.PeriodicJobs(t.Context()); err != nil || len(list) != 2 {
+	if list, err := reader.client.PeriodicJobs(t.Context()); err != nil || len(list) != 3 {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if err := reader.client.PausePeriodic(t.Context(), "a", time.Time{}, Audit{}); !refused(err) {
