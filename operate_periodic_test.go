@@ -176,7 +176,17 @@ func TestPeriodicBadInputInSQL(t *testing.T) {
 		{"options.tags", set(`'a', 'k', '@daily', options => '{"tags": "x"}'`)},
 		{"options.metadata", set(`'a', 'k', '@daily', options => '{"metadata": {"drover:periodic": 1}}'`)},
 		{"options.queue", set(`'a', 'k', '@daily', options => '{"queue": ""}'`)},
+		{"options.tags", set(`'a', 'k', '@daily', options => '{"tags": ["x", ""]}'`)},
+		{"options.tags", set(`'a', 'k', '@daily', options => '{"tags": [null]}'`)},
+		{"options.tags", set(`'a', 'k', '@daily', options => jsonb_build_object('tags', array_fill('x'::text, array[33]))`)},
+		{"options.metadata", set(`'a', 'k', '@daily', options => jsonb_build_object('metadata', jsonb_build_object('m', repeat('x', 131000)))`)},
+		{"args", set(`'a', 'k', '@daily', args => (repeat('[', 65) || repeat(']', 65))::jsonb`)},
+		{"args", set(`'a', 'k', '@daily', args => ('[' || repeat('1e131071,', 300) || '1]')::jsonb`)},
+		{"schedule", set(`'a', 'k', '@every ' || repeat('0s', 500) || '5s'`)},
 		{"n", `select drover_periodic_preview('@daily', n => 1001)`},
+		{"after", `select drover_periodic_preview('@daily', after => 'infinity')`},
+		{"after", `select drover_periodic_preview('@daily', after => '-infinity')`},
+		{"after", `select drover_periodic_preview('@every 5s', after => null)`},
 		{"zone", `select drover_periodic_preview('@daily', 'Mars/Base')`},
 		{"until", `select drover_periodic_pause('a', now() - interval '1 s')`},
 	} {
@@ -187,6 +197,22 @@ func TestPeriodicBadInputInSQL(t *testing.T) {
 	}
 	if n := value[int](t, db, `select count(*) from drover_periodic`); n != 0 {
 		t.Errorf("%d rows were written", n)
+	}
+}
+
+// A null is no setting, in a schedule as in drover_enqueue.
+func TestPeriodicNullsInSQL(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `select drover_periodic_set('a', 'tick', '@daily', args => null, zone => null, jitter => null, catch_up => null, overlap => null, run_at_start => null,
+		options => '{"queue": null, "tags": null, "metadata": null, "retry": null, "uniqueness": null}')`)
+	db.exec(t, `update drover_periodic set next_at = now()`)
+	if f := db.fire(t, "a", ""); len(f.Jobs) != 1 || f.Fault != "" {
+		t.Errorf("%+v", f)
+	}
+	db.exec(t, `select drover_periodic_pause('a', until => null)`)
+	if !value[bool](t, db, `select paused_until = 'infinity' and next_at is null from drover_periodic`) {
+		t.Error("a pause until null is none")
 	}
 }
 

@@ -91,8 +91,11 @@ create function drover_every(schedule text) returns interval language plpgsql im
 declare
 	ms numeric;
 begin
-	if lower(schedule) not like '@every%' then
+	if lower(left(schedule, 6)) is distinct from '@every' then
 		return null;
+	end if;
+	if octet_length(schedule) > 1000 then
+		perform drover_periodic_refuse('schedule', format('%s bytes; at most 1000', octet_length(schedule)));
 	end if;
 	if schedule !~* '^@every +([0-9]{1,9}(h|m|s|ms))+$' then
 		perform drover_periodic_refuse('schedule', format('%s: @every wants a duration such as 90s or 1h30m', quote_literal(left(schedule, 100))));
@@ -404,13 +407,27 @@ begin
 		perform drover_periodic_refuse('options.delay', format('%s is not 0 to 366 days', o.delay));
 	end if;
 	perform drover_refuse_job('', null, p.kind, null, null, null, null, null, null, null, null, null);
-	if p.options ? 'uniqueness' then
+	if p.options->'uniqueness' <> 'null' then
 		if coalesce(o.uniqueness->>'on_conflict', 'keep') <> 'keep' then
 			perform drover_periodic_refuse('options.uniqueness.on_conflict', 'is not keep: a tick changes no job');
 		end if;
 		perform drover_unique_key('options.', o.uniqueness, p.kind, p.args, coalesce(o.queue, 'default'), o.concurrency_key, true);
 	end if;
 	perform drover_refuse_job('options.', null, p.kind, o.queue, o.priority, o.max_attempts, o.retry, o.timeout, null, null, o.tags, o.metadata, o.concurrency_key);
+	-- Else each tick would meet the bounds of drover_bounds. Of those of metadata, 8 KiB are for what drover adds.
+	fault := drover_json_fault(p.args, 25165824, 25165824, 64);
+	if fault is not null then
+		perform drover_periodic_refuse('args', fault);
+	end if;
+	fault := drover_json_fault(coalesce(o.metadata, '{}'), 131072 - 8192, 524288 - 8192, 64);
+	if fault is not null then
+		perform drover_periodic_refuse('options.metadata', fault);
+	end if;
+	if jsonb_array_length(o.tags) > 32 then
+		perform drover_periodic_refuse('options.tags', format('%s tags; at most 32', jsonb_array_length(o.tags)));
+	elsif exists (select from jsonb_array_elements(o.tags) as t where (octet_length(t #>> '{}') between 1 and 128 and t #>> '{}' !~ unseen) is not true) then
+		perform drover_periodic_refuse('options.tags', 'a tag has not 1 to 128 bytes, a character that cannot be seen, or a space at an end');
+	end if;
 end
 $$;
 -- +goose StatementEnd
@@ -550,6 +567,10 @@ create function drover_periodic_pause(name text, until timestamptz default 'infi
 declare
 	p drover_periodic;
 begin
+	until := coalesce(until, 'infinity'); -- as in drover_pause
+	if until < 'infinity' and until > '9999-12-31 00:00:00Z' then
+		perform drover_periodic_refuse('until', format('%s is after the year 9999', until));
+	end if;
 	if until <= clock_timestamp() then
 		perform drover_periodic_refuse('until', format('%s is past', until));
 	end if;
@@ -619,6 +640,10 @@ begin
 	if n is null or n not between 1 and 1000 then
 		perform drover_periodic_refuse('n', format('%s is not 1 to 1000', n));
 	end if;
+	-- The search would go on for ever.
+	if (after between '0001-01-01 00:00:00Z' and '9999-12-31 00:00:00Z') is not true then
+		perform drover_periodic_refuse('after', format('%s is not in the years 1 to 9999', coalesce(after::text, 'null')));
+	end if;
 	return query select unnest(drover_periodic_ticks(schedule, drover_periodic_zone(coalesce(nullif(zone, ''), 'UTC')), after, after, n));
 end
 $$;
@@ -646,7 +671,7 @@ declare
 begin
 	-- The way of all jobs in, which refuses marks of drover's in their metadata: it is added to the row.
 	doc := jsonb_build_array(p.options - 'delay' || jsonb_build_object('id', own, 'kind', p.kind, 'args', p.args, 'scheduled_at', due));
-	if p.options ? 'uniqueness' then
+	if p.options->'uniqueness' <> 'null' then
 		select u.job_id, u.result = 'stored' into holder, fresh from drover_enqueue_unique(doc) u;
 		holder := nullif(holder, own);
 	else
