@@ -390,3 +390,28 @@ func TestNonsenseByHandHoldsUpNobody(t *testing.T) {
 		t.Errorf("health names %d schedules", named)
 	}
 }
+
+// Somebody holds a schedule locked in an open transaction: a supervisor that declares it starts all the same, and declares
+// it once the lock is gone. Otherwise no supervisor could register, because each one locks the rows of its kinds first.
+func TestALockedScheduleHoldsUpNoStart(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	cfg := ticker("v1", Periodic{Name: "a"}, Periodic{Name: "b"})
+	cfg.Lease = 3 * time.Second
+	gone := db.stopped(t, cfg)
+	db.exec(t, `delete from drover_supervisors`)
+	end := db.hold(t, `select drover_periodic_pause('a')`)
+	s := db.stopped(t, cfg)
+	declares := func(name string) bool {
+		return value[bool](t, db, `select declared_by = array[$2] from drover_periodic where name = $1`, name, s.Lease.Load().ID)
+	}
+	if declares("a") || !declares("b") {
+		t.Error("the lock was ignored, or has held up another schedule")
+	}
+	end()
+	s.beat(t)
+	if !declares("a") {
+		t.Errorf("the schedule is declared by %v, not %s (before: %s)", value[[]string](t, db, `select declared_by from drover_periodic where name = 'a'`),
+			s.Lease.Load().ID, gone.Lease.Load().ID)
+	}
+}

@@ -516,7 +516,7 @@ comment on function drover_periodic_set(text, text, text, jsonb, text, jsonb, in
 	'Stores a schedule at run time, under a new name or in place of the one that has it, and returns its next tick. E.g. select drover_periodic_set(''nightly'', ''report'', ''0 2 * * *'', zone => ''Europe/Berlin'', options => ''{"queue": "reports"}'')';
 
 -- +goose StatementBegin
-create function drover_periodic_declare(supervisor text, build text, doc jsonb) returns text[] language plpgsql as $$
+create function drover_periodic_declare(supervisor text, build text, doc jsonb, wait boolean default true) returns text[] language plpgsql as $$
 #variable_conflict use_variable
 declare
 	d      record;
@@ -536,8 +536,13 @@ begin
 		exception when invalid_parameter_value then
 			raise exception using message = format('drover: Periodic[%s].%s', d.n - 1, substr(sqlerrm, 9)), errcode = '22023';
 		end;
-		select * into was from drover_periodic o where o.name = p.name for update;
-		if found and was.declared_by is null then
+		if wait then
+			select * into was from drover_periodic o where o.name = p.name for update;
+		else
+			select * into was from drover_periodic o where o.name = p.name for update skip locked;
+			continue when not found and exists (select from drover_periodic o where o.name = p.name);
+		end if;
+		if was.name is not null and was.declared_by is null then
 			others := others || p.name;
 			continue;
 		end if;
@@ -559,8 +564,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_declare(text, text, jsonb) is
-	'Stores the schedules that a supervisor declares in code: an array of objects with the columns of drover_periodic. Returns the names that are not stored because a schedule made at run time has them.';
+comment on function drover_periodic_declare(text, text, jsonb, boolean) is
+	'Stores the schedules that a supervisor declares in code: an array of objects with the columns of drover_periodic. Returns the names that are not stored because a schedule made at run time has them. With wait => false those that another transaction has locked stay as they are.';
 
 -- +goose StatementBegin
 create function drover_periodic_pause(name text, until timestamptz default 'infinity', by text default null, why text default '') returns boolean language plpgsql as $$

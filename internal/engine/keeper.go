@@ -45,6 +45,7 @@ type keeper struct {
 	Trouble   Trouble   // of beats
 	deaf      Trouble   // of LISTEN
 	living    []string  // the other supervisors that lived at the last beat, if we declare schedules
+	declare   bool      // with the next beat: our registration may have passed over a schedule
 	strays    []string  // ids that may be registered although we do not use them
 	Asked     time.Time // when AskUnheard last asked
 

@@ -99,7 +99,7 @@ func (c *keeper) Register(ctx context.Context) error {
 	}
 	c.budgets.know(reg.Scopes)
 	c.logTaken(ctx, reg.Taken)
-	c.living = nil
+	c.living, c.declare = nil, true
 	c.counted = 0
 	c.turns = blame.Turns{}
 	c.FloorsBy = sent.Add(c.Cfg.Lease / 2)
@@ -118,7 +118,8 @@ func (c *keeper) Register(ctx context.Context) error {
 }
 
 // declareAgain stores the schedules of this supervisor once more when another supervisor has left. That may have been the
-// last one of a newer build, whose settings end with it: a deploy was rolled back.
+// last one of a newer build, whose settings end with it: a deploy was rolled back. The first beat after a registration does
+// so too, because the registration does not wait for schedules that somebody holds locked.
 func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease, peers []store.Peer) error {
 	if len(c.Cfg.Schedules) == 0 {
 		return nil
@@ -130,12 +131,12 @@ func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease,
 		}
 	}
 	left := slices.ContainsFunc(c.living, func(id string) bool { return !slices.Contains(living, id) })
-	if left {
+	if left || c.declare {
 		if err := conn.DeclareAgain(ctx, l.ID, c.Cfg.Build, c.Cfg.Schedules, c.walkBound()); err != nil {
 			return err
 		}
 	}
-	c.living = living
+	c.living, c.declare = living, false
 	return nil
 }
 

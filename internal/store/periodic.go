@@ -27,10 +27,11 @@ type SchedulePolicy struct {
 	RunAtStart bool            `json:"run_at_start"`
 }
 
-const sqlDeclarePeriodic = `select unnest(drover_periodic_declare($1, $2, $3::jsonb))`
+const sqlDeclarePeriodic = `select unnest(drover_periodic_declare($1, $2, $3::jsonb, wait => false))`
 
 // declarePeriodic stores the schedules that a supervisor declares, by name, so that two supervisors that start together
 // do not deadlock. taken gets the names that schedules made at run time have. Without a schedule it asks for nothing.
+// It passes over schedules that somebody holds locked: no supervisor could register meanwhile. DeclareAgain stores these.
 func (p *pipeline) declarePeriodic(id, build string, schedules []SchedulePolicy, taken *[]string) {
 	if len(schedules) == 0 {
 		return
@@ -50,12 +51,13 @@ func scheduleDoc(schedules []SchedulePolicy) string {
 	return string(raw)
 }
 
-// sqlDeclareAgain passes on the schedules among $3 that have another build's settings.
+// sqlDeclareAgain passes on the schedules among $3 that have another build's settings, or do not know this supervisor.
 const sqlDeclareAgain = `
 select drover_periodic_declare($1, $2, jsonb_agg(d)) from jsonb_array_elements($3::jsonb) d
-join drover_periodic p on p.name = d->>'name' and p.declared_by is not null and p.build <> $2 having count(*) > 0`
+join drover_periodic p on p.name = d->>'name' and p.declared_by is not null and (p.build <> $2 or $1 <> all(p.declared_by)) having count(*) > 0`
 
-// DeclareAgain stores the schedules of a supervisor once more, if another build's settings are stored. The server ends it
+// DeclareAgain stores the schedules of a supervisor once more, if another build's settings are stored, or its
+// registration has passed over some. The server ends it
 // after bound, because somebody may hold a schedule locked.
 func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy, bound time.Duration) error {
 	var p pipeline
