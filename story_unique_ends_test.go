@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -429,5 +430,48 @@ func TestADeathTakenBackFromAUniqueJob(t *testing.T) {
 	}
 	if crashes := value[int](t, db, `select min(crashes) from jobs where id = $1`, barred); crashes != 2 {
 		t.Errorf("the job that stays dead has %d crashes, want 2", crashes)
+	}
+}
+
+// A redrive that patches the args of a unique job gives it the key of its new args, as an edit does. With the old key it
+// would keep out the job of the old args, whose work nobody would do.
+func TestARedriveThatPatchesMovesTheKey(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := &EnqueueOpts{Unique: &Unique{By: []string{"n"}}}
+	dead := func(n int) string {
+		id := db.enqueue(t, tickArgs{n}, u)
+		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'undecodable', finalized_at = now() where id = $1`, id)
+		return id
+	}
+	patch := json.RawMessage(`{"n": 2}`)
+	one := dead(1)
+	if err := db.client.RedriveJob(t.Context(), one, &RedriveOpts{ArgsPatch: patch}, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[int]bool{1: false, 2: true} {
+		r, err := db.client.Enqueue(t.Context(), tickArgs{n}, u)
+		if err != nil || r.Existing != want {
+			t.Errorf("enqueue of %d: %+v, %v", n, r, err)
+		}
+	}
+	// The key of the new args is taken.
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id <> $1`, one)
+	three := dead(3)
+	err := db.client.RedriveJob(t.Context(), three, &RedriveOpts{ArgsPatch: patch}, Audit{})
+	if !errors.Is(err, ErrState) || !strings.Contains(err.Error(), one) {
+		t.Errorf("redrive into the key of %s: %v", one, err)
+	}
+	// Field by which it is unique gone: no such key.
+	var invalid *InvalidError
+	if err := db.client.RedriveJob(t.Context(), three, &RedriveOpts{ArgsPatch: json.RawMessage(`{"n": null}`)}, Audit{}); !errors.As(err, &invalid) || invalid.Field != "ArgsPatch" {
+		t.Errorf("a patch that removes the field: %v", err)
+	}
+	// In bulk.
+	if _, err := db.Exec(t.Context(), `select drover_release(array[$1], array[now()], args_patch => '{"n": 4}')`, three); err != nil {
+		t.Fatal(err)
+	}
+	if key := value[string](t, db, `select unique_key from jobs where id = $1`, three); key != `"tick" by {"n": 4}` {
+		t.Errorf("its key is %s", key)
 	}
 }

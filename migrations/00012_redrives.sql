@@ -97,6 +97,20 @@ $$;
 comment on function drover_merge_patch(jsonb, jsonb) is 'JSON merge patch, RFC 7396: keys of the patch replace those of the target, null takes one out, objects merge.';
 
 -- +goose StatementBegin
+create function drover_key_patched(j jobs, args_patch jsonb) returns text language plpgsql stable as $$
+begin
+	if args_patch is null or j.finalized_at is null or j.unique_key is null then
+		return j.unique_key;
+	end if;
+	return drover_unique_key_again(j, drover_merge_patch(j.args, args_patch), j.queue);
+exception when sqlstate 'DR002' then
+	return j.unique_key; -- which fields count is not known
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_key_patched(jobs, jsonb) is 'The unique key that a dead job has once its args are patched. A hash of some fields of the args stays as it is.';
+
+-- +goose StatementBegin
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
 	by text default null, why text default '') returns setof text language sql as $$
 	-- The jobs' rows are locked by the caller. Dead jobs begin anew; parked ones go on where they were.
@@ -104,6 +118,7 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 		state = case when j.finalized_at is null and j.errors_total > 0 then 'retryable' else 'available' end,
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
 		paced_at = case when j.paced_at is not null and j.pace_key <> '' then timestamptz 'infinity' end,
+		unique_key = case when args_patch is not null and j.unique_key is not null then drover_key_patched(j, args_patch) else j.unique_key end,
 		unique_until = case when j.finalized_at is not null and j.unique_scope <> 'period' then timestamptz 'infinity' else j.unique_until end,
 		attempt = case when j.finalized_at is null then j.attempt else 0 end,
 		uncounted = case when j.finalized_at is null then j.uncounted end,
@@ -154,11 +169,14 @@ begin
 		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
 	end if;
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- whatever redrive holds it
-	owner := drover_unique_owner(job_id);
-	if owner is not null then
-		raise exception 'drover: job % cannot be redriven, job % has its unique key', job_id, owner using errcode = 'DR002';
-	end if;
 	begin
+		if args_patch is not null and j.unique_key is not null then
+			update jobs set unique_key = drover_key_patched(jobs, args_patch) where id = job_id;
+		end if;
+		owner := drover_unique_owner(job_id);
+		if owner is not null then
+			raise exception 'drover: job % cannot be redriven, job % has its unique key', job_id, owner using errcode = 'DR002';
+		end if;
 		perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch, left(coalesce(nullif(by, ''), session_user), 128), why);
 	exception when unique_violation then
 		get stacked diagnostics violated = constraint_name;
@@ -927,7 +945,7 @@ drop function drover_redrive_abort, drover_redrive_pause, drover_redrive_let_lie
 	drover_redrive_let_go, drover_redrive_next, drover_pace, drover_redrive_skip, drover_redrive_mark,
 	drover_redrive_take_out, drover_redrive_walk, drover_redrive_preview, drover_redrive_start,
 	drover_redrive_check, drover_redrive_key, drover_redrive_candidates, drover_redrive_plan, drover_redrive,
-	drover_release, drover_merge_patch;
+	drover_release, drover_key_patched, drover_merge_patch;
 drop table drover_redrive_queues;
 drop table drover_redrives;
 -- +goose StatementBegin
