@@ -368,6 +368,33 @@ func TestUniqueTwiceInABatch(t *testing.T) {
 	}
 }
 
+// One id for two unique jobs is a conflict, as it is for other jobs.
+func TestUniqueJobsWithOneID(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	opts := &EnqueueOpts{ID: ulid.Make().String(), Unique: &Unique{}}
+	_, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{parcel{N: 1}, opts}, {parcel{N: 2}, opts}})
+	if !errors.Is(err, ErrIDConflict) || value[int](t, db, `select count(*) from jobs`) != 0 {
+		t.Errorf("%v", err)
+	}
+	got, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{parcel{N: 1}, opts}, {parcel{N: 1}, opts}})
+	if err != nil || len(got) != 2 || got[0] != (Receipt{ID: opts.ID}) || got[1] != (Receipt{ID: opts.ID, Existing: true}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// A job that the database has refused to let run is tried again at once if it gets other args.
+func TestReplacedJobIsNotSetAside(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	opts := &EnqueueOpts{Unique: &Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}}
+	id := db.enqueue(t, parcel{N: 1, To: "a"}, opts)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', $1, 'no', 'P0001', now() + interval '1 h')`, id)
+	if again := db.enqueue(t, parcel{N: 1, To: "b"}, opts); again != id || value[int](t, db, `select count(*) from drover_set_aside`) != 0 {
+		t.Error("it is still set aside")
+	}
+}
+
 // The id goes first: a repeated enqueue finds its own job after the job has ended and another one
 // has taken the key.
 func TestUniqueWithAnID(t *testing.T) {

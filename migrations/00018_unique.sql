@@ -196,6 +196,14 @@ begin
 		cross join lateral (select case when single then '' else format('batch[%s].', g.ordinality - 1) end as prefix) at
 	) g;
 
+	-- One id for two unique jobs: the first one has it.
+	if not single then
+		select t.id into own from unnest(ids, keys) as t(id, key) where t.key is not null group by t.id having count(distinct t.key) > 1 order by t.id limit 1;
+		if own is not null then
+			raise exception 'drover: a different job has the id %', own using errcode = 'DR001';
+		end if;
+	end if;
+
 	for round in 1..10 loop
 		exit when todo = '{}';
 		-- A repeated enqueue: the job of that id is there, whatever has become of it.
@@ -329,7 +337,11 @@ begin
 		unique_scope = case when until = any('{ended,started}') then until else 'period' end,
 		unique_until = case when until = any('{ended,started}') then timestamptz 'infinity' else clock_timestamp() + until::interval end
 	where j.id = job_id and j.unique_key = key and j.unique_until > clock_timestamp() and j.state in ('available', 'scheduled', 'retryable');
-	return found;
+	if not found then
+		return false;
+	end if;
+	perform drover_forget_refused(array[job_id]); -- it has other args now
+	return true;
 end
 $$;
 -- +goose StatementEnd
