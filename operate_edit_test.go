@@ -213,7 +213,8 @@ func TestEditIsRefused(t *testing.T) {
 		`[]`: "edit", `{}`: "edit", `{"run_now": false, "queue": null}`: "edit", `{"prioritaet": 1}`: "edit: has no prioritaet", `{"run_now": 1}`: "run_now",
 		`{"run_now": true, "delay": "1 s"}`: "run_now", `{"scheduled_at": "2030-01-01", "delay": "1 s"}`: "delay", `{"delay": "-1 s"}`: "delay",
 		`{"priority": 0}`: "priority", `{"queue": ""}`: "queue", `{"max_attempts": 0}`: "max_attempts", `{"retry": {"type": "x"}}`: "retry",
-		`{"args_patch": [1]}`: "args_patch",
+		`{"args_patch": [1]}`: "args_patch", `{"priority": "high"}`: "priority: ", `{"max_attempts": 1.5}`: "max_attempts: ", `{"delay": "soon"}`: "delay: ",
+		`{"scheduled_at": "2030-13-01"}`: "scheduled_at: ", `{"priority": false, "queue": "x"}`: "priority: ",
 	} {
 		for _, call := range []string{`select drover_edit($2, $1)`, `select drover_edit_many(jsonb_build_object('ids', jsonb_build_array($2::text)), $1)`} {
 			if _, err := db.Exec(t.Context(), call, edit, id); pg.SQLState(err) != "22023" || !strings.Contains(err.Error(), "drover: "+want) {
@@ -339,6 +340,9 @@ func TestRerunWithAnID(t *testing.T) {
 	}
 	if _, err := db.client.Rerun(t.Context(), id, &RunOpts{ID: "x"}, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{"ID"}) {
 		t.Errorf("no id: %v", err)
+	}
+	if _, err := db.Exec(t.Context(), `select drover_rerun($1, new_id => 'x')`, id); pg.SQLState(err) != "22023" || !strings.Contains(err.Error(), "drover: new_id: ") {
+		t.Errorf("no id in SQL: %v", err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 2+1+11 {
 		t.Errorf("%d jobs", n)

@@ -23,7 +23,7 @@ begin
 	if jsonb_typeof(edit) is distinct from 'object' then
 		raise exception 'drover: edit: not a JSON object' using errcode = '22023';
 	end if;
-	select coalesce(jsonb_object_agg(key, value) filter (where value not in ('null', 'false')), '{}'),
+	select coalesce(jsonb_object_agg(key, value) filter (where value <> 'null' and (key, value) <> ('run_now', 'false')), '{}'),
 		string_agg(key, ', ' order by key) filter (where key <> all('{run_now,scheduled_at,delay,priority,queue,max_attempts,retry,args_patch}'))
 	into given, unknown from jsonb_each(edit);
 	if unknown is not null then
@@ -42,6 +42,13 @@ begin
 	if coalesce(jsonb_typeof(given->'args_patch'), 'object') <> 'object' then
 		raise exception 'drover: args_patch: not a JSON object' using errcode = '22023';
 	end if;
+	for unknown in select key from jsonb_object_keys(given) as key order by key loop
+		begin
+			perform from jsonb_to_record(jsonb_build_object(unknown, given->unknown)) as d(scheduled_at timestamptz, delay interval, priority int, max_attempts int);
+		exception when data_exception then
+			raise exception 'drover: %: %', unknown, sqlerrm using errcode = '22023';
+		end;
+	end loop;
 	select * into e from jsonb_to_record(given) as d(scheduled_at timestamptz, delay interval, priority int, queue text, max_attempts int, retry jsonb);
 	perform drover_refuse_job('', null, 'any', e.queue, e.priority, e.max_attempts, e.retry, null, null, null, null, null);
 	perform drover_due(e.scheduled_at, e.delay);
@@ -49,7 +56,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_edit_check(jsonb) is 'Returns an edit without the keys that are null or false. Raises 22023 with the name of the first field that makes no sense, and the reason.';
+comment on function drover_edit_check(jsonb) is 'Returns an edit without the keys that are null, and without run_now if that is false. Raises 22023 with the name of the first field that makes no sense, and the reason.';
 
 -- +goose StatementBegin
 create function drover_unique_key_again(j jobs, args jsonb, queue text) returns text language plpgsql stable as $$
@@ -248,6 +255,7 @@ declare
 	owner    text;
 	violated text;
 begin
+	perform drover_refuse_job('new_', new_id, 'any', null, null, null, null, null, null, null, null, null);
 	select * into was from jobs j where j.id = job_id for update;
 	if not found then
 		return null;
