@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // jobLine is a job as a line of JSON has it. The names are those of drover_enqueue; a duration is written as in Go, such
@@ -340,9 +341,16 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 			}
 			items, at = append(items, item), append(at, n)
 		}
+		if len(items) == 0 {
+			continue
+		}
 		receipts, err := s.client.EnqueueMany(ctx, items)
 		if err != nil {
-			return lineNames(fmt.Errorf("%w%s", err, storedBefore(first)), at)
+			stored := storedBefore(first)
+			if !errors.Is(err, drover.ErrInvalid) && !pg.NotApplied(err) {
+				stored = fmt.Sprintf("; it is not known whether lines %d to %d are stored: with an id in each line they can be repeated", at[0], at[len(at)-1])
+			}
+			return lineNames(fmt.Errorf("%w%s", err, stored), at)
 		}
 		for _, r := range receipts {
 			if err := a.printEnqueued(r); err != nil {

@@ -125,6 +125,19 @@ func TestEnqueueLines(t *testing.T) {
 	count(1002)
 }
 
+// A connection that is lost at the commit leaves open whether the lines are stored.
+func TestEnqueueLinesLostCommit(t *testing.T) {
+	t.Parallel()
+	sh, _ := newMigratedShell(t)
+	if _, err := sh.pool.Exec(t.Context(), `
+create function dies() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$;
+create constraint trigger dies after insert on jobs deferrable initially deferred for each row execute function dies()`); err != nil {
+		t.Fatal(err)
+	}
+	sh.input = `{"kind": "k"}` + "\n"
+	sh.run(t, "enqueue", "--lines", "-").ends(t, 1, "not known whether lines 1 to 1 are stored")
+}
+
 // Q-4: a unique job from the command, one and by lines.
 func TestEnqueueUnique(t *testing.T) {
 	t.Parallel()
