@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // ticker is a supervisor that runs jobs of tickArgs and declares these schedules.
@@ -413,5 +415,41 @@ func TestALockedScheduleHoldsUpNoStart(t *testing.T) {
 	if !declares("a") {
 		t.Errorf("the schedule is declared by %v, not %s (before: %s)", value[[]string](t, db, `select declared_by from drover_periodic where name = 'a'`),
 			s.Lease.Load().ID, gone.Lease.Load().ID)
+	}
+}
+
+// A schedule is made at run time and declared in code at the same time: it belongs to whoever commits first.
+func TestAScheduleIsMadeInTwoWaysAtOnce(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const (
+		set     = `select drover_periodic_set($1, 'tick', '@yearly')`
+		declare = `select drover_periodic_declare('s', 'v1', jsonb_build_array(jsonb_build_object('name', $1::text, 'kind', 'tick', 'args', '{}'::jsonb, 'options', '{}'::jsonb,
+			'schedule', '@yearly', 'zone', 'UTC', 'jitter_ms', 0, 'catch_up', 'skip', 'overlap', 'allow')))::text`
+	)
+	db.alive(t, "s")
+	for first, statements := range map[string][2]string{"set": {set, declare}, "declared": {declare, set}} {
+		tx, err := db.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), statements[0], first); err != nil {
+			t.Fatal(err)
+		}
+		second := make(chan error, 1)
+		go func() {
+			_, err := db.Exec(context.Background(), statements[1], first)
+			second <- err
+		}()
+		db.waitFor(t, 20*time.Second, `select exists (select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock')`)
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-second; (first == "declared") != (pg.SQLState(err) == "DR002") {
+			t.Errorf("first it was %s: %v", first, err)
+		}
+		if got := value[bool](t, db, `select declared_by is not null from drover_periodic where name = $1`, first); got != (first == "declared") {
+			t.Errorf("first it was %s, and then declared in code: %v", first, got)
+		}
 	}
 }

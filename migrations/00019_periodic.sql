@@ -462,6 +462,11 @@ begin
 			return p.next_at;
 		end if;
 	end loop;
+	-- Somebody stored it between the caller's look and this one.
+	if (was.declared_by is null) <> (p.declared_by is null) then
+		raise exception 'drover: schedule % was just made %', quote_literal(p.name), case when p.declared_by is null then 'in code: change it there, or pause it' else 'at run time' end
+			using errcode = 'DR002';
+	end if;
 	if (was.kind, was.args, was.options, was.schedule, was.zone, was.jitter_ms, was.catch_up, was.overlap, was.run_at_start, was.declared_by, was.build)
 		is not distinct from (p.kind, p.args, p.options, p.schedule, p.zone, p.jitter_ms, p.catch_up, p.overlap, p.run_at_start, p.declared_by, p.build) then
 		return was.next_at;
@@ -556,7 +561,12 @@ begin
 			if was.declared_by is null then
 				p.declared_by := '{}';
 			end if;
-			perform drover_periodic_put(p);
+			begin
+				perform drover_periodic_put(p);
+			exception when sqlstate 'DR002' then
+				others := others || p.name;
+				continue;
+			end;
 			update drover_periodic o set declared_by = alive || supervisor where o.name = p.name;
 		end if;
 	end loop;
