@@ -495,3 +495,18 @@ func TestEditWakesASleeper(t *testing.T) {
 		}
 	}
 }
+
+// The other job's period is over, so the key is free.
+func TestEditToAUniqueKeyWhosePeriodIsOver(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	old := db.enqueue(t, parcel{N: 1}, &EnqueueOpts{Unique: &Unique{Until: UntilPassed(time.Hour)}})
+	db.exec(t, `update jobs set unique_until = now() - interval '1 s'`)
+	id := db.enqueue(t, parcel{N: 2}, &EnqueueOpts{Unique: &Unique{}})
+	if changed, err := db.client.Edit(t.Context(), id, JobEdit{ArgsPatch: json.RawMessage(`{"n": 1}`)}, Audit{}); err != nil || !changed {
+		t.Errorf("%v, %v", changed, err)
+	}
+	if !value[bool](t, db, `select unique_until is null from jobs where id = $1`, old) {
+		t.Error("the older job still has the key")
+	}
+}

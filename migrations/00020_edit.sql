@@ -158,6 +158,9 @@ begin
 		continue when what = '{}';
 		if was.unique_key is not null and (j.args <> was.args or j.queue <> was.queue) then
 			j.unique_key := drover_unique_key_again(was, j.args, j.queue);
+			-- A job whose period is over has the key no more. If somebody else changes that job just now, it counts as there.
+			update jobs o set unique_until = null where o.id = (select h.id from jobs h where h.unique_key = j.unique_key and h.id <> was.id
+				and h.unique_until <= clock_timestamp() and (h.finalized_at is null or h.unique_until < 'infinity') for no key update skip locked);
 		end if;
 		update jobs o set args = j.args, unique_key = j.unique_key, scheduled_at = j.scheduled_at, state = j.state, priority = j.priority, queue = j.queue, max_attempts = j.max_attempts, retry = j.retry,
 			parked_build = j.parked_build, paced_at = j.paced_at,
