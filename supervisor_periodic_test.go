@@ -418,6 +418,11 @@ func TestPausePeriodic(t *testing.T) {
 	if err := c.PausePeriodic(ctx, "a", time.Now().Add(-time.Minute), Audit{}); err == nil || !strings.Contains(err.Error(), "until: ") {
 		t.Errorf("a pause until a minute ago: %v", err)
 	}
+	// Null, such as the answer of a query without a row, is no time: as drover_pause has it.
+	db.exec(t, `select drover_periodic_pause('a', until => null)`)
+	if j := state(); j.State != PeriodicPaused || j.PausedUntil != nil {
+		t.Errorf("until null: %+v", j)
+	}
 }
 
 // A schedule whose next tick is far away costs no statement, because there are heartbeats anyway. A schedule that ticks costs
