@@ -341,11 +341,27 @@ func TestRerunWithAnID(t *testing.T) {
 	if _, err := db.client.Rerun(t.Context(), id, &RunOpts{ID: "x"}, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{"ID"}) {
 		t.Errorf("no id: %v", err)
 	}
-	if _, err := db.Exec(t.Context(), `select drover_rerun($1, new_id => 'x')`, id); pg.SQLState(err) != "22023" || !strings.Contains(err.Error(), "drover: new_id: ") {
-		t.Errorf("no id in SQL: %v", err)
+	for _, bad := range []string{"", "x", strings.Repeat("é", 13)} { // as other functions refuse an id: by its name, without the row in the error
+		if _, err := db.Exec(t.Context(), `select drover_rerun($1, new_id => $2)`, id, bad); pg.SQLState(err) != "22023" || !strings.HasPrefix(pg.Refusal(err), "drover: new_id: ") {
+			t.Errorf("new_id %q: %v", bad, err)
+		}
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 2+1+11 {
 		t.Errorf("%d jobs", n)
+	}
+}
+
+// SECURITY.md: of a reason from SQL, 1,000 characters are kept.
+func TestRerunCutsALongReason(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	id := db.put(t, "state, finalized_at", "'completed', now()")
+	db.exec(t, `select drover_rerun($1, why => repeat('x', 100000))`, id)
+	if n := value[int](t, db, `select max(length(errors::text)) from jobs`); n > 1500 {
+		t.Errorf("%d characters of errors", n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where strpos(errors::text, repeat('x', 1000)) > 0`); n != 2 {
+		t.Errorf("%d jobs have the reason", n)
 	}
 }
 

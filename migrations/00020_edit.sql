@@ -253,6 +253,7 @@ declare
 	was      jobs;
 	who      constant text := left(coalesce(nullif(by, ''), session_user), 128);
 	made     constant text := coalesce(new_id, drover_ulid());
+	reason   constant text := coalesce(': ' || nullif(left(why, 1000), ''), '');
 	at       timestamptz;
 	wrote    bigint;
 	owner    text;
@@ -288,7 +289,7 @@ begin
 			case when was.unique_scope <> 'period' then was.unique_key end, nullif(was.unique_scope, 'period'),
 			case when was.unique_scope <> 'period' then timestamptz 'infinity' end,
 			jsonb_build_array(jsonb_build_object('at', at, 'class', 'operator', 'attempt', 0, 'claim_seq', 0, 'by', who, 'job', job_id,
-				'error', format('rerun of %s%s', job_id, coalesce(': ' || nullif(why, ''), '')))));
+				'error', format('rerun of %s%s', job_id, reason))));
 		get diagnostics wrote = row_count;
 	exception when unique_violation then
 		case (select coalesce(j.errors->0->>'job' = job_id, false) from jobs j where j.id = new_id)
@@ -304,7 +305,7 @@ begin
 	end;
 	perform drover_written(wrote, 1);
 	update jobs j set errors = drover_append_error(j.errors, jsonb_build_object('at', at, 'class', 'operator', 'attempt', j.attempt, 'claim_seq', j.claim_seq, 'by', who, 'job', made,
-		'error', format('rerun as %s%s', made, coalesce(': ' || nullif(why, ''), ''))))
+		'error', format('rerun as %s%s', made, reason)))
 	where j.id = job_id;
 	perform drover_wake(was.queue, at);
 	return made;
