@@ -124,7 +124,7 @@ func (u *Unique) encode(bad *problems, args json.RawMessage, key string, later b
 	if u.Until != "" && u.Until != UntilEnded {
 		out.Until = string(u.Until)
 		if u.Until != UntilStarted {
-			out.Until = uniqueSpan(bad, "Unique.Until", string(u.Until))
+			out.Until = uniqueSpan(bad, "Unique.Until", string(u.Until), `is neither "ended" nor "started", nor a duration such as 10m`)
 		}
 	}
 	longest, debounce := strings.CutPrefix(string(u.OnConflict), debouncePrefix)
@@ -133,7 +133,7 @@ func (u *Unique) encode(bad *problems, args json.RawMessage, key string, later b
 	case u.OnConflict == ReplaceWaiting:
 		out.OnConflict = "replace"
 	case debounce:
-		out.OnConflict, out.Longest = "debounce", uniqueSpan(bad, "Unique.OnConflict", longest)
+		out.OnConflict, out.Longest = "debounce", uniqueSpan(bad, "Unique.OnConflict", longest, "is no duration such as 10m")
 		if !later {
 			bad.add("Unique.OnConflict", "Debounce needs Delay or ScheduledAt")
 		}
@@ -169,12 +169,12 @@ func (u *Unique) checkBy(bad *problems, args json.RawMessage) {
 	}
 }
 
-// uniqueSpan is a duration that was written as text, as SQL wants it.
-func uniqueSpan(bad *problems, field, text string) string {
+// uniqueSpan is a duration that was written as text, as SQL wants it. It reports wrong for what is none.
+func uniqueSpan(bad *problems, field, text, wrong string) string {
 	d, err := time.ParseDuration(text)
 	switch {
 	case err != nil:
-		bad.add(field, "%q is not among its words, and no duration", text)
+		bad.add(field, "%q %s", text, wrong)
 	case d < leastUnique:
 		bad.add(field, "%v is under %v", d, leastUnique)
 	}

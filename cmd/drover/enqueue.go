@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -83,8 +84,11 @@ With --lines each line of a file is a JSON object with a kind, and if you like a
 of drover_enqueue: kind, args, id, queue, priority, scheduled_at, delay, max_attempts, retry, timeout, expires_at,
 retry_until, tags, metadata, concurrency_key, uniqueness. Lines are stored a thousand at a time, all of these or none.
 
-Args are JSON, or @ and the name of a file, or @- for standard input. Durations are written like 90s or 1h30m, times in RFC 3339. A job whose id is there already is not stored again: give
---id to be able to repeat the command.`,
+If a line is wrong, the command names it and the lines that are stored. Mend it, and give the others:
+tail -n +1001 FILE | drover enqueue --lines -
+
+Args are JSON, or @ and the name of a file, or @- for standard input. Durations are written like 90s or 1h30m, times
+in RFC 3339. A job whose id is there already is not stored again: give --id to be able to repeat the command.`,
 		Example: `  drover enqueue charge --args '{"Order": 42}' --queue payments --delay 5m
   drover enqueue report --args @report.json --max-attempts 3 --retry '{"type": "constant", "delay": "1m"}'
   jq -c '{kind: "charge", args: {Order: .id}}' orders.json | drover enqueue --lines -`,
@@ -337,7 +341,7 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 			}
 			item, err := readLine(line)
 			if err != nil {
-				return usagef("line %d: %v%s", n, err, storedBefore(first))
+				return usagef("line %d: %s%s", n, lineFields(err.Error()), goOnFrom(first))
 			}
 			items, at = append(items, item), append(at, n)
 		}
@@ -346,11 +350,14 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 		}
 		receipts, err := s.client.EnqueueMany(ctx, items)
 		if err != nil {
+			if errors.Is(err, drover.ErrInvalid) {
+				return usagef("%s%s", lineNames(err, at), goOnFrom(first))
+			}
 			stored := storedBefore(first)
-			if !errors.Is(err, drover.ErrInvalid) && !pg.NotApplied(err) {
+			if !pg.NotApplied(err) {
 				stored = fmt.Sprintf("; it is not known whether lines %d to %d are stored: with an id in each line they can be repeated", at[0], at[len(at)-1])
 			}
-			return lineNames(fmt.Errorf("%w%s", err, stored), at)
+			return fmt.Errorf("%w%s", err, stored)
 		}
 		for _, r := range receipts {
 			if err := a.printEnqueued(r); err != nil {
@@ -369,6 +376,14 @@ func storedBefore(first int) string {
 	return fmt.Sprintf("; lines 1 to %d are stored", first-1)
 }
 
+// goOnFrom is for a line that is wrong: nothing of its thousand is stored.
+func goOnFrom(first int) string {
+	if first == 1 {
+		return storedBefore(first)
+	}
+	return fmt.Sprintf("%s: mend the line, and give the lines from %d on", storedBefore(first), first)
+}
+
 // readLine reads one line. A key that no job has would be a slip of the pen.
 func readLine(line []byte) (item drover.EnqueueItem, err error) {
 	var l jobLine
@@ -383,12 +398,42 @@ func strictly(doc []byte, to any) error {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	d.DisallowUnknownFields()
 	if err := d.Decode(to); err != nil {
-		return errors.New(strings.TrimPrefix(err.Error(), "json: "))
+		return jsonFault(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("more than one JSON value")
 	}
 	return nil
+}
+
+// jsonFault puts what encoding/json reports into the words of JSON: nobody who writes it knows the types of Go.
+func jsonFault(err error) error {
+	var kind *json.UnmarshalTypeError
+	var syntax *json.SyntaxError
+	var at *time.ParseError
+	switch {
+	case errors.As(err, &kind):
+		want := "an object"
+		switch kind.Type.Kind() {
+		case reflect.String:
+			want = "a string"
+		case reflect.Int:
+			want = "a whole number"
+		case reflect.Bool:
+			want = "true or false"
+		case reflect.Slice:
+			want = "an array"
+		}
+		if kind.Field == "" {
+			return fmt.Errorf("a JSON %s, not %s", kind.Value, want)
+		}
+		return fmt.Errorf("%s: a JSON %s, not %s", kind.Field, kind.Value, want)
+	case errors.As(err, &at):
+		return fmt.Errorf("%q is not a time such as 2026-01-31T12:00:00Z", shorten(at.Value, 40))
+	case errors.As(err, &syntax), errors.Is(err, io.ErrUnexpectedEOF):
+		return fmt.Errorf("not JSON: %w", err)
+	}
+	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 }
 
 // enqueueNames calls what the library refused by its flag.
@@ -399,16 +444,24 @@ func enqueueNames(err error) error {
 	return usagef("%s", strings.NewReplacer(
 		"kind:", "KIND:", "Queue:", "--queue:", "Priority:", "--priority:", "ScheduledAt:", "--scheduled-at:", "Delay:", "--delay:", "MaxAttempts:", "--max-attempts:",
 		"retry.", "--retry: ", "retry:", "--retry:", "Retry", "--retry", "Timeout:", "--timeout:", "ExpiresAt:", "--expires-at:", "RetryUntil:", "--retry-until:", "Tags[", "--tag [",
-		"Tags:", "--tag:", "Metadata", "--metadata", "Unique.", "--unique: ", "Key:", "--key:", "ID:", "--id:", "args:", "--args:", "args.", "--args: ",
+		"Tags:", "--tag:", "Metadata", "--metadata", "Unique.By", "--unique: by", "Unique.AnyArgs", "--unique: any_args", "Unique.Queue", "--unique: queue", "Unique.Key", "--unique: key",
+		"Unique.Until", "--unique: until", "Unique.OnConflict", "--unique: on_conflict", "Key:", "--key:", "ID:", "--id:", "args:", "--args:", "args.", "--args: ",
 	).Replace(err.Error()))
 }
 
+// lineFields calls what the library refused by its key in the line.
+func lineFields(refusal string) string {
+	return strings.NewReplacer(
+		"Queue:", "queue:", "Priority:", "priority:", "ScheduledAt:", "scheduled_at:", "Delay:", "delay:", "MaxAttempts:", "max_attempts:", "Timeout:", "timeout:",
+		"ExpiresAt:", "expires_at:", "RetryUntil:", "retry_until:", "Tags", "tags", "Metadata", "metadata", "Unique.By", "uniqueness.by", "Unique.AnyArgs", "uniqueness.any_args",
+		"Unique.Queue", "uniqueness.queue", "Unique.Key", "uniqueness.key", "Unique.Until", "uniqueness.until", "Unique.OnConflict", "uniqueness.on_conflict",
+		"Key:", "concurrency_key:", "ID:", "id:",
+	).Replace(refusal)
+}
+
 // lineNames says in which line a job is that the library refused.
-func lineNames(err error, at []int) error {
-	if !errors.Is(err, drover.ErrInvalid) {
-		return err
-	}
-	return usagef("%s", regexp.MustCompile(`items\[(\d+)\]\.?`).ReplaceAllStringFunc(err.Error(), func(found string) string {
+func lineNames(err error, at []int) string {
+	return lineFields(regexp.MustCompile(`items\[(\d+)\]\.?`).ReplaceAllStringFunc(err.Error(), func(found string) string {
 		n, _ := strconv.Atoi(strings.Trim(found, "items[]."))
 		return fmt.Sprintf("line %d: ", at[n])
 	}))

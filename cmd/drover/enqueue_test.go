@@ -109,19 +109,28 @@ func TestEnqueueLines(t *testing.T) {
 	for line, want := range map[string]string{
 		`{"kind": "charge", "que": "q"}`:         `unknown field "que"`,
 		`{"kind": "charge"} {}`:                  "more than one JSON value",
-		`{"kind": "charge"`:                      "unexpected",
+		`{"kind": "charge"`:                      "not JSON: unexpected",
+		`{"kind": "charge", "args": }`:           "not JSON: ",
+		`[]`:                                     "a JSON array, not an object",
 		`{"kind": ""}`:                           "kind",
-		`{"kind": "charge", "priority": 11}`:     "Priority: 11 is not 1 to 9",
-		`{"kind": "charge", "priority": "high"}`: "priority",
-		`{"kind": "charge", "delay": "1 hour"}`:  "Delay:",
+		`{"kind": "charge", "priority": 11}`:     "line 3: priority: 11 is not 1 to 9",
+		`{"kind": "charge", "priority": "high"}`: "priority: a JSON string, not a whole number",
+		`{"kind": "charge", "delay": "1 hour"}`:  "line 3: delay:",
 		`{"kind": "charge", "retry": {"x": 1}}`:  "retry.type",
+		`{"kind": "charge", "expires_at": "x"}`:  `"x" is not a time such as`,
+		`{"kind": "charge", "id": "x"}`:          "line 3: id:",
+
+		`{"kind": "charge", "uniqueness": {"by": "Order"}}`:     "uniqueness.by: a JSON string, not an array",
+		`{"kind": "charge", "uniqueness": {"by": ["Order"]}}`:   `line 3: uniqueness.by: the args have no field "Order"`,
+		`{"kind": "charge", "uniqueness": {"key": true}}`:       "line 3: uniqueness.key: ",
+		`{"kind": "charge", "uniqueness": {"until": "sarted"}}`: `line 3: uniqueness.until: "sarted" is `,
 	} {
 		sh.input = strings.Repeat(`{"kind": "charge"}`+"\n", 2) + line + "\n"
 		sh.run(t, "enqueue", "--lines", "-").ends(t, 2, "line 3: ", want, "no line is stored")
 	}
 	count(2)
 	sh.input = strings.Repeat(`{"kind": "charge"}`+"\n", 1500) + "{}\n"
-	sh.run(t, "enqueue", "--lines", "-").ends(t, 2, "line 1501: ", "lines 1 to 1000 are stored")
+	sh.run(t, "enqueue", "--lines", "-").ends(t, 2, "line 1501: ", "lines 1 to 1000 are stored: mend the line, and give the lines from 1001 on")
 	count(1002)
 }
 
@@ -154,10 +163,10 @@ func TestEnqueueUnique(t *testing.T) {
 	sh.run(t, "enqueue", "--lines", "-").ok(t).says(t, first+"  replaced")
 	for flag, want := range map[string]string{
 		`{"bye": ["Order"]}`:          `unknown field "bye"`,
-		`{"by": ["Orders"]}`:          "--unique: By: the args have no field",
-		`{"until": "soon"}`:           "--unique: Until:",
-		`{"on_conflict": "debounce"}`: "--unique: OnConflict: debounce needs longest",
-		`{"longest": "10m"}`:          "--unique: OnConflict: longest is for debounce",
+		`{"by": ["Orders"]}`:          "--unique: by: the args have no field",
+		`{"until": "soon"}`:           "--unique: until:",
+		`{"on_conflict": "debounce"}`: "--unique: on_conflict: debounce needs longest",
+		`{"longest": "10m"}`:          "--unique: on_conflict: longest is for debounce",
 		`[]`:                          "--unique: ",
 	} {
 		sh.run(t, "enqueue", "charge", "--args", `{"Order": 1}`, "--unique", flag).ends(t, 2, want)
