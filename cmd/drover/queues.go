@@ -235,8 +235,8 @@ command before, the pause stays, and the supervisors that have not confirmed are
 		if err != nil {
 			return err
 		}
-		return a.changePause(cmd.Context(), scope, "paused", func(ctx context.Context, s *session) error {
-			return s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.after(s.now)}, by.audit)
+		return a.changePause(cmd.Context(), scope, func(ctx context.Context, s *session) (string, error) {
+			return "paused", s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.after(s.now)}, by.audit)
 		})
 	}
 	return cmd
@@ -259,21 +259,31 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.changePause(cmd.Context(), scope, "resumed", func(ctx context.Context, s *session) error {
-			return s.client.Resume(ctx, scope, by.audit)
+		return a.changePause(cmd.Context(), scope, func(ctx context.Context, s *session) (string, error) {
+			before, err := s.client.Pauses(ctx)
+			if err != nil {
+				return "", err
+			}
+			// With a slip of the pen in the name, what was meant stays paused.
+			done := "was not paused"
+			if slices.ContainsFunc(before, func(p drover.PauseInfo) bool { return p.Scope == scope }) {
+				done = "resumed"
+			}
+			return done, s.client.Resume(ctx, scope, by.audit)
 		})
 	}
 	return cmd
 }
 
-// changePause pauses or resumes a scope, then shows what is paused.
-func (a *app) changePause(ctx context.Context, scope drover.Scope, done string, change func(context.Context, *session) error) error {
+// changePause pauses or resumes a scope, then shows what is paused. change returns what became of the scope.
+func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(context.Context, *session) (string, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := change(ctx, s); err != nil {
+	done, err := change(ctx, s)
+	if err != nil {
 		return pauseNames(scope, err)
 	}
 	pauses, err := s.client.Pauses(ctx)
@@ -335,8 +345,15 @@ func (s *session) unknownScope(ctx context.Context, scope drover.Scope) (string,
 		similar.AddCommand(&cobra.Command{Use: strings.ReplaceAll(name, " ", "_"), Run: func(*cobra.Command, []string) {}})
 	}
 	warning := "warning: no supervisor has ever served " + string(scope)
-	if near := similar.SuggestionsFor(string(scope)); len(near) > 0 {
+	switch near := similar.SuggestionsFor(string(scope)); {
+	case len(near) > 0:
 		warning += "; there is " + strings.Join(near, ", ")
+	case strings.HasPrefix(string(scope), "queue:queue:"):
+		warning += "; give the name of a queue alone"
+	case strings.HasPrefix(string(scope), "queue:kind:"):
+		warning += "; a kind is given with --kind"
+	case scope == "queue:all":
+		warning += "; all jobs are given with --all"
 	}
 	return warning, nil
 }

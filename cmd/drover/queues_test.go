@@ -61,9 +61,14 @@ func TestQueues(t *testing.T) {
 	sh.run(t, "queues", "pause", "--kind", "mail", "--until", "3d").ok(t).says(t, "kind:mail paused", "kind:mail: paused ")
 	sh.run(t, "queues", "list").ok(t).says(t, "in 89m", "in 2d", "all ", "default  yes ")
 	sh.run(t, "queues", "resume", "--kind", "mail").ok(t).says(t, "kind:mail resumed")
-	sh.run(t, "queues", "resume", "email").ok(t)
-	sh.run(t, "queues", "resume", "--all").ok(t)
-	sh.run(t, "queues", "resume", "--all").ok(t) // of what is not paused
+	sh.run(t, "queues", "resume", "email").ok(t).says(t, "queue:email resumed\n")
+	sh.run(t, "queues", "resume", "--all").ok(t).says(t, "all resumed\n")
+	sh.run(t, "queues", "resume", "--all").ok(t).says(t, "all was not paused\n", "queue:emails: paused ")
+	for name, want := range map[string]string{"queue:emails": "; give the name of a queue alone\n", "kind:mail": "; a kind is given with --kind\n", "all": "; all jobs are given with --all\n"} {
+		if o := sh.run(t, "queues", "resume", name).ok(t); !strings.HasSuffix(o.stderr, want) {
+			t.Errorf("resume %s: stderr = %q, want %q at its end", name, o.stderr, want)
+		}
+	}
 	if got := decode[[]drover.PauseInfo](t, sh.run(t, "queues", "resume", "email", "--json").ok(t)); len(got) != 1 || got[0].Scope != "queue:emails" || got[0].Until != nil {
 		t.Errorf("%+v", got)
 	}
