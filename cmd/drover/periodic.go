@@ -136,14 +136,21 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 	if err := table(a.stdout, rows); err != nil {
 		return err
 	}
-	a.printTicks(j.Next, s.now)
+	a.printTicks(j.Next, j.State, s.now)
 	return nil
 }
 
-// printTicks lists the next runs.
-func (a *app) printTicks(ticks []time.Time, now time.Time) {
+// printTicks lists the next runs, or says why there is none.
+func (a *app) printTicks(ticks []time.Time, state drover.PeriodicState, now time.Time) {
 	if len(ticks) == 0 {
-		fmt.Fprintln(a.stdout, "\nno next run")
+		why := ""
+		switch state {
+		case drover.PeriodicUndeclared:
+			why = ": no running process declares it any more"
+		case drover.PeriodicPaused:
+			why = " until it is resumed"
+		}
+		fmt.Fprintln(a.stdout, "\nno next run"+why)
 		return
 	}
 	fmt.Fprintln(a.stdout, "\nnext runs")
@@ -172,7 +179,7 @@ func newPeriodicPreviewCommand(a *app) *cobra.Command {
 			if a.json {
 				return a.printJSON(append([]time.Time{}, ticks...))
 			}
-			a.printTicks(ticks, s.now)
+			a.printTicks(ticks, drover.PeriodicActive, s.now)
 			return nil
 		},
 	}
