@@ -31,7 +31,7 @@ func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 func (a *app) confirm(ctx context.Context, question, otherwise string) error {
 	yes, err := a.confirmed(ctx, question)
 	if err == nil && !yes {
-		err = fmt.Errorf("not confirmed, %s; --yes does not ask", otherwise)
+		err = fmt.Errorf("not confirmed, %s; give --yes to do it without a question", otherwise)
 	}
 	return err
 }

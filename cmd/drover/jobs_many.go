@@ -151,9 +151,10 @@ func newJobsDeleteCommand(a *app) *cobra.Command {
 func newManyCommand(a *app, cmd *cobra.Command, v manyVerb) *cobra.Command {
 	cmd.Long += `
 
-Ids are done one by one. With flags that pick jobs all must fit, ids too, and how many do is told before a question.`
+With ids, each job is handled on its own. With filter flags, only jobs that match all of them are; the command shows
+how many and asks first.`
 	if v.one == nil {
-		cmd.Long += " Here ids bring the question too."
+		cmd.Long += " It asks for ids as well."
 	}
 	picked, by := addFilterFlags(cmd), addAuditFlags(cmd, v.kept)
 	var yes bool
@@ -270,11 +271,11 @@ func (s *session) countOf(ctx context.Context, filter drover.Filter, states []dr
 func (a *app) confirmMany(ctx context.Context, s *session, n int64, v manyVerb) error {
 	fit := fmt.Sprintf("%s in database %q, schema %q", plural(n, "job"), s.database, s.schema)
 	if !a.interactive {
-		return usagef("%s would be %s, and nobody is there to be asked: --yes does not ask", fit, v.done)
+		return usagef("%s would be %s, and nobody is there to be asked: give --yes to do it without a question", fit, v.done)
 	}
 	yes, err := a.confirmed(ctx, fmt.Sprintf("%s will be %s.", fit, v.done))
 	if err == nil && !yes {
-		err = fmt.Errorf("not confirmed, nothing was %s; --yes does not ask", v.done)
+		err = fmt.Errorf("not confirmed, nothing was %s; give --yes to do it without a question", v.done)
 	}
 	return err
 }
