@@ -91,6 +91,7 @@ insert into queues (name) values ('payments');
 insert into drover_budgets (scope, retries) values ('queue:payments', 100);
 select drover_periodic_set('nightly', 'report', '30 2 * * *');
 insert into drover_supervisors (id, lease_ms, queues, in_flight, host) values (drover_ulid(), 30000, '{payments}', '{}', 'app-1');
+select drover_pause('queue:images', by => 'ada');
 insert into drover_redrives (filter, rate) values ('{"kind": "charge"}', 50);
 insert into jobs (kind, queue, args, tags, scheduled_at) values ('charge', 'payments', '{"OrderID": 1}', '{vip}', now() - interval '20 min');
 insert into jobs (kind, queue, state, scheduled_at) values ('charge', 'payments', 'scheduled', now() + interval '1 h');
