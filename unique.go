@@ -51,8 +51,8 @@ type Unique struct {
 }
 
 // UniqueUntil is how long a unique job keeps others like it out: UntilEnded, UntilStarted or
-// UntilPassed. A job that was deleted, by an operator or by the settings of its queue, keeps nobody
-// out any more.
+// UntilPassed. A job that an operator has deleted keeps nobody out any more. Retention deletes no job
+// before its period is over.
 type UniqueUntil string
 
 const (
