@@ -236,6 +236,7 @@ command before, the pause stays, and the supervisors that have not confirmed are
 			return err
 		}
 		return a.changePause(cmd.Context(), scope, func(ctx context.Context, s *session) (string, error) {
+			defer a.afterAWhile("waiting until every supervisor has confirmed, at most a lease of one that does not answer; drover queues list names it")()
 			return "paused", s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.after(s.now)}, by.audit)
 		})
 	}
@@ -305,6 +306,25 @@ func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(c
 		fmt.Fprintln(a.stdout, printable(pauseNote(&pauses[i], s.now)))
 	}
 	return nil
+}
+
+// afterAWhile prints a note if the function that it returns is not called within half a second.
+func (a *app) afterAWhile(note string) (stop func()) {
+	stopped, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(over)
+		timer := time.NewTimer(500 * time.Millisecond)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			fmt.Fprintln(a.stderr, note)
+		case <-stopped:
+		}
+	}()
+	return func() {
+		close(stopped)
+		<-over
+	}
 }
 
 // pauseNames calls what the library refused by its flag.

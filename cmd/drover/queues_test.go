@@ -49,7 +49,16 @@ func TestQueues(t *testing.T) {
 	if err := client.Pause(ctx, drover.AllJobs, nil, drover.Audit{}); err == nil || !strings.Contains(err.Error(), "s1") {
 		t.Errorf("Pause = %v", err)
 	}
+	// Meanwhile somebody is told what it waits for. The lease of a supervisor that does not answer ends the wait.
+	sh.exec(t, `update drover_supervisors set lease_ms = 800, beat_at = now()`)
+	if o := sh.run(t, "queues", "pause", "emails").ok(t); !strings.HasPrefix(o.stderr, "waiting until every supervisor has confirmed") {
+		t.Errorf("stderr = %q", o.stderr)
+	}
 	sh.exec(t, `delete from drover_supervisors; delete from drover_limits`)
+	if o := sh.run(t, "queues", "pause", "emails").ok(t); o.stderr != "" {
+		t.Errorf("nobody to wait for, and stderr = %q", o.stderr)
+	}
+	sh.exec(t, `delete from drover_limits`)
 
 	sh.run(t, "queues", "pause", "emails", "--by", "ada", "--why", "the provider is down").ok(t).says(t, "queue:emails paused\n", "queue:emails: paused 0s ago, by ada: the provider is down\n")
 	o := sh.run(t, "queues", "pause", "email", "--until", "90m").ok(t)
