@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -232,6 +233,11 @@ A schedule that a program declares in code is changed there; pause it with drove
 		if err := by.check(cmd); err != nil {
 			return err
 		}
+		for _, name := range []string{"zone", "queue", "retry", "key", "metadata"} { // a variable that is not set must not mean the default
+			if flag := cmd.Flags().Lookup(name); flag.Changed && flag.Value.String() == "" {
+				return usagef("--%s: is empty", name)
+			}
+		}
 		raw, err := a.readJSON("args", set.args)
 		if err != nil {
 			return err
@@ -259,6 +265,15 @@ A schedule that a program declares in code is changed there; pause it with drove
 		defer s.close()
 		if err := s.client.SetPeriodic(cmd.Context(), p, by.audit); err != nil {
 			return periodicFlags(err)
+		}
+		for _, scope := range []drover.Scope{drover.KindScope(set.kind), drover.QueueScope(cmp.Or(set.opts.Queue, "default"))} {
+			hint, err := s.unknownScope(cmd.Context(), scope)
+			if err != nil {
+				return err
+			}
+			if hint != "" {
+				fmt.Fprintln(a.stderr, printable(hint))
+			}
 		}
 		return a.showPeriodic(cmd.Context(), s, p.Name)
 	}

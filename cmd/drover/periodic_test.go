@@ -23,7 +23,12 @@ func TestPeriodic(t *testing.T) {
 		"periodic", "set", "nightly", "--kind", "report", "--schedule", "0 2 * * *", "--zone", "Europe/Berlin", "--args", "@" + file, "--queue", "reports",
 		"--priority", "3", "--max-attempts", "4", "--timeout", "1m", "--tag", "a", "--tag", "b", "--key", "k", "--delay", "1s", "--jitter", "1m", "--catch-up", "once", "--overlap", "skip", "--run-at-start=false", "--metadata", `{"mine": 1}`, "--retry", `{"type": "constant", "delay": "30s"}`, "--by", "ann", "--why", "so",
 	}
-	sh.run(t, set...).ok(t).says(t, "0 2 * * * (Europe/Berlin)", "next runs", "by ann: so", "1m0s", "active")
+	sh.exec(t, `insert into drover_kinds (kind, max_attempts) values ('reports', 1); insert into queues (name) values ('reports')`)
+	o := sh.run(t, set...).ok(t)
+	o.says(t, "0 2 * * * (Europe/Berlin)", "next runs", "by ann: so", "1m0s", "active")
+	if want := "warning: no supervisor has ever served kind:report; there is kind:reports\n"; o.stderr != want {
+		t.Errorf("stderr = %q, want %q", o.stderr, want)
+	}
 	j := decode[drover.PeriodicJob](t, sh.run(t, append(set, "--json")...).ok(t))
 	if len(j.Next) != 10 || j.Queue != "reports" || string(j.Args) != `{"n":7}` || j.CatchUp != "once" || j.Overlap != "skip" || j.UpdatedBy != "ann" ||
 		string(j.Options) != `{"tags":["a","b"],"delay":"1000000 microseconds","queue":"reports","retry":{"type":"constant","delay":"30s","jitter":"none"},"timeout":"60000000 microseconds","metadata":{"mine":1},"priority":3,"max_attempts":4,"concurrency_key":"k"}` {
@@ -69,6 +74,8 @@ func TestPeriodic(t *testing.T) {
 		{"--metadata: is no JSON object", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--metadata", "[]"}},
 		{"--catch-up: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--catch-up", "maybe"}},
 		{"--overlap: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--overlap", "maybe"}},
+		{"--queue: is empty", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--queue", ""}},
+		{"--zone: is empty", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--zone", ""}},
 		{"--jitter: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--jitter", "-1s"}},
 		{"NAME: empty", []string{"set", "", "--kind", "k", "--schedule", "@daily"}},
 		{"nor how long from now", []string{"pause", "a", "--until", "noon"}},
