@@ -556,6 +556,20 @@ func mutants() []mutant {
 			tests: []string{"TestRerunWithAnID"},
 		},
 		{
+			name: "rerun-long-reason", bug: "the reason of a rerun is stored in both jobs, however long it is",
+			file:  "migrations/00020_edit.sql",
+			old:   "coalesce(': ' || nullif(left(why, 1000), ''), '')",
+			new:   "coalesce(': ' || nullif(why, ''), '')",
+			tests: []string{"TestRerunCutsALongReason"},
+		},
+		{
+			name: "paused-until-null", bug: "a pause of a schedule until null returns true and pauses nothing",
+			file:  "migrations/00019_periodic.sql",
+			old:   "until := coalesce(until, 'infinity');",
+			new:   "null;",
+			tests: []string{"TestPausePeriodic"},
+		},
+		{
 			name: "filter-of-nothing", bug: "a verb takes a filter of empty values for one that picks",
 			file:  "migrations/00011_operate.sql",
 			old:   "(f.key = 'ids' or f.value not in ('{}', '[]', '\"\"'))",
