@@ -418,7 +418,7 @@ func TestALockedScheduleHoldsUpNoStart(t *testing.T) {
 	}
 }
 
-// A schedule is made at run time and declared in code at the same time: it belongs to whoever commits first.
+// A schedule is made at run time and declared in code at the same time: the transaction that commits first decides.
 func TestAScheduleIsMadeInTwoWaysAtOnce(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -383,7 +383,7 @@ func TestUniqueJobsWithOneID(t *testing.T) {
 	}
 }
 
-// A job that the database has refused to let run is tried again at once if it gets other args.
+// A job that the database has refused to let run is tried again immediately if it gets other args.
 func TestReplacedJobIsNotSetAside(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
