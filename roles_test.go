@@ -387,6 +387,10 @@ func TestRolesAndSchedules(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	if _, err := operator.client.Enqueue(t.Context(), tickArgs{1}, nil); err != nil {
+		t.Errorf("enqueue by hand: %v", err)
+	}
+	operator.exec(t, `select drover_enqueue('tick', '{"n": 2}')`)
 	operator.setPeriodic(t, Periodic{Name: "unique", Opts: &EnqueueOpts{Unique: &Unique{}}})
 	if _, err := operator.client.RunPeriodic(t.Context(), "unique", Audit{}); err != nil {
 		t.Errorf("run a schedule of unique jobs: %v", err)

@@ -63,9 +63,9 @@ grant select on jobs, jobs_archive, queues, drover_kinds, drover_builds, drover_
 	discarded_jobs, discarded_summary, job_counts, retry_budgets, failures, job_limits, periodic_jobs to :"reader";
 
 -- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, pauses, sets budgets,
--- policies and schedules, and runs a schedule now: the verbs run with the caller's rights.
+-- policies and schedules, runs a schedule now, and enqueues by hand: the verbs run with the caller's rights.
 grant :"reader" to :"operator";
-grant execute on function drover_enqueue_many, drover_enqueue_unique, drover_wake to :"operator";
+grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"operator";
 grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside, drover_limits, drover_periodic to :"operator";
 grant insert, update on drover_redrives, drover_redrive_queues, drover_failure_groups to :"operator";
 grant delete on drover_failure_tallies to :"operator";
