@@ -185,7 +185,7 @@ func TestEditByState(t *testing.T) {
 	}
 }
 
-// What makes no sense is refused with the name of the field, in Go and in SQL, before anything is written.
+// what makes no sense is refused with the name of the field, in Go and in SQL, before anything is written.
 func TestEditIsRefused(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -225,7 +225,13 @@ func TestEditIsRefused(t *testing.T) {
 	if after := value[string](t, db, jobRow, id); after != before {
 		t.Errorf("it is changed: %s", after)
 	}
-	// The job itself is in the way.
+}
+
+// an edit that does not fit its job is refused, alone and by filter, and the job stays as it is.
+func TestEditThatDoesNotFitTheJob(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newTestDB(t)
 	for name, tc := range map[string]struct {
 		columns, values string
 		edit            JobEdit

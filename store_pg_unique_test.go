@@ -78,6 +78,7 @@ func TestClaimsOfUniqueJobsAreHOT(t *testing.T) {
 // the statistics say.
 func TestUniqueEnqueuesReadFewPages(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set unlogged`)
 	fill := func(n int) {
