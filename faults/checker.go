@@ -159,8 +159,31 @@ func changed(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// Of a job's errors the first and the last so many are kept.
-const keptFirst, keptLast = 5, 15
+// kept drops the entries that a job's errors do not keep: all but the first 5 and the last 15 entries of runs, and the
+// first 5 and the last 5 of operators.
+func kept(all []entry) (texts []string) {
+	of := map[bool]int{}
+	for _, e := range all {
+		of[e.operator]++
+	}
+	nth := map[bool]int{}
+	for _, e := range all {
+		last := 15
+		if e.operator {
+			last = 5
+		}
+		if nth[e.operator]++; nth[e.operator] <= 5 || nth[e.operator] > of[e.operator]-last {
+			texts = append(texts, e.text)
+		}
+	}
+	return texts
+}
+
+// entry is one of a job's errors.
+type entry struct {
+	text     string
+	operator bool // what was done to the job between its runs
+}
 
 // misreported is I6, for jobs that are not discarded too: their errors are there just so.
 func misreported(p *policy, j *jobHistory) (broken []string) {
@@ -168,7 +191,7 @@ func misreported(p *policy, j *jobHistory) (broken []string) {
 		return nil
 	}
 	failures, ended := 0, 0 // ended: runs of jobs that an operator discarded meanwhile, which their workers tell of
-	var texts []string      // of all entries: what happens to a job between its runs may leave one too
+	var entries []entry
 	for was, is := range j.steps() {
 		switch is.ErrorsTotal - was.ErrorsTotal {
 		case 0:
@@ -187,7 +210,7 @@ func misreported(p *policy, j *jobHistory) (broken []string) {
 			ended++
 		}
 		if is.LastEntry != was.LastEntry {
-			texts = append(texts, is.LastError)
+			entries = append(entries, entry{is.LastError, is.LastClass == "operator"})
 		}
 	}
 	told := 0
@@ -202,10 +225,7 @@ func misreported(p *policy, j *jobHistory) (broken []string) {
 	if told > failures+ended {
 		broken = append(broken, fmt.Sprintf("workers were told of %d failed runs, the row of %d", told, failures))
 	}
-	if len(texts) > keptFirst+keptLast {
-		texts = slices.Concat(texts[:keptFirst], texts[len(texts)-keptLast:])
-	}
-	if !slices.Equal(texts, j.row.Errors) {
+	if texts := kept(entries); !slices.Equal(texts, j.row.Errors) {
 		broken = append(broken, fmt.Sprintf("errors are %q, want %q", j.row.Errors, texts))
 	}
 	return broken

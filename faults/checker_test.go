@@ -300,3 +300,16 @@ func (h *history) insertAfter(job string, n int, v version) {
 	i := slices.Index(h.versions, last)
 	h.versions = slices.Insert(h.versions, i+1, v)
 }
+
+// Operators' entries have a bound of their own, and push out none of a run.
+func TestKeptEntries(t *testing.T) {
+	t.Parallel()
+	var all []entry
+	for n := range 24 {
+		all = append(all, entry{fmt.Sprint(n), false}, entry{fmt.Sprint("by ", n), n%2 == 0})
+	}
+	got := kept(all)
+	if len(got) != 20+10 || got[0] != "0" || !slices.Contains(got, "by 22") || slices.Contains(got, "by 10") || slices.Contains(got, "5") {
+		t.Errorf("%d: %q", len(got), got)
+	}
+}
