@@ -50,7 +50,7 @@ type EnqueueOpts struct {
 	ExpiresAt time.Time
 
 	// RetryUntil is when to stop trying: a retry that would be due later discards the job, reason time_budget.
-	// Zero means never.
+	// Zero means its worker's RetryFor.
 	RetryUntil time.Time
 
 	// Tags are up to 32 words to find the job by, each 1 to 128 bytes. Like kinds and queues they have no control characters,

@@ -45,7 +45,7 @@ func taskOf(r *engine.Run) *task { return r.Task.(*task) } //nolint:forcetypeass
 const defaultMaxAttempts = 20
 
 // NewRun implements engine.Handler. It puts the policies of a job in their order: job over worker over queue over default.
-func (h *handler) NewRun(j *store.Job, policy any) *engine.Run {
+func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.Run {
 	q := policy.(*Queue) //nolint:forcetypeassert // NewSupervisor and AddQueue set it
 	w := h.workers[j.Kind]
 	t := &task{handler: h, worker: w, strategy: w.opts.Retry, job: Job{
@@ -56,6 +56,9 @@ func (h *handler) NewRun(j *store.Job, policy any) *engine.Run {
 	t.Timeout = w.opts.Timeout
 	if t.strategy == nil {
 		t.strategy = q.Retry
+	}
+	if w.opts.RetryFor > 0 { // a job without More has been due since its enqueue
+		t.TimeBound, t.TimeLeft = true, w.opts.RetryFor-max(late, 0)
 	}
 	if j.More != nil {
 		t.override(j.More)
@@ -86,6 +89,9 @@ func (t *task) override(more *store.More) {
 	t.uncounted, t.Expired, t.Unreadable = more.Uncounted, more.Expired, more.Unreadable
 	if more.TimeoutMS > 0 {
 		t.Timeout = min(pg.Millis(more.TimeoutMS), maxTimeout)
+	}
+	if t.TimeBound {
+		t.TimeLeft = t.worker.opts.RetryFor - max(pg.Millis(more.AgeMS), 0)
 	}
 	if more.RetryLeftMS != nil {
 		t.TimeBound, t.TimeLeft = true, pg.Span(*more.RetryLeftMS, time.Millisecond)

@@ -177,7 +177,7 @@ const (
 	ReasonCrashed           Reason = "crashed"            // processes died while it ran
 	ReasonUndecodable       Reason = "undecodable"        // its args do not decode into its worker's type
 	ReasonExpired           Reason = "expired"            // ExpiresAt passed before a run
-	ReasonTimeBudget        Reason = "time_budget"        // the next run would have come after RetryUntil
+	ReasonTimeBudget        Reason = "time_budget"        // the next run would have come after RetryUntil or RetryFor
 	ReasonOperator          Reason = "operator"           // by Client.Discard, DiscardMany or the policy of a failure group
 	ReasonRetryBudget       Reason = "retry_budget"       // its RetryBudget had no free slot, and has Discard
 	ReasonRefused           Reason = "refused"            // the database refuses to read or change its row; see its last error

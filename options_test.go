@@ -60,6 +60,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 
 		"WorkerOpts.MaxAttempts":    "TestWhoDecidesMaxAttempts",
 		"WorkerOpts.Retry":          "TestWhoDecidesTheStrategy",
+		"WorkerOpts.RetryFor":       "TestRetryFor",
 		"WorkerOpts.Timeout":        "TestWhoDecidesTheTimeout",
 		"WorkerOpts.DiscardOnPanic": "TestHowARunCanEnd",
 		"WorkerOpts.RetryIf":        "TestHowARunCanEnd",

@@ -676,3 +676,52 @@ func TestATriggerThatRefusesOneRow(t *testing.T) {
 		t.Errorf("error = %q", text)
 	}
 }
+
+// R-12: a worker's RetryFor counts from the enqueue or the last redrive, however the job came to this run. The job's own
+// RetryUntil wins.
+func TestRetryFor(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	const ago = `now() - interval '2 hours'`
+	cases := map[string]struct {
+		columns, values string
+		ends            bool
+	}{
+		"new":                           {`created_at, scheduled_at`, `now(), now()`, false},
+		"30 minutes old":                {`created_at, scheduled_at`, `now() - interval '30 min', now() - interval '30 min'`, false},
+		"late at its first run":         {`created_at, scheduled_at`, ago + `, ` + ago, true},
+		"enqueued for later":            {`created_at, scheduled_at`, ago + `, now()`, true},
+		"failed before":                 {`created_at, scheduled_at, attempt, errors_total, last_delay_ms, errors`, ago + `, now(), 1, 1, 15000, '[{"class": "error", "error": "2 3"}]'`, true},
+		"failed before, 30 minutes old": {`created_at, scheduled_at, attempt, errors_total`, `now() - interval '30 min', now(), 1, 1`, false},
+		"has tags":                      {`created_at, scheduled_at, tags`, ago + `, now(), '{a}'`, true},
+		"redriven":                      {`created_at, scheduled_at, redrives, redriven_at, errors_total`, ago + `, now(), 1, now(), 3`, false},
+		"redriven two hours ago":        {`created_at, scheduled_at, redrives, redriven_at`, `now() - interval '1 day', now(), 1, ` + ago, true},
+		"RetryUntil is later":           {`created_at, scheduled_at, retry_until`, ago + `, now(), now() + interval '1 hour'`, false},
+		"RetryUntil is sooner":          {`created_at, scheduled_at, retry_until`, `now(), now(), now() + interval '1 s'`, true},
+		"enqueued in the year 1":        {`created_at, scheduled_at`, `'0001-01-01+00', now()`, true},
+	}
+	ids := map[string]string{}
+	for name, c := range cases {
+		ids[name] = value[string](t, db, `insert into jobs (kind, `+c.columns+`) values ('fails', `+c.values+`) returning id`)
+	}
+	ids["without a bound"] = value[string](t, db, `insert into jobs (kind, created_at, scheduled_at) values ('unbounded', `+ago+`, now()) returning id`)
+	fails, retry := func(context.Context, *Job) error { return errBoom }, Constant{Delay: 10 * time.Minute} // so that none runs twice
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("fails", WorkerOpts{RetryFor: time.Hour, MaxAttempts: Unlimited, Retry: retry}, fails), dynWorker("unbounded", WorkerOpts{Retry: retry}, fails),
+	}})
+	eventually(t, func() bool {
+		return value[int](t, db, `select count(*) from jobs where state not in ('retryable', 'discarded')`) == 0
+	})
+	for name, id := range ids {
+		job, want := db.get(t, id), Retryable
+		if cases[name].ends {
+			want = Discarded
+		}
+		if job.State != want || want == Discarded && job.DiscardReason != ReasonTimeBudget || job.Attempt == 0 {
+			t.Errorf("%s: %s (%s) after attempt %d, want %s", name, job.State, job.DiscardReason, job.Attempt, want)
+		}
+		if name == "failed before" && job.Errors[len(job.Errors)-1].Error != "boom" {
+			t.Errorf("%+v", job.Errors)
+		}
+	}
+}

@@ -25,6 +25,13 @@ type WorkerOpts struct {
 	// matching ErrorCase takes precedence, then the job's own.
 	Retry RetryStrategy
 
+	// RetryFor is how long a job of this kind is retried, from its enqueue or its last redrive, by the server's clock. If
+	// the next run would be due later, the job is discarded, reason time_budget. MaxAttempts applies as well; with
+	// Unlimited, the time alone decides. RetryFor does not cut a run short. The time from the enqueue to the first run
+	// counts too, but a job gets its first run however late that is. The job's own EnqueueOpts.RetryUntil takes
+	// precedence. Zero means no bound, under 1 ms is an error.
+	RetryFor time.Duration
+
 	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's, then the
 	// supervisor's.
 	RetryBudget RetryBudget
@@ -54,7 +61,8 @@ type WorkerOpts struct {
 	FollowUp *FollowUp
 }
 
-// Unlimited is a MaxAttempts without a limit: the job is retried until its RetryUntil, or until it is cancelled.
+// Unlimited is a MaxAttempts without a limit: the job is retried until its RetryUntil or its worker's RetryFor, or until it
+// is cancelled.
 const Unlimited = math.MaxInt32
 
 // ErrorCase decides about a run that failed with an error it matches. Settings that it leaves zero come from the job,
@@ -161,6 +169,7 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 	bad.attempts(field+".MaxAttempts", w.opts.MaxAttempts)
 	bad.strategy(field+".Retry", w.opts.Retry)
 	w.opts.RetryBudget.fillIn(bad, field+".RetryBudget")
+	bad.atLeast(field+".RetryFor", w.opts.RetryFor, leastTimeout)
 	bad.atLeast(field+".Timeout", w.opts.Timeout, leastTimeout)
 	if w.opts.Timeout == 0 {
 		w.opts.Timeout = defaultTimeout

@@ -430,12 +430,12 @@ func TestConfigurationMistakes(t *testing.T) {
 		"negative attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: -1}}, Workers: with(WorkerOpts{MaxAttempts: -1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
 		"too many attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: math.MaxInt32 + 1}}, Workers: with(WorkerOpts{MaxAttempts: math.MaxInt32 + 1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
 		"negative durations": {
-			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: -1, CancelledRetention: -1},
-			[]string{"Workers[0].Timeout", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout", "drover: CompletedRetention", "drover: CancelledRetention"},
+			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: -1, RetryFor: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: -1, CancelledRetention: -1},
+			[]string{"Workers[0].Timeout", "Workers[0].RetryFor", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout", "drover: CompletedRetention", "drover: CancelledRetention"},
 		},
 		"durations without a unit": {
-			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: 30}), Timeout: 30, Lease: 30, PollInterval: 30, DrainTimeout: 30},
-			[]string{"Workers[0].Timeout: 30ns is under 1ms", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout"},
+			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: 30, RetryFor: 24}), Timeout: 30, Lease: 30, PollInterval: 30, DrainTimeout: 30},
+			[]string{"Workers[0].Timeout: 30ns is under 1ms", "Workers[0].RetryFor: 24ns is under 1ms", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout"},
 		},
 		"too short timeouts":   {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: time.Millisecond - 1}), Timeout: time.Millisecond - 1}, []string{"Workers[0].Timeout", "drover: Timeout"}},
 		"too short a lease":    {SupervisorConfig{Queues: queues, Workers: []Worker{ok}, Lease: time.Second - 1}, []string{"Lease"}},

@@ -530,9 +530,10 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 
 // NewRun makes the run of a job that the claim p has taken.
 func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *Run {
-	r := c.Handler.NewRun(j, q.Policy)
+	late := p.Reply.At.Sub(j.ScheduledAt)
+	r := c.Handler.NewRun(j, q.Policy, late)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
-	r.Lateness = p.Reply.At.Sub(j.ScheduledAt)
+	r.Lateness = late
 	// The row of a job with a unique period keeps others out; the pruner deletes it once the period is over.
 	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Period)
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now

@@ -14,9 +14,9 @@ import (
 // application. Handle and Decide may panic, block or call runtime.Goexit. The other methods may block; they do not panic or
 // exit.
 type Handler interface {
-	// NewRun makes the run of a claimed job. policy is the Queue.Policy of its queue. The Run may be part of a larger value:
-	// Run.Task leads back to it.
-	NewRun(job *store.Job, policy any) *Run
+	// NewRun makes the run of a claimed job. policy is the Queue.Policy of its queue, late is how long the job was
+	// due at the claim. The Run may be part of a larger value: Run.Task leads back to it.
+	NewRun(job *store.Job, policy any, late time.Duration) *Run
 
 	// Handle calls the handler of the job, and returns its error. A panic of the handler is an error.
 	Handle(ctx context.Context, r *Run) error

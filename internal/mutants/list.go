@@ -52,6 +52,13 @@ func mutants() []mutant {
 			tests: []string{"TestUniquePeriodEndsBeforeTheJob"},
 		},
 		{
+			name: "retry-for-of-delayed-jobs", bug: "a worker's RetryFor counts from the due time of a job that was enqueued for later",
+			file:  "internal/store/claim.go",
+			old:   "when scheduled_at <> created_at then",
+			new:   "when false then",
+			tests: []string{"TestRetryFor"},
+		},
+		{
 			name: "unique-claim-keeps", bug: "a claim does not let the next one in",
 			file:  "internal/store/claim.go",
 			old:   "unique_until = case when unique_scope = 'started' then null else unique_until end",

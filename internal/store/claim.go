@@ -77,6 +77,10 @@ with me as materialized (
 		where g.q = q.n limit q.room
 	) j
 )`
+	// sinceEnqueue is how long ago the job was enqueued or last redriven, in ms. Times beyond the bounds are moved into
+	// them: infinite ones cannot be subtracted. date_part computes in float8, which costs less than extract.
+	sinceEnqueue = `(date_part('epoch', statement_timestamp() - least(greatest(created_at, redriven_at, '0001-01-01+00'), '9999-12-30+00')) * 1000)::bigint`
+
 	claimTake = `, claimed as (
 	update jobs set state = 'running', attempt = attempt + 1, claim_seq = claim_seq + 1, claimed_by = $1, attempted_at = statement_timestamp(),
 		unique_until = case when unique_scope = 'started' then null else unique_until end
@@ -88,9 +92,10 @@ with me as materialized (
 			then json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= statement_timestamp(),
 				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
-				'last_delay_ms', last_delay_ms, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
+				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
 			when errors_total > 0 -- most of those that have anything; JSON would cost them as much again as their update
-			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || coalesce(` + lastError + `, '')
+			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || ` + sinceEnqueue + ` || ' ' || coalesce(` + lastError + `, '')
+			when scheduled_at <> created_at then '0 0 ' || ` + sinceEnqueue + ` || ' ' -- enqueued for later
 		end as more
 )
 select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more`
@@ -137,12 +142,14 @@ type More struct {
 	Redrives    int             `json:"redrives"`
 	LastDelayMS int64           `json:"last_delay_ms"`
 	LastError   string          `json:"last_error"`
+	AgeMS       int64           `json:"age_ms"`
 	Period      bool            `json:"unique_period"`
 
 	Unreadable error // why the other fields are not known; nil: they are
 }
 
-// read parses a JSON object. For a job that has merely failed, it parses how often, the last delay and the last error.
+// read parses a JSON object. For a job that has merely failed or waited, it parses how often it failed, its last delay, its
+// age and its last error.
 func (m *More) read(text []byte) (err error) {
 	if len(text) > mostMore {
 		return fmt.Errorf("%d bytes of metadata, tags and the like; at most %d", len(text), mostMore)
@@ -151,12 +158,16 @@ func (m *More) read(text []byte) (err error) {
 		return json.Unmarshal(text, m)
 	}
 	failures, rest, _ := strings.Cut(string(text), " ")
-	delay, last, _ := strings.Cut(rest, " ")
+	delay, rest, _ := strings.Cut(rest, " ")
+	age, last, _ := strings.Cut(rest, " ")
 	m.LastError = last
 	if m.Failures, err = strconv.Atoi(failures); err != nil {
 		return err
 	}
-	m.LastDelayMS, err = strconv.ParseInt(delay, 10, 64)
+	if m.LastDelayMS, err = strconv.ParseInt(delay, 10, 64); err != nil {
+		return err
+	}
+	m.AgeMS, err = strconv.ParseInt(age, 10, 64)
 	return err
 }
 
