@@ -57,6 +57,9 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"Queue.CancelledRetention":    "TestRetentionOfQueues",
 		"Queue.DiscardedRetention":    "TestRetentionOfQueues",
 		"Queue.ArchiveDiscardedAfter": "TestRetentionOfQueues",
+		"Queue.KeepCompleted":         "TestRetentionByCount",
+		"Queue.KeepDiscarded":         "TestRetentionByCount",
+		"Queue.KeepArchived":          "TestRetentionByCount",
 
 		"WorkerOpts.MaxAttempts":    "TestWhoDecidesMaxAttempts",
 		"WorkerOpts.Retry":          "TestWhoDecidesTheStrategy",

@@ -54,7 +54,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	for i := range queues {
 		q := &queues[i]
 		field := fmt.Sprintf("Queues[%d]", i)
-		q.fillIn(&bad, field)
+		q.fillIn(&bad, field, cfg.CompletedRetention)
 		if seen[q.Name] {
 			bad.add(field+".Name", "%q is there twice", q.Name)
 		}
@@ -148,7 +148,7 @@ func (s *Supervisor) StopNow() { s.engine.StopNow() }
 // AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
 func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	var bad problems
-	q.fillIn(&bad, "Queue")
+	q.fillIn(&bad, "Queue", s.handler.completed)
 	served := func() { bad.add("Queue.Name", "%q is served already", q.Name) }
 	if s.engine.Serves(q.Name) {
 		served()

@@ -102,6 +102,19 @@ type Queue struct {
 	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
 	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
 	ArchiveDiscardedAfter time.Duration
+
+	// KeepCompleted is how many of its completed jobs of each kind are kept at most: those that ended last. Older ones are
+	// deleted, about once a minute. CompletedRetention applies as well. Zero keeps all; 1 to 100,000. It excludes
+	// DeleteOnCompletion.
+	KeepCompleted int
+
+	// KeepDiscarded is how many of its discarded jobs of each kind stay where operators find them at most: those that ended
+	// last. Older ones are moved to the archive, or deleted if DiscardedRetention is set. Zero keeps all; 1 to 100,000.
+	KeepDiscarded int
+
+	// KeepArchived is how many of its discarded jobs of each kind stay in the archive at most: those that ended last. Older
+	// ones are deleted for ever. Zero keeps all; 1 to 100,000.
+	KeepArchived int
 }
 
 func (cfg *SupervisorConfig) fillIn(bad *problems) {
@@ -136,7 +149,8 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	cfg.Build, _ = pgtext.Sanitize(cfg.Build, maxBuild)
 }
 
-func (q *Queue) fillIn(bad *problems, field string) {
+// fillIn checks the queue's settings and fills in the defaults. completed is the supervisor's CompletedRetention.
+func (q *Queue) fillIn(bad *problems, field string, completed Retention) {
 	if q.Name == "" {
 		q.Name = "default"
 	}
@@ -149,7 +163,7 @@ func (q *Queue) fillIn(bad *problems, field string) {
 	}
 	bad.attempts(field+".MaxAttempts", q.MaxAttempts)
 	bad.strategy(field+".Retry", q.Retry)
-	q.checkRetention(bad, field)
+	q.checkRetention(bad, field, completed)
 	q.RetryBudget.fillIn(bad, field+".RetryBudget")
 }
 
@@ -255,17 +269,32 @@ func (q *Queue) retention() store.Retention {
 	}
 	return store.Retention{
 		Completed: own(q.CompletedRetention), Cancelled: own(q.CancelledRetention), Discarded: own(q.DiscardedRetention),
-		Archived: own(Retention(q.ArchiveDiscardedAfter)),
+		Archived:      own(Retention(q.ArchiveDiscardedAfter)),
+		KeepCompleted: positive(q.KeepCompleted), KeepDiscarded: positive(q.KeepDiscarded), KeepArchived: positive(q.KeepArchived),
 	}
 }
 
+// mostKept bounds how many jobs of a kind a retention by count keeps: the pruner remembers the end of each.
+const mostKept = 100_000
+
 // checkRetention checks how long the queue's jobs are kept.
-func (q *Queue) checkRetention(bad *problems, field string) {
+func (q *Queue) checkRetention(bad *problems, field string, completed Retention) {
 	bad.retention(field+".CompletedRetention", q.CompletedRetention, true)
 	bad.retention(field+".CancelledRetention", q.CancelledRetention, false)
 	bad.retention(field+".DiscardedRetention", q.DiscardedRetention, false)
 	bad.atLeast(field+".ArchiveDiscardedAfter", q.ArchiveDiscardedAfter, leastRetention)
 	if q.DiscardedRetention > 0 && q.ArchiveDiscardedAfter > 0 {
 		bad.add(field+".ArchiveDiscardedAfter", "contradicts DiscardedRetention: a discarded job is archived or deleted")
+	}
+	for _, k := range []struct {
+		name string
+		n    int
+	}{{"KeepCompleted", q.KeepCompleted}, {"KeepDiscarded", q.KeepDiscarded}, {"KeepArchived", q.KeepArchived}} {
+		if k.n < 0 || k.n > mostKept {
+			bad.add(field+"."+k.name, "%d is not 1 to %d", k.n, mostKept)
+		}
+	}
+	if q.KeepCompleted > 0 && cmp.Or(q.CompletedRetention, completed) == DeleteOnCompletion {
+		bad.add(field+".KeepCompleted", "contradicts DeleteOnCompletion: no completed job is kept")
 	}
 }

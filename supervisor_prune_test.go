@@ -177,6 +177,104 @@ func TestRetentionOfQueues(t *testing.T) {
 	}
 }
 
+// Q-12: a running supervisor keeps the newest jobs of each kind, by their end and not by their enqueue.
+func TestRetentionByCount(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	want := map[string]string{} // id to where it is in the end: jobs, archive or gone
+	put := func(queue, kind, state string, enqueued, ended time.Duration, where string) string {
+		id := db.ended(t, queue, state, enqueued)
+		db.exec(t, `update jobs set kind = $2, finalized_at = now() - $3::interval where id = $1`, id, kind, pg.Interval(ended))
+		want[id] = where
+		return id
+	}
+	for n := range 6 {
+		at := time.Duration(n+1) * time.Minute
+		beyond := func(keep int, where string) string {
+			if n < keep {
+				return "jobs"
+			}
+			return where
+		}
+		put("counted", "a", "completed", time.Hour-at, at, beyond(2, "gone")) // the first to be enqueued ends last
+		put("counted", "b", "completed", at, at, beyond(2, "gone"))
+		put("counted", "a", "cancelled", at, at, "jobs")
+		put("counted", "a", "discarded", at, at, []string{"jobs", "jobs", "jobs", "archive", "archive", "gone"}[n])
+		put("deleting", "a", "discarded", at, at, beyond(1, "gone"))
+		put("deleting", "a", "completed", at, at, "jobs")
+		put("default", "a", "completed", at, at, "jobs")
+		put("default", "a", "discarded", at, at, "jobs")
+	}
+	// Its period is not over: its row is what keeps others out.
+	unique := put("counted", "c", "completed", time.Hour, time.Hour, "jobs")
+	db.exec(t, `update jobs set unique_key = 'k', unique_scope = 'period', unique_until = now() + interval '1 h' where id = $1`, unique)
+	put("counted", "c", "completed", time.Minute, time.Minute, "jobs")
+	put("counted", "c", "completed", time.Second, time.Second, "jobs")
+	waiting := db.enqueue(t, job{}, &EnqueueOpts{Queue: "elsewhere"})
+	want[waiting] = "jobs"
+	db.launchPruning(t, SupervisorConfig{Queues: []Queue{
+		{},
+		{Name: "counted", KeepCompleted: 2, KeepDiscarded: 3, KeepArchived: 2},
+		{Name: "deleting", KeepDiscarded: 1, DiscardedRetention: KeepFor(time.Hour)},
+	}})
+	staying := 0
+	for _, where := range want {
+		if where != "gone" {
+			staying++
+		}
+	}
+	eventually(t, func() bool {
+		return value[int](t, db, `select (select count(*) from jobs) + (select count(*) from jobs_archive)`) <= staying
+	})
+	for range 2 { // it stays like that
+		if err := db.pruneByCount(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id, where := range want {
+		is := value[string](t, db, `select case when exists (select from jobs where id = $1) then 'jobs' when exists (select from jobs_archive where id = $1) then 'archive' else 'gone' end`, id)
+		if is != where {
+			t.Errorf("%s: %s, want %s", id, is, where)
+		}
+	}
+}
+
+// A job that has run again since the walk read it is none of the old ones.
+func TestRetentionByCountSparesWhatEndsMeanwhile(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	old, anew := db.finished(t, "completed", time.Hour), db.finished(t, "discarded", 0)
+	waits, cancelled := db.finished(t, "available", time.Hour), db.finished(t, "cancelled", time.Hour)
+	got := value[string](t, db, `select format('%s %s', deleted, archived) from drover_retain_these($1, null, null, now() - interval '1 min')`, []string{old, anew, waits, cancelled})
+	if left := value[[]string](t, db, `select array_agg(id order by id) from jobs`); got != "1 0" || slices.Contains(left, old) || len(left) != 3 {
+		t.Errorf("pruned %s, left %v", got, left)
+	}
+}
+
+// More jobs than a walk reads at a time, and more than it deletes at a time. A job that the database refuses to delete is
+// set aside, and the others go.
+func TestRetentionByCountOfManyJobs(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into queues (name, keep_completed) values ('default', 5)`)
+	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select drover_ulid(), 'job', 'completed', now() - n * interval '1 ms' from generate_series(1, 25000) as n`)
+	held := value[string](t, db, `select id from jobs order by finalized_at limit 1`)
+	want := append(value[[]string](t, db, `select array_agg(id) from (select id from jobs order by finalized_at desc limit 5) j`), held)
+	db.exec(t, `create table mine (job text references jobs)`)
+	db.exec(t, `insert into mine values ($1)`, held)
+	if err := db.pruneByCount(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(want)
+	if left := value[[]string](t, db, `select array_agg(id order by id) from jobs`); !slices.Equal(left, want) {
+		t.Errorf("%d jobs are left: %v, want the newest 5 and the one that is held: %v", len(left), left[:min(10, len(left))], want)
+	}
+	if got := value[string](t, db, `select string_agg(path || ' ' || job, ',') from drover_set_aside`); got != "prune "+held {
+		t.Errorf("set aside: %s", got)
+	}
+}
+
 // A queue that deletes its jobs on completion leaves none, beside one that keeps them; with nothing to prune by the
 // supervisor's own settings.
 func TestDeleteOnCompletionOfOneQueue(t *testing.T) {
@@ -222,6 +320,14 @@ func TestRetentionIsValidated(t *testing.T) {
 		"no unit":              {all(30), every}, // 30 ns would delete the dead letters within a minute
 		"less than a second":   {all(KeepFor(time.Second - 1)), every},
 		"delete on completion": {all(DeleteOnCompletion), others},
+		"counts": {
+			SupervisorConfig{Queues: []Queue{{KeepCompleted: -1, KeepDiscarded: 100_001, KeepArchived: -1}, {Name: "a", KeepCompleted: 1, KeepDiscarded: 100_000, KeepArchived: 1}}},
+			[]string{"Queues[0].KeepCompleted", "Queues[0].KeepDiscarded", "Queues[0].KeepArchived"},
+		},
+		"counted, and deleted on completion": {
+			SupervisorConfig{CompletedRetention: DeleteOnCompletion, Queues: []Queue{{KeepCompleted: 1}, {Name: "a", KeepCompleted: 1, CompletedRetention: KeepFor(time.Hour)}}},
+			[]string{"Queues[0].KeepCompleted"},
+		},
 		"archived and deleted": {SupervisorConfig{Queues: []Queue{{ArchiveDiscardedAfter: time.Hour, DiscardedRetention: KeepFor(time.Hour)}}}, []string{"Queues[0].ArchiveDiscardedAfter"}},
 	} {
 		c.cfg.Workers = doingNothing()

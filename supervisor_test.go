@@ -223,6 +223,11 @@ func (db *testDB) prune(ctx context.Context, walk engine.PruneWalk, keep store.K
 	return engine.NewPruner(engine.NewShared(engine.Config{Log: db.client.log}, db.client.desk.pool)).Prune(ctx, walk, keep)
 }
 
+// pruneByCount is one walk by count.
+func (db *testDB) pruneByCount(ctx context.Context) error {
+	return engine.NewPruner(engine.NewShared(engine.Config{Log: db.client.log}, db.client.desk.pool)).PruneByCount(ctx)
+}
+
 // decided is a run whose handler has returned err.
 func decided(r *engine.Run, err error) *engine.Run { return endedBy(r, taskOf(r).decide(err)) }
 

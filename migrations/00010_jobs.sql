@@ -435,6 +435,9 @@ create table queues (
 	cancelled_retention   interval,
 	discarded_retention   interval,
 	archive_discarded_after interval,
+	keep_completed int check (keep_completed between 1 and 100000),
+	keep_discarded int check (keep_discarded between 1 and 100000),
+	keep_archived  int check (keep_archived between 1 and 100000),
 	constraint queues_retention check (
 		completed_retention between interval '0' and interval '1000 years' and cancelled_retention between interval '0' and interval '1000 years'
 		and discarded_retention between interval '0' and interval '1000 years' and archive_discarded_after between interval '0' and interval '1000 years'),
@@ -445,6 +448,9 @@ comment on column queues.completed_retention is 'How long its completed jobs are
 comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept; null: as the supervisor says that prunes.';
 comment on column queues.discarded_retention is 'How long its discarded jobs are kept before they are deleted; null: for ever.';
 comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
+comment on column queues.keep_completed is 'How many of its completed jobs of each kind are kept, the newest by their end; null: all.';
+comment on column queues.keep_discarded is 'How many of its discarded jobs of each kind stay in jobs, the newest by their end. The others are archived, or deleted if discarded_retention is set; null: all stay.';
+comment on column queues.keep_archived is 'How many of its discarded jobs of each kind stay in jobs_archive, the newest by their end; null: all.';
 
 create table drover_kinds (
 	kind         text collate "C" primary key check (kind <> '' and octet_length(kind) <= 128),

@@ -462,7 +462,7 @@ comment on function drover_retain_next(text, interval, interval, int, boolean) i
 	'The ids that drover_retain takes up next, after the given one: old ones, and then, if whole is set, those above every ULID of today (odd).';
 
 -- +goose StatementBegin
-create function drover_retain_these(ids text[], completed interval, cancelled interval, out deleted bigint, out archived bigint, out refused jsonb)
+create function drover_retain_these(ids text[], completed interval, cancelled interval, surplus timestamptz default null, out deleted bigint, out archived bigint, out refused jsonb)
 language plpgsql set lock_timeout = '1s' as $$
 declare
 	noted  boolean := exists (select from drover_set_aside s where s.path in ('prune', 'archive'));
@@ -479,17 +479,19 @@ begin
 		ids := array(select i from unnest(ids) as i where not exists (select from drover_set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now()));
 	end if;
 	with retained as materialized (
-		select q.name, q.completed_retention is not null as own_completed, q.cancelled_retention is not null as own_cancelled, q.archive_discarded_after is not null as keep,
+		select q.name, q.completed_retention is not null as own_completed, q.cancelled_retention is not null as own_cancelled,
+			q.archive_discarded_after is not null or surplus is not null and q.discarded_retention is null as keep,
 			drover_ended_before(q.completed_retention) as completed_before, drover_ended_before(q.cancelled_retention) as cancelled_before,
 			drover_ended_before(q.discarded_retention) as discarded_before, drover_ended_before(q.archive_discarded_after) as archived_before
 		from queues q
 	), old as materialized (
 		select j.id, j.state = 'discarded' and q.keep is true as keep
 		from jobs j left join retained q on q.name = j.queue
-		where j.id = any(ids) and j.finalized_at < case j.state
-			when 'completed' then case when q.own_completed then q.completed_before else now() - completed end
-			when 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
-			when 'discarded' then coalesce(q.archived_before, q.discarded_before) end
+		where j.id = any(ids) and j.finalized_at < case
+			when surplus is not null then case when j.state in ('completed', 'discarded') then surplus end
+			when j.state = 'completed' then case when q.own_completed then q.completed_before else now() - completed end
+			when j.state = 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
+			when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before) end
 			-- While its period lasts, its row is what keeps others like it out.
 			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
 			-- A redrive that is under way has a hold on it.
@@ -529,8 +531,17 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_retain_these(text[], interval, interval) is
-	'Deletes or archives those of these jobs whose time is over, as drover_retain does. Jobs that the database refuses to delete or to move are set aside; refused lists each with its path and error; an error that is no job''s fault has no id.';
+comment on function drover_retain_these(text[], interval, interval, timestamptz) is
+	'Deletes or archives those of these jobs whose time is over, as drover_retain does. With surplus: all of them that were completed or discarded before that time; their queue keeps enough newer ones. Jobs that the database refuses to delete or to move are set aside; refused lists each with its path and error; an error that is no job''s fault has no id.';
+
+-- +goose StatementBegin
+create function drover_retain_archived(ids text[], out deleted bigint, out refused jsonb) language sql set lock_timeout = '1s' as $$
+	select w.done, w.refused
+	from (select array(select a.id from jobs_archive a where a.id = any($1) order by a.id for update skip locked) as there) held,
+		drover_walk_on(held.there, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w
+$$;
+-- +goose StatementEnd
+comment on function drover_retain_archived(text[]) is 'Deletes these jobs from jobs_archive for ever; their queue keeps enough newer ones. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000, whole boolean default true,
@@ -562,7 +573,7 @@ select drover_secure();
 -- +goose Down
 select drover_lock_tables('{jobs,jobs_archive}');
 drop trigger jobs_follow_up on jobs;
-drop function drover_retain, drover_retain_these, drover_retain_next, drover_tidy_set_aside,
+drop function drover_retain, drover_retain_archived, drover_retain_these, drover_retain_next, drover_tidy_set_aside,
 	drover_note_refused, drover_ended_before, drover_export, drover_purge, drover_restore, drover_archived,
 	drover_put_away, drover_archive, drover_archivable, drover_pick, drover_walk_on, drover_job_columns,
 	drover_follow_up_again, drover_follow_up, drover_follow_up_depth, drover_make_follow_up, drover_written;

@@ -27,6 +27,7 @@ func (s *pruner) run(ctx context.Context) {
 	timer := time.NewTimer(s.Every)
 	defer timer.Stop()
 	var walk PruneWalk
+	var nextCount time.Time
 	for rounds := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -45,7 +46,12 @@ func (s *pruner) run(ctx context.Context) {
 			rounds++
 		}
 		var err error
-		switch walk, err = s.Prune(ctx, walk, s.Cfg.Keep); {
+		walk, err = s.Prune(ctx, walk, s.Cfg.Keep)
+		if began := s.Now(); err == nil && !began.Before(nextCount) {
+			err = s.PruneByCount(ctx)
+			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables, so at most a tenth of the time
+		}
+		switch {
 		case err == nil:
 			trouble.Over(ctx, s.Shared)
 		case ctx.Err() != nil:
@@ -77,10 +83,7 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 		if pg.StepFault(err) {
 			step, err = s.pruneApart(ctx, on, after, keep, walk.Whole)
 		}
-		if step.Deleted+step.Archived > 0 {
-			s.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.Deleted), slog.Int64("archived", step.Archived))
-		}
-		s.logRefused(ctx, step.Refused)
+		s.logPruned(ctx, step)
 		if err == nil && len(step.FollowUps) > 0 {
 			err = s.followUpsAgain(ctx, on, step.FollowUps)
 		}
@@ -97,15 +100,31 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 	}
 }
 
-// pruneApart tries the jobs of a failed step in parts, and sets aside the job at fault. The step timed out, or met a
-// row that cannot be read.
+// logPruned logs what a step has done.
+func (s *pruner) logPruned(ctx context.Context, step store.Retained) {
+	if step.Deleted+step.Archived > 0 {
+		s.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.Deleted), slog.Int64("archived", step.Archived))
+	}
+	s.logRefused(ctx, step.Refused)
+}
+
+// pruneApart tries the jobs of a failed step in parts. The step timed out, or met a row that cannot be read.
 func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
 	ids, odd, err := conn.RetainNext(ctx, after, keep, whole, PruneBatch)
 	if err != nil {
 		return all, err
 	}
+	all, err = s.pruneThese(ctx, conn, ids, keep, nil)
+	if all.Odd = odd; len(ids) == PruneBatch {
+		all.Last = ids[PruneBatch-1]
+	}
+	return all, err
+}
+
+// pruneThese prunes these jobs, and sets aside each job because of which the database fails.
+func (s *pruner) pruneThese(ctx context.Context, conn store.Session, ids []string, keep store.Keeping, surplus *time.Time) (all store.Retained, err error) {
 	err = pg.Bisect(ids, func(part []string) error {
-		step, err := conn.RetainThese(ctx, part, keep)
+		step, err := conn.RetainThese(ctx, part, keep, surplus)
 		if err != nil {
 			return err
 		}
@@ -120,9 +139,6 @@ func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after strin
 		all.Refused = append(all.Refused, store.RefusedRow{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathPrune})
 		return nil
 	})
-	if all.Odd = odd; len(ids) == PruneBatch {
-		all.Last = ids[PruneBatch-1]
-	}
 	return all, err
 }
 

@@ -824,8 +824,8 @@ func mutants() []mutant {
 		{
 			name: "dead-pruned", bug: "discarded jobs are pruned like completed ones",
 			file:  "migrations/00016_retention.sql",
-			old:   "when 'discarded' then coalesce(q.archived_before, q.discarded_before) end",
-			new:   "when 'discarded' then coalesce(q.archived_before, q.discarded_before, now() - completed) end",
+			old:   "when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before) end",
+			new:   "when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before, now() - completed) end",
 			tests: []string{"TestPruneDeletesOldCompletedAndCancelledJobsOnly"},
 		},
 		{
@@ -1732,6 +1732,20 @@ func mutants() []mutant {
 			old:   "\t\treturn nil, reason(err)",
 			new:   "\t\treturn nil, err",
 			tests: []string{"TestParseRefuses"}, in: "internal/pgurl",
+		},
+		{
+			name: "surplus-of-jobs-that-ran-again", bug: "retention by count takes a job that has run again since it was read",
+			file:  "migrations/00016_retention.sql",
+			old:   "when j.state in ('completed', 'discarded') then surplus end",
+			new:   "when j.state in ('completed', 'discarded') then 'infinity'::timestamptz end",
+			tests: []string{"TestRetentionByCountSparesWhatEndsMeanwhile"},
+		},
+		{
+			name: "surplus-by-id", bug: "retention by count keeps the jobs that were enqueued last, instead of those that ended last",
+			file:  "internal/engine/prune_count.go",
+			old:   "return h[i].at < h[j].at || h[i].at == h[j].at && h[i].id < h[j].id",
+			new:   "return h[i].id < h[j].id",
+			tests: []string{"TestRetentionByCount"},
 		},
 	}
 }

@@ -24,13 +24,17 @@ insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, p
 // Policies are stored in tables, because a rescuer, psql and the command line may not know this process's code.
 const (
 	sqlRegisterQueue = `
-insert into queues (name, max_attempts, retry, completed_retention, cancelled_retention, discarded_retention, archive_discarded_after)
-values ($1, $2, $3, $4::interval, $5::interval, $6::interval, $7::interval)
+insert into queues (name, max_attempts, retry, completed_retention, cancelled_retention, discarded_retention, archive_discarded_after,
+	keep_completed, keep_discarded, keep_archived)
+values ($1, $2, $3, $4::interval, $5::interval, $6::interval, $7::interval, $8, $9, $10)
 on conflict (name) do update set max_attempts = excluded.max_attempts, retry = excluded.retry,
 	completed_retention = excluded.completed_retention, cancelled_retention = excluded.cancelled_retention,
-	discarded_retention = excluded.discarded_retention, archive_discarded_after = excluded.archive_discarded_after, updated_at = now()
-where (queues.max_attempts, queues.retry, queues.completed_retention, queues.cancelled_retention, queues.discarded_retention, queues.archive_discarded_after)
-	is distinct from (excluded.max_attempts, excluded.retry, excluded.completed_retention, excluded.cancelled_retention, excluded.discarded_retention, excluded.archive_discarded_after)`
+	discarded_retention = excluded.discarded_retention, archive_discarded_after = excluded.archive_discarded_after,
+	keep_completed = excluded.keep_completed, keep_discarded = excluded.keep_discarded, keep_archived = excluded.keep_archived, updated_at = now()
+where (queues.max_attempts, queues.retry, queues.completed_retention, queues.cancelled_retention, queues.discarded_retention, queues.archive_discarded_after,
+		queues.keep_completed, queues.keep_discarded, queues.keep_archived)
+	is distinct from (excluded.max_attempts, excluded.retry, excluded.completed_retention, excluded.cancelled_retention, excluded.discarded_retention, excluded.archive_discarded_after,
+		excluded.keep_completed, excluded.keep_discarded, excluded.keep_archived)`
 
 	sqlRegisterKind = `
 insert into drover_kinds (kind, max_attempts, retry, timeout_ms, build, follow_up_kind, follow_up_queue) values ($1, $2, $3, $4, $5, $6, $7)
@@ -74,7 +78,10 @@ type QueuePolicy struct {
 
 // Retention is how long a queue keeps jobs that have ended, as intervals that SQL reads. Nil leaves it to the
 // supervisor that prunes.
-type Retention struct{ Completed, Cancelled, Discarded, Archived *string }
+type Retention struct {
+	Completed, Cancelled, Discarded, Archived  *string
+	KeepCompleted, KeepDiscarded, KeepArchived *int // so many of each kind, the newest; nil: all
+}
 
 // KindPolicy is a kind's row in drover_kinds. Nil means that the kind sets nothing.
 type KindPolicy struct {
@@ -119,7 +126,8 @@ func (reg *Registration) slots() (names []string, doc string) {
 // together must not deadlock.
 func (p *pipeline) queues(reg *Registration) {
 	for _, q := range reg.Queues {
-		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived)
+		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived,
+			q.Keep.KeepCompleted, q.Keep.KeepDiscarded, q.Keep.KeepArchived)
 		if reg.Listens {
 			p.Exec(nil, sqlRegisterSleeper, q.Name, reg.ID)
 		}

@@ -14,7 +14,7 @@ import (
 const (
 	SQLRetain      = `select last, deleted, archived, refused, odd, follow_ups from drover_retain($1, $2::interval, $3::interval, $4, $5)`
 	sqlRetainNext  = `select ids, odd from drover_retain_next($1, $2::interval, $3::interval, $4, $5)`
-	sqlRetainThese = `select deleted, archived, refused from drover_retain_these($1, $2::interval, $3::interval)`
+	sqlRetainThese = `select deleted, archived, refused from drover_retain_these($1, $2::interval, $3::interval, $4)`
 	sqlFollowUps   = `select made, refused from drover_follow_up_again($1)`
 )
 
@@ -62,10 +62,87 @@ func (s Session) RetainNext(ctx context.Context, after string, keep Keeping, who
 	return ids, odd, err
 }
 
-// RetainThese is Retain for these jobs alone.
-func (s Session) RetainThese(ctx context.Context, ids []string, keep Keeping) (step Retained, err error) {
+// RetainThese is Retain for these jobs alone. If surplus is not nil, their age does not matter: it deletes or archives
+// those that were completed or discarded before surplus.
+func (s Session) RetainThese(ctx context.Context, ids []string, keep Keeping, surplus *time.Time) (step Retained, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Archived, &step.Refused) },
-		sqlRetainThese, ids, keep.Completed, keep.Cancelled)
+		sqlRetainThese, ids, keep.Completed, keep.Cancelled, surplus)
+	return step, err
+}
+
+// These serve retention by count. No index is for it, because completions would have to maintain that: the walks read a
+// whole table by its primary key.
+const (
+	sqlKeptCounts = `
+select name, coalesce(keep_completed, 0), coalesce(keep_discarded, 0), coalesce(keep_archived, 0), statement_timestamp()
+from queues where num_nonnulls(keep_completed, keep_discarded, keep_archived) > 0`
+
+	sqlEndedJobs     = endedFrom + `jobs` + endedStep
+	sqlEndedArchived = endedFrom + `jobs_archive` + endedStep
+	endedFrom        = `
+with step as materialized (
+	select id, queue, kind, state, finalized_at from `
+	endedStep = ` where id > $1 order by id limit $2
+)
+select id, queue, kind, state = 'discarded', extract(epoch from finalized_at)::float8 from step
+where state in ('completed', 'discarded') and finalized_at is not null and queue = any($3)
+union all select max(id), '', '', false, null from step having count(*) = $2`
+
+	sqlRetainArchived = `select deleted, refused from drover_retain_archived($1)`
+)
+
+// KeptCount is how many jobs of each kind a queue keeps; 0 is all. At is the server's time.
+type KeptCount struct {
+	Queue                          string
+	Completed, Discarded, Archived int
+	At                             time.Time
+}
+
+// KeptCounts returns the queues that have a retention by count.
+func (s Session) KeptCounts(ctx context.Context) (all []KeptCount, err error) {
+	err = s.pruning(ctx, func(rows pgx.Rows) error {
+		var k KeptCount
+		err := rows.Scan(&k.Queue, &k.Completed, &k.Discarded, &k.Archived, &k.At)
+		all = append(all, k)
+		return err
+	}, sqlKeptCounts)
+	return all, err
+}
+
+// EndedJob is a job that was completed or discarded.
+type EndedJob struct {
+	ID, Queue, Kind string
+	Discarded       bool
+	EndedAt         float64 // seconds since 1970
+}
+
+// Ended returns the completed and discarded jobs of these queues among the next batch of ids after the given one, and the
+// last of these ids, "" at the end. archive reads jobs_archive instead of jobs.
+func (s Session) Ended(ctx context.Context, archive bool, after string, batch int, queues []string) (ended []EndedJob, last string, err error) {
+	sql := sqlEndedJobs
+	if archive {
+		sql = sqlEndedArchived
+	}
+	err = s.pruning(ctx, func(rows pgx.Rows) error {
+		var e EndedJob
+		var at *float64
+		switch err := rows.Scan(&e.ID, &e.Queue, &e.Kind, &e.Discarded, &at); {
+		case err != nil:
+			return err
+		case at == nil:
+			last = e.ID
+		default:
+			e.EndedAt = *at
+			ended = append(ended, e)
+		}
+		return nil
+	}, sql, after, batch, queues)
+	return ended, last, err
+}
+
+// RetainArchived deletes these jobs from the archive for ever.
+func (s Session) RetainArchived(ctx context.Context, ids []string) (step Retained, err error) {
+	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Refused) }, sqlRetainArchived, ids)
 	return step, err
 }
 

@@ -1,0 +1,139 @@
+package engine
+
+import (
+	"container/heap"
+	"context"
+	"log/slog"
+	"slices"
+
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// countBatch is how many rows a step of a walk by count reads.
+const countBatch = 10_000
+
+// PruneByCount deletes or archives the jobs beyond those that their queues keep by count: first of jobs, then of the
+// archive.
+func (s *pruner) PruneByCount(ctx context.Context) error {
+	on, done, err := store.Borrow(ctx, s.pool)
+	if err != nil {
+		return err
+	}
+	defer done()
+	counts, err := on.KeptCounts(ctx)
+	if err != nil || len(counts) == 0 {
+		return err
+	}
+	jobs, archive := newSurplus(), newSurplus()
+	for _, c := range counts {
+		jobs.limit(c.Queue, false, c.Completed)
+		jobs.limit(c.Queue, true, c.Discarded)
+		archive.limit(c.Queue, true, c.Archived)
+	}
+	before := counts[0].At // what has ended since then may have run again after it was read
+	err = s.walkByCount(ctx, on, jobs, false, func(ids []string) (store.Retained, error) {
+		return s.pruneThese(ctx, on, ids, s.Cfg.Keep, &before)
+	})
+	if err != nil {
+		return err
+	}
+	return s.walkByCount(ctx, on, archive, true, func(ids []string) (store.Retained, error) {
+		step, err := on.RetainArchived(ctx, ids)
+		for _, r := range step.Refused {
+			s.seldom.log(ctx, s.log, slog.LevelWarn, "prune archive", "archived job not deleted: the database refuses it",
+				slog.String("job_id", r.ID), slog.String("error", r.Error), slog.String("code", r.Code))
+		}
+		step.Refused = nil
+		return step, err
+	})
+}
+
+// walkByCount reads a whole table, and prunes what is beyond the counts as it goes.
+func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplus, archive bool, prune func(ids []string) (store.Retained, error)) error {
+	if len(over.queues) == 0 {
+		return nil
+	}
+	for after := ""; ; {
+		ended, last, err := on.Ended(ctx, archive, after, countBatch, over.queues)
+		if err != nil {
+			return err
+		}
+		for ids := range slices.Chunk(over.beyond(ended), PruneBatch) {
+			step, err := prune(ids)
+			if s.logPruned(ctx, step); err != nil {
+				return err
+			}
+		}
+		if after = last; last == "" {
+			return nil
+		}
+	}
+}
+
+// surplus finds the jobs beyond the newest so many of each kind, in one pass over the jobs in any order. It remembers
+// only the newest.
+type surplus struct {
+	queues []string
+	limits map[endedGroup]int // by queue; kind is empty
+	newest map[endedGroup]*oldestFirst
+}
+
+type endedGroup struct {
+	queue, kind string
+	discarded   bool
+}
+
+func newSurplus() *surplus {
+	return &surplus{limits: map[endedGroup]int{}, newest: map[endedGroup]*oldestFirst{}}
+}
+
+// limit keeps n completed or discarded jobs of each kind of a queue; 0 keeps all.
+func (s *surplus) limit(queue string, discarded bool, n int) {
+	if n == 0 {
+		return
+	}
+	s.limits[endedGroup{queue: queue, discarded: discarded}] = n
+	if !slices.Contains(s.queues, queue) {
+		s.queues = append(s.queues, queue)
+	}
+}
+
+// beyond adds jobs, and returns those of all jobs so far that are no longer among the newest.
+func (s *surplus) beyond(ended []store.EndedJob) (ids []string) {
+	for _, e := range ended {
+		keep, limited := s.limits[endedGroup{queue: e.Queue, discarded: e.Discarded}]
+		if !limited {
+			continue
+		}
+		of := endedGroup{e.Queue, e.Kind, e.Discarded}
+		newest := s.newest[of]
+		if newest == nil {
+			newest = &oldestFirst{}
+			s.newest[of] = newest
+		}
+		if heap.Push(newest, endedAt{e.EndedAt, e.ID}); newest.Len() > keep {
+			ids = append(ids, heap.Pop(newest).(endedAt).id) //nolint:forcetypeassert // nothing else is pushed
+		}
+	}
+	return ids
+}
+
+type endedAt struct {
+	at float64
+	id string
+}
+
+// oldestFirst is a heap.
+type oldestFirst []endedAt
+
+func (h oldestFirst) Len() int { return len(h) }
+func (h oldestFirst) Less(i, j int) bool {
+	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].id < h[j].id
+}
+func (h oldestFirst) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *oldestFirst) Push(x any)   { *h = append(*h, x.(endedAt)) } //nolint:forcetypeassert // see beyond
+func (h *oldestFirst) Pop() any {
+	last := (*h)[len(*h)-1]
+	*h = (*h)[:len(*h)-1]
+	return last
+}
