@@ -166,8 +166,12 @@ func TestEditByState(t *testing.T) {
 		}
 	}
 	done, err := db.client.EditMany(ctx, Filter{Tags: []string{"x"}}, JobEdit{RunNow: true, Priority: 7}, by)
-	if err != nil || done.Changed != 4 {
+	if err != nil || done.Changed != 4 || len(done.IDs) != 4 {
 		t.Errorf("by filter: %+v, %v", done, err)
+	}
+	other := value[string](t, db, `update jobs set priority = 3 where id = (select max(id) from jobs where priority = 7) returning id`)
+	if done, err := db.client.EditMany(ctx, Filter{Tags: []string{"x"}}, JobEdit{Priority: 7}, by); err != nil || !slices.Equal(done.IDs, []string{other}) {
+		t.Errorf("only %s was different: %+v, %v", other, done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where priority = 7 and state in ('available', 'retryable') and scheduled_at <= now()`); n != 4 {
 		t.Errorf("%d jobs are due now", n)

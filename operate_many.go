@@ -15,6 +15,7 @@ import (
 // BulkResult is what a verb over many jobs did.
 type BulkResult struct {
 	Changed int64     `json:"changed"`           // jobs cancelled, discarded, edited or deleted
+	IDs     []string  `json:"ids,omitempty"`     // of these jobs; the first 100,000
 	Missing []string  `json:"missing,omitempty"` // ids of the filter that no job has
 	Refused []Refusal `json:"refused,omitempty"` // jobs that the database did not let change; the first 1,000
 }
@@ -105,11 +106,15 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	return done, nil
 }
 
-// maxRefusals bounds BulkResult.Refused.
-const maxRefusals = 1000
+// Bounds of BulkResult's lists.
+const (
+	maxRefusals   = 1000
+	maxChangedIDs = 100_000
+)
 
 func (d *BulkResult) add(b *bulkBatch) {
 	d.Changed += int64(b.changed)
+	d.IDs = append(d.IDs, b.ids[:min(len(b.ids), maxChangedIDs-len(d.IDs))]...)
 	d.Refused = append(d.Refused, b.refused[:min(len(b.refused), maxRefusals-len(d.Refused))]...)
 }
 
@@ -126,6 +131,7 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 		filter.IDs = part
 		b, err := c.batch(ctx, v, filter.encode(&bad), "", false)
 		all.changed += b.changed
+		all.ids = append(all.ids, b.ids...)
 		all.locked, all.refused = append(all.locked, b.locked...), append(all.refused, b.refused...)
 		return err
 	}, func(id string, err error) error {

@@ -281,6 +281,13 @@ func TestVerbsOverMany(t *testing.T) {
 				if err != nil || int(done.Changed) != len(changes) {
 					t.Fatalf("%+v: %+v, %v, want %d", filter, done, err, len(changes))
 				}
+				changed := []string{}
+				for _, state := range changes {
+					changed = append(changed, ids[state])
+				}
+				if slices.Sort(changed); !slices.Equal(slices.Sorted(slices.Values(done.IDs)), changed) {
+					t.Errorf("%+v: ids %q, want %q", filter, done.IDs, changed)
+				}
 				if filter.IDs != nil && !slices.Equal(done.Missing, []string{unknown}) || filter.IDs == nil && done.Missing != nil {
 					t.Errorf("%+v: missing %q", filter, done.Missing)
 				}
@@ -328,8 +335,8 @@ func TestVerbsOverMany(t *testing.T) {
 			}
 			db.exec(t, `insert into jobs (kind, queue, `+state+`) select 'letter', case n % 2 when 0 then 'q' else 'other' end, `+values+` from generate_series(1, 5000) n`)
 			told := len(heard.of(""))
-			if done, err := tc.do(db.client, Filter{Queue: "q"}); err != nil || done.Changed != 2500 {
-				t.Errorf("2500 jobs: %+v, %v", done, err)
+			if done, err := tc.do(db.client, Filter{Queue: "q"}); err != nil || done.Changed != 2500 || len(slices.Compact(done.IDs)) != 2500 {
+				t.Errorf("2500 jobs: %d, %d ids, %v", done.Changed, len(done.IDs), err)
 			}
 			sum := 0
 			for _, e := range heard.of("")[told:] {

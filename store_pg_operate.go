@@ -281,16 +281,17 @@ func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, que
 // The verbs over many jobs, a batch at a time: $1 the filter, $2 where to go on, $3 whether to wait for rows that others
 // hold, $4 and $5 who does it and why; $6 is the edit.
 const (
-	sqlCancelMany  = `select changed, running, locked, last, refused::text from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
-	sqlDiscardMany = `select changed, running, locked, last, refused::text from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
-	sqlEditMany    = `select changed, null::text[], locked, last, refused::text from drover_edit_many($1::jsonb, $6::jsonb, after => $2, wait => $3, by => $4, why => $5)`
-	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text from drover_delete_many($1::jsonb, 'delete', after => $2, wait => $3, by => $4, why => $5)`
+	sqlCancelMany  = `select changed, running, locked, last, refused::text, ids from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDiscardMany = `select changed, running, locked, last, refused::text, ids from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlEditMany    = `select changed, null::text[], locked, last, refused::text, ids from drover_edit_many($1::jsonb, $6::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text, ids from drover_delete_many($1::jsonb, 'delete', after => $2, wait => $3, by => $4, why => $5)`
 )
 
 // bulkBatch is what one batch did.
 type bulkBatch struct {
 	changed int
-	running []string // of those changed
+	ids     []string // of those changed
+	running []string // among these
 	locked  []string // others hold them
 	refused []Refusal
 	last    *string // where the next batch goes on; nil at the end
@@ -304,7 +305,7 @@ func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, a
 		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // a refusal at the commit would follow the line in the log
 			return pg.Classify(err)
 		}
-		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused); err != nil {
+		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused, &b.ids); err != nil {
 			return pg.Classify(err)
 		}
 		return json.Unmarshal([]byte(refused), &b.refused)

@@ -335,7 +335,14 @@ $$;
 comment on function drover_forget_refused(text[]) is 'Deletes the rows of drover_set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
 
 -- +goose StatementBegin
-create function drover_end(ids text[], final text, why text, by text, out changed int, out running text[], out refused jsonb)
+create function drover_without(ids text[], refused jsonb) returns text[] language sql immutable as $$
+	select array(select i.id from unnest($1) as i(id) where not $2 @> jsonb_build_array(jsonb_build_object('id', i.id)) order by 1)
+$$;
+-- +goose StatementEnd
+comment on function drover_without(text[], jsonb) is 'These ids, without those of an array of {id, error, code}.';
+
+-- +goose StatementBegin
+create function drover_end(ids text[], final text, why text, by text, out changed int, out running text[], out refused jsonb, out ended text[])
 language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	ending constant text := 'with ended as (
@@ -383,14 +390,15 @@ begin
 			end if;
 		end;
 	end loop;
-	running := array(select r.id from unnest(running) as r(id) where not refused @> jsonb_build_array(jsonb_build_object('id', r.id)) order by 1);
-	perform drover_forget_refused(array(select i.id from unnest(ids) as i(id) where not refused @> jsonb_build_array(jsonb_build_object('id', i.id))));
+	ended := drover_without(ids, refused);
+	running := drover_without(running, refused);
+	perform drover_forget_refused(ended);
 	perform pg_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_end(text[], text, text, text) is
-	'Ends jobs that the caller has locked and found unfinished, notes in their errors who did it and why, and notifies the owners of those that run. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
+	'Ends jobs that the caller has locked and found unfinished, notes in their errors who did it and why, and notifies the owners of those that run. ended: their ids. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
 
 -- +goose StatementBegin
 create function drover_cancel(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -435,36 +443,36 @@ comment on function drover_discard(text, text, text) is 'Discards a waiting or r
 
 -- +goose StatementBegin
 create function drover_cancel_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
-	out changed int, out running text[], out locked text[], out last text, out refused jsonb) language plpgsql as $$
+	out changed int, out running text[], out locked text[], out last text, out refused jsonb, out ids text[]) language plpgsql as $$
 declare
 	held text[];
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'cancel', after, batch, wait) h;
-	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'cancelled', why, by) e;
+	select e.changed, e.running, e.refused, e.ended into changed, running, refused, ids from drover_end(held, 'cancelled', why, by) e;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_cancel_many(jsonb, text, text, int, boolean, text) is
-	'Cancels one batch of the waiting and running jobs that a filter picks. Their errors keep why and by, as with drover_cancel. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
+	'Cancels one batch of the waiting and running jobs that a filter picks. Their errors keep why and by, as with drover_cancel. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
-	out changed int, out running text[], out locked text[], out last text, out refused jsonb) language plpgsql as $$
+	out changed int, out running text[], out locked text[], out last text, out refused jsonb, out ids text[]) language plpgsql as $$
 declare
 	held text[];
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'discard', after, batch, wait) h;
-	select e.changed, e.running, e.refused into changed, running, refused from drover_end(held, 'discarded', why, by) e;
+	select e.changed, e.running, e.refused, e.ended into changed, running, refused, ids from drover_end(held, 'discarded', why, by) e;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_discard_many(jsonb, text, text, int, boolean, text) is
-	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Their errors keep why and by, as with drover_discard. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are.';
+	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Their errors keep why and by, as with drover_discard. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_delete_many(filter jsonb, confirm text default '', after text default '', batch int default 1000, wait boolean default false,
 	by text default null, why text default '',
-	out changed int, out locked text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
+	out changed int, out locked text[], out last text, out refused jsonb, out ids text[]) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	held text[];
 begin
@@ -474,7 +482,8 @@ begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'delete', after, batch, wait) h;
 	select w.done, w.refused into changed, refused
 	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
-	perform drover_forget_refused(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
+	ids := drover_without(held, refused);
+	perform drover_forget_refused(ids);
 	if changed > 0 then
 		raise log 'drover: schema "%": % job% deleted by %, filter %, why: %', current_schema(), changed, case when changed <> 1 then 's' else '' end,
 			left(coalesce(nullif(by, ''), session_user), 128), left((filter - 'args')::text, 1000), coalesce(left(why, 1000), '');
@@ -483,7 +492,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean, text, text) is
-	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. confirm => ''delete'' must be said. by and why go to the server''s log, because the rows are gone.';
+	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' must be said. by and why go to the server''s log, because the rows are gone.';
 
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$
@@ -585,7 +594,7 @@ select drover_secure();
 drop view discarded_summary;
 drop view discarded_jobs;
 drop function drover_shown, drover_failed_at, drover_error_text, drover_delete_many, drover_discard_many,
-	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_forget_refused, drover_parts,
+	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_without, drover_forget_refused, drover_parts,
 	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_count, drover_page, drover_find_carefully,
 	drover_fits, drover_beyond, drover_find, drover_cursor, drover_dead, drover_list, drover_where;
 -- +goose StatementBegin

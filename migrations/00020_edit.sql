@@ -226,26 +226,30 @@ comment on function drover_edit(text, jsonb, text, text) is
 
 -- +goose StatementBegin
 create function drover_edit_many(filter jsonb, edit jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
-	out changed int, out locked text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
+	out changed int, out locked text[], out last text, out refused jsonb, out ids text[]) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	doc   jsonb := drover_edit_check(edit) || jsonb_build_object('by', left(coalesce(nullif(by, ''), session_user), 128), 'why', why);
 	held  text[];
+	was   tid[];
 	usual constant text := current_setting('lock_timeout');
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'edit', after, batch, wait) h;
+	was := array(select (select j.ctid from jobs j where j.id = h.id) from unnest(held) with ordinality as h(id, n) order by h.n);
 	if not wait then -- for another transaction that has stored a job with a unique key which a job here would get
 		perform set_config('lock_timeout', '250ms', true);
 	end if;
 	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_edit_jobs($1, $2)', doc) w;
 	perform set_config('lock_timeout', usual, true);
+	-- Jobs that are like that already have not moved.
+	ids := array(select h.id from unnest(held, was) as h(id, at) where (select j.ctid from jobs j where j.id = h.id) <> h.at order by 1);
 	if changed > 0 then
-		perform drover_edited(array(select h.id from unnest(held) as h(id) where not refused @> jsonb_build_array(jsonb_build_object('id', h.id))));
+		perform drover_edited(ids);
 	end if;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_edit_many(jsonb, jsonb, text, text, int, boolean, text) is
-	'Edits one batch of the waiting jobs that match a filter, as drover_edit does. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are.';
+	'Edits one batch of the waiting jobs that match a filter, as drover_edit does. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_rerun(job_id text, why text default '', by text default null, new_id text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$

@@ -157,9 +157,10 @@ how many and asks first.`
 		cmd.Long += " It asks for ids as well."
 	}
 	picked, by := addFilterFlags(cmd), addAuditFlags(cmd, v.kept)
-	var yes bool
+	var yes, ids bool
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
+	cmd.Flags().BoolVar(&ids, "print-ids", false, "print the id of each job that was "+v.done+", all else on standard error")
+	cmd.RunE = func(cmd *cobra.Command, named []string) error {
 		if err := by.check(cmd); err != nil {
 			return err
 		}
@@ -169,15 +170,17 @@ how many and asks first.`
 			}
 		}
 		switch filtered := givenFilter(cmd); {
-		case !filtered && len(ids) == 0:
+		case !filtered && len(named) == 0:
 			return usagef("which jobs? Name ids or what they have in common (see --help), or say --all")
+		case !filtered && v.one != nil && ids:
+			return usagef("--print-ids goes with flags that pick jobs; these have ids already")
 		case !filtered && v.one != nil:
-			return a.eachJob(cmd.Context(), v, ids, by.audit)
+			return a.eachJob(cmd.Context(), v, named, by.audit)
 		}
-		if err := picked.check(cmd, ids); err != nil {
+		if err := picked.check(cmd, named); err != nil {
 			return err
 		}
-		return flagNames(a.manyJobs(cmd.Context(), v, picked, by.audit, yes))
+		return flagNames(a.manyJobs(cmd.Context(), v, picked, by.audit, yes, ids))
 	}
 	return cmd
 }
@@ -191,7 +194,7 @@ func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, audit drove
 	return a.each(v.done, ids, func(id string) (string, error) { return v.one(s.client, ctx, id, audit) })
 }
 
-func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, audit drover.Audit, yes bool) error {
+func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, audit drover.Audit, yes, ids bool) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
 		return err
@@ -211,18 +214,31 @@ func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, aud
 	if errors.Is(err, drover.ErrInvalid) {
 		return err
 	}
+	changed, out := bulk.IDs, a.stdout
+	if !ids {
+		bulk.IDs = nil
+	}
 	if a.json {
 		if err := a.printJSON(bulk); err != nil {
 			return err
 		}
 	} else {
+		if ids {
+			for _, id := range changed {
+				fmt.Fprintln(a.stdout, printable(id))
+			}
+			out = a.stderr
+		}
 		for _, id := range bulk.Missing {
-			fmt.Fprintln(a.stdout, printable(id+"  no such job"))
+			fmt.Fprintln(out, printable(id+"  no such job"))
 		}
 		for _, r := range bulk.Refused {
-			fmt.Fprintln(a.stdout, printable(r.ID+"  refused: "+r.Error))
+			fmt.Fprintln(out, printable(r.ID+"  refused: "+r.Error))
 		}
-		fmt.Fprintf(a.stdout, "%s %s\n", plural(bulk.Changed, "job"), v.done)
+		fmt.Fprintf(out, "%s %s\n", plural(bulk.Changed, "job"), v.done)
+		if n := int64(len(changed)); ids && n < bulk.Changed {
+			fmt.Fprintf(out, "only the first %s are listed\n", plural(n, "id"))
+		}
 	}
 	if err == nil && len(bulk.Refused) > 0 {
 		err = fmt.Errorf("the database refused %s, for the reasons above", plural(int64(len(bulk.Refused)), "job"))

@@ -61,8 +61,15 @@ func TestVerbsOverManyAsk(t *testing.T) {
 		sh.run(t, line...).ends(t, 0, "2 jobs in database").says(t, "2 jobs "+verb.done)
 		sh.input = ""
 		done := decode[drover.BulkResult](t, sh.run(t, "jobs", verb.name, "--all", "--yes", "--json").ok(t))
-		if done.Changed != 1 || done.Missing != nil {
+		if done.Changed != 1 || done.Missing != nil || done.IDs != nil {
 			t.Errorf("%s --all: %+v", verb.name, done)
+		}
+		id := enqueue(t, client, charge{}, nil)
+		if verb.name == "delete" {
+			sh.run(t, "jobs", "cancel", id).ok(t)
+		}
+		if o := sh.run(t, "jobs", verb.name, "--kind", "charge", "--yes", "--print-ids").ends(t, 0, "1 job "+verb.done); o.stdout != id+"\n" {
+			t.Errorf("%s --print-ids: %q", verb.name, o.stdout)
 		}
 	}
 }
