@@ -103,16 +103,16 @@ type Queue struct {
 	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
 	ArchiveDiscardedAfter time.Duration
 
-	// KeepCompleted is how many of its completed jobs of each kind are kept at most: those that ended last. Older ones are
+	// KeepCompleted is how many of its completed jobs of each kind are kept at most: the last ones by their end. Older ones are
 	// deleted, about once a minute. CompletedRetention applies as well. Zero keeps all; 1 to 100,000. It excludes
 	// DeleteOnCompletion.
 	KeepCompleted int
 
-	// KeepDiscarded is how many of its discarded jobs of each kind stay where operators find them at most: those that ended
-	// last. Older ones are moved to the archive, or deleted if DiscardedRetention is set. Zero keeps all; 1 to 100,000.
+	// KeepDiscarded is how many of its discarded jobs of each kind stay where operators find them at most: the last ones
+	// by their end. Older ones are moved to the archive, or deleted if DiscardedRetention is set. Zero keeps all; 1 to 100,000.
 	KeepDiscarded int
 
-	// KeepArchived is how many of its discarded jobs of each kind stay in the archive at most: those that ended last. Older
+	// KeepArchived is how many of its discarded jobs of each kind stay in the archive at most: the last ones by their end. Older
 	// ones are deleted for ever. Zero keeps all; 1 to 100,000.
 	KeepArchived int
 }

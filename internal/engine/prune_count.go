@@ -12,8 +12,7 @@ import (
 // countBatch is how many rows a step of a walk by count reads.
 const countBatch = 10_000
 
-// PruneByCount deletes or archives the jobs beyond those that their queues keep by count: first of jobs, then of the
-// archive.
+// PruneByCount deletes or archives the jobs beyond the counts that their queues keep: first jobs, then archived ones.
 func (s *pruner) PruneByCount(ctx context.Context) error {
 	on, done, err := store.Borrow(ctx, s.pool)
 	if err != nil {
@@ -30,7 +29,7 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 		jobs.limit(c.Queue, true, c.Discarded)
 		archive.limit(c.Queue, true, c.Archived)
 	}
-	before := counts[0].At // what has ended since then may have run again after it was read
+	before := counts[0].At // a job that has ended since then may have run again after it was read
 	err = s.walkByCount(ctx, on, jobs, false, func(ids []string) (store.Retained, error) {
 		return s.pruneThese(ctx, on, ids, s.Cfg.Keep, &before)
 	})
@@ -98,7 +97,7 @@ func (s *surplus) limit(queue string, discarded bool, n int) {
 	}
 }
 
-// beyond adds jobs, and returns those of all jobs so far that are no longer among the newest.
+// beyond adds jobs. It returns the ids of the jobs that are no longer among the newest, earlier ones included.
 func (s *surplus) beyond(ended []store.EndedJob) (ids []string) {
 	for _, e := range ended {
 		keep, limited := s.limits[endedGroup{queue: e.Queue, discarded: e.Discarded}]

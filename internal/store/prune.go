@@ -63,7 +63,7 @@ func (s Session) RetainNext(ctx context.Context, after string, keep Keeping, who
 }
 
 // RetainThese is Retain for these jobs alone. If surplus is not nil, their age does not matter: it deletes or archives
-// those that were completed or discarded before surplus.
+// the jobs that were completed or discarded before surplus.
 func (s Session) RetainThese(ctx context.Context, ids []string, keep Keeping, surplus *time.Time) (step Retained, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Archived, &step.Refused) },
 		sqlRetainThese, ids, keep.Completed, keep.Cancelled, surplus)
