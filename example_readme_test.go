@@ -40,14 +40,14 @@ func charge(ctx context.Context, pool *pgxpool.Pool, job *drover.Job, c Charge) 
 	})
 }
 
-// It goes to a supervisor: SupervisorConfig{Workers: []drover.Worker{chargeWorker(pool)}}.
+// README.md ends here.
+
+// chargeWorker makes the worker of the program in the example.
 func chargeWorker(pool *pgxpool.Pool) drover.Worker {
 	return drover.Handle(func(ctx context.Context, job *drover.Job, c Charge) error {
 		return charge(ctx, pool, job, c)
 	}, drover.WorkerOpts{})
 }
-
-// README.md ends here.
 
 // pay stands for the application's own code.
 func pay(context.Context, string, int64) error { return nil }
