@@ -54,6 +54,8 @@ auth_type = any
 pool_mode = transaction
 max_client_conn = 500
 default_pool_size = 10
+log_connections = 0
+log_disconnections = 0
 `
 
 // startPooler migrates past the pooler and puts it before the server.
@@ -80,7 +82,7 @@ func startPooler(ctx context.Context, w *world) error {
 	if err := errors.Join(free.Close(), os.WriteFile(config, []byte(text), 0o600)); err != nil {
 		return err
 	}
-	command := []string{"-c", `"$@" & cat; kill $!; wait`, "sh", program, "-q", config} // it ends with its input, as children do
+	command := []string{"-c", `"$@" & cat; kill $!; wait`, "sh", program, config} // it ends with its input, as children do
 	if os.Geteuid() == 0 {
 		command = slices.Insert(command, 4, "-u", "nobody")
 	}
