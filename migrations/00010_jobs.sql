@@ -338,9 +338,17 @@ $$;
 comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, separators included. Stops counting soon after most.';
 
 -- +goose StatementBegin
+create function drover_unseen() returns text language sql immutable as $$
+	-- As checkSeen in Go has it.
+	select E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$'
+$$;
+-- +goose StatementEnd
+comment on function drover_unseen() is 'A pattern of texts that look like another: control characters, invisible ones, and spaces at the ends.';
+
+-- +goose StatementBegin
 create function drover_bounds() returns trigger language plpgsql as $$
 declare
-	unseen   constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$'; -- as checkSeen in Go has it: control characters, invisible ones, and spaces at the ends
+	unseen   constant text := drover_unseen();
 	follow_up constant int := case when new.metadata->'drover:follow_up' in ('1', '2', '3') then (new.metadata->>'drover:follow_up')::int end;
 	field     text;
 	fault     text;
@@ -800,7 +808,7 @@ comment on function drover_refuse_unstored(text[]) is 'Raises DR003: a trigger o
 create function drover_refuse_job(at text, id text, kind text, queue text, priority int, max_attempts int, retry jsonb, timeout interval,
 	expires_at timestamptz, retry_until timestamptz, tags jsonb, metadata jsonb, concurrency_key text default null) returns text language plpgsql as $$
 declare
-	unseen constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
+	unseen constant text := drover_unseen();
 	years constant tstzrange := '[0001-01-01 00:00:00Z, 10000-01-01 00:00:00Z]';
 	fault constant text := case
 		when octet_length(id) <> 26 or length(id) <> 26 then format('id: %s is not 26 characters of ASCII', quote_literal(left(id, 40)))
@@ -867,7 +875,7 @@ create function drover_enqueue(
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_column
 declare
-	unseen  constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
+	unseen  constant text := drover_unseen();
 	due     timestamptz;
 	stored  text;
 	missing text[];
@@ -926,7 +934,7 @@ comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns setof text language plpgsql as $$
 declare
-	unseen  constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
+	unseen  constant text := drover_unseen();
 	existing text[];
 	refused  text[]; -- not stored by this round
 	missing  text[]; -- those of them that no job has

@@ -72,7 +72,7 @@ create trigger drover_limits_notify after insert or update or delete or truncate
 create function drover_check_scope(scope text) returns void language plpgsql immutable as $$
 declare
 	-- as checkSeen in Go has it
-	unseen constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
+	unseen constant text := drover_unseen();
 	name   constant text := substr(scope, position(':' in scope) + 1);
 begin
 	if scope is null or not (scope = 'all' or scope ~ '^(queue|kind):.') then

@@ -116,7 +116,7 @@ create function drover_enqueue_unique(batch jsonb, wake boolean default true, ho
 language plpgsql set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-	unseen  constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$';
+	unseen  constant text := drover_unseen();
 	single  constant boolean := jsonb_typeof(batch) = 'object';
 	docs    constant jsonb := case when single then jsonb_build_array(batch) else batch end;
 	ids     text[];

@@ -367,7 +367,7 @@ comment on function drover_periodic_zone(text) is 'The zone, if it is one. Raise
 -- +goose StatementBegin
 create function drover_periodic_check(p drover_periodic) returns void language plpgsql stable as $$
 declare
-	unseen constant text := E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$'; -- as in drover_refuse_job
+	unseen constant text := drover_unseen();
 	o record;
 	fault text;
 begin
