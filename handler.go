@@ -136,7 +136,8 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 		exit.trace = stack()
 	}
 	if failed := guarded(func() { o = t.endedBy(why, exit) }); failed != "" {
-		o = t.failed(errors.New("outcome could not be decided: "+failed), worthRetry()) // no code of the application decides this time
+		undecided := errors.New("outcome could not be decided: " + failed)
+		o = t.failed(undecided, worthRetry(undecided)) // no code of the application decides this time
 	}
 	return o
 }
@@ -153,9 +154,10 @@ func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	case errors.Is(why, engine.ErrExpired):
 		return engine.Outcome{State: store.Discarded, Reason: string(ReasonExpired), Event: engine.EventDiscarded, Text: why.Error(), GiveBack: true}
 	case errors.Is(why, engine.ErrUnreadable):
-		return t.failed(&decodeError{why.Error(), t.Unreadable}, nil)
+		unreadable := &decodeError{why.Error(), t.Unreadable}
+		return t.failed(unreadable, read(unreadable))
 	case errors.Is(why, engine.ErrIgnoredStop):
-		return t.cutShort(why, nil)
+		return t.cutShort(why, read(why))
 	case errors.As(why, &undecided):
 		text := "runtime.Goexit"
 		if undecided.Panicked {
@@ -167,7 +169,7 @@ func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	if errors.Is(why, ErrNotCommitted) {
 		e.Duration = t.End.Duration // the handler returned before the look at the row
 	}
-	e.fail(worthRetry())
+	e.fail(worthRetry(why))
 	return e.done()
 }
 

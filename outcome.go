@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/drover-queue/drover/internal/blame"
@@ -18,144 +17,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Handlers speak in errors: what a handler returns, however wrapped, says what becomes of its job. Of several
-// verdicts in one error the outermost counts, of joined errors the first.
-type verdict struct {
-	how   verdictKind
-	delay time.Duration
-	err   error
-}
-
-type verdictKind int
-
-const (
-	verdictDiscard verdictKind = iota
-	verdictRetry
-	verdictRetryAfter
-	verdictSnooze
-	verdictCancel
-	verdictDontCount
-)
-
-func (v *verdict) Error() string {
-	switch {
-	case v.err != nil:
-		return v.err.Error()
-	case v.how == verdictSnooze:
-		return fmt.Sprintf("snooze for %v", v.delay)
-	}
-	return "cancel"
-}
-
-func (v *verdict) Unwrap() error { return v.err }
-
-// failure is a verdict about a failed run. Nil stays nil: a handler that returns Discard(work()) has succeeded if work has.
-func failure(how verdictKind, delay time.Duration, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &verdict{how, max(delay, 0), err}
-}
-
-// Discard ends the job for good, whatever attempts are left: for errors that no retry can mend. It is kept as
-// discarded, reason unrecoverable. Discard of a nil error is nil, and the job is completed. An error type can say it of
-// itself: a method Permanent() bool that returns true does the same, unless another verdict or an ErrorCase decides.
-func Discard(err error) error { return failure(verdictDiscard, 0, err) }
-
-// Retry says that err is worth a retry by the strategy even where the worker's RetryIf would say no. Retry of a nil error
-// is nil, and the job is completed.
-func Retry(err error) error { return failure(verdictRetry, 0, err) }
-
-// RetryAfter fails the run and puts the next one d to 1.2 d off, over the strategy: for a server that said when to come
-// back. The attempt counts. A negative d is 0. RetryAfter of a nil error is nil, and the job is completed. To run it
-// again without an error, return Snooze. See ParseRetryAfter.
-func RetryAfter(d time.Duration, err error) error { return failure(verdictRetryAfter, d, err) }
-
-// maxRetryAfter bounds the wait that a server may ask for. A day covers daily quotas. A longer wait is probably a
-// mistake, such as milliseconds or an instant instead of seconds. If it is not, the server can ask for another wait
-// when the job runs again after a day.
-const maxRetryAfter = 24 * time.Hour
-
-// ParseRetryAfter reads an HTTP Retry-After header (RFC 9110, section 10.2.3) and returns the wait. The header holds
-// whole seconds, or a date in any of the three HTTP formats, which is compared with this process' clock. The result is
-// 0 to 24 h: a longer wait becomes 24 h. It is 0 for a date in the past, a negative number, an empty value and anything
-// else.
-func ParseRetryAfter(value string) time.Duration {
-	return parseRetryAfter(value, time.Now())
-}
-
-func parseRetryAfter(value string, now time.Time) time.Duration {
-	value = strings.TrimSpace(value)
-	if d, ok := wholeSeconds(value); ok {
-		return d
-	}
-	// The layouts contain GMT, the only zone that HTTP allows: Go would read any other zone's letters as offset 0. A
-	// two-digit year up to 68 is in this century. A later one is in the last century, so in the past.
-	for _, layout := range [...]string{
-		"Mon, 02 Jan 2006 15:04:05 GMT",
-		"Monday, 02-Jan-06 15:04:05 GMT",
-		time.ANSIC,
-	} {
-		if at, err := time.Parse(layout, value); err == nil {
-			return min(max(at.Sub(now), 0), maxRetryAfter)
-		}
-	}
-	return 0
-}
-
-// wholeSeconds reads a text of digits only, however many, and returns at most maxRetryAfter.
-func wholeSeconds(s string) (d time.Duration, ok bool) {
-	for _, c := range []byte(s) {
-		if c < '0' || c > '9' {
-			return 0, false
-		}
-		d = min(d*10+time.Duration(c-'0')*time.Second, maxRetryAfter)
-	}
-	return d, s != ""
-}
-
-// Snooze makes the job due again in d without a failure: the attempt is given back and Job.Snoozes counts it. A
-// negative d is 0.
-func Snooze(d time.Duration) error { return &verdict{how: verdictSnooze, delay: max(d, 0)} }
-
-// Cancel ends the job as cancelled: nobody wants it any more. err is the reason. It may be nil: unlike Discard and the
-// others, Cancel of a nil error cancels the job.
-func Cancel(err error) error { return &verdict{how: verdictCancel, err: err} }
-
-// DontCount fails the run without spending an attempt: for trouble that is not the job's. After 100 such runs
-// of one job they count like others. DontCount of a nil error is nil, and the job is completed.
-func DontCount(err error) error { return failure(verdictDontCount, 0, err) }
-
 // maxUncounted is how many runs of a job DontCount gives back.
 const maxUncounted = 100
-
-// panicError is a handler's panic, or its runtime.Goexit.
-type panicError struct {
-	value any
-	trace string
-	exit  bool
-}
-
-func (p *panicError) Error() string {
-	if p.exit {
-		return "handler called runtime.Goexit"
-	}
-	return "panic: " + recoveredText(p.value)
-}
-
-func (p *panicError) Unwrap() error {
-	err, _ := p.value.(error)
-	return err
-}
-
-// decodeError says that a job's args do not fit its worker's type, or that its row cannot be read.
-type decodeError struct {
-	what string
-	err  error
-}
-
-func (d *decodeError) Error() string { return d.what + ": " + d.err.Error() }
-func (d *decodeError) Unwrap() error { return d.err }
 
 // draft is the outcome of a run in the making.
 type draft struct {
@@ -171,16 +34,15 @@ func (t *task) decide(err error) engine.Outcome {
 	if err == nil {
 		return engine.Outcome{State: store.Completed, Event: engine.EventCompleted, Duration: t.Ran()}
 	}
-	var v *verdict
-	hasVerdict := errors.As(err, &v)
+	v := read(err)
 	switch {
-	case hasVerdict && v.how == verdictSnooze:
-		return engine.Outcome{State: store.Scheduled, Delay: v.delay, GiveBack: true, Snoozed: true, Event: engine.EventSnoozed, Duration: t.Ran()}
-	case hasVerdict && v.how == verdictCancel:
+	case v.Kind == VerdictSnooze:
+		return engine.Outcome{State: store.Scheduled, Delay: v.Delay, GiveBack: true, Snoozed: true, Event: engine.EventSnoozed, Duration: t.Ran()}
+	case v.Kind == VerdictCancel:
 		e := t.draft(err)
 		e.State, e.Event, e.Class = store.Cancelled, engine.EventCancelled, string(ClassError)
 		return e.done()
-	case t.interrupted() && (!hasVerdict || v.how != verdictDiscard || errors.Is(err, context.Canceled)):
+	case t.interrupted() && (v.said == nil || v.said.how != VerdictDiscard || errors.Is(err, context.Canceled)):
 		// Not the job's fault. Of a cancelled job the row says so already; should the cancel have been meant for an
 		// earlier run, before a redrive, the job must not be lost.
 		return t.cutShort(err, v)
@@ -200,7 +62,7 @@ func (e *draft) done() engine.Outcome {
 }
 
 // failed is the outcome of a run that failed.
-func (t *task) failed(err error, v *verdict) engine.Outcome {
+func (t *task) failed(err error, v reading) engine.Outcome {
 	e := t.draft(err)
 	e.fail(v)
 	return e.done()
@@ -213,13 +75,13 @@ func (t *task) interrupted() bool {
 }
 
 // cutShort is the outcome of a run that was interrupted after its handler had begun. The job is due again as if nothing
-// had been, unless this was its only attempt: that one has failed. v is what the handler said, nil if it said nothing.
-func (t *task) cutShort(err error, v *verdict) engine.Outcome {
+// had been, unless this was its only attempt: that one has failed.
+func (t *task) cutShort(err error, v reading) engine.Outcome {
 	if t.job.MaxAttempts > 1 {
 		return engine.Released(t.Ran())
 	}
-	if v == nil {
-		v = worthRetry() // the error is no answer of the handler's that RetryIf or a case could judge
+	if v.said == nil {
+		v = worthRetry(err) // the error is no answer of the handler's that RetryIf or a case could judge
 	}
 	return t.failed(fmt.Errorf("the only attempt was cut short (%w): %w", t.Cause(), err), v)
 }
@@ -229,7 +91,7 @@ func (t *task) cutShort(err error, v *verdict) engine.Outcome {
 func (t *task) deaf() engine.Outcome {
 	e := t.draft(engine.ErrTimeout)
 	e.Crashed = true
-	e.fail(worthRetry())
+	e.fail(worthRetry(e.err))
 	if t.job.Crashes+1 >= t.handler.quarantineAfter {
 		e.discard(ReasonCrashed)
 		e.Quarantined = true
@@ -238,12 +100,12 @@ func (t *task) deaf() engine.Outcome {
 }
 
 // fail decides between a retry and the end of a job whose run failed.
-func (e *draft) fail(v *verdict) {
+func (e *draft) fail(v reading) {
 	t := e.task
 	class := t.classOf(e.err, v)
 	e.Class = string(class)
 	w := t.worker
-	asked := v == nil && class != ClassPanic && class != ClassDecode // else the error is not the handler's, or says so itself
+	asked := v.said == nil && class != ClassPanic && class != ClassDecode // else the error is not the handler's, or says so itself
 	if asked {
 		e.errorCase = t.errorCase(e.err)
 	}
@@ -252,11 +114,11 @@ func (e *draft) fail(v *verdict) {
 		e.discard(ReasonUndecodable)
 	case class == ClassPanic && w.opts.DiscardOnPanic:
 		e.discard(ReasonPanic)
-	case v != nil && v.how == verdictDiscard:
+	case v.said != nil && v.Kind == VerdictDiscard:
 		e.discard(ReasonUnrecoverable)
 	case e.errorCase != nil && e.errorCase.Discard:
 		e.discard(ReasonUnrecoverable)
-	case asked && e.errorCase == nil && t.permanent(e.err):
+	case asked && e.errorCase == nil && t.permanent(v):
 		e.discard(ReasonUnrecoverable)
 	case asked && e.errorCase == nil && w.opts.RetryIf != nil && !t.retryIf(e.err):
 		e.discard(ReasonUnrecoverable)
@@ -272,13 +134,13 @@ func (e *draft) discard(reason Reason) {
 	e.State, e.Reason, e.Event = store.Discarded, string(reason), engine.EventDiscarded
 }
 
-// worthRetry goes with errors that are not the handler's, which RetryIf would not know.
-func worthRetry() *verdict { return &verdict{how: verdictRetry} }
+// worthRetry reads an error that is not the handler's: RetryIf and the cases would not know it.
+func worthRetry(err error) reading { return read(Retry(err)) }
 
 // retry puts the job off, or discards it where attempts, time or the strategy have run out.
-func (e *draft) retry(v *verdict) {
+func (e *draft) retry(v reading) {
 	t := e.task
-	e.Uncounted = v != nil && v.how == verdictDontCount && t.uncounted < maxUncounted
+	e.Uncounted = v.Kind == VerdictDontCount && t.uncounted < maxUncounted
 	e.GiveBack = e.Uncounted
 	strategy, attempts := t.strategy, t.job.MaxAttempts
 	if c := e.errorCase; c != nil {
@@ -292,8 +154,8 @@ func (e *draft) retry(v *verdict) {
 		return
 	}
 	goOn := true
-	if v != nil && v.how == verdictRetryAfter {
-		e.Delay = throttledDelay(t.job.ID, t.job.Attempt, v.delay)
+	if v.Kind == VerdictRetryAfter {
+		e.Delay = throttledDelay(t.job.ID, t.job.Attempt, v.Delay)
 	} else {
 		e.Delay, goOn = t.backoff(strategy, e.err)
 	}
@@ -312,16 +174,10 @@ func throttledDelay(id string, attempt int, d time.Duration) time.Duration {
 	return JitterUp(0.2).apply(d, id, attempt)
 }
 
-func (t *task) classOf(err error, v *verdict) Class {
-	var p *panicError
-	var d *decodeError
+func (t *task) classOf(err error, v reading) Class {
 	switch {
-	case errors.As(err, &p):
-		return ClassPanic
-	case errors.As(err, &d):
-		return ClassDecode
-	case v != nil && v.how == verdictRetryAfter:
-		return ClassThrottled
+	case v.class != "":
+		return v.class
 	case errors.Is(t.Cause(), engine.ErrTimeout) || errors.Is(err, engine.ErrTimeout):
 		return ClassTimeout
 	}
@@ -340,18 +196,13 @@ func (t *task) retryIf(err error) (yes bool) {
 	return t.worker.opts.RetryIf(err)
 }
 
-// permanent asks an error whether it is permanent: a retry cannot help, whichever handler returns it. The outermost
-// error with a method Permanent() bool answers, of joined errors the first. If the method panics, the answer is no.
-func (t *task) permanent(err error) (yes bool) {
-	defer func() {
-		if p := recover(); p != nil {
-			text := t.handler.client.clean(recoveredText(p), maxErrorText)
-			t.handler.client.log.Error("Permanent of an error panicked", slog.Any("job", &t.job), slog.String("panic", text))
-			yes = false
-		}
-	}()
-	var p interface{ Permanent() bool }
-	return errors.As(err, &p) && p.Permanent()
+// permanent reports whether the error has said that it is permanent.
+func (t *task) permanent(v reading) bool {
+	if v.broken != "" {
+		text := t.handler.client.clean(v.broken, maxErrorText)
+		t.handler.client.log.Error("Permanent of an error panicked", slog.Any("job", &t.job), slog.String("panic", text))
+	}
+	return v.Kind == VerdictDiscard
 }
 
 // errorCase is the first of the worker's cases that knows the error, nil if none does.

@@ -155,7 +155,7 @@ func TestCountersSaturate(t *testing.T) {
 	db.exec(t, `update jobs set errors_total = 2147483647, snoozes = 2147483647, uncounted = 2147483647, crashes = 32767, deaths = 32767, lane = default`)
 	db.exec(t, `update jobs set crashes = 0 where id in (select id from jobs order by id limit 3)`)
 	runs := s.claimAll(t, 3)
-	crashed := endedBy(runs[2], taskOf(runs[2]).failed(engine.ErrTimeout, worthRetry()))
+	crashed := endedBy(runs[2], taskOf(runs[2]).failed(engine.ErrTimeout, worthRetry(engine.ErrTimeout)))
 	crashed.End.Crashed = true
 	s.settle(t, finished(runs[0], Snooze(time.Hour)), finished(runs[1], DontCount(errors.New("x"))), crashed)
 	if n := value[int](t, db, `select count(*) from jobs where state in ('scheduled', 'retryable') and errors_total = 2147483647 and snoozes = 2147483647 and uncounted = 2147483647 and deaths = 32767`); n != 3 {

@@ -481,8 +481,8 @@ func mutants() []mutant {
 		{
 			name: "uncounted-for-ever", bug: "DontCount has no end",
 			file:  "outcome.go",
-			old:   "v.how == verdictDontCount && t.uncounted < maxUncounted",
-			new:   "v.how == verdictDontCount && t.uncounted >= 0",
+			old:   "v.Kind == VerdictDontCount && t.uncounted < maxUncounted",
+			new:   "v.Kind == VerdictDontCount && t.uncounted >= 0",
 			tests: []string{"TestDontCountHasACap"},
 		},
 		{
@@ -1329,7 +1329,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "nil-fails", bug: "Discard, Retry, RetryAfter and DontCount of nil fail the run",
-			file:  "outcome.go",
+			file:  "verdict.go",
 			old:   "\tif err == nil {\n\t\treturn nil\n\t}\n\treturn &verdict{how",
 			new:   "\treturn &verdict{how",
 			tests: []string{"TestHowARunCanEnd"},
@@ -1459,6 +1459,13 @@ func mutants() []mutant {
 			old:   "case asked && e.errorCase == nil && t.permanent(e.err):",
 			new:   "case asked && t.permanent(e.err):",
 			tests: []string{"TestHowARunCanEnd"},
+		},
+		{
+			name: "verdict-undecoded", bug: "VerdictOf returns Retry for args that do not decode and would be discarded",
+			file:  "verdict.go",
+			old:   "ends || v.class != ClassDecode",
+			new:   "ends || v.class != \"\"",
+			tests: []string{"TestVerdictOf"},
 		},
 		{
 			name: "keep-for-no-time", bug: "KeepFor(0) keeps jobs for a day",
