@@ -95,7 +95,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, namesField(err))
 	}
 	c.running.wake(job)
-	return c.enqueued(ctx, job, existing), nil
+	return c.enqueued(ctx, job, existing, false), nil
 }
 
 // EnqueueTx stores one job in the caller's transaction: the job exists if and when that commits. A pgx.Tx is a Tx; SQLTx
@@ -116,7 +116,7 @@ func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueO
 	if err != nil {
 		return Receipt{ID: job.ID}, fmt.Errorf("enqueue %s: %w", job.Kind, namesField(err))
 	}
-	return c.enqueued(ctx, job, existing), nil
+	return c.enqueued(ctx, job, existing, true), nil
 }
 
 // EnqueueItem is one job of an EnqueueMany.
@@ -137,7 +137,7 @@ func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) ([]Receip
 		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
 	}
 	c.running.wake(jobs...)
-	return c.enqueuedAll(ctx, jobs, existing), nil
+	return c.enqueuedAll(ctx, jobs, existing, false), nil
 }
 
 // EnqueueManyTx is EnqueueMany in the caller's transaction.
@@ -153,7 +153,7 @@ func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, items []EnqueueItem) 
 	if err != nil {
 		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
 	}
-	return c.enqueuedAll(ctx, jobs, existing), nil
+	return c.enqueuedAll(ctx, jobs, existing, true), nil
 }
 
 // newJob is a validated job on its way into the table. Its JSON is what drover_enqueue_many takes.
@@ -365,13 +365,13 @@ func kindOf(args Args) (kind string, err error) {
 	return args.Kind(), nil
 }
 
-func (c *Client) enqueued(ctx context.Context, job *newJob, existing bool) Receipt {
+func (c *Client) enqueued(ctx context.Context, job *newJob, existing, inTx bool) Receipt {
 	receipt := Receipt{ID: job.ID, Existing: existing}
 	if job.Uniqueness != nil {
 		receipt = job.receipt()
 	}
 	if !receipt.Existing {
-		c.emit(ctx, enqueuedEvent(job))
+		c.emit(ctx, enqueuedEvent(job, inTx))
 	}
 	return receipt
 }
@@ -384,7 +384,7 @@ func (j *newJob) receipt() Receipt {
 
 // enqueuedAll makes the receipts; existing counts for each id how many jobs were not stored. Of several jobs of one
 // id in a batch that is all but the first, or all.
-func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int) []Receipt {
+func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int, inTx bool) []Receipt {
 	receipts := make([]Receipt, len(jobs))
 	for i, job := range slices.Backward(jobs) {
 		if job.Uniqueness != nil {
@@ -399,7 +399,7 @@ func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[s
 	}
 	for i, job := range jobs {
 		if !receipts[i].Existing {
-			c.emit(ctx, enqueuedEvent(job))
+			c.emit(ctx, enqueuedEvent(job, inTx))
 		}
 	}
 	return receipts

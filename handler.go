@@ -86,6 +86,9 @@ func (t *task) override(more *store.More) {
 	job.LastError, job.LastDelay = more.LastError, pg.Millis(more.LastDelayMS)
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
 	job.Tags, job.Metadata, job.Key = more.Tags, more.Metadata, more.Concurrency
+	if more.Tags != nil || more.Metadata != nil {
+		t.Labels = &engine.Labels{Tags: more.Tags, Metadata: more.Metadata} // events show these, whatever middleware makes of the Job
+	}
 	t.uncounted, t.Expired, t.Unreadable = more.Uncounted, more.Expired, more.Unreadable
 	if more.TimeoutMS > 0 {
 		t.Timeout = min(pg.Millis(more.TimeoutMS), maxTimeout)
@@ -280,6 +283,9 @@ func publicEvent(e *engine.Event) Event {
 	public := Event{
 		JobID: e.JobID, Queue: e.Queue, Kind: e.JobKind, Supervisor: e.Supervisor, Periodic: e.Periodic, Attempt: e.Attempt, MaxAttempts: e.MaxAttempts, Count: e.Count,
 		Wait: e.Wait, Duration: o.Duration, Class: Class(o.Class), Error: o.Text, Reason: Reason(o.Reason),
+	}
+	if e.Labels != nil {
+		public.Tags, public.Metadata = e.Labels.Tags, e.Labels.Metadata
 	}
 	switch e.Kind { //nolint:exhaustive // the others have none of these
 	case engine.EventFailed, engine.EventSnoozed, engine.EventRescued:

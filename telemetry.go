@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"time"
 
@@ -28,6 +29,12 @@ type Event struct {
 	Scope       Scope         // of a pause: paused, resumed
 	By, Why     string        // who changed it last, and why: paused, resumed
 	Periodic    string        // the schedule that made the job, or that made none
+	InTx        bool          // of Enqueued: the job is stored in a transaction of the caller's, which may still roll back
+
+	// Tags and Metadata are the job's. They belong to the event: do not change them. A rescue, a schedule and an
+	// operator's verb do not read them, and leave them nil.
+	Tags     []string
+	Metadata json.RawMessage
 }
 
 // Hooks are functions called on events; nil ones are left out. Adding a field breaks nobody.
@@ -42,7 +49,7 @@ type Event struct {
 // end without a run (expired, or an operator's verb) have the end event alone. Of CancelMany and DiscardMany one event
 // with Count, and no JobID, tells of all that did not run in one of their transactions.
 //
-//	Enqueued     a job was stored             JobID Queue Kind; by a schedule Supervisor Periodic
+//	Enqueued     a job was stored             JobID Queue Kind InTx; by a schedule Supervisor Periodic
 //	Claimed      jobs were claimed            Supervisor Queue Count
 //	Started      a handler is called          … Wait
 //	Completed    the run went well            … Duration
@@ -226,6 +233,9 @@ func (e *Event) attrs() []slog.Attr {
 			attrs = append(attrs, slog.Int(a.key, a.value))
 		}
 	}
+	if e.InTx {
+		attrs = append(attrs, slog.Bool("in_tx", true))
+	}
 	if e.Duration != 0 {
 		attrs = append(attrs, slog.Float64("duration_ms", float64(e.Duration.Microseconds())/1000))
 	}
@@ -235,6 +245,8 @@ func (e *Event) attrs() []slog.Attr {
 	return attrs
 }
 
-func enqueuedEvent(job *newJob) told {
-	return told{engine.EventEnqueued, Event{JobID: job.ID, Queue: job.Queue, Kind: job.Kind}}
+func enqueuedEvent(job *newJob, inTx bool) told {
+	return told{engine.EventEnqueued, Event{
+		JobID: job.ID, Queue: job.Queue, Kind: job.Kind, InTx: inTx, Tags: job.Tags, Metadata: job.Metadata,
+	}}
 }

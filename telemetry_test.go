@@ -576,3 +576,57 @@ func TestEveryEventHasItsHook(t *testing.T) {
 		t.Errorf("LogValue = %s", got)
 	}
 }
+
+// O-6: events report whether their transaction is open, and carry the job's tags and metadata.
+func TestEventsCarryTagsAndMetadata(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	opts := &EnqueueOpts{Tags: []string{"a", "b"}, Metadata: map[string]any{"trace": "4bf9"}}
+	item := EnqueueItem{dyn{kind: "k"}, opts}
+	ids := map[string]bool{db.enqueue(t, item.Args, opts): false}
+	many, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{item})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids[many[0].ID] = false
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	one, err := db.client.EnqueueTx(t.Context(), tx, item.Args, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if many, err = db.client.EnqueueManyTx(t.Context(), tx, []EnqueueItem{item}); err != nil {
+		t.Fatal(err)
+	}
+	ids[one.ID], ids[many[0].ID] = true, true
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error { return errBoom }),
+	}})
+	for id, inTx := range ids {
+		heard.end(t, id)
+		events := heard.of(id)
+		if len(events) != 3 {
+			t.Errorf("events = %+v", events)
+		}
+		for _, e := range events {
+			var metadata struct{ Trace string }
+			if err := json.Unmarshal(e.Metadata, &metadata); err != nil || metadata.Trace != "4bf9" || !slices.Equal(e.Tags, opts.Tags) {
+				t.Errorf("%s: tags %v, metadata %s", e.name, e.Tags, e.Metadata)
+			}
+			if e.InTx != (inTx && e.name == "enqueued") {
+				t.Errorf("%s: InTx = %v", e.name, e.InTx)
+			}
+		}
+	}
+	tagged := db.enqueue(t, item.Args, &EnqueueOpts{Tags: []string{"a"}})
+	if heard.end(t, tagged); !slices.ContainsFunc(heard.of(tagged), func(e loggedEvent) bool { return e.name == "started" && e.Metadata == nil && len(e.Tags) == 1 }) {
+		t.Errorf("events = %+v", heard.of(tagged))
+	}
+}

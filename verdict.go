@@ -60,40 +60,44 @@ type reading struct {
 // read reads an error that is not nil.
 func read(err error) reading {
 	v := reading{Verdict: Verdict{Kind: VerdictError, Cause: err}}
+	var said *verdict
+	if errors.As(err, &said) {
+		v.said, v.Kind, v.Delay, v.Cause = said, said.how, said.delay, said.err
+		if said.how == VerdictSnooze || said.how == VerdictCancel {
+			return v
+		}
+	}
 	var panicked *panicError
 	var undecoded *decodeError
-	errors.As(err, &v.said)
 	switch {
 	case errors.As(err, &panicked):
-		v.Kind, v.Trace, v.class = VerdictPanic, panicked.trace, ClassPanic
+		v.class, v.Trace = ClassPanic, panicked.trace
+		if said == nil {
+			v.Kind = VerdictPanic
+		}
 	case errors.As(err, &undecoded):
-		v.Kind, v.class = VerdictDiscard, ClassDecode
-	case v.said == nil && v.permanent():
-		v.Kind = VerdictDiscard
-	}
-	if v.said == nil {
-		return v
-	}
-	v.Delay, v.Cause = v.said.delay, v.said.err
-	if ends := v.said.how == VerdictSnooze || v.said.how == VerdictCancel; ends || v.class != ClassDecode {
-		v.Kind = v.said.how
-	}
-	if v.class == "" && v.said.how == VerdictRetryAfter {
+		v.class, v.Kind = ClassDecode, VerdictDiscard
+	case said == nil:
+		v.askPermanent()
+	case said.how == VerdictRetryAfter:
 		v.class = ClassThrottled
 	}
 	return v
 }
 
-// permanent asks the error whether it is permanent: a retry cannot help, whichever handler returns it. The outermost
-// error with a method Permanent() bool answers, of joined errors the first. If the method panics, the answer is no.
-func (v *reading) permanent() (yes bool) {
+// askPermanent makes the verdict a discard if the error is permanent: a retry cannot help, whichever handler returns
+// it. The outermost error with a method Permanent() bool answers, of joined errors the first. If the method panics, the
+// answer is no.
+func (v *reading) askPermanent() {
 	defer func() {
 		if p := recover(); p != nil {
-			v.broken, yes = recoveredText(p), false
+			v.broken = recoveredText(p)
 		}
 	}()
 	var p interface{ Permanent() bool }
-	return errors.As(v.Cause, &p) && p.Permanent()
+	if errors.As(v.Cause, &p) && p.Permanent() {
+		v.Kind = VerdictDiscard
+	}
 }
 
 // verdict is how handlers speak: an error that says what becomes of the job.

@@ -24,13 +24,14 @@ type Event struct {
 	Count       int           // of EventClaimed and EventRedriven: jobs; of EventPeriodicSkipped: ticks
 	Scope       string        // of EventPaused and EventResumed, as By and Why
 	By, Why     string
-	Periodic    string // the schedule that made the job, or that made none
+	Periodic    string  // the schedule that made the job, or that made none
+	Labels      *Labels // the job's; nil: it has none, or they are not known
 }
 
 // event makes an event about a run.
 func (r *Run) event(kind EventKind, now time.Time) Event {
 	e := Event{
-		Kind: kind, JobID: r.ID, JobKind: r.Kind, Queue: r.Queue, Supervisor: r.Owner, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts,
+		Kind: kind, JobID: r.ID, JobKind: r.Kind, Queue: r.Queue, Supervisor: r.Owner, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Labels: r.Labels,
 	}
 	if kind == EventStarted {
 		e.Wait = r.Lateness + r.StartedAt.Sub(r.Received)

@@ -50,6 +50,7 @@ type Run struct {
 	TimeBound       bool          // TimeLeft is known
 	TimeLeft        time.Duration // at the claim, until the job must not be retried
 	DeleteCompleted bool
+	Labels          *Labels       // for events; nil: the job has none, or they are not known
 	Lateness        time.Duration // how long the job was due at the claim, by the server's clock
 
 	// End is how the run ended. Once it is set, the settler owns it, or the rescuer.
@@ -78,6 +79,12 @@ type Run struct {
 	Refusals   int       // how often the database has refused it since then
 	refusedAt  time.Time // the first time
 	NotBefore  time.Time // when it is tried again
+}
+
+// Labels are what a job's enqueuer has attached to it for the readers of its events.
+type Labels struct {
+	Tags     []string
+	Metadata []byte // a JSON object; nil: none
 }
 
 // slotter takes a slot of a retry budget for an outcome, if it needs one.

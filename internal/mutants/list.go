@@ -1456,15 +1456,15 @@ func mutants() []mutant {
 		{
 			name: "permanent-over-cases", bug: "an error that says it is permanent is discarded although a case matches",
 			file:  "outcome.go",
-			old:   "case asked && e.errorCase == nil && t.permanent(e.err):",
-			new:   "case asked && t.permanent(e.err):",
+			old:   "case asked && e.errorCase == nil && t.permanent(v):",
+			new:   "case asked && t.permanent(v):",
 			tests: []string{"TestHowARunCanEnd"},
 		},
 		{
 			name: "verdict-undecoded", bug: "VerdictOf returns Retry for args that do not decode and would be discarded",
 			file:  "verdict.go",
-			old:   "ends || v.class != ClassDecode",
-			new:   "ends || v.class != \"\"",
+			old:   "v.class, v.Kind = ClassDecode, VerdictDiscard",
+			new:   "v.class = ClassDecode",
 			tests: []string{"TestVerdictOf"},
 		},
 		{

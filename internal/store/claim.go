@@ -155,7 +155,11 @@ func (m *More) read(text []byte) (err error) {
 		return fmt.Errorf("%d bytes of metadata, tags and the like; at most %d", len(text), mostMore)
 	}
 	if text[0] == '{' {
-		return json.Unmarshal(text, m)
+		if err := json.Unmarshal(text, m); err != nil || string(m.Metadata) != "null" {
+			return err
+		}
+		m.Metadata = nil // the job has none
+		return nil
 	}
 	failures, rest, _ := strings.Cut(string(text), " ")
 	delay, rest, _ := strings.Cut(rest, " ")
