@@ -85,8 +85,13 @@ type Receipt struct {
 // job's row is kept: with DeleteOnCompletion the job may have run and gone by then, and runs again.
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrUniqueDeadlock, ErrNotMigrated,
 // ErrReadOnly. An error of an application's own index, constraint or trigger on jobs comes back as the driver's error, and nothing is stored.
-func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
-	job, err := c.encode(args, opts)
+func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (receipt Receipt, err error) {
+	if len(c.layers.begins) > 0 {
+		var end func([]Receipt, error)
+		ctx, end = c.begin(ctx, false, EnqueueItem{args, opts})
+		defer func() { end([]Receipt{receipt}, err) }()
+	}
+	job, err := c.prepare(ctx, args, opts)
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -98,14 +103,20 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (Rec
 	return c.enqueued(ctx, job, existing, false), nil
 }
 
-// EnqueueTx stores one job in the caller's transaction: the job exists if and when that commits. A pgx.Tx is a Tx; SQLTx
-// adapts a *sql.Tx. If all supervisors are asleep at the call, the commit wakes one. In a transaction that is not read
-// committed, the time of its start counts. A supervisor that falls asleep before the commit finds the job by polling,
-// at the latest after PollInterval. A job whose transaction commits more than 20 s after the call may wait for the next
-// full sweep, 15 s for each supervisor. EnqueueTx returns the errors of Enqueue. After an error other than an
-// *InvalidError the transaction can only be rolled back.
-func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
-	job, err := c.encode(args, opts)
+// EnqueueTx stores one job in the caller's transaction: the job exists if and when that commits. A pgx.Tx is a Tx;
+// SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit wakes one. In a transaction that is
+// not read committed, the time of its start counts. A supervisor that falls asleep before the commit finds the job by
+// polling, at the latest after PollInterval. A job whose transaction commits more than 20 s after the call may wait
+// for the next full sweep, 15 s for each supervisor. The hook Enqueued is called before the commit, with Event.InTx.
+// EnqueueTx returns the errors of Enqueue. After an error other than an *InvalidError the transaction can only be
+// rolled back.
+func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (receipt Receipt, err error) {
+	if len(c.layers.begins) > 0 {
+		var end func([]Receipt, error)
+		ctx, end = c.begin(ctx, true, EnqueueItem{args, opts})
+		defer func() { end([]Receipt{receipt}, err) }()
+	}
+	job, err := c.prepare(ctx, args, opts)
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -127,8 +138,13 @@ type EnqueueItem struct {
 
 // EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order.
 // Jobs that set no more than a queue and a priority go by COPY. Errors as Enqueue, every bad job named.
-func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) ([]Receipt, error) {
-	jobs, err := c.encodeAll(items)
+func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) (receipts []Receipt, err error) {
+	if len(c.layers.begins) > 0 && len(items) > 0 {
+		var end func([]Receipt, error)
+		ctx, end = c.begin(ctx, false, items...)
+		defer func() { end(receipts, err) }()
+	}
+	jobs, err := c.prepareAll(ctx, items)
 	if err != nil || len(jobs) == 0 {
 		return nil, err
 	}
@@ -141,8 +157,13 @@ func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) ([]Receip
 }
 
 // EnqueueManyTx is EnqueueMany in the caller's transaction.
-func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, items []EnqueueItem) ([]Receipt, error) {
-	jobs, err := c.encodeAll(items)
+func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, items []EnqueueItem) (receipts []Receipt, err error) {
+	if len(c.layers.begins) > 0 && len(items) > 0 {
+		var end func([]Receipt, error)
+		ctx, end = c.begin(ctx, true, items...)
+		defer func() { end(receipts, err) }()
+	}
+	jobs, err := c.prepareAll(ctx, items)
 	if err != nil || len(jobs) == 0 {
 		return nil, err
 	}
@@ -184,11 +205,12 @@ type newJob struct {
 
 func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
 
-func (c *Client) encodeAll(items []EnqueueItem) ([]*newJob, error) {
+// prepareAll prepares each item, and names every bad one.
+func (c *Client) prepareAll(ctx context.Context, items []EnqueueItem) ([]*newJob, error) {
 	var bad problems
 	jobs := make([]*newJob, 0, len(items))
 	for i, b := range items {
-		job, err := c.encode(b.Args, b.Opts)
+		job, err := c.prepare(ctx, b.Args, b.Opts)
 		if err != nil {
 			bad.at(fmt.Sprintf("items[%d]", i), err)
 		}

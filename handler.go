@@ -109,15 +109,10 @@ func (t *task) override(more *store.More) {
 	}
 }
 
-// Handle implements engine.Handler: it calls the worker's handler. A panic becomes an error.
-func (h *handler) Handle(ctx context.Context, r *engine.Run) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = &panicError{value: p, trace: stack()}
-		}
-	}()
+// Handle implements engine.Handler: it calls the worker's handler, through the middleware. A panic becomes an error.
+func (h *handler) Handle(ctx context.Context, r *engine.Run) error {
 	t := taskOf(r)
-	return t.worker.handle(ctx, &t.job)
+	return through(ctx, &t.job, h.client.layers.around, t.worker.handle)
 }
 
 // Decide implements engine.Handler.

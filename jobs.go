@@ -70,6 +70,9 @@ type Config struct {
 	// Hooks are called on every event of this client and its supervisors, in order. See Hooks.
 	Hooks []Hooks
 
+	// Middleware wraps the enqueues and the runs of this client and its supervisors. The first is the outermost.
+	Middleware []Middleware
+
 	// Kinds are the kinds that this client may enqueue. Empty allows every kind. Otherwise a job of another kind is
 	// refused before anything is written.
 	Kinds []string
@@ -94,6 +97,7 @@ type Client struct {
 	desk    *desk
 	cfg     Config
 	kinds   map[string]bool
+	layers  layers // of Config.Middleware
 	log     *slog.Logger
 	running *registry // the runs of this client's supervisors
 	process string    // names this client in drover_supervisors, because its supervisors die together
@@ -134,7 +138,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	c := &Client{desk: newDesk(pool, cfg.Schema), cfg: cfg, kinds: kinds, running: newRegistry(), process: ulid.Make().String()}
+	c := &Client{desk: newDesk(pool, cfg.Schema), cfg: cfg, kinds: kinds, layers: newLayers(cfg.Middleware), running: newRegistry(), process: ulid.Make().String()}
 	c.log = slog.New(contained{log.Handler(), slog.NewTextHandler(os.Stderr, nil), c})
 	return c, nil
 }

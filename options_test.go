@@ -27,6 +27,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 	named := map[string]string{
 		"Config.Logger":       "TestEventsInTheLog",
 		"Config.Hooks":        "TestEveryRunHasOneEnd",
+		"Config.Middleware":   "TestMiddlewareIsInOrder",
 		"Config.Kinds":        "TestBadInputIsRefusedBeforeSQL",
 		"Config.MaxArgsBytes": "TestConfigOfAnEnqueue",
 		"Config.Redact":       "TestErrorsEntriesAreSanitised",
@@ -78,6 +79,10 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"ErrorCase.MaxAttempts": "TestErrorCases",
 		"FollowUp.Kind":         "TestFollowUpOnEveryPath",
 		"FollowUp.Queue":        "TestFollowUpOnEveryPath",
+
+		"Middleware.BeginEnqueue": "TestBeginEnqueue",
+		"Middleware.Enqueue":      "TestMiddlewareOfEveryEnqueue",
+		"Middleware.Run":          "TestMiddlewareOfARun",
 
 		"ArchiveOpts.KeepNewest": "TestArchiveAllButTheNewest",
 		"PauseOpts.Until":        "TestAPauseEndsByItself",
@@ -150,7 +155,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Unique](), reflect.TypeFor[Periodic](),
-		reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[Audit](),
+		reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Middleware](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

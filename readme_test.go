@@ -14,7 +14,8 @@ import (
 
 const firstProgram = "examples/welcome/main.go"
 
-// The code of README.md, docs/testing.md, docs/outcomes.md and docs/health.md is, word for word, what tests and examples run.
+// The code of README.md, docs/testing.md, docs/outcomes.md, docs/middleware.md and docs/health.md is, word for word, the
+// code that tests and examples run.
 func TestCodeOfTheReadme(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile(firstProgram)
@@ -25,6 +26,7 @@ func TestCodeOfTheReadme(t *testing.T) {
 	compareCode(t, "README.md", append([]string{"package main\n" + program}, partsFor(t, "README.md", "example_readme_test.go")...))
 	compareCode(t, "docs/testing.md", partsFor(t, "docs/testing.md", "example_testing_test.go"))
 	compareCode(t, "docs/outcomes.md", partsFor(t, "docs/outcomes.md", "example_handler_test.go"))
+	compareCode(t, "docs/middleware.md", partsFor(t, "docs/middleware.md", "example_middleware_test.go"))
 	raw, err = os.ReadFile("example_operate_test.go")
 	if err != nil {
 		t.Fatal(err)

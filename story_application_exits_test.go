@@ -62,7 +62,7 @@ func TestALogThatExitsCostsNoOutcome(t *testing.T) {
 // While a hook blocks, the events that wait for it hold neither runs, with their args, nor entries with traces.
 func TestASlowHookHoldsNoArgs(t *testing.T) {
 	t.Parallel()
-	if got := pointersOf(reflect.TypeFor[engine.Event](), ""); !slices.Equal(got, []string{".End.Entry", ".End.Slot"}) {
+	if got := pointersOf(reflect.TypeFor[engine.Event](), ""); !slices.Equal(got, []string{".End.Entry", ".End.Slot", ".Labels"}) {
 		t.Errorf("an event holds %v", got)
 	}
 	release := make(chan struct{})

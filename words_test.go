@@ -26,7 +26,7 @@ func plainFiles() []string {
 		"args_lost.go", "audit.go", "bisect_sql_test.go", "budget.go", "errors.go", "follow_up.go", "handler.go",
 		"internal/blame/*.go", "internal/engine/*.go", "internal/floors/*.go", "internal/health/*.go",
 		"internal/house/*.go", "internal/pg/*.go", "internal/store/*.go", "jobs.go", "limit.go",
-		"near_sweeps_test.go", "operate_limits.go", "operate_limits_test.go", "operate_periodic.go",
+		"middleware.go", "middleware_test.go", "near_sweeps_test.go", "operate_limits.go", "operate_limits_test.go", "operate_periodic.go",
 		"operate_periodic_test.go", "operate_periodic_zones_test.go", "periodic.go", "retention.go",
 		"retry_jitter.go", "sanitize.go", "snapshot.go", "snapshot_test.go", "store_pg.go", "store_pg_limits.go",
 		"store_pg_periodic.go", "store_pg_test.go", "store_pg_unique.go", "store_pg_unique_test.go",

@@ -1461,6 +1461,27 @@ func mutants() []mutant {
 			tests: []string{"TestHowARunCanEnd"},
 		},
 		{
+			name: "next-twice", bug: "a middleware that calls next twice runs the handler of a job with one attempt twice",
+			file:  "middleware.go",
+			old:   "\t\tif called.Swap(true) {\n\t\t\treturn errNextAgain\n\t\t}\n\t\tdefer close(over)",
+			new:   "\t\tif !called.Swap(true) {\n\t\t\tdefer close(over)\n\t\t}",
+			tests: []string{"TestMiddlewareOfARun"},
+		},
+		{
+			name: "run-outlived", bug: "a run ends although its middleware has left the handler at work",
+			file:  "middleware.go",
+			old:   "\t\t\t<-over\n",
+			new:   "\t\t\t_ = over\n",
+			tests: []string{"TestARunEndsWithItsHandler"},
+		},
+		{
+			name: "options-shared", bug: "middleware changes the caller's own tags",
+			file:  "middleware.go",
+			old:   "slices.Clone(opts.Tags), maps.Clone(opts.Metadata)",
+			new:   "opts.Tags, maps.Clone(opts.Metadata)",
+			tests: []string{"TestMiddlewareOfEveryEnqueue"},
+		},
+		{
 			name: "verdict-undecoded", bug: "VerdictOf returns Retry for args that do not decode and would be discarded",
 			file:  "verdict.go",
 			old:   "v.class, v.Kind = ClassDecode, VerdictDiscard",

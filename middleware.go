@@ -1,0 +1,214 @@
+package drover
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync/atomic"
+)
+
+// Middleware wraps the enqueues and runs of a client. Use it to carry a trace from an enqueue to the runs of its job, to
+// put a tenant into the context, to refuse jobs, or to replace handlers in a test. Each function may be nil. All may be
+// called concurrently. docs/middleware.md has examples.
+type Middleware struct {
+	// BeginEnqueue is called once for each call of Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx and Job.EnqueueTx, before
+	// any job is looked at. Use it to time the call, or to put a span around it. It can change nothing but the context,
+	// and must derive that from ctx. The other functions of an enqueue, the statements and the hook Enqueued get this
+	// context. drover calls the function that BeginEnqueue returns once, at the end of the call, with what the call
+	// returns: receipts in the order of the items, or nil with an error. BeginEnqueue may return nil for both. drover
+	// recovers and logs a panic of either function.
+	//
+	// Like Enqueue, it is not called for jobs that the database makes.
+	BeginEnqueue func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error))
+
+	// Enqueue is called for each job, before the job is validated and written, in the goroutine and with the context of
+	// the Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx or Job.EnqueueTx. It may change item. item.Opts and
+	// item.Opts.Metadata are never nil, and are copies of the caller's. drover validates and stores what Enqueue leaves
+	// there.
+	//
+	// If it returns an error, nothing is written, and the enqueue returns an *InvalidError that names the middleware and
+	// wraps the error. A panic counts as an error.
+	//
+	// It is not called for jobs that the database makes: the jobs of schedules, follow-ups and reruns, and jobs from SQL.
+	Enqueue func(ctx context.Context, item *EnqueueItem) error
+
+	// Run is called for each run, around the handler. It calls next with ctx, or with a context derived from it, and
+	// returns the error of next, or another. The error of the first middleware of Config.Middleware counts as the
+	// handler's. Run may change job before it calls next, such as job.Args, which are decoded in next. The
+	// run's timeout includes Run.
+	//
+	// If the handler or an inner middleware panics, next returns an error: see VerdictOf. A panic of Run itself counts as
+	// a panic of the handler. If Run does not call next, the handler does not run, and a nil from Run completes the job
+	// all the same. next calls the handler once in a run. If Run calls next again, or after it has returned itself, next
+	// only returns an error. If Run returns while next still runs in another goroutine, the run ends when next has
+	// returned.
+	Run func(ctx context.Context, job *Job, next func(context.Context) error) error
+}
+
+// EnqueueCall is what Middleware.BeginEnqueue gets.
+type EnqueueCall struct {
+	Items []EnqueueItem // as the caller gave them, at least one; do not change them
+	InTx  bool          // the jobs are stored in the caller's transaction, which may still roll back
+}
+
+// beginFunc is one BeginEnqueue of Config.Middleware.
+type beginFunc = func(context.Context, EnqueueCall) (context.Context, func([]Receipt, error))
+
+// enqueueFunc is one Enqueue of Config.Middleware, and its place there.
+type enqueueFunc struct {
+	at   int
+	call func(context.Context, *EnqueueItem) error
+}
+
+// runFunc is one Run of Config.Middleware.
+type runFunc = func(context.Context, *Job, func(context.Context) error) error
+
+// layers are the functions of all middleware by what they wrap, the outermost first.
+type layers struct {
+	begins []beginFunc
+	before []enqueueFunc
+	around []runFunc
+}
+
+func newLayers(all []Middleware) (l layers) {
+	for i, m := range all {
+		if m.BeginEnqueue != nil {
+			l.begins = append(l.begins, m.BeginEnqueue)
+		}
+		if m.Enqueue != nil {
+			l.before = append(l.before, enqueueFunc{i, m.Enqueue})
+		}
+		if m.Run != nil {
+			l.around = append(l.around, m.Run)
+		}
+	}
+	return l
+}
+
+// begin calls each BeginEnqueue, the outermost first, and returns what calls their ends, the outermost last.
+func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (context.Context, func([]Receipt, error)) {
+	ends := make([]func([]Receipt, error), 0, len(c.layers.begins))
+	for _, begin := range c.layers.begins {
+		c.observing(ctx, func() {
+			inner, end := begin(ctx, EnqueueCall{Items: items, InTx: inTx})
+			if inner != nil {
+				ctx = inner
+			}
+			if end != nil {
+				ends = append(ends, end)
+			}
+		})
+	}
+	return ctx, func(receipts []Receipt, err error) {
+		if err != nil {
+			receipts = nil
+		}
+		for _, end := range slices.Backward(ends) {
+			c.observing(ctx, func() { end(receipts, err) })
+		}
+	}
+}
+
+// observing calls a function that only looks on: its panic costs the enqueue nothing.
+func (c *Client) observing(ctx context.Context, look func()) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.ErrorContext(ctx, "middleware panicked", slog.String("panic", c.clean(recoveredText(p), maxErrorText)))
+		}
+	}()
+	look()
+}
+
+// prepare is a job as middleware leaves it, validated.
+func (c *Client) prepare(ctx context.Context, args Args, opts *EnqueueOpts) (*newJob, error) {
+	if len(c.layers.before) == 0 {
+		return c.encode(args, opts)
+	}
+	item := ownItem(args, opts)
+	for _, l := range c.layers.before {
+		if item.Opts == nil {
+			item.Opts = &EnqueueOpts{}
+		}
+		if item.Opts.Metadata == nil {
+			item.Opts.Metadata = map[string]any{}
+		}
+		if err := c.ask(ctx, l, item); err != nil {
+			return nil, err
+		}
+	}
+	if item.Opts != nil && len(item.Opts.Metadata) == 0 && (opts == nil || opts.Metadata == nil) {
+		item.Opts.Metadata = nil // nobody has set any
+	}
+	return c.encode(item.Args, item.Opts)
+}
+
+// ownItem is a copy for middleware to change: the caller may use the same options for its next job.
+func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
+	item := &EnqueueItem{Args: args, Opts: &EnqueueOpts{}}
+	if opts == nil {
+		return item
+	}
+	*item.Opts = *opts
+	item.Opts.Tags, item.Opts.Metadata = slices.Clone(opts.Tags), maps.Clone(opts.Metadata)
+	if opts.Unique != nil {
+		own := *opts.Unique
+		own.By = slices.Clone(own.By)
+		item.Opts.Unique = &own
+	}
+	return item
+}
+
+// ask calls one Enqueue. A refusal is an *InvalidError, like a mistake in the job: nothing was written, and a transaction
+// goes on.
+func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
+	field := fmt.Sprintf("Middleware[%d].Enqueue", l.at)
+	defer func() {
+		if p := recover(); p != nil {
+			cause, _ := p.(error)
+			err = &InvalidError{Field: field, Reason: "panicked: " + recoveredText(p), Err: cause}
+		}
+	}()
+	if err := l.call(ctx, item); err != nil {
+		kind, _ := kindOf(item.Args) // if the args have none, the middleware's own text has to do
+		return &InvalidError{Field: field, Reason: fmt.Sprintf("refused kind %q: %v", kind, err), Err: err}
+	}
+	return nil
+}
+
+var errNextAgain = errors.New("drover: a middleware called next again, or after its Run had returned: the handler runs once in a run")
+
+// through runs a job through the middleware that is left, and its handler. A panic becomes an error at each step. So it
+// reaches the middleware around it as any failure does, and cannot end the process if next is called in a goroutine.
+func through(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &panicError{value: p, trace: stack()}
+		}
+	}()
+	if len(around) == 0 {
+		return handle(ctx, job)
+	}
+	return aroundNext(ctx, job, around, handle)
+}
+
+// aroundNext calls the first middleware, and returns once next has returned, too: the end of a run is the end of its
+// handler. It is a function of its own because its variables are allocated.
+func aroundNext(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) error {
+	var called atomic.Bool
+	over := make(chan struct{})
+	defer func() {
+		if called.Swap(true) { // from now on a next would run a job that may be another supervisor's
+			<-over
+		}
+	}()
+	return around[0](ctx, job, func(ctx context.Context) error {
+		if called.Swap(true) {
+			return errNextAgain
+		}
+		defer close(over)
+		return through(ctx, job, around[1:], handle)
+	})
+}

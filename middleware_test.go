@@ -1,0 +1,538 @@
+package drover
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// The first middleware is the outermost on both ends, and what it hands on reaches the handler.
+func TestMiddlewareIsInOrder(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	var mu sync.Mutex
+	var steps []string
+	step := func(s string) {
+		mu.Lock()
+		defer mu.Unlock()
+		steps = append(steps, s)
+	}
+	named := func(name string) Middleware {
+		return Middleware{
+			Enqueue: func(_ context.Context, item *EnqueueItem) error {
+				step("enqueue " + name)
+				item.Opts.Tags = append(item.Opts.Tags, name)
+				return nil
+			},
+			Run: func(ctx context.Context, job *Job, next func(context.Context) error) error {
+				step("run " + name + " of " + strings.Join(job.Tags, ","))
+				passed, _ := ctx.Value(key{}).(string)
+				err := next(context.WithValue(ctx, key{}, passed+name))
+				step("ran " + name)
+				return err
+			},
+		}
+	}
+	var heard eventLog
+	db := newTestDBWith(t, Config{
+		Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{named("a"), {}, named("b")},
+	})
+	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+			step(fmt.Sprint("handler after ", ctx.Value(key{})))
+			return nil
+		}),
+	}})
+	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {
+		t.Errorf("event = %+v", e)
+	}
+	want := []string{"enqueue a", "enqueue b", "run a of a,b", "run b of a,b", "handler after ab", "ran b", "ran a"}
+	if !slices.Equal(steps, want) {
+		t.Errorf("steps = %q, want %q", steps, want)
+	}
+}
+
+// Every way to enqueue a job passes the middleware, with the caller's context, and leaves the caller's options alone.
+func TestMiddlewareOfEveryEnqueue(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	db := newTestDBWith(t, Config{Logger: quiet(), Middleware: []Middleware{{
+		Enqueue: func(ctx context.Context, item *EnqueueItem) error {
+			item.Opts.Metadata["from"] = ctx.Value(key{})
+			item.Opts.Tags = append(item.Opts.Tags, "added")
+			item.Opts.Priority = 3
+			if d, ok := item.Args.(dyn); ok {
+				d.S = "changed"
+				item.Args = d
+			}
+			if u := item.Opts.Unique; u != nil {
+				u.By[0] = "S"
+			}
+			return nil
+		},
+	}}})
+	opts := func() *EnqueueOpts {
+		return &EnqueueOpts{Tags: append(make([]string, 0, 4), "own"), Metadata: map[string]any{"own": 1}, Unique: &Unique{By: []string{"N"}}}
+	}
+	given := opts()
+	n := 0
+	args := func() dyn { n++; return dyn{kind: "k", N: n} }
+	ctx := func(from string) context.Context { return context.WithValue(t.Context(), key{}, from) }
+	inTx := func(f func(Tx) error) error {
+		tx, err := db.Begin(t.Context())
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(t.Context())
+		if err := f(tx); err != nil {
+			return err
+		}
+		return tx.Commit(t.Context())
+	}
+	s := db.stopped(t, SupervisorConfig{Workers: []Worker{dynWorker("parent", WorkerOpts{}, doNothing)}})
+	db.exec(t, `insert into jobs (kind) values ('parent')`)
+	parent := jobOf(s.claim(t)[0])
+	fromHandler := func(ctx context.Context, job *Job) error {
+		return inTx(func(tx Tx) error { _, err := job.EnqueueTx(ctx, tx, args(), nil); return err })
+	}
+	for from, enqueue := range map[string]func(context.Context) error{
+		"Enqueue":       func(ctx context.Context) error { _, err := db.client.Enqueue(ctx, args(), given); return err },
+		"Enqueue, bare": func(ctx context.Context) error { _, err := db.client.Enqueue(ctx, args(), nil); return err },
+		"EnqueueMany": func(ctx context.Context) error {
+			_, err := db.client.EnqueueMany(ctx, []EnqueueItem{{args(), nil}})
+			return err
+		},
+		"EnqueueTx": func(ctx context.Context) error {
+			return inTx(func(tx Tx) error { _, err := db.client.EnqueueTx(ctx, tx, args(), &EnqueueOpts{}); return err })
+		},
+		"EnqueueManyTx": func(ctx context.Context) error {
+			return inTx(func(tx Tx) error {
+				_, err := db.client.EnqueueManyTx(ctx, tx, []EnqueueItem{{args(), nil}})
+				return err
+			})
+		},
+		"Job.EnqueueTx": func(ctx context.Context) error {
+			return fromHandler(ctx, parent)
+		},
+	} {
+		if err := enqueue(ctx(from)); err != nil {
+			t.Fatalf("%s: %v", from, err)
+		}
+		stored := value[int](t, db, `select count(*) from jobs where metadata->>'from' = $1 and tags @> '{added}' and args->>'S' = 'changed' and priority = 3`, from)
+		if stored != 1 {
+			t.Errorf("%s: %d jobs are as the middleware left them", from, stored)
+		}
+	}
+	if !reflect.DeepEqual(given, opts()) || given.Tags[:2][1] == "added" {
+		t.Errorf("the caller's options are %+v", given)
+	}
+}
+
+// Middleware that adds nothing leaves a job what it was: one without metadata.
+func TestMiddlewareThatOnlyLooks(t *testing.T) {
+	t.Parallel()
+	client, err := New(newTestDB(t).Pool, Config{Middleware: []Middleware{{Enqueue: func(_ context.Context, item *EnqueueItem) error {
+		item.Opts.Metadata["tmp"] = 1
+		delete(item.Opts.Metadata, "tmp")
+		return nil
+	}}, {Enqueue: func(_ context.Context, item *EnqueueItem) error {
+		if item.Opts.Metadata == nil {
+			return errBoom
+		}
+		item.Opts = nil
+		return nil
+	}}, {Enqueue: func(_ context.Context, item *EnqueueItem) error {
+		if item.Opts == nil || item.Opts.Metadata == nil {
+			return errBoom
+		}
+		return nil
+	}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for opts, want := range map[*EnqueueOpts]bool{nil: true, {}: true, {Metadata: map[string]any{}}: false} {
+		job, err := client.prepare(t.Context(), dyn{kind: "k"}, opts)
+		if err != nil || job.plain != want {
+			t.Errorf("%+v: plain = %v, %v", opts, job.plain, err)
+		}
+	}
+}
+
+// A refusal or a panic costs its own enqueue: nothing is written, the error names the middleware, a transaction goes on.
+func TestMiddlewareRefuses(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet(), Middleware: []Middleware{{}, {
+		Enqueue: func(_ context.Context, item *EnqueueItem) error {
+			switch item.Args.Kind() {
+			case "refused":
+				return errBoom
+			case "panics":
+				panic(errBoom)
+			}
+			return nil
+		},
+	}}})
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	check := func(err error, texts ...string) {
+		t.Helper()
+		if !errors.Is(err, errBoom) || !errors.Is(err, ErrInvalid) {
+			t.Errorf("error = %v", err)
+		}
+		for _, text := range texts {
+			if !strings.Contains(err.Error(), text) {
+				t.Errorf("error = %v, without %q", err, text)
+			}
+		}
+	}
+	for kind, text := range map[string]string{
+		"refused": `drover: Middleware[1].Enqueue: refused kind "refused": boom`,
+		"panics":  `drover: Middleware[1].Enqueue: panicked: boom`,
+	} {
+		_, err := db.client.Enqueue(t.Context(), dyn{kind: kind}, nil)
+		check(err, text)
+		_, err = db.client.EnqueueTx(t.Context(), tx, dyn{kind: kind}, nil)
+		check(err, text)
+	}
+	_, err = db.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: dyn{kind: "fine"}}, {Args: dyn{kind: "refused"}}, {Args: dyn{kind: "panics"}}})
+	check(err, `items[1].Middleware[1].Enqueue: refused kind "refused"`, `items[2].Middleware[1].Enqueue: panicked`)
+	if n := value[int](t, db, `select count(*) from jobs`); n != 0 {
+		t.Errorf("%d jobs were written", n)
+	}
+	_, err = db.client.EnqueueTx(t.Context(), tx, dyn{kind: "fine"}, nil)
+	if err = errors.Join(err, tx.Commit(t.Context())); err != nil {
+		t.Errorf("the transaction does not go on: %v", err)
+	}
+	if _, err := db.client.Enqueue(t.Context(), nil, nil); err == nil || !strings.Contains(err.Error(), "Middleware[1].Enqueue: panicked") {
+		t.Errorf("args that are nil: %v", err)
+	}
+}
+
+// The error of the outermost Run counts as the handler's, whatever a Run does with next.
+func TestMiddlewareOfARun(t *testing.T) {
+	t.Parallel()
+	type next = func(context.Context) error
+	var handled atomic.Int32
+	var seen sync.Map // by kind, the error of next
+	late := make(chan func() error, 1)
+	inner := map[string]func(context.Context, next) error{
+		"panics":           func(context.Context, next) error { panic("in the middleware") },
+		"panics after":     func(ctx context.Context, next next) error { _ = next(ctx); panic("in the middleware") },
+		"calls next twice": func(ctx context.Context, next next) error { return errors.Join(next(ctx), next(ctx)) },
+		"calls next twice at once": func(ctx context.Context, next next) error {
+			other := make(chan error)
+			go func() { other <- next(ctx) }()
+			return errors.Join(next(ctx), <-other)
+		},
+		"calls next late": func(ctx context.Context, next next) error {
+			late <- func() error { return next(ctx) }
+			return nil
+		},
+		"completes it":    func(context.Context, next) error { return nil },
+		"snoozes it":      func(context.Context, next) error { return Snooze(time.Hour) },
+		"drops the error": func(ctx context.Context, next next) error { _ = next(ctx); return nil },
+		"wraps the error": func(ctx context.Context, next next) error { return fmt.Errorf("wrapped: %w", next(ctx)) },
+		"has a goroutine": func(ctx context.Context, next next) error {
+			done := make(chan error)
+			go func() { done <- next(ctx) }()
+			return <-done
+		},
+		"calls with none":  func(_ context.Context, next next) error { return next(nil) }, //nolint:contextcheck // a mistake of a user's
+		"does not decode":  func(ctx context.Context, next next) error { return next(ctx) },
+		"decodes others":   func(ctx context.Context, next next) error { return next(ctx) },
+		"times out itself": func(ctx context.Context, _ next) error { <-ctx.Done(); return ctx.Err() },
+	}
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{
+		{Run: func(ctx context.Context, job *Job, next next) error {
+			err := next(ctx)
+			seen.Store(job.Kind, VerdictOf(err))
+			return err
+		}},
+		{Run: func(ctx context.Context, job *Job, next next) error {
+			if job.Kind == "decodes others" {
+				job.Args = json.RawMessage(`{"To": "ada@example.com"}`)
+			}
+			return inner[job.Kind](ctx, next)
+		}},
+	}})
+	fails := func(context.Context, *Job) error { handled.Add(1); panic(errBoom) }
+	discards := func(context.Context, *Job) error { return Discard(errBoom) }
+	counts := func(context.Context, *Job) error { handled.Add(1); return nil }
+	decodes := func(_ context.Context, job *Job) error {
+		var args letter
+		if err := json.Unmarshal(job.Args, &args); err != nil {
+			return &decodeError{"args do not decode", err}
+		}
+		return nil
+	}
+	cases := []struct {
+		kind    string
+		handle  func(context.Context, *Job) error
+		end     string
+		class   Class
+		verdict VerdictKind // as the outer one sees it
+		calls   int32       // of the handler
+		text    string
+	}{
+		{"panics", counts, "discarded", ClassPanic, VerdictPanic, 0, "in the middleware"},
+		{"panics after", counts, "discarded", ClassPanic, VerdictPanic, 1, "in the middleware"},
+		{"calls next twice", counts, "discarded", ClassError, VerdictError, 1, "called next again"},
+		{"calls next twice at once", counts, "discarded", ClassError, VerdictError, 1, "called next again"},
+		{"calls next late", counts, "completed", "", VerdictDone, 0, ""},
+		{"completes it", counts, "completed", "", VerdictDone, 0, ""},
+		{"snoozes it", counts, "snoozed", "", VerdictSnooze, 0, ""},
+		{"drops the error", fails, "completed", "", VerdictDone, 1, ""},
+		{"wraps the error", discards, "discarded", ClassError, VerdictDiscard, 0, "wrapped: boom"},
+		{"has a goroutine", fails, "discarded", ClassPanic, VerdictPanic, 1, "panic: boom"},
+		{"calls with none", func(ctx context.Context, _ *Job) error { return ctx.Err() }, "discarded", ClassPanic, VerdictPanic, 0, "nil pointer"},
+		{"does not decode", decodes, "discarded", ClassDecode, VerdictDiscard, 0, "do not decode"},
+		{"decodes others", decodes, "completed", "", VerdictDone, 0, ""},
+		{"times out itself", counts, "discarded", ClassTimeout, VerdictError, 0, "deadline"},
+	}
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 1}}}
+	for _, c := range cases {
+		opts := WorkerOpts{MaxAttempts: 1} // the job must not run again once its handler has begun
+		if c.kind == "times out itself" {
+			opts.Timeout = 20 * time.Millisecond
+		}
+		cfg.Workers = append(cfg.Workers, dynWorker(c.kind, opts, c.handle))
+	}
+	sup := db.run(t, cfg)
+	for _, c := range cases {
+		handled.Store(0)
+		e := heard.end(t, db.enqueue(t, payloadOf{c.kind, `"no object"`}, nil))
+		v, _ := seen.Load(c.kind)
+		verdict, _ := v.(Verdict)
+		if e.name != c.end || e.Class != c.class || !strings.Contains(e.Error, c.text) || verdict.Kind != c.verdict || handled.Load() != c.calls {
+			t.Errorf("%s: handler called %d times, verdict %+v, event %+v", c.kind, handled.Load(), verdict, e)
+		}
+	}
+	handled.Store(0)
+	if err := (<-late)(); err == nil || handled.Load() != 0 {
+		t.Errorf("next after the run: %v, handler called %d times", err, handled.Load())
+	}
+	if n := sup.Stats().Abandoned; n != 0 {
+		t.Errorf("%d abandoned", n)
+	}
+}
+
+// A Run that returns before next has does not end the run: another process may have the job by the time the handler
+// returns.
+func TestARunEndsWithItsHandler(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		started, release := make(chan struct{}), make(chan struct{})
+		hasty := func(ctx context.Context, _ *Job, next func(context.Context) error) error {
+			go func() { _ = next(ctx) }()
+			<-started
+			return errBoom
+		}
+		var ended atomic.Bool
+		var end error
+		go func() {
+			end = through(t.Context(), &Job{}, []runFunc{hasty}, func(context.Context, *Job) error {
+				close(started)
+				<-release
+				return nil
+			})
+			ended.Store(true)
+		}()
+		synctest.Wait()
+		if ended.Load() {
+			t.Error("the run has ended, and its handler still works")
+		}
+		close(release)
+		synctest.Wait()
+		if !ended.Load() || !errors.Is(end, errBoom) {
+			t.Errorf("ended: %v, %v", ended.Load(), end)
+		}
+	})
+}
+
+// A handler whose context is not derived from the run's hears of no timeout. Its run ends as if it ignored the timeout.
+func TestMiddlewareThatSwapsTheContext(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	release := make(chan struct{})
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{{
+		Run: func(_ context.Context, _ *Job, next func(context.Context) error) error {
+			return next(context.Background()) //nolint:contextcheck // a mistake of a user's
+		},
+	}}})
+	sup := db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("k", WorkerOpts{MaxAttempts: 1, Timeout: 10 * time.Millisecond}, func(ctx context.Context, _ *Job) error {
+			select {
+			case <-ctx.Done():
+			case <-release:
+			}
+			return ctx.Err()
+		}),
+	}})
+	t.Cleanup(func() { close(release) })
+	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "discarded" || e.Class != ClassTimeout || sup.Stats().Abandoned != 1 {
+		t.Errorf("%d abandoned, event = %+v", sup.Stats().Abandoned, e)
+	}
+}
+
+// payloadOf is a job of any kind and args.
+type payloadOf struct{ kind, args string }
+
+func (p payloadOf) Kind() string                 { return p.kind }
+func (p payloadOf) MarshalJSON() ([]byte, error) { return []byte(p.args), nil }
+
+// The database makes the jobs of a schedule: Enqueue does not see them, Run does.
+func TestMiddlewareOfAPeriodicJob(t *testing.T) {
+	t.Parallel()
+	var asked, ran atomic.Int32
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{{
+		Enqueue: func(context.Context, *EnqueueItem) error { asked.Add(1); return errBoom },
+		Run: func(ctx context.Context, _ *Job, next func(context.Context) error) error {
+			ran.Add(1)
+			return next(ctx)
+		},
+	}}})
+	db.run(t, SupervisorConfig{
+		Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)},
+		Periodic: []Periodic{{Name: "often", Schedule: "@every 1s", Args: dyn{kind: "k"}}},
+	})
+	eventually(t, func() bool { return ran.Load() > 0 })
+	if asked.Load() != 0 {
+		t.Errorf("Enqueue was called %d times", asked.Load())
+	}
+}
+
+// Without middleware neither a run nor an enqueue allocates more than it would if there were none at all.
+func TestAllocationsWithoutMiddleware(t *testing.T) { //nolint:paralleltest // it counts allocations
+	task := bareTask()
+	task.worker = &Worker{handle: doNothing}
+	if n := testing.AllocsPerRun(100, func() { _ = task.handler.Handle(context.Background(), &task.Run) }); n != 0 {
+		t.Errorf("%v allocations for a call without middleware", n)
+	}
+	client, err := New(newTestDB(t).Pool, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := Args(letter{"ada@example.com"})
+	encode := testing.AllocsPerRun(100, func() { _, _ = client.encode(args, nil) })
+	prepare := testing.AllocsPerRun(100, func() { _, _ = client.prepare(t.Context(), args, nil) })
+	if prepare != encode {
+		t.Errorf("%v allocations without middleware, %v for encoding alone", prepare, encode)
+	}
+}
+
+// Each call of an enqueue begins and ends once, the first middleware outermost, and all functions in between get its
+// context.
+func TestBeginEnqueue(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	var steps []string
+	named := func(name string) Middleware {
+		return Middleware{
+			BeginEnqueue: func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error)) {
+				steps = append(steps, fmt.Sprint("begin ", name, " ", len(call.Items), " ", call.InTx))
+				before, _ := ctx.Value(key{}).(string)
+				return context.WithValue(ctx, key{}, before+name), func(receipts []Receipt, err error) {
+					steps = append(steps, fmt.Sprint("end ", name, " ", len(receipts), " ", err != nil))
+				}
+			},
+			Enqueue: func(ctx context.Context, item *EnqueueItem) error {
+				item.Opts.Tags = append(item.Opts.Tags, fmt.Sprint(name, ctx.Value(key{})))
+				return nil
+			},
+		}
+	}
+	hook := func(ctx context.Context, e Event) {
+		steps = append(steps, fmt.Sprint(e.Tags, ctx.Value(key{})))
+	}
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{{Enqueued: hook}}, Middleware: []Middleware{named("a"), {}, named("b")}})
+	inTx := func(f func(Tx) error) error {
+		tx, err := db.Begin(t.Context())
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback(t.Context())
+		return f(tx)
+	}
+	ctx := t.Context()
+	one := []EnqueueItem{{dyn{kind: "k"}, nil}, {dyn{kind: "k"}, nil}}
+	const each = "[aab bab]ab"
+	for _, c := range []struct {
+		name    string
+		enqueue func() error
+		want    []string
+	}{
+		{
+			"Enqueue", func() error { _, err := db.client.Enqueue(ctx, dyn{kind: "k"}, nil); return err },
+			[]string{"begin a 1 false", "begin b 1 false", each, "end b 1 false", "end a 1 false"},
+		},
+		{
+			"EnqueueMany", func() error { _, err := db.client.EnqueueMany(ctx, one); return err },
+			[]string{"begin a 2 false", "begin b 2 false", each, each, "end b 2 false", "end a 2 false"},
+		},
+		{"EnqueueTx", func() error {
+			return inTx(func(tx Tx) error { _, err := db.client.EnqueueTx(ctx, tx, dyn{kind: "k"}, nil); return err })
+		}, []string{"begin a 1 true", "begin b 1 true", each, "end b 1 false", "end a 1 false"}},
+		{"EnqueueManyTx", func() error {
+			return inTx(func(tx Tx) error { _, err := db.client.EnqueueManyTx(ctx, tx, one); return err })
+		}, []string{"begin a 2 true", "begin b 2 true", each, each, "end b 2 false", "end a 2 false"}},
+		{
+			"refused", func() error { _, err := db.client.Enqueue(ctx, dyn{kind: ""}, nil); return err },
+			[]string{"begin a 1 false", "begin b 1 false", "end b 0 true", "end a 0 true"},
+		},
+		{"nothing", func() error { _, err := db.client.EnqueueMany(ctx, nil); return err }, nil},
+	} {
+		steps = nil
+		if err := c.enqueue(); (err != nil) != (c.name == "refused") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if !slices.Equal(steps, c.want) {
+			t.Errorf("%s: steps %q, want %q", c.name, steps, c.want)
+		}
+	}
+}
+
+// A BeginEnqueue that panics, at either end, or returns nothing, costs no job.
+func TestBeginEnqueueOnlyLooks(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	begin := func(f func(ctx context.Context) (context.Context, func([]Receipt, error))) Middleware {
+		return Middleware{BeginEnqueue: func(ctx context.Context, _ EnqueueCall) (context.Context, func([]Receipt, error)) { return f(ctx) }}
+	}
+	ended := 0
+	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Middleware: []Middleware{
+		begin(func(ctx context.Context) (context.Context, func([]Receipt, error)) {
+			return ctx, func([]Receipt, error) { ended++ }
+		}),
+		begin(func(context.Context) (context.Context, func([]Receipt, error)) { panic("at the begin") }),
+		begin(func(context.Context) (context.Context, func([]Receipt, error)) { return nil, nil }),
+		begin(func(ctx context.Context) (context.Context, func([]Receipt, error)) {
+			return ctx, func([]Receipt, error) { panic("at the end") }
+		}),
+	}})
+	receipt, err := db.client.Enqueue(t.Context(), dyn{kind: "k"}, nil)
+	if err != nil || value[int](t, db, `select count(*) from jobs where id = $1`, receipt.ID) != 1 || ended != 1 {
+		t.Errorf("err = %v, ended %d times", err, ended)
+	}
+	for _, want := range []string{"at the begin", "at the end"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("%q is not logged:\n%s", want, log.String())
+		}
+	}
+}
