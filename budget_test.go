@@ -211,8 +211,7 @@ func TestASpentBudgetDiscards(t *testing.T) {
 	if n := value[int](t, db, discarded, ReasonRetryBudget); n != 200 {
 		t.Errorf("%d jobs discarded as %s, want 200", n, ReasonRetryBudget)
 	}
-	s.Reporter.Close()
-	s.Reporter.Run(t.Context(), s.Handler)
+	s.reportAll(t)
 	if failed, gone := book.count(engine.EventFailed, ""), book.count(engine.EventDiscarded, ""); failed != 100 || gone != 200 {
 		t.Errorf("%d told as failed, %d as discarded", failed, gone)
 	}

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
@@ -127,6 +129,25 @@ func TestStopOfTheDocuments(t *testing.T) {
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("docs/deploying.md has no %q", want)
+		}
+	}
+}
+
+// docs/events.md has a row for each hook, and names each field of an Event.
+func TestEventsOfTheDocuments(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("docs/events.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[drover.Hooks]()) {
+		if strings.Count(string(raw), "\n| `"+f.Name+"` |") != 1 {
+			t.Errorf("the hook %s has no row", f.Name)
+		}
+	}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[drover.Event]()) {
+		if !strings.Contains(string(raw), "`"+f.Name+"`") {
+			t.Errorf("the field %s is not explained", f.Name)
 		}
 	}
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// handler answers what the engine asks: which policies a job has, what its handler does, what its end means, and who hears
-// of it.
+// handler answers what the engine asks: which policies a job has, what its handler does, and what its end means.
 type handler struct {
 	client          *Client
 	workers         map[string]*Worker
@@ -260,16 +259,6 @@ func (h *handler) readStrategy(id string, stored *string) RetryStrategy {
 		return nil
 	}
 	return strategy
-}
-
-// Hears implements engine.Handler.
-func (h *handler) Hears(ctx context.Context, kind engine.EventKind) bool {
-	return h.client.listens(ctx, kind)
-}
-
-// Emit implements engine.Handler.
-func (h *handler) Emit(ctx context.Context, e *engine.Event) {
-	h.client.emit(ctx, told{e.Kind, publicEvent(e)})
 }
 
 // publicEvent is an event of the engine as hooks see it.

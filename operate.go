@@ -362,7 +362,7 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 		return fmt.Errorf("redrive job %s: %w", id, ErrNotFound)
 	}
 	if was == Discarded || was == Cancelled {
-		c.emit(ctx, told{engine.EventRedriven, Event{JobID: id}})
+		c.emit(ctx, told{engine.EventRedriven, Event{JobID: id, By: audit.By, Why: audit.Why}})
 	}
 	return nil
 }
@@ -400,10 +400,10 @@ func (c *Client) endJob(ctx context.Context, verb, sql, id string, audit Audit, 
 		return "", fmt.Errorf("%s job %s: %w", verb, id, ErrNotFound)
 	}
 	switch {
-	case was == Running: // its owner tells
+	case was == Running: // its owner emits the event
 		c.running.cancel(id)
 	case !was.Final():
-		t.event.JobID, t.event.Error = id, audit.Why
+		t.event.JobID, t.event.Error, t.event.By, t.event.Why = id, audit.Why, audit.By, audit.Why
 		c.emit(ctx, t)
 	}
 	return was, nil

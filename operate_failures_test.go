@@ -297,8 +297,7 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || job.Crashes != 1 {
 		t.Errorf("%+v", job)
 	}
-	s.Reporter.Close()
-	s.Reporter.Run(t.Context(), s.Handler)
+	s.reportAll(t)
 	if book.count(engine.EventDiscarded, id) != 1 || book.count(engine.EventRescued, id) != 0 {
 		t.Errorf("told: %+v", book.events)
 	}
@@ -373,8 +372,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 
 	// Every settled run has told one end, the one the row shows.
 	for _, s := range []*still{old, old2} {
-		s.Reporter.Close()
-		s.Reporter.Run(ctx, s.Handler)
+		s.reportAll(t)
 	}
 	for _, id := range dead {
 		if book.count(engine.EventDiscarded, id) != 1 || book.count(engine.EventFailed, id) != 0 {

@@ -163,7 +163,7 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 	}
 	if waited := b.changed - len(b.running); v.tell != nil && waited > 0 {
 		t := *v.tell
-		t.event.Error, t.event.Count = v.audit.Why, waited
+		t.event.Error, t.event.Count, t.event.By, t.event.Why = v.audit.Why, waited, v.audit.By, v.audit.Why
 		c.emit(ctx, t)
 	}
 	return b, nil

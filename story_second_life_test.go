@@ -64,13 +64,6 @@ func (s *still) claimAll(t testing.TB, n int) []*engine.Run {
 	return runs
 }
 
-// tellAll has all events told that wait.
-func (s *still) tellAll(t testing.TB) {
-	t.Helper()
-	s.Reporter.Close()
-	s.Reporter.Run(t.Context(), s.Handler)
-}
-
 // theRows is all that there is of jobs.
 func (db *testDB) theRows(t testing.TB, ids []string) string {
 	t.Helper()
@@ -172,7 +165,7 @@ func TestSettleOfAnEarlierLife(t *testing.T) {
 				for _, r := range second {
 					s.settle(t, decided(r, nil))
 				}
-				s.tellAll(t)
+				s.reportAll(t)
 				for i, r := range first {
 					if stale, completed := book.count(engine.EventStaleSettle, r.ID), book.count(engine.EventCompleted, r.ID); stale != 1 || completed != 1 {
 						t.Errorf("ending %d: %d told as stale, %d as completed", i, stale, completed)
@@ -220,7 +213,7 @@ func TestBothLivesEndInOneRoundTrip(t *testing.T) {
 						s.Settler.RetryLocked()
 						s.settle(t)
 					}
-					s.tellAll(t)
+					s.reportAll(t)
 					want := map[string]State{"completed": Completed, "failed": Retryable, "discarded": Discarded}[is]
 					kind := map[string]engine.EventKind{"completed": engine.EventCompleted, "failed": engine.EventFailed, "discarded": engine.EventDiscarded}[is]
 					if j, err := db.client.Job(t.Context(), id); err != nil || j.State != want {
@@ -270,7 +263,7 @@ func TestSettleWhoseReplyWasLostBeforeTheSecondLife(t *testing.T) {
 				if !s.Settler.Unsettled.Has(second) || s.Settler.Unsettled.Len() != 1 {
 					t.Errorf("%d runs are held", s.Settler.Unsettled.Len())
 				}
-				s.tellAll(t)
+				s.reportAll(t)
 				if book.count(end.kind, id) != 1 || len(book.events) != 1 {
 					t.Errorf("told: %+v", book.events)
 				}
@@ -420,7 +413,7 @@ func TestLostClaimOfASecondLife(t *testing.T) {
 	second := s.claimAll(t, 1)[0]
 	s.settle(t, decided(first, nil))
 	s.settle(t, decided(second, nil))
-	s.tellAll(t)
+	s.reportAll(t)
 	if book.count(engine.EventStaleSettle, id) != 1 || book.count(engine.EventCompleted, id) != 1 {
 		t.Errorf("told: %+v", book.events)
 	}

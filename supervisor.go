@@ -95,7 +95,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	}
 	host, _ := os.Hostname() // for people; empty will do
 	ec := engine.Config{
-		Handler: h, Log: c.log, Clean: func(text string) string { return c.clean(text, maxErrorText) },
+		Handler: h, Subscribers: c.subscribers(), Log: c.log, Clean: func(text string) string { return c.clean(text, maxErrorText) },
 		Keep:  store.Keeping{Completed: keepFor(cfg.CompletedRetention), Cancelled: keepFor(cfg.CancelledRetention)},
 		Lease: cfg.Lease, PollInterval: cfg.PollInterval, RestInterval: rest, DrainTimeout: cfg.DrainTimeout, DisableNotify: cfg.DisableNotify,
 		QuarantineAfter: cfg.QuarantineAfter, Host: host, Build: cfg.Build, Process: c.process, Schedules: schedules,
@@ -117,7 +117,8 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 // Run claims and runs jobs until ctx is done, then drains: it claims no more, releases jobs that have not started, waits
 // up to DrainTimeout for running handlers, then cancels their contexts with cause ErrShutdown and releases their jobs. Jobs
 // with a single attempt are discarded instead. Run returns nil after a stop, at most DrainTimeout and 5 s after ctx is
-// done, once all its goroutines have ended, except handlers that ignored their context. A Supervisor runs once.
+// done, once all its goroutines have ended, except handlers that ignored their context and hooks that have not returned. A
+// Supervisor runs once.
 //
 // Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly, ErrServerTooOld,
 // ErrPooler, an *InvalidError of a hook of the pool or of a schedule that the database refuses, or an error of the server, such as the one for a wrong password. It
@@ -182,15 +183,16 @@ func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 
 // Stats are a supervisor's figures of the moment.
 type Stats struct {
-	Running   int   // handlers at work
-	Buffered  int   // claimed, not started
-	Abandoned int64 // handlers that ignored the end of their context, since Run
+	Running       int   // handlers at work
+	Buffered      int   // claimed, not started
+	Abandoned     int64 // handlers that ignored the end of their context, since Run
+	DroppedEvents int64 // events that slow or hanging hooks, or a slow log, did not get, since Run
 }
 
 // Stats may be called at any time.
 func (s *Supervisor) Stats() Stats {
-	running, buffered, abandoned := s.engine.Stats()
-	return Stats{running, buffered, abandoned}
+	running, buffered, abandoned, dropped := s.engine.Stats()
+	return Stats{running, buffered, abandoned, dropped}
 }
 
 // registry is what supervisors of a client run.

@@ -151,8 +151,7 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 	if b, err := (store.Session{Conn: conn.Conn()}).Background(t.Context(), []string{}); err != nil || b.Deaths != 1 || b.Ran < 110*time.Minute || b.Ran > 130*time.Minute {
 		t.Errorf("background = %+v, %v", b, err) // of the hour: 50 + 40 + 30 minutes
 	}
-	s.Reporter.Close()
-	s.Reporter.Run(context.Background(), s.Handler)
+	s.reportAll(t)
 	if book.count(engine.EventDiscarded, id) != 1 || book.count(engine.EventQuarantined, id) != 1 {
 		t.Error("the quarantine was not told of")
 	}
@@ -520,8 +519,7 @@ func TestTwoRescuersRescueEachJobOnce(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			s.Reporter.Close()
-			s.Reporter.Run(context.Background(), s.Handler)
+			s.reportAll(t)
 		})
 	}
 	rescuers.Wait()
@@ -566,8 +564,7 @@ func TestRescueAndSettleOfTheSameJob(t *testing.T) {
 	})
 	both.Wait()
 	for _, s := range []*still{owner, rescuer} {
-		s.Reporter.Close()
-		s.Reporter.Run(context.Background(), s.Handler)
+		s.reportAll(t)
 	}
 	completed := value[int](t, db, `select count(*) from jobs where state = 'completed' and errors_total = 0`)
 	rescued := value[int](t, db, `select count(*) from jobs where state in ('retryable', 'available') and claim_seq = 1`)

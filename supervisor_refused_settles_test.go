@@ -123,7 +123,7 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from drover_set_aside where job = $1`, second); n > 0 {
 		t.Error("the one that passed is still set aside")
 	}
-	s.tellAll(t)
+	s.reportAll(t)
 	if book.count(engine.EventDiscarded, first) != 1 || book.count(engine.EventCompleted, second) != 1 {
 		t.Errorf("events: %+v", book.events)
 	}

@@ -419,8 +419,7 @@ func TestLockedRowThatIsTakenAwayIsStale(t *testing.T) {
 			}
 			s.Settler.RetryLocked()
 			s.settle(t)
-			s.Reporter.Close()
-			s.Reporter.Run(t.Context(), s.Handler)
+			s.reportAll(t)
 			if book.count(engine.EventStaleSettle, id) != 1 || book.count(engine.EventCompleted, id) > 0 {
 				t.Errorf("%d told as stale, %d as completed", book.count(engine.EventStaleSettle, id), book.count(engine.EventCompleted, id))
 			}

@@ -240,6 +240,15 @@ func (s *still) settle(t testing.TB, runs ...*engine.Run) {
 	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
 }
 
+// reportAll passes on all events that wait, and ends the reporter.
+func (s *still) reportAll(t testing.TB) {
+	t.Helper()
+	s.Reporter.Close()
+	for _, l := range s.Reporter.Lines {
+		l.Run(t.Context())
+	}
+}
+
 // diary keeps the events of a client.
 type diary struct {
 	mu     sync.Mutex

@@ -3,31 +3,32 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"time"
 
 	"github.com/drover-queue/drover/internal/engine"
 )
 
-// Event is what Hooks are told. Fields that an event has no use for are zero.
+// Event is what Hooks receive. Fields that do not apply to an event are zero.
 type Event struct {
 	JobID       string
 	Queue       string
 	Kind        string
-	Supervisor  string        // whose run it is
-	Attempt     int           // which run, from 1
-	MaxAttempts int           // effective; of an end event that of its ErrorCase, if it has one
-	Duration    time.Duration // how long the handler ran
-	Wait        time.Duration // how late the run started after it was due, by the server's clock up to the claim
+	Supervisor  string        // owner of the run, or the supervisor that emits the event; of Rescued the dead one
+	Attempt     int           // number of the run, from 1
+	MaxAttempts int           // the effective number; at the end of a run the number of its ErrorCase, if it has one
+	Duration    time.Duration // how long the handler ran, with its middleware
+	Wait        time.Duration // from the due time to the start of the run, by the server's clock up to the claim
 	Class       Class         // of a failed run
 	Error       string        // text of the failure, as stored; of PeriodicSkipped why there was no job
 	Reason      Reason        // of a discard
-	Backoff     time.Duration // until the next run: failed, snoozed
+	Backoff     time.Duration // until the next run: Failed, Snoozed, Rescued
 	Next        time.Time     // when that is, by this process' clock
-	Count       int           // claimed in one claim, made due in one tick of a redrive, or ended in one transaction by CancelMany or DiscardMany; ticks of PeriodicSkipped
-	Fingerprint string        // of a failure group: failure_reopened
-	Scope       Scope         // of a pause: paused, resumed
-	By, Why     string        // who changed it last, and why: paused, resumed
+	Count       int           // number of jobs of Claimed, of a redrive's tick, and of CancelMany and DiscardMany; of ticks of PeriodicSkipped
+	Fingerprint string        // of a failure group: FailureReopened
+	Scope       Scope         // of a pause: Paused, Resumed
+	By, Why     string        // the Audit of an operator's verb, or of a pause
 	Periodic    string        // the schedule that made the job, or that made none
 	InTx        bool          // of Enqueued: the job is stored in a transaction of the caller's, which may still roll back
 
@@ -37,39 +38,42 @@ type Event struct {
 	Metadata json.RawMessage
 }
 
-// Hooks are functions called on events; nil ones are left out. Adding a field breaks nobody.
+// Hooks are functions that drover calls on events. Leave out functions that you do not need. docs/events.md has a table of
+// the events, their fields and units.
 //
-// They run outside all locks. Enqueued, Started and Redriven run in the goroutine that caused them, except the events of
-// schedules and of paced redrives. All other events run one after another in a goroutine of the supervisor's, after the
-// row has changed, and never when it has not: a hook that blocks delays later hooks and Run's return, not jobs. So a
-// run's Started may come before the end of the run before. A panic is contained and logged.
+// The methods of a Client call its hooks in your goroutine: Enqueued, Redriven, and Cancelled and Discarded of jobs that
+// were not running. All other events come from a supervisor, after the row has changed. Each element of Config.Hooks has a
+// goroutine there, which calls its hooks one after another with a context that does not end. A hook that blocks delays
+// neither a job nor the other elements, and costs its own events: up to 16 MiB of them wait, further ones are dropped,
+// counted in Stats.DroppedEvents, and logged once a minute. A stop waits for hooks until its own time is over. drover
+// recovers and logs a panic.
 //
 // Every run that Started ends in exactly one of Completed, Failed, Discarded, Parked, Snoozed, Cancelled, Released and
-// StaleSettle, unless its process dies: then another supervisor's Rescued (or Discarded, Parked) tells of it. Jobs that
-// end without a run (expired, or an operator's verb) have the end event alone. Of CancelMany and DiscardMany one event
-// with Count, and no JobID, tells of all that did not run in one of their transactions.
+// StaleSettle, unless its process dies: then another supervisor emits Rescued, Discarded or Parked for it. Jobs that end
+// without a run (expired, or by an operator's verb) have the end event alone. CancelMany and DiscardMany emit one event
+// for each of their transactions, with Count set and JobID empty, for the jobs that were not running.
 //
-//	Enqueued     a job was stored             JobID Queue Kind InTx; by a schedule Supervisor Periodic
+//	Enqueued     a job was stored             JobID Queue Kind InTx; by a schedule Supervisor Periodic; of a rerun By Why
 //	Claimed      jobs were claimed            Supervisor Queue Count
 //	Started      a handler is called          … Wait
-//	Completed    the run went well            … Duration
+//	Completed    the run succeeded            … Duration
 //	Failed       it failed, will be retried   … Duration Class Error Backoff Next
-//	Discarded    the job ended for good       … Duration Class Error Reason
-//	Quarantined  after that: it is convicted of killing processes, or deaf; docs/crashes.md says what to do
+//	Discarded    the job ended for good       … Duration Class Error Reason; by an operator By Why
+//	Quarantined  after Discarded: the job kills processes, or ignores its timeout; see docs/crashes.md
 //	                                          … Duration Class Error Reason
-//	Parked       it failed and waits for a newer build … Duration Class Error
+//	Parked       it failed and waits for a newer build, or for its place in a redrive … Duration Class Error
 //	Snoozed      it waits, attempt given back … Duration Backoff Next
-//	Cancelled    nobody wants it any more     … Duration Error
+//	Cancelled    nobody wants it any more     … Duration Error; by an operator By Why
 //	Released     handed back by a stop, or by a pause before it started   … Duration
-//	StaleSettle  the outcome was refused: the job was someone else's by then
-//	Rescued      freed from a dead supervisor … Class Error Backoff (Supervisor is the dead one)
-//	Redriven     an operator made it due      JobID; of a paced redrive Supervisor Count
+//	StaleSettle  the outcome was refused: the job belonged to another supervisor by then
+//	Rescued      freed from a dead supervisor … Class Error Backoff Next (Supervisor is the dead one)
+//	Redriven     an ended job is due again    JobID By Why; of a paced redrive Supervisor Count instead
 //
-// One is about a failure group, told by the supervisor that adds up the failures, some seconds after:
+// One event is about a failure group. The supervisor that adds up the failures emits it some seconds later:
 //
-//	FailureReopened  a resolved failure came back: a regression   Fingerprint Kind Class Error, JobID: the last
+//	FailureReopened  a resolved failure came back: a regression   Fingerprint Kind Class Error, JobID: the last job
 //
-// Two are about pauses. Each supervisor calls them when it follows the change:
+// Two are about pauses. Each supervisor emits them when it follows the change:
 //
 //	Paused   no job of the scope starts here any more   Scope By Why Supervisor
 //	Resumed  they start again                           Scope By Why Supervisor
@@ -83,7 +87,7 @@ type Hooks struct {
 	Released, StaleSettle, Rescued, Redriven, FailureReopened, Paused, Resumed, PeriodicSkipped func(context.Context, Event)
 }
 
-// of picks the event's function and says how it is logged.
+// of returns the event's function, and the level and the message of its log line.
 func (h *Hooks) of(kind engine.EventKind) (hook func(context.Context, Event), level slog.Level, message string) {
 	switch kind {
 	case engine.EventEnqueued:
@@ -126,47 +130,65 @@ func (h *Hooks) of(kind engine.EventKind) (hook func(context.Context, Event), le
 	return nil, slog.LevelDebug, ""
 }
 
-// told is an event on its way to the hooks.
+// An event on its way to the log and the hooks.
 type told struct {
 	kind  engine.EventKind
 	event Event
 }
 
-// listens reports whether anyone would notice the event.
-func (c *Client) listens(ctx context.Context, kind engine.EventKind) bool {
-	var none Hooks
-	if _, level, _ := none.of(kind); c.log.Enabled(ctx, level) {
-		return true
-	}
+// subscribers are the log and the hooks of the client, for an engine.
+func (c *Client) subscribers() []engine.Subscriber {
+	subscribers := []engine.Subscriber{{
+		Hears: c.logs,
+		Emit:  func(ctx context.Context, e *engine.Event) { c.logEvent(ctx, told{e.Kind, publicEvent(e)}) },
+	}}
 	for i := range c.cfg.Hooks {
-		if hook, _, _ := c.cfg.Hooks[i].of(kind); hook != nil {
-			return true
-		}
+		h := &c.cfg.Hooks[i]
+		subscribers = append(subscribers, engine.Subscriber{
+			Name: fmt.Sprintf("Config.Hooks[%d]", i),
+			Hears: func(kind engine.EventKind) bool {
+				hook, _, _ := h.of(kind)
+				return hook != nil
+			},
+			Emit: func(ctx context.Context, e *engine.Event) { c.callHook(ctx, h, told{e.Kind, publicEvent(e)}) },
+		})
 	}
-	return false
+	return subscribers
 }
 
-// emit logs the event and calls its hooks.
+// logs reports whether the log shows events of a kind.
+func (c *Client) logs(kind engine.EventKind) bool {
+	_, level, _ := (&Hooks{}).of(kind)
+	return c.log.Enabled(context.Background(), level)
+}
+
+// emit logs the event and calls its hooks in the caller's goroutine.
 func (c *Client) emit(ctx context.Context, t told) {
-	var none Hooks
-	_, level, message := none.of(t.kind)
+	c.logEvent(ctx, t)
+	for i := range c.cfg.Hooks {
+		c.callHook(ctx, &c.cfg.Hooks[i], t)
+	}
+}
+
+func (c *Client) logEvent(ctx context.Context, t told) {
+	_, level, message := (&Hooks{}).of(t.kind)
 	if c.log.Enabled(ctx, level) {
 		c.log.LogAttrs(ctx, level, message, t.event.attrs()...)
 	}
-	for i := range c.cfg.Hooks {
-		if hook, _, _ := c.cfg.Hooks[i].of(t.kind); hook != nil {
-			c.callHook(ctx, hook, t.event)
-		}
-	}
 }
 
-func (c *Client) callHook(ctx context.Context, hook func(context.Context, Event), e Event) {
+// callHook calls a subscriber's hook for the event, if it has one.
+func (c *Client) callHook(ctx context.Context, h *Hooks, t told) {
+	hook, _, _ := h.of(t.kind)
+	if hook == nil {
+		return
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			c.log.ErrorContext(ctx, "hook panicked", slog.String("panic", c.clean(recoveredText(p), maxErrorText)))
 		}
 	}()
-	hook(ctx, e)
+	hook(ctx, t.event)
 }
 
 // contained is the application's log handler. Its panic would end the process. If it panics, spare writes the line:

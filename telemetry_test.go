@@ -326,12 +326,13 @@ func checkEndEvent(t *testing.T, kind, supervisor string, e loggedEvent) {
 	t.Errorf("%s: %+v", kind, e)
 }
 
-// O-1: a subscriber that blocks delays other subscribers, and no job.
+// O-1: a subscriber that blocks delays neither a job nor another subscriber.
 func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
 	release := make(chan struct{})
-	blocks := Hooks{Completed: func(context.Context, Event) { <-release }, Claimed: func(context.Context, Event) { <-release }}
+	block := func(context.Context, Event) { <-release }
+	blocks := Hooks{Claimed: block, Started: block, Completed: block}
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{blocks, heard.hooks()}})
 	var batch []EnqueueItem
 	for range 200 {
@@ -347,8 +348,11 @@ func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from jobs where state = 'completed'`) == len(batch)
 	})
+	if e := heard.end(t, receipts[0].ID); e.name != "completed" {
+		t.Errorf("while one subscriber blocks, another gets %+v", e)
+	}
 	close(release)
-	stop() // all events are told before Run returns
+	stop() // Run passes on all events before it returns
 	quickest := time.Hour
 	for _, r := range receipts {
 		if heard.count(r.ID, "completed") != 1 {
@@ -361,26 +365,25 @@ func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 	}
 }
 
-// A hook that ends its goroutine, as t.FailNow does, costs no slot.
+// A hook that ends its goroutine, as t.FailNow does, costs neither a job, nor a slot, nor later events.
 func TestAHookThatCallsGoexit(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	var once atomic.Bool
-	exits := Hooks{Started: func(context.Context, Event) {
-		if !once.Swap(true) {
-			runtime.Goexit()
-		}
-	}}
+	var started, completed atomic.Int32
+	exits := Hooks{
+		Started:   func(context.Context, Event) { started.Add(1); runtime.Goexit() },
+		Completed: func(context.Context, Event) { completed.Add(1) },
+	}
 	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks(), exits}})
 	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
 		dynWorker("k", WorkerOpts{Timeout: NoTimeout}, func(context.Context, *Job) error { return nil }),
 	}})
-	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "failed" || e.Class != ClassPanic {
-		t.Errorf("event = %+v", e)
+	for range 2 {
+		if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {
+			t.Errorf("event = %+v", e)
+		}
 	}
-	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {
-		t.Errorf("next event = %+v", e)
-	}
+	eventually(t, func() bool { return started.Load() == 2 && completed.Load() == 2 })
 }
 
 // O-1: what the log says of each event, at its level, and never the args.
@@ -574,6 +577,63 @@ func TestEveryEventHasItsHook(t *testing.T) {
 	}
 	if got := fmt.Sprint((&Job{ID: "x", Args: []byte("secret")}).LogValue()); strings.Contains(got, "secret") {
 		t.Errorf("LogValue = %s", got)
+	}
+}
+
+// O-6: a hook that never returns does not keep Run from returning, and other subscribers get all events.
+func TestRunReturnsAlthoughAHookHangs(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	var heard eventLog
+	var logged lockedBuffer
+	release := make(chan struct{})
+	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []Hooks{
+		{Completed: func(context.Context, Event) { <-release }}, heard.hooks(),
+	}})
+	t.Cleanup(func() { close(release) })
+	var ids []string
+	for range 10 {
+		ids = append(ids, db.enqueue(t, dyn{kind: "k"}, nil))
+	}
+	sup, stop := db.start(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	for _, id := range ids {
+		heard.end(t, id)
+	}
+	stop()
+	if n := sup.Stats().DroppedEvents; n != 9 { // the hook hangs with the first
+		t.Errorf("%d events dropped", n)
+	}
+	if !bytes.Contains(logged.Bytes(), []byte("hooks did not return")) || !bytes.Contains(logged.Bytes(), []byte("Config.Hooks[0]")) {
+		t.Errorf("log = %s", logged.Bytes())
+	}
+}
+
+// Events that an operator's verb emits name the operator.
+func TestEventsOfVerbsHaveTheAudit(t *testing.T) {
+	t.Parallel()
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	audit := Audit{By: "ann", Why: "a test"}
+	one, two := db.enqueue(t, dyn{kind: "k"}, nil), db.enqueue(t, dyn{kind: "k"}, nil)
+	_, cancelled := db.client.Cancel(t.Context(), one, audit)
+	redriven := db.client.RedriveJob(t.Context(), one, nil, audit)
+	_, discarded := db.client.DiscardMany(t.Context(), Filter{IDs: []string{two}}, audit)
+	done := db.put(t, "state, finalized_at", "'completed', now()")
+	again, rerun := db.client.Rerun(t.Context(), done, nil, audit)
+	if err := errors.Join(cancelled, redriven, discarded, rerun); err != nil {
+		t.Fatal(err)
+	}
+	for id, names := range map[string]string{one: "enqueued cancelled redriven", two: "enqueued", "": "discarded", again.ID: "enqueued"} {
+		var got []string
+		for i, e := range heard.of(id) {
+			got = append(got, e.name)
+			if want := (i > 0 || id == "" || id == again.ID); want != (e.By == audit.By && e.Why == audit.Why) {
+				t.Errorf("%s: by %q, why %q", e.name, e.By, e.Why)
+			}
+		}
+		if strings.Join(got, " ") != names {
+			t.Errorf("events = %q, want %q", got, names)
+		}
 	}
 }
 

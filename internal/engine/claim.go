@@ -522,9 +522,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 				c.runner.release(r)
 			}
 		}
-		if c.Handler.Hears(ctx, EventClaimed) {
-			c.Reporter.add(Event{Kind: EventClaimed, Queue: q.Name, Supervisor: p.Lease.ID, Count: len(runs)})
-		}
+		c.Reporter.add(&Event{Kind: EventClaimed, Queue: q.Name, Supervisor: p.Lease.ID, Count: len(runs)})
 	}
 }
 

@@ -31,12 +31,6 @@ type Handler interface {
 	// Crashed makes the run of a job whose supervisor died, or which this supervisor held without knowing. Run.End is the
 	// outcome.
 	Crashed(job *store.Held, c Crash) *Run
-
-	// Hears reports whether anybody would notice an event.
-	Hears(ctx context.Context, kind EventKind) bool
-
-	// Emit passes an event on. The engine calls it outside all locks.
-	Emit(ctx context.Context, e *Event)
 }
 
 // Crash is what is known of a run whose end nobody saw.
@@ -50,9 +44,10 @@ type Crash struct {
 
 // Config must be complete and valid: the caller fills in the defaults and checks the values.
 type Config struct {
-	Handler Handler
-	Log     *slog.Logger
-	Clean   func(string) string // makes an error text safe to store and to log
+	Handler     Handler
+	Subscribers []Subscriber // the log and the hooks
+	Log         *slog.Logger
+	Clean       func(string) string // makes an error text safe to store and to log
 
 	Queues    []Queue                // sorted by name
 	Kinds     []store.KindPolicy     // sorted by kind

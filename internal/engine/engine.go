@@ -57,7 +57,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 //	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
 //	tick    ×1  enqueues periodic jobs, while there is a schedule; stops with ctx
-//	report  ×1  calls hooks; stops when it has passed on all events
+//	report  ×n  a subscriber's hooks; stops when it has passed on all events. If a hook hangs, Run does not wait for it
 func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	base := context.WithoutCancel(ctx)
 	if err := e.Keeper.Start(ctx, base); err != nil {
@@ -73,8 +73,10 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	finishing, giveUp := context.WithCancel(base)
 	defer giveUp()
 
-	var reporting, untilStop, whileWorking, settling sync.WaitGroup
-	reporting.Go(func() { e.report(base, &reporting) })
+	for _, l := range e.Reporter.Lines {
+		go e.report(base, l)
+	}
+	var untilStop, whileWorking, settling sync.WaitGroup
 	untilStop.Go(func() { e.Pruner.run(claiming) })
 	untilStop.Go(func() { e.Redriver.run(claiming) })
 	untilStop.Go(func() { e.Scheduler.run(claiming) })
@@ -89,7 +91,8 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 
 	<-ctx.Done()
 	e.Draining.Store(true)
-	ending, cancel := context.WithDeadline(base, e.drain(base, giveUp))
+	end := e.drain(base, giveUp)
+	ending, cancel := context.WithDeadline(base, end)
 	defer cancel()
 	untilStop.Wait()
 	settling.Wait()
@@ -102,21 +105,23 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	e.Keeper.EndStrays(ending)
 	e.Keeper.UndoAtLast(ending)
 	e.Reporter.Close()
-	reporting.Wait()
+	for _, l := range e.Reporter.wait(end) {
+		if l.Name != "" {
+			e.log.ErrorContext(base, "hooks did not return; the supervisor stops without them, and their events are lost", slog.String("hooks", l.Name))
+		}
+	}
 	e.log.InfoContext(base, "supervisor stopped", slog.String("supervisor", e.Lease.Load().ID))
 	return nil
 }
 
-// report hands events on until the reporter is closed, in another goroutine if a hook ends this one.
-func (e *Engine) report(ctx context.Context, goroutines *sync.WaitGroup) {
-	closed := false
+// report passes events on to one subscriber until the reporter is closed, in another goroutine if a hook ends this one.
+func (e *Engine) report(ctx context.Context, l *line) {
 	defer func() {
-		if !closed {
-			goroutines.Go(func() { e.report(ctx, goroutines) })
+		if !l.ended() {
+			go e.report(ctx, l)
 		}
 	}()
-	e.Reporter.Run(ctx, e.Handler)
-	closed = true
+	l.Run(ctx)
 }
 
 // StopNow makes a Run that is stopping cancel its running jobs immediately instead of draining.
@@ -228,11 +233,11 @@ func (e *Engine) Tick() { e.Scheduler.poke() }
 // Cancel ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
 func (e *Engine) Cancel(id string) { e.cancelRun(id) }
 
-// Stats returns how many handlers are at work, how many claimed jobs have not started, and how many handlers have ignored
-// the end of their context since Run.
-func (e *Engine) Stats() (running, buffered int, abandoned int64) {
+// Stats returns how many handlers are at work, how many claimed jobs have not started, how many handlers have ignored the
+// end of their context since Run, and how many events were dropped.
+func (e *Engine) Stats() (running, buffered int, abandoned, dropped int64) {
 	for _, q := range e.QueueStates() {
 		buffered += q.Buffer.Len()
 	}
-	return e.InFlight.Len(), buffered, e.Runner.Abandoned.Load()
+	return e.InFlight.Len(), buffered, e.Runner.Abandoned.Load(), e.Reporter.Dropped()
 }

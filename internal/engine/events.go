@@ -70,9 +70,12 @@ const (
 	EventPeriodicSkipped
 )
 
-// report passes on an event about a run.
+// report passes on an event about a run, if anybody wants it.
 func (s *Shared) report(kind EventKind, r *Run) {
-	s.Reporter.add(r.event(kind, s.Now()))
+	if s.Reporter.Hears(kind) {
+		e := r.event(kind, s.Now())
+		s.Reporter.add(&e)
+	}
 }
 
 // reportEnd passes on the event that ended the run, and what follows from it.
@@ -80,72 +83,6 @@ func (s *Shared) reportEnd(r *Run) {
 	s.report(r.End.Event, r)
 	if r.End.Quarantined {
 		s.report(EventQuarantined, r)
-	}
-}
-
-// reporter hands events to the hooks in order, in a goroutine of its own: a hook that blocks must not block jobs.
-type reporter struct {
-	mu     sync.Mutex
-	events []Event
-	closed bool
-	ready  chan struct{}
-	once   sync.Once
-
-	batch []Event // handed on now; the goroutine's own
-}
-
-func (r *reporter) signal() chan struct{} {
-	r.once.Do(func() { r.ready = make(chan struct{}, 1) })
-	return r.ready
-}
-
-func (r *reporter) add(events ...Event) {
-	r.mu.Lock()
-	r.events = append(r.events, events...)
-	r.mu.Unlock()
-	r.poke()
-}
-
-// Close ends the goroutine once all events have been handed on.
-func (r *reporter) Close() {
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
-	r.poke()
-}
-
-// Waiting are the events that no hook has been called with.
-func (r *reporter) Waiting() []Event {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return append([]Event(nil), r.events...)
-}
-
-func (r *reporter) poke() {
-	select {
-	case r.signal() <- struct{}{}:
-	default:
-	}
-}
-
-// Run hands events on until Close. A hook may call runtime.Goexit, which ends the goroutine: another Run goes on with the
-// next event.
-func (r *reporter) Run(ctx context.Context, h Handler) {
-	r.poke() // an earlier Run may have left events
-	for range r.signal() {
-		r.mu.Lock()
-		closed := r.closed
-		r.batch = append(r.batch, r.events...)
-		r.events = nil
-		r.mu.Unlock()
-		for len(r.batch) > 0 {
-			e := r.batch[0]
-			r.batch = r.batch[1:]
-			h.Emit(ctx, &e)
-		}
-		if r.batch = nil; closed {
-			return
-		}
 	}
 }
 

@@ -102,7 +102,7 @@ func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
 		default:
 			continue
 		}
-		f.Reporter.add(e)
+		f.Reporter.add(&e)
 	}
 	f.known = held
 }

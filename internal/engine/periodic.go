@@ -202,7 +202,7 @@ func (t *scheduler) reportTicks(d store.DueSchedule, owner string, f store.Fired
 	for _, id := range f.Jobs {
 		made := e
 		made.Kind, made.JobID = EventEnqueued, id
-		t.Reporter.add(made)
+		t.Reporter.add(&made)
 	}
 	if len(f.Jobs) > 0 && slices.Contains(t.QueueNames(), d.Queue) {
 		t.alarm.Wake() // quicker than a notification
@@ -211,10 +211,10 @@ func (t *scheduler) reportTicks(d store.DueSchedule, owner string, f store.Fired
 	skipped.Kind = EventPeriodicSkipped
 	if f.Missed > 0 {
 		skipped.Count, skipped.End.Text = int(f.Missed), f.Why
-		t.Reporter.add(skipped)
+		t.Reporter.add(&skipped)
 	}
 	if f.Fault != "" {
 		skipped.Count, skipped.End.Text = 1, "refused: "+t.Cfg.Clean(f.Fault)
-		t.Reporter.add(skipped)
+		t.Reporter.add(&skipped)
 	}
 }

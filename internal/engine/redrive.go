@@ -94,7 +94,7 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	r.capped.Store(reply.Capped)
 	if reply.Released > 0 {
 		r.alarm.NoteDue(r.Now())
-		r.Reporter.add(Event{Kind: EventRedriven, Supervisor: r.Lease.Load().ID, Count: int(reply.Released)})
+		r.Reporter.add(&Event{Kind: EventRedriven, Supervisor: r.Lease.Load().ID, Count: int(reply.Released)})
 	}
 	return reply.Wait, reply.Idle
 }

@@ -121,10 +121,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	if r.cancelRequested.Load() { // just now: cancelRun may not have found the run in InFlight
 		r.Cancel(pg.ErrCancelled)
 	}
-	if w.Handler.Hears(r.Ctx, EventStarted) {
-		started := r.event(EventStarted, r.StartedAt)
-		w.Handler.Emit(r.Ctx, &started)
-	}
+	w.report(EventStarted, r)
 	err = w.Handler.Handle(r.Ctx, r)
 	returned = true
 	return goOn

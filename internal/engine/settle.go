@@ -525,9 +525,7 @@ func (e *settler) done(runs ...*Run) {
 		if r.End.State == store.Retryable || r.End.State == store.Scheduled {
 			e.alarm.NoteDue(r.End.due(e.Now()))
 		}
-		if r.End.Quarantined || e.Handler.Hears(r.Lease.Ctx, r.End.Event) {
-			e.reportEnd(r)
-		}
+		e.reportEnd(r)
 	}
 	if e.Solo.Load() != nil {
 		e.alarm.poke() // the claimer waits until the last run is settled

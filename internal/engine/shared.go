@@ -54,6 +54,7 @@ type Shared struct {
 // NewShared returns what the parts of an engine share before any of them is made.
 func NewShared(cfg Config, pool *pg.Pool) *Shared {
 	s := &Shared{Cfg: cfg, Handler: cfg.Handler, pool: pool, log: cfg.Log, Now: time.Now, alarm: newAlarm()}
+	s.Reporter = newReporter(s)
 	for _, k := range cfg.Kinds {
 		s.Kinds = append(s.Kinds, k.Kind)
 	}

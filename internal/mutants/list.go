@@ -1482,6 +1482,27 @@ func mutants() []mutant {
 			tests: []string{"TestMiddlewareOfEveryEnqueue"},
 		},
 		{
+			name: "line-without-bound", bug: "the events that wait for a hanging hook have no bound",
+			file:  "internal/engine/reporter.go",
+			old:   "l.bytes+size > mostWaiting",
+			new:   "l.bytes > 1<<40",
+			tests: []string{"TestAHangingSubscriberCostsItsOwnEvents"}, in: "internal/engine",
+		},
+		{
+			name: "stop-waits-for-hooks", bug: "a stop waits for a hook that hangs",
+			file:  "internal/engine/reporter.go",
+			old:   "max(time.Until(end), lastReport)",
+			new:   "max(time.Until(end), time.Hour)",
+			tests: []string{"TestAStopWaitsForSubscribersUntilItsEnd"}, in: "internal/engine",
+		},
+		{
+			name: "tx-unmarked", bug: "the event of an enqueue in a transaction looks like any other",
+			file:  "enqueue.go",
+			old:   "\treturn c.enqueued(ctx, job, existing, true), nil\n",
+			new:   "\treturn c.enqueued(ctx, job, existing, false), nil\n",
+			tests: []string{"TestEventsCarryTagsAndMetadata"},
+		},
+		{
 			name: "verdict-undecoded", bug: "VerdictOf returns Retry for args that do not decode and would be discarded",
 			file:  "verdict.go",
 			old:   "v.class, v.Kind = ClassDecode, VerdictDiscard",
