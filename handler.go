@@ -21,6 +21,7 @@ type handler struct {
 	completed       Retention // SupervisorConfig.CompletedRetention
 	lease           time.Duration
 	quarantineAfter int
+	trial           *trial // of Worker.Try; nil: a supervisor runs the jobs
 }
 
 var _ engine.Handler = (*handler)(nil)

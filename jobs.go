@@ -91,6 +91,8 @@ type Config struct {
 	Schema string
 }
 
+const defaultMaxArgs = 256 << 10
+
 // Client enqueues jobs, makes supervisors and has the operators' methods. It starts no goroutine, holds no connection
 // and is safe for concurrent use.
 type Client struct {
@@ -117,7 +119,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	}
 	switch {
 	case cfg.MaxArgsBytes == 0:
-		cfg.MaxArgsBytes = 256 << 10
+		cfg.MaxArgsBytes = defaultMaxArgs
 	case cfg.MaxArgsBytes < 0 || cfg.MaxArgsBytes > 4<<20:
 		bad.add("Config.MaxArgsBytes", "must be 0 (256 KiB) to 4 MiB")
 	}

@@ -106,6 +106,9 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 		t.NoteTx(err)
 		return err
 	}
+	if trial := t.handler.trial; trial != nil {
+		return trial.settle(j.ID, err)
+	}
 	return t.SettleTx(ctx, t.handler.client.desk.in(tx), t.decide(err))
 }
 
@@ -121,7 +124,11 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	if err := checkTx(tx); err != nil {
 		return Receipt{}, err
 	}
-	if err := t.HoldTx(ctx, t.handler.client.desk.in(tx)); err != nil {
+	if trial := t.handler.trial; trial != nil {
+		if trial.settled {
+			return Receipt{}, ErrLeaseLost
+		}
+	} else if err := t.HoldTx(ctx, t.handler.client.desk.in(tx)); err != nil {
 		return Receipt{}, err
 	}
 	return t.handler.client.EnqueueTx(ctx, tx, args, opts)

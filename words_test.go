@@ -33,6 +33,7 @@ func plainFiles() []string {
 		"story_pause_test.go", "story_periodic_test.go", "story_unique_ends_test.go", "story_unique_test.go",
 		"supervisor.go", "supervisor_config.go", "supervisor_limits_test.go", "supervisor_links_test.go",
 		"supervisor_periodic_test.go", "telemetry.go", "tx.go", "unique.go", "unique_rate_test.go", "unique_test.go", "verdict.go",
+		"supervisor_periodic_test.go", "try.go", "try_test.go", "tx.go", "unique.go", "unique_rate_test.go", "unique_test.go", "verdict.go",
 		"verdict_test.go", "words_test.go", "worker.go",
 	}
 }

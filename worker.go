@@ -141,6 +141,9 @@ func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, o
 	return w
 }
 
+// Kind returns the kind of the jobs that the worker handles, "" if Handle has not made the worker.
+func (w Worker) Kind() string { return w.kind }
+
 // kindOfType returns the kind of the zero value of A. If A is a pointer, it points to a zero value.
 func kindOfType[A Args]() (string, error) {
 	t := reflect.TypeFor[A]()

@@ -1510,6 +1510,13 @@ func mutants() []mutant {
 			tests: []string{"TestVerdictOf"},
 		},
 		{
+			name: "try-by-the-error-alone", bug: "Worker.Try reads the error without the worker's Cases and RetryIf",
+			file:  "try.go",
+			old:   "case o.State == store.Discarded && o.Reason != string(ReasonAttemptsExhausted):",
+			new:   "case false && o.Reason != \"\":",
+			tests: []string{"TestTry"},
+		},
+		{
 			name: "keep-for-no-time", bug: "KeepFor(0) keeps jobs for a day",
 			file:  "retention.go",
 			old:   "\tif d <= 0 {\n",
