@@ -2,17 +2,17 @@ package drover_test
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
-	"strings"
+	"log/slog"
+	"sync"
 	"testing"
-	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/drovertest"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
-	"github.com/drover-queue/drover/migrations"
 )
 
 // databaseURL stands for the application's own way to its test database.
@@ -31,86 +31,101 @@ func chargeCard(_ context.Context, _ *drover.Job, c Charge) error {
 	return nil
 }
 
+// fakeBank stands for a service that takes a key with each call, and does what it has done under this key only once.
+type fakeBank struct {
+	mu   sync.Mutex
+	done map[int64]int
+}
+
+func (b *fakeBank) charge(_ context.Context, _ *drover.Job, c Charge) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.done == nil {
+		b.done = map[int64]int{}
+	}
+	b.done[c.OrderID] = 1
+	return nil
+}
+
+func (b *fakeBank) charged(order int64) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.done[order]
+}
+
+// shop stands for the application.
+type shop struct {
+	client   *drover.Client
+	pool     *pgxpool.Pool
+	mu       sync.Mutex
+	receipts map[int64]bool
+}
+
+// Receipt is a job that another job enqueues.
+type Receipt struct{ OrderID int64 }
+
+func (Receipt) Kind() string { return "receipt" }
+
+func newShop(t *testing.T, pool *pgxpool.Pool) *shop {
+	t.Helper()
+	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &shop{client: client, pool: pool, receipts: map[int64]bool{}}
+}
+
+func (s *shop) placeOrder(ctx context.Context, order int64) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.placeOrderTx(ctx, tx, order) })
+}
+
+func (s *shop) placeOrderTx(ctx context.Context, tx pgx.Tx, order int64) error {
+	_, err := s.client.EnqueueTx(ctx, tx, Charge{OrderID: order}, nil)
+	return err
+}
+
+func (s *shop) workers() []drover.Worker {
+	return []drover.Worker{
+		drover.Handle(func(ctx context.Context, job *drover.Job, c Charge) error {
+			if job.Attempt == 1 {
+				return errors.New("the bank is busy")
+			}
+			_, err := s.client.Enqueue(ctx, Receipt(c), nil)
+			return err
+		}, drover.WorkerOpts{}),
+		drover.Handle(func(_ context.Context, _ *drover.Job, r Receipt) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.receipts[r.OrderID] = true
+			return nil
+		}, drover.WorkerOpts{}),
+	}
+}
+
+func (s *shop) sentReceipt(order int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.receipts[order]
+}
+
 // docs/testing.md shows this code; readme_test.go compares the two.
 
 func TestChargeOfAClosedAccount(t *testing.T) {
 	t.Parallel()
-	err := chargeCard(t.Context(), &drover.Job{Attempt: 1}, Charge{OrderID: 7})
-	if !errors.Is(err, errAccountClosed) {
-		t.Errorf("the handler returned %v", err)
+	worker := drover.Handle(chargeCard, drover.WorkerOpts{})
+	v := drovertest.Run(t.Context(), t, worker, Charge{OrderID: 7}, nil)
+	if v.Kind != drover.VerdictDiscard || !errors.Is(v.Cause, errAccountClosed) {
+		t.Errorf("the verdict is %s: %v", v.Kind, v.Cause)
 	}
-}
-
-// docs/testing.md goes on.
-
-// newQueue returns a pool on drover's tables in a schema of the test's own.
-func newQueue(t *testing.T) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig(databaseURL(t)) // your test database
-	if err != nil {
-		t.Fatal(err)
-	}
-	schema := "test_" + strings.ToLower(rand.Text())
-	config.ConnConfig.RuntimeParams["search_path"] = schema
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_, err := pool.Exec(context.Background(), "drop schema "+schema+" cascade")
-		pool.Close()
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	if _, err := pool.Exec(t.Context(), "create schema "+schema); err != nil {
-		t.Fatal(err)
-	}
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	return pool
-}
-
-// runOne enqueues a job, lets a supervisor run it once, and returns what has become of it.
-func runOne(t *testing.T, pool *pgxpool.Pool, worker drover.Worker, args drover.Args) *drover.JobInfo {
-	t.Helper()
-	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
-	defer stop()
-	ended := func(context.Context, drover.Event) { stop() }
-	client, err := drover.New(pool, drover.Config{Hooks: []drover.Hooks{{
-		Completed: ended, Failed: ended, Discarded: ended, Snoozed: ended, Cancelled: ended, Parked: ended,
-	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	receipt, err := client.Enqueue(ctx, args, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sup, err := client.NewSupervisor(drover.SupervisorConfig{
-		Queues:  []drover.Queue{{Name: "default"}},
-		Workers: []drover.Worker{worker},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := sup.Run(ctx); err != nil {
-		t.Fatal(err)
-	}
-	job, err := client.Job(t.Context(), receipt.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return job
 }
 
 // docs/testing.md goes on.
 
 func TestChargeOfAClosedAccountIsDiscarded(t *testing.T) {
 	t.Parallel()
+	pool := drovertest.NewPool(t, databaseURL(t)) // your test database
 	worker := drover.Handle(chargeCard, drover.WorkerOpts{})
-	job := runOne(t, newQueue(t), worker, Charge{OrderID: 7})
+	job := drovertest.RunToEnd(t.Context(), t, pool, worker, Charge{OrderID: 7}, nil)
 	if job.State != drover.Discarded || job.DiscardReason != drover.ReasonUnrecoverable {
 		t.Errorf("the job is %s, %s: %s", job.State, job.DiscardReason, job.LastError())
 	}
@@ -118,25 +133,52 @@ func TestChargeOfAClosedAccountIsDiscarded(t *testing.T) {
 
 // docs/testing.md goes on.
 
-func TestPlacingAnOrderEnqueuesItsCharge(t *testing.T) {
+func TestAnOrderIsChargedAndReceipted(t *testing.T) {
 	t.Parallel()
-	pool := newQueue(t)
-	client, err := drover.New(pool, drover.Config{})
-	if err != nil {
+	pool := drovertest.NewPool(t, databaseURL(t))
+	shop := newShop(t, pool) // your application, with its client and workers
+	if err := shop.placeOrder(t.Context(), 42); err != nil {
 		t.Fatal(err)
 	}
+	drovertest.Drain(t.Context(), t, pool, shop.client, drover.SupervisorConfig{Workers: shop.workers()})
+	if !shop.sentReceipt(42) {
+		t.Error("no receipt was sent")
+	}
+}
+
+// docs/testing.md goes on.
+
+func TestChargesAreMadeOnce(t *testing.T) {
+	t.Parallel()
+	for _, mishap := range drovertest.Mishaps() {
+		t.Run(mishap.Name, func(t *testing.T) {
+			t.Parallel()
+			pool, bank := drovertest.NewPool(t, databaseURL(t)), &fakeBank{}
+			worker := drover.Handle(bank.charge, drover.WorkerOpts{})
+			mishap.Run(t.Context(), t, pool, drover.Config{}, worker, Charge{OrderID: 42})
+			if n := bank.charged(42); n != 1 {
+				t.Errorf("charged %d times", n)
+			}
+		})
+	}
+}
+
+// docs/testing.md goes on.
+
+func TestPlacingAnOrderEnqueuesItsCharge(t *testing.T) {
+	t.Parallel()
+	pool := drovertest.NewPool(t, databaseURL(t))
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context())
-	if _, err := client.EnqueueTx(t.Context(), tx, Charge{OrderID: 42}, nil); err != nil {
+	if err := newShop(t, pool).placeOrderTx(t.Context(), tx, 42); err != nil {
 		t.Fatal(err)
 	}
-	var jobs int
-	count := `select drover_count('{"kind": "charge", "args": {"OrderID": 42}}')`
-	if err := tx.QueryRow(t.Context(), count).Scan(&jobs); err != nil || jobs != 1 {
-		t.Errorf("%d jobs, %v", jobs, err)
+	job := drovertest.RequireEnqueued(t.Context(), t, tx, Charge{OrderID: 42})
+	if job.Queue != "default" {
+		t.Errorf("it is in the queue %s", job.Queue)
 	}
 }
 

@@ -1,0 +1,187 @@
+package drovertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+)
+
+// Drain starts a supervisor of the client with cfg, and runs the jobs of its queues and kinds until none is left. Whenever
+// all jobs that are left wait for a later time, it lets time pass until the first one is due (see Advance). So a job's
+// twenty attempts take a fraction of a second, in the usual order and with the usual delays. Drain returns when every
+// such job has ended or is parked, including jobs that handlers have enqueued meanwhile, and the supervisor has stopped.
+//
+// pool is the client's pool. If cfg has no Queues, the supervisor serves the queue "default". Drain sets PollInterval to
+// 2 ms. Schedules and redrives go by the real time: Client.RunPeriodic makes a schedule's job immediately.
+//
+// The test fails if a due job does not start within 20 s although no job runs, for example because it is paused. It also
+// fails if a job has been claimed 1,000 times, for example because it snoozes for ever, or if ctx ends.
+func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover.Client, cfg drover.SupervisorConfig) {
+	t.Helper()
+	if len(cfg.Queues) == 0 {
+		cfg.Queues = []drover.Queue{{}}
+	}
+	cfg.PollInterval = 2 * time.Millisecond
+	d := drain{pool: pool, client: client}
+	for _, q := range cfg.Queues {
+		d.queues = append(d.queues, q.Name)
+		if q.Name == "" {
+			d.queues[len(d.queues)-1] = "default"
+		}
+	}
+	for _, w := range cfg.Workers {
+		d.kinds = append(d.kinds, w.Kind())
+	}
+	sup, err := client.NewSupervisor(cfg)
+	if err != nil {
+		t.Fatalf("drovertest: %v", err)
+	}
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- sup.Run(running) }()
+	err = d.wait(ctx, ended)
+	stop()
+	if !errors.Is(err, errEnded) {
+		err = errors.Join(err, <-ended)
+	}
+	if err != nil {
+		t.Fatalf("drovertest: drain: %v", err)
+	}
+}
+
+const (
+	startsWithin = 20 * time.Second // the full sweep of a single supervisor takes 15 s to find any job that is due
+	mostClaims   = 1000
+)
+
+var errEnded = errors.New("the supervisor has ended")
+
+// drain waits for the jobs of some queues and kinds.
+type drain struct {
+	pool          *pgxpool.Pool
+	client        *drover.Client
+	queues, kinds []string
+}
+
+// left is what has not ended.
+type left struct {
+	running, due int
+	first        string  // of the jobs that wait: the first one to be due
+	seconds      float64 // until then
+	claims       int64   // of all jobs
+	most         int     // claims of one job
+}
+
+// sqlLeft needs no more than scalars and arrays. The jobs of a test are few.
+const sqlLeft = `
+select count(*) filter (where state = 'running'), count(*) filter (where state <> 'running' and scheduled_at <= clock_timestamp()),
+	coalesce((array_agg(id order by scheduled_at, id) filter (where state <> 'running'))[1], ''),
+	coalesce(extract(epoch from min(scheduled_at) filter (where state <> 'running') - clock_timestamp()), 0)::float8,
+	coalesce(sum(claim_seq), 0)::bigint, coalesce(max(claim_seq) filter (where state <> 'running'), 0)
+from jobs where finalized_at is null and state <> 'parked' and queue = any($1) and kind = any($2)`
+
+// longestPass is how much time passes at most: a Duration holds 292 years, and people write 9999 for never.
+const longestPass = 100 * 365 * 24 * time.Hour
+
+// wait returns when nothing is left, and lets time pass for that.
+func (d *drain) wait(ctx context.Context, ended <-chan error) error {
+	var before left
+	since := time.Now()
+	for {
+		var now left
+		if err := d.pool.QueryRow(ctx, sqlLeft, d.queues, d.kinds).Scan(&now.running, &now.due, &now.first, &now.seconds, &now.claims, &now.most); err != nil {
+			if ctx.Err() != nil && before.first != "" {
+				return d.stuck(context.WithoutCancel(ctx), before.first, "waits, and the context has ended")
+			}
+			return fmt.Errorf("reading jobs: %w", err)
+		}
+		idle := now.running == 0 && now.due == 0
+		switch {
+		case idle && now.first == "":
+			return nil
+		case idle && now.seconds > longestPass.Seconds():
+			return fmt.Errorf("job %s waits for a time that is more than 100 years away", now.first)
+		case now.running > 0 || now.due != before.due || now.claims != before.claims:
+			since = time.Now()
+		case time.Since(since) > startsWithin:
+			return d.stuck(ctx, now.first, "is due, and does not start")
+		}
+		if now.most >= mostClaims {
+			return fmt.Errorf("a job was claimed %d times and waits again", now.most)
+		}
+		if before = now; idle {
+			if err := advance(ctx, d.pool, time.Duration(now.seconds*float64(time.Second))); err != nil {
+				return err
+			}
+		}
+		select {
+		case err := <-ended:
+			return errors.Join(errEnded, err)
+		case <-ctx.Done(): // the next read fails
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// stuck reports a job that waits, and every pause, which is the usual reason.
+func (d *drain) stuck(ctx context.Context, id, what string) error {
+	pauses, err := d.client.Pauses(ctx)
+	var b strings.Builder
+	for _, p := range pauses {
+		fmt.Fprintf(&b, "; %s is paused by %s: %s", p.Scope, p.By, p.Why)
+	}
+	return errors.Join(fmt.Errorf("job %s %s%s", id, what, b.String()), err)
+}
+
+// Advance lets time pass for all jobs that do not run. After an Advance of 30 minutes, a job that was due in an hour is
+// due in half an hour, and a job that was due within the 30 minutes is due now; the order stays the same. Times that end
+// a job (EnqueueOpts.ExpiresAt, RetryUntil) and the ends of unique periods come nearer too. The times when a job was
+// enqueued, last claimed and ended go back, so that retention sees older jobs. Schedules, redrives, retry budgets, pauses,
+// and times inside of errors stay as they are. db is a pool, or a transaction of it.
+func Advance(ctx context.Context, t testing.TB, db drover.Tx, by time.Duration) {
+	t.Helper()
+	if by < 0 {
+		t.Fatalf("drovertest: time cannot go back: by %v", by)
+	}
+	if err := advance(ctx, db, by); err != nil {
+		t.Fatalf("drovertest: %v", err)
+	}
+}
+
+// sqlAdvance leaves jobs that are due where they are. It makes no job due before it has its transaction id, which it gets
+// with the first lock: supervisors look back only to transactions that were open at their last claim. Jobs that become
+// due keep their order. Rows are locked in the order of their ids.
+const sqlAdvance = `
+with waiting as materialized (
+	select id, finalized_at is null as open, scheduled_at from jobs where state <> 'running' order by id for no key update
+),
+now as materialized (select clock_timestamp() as at, $1 * interval '1 microsecond' as step from (select count(*) from waiting) locked),
+numbered as (
+	select id, open and scheduled_at > at as later, open and scheduled_at > at and scheduled_at <= at + step as due,
+		row_number() over (order by scheduled_at, id) as n
+	from waiting, now
+),
+moved as (
+	update jobs j set
+		scheduled_at = case when due then at + n * interval '1 microsecond' when later then j.scheduled_at - step else j.scheduled_at end,
+		created_at = j.created_at - step, attempted_at = j.attempted_at - step, finalized_at = j.finalized_at - step,
+		expires_at = j.expires_at - step, retry_until = j.retry_until - step, unique_until = j.unique_until - step
+	from now, numbered where j.id = numbered.id returning j.id
+)
+select count(*) from moved`
+
+func advance(ctx context.Context, db drover.Tx, by time.Duration) error {
+	var n int64
+	if err := db.QueryRow(ctx, sqlAdvance, by.Microseconds()+1).Scan(&n); err != nil {
+		return fmt.Errorf("letting %v pass: %w", by, err)
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+// Package drovertest helps to test workers, and code that enqueues jobs.
+//
+//   - Run calls a handler without a database and returns its verdict.
+//   - NewPool gives a test tables of its own in your Postgres.
+//   - RequireEnqueued and Enqueued return what was enqueued, in an open transaction too.
+//   - RunToEnd and Drain run jobs with all their retries, without waiting for them; Advance lets time pass.
+//   - Mishaps let something go wrong while a job runs. Your test then checks what the handler has done.
+//
+// A failure ends the test, as t.Fatal does. docs/testing.md is the guide.
+package drovertest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+)
+
+// Run calls a worker's handler with args, without a database, and returns what a supervisor would make of its return:
+// for example that the job is done, failed, snoozed or discarded. In job, set what the handler looks at, such as Attempt,
+// LastError, Tags or Metadata; nil means a first run. The handler's context is ctx. See drover.Worker.Try.
+func Run(ctx context.Context, t testing.TB, worker drover.Worker, args drover.Args, job *drover.Job) drover.Verdict {
+	t.Helper()
+	if args.Kind() != worker.Kind() {
+		t.Fatalf("drovertest: the args are of kind %q, and the worker handles %q", args.Kind(), worker.Kind())
+	}
+	encoded, err := json.Marshal(args)
+	if err != nil {
+		t.Fatalf("drovertest: args: %v", err)
+	}
+	own := drover.Job{}
+	if job != nil {
+		own = *job
+	}
+	own.Kind, own.Args = args.Kind(), encoded
+	return worker.Try(ctx, &own)
+}
+
+// RunToEnd enqueues a job and lets a supervisor run it until it has ended, like Drain. It returns the job as it stands in
+// the table. opts are the options of the enqueue; nil means the queue "default", due now. pool is a pool of the test's own
+// schema. Nothing is logged. If your client has a configuration that matters, such as middleware, call Enqueue and Drain
+// instead.
+func RunToEnd(ctx context.Context, t testing.TB, pool *pgxpool.Pool, worker drover.Worker, args drover.Args, opts *drover.EnqueueOpts) *drover.JobInfo {
+	t.Helper()
+	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatalf("drovertest: %v", err)
+	}
+	receipt, err := client.Enqueue(ctx, args, opts)
+	if err != nil {
+		t.Fatalf("drovertest: %v", err)
+	}
+	queue := ""
+	if opts != nil {
+		queue = opts.Queue
+	}
+	Drain(ctx, t, pool, client, drover.SupervisorConfig{Queues: []drover.Queue{{Name: queue}}, Workers: []drover.Worker{worker}})
+	job, err := client.Job(ctx, receipt.ID)
+	if err != nil {
+		t.Fatalf("drovertest: %v", err)
+	}
+	return job
+}
+
+// RequireEnqueued fails the test unless exactly one job of the kind of args has all the fields of args. It returns this
+// job, so that you can check its queue, time, tags and so on. Jobs in every state count. db is a transaction, which sees
+// what it has enqueued itself before it commits, or a pool, which sees what is committed. For database/sql, use
+// drover.SQLTx.
+func RequireEnqueued(ctx context.Context, t testing.TB, db drover.Tx, args drover.Args) *drover.JobInfo {
+	t.Helper()
+	fields, err := json.Marshal(args)
+	if err != nil {
+		t.Fatalf("drovertest: args: %v", err)
+	}
+	jobs := Enqueued(ctx, t, db, drover.Filter{Kind: args.Kind(), Args: fields})
+	if len(jobs) != 1 {
+		all := Enqueued(ctx, t, db, drover.Filter{Kind: args.Kind()})
+		t.Fatalf("drovertest: %d jobs of kind %q have the args %s, want 1; of this kind there are %d:%s", len(jobs), args.Kind(), fields, len(all), list(all))
+	}
+	return jobs[0]
+}
+
+// Enqueued returns the jobs that a filter picks, at most 1,000 of them, in the order of their ids: one client's ids rise
+// with time. The zero filter picks all jobs. db is as for RequireEnqueued. The ScheduledAt of a parked job is zero.
+func Enqueued(ctx context.Context, t testing.TB, db drover.Tx, filter drover.Filter) []*drover.JobInfo {
+	t.Helper()
+	doc, err := json.Marshal(filter)
+	if err != nil {
+		t.Fatalf("drovertest: filter: %v", err)
+	}
+	var text string
+	if err := db.QueryRow(ctx, sqlEnqueued, string(doc)).Scan(&text); err != nil {
+		t.Fatalf("drovertest: reading jobs: %v", err)
+	}
+	var jobs []*drover.JobInfo
+	if err := json.Unmarshal([]byte(text), &jobs); err != nil {
+		t.Fatalf("drovertest: reading jobs: %v", err)
+	}
+	slices.SortFunc(jobs, func(a, b *drover.JobInfo) int { return strings.Compare(a.ID, b.ID) })
+	return jobs
+}
+
+// sqlEnqueued returns JSON text, so that any driver works. It leaves out nulls and the infinite due time of parked jobs.
+const sqlEnqueued = `
+select coalesce(jsonb_agg((select jsonb_object_agg(key, value) from jsonb_each(to_jsonb(j)) where value not in ('null', '"infinity"'))), '[]')::text
+from drover_list($1::jsonb, '', 1000) j`
+
+// list shows the first jobs in a failure.
+func list(jobs []*drover.JobInfo) string {
+	var b strings.Builder
+	for i, j := range jobs {
+		if i == 10 {
+			b.WriteString("\n\t…")
+			break
+		}
+		fmt.Fprintf(&b, "\n\t%s in queue %q, %s: %s", j.ID, j.Queue, j.State, j.Args)
+	}
+	return b.String()
+}
