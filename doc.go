@@ -42,6 +42,8 @@
 // [Snooze], [Cancel], [DontCount]. A [RetryStrategy] decides how long a failed job waits. A [Periodic] is a schedule that
 // enqueues a job at its times.
 //
+// The package drovertest tests workers, and code that enqueues.
+//
 // The schema comes from the package migrations, or from its files by the goose command.
 //
 // docs/README.md lists the pages for users in reading order, docs/glossary.md explains the words, and docs/adr says why

@@ -28,7 +28,7 @@ func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover
 	if len(cfg.Queues) == 0 {
 		cfg.Queues = []drover.Queue{{}}
 	}
-	cfg.PollInterval = 2 * time.Millisecond
+	cfg.PollInterval = pollEvery
 	d := drain{pool: pool, client: client}
 	for _, q := range cfg.Queues {
 		d.queues = append(d.queues, q.Name)
@@ -60,6 +60,7 @@ func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover
 const (
 	startsWithin = 20 * time.Second // the full sweep of a single supervisor takes 15 s to find any job that is due
 	mostClaims   = 1000
+	pollEvery    = 2 * time.Millisecond
 )
 
 var errEnded = errors.New("the supervisor has ended")
@@ -126,7 +127,7 @@ func (d *drain) wait(ctx context.Context, ended <-chan error) error {
 		case err := <-ended:
 			return errors.Join(errEnded, err)
 		case <-ctx.Done(): // the next read fails
-		case <-time.After(time.Millisecond):
+		case <-time.After(pollEvery):
 		}
 	}
 }

@@ -28,9 +28,7 @@ import (
 // LastError, Tags or Metadata; nil means a first run. The handler's context is ctx. See drover.Worker.Try.
 func Run(ctx context.Context, t testing.TB, worker drover.Worker, args drover.Args, job *drover.Job) drover.Verdict {
 	t.Helper()
-	if args.Kind() != worker.Kind() {
-		t.Fatalf("drovertest: the args are of kind %q, and the worker handles %q", args.Kind(), worker.Kind())
-	}
+	requireKind(t, worker, args)
 	encoded, err := json.Marshal(args)
 	if err != nil {
 		t.Fatalf("drovertest: args: %v", err)
@@ -43,12 +41,21 @@ func Run(ctx context.Context, t testing.TB, worker drover.Worker, args drover.Ar
 	return worker.Try(ctx, &own)
 }
 
+// requireKind fails a test that would run nothing.
+func requireKind(t testing.TB, worker drover.Worker, args drover.Args) {
+	t.Helper()
+	if args.Kind() != worker.Kind() {
+		t.Fatalf("drovertest: the args are of kind %q, and the worker handles %q", args.Kind(), worker.Kind())
+	}
+}
+
 // RunToEnd enqueues a job and lets a supervisor run it until it has ended, like Drain. It returns the job as it stands in
 // the table. opts are the options of the enqueue; nil means the queue "default", due now. pool is a pool of the test's own
 // schema. Nothing is logged. If your client has a configuration that matters, such as middleware, call Enqueue and Drain
 // instead.
 func RunToEnd(ctx context.Context, t testing.TB, pool *pgxpool.Pool, worker drover.Worker, args drover.Args, opts *drover.EnqueueOpts) *drover.JobInfo {
 	t.Helper()
+	requireKind(t, worker, args)
 	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatalf("drovertest: %v", err)

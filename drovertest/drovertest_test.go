@@ -52,8 +52,14 @@ func TestRun(t *testing.T) {
 	if v := drovertest.Run(t.Context(), t, worker, Charge{42}, &drover.Job{Attempt: 3}); v.Kind != drover.VerdictRetryAfter || v.Delay != time.Hour {
 		t.Errorf("verdict = %+v", v)
 	}
-	if text := failure(t, func(p *probe) { drovertest.Run(t.Context(), p, worker, Other{}, nil) }); !strings.Contains(text, `of kind "other"`) {
-		t.Errorf("it failed with %q", text)
+	for name, run := range map[string]func(*probe){
+		"Run":        func(p *probe) { drovertest.Run(t.Context(), p, worker, Other{}, nil) },
+		"RunToEnd":   func(p *probe) { drovertest.RunToEnd(t.Context(), p, nil, worker, Other{}, nil) },
+		"Mishap.Run": func(p *probe) { drovertest.Mishaps()[0].Run(t.Context(), p, nil, drover.Config{}, worker, Other{}) },
+	} {
+		if text := failure(t, run); !strings.Contains(text, `of kind "other"`) {
+			t.Errorf("%s failed with %q", name, text)
+		}
 	}
 }
 

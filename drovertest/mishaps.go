@@ -64,6 +64,7 @@ func Mishaps() []Mishap {
 // run, as a rescue does, so the outcome of that run is refused.
 func (m Mishap) Run(ctx context.Context, t testing.TB, pool *pgxpool.Pool, config drover.Config, worker drover.Worker, args drover.Args) {
 	t.Helper()
+	requireKind(t, worker, args)
 	s := &stage{pool: pool, began: make(chan struct{}), ended: make(chan struct{}), together: make(chan struct{})}
 	// Innermost, so that the application's middleware is around what it takes for one run.
 	config.Middleware = append(slices.Clone(config.Middleware), drover.Middleware{Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
