@@ -12,6 +12,7 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/drovertest"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // ledger counts what handlers do.
@@ -182,6 +183,7 @@ func TestAMishapThatDoesNotHappen(t *testing.T) {
 // drover runs a job with a single attempt once, whatever happens.
 func TestMishapsOfASingleAttempt(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	for _, mishap := range drovertest.Mishaps()[:5] {
 		t.Run(mishap.Name, func(t *testing.T) {
 			t.Parallel()

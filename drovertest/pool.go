@@ -147,7 +147,7 @@ const sqlLock, sqlUnlock = `select pg_try_advisory_lock(hashtextextended($1, 0))
 // sqlState reports whether sessions work in schema $1, and whether it is as it was when it was new, except its rows.
 const sqlState = `
 select exists (select from pg_stat_activity where application_name = $1 and datname = current_database()),
-	coalesce(obj_description(to_regnamespace($1), 'pg_namespace')::jsonb->>'print' = (` + sqlPrint + `), false)`
+	coalesce(strpos(obj_description(to_regnamespace($1), 'pg_namespace'), format('"print": "%s"', (` + sqlPrint + `))) > 0, false)`
 
 // sqlPrint changes with everything in schema $1 except its rows. An oid and its xmin change with each change of a
 // row of a catalog. Rows of pg_class are spelled out, because a truncate changes them.

@@ -188,6 +188,44 @@ func TestLeftSchemasAreDropped(t *testing.T) {
 	}
 }
 
+// A role needs no more than the right to create schemas. It sees the sessions of other roles, too.
+func TestSchemasOfAPlainRole(t *testing.T) {
+	t.Parallel()
+	tier.Slow(t)
+	url, conn := ownDatabase(t)
+	const role = "drovertest_plain"
+	if _, err := conn.Exec(t.Context(), `create role `+role+` login password 'x'; grant create on database testschemasofaplainrole to `+role); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // before the database goes
+		if _, err := conn.Exec(context.Background(), `drop owned by `+role+` cascade; drop role `+role); err != nil {
+			t.Error(err)
+		}
+	})
+	plain := url + " user=" + role + " password=x"
+	schema := inTest(t, plain, func(t *testing.T, pool *pgxpool.Pool) {
+		t.Helper()
+		enqueue(t, newClient(t, pool), Charge{1}, nil)
+	})
+	other := connect(t, url+" application_name="+schema)
+	if now := inTest(t, plain, func(*testing.T, *pgxpool.Pool) {}); now == schema {
+		t.Error("it got a schema where a session works")
+	}
+	if err := other.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `comment on schema `+schema+` is 'mine'`); err != nil {
+		t.Fatal(err)
+	}
+	inTest(t, plain, func(t *testing.T, _ *pgxpool.Pool) {
+		t.Helper()
+		drovertest.NewPool(t, plain) // this one looks at all that the first one has left
+	})
+	if exists(t, conn, schema) {
+		t.Error("a schema with another comment was kept")
+	}
+}
+
 // Tests at the same time have schemas of their own.
 func TestSchemasAreApart(t *testing.T) {
 	t.Parallel()
