@@ -3,6 +3,7 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -51,7 +52,7 @@ type Finding struct {
 type QueueDepth struct {
 	Queue     string          `json:"queue"`
 	Jobs      map[State]int64 `json:"jobs"`                 // by state, without Completed and Cancelled: Client.Counts has these
-	AtLeast   bool            `json:"at_least,omitempty"`   // there may be more: counting stopped at 10,000 jobs that have not ended, or at 10,000 dead letters
+	Estimated bool            `json:"estimated,omitempty"`  // the queue has over 200 jobs that have not ended, or over 200 dead letters: these were estimated from a sample, and counted below that
 	Paused    bool            `json:"paused,omitempty"`     // no job of it starts: the queue is paused, or all jobs are
 	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count
 }
@@ -72,7 +73,8 @@ type NotSeen struct {
 
 const (
 	snapshotQueues   = 1000
-	snapshotJobs     = 10_000 // counted in a queue: jobs that have not ended, and dead letters
+	snapshotJobs     = 200 // counted in a queue: jobs that have not ended, and dead letters
+	snapshotSample   = 200 // pages of the table from which the rest is estimated
 	snapshotRedrives = 100
 	snapshotHeld     = 1000 // jobs of a lane in which a job that is not paused is looked for, while a kind is paused
 )
@@ -83,8 +85,8 @@ const (
 // budgets are a read of their own: RetryBudgets. Errors: ErrNotMigrated.
 func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
-	h, err := health.Look(ctx, c.desk.pool,
-		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld}, Plan: sqlDepthsPlan},
+	h, err := health.Brief(ctx, c.desk.pool,
+		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld, snapshotSample}, Plan: sqlDepthsPlan},
 		health.Part{Name: "pauses", Read: s.readPause, SQL: sqlPauses, Args: []any{mostPauses}},
 		health.Part{Name: "redrives", Read: s.readRedrive, SQL: sqlOpenRedrives, Args: []any{snapshotRedrives}})
 	if err != nil {
@@ -124,8 +126,11 @@ func (s *Snapshot) take(h *health.Report) {
 // jobs_discarded_groups_idx give the queues and their jobs. Each scan is in the order of its index, so its limit ends it.
 // A min(), a bitmap or a sort would read all dead letters if the statistics are from before they came; sqlDepthsPlan
 // forbids the last two. The order also counts suspects first, because they have the highest lanes. The oldest due job is
-// the first job of a lane. Nothing is late in a paused queue. Only while a kind is paused, the oldest due job of another
-// kind is looked for, among the first $3 jobs of each lane.
+// the first job of a lane; the index leads from one lane that has jobs to the next. Nothing is late in a paused queue. Only
+// while a kind is paused, the oldest due job of another kind is looked for, among the first $3 jobs of each lane.
+//
+// If a queue has more jobs than are counted, a sample of about $4 pages of the table estimates how many. It is the same
+// pages each time, so that an estimate does not jump. Without such a queue the sample is not read.
 const (
 	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 	sqlDepths     = `
@@ -139,57 +144,83 @@ with recursive held(name) as (
 	(select name from held where name is not null limit $2)
 	union select q collate "C" from drover_supervisors s cross join unnest(s.queues) as q
 	order by 1 limit $2
-)
-select q.name, unfinished.jobs::text, unfinished.suspects, greatest(unfinished.n, dead.n) >= $1, dead.n, q.paused,
-	case when q.paused then null when held.kinds = '{}' then first.due else (
-		select case when min(o.at) is not null then greatest(min(o.at), '0001-01-02+00') end
-		from generate_series(0, 30, 10) as t(tier) cross join generate_series(1, 9) as p(n)
-		cross join lateral (
-			select j.scheduled_at as at from (
-				select scheduled_at, kind from jobs
-				where finalized_at is null and state <> 'running' and queue = q.name and lane = (t.tier + p.n)::smallint and scheduled_at <= now()
-				order by scheduled_at, id limit $3
-			) j where j.kind <> all(held.kinds) limit 1
-		) o
-	) end
-from (select name, exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > now()) as paused from named) q
-cross join (select array(select substr(scope, 6) from drover_limits where scope like 'kind:%' and held_until > now()) as kinds) held
-cross join lateral (
-	select coalesce(jsonb_object_agg(state, n), '{}') as jobs, coalesce(sum(n), 0)::bigint as n, coalesce(sum(suspects), 0)::bigint as suspects
-	from (
-		select state, count(*) as n, count(*) filter (where lane >= 20) as suspects from (
-			select state, lane from jobs where finalized_at is null and queue = q.name
-			order by lane desc, scheduled_at desc, id desc limit $1
-		) j group by state
-	) s
-) unfinished
-cross join lateral (
-	select count(*) as n from (select from jobs where discard_reason is not null and queue = q.name order by kind limit $1) j
-) dead
-cross join lateral (
-	select case when min(j.scheduled_at) is not null then greatest(min(j.scheduled_at), '0001-01-02+00') end as due
-	from generate_series(0, 30, 10) as t(tier) cross join generate_series(1, 9) as p(n)
+), served as materialized (
+	select name, exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > now()) as paused, array(
+		with recursive l(lane) as (
+			(select lane from jobs where finalized_at is null and queue = name order by lane desc limit 1)
+			union all
+			select (select j.lane from jobs j where j.finalized_at is null and j.queue = name and j.lane < l.lane order by j.lane desc limit 1) from l where l.lane is not null
+		)
+		select lane from l where lane is not null
+	) as lanes
+	from named
+), counted as materialized (
+	select q.name, unfinished.jobs, unfinished.suspects, unfinished.n >= $1 as more, dead.n as dead, dead.n >= $1 as more_dead, q.paused,
+		case when q.paused then null when held.kinds = '{}' then first.due else (
+			select case when min(o.at) is not null then greatest(min(o.at), '0001-01-02+00') end
+			from unnest(q.lanes) as l(lane) cross join lateral (
+				select j.scheduled_at as at from (
+					select scheduled_at, kind from jobs
+					where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane and scheduled_at <= now()
+					order by scheduled_at, id limit $3
+				) j where j.kind <> all(held.kinds) limit 1
+			) o
+		) end as due
+	from served q
+	cross join (select array(select substr(scope, 6) from drover_limits where scope like 'kind:%' and held_until > now()) as kinds) held
 	cross join lateral (
-		select scheduled_at from jobs
-		where finalized_at is null and state <> 'running' and queue = q.name and lane = (t.tier + p.n)::smallint and scheduled_at <= now()
-		order by scheduled_at, id limit 1
-	) j
-) first
-order by q.name`
+		select coalesce(jsonb_object_agg(state, n), '{}') as jobs, coalesce(sum(n), 0)::bigint as n, coalesce(sum(suspects), 0)::bigint as suspects
+		from (
+			select state, count(*) as n, count(*) filter (where lane >= 20) as suspects from (
+				select state, lane from jobs where finalized_at is null and queue = q.name
+				order by lane desc, scheduled_at desc, id desc limit $1
+			) j group by state
+		) s
+	) unfinished
+	cross join lateral (
+		select count(*) as n from (select from jobs where discard_reason is not null and queue = q.name order by kind limit $1) j
+	) dead
+	cross join lateral (
+		select case when min(j.scheduled_at) is not null then greatest(min(j.scheduled_at), '0001-01-02+00') end as due
+		from unnest(q.lanes) as l(lane) cross join lateral (
+			select scheduled_at from jobs
+			where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane and scheduled_at <= now()
+			order by scheduled_at, id limit 1
+		) j
+	) first
+), sampled as materialized (
+	select queue, jsonb_object_agg(state, n) as jobs from (
+		select queue, state, round(count(*) * greatest(1, (pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8) / $4::float8))::bigint as n
+		from jobs tablesample system (least(100, 100 * $4::float8 / greatest(1, (pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8)))) repeatable (1)
+		where (finalized_at is null or discard_reason is not null) and (select bool_or(more or more_dead) from counted)
+		group by queue, state
+	) j group by queue
+)
+select c.name, c.jobs::text, c.suspects, c.more, c.dead, c.more_dead, coalesce(s.jobs, '{}')::text, c.paused, c.due
+from counted c left join sampled s on s.queue = c.name
+order by c.name`
 )
 
 func (s *Snapshot) readDepth(rows pgx.Rows) error {
 	var q QueueDepth
-	var jobs string
+	var jobs, sample string
+	var sampled map[State]int64
 	var suspects, dead int64
-	if err := rows.Scan(&q.Queue, &jobs, &suspects, &q.AtLeast, &dead, &q.Paused, &q.OldestDue); err != nil {
+	var more, moreDead bool // than was counted
+	if err := rows.Scan(&q.Queue, &jobs, &suspects, &more, &dead, &moreDead, &sample, &q.Paused, &q.OldestDue); err != nil {
 		return err
 	}
-	if err := json.Unmarshal([]byte(jobs), &q.Jobs); err != nil {
+	if err := errors.Join(json.Unmarshal([]byte(jobs), &q.Jobs), json.Unmarshal([]byte(sample), &sampled)); err != nil {
 		return err
 	}
 	if dead > 0 {
 		q.Jobs[Discarded] = dead
+	}
+	q.Estimated = more || moreDead
+	for state, n := range sampled {
+		if state == Discarded && moreDead || state != Discarded && more {
+			q.Jobs[state] = max(q.Jobs[state], n)
+		}
 	}
 	if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // else take cuts the queue off
 		s.Suspects += suspects

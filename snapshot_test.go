@@ -7,6 +7,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -74,7 +75,7 @@ func TestSnapshot(t *testing.T) {
 	var names []string
 	for _, q := range s.Queues {
 		names = append(names, q.Queue)
-		if !maps.Equal(q.Jobs, want[q.Queue]) || q.AtLeast {
+		if !maps.Equal(q.Jobs, want[q.Queue]) || q.Estimated {
 			t.Errorf("%+v, want %v", q, want[q.Queue])
 		}
 	}
@@ -114,24 +115,32 @@ func TestSnapshotLevel(t *testing.T) {
 	}
 }
 
-// A deep queue is counted up to a bound, suspects first, and its depth says so. Other queues are counted to their end.
+// A deep queue is counted up to a bound, suspects first, and estimated beyond that. Other queues are counted to their end.
 func TestSnapshotIsBounded(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, queue) select 'k', 'deep' from generate_series(1, $1)`, snapshotJobs+10)
+	db.exec(t, `insert into jobs (kind, queue) select 'k', 'deep' from generate_series(1, 40000)`)
+	db.exec(t, `insert into jobs (kind, queue, state, scheduled_at) select 'k', 'deep', 'scheduled', now() + interval '1 h' from generate_series(1, 20000)`)
 	db.exec(t, `insert into jobs (kind, queue, crashes) values ('k', 'deep', 1)`)
-	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'dead', 'discarded', now(), 'panic' from generate_series(1, $1)`, snapshotJobs+10)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'dead', 'discarded', now(), 'panic' from generate_series(1, 20000)`)
+	db.exec(t, `insert into jobs (kind, queue) select 'k', 'dead' from generate_series(1, $1)`, snapshotJobs-1)
 	db.exec(t, `insert into jobs (kind, queue) values ('k', 'small')`)
 	s := db.snapshot(t)
-	for queue, want := range map[string]QueueDepth{
-		"deep":  {Jobs: map[State]int64{Available: snapshotJobs}, AtLeast: true},
-		"dead":  {Jobs: map[State]int64{Discarded: snapshotJobs}, AtLeast: true},
-		"small": {Jobs: map[State]int64{Available: 1}},
-	} {
-		if q := s.depth(t, queue); !maps.Equal(q.Jobs, want.Jobs) || q.AtLeast != want.AtLeast {
-			t.Errorf("%+v, want %+v", q, want)
+	about := func(queue string, state State, want int64) {
+		t.Helper()
+		if q := s.depth(t, queue); !q.Estimated || q.Jobs[state] < want*3/4 || q.Jobs[state] > want*5/4 {
+			t.Errorf("%+v, want about %d %s", q, want, state)
 		}
+	}
+	about("deep", Available, 40_000)
+	about("deep", Scheduled, 20_000)
+	about("dead", Discarded, 20_000)
+	if n := s.depth(t, "dead").Jobs[Available]; n != snapshotJobs-1 {
+		t.Errorf("%d jobs next to many dead letters, want all of them, counted", n)
+	}
+	if q := s.depth(t, "small"); q.Estimated || !maps.Equal(q.Jobs, map[State]int64{Available: 1}) {
+		t.Errorf("%+v", q)
 	}
 	if s.Suspects != 1 {
 		t.Errorf("%d suspects, want the one that is not among the first by its time", s.Suspects)
@@ -243,8 +252,8 @@ func TestPlansOfASnapshot(t *testing.T) {
 			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
 				t.Fatal(err)
 			}
-			depths := p.explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld}}, "costs off")
-			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || strings.Count(depths, "Sort Key") > 2 || strings.Count(depths, "Limit") != 9 {
+			depths := p.explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld, snapshotSample}}, "costs off")
+			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || strings.Count(depths, "Sort Key") > 2 || strings.Count(depths, "Limit") != 10 {
 				t.Errorf("depths, %s, %s:\n%s", when, mode, depths)
 			}
 			redrives := p.explain(t, planned{name: "redrives", sql: sqlOpenRedrives, args: []any{snapshotRedrives}}, "costs off")
@@ -295,5 +304,37 @@ func TestSnapshotCountsSuspectsOfItsQueues(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, queue, state, crashes) select 'k', 'q' || lpad(i::text, 5, '0'), 'retryable', 1 from generate_series(1, $1) i`, snapshotQueues+1)
 	if s, err := db.client.Snapshot(t.Context()); err != nil || len(s.Queues) != snapshotQueues || s.Suspects != snapshotQueues {
 		t.Errorf("%d queues, %d suspects, %v", len(s.Queues), s.Suspects, err)
+	}
+}
+
+// A snapshot reads at most 100 buffers for a queue whose jobs lie together, besides the sample, and 400 for one whose jobs
+// have all priorities and lie anywhere in the table, however many there are.
+func TestCostOfASnapshot(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	for name, test := range map[string]struct {
+		due      string // of the jobs
+		priority string
+		most     int
+	}{
+		"in order": {"now() - i * interval '1 ms'", "5", 100},
+		"anyhow":   {"now() + (random() - 0.5) * interval '30 d'", "1 + i % 9", 400},
+	} {
+		db := newQuietDB(t)
+		db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+		db.exec(t, `insert into jobs (kind, queue, scheduled_at, priority) select 'k', 'q' || i % 4, `+test.due+`, `+test.priority+` from generate_series(1, 60000) i`)
+		db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'q' || i % 4, 'discarded', now(), 'panic' from generate_series(1, 10000) i`)
+		db.exec(t, `vacuum analyze jobs`)
+		plan := db.planner(t).explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld, snapshotSample}}, "analyze, buffers, costs off, timing off")
+		m := regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`).FindStringSubmatch(plan)
+		if m == nil {
+			t.Fatalf("no buffers:\n%s", plan)
+		}
+		hit, _ := strconv.Atoi(m[1])
+		read, _ := strconv.Atoi(m[2])
+		t.Logf("%s: %d buffers for 4 queues", name, hit+read)
+		if n := hit + read; n > 4*test.most+2*snapshotSample || n < 4*10 {
+			t.Errorf("%s: %d buffers for 4 queues:\n%s", name, n, plan)
+		}
 	}
 }

@@ -29,7 +29,8 @@ func newQueuesListCommand(a *app) *cobra.Command {
 		Short: "Count the jobs of each queue, and show what is paused, by whom and why",
 		Long: `Count the jobs of each queue, and show what is paused, by whom and why.
 
-A number with a + may be higher: counting stops at 10,000 jobs that have not ended, or 10,000 dead letters.`,
+The numbers of a queue with over 200 jobs that have not ended, or over 200 dead letters, have a ~: what is over that is
+estimated from a sample of the table.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.listQueues(cmd.Context()) },
 	}
@@ -85,8 +86,8 @@ func queueRows(snap *drover.Snapshot) [][]string {
 		row := []string{q.Queue, paused, oldest}
 		for _, state := range states {
 			n := strconv.FormatInt(q.Jobs[state], 10)
-			if q.AtLeast && q.Jobs[state] > 0 {
-				n += "+"
+			if q.Estimated && q.Jobs[state] > 0 {
+				n = "~" + n
 			}
 			row = append(row, n)
 		}

@@ -156,16 +156,24 @@ cross join lateral (
 ) j`
 
 // sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest. jobs_claim_idx gives the
-// queues and the due jobs of each lane. It counts at most $1 in each lane. Its last columns are about pauses: the names
+// queues, their lanes, and the due jobs of each lane. It counts at most $1 in each lane. Its last columns are about pauses: the names
 // of the people who have paused jobs of the queue, and the oldest due job that is not paused. Only while a kind is paused,
-// the statement looks for that job, among the first $1 jobs of each lane.
+// the statement looks for that job, among the first $2 jobs of each lane.
 const sqlQueues = `
 with recursive queue(name) as (
 	select min(queue) from jobs where finalized_at is null
 	union all
 	select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > h.name) from queue h where h.name is not null
 ), named as (
-	select name from queue where name is not null limit 100
+	select name, array(
+		with recursive l(lane) as (
+			(select lane from jobs where finalized_at is null and queue = q.name order by lane desc limit 1)
+			union all
+			select (select j.lane from jobs j where j.finalized_at is null and j.queue = q.name and j.lane < l.lane order by j.lane desc limit 1) from l where l.lane is not null
+		)
+		select lane from l where lane is not null
+	) as lanes
+	from queue q where name is not null limit 100
 ), held as materialized (
 	select scope, updated_by from drover_limits where held_until > now()
 )
@@ -178,27 +186,24 @@ select q.name, sum(due.n)::bigint, case when min(due.oldest) is not null then gr
 			case when min(due.oldest) is not null then greatest(min(due.oldest), '0001-01-02+00') end
 		else (
 			select case when min(o.at) is not null then greatest(min(o.at), '0001-01-02+00') end
-			from generate_series(0, 30, 10) as t(tier)
-			cross join generate_series(1, 9) as p(n)
-			cross join lateral (
+			from unnest(q.lanes) as l(lane) cross join lateral (
 				select j.scheduled_at as at from (
 					select scheduled_at, kind from jobs
-					where finalized_at is null and state <> 'running' and queue = q.name and lane = (t.tier + p.n)::smallint and scheduled_at <= now()
-					order by scheduled_at, id limit $1
+					where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane and scheduled_at <= now()
+					order by scheduled_at, id limit $2
 				) j where 'kind:' || j.kind <> all(array(select scope from held)) limit 1
 			) o
 		) end
 from named q
-cross join generate_series(0, 30, 10) as t(tier)
-cross join generate_series(1, 9) as p(n)
+cross join unnest(q.lanes) as l(lane)
 cross join lateral (
 	select count(*) as n, min(scheduled_at) as oldest from (
 		select scheduled_at from jobs
-		where finalized_at is null and state <> 'running' and queue = q.name and lane = (t.tier + p.n)::smallint and scheduled_at <= now()
+		where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane and scheduled_at <= now()
 		order by scheduled_at, id limit $1
 	) j
 ) due
-group by q.name order by 3 nulls last, 1`
+group by q.name, q.lanes order by 3 nulls last, 1`
 
 // sqlIndex measures jobs_claim_idx. It counts up to $1 live rows. Beyond that it takes the number from the last ANALYZE,
 // and returns separately by how many rows the table may have grown since.
@@ -241,10 +246,17 @@ const onStandby = "this server is a standby"
 
 const (
 	partTimeout = 2 * time.Second
-	deadCount   = 100_000 // dead letters that are searched for refused jobs
-	laneCount   = 1000    // due jobs that are counted in each lane
+	laneCount   = 1000    // due jobs that are counted in each lane, or among which one that is not paused is looked for
 	liveCount   = 100_000 // rows that are counted in the claim index
+	deadCount   = 100_000 // dead letters that are searched for refused jobs
 )
+
+// depth is how far a look counts.
+type depth struct {
+	due  int // jobs that wait for a claim, in each lane
+	live int // rows of the claim index; beyond that ANALYZE knows
+	dead int // dead letters that are searched for refused jobs
+}
 
 // Part is one statement of a look.
 type Part struct {
@@ -256,7 +268,7 @@ type Part struct {
 }
 
 // parts lists the statements that fill the report, except the first one.
-func (h *Report) parts() []Part {
+func (h *Report) parts(d depth) []Part {
 	n, c := &h.Supervisors, &h.Claim
 	return []Part{
 		{Name: "holders", Read: h.readHolder, SQL: sqlHolders},
@@ -267,21 +279,30 @@ func (h *Report) parts() []Part {
 		// probes would not meet them any more.
 		{Name: "claim_floor", Read: readProbe(&c.FloorBuffers, nil), SQL: sqlProbe, Args: []any{floors.SettleTime.Seconds()}},
 		{Name: "claim_full", Read: readProbe(&c.FullBuffers, &c.FullMS), SQL: sqlProbe, Args: []any{nil}},
-		{Name: "queues", Read: h.readQueue, SQL: sqlQueues, Args: []any{laneCount}},
-		{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{liveCount}},
+		{Name: "queues", Read: h.readQueue, SQL: sqlQueues, Args: []any{d.due, laneCount}},
+		{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{d.live}},
 		{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
-		{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{deadCount}},
+		{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{d.dead}},
 		{Name: "periodic", Read: h.readSchedule, SQL: sqlPeriodic},
 		{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Since, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{laneCount}},
 	}
 }
 
-// Look gathers the facts, reads more parts for the caller, and draws the conclusions. It changes nothing, and each part
-// ends after 2 s at the latest. A part that takes longer, or that the role may not read, is no error: NotSeen names it.
-// The role needs select on drover's tables. Only a member of pg_read_all_stats sees since when the sessions of other roles
-// hold vacuum back, and their queries. On a standby NotSeen also names the parts that only the primary knows. Errors:
-// pg.ErrNotMigrated.
-func Look(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
+// Look gathers the facts and draws the conclusions. It changes nothing, and each part ends after 2 s at the latest. A
+// part that takes longer, or that the role may not read, is no error: NotSeen names it. The role needs select on drover's
+// tables. Only a member of pg_read_all_stats sees since when the sessions of other roles hold vacuum back, and their
+// queries. On a standby NotSeen also names the parts that only the primary knows. Errors: pg.ErrNotMigrated.
+func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
+	return look(ctx, pool, depth{laneCount, liveCount, deadCount})
+}
+
+// Brief is Look for callers that come back every few seconds. It reads more parts for them, and little of large tables: it
+// does not count due jobs, and searches the newest 200 dead letters alone for refused jobs.
+func Brief(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
+	return look(ctx, pool, depth{due: 1, live: 200, dead: 200}, more...)
+}
+
+func look(ctx context.Context, pool *pg.Pool, d depth, more ...Part) (*Report, error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, pg.Classify(err)
@@ -294,7 +315,7 @@ func Look(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
 	if err := h.look(ctx, conn.Conn(), Part{Name: "server", Read: server, SQL: sqlServer}); err != nil {
 		return nil, err
 	}
-	for _, part := range append(h.parts(), more...) {
+	for _, part := range append(h.parts(d), more...) {
 		if err := h.look(ctx, conn.Conn(), part); err != nil {
 			return nil, err
 		}

@@ -103,7 +103,7 @@ func eventually(t testing.TB, holds func() bool) {
 }
 
 func (db *testDB) look(ctx context.Context, more ...Part) (*Report, error) {
-	return Look(ctx, &pg.Pool{Pool: db.Pool}, more...)
+	return look(ctx, &pg.Pool{Pool: db.Pool}, depth{laneCount, liveCount, deadCount}, more...)
 }
 
 // health is a look that must succeed.
