@@ -3,8 +3,11 @@ package drover_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -219,4 +222,52 @@ func ExampleKeepFor() {
 	// default: 168h0m0s
 	// metrics: DeleteOnCompletion
 	// payments: KeepForever
+}
+
+// A program reports in its own way why a supervisor does not work.
+func ExampleSupervisor_Healthy() {
+	client, end := newClient()
+	defer end()
+
+	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{Name: "deliveries"}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	must(err)
+	fmt.Println(sup.Healthy())
+	// Output:
+	// drover: the supervisor has not been started by Run
+}
+
+// A platform asks whether a process can work before it goes on with a rollout.
+func ExampleSupervisor_Probe() {
+	client, end := newClient()
+	defer end()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+
+	var sup *drover.Supervisor
+	ready := func() (int, string) { // what http.Handle("/ready", sup.Probe()) answers
+		answer := httptest.NewRecorder()
+		sup.Probe().ServeHTTP(answer, httptest.NewRequestWithContext(ctx, http.MethodGet, "/ready", nil))
+		return answer.Code, strings.TrimSpace(answer.Body.String())
+	}
+	deliver := func(context.Context, *drover.Job, Parcel) error {
+		fmt.Println(ready())
+		stop()
+		return nil
+	}
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+		Queues:  []drover.Queue{{Name: "deliveries"}},
+		Workers: []drover.Worker{drover.Handle(deliver, drover.WorkerOpts{})},
+	})
+	must(err)
+	fmt.Println(ready())
+	_, err = client.Enqueue(ctx, Parcel{Number: 7}, &drover.EnqueueOpts{Queue: "deliveries"})
+	must(err)
+	must(sup.Run(ctx))
+	// Output:
+	// 503 the supervisor has not been started by Run
+	// 200 ok
 }

@@ -25,6 +25,7 @@ type Supervisor struct {
 	handler *handler
 	engine  *engine.Engine
 	ran     atomic.Bool
+	over    atomic.Bool
 }
 
 // NewSupervisor checks the configuration and returns a supervisor that runs nothing yet. It returns every mistake, as
@@ -128,6 +129,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		return errors.New("drover: a Supervisor runs once; make another")
 	}
 	s.client.running.add(s)
+	defer s.over.Store(true)
 	defer s.client.running.remove(s)
 	return periodicError(s.engine.Run(ctx, s.logUnservedFollowUps))
 }

@@ -70,7 +70,7 @@ func newClaimer(s *Shared, w *runner) *claimer {
 		Shared: s, alarm: s.alarm, runner: w, Floors: floors.New(), Near: floors.NewNear(), Audit: &audit{Shared: s, settler: w.settler}, ended: make(chan struct{}), Link: store.NewLine(s.pool),
 		Refused: RefusedClaims{Most: MaxClaim},
 	}
-	c.Trouble = Trouble{means: "no job is claimed", link: &c.Link}
+	c.Trouble = Trouble{means: "no job is claimed", vital: true, link: &c.Link}
 	return c
 }
 

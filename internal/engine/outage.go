@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -19,6 +18,7 @@ import (
 // longer each time, and reports the failure to the supervisor's outage.
 type Trouble struct {
 	means string      // the consequence for the log, such as "no job is claimed"
+	vital bool        // while it fails, the supervisor does not do its work
 	link  *store.Line // the part's own connection; may be nil
 
 	Failures int
@@ -72,14 +72,21 @@ func (t *Trouble) Over(ctx context.Context, s *Shared) {
 // of its own, because somebody has to look where the name leads.
 type outage struct {
 	Mu       sync.Mutex
-	Standing map[*Trouble]string // the parts that failed last, and what they wanted to do
-	since    time.Time           // the first failure
-	last     time.Time           // the last one
-	written  time.Time           // when the last write that was committed was sent
+	Standing map[*Trouble]failure // the parts that failed last
+	since    time.Time            // the first failure
+	last     time.Time            // the last one
+	written  time.Time            // when the last write that was committed was sent
 	Failures int
 	logged   bool      // it has a line, so its end gets one
 	readOnly bool      // and it has a line about a read-only server
 	told     time.Time // when the last line of this outage or an earlier one was written
+}
+
+// failure is what a part has failed at since its last round trip that went through.
+type failure struct {
+	what        string // it wanted to do
+	since, last time.Time
+	err         error
 }
 
 // How often an outage is logged.
@@ -102,9 +109,14 @@ func (o *outage) note(now time.Time, t *Trouble, what string, err error) (messag
 	o.Mu.Lock()
 	defer o.Mu.Unlock()
 	if len(o.Standing) == 0 && !o.logged {
-		o.Standing, o.since, o.Failures, o.logged, o.readOnly = map[*Trouble]string{}, now, 0, false, false
+		o.Standing, o.since, o.Failures, o.logged, o.readOnly = map[*Trouble]failure{}, now, 0, false, false
 	}
-	o.Standing[t], o.last = what, now
+	f, again := o.Standing[t]
+	if !again {
+		f.since = now
+	}
+	f.what, f.last, f.err = what, now, err
+	o.Standing[t], o.last = f, now
 	o.Failures++
 	recently := !o.told.IsZero() && now.Sub(o.told) < OutageEvery
 	news := o.logged && !o.readOnly && errors.Is(err, pg.ErrReadOnly)
@@ -157,7 +169,25 @@ func (o *outage) end(ctx context.Context, s *Shared) bool {
 
 // operations lists the operations that failed.
 func (o *outage) operations() string {
-	return strings.Join(slices.Sorted(maps.Values(o.Standing)), ", ")
+	var all []string
+	for _, f := range o.Standing {
+		all = append(all, f.what)
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// vital returns the oldest failure of a vital part. A part whose last failure was before the given time has had nothing to
+// do since, so it does not count.
+func (o *outage) vital(before time.Time) (oldest failure, found bool) {
+	o.Mu.Lock()
+	defer o.Mu.Unlock()
+	for t, f := range o.Standing {
+		if t.vital && f.last.After(before) && (!found || f.since.Before(oldest.since)) {
+			oldest, found = f, true
+		}
+	}
+	return oldest, found
 }
 
 // means lists the consequences.

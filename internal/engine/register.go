@@ -20,7 +20,7 @@ import (
 // Start checks the server and registers. It tries again until ctx is done if the database may recover by itself.
 func (c *keeper) Start(ctx, base context.Context) error {
 	c.Base = base
-	starting := Trouble{means: "this supervisor does not run yet"}
+	starting := Trouble{means: "this supervisor does not run yet", vital: true}
 	for {
 		err := c.tryStart(ctx, base)
 		if err == nil {

@@ -53,9 +53,9 @@ type settler struct {
 func newSettler(s *Shared, b *budgets, r *redriver) *settler {
 	e := &settler{
 		Shared: s, budgets: b, redriver: r, signal: make(chan struct{}, 1), Idle: make(chan struct{}), Link: store.NewLine(s.pool),
-		noting: Trouble{means: "jobs with a single attempt do not start"}, slots: Trouble{means: "retries wait for their budgets"},
+		noting: Trouble{means: "jobs with a single attempt do not start", vital: true}, slots: Trouble{means: "retries wait for their budgets", vital: true},
 	}
-	e.Trouble = Trouble{means: "outcomes wait in memory", link: &e.Link}
+	e.Trouble = Trouble{means: "outcomes wait in memory", vital: true, link: &e.Link}
 	return e
 }
 

@@ -1801,6 +1801,13 @@ func mutants() []mutant {
 			tests: []string{"TestSnapshotLevel"},
 		},
 		{
+			name: "healthy-without-claims", bug: "a supervisor that cannot claim is healthy",
+			file:  "internal/engine/claim.go",
+			old:   "means: \"no job is claimed\", vital: true",
+			new:   "means: \"no job is claimed\"",
+			tests: []string{"TestHealthy"},
+		},
+		{
 			name: "snapshot-suspects-last", bug: "a snapshot misses the suspects of a deep queue",
 			file:  "snapshot.go",
 			old:   "order by lane desc, scheduled_at desc, id desc limit $1",

@@ -1,0 +1,51 @@
+package drover
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// Healthy returns nil if the supervisor works, or an error that says what is wrong. It is an error if Run has not been called
+// or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a lease, and
+// if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error wraps the
+// database's. A supervisor that drains is healthy until Run returns. So is one that has nothing to do, or whose jobs fail.
+//
+// Healthy reads memory alone, takes no time, and may be called at any time from any goroutine.
+func (s *Supervisor) Healthy() error {
+	what, err := s.ailment()
+	switch {
+	case what == "":
+		return nil
+	case err != nil:
+		return fmt.Errorf("drover: the supervisor %s: %w", what, err)
+	}
+	return fmt.Errorf("drover: the supervisor %s", what)
+}
+
+// ailment returns what is wrong, empty if nothing is, and the database's error behind it.
+func (s *Supervisor) ailment() (what string, err error) {
+	switch {
+	case !s.ran.Load():
+		return "has not been started by Run", nil
+	case s.over.Load():
+		return "has stopped", nil
+	}
+	return s.engine.Ailment()
+}
+
+// Probe returns a handler for the probes of a platform: 200 and "ok" while Healthy returns nil, else 503 and a line that
+// says what is wrong, without the database's error. Use it for readiness and for alerts. Do not use it for liveness: a
+// supervisor gets over an outage of the database by itself. A restart does not bring the database back, and it costs the
+// jobs that run an attempt.
+func (s *Supervisor) Probe() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		if what, _ := s.ailment(); what != "" {
+			http.Error(w, "the supervisor "+what, http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		_, _ = io.WriteString(w, "ok\n") // the client may have gone
+	})
+}
