@@ -46,6 +46,13 @@ union select conname from pg_constraint where connamespace = current_schema()::r
 	}
 	// The version table of the migrations, the roles of docs/roles.sql, the schemas of demo and bench.
 	known = append(known, migrations.Table, "drover_owner", "drover_producer", "drover_worker", "drover_reader", "drover_operator", "drover_demo_", "drover_bench_")
+	metrics, err := os.ReadFile("docs/metrics.md") // a test of the module prometheus compares it with what is exported
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(drover_\\w+)` \\|").FindAllStringSubmatch(string(metrics), -1) {
+		known = append(known, row[1], row[1]+"_count", row[1]+"_sum", row[1]+"_bucket")
+	}
 	alternatives := strings.Join(names, "|")
 	long := strings.Join(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !strings.Contains(name, "_") }), "|")
 	any := regexp.MustCompile("(?i)\\b(?:tables?|rows? (?:of|in)|reads?|writes?|says in) `?(?:" + alternatives + ")\\b|\\b(?:" + alternatives + ")`? (?:tables?|rows?)\\b|[^,] (?:" + long + ")\\b")

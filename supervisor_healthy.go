@@ -9,7 +9,7 @@ import (
 // Healthy returns nil if the supervisor works, or an error that says what is wrong. It is an error if Run has not been called
 // or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a lease, and
 // if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error wraps the
-// database's. A supervisor that drains is healthy until Run returns. So is one that has nothing to do, or whose jobs fail.
+// database's. A supervisor that drains is healthy until Run returns. So is a supervisor that has nothing to do, or whose jobs fail.
 //
 // Healthy reads memory alone, takes no time, and may be called at any time from any goroutine.
 func (s *Supervisor) Healthy() error {

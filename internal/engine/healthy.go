@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Ailment returns what keeps the engine from its work, and the database's error behind it, which may be nil. what is empty if
-// the engine works, and goes on with "the supervisor". A part may fail for a third of a lease: it has tried several times by
+// Ailment returns what keeps the engine from its work, and the database's error behind it, which may be nil. The text is
+// empty if the engine works; else it goes on with "the supervisor". A part may fail for a third of a lease: it has tried several times by
 // then. A heartbeat that is late shows after most of a lease, when the running jobs are cancelled.
 func (e *Engine) Ailment() (what string, err error) {
 	now, l := e.Now(), e.Lease.Load()

@@ -246,7 +246,7 @@ const onStandby = "this server is a standby"
 
 const (
 	partTimeout = 2 * time.Second
-	laneCount   = 1000    // due jobs that are counted in each lane, or among which one that is not paused is looked for
+	laneCount   = 1000    // due jobs that are counted in each lane, or among which a job that is not paused is looked for
 	liveCount   = 100_000 // rows that are counted in the claim index
 	deadCount   = 100_000 // dead letters that are searched for refused jobs
 )

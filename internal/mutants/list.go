@@ -1801,6 +1801,13 @@ func mutants() []mutant {
 			tests: []string{"TestSnapshotLevel"},
 		},
 		{
+			name: "unseen-is-zero", bug: "metrics of a part that cannot be read are 0",
+			file:  "internal/meters/database.go",
+			old:   "if !missing[\"set_aside\"] {",
+			new:   "if true {",
+			tests: []string{"TestScrapeWithoutAllRights"}, in: "prometheus",
+		},
+		{
 			name: "healthy-without-claims", bug: "a supervisor that cannot claim is healthy",
 			file:  "internal/engine/claim.go",
 			old:   "means: \"no job is claimed\", vital: true",

@@ -1,0 +1,78 @@
+package meters
+
+import (
+	"context"
+	"strconv"
+
+	"github.com/drover-queue/drover"
+)
+
+// Sink takes a value: how many more of a counter, or seconds of a histogram. The labels are in the order of the definition.
+// They are an array, so that an event allocates nothing.
+type Sink func(ctx context.Context, m Meter, value float64, labels [MostLabels]string)
+
+type labels = [MostLabels]string
+
+// Hooks passes what events mean to a sink.
+func Hooks(kinds, queues *Names, sink Sink) drover.Hooks {
+	ended := func(outcome string) func(context.Context, drover.Event) {
+		return func(ctx context.Context, e drover.Event) {
+			queue, kind := queues.Label(e.Queue), kinds.Label(e.Kind)
+			sink(ctx, Outcomes, jobs(e), labels{queue, kind, outcome, why(outcome, e)})
+			// No handler ran for a job that ended without a run, and nobody knows how long one ran whose process died.
+			if e.Duration > 0 && e.Class != drover.ClassCrash {
+				sink(ctx, RunDuration, e.Duration.Seconds(), labels{queue, kind})
+			}
+		}
+	}
+	failed, discarded := ended("failed"), ended("discarded")
+	return drover.Hooks{
+		Enqueued: func(ctx context.Context, e drover.Event) {
+			sink(ctx, Enqueued, 1, labels{queues.Label(e.Queue), kinds.Label(e.Kind), strconv.FormatBool(e.InTx)})
+		},
+		Started: func(ctx context.Context, e drover.Event) {
+			sink(ctx, Wait, e.Wait.Seconds(), labels{queues.Label(e.Queue)})
+		},
+		Completed: ended("completed"),
+		Failed: func(ctx context.Context, e drover.Event) {
+			sink(ctx, Backoff, e.Backoff.Seconds(), labels{kinds.Label(e.Kind)})
+			failed(ctx, e)
+		},
+		Discarded: func(ctx context.Context, e drover.Event) {
+			sink(ctx, DeadLetters, jobs(e), labels{string(e.Reason)})
+			discarded(ctx, e)
+		},
+		Parked:      ended("parked"),
+		Snoozed:     ended("snoozed"),
+		Cancelled:   ended("cancelled"),
+		Released:    ended("released"),
+		StaleSettle: ended("stale"),
+		Rescued:     ended("rescued"),
+		Quarantined: func(ctx context.Context, _ drover.Event) { sink(ctx, Quarantined, 1, labels{}) },
+		Redriven:    func(ctx context.Context, e drover.Event) { sink(ctx, Redriven, jobs(e), labels{}) },
+
+		FailureReopened: func(ctx context.Context, _ drover.Event) { sink(ctx, FailuresReopened, 1, labels{}) },
+		PeriodicSkipped: func(ctx context.Context, e drover.Event) {
+			sink(ctx, PeriodicSkipped, jobs(e), labels{queues.Label(e.Queue), kinds.Label(e.Kind)})
+		},
+	}
+}
+
+// why returns the reason of a discard, the class of a failure, or whether a run was handed back before its handler was
+// called. These are closed sets of words.
+func why(outcome string, e drover.Event) string {
+	switch outcome {
+	case "discarded":
+		return string(e.Reason)
+	case "failed", "parked", "rescued":
+		return string(e.Class)
+	case "released":
+		if e.Duration == 0 {
+			return "not_started"
+		}
+	}
+	return ""
+}
+
+// jobs returns how many jobs an event is about: one event has all jobs of a transaction of a verb, or of a tick.
+func jobs(e drover.Event) float64 { return float64(max(1, e.Count)) }

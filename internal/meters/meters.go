@@ -1,0 +1,76 @@
+// Package meters defines what drover measures: names and labels, and how events, supervisors and snapshots give the values.
+// The module prometheus only hands them to its library.
+package meters
+
+import "github.com/drover-queue/drover"
+
+// Meter is counted or observed when an event comes.
+type Meter int
+
+// The meters of events: counters, then histograms from RunDuration on.
+const (
+	Enqueued Meter = iota
+	Outcomes
+	DeadLetters
+	PeriodicSkipped
+	Quarantined
+	Redriven
+	FailuresReopened
+	RunDuration
+	Wait
+	Backoff
+	meters // how many there are
+)
+
+// MostLabels is how many labels a meter of events has at most.
+const MostLabels = 4
+
+// Def describes what is measured. Name has neither the prefix drover, nor a suffix for the unit or for a counter. Its words
+// are divided by underscores.
+type Def struct {
+	Name   string
+	Unit   string // "s", or what is counted in braces
+	Help   string
+	Labels []string
+	Grows  bool // of a Gauge: it only grows, so it is a counter
+}
+
+// Events returns the definitions of the meters, by Meter.
+func Events() []Def {
+	defs := [meters]Def{
+		Enqueued: {
+			Name: "enqueued", Unit: "{job}", Labels: []string{"queue", "kind", "in_tx"},
+			Help: "Jobs that this process stored; in_tx=\"true\" are in a transaction of the caller's, which may have rolled back.",
+		},
+		Outcomes: {
+			Name: "outcomes", Unit: "{run}", Labels: []string{"queue", "kind", "outcome", "reason"},
+			Help: "Runs that ended, and jobs that ended without a run, by what became of them. Reason is that of a discard, or the class of a failure.",
+		},
+		DeadLetters: {
+			Name: "dead_letters", Unit: "{job}", Labels: []string{"reason"},
+			Help: "Jobs that this process discarded, by reason. Every reason is there from the start, so that increase() sees the first one.",
+		},
+		PeriodicSkipped: {
+			Name: "periodic_skipped", Unit: "{tick}", Labels: []string{"queue", "kind"},
+			Help: "Ticks of schedules that made no job.",
+		},
+		Quarantined:      {Name: "quarantined", Unit: "{job}", Help: "Jobs discarded because they kill processes or ignore their timeouts."},
+		Redriven:         {Name: "redriven", Unit: "{job}", Help: "Dead letters that this process made due again."},
+		FailuresReopened: {Name: "failures_reopened", Unit: "{group}", Help: "Failure groups that came back after they were resolved."},
+		RunDuration: {
+			Name: "run_duration", Unit: "s", Labels: []string{"queue", "kind"},
+			Help: "How long handlers ran, whatever the outcome.",
+		},
+		Wait:    {Name: "wait", Unit: "s", Labels: []string{"queue"}, Help: "From the due time of a job to the start of its run: how late it was."},
+		Backoff: {Name: "backoff", Unit: "s", Labels: []string{"kind"}, Help: "Delay until the retry of a run that failed."},
+	}
+	return defs[:]
+}
+
+// Reasons returns all reasons of a discard, for counters that begin with 0.
+func Reasons() []drover.Reason {
+	return []drover.Reason{
+		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed, drover.ReasonUndecodable,
+		drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonOperator, drover.ReasonRetryBudget, drover.ReasonRefused,
+	}
+}

@@ -1,0 +1,132 @@
+// Package droverprom exports what drover does, and what is in its queues, as Prometheus metrics.
+//
+// A [Metrics] counts drover's events in this process, and reads depths from the database when Prometheus
+// scrapes. It starts no goroutine and registers nothing by itself:
+//
+//	metrics := droverprom.New(droverprom.Options{})
+//	client, err := drover.New(pool, drover.Config{Hooks: []drover.Hooks{metrics.Hooks()}})
+//	metrics.Watch(client)
+//	prometheus.MustRegister(metrics)
+//
+// docs/metrics.md lists every metric. Alerts and a dashboard are in deploy/.
+package droverprom
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/meters"
+)
+
+// Options are the settings of a Metrics. The zero value is a good start.
+type Options struct {
+	// MaxKinds is how many kinds get a label of their own. Kinds that come later share the label "other". Zero means 1000.
+	// Each kind costs about 25 series for each queue that it uses.
+	MaxKinds int
+
+	// MaxQueues is the same for queues. Zero means 100. Each queue costs about 30 series.
+	MaxQueues int
+
+	// DurationBuckets are the upper bounds of drover_run_duration_seconds, in seconds and ascending. Nil means 15 from 5 ms to
+	// 1 h.
+	DurationBuckets []float64
+
+	// WaitBuckets are the same for drover_wait_seconds. Nil means 15 from 5 ms to 1 h.
+	WaitBuckets []float64
+
+	// BackoffBuckets are the same for drover_backoff_seconds. Nil means 10 from 1 s to 3 days.
+	BackoffBuckets []float64
+
+	// NativeHistograms exports each histogram as a native one too, within 10 % of each value. The
+	// dashboard in deploy/ needs the classic buckets. A Prometheus that scrapes native histograms
+	// leaves these out, unless its always_scrape_classic_histograms is set.
+	NativeHistograms bool
+
+	// MaxAge is how long a scrape uses what an earlier one has read from the database. Zero means 5 s. So any number of
+	// servers may scrape.
+	MaxAge time.Duration
+
+	// Timeout ends a read of the database. Zero means 5 s. It should be shorter than Prometheus'
+	// scrape_timeout, which is 10 s by default.
+	Timeout time.Duration
+}
+
+// withDefaults fills in the defaults. It panics at values that make no sense, because they are a mistake of the programmer.
+func (o Options) withDefaults() Options {
+	if o.MaxKinds < 0 || o.MaxQueues < 0 || o.MaxAge < 0 || o.Timeout < 0 {
+		panic(fmt.Sprintf("droverprom: an option is negative: %+v", o))
+	}
+	runs := []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 3600}
+	for buckets, standard := range map[*[]float64][]float64{
+		&o.DurationBuckets: runs,
+		&o.WaitBuckets:     runs,
+		&o.BackoffBuckets:  {1, 5, 15, 60, 300, 900, 3600, 6 * 3600, 24 * 3600, 3 * 24 * 3600},
+	} {
+		if *buckets == nil {
+			*buckets = standard
+		}
+		*buckets = slices.Clone(*buckets)
+	}
+	or(&o.MaxKinds, 1000)
+	or(&o.MaxQueues, 100)
+	or(&o.MaxAge, 5*time.Second)
+	or(&o.Timeout, 5*time.Second)
+	return o
+}
+
+func or[T int | time.Duration](value *T, standard T) {
+	if *value == 0 {
+		*value = standard
+	}
+}
+
+// Metrics is a prometheus.Collector. Its methods may be called at any time, from any goroutine.
+type Metrics struct {
+	kinds, queues *meters.Names
+	counters      *counters
+
+	process           meters.Process
+	database          meters.Database
+	ofProcess, depths gauges
+}
+
+// New makes the metrics, and panics if an option is negative or a list of buckets does not ascend.
+// Register them with any registry. A process with two databases makes two Metrics, and registers
+// each with prometheus.WrapRegistererWith and a label of its own.
+func New(opts Options) *Metrics {
+	opts = opts.withDefaults()
+	m := &Metrics{
+		kinds: &meters.Names{Most: opts.MaxKinds}, queues: &meters.Names{Most: opts.MaxQueues},
+		counters:  newCounters(opts),
+		ofProcess: newGauges(meters.OfProcess()),
+		depths:    newGauges(meters.Depths()),
+	}
+	m.database.MaxAge, m.database.Timeout, m.database.Queues = opts.MaxAge, opts.Timeout, m.queues
+	return m
+}
+
+// Watch makes scrapes read the client's database: depths, ages, supervisors, pauses, redrives, findings. Before the first call
+// there are no such metrics, and no drover_up. Calling it again replaces the client.
+func (m *Metrics) Watch(client *drover.Client) { m.database.Watch(client) }
+
+// WatchSupervisor adds a supervisor of this process: the handlers that it runs, and its health. Call it for each supervisor.
+func (m *Metrics) WatchSupervisor(sup *drover.Supervisor) { m.process.Watch(sup) }
+
+// Describe is part of prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	m.counters.each(func(c prometheus.Collector) { c.Describe(ch) })
+	m.ofProcess.describe(ch)
+	m.depths.describe(ch)
+}
+
+// Collect is part of prometheus.Collector. It reads the database at most once in Options.MaxAge, and waits at most
+// Options.Timeout for it. Without an answer, drover_up is 0, and the other metrics of the database are missing. A part
+// that cannot be read is missing too, and drover_not_seen names it.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	m.counters.each(func(c prometheus.Collector) { c.Collect(ch) })
+	m.collect(ch)
+}
