@@ -57,7 +57,7 @@ server_binaries() {
 	done
 }
 
-# packages_for installs the Debian packages, or says which are missing.
+# packages_for installs the Debian packages, or says which are missing. It starts none of their services.
 packages_for() {
 	local purpose=$1
 	shift
@@ -66,7 +66,14 @@ packages_for() {
 	mkdir -p /etc/postgresql-common/createcluster.d
 	echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.d/drover-ci.conf
 	apt-get update -q
-	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"
+	(
+		if [[ ! -e /usr/sbin/policy-rc.d ]]; then
+			trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+			printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+			chmod +x /usr/sbin/policy-rc.d
+		fi
+		DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"
+	)
 }
 
 # in_each_module COMMAND... runs it in the directory of each module.
