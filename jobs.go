@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/pgurl"
 )
@@ -100,6 +101,7 @@ type Client struct {
 	cfg     Config
 	kinds   map[string]bool
 	layers  layers // of Config.Middleware
+	stacks  *engine.Stacks
 	log     *slog.Logger
 	running *registry // the runs of this client's supervisors
 	process string    // names this client in drover_supervisors, because its supervisors die together
@@ -140,7 +142,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	c := &Client{desk: newDesk(pool, cfg.Schema), cfg: cfg, kinds: kinds, layers: newLayers(cfg.Middleware), running: newRegistry(), process: ulid.Make().String()}
+	c := &Client{desk: newDesk(pool, cfg.Schema), cfg: cfg, kinds: kinds, layers: newLayers(cfg.Middleware), stacks: &engine.Stacks{}, running: newRegistry(), process: ulid.Make().String()}
 	c.log = slog.New(contained{log.Handler(), slog.NewTextHandler(os.Stderr, nil), c})
 	return c, nil
 }

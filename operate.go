@@ -27,11 +27,11 @@ type RunError struct {
 	Error       string    `json:"error"`
 	Type        string    `json:"type,omitempty"` // Go type of the error
 	Fingerprint string    `json:"fingerprint,omitempty"`
-	DurationMS  int64     `json:"duration_ms"`
+	DurationMS  float64   `json:"duration_ms"` // of the handler, with microseconds behind the point
 	DelayMS     int64     `json:"delay_ms,omitempty"`
 	Supervisor  string    `json:"supervisor,omitempty"`
 	Host        string    `json:"host,omitempty"`  // and process id, of a process that died
-	Trace       string    `json:"trace,omitempty"` // of a panic, in the newest entry only
+	Trace       string    `json:"trace,omitempty"` // in the newest entry only; see docs/outcomes.md
 }
 
 // JobInfo is a job as it stands in the table.

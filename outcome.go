@@ -258,12 +258,21 @@ func (e *draft) entry() json.RawMessage {
 		room -= len(named) + 16
 	}
 	e.Text, _ = pgtext.Sanitize(text, room)
-	// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores.
+	shown := trace
+	switch taken := t.Stack(); {
+	case shown != "":
+	case e.Class == string(ClassTimeout) && taken != "":
+		shown = taken
+	default:
+		shown = ownStack(e.err)
+	}
+	// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores. Only the trace of a panic
+	// counts: the place of a time-out, or of an error that many places make, would split the group.
 	e.Fingerprint = fingerprint.Of(t.job.Kind, kind, text, trace)
 	row := store.ErrorEntry{
 		Attempt: t.job.Attempt, ClaimSeq: t.Seq, Class: e.Class, Case: named, Error: e.Text, Type: kind,
-		Fingerprint: e.Fingerprint, DurationMS: e.Duration.Milliseconds(),
-		DelayMS: e.Delay.Milliseconds(), Supervisor: t.Owner, Host: t.host, Trace: clean(trace, maxErrorTrace),
+		Fingerprint: e.Fingerprint, DurationMS: store.InMillis(e.Duration),
+		DelayMS: e.Delay.Milliseconds(), Supervisor: t.Owner, Host: t.host, Trace: clean(shown, maxErrorTrace),
 	}
 	if e.death != nil {
 		row.Beside, row.Spared = &e.death.Beside, e.death.Spares(t.job.Crashes)

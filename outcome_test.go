@@ -725,3 +725,61 @@ func TestRetryFor(t *testing.T) {
 		}
 	}
 }
+
+// stuckHere is a place that a trace names.
+func stuckHere(over func() bool) {
+	for !over() {
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// stuckThere is another.
+func stuckThere(over func() bool) {
+	for !over() {
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+// The entry of a run that timed out shows where its handler was, whether or not the handler heeds its context.
+func TestATimeoutShowsWhereTheHandlerWas(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	var end atomic.Bool
+	t.Cleanup(func() { end.Store(true) })
+	db.launch(t, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Hour)}}, Workers: []Worker{
+		dynWorker("heeds", WorkerOpts{Timeout: 2 * time.Second}, func(ctx context.Context, j *Job) error {
+			stuckHere(func() bool { return ctx.Err() != nil && j.task.Stack() != "" }) // the watch may be late
+			return ctx.Err()
+		}),
+		dynWorker("deaf", WorkerOpts{Timeout: time.Second}, func(context.Context, *Job) error { stuckThere(end.Load); return nil }),
+		dynWorker("fails", WorkerOpts{}, func(context.Context, *Job) error { return errBoom }),
+	}})
+	for kind, want := range map[string]string{"heeds": "stuckHere", "deaf": "stuckThere", "fails": ""} {
+		id := db.enqueue(t, dyn{kind: kind}, nil)
+		db.waitFor(t, 30*time.Second, `select state = 'retryable' from jobs where id = $1`, id)
+		newest := db.get(t, id).Errors[0]
+		if !strings.Contains(newest.Trace, want) || (want == "") != (newest.Trace == "") {
+			t.Errorf("%s (%s): no %q in the trace %q", kind, newest.Class, want, newest.Trace)
+		}
+	}
+}
+
+// The history of a job shows how long its runs took, below a millisecond too.
+func TestEntriesHaveDurationsBelowAMillisecond(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	sup := db.launch(t, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Hour)}}, Workers: handling(func(context.Context, *Job, int) error { return errBoom })})
+	ids := db.enqueueJobs(t, 50, nil)
+	db.waitFor(t, 30*time.Second, `select count(*) = 50 from jobs where state = 'retryable'`)
+	sup.stop(t)
+	below := 0
+	for _, id := range ids {
+		if took := db.get(t, id).Errors[0].DurationMS; took > 0 && took < 1 {
+			below++
+		}
+	}
+	if below == 0 {
+		t.Error("none of 50 runs took less than a millisecond")
+	}
+}

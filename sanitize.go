@@ -3,6 +3,7 @@ package drover
 import (
 	"fmt"
 	"reflect"
+	"strings"
 
 	"github.com/drover-queue/drover/internal/pgtext"
 )
@@ -76,6 +77,31 @@ func rootType(err error, steps *int) string {
 	default:
 		return name
 	}
+}
+
+// ownStack returns the text of an error that brings its stack, as the usual error packages make them: it formats itself,
+// and its %+v names lines of Go files, or it has a method ErrorStack. It returns "" if no error of the chain or tree does.
+func ownStack(err error) (text string) {
+	defer func() { _ = recover() }() // a method of the error panicked: no stack, then
+	pending := []error{err}
+	for steps := maxErrorSteps; len(pending) > 0 && steps > 0; steps-- {
+		err, pending = pending[0], pending[1:]
+		switch e := any(err).(type) {
+		case interface{ ErrorStack() string }:
+			return e.ErrorStack()
+		case fmt.Formatter:
+			if stack := fmt.Sprintf("%+v", err); strings.Contains(stack, ".go:") {
+				return stack
+			}
+		}
+		switch e := any(err).(type) {
+		case interface{ Unwrap() error }:
+			pending = append(pending, e.Unwrap())
+		case interface{ Unwrap() []error }:
+			pending = append(pending, e.Unwrap()...)
+		}
+	}
+	return ""
 }
 
 // recoveredText describes a recovered value. It formats only values that the runtime would print for an uncaught panic.

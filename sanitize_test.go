@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -161,5 +162,70 @@ func TestRedact(t *testing.T) { // F-10
 				t.Errorf("redact = %q, want %q", got, tc.want)
 			}
 		})
+	}
+}
+
+// traced is an error with a stack, as the usual packages make them. It was made of a panic.
+type traced struct {
+	error
+	place string
+}
+
+func (e traced) stack() string {
+	return e.Error() + "\npanic(...)\n\t/go/panic.go:1\nmain." + e.place + "(...)\n\t/src/load.go:12"
+}
+
+func (e traced) Format(f fmt.State, _ rune) {
+	if f.Flag('+') {
+		fmt.Fprint(f, e.stack())
+		return
+	}
+	fmt.Fprint(f, e.Error())
+}
+
+// untraced formats itself, without a stack.
+type untraced struct{ error }
+
+func (e untraced) Format(f fmt.State, _ rune) { fmt.Fprint(f, e.Error()) }
+
+// stacked has its stack in a method.
+type stacked struct{ error }
+
+func (e stacked) ErrorStack() string { return traced{e.error, "load"}.stack() }
+
+// The stack that an error brings is kept, wherever it is in the chain, and does not split its failure group.
+func TestAnErrorKeepsItsStack(t *testing.T) {
+	t.Parallel()
+	want := traced{errBoom, "load"}.stack()
+	for name, c := range map[string]struct {
+		err  error
+		want string
+	}{
+		"itself":      {traced{errBoom, "load"}, want},
+		"by a method": {fmt.Errorf("load: %w", stacked{errBoom}), want},
+		"wrapped":     {fmt.Errorf("load: %w", RetryAfter(time.Second, traced{errBoom, "load"})), want},
+		"joined":      {errors.Join(errBoom, untraced{errBoom}, traced{errBoom, "load"}), want},
+		"none":        {untraced{errBoom}, ""},
+		"it panics":   {badUnwrap{}, ""},
+		"a long ring": {&looping{}, ""},
+		"nil":         {nil, ""},
+	} {
+		if got := ownStack(c.err); got != c.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	var entries []RunError
+	for _, place := range []string{"load", "save"} {
+		task := bareTask()
+		task.handler.client.cfg.Redact = func(s string) string { return strings.ReplaceAll(s, "/src", "***") }
+		var e RunError
+		if err := json.Unmarshal(task.decide(traced{errBoom, place}).Entry, &e); err != nil {
+			t.Fatal(err)
+		}
+		entries = append(entries, e)
+	}
+	redacted := strings.ReplaceAll(want, "/src", "***")
+	if a, b := entries[0], entries[1]; a.Trace != redacted || b.Trace == a.Trace || a.Fingerprint == "" || a.Fingerprint != b.Fingerprint {
+		t.Errorf("%+v", entries)
 	}
 }

@@ -96,7 +96,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	}
 	host, _ := os.Hostname() // for people; empty will do
 	ec := engine.Config{
-		Handler: h, Subscribers: c.subscribers(), Log: c.log, Clean: func(text string) string { return c.clean(text, maxErrorText) },
+		Handler: h, Subscribers: c.subscribers(), Stacks: c.stacks, Log: c.log, Clean: func(text string) string { return c.clean(text, maxErrorText) },
 		Keep:  store.Keeping{Completed: keepFor(cfg.CompletedRetention), Cancelled: keepFor(cfg.CancelledRetention)},
 		Lease: cfg.Lease, PollInterval: cfg.PollInterval, RestInterval: rest, DrainTimeout: cfg.DrainTimeout, DisableNotify: cfg.DisableNotify,
 		QuarantineAfter: cfg.QuarantineAfter, Host: host, Build: cfg.Build, Process: c.process, Schedules: schedules,

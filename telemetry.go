@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // Event is what Hooks receive. Fields that do not apply to an event are zero.
@@ -259,10 +260,10 @@ func (e *Event) attrs() []slog.Attr {
 		attrs = append(attrs, slog.Bool("in_tx", true))
 	}
 	if e.Duration != 0 {
-		attrs = append(attrs, slog.Float64("duration_ms", float64(e.Duration.Microseconds())/1000))
+		attrs = append(attrs, slog.Float64("duration_ms", store.InMillis(e.Duration)))
 	}
 	if e.Backoff != 0 {
-		attrs = append(attrs, slog.Float64("backoff_ms", float64(e.Backoff.Microseconds())/1000))
+		attrs = append(attrs, slog.Float64("backoff_ms", store.InMillis(e.Backoff)))
 	}
 	return attrs
 }

@@ -398,7 +398,7 @@ func heading(e *drover.RunError) string {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
 	if e.Class != drover.ClassOperator && e.Class != drover.ClassCrash { // nobody saw how long a run took whose process died
-		parts = append(parts, "after "+span(millis(e.DurationMS)))
+		parts = append(parts, "after "+span(seconds(e.DurationMS/1000)))
 	}
 	if e.DelayMS > 0 {
 		parts = append(parts, "next in "+span(millis(e.DelayMS)))

@@ -141,10 +141,12 @@ func ago(t, now time.Time) string {
 	return relative(t, now)
 }
 
-// span rounds a duration to what a person reads at a glance: 450ms, 12s, 3m, 5h, 4d.
+// span rounds a duration for a person who glances at it: 0.31ms, 450ms, 12s, 3m, 5h, 4d.
 func span(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
+	case 0 < d && d < 10*time.Millisecond:
+		return fmt.Sprintf("%.2gms", float64(d.Microseconds())/1000)
 	case d < time.Second:
 		return fmt.Sprintf("%dms", d.Milliseconds())
 	case d < 2*time.Minute:

@@ -102,7 +102,7 @@ func (r *Run) simplify() {
 	o.Text, o.Fingerprint = "outcome could not be encoded", ""
 	raw, err := json.Marshal(store.ErrorEntry{
 		Attempt: r.Attempt, ClaimSeq: r.Seq, Class: o.Class, Error: o.Text,
-		DurationMS: o.Duration.Milliseconds(), Supervisor: r.Owner,
+		DurationMS: store.InMillis(o.Duration), Supervisor: r.Owner,
 	})
 	if err == nil && o.Entry != nil {
 		o.Entry = raw

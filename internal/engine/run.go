@@ -63,8 +63,10 @@ type Run struct {
 	tier            int16 // of the job's lane
 	Received        time.Time
 	StartedAt       time.Time
-	Ctx             context.Context //nolint:containedctx // a run is one call of a handler
-	Lazy            runContext      // Ctx points to it, once the run has started
+	Ctx             context.Context        //nolint:containedctx // a run is one call of a handler
+	Lazy            runContext             // Ctx points to it, once the run has started
+	goroutine       uint64                 // that runs the handler; 0: not known
+	stack           atomic.Pointer[string] // see Stack
 	phase           atomic.Int32
 	cancelRequested atomic.Bool             // an operator has ended its job
 	postponed       atomic.Bool             // its start was refused, and its row changed

@@ -48,6 +48,7 @@ func (w *runner) FillSlot(q *QueueState) { w.spawn(func() { w.Serve(q) }) }
 
 // Serve runs jobs of one queue until the queue is closed.
 func (w *runner) Serve(q *QueueState) {
+	id := goroutineID()
 	for {
 		r, ok := q.Buffer.Take()
 		if !ok {
@@ -58,6 +59,7 @@ func (w *runner) Serve(q *QueueState) {
 			w.release(r)
 			continue
 		}
+		r.goroutine = id
 		if !w.RunJob(r) {
 			return
 		}
@@ -167,20 +169,23 @@ func (w *runner) releaseAll(runs []*Run) {
 	}
 }
 
-// watchInterval is how often watch looks for deaf handlers.
+// watchInterval is how often watch looks for deaf handlers, at least.
 const watchInterval = 100 * time.Millisecond
 
-// watch frees the slots of handlers that ignore the end of their context after their timeout.
+// watch frees the slots of handlers that ignore the end of their context after their timeout. It takes the stacks of
+// handlers whose time is almost up.
 func (w *runner) watch(ctx context.Context) {
-	ticker := time.NewTicker(watchInterval)
-	defer ticker.Stop()
+	timer := time.NewTimer(watchInterval)
+	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-timer.C:
 		}
-		for _, r := range w.InFlight.All() {
+		runs := w.InFlight.All()
+		timer.Reset(w.Cfg.Stacks.watch(runs, w.Now(), w.Cfg.Lease))
+		for _, r := range runs {
 			if r.Deaf(w.Now()) && r.EndOnce() {
 				w.abandon(ctx, r, "handler ignores its timeout, slot freed", ErrTimeout)
 				w.FillSlot(r.From)

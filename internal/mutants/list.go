@@ -1482,6 +1482,20 @@ func mutants() []mutant {
 			tests: []string{"TestMiddlewareOfEveryEnqueue"},
 		},
 		{
+			name: "stack-of-the-next", bug: "a stack is noted for a run that has ended, of whatever its goroutine does now",
+			file:  "internal/engine/stacks.go",
+			old:   "r == nil || r.phase.Load() != phaseStarted",
+			new:   "r == nil",
+			tests: []string{"TestStacksOfTheRightRuns"}, in: "internal/engine",
+		},
+		{
+			name: "stack-splits-a-group", bug: "the stack that an error brings is part of its fingerprint",
+			file:  "outcome.go",
+			old:   "fingerprint.Of(t.job.Kind, kind, text, trace)",
+			new:   "fingerprint.Of(t.job.Kind, kind, text, shown)",
+			tests: []string{"TestAnErrorKeepsItsStack"},
+		},
+		{
 			name: "line-without-bound", bug: "the events that wait for a hanging hook have no bound",
 			file:  "internal/engine/reporter.go",
 			old:   "l.bytes+size > mostWaiting",
