@@ -97,6 +97,27 @@ func TestRequireEnqueuedInATransaction(t *testing.T) {
 	}
 }
 
+// Enqueued returns jobs in every state.
+func TestEnqueuedShowsEveryState(t *testing.T) {
+	t.Parallel()
+	pool := drovertest.NewPool(t, pgtest.URL(t))
+	worker := drover.Handle(func(context.Context, *drover.Job, Charge) error { return errBusy }, drover.WorkerOpts{MaxAttempts: 2})
+	drovertest.RunToEnd(t.Context(), t, pool, worker, Charge{1}, nil)
+	if _, err := newClient(t, pool).Enqueue(t.Context(), Charge{2}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `update jobs set state = 'parked', scheduled_at = 'infinity' where state = 'available'`); err != nil {
+		t.Fatal(err)
+	}
+	dead, parked := drovertest.RequireEnqueued(t.Context(), t, pool, Charge{1}), drovertest.RequireEnqueued(t.Context(), t, pool, Charge{2})
+	if dead.State != drover.Discarded || dead.Attempt != 2 || len(dead.Errors) != 2 || dead.LastError() != "the bank is busy" || dead.FinalizedAt == nil {
+		t.Errorf("job = %+v", dead)
+	}
+	if parked.State != drover.Parked || !parked.ScheduledAt.IsZero() || parked.FinalizedAt != nil {
+		t.Errorf("job = %+v", parked)
+	}
+}
+
 // The same through database/sql.
 func TestRequireEnqueuedOfDatabaseSQL(t *testing.T) {
 	t.Parallel()

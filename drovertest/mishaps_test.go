@@ -61,6 +61,11 @@ func TestMishapsHappen(t *testing.T) {
 					}
 					<-met
 				}
+				if mishap.Name == "frozen" && job.Attempt == 2 { // long enough for a first run that does not wait for its end
+					if _, err := pool.Exec(ctx, `select pg_sleep(0.05)`); err != nil {
+						return err
+					}
+				}
 				return ctx.Err()
 			}, drover.WorkerOpts{})
 			mishap.Run(t.Context(), t, pool, drover.Config{}, careless, Charge{1})

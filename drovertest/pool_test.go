@@ -182,7 +182,15 @@ func TestLeftSchemasAreDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	connect(t, url+" application_name="+open)
+	const older = "drovertest_00000000000b_aaaaaaaaaaaa" // in order, and of other migrations
+	now := inTest(t, url, func(*testing.T, *pgxpool.Pool) {})
+	if _, err := conn.Exec(t.Context(), `alter schema `+now+` rename to `+older); err != nil {
+		t.Fatal(err)
+	}
 	inTest(t, url, func(*testing.T, *pgxpool.Pool) {})
+	if exists(t, conn, older) {
+		t.Error("a schema of other migrations was kept")
+	}
 	if exists(t, conn, left) || !exists(t, conn, locked) || !exists(t, conn, open) {
 		t.Errorf("there are: left %v, locked %v, open %v", exists(t, conn, left), exists(t, conn, locked), exists(t, conn, open))
 	}
