@@ -1,5 +1,5 @@
 // Package meters defines what drover measures: names and labels, and how events, supervisors and snapshots give the values.
-// The module prometheus only hands them to its library.
+// The modules prometheus and otel only hand them to their libraries.
 package meters
 
 import "github.com/drover-queue/drover"

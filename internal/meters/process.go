@@ -13,6 +13,7 @@ const (
 	HandlersRunning
 	JobsBuffered
 	HandlersAbandoned
+	EventsDropped
 	gaugesOfProcess
 )
 
@@ -23,6 +24,7 @@ func OfProcess() []Def {
 		HandlersRunning:   {Name: "handlers_running", Unit: "{handler}", Help: "Handlers that run in this process."},
 		JobsBuffered:      {Name: "jobs_buffered", Unit: "{job}", Help: "Jobs that this process has claimed and not started."},
 		HandlersAbandoned: {Name: "handlers_abandoned", Unit: "{handler}", Help: "Handlers of this process that ignored the end of their context.", Grows: true},
+		EventsDropped:     {Name: "events_dropped", Unit: "{event}", Help: "Events that a subscriber of this process did not get, because one of its hooks is slow or hangs.", Grows: true},
 	}
 	return defs[:]
 }
@@ -60,10 +62,12 @@ func (p *Process) Collect(see See) {
 		sum.Running += stats.Running
 		sum.Buffered += stats.Buffered
 		sum.Abandoned += stats.Abandoned
+		sum.DroppedEvents += stats.DroppedEvents
 	}
 	see(Healthy, healthy, "true")
 	see(Healthy, float64(len(sups))-healthy, "false")
 	see(HandlersRunning, float64(sum.Running))
 	see(JobsBuffered, float64(sum.Buffered))
 	see(HandlersAbandoned, float64(sum.Abandoned))
+	see(EventsDropped, float64(sum.DroppedEvents))
 }

@@ -1,0 +1,160 @@
+package droverotel_test
+
+import (
+	"context"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/drover-queue/drover"
+	droverotel "github.com/drover-queue/drover/otel"
+)
+
+type (
+	badExporter   struct{}
+	badPropagator struct{ fixed }
+	badTracers    struct{ noop.TracerProvider }
+	badTracer     struct{ noop.Tracer }
+	nilTracers    struct{ noop.TracerProvider }
+	nilSpans      struct{ noop.TracerProvider }
+	nilSpan       struct{ noop.Tracer }
+	nilMeters     struct{ metric.MeterProvider }
+)
+
+func (badExporter) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error { panic("export") }
+func (badExporter) Shutdown(context.Context) error                             { return nil }
+
+func (badPropagator) Inject(_ context.Context, c propagation.TextMapCarrier) {
+	c.Set("a", "half")
+	panic("inject")
+}
+
+func (badPropagator) Extract(context.Context, propagation.TextMapCarrier) context.Context {
+	panic("extract")
+}
+
+func (badTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return badTracer{} }
+func (nilTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return nil }
+func (nilSpans) Tracer(string, ...trace.TracerOption) trace.Tracer   { return nilSpan{} }
+func (nilMeters) Meter(string, ...metric.MeterOption) metric.Meter   { return nil }
+
+func (badTracer) Start(context.Context, string, ...trace.SpanStartOption) (context.Context, trace.Span) {
+	panic("start")
+}
+
+func (nilSpan) Start(context.Context, string, ...trace.SpanStartOption) (context.Context, trace.Span) {
+	return nil, nil
+}
+
+// What panics in the telemetry, or is not there, costs no job.
+func TestBrokenTelemetryCostsNoJob(t *testing.T) {
+	t.Parallel()
+	for name, breaks := range map[string]func(*droverotel.Options){
+		"exporter": func(o *droverotel.Options) {
+			o.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSyncer(badExporter{}))
+		},
+		"propagator": func(o *droverotel.Options) { o.Propagator = badPropagator{} },
+		"tracer":     func(o *droverotel.Options) { o.TracerProvider = badTracers{} },
+		"no span":    func(o *droverotel.Options) { o.TracerProvider = nilSpans{} },
+		"name":       func(o *droverotel.Options) { o.SpanName = func(string, string, string) string { panic("name") } },
+		"all global": func(o *droverotel.Options) { *o = droverotel.Options{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, breaks)
+			id := r.enqueue(t, t.Context(), "", &drover.EnqueueOpts{Metadata: map[string]any{"own": 1}})
+			if stored := r.metadata(t, id); stored["own"] != 1.0 || stored["a"] != nil {
+				t.Errorf("metadata = %v", stored)
+			}
+			r.exec(t, `update jobs set metadata = metadata || '{"a": "x"}'`)
+			if e := r.run(t, r.client, 1, nothing)[0]; e.JobID != id || e.Error != "" {
+				t.Errorf("event %+v", e)
+			}
+		})
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string]droverotel.Options{
+		"MaxKinds": {MaxKinds: -1}, "MaxQueues": {MaxQueues: -1}, "MaxAge": {MaxAge: -1}, "Timeout": {Timeout: -1},
+		"no tracer": {TracerProvider: nilTracers{}}, "no meter": {MeterProvider: nilMeters{}},
+		"panics": {Propagator: (*propagation.TraceContext)(nil)},
+	} {
+		if tel, err := droverotel.New(opts); err == nil || tel != nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+}
+
+// A program with telemetry compiles in OpenTelemetry's API and what drover and that need. The SDK stays with the tests.
+func TestCompilesInTheAPIOnly(t *testing.T) {
+	t.Parallel()
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", ".").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	allowed := []string{
+		"github.com/drover-queue/drover", "github.com/drover-queue/drover/otel",
+		"github.com/jackc/pgx/v5", "github.com/oklog/ulid/v2", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
+		"github.com/jackc/puddle/v2", "golang.org/x/sync", "golang.org/x/text", // drover's
+		"go.opentelemetry.io/otel", "go.opentelemetry.io/otel/trace", "go.opentelemetry.io/otel/metric", "go.opentelemetry.io/otel/log", "go.opentelemetry.io/auto/sdk",
+		"github.com/cespare/xxhash/v2", "github.com/go-logr/logr", "github.com/go-logr/stdr",
+	}
+	modules := strings.Fields(string(out))
+	for _, module := range modules {
+		if !slices.Contains(allowed, module) {
+			t.Errorf("it compiles in %s", module)
+			allowed = append(allowed, module)
+		}
+	}
+	if !slices.Contains(modules, "go.opentelemetry.io/otel/trace") {
+		t.Error("it does not use OpenTelemetry")
+	}
+}
+
+// The figures of docs/tracing.md: what the middleware itself costs, without the database.
+func BenchmarkMiddleware(b *testing.B) {
+	for name, opts := range map[string]droverotel.Options{
+		"none": {},
+		"sdk at 1%": {
+			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(.01)))),
+			MeterProvider:  sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader())),
+		},
+	} {
+		tel, err := droverotel.New(opts)
+		if err != nil {
+			b.Fatal(err)
+		}
+		m := tel.Middleware()
+		items := []drover.EnqueueItem{{Args: work{}}}
+		receipts := []drover.Receipt{{ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}
+		b.Run(name+"/enqueue", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				ctx, end := m.BeginEnqueue(b.Context(), drover.EnqueueCall{Items: items})
+				item := drover.EnqueueItem{Args: work{}, Opts: &drover.EnqueueOpts{Metadata: map[string]any{}}}
+				_ = m.Enqueue(ctx, &item)
+				end(receipts, nil)
+			}
+		})
+		job := &drover.Job{
+			ID: receipts[0].ID, Kind: "work", Queue: "default", Attempt: 1,
+			Metadata: []byte(`{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}`),
+		}
+		b.Run(name+"/run", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				_ = m.Run(b.Context(), job, func(context.Context) error { return nil })
+			}
+		})
+	}
+}

@@ -1,0 +1,107 @@
+package droverotel
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/drover-queue/drover"
+)
+
+// Bounds of what a propagator may add to a job's metadata, and of what it gets back from there.
+const (
+	maxValue    = 8 << 10  // a value: that of the longest baggage of the W3C
+	maxInjected = 16 << 10 // all values of a job
+	maxMetadata = 64 << 10 // what drover takes from a client, encoded
+)
+
+// carrier is the fields of a job's metadata that belong to the propagator.
+type carrier map[string]string
+
+func (c carrier) Get(key string) string { return c[key] }
+func (c carrier) Set(key, value string) { c[key] = value }
+func (c carrier) Keys() (keys []string) {
+	for key := range c {
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// inject puts the context of the enqueue into the job's metadata. If one of the fields is there already, the context is
+// the caller's, and stays. What does not fit is left out: no job is refused because of its trace.
+func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error {
+	defer t.guard()
+	metadata := item.Opts.Metadata
+	for _, field := range t.fields {
+		if _, taken := metadata[field]; taken {
+			return nil
+		}
+	}
+	c := carrier{}
+	t.opts.Propagator.Inject(ctx, c) // into c, and not into the metadata: it may panic halfway
+	size := 0
+	for key, value := range c {
+		_, taken := metadata[key]
+		if taken || key == "" || len(value) > maxValue || !storable(key) || !storable(value) || strings.HasPrefix(key, "drover:") {
+			delete(c, key)
+			continue
+		}
+		size += 6*(len(key)+len(value)) + 6 // as the longest JSON
+	}
+	if len(c) == 0 || size > maxInjected*6 || !fits(metadata, size) {
+		return nil
+	}
+	for key, value := range c {
+		metadata[key] = value
+	}
+	return nil
+}
+
+// storable reports whether Postgres takes the text.
+func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
+
+// fits reports whether metadata has room for so many bytes more. It encodes only what is not plainly small.
+func fits(metadata map[string]any, more int) bool {
+	size := 2 + more
+	for key, value := range metadata {
+		size += 6*len(key) + 8
+		switch v := value.(type) {
+		case string:
+			size += 6*len(v) + 2
+		case bool, nil, int, int32, int64, uint, uint32, uint64, float32, float64:
+			size += 32
+		default:
+			size += maxMetadata
+		}
+	}
+	if size <= maxMetadata {
+		return true
+	}
+	raw, err := json.Marshal(metadata)
+	return err == nil && len(raw)+more <= maxMetadata
+}
+
+// carried reads the propagator's fields out of stored metadata, which may be anybody's: fields of another type, or too
+// long, count as missing.
+func carried(raw json.RawMessage, fields []string) carrier {
+	if len(raw) == 0 || len(fields) == 0 {
+		return nil
+	}
+	var all map[string]json.RawMessage
+	if json.Unmarshal(raw, &all) != nil {
+		return nil
+	}
+	var c carrier
+	for _, field := range fields {
+		var value string
+		if own, found := all[field]; !found || len(own) > maxValue || json.Unmarshal(own, &value) != nil {
+			continue
+		}
+		if c == nil {
+			c = carrier{}
+		}
+		c[field] = value
+	}
+	return c
+}

@@ -1,0 +1,208 @@
+// Package droverotel traces jobs from the enqueue to each run, and measures them, with OpenTelemetry.
+//
+// A [Telemetry] needs two entries in the client's configuration, and uses the global providers:
+//
+//	tel, err := droverotel.New(droverotel.Options{})
+//	client, err := drover.New(pool, drover.Config{
+//		Middleware: []drover.Middleware{tel.Middleware()},
+//		Hooks:      []drover.Hooks{tel.Hooks()},
+//	})
+//
+// Names follow OpenTelemetry's messaging conventions. docs/tracing.md lists every span, attribute and
+// instrument.
+package droverotel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/meters"
+)
+
+// Options are the settings of a Telemetry. The zero value is a good start.
+type Options struct {
+	// TracerProvider makes the spans. Nil means the global one, even if that is set later.
+	TracerProvider trace.TracerProvider
+
+	// MeterProvider makes the instruments. Nil means the global one, even if that is set later.
+	MeterProvider metric.MeterProvider
+
+	// Propagator carries the context of an enqueue in the job's metadata. Nil means
+	// propagation.TraceContext{}: traceparent and tracestate of the W3C. The global propagator is
+	// not used: in most applications it also carries baggage, and metadata stay in a table. An
+	// empty composite carries nothing.
+	Propagator propagation.TextMapPropagator
+
+	// NewTrace reports whether a run begins a trace of its own, which links to the enqueue, instead
+	// of continuing the trace of the enqueue. age is the time since the enqueue, by the id of the
+	// job. Nil means that runs begin a trace of their own once age is over an hour.
+	NewTrace func(job *drover.Job, age time.Duration) bool
+
+	// SpanName returns the name of a span. operation is send or process. For a batch with several
+	// kinds, kind is empty, and for one with several queues, queue is. Nil means the name of the
+	// conventions, operation and queue, such as "process payments".
+	SpanName func(operation, queue, kind string) string
+
+	// Redact removes secrets from error texts and stacks before they become part of a span. Nil keeps
+	// them as they are. Give it the function of drover.Config.Redact. If it panics, the text is left out.
+	Redact func(string) string
+
+	// MaxKinds is how many kinds get an attribute of their own in metrics; those that come later share the
+	// value "other". Zero means 1000.
+	MaxKinds int
+
+	// MaxQueues is the same for queues. Zero means 100.
+	MaxQueues int
+
+	// MaxAge is how long a collection of metrics uses what an earlier one has read from the
+	// database. Zero means 5 s.
+	MaxAge time.Duration
+
+	// Timeout ends a read of the database. Zero means 5 s.
+	Timeout time.Duration
+}
+
+func (o Options) withDefaults() (Options, error) {
+	if o.MaxKinds < 0 || o.MaxQueues < 0 || o.MaxAge < 0 || o.Timeout < 0 {
+		return o, errors.New("droverotel: Options: MaxKinds, MaxQueues, MaxAge and Timeout must not be negative")
+	}
+	if o.TracerProvider == nil {
+		o.TracerProvider = otel.GetTracerProvider()
+	}
+	if o.MeterProvider == nil {
+		o.MeterProvider = otel.GetMeterProvider()
+	}
+	if o.Propagator == nil {
+		o.Propagator = propagation.TraceContext{}
+	}
+	if o.NewTrace == nil {
+		o.NewTrace = func(_ *drover.Job, age time.Duration) bool { return age > time.Hour }
+	}
+	if o.SpanName == nil {
+		o.SpanName = func(operation, queue, _ string) string {
+			if queue == "" {
+				return operation
+			}
+			return operation + " " + queue
+		}
+	}
+	or(&o.MaxKinds, 1000)
+	or(&o.MaxQueues, 100)
+	or(&o.MaxAge, 5*time.Second)
+	or(&o.Timeout, 5*time.Second)
+	return o, nil
+}
+
+func or[T int | time.Duration](value *T, standard T) {
+	if *value == 0 {
+		*value = standard
+	}
+}
+
+// scope is the name of what makes the spans and instruments.
+const scope = "github.com/drover-queue/drover/otel"
+
+// schema is the version of the conventions that the names follow.
+const schema = "https://opentelemetry.io/schemas/1.43.0"
+
+// Telemetry makes the spans and measurements of clients. Its methods may be called at any time, from any
+// goroutine. It starts no goroutine.
+//
+// If a provider, exporter, propagator or function of Options panics, its span or measurement is
+// lost, and the job goes on. OpenTelemetry's error handler gets the panic, at most once a minute.
+type Telemetry struct {
+	opts          Options
+	fields        []string // of metadata, that the propagator writes
+	tracer        trace.Tracer
+	instruments   instruments
+	kinds, queues *meters.Names
+	process       meters.Process
+	database      meters.Database
+	reported      atomic.Int64 // when the last panic was, in seconds
+}
+
+// New makes a Telemetry. It fails if an option is negative, or if a provider fails, panics, or returns
+// nil.
+func New(opts Options) (t *Telemetry, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			t, err = nil, fmt.Errorf("droverotel: a provider or the propagator panicked: %v", p)
+		}
+	}()
+	if opts, err = opts.withDefaults(); err != nil {
+		return nil, err
+	}
+	t = &Telemetry{
+		opts: opts, fields: opts.Propagator.Fields(), tracer: opts.TracerProvider.Tracer(scope, trace.WithSchemaURL(schema)),
+		kinds: &meters.Names{Most: opts.MaxKinds}, queues: &meters.Names{Most: opts.MaxQueues},
+	}
+	if t.tracer == nil {
+		return nil, errors.New("droverotel: Options.TracerProvider returned no tracer")
+	}
+	t.database.MaxAge, t.database.Timeout, t.database.Queues = opts.MaxAge, opts.Timeout, t.queues
+	meter := opts.MeterProvider.Meter(scope, metric.WithSchemaURL(schema))
+	if meter == nil {
+		return nil, errors.New("droverotel: Options.MeterProvider returned no meter")
+	}
+	if t.instruments, err = newInstruments(meter); err == nil {
+		err = t.observe(meter)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("droverotel: %w", err)
+	}
+	return t, nil
+}
+
+// Middleware makes the spans, puts the context of an enqueue into the job's metadata, and makes the
+// measurements that belong to spans. Put it first in drover.Config.Middleware, so that its spans
+// cover the others.
+func (t *Telemetry) Middleware() drover.Middleware {
+	return drover.Middleware{BeginEnqueue: t.beginEnqueue, Enqueue: t.inject, Run: t.run}
+}
+
+// Hooks returns the hooks for drover.Config.Hooks. They measure what becomes of jobs.
+func (t *Telemetry) Hooks() drover.Hooks { return meters.Hooks(t.kinds, t.queues, t.count) }
+
+// Watch makes each collection of metrics read the client's database: depths, ages, supervisors, pauses,
+// redrives, findings. Calling it again replaces the client; nil ends it.
+func (t *Telemetry) Watch(client *drover.Client) { t.database.Watch(client) }
+
+// WatchSupervisor adds a supervisor of this process: what it runs, and the events that it could not
+// deliver. Call it once for each supervisor.
+func (t *Telemetry) WatchSupervisor(sup *drover.Supervisor) { t.process.Watch(sup) }
+
+// guard is deferred by each function that calls telemetry of the application's.
+func (t *Telemetry) guard() {
+	if p := recover(); p != nil {
+		t.report(p)
+	}
+}
+
+func (t *Telemetry) report(p any) {
+	now := time.Now().Unix()
+	last := t.reported.Load()
+	if now-last < 60 || !t.reported.CompareAndSwap(last, now) {
+		return
+	}
+	defer func() { _ = recover() }() // the handler is the application's too, and so may be the text of p
+	otel.Handle(fmt.Errorf("droverotel: telemetry panicked, jobs go on: %v", p))
+}
+
+// start begins a span. Without one (it panicked, or there is none) the context is the one given.
+func (t *Telemetry) start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	inner, span := t.tracer.Start(ctx, name, opts...)
+	if span == nil || inner == nil {
+		return ctx, noop.Span{}
+	}
+	return inner, span
+}
