@@ -144,8 +144,8 @@ func (d *drain) stuck(ctx context.Context, id, what string) error {
 
 // Advance lets time pass for all jobs that do not run. After an Advance of 30 minutes, a job that was due in an hour is
 // due in half an hour, and a job that was due within the 30 minutes is due now; the order stays the same. Times that end
-// a job (EnqueueOpts.ExpiresAt, RetryUntil) and the ends of unique periods come nearer too. The times when a job was
-// enqueued, last claimed and ended go back, so that retention sees older jobs. Schedules, redrives, retry budgets, pauses,
+// a job (EnqueueOpts.ExpiresAt, RetryUntil, WorkerOpts.RetryFor) and the ends of unique periods come nearer too. The times
+// when a job was enqueued, redriven, last claimed and ended go back, so that retention sees older jobs. Schedules, redrives, retry budgets, pauses,
 // and times inside of errors stay as they are. db is a pool, or a transaction of it.
 func Advance(ctx context.Context, t testing.TB, db drover.Tx, by time.Duration) {
 	t.Helper()
@@ -173,7 +173,7 @@ numbered as (
 moved as (
 	update jobs j set
 		scheduled_at = case when due then at + n * interval '1 microsecond' when later then j.scheduled_at - step else j.scheduled_at end,
-		created_at = j.created_at - step, attempted_at = j.attempted_at - step, finalized_at = j.finalized_at - step,
+		created_at = j.created_at - step, redriven_at = j.redriven_at - step, attempted_at = j.attempted_at - step, finalized_at = j.finalized_at - step,
 		expires_at = j.expires_at - step, retry_until = j.retry_until - step, unique_until = j.unique_until - step
 	from now, numbered where j.id = numbered.id returning j.id
 )

@@ -82,6 +82,25 @@ func TestTwentyAttempts(t *testing.T) {
 	}
 }
 
+// A worker's RetryFor ends jobs as it would without the kit, and counts anew from a redrive.
+func TestDrainHeedsRetryFor(t *testing.T) {
+	t.Parallel()
+	pool := drovertest.NewPool(t, pgtest.URL(t))
+	client := quietClient(t, pool)
+	worker := drover.Handle(func(context.Context, *drover.Job, Charge) error { return errBusy },
+		drover.WorkerOpts{RetryFor: time.Hour, MaxAttempts: drover.Unlimited, Retry: drover.Every(25 * time.Minute)})
+	id := enqueue(t, client, Charge{1}, nil)
+	for range 2 {
+		drovertest.Drain(t.Context(), t, pool, client, drover.SupervisorConfig{Workers: []drover.Worker{worker}})
+		if job := jobOf(t, client, id); job.DiscardReason != drover.ReasonTimeBudget || job.Attempt != 3 {
+			t.Errorf("%s after attempt %d, want 3 in the hour", job.DiscardReason, job.Attempt)
+		}
+		if err := client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Jobs run at their own times, also what handlers enqueue, and the end of their time is seen.
 func TestDrainKeepsTheOrderOfTimes(t *testing.T) {
 	t.Parallel()
