@@ -138,6 +138,7 @@ func (spec *processSpec) run() error {
 		_, err := pool.Exec(ctx, effect, job.ID, os.Getpid())
 		return err
 	}
+	client.cfg.Hooks = []Hooks{{StaleSettle: func(_ context.Context, e Event) { fmt.Println("stale", e.JobID) }}}
 	sup, err := client.NewSupervisor(SupervisorConfig{
 		Queues: []Queue{{Concurrency: spec.Concurrency}}, Workers: []Worker{Handle(run, WorkerOpts{Timeout: NoTimeout})},
 		Lease: spec.Lease, DrainTimeout: spec.Drain, PollInterval: spec.Poll, DisableNotify: spec.NoNotify,
@@ -145,7 +146,6 @@ func (spec *processSpec) run() error {
 	if err != nil {
 		return err
 	}
-	client.cfg.Hooks = []Hooks{{StaleSettle: func(_ context.Context, e Event) { fmt.Println("stale", e.JobID) }}}
 	err = sup.Run(ctx)
 	fmt.Println("ended")
 	return err
