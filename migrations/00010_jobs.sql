@@ -875,7 +875,6 @@ create function drover_enqueue(
 ) returns table (job_id text, existing boolean) language plpgsql as $$
 #variable_conflict use_column
 declare
-	unseen  constant text := drover_unseen();
 	due     timestamptz;
 	stored  text;
 	missing text[];
@@ -895,7 +894,7 @@ begin
 	due := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
 	-- drover_refuse_job finds out which field is wrong. Calling it costs more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
-		and kind !~ unseen and coalesce(queue, 'default') !~ unseen and coalesce(priority, 5) between 1 and 9
+		and kind !~ drover_unseen() and coalesce(queue, 'default') !~ drover_unseen() and coalesce(priority, 5) between 1 and 9
 		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
 		and (retry is null or drover_strategy_ok(retry)) and coalesce(timeout, '1 s') >= '1 ms'
 		and coalesce(least(expires_at, retry_until), now()) >= '0001-01-01 00:00:00Z'
@@ -934,7 +933,6 @@ comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns setof text language plpgsql as $$
 declare
-	unseen  constant text := drover_unseen();
 	existing text[];
 	refused  text[]; -- not stored by this round
 	missing  text[]; -- those of them that no job has
@@ -953,7 +951,7 @@ begin
 		with given as materialized (
 			select g.ordinality as n, g.id,
 				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
-					and g.kind !~ unseen and coalesce(g.queue, 'default') !~ unseen and coalesce(g.priority, 5) between 1 and 9
+					and g.kind !~ drover_unseen() and coalesce(g.queue, 'default') !~ drover_unseen() and coalesce(g.priority, 5) between 1 and 9
 					and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
 					and (g.retry is null or drover_strategy_ok(g.retry)) and coalesce(g.timeout, '1 s') >= '1 ms'
 					and coalesce(least(g.expires_at, g.retry_until), now()) >= '0001-01-01 00:00:00Z'

@@ -116,7 +116,6 @@ create function drover_enqueue_unique(batch jsonb, wake boolean default true, ho
 language plpgsql set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
-	unseen  constant text := drover_unseen();
 	single  constant boolean := jsonb_typeof(batch) = 'object';
 	docs    constant jsonb := case when single then jsonb_build_array(batch) else batch end;
 	ids     text[];
@@ -149,7 +148,7 @@ begin
 		select * into g from jsonb_to_record(batch) as d(id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz, delay interval,
 			max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text, uniqueness jsonb);
 		-- Calling drover_refuse_job costs more than this check.
-		if (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128 and g.kind !~ unseen and coalesce(g.queue, 'default') !~ unseen
+		if (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128 and g.kind !~ drover_unseen() and coalesce(g.queue, 'default') !~ drover_unseen()
 			and coalesce(g.priority, 5) between 1 and 9 and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
 			and num_nonnulls(g.retry, g.timeout, g.expires_at, g.retry_until, g.metadata) = 0 and coalesce(octet_length(g.concurrency_key), 1) between 1 and 256) is not true then
 			perform drover_refuse_job('', coalesce(g.id, ''), g.kind, g.queue, g.priority, g.max_attempts, g.retry, g.timeout, g.expires_at, g.retry_until, null, g.metadata, g.concurrency_key);
