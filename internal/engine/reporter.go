@@ -78,7 +78,10 @@ func (r *reporter) Dropped() (n int64) {
 func (r *reporter) Waiting() (events []Event) {
 	for _, l := range r.Lines {
 		l.mu.Lock()
-		events = append(events, l.events...)
+		at := l.at
+		for c := l.first; c != nil; c, at = c.next, 0 {
+			events = append(events, c.events[at:c.n]...)
+		}
 		l.mu.Unlock()
 	}
 	return events
@@ -114,14 +117,26 @@ type line struct {
 	ready chan struct{}
 	over  chan struct{} // closed once all is passed on, or the line was abandoned
 
-	mu      sync.Mutex
-	events  []Event
-	bytes   int // about, of events
-	dropped int64
-	closed  bool
-
-	current Event // the goroutine's own
+	mu          sync.Mutex
+	first, last *chunk // nil: no event has come yet
+	at          int    // in first, the next event
+	waiting     int    // events
+	bytes       int    // about, of these events
+	spare       []*chunk
+	dropped     int64
+	closed      bool
 }
+
+// chunk holds events of a line. Chunks are used again: a slice that grows and is drained would be made anew for each batch
+// of jobs.
+type chunk struct {
+	events [64]Event
+	n      int
+	next   *chunk
+}
+
+// mostSpare is how many chunks a line keeps, of some 22 KB each: for 1,000 events.
+const mostSpare = 16
 
 // add appends an event. If the line is full it drops the event, not an older one: the subscriber gets the events before a
 // gap in full. It returns how many events were dropped so far if it drops this one, else 0.
@@ -132,7 +147,8 @@ func (l *line) add(e *Event) (dropped int64) {
 		l.dropped++
 		dropped = l.dropped
 	} else {
-		l.events, l.bytes = append(l.events, *e), l.bytes+size
+		l.push(e)
+		l.bytes += size
 	}
 	l.mu.Unlock()
 	l.poke()
@@ -151,8 +167,8 @@ func (l *line) poke() {
 func (l *line) Run(ctx context.Context) {
 	l.poke() // an earlier Run may have left events
 	for range l.ready {
-		for l.next() {
-			l.Emit(ctx, &l.current)
+		for e := l.next(); e != nil; e = l.next() {
+			l.Emit(ctx, e)
 		}
 		if l.finish() {
 			return
@@ -160,24 +176,56 @@ func (l *line) Run(ctx context.Context) {
 	}
 }
 
-// next takes the first event into current, if there is one.
-func (l *line) next() bool {
+// push puts an event at the end. l.mu must be held.
+func (l *line) push(e *Event) {
+	if l.last == nil || l.last.n == len(l.last.events) {
+		var c *chunk
+		if n := len(l.spare); n > 0 {
+			c, l.spare = l.spare[n-1], l.spare[:n-1]
+		} else {
+			c = &chunk{}
+		}
+		if l.last == nil {
+			l.first = c
+		} else {
+			l.last.next = c
+		}
+		l.last = c
+	}
+	l.last.events[l.last.n] = *e
+	l.last.n++
+	l.waiting++
+}
+
+// next forgets the event that it returned before, and returns the next one, or nil. The event is the goroutine's own.
+func (l *line) next() *Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.events) == 0 {
-		l.events, l.current = nil, Event{} // the array still holds what was passed on
-		return false
+	if l.at > 0 {
+		l.first.events[l.at-1] = Event{} // it may hold a job's metadata
 	}
-	l.current, l.events[0] = l.events[0], Event{}
-	l.events, l.bytes = l.events[1:], l.bytes-l.current.size()
-	return true
+	if l.first != nil && l.at == l.first.n {
+		done := l.first
+		if l.first = done.next; l.first == nil {
+			l.first = done // is also last
+		} else if len(l.spare) < mostSpare {
+			l.spare = append(l.spare, done)
+		}
+		done.n, done.next, l.at = 0, nil, 0
+	}
+	if l.waiting == 0 {
+		return nil
+	}
+	e := &l.first.events[l.at]
+	l.at, l.waiting, l.bytes = l.at+1, l.waiting-1, l.bytes-e.size()
+	return e
 }
 
 // finish ends a line that is closed and empty.
 func (l *line) finish() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed && len(l.events) == 0 {
+	if l.closed && l.waiting == 0 {
 		close(l.over)
 		return true
 	}
@@ -201,8 +249,12 @@ func (l *line) abandon() bool {
 	if l.ended() {
 		return false
 	}
-	l.dropped += int64(len(l.events))
-	l.events, l.bytes = nil, 0
+	l.dropped += int64(l.waiting)
+	l.waiting, l.bytes, l.spare = 0, 0, nil
+	if l.first != nil {
+		clear(l.first.events[l.at:]) // the subscriber may still have the event before at
+		l.first.n, l.first.next, l.last = l.at, nil, l.first
+	}
 	return true
 }
 
