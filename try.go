@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -73,18 +72,4 @@ func (w Worker) Try(ctx context.Context, job *Job) Verdict {
 		v.Kind = VerdictError
 	}
 	return v
-}
-
-// trial is what a handler that Try calls has settled.
-type trial struct {
-	settled bool
-	as      error // the argument of SettleTx
-}
-
-func (tr *trial) settle(id string, err error) error {
-	if tr.settled {
-		return fmt.Errorf("%w: this run has settled job %s already", ErrState, id)
-	}
-	tr.settled, tr.as = true, err
-	return nil
 }

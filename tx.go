@@ -133,3 +133,17 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	}
 	return t.handler.client.EnqueueTx(ctx, tx, args, opts)
 }
+
+// trial is what a handler that Try calls has settled.
+type trial struct {
+	settled bool
+	as      error // the argument of SettleTx
+}
+
+func (tr *trial) settle(id string, err error) error {
+	if tr.settled {
+		return fmt.Errorf("%w: this run has settled job %s already", ErrState, id)
+	}
+	tr.settled, tr.as = true, err
+	return nil
+}

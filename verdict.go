@@ -49,6 +49,22 @@ func VerdictOf(err error) Verdict {
 	return read(err).Verdict
 }
 
+// Class is what kind of failure a run had. It is stored with each entry of the job's errors, in the column class, and
+// with each failure group.
+type Class string
+
+// The classes of the entries of a job's errors.
+const (
+	ClassError     Class = "error"     // the handler returned an error
+	ClassThrottled Class = "throttled" // it returned RetryAfter
+	ClassPanic     Class = "panic"     // it panicked or called runtime.Goexit
+	ClassTimeout   Class = "timeout"   // the run's timeout was over
+	ClassDecode    Class = "decode"    // the args do not decode into the worker's type
+	ClassCrash     Class = "crash"     // the process died while it ran
+	ClassRefused   Class = "refused"   // the database refused the row: no run
+	ClassOperator  Class = "operator"  // an operator cancelled, discarded or redrove the job: no run
+)
+
 // reading is all that an error means for the end of its run. VerdictOf and the outcome of the run both go by it.
 type reading struct {
 	Verdict

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"time"
 )
@@ -18,17 +17,14 @@ type Subscriber struct {
 // its own events, and neither a job nor another subscriber's events.
 type reporter struct {
 	Lines   []*line
-	dropped func(l *line, total int64) // logs it
+	dropped func(to string, total int64)
 }
 
-func newReporter(s *Shared) (r reporter) {
-	for _, sub := range s.Cfg.Subscribers {
+// newReporter returns a reporter that calls dropped for each event that a line has no room for.
+func newReporter(subscribers []Subscriber, dropped func(to string, total int64)) reporter {
+	r := reporter{dropped: dropped}
+	for _, sub := range subscribers {
 		r.Lines = append(r.Lines, &line{Subscriber: sub, ready: make(chan struct{}, 1), over: make(chan struct{})})
-	}
-	r.dropped = func(l *line, total int64) {
-		if l.Name != "" && s.seldom.Allow("events "+l.Name, time.Now()) { // a log that blocks must not block its reporter, too
-			s.log.Error("events are dropped, because hooks are slow or hang", slog.String("hooks", l.Name), slog.Int64("dropped", total))
-		}
 	}
 	return r
 }
@@ -49,7 +45,7 @@ func (r *reporter) add(e *Event) {
 			continue
 		}
 		if total := l.add(e); total > 0 {
-			r.dropped(l, total)
+			r.dropped(l.Name, total)
 		}
 	}
 }

@@ -169,7 +169,7 @@ func (w *runner) releaseAll(runs []*Run) {
 	}
 }
 
-// watchInterval is how often watch looks for deaf handlers, at least.
+// watchInterval is how often watch looks at the runs, at least.
 const watchInterval = 100 * time.Millisecond
 
 // watch frees the slots of handlers that ignore the end of their context after their timeout. It takes the stacks of
@@ -184,7 +184,7 @@ func (w *runner) watch(ctx context.Context) {
 		case <-timer.C:
 		}
 		runs := w.InFlight.All()
-		timer.Reset(w.Cfg.Stacks.watch(runs, w.Now(), w.Cfg.Lease))
+		timer.Reset(takeStacks(w.Cfg.Stacks, runs, w.Now(), w.Cfg.Lease))
 		for _, r := range runs {
 			if r.Deaf(w.Now()) && r.EndOnce() {
 				w.abandon(ctx, r, "handler ignores its timeout, slot freed", ErrTimeout)
@@ -237,4 +237,49 @@ func (w *runner) closeQueues() {
 	for _, q := range w.queues {
 		w.releaseAll(q.Buffer.Close())
 	}
+}
+
+// stackDue returns how long it is until the stack of the run's handler is to be taken. It returns false if it is not to
+// be taken.
+func (r *Run) stackDue(now time.Time) (left time.Duration, wanted bool) {
+	if r.Timeout == 0 || r.goroutine == 0 || r.stack.Load() != nil {
+		return 0, false
+	}
+	return r.Timeout - min(r.Timeout/4, stackLead) - now.Sub(r.StartedAt), true
+}
+
+// takeStacks takes the stacks of the runs whose time is almost up, and returns how long the caller may sleep to be in time
+// for the next.
+func takeStacks(s *Stacks, runs []*Run, now time.Time, lease time.Duration) (sleep time.Duration) {
+	sleep = watchInterval
+	late := map[uint64]func(string){}
+	for _, r := range runs {
+		left, wanted := r.stackDue(now)
+		switch {
+		case !wanted:
+		case left <= 0:
+			late[r.goroutine] = r.noteStack
+		default:
+			sleep = min(sleep, max(left, watchInterval/10))
+		}
+	}
+	if len(late) > 0 {
+		s.take(late, now, lease)
+	}
+	return sleep
+}
+
+// noteStack keeps the stack of the run's goroutine, unless that has gone on to another run.
+func (r *Run) noteStack(stack string) {
+	if r.phase.Load() == phaseStarted {
+		r.stack.Store(&stack)
+	}
+}
+
+// Stack returns where the run's handler was shortly before its time was up, "" if that is not known.
+func (r *Run) Stack() string {
+	if stack := r.stack.Load(); stack != nil {
+		return *stack
+	}
+	return ""
 }

@@ -54,7 +54,7 @@ type Shared struct {
 // NewShared returns what the parts of an engine share before any of them is made.
 func NewShared(cfg Config, pool *pg.Pool) *Shared {
 	s := &Shared{Cfg: cfg, Handler: cfg.Handler, pool: pool, log: cfg.Log, Now: time.Now, alarm: newAlarm()}
-	s.Reporter = newReporter(s)
+	s.Reporter = newReporter(cfg.Subscribers, s.eventDropped)
 	for _, k := range cfg.Kinds {
 		s.Kinds = append(s.Kinds, k.Kind)
 	}
@@ -62,6 +62,14 @@ func NewShared(cfg Config, pool *pg.Pool) *Shared {
 		s.queues = append(s.queues, s.newQueueState(q))
 	}
 	return s
+}
+
+// eventDropped logs that events for some hooks are dropped, at times. Of the log's own events it logs nothing: a log that
+// blocks must not block this caller, too.
+func (s *Shared) eventDropped(hooks string, total int64) {
+	if hooks != "" && s.seldom.Allow("events "+hooks, time.Now()) {
+		s.log.Error("events are dropped, because hooks are slow or hang", slog.String("hooks", hooks), slog.Int64("dropped", total))
+	}
 }
 
 // newQueueState returns the state of a queue that follows the holds.

@@ -49,38 +49,8 @@ func numberOf(stack string) uint64 {
 	return n
 }
 
-// stackDue returns how long it is until the stack of the run's handler is to be taken. It returns false if it is not to
-// be taken.
-func (r *Run) stackDue(now time.Time) (left time.Duration, wanted bool) {
-	if r.Timeout == 0 || r.goroutine == 0 || r.stack.Load() != nil {
-		return 0, false
-	}
-	return r.Timeout - min(r.Timeout/4, stackLead) - now.Sub(r.StartedAt), true
-}
-
-// watch takes the stacks of the runs whose time is almost up, and returns how long the caller may sleep to be in time for
-// the next.
-func (s *Stacks) watch(runs []*Run, now time.Time, lease time.Duration) (sleep time.Duration) {
-	sleep = watchInterval
-	late := map[uint64]*Run{}
-	for _, r := range runs {
-		left, wanted := r.stackDue(now)
-		switch {
-		case !wanted:
-		case left <= 0:
-			late[r.goroutine] = r
-		default:
-			sleep = min(sleep, max(left, watchInterval/10))
-		}
-	}
-	if len(late) > 0 {
-		s.take(late, now, lease)
-	}
-	return sleep
-}
-
-// take notes the stacks of runs, by the number of their goroutines.
-func (s *Stacks) take(late map[uint64]*Run, now time.Time, lease time.Duration) {
+// take passes each goroutine's stack to its function, by the number of the goroutine, if it can take stacks now.
+func (s *Stacks) take(wanted map[uint64]func(stack string), now time.Time, lease time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := runtime.NumGoroutine()
@@ -92,19 +62,8 @@ func (s *Stacks) take(late map[uint64]*Run, now time.Time, lease time.Duration) 
 	all := string(buf[:runtime.Stack(buf, true)])
 	s.next = now.Add(max(stackPause, stackShare*time.Since(began)))
 	for one := range strings.SplitSeq(all, "\n\n") {
-		r := late[numberOf(one)]
-		if r == nil || r.phase.Load() != phaseStarted { // its goroutine may have gone on to another run
-			continue
+		if note := wanted[numberOf(one)]; note != nil {
+			note(strings.Clone(one[:min(len(one), mostOfStack)]))
 		}
-		one = strings.Clone(one[:min(len(one), mostOfStack)])
-		r.stack.Store(&one)
 	}
-}
-
-// Stack returns where the run's handler was shortly before its time was up, "" if that is not known.
-func (r *Run) Stack() string {
-	if stack := r.stack.Load(); stack != nil {
-		return *stack
-	}
-	return ""
 }

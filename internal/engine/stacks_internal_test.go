@@ -37,7 +37,7 @@ func TestStacksOfTheRightRuns(t *testing.T) {
 	early, never, gone := standing(standHere, over, time.Minute, now), standing(standHere, over, 0, now), standing(standHere, over, time.Second, now)
 	gone.phase.Store(phaseEnded)
 	var s Stacks
-	sleep := s.watch([]*Run{here, there, early, never, gone}, now, lease)
+	sleep := takeStacks(&s, []*Run{here, there, early, never, gone}, now, lease)
 	for r, place := range map[*Run]string{here: "standHere", there: "standThere"} {
 		// A goroutine that has not got to its place shows another function of this test.
 		if got := r.Stack(); !strings.HasPrefix(got, "goroutine ") || numberOf(got) != r.goroutine || !strings.Contains(got, place) && !strings.Contains(got, "standing") {
@@ -48,10 +48,10 @@ func TestStacksOfTheRightRuns(t *testing.T) {
 		t.Errorf("stacks of others: %q %q %q, sleep %v", early.Stack(), never.Stack(), gone.Stack(), sleep)
 	}
 	late := standing(standHere, over, time.Second, now)
-	if s.watch([]*Run{late}, now.Add(stackPause-1), lease); late.Stack() != "" {
+	if takeStacks(&s, []*Run{late}, now.Add(stackPause-1), lease); late.Stack() != "" {
 		t.Error("stacks are taken twice within a second")
 	}
-	if s.watch([]*Run{late}, s.next, lease); late.Stack() == "" {
+	if takeStacks(&s, []*Run{late}, s.next, lease); late.Stack() == "" {
 		t.Error("none is taken when it is time")
 	}
 }
@@ -68,7 +68,7 @@ func TestStacksInTime(t *testing.T) {
 	} {
 		r := &Run{Timeout: 10 * time.Hour, StartedAt: now.Add(left - 10*time.Hour), goroutine: 1 << 60}
 		var s Stacks
-		if got := s.watch([]*Run{r}, now, time.Hour); got != want {
+		if got := takeStacks(&s, []*Run{r}, now, time.Hour); got != want {
 			t.Errorf("%v before the end: sleep %v, want %v", left, got, want)
 		}
 	}
@@ -95,7 +95,7 @@ func TestStacksCostNoLease(t *testing.T) {
 	defer close(over)
 	r := standing(standHere, over, time.Second, time.Now())
 	var s Stacks
-	if s.watch([]*Run{r}, time.Now(), time.Microsecond); r.Stack() != "" {
+	if takeStacks(&s, []*Run{r}, time.Now(), time.Microsecond); r.Stack() != "" {
 		t.Error("stacks were taken although that can cost the lease")
 	}
 }
@@ -120,7 +120,7 @@ func TestStacksAreBounded(t *testing.T) {
 	defer close(over)
 	<-deep
 	var s Stacks
-	if s.watch([]*Run{r}, time.Now(), time.Hour); r.Stack() == "" || len(r.Stack()) > mostOfStack {
+	if takeStacks(&s, []*Run{r}, time.Now(), time.Hour); r.Stack() == "" || len(r.Stack()) > mostOfStack {
 		t.Errorf("a stack of %d bytes", len(r.Stack()))
 	}
 }

@@ -1483,9 +1483,9 @@ func mutants() []mutant {
 		},
 		{
 			name: "stack-of-the-next", bug: "a stack is noted for a run that has ended, of whatever its goroutine does now",
-			file:  "internal/engine/stacks.go",
-			old:   "r == nil || r.phase.Load() != phaseStarted",
-			new:   "r == nil",
+			file:  "internal/engine/runner.go",
+			old:   "\tif r.phase.Load() == phaseStarted {\n\t\tr.stack.Store(&stack)",
+			new:   "\tif true {\n\t\tr.stack.Store(&stack)",
 			tests: []string{"TestStacksOfTheRightRuns"}, in: "internal/engine",
 		},
 		{
