@@ -6,15 +6,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	droverotel "github.com/drover-queue/drover/otel"
 )
 
@@ -57,6 +60,7 @@ func (nilSpan) Start(context.Context, string, ...trace.SpanStartOption) (context
 // What panics in the telemetry, or is not there, costs no job.
 func TestBrokenTelemetryCostsNoJob(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.NewMigratedPool(t)
 	for name, breaks := range map[string]func(*droverotel.Options){
 		"exporter": func(o *droverotel.Options) {
 			o.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSyncer(badExporter{}))
@@ -67,18 +71,65 @@ func TestBrokenTelemetryCostsNoJob(t *testing.T) {
 		"name":       func(o *droverotel.Options) { o.SpanName = func(string, string, string) string { panic("name") } },
 		"all global": func(o *droverotel.Options) { *o = droverotel.Options{} },
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, breaks)
+		t.Run(name, func(t *testing.T) { //nolint:paralleltest // they share a schema
+			r := newRigOn(t, pool, breaks)
 			id := r.enqueue(t, t.Context(), "", &drover.EnqueueOpts{Metadata: map[string]any{"own": 1}})
 			if stored := r.metadata(t, id); stored["own"] != 1.0 || stored["a"] != nil {
 				t.Errorf("metadata = %v", stored)
 			}
-			r.exec(t, `update jobs set metadata = metadata || '{"a": "x"}'`)
+			r.exec(t, `update jobs set metadata = metadata || '{"a": "x"}' where id = $1`, id)
 			if e := r.run(t, r.client, 1, nothing)[0]; e.JobID != id || e.Error != "" {
 				t.Errorf("event %+v", e)
 			}
 		})
+	}
+}
+
+// stuck are exporters that return only once it is closed.
+type stuck chan struct{}
+
+func (s stuck) ExportSpans(context.Context, []sdktrace.ReadOnlySpan) error {
+	<-s
+	return nil
+}
+
+func (s stuck) Shutdown(context.Context) error { return nil }
+
+type stuckMetrics struct{ stuck }
+
+func (s stuckMetrics) Export(context.Context, *metricdata.ResourceMetrics) error {
+	<-s.stuck
+	return nil
+}
+func (stuckMetrics) ForceFlush(context.Context) error { return nil }
+func (stuckMetrics) Temporality(kind sdkmetric.InstrumentKind) metricdata.Temporality {
+	return sdkmetric.DefaultTemporalitySelector(kind)
+}
+
+func (stuckMetrics) Aggregation(kind sdkmetric.InstrumentKind) sdkmetric.Aggregation {
+	return sdkmetric.DefaultAggregationSelector(kind)
+}
+
+// With exporters that never return, jobs are enqueued and run: the batch processor drops spans.
+func TestStuckExportersCostNoJob(t *testing.T) {
+	t.Parallel()
+	exporter := make(stuck)
+	tracers := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter,
+		sdktrace.WithMaxQueueSize(1), sdktrace.WithMaxExportBatchSize(1), sdktrace.WithBatchTimeout(time.Millisecond)))
+	measures := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewPeriodicReader(stuckMetrics{exporter}, sdkmetric.WithInterval(time.Millisecond))))
+	defer func() {
+		close(exporter)
+		_, _ = tracers.Shutdown(context.Background()), measures.Shutdown(context.Background())
+	}()
+	r := newRig(t, func(o *droverotel.Options) { o.TracerProvider, o.MeterProvider = tracers, measures })
+	const jobs = 30
+	for range jobs {
+		r.enqueue(t, t.Context(), "", nil)
+	}
+	for _, e := range r.run(t, r.client, jobs, nothing) {
+		if e.Error != "" {
+			t.Errorf("event %+v", e)
+		}
 	}
 }
 

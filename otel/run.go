@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -17,10 +18,9 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// errExit stands for what a handler returns that calls runtime.Goexit.
 var errExit = errors.New("handler called runtime.Goexit")
 
-// run puts a span around a run, whose context the handler gets.
+// run puts a span around a run. The handler gets the span's context.
 func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.Context) error) (err error) {
 	began := time.Now()
 	inner, span := t.startRun(ctx, job)
@@ -30,18 +30,15 @@ func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.
 	t.measureStart(inner, job)
 	returned := false
 	defer func() {
-		result := err
-		if !returned {
-			result = errExit
-		}
-		t.measureRun(inner, job, time.Since(began), t.endRun(inner, span, result))
+		took := time.Since(began)
+		t.measureRun(inner, job, took, t.endRun(inner, span, job, returned, err))
 	}()
-	err = next(inner)
+	err = next(inner) // a panic of the handler is an error here
 	returned = true
 	return err
 }
 
-// startRun returns nothing if it panicked.
+// startRun returns nil if it panicked.
 func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner context.Context, span trace.Span) {
 	defer t.guard()
 	parent, opts := t.relate(ctx, job)
@@ -55,8 +52,8 @@ func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner contex
 	return t.start(parent, t.opts.SpanName(process, job.Queue, job.Kind), opts...)
 }
 
-// relate says how a run's span belongs to the enqueue: as its child, or in a trace of its own. It links to it in both
-// cases. A span that is in the context already, of a middleware further out, stays the parent.
+// relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. It links to the
+// enqueue in both cases. If the context has a span already, from a middleware further out, that span stays the parent.
 func (t *Telemetry) relate(ctx context.Context, job *drover.Job) (context.Context, []trace.SpanStartOption) {
 	opts := make([]trace.SpanStartOption, 0, 4)
 	c := carried(job.Metadata, t.fields)
@@ -78,7 +75,7 @@ func (t *Telemetry) relate(ctx context.Context, job *drover.Job) (context.Contex
 	return parent, opts
 }
 
-// age is the time since the enqueue. Of an id without a time it is as long as can be.
+// age returns the time since the enqueue, or the longest duration if the id has no time.
 func age(job *drover.Job) time.Duration {
 	id, err := ulid.ParseStrict(job.ID)
 	if err != nil {
@@ -88,65 +85,71 @@ func age(job *drover.Job) time.Duration {
 }
 
 // endRun ends the span, and returns the error.type of a run that has failed.
-func (t *Telemetry) endRun(ctx context.Context, span trace.Span, err error) (failed string) {
+func (t *Telemetry) endRun(ctx context.Context, span trace.Span, job *drover.Job, returned bool, err error) (failed string) {
 	defer t.guard()
 	defer span.End()
-	verdict := drover.VerdictOf(err)
-	cutShort := ""
-	if verdict.Failed() {
-		if cutShort = interruption(ctx, verdict, err); cutShort == "" {
-			failed = failedRun(verdict, err)
-		}
+	verdict := drover.Verdict{Kind: drover.VerdictPanic, Cause: errExit} // drover takes runtime.Goexit as a panic, too
+	if returned {
+		verdict = drover.VerdictOf(err)
+	} else {
+		verdict.Trace = string(debug.Stack())
+	}
+	cut := interruption(ctx, verdict, err)
+	if verdict.Failed() && (cut == "" || job.MaxAttempts == 1 && cut != cancelled) { // an only attempt that was cut short has failed
+		failed = failedRun(ctx, verdict)
 	}
 	if !span.IsRecording() {
 		return failed
 	}
-	switch {
-	case cutShort != "":
-		span.SetAttributes(attribute.String("drover.interrupted", cutShort))
-	case failed != "":
+	if cut == "" {
 		span.SetAttributes(attribute.String("drover.verdict", string(verdict.Kind)))
-		cause := verdict.Cause
-		if cause == nil {
-			cause = err
-		}
-		t.fail(span, failed, cause, verdict.Trace)
-	default:
-		span.SetAttributes(attribute.String("drover.verdict", string(verdict.Kind)))
+	} else {
+		span.SetAttributes(attribute.String("drover.interrupted", cut))
 	}
 	if verdict.Delay > 0 {
 		span.SetAttributes(attribute.Float64("drover.delay", verdict.Delay.Seconds()))
 	}
+	if failed != "" {
+		t.fail(span, failed, verdict.Cause, verdict.Trace)
+	}
 	return failed
 }
 
-// interruption says why a run was cut short for a reason that is not the job's: drover hands such a job back, and it has
-// not failed.
+// Values of drover.interrupted.
+const (
+	shutdown  = "shutdown"
+	leaseLost = "lease_lost"
+	cancelled = "cancelled"
+)
+
+// interruption returns why a run was cut short, if drover hands the job back because of that. It is empty for a run that
+// ended by itself. A Discard of the handler's counts in any case, unless it wraps the end of the context; a permanent
+// error, whose cause is the error itself, does not.
 func interruption(ctx context.Context, verdict drover.Verdict, err error) string {
-	if verdict.Kind == drover.VerdictDiscard && !errors.Is(err, context.Canceled) {
-		return "" // that counts all the same
+	if !verdict.Failed() || verdict.Kind == drover.VerdictDiscard && !errors.Is(err, context.Canceled) && !errors.Is(verdict.Cause, err) {
+		return ""
 	}
 	cause := context.Cause(ctx)
 	switch {
 	case errors.Is(cause, drover.ErrShutdown):
-		return "shutdown"
+		return shutdown
 	case errors.Is(cause, drover.ErrLeaseLost):
-		return "lease_lost"
+		return leaseLost
 	case errors.Is(cause, drover.ErrCancelled):
-		return "cancelled"
+		return cancelled
 	}
 	return ""
 }
 
-// failedRun is the error.type of a run: a kind of drover.Verdict, or timeout.
-func failedRun(verdict drover.Verdict, err error) string {
-	if verdict.Kind == drover.VerdictError && errors.Is(err, context.DeadlineExceeded) {
+// failedRun returns the error.type of a run: the kind of its verdict, or timeout if the run's time was over.
+func failedRun(ctx context.Context, verdict drover.Verdict) string {
+	if verdict.Kind == drover.VerdictError && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return "timeout"
 	}
 	return string(verdict.Kind)
 }
 
-// Bounds of texts in a span, in bytes: as drover stores them.
+// Bounds of texts in a span, in bytes. drover stores texts up to these.
 const (
 	maxName  = 256
 	maxError = 4 << 10
@@ -165,14 +168,14 @@ func (t *Telemetry) fail(span trace.Span, failed string, err error, stack string
 	span.AddEvent("exception", trace.WithAttributes(exception...))
 }
 
-// clean redacts and bounds what the application says. Both its error and its Redact may panic.
-func (t *Telemetry) clean(said func() string, most int) (s string) {
+// clean redacts and bounds a text of the application. Both its error and its Redact may panic.
+func (t *Telemetry) clean(write func() string, most int) (s string) {
 	defer func() {
 		if recover() != nil {
 			s = "(the text of the error panicked)"
 		}
 	}()
-	s = said()
+	s = write()
 	if t.opts.Redact != nil {
 		s = t.opts.Redact(s)
 	}
@@ -187,7 +190,7 @@ func text(s string, most int) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// typeOf is the type of the error below those that only add a text.
+// typeOf returns the type of an error, without wrappers that only add a text.
 func typeOf(err error) string {
 	for {
 		name := reflect.TypeOf(err).String()

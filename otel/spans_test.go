@@ -24,7 +24,7 @@ import (
 	droverotel "github.com/drover-queue/drover/otel"
 )
 
-// work is the one kind of job; Do says what its handler does.
+// work is the usual kind of job. Do selects what its handler does.
 type work struct{ Do string }
 
 func (work) Kind() string { return "work" }
@@ -41,7 +41,13 @@ type rig struct {
 
 func newRig(t *testing.T, edit func(*droverotel.Options)) *rig {
 	t.Helper()
-	r := &rig{pool: pgtest.NewMigratedPool(t), spans: tracetest.NewInMemoryExporter(), ended: make(chan drover.Event, 100)}
+	return newRigOn(t, pgtest.NewMigratedPool(t), edit)
+}
+
+// newRigOn uses a schema that exists: a new one takes longer than most tests.
+func newRigOn(t *testing.T, pool *pgxpool.Pool, edit func(*droverotel.Options)) *rig {
+	t.Helper()
+	r := &rig{pool: pool, spans: tracetest.NewInMemoryExporter(), ended: make(chan drover.Event, 100)}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(r.spans))
 	r.tracer = provider.Tracer("application")
 	r.opts = droverotel.Options{TracerProvider: provider, Timeout: time.Minute}
@@ -84,10 +90,12 @@ func (r *rig) enqueue(t *testing.T, ctx context.Context, do string, opts *drover
 // run starts a supervisor, waits for so many ends, and stops it.
 func (r *rig) run(t *testing.T, client *drover.Client, ends int, handle func(context.Context, *drover.Job, work) error) (events []drover.Event) {
 	t.Helper()
-	sup, err := client.NewSupervisor(drover.SupervisorConfig{
-		Queues:  []drover.Queue{{}},
-		Workers: []drover.Worker{drover.Handle(handle, drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}})},
-	})
+	return r.runWorkers(t, client, ends, drover.Handle(handle, drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}}))
+}
+
+func (r *rig) runWorkers(t *testing.T, client *drover.Client, ends int, workers ...drover.Worker) (events []drover.Event) {
+	t.Helper()
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: workers})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +146,21 @@ func (r *rig) named(name string) (found []tracetest.SpanStub) {
 	return found
 }
 
-// only is the one span of a name.
+// runOf returns the last span of a job's run.
+func (r *rig) runOf(t *testing.T, jobID string) (last tracetest.SpanStub) {
+	t.Helper()
+	for _, span := range r.spans.GetSpans() {
+		if span.SpanKind == trace.SpanKindConsumer && attributes(span.Attributes)["messaging.message.id"] == jobID {
+			last = span
+		}
+	}
+	if last.Name == "" {
+		t.Fatalf("no run of %s in %v", jobID, r.spans.GetSpans().Snapshots())
+	}
+	return last
+}
+
+// only returns the one span of a name.
 func (r *rig) only(t *testing.T, name string) tracetest.SpanStub {
 	t.Helper()
 	found := r.named(name)
@@ -227,73 +249,74 @@ func TestTraceGoesWithTheJob(t *testing.T) {
 	}
 }
 
-// Each way a run can end, on its span.
+// Each way in which a run can end, on its span.
 func TestSpanOfEachEnd(t *testing.T) {
 	t.Parallel()
 	secret := errors.New("the secret is 42")
-	for do, c := range map[string]struct {
+	type end struct {
 		ends    func() error
 		verdict string
 		failed  string // error.type
 		delay   string
 		message string
-	}{
+	}
+	cases := map[string]end{
 		"done":    {func() error { return nil }, "done", "", "", ""},
 		"fails":   {func() error { return fmt.Errorf("wrapped: %w", secret) }, "error", "error", "", "wrapped: the *** is 42"},
 		"panics":  {func() error { panic("secret") }, "panic", "panic", "", "panic: ***"},
-		"exits":   {func() error { runtime.Goexit(); return nil }, "error", "error", "", "handler called runtime.Goexit"},
+		"exits":   {func() error { runtime.Goexit(); return nil }, "panic", "panic", "", "handler called runtime.Goexit"},
 		"snoozes": {func() error { return drover.Snooze(time.Hour) }, "snooze", "", "3600", ""},
 		"cancels": {func() error { return drover.Cancel(secret) }, "cancel", "", "", ""},
 		"discard": {func() error { return drover.Discard(secret) }, "discard", "discard", "", "the *** is 42"},
 		"later":   {func() error { return drover.RetryAfter(time.Minute, secret) }, "retry_after", "retry_after", "60", "the *** is 42"},
 		"retry":   {func() error { return drover.Retry(secret) }, "retry", "retry", "", "the *** is 42"},
 		"spared":  {func() error { return drover.DontCount(errors.New("not now")) }, "dont_count", "dont_count", "", "not now"},
-		"late":    {func() error { return context.DeadlineExceeded }, "error", "timeout", "", "context deadline exceeded"},
+		"theirs":  {func() error { return context.DeadlineExceeded }, "error", "error", "", "context deadline exceeded"},
 		"broken":  {func() error { return brokenError{} }, "error", "error", "", "(the text of the error panicked)"},
-	} {
-		t.Run(do, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, func(o *droverotel.Options) {
-				o.Redact = func(s string) string { return strings.ReplaceAll(s, "secret", "***") }
-			})
-			r.enqueue(t, t.Context(), do, nil)
-			r.exec(t, `update jobs set max_attempts = 2`)
-			var first bool
-			r.run(t, r.client, 1, func(ctx context.Context, _ *drover.Job, _ work) error {
-				if first {
-					<-ctx.Done()
-					return ctx.Err()
-				}
-				first = true
-				return c.ends()
-			})
-			span := r.named("process default")[0]
-			got := attributes(span.Attributes)
-			for key, want := range map[string]string{"drover.verdict": c.verdict, "error.type": c.failed, "drover.delay": c.delay} {
-				if got[key] != want {
-					t.Errorf("%s = %q, want %q", key, got[key], want)
-				}
+	}
+	r := newRig(t, func(o *droverotel.Options) {
+		o.Redact = func(s string) string { return strings.ReplaceAll(s, "secret", "***") }
+	})
+	ids := map[string]string{}
+	for do := range cases {
+		ids[do] = r.enqueue(t, t.Context(), do, nil)
+	}
+	classes := map[string]drover.Class{}
+	for _, e := range r.runWorkers(t, r.client, len(cases), drover.Handle(func(_ context.Context, _ *drover.Job, w work) error {
+		return cases[w.Do].ends()
+	}, drover.WorkerOpts{Retry: drover.Constant{Delay: time.Hour}})) {
+		classes[e.JobID] = e.Class
+	}
+	for do, c := range cases {
+		span := r.runOf(t, ids[do])
+		got := attributes(span.Attributes)
+		for key, want := range map[string]string{"drover.verdict": c.verdict, "error.type": c.failed, "drover.delay": c.delay, "drover.interrupted": ""} {
+			if got[key] != want {
+				t.Errorf("%s: %s = %q, want %q", do, key, got[key], want)
 			}
-			if (span.Status.Code == codes.Error) != (c.failed != "") || span.Status.Description != c.message {
-				t.Errorf("status = %+v, want %q", span.Status, c.message)
-			}
-			if (len(span.Events) == 1) != (c.failed != "") {
-				t.Fatalf("%d events", len(span.Events))
-			}
-			if c.failed == "" {
-				return
-			}
-			exception := attributes(span.Events[0].Attributes)
-			if span.Events[0].Name != "exception" || exception["exception.message"] != c.message {
-				t.Errorf("%s %v", span.Events[0].Name, exception)
-			}
-			if stack := exception["exception.stacktrace"]; (do == "panics") != strings.Contains(stack, "spans_test.go") || strings.Contains(stack, "secret") {
-				t.Errorf("stack %q", stack)
-			}
-			if do == "fails" && exception["exception.type"] != "*errors.errorString" {
-				t.Errorf("type %q", exception["exception.type"])
-			}
-		})
+		}
+		if (classes[ids[do]] == drover.ClassPanic) != (c.failed == "panic") {
+			t.Errorf("%s: the event has the class %q", do, classes[ids[do]])
+		}
+		if (span.Status.Code == codes.Error) != (c.failed != "") || span.Status.Description != c.message {
+			t.Errorf("%s: status = %+v, want %q", do, span.Status, c.message)
+		}
+		if (len(span.Events) == 1) != (c.failed != "") {
+			t.Fatalf("%s: %d events", do, len(span.Events))
+		}
+		if c.failed == "" {
+			continue
+		}
+		exception := attributes(span.Events[0].Attributes)
+		if span.Events[0].Name != "exception" || exception["exception.message"] != c.message {
+			t.Errorf("%s: %s %v", do, span.Events[0].Name, exception)
+		}
+		if stack := exception["exception.stacktrace"]; (c.failed == "panic") != strings.Contains(stack, "spans_test.go") || strings.Contains(stack, "secret") {
+			t.Errorf("%s: stack %q", do, stack)
+		}
+		if do == "fails" && exception["exception.type"] != "*errors.errorString" {
+			t.Errorf("type %q", exception["exception.type"])
+		}
 	}
 }
 
@@ -301,17 +324,38 @@ type brokenError struct{}
 
 func (brokenError) Error() string { panic("no text") }
 
-// A stop hands a run back: nobody's error.
-func TestInterruptedRunIsNoError(t *testing.T) {
+type permanentError struct{ error }
+
+func (permanentError) Permanent() bool { return true }
+
+// drover hands a run back that a stop has cut short, so the span is no error. An only attempt that was cut short has
+// failed, though, and a Discard of the handler's counts.
+func TestInterruptedRuns(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	r.enqueue(t, t.Context(), "", nil)
+	jobs := map[string]struct {
+		attempts int
+		ends     func(context.Context) error
+		outcome  string // of the job
+		failed   string // error.type
+	}{
+		"stopped":      {5, func(ctx context.Context) error { return ctx.Err() }, "available", ""},
+		"permanent":    {5, func(ctx context.Context) error { return permanentError{ctx.Err()} }, "available", ""},
+		"only attempt": {1, func(ctx context.Context) error { return ctx.Err() }, "discarded", "error"},
+		"discards":     {5, func(context.Context) error { return drover.Discard(errors.New("bad")) }, "discarded", "discard"},
+		"gives up":     {5, func(ctx context.Context) error { return drover.Discard(ctx.Err()) }, "available", ""},
+	}
+	ids := map[string]string{}
+	for name, j := range jobs {
+		ids[name] = r.enqueue(t, t.Context(), name, &drover.EnqueueOpts{MaxAttempts: j.attempts})
+	}
+	started := make(chan struct{}, len(jobs))
 	sup, err := r.client.NewSupervisor(drover.SupervisorConfig{
 		Queues: []drover.Queue{{}}, DrainTimeout: time.Millisecond,
-		Workers: []drover.Worker{drover.Handle(func(ctx context.Context, _ *drover.Job, _ work) error {
-			r.ended <- drover.Event{}
+		Workers: []drover.Worker{drover.Handle(func(ctx context.Context, _ *drover.Job, w work) error {
+			started <- struct{}{}
 			<-ctx.Done()
-			return ctx.Err()
+			return jobs[w.Do].ends(ctx)
 		}, drover.WorkerOpts{})},
 	})
 	if err != nil {
@@ -320,14 +364,98 @@ func TestInterruptedRunIsNoError(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	over := make(chan error, 1)
 	go func() { over <- sup.Run(ctx) }()
-	<-r.ended
+	for range jobs {
+		<-started
+	}
 	stop()
 	if err := <-over; err != nil {
 		t.Fatal(err)
 	}
-	span := r.only(t, "process default")
-	if got := attributes(span.Attributes); got["drover.interrupted"] != "shutdown" || got["error.type"] != "" || span.Status.Code != codes.Unset {
-		t.Errorf("%v, status %v", got, span.Status)
+	for name, j := range jobs {
+		var state string
+		if err := r.pool.QueryRow(t.Context(), `select state from jobs where id = $1`, ids[name]).Scan(&state); err != nil {
+			t.Fatal(err)
+		}
+		span := r.runOf(t, ids[name])
+		interrupted := "shutdown"
+		if name == "discards" {
+			interrupted = ""
+		}
+		got := attributes(span.Attributes)
+		if state != j.outcome || got["drover.interrupted"] != interrupted || got["error.type"] != j.failed || (span.Status.Code == codes.Error) != (j.failed != "") {
+			t.Errorf("%s: the job is %s, the span has %v, status %v", name, state, got, span.Status)
+		}
+	}
+}
+
+// The other causes of a context that ends, as a handler's context has them.
+func TestCausesOfInterruptions(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewInMemoryExporter()
+	run := newTelemetry(t, droverotel.Options{TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))}).Middleware().Run
+	cancelledBy := func(cause error) context.Context {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		return ctx
+	}
+	late, cancel := context.WithDeadlineCause(t.Context(), time.Now().Add(-time.Hour), errors.New("drover: run timed out"))
+	defer cancel()
+	for _, c := range []struct {
+		ctx                 context.Context
+		attempts            int
+		interrupted, failed string
+	}{
+		{cancelledBy(drover.ErrLeaseLost), 2, "lease_lost", ""},
+		{cancelledBy(drover.ErrLeaseLost), 1, "lease_lost", "error"},
+		{cancelledBy(drover.ErrCancelled), 2, "cancelled", ""},
+		{cancelledBy(drover.ErrCancelled), 1, "cancelled", ""},
+		{cancelledBy(errors.New("own")), 2, "", "error"},
+		{late, 2, "", "timeout"},
+	} {
+		spans.Reset()
+		_ = run(c.ctx, &drover.Job{MaxAttempts: c.attempts}, func(ctx context.Context) error { return fmt.Errorf("stopped: %w", ctx.Err()) })
+		got := attributes(spans.GetSpans()[0].Attributes)
+		if got["drover.interrupted"] != c.interrupted || got["error.type"] != c.failed {
+			t.Errorf("%v with %d attempts: %v", context.Cause(c.ctx), c.attempts, got)
+		}
+	}
+}
+
+// A middleware further in that returns early does not end the span before the handler.
+func TestSpanCoversTheHandler(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	end := func(_ context.Context, e drover.Event) { r.ended <- e }
+	entered, returned := make(chan struct{}), make(chan struct{})
+	client, err := drover.New(r.pool, drover.Config{
+		Hooks: []drover.Hooks{{Completed: end, Failed: end}},
+		Middleware: []drover.Middleware{
+			newTelemetry(t, r.opts).Middleware(),
+			{Run: func(ctx context.Context, _ *drover.Job, next func(context.Context) error) error {
+				defer close(returned)
+				go func() { _ = next(ctx) }()
+				<-entered
+				return nil
+			}},
+			{Run: func(ctx context.Context, _ *drover.Job, next func(context.Context) error) error {
+				close(entered)
+				return next(ctx)
+			}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.enqueue(t, t.Context(), "", nil)
+	r.run(t, client, 1, func(ctx context.Context, _ *drover.Job, _ work) error {
+		<-returned
+		_, own := r.tracer.Start(ctx, "own")
+		own.End()
+		return nil
+	})
+	run, own := r.only(t, "process default"), r.only(t, "own")
+	if own.Parent.SpanID() != run.SpanContext.SpanID() || own.EndTime.After(run.EndTime) {
+		t.Errorf("the handler's span ends at %v, the run's at %v", own.EndTime, run.EndTime)
 	}
 }
 
@@ -475,62 +603,91 @@ func TestSpansOfEnqueues(t *testing.T) {
 	}
 }
 
-// Jobs without a context, or with one that somebody has made up, run in traces of their own.
+// Jobs from SQL have no context, or one that somebody has made up. They run all the same: in the trace that their metadata
+// name, or in one of their own if nobody can read it.
 func TestMetadataOfOthers(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("0", 100<<10)
-	for name, metadata := range map[string]string{
+	const theirs = "0af7651916cd43dd8448eb211c80319c"
+	r := newRig(t, nil)
+	ids := map[string]string{}
+	rows := map[string]string{
 		"none": `null`, "empty": `{}`, "number": `{"traceparent": 1}`, "object": `{"traceparent": {"a": []}}`, "null": `{"traceparent": null}`,
 		"text": `{"traceparent": "no"}`, "long": `{"traceparent": "` + long + `"}`, "zero": `{"traceparent": "00-` + long[:32] + `-` + long[:16] + `-01"}`,
-		"newline": `{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\n"}`, "state": `{"tracestate": "a=b"}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, nil)
-			r.exec(t, `insert into jobs (kind, args, metadata) values ('work', '{}', nullif($1, 'null')::jsonb)`, metadata)
-			if e := r.run(t, r.client, 1, nothing)[0]; e.JobID == "" || e.Error != "" {
-				t.Errorf("event %+v", e)
-			}
-			if span := r.only(t, "process default"); span.Parent.IsValid() || len(span.Links) != 0 {
-				t.Errorf("parent %v, links %v", span.Parent, span.Links)
-			}
-		})
+		"newline": `{"traceparent": "00-` + theirs + `-b7ad6b7169203331-01\n"}`, "state": `{"tracestate": "a=b"}`,
+		"good": `{"traceparent": "00-` + theirs + `-b7ad6b7169203331-01"}`,
+	}
+	for name, metadata := range rows {
+		var id string
+		err := r.pool.QueryRow(t.Context(), `insert into jobs (kind, args, metadata) values ('work', '{}', nullif($1, 'null')::jsonb) returning id`, metadata).Scan(&id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids[name] = id
+	}
+	for _, e := range r.run(t, r.client, len(rows), nothing) {
+		if e.Error != "" {
+			t.Errorf("event %+v", e)
+		}
+	}
+	for name, id := range ids {
+		span := r.runOf(t, id)
+		if good := name == "good"; span.Parent.IsValid() != good || (len(span.Links) == 1) != good || (span.SpanContext.TraceID().String() == theirs) != good {
+			t.Errorf("%s: parent %v, links %v", name, span.Parent, span.Links)
+		}
 	}
 }
 
-// SQL can hand over a trace.
-func TestTraceFromSQL(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, nil)
-	r.exec(t, `insert into jobs (kind, args, metadata) values ('work', '{}', '{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}')`)
-	r.run(t, r.client, 1, nothing)
-	if span := r.only(t, "process default"); span.SpanContext.TraceID().String() != "0af7651916cd43dd8448eb211c80319c" {
-		t.Errorf("trace %v", span.SpanContext.TraceID())
-	}
-}
+// failed is the kind of a follow-up.
+type failed struct{ drover.DiscardedJob }
 
-// A job of a schedule has no producer, and its run a trace of its own.
-func TestPeriodicJobsBeginTraces(t *testing.T) {
+func (failed) Kind() string { return "failed" }
+
+// The database makes the jobs of schedules and follow-ups. They have no enqueue, so their runs begin traces. A rerun has the
+// metadata of the old job, so it is in the old job's trace.
+func TestJobsOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
-	sup, err := r.client.NewSupervisor(drover.SupervisorConfig{
-		Queues:   []drover.Queue{{}},
-		Workers:  []drover.Worker{drover.Handle(nothing, drover.WorkerOpts{})},
-		Periodic: []drover.Periodic{{Name: "often", Schedule: "@every 1s", Args: work{}}},
-	})
+	worker := drover.Handle(func(_ context.Context, _ *drover.Job, w work) error {
+		if w.Do == "dies" {
+			return drover.Discard(errors.New("no"))
+		}
+		return nil
+	}, drover.WorkerOpts{FollowUp: &drover.FollowUp{Kind: "failed"}})
+	audit := drover.Audit{By: "test"}
+	if err := r.client.SetPeriodic(t.Context(), drover.Periodic{Name: "often", Schedule: "@every 24h", Args: work{}}, audit); err != nil {
+		t.Fatal(err)
+	}
+	scheduled, err := r.client.RunPeriodic(t.Context(), "often", audit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	over := make(chan error, 1)
-	go func() { over <- sup.Run(ctx) }()
-	<-r.ended
-	stop()
-	if err := <-over; err != nil {
+	old := r.enqueue(t, t.Context(), "", nil)
+	dies := r.enqueue(t, t.Context(), "dies", nil)
+	followUp := ""
+	workers := []drover.Worker{worker, drover.Handle(func(_ context.Context, job *drover.Job, f failed) error {
+		if f.JobID == dies {
+			followUp = job.ID
+		}
+		return nil
+	}, drover.WorkerOpts{})}
+	r.runWorkers(t, r.client, 4, workers...)
+	again, err := r.client.Rerun(t.Context(), old, nil, audit)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if span := r.named("process default")[0]; span.Parent.IsValid() || len(span.Links) != 0 || len(r.named("send default")) != 0 {
-		t.Errorf("parent %v, links %v", span.Parent, span.Links)
+	r.runWorkers(t, r.client, 1, workers...)
+
+	for _, id := range []string{scheduled, followUp} {
+		if span := r.runOf(t, id); span.Parent.IsValid() || len(span.Links) != 0 {
+			t.Errorf("%s: parent %v, links %v", attributes(span.Attributes)["drover.kind"], span.Parent, span.Links)
+		}
+	}
+	if was, is := r.runOf(t, old), r.runOf(t, again.ID); again.ID == old || is.Parent.SpanID() != was.Parent.SpanID() || len(is.Links) != 1 {
+		t.Errorf("the rerun has the parent %v, the old run %v", is.Parent, was.Parent)
+	}
+	if sends := r.named("send default"); len(sends) != 2 {
+		t.Errorf("%d sends", len(sends))
 	}
 }
 
@@ -551,6 +708,7 @@ func (fixed) Fields() []string { return []string{"a", "b"} }
 func TestInjectionIsBounded(t *testing.T) {
 	t.Parallel()
 	big := strings.Repeat("x", 65520)
+	pool := pgtest.NewMigratedPool(t)
 	for name, c := range map[string]struct {
 		writes fixed
 		own    map[string]any
@@ -567,9 +725,8 @@ func TestInjectionIsBounded(t *testing.T) {
 		"room":     {fixed{"a": "1"}, map[string]any{"own": big[:30000], "more": []string{"x"}}, []string{"a", "more", "own"}},
 		"not JSON": {fixed{"a": "1"}, map[string]any{"own": json.RawMessage(`"` + big[:10] + `"`)}, []string{"a", "own"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r := newRig(t, func(o *droverotel.Options) { o.Propagator = c.writes })
+		t.Run(name, func(t *testing.T) { //nolint:paralleltest // they share a schema
+			r := newRigOn(t, pool, func(o *droverotel.Options) { o.Propagator = c.writes })
 			stored := r.metadata(t, r.enqueue(t, t.Context(), "", &drover.EnqueueOpts{Metadata: c.own}))
 			var keys []string
 			for key := range stored {
@@ -586,8 +743,9 @@ func TestInjectionIsBounded(t *testing.T) {
 // Baggage stays out of the table unless the application asks for it.
 func TestBaggageIsNotStored(t *testing.T) {
 	t.Parallel()
+	pool := pgtest.NewMigratedPool(t)
 	for _, asked := range []bool{false, true} {
-		r := newRig(t, func(o *droverotel.Options) {
+		r := newRigOn(t, pool, func(o *droverotel.Options) {
 			if asked {
 				o.Propagator = propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
 			}
