@@ -35,6 +35,17 @@ func plainFiles() []string {
 		"supervisor_limits_test.go", "supervisor_links_test.go", "supervisor_periodic_test.go", "telemetry.go", "try.go",
 		"try_test.go", "tx.go", "unique.go", "unique_rate_test.go", "unique_test.go", "verdict.go", "verdict_test.go",
 		"words_test.go", "worker.go",
+		"near_sweeps_test.go", "operate_limits.go", "operate_limits_test.go", "operate_periodic.go",
+		"operate_periodic_test.go", "operate_periodic_zones_test.go", "periodic.go", "retention.go",
+		"retry_jitter.go", "sanitize.go", "snapshot.go", "snapshot_test.go", "store_pg.go", "store_pg_limits.go",
+		"store_pg_periodic.go", "store_pg_test.go", "store_pg_unique.go", "store_pg_unique_test.go",
+		"story_pause_test.go", "story_periodic_test.go", "story_unique_ends_test.go", "story_unique_test.go",
+		"supervisor.go", "supervisor_config.go", "supervisor_limits_test.go", "supervisor_links_test.go",
+		"supervisor_periodic_test.go", "telemetry.go", "tx.go", "unique.go", "unique_rate_test.go", "unique_test.go", "verdict.go",
+		"supervisor_periodic_test.go", "try.go", "try_test.go", "tx.go", "unique.go", "unique_rate_test.go", "unique_test.go", "verdict.go",
+		"otel/*.go", "internal/bench/overhead/*.go", "prometheus/*.go", "supervisor.go", "supervisor_config.go", "supervisor_healthy.go", "supervisor_limits_test.go", "supervisor_links_test.go",
+		"supervisor_periodic_test.go", "tx.go", "unique.go", "unique_rate_test.go", "unique_test.go", "verdict.go",
+		"verdict_test.go", "words_test.go", "worker.go",
 	}
 }
 

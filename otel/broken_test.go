@@ -57,7 +57,7 @@ func (nilSpan) Start(context.Context, string, ...trace.SpanStartOption) (context
 	return nil, nil
 }
 
-// What panics in the telemetry, or is not there, costs no job.
+// Telemetry that panics, or returns nil, costs no job.
 func TestBrokenTelemetryCostsNoJob(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewMigratedPool(t)
@@ -169,43 +169,5 @@ func TestCompilesInTheAPIOnly(t *testing.T) {
 	}
 	if !slices.Contains(modules, "go.opentelemetry.io/otel/trace") {
 		t.Error("it does not use OpenTelemetry")
-	}
-}
-
-// The figures of docs/tracing.md: what the middleware itself costs, without the database.
-func BenchmarkMiddleware(b *testing.B) {
-	for name, opts := range map[string]droverotel.Options{
-		"none": {},
-		"sdk at 1%": {
-			TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(.01)))),
-			MeterProvider:  sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader())),
-		},
-	} {
-		tel, err := droverotel.New(opts)
-		if err != nil {
-			b.Fatal(err)
-		}
-		m := tel.Middleware()
-		items := []drover.EnqueueItem{{Args: work{}}}
-		receipts := []drover.Receipt{{ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}
-		b.Run(name+"/enqueue", func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				ctx, end := m.BeginEnqueue(b.Context(), drover.EnqueueCall{Items: items})
-				item := drover.EnqueueItem{Args: work{}, Opts: &drover.EnqueueOpts{Metadata: map[string]any{}}}
-				_ = m.Enqueue(ctx, &item)
-				end(receipts, nil)
-			}
-		})
-		job := &drover.Job{
-			ID: receipts[0].ID, Kind: "work", Queue: "default", Attempt: 1,
-			Metadata: []byte(`{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}`),
-		}
-		b.Run(name+"/run", func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				_ = m.Run(b.Context(), job, func(context.Context) error { return nil })
-			}
-		})
 	}
 }

@@ -26,14 +26,13 @@ const (
 	errorType   = "error.type"
 )
 
-// common are the attributes of an operation, with room for those of its span.
+// common returns the attributes of an operation. The slice has room for the attributes of a span.
 func common(operation string) []attribute.KeyValue {
 	return append(make([]attribute.KeyValue, 0, 8), attribute.String("messaging.system", "drover"),
 		attribute.String("messaging.operation.name", operation), attribute.String("messaging.operation.type", operation))
 }
 
-// batch is what a span of an enqueue says of its jobs before they are stored. What they have not in
-// common is empty.
+// batch describes the jobs of an enqueue before they are stored. A field is empty if the jobs differ in it.
 type batch struct {
 	queue, kind string
 	jobs        int
@@ -56,7 +55,7 @@ func batchOf(items []drover.EnqueueItem) (b batch) {
 	return b
 }
 
-// named returns the names of a job that nobody has validated yet.
+// named returns the queue and kind of a job that drover has not validated yet.
 func named(item drover.EnqueueItem) (queue, kind string) {
 	defer func() { _ = recover() }() // Kind of a nil pointer; the enqueue refuses it
 	queue = "default"
@@ -69,8 +68,7 @@ func named(item drover.EnqueueItem) (queue, kind string) {
 	return queue, kind
 }
 
-// beginEnqueue makes one span for each call, however many jobs it stores: the context of that span goes into each of
-// them.
+// beginEnqueue makes one span for each call, however many jobs the call stores. Each job carries the context of that span.
 func (t *Telemetry) beginEnqueue(ctx context.Context, call drover.EnqueueCall) (inner context.Context, end func([]drover.Receipt, error)) {
 	defer t.guard()
 	began := time.Now()
@@ -116,7 +114,7 @@ func (t *Telemetry) endEnqueue(span trace.Span, items []drover.EnqueueItem, rece
 	}
 }
 
-// measureEnqueue also counts jobs that were not stored; those that were have an event each.
+// measureEnqueue measures the call, and counts its jobs if it failed. Stored jobs have an event each.
 func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.EnqueueItem, took time.Duration, err error) {
 	defer t.guard()
 	failed := ""
@@ -130,7 +128,7 @@ func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.
 	t.instruments.operation.Record(ctx, took.Seconds(), t.instruments.sets.of(setKey{operated, t.queues.Label(b.queue), "", failed, ""}))
 }
 
-// failedEnqueue is the error.type of an enqueue.
+// failedEnqueue returns the error.type of an enqueue.
 func failedEnqueue(err error) string {
 	var state interface{ SQLState() string } // of a *pgconn.PgError
 	switch {

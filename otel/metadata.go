@@ -9,14 +9,14 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Bounds of what a propagator may add to a job's metadata, and of what it gets back from there.
+// Bounds, in bytes, of the values that a propagator adds to metadata and reads from there.
 const (
-	maxValue    = 8 << 10  // a value: that of the longest baggage of the W3C
+	maxValue    = 8 << 10  // one value: the longest baggage of the W3C
 	maxInjected = 16 << 10 // all values of a job
-	maxMetadata = 64 << 10 // what drover takes from a client, encoded
+	maxMetadata = 64 << 10 // encoded; drover refuses more
 )
 
-// carrier is the fields of a job's metadata that belong to the propagator.
+// carrier has the fields of a job's metadata that belong to the propagator.
 type carrier map[string]string
 
 func (c carrier) Get(key string) string { return c[key] }
@@ -28,8 +28,8 @@ func (c carrier) Keys() (keys []string) {
 	return keys
 }
 
-// inject puts the context of the enqueue into the job's metadata. If one of the fields is there already, the context is
-// the caller's, and stays. What does not fit is left out: no job is refused because of its trace.
+// inject puts the context of the enqueue into the job's metadata. If one of the fields is there already, the caller has set
+// it, and it stays. A value for which there is no room is left out: no job is refused because of its trace.
 func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error {
 	defer t.guard()
 	metadata := item.Opts.Metadata
@@ -49,7 +49,7 @@ func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error 
 		}
 		size += 6*(len(key)+len(value)) + 6 // as the longest JSON
 	}
-	if len(c) == 0 || size > maxInjected*6 || !fits(metadata, size) {
+	if len(c) == 0 || size > maxInjected*6 || !hasRoom(metadata, size) {
 		return nil
 	}
 	for key, value := range c {
@@ -61,8 +61,8 @@ func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error 
 // storable reports whether Postgres takes the text.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
-// fits reports whether metadata has room for so many bytes more. It encodes only what is not plainly small.
-func fits(metadata map[string]any, more int) bool {
+// hasRoom reports whether metadata can take so many bytes more. It encodes the metadata only if they may be too large.
+func hasRoom(metadata map[string]any, more int) bool {
 	size := 2 + more
 	for key, value := range metadata {
 		size += 6*len(key) + 8
@@ -82,8 +82,8 @@ func fits(metadata map[string]any, more int) bool {
 	return err == nil && len(raw)+more <= maxMetadata
 }
 
-// carried reads the propagator's fields out of stored metadata, which may be anybody's: fields of another type, or too
-// long, count as missing.
+// carried reads the propagator's fields out of stored metadata, which anybody may have written. A field counts as
+// missing if it has another type, or is too long.
 func carried(raw json.RawMessage, fields []string) carrier {
 	if len(raw) == 0 || len(fields) == 0 {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/meters"
 )
 
-// instruments are the synchronous ones: those of the messaging conventions, and drover's own by their meters.
+// instruments are the synchronous instruments: the ones of the messaging conventions, and drover's own by their meters.
 type instruments struct {
 	sent, consumed     metric.Int64Counter
 	operation, process metric.Float64Histogram
@@ -28,7 +28,7 @@ func newInstruments(meter metric.Meter) (in instruments, err error) {
 	in.counts, in.histograms = map[meters.Meter]metric.Int64Counter{}, map[meters.Meter]metric.Float64Histogram{}
 	errs := make([]error, 4, 20)
 	short := []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10} // the conventions'
-	long := append(short[:len(short):len(short)], 30, 60, 300, 900, 3600)                // jobs run longer than those think
+	long := append(short[:len(short):len(short)], 30, 60, 300, 900, 3600)                // jobs run longer than messages
 	in.sent, errs[0] = meter.Int64Counter("messaging.client.sent.messages", metric.WithUnit("{message}"),
 		metric.WithDescription("Jobs that this process stored, and with error.type those that it could not."))
 	in.consumed, errs[1] = meter.Int64Counter("messaging.client.consumed.messages", metric.WithUnit("{message}"),
@@ -61,10 +61,11 @@ func newInstruments(meter metric.Meter) (in instruments, err error) {
 	return in, nil
 }
 
-// name is a meter's name. It becomes the one of the module prometheus when a collector makes a Prometheus metric of it.
+// name returns the name of an instrument. A collector that makes a Prometheus metric of it gives the metric the name that the
+// module prometheus has.
 func name(def meters.Def) string { return "drover." + def.Name }
 
-// begin gives counters that alerts look at their zeros: an increase from nothing is not seen.
+// begin adds 0 to the counters that alerts look at. An alert does not see an increase of a series that was not there.
 func (in *instruments) begin() {
 	for m, def := range meters.Events() {
 		if count := in.counts[meters.Meter(m)]; count != nil && len(def.Labels) == 0 {
@@ -76,7 +77,7 @@ func (in *instruments) begin() {
 	}
 }
 
-// count is where drover's events go.
+// count takes what events mean.
 func (t *Telemetry) count(ctx context.Context, m meters.Meter, value float64, l [meters.MostLabels]string) {
 	defer t.guard()
 	switch in := &t.instruments; {
@@ -96,7 +97,7 @@ func (t *Telemetry) measureStart(ctx context.Context, job *drover.Job) {
 	t.instruments.consumed.Add(ctx, 1, t.instruments.sets.of(setKey{consumed, t.queues.Label(job.Queue), t.kinds.Label(job.Kind), "", ""}))
 }
 
-// measureRun gets the context of the run's span, so that an exemplar can name it.
+// measureRun takes the context of the run's span, so that an exemplar can name the span.
 func (t *Telemetry) measureRun(ctx context.Context, job *drover.Job, took time.Duration, failed string) {
 	defer t.guard()
 	t.instruments.process.Record(ctx, took.Seconds(),
@@ -111,14 +112,14 @@ const (
 	processed
 )
 
-// setKey names the attributes of a measurement: labels in the order of a meter's definition, or queue, kind, error.type and
-// in_tx.
+// setKey identifies the attributes of a measurement: the labels in the order of a meter's definition, or for the conventions
+// queue, kind, error.type and in_tx.
 type setKey struct {
 	meter      meters.Meter
 	a, b, c, d string
 }
 
-// sets keeps attributes that were made. All values are bounded, and so it is.
+// sets keeps attributes that were made. It is bounded, because all values are.
 type sets struct {
 	mu   sync.RWMutex
 	made map[setKey]metric.MeasurementOption
@@ -174,6 +175,7 @@ func (t *Telemetry) observe(meter metric.Meter) error {
 		return err
 	}
 	_, err = meter.RegisterCallback(func(ctx context.Context, to metric.Observer) error {
+		defer t.guard()
 		t.process.Collect(ofProcess.see(to))
 		t.database.Collect(ctx, depths.see(to))
 		return nil
@@ -181,7 +183,7 @@ func (t *Telemetry) observe(meter metric.Meter) error {
 	return err
 }
 
-// observed are asynchronous instruments, by their gauges.
+// observed has asynchronous instruments, by their gauges.
 type observed struct {
 	defs []meters.Def
 	each []metric.Float64Observable

@@ -20,8 +20,8 @@ import (
 	droverotel "github.com/drover-queue/drover/otel"
 )
 
-// collected are the values of a collection, counts of histograms included, by instrument and attributes; and the
-// instruments.
+// collect returns the values of a collection, and the counts of its histograms, by instrument and attributes. It also returns
+// the instruments.
 func collect(t *testing.T, reader sdkmetric.Reader) (values map[string]float64, instruments map[string]metricdata.Metrics) {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -60,7 +60,7 @@ func collect(t *testing.T, reader sdkmetric.Reader) (values map[string]float64, 
 	return values, instruments
 }
 
-// labelsOf leaves out what all instruments of the conventions have.
+// labelsOf leaves out the attributes that all instruments of the conventions have.
 func labelsOf(attrs attribute.Set) string {
 	var labels []string
 	for _, a := range attrs.ToSlice() {
@@ -157,7 +157,7 @@ func TestInstrumentsOfRuns(t *testing.T) {
 	}
 }
 
-// Each event moves an instrument, and reasons and zeros are there from the start.
+// Each event moves an instrument. Reasons are there from the start, with 0.
 func TestEveryEventIsMeasured(t *testing.T) {
 	t.Parallel()
 	reader, opts := newMetrics(droverotel.Options{})
@@ -220,7 +220,7 @@ func TestAttributesAreBounded(t *testing.T) {
 	}
 }
 
-// The gauges are what the rows say; without a database, and while it is away, there are none.
+// The gauges agree with the rows. There are none without a database, and while it is away.
 func TestGaugesOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	reader, opts := newMetrics(droverotel.Options{MaxAge: time.Nanosecond, Timeout: time.Minute})
@@ -312,7 +312,7 @@ func TestTablesOfTheDocument(t *testing.T) {
 	}
 }
 
-// order is how the document lists attributes: those of all instruments of the conventions are said once.
+// order lists attributes as the document does. It names the attributes that all instruments of the conventions have only once.
 func order(attrs map[string]bool) string {
 	var names []string
 	for name := range attrs {
@@ -346,7 +346,7 @@ func sets(m metricdata.Metrics) (all []attribute.Set) {
 	return all
 }
 
-// everything makes each instrument say something, and returns all attributes of spans.
+// everything gives each instrument a value, and returns all attributes of spans.
 func everything(t *testing.T) (reader *sdkmetric.ManualReader, exported map[string]bool) {
 	t.Helper()
 	var tel *droverotel.Telemetry
@@ -396,8 +396,8 @@ func everything(t *testing.T) (reader *sdkmetric.ManualReader, exported map[stri
 	return reader, exported
 }
 
-// compareWithPrometheus checks that alerts and dashboards for the module prometheus fit: a collector makes the same names of
-// drover's own instruments. The conventions have words for the two that are left out.
+// compareWithPrometheus checks that alerts and dashboards for the module prometheus work here, too: a collector makes the same names
+// of drover's own instruments. The conventions have words for the two that are left out.
 func compareWithPrometheus(t *testing.T, instruments map[string]metricdata.Metrics) {
 	t.Helper()
 	raw, err := os.ReadFile("../docs/metrics.md")

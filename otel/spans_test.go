@@ -119,7 +119,7 @@ func (r *rig) exec(t *testing.T, sql string, args ...any) {
 	}
 }
 
-// metadata is what is stored of a job.
+// metadata returns the stored metadata of a job.
 func (r *rig) metadata(t *testing.T, id string) map[string]any {
 	t.Helper()
 	var raw *string
@@ -459,7 +459,7 @@ func TestSpanCoversTheHandler(t *testing.T) {
 	}
 }
 
-// All runs of a young job are in the trace of its enqueue; those of an old one have traces of their own, with a link.
+// All runs of a young job are in the trace of its enqueue. Runs of an old job have traces of their own, with a link.
 func TestRetriesAndOldJobs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -513,7 +513,7 @@ func TestNewTraceAndSpanName(t *testing.T) {
 	}
 }
 
-// What a producer decided about sampling holds for the run, and is kept in the metadata.
+// The sampling decision of the producer holds for the run. The metadata keep it.
 func TestSamplingOfTheProducerIsKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -559,7 +559,7 @@ func TestBatchIsOneSpan(t *testing.T) {
 	}
 }
 
-// An enqueue that fails, one that finds its job, and one whose transaction rolls back.
+// Enqueues that fail, find their job, or are rolled back.
 func TestSpansOfEnqueues(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, nil)
@@ -603,8 +603,8 @@ func TestSpansOfEnqueues(t *testing.T) {
 	}
 }
 
-// Jobs from SQL have no context, or one that somebody has made up. They run all the same: in the trace that their metadata
-// name, or in one of their own if nobody can read it.
+// Metadata of jobs from SQL may be anything. The jobs run all the same: in the trace that the metadata name, or in a new one
+// if nobody can read it.
 func TestMetadataOfOthers(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("0", 100<<10)
@@ -704,7 +704,7 @@ func (fixed) Extract(ctx context.Context, _ propagation.TextMapCarrier) context.
 
 func (fixed) Fields() []string { return []string{"a", "b"} }
 
-// What cannot be injected leaves the job alone.
+// A field that cannot be injected changes nothing of the job.
 func TestInjectionIsBounded(t *testing.T) {
 	t.Parallel()
 	big := strings.Repeat("x", 65520)

@@ -57,15 +57,15 @@ type Options struct {
 	// them as they are. Give it the function of drover.Config.Redact. If it panics, the text is left out.
 	Redact func(string) string
 
-	// MaxKinds is how many kinds get an attribute of their own in metrics; those that come later share the
-	// value "other". Zero means 1000.
+	// MaxKinds is how many kinds get an attribute of their own in metrics. All later kinds share the value
+	// "other". Zero means 1000.
 	MaxKinds int
 
 	// MaxQueues is the same for queues. Zero means 100.
 	MaxQueues int
 
-	// MaxAge is how long a collection of metrics uses what an earlier one has read from the
-	// database. Zero means 5 s.
+	// MaxAge is how long a read of the database is used. A collection of metrics reads again once the last read is
+	// older. Zero means 5 s.
 	MaxAge time.Duration
 
 	// Timeout ends a read of the database. Zero means 5 s.
@@ -109,7 +109,7 @@ func or[T int | time.Duration](value *T, standard T) {
 	}
 }
 
-// scope is the name of what makes the spans and instruments.
+// scope is the instrumentation scope of the spans and instruments.
 const scope = "github.com/drover-queue/drover/otel"
 
 // schema is the version of the conventions that the names follow.
@@ -122,7 +122,7 @@ const schema = "https://opentelemetry.io/schemas/1.43.0"
 // lost, and the job goes on. OpenTelemetry's error handler gets the panic, at most once a minute.
 type Telemetry struct {
 	opts          Options
-	fields        []string // of metadata, that the propagator writes
+	fields        []string // of metadata; the propagator writes them
 	tracer        trace.Tracer
 	instruments   instruments
 	kinds, queues *meters.Names
@@ -170,18 +170,18 @@ func (t *Telemetry) Middleware() drover.Middleware {
 	return drover.Middleware{BeginEnqueue: t.beginEnqueue, Enqueue: t.inject, Run: t.run}
 }
 
-// Hooks returns the hooks for drover.Config.Hooks. They measure what becomes of jobs.
+// Hooks returns the hooks for drover.Config.Hooks. They count and measure each event.
 func (t *Telemetry) Hooks() drover.Hooks { return meters.Hooks(t.kinds, t.queues, t.count) }
 
 // Watch makes each collection of metrics read the client's database: depths, ages, supervisors, pauses,
 // redrives, findings. Calling it again replaces the client; nil ends it.
 func (t *Telemetry) Watch(client *drover.Client) { t.database.Watch(client) }
 
-// WatchSupervisor adds a supervisor of this process: what it runs, and the events that it could not
-// deliver. Call it once for each supervisor.
+// WatchSupervisor makes each collection of metrics read a supervisor of this process: whether it does its work, its
+// handlers, and the events that a slow hook missed. Call it once for each supervisor.
 func (t *Telemetry) WatchSupervisor(sup *drover.Supervisor) { t.process.Watch(sup) }
 
-// guard is deferred by each function that calls telemetry of the application's.
+// guard recovers a panic of the application's telemetry. Each function that calls telemetry defers it.
 func (t *Telemetry) guard() {
 	if p := recover(); p != nil {
 		t.report(p)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
 )
 
 // Step is one measurement.
@@ -52,6 +54,9 @@ type Options struct {
 
 	// Logger is the supervisors'.
 	Logger *slog.Logger
+
+	// Client has more settings of the client, such as middleware and hooks. Its Logger is replaced.
+	Client drover.Config
 }
 
 // Percentiles are of a sample, in milliseconds.

@@ -50,7 +50,9 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 	if err := migrations.Up(ctx, s.pool); err != nil {
 		return nil, err
 	}
-	if s.client, err = drover.New(s.pool, drover.Config{Logger: o.Logger}); err != nil {
+	client := o.Client
+	client.Logger = o.Logger
+	if s.client, err = drover.New(s.pool, client); err != nil {
 		return nil, err
 	}
 	return s, nil

@@ -1,0 +1,72 @@
+package droverotel_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/bench/overhead"
+	droverotel "github.com/drover-queue/drover/otel"
+)
+
+// onePercent is an SDK as most services have it: it samples 1 % of traces, exports spans in batches, and collects metrics.
+func onePercent(b *testing.B) droverotel.Options {
+	b.Helper()
+	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(.01))),
+		sdktrace.WithBatcher(tracetest.NewNoopExporter()))
+	reader := sdkmetric.NewManualReader()
+	b.Cleanup(func() { _ = tracers.Shutdown(context.Background()) })
+	return droverotel.Options{TracerProvider: tracers, MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)), Timeout: time.Minute}
+}
+
+// The share of the rate that is left with spans and measurements.
+func BenchmarkOverhead(b *testing.B) {
+	overhead.Compare(b, 40_000, func(b *testing.B) drover.Config {
+		b.Helper()
+		tel, err := droverotel.New(onePercent(b))
+		if err != nil {
+			b.Fatal(err)
+		}
+		return drover.Config{Middleware: []drover.Middleware{tel.Middleware()}, Hooks: []drover.Hooks{tel.Hooks()}}
+	})
+}
+
+// The cost of the middleware itself, without the database. docs/tracing.md has the figures.
+func BenchmarkMiddleware(b *testing.B) {
+	for name, opts := range map[string]droverotel.Options{
+		"none":      {},
+		"sdk at 1%": onePercent(b),
+	} {
+		tel, err := droverotel.New(opts)
+		if err != nil {
+			b.Fatal(err)
+		}
+		m := tel.Middleware()
+		items := []drover.EnqueueItem{{Args: work{}}}
+		receipts := []drover.Receipt{{ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}
+		b.Run(name+"/enqueue", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				ctx, end := m.BeginEnqueue(b.Context(), drover.EnqueueCall{Items: items})
+				item := drover.EnqueueItem{Args: work{}, Opts: &drover.EnqueueOpts{Metadata: map[string]any{}}}
+				_ = m.Enqueue(ctx, &item)
+				end(receipts, nil)
+			}
+		})
+		job := &drover.Job{
+			ID: receipts[0].ID, Kind: "work", Queue: "default", Attempt: 1,
+			Metadata: []byte(`{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}`),
+		}
+		b.Run(name+"/run", func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				_ = m.Run(b.Context(), job, func(context.Context) error { return nil })
+			}
+		})
+	}
+}
