@@ -137,7 +137,7 @@ type EnqueueItem struct {
 }
 
 // EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order.
-// Jobs that set no more than a queue and a priority go by COPY. Errors as Enqueue, every bad job named.
+// Jobs that set no more than a queue, a priority and metadata go by COPY. Errors as Enqueue, every bad job named.
 func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) (receipts []Receipt, err error) {
 	if len(c.layers.begins) > 0 && len(items) > 0 {
 		var end func([]Receipt, error)
@@ -200,6 +200,7 @@ type newJob struct {
 	reply      uniqueReply // what became of it, if it is unique
 
 	plain       bool // no more than an id of ours, queue, priority, kind and args
+	copied      bool // no more than that and metadata: a batch stores it by COPY
 	plainUnique bool // no more than that, and unique, and the other one stays as it is
 }
 
@@ -235,11 +236,13 @@ func (c *Client) encode(args Args, opts *EnqueueOpts) (*newJob, error) {
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	job.plain = opts.ID == "" && job.ScheduledAt == nil && job.Delay == "" && job.MaxAttempts == nil && job.Retry == nil &&
-		job.Timeout == "" && job.ExpiresAt == nil && job.RetryUntil == nil && job.Tags == nil && job.Metadata == nil && job.ConcurrencyKey == ""
-	if u := job.Uniqueness; u != nil {
+	bare := opts.ID == "" && job.ScheduledAt == nil && job.Delay == "" && job.MaxAttempts == nil && job.Retry == nil &&
+		job.Timeout == "" && job.ExpiresAt == nil && job.RetryUntil == nil && job.Tags == nil && job.ConcurrencyKey == ""
+	if u := job.Uniqueness; u == nil {
+		job.plain, job.copied = bare && job.Metadata == nil, bare
+	} else {
 		// Longer args may be much longer as Postgres writes them: the function looks first.
-		job.plain, job.plainUnique = false, job.plain && u.OnConflict == "" && len(job.Args) <= 512
+		job.plainUnique = bare && job.Metadata == nil && u.OnConflict == "" && len(job.Args) <= 512
 	}
 	return job, nil
 }

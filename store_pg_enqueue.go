@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -258,13 +259,13 @@ func chunkLen(jobs []*newJob) int {
 	return min(len(jobs), maxBatchJobs)
 }
 
-// enqueueMany stores plain jobs by COPY, which takes no defaults row by row and knows no conflicts, and the others
+// enqueueMany stores plain jobs, and plain ones with metadata, by COPY, which takes no defaults row by row and knows no conflicts, and the others
 // through the function. A role that may not write to jobs, a producer's, does all through the function. So does a role
 // under row security, because Postgres refuses COPY there.
 func (s *desk) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
 	var plain, others []*newJob
 	for _, job := range jobs {
-		if job.plain {
+		if job.copied {
 			plain = append(plain, job)
 		} else {
 			others = append(others, job)
@@ -351,17 +352,25 @@ func allStored(ctx context.Context, tx Tx, jobs []*newJob) error {
 	return nil
 }
 
-// sqlCopyJobs takes rows as copyStream writes them.
-const sqlCopyJobs = `copy jobs (id, kind, args, queue, priority) from stdin (format binary)`
+// sqlCopyJobs and sqlCopyJobsMetadata take rows as copyStream writes them.
+const (
+	sqlCopyJobs         = `copy jobs (id, kind, args, queue, priority) from stdin (format binary)`
+	sqlCopyJobsMetadata = `copy jobs (id, kind, args, queue, priority, metadata) from stdin (format binary)`
+)
 
 func copyJobs(ctx context.Context, conn *pgx.Conn, names *pg.Names, jobs []*newJob) error {
+	stream, sql := newCopyStream(jobs), sqlCopyJobs
+	columns := []string{"id", "kind", "args", "queue", "priority", "metadata"}[:stream.fields]
+	if stream.fields == 6 {
+		sql = sqlCopyJobsMetadata
+	}
 	tracer, traced := conn.Config().Tracer.(pgx.CopyFromTracer)
 	if traced {
 		ctx = tracer.TraceCopyFromStart(ctx, conn, pgx.TraceCopyFromStartData{
-			TableName: names.Table("jobs"), ColumnNames: []string{"id", "kind", "args", "queue", "priority"},
+			TableName: names.Table("jobs"), ColumnNames: columns,
 		})
 	}
-	tag, err := conn.PgConn().CopyFrom(ctx, newCopyStream(jobs), names.SQL(sqlCopyJobs))
+	tag, err := conn.PgConn().CopyFrom(ctx, stream, names.SQL(sql))
 	if traced {
 		tracer.TraceCopyFromEnd(ctx, conn, pgx.TraceCopyFromEndData{CommandTag: tag, Err: err})
 	}
@@ -371,22 +380,26 @@ func copyJobs(ctx context.Context, conn *pgx.Conn, names *pg.Names, jobs []*newJ
 	return err
 }
 
-// copyStream reads as the rows of sqlCopyJobs. pgx's own CopyFrom asks the server for the columns' types first, a round
+// copyStream reads as the rows of sqlCopyJobs, or of sqlCopyJobsMetadata if a job has metadata. pgx's own CopyFrom asks the server for the columns' types first, a round
 // trip, and makes a dozen allocations a row to find out how to write what stands here.
 type copyStream struct {
-	jobs []*newJob    // not written yet
-	buf  bytes.Buffer // written and not read yet
+	jobs   []*newJob // not written yet
+	fields uint16
+	buf    bytes.Buffer // written and not read yet
 }
 
 func newCopyStream(jobs []*newJob) *copyStream {
-	s := &copyStream{jobs: jobs}
+	s := &copyStream{jobs: jobs, fields: 5}
+	if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.Metadata != nil }) {
+		s.fields = 6
+	}
 	s.buf.WriteString("PGCOPY\n\377\r\n\000" + "\000\000\000\000" + "\000\000\000\000") // no flags, no more header
 	return s
 }
 
 func (s *copyStream) Read(p []byte) (int, error) {
 	for s.buf.Len() < len(p) && len(s.jobs) > 0 {
-		s.buf.Write(s.jobs[0].appendCopyRow(s.buf.AvailableBuffer()))
+		s.buf.Write(s.jobs[0].appendCopyRow(s.buf.AvailableBuffer(), s.fields))
 		if s.jobs = s.jobs[1:]; len(s.jobs) == 0 {
 			s.buf.WriteString("\377\377") // the end
 		}
@@ -395,15 +408,26 @@ func (s *copyStream) Read(p []byte) (int, error) {
 }
 
 // appendCopyRow appends the number of fields, then of each its length and what its type's receive function reads.
-func (j *newJob) appendCopyRow(b []byte) []byte {
-	b = binary.BigEndian.AppendUint16(b, 5)
+func (j *newJob) appendCopyRow(b []byte, fields uint16) []byte {
+	b = binary.BigEndian.AppendUint16(b, fields)
 	b = appendCopyText(b, j.ID)
 	b = appendCopyText(b, j.Kind)
-	b = binary.BigEndian.AppendUint32(b, uint32(1+len(j.Args))) //nolint:gosec // at most MaxArgsBytes
-	b = append(append(b, 1), j.Args...)                         // the version of jsonb's format
+	b = appendCopyJSON(b, j.Args)
 	b = appendCopyText(b, j.Queue)
 	b = binary.BigEndian.AppendUint32(b, 2)
-	return binary.BigEndian.AppendUint16(b, uint16(j.Priority)) //nolint:gosec // 1 to 9
+	b = binary.BigEndian.AppendUint16(b, uint16(j.Priority)) //nolint:gosec // 1 to 9
+	switch {
+	case fields == 5:
+		return b
+	case j.Metadata == nil:
+		return binary.BigEndian.AppendUint32(b, math.MaxUint32) // null
+	}
+	return appendCopyJSON(b, j.Metadata)
+}
+
+func appendCopyJSON(b []byte, doc []byte) []byte {
+	b = binary.BigEndian.AppendUint32(b, uint32(1+len(doc))) //nolint:gosec // at most MaxArgsBytes
+	return append(append(b, 1), doc...)                      // the version of jsonb's format
 }
 
 func appendCopyText(b []byte, s string) []byte {

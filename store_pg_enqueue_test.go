@@ -133,7 +133,7 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 	}
 }
 
-// E-3: what needs no option goes by COPY, the rest in as few statements as there may be.
+// E-3: jobs with no option, or with metadata alone, go by COPY, the rest in as few statements as there may be.
 func TestPlainJobsGoByCopy(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -154,18 +154,24 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 		{ExpiresAt: time.Now()},
 		{RetryUntil: time.Now()},
 		{Tags: []string{"a"}},
-		{Metadata: map[string]any{}},
+		{Tags: []string{"a"}, Metadata: map[string]any{}},
 	} {
 		batch = append(batch, EnqueueItem{letter{}, opts})
+	}
+	for _, metadata := range []map[string]any{{}, {"a": "b"}} {
+		batch = append(batch, EnqueueItem{letter{}, &EnqueueOpts{Metadata: metadata}})
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 		t.Fatal(err)
 	}
-	if tr.copies.Load() != 1 || tr.copied.Load() != 6000 || tr.batches.Load() != 1 {
+	if tr.copies.Load() != 1 || tr.copied.Load() != 6002 || tr.batches.Load() != 1 {
 		t.Errorf("%d COPYs of %d jobs, %d statements", tr.copies.Load(), tr.copied.Load(), tr.batches.Load())
 	}
-	if n := value[int](t, db, `select count(*) from jobs`); n != 6011 {
+	if n := value[int](t, db, `select count(*) from jobs`); n != 6013 {
 		t.Errorf("%d jobs", n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where metadata in ('{}', '{"a": "b"}')`); n != 3 {
+		t.Errorf("%d jobs with metadata", n)
 	}
 	// 9 MiB of args do not go into one document.
 	tr.batches.Store(0)
@@ -188,9 +194,17 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 func TestCopyStream(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
+	for _, metadata := range []map[string]any{nil, {"a": "é\u2028\"<&>"}} {
+		copyStreamArrives(t, db, metadata)
+	}
+}
+
+// copyStreamArrives gives the metadata to every second job.
+func copyStreamArrives(t *testing.T, db *testDB, metadata map[string]any) {
+	t.Helper()
 	var jobs []*newJob
 	for i, to := range []string{"", "é\u2028\"<&>", strings.Repeat("x", 200<<10), "last"} {
-		job, err := db.client.encode(letter{to}, &EnqueueOpts{Queue: fmt.Sprint("q", i), Priority: i + 1})
+		job, err := db.client.encode(letter{to}, &EnqueueOpts{Queue: fmt.Sprint("q", i), Priority: i + 1, Metadata: []map[string]any{metadata, nil}[i%2]})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,8 +221,8 @@ func TestCopyStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, j := range jobs {
-		if !value[bool](t, db, `select kind = $2 and queue = $3 and priority = $4 and args = $5::jsonb and state = 'available' from jobs where id = $1`,
-			j.ID, j.Kind, j.Queue, j.Priority, string(j.Args)) {
+		if !value[bool](t, db, `select kind = $2 and queue = $3 and priority = $4 and args = $5::jsonb and metadata is not distinct from $6::jsonb and state = 'available' from jobs where id = $1`,
+			j.ID, j.Kind, j.Queue, j.Priority, string(j.Args), j.Metadata) {
 			t.Errorf("%s of queue %s arrived as another", j.ID, j.Queue)
 		}
 	}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -89,10 +90,14 @@ with me as materialized (
 		case
 			when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) > 0
 				or crashes > 0 or redrives > 0 or unique_scope = 'period'
-			then json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= statement_timestamp(),
+			then case -- metadata alone, such as of a trace: JSON of all would cost as much again as the job
+			when metadata is not null and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) = 1
+				and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope is distinct from 'period'
+			then 'm' || ` + sinceEnqueue + ` || ' ' || metadata
+			else json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= statement_timestamp(),
 				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
-				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text
+				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text end
 			when errors_total > 0 -- most of those that have anything; JSON would cost them as much again as their update
 			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || ` + sinceEnqueue + ` || ' ' || coalesce(` + lastError + `, '')
 			when scheduled_at <> created_at then '0 0 ' || ` + sinceEnqueue + ` || ' ' -- enqueued for later
@@ -148,8 +153,8 @@ type More struct {
 	Unreadable error // why the other fields are not known; nil: they are
 }
 
-// read parses a JSON object. For a job that has merely failed or waited, it parses how often it failed, its last delay, its
-// age and its last error.
+// read parses a JSON object. For a job that has nothing but metadata, it parses its age and these. For a job that has merely
+// failed or waited, it parses how often it failed, its last delay, its age and its last error.
 func (m *More) read(text []byte) (err error) {
 	if len(text) > mostMore {
 		return fmt.Errorf("%d bytes of metadata, tags and the like; at most %d", len(text), mostMore)
@@ -160,6 +165,14 @@ func (m *More) read(text []byte) (err error) {
 		}
 		m.Metadata = nil // the job has none
 		return nil
+	}
+	if text[0] == 'm' {
+		age, metadata, _ := bytes.Cut(text[1:], []byte{' '})
+		if string(metadata) != "null" {
+			m.Metadata = bytes.Clone(metadata) // text is the driver's
+		}
+		m.AgeMS, err = strconv.ParseInt(string(age), 10, 64)
+		return err
 	}
 	failures, rest, _ := strings.Cut(string(text), " ")
 	delay, rest, _ := strings.Cut(rest, " ")
