@@ -26,14 +26,20 @@ func onePercent(b *testing.B) droverotel.Options {
 
 // The share of the rate that is left with spans and measurements.
 func BenchmarkOverhead(b *testing.B) {
-	overhead.Compare(b, 40_000, func(b *testing.B) drover.Config {
-		b.Helper()
-		tel, err := droverotel.New(onePercent(b))
-		if err != nil {
-			b.Fatal(err)
-		}
-		return drover.Config{Middleware: []drover.Middleware{tel.Middleware()}, Hooks: []drover.Hooks{tel.Hooks()}}
-	})
+	for name, skip := range map[string]bool{"default": false, "SkipUnsampled": true} {
+		b.Run(name, func(b *testing.B) {
+			overhead.Compare(b, 40_000, func(b *testing.B) drover.Config {
+				b.Helper()
+				opts := onePercent(b)
+				opts.SkipUnsampled = skip
+				tel, err := droverotel.New(opts)
+				if err != nil {
+					b.Fatal(err)
+				}
+				return drover.Config{Middleware: []drover.Middleware{tel.Middleware()}, Hooks: []drover.Hooks{tel.Hooks()}}
+			})
+		})
+	}
 }
 
 // The cost of the middleware itself, without the database. docs/tracing.md has the figures.

@@ -3,8 +3,11 @@ package droverotel
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/drover-queue/drover"
 )
@@ -32,6 +35,9 @@ func (c carrier) Keys() (keys []string) {
 // it, and it stays. A value for which there is no room is left out: no job is refused because of its trace.
 func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error {
 	defer t.guard()
+	if t.opts.SkipUnsampled && !trace.SpanContextFromContext(ctx).IsSampled() {
+		return nil
+	}
 	metadata := item.Opts.Metadata
 	for _, field := range t.fields {
 		if _, taken := metadata[field]; taken {
@@ -82,11 +88,27 @@ func hasRoom(metadata map[string]any, more int) bool {
 	return err == nil && len(raw)+more <= maxMetadata
 }
 
+const traceparent = "traceparent" // of the W3C
+
+// alone returns the traceparent of metadata that have nothing else, as Postgres writes them. To parse them as any JSON takes
+// longer than the rest of the run's span.
+func alone(raw json.RawMessage) (value string, found bool) {
+	const before, after = `{"` + traceparent + `": "`, `"}`
+	if len(raw) != len(before)+55+len(after) || string(raw[:len(before)]) != before || string(raw[len(raw)-2:]) != after {
+		return "", false
+	}
+	value = string(raw[len(before) : len(raw)-2])
+	return value, !strings.ContainsAny(value, `"\`)
+}
+
 // carried reads the propagator's fields out of stored metadata, which anybody may have written. A field counts as
 // missing if it has another type, or is too long.
 func carried(raw json.RawMessage, fields []string) carrier {
 	if len(raw) == 0 || len(fields) == 0 {
 		return nil
+	}
+	if value, found := alone(raw); found && slices.Contains(fields, traceparent) {
+		return carrier{traceparent: value}
 	}
 	var all map[string]json.RawMessage
 	if json.Unmarshal(raw, &all) != nil {

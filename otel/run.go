@@ -42,14 +42,28 @@ func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.
 func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner context.Context, span trace.Span) {
 	defer t.guard()
 	parent, opts := t.relate(ctx, job)
-	opts = append(opts, trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(append(common(process),
-		attribute.String(destination, text(job.Queue, maxName)),
-		attribute.String(messageID, text(job.ID, maxName)),
-		attribute.String(ofKind, text(job.Kind, maxName)),
-		attribute.Int("drover.attempt", job.Attempt),
-		attribute.Int("drover.max_attempts", job.MaxAttempts),
-	)...))
-	return t.start(parent, t.opts.SpanName(process, job.Queue, job.Kind), opts...)
+	opts = append(opts, trace.WithSpanKind(trace.SpanKindConsumer), t.ofJob(job))
+	inner, span = t.start(parent, t.opts.SpanName(process, job.Queue, job.Kind), opts...)
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String(messageID, text(job.ID, maxName)), attribute.Int("drover.attempt", job.Attempt),
+			attribute.Int("drover.max_attempts", job.MaxAttempts))
+	}
+	return inner, span
+}
+
+// ofJob returns the attributes with which a run's span begins, and by which a sampler may decide. They are the same for all
+// jobs of a queue and kind, so they are made once, unless there are too many queues or kinds.
+func (t *Telemetry) ofJob(job *drover.Job) trace.SpanStartOption {
+	key := [2]string{job.Queue, job.Kind}
+	if made, found := t.begins.Load(key); found {
+		return made.(trace.SpanStartOption) //nolint:forcetypeassert // it stores nothing else
+	}
+	option := trace.WithAttributes(append(common(process),
+		attribute.String(destination, text(job.Queue, maxName)), attribute.String(ofKind, text(job.Kind, maxName)))...)
+	if t.queues.Label(job.Queue) == job.Queue && t.kinds.Label(job.Kind) == job.Kind {
+		t.begins.Store(key, option)
+	}
+	return option
 }
 
 // relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. It links to the

@@ -531,6 +531,29 @@ func TestSamplingOfTheProducerIsKept(t *testing.T) {
 	}
 }
 
+// With SkipUnsampled, jobs of traces that are not sampled have no metadata, and their runs begin traces.
+func TestSkipUnsampled(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, func(o *droverotel.Options) { o.SkipUnsampled = true })
+	never := r.opts
+	never.TracerProvider = sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.NeverSample()))
+	sampled, unsampled := r.client, r.newClient(t, never)
+	r.client = unsampled
+	skipped := r.enqueue(t, t.Context(), "", nil)
+	r.client = sampled
+	kept := r.enqueue(t, t.Context(), "", nil)
+	if none, some := r.metadata(t, skipped), r.metadata(t, kept); none != nil || some["traceparent"] == nil {
+		t.Errorf("metadata %v and %v", none, some)
+	}
+	r.run(t, sampled, 2, nothing)
+	if run := r.runOf(t, skipped); run.Parent.IsValid() || len(run.Links) != 0 {
+		t.Errorf("parent %v", run.Parent)
+	}
+	if run := r.runOf(t, kept); run.Parent.SpanID() != r.only(t, "send default").SpanContext.SpanID() {
+		t.Errorf("parent %v", run.Parent)
+	}
+}
+
 // One call is one span, however many jobs it stores.
 func TestBatchIsOneSpan(t *testing.T) {
 	t.Parallel()
@@ -615,7 +638,7 @@ func TestMetadataOfOthers(t *testing.T) {
 		"none": `null`, "empty": `{}`, "number": `{"traceparent": 1}`, "object": `{"traceparent": {"a": []}}`, "null": `{"traceparent": null}`,
 		"text": `{"traceparent": "no"}`, "long": `{"traceparent": "` + long + `"}`, "zero": `{"traceparent": "00-` + long[:32] + `-` + long[:16] + `-01"}`,
 		"newline": `{"traceparent": "00-` + theirs + `-b7ad6b7169203331-01\n"}`, "state": `{"tracestate": "a=b"}`,
-		"good": `{"traceparent": "00-` + theirs + `-b7ad6b7169203331-01"}`,
+		"good": `{"traceparent": "00-` + theirs + `-b7ad6b7169203331-01"}`, "quote": `{"traceparent": "00-` + theirs[:30] + `\"-b7ad6b7169203331-01"}`,
 	}
 	for name, metadata := range rows {
 		var id string

@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -42,6 +43,12 @@ type Options struct {
 	// not used: in most applications it also carries baggage, and metadata stay in a table. An
 	// empty composite carries nothing.
 	Propagator propagation.TextMapPropagator
+
+	// SkipUnsampled stores nothing for an enqueue whose trace is not sampled, so its jobs cost hardly more than without
+	// telemetry. Their runs then begin traces, and the sampler decides about each. Set it if that sampler records
+	// few of the traces that begin in this process, such as trace.TraceIDRatioBased(0.01). The default stores the
+	// decision of the enqueue, and runs go by it.
+	SkipUnsampled bool
 
 	// NewTrace reports whether a run begins a trace of its own, which links to the enqueue, instead
 	// of continuing the trace of the enqueue. age is the time since the enqueue, by the id of the
@@ -126,6 +133,7 @@ type Telemetry struct {
 	tracer        trace.Tracer
 	instruments   instruments
 	kinds, queues *meters.Names
+	begins        sync.Map // attributes of runs by queue and kind
 	process       meters.Process
 	database      meters.Database
 	reported      atomic.Int64 // when the last panic was, in seconds

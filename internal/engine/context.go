@@ -45,8 +45,14 @@ func (c *runContext) Done() <-chan struct{} { return c.get().Done() }
 // Err implements context.Context.
 func (c *runContext) Err() error { return c.get().Err() }
 
-// Value implements context.Context.
-func (c *runContext) Value(key any) any { return c.get().Value(key) }
+// Value implements context.Context. A look for a value makes no context: all values are the parent's. Only the package
+// context looks for what it keeps in a context itself, with a pointer to an int.
+func (c *runContext) Value(key any) any {
+	if _, own := key.(*int); own {
+		return c.get().Value(key)
+	}
+	return c.Parent.Value(key)
+}
 
 // why is the cause of the context's end, nil before. It makes no context.
 func (c *runContext) why() error {
