@@ -26,6 +26,42 @@ func after(t testing.TB, d time.Duration) {
 	}
 }
 
+// A claim passes on metadata in a short form if the job has nothing else. Each other column is passed on all the same.
+func TestClaimOfJobsWithMetadata(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 20}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{RetryFor: time.Hour})}})
+	const metadata = `{"a": "x \"y\" é", "n": 1.50}`
+	checks := map[string]func(*task) bool{}
+	put := func(columns, values string, check func(*task) bool) {
+		checks[db.put(t, "metadata, created_at, "+columns, `'`+metadata+`', now() - interval '10 min', `+values)] = check
+	}
+	put("queue", "'default'", func(j *task) bool { return j.job.Failures == 0 && j.job.MaxAttempts == 20 })
+	put("errors_total, last_delay_ms", "2, 5000", func(j *task) bool { return j.job.Failures == 2 && j.job.LastDelay == 5*time.Second })
+	put("crashes", "1", func(j *task) bool { return j.job.Crashes == 1 })
+	put("redrives", "3", func(j *task) bool { return j.job.Redrives == 3 })
+	put("snoozes", "4", func(j *task) bool { return j.job.Snoozes == 4 })
+	put("uncounted", "5", func(j *task) bool { return j.uncounted == 5 })
+	put("max_attempts", "6", func(j *task) bool { return j.job.MaxAttempts == 6 })
+	put("tags", "'{x}'", func(j *task) bool { return slices.Equal(j.job.Tags, []string{"x"}) })
+	put("concurrency_key", "'k'", func(j *task) bool { return j.job.Key == "k" })
+	put("timeout_ms", "7000", func(j *task) bool { return j.Timeout == 7*time.Second })
+	put("expires_at", "now()", func(j *task) bool { return j.Expired })
+	for range len(checks) { // a lane a claim, at the least
+		for _, r := range s.claim(t) {
+			j := taskOf(r)
+			if string(j.job.Metadata) != metadata || !j.TimeBound || j.TimeLeft > 51*time.Minute || j.TimeLeft < 40*time.Minute || !checks[j.job.ID](j) {
+				t.Errorf("%+v, %v left", j.job, j.TimeLeft)
+			}
+			delete(checks, j.job.ID)
+		}
+		if len(checks) == 0 {
+			return
+		}
+	}
+	t.Errorf("%d jobs were not claimed", len(checks))
+}
+
 // Q-1
 func TestPrioritiesFirstThenOldestFirst(t *testing.T) {
 	t.Parallel()

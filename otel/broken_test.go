@@ -71,7 +71,7 @@ func TestBrokenTelemetryCostsNoJob(t *testing.T) {
 		"name":       func(o *droverotel.Options) { o.SpanName = func(string, string, string) string { panic("name") } },
 		"all global": func(o *droverotel.Options) { *o = droverotel.Options{} },
 	} {
-		t.Run(name, func(t *testing.T) { //nolint:paralleltest // they share a schema
+		t.Run(name, func(t *testing.T) {
 			r := newRigOn(t, pool, breaks)
 			id := r.enqueue(t, t.Context(), "", &drover.EnqueueOpts{Metadata: map[string]any{"own": 1}})
 			if stored := r.metadata(t, id); stored["own"] != 1.0 || stored["a"] != nil {

@@ -748,7 +748,7 @@ func TestInjectionIsBounded(t *testing.T) {
 		"room":     {fixed{"a": "1"}, map[string]any{"own": big[:30000], "more": []string{"x"}}, []string{"a", "more", "own"}},
 		"not JSON": {fixed{"a": "1"}, map[string]any{"own": json.RawMessage(`"` + big[:10] + `"`)}, []string{"a", "own"}},
 	} {
-		t.Run(name, func(t *testing.T) { //nolint:paralleltest // they share a schema
+		t.Run(name, func(t *testing.T) {
 			r := newRigOn(t, pool, func(o *droverotel.Options) { o.Propagator = c.writes })
 			stored := r.metadata(t, r.enqueue(t, t.Context(), "", &drover.EnqueueOpts{Metadata: c.own}))
 			var keys []string

@@ -44,9 +44,9 @@ type Options struct {
 	// empty composite carries nothing.
 	Propagator propagation.TextMapPropagator
 
-	// SkipUnsampled stores nothing for an enqueue whose trace is not sampled, so its jobs cost hardly more than without
-	// telemetry. Their runs then begin traces, and the sampler decides about each. Set it if that sampler records
-	// few of the traces that begin in this process, such as trace.TraceIDRatioBased(0.01). The default stores the
+	// SkipUnsampled stores nothing for an enqueue whose trace is not sampled, so its jobs cost less: docs/tracing.md
+	// has figures. Their runs then begin traces, and the sampler decides about each. Set it if that sampler records
+	// few of the traces that begin in this process, such as TraceIDRatioBased(0.01) of the SDK. The default stores the
 	// decision of the enqueue, and runs go by it.
 	SkipUnsampled bool
 

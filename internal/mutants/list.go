@@ -1863,5 +1863,26 @@ func mutants() []mutant {
 			new:   "return h[i].id < h[j].id",
 			tests: []string{"TestRetentionByCount"},
 		},
+		{
+			name: "metadata-hide-failures", bug: "a job with metadata loses its failures when it is claimed",
+			file:  "internal/store/claim.go",
+			old:   "and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope",
+			new:   "and crashes = 0 and redrives = 0 and unique_scope",
+			tests: []string{"TestClaimOfJobsWithMetadata"},
+		},
+		{
+			name: "only-attempt-is-no-error", bug: "the span of an only attempt that was cut short is no error",
+			file:  "otel/run.go",
+			old:   "(cut == \"\" || job.MaxAttempts == 1 && cut != cancelled)",
+			new:   "cut == \"\"",
+			tests: []string{"TestInterruptedRuns"}, in: "otel",
+		},
+		{
+			name: "skip-nothing", bug: "SkipUnsampled stores the context of traces that are not sampled",
+			file:  "otel/metadata.go",
+			old:   "if t.opts.SkipUnsampled && !trace.SpanContextFromContext(ctx).IsSampled() {",
+			new:   "if t.opts.SkipUnsampled && !trace.SpanContextFromContext(ctx).IsValid() {",
+			tests: []string{"TestSkipUnsampled"}, in: "otel",
+		},
 	}
 }

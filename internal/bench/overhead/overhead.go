@@ -28,7 +28,11 @@ func Compare(b *testing.B, jobs int, settings func(*testing.B) drover.Config) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer server.Close()
+	defer func() {
+		if err := server.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
 	config, err := pgxpool.ParseConfig(server.URL())
 	if err != nil {
 		b.Fatal(err)
