@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -325,16 +326,22 @@ func TestCostOfASnapshot(t *testing.T) {
 		db.exec(t, `insert into jobs (kind, queue, scheduled_at, priority) select 'k', 'q' || i % 4, `+test.due+`, `+test.priority+` from generate_series(1, 60000) i`)
 		db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'q' || i % 4, 'discarded', now(), 'panic' from generate_series(1, 10000) i`)
 		db.exec(t, `vacuum analyze jobs`)
-		plan := db.planner(t).explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld, snapshotSample}}, "analyze, buffers, costs off, timing off")
-		m := regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`).FindStringSubmatch(plan)
-		if m == nil {
-			t.Fatalf("no buffers:\n%s", plan)
+		least, best := math.MaxInt, ""
+		for range 5 { // other tests change schemas, and the server then reads its catalogs anew, in the middle of the statement
+			plan := db.planner(t).explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld, snapshotSample}}, "analyze, buffers, costs off, timing off")
+			m := regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`).FindStringSubmatch(plan)
+			if m == nil {
+				t.Fatalf("no buffers:\n%s", plan)
+			}
+			hit, _ := strconv.Atoi(m[1])
+			read, _ := strconv.Atoi(m[2])
+			if hit+read < least {
+				least, best = hit+read, plan
+			}
 		}
-		hit, _ := strconv.Atoi(m[1])
-		read, _ := strconv.Atoi(m[2])
-		t.Logf("%s: %d buffers for 4 queues", name, hit+read)
-		if n := hit + read; n > 4*test.most+2*snapshotSample || n < 4*10 {
-			t.Errorf("%s: %d buffers for 4 queues:\n%s", name, n, plan)
+		t.Logf("%s: %d buffers for 4 queues", name, least)
+		if least > 4*test.most+2*snapshotSample || least < 4*10 {
+			t.Errorf("%s: %d buffers for 4 queues:\n%s", name, least, best)
 		}
 	}
 }
