@@ -6,6 +6,7 @@
 //	metrics := droverprom.New(droverprom.Options{})
 //	client, err := drover.New(pool, drover.Config{Hooks: []drover.Hooks{metrics.Hooks()}})
 //	metrics.Watch(client)
+//	metrics.WatchSupervisor(sup)
 //	prometheus.MustRegister(metrics)
 //
 // docs/metrics.md lists every metric. Alerts and a dashboard are in deploy/.
