@@ -27,7 +27,7 @@ type RunError struct {
 	Error       string    `json:"error"`
 	Type        string    `json:"type,omitempty"` // Go type of the error
 	Fingerprint string    `json:"fingerprint,omitempty"`
-	DurationMS  float64   `json:"duration_ms"` // of the handler, with microseconds behind the point
+	DurationMS  float64   `json:"duration_ms"` // how long the handler ran, with a fraction
 	DelayMS     int64     `json:"delay_ms,omitempty"`
 	Supervisor  string    `json:"supervisor,omitempty"`
 	Host        string    `json:"host,omitempty"`  // and process id, of a process that died

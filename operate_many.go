@@ -15,7 +15,7 @@ import (
 // BulkResult is what a verb over many jobs did.
 type BulkResult struct {
 	Changed int64     `json:"changed"`           // jobs cancelled, discarded, edited or deleted
-	IDs     []string  `json:"ids,omitempty"`     // of these jobs; the first 100,000
+	IDs     []string  `json:"ids,omitempty"`     // ids of these jobs; the first 100,000
 	Missing []string  `json:"missing,omitempty"` // ids of the filter that no job has
 	Refused []Refusal `json:"refused,omitempty"` // jobs that the database did not let change; the first 1,000
 }

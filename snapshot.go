@@ -52,7 +52,7 @@ type Finding struct {
 type QueueDepth struct {
 	Queue     string          `json:"queue"`
 	Jobs      map[State]int64 `json:"jobs"`                 // by state, without Completed and Cancelled: Client.Counts has these
-	Estimated bool            `json:"estimated,omitempty"`  // the queue has over 200 jobs that have not ended, or over 200 dead letters: these were estimated from a sample, and counted below that
+	Estimated bool            `json:"estimated,omitempty"`  // some of Jobs are estimates from a sample: the queue has over 200 unfinished jobs, or over 200 dead letters
 	Paused    bool            `json:"paused,omitempty"`     // no job of it starts: the queue is paused, or all jobs are
 	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count
 }

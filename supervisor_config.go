@@ -90,8 +90,9 @@ type Queue struct {
 	RetryBudget RetryBudget
 
 	// CompletedRetention and CancelledRetention are how long its completed and its cancelled jobs are kept. Zero means the
-	// setting of SupervisorConfig; the same values are refused. The settings of the supervisor that started last hold for
-	// the queue in all processes, except DeleteOnCompletion, which each supervisor does for itself.
+	// setting of SupervisorConfig. Values that are an error there are an error here too. The settings of the supervisor
+	// that started last hold for the queue in all processes, except DeleteOnCompletion, which each supervisor does for
+	// itself.
 	CompletedRetention Retention
 	CancelledRetention Retention
 
@@ -103,17 +104,16 @@ type Queue struct {
 	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
 	ArchiveDiscardedAfter time.Duration
 
-	// KeepCompleted is how many of its completed jobs of each kind are kept at most: the last ones by their end. Older ones are
-	// deleted, about once a minute. CompletedRetention applies as well. Zero keeps all; 1 to 100,000. It excludes
-	// DeleteOnCompletion.
+	// KeepCompleted keeps the last completed jobs of each kind, this many of them. Jobs that ended earlier are deleted,
+	// about once a minute. CompletedRetention applies as well. Zero keeps all; 1 to 100,000. It excludes DeleteOnCompletion.
 	KeepCompleted int
 
-	// KeepDiscarded is how many of its discarded jobs of each kind stay where operators find them at most: the last ones
-	// by their end. Older ones are moved to the archive, or deleted if DiscardedRetention is set. Zero keeps all; 1 to 100,000.
+	// KeepDiscarded keeps the last discarded jobs of each kind in the queue, this many of them. Jobs that ended earlier are
+	// moved to the archive, or deleted if DiscardedRetention is set. Zero keeps all; 1 to 100,000.
 	KeepDiscarded int
 
-	// KeepArchived is how many of its discarded jobs of each kind stay in the archive at most: the last ones by their end. Older
-	// ones are deleted for ever. Zero keeps all; 1 to 100,000.
+	// KeepArchived keeps the last discarded jobs of each kind in the archive, this many of them. Jobs that ended earlier are
+	// deleted for ever. Zero keeps all; 1 to 100,000.
 	KeepArchived int
 }
 

@@ -6,12 +6,13 @@ import (
 	"net/http"
 )
 
-// Healthy returns nil if the supervisor works, or an error that says what is wrong. It is an error if Run has not been called
-// or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a lease, and
-// if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error wraps the
-// database's. A supervisor that drains is healthy until Run returns. So is a supervisor that has nothing to do, or whose jobs fail.
+// Healthy returns nil if the supervisor works, or an error that names the problem. It is an error if Run has not been
+// called or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a
+// lease, and if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error
+// wraps the database's. A supervisor that drains is healthy until Run returns. So is a supervisor that has nothing to do,
+// or whose jobs fail.
 //
-// Healthy reads memory alone, takes no time, and may be called at any time from any goroutine.
+// Healthy reads only memory, and may be called at any time from any goroutine.
 func (s *Supervisor) Healthy() error {
 	what, err := s.ailment()
 	switch {
@@ -35,9 +36,9 @@ func (s *Supervisor) ailment() (what string, err error) {
 }
 
 // Probe returns a handler for the probes of a platform: 200 and "ok" while Healthy returns nil, else 503 and a line that
-// says what is wrong, without the database's error. Use it for readiness and for alerts. Do not use it for liveness: a
-// supervisor gets over an outage of the database by itself. A restart does not bring the database back, and it costs the
-// jobs that run an attempt.
+// names the problem, without the database's error. Use it for readiness and for alerts. Do not use it for liveness: a
+// supervisor recovers from an outage of the database by itself. A restart does not bring the database back, and costs
+// each running job an attempt.
 func (s *Supervisor) Probe() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")

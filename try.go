@@ -13,7 +13,7 @@ import (
 )
 
 // Try calls the worker's handler once, without a database, and returns what a supervisor would make of its return. It
-// is for tests: the package drovertest has more of them.
+// is for tests. The package drovertest has more for them.
 //
 // The verdict is what VerdictOf returns, after the worker's own rules: an error that Cases, RetryIf or the strategy would
 // not retry, and a panic with DiscardOnPanic, are VerdictDiscard, and a Permanent error that one of the Cases would
