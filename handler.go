@@ -1,11 +1,13 @@
 package drover
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/drover-queue/drover/internal/engine"
@@ -87,7 +89,7 @@ func (t *task) override(more *store.More) {
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
 	job.Tags, job.Metadata, job.Key = more.Tags, more.Metadata, more.Concurrency
 	if more.Tags != nil || more.Metadata != nil {
-		t.Labels = &engine.Labels{Tags: more.Tags, Metadata: more.Metadata} // events show these, whatever middleware makes of the Job
+		t.Labels = &engine.Labels{Tags: slices.Clone(more.Tags), Metadata: bytes.Clone(more.Metadata)} // events show these, whatever middleware makes of the Job's
 	}
 	t.uncounted, t.Expired, t.Unreadable = more.Uncounted, more.Expired, more.Unreadable
 	if more.TimeoutMS > 0 {

@@ -26,7 +26,7 @@ type Middleware struct {
 
 	// Enqueue is called for each job, before the job is validated and written, in the goroutine and with the context of
 	// the Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx or Job.EnqueueTx. It may change item. item.Opts and
-	// item.Opts.Metadata are never nil, and are copies of the caller's. drover validates and stores what Enqueue leaves
+	// item.Opts.Metadata are never nil, and are copies of the caller's; values inside of Metadata are the caller's own. drover validates and stores what Enqueue leaves
 	// there.
 	//
 	// If it returns an error, nothing is written, and the enqueue returns an *InvalidError that names the middleware and
@@ -91,6 +91,7 @@ func newLayers(all []Middleware) (l layers) {
 // begin calls each BeginEnqueue, the outermost first, and returns what calls their ends, the outermost last.
 func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (context.Context, func([]Receipt, error)) {
 	ends := make([]func([]Receipt, error), 0, len(c.layers.begins))
+	items = slices.Clone(items) // a function that sorts them must not change what is stored
 	for _, begin := range c.layers.begins {
 		c.observing(ctx, func() {
 			inner, end := begin(ctx, EnqueueCall{Items: items, InTx: inTx})

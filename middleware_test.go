@@ -536,3 +536,50 @@ func TestBeginEnqueueOnlyLooks(t *testing.T) {
 		}
 	}
 }
+
+// A job with a single attempt runs at most once, and a job has as many runs as its row allows, whatever a middleware
+// writes into its Job.
+func TestMiddlewareDoesNotChangeAttempts(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*Job)
+		opts   EnqueueOpts
+	}{
+		"MaxAttempts": {func(job *Job) { job.MaxAttempts = 5 }, EnqueueOpts{MaxAttempts: 1}},
+		"Attempt":     {func(job *Job) { job.Attempt = 0 }, EnqueueOpts{MaxAttempts: 1}}, // counted from 0 for another library
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newTestDBWith(t, Config{Logger: quiet(), Middleware: []Middleware{{
+				Run: func(ctx context.Context, job *Job, next func(context.Context) error) error {
+					c.change(job)
+					return next(ctx)
+				},
+			}}})
+			db.launch(t, SupervisorConfig{Workers: []Worker{dynWorker("k", WorkerOpts{Retry: Constant{Delay: time.Hour}}, func(context.Context, *Job) error { return errBoom })}})
+			id := db.enqueue(t, dyn{kind: "k"}, &c.opts)
+			db.waitFor(t, 20*time.Second, `select attempt > 0 and state <> 'running' from jobs where id = $1`, id)
+			if got := value[string](t, db, `select state from jobs where id = $1`, id); got != "discarded" {
+				t.Errorf("after its only attempt the job is %s", got)
+			}
+		})
+	}
+}
+
+// BeginEnqueue cannot change a job.
+func TestBeginEnqueueChangesNothing(t *testing.T) {
+	t.Parallel()
+	db := newTestDBWith(t, Config{Logger: quiet(), Middleware: []Middleware{{
+		BeginEnqueue: func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error)) {
+			slices.SortFunc(call.Items, func(a, b EnqueueItem) int { return b.Args.(dyn).N - a.Args.(dyn).N }) // to report the largest
+			return ctx, nil
+		},
+	}}})
+	receipts, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: dyn{kind: "k", N: 1}}, {Args: dyn{kind: "k", N: 2}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := value[int](t, db, `select (args->>'N')::int from jobs where id = $1`, receipts[0].ID); n != 1 {
+		t.Errorf("the first receipt is of the item %d", n)
+	}
+}

@@ -503,3 +503,33 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 		t.Error("an operator's verb was taken for a lost lease")
 	}
 }
+
+// IDs are those of the jobs that changed, as Changed counts them. A trigger of the application's may hold rows back.
+func TestIDsAreOfJobsThatChanged(t *testing.T) {
+	t.Parallel()
+	for name, verb := range map[string]func(*testDB) (BulkResult, error){
+		"delete": func(db *testDB) (BulkResult, error) {
+			return db.client.DeleteMany(t.Context(), Filter{Kind: "ended"}, Audit{})
+		},
+		"cancel": func(db *testDB) (BulkResult, error) {
+			return db.client.CancelMany(t.Context(), Filter{Kind: "waits"}, Audit{})
+		},
+		"discard": func(db *testDB) (BulkResult, error) {
+			return db.client.DiscardMany(t.Context(), Filter{Kind: "waits"}, Audit{})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `insert into jobs (kind, tags) values ('waits', '{}'), ('waits', '{held}')`)
+			db.exec(t, `insert into jobs (kind, tags, state, finalized_at) values ('ended', '{}', 'completed', now()), ('ended', '{held}', 'completed', now())`)
+			db.exec(t, `create function hold_back() returns trigger language plpgsql as $$ begin return case when 'held' = any(old.tags) then null when tg_op = 'DELETE' then old else new end; end $$`)
+			db.exec(t, `create trigger hold_back before update or delete on jobs for each row execute function hold_back()`)
+			got, err := verb(db)
+			t.Logf("%+v %v", got, err)
+			if int64(len(got.IDs)) != got.Changed {
+				t.Errorf("%d changed, and IDs are %q", got.Changed, got.IDs)
+			}
+		})
+	}
+}

@@ -77,7 +77,7 @@ func (t *task) interrupted() bool {
 // cutShort is the outcome of a run that was interrupted after its handler had begun. The job is due again as if nothing
 // had been, unless this was its only attempt: that one has failed.
 func (t *task) cutShort(err error, v reading) engine.Outcome {
-	if t.job.MaxAttempts > 1 {
+	if t.MaxAttempts > 1 {
 		return engine.Released(t.Ran())
 	}
 	if v.said == nil {
@@ -92,7 +92,7 @@ func (t *task) deaf() engine.Outcome {
 	e := t.draft(engine.ErrTimeout)
 	e.Crashed = true
 	e.fail(worthRetry(e.err))
-	if t.job.Crashes+1 >= t.handler.quarantineAfter {
+	if t.Crashes+1 >= t.handler.quarantineAfter {
 		e.discard(ReasonCrashed)
 		e.Quarantined = true
 	}
@@ -142,20 +142,20 @@ func (e *draft) retry(v reading) {
 	t := e.task
 	e.Uncounted = v.Kind == VerdictDontCount && t.uncounted < maxUncounted
 	e.GiveBack = e.Uncounted
-	strategy, attempts := t.strategy, t.job.MaxAttempts
+	strategy, attempts := t.strategy, t.MaxAttempts
 	if c := e.errorCase; c != nil {
 		attempts = cmp.Or(c.MaxAttempts, attempts)
 		if c.Retry != nil {
 			strategy = c.Retry
 		}
 	}
-	if !e.Uncounted && t.job.Attempt >= attempts {
+	if !e.Uncounted && t.Attempt >= attempts {
 		e.discard(ReasonAttemptsExhausted)
 		return
 	}
 	goOn := true
 	if v.Kind == VerdictRetryAfter {
-		e.Delay = throttledDelay(t.job.ID, t.job.Attempt, v.Delay)
+		e.Delay = throttledDelay(t.ID, t.Attempt, v.Delay)
 	} else {
 		e.Delay, goOn = t.backoff(strategy, e.err)
 	}
@@ -230,7 +230,7 @@ func (t *task) isCase(c *ErrorCase, err error) (yes bool) {
 // backoff asks a strategy, which contains a Custom's panic itself.
 func (t *task) backoff(strategy RetryStrategy, err error) (time.Duration, bool) {
 	return t.handler.wait(strategy, FailedRun{
-		Attempt: t.job.Attempt, RetryIndex: t.job.Attempt - 1, Err: err, Job: &t.job, LastDelay: t.job.LastDelay,
+		Attempt: t.Attempt, RetryIndex: t.Attempt - 1, Err: err, Job: &t.job, LastDelay: t.job.LastDelay,
 	})
 }
 
@@ -268,14 +268,14 @@ func (e *draft) entry() json.RawMessage {
 	}
 	// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores. Only the trace of a panic
 	// counts: the place of a time-out, or of an error that many places make, would split the group.
-	e.Fingerprint = fingerprint.Of(t.job.Kind, kind, text, trace)
+	e.Fingerprint = fingerprint.Of(t.Kind, kind, text, trace)
 	row := store.ErrorEntry{
-		Attempt: t.job.Attempt, ClaimSeq: t.Seq, Class: e.Class, Case: named, Error: e.Text, Type: kind,
+		Attempt: t.Attempt, ClaimSeq: t.Seq, Class: e.Class, Case: named, Error: e.Text, Type: kind,
 		Fingerprint: e.Fingerprint, DurationMS: store.InMillis(e.Duration),
 		DelayMS: e.Delay.Milliseconds(), Supervisor: t.Owner, Host: t.host, Trace: clean(shown, maxErrorTrace),
 	}
 	if e.death != nil {
-		row.Beside, row.Spared = &e.death.Beside, e.death.Spares(t.job.Crashes)
+		row.Beside, row.Spared = &e.death.Beside, e.death.Spares(t.Crashes)
 	}
 	raw, err := json.Marshal(row)
 	if err != nil { // strings and ints only: cannot happen

@@ -106,6 +106,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	for _, kind := range slices.Compact(kinds) {
 		w := h.workers[kind]
 		ec.Kinds = append(ec.Kinds, w.policy())
+		ec.Ages = ec.Ages || w.opts.RetryFor > 0
 		ec.Budgets = appendBudget(ec.Budgets, store.KindScope(kind), w.opts.RetryBudget)
 	}
 	for i := range queues {

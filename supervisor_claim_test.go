@@ -965,3 +965,47 @@ func TestSweepIsBounded(t *testing.T) {
 		})
 	}
 }
+
+// If no worker has RetryFor, the claim of a job that was enqueued for later returns no More.
+func TestDelayedJobsAreLean(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Delay: time.Millisecond})
+	time.Sleep(10 * time.Millisecond)
+	s.Claimer.Wake()
+	plan := s.Claimer.Request(s.Now())
+	s.Claimer.Trip(t.Context(), plan)
+	if len(plan.Reply.Jobs) != 1 {
+		t.Fatal("no job was claimed")
+	}
+	if more := plan.Reply.Jobs[0].More; more != nil {
+		t.Errorf("the claim returned %+v for a RetryFor that nobody set", *more)
+	}
+}
+
+// A job that sets nothing has no More, however it was enqueued.
+func TestJobsOfATransactionAreLean(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), `select pg_sleep(0.01)`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.client.EnqueueTx(t.Context(), tx, dyn{kind: "k"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.client.EnqueueManyTx(t.Context(), tx, []EnqueueItem{{Args: dyn{kind: "k"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where scheduled_at <> created_at`); n != 0 {
+		t.Errorf("%d of 2 jobs are claimed as if they had been enqueued for later: a More each, for a RetryFor that nobody set", n)
+	}
+}

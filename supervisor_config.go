@@ -108,8 +108,8 @@ type Queue struct {
 	// about once a minute. CompletedRetention applies as well. Zero keeps all; 1 to 100,000. It excludes DeleteOnCompletion.
 	KeepCompleted int
 
-	// KeepDiscarded keeps the last discarded jobs of each kind in the queue, this many of them. Jobs that ended earlier are
-	// moved to the archive, or deleted if DiscardedRetention is set. Zero keeps all; 1 to 100,000.
+	// KeepDiscarded is how many of its discarded jobs of each kind stay where operators find them, at most: the last ones
+	// by their end. Older ones are moved to the archive. DiscardedRetention applies as well. Zero keeps all; 1 to 100,000.
 	KeepDiscarded int
 
 	// KeepArchived keeps the last discarded jobs of each kind in the archive, this many of them. Jobs that ended earlier are

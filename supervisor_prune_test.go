@@ -200,7 +200,7 @@ func TestRetentionByCount(t *testing.T) {
 		put("counted", "b", "completed", at, at, beyond(2, "gone"))
 		put("counted", "a", "cancelled", at, at, "jobs")
 		put("counted", "a", "discarded", at, at, []string{"jobs", "jobs", "jobs", "archive", "archive", "gone"}[n])
-		put("deleting", "a", "discarded", at, at, beyond(1, "gone"))
+		put("deleting", "a", "discarded", at, at, beyond(1, "archive"))
 		put("deleting", "a", "completed", at, at, "jobs")
 		put("default", "a", "completed", at, at, "jobs")
 		put("default", "a", "discarded", at, at, "jobs")
@@ -680,5 +680,60 @@ func TestARetentionThatMakesNoSense(t *testing.T) {
 				t.Errorf("left: %q, want %q", got, want)
 			}
 		})
+	}
+}
+
+// A dead letter that an operator brings back from the archive is not deleted for ever a minute later.
+func TestARestoredDeadLetterIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into queues (name, keep_discarded, discarded_retention) values ('default', 1, '365 days')`)
+	old, young := db.finished(t, "discarded", 2*aDay), db.finished(t, "discarded", time.Hour)
+	if _, err := db.client.Archive(t.Context(), Filter{IDs: []string{old}}, nil, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.client.Restore(t.Context(), Filter{IDs: []string{old}}, Audit{By: "ann", Why: "to redrive it"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.pruneByCount(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n := value[int](t, db, `select (select count(*) from jobs where id = $1) + (select count(*) from jobs_archive where id = $1)`, old)
+	if n != 1 {
+		t.Errorf("the restored dead letter %s (younger: %s) is in neither table", old, young)
+	}
+}
+
+// A job that has been restored, has run again and has been archived anew during the walk is among the newest.
+func TestArchivedAnewDuringTheWalk(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.exec(t, `insert into queues (name, keep_archived) values ('default', 1)`)
+	db.exec(t, `insert into jobs (id, kind, state, finalized_at, discard_reason)
+		select left(drover_ulid_at(now() - interval '2 days'), 10) || lpad(n::text, 16, '0'), 'job', 'discarded', now() - interval '2 days' + n * interval '1 s', 'operator'
+		from generate_series(1, 1100) n`)
+	if _, err := db.client.Archive(t.Context(), Filter{State: Discarded}, nil, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	first, target := value[string](t, db, `select min(id) from jobs_archive`), value[string](t, db, `select id from jobs_archive order by id offset 1050 limit 1`)
+	// The first thousand take a while, for example because of a trigger of the application's.
+	db.exec(t, fmt.Sprintf(`create function dawdle() returns trigger language plpgsql as $$ begin if old.id = '%s' then perform pg_sleep(2); end if; return old; end $$`, first))
+	db.exec(t, `create trigger dawdle before delete on jobs_archive for each row execute function dawdle()`)
+	walked := make(chan error, 1)
+	go func() { walked <- db.pruneByCount(context.WithoutCancel(t.Context())) }()
+	db.waitFor(t, 20*time.Second, `select exists (select from pg_stat_activity where wait_event = 'PgSleep' and query like '%drover_retain_archived%')`)
+	if _, err := db.client.Restore(t.Context(), Filter{IDs: []string{target}}, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `update jobs set finalized_at = now() where id = $1`, target) // redriven, and dead again
+	if _, err := db.client.Archive(t.Context(), Filter{IDs: []string{target}}, nil, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-walked; err != nil {
+		t.Fatal(err)
+	}
+	if !value[bool](t, db, `select exists (select from jobs_archive where id = $1)`, target) {
+		t.Error("the archived job that ended last is deleted")
 	}
 }

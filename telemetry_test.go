@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"reflect"
 	"runtime"
 	"slices"
@@ -784,5 +785,130 @@ func TestEventsCarryTagsAndMetadata(t *testing.T) {
 	tagged := db.enqueue(t, item.Args, &EnqueueOpts{Tags: []string{"a"}})
 	if heard.end(t, tagged); !slices.ContainsFunc(heard.of(tagged), func(e loggedEvent) bool { return e.name == "started" && e.Metadata == nil && len(e.Tags) == 1 }) {
 		t.Errorf("events = %+v", heard.of(tagged))
+	}
+}
+
+// docs/events.md: Tags and Metadata are the job's, as they were enqueued, whatever middleware makes of the Job.
+func TestEventsKeepTheLabelsOfTheEnqueue(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*Job){
+		"tags":     func(job *Job) { slices.Reverse(job.Tags) },
+		"metadata": func(job *Job) { copy(job.Metadata, `{"a": 2}`) }, // as an in-place decryption would
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var heard eventLog
+			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{{
+				Run: func(ctx context.Context, job *Job, next func(context.Context) error) error {
+					change(job)
+					return next(ctx)
+				},
+			}}})
+			db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+			e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Tags: []string{"x", "y"}, Metadata: map[string]any{"a": 1}}))
+			if !slices.Equal(e.Tags, []string{"x", "y"}) {
+				t.Errorf("the event has tags %q, enqueued were x and y", e.Tags)
+			}
+			var m struct{ A int }
+			if err := json.Unmarshal(e.Metadata, &m); err != nil || m.A != 1 {
+				t.Errorf("the event has metadata %s, %v; enqueued was a: 1", e.Metadata, err)
+			}
+		})
+	}
+}
+
+// Two supervisors of one client, a subscriber that exits, one that panics, one that calls the client, one that is slow:
+// every subscriber gets each end event once, and the stop is quick.
+func TestEventsUnderStress(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	var good, exits, panics, calls eventLog
+	after := func(l *eventLog, more func(Event)) Hooks {
+		h := l.hooks()
+		completed, failed := h.Completed, h.Failed
+		h.Enqueued = nil // in the caller's goroutine
+		h.Completed = func(ctx context.Context, e Event) { completed(ctx, e); more(e) }
+		h.Failed = func(ctx context.Context, e Event) { failed(ctx, e); more(e) }
+		return h
+	}
+	var client atomic.Pointer[Client]
+	var sups [2]*Supervisor
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{
+		after(&exits, func(Event) { runtime.Goexit() }),
+		after(&panics, func(Event) { panic("x") }),
+		after(&calls, func(e Event) {
+			_, _ = client.Load().Job(context.Background(), e.JobID)
+			_ = sups[0].Stats()
+			_ = sups[0].Healthy()
+			if rand.N(50) == 0 {
+				_ = sups[1].RemoveQueue(context.Background(), "none")
+			}
+		}),
+		good.hooks(),
+	}})
+	client.Store(db.client)
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 20}}, DrainTimeout: 2 * time.Second, Workers: []Worker{dynWorker("k", WorkerOpts{Retry: Constant{Delay: time.Millisecond}}, func(_ context.Context, job *Job) error {
+		if rand.N(3) == 0 {
+			return errBoom
+		}
+		return nil
+	})}}
+	var stops []func()
+	for i := range sups {
+		sup, err := db.client.NewSupervisor(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sups[i] = sup
+	}
+	for i := range sups {
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- sups[i].Run(ctx) }()
+		stops = append(stops, func() {
+			cancel()
+			began := time.Now()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			t.Logf("stopped after %v, dropped %d", time.Since(began), sups[i].Stats().DroppedEvents)
+		})
+	}
+	var ids []string
+	for range 20 {
+		var items []EnqueueItem
+		for range 50 {
+			items = append(items, EnqueueItem{Args: dyn{kind: "k"}, Opts: &EnqueueOpts{Tags: []string{"a"}}})
+		}
+		receipts, err := db.client.EnqueueMany(t.Context(), items)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range receipts {
+			ids = append(ids, r.ID)
+		}
+	}
+	db.waitFor(t, time.Minute, `select not exists (select from jobs where finalized_at is null)`)
+	for _, stop := range stops {
+		stop()
+	}
+	for _, id := range ids {
+		runs := value[int](t, db, `select claim_seq::int from jobs where id = $1`, id)
+		for name, l := range map[string]*eventLog{"good": &good, "exits": &exits, "panics": &panics, "calls": &calls} {
+			started := l.count(id, "started")
+			if n := l.ends(id); n != runs || started != n {
+				t.Errorf("%s: %d ends, %d starts of %d runs of %s: %s", name, n, started, runs, id, fmt.Sprint(l.of(id)))
+				return
+			}
+			begun := map[string]bool{} // in the order of each supervisor: over two supervisors there is none
+			for _, e := range l.of(id) {
+				run := fmt.Sprint(e.Supervisor, e.Attempt)
+				if e.name == "started" {
+					begun[run] = true
+				} else if e.name != "enqueued" && !begun[run] {
+					t.Errorf("%s: an end before its start: %v", name, l.of(id))
+				}
+			}
+		}
 	}
 }

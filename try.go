@@ -17,15 +17,15 @@ import (
 //
 // The verdict is what VerdictOf returns, after the worker's own rules: an error that Cases, RetryIf or the strategy would
 // not retry, and a panic with DiscardOnPanic, are VerdictDiscard, and a Permanent error that one of the Cases would
-// retry is VerdictError. Attempts do not run out. The worker's timeout and middleware do not apply: end ctx to see what
-// the handler makes of that.
+// retry is VerdictError. Neither attempts nor RetryFor run out. The worker's timeout and middleware do not apply: end ctx
+// to see what the handler makes of that.
 //
 // The handler gets a copy of job. Kind is the worker's. ID, Queue, Priority, Attempt, MaxAttempts and ScheduledAt have
 // the values of a first run where they are zero in job, and empty Args are zero args. Nil means a first run of zero
 // args.
 //
 // In the handler, Job.CompleteTx and Job.SettleTx check their transaction and write nothing. If the handler then
-// returns nil, the settle decides the verdict. Further settles return ErrState. Job.EnqueueTx enqueues in its
+// returns nil, the settle decides the verdict, and else the error: Try does not know whether the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in its
 // transaction, in the schema that search_path picks.
 //
 // Try panics with an *InvalidError for a worker that Client.NewSupervisor would refuse, and for a job of another kind.

@@ -165,7 +165,7 @@ func TestDrainDoesNotWaitForTheYear9999(t *testing.T) {
 	text := failure(t, func(p *probe) {
 		drovertest.Drain(t.Context(), p, pool, client, drainOf(func(context.Context, *drover.Job, Charge) error { return nil }, drover.WorkerOpts{}))
 	})
-	if !strings.Contains(text, never+" waits for a time that is more than 100 years away") {
+	if !strings.Contains(text, never+" waits for a time that is more than 10 years away") {
 		t.Errorf("it failed with %q", text)
 	}
 	if a, b := jobOf(t, client, soon), jobOf(t, client, never); a.State != drover.Completed || b.State != drover.Scheduled || b.ScheduledAt.Year() != 9999 {
@@ -285,5 +285,23 @@ func TestAdvanceInATransaction(t *testing.T) {
 	}
 	if job := jobOf(t, client, id); time.Until(job.ScheduledAt) < 50*time.Minute {
 		t.Errorf("due in %v", time.Until(job.ScheduledAt))
+	}
+}
+
+// A job that enqueues its successor would be drained for ever.
+func TestDrainOfAChainEnds(t *testing.T) {
+	t.Parallel()
+	pool := drovertest.NewPool(t, pgtest.URL(t))
+	client := quietClient(t, pool)
+	runs := 0
+	cfg := drainOf(func(ctx context.Context, _ *drover.Job, c Charge) error {
+		runs++
+		_, err := client.Enqueue(ctx, c, &drover.EnqueueOpts{Delay: 366 * 24 * time.Hour})
+		return err
+	}, drover.WorkerOpts{})
+	enqueue(t, client, Charge{7}, nil)
+	text := failure(t, func(p *probe) { drovertest.Drain(t.Context(), p, pool, client, cfg) })
+	if !strings.Contains(text, "more than 10 years away") || runs != 10 {
+		t.Errorf("after %d runs: %q", runs, text)
 	}
 }

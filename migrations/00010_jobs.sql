@@ -457,7 +457,7 @@ comment on column queues.cancelled_retention is 'How long its cancelled jobs are
 comment on column queues.discarded_retention is 'How long its discarded jobs are kept before they are deleted; null: for ever.';
 comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
 comment on column queues.keep_completed is 'How many of its completed jobs of each kind are kept, the newest by their end; null: all.';
-comment on column queues.keep_discarded is 'How many of its discarded jobs of each kind stay in jobs, the newest by their end. The others are archived, or deleted if discarded_retention is set; null: all stay.';
+comment on column queues.keep_discarded is 'How many of its discarded jobs of each kind stay in jobs, the newest by their end. The others are archived; null: all stay.';
 comment on column queues.keep_archived is 'How many of its discarded jobs of each kind stay in jobs_archive, the newest by their end; null: all.';
 
 create table drover_kinds (

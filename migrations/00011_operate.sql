@@ -391,6 +391,9 @@ begin
 		end;
 	end loop;
 	ended := drover_without(ids, refused);
+	if cardinality(ended) <> changed then -- a trigger of the application's has held some back
+		ended := array(select i.id from unnest(ended) as i(id) where (select j.finalized_at from jobs j where j.id = i.id) is not null order by 1);
+	end if;
 	running := drover_without(running, refused);
 	perform drover_forget_refused(ended);
 	perform pg_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
@@ -483,6 +486,9 @@ begin
 	select w.done, w.refused into changed, refused
 	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
 	ids := drover_without(held, refused);
+	if cardinality(ids) <> changed then -- a trigger of the application's has held some back
+		ids := array(select i.id from unnest(ids) as i(id) where not exists (select from jobs j where j.id = i.id) order by 1);
+	end if;
 	perform drover_forget_refused(ids);
 	if changed > 0 then
 		raise log 'drover: schema "%": % job% deleted by %, filter %, why: %', current_schema(), changed, case when changed <> 1 then 's' else '' end,

@@ -480,7 +480,7 @@ begin
 	end if;
 	with retained as materialized (
 		select q.name, q.completed_retention is not null as own_completed, q.cancelled_retention is not null as own_cancelled,
-			q.archive_discarded_after is not null or surplus is not null and q.discarded_retention is null as keep,
+			q.archive_discarded_after is not null or surplus is not null as keep,
 			drover_ended_before(q.completed_retention) as completed_before, drover_ended_before(q.cancelled_retention) as cancelled_before,
 			drover_ended_before(q.discarded_retention) as discarded_before, drover_ended_before(q.archive_discarded_after) as archived_before
 		from queues q
@@ -532,16 +532,16 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_these(text[], interval, interval, timestamptz) is
-	'Deletes or archives those of these jobs whose time is over, as drover_retain does. With surplus: all of them that were completed or discarded before that time; their queue keeps enough newer ones. Jobs that the database refuses to delete or to move are set aside; refused lists each with its path and error; an error that is no job''s fault has no id.';
+	'Deletes or archives those of these jobs whose time is over, as drover_retain does. With surplus: all of them that were completed or discarded before that time, because their queue keeps enough newer ones; the discarded ones are archived. Jobs that the database refuses to delete or to move are set aside; refused lists each with its path and error; an error that is no job''s fault has no id.';
 
 -- +goose StatementBegin
-create function drover_retain_archived(ids text[], out deleted bigint, out refused jsonb) language sql set lock_timeout = '1s' as $$
+create function drover_retain_archived(ids text[], surplus timestamptz, out deleted bigint, out refused jsonb) language sql set lock_timeout = '1s' as $$
 	select w.done, w.refused
-	from (select array(select a.id from jobs_archive a where a.id = any($1) order by a.id for update skip locked) as there) held,
+	from (select array(select a.id from jobs_archive a where a.id = any($1) and a.finalized_at < $2 order by a.id for update skip locked) as there) held,
 		drover_walk_on(held.there, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w
 $$;
 -- +goose StatementEnd
-comment on function drover_retain_archived(text[]) is 'Deletes these jobs from jobs_archive for ever; their queue keeps enough newer ones. refused: jobs that the database refuses to delete, each with its error.';
+comment on function drover_retain_archived(text[], timestamptz) is 'Deletes those of these jobs from jobs_archive for ever that ended before surplus; their queue keeps enough newer ones. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000, whole boolean default true,

@@ -168,7 +168,7 @@ func (q *QueueState) Groups(room int) []claimGroup {
 
 // Lanes lists the lanes of the groups, with their floors as the near sweep lowers them.
 func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *store.ClaimRequest {
-	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.openKinds()}
+	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.openKinds(), Ages: c.Cfg.Ages}
 	for i, g := range groups {
 		if n := len(req.Queues); n == 0 || req.Queues[n-1] != g.queue.Name {
 			req.Queues = append(req.Queues, g.queue.Name)

@@ -57,6 +57,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 //	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
 //	tick    ×1  enqueues periodic jobs, while there is a schedule; stops with ctx
+//	dropped ×1  logs that hooks miss events; stops when Run returns, or with a log that hangs
 //	report  ×n  a subscriber's hooks; stops when it has passed on all events. If a hook hangs, Run does not wait for it
 func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	base := context.WithoutCancel(ctx)
@@ -73,6 +74,9 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	finishing, giveUp := context.WithCancel(base)
 	defer giveUp()
 
+	ended := make(chan struct{})
+	defer close(ended)
+	go e.logDropped(ended)
 	for _, l := range e.Reporter.Lines {
 		go e.report(base, l)
 	}

@@ -37,7 +37,7 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 		return err
 	}
 	return s.walkByCount(ctx, on, archive, true, func(ids []string) (store.Retained, error) {
-		step, err := on.RetainArchived(ctx, ids)
+		step, err := on.RetainArchived(ctx, ids, before)
 		for _, r := range step.Refused {
 			s.seldom.log(ctx, s.log, slog.LevelWarn, "prune archive", "archived job not deleted: the database refuses it",
 				slog.String("job_id", r.ID), slog.String("error", r.Error), slog.String("code", r.Code))

@@ -16,13 +16,12 @@ type Subscriber struct {
 // reporter passes events on. Each subscriber has a line of its own, with its own goroutine. A subscriber that blocks costs
 // its own events, and neither a job nor another subscriber's events.
 type reporter struct {
-	Lines   []*line
-	dropped func(to string, total int64)
+	Lines []*line
+	full  chan string // names of hooks that have missed events
 }
 
-// newReporter returns a reporter that calls dropped for each event that a line has no room for.
-func newReporter(subscribers []Subscriber, dropped func(to string, total int64)) reporter {
-	r := reporter{dropped: dropped}
+func newReporter(subscribers []Subscriber) reporter {
+	r := reporter{full: make(chan string, 1)}
 	for _, sub := range subscribers {
 		r.Lines = append(r.Lines, &line{Subscriber: sub, ready: make(chan struct{}, 1), over: make(chan struct{})})
 	}
@@ -44,8 +43,12 @@ func (r *reporter) add(e *Event) {
 		if !l.Hears(e.Kind) {
 			continue
 		}
-		if total := l.add(e); total > 0 {
-			r.dropped(l.Name, total)
+		if l.add(e) || l.Name == "" {
+			continue
+		}
+		select {
+		case r.full <- l.Name:
+		default:
 		}
 	}
 }
@@ -134,21 +137,20 @@ type chunk struct {
 // mostSpare is how many chunks a line keeps, of some 22 KB each: for 1,000 events.
 const mostSpare = 16
 
-// add appends an event. If the line is full it drops the event, not an older one: the subscriber gets the events before a
-// gap in full. It returns how many events were dropped so far if it drops this one, else 0.
-func (l *line) add(e *Event) (dropped int64) {
+// add appends an event, and returns false if the line is full. Then it drops the event, not an older one: the subscriber
+// gets the events before a gap in full.
+func (l *line) add(e *Event) bool {
+	defer l.poke()
 	size := e.size()
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.bytes+size > mostWaiting {
 		l.dropped++
-		dropped = l.dropped
-	} else {
-		l.push(e)
-		l.bytes += size
+		return false
 	}
-	l.mu.Unlock()
-	l.poke()
-	return dropped
+	l.push(e)
+	l.bytes += size
+	return true
 }
 
 func (l *line) poke() {
@@ -214,6 +216,9 @@ func (l *line) next() *Event {
 	}
 	e := &l.first.events[l.at]
 	l.at, l.waiting, l.bytes = l.at+1, l.waiting-1, l.bytes-e.size()
+	if l.waiting == 0 {
+		l.bytes = 0 // a hook of another subscriber may have changed the size of an event since it came
+	}
 	return e
 }
 

@@ -33,6 +33,9 @@ func TestAHangingSubscriberCostsItsOwnEvents(t *testing.T) {
 		for _, l := range s.Reporter.Lines {
 			go l.Run(t.Context())
 		}
+		ended := make(chan struct{})
+		defer close(ended)
+		go s.logDropped(ended)
 		const n, each = 600, 64 << 10
 		labels := &Labels{Metadata: make([]byte, each)}
 		for i := range n {
@@ -103,4 +106,49 @@ func TestAStopWaitsForSubscribersUntilItsEnd(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A line measures an event when it comes and again when it goes. What a hook makes of the event's tags must not fill a line.
+func TestALineThatIsEmptyIsNotFull(t *testing.T) {
+	t.Parallel()
+	l := &line{ready: make(chan struct{}, 1), over: make(chan struct{})}
+	for n := range 10_000 {
+		labels := &Labels{Tags: make([]string, 32)}
+		for i := range labels.Tags {
+			labels.Tags[i] = strings.Repeat("x", 128)
+		}
+		if !l.add(&Event{Kind: EventStarted, Labels: labels}) {
+			t.Fatalf("event %d is dropped, and nothing waits: the line counts %d bytes", n, l.bytes)
+		}
+		clear(labels.Tags) // the handler has read its tags
+		for l.next() != nil {
+		}
+	}
+}
+
+// stuckLog is a log whose pipe nobody reads.
+type stuckLog struct{ slog.Handler }
+
+func (stuckLog) Enabled(context.Context, slog.Level) bool  { return true }
+func (stuckLog) Handle(context.Context, slog.Record) error { select {} }
+
+// The hooks hang, and so does the log: both write to a pipe that nobody reads. The goroutine that settles jobs must not
+// hang, too.
+func TestAFullLineDoesNotBlockTheSettler(t *testing.T) {
+	t.Parallel()
+	s := NewShared(Config{Log: slog.New(stuckLog{slog.DiscardHandler}), Subscribers: []Subscriber{{
+		Name: "Config.Hooks[0]", Hears: func(EventKind) bool { return true }, Emit: func(context.Context, *Event) { select {} },
+	}}}, nil)
+	through := make(chan struct{})
+	go func() {
+		defer close(through)
+		for range mostWaiting/640 + 2 {
+			s.Reporter.add(&Event{Kind: EventCompleted})
+		}
+	}()
+	select {
+	case <-through:
+	case <-time.After(10 * time.Second):
+		t.Error("add has not returned: the caller, which settles jobs, waits for the log")
+	}
 }

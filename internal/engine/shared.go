@@ -54,7 +54,7 @@ type Shared struct {
 // NewShared returns what the parts of an engine share before any of them is made.
 func NewShared(cfg Config, pool *pg.Pool) *Shared {
 	s := &Shared{Cfg: cfg, Handler: cfg.Handler, pool: pool, log: cfg.Log, Now: time.Now, alarm: newAlarm()}
-	s.Reporter = newReporter(cfg.Subscribers, s.eventDropped)
+	s.Reporter = newReporter(cfg.Subscribers)
 	for _, k := range cfg.Kinds {
 		s.Kinds = append(s.Kinds, k.Kind)
 	}
@@ -64,11 +64,18 @@ func NewShared(cfg Config, pool *pg.Pool) *Shared {
 	return s
 }
 
-// eventDropped logs that events for some hooks are dropped, at times. Of the log's own events it logs nothing: a log that
-// blocks must not block this caller, too.
-func (s *Shared) eventDropped(hooks string, total int64) {
-	if hooks != "" && s.seldom.Allow("events "+hooks, time.Now()) {
-		s.log.Error("events are dropped, because hooks are slow or hang", slog.String("hooks", hooks), slog.Int64("dropped", total))
+// logDropped logs that hooks miss events, until ended is closed. The goroutines that report events do not log it, because
+// the log may hang, too.
+func (s *Shared) logDropped(ended <-chan struct{}) {
+	for {
+		select {
+		case <-ended:
+			return
+		case hooks := <-s.Reporter.full:
+			if s.seldom.Allow("events "+hooks, time.Now()) {
+				s.log.Error("events are dropped, because hooks are slow or hang", slog.String("hooks", hooks), slog.Int64("dropped", s.Reporter.Dropped()))
+			}
+		}
 	}
 }
 

@@ -54,8 +54,8 @@ func mutants() []mutant {
 		{
 			name: "retry-for-of-delayed-jobs", bug: "a worker's RetryFor counts from the due time of a job that was enqueued for later",
 			file:  "internal/store/claim.go",
-			old:   "when scheduled_at <> created_at then",
-			new:   "when false then",
+			old:   "claimAges = `scheduled_at <> created_at`",
+			new:   "claimAges = `false`",
 			tests: []string{"TestRetryFor"},
 		},
 		{

@@ -31,17 +31,17 @@ const lastError = `(case when errors->-1->>'class' <> 'operator' then errors->-1
 // because a subquery may be executed again and claim too many.
 //
 // claimed: no indexed column changes, so the update is HOT, except that a job leaves jobs_unique_idx if it is unique
-// until it has started. A join with due instead of the array would become a scan
+// until it has started. With $12, the age of jobs that were enqueued for later is returned. A join with due instead of the array would become a scan
 // of the whole table under a generic plan.
 //
 // The left join returns a row with the server's time even if nothing was due. No row at all means that the epoch is
 // over. The time is the statement's, not the transaction's, because the claim may have waited for its turn. If nothing
 // was claimed, the row also has when the next job of these lanes is due, of any kind.
-const SQLClaim = claimMe + claimDue + claimTake + claimNextDue
+const SQLClaim = claimMe + claimDue + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 // sqlClaimBut is SQLClaim without the jobs that are set aside. It is used only while there are such jobs. A subquery
 // for each job keeps the order of the index; a join might not.
-const sqlClaimBut = claimMe + claimDueBut + claimTake + claimNextDue
+const sqlClaimBut = claimMe + claimDueBut + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 const (
 	claimMe = `
@@ -100,7 +100,9 @@ with me as materialized (
 				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text end
 			when errors_total > 0 -- most of those that have anything; JSON would cost them as much again as their update
 			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || ` + sinceEnqueue + ` || ' ' || coalesce(` + lastError + `, '')
-			when scheduled_at <> created_at then '0 0 ' || ` + sinceEnqueue + ` || ' ' -- enqueued for later
+			when `
+	claimAges = `scheduled_at <> created_at` // enqueued for later
+	claimMore = ` then '0 0 ' || ` + sinceEnqueue + ` || ' '
 		end as more
 )
 select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more`
@@ -216,6 +218,7 @@ type ClaimRequest struct {
 	Turns        []string // queues in which it waits for its turn
 	Patience     time.Duration
 	SkipSetAside bool  // leave out the jobs that are set aside
+	Ages         bool  // a worker bounds how long its jobs are retried
 	BelowLane    int16 // for ClaimThese: only jobs of lanes below this one
 }
 
@@ -303,10 +306,10 @@ func (s Session) Claim(ctx context.Context, note *Sleep, req *ClaimRequest, repl
 	return p.Send(ctx, s.Conn)
 }
 
-// Args are the parameters of SQLClaim and of the statements of Heads.
+// Args are the parameters of SQLClaim. The statements of Heads take all but the last.
 func (req *ClaimRequest) Args() []any {
 	return []any{
-		req.Supervisor, req.Epoch, req.Kinds, req.Queues, req.Rooms, req.GroupQueue, req.GroupRoom, req.LaneGroup, req.Lanes, req.FloorAt, req.FloorID,
+		req.Supervisor, req.Epoch, req.Kinds, req.Queues, req.Rooms, req.GroupQueue, req.GroupRoom, req.LaneGroup, req.Lanes, req.FloorAt, req.FloorID, req.Ages,
 	}
 }
 

@@ -88,7 +88,7 @@ select id, queue, kind, state = 'discarded', extract(epoch from finalized_at)::f
 where state in ('completed', 'discarded') and finalized_at is not null and queue = any($3)
 union all select max(id), '', '', false, null from step having count(*) = $2`
 
-	sqlRetainArchived = `select deleted, refused from drover_retain_archived($1)`
+	sqlRetainArchived = `select deleted, refused from drover_retain_archived($1, $2)`
 )
 
 // KeptCount is how many jobs of each kind a queue keeps; 0 is all. At is the server's time.
@@ -140,9 +140,9 @@ func (s Session) Ended(ctx context.Context, archive bool, after string, batch in
 	return ended, last, err
 }
 
-// RetainArchived deletes these jobs from the archive for ever.
-func (s Session) RetainArchived(ctx context.Context, ids []string) (step Retained, err error) {
-	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Refused) }, sqlRetainArchived, ids)
+// RetainArchived deletes those of these jobs from the archive for ever that ended before a time.
+func (s Session) RetainArchived(ctx context.Context, ids []string, before time.Time) (step Retained, err error) {
+	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Refused) }, sqlRetainArchived, ids, before)
 	return step, err
 }
 

@@ -28,7 +28,7 @@ select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id
 		where id = any($4::text[]) and finalized_at is null and state <> 'running' and scheduled_at <= statement_timestamp() and kind = any($3) and queue = any($5) and lane < $6
 		order by id for update skip locked
 	) j
-)` + claimTake + `, null::float8
+)` + claimTake + claimAges + claimMore + `, null::float8
 from me left join claimed c on true`
 
 	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last. With owner $2 empty it is a
@@ -82,7 +82,7 @@ func (s Session) Candidates(ctx context.Context, req *ClaimRequest, last bool, b
 		err := rows.Scan(&h.ID, &h.ClaimSeq, &h.Queue, &h.Kind, &h.Lane)
 		heads = append(heads, h)
 		return err
-	}, sql, req.Args()...)
+	}, sql, req.Args()[:11]...)
 	p.Commit()
 	err = p.Send(ctx, s.Conn)
 	return heads, err
