@@ -27,6 +27,7 @@ func bareTask() *task {
 	client := &Client{log: quiet()}
 	t := &task{handler: &handler{client: client}, worker: &Worker{}, strategy: DefaultRetry(), job: Job{ID: "x", Attempt: 1, MaxAttempts: 20}}
 	t.Task, t.job.task = t, t
+	t.share()
 	t.Shared, t.Ctx, t.StartedAt = engine.NewShared(engine.Config{}, nil), context.Background(), time.Now()
 	return t
 }

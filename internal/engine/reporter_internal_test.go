@@ -108,7 +108,7 @@ func TestAStopWaitsForSubscribersUntilItsEnd(t *testing.T) {
 	})
 }
 
-// A line measures an event when it comes and again when it goes. What a hook makes of the event's tags must not fill a line.
+// A line measures an event when it comes and again when it goes. A hook that changes the event's tags must not fill the line.
 func TestALineThatIsEmptyIsNotFull(t *testing.T) {
 	t.Parallel()
 	l := &line{ready: make(chan struct{}, 1), over: make(chan struct{})}

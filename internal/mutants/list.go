@@ -1148,7 +1148,7 @@ func mutants() []mutant {
 		{
 			name: "only-attempt-again", bug: "a job with a single attempt that a stop cut short runs again",
 			file:  "outcome.go",
-			old:   "\tif t.job.MaxAttempts > 1 {\n\t\treturn engine.Released",
+			old:   "\tif t.MaxAttempts > 1 {\n\t\treturn engine.Released",
 			new:   "\tif t != nil {\n\t\treturn engine.Released",
 			tests: []string{"TestHowARunEndsInAStop", "TestTheOnlyAttemptAfterAnOutage"},
 		},
@@ -1491,8 +1491,8 @@ func mutants() []mutant {
 		{
 			name: "stack-splits-a-group", bug: "the stack that an error brings is part of its fingerprint",
 			file:  "outcome.go",
-			old:   "fingerprint.Of(t.job.Kind, kind, text, trace)",
-			new:   "fingerprint.Of(t.job.Kind, kind, text, shown)",
+			old:   "fingerprint.Of(t.Kind, kind, text, trace)",
+			new:   "fingerprint.Of(t.Kind, kind, text, shown)",
 			tests: []string{"TestAnErrorKeepsItsStack"},
 		},
 		{
@@ -1869,20 +1869,6 @@ func mutants() []mutant {
 			old:   "and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope",
 			new:   "and crashes = 0 and redrives = 0 and unique_scope",
 			tests: []string{"TestClaimOfJobsWithMetadata"},
-		},
-		{
-			name: "only-attempt-is-no-error", bug: "the span of an only attempt that was cut short is no error",
-			file:  "otel/run.go",
-			old:   "(cut == \"\" || job.MaxAttempts == 1 && cut != cancelled)",
-			new:   "cut == \"\"",
-			tests: []string{"TestInterruptedRuns"}, in: "otel",
-		},
-		{
-			name: "skip-nothing", bug: "SkipUnsampled stores the context of traces that are not sampled",
-			file:  "otel/metadata.go",
-			old:   "if t.opts.SkipUnsampled && !trace.SpanContextFromContext(ctx).IsSampled() {",
-			new:   "if t.opts.SkipUnsampled && !trace.SpanContextFromContext(ctx).IsValid() {",
-			tests: []string{"TestSkipUnsampled"}, in: "otel",
 		},
 	}
 }
