@@ -972,7 +972,7 @@ func TestDelayedJobsAreLean(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, SupervisorConfig{Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
 	db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Delay: time.Millisecond})
-	time.Sleep(10 * time.Millisecond)
+	db.exec(t, `select pg_sleep(0.01)`)
 	s.Claimer.Wake()
 	plan := s.Claimer.Request(s.Now())
 	s.Claimer.Trip(t.Context(), plan)

@@ -840,7 +840,7 @@ func TestEventsUnderStress(t *testing.T) {
 			_, _ = client.Load().Job(context.Background(), e.JobID)
 			_ = sups[0].Stats()
 			_ = sups[0].Healthy()
-			if rand.N(50) == 0 {
+			if rand.N(50) == 0 { //nolint:gosec // not a secret
 				_ = sups[1].RemoveQueue(context.Background(), "none")
 			}
 		}),
@@ -848,7 +848,7 @@ func TestEventsUnderStress(t *testing.T) {
 	}})
 	client.Store(db.client)
 	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 20}}, DrainTimeout: 2 * time.Second, Workers: []Worker{dynWorker("k", WorkerOpts{Retry: Constant{Delay: time.Millisecond}}, func(_ context.Context, job *Job) error {
-		if rand.N(3) == 0 {
+		if rand.N(3) == 0 { //nolint:gosec // not a secret
 			return errBoom
 		}
 		return nil
