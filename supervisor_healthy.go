@@ -9,8 +9,8 @@ import (
 // Healthy returns nil if the supervisor works, or an error that names the problem. It is an error if Run has not been
 // called or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a
 // lease, and if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error
-// wraps the database's. A supervisor that drains is healthy until Run returns. So is a supervisor that has nothing to do,
-// or whose jobs fail.
+// wraps the database's, or ErrShutdown once Run has returned. A supervisor that drains is healthy until Run returns. So is a
+// supervisor that has nothing to do, or whose jobs fail.
 //
 // Healthy reads only memory, and may be called at any time from any goroutine.
 func (s *Supervisor) Healthy() error {
@@ -24,13 +24,13 @@ func (s *Supervisor) Healthy() error {
 	return fmt.Errorf("drover: the supervisor %s", what)
 }
 
-// ailment returns what is wrong, empty if nothing is, and the database's error behind it.
+// ailment returns what is wrong, empty if nothing is, and the error behind it, if there is one.
 func (s *Supervisor) ailment() (what string, err error) {
 	switch {
 	case !s.ran.Load():
 		return "has not been started by Run", nil
 	case s.over.Load():
-		return "has stopped", nil
+		return "has stopped", ErrShutdown
 	}
 	return s.engine.Ailment()
 }

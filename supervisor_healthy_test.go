@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -77,8 +78,11 @@ func TestHealthy(t *testing.T) {
 	becomes("has no lease", "without heartbeats")
 	db.exec(t, `alter table supervisors_away rename to drover_supervisors`)
 	becomes("", "with heartbeats again")
+	if errors.Is(sup.Healthy(), ErrShutdown) {
+		t.Errorf("it still runs: %v", sup.Healthy())
+	}
 	stop()
-	if err := <-ended; err != nil || !is("has stopped") {
+	if err := <-ended; err != nil || !is("has stopped") || !errors.Is(sup.Healthy(), ErrShutdown) {
 		t.Error(err, sup.Healthy())
 	}
 }
