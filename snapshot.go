@@ -54,7 +54,7 @@ type QueueDepth struct {
 	Jobs      map[State]int64 `json:"jobs"`                 // by state, without Completed and Cancelled: Client.Counts has these
 	Estimated bool            `json:"estimated,omitempty"`  // some of Jobs are estimates from a sample: the queue has over 200 unfinished jobs, or over 200 dead letters
 	Paused    bool            `json:"paused,omitempty"`     // no job of it starts: the queue is paused, or all jobs are
-	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count
+	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count. While a kind is paused, only the first 1,000 due jobs of each lane are looked at
 }
 
 // SupervisorCounts counts supervisors.

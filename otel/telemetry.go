@@ -68,7 +68,8 @@ type Options struct {
 	// "other". Zero means 1000.
 	MaxKinds int
 
-	// MaxQueues is the same for queues. Zero means 100.
+	// MaxQueues is the same for queues. Zero means 100. Gauges of the database name the first queues in the order of their
+	// names, so set the same value in each process that watches it.
 	MaxQueues int
 
 	// MaxAge is how long a read of the database is used. A collection of metrics reads again once the last read is
@@ -157,7 +158,7 @@ func New(opts Options) (t *Telemetry, err error) {
 	if t.tracer == nil {
 		return nil, errors.New("droverotel: Options.TracerProvider returned no tracer")
 	}
-	t.database.MaxAge, t.database.Timeout, t.database.Queues = opts.MaxAge, opts.Timeout, t.queues
+	t.database.MaxAge, t.database.Timeout, t.database.MostQueues = opts.MaxAge, opts.Timeout, opts.MaxQueues
 	meter := opts.MeterProvider.Meter(scope, metric.WithSchemaURL(schema))
 	if meter == nil {
 		return nil, errors.New("droverotel: Options.MeterProvider returned no meter")

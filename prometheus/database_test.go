@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -42,8 +43,6 @@ func TestGaugesAgreeWithTheRows(t *testing.T) {
 	write(t, pool, `update drover_redrives set matched = 5, released = 2, skipped = 1 where id = $1`, redrive.ID)
 
 	metrics := droverprom.New(droverprom.Options{MaxQueues: 2, MaxAge: time.Nanosecond, Timeout: time.Minute})
-	metrics.Hooks().Started(t.Context(), drover.Event{Queue: "payments"})
-	metrics.Hooks().Started(t.Context(), drover.Event{Queue: "empty"})
 	metrics.Watch(client)
 	got := gather(t, metrics)
 	if age := got["drover_oldest_due_seconds{payments}"]; age < 3600 || age > 7200 {
@@ -67,6 +66,33 @@ func TestGaugesAgreeWithTheRows(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, gather(t, metrics), map[string]float64{"drover_redrives{running}": 0, "drover_redrives{paused}": 0, "drover_redrive_jobs{waiting}": 0})
+}
+
+// The maximum over processes, summed over queues, is the number of jobs, whatever queues each process has worked on:
+// docs/metrics.md and DroverDeadLetters compute it so.
+func TestDepthsOfManyQueuesAddUpOverProcesses(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewMigratedPool(t)
+	client := newClient(t, pool)
+	write(t, pool, `insert into jobs (kind, queue, state, finalized_at, discard_reason)
+		select 'charge', q, 'discarded', now(), 'operator' from unnest('{a,b,c}'::text[]) q, generate_series(1, 60)`)
+	most := map[string]float64{} // by series
+	for _, first := range []string{"a", "b"} {
+		metrics := droverprom.New(droverprom.Options{MaxQueues: 1, Timeout: time.Minute})
+		metrics.Hooks().Started(t.Context(), drover.Event{Queue: first}) // the only queue that the counters name
+		metrics.Watch(client)
+		got := gather(t, metrics)
+		expect(t, got, map[string]float64{"drover_wait_seconds{" + first + "}": 1})
+		for name, n := range got {
+			if strings.HasPrefix(name, "drover_jobs{") {
+				most[name] = max(most[name], n)
+			}
+		}
+	}
+	expect(t, most, map[string]float64{"drover_jobs{a,discarded}": 60, "drover_jobs{other,discarded}": 120})
+	if _, found := most["drover_jobs{b,discarded}"]; found {
+		t.Error("two queues have a label of their own")
+	}
 }
 
 // A part that cannot be read is missing, not zero, and the scrape has its name.

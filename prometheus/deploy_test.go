@@ -76,7 +76,7 @@ func rules(t *testing.T) (all []rule) {
 			summary: part(`summary: "(.*)"`), runbook: part(`runbook_url: (\S+)`),
 		})
 	}
-	if len(all) != 14 {
+	if len(all) != 16 {
 		t.Fatalf("read %d alerts", len(all))
 	}
 	return all

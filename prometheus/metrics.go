@@ -29,7 +29,8 @@ type Options struct {
 	// Each kind costs about 25 series for each queue that it uses.
 	MaxKinds int
 
-	// MaxQueues is the same for queues. Zero means 100. Each queue costs about 30 series.
+	// MaxQueues is the same for queues. Zero means 100. Each queue costs about 30 series. Metrics of the database name the
+	// first queues in the order of their names, so set the same value in each process that watches it.
 	MaxQueues int
 
 	// DurationBuckets are the upper bounds of drover_run_duration_seconds, in seconds and ascending. Nil means 15 from 5 ms to
@@ -106,7 +107,7 @@ func New(opts Options) *Metrics {
 		ofProcess: newGauges(meters.OfProcess()),
 		depths:    newGauges(meters.Depths()),
 	}
-	m.database.MaxAge, m.database.Timeout, m.database.Queues = opts.MaxAge, opts.Timeout, m.queues
+	m.database.MaxAge, m.database.Timeout, m.database.MostQueues = opts.MaxAge, opts.Timeout, opts.MaxQueues
 	return m
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/fingerprint"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 	droverprom "github.com/drover-queue/drover/prometheus"
 )
 
@@ -206,7 +207,7 @@ func TestOutcomesAgreeWithTheRows(t *testing.T) {
 		"drover_outcomes_total{,discarded,,operator}": 3,
 		"drover_wait_seconds{default}":                9 * 3, "drover_backoff_seconds{fails}": 3,
 		"drover_enqueued_total{false,done,default}": 3, "drover_run_duration_seconds{done,default}": 3,
-		"drover_handlers_running{}": 0, "drover_supervisors_healthy{false}": 1,
+		"drover_handlers_running{}": 0, "drover_supervisors_healthy{false}": 0,
 	}
 	for _, c := range []struct {
 		kind, outcome, reason, state string
@@ -257,6 +258,84 @@ func TestOutcomesAgreeWithTheRows(t *testing.T) {
 	}
 	if problems, err := testutil.GatherAndLint(registered(t, metrics)); err != nil || len(problems) > 0 {
 		t.Errorf("%v %v", problems, err)
+	}
+}
+
+// run starts a supervisor, watches it, and waits until it works. stop ends it.
+func run(t *testing.T, client *drover.Client, metrics *droverprom.Metrics, worker drover.Worker) (sup *drover.Supervisor, stop func()) {
+	t.Helper()
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Workers: []drover.Worker{worker}, DrainTimeout: time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	metrics.WatchSupervisor(sup)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- sup.Run(ctx) }()
+	for deadline := time.Now().Add(time.Minute); sup.Healthy() != nil; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Error(sup.Healthy())
+			break
+		}
+	}
+	return sup, func() {
+		t.Helper()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A process that has stopped one supervisor and runs another one works: DroverUnhealthy must not fire until the process ends.
+func TestStoppedSupervisorsAreNotUnhealthy(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, pgtest.NewMigratedPool(t))
+	metrics := droverprom.New(droverprom.Options{})
+	never, err := client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{worker[done](returns(nil))}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, found := gather(t, metrics)["drover_handlers_running{}"]; found {
+		t.Errorf("no supervisor is watched, and %v handlers run", n)
+	}
+	for range 2 { // as after a change of the configuration
+		old, stop := run(t, client, metrics, worker[done](returns(nil)))
+		expect(t, gather(t, metrics), map[string]float64{"drover_supervisors_healthy{true}": 1, "drover_supervisors_healthy{false}": 0})
+		stop()
+		for range 2 { // the first scrape lets go of it
+			expect(t, gather(t, metrics), map[string]float64{
+				"drover_supervisors_healthy{true}": 0, "drover_supervisors_healthy{false}": 0, "drover_events_dropped_total{}": 0,
+			})
+			metrics.WatchSupervisor(old)
+		}
+	}
+	metrics.WatchSupervisor(never)
+	expect(t, gather(t, metrics), map[string]float64{"drover_supervisors_healthy{true}": 0, "drover_supervisors_healthy{false}": 1})
+}
+
+// The counters of a supervisor that has stopped stay, and are added once.
+func TestCountersOfAStoppedSupervisorStay(t *testing.T) {
+	t.Parallel()
+	tier.Slow(t)
+	client := newClient(t, pgtest.NewMigratedPool(t))
+	metrics := droverprom.New(droverprom.Options{})
+	runs, hold := make(chan struct{}), make(chan struct{})
+	defer close(hold)
+	sup, stop := run(t, client, metrics, worker[held](func(context.Context, string) error {
+		close(runs)
+		<-hold
+		return nil
+	}))
+	enqueue(t, client, held{}, nil)
+	<-runs
+	expect(t, gather(t, metrics), map[string]float64{"drover_handlers_abandoned_total{}": 0, "drover_handlers_running{}": 1})
+	stop()
+	for range 3 {
+		expect(t, gather(t, metrics), map[string]float64{"drover_handlers_abandoned_total{}": 1, "drover_handlers_running{}": 0})
+		metrics.WatchSupervisor(sup)
 	}
 }
 

@@ -40,7 +40,7 @@ func Depths() []Def {
 			Help: "Jobs that have not ended, and dead letters. Exact up to 200 of a queue, estimated from a sample of the table beyond that.",
 		},
 		JobsEstimated: {Name: "jobs_estimated", Unit: "1", Labels: []string{"queue"}, Help: "1 if numbers of drover_jobs of the queue are estimates, else 0."},
-		OldestDue:     {Name: "oldest_due", Unit: "s", Labels: []string{"queue"}, Help: "How long the oldest due job of the queue has waited that is not paused; 0 if none waits. Always exact."},
+		OldestDue:     {Name: "oldest_due", Unit: "s", Labels: []string{"queue"}, Help: "How long the oldest due job of the queue has waited that is not paused; 0 if none waits. Exact, except that while a kind is paused only the first 1,000 due jobs of each lane are looked at."},
 		Paused:        {Name: "paused", Unit: "1", Labels: []string{"scope"}, Help: "1 for each scope that is paused: all, queue:NAME or kind:NAME. At most the first 100."},
 		Suspects:      {Name: "suspects", Unit: "{job}", Help: "Jobs that wait or run after a process died while they ran."},
 		SetAside:      {Name: "set_aside", Unit: "{job}", Help: "Jobs that the database refuses to read or to change."},
@@ -58,7 +58,7 @@ func Depths() []Def {
 // Database reads what is in the queues when somebody looks, and keeps it for a while.
 type Database struct {
 	MaxAge, Timeout time.Duration
-	Queues          *Names
+	MostQueues      int // the other queues share the label Other
 
 	mu     sync.Mutex // held during a read, so that callers at the same time share it
 	client *drover.Client
@@ -143,8 +143,9 @@ func (d *Database) Collect(ctx context.Context, see See) {
 	}
 }
 
-// depths are of every queue that has jobs or a supervisor, with zeros: a series that comes and goes is hard to query. Queues
-// that are too many share a label.
+// depths are of every queue that has jobs or a supervisor, with zeros: a series that comes and goes is hard to query. The
+// first queues by name have a label of their own. The choice must not depend on what this process has done: all processes
+// have to make the same one, or the maximum over processes, summed over queues, counts jobs twice.
 func (d *Database) depths(snap *drover.Snapshot, see See) {
 	states := []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
 	type depth struct {
@@ -154,7 +155,10 @@ func (d *Database) depths(snap *drover.Snapshot, see See) {
 	queues := map[string]*depth{}
 	for i := range snap.Queues {
 		q := &snap.Queues[i]
-		label := d.Queues.Label(q.Queue)
+		label := Other
+		if i < d.MostQueues {
+			label = strings.ToValidUTF8(q.Queue, replacement)
+		}
 		sum := queues[label]
 		if sum == nil {
 			sum = &depth{jobs: map[drover.State]float64{}}
@@ -184,7 +188,7 @@ const mostScopes = 100
 
 func pauses(snap *drover.Snapshot, see See) {
 	for i := range snap.Pauses[:min(mostScopes, len(snap.Pauses))] {
-		see(Paused, 1, strings.ToValidUTF8(string(snap.Pauses[i].Scope), "\uFFFD"))
+		see(Paused, 1, strings.ToValidUTF8(string(snap.Pauses[i].Scope), replacement))
 	}
 }
 

@@ -8,6 +8,9 @@ import (
 // Other is the label that all names share which are too many.
 const Other = "other"
 
+// replacement is for what is not UTF-8.
+const replacement = "\uFFFD"
+
 // Names bounds how many values a label has: the first names that come keep theirs.
 type Names struct {
 	Most int
@@ -27,7 +30,7 @@ func (n *Names) Label(name string) string {
 	case full:
 		return Other
 	}
-	name = strings.ToValidUTF8(name, "\uFFFD")
+	name = strings.ToValidUTF8(name, replacement)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.seen[name] && len(n.seen) >= n.Most {

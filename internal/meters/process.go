@@ -1,6 +1,7 @@
 package meters
 
 import (
+	"errors"
 	"slices"
 	"sync"
 
@@ -20,7 +21,7 @@ const (
 // OfProcess returns the definitions of what runs in this process, by Gauge.
 func OfProcess() []Def {
 	defs := [gaugesOfProcess]Def{
-		Healthy:           {Name: "supervisors_healthy", Unit: "{supervisor}", Help: "Watched supervisors of this process, by whether Supervisor.Healthy returns nil.", Labels: []string{"healthy"}},
+		Healthy:           {Name: "supervisors_healthy", Unit: "{supervisor}", Help: "Watched supervisors of this process, by whether Supervisor.Healthy returns nil. A supervisor that has stopped is not counted.", Labels: []string{"healthy"}},
 		HandlersRunning:   {Name: "handlers_running", Unit: "{handler}", Help: "Handlers that run in this process."},
 		JobsBuffered:      {Name: "jobs_buffered", Unit: "{job}", Help: "Jobs that this process has claimed and not started."},
 		HandlersAbandoned: {Name: "handlers_abandoned", Unit: "{handler}", Help: "Handlers of this process that ignored the end of their context.", Grows: true},
@@ -31,43 +32,54 @@ func OfProcess() []Def {
 
 // Process adds up the figures of the supervisors of this process.
 type Process struct {
-	mu   sync.Mutex
-	sups []*drover.Supervisor
+	mu      sync.Mutex
+	watched bool // a supervisor was, even if all have stopped
+	sups    []*drover.Supervisor
+	stopped drover.Stats // sums of the supervisors that have stopped: their counters must not go back
 }
 
-// Watch adds a supervisor, once.
+// Watch adds a supervisor, once. It ignores a supervisor that has stopped: Collect may have added that one up already.
 func (p *Process) Watch(sup *drover.Supervisor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !slices.Contains(p.sups, sup) {
-		p.sups = append(p.sups, sup)
+	if !slices.Contains(p.sups, sup) && !errors.Is(sup.Healthy(), drover.ErrShutdown) {
+		p.watched, p.sups = true, append(p.sups, sup)
 	}
 }
 
-// Collect passes on the sums, or nothing if no supervisor is watched.
+// Collect passes on the sums, or nothing if no supervisor was ever watched. A supervisor that has stopped is neither healthy
+// nor unhealthy: only its counters stay.
 func (p *Process) Collect(see See) {
 	p.mu.Lock()
-	sups := slices.Clone(p.sups)
-	p.mu.Unlock()
-	if len(sups) == 0 {
+	defer p.mu.Unlock()
+	if !p.watched {
 		return
 	}
-	var sum drover.Stats
-	var healthy float64
-	for _, sup := range sups {
-		if sup.Healthy() == nil {
+	var running drover.Stats
+	var healthy, unhealthy float64
+	p.sups = slices.DeleteFunc(p.sups, func(sup *drover.Supervisor) bool {
+		err := sup.Healthy()
+		over := errors.Is(err, drover.ErrShutdown)
+		sum := &running
+		switch {
+		case over:
+			sum = &p.stopped
+		case err == nil:
 			healthy++
+		default:
+			unhealthy++
 		}
-		stats := sup.Stats()
+		stats := sup.Stats() // after Healthy, so those of one that has stopped are its last
 		sum.Running += stats.Running
 		sum.Buffered += stats.Buffered
 		sum.Abandoned += stats.Abandoned
 		sum.DroppedEvents += stats.DroppedEvents
-	}
+		return over
+	})
 	see(Healthy, healthy, "true")
-	see(Healthy, float64(len(sups))-healthy, "false")
-	see(HandlersRunning, float64(sum.Running))
-	see(JobsBuffered, float64(sum.Buffered))
-	see(HandlersAbandoned, float64(sum.Abandoned))
-	see(EventsDropped, float64(sum.DroppedEvents))
+	see(Healthy, unhealthy, "false")
+	see(HandlersRunning, float64(running.Running))
+	see(JobsBuffered, float64(running.Buffered))
+	see(HandlersAbandoned, float64(running.Abandoned+p.stopped.Abandoned))
+	see(EventsDropped, float64(running.DroppedEvents+p.stopped.DroppedEvents))
 }
