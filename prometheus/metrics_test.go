@@ -274,7 +274,7 @@ func run(t *testing.T, client *drover.Client, metrics *droverprom.Metrics, worke
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- sup.Run(ctx) }()
-	for deadline := time.Now().Add(time.Minute); sup.Healthy() != nil; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); sup.Healthy() != nil; <-time.After(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Error(sup.Healthy())
 			break

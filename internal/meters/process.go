@@ -69,7 +69,7 @@ func (p *Process) Collect(see See) {
 		default:
 			unhealthy++
 		}
-		stats := sup.Stats() // after Healthy, so those of one that has stopped are its last
+		stats := sup.Stats() // after Healthy: a supervisor that has stopped counts no more
 		sum.Running += stats.Running
 		sum.Buffered += stats.Buffered
 		sum.Abandoned += stats.Abandoned
