@@ -325,9 +325,12 @@ func TestCostOfASnapshot(t *testing.T) {
 		db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
 		db.exec(t, `insert into jobs (kind, queue, scheduled_at, priority) select 'k', 'q' || i % 4, `+test.due+`, `+test.priority+` from generate_series(1, 60000) i`)
 		db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'q' || i % 4, 'discarded', now(), 'panic' from generate_series(1, 10000) i`)
-		db.exec(t, `vacuum analyze jobs`)
 		least, best := math.MaxInt, ""
-		for range 5 { // other tests change schemas, and the server then reads its catalogs anew, in the middle of the statement
+		bound := 4*test.most + 2*snapshotSample
+		// Transactions of other tests keep the vacuum from marking pages as visible to all, and changes of their schemas make
+		// the server read its catalogs anew, in the middle of the statement.
+		for began := time.Now(); least > bound && time.Since(began) < time.Minute; {
+			db.exec(t, `vacuum analyze jobs`)
 			plan := db.planner(t).explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld, snapshotSample}}, "analyze, buffers, costs off, timing off")
 			m := regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`).FindStringSubmatch(plan)
 			if m == nil {
@@ -340,7 +343,7 @@ func TestCostOfASnapshot(t *testing.T) {
 			}
 		}
 		t.Logf("%s: %d buffers for 4 queues", name, least)
-		if least > 4*test.most+2*snapshotSample || least < 4*10 {
+		if least > bound || least < 4*10 {
 			t.Errorf("%s: %d buffers for 4 queues:\n%s", name, least, best)
 		}
 	}

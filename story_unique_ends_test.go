@@ -89,7 +89,7 @@ func (db *testDB) endUniqueRun(t testing.TB, how, id string) {
 		}
 		s.settle(t, endedBy(r, r.Shared.Handler.CutShort(r, engine.ErrExpired)))
 	case "out of attempts":
-		jobOf(r).MaxAttempts = 1
+		r.MaxAttempts = 1
 		s.settle(t, finished(r, errBoom))
 	case "CompleteTx", "SettleTx":
 		err := map[string]error{"SettleTx": Discard(errBoom)}[how]
