@@ -839,7 +839,7 @@ func TestProducerRole(t *testing.T) {
 	for _, sql := range []string{
 		`select from jobs`, `insert into jobs (kind) values ('k')`, `update jobs set attempt = 0`, `delete from jobs`, `truncate jobs`,
 		`select from discarded_jobs`, `select from discarded_summary`, `select from job_counts`, `select from queues`, `select from drover_kinds`,
-		`select from drover_supervisors`, `select from drover_sleepers`, `delete from drover_sleepers`, `drop table jobs`, `create table mine ()`,
+		`select from drover_supervisors`, `select from drover_crews`, `delete from drover_crews`, `drop table jobs`, `create table mine ()`,
 		`select drover_enqueue_many('[]')`, `select drover_wake('default')`, `select drover_cancel('` + strings.Repeat("0", 26) + `')`,
 		`select drover_redrive('` + strings.Repeat("0", 26) + `')`, `select drover_retain('', '1 day', '1 day')`,
 		`alter function ` + one + ` security invoker`, `create or replace function ` + schema + `.drover_ulid() returns text language sql as 'select 1'`,
@@ -863,7 +863,7 @@ func TestProducerRole(t *testing.T) {
 	// X-7: what the role puts in the way of the names is not what the function finds.
 	for _, sql := range []string{
 		`create temp table jobs (id text, kind text)`,
-		`create temp table drover_sleepers (queue text, supervisor text, sleeps_until timestamptz)`,
+		`create temp table drover_crews (queue text, crew bigint, kinds text[], lookout bigint, on_call bigint, polls interval)`,
 		`create function pg_temp.drover_ulid() returns text language sql as $$ select 'temp' $$`,
 		`create table ` + evil + `.jobs (id text, kind text)`,
 		`create function ` + evil + `.drover_ulid() returns text language sql as $$ select 'evil' $$`,
@@ -899,7 +899,7 @@ func TestProducerRole(t *testing.T) {
 	if woken(t, db, func() { _, err = producer.Enqueue(t.Context(), letter{}, nil) }) || err != nil {
 		t.Errorf("woke without the right to, %v", err)
 	}
-	db.exec(t, `grant execute on function drover_wake(text, timestamptz) to `+role)
+	db.exec(t, `grant execute on function drover_wake to `+role)
 	if !woken(t, db, func() { _, err = producer.Enqueue(t.Context(), letter{}, nil) }) || err != nil {
 		t.Errorf("did not wake, %v", err)
 	}
@@ -923,7 +923,9 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 			db.exec(t, `create table gate ()`)
 			db.exec(t, `create function pass() returns trigger language plpgsql as 'begin perform from gate; return null; end'`)
 			db.exec(t, `create constraint trigger pass after insert on jobs deferrable initially deferred for each row execute function pass()`)
-			db.exec(t, `insert into drover_sleepers (queue, supervisor) values ('default', 'awake')`)
+			crew := db.crew(t, "default", "letter")
+			fallAsleep := db.onDuty(t, crew.Lookout)
+			db.onDuty(t, crew.OnCall)
 			gate, err := db.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -938,7 +940,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 				eventually(t, func() bool {
 					return value[bool](t, db, `select exists (select from pg_locks where relation = 'gate'::regclass and not granted)`)
 				})
-				db.exec(t, `update drover_sleepers set sleeps_until = 'infinity'`)
+				fallAsleep()
 				if err := gate.Rollback(t.Context()); err != nil {
 					t.Error(err)
 				}
@@ -946,7 +948,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			if !slices.Equal(told, []string{"wake default"}) {
+			if len(told) != 1 || !wakes(told[0], "default") {
 				t.Errorf("told %q, want one wake-up", told)
 			}
 		})
@@ -956,8 +958,14 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 // woken reports whether what do enqueues wakes a supervisor that serves the queue default and sleeps for good.
 func woken(t *testing.T, db *testDB, do func()) bool {
 	t.Helper()
-	db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until) values ('default', 's', 'infinity') on conflict do nothing`)
+	db.exec(t, `delete from drover_crews`)
+	defer db.onDuty(t, db.crew(t, "default", "job", "letter").OnCall)()
 	return notes(t, db, do) != nil
+}
+
+// wakes reports whether a notification names somebody on call in the queue.
+func wakes(note, queue string) bool {
+	return strings.HasPrefix(note, "wake ") && strings.HasSuffix(note, " "+queue)
 }
 
 // notes are the notifications that were sent while do ran.
@@ -993,28 +1001,31 @@ func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 	return payloads
 }
 
-func TestAnEnqueueWakesWhoeverSleepsBeyondIt(t *testing.T) {
+// Two of those on call are told, of the crews that serve the kind, unless one that is awake serves it, too, or all look
+// before the job is due.
+func TestAnEnqueueNotifiesTwoOnCall(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
+	letters, others, far := db.crew(t, "default", "letter", "parcel"), db.crew(t, "default", "parcel"), db.crew(t, "other", "letter")
 	for name, tc := range map[string]struct {
-		sleepers string
-		opts     *EnqueueOpts
-		wakes    bool
+		held  []int64
+		opts  *EnqueueOpts
+		wakes []int64
 	}{
-		"nobody serves the queue":          {sleepers: `('other', 'a', 'infinity')`},
-		"all sleep":                        {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 hour')`, wakes: true},
-		"one is awake":                     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', null)`},
-		"all sleep beyond the delayed job": {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{Delay: time.Hour}, wakes: true},
-		"all sleep beyond the scheduled":   {sleepers: `('default', 'a', 'infinity')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}, wakes: true},
-		"one gets up before it is due":     {sleepers: `('default', 'a', 'infinity'), ('default', 'b', now() + interval '1 minute')`, opts: &EnqueueOpts{Delay: time.Hour}},
-		"one gets up before the scheduled": {sleepers: `('default', 'a', now() + interval '1 minute')`, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
-		"none has room":                    {sleepers: `('default', 'a', '-infinity'), ('default', 'b', '-infinity')`},
-		"one sleeps, one has no room":      {sleepers: `('default', 'a', 'infinity'), ('default', 'b', '-infinity')`, wakes: true},
-		"one is awake, one has no room":    {sleepers: `('default', 'a', null), ('default', 'b', '-infinity')`},
-		"another queue's sleep":            {sleepers: `('default', 'a', null), ('other', 'a', 'infinity')`, opts: &EnqueueOpts{Queue: "other"}, wakes: true},
+		"nobody is there":                        {},
+		"nobody is on call in the queue":         {held: []int64{far.OnCall}},
+		"one is on call":                         {held: []int64{letters.OnCall + 3}, wakes: []int64{letters.OnCall + 3, letters.OnCall + 3}},
+		"two are on call":                        {held: []int64{letters.OnCall, letters.OnCall + 7}, wakes: []int64{letters.OnCall, letters.OnCall + 7}},
+		"one is awake":                           {held: []int64{letters.Lookout, letters.OnCall}},
+		"one of other kinds is awake":            {held: []int64{others.Lookout, letters.OnCall + 1}, wakes: []int64{letters.OnCall + 1, letters.OnCall + 1}},
+		"those on call serve other kinds":        {held: []int64{others.OnCall}},
+		"one of another queue is awake":          {held: []int64{far.Lookout, letters.OnCall + 1}, wakes: []int64{letters.OnCall + 1, letters.OnCall + 1}},
+		"a job that is due before the next poll": {held: []int64{letters.OnCall}, opts: &EnqueueOpts{Delay: 30 * time.Second}, wakes: []int64{letters.OnCall, letters.OnCall}},
+		"a job that polls will find in time":     {held: []int64{letters.OnCall}, opts: &EnqueueOpts{Delay: 2 * time.Minute}},
+		"a scheduled one":                        {held: []int64{letters.OnCall}, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
+		"in another queue":                       {held: []int64{letters.Lookout, far.OnCall}, opts: &EnqueueOpts{Queue: "other"}, wakes: []int64{far.OnCall, far.OnCall}},
 	} {
-		db.exec(t, `delete from drover_sleepers`)
-		db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until) values `+tc.sleepers)
+		end := db.onDuty(t, tc.held...)
 		queue := "default"
 		if tc.opts != nil && tc.opts.Queue != "" {
 			queue = tc.opts.Queue
@@ -1025,10 +1036,23 @@ func TestAnEnqueueWakesWhoeverSleepsBeyondIt(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			if (len(got) > 0) != tc.wakes || tc.wakes && got[0] != "wake "+queue {
-				t.Errorf("%s: %s: notifications %q, want %t", name, way.name, got, tc.wakes)
+			want := len(tc.wakes) > 0
+			if want && len(got) == 1 && wakes(got[0], queue) {
+				var slots [2]int64
+				if _, err := fmt.Sscanf(got[0], "wake %d %d", &slots[0], &slots[1]); err != nil {
+					t.Error(err)
+				}
+				slices.Sort(slots[:])
+				slices.Sort(tc.wakes)
+				if slices.Equal(slots[:], tc.wakes) {
+					continue
+				}
+			}
+			if want || len(got) > 0 {
+				t.Errorf("%s: %s: notifications %q, want %v", name, way.name, got, tc.wakes)
 			}
 		}
+		end()
 	}
 }
 

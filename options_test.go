@@ -349,7 +349,7 @@ func TestDisableNotify(t *testing.T) {
 		// By another's hand: no word reaches this process.
 		id := value[string](t, db, `insert into jobs (kind) values ('k') returning id`)
 		heard.end(t, id)
-		if n := value[int](t, db, `select count(*) from drover_sleepers`); n == 0 != disabled {
+		if n := value[int](t, db, `select count(*) from drover_crews`); n == 0 != disabled {
 			t.Errorf("DisableNotify %v: %d rows in sleepers", disabled, n)
 		}
 		listening := func() bool {

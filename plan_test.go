@@ -33,7 +33,7 @@ func planClaim() time.Time { return time.Unix(1e9, 0) }
 // theStatements are those that read or write jobs on a supervisor's connections.
 func theStatements(s *still, ids []string) []planned {
 	groups := s.QueueStates()[0].Groups(100)
-	req := s.Claimer.Lanes(s.Lease.Load(), groups, floors.Sweep{})
+	req := s.Claimer.Lanes(s.Lease.Load(), groups, floors.Sweep{}, nil)
 	req.Rooms = []int32{100}
 	changes := make([]store.Change, len(ids))
 	for i, id := range ids {

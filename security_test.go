@@ -266,7 +266,7 @@ func TestNamesAreNames(t *testing.T) {
 			return nil
 		})},
 	})
-	db.waitFor(t, 30*time.Second, `select exists (select from drover_sleepers where sleeps_until = 'infinity')`)
+	db.waitFor(t, 30*time.Second, ``+sqlAsleep)
 	opts := &EnqueueOpts{Queue: hostile, Tags: []string{hostile, `{"`}, Key: hostile, Metadata: map[string]any{"a'b": 1}}
 	id := db.enqueue(t, dyn{kind: hostile}, opts)
 	receive(t, ran)

@@ -109,11 +109,11 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 	case s.wakesBlindly.Load() || s.functionsOnly.Load():
 		wake(&p, job)
 	case job.plainUnique:
-		p.Exec(nil, sqlWakeForUnique, job.Queue, job.ID)
+		p.Exec(nil, sqlWakeForUnique, job.Queue, job.Kind, job.ID)
 	case !direct:
 		wake(&p, job)
 	default:
-		p.Exec(nil, sqlWakeAsleep, job.Queue)
+		p.Exec(nil, sqlWakeAsleep, job.Queue, job.Kind)
 	}
 	p.Commit()
 	if err = p.Send(ctx, conn); told.rows != 1 {
@@ -134,26 +134,28 @@ func refusesCopy(err error) bool {
 }
 
 const (
-	// sqlWakeAsleep calls the function only where somebody sleeps: reading the table costs half of a call.
-	sqlWakeAsleep = `select drover_wake($1) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now())`
+	// sqlWakeAsleep calls the function only if there is no lookout: reading the table costs half of a call.
+	sqlWakeAsleep = `select drover_wake($1, null, $2) where (` + sqlNoLookout + `)`
 
 	// sqlWakeForUnique is for a unique job, which is not stored if another one is there.
-	sqlWakeForUnique = `
-select drover_wake($1) where exists (select from drover_sleepers where queue = $1 and sleeps_until > now()) and exists (select from jobs where id = $2)`
+	sqlWakeForUnique = `select drover_wake($1, null, $2) where exists (select from jobs where id = $3) and (` + sqlNoLookout + `)`
 
-	sqlWakeNow = `select drover_wake($1)`
-	sqlWakeIn  = `select drover_wake($1, now() + $2::interval)`
-	sqlWakeAt  = `select drover_wake($1, $2::timestamptz)`
+	sqlNoLookout = `
+select bool_and(pg_try_advisory_lock_shared(lookout) and pg_advisory_unlock_shared(lookout)) from drover_crews where queue = $1 and $2 = any(kinds)`
+
+	sqlWakeNow = `select drover_wake($1, null, $2)`
+	sqlWakeIn  = `select drover_wake($1, now() + $3::interval, $2)`
+	sqlWakeAt  = `select drover_wake($1, $3::timestamptz, $2)`
 )
 
 func wake(p *pg.Pipeline, job *newJob) {
 	switch {
 	case job.ScheduledAt != nil:
-		p.Exec(nil, sqlWakeAt, job.Queue, *job.ScheduledAt)
+		p.Exec(nil, sqlWakeAt, job.Queue, job.Kind, *job.ScheduledAt)
 	case job.Delay != "":
-		p.Exec(nil, sqlWakeIn, job.Queue, job.Delay)
+		p.Exec(nil, sqlWakeIn, job.Queue, job.Kind, job.Delay)
 	default:
-		p.Exec(nil, sqlWakeNow, job.Queue)
+		p.Exec(nil, sqlWakeNow, job.Queue, job.Kind)
 	}
 }
 
@@ -443,10 +445,10 @@ func (s *desk) wakeQueues(ctx context.Context, jobs []*newJob) {
 	defer conn.Release()
 	var p pg.Pipeline
 	p.Begin()
-	seen := map[string]bool{}
+	seen := map[[2]string]bool{}
 	for _, job := range jobs {
-		if job.ScheduledAt == nil && job.Delay == "" && !seen[job.Queue] {
-			seen[job.Queue] = true
+		if of := [2]string{job.Queue, job.Kind}; job.ScheduledAt == nil && job.Delay == "" && !seen[of] {
+			seen[of] = true
 			wake(&p, job)
 		}
 	}

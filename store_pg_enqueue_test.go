@@ -82,10 +82,10 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 		name, grants string
 		first, later []string
 	}{
-		{"may all", functions + `; insert, select on jobs; select on drover_sleepers`, direct, direct},
-		{"may not write", functions + `; select on drover_sleepers`, slices.Concat(direct[:1], refused, byFunction), byFunction},
+		{"may all", functions + `; insert, select on jobs; select on drover_crews`, direct, direct},
+		{"may not write", functions + `; select on drover_crews`, slices.Concat(direct[:1], refused, byFunction), byFunction},
 		{"may not see who sleeps", functions + `; insert, select on jobs`, slices.Concat(direct, refused), blindly},
-		{"may wake nobody", `insert, select on jobs; select on drover_sleepers`, slices.Concat(direct, refused), slices.Concat(blindly, refused)},
+		{"may wake nobody", `insert, select on jobs; select on drover_crews`, slices.Concat(direct, refused), slices.Concat(blindly, refused)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -465,19 +465,18 @@ func TestRedriveLeavesRescheduledJobsAlone(t *testing.T) {
 func TestEditWakesASleeper(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
+	db.onDuty(t, db.crew(t, "default", "letter").OnCall)
 	for name, tc := range map[string]struct {
 		edit  JobEdit
 		wakes bool
 	}{
-		"run now":        {JobEdit{RunNow: true}, true},
-		"before it does": {JobEdit{Delay: time.Minute}, true},
-		"later":          {JobEdit{Delay: 2 * time.Hour}, false},
-		"the same":       {JobEdit{Priority: 5}, false},
+		"run now":       {JobEdit{RunNow: true}, true},
+		"later":         {JobEdit{Delay: 2 * time.Hour}, false},
+		"before a poll": {JobEdit{Delay: 30 * time.Second}, true},
+		"the same":      {JobEdit{Priority: 5}, false},
 	} {
 		for _, many := range []bool{false, true} {
-			db.exec(t, `delete from drover_sleepers`)
 			id := db.enqueue(t, letter{}, &EnqueueOpts{Delay: 90 * time.Minute})
-			db.exec(t, `insert into drover_sleepers (queue, supervisor, sleeps_until) values ('default', current_schema() || 's', now() + interval '1 h')`)
 			sent := notes(t, db, func() {
 				var err error
 				if many {
@@ -489,7 +488,7 @@ func TestEditWakesASleeper(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			if slices.Contains(sent, "wake default") != tc.wakes {
+			if slices.ContainsFunc(sent, func(note string) bool { return wakes(note, "default") }) != tc.wakes {
 				t.Errorf("%s, many %v: %q", name, many, sent)
 			}
 		}

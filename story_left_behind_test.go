@@ -83,7 +83,7 @@ type scene struct {
 }
 
 func newScene(tb *rapidTB, db *testDB) *scene {
-	db.exec(tb, `truncate jobs, drover_supervisors, drover_sleepers, drover_ended_supervisors, drover_failure_groups, drover_failure_tallies`)
+	db.exec(tb, `truncate jobs, drover_supervisors, drover_crews, drover_ended_supervisors, drover_failure_groups, drover_failure_tallies`)
 	w := &scene{testDB: db, tb: tb}
 	tb.Cleanup(func() {
 		for _, tx := range w.open {

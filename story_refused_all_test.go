@@ -104,7 +104,7 @@ func TestAFailingRoundTripIsNotRepeatedAtOnce(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `create sequence looks`)
 	db.exec(t, `create function nono() returns trigger language plpgsql as $$ begin perform nextval('looks'); raise exception 'no'; end $$`)
-	db.exec(t, `create trigger nono before update on drover_sleepers for each row execute function nono()`)
+	db.exec(t, `create trigger nono before update on jobs for each statement execute function nono()`)
 	db.via(t, Config{}).launch(t, SupervisorConfig{})
 	<-time.After(4 * time.Second)
 	n := value[int](t, db, `select last_value from looks`)

@@ -21,18 +21,55 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// asleep waits until all supervisors have said that they sleep.
+// sqlAsleep tells whether supervisors are on call and none is a lookout.
+const sqlAsleep = `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`
+
+// asleep waits until supervisors listen and none looks by itself.
 func (db *testDB) asleep(t testing.TB) {
 	t.Helper()
-	db.waitFor(t, 20*time.Second, `select count(*) > 0 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
+	db.waitFor(t, 20*time.Second, sqlAsleep)
+}
+
+// crew stores a crew of the given kinds in a queue, and returns the keys of its locks. Nobody holds them.
+func (db *testDB) crew(t testing.TB, queue string, kinds ...string) (c store.Crew) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), `
+insert into drover_crews (queue, crew, kinds, lookout, on_call, polls)
+select $1::text, hashtextextended($2::text[]::text, 0), $2, hashtextextended(current_schema() || $1 || $2::text, 1), hashtextextended(current_schema() || $1 || $2::text, 2), '1 min'
+returning lookout, on_call`, queue, kinds).Scan(&c.Lookout, &c.OnCall); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// onDuty holds locks on a connection of its own, as a supervisor does, until the returned function ends it.
+func (db *testDB) onDuty(t testing.TB, keys ...int64) (end func()) {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(t.Context(), db.Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pg.CloseConn(t.Context(), conn) })
+	for _, key := range keys {
+		if _, err := conn.Exec(t.Context(), `select pg_advisory_lock($1)`, key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		if _, err := conn.Exec(t.Context(), `select pg_advisory_unlock_all()`); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // ears hear what the queue notifies.
 type ears struct {
 	*pgx.Conn
-	echo   string // its own channel
-	echoed bool
-	notes  int
+	echo     string // its own channel
+	echoed   bool
+	notes    int
+	payloads []string // of those that heard counted last
+	coming   []string
 }
 
 func (db *testDB) ears(t testing.TB) *ears {
@@ -44,6 +81,7 @@ func (db *testDB) ears(t testing.TB) *ears {
 			e.echoed = true
 		} else {
 			e.notes++
+			e.coming = append(e.coming, n.Payload)
 		}
 	}
 	var err error
@@ -69,7 +107,7 @@ func (e *ears) heard(t testing.TB) int {
 		t.Fatalf("%v; its own notification has come: %t", err, e.echoed)
 	}
 	n := e.notes
-	e.notes = 0
+	e.notes, e.payloads, e.coming = 0, e.coming, nil
 	return n
 }
 
@@ -82,26 +120,43 @@ type dozing struct {
 	clock time.Time
 }
 
+// hears passes on to it what its ears have heard, and reports whether there was anything.
+func (d *dozing) hears(t testing.TB) bool {
+	t.Helper()
+	n := d.ears.heard(t)
+	for _, note := range d.ears.payloads {
+		d.Keeper.Heard(note)
+	}
+	return n > 0
+}
+
 func (db *testDB) dozing(t testing.TB, queue string) *dozing {
 	t.Helper()
 	d := &dozing{still: db.stopped(t, SupervisorConfig{Queues: []Queue{{Name: queue}}}), db: db, ears: db.ears(t), queue: queue, clock: time.Now()}
 	d.Now = func() time.Time { return d.clock }
+	if _, err := d.Keeper.Link.Get(t.Context()); err != nil || !d.Keeper.Listens() {
+		t.Fatalf("%v, or it does not listen", err)
+	}
+	d.poll(t)
+	d.Keeper.TendCalls(t.Context())
 	return d
 }
 
 // doze makes it as if it had found nothing for some time, and no job were there.
 func (d *dozing) doze(t testing.TB, idle time.Duration) {
 	t.Helper()
-	d.db.exec(t, `with gone as (delete from jobs where queue = $1) update drover_sleepers set sleeps_until = null where queue = $1`, d.queue)
-	d.ears.heard(t)
+	d.db.exec(t, `delete from jobs where queue = $1`, d.queue)
 	c := d.Claimer
-	c.Asleep, c.IdleAt, c.Step, c.Next = false, d.clock.Add(-idle), engine.AwakePoll, d.clock
+	c.Asleep, c.IdleAt, c.Step, c.Next = false, d.clock, engine.AwakePoll, d.clock
+	d.poll(t) // it is the lookout from now on
+	c.IdleAt, c.Next = d.clock.Add(-idle), d.clock
+	d.ears.heard(t)
 }
 
 // poll is the next look, when its time comes; it reports whether it claimed something. Floors are not at issue here.
 func (d *dozing) poll(t testing.TB) bool {
 	t.Helper()
-	if at := d.Claimer.LookAt(); at.After(d.clock) && !d.Claimer.Poked {
+	if at := d.Claimer.LookAt(); at.After(d.clock) && !d.Claimer.Asked() {
 		d.clock = at
 	}
 	d.Claimer.Floors.Reset()
@@ -179,9 +234,8 @@ func TestEnqueueWhileFallingAsleep(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		notified := d.ears.heard(t) > 0
+		notified := d.hears(t)
 		if notified && !claimed {
-			d.Claimer.Wake()
 			claimed = d.poll(t)
 		}
 		if claimed {
@@ -212,18 +266,15 @@ func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				var began time.Time // as far as it knows of drover_sleepers
+				var began time.Time // when it has looked for a lookout
 				at := d.clock       // of a step
 				steps := []func(){
 					func() {
-						began = at
-						_, err := tx.Exec(t.Context(), "select from drover_sleepers limit 1") // repeatable read sees it so until its end
+						_, err := tx.Exec(t.Context(), "select from jobs limit 1") // repeatable read sees the tables so until its end
 						check(err)
 					},
 					func() {
-						if isolation == pgx.ReadCommitted {
-							began = at
-						}
+						began = at
 						_, err := db.client.EnqueueTx(t.Context(), tx, job{}, &EnqueueOpts{Queue: d.queue})
 						check(err)
 					},
@@ -242,10 +293,7 @@ func TestEnqueueTxWhileFallingAsleep(t *testing.T) {
 					claimed = d.beside(t, step)
 				}
 				committed := d.clock
-				notified := d.ears.heard(t) > 0
-				if notified && !claimed {
-					d.Claimer.Wake() // and it polls at once
-				}
+				notified := d.hears(t)
 				for !claimed && !t.Failed() {
 					claimed = d.poll(t)
 				}
@@ -395,22 +443,18 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 	tries.Wait()
 }
 
-// A few jobs a second are notified one by one and change nothing in drover_sleepers; more make the supervisor look by itself.
+// A few jobs a second are notified one by one and wake nobody up; more make the supervisor look by itself.
 func TestATrickleDoesNotWake(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.enqueue(t, job{}, &EnqueueOpts{Delay: 1500 * time.Millisecond})
 	ran := make(chan struct{}, 100)
 	db.launch(t, SupervisorConfig{PollInterval: time.Minute, Workers: handling(func(context.Context, *Job, int) error {
 		ran <- struct{}{}
 		return nil
 	})})
 	db.asleep(t)
-	receive(t, ran)
-	db.soon(t, 30*time.Second, "it slept until the job was due, and passes for awake since", `select sleeps_until = 'infinity' from drover_sleepers`)
 	heard, other := db.ears(t), db.via(t, Config{})
-	was := value[string](t, db, `select xmin::text from drover_sleepers`)
 	for range engine.TrickleBurst {
 		enqueued := time.Now()
 		other.enqueue(t, job{}, nil)
@@ -420,39 +464,15 @@ func TestATrickleDoesNotWake(t *testing.T) {
 		}
 		after(t, time.Second/engine.TrickleRate)
 	}
-	if now, notes := value[string](t, db, `select xmin::text from drover_sleepers`), heard.heard(t); now != was || notes != engine.TrickleBurst {
-		t.Errorf("%d notifications of %d jobs, sleepers was written: %t", notes, engine.TrickleBurst, now != was)
+	if asleep, notes := value[bool](t, db, sqlAsleep), heard.heard(t); !asleep || notes != engine.TrickleBurst {
+		t.Errorf("%d notifications of %d jobs, asleep: %t", notes, engine.TrickleBurst, asleep)
 	}
 	other.enqueueJobs(t, 3*engine.TrickleBurst, nil)
-	db.soon(t, 30*time.Second, "many jobs at once did not wake it", `select xmin::text <> $1 from drover_sleepers`, was)
+	db.soon(t, 30*time.Second, "many jobs at once did not wake it", `select exists (select from drover_on_duty where duty = 'lookout')`)
 }
 
-// A supervisor that slept until a job was due, and did not get it, must not pass for awake from then on.
-func TestSleepBeyondAJobOfOthers(t *testing.T) {
-	t.Parallel()
-	slow(t)
-	db := newQuietDB(t)
-	db.exec(t, `
-create table said (sleeps_until timestamptz);
-create function note() returns trigger language plpgsql as $$ begin insert into said values (new.sleeps_until); return null; end $$;
-create trigger note after update on drover_sleepers for each row execute function note();
-insert into jobs (kind, scheduled_at, state) values ('unknown', now() + interval '1500 ms', 'scheduled')`)
-	sup := db.launch(t, SupervisorConfig{PollInterval: time.Minute})
-	db.asleep(t)
-	eventually(t, func() bool { // it may have begun when the job was due already: then it says anew how long it sleeps
-		if value[bool](t, db, `select exists (select from said where isfinite(sleeps_until))`) {
-			return true
-		}
-		db.exec(t, `update jobs set scheduled_at = now() + interval '1500 ms' where scheduled_at < now() + interval '500 ms'`)
-		sup.engine.Claimer.SayAnew()
-		sup.engine.Claimer.Wake()
-		return false
-	})
-	db.waitFor(t, 30*time.Second, `select bool_and(sleeps_until = 'infinity') from drover_sleepers`)
-}
-
-// New rows in drover_sleepers say "awake": a supervisor that sleeps must say so for them too.
-func TestQueueAddedInSleepIsNotTakenForAwake(t *testing.T) {
+// A queue that is added to a supervisor that sleeps has somebody on call, too, and so has one that registers anew.
+func TestQueueAddedInSleepIsOnCall(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	sup := db.launch(t, SupervisorConfig{PollInterval: time.Minute, Lease: 6 * time.Second}) // a beat each second
@@ -460,10 +480,12 @@ func TestQueueAddedInSleepIsNotTakenForAwake(t *testing.T) {
 	if err := sup.AddQueue(t.Context(), Queue{Name: "more"}); err != nil {
 		t.Fatal(err)
 	}
-	db.waitFor(t, 30*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from drover_sleepers`)
+	const both = `select count(distinct queue) = 2 and bool_and(duty = 'on call') from drover_on_duty`
+	db.waitFor(t, 30*time.Second, both)
 	old := value[string](t, db, `select id from drover_supervisors`)
 	db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1`)
-	db.waitFor(t, 30*time.Second, `select count(*) = 2 and bool_and(sleeps_until is not null) from drover_sleepers where supervisor <> $1`, old)
+	db.waitFor(t, 30*time.Second, `select bool_and(id <> $1) from drover_supervisors`, old)
+	db.waitFor(t, 30*time.Second, both)
 }
 
 func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
@@ -479,8 +501,8 @@ func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
 	after(t, 600*time.Millisecond)
 	db.via(t, Config{}).enqueue(t, job{}, nil)
 	receive(t, ran)
-	if n := value[int](t, db, `select count(*) from drover_sleepers`); n > 0 {
-		t.Errorf("%d sleepers would be notified in vain", n)
+	if n := value[int](t, db, `select count(*) from drover_crews`); n > 0 {
+		t.Errorf("%d crews would be notified in vain", n)
 	}
 }
 
@@ -645,34 +667,24 @@ func TestOneConnectionListens(t *testing.T) {
 	}
 }
 
-// A supervisor without a free slot must not pass for awake: nobody would notify one that has some. Nor one that never woke,
-// because few jobs filled it.
-func TestAFullSupervisorIsAsleep(t *testing.T) {
+// A supervisor without a free slot is no lookout: nobody would notify one that has some.
+func TestAFullSupervisorIsNoLookout(t *testing.T) {
 	t.Parallel()
-	for name, sleeps := range map[string]bool{"awake before": false, "asleep before, until a job is due": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newQuietDB(t)
-			db.enqueue(t, job{9}, &EnqueueOpts{Delay: time.Hour})
-			release, started := make(chan struct{}), make(chan struct{}, 4)
-			full := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}}, Workers: handling(func(context.Context, *Job, int) error {
-				started <- struct{}{}
-				<-release
-				return nil
-			})})
-			if sleeps {
-				db.asleep(t)
-			}
-			for n := range 2 {
-				db.enqueue(t, job{n}, nil)
-				receive(t, started)
-			}
-			db.soon(t, 30*time.Second, "it has no room, and does not say so", `select coalesce(sleeps_until = '-infinity', false) from drover_sleepers where supervisor = $1`, full.engine.Lease.Load().ID)
-			close(release)
-			db.enqueue(t, job{2}, nil) // and it wakes up again
-			receive(t, started)
-		})
+	db := newQuietDB(t)
+	release, started := make(chan struct{}), make(chan struct{}, 4)
+	db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}}, Workers: handling(func(context.Context, *Job, int) error {
+		started <- struct{}{}
+		<-release
+		return nil
+	})})
+	for n := range 2 {
+		db.enqueue(t, job{n}, nil)
+		receive(t, started)
 	}
+	db.soon(t, 30*time.Second, "it has no room, and is the lookout", `select not exists (select from drover_on_duty where duty = 'lookout')`)
+	close(release)
+	db.enqueue(t, job{2}, nil) // and it is told again
+	receive(t, started)
 }
 
 // Many producers wake up sleeping supervisors, and are not slowed down by notifications from then on.
@@ -686,7 +698,7 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 	for range 4 {
 		sups = append(sups, db.launch(t, SupervisorConfig{PollInterval: time.Minute}))
 	}
-	db.waitFor(t, time.Minute, `select count(*) = 4 and bool_and(coalesce(sleeps_until > now(), false)) from drover_sleepers`)
+	db.waitFor(t, time.Minute, `select count(*) = 4 and bool_and(duty = 'on call') from drover_on_duty`)
 	heard.heard(t)
 	const producers, each = 16, 100
 	for _, all := range []bool{false, true} { // from their sleep, and then while one is awake
@@ -695,7 +707,7 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 			for _, sup := range sups { // on a busy machine they find no job for a while, and fall asleep in between
 				sup.stop(t)
 			}
-			db.dozing(t, "default") // is awake, and stays so
+			db.dozing(t, "default").doze(t, 0) // is the lookout, and stays so
 			heard.heard(t)
 		}
 		var producing sync.WaitGroup
@@ -743,7 +755,7 @@ func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
 	db := newQuietDB(t)
 	release, started := db.fullBesideIdle(t)
 	db.enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
-	db.waitFor(t, time.Minute, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from drover_sleepers`)
+	db.asleep(t)
 	after(t, 3*time.Second) // the polls, doubled, are seconds apart by now
 	freed := time.Now()
 	close(release)
@@ -758,9 +770,13 @@ func TestQueueWithRoomAgainIsWoken(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	release, started := db.fullBesideIdle(t)
-	db.waitFor(t, 20*time.Second, `select count(*) = 2 and bool_and(coalesce(sleeps_until = case queue when 'busy' then '-infinity' else 'infinity' end::timestamptz, false)) from drover_sleepers`)
+	db.asleep(t)
+	db.enqueue(t, job{3}, &EnqueueOpts{Queue: "busy"}) // it is told, has no room, and is not on call from then on
+	const onCall = `select bool_or(queue = 'busy') from drover_on_duty`
+	db.waitFor(t, 20*time.Second, `select not (`+onCall+`)`)
 	close(release)
-	db.waitFor(t, 20*time.Second, `select bool_and(coalesce(sleeps_until = 'infinity', false)) from drover_sleepers`)
+	receive(t, started)
+	db.waitFor(t, 20*time.Second, onCall)
 	db.via(t, Config{}).enqueue(t, job{2}, &EnqueueOpts{Queue: "busy"})
 	receive(t, started)
 }
@@ -778,7 +794,7 @@ func TestDrainingSupervisorIsNotTakenForAwake(t *testing.T) {
 	db.enqueue(t, job{}, nil)
 	receive(t, started)
 	stopping.cancel()
-	db.waitFor(t, 20*time.Second, `select coalesce(sleeps_until = '-infinity', false) from drover_sleepers`)
+	db.waitFor(t, 20*time.Second, `select not exists (select from drover_on_duty)`)
 	close(release)
 }
 

@@ -227,14 +227,23 @@ func (r *registry) cancel(id string) {
 	}
 }
 
-// wake makes this process' own supervisors look for jobs that are due, before a notification comes.
+// wake makes one of this process' own supervisors look for jobs that are due, before a notification comes.
 func (r *registry) wake(jobs ...*newJob) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for s := range r.sups {
-		s.engine.Wake(func(queue string) bool {
-			return slices.ContainsFunc(jobs, func(j *newJob) bool { return j.dueNow() && j.Queue == queue })
-		})
+	type of struct{ queue, kind string }
+	told := map[of]bool{}
+	for _, j := range jobs {
+		of := of{j.Queue, j.Kind}
+		if len(r.sups) == 0 || told[of] || !j.dueNow() {
+			continue
+		}
+		told[of] = true
+		for s := range r.sups {
+			if s.engine.Call(j.Queue, j.Kind) {
+				break
+			}
+		}
 	}
 }
 

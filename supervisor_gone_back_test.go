@@ -321,8 +321,8 @@ func TestATableGoesBackAlone(t *testing.T) {
 			if f.called(a.once) != 1 || f.called(a.completed) != 1 || f.called(a.later) != 0 {
 				t.Error("what must not run again has")
 			}
-			if table == "drover_sleepers" {
-				f.db.waitFor(t, time.Minute, `select count(*) = 2 from drover_sleepers s join drover_supervisors p on p.id = s.supervisor`)
+			if table == "drover_crews" {
+				f.db.waitFor(t, time.Minute, `select count(*) = 1 from drover_crews`)
 			}
 			f.isCalm(t, since)
 		})
@@ -549,30 +549,15 @@ func TestATurnThatCameBackIsGivenUp(t *testing.T) {
 	}
 }
 
-// Sleepers of an older state lacks the supervisor, or takes it for awake: enqueues would notify nobody for ever.
-func TestSleepersThatWentBackAreWrittenAnew(t *testing.T) {
+// An older state lacks the crew: enqueues would notify nobody for ever.
+func TestACrewThatIsMissingIsWrittenAnew(t *testing.T) {
 	t.Parallel()
-	for _, change := range []string{`delete from drover_sleepers`, `update drover_sleepers set sleeps_until = null`} {
-		t.Run(change, func(t *testing.T) {
-			t.Parallel()
-			db := newQuietDB(t)
-			s := db.stopped(t, SupervisorConfig{})
-			fallAsleep := func() {
-				s.claim(t)
-				s.Claimer.IdleAt = s.Now().Add(-time.Minute)
-				s.claim(t)
-			}
-			fallAsleep()
-			const asleep = `select count(*) = 1 and bool_and(sleeps_until = 'infinity') from drover_sleepers`
-			if !value[bool](t, db, asleep) {
-				t.Fatal("it does not sleep")
-			}
-			db.exec(t, change)
-			s.beat(t)
-			fallAsleep()
-			if !value[bool](t, db, asleep) {
-				t.Error("it passes for awake")
-			}
-		})
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{})
+	was := value[string](t, db, `select drover_crews::text from drover_crews`)
+	db.exec(t, `delete from drover_crews`)
+	s.beat(t)
+	if now := value[string](t, db, `select drover_crews::text from drover_crews`); now != was {
+		t.Errorf("%s, was %s", now, was)
 	}
 }

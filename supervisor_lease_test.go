@@ -867,7 +867,7 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 		"and fenced":    `update drover_supervisors set epoch = epoch + 1 where id = $1`,
 	} {
 		db.exec(t, sql, l.ID)
-		reply, err := store.Session{Conn: dialed(t, db)}.Beat(t.Context(), l.ID, 1, nil, false, []string{"default"}, s.Kinds)
+		reply, err := store.Session{Conn: dialed(t, db)}.Beat(t.Context(), l.ID, 1, nil, false, []string{"default"}, s.Kinds, nil)
 		if err != nil || reply.Alive {
 			t.Errorf("%s: the beat tells alive %v, %v", what, reply.Alive, err)
 		}
@@ -904,7 +904,7 @@ func TestEpochFencesClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	req := s.Claimer.Lanes(s.Lease.Load(), s.QueueStates()[0].Groups(2), floors.Sweep{})
+	req := s.Claimer.Lanes(s.Lease.Load(), s.QueueStates()[0].Groups(2), floors.Sweep{}, nil)
 	req.Rooms = []int32{2}
 	rows, err := tx.Query(t.Context(), store.SQLClaim, req.Args()...)
 	if err != nil {

@@ -324,7 +324,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := s.Lease.Load()
-		reply, err := conn.Beat(t.Context(), l.ID, int(l.Epoch.Load()), nil, false, s.QueueNames(), s.Kinds)
+		reply, err := conn.Beat(t.Context(), l.ID, int(l.Epoch.Load()), nil, false, s.QueueNames(), s.Kinds, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -111,13 +111,13 @@ func TestTemporaryErrors(t *testing.T) {
 func TestAStopDuringTheStartLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	end := db.hold(t, `lock table drover_sleepers in access exclusive mode`)
+	end := db.hold(t, `lock table drover_crews in access exclusive mode`)
 	sup := db.launch(t, SupervisorConfig{})
-	db.waitFor(t, 30*time.Second, `select exists (select from pg_locks where relation = 'drover_sleepers'::regclass and not granted)`)
+	db.waitFor(t, 30*time.Second, `select exists (select from pg_locks where relation = 'drover_crews'::regclass and not granted)`)
 	sup.cancel()
 	end() // the registration that is under way goes through
 	sup.stop(t)
-	if n := value[int](t, db, `select (select count(*) from drover_supervisors) + (select count(*) from drover_sleepers)`); n > 0 {
+	if n := value[int](t, db, `select (select count(*) from drover_supervisors) + (select count(*) from drover_crews)`); n > 0 {
 		t.Errorf("%d rows are left", n)
 	}
 }
@@ -149,7 +149,7 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 		if got := value[int](t, db, `select count(*) from drover_supervisors`); got != want {
 			t.Errorf("stopped %v: %d supervisors, want %d", stops, got, want)
 		}
-		if got := value[int](t, db, `select count(distinct supervisor) from drover_sleepers`); got != want {
+		if got := value[int](t, db, `select count(*) from drover_crews`); got != want {
 			t.Errorf("stopped %v: %d pass for awake, want %d", stops, got, want)
 		}
 		sup.engine.Keeper.Link.Close(t.Context())
@@ -168,7 +168,7 @@ func TestAQueueAddedNextToARegistration(t *testing.T) {
 	}
 	for _, queues := range []string{`'{default}'`, `'{default,gone,late}'`} { // as a registration of before left them
 		db.exec(t, `update drover_supervisors set queues = `+queues+` where id = $1`, id)
-		db.exec(t, `delete from drover_sleepers`)
+		db.exec(t, `delete from drover_crews`)
 		s.Changing.Lock() // somebody adds another just now: what the row says may be newer than what we know
 		s.beat(t)
 		if value[bool](t, db, `select queues = '{default,late}' from drover_supervisors where id = $1`, id) {
@@ -179,8 +179,8 @@ func TestAQueueAddedNextToARegistration(t *testing.T) {
 		if !value[bool](t, db, `select queues = '{default,late}' and slots ? 'late' and not slots ? 'gone' from drover_supervisors where id = $1`, id) {
 			t.Errorf("the row says %s", value[string](t, db, `select queues::text || slots from drover_supervisors where id = $1`, id))
 		}
-		if got := value[string](t, db, `select string_agg(queue, ' ' order by queue) from drover_sleepers where supervisor = $1`, id); got != "default late" {
-			t.Errorf("sleepers knows %s", got)
+		if got := value[string](t, db, `select string_agg(queue, ' ' order by queue) from drover_crews`); got != "default late" {
+			t.Errorf("crews knows %s", got)
 		}
 	}
 }

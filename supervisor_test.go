@@ -361,7 +361,7 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 	if n := book.count(engine.EventCompleted, ""); n != 2 {
 		t.Errorf("%d of them were told", n)
 	}
-	if n := value[int](t, db, `select count(*) from drover_supervisors`) + value[int](t, db, `select count(*) from drover_sleepers`); n != 0 {
+	if n := value[int](t, db, `select count(*) from drover_supervisors`) + value[int](t, db, `select count(*) from drover_crews`); n != 0 {
 		t.Errorf("%d rows are left of it", n)
 	}
 }
@@ -472,7 +472,7 @@ func TestSupervisorRunsOnce(t *testing.T) {
 	if err := sup.AddQueue(t.Context(), Queue{Name: "late"}); !errors.Is(err, ErrShutdown) {
 		t.Errorf("AddQueue after the end = %v", err)
 	}
-	if n := value[int](t, db, `select count(*) from drover_sleepers`); n > 0 {
+	if n := value[int](t, db, `select count(*) from drover_crews`); n > 0 {
 		t.Error("it passes for awake after its end")
 	}
 }

@@ -89,7 +89,7 @@ func TestSchemasAreUsedAgain(t *testing.T) {
 		if err := client.Pause(t.Context(), drover.QueueScope("default"), nil, drover.Audit{}); err != nil {
 			t.Error(err)
 		}
-		if _, err := pool.Exec(t.Context(), `delete from drover_solo; insert into drover_sleepers (supervisor, queue) select 'x', 'y' where false`); err != nil {
+		if _, err := pool.Exec(t.Context(), `delete from drover_solo; delete from drover_crews where false`); err != nil {
 			t.Error(err)
 		}
 		if now := rowsOf(t, pool); now == fresh || !strings.Contains(now, "busy") {

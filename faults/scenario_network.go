@@ -172,7 +172,7 @@ func hangListener(ctx context.Context, w *world, rounds int) error {
 // wakeUps enqueues jobs one after another, each once the supervisor sleeps, and up to a while later.
 func (w *world) wakeUps(ctx context.Context, jobs int, later time.Duration) error {
 	for range jobs {
-		err := w.eventually(ctx, "the supervisor sleeps", 10*time.Second, `select exists (select from drover_sleepers where sleeps_until > now())`)
+		err := w.eventually(ctx, "the supervisor sleeps", 10*time.Second, `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`)
 		if err != nil {
 			return err
 		}

@@ -48,7 +48,7 @@ begin
 		raise exception 'drover: goose_db_version holds the versions of other migrations, where drover''s would be taken for theirs. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
 	end if;
 	foreach foreign_name in array array[
-		'jobs', 'queues', 'drover_kinds', 'drover_supervisors', 'drover_sleepers', 'drover_set_aside', 'discarded_jobs',
+		'jobs', 'queues', 'drover_kinds', 'drover_supervisors', 'drover_crews', 'drover_on_duty', 'drover_set_aside', 'discarded_jobs',
 		'discarded_summary', 'job_counts', 'drover_redrives', 'drover_redrive_queues', 'drover_ended_supervisors', 'drover_solo', 'drover_failure_groups',
 		'drover_failure_tallies', 'drover_builds', 'failures', 'drover_budgets', 'drover_budget_slots', 'retry_budgets', 'jobs_archive',
 		'drover_limits', 'job_limits', 'drover_periodic', 'periodic_jobs'
@@ -496,6 +496,7 @@ create table drover_supervisors (
 	pid        int         not null default 0,
 	build      text collate "C" not null default '',
 	process    text collate "C",
+	crew       bigint, -- null: it is never notified
 	limits_seen bigint, -- null until a limit is followed: it takes no room in the rows of those who have none
 	-- The epoch is in the key so that raising it conflicts with the key share lock of claims under way, and a
 	-- heartbeat does not.
@@ -512,13 +513,30 @@ comment on column drover_supervisors.limits_seen is 'The newest version of drove
 comment on column drover_supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
 comment on column drover_supervisors.process is 'The client it belongs to: supervisors of one client die together.';
 
-create table drover_sleepers (
-	queue        text collate "C" not null,
-	supervisor   text collate "C" not null,
-	sleeps_until timestamptz,
-	primary key (queue, supervisor)
-) with (fillfactor = 30);
-comment on table drover_sleepers is 'Who serves a queue, and until when it sleeps (null: awake, -infinity: has no room). An enqueue notifies only if somebody sleeps and nobody awake serves the queue.';
+create table drover_crews (
+	queue   text collate "C" not null,
+	crew    bigint not null,
+	kinds   text[] collate "C" not null,
+	lookout bigint not null,
+	on_call bigint not null,
+	polls   interval not null,
+	primary key (queue, crew)
+);
+comment on table drover_crews is 'The supervisors that serve the same kinds in a queue are a crew. Who is awake or on call is told by advisory locks, which end with their connection; no row is written for it.';
+comment on column drover_crews.crew is 'A hash of the kinds; drover_supervisors.crew has it, too.';
+comment on column drover_crews.lookout is 'The lock of the one that looks for jobs all the time and has room. While it is held, enqueues notify nobody.';
+comment on column drover_crews.on_call is 'This lock and the seven after it are held by those that an enqueue may notify.';
+comment on column drover_crews.polls is 'The longest that any of them goes without a look: nobody need be notified of a job that is due later than that.';
+
+create view drover_on_duty as
+select c.queue, c.crew, case when l.key = c.lookout then 'lookout' else 'on call' end as duty, l.pid
+from drover_crews c
+join (
+	select classid::bigint << 32 | objid::bigint as key, pid from pg_locks
+	where locktype = 'advisory' and objsubid = 1 and mode = 'ExclusiveLock' and granted
+		and database = (select oid from pg_database where datname = current_database())
+) l on l.key = c.lookout or l.key between c.on_call and c.on_call + 7;
+comment on view drover_on_duty is 'The sessions of supervisors that look for the jobs of a queue all the time (lookout), or that an enqueue may notify (on call).';
 
 create table drover_set_aside (
 	path     text collate "C" not null check (path <> ''),
@@ -659,20 +677,40 @@ $$;
 comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues: drover_ and the schema''s name, or a hash of a name over 56 bytes.';
 
 -- +goose StatementBegin
-create function drover_wake(queue text, due timestamptz default null) returns boolean language plpgsql as $$
+create function drover_wake(queue text, due timestamptz default null, kind text default null, pass boolean default false) returns boolean language plpgsql as $$
+declare
+	c     record;
+	slots bigint[];
+	told  boolean := false;
+	at    constant timestamptz := greatest(least(coalesce(due, now()), now() + interval '1 hour'), '0001-01-01');
+	what  constant text := format('%s %s %s', floor(extract(epoch from at) * 1000000)::bigint,
+		floor(greatest(extract(epoch from at - clock_timestamp()), 0) * 1000000)::bigint, queue);
 begin
-	-- Those without room count for nothing: notified at every enqueue they would slow down all producers, in vain.
-	if exists (select from drover_sleepers s where s.queue = drover_wake.queue and s.sleeps_until > coalesce(due, now()))
-	and not exists (select from drover_sleepers s where s.queue = drover_wake.queue
-		and (s.sleeps_until is null or s.sleeps_until <= coalesce(due, now()) and s.sleeps_until > '-infinity')) then
-		perform pg_notify(drover_channel(), 'wake ' || queue);
-		return true;
+	for c in select w.lookout, w.on_call from drover_crews w
+		where w.queue = drover_wake.queue and (drover_wake.kind is null or drover_wake.kind = any(w.kinds)) and at <= now() + w.polls
+	loop
+		if not (pg_try_advisory_lock_shared(c.lookout) and pg_advisory_unlock_shared(c.lookout)) then
+			exit when kind is not null; -- it looks by itself, and one is enough
+			continue;
+		end if;
+		-- The two to notify change every second: a burst soon meets one that is awake.
+		slots := array(
+			select k from (select c.on_call + (i + extract(epoch from clock_timestamp())::bigint) % 8 as k from generate_series(0, 7) as i) s
+			where not (pg_try_advisory_lock_shared(k) and pg_advisory_unlock_shared(k)) limit 2);
+		if slots <> '{}' then
+			perform pg_notify(drover_channel(), format('%s %s %s %s', case when pass then 'pass' else 'wake' end, slots[1], coalesce(slots[2], slots[1]), what));
+			told := true;
+		end if;
+	end loop;
+	if pass and not told then
+		perform pg_notify(drover_channel(), 'all ' || what);
 	end if;
-	return false;
+	return told;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_wake(text, timestamptz) is 'Wakes the supervisors of a queue if there are any with room and all of those sleep beyond the given time (null: now).';
+comment on function drover_wake(text, timestamptz, text, boolean) is
+	'Notifies two of the supervisors on call for a queue, unless one that is awake has room. kind null: of each crew. pass: a supervisor hands on what it has no room for; if nobody is on call, all that listen are told. Returns whether somebody on call was told.';
 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
@@ -920,8 +958,9 @@ begin
 		perform drover_refuse_unstored(array[job_id]);
 	end if;
 	existing := stored is null;
-	if not existing and wake and exists (select from drover_sleepers s where s.queue = coalesce(drover_enqueue.queue, 'default') and s.sleeps_until > due) then
-		perform drover_wake(coalesce(queue, 'default'), due);
+	if not existing and wake and (select bool_and(pg_try_advisory_lock_shared(w.lookout) and pg_advisory_unlock_shared(w.lookout))
+			from drover_crews w where w.queue = coalesce(drover_enqueue.queue, 'default') and drover_enqueue.kind = any(w.kinds)) then
+		perform drover_wake(coalesce(queue, 'default'), due, kind);
 	end if;
 	return next;
 end
@@ -991,9 +1030,9 @@ begin
 		perform drover_refuse_unstored(coalesce(missing, refused));
 	end if;
 	if wake then
-		perform drover_wake(q.queue, q.due) from (
-			select coalesce(g.queue, 'default') as queue, min(drover_due(g.scheduled_at, g.delay)) as due
-			from jsonb_to_recordset(batch) as g(queue text, scheduled_at timestamptz, delay interval, uniqueness jsonb) where g.uniqueness is null group by 1 order by 1) q;
+		perform drover_wake(q.queue, q.due, q.kind) from (
+			select coalesce(g.queue, 'default') as queue, g.kind, min(drover_due(g.scheduled_at, g.delay)) as due
+			from jsonb_to_recordset(batch) as g(queue text, kind text, scheduled_at timestamptz, delay interval, uniqueness jsonb) where g.uniqueness is null group by 1, 2 order by 1, 2) q;
 	end if;
 	if jsonb_path_exists(batch, '$[*].uniqueness') then
 		existing := existing || array(select u.id from drover_enqueue_unique(batch, wake) u where u.result <> 'stored');
@@ -1031,7 +1070,8 @@ select drover_secure();
 -- +goose Down
 drop view job_counts;
 drop table drover_set_aside;
-drop table drover_sleepers;
+drop view drover_on_duty;
+drop table drover_crews;
 drop table drover_supervisors;
 drop table drover_kinds;
 drop table queues;

@@ -185,7 +185,7 @@ begin
 		end if;
 		raise exception 'drover: job % cannot be redriven, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(job_id), 'which has ended since') using errcode = 'DR002';
 	end;
-	perform drover_wake(j.queue);
+	perform drover_wake(j.queue, kind => j.kind);
 	return (select state from jobs where id = job_id);
 end
 $$;

@@ -72,7 +72,7 @@ begin
 			'class', coalesce(class, ''), 'fingerprint', coalesce(fingerprint, ''), 'attempts', attempts, 'discarded_at', ended));
 		get diagnostics n = row_count;
 		perform drover_written(n, 1);
-		perform drover_wake(policy.follow_up_queue);
+		perform drover_wake(policy.follow_up_queue, kind => policy.follow_up_kind);
 		made := true;
 	exception when others then
 		get stacked diagnostics code = returned_sqlstate, why = message_text;

@@ -171,8 +171,9 @@ begin
 			if own <> g.id then
 				perform drover_refuse_unstored(array[g.id]);
 			end if;
-			if wake and exists (select from drover_sleepers s where s.queue = g.queue and s.sleeps_until > due) then
-				perform drover_wake(g.queue, due);
+			if wake and (select bool_and(pg_try_advisory_lock_shared(w.lookout) and pg_advisory_unlock_shared(w.lookout))
+					from drover_crews w where w.queue = g.queue and g.kind = any(w.kinds)) then
+				perform drover_wake(g.queue, due, g.kind);
 			end if;
 			return query select own, own, 'stored'::text;
 			return;
@@ -296,11 +297,10 @@ begin
 	end if;
 
 	if wake then
-		perform drover_wake(q.queue, q.due) from (
-			select coalesce(g.queue, 'default') as queue, min(drover_due(g.scheduled_at, g.delay)) as due
-			from rows from (jsonb_to_recordset(docs) as (queue text, scheduled_at timestamptz, delay interval)) with ordinality as g
-			where results[g.ordinality] <> 'existing' group by 1 order by 1) q
-		where exists (select from drover_sleepers s where s.queue = q.queue and s.sleeps_until > q.due);
+		perform drover_wake(q.queue, q.due, q.kind) from (
+			select coalesce(g.queue, 'default') as queue, g.kind, min(drover_due(g.scheduled_at, g.delay)) as due
+			from rows from (jsonb_to_recordset(docs) as (queue text, kind text, scheduled_at timestamptz, delay interval)) with ordinality as g
+			where results[g.ordinality] <> 'existing' group by 1, 2 order by 1, 2) q;
 	end if;
 	return query select t.id, t.owner, t.result from unnest(ids, owners, results) with ordinality as t(id, owner, result, n) where t.result is not null order by t.n;
 end

@@ -311,7 +311,7 @@ begin
 	update jobs j set errors = drover_append_error(j.errors, jsonb_build_object('at', at, 'class', 'operator', 'attempt', j.attempt, 'claim_seq', j.claim_seq, 'by', who, 'job', made,
 		'error', format('rerun as %s%s', made, reason)))
 	where j.id = job_id;
-	perform drover_wake(was.queue, at);
+	perform drover_wake(was.queue, at, was.kind);
 	return made;
 end
 $$;

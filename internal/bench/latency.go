@@ -106,7 +106,7 @@ func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 	return nil
 }
 
-const sqlAsleep = `select exists (select from drover_sleepers where sleeps_until is not null)`
+const sqlAsleep = `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`
 
 // awaitSleep waits until the supervisor has said that it does not look by itself any more.
 func (s *scratch) awaitSleep(ctx context.Context) error {

@@ -2,17 +2,20 @@ package engine
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // alarm makes the claimer look for jobs. It is safe for concurrent use.
 type alarm struct {
 	Signal chan struct{} // something to do
+	asleep atomic.Bool   // the claimer is
 
-	mu    sync.Mutex
-	anew  bool      // drover_sleepers may say something else than the claimer has written there
-	Poked bool      // claim now, whatever the poll timer says
-	Due   time.Time // when the next job is known to be due; zero: none known
+	mu     sync.Mutex
+	Poked  bool      // look once, whatever the poll timer says
+	missed bool      // enqueues may have found a lookout that had no room, and told nobody
+	Due    time.Time // when the next job is known to be due; zero: none known
+	own    time.Time // the next one that others may not know of; zero: none known
 }
 
 func newAlarm() *alarm { return &alarm{Signal: make(chan struct{}, 1)} }
@@ -25,24 +28,39 @@ func (a *alarm) Wake() {
 	a.poke()
 }
 
-// SayAnew makes the next claim write drover_sleepers: rows were added, or a write's reply was lost.
-func (a *alarm) SayAnew() {
+// Missed makes a sleeper look more often for as long as a transaction is open that may have told nobody of its job.
+func (a *alarm) Missed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.anew = true
+	a.missed = true
 }
 
-// NoteDue remembers that a job of ours will be due then.
-func (a *alarm) NoteDue(at time.Time) {
+// NoteDue remembers that a job will be due then, of which the next claim tells again.
+func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
+
+// NoteOwn remembers that a job will be due then, which others may not know of: one that we have settled, or were told of.
+func (a *alarm) NoteOwn(at time.Time) { a.note(&a.own, at) }
+
+func (a *alarm) note(known *time.Time, at time.Time) {
 	a.mu.Lock()
-	sooner := a.Due.IsZero() || at.Before(a.Due)
+	sooner := known.IsZero() || at.Before(*known)
 	if sooner {
-		a.Due = at
+		*known = at
 	}
 	a.mu.Unlock()
 	if sooner {
 		a.poke()
 	}
+}
+
+// NextDue returns when the next job is known to be due; zero: none is known.
+func (a *alarm) NextDue() time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.Due.IsZero() || !a.own.IsZero() && a.own.Before(a.Due) {
+		return a.own
+	}
+	return a.Due
 }
 
 // poke makes the claimer see whether there is something to do.

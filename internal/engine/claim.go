@@ -5,7 +5,6 @@ import (
 	"context"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/drover-queue/drover/internal/blame"
@@ -18,9 +17,9 @@ import (
 const (
 	MaxClaim = 2000 // jobs in one claim
 
-	SleepAfter   = 250 * time.Millisecond // without a job, before drover_sleepers is written
+	SleepAfter   = 250 * time.Millisecond // without a job, until the lookout falls asleep
 	firstPoll    = time.Millisecond       // doubled up to the poll interval
-	AwakePoll    = 8 * time.Millisecond   // the longest before drover_sleepers is written: nobody notifies until then
+	AwakePoll    = 8 * time.Millisecond   // the longest while awake: nobody notifies
 	TrickleRate  = 50                     // jobs a second that may wake a sleeper one by one: less work than 125 looks
 	TrickleBurst = 10                     // and so many together
 	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn
@@ -42,21 +41,13 @@ type claimer struct {
 	Audit  *audit
 	ended  chan struct{} // closed once claiming has ended
 
-	sleeping atomic.Int64 // in how many queues drover_sleepers should show us asleep
-
 	// The rest is the claimer goroutine's own.
 	Link    store.Line
 	Doubt   []string    // queues of a claim whose outcome is unknown: FindOut comes before the next claim
 	hunt    *store.Scan // for the jobs of that claim
 	Trouble Trouble
-	Next    time.Time     // no look before
-	Step    time.Duration // the last wait
-	IdleAt  time.Time     // since when looks find nothing; zero while there is work
-	Asleep  bool          // drover_sleepers shows us asleep
-	until   time.Time     // until then; zero: without an end
-	full    []string      // and without room in these queues
-	hearing floors.Missed
-	trickle trickle
+	sleep
+	out     lookout
 	Refused RefusedClaims
 
 	OutOfTurn time.Time // no claim waits for a turn before
@@ -67,7 +58,7 @@ type claimer struct {
 
 func newClaimer(s *Shared, w *runner) *claimer {
 	c := &claimer{
-		Shared: s, alarm: s.alarm, runner: w, Floors: floors.New(), Near: floors.NewNear(), Audit: &audit{Shared: s, settler: w.settler}, ended: make(chan struct{}), Link: store.NewLine(s.pool),
+		Shared: s, out: lookout{posts: map[string]int64{}, fullAt: map[string]time.Time{}}, alarm: s.alarm, runner: w, Floors: floors.New(), Near: floors.NewNear(), Audit: &audit{Shared: s, settler: w.settler}, ended: make(chan struct{}), Link: store.NewLine(s.pool),
 		Refused: RefusedClaims{Most: MaxClaim},
 	}
 	c.Trouble = Trouble{means: "no job is claimed", vital: true, link: &c.Link}
@@ -96,6 +87,10 @@ func (c *claimer) run(ctx, base context.Context) {
 				continue
 			}
 			if c.Refused.Failed != nil {
+				if c.overstays(now) {
+					c.leavePosts(base)
+					continue
+				}
 				c.PickApart(base)
 				continue
 			}
@@ -107,8 +102,8 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.Trip(base, plan)
 				continue
 			}
-			if c.fullFor(now) >= SleepAfter && !c.saysFull() {
-				c.sleepFull(base)
+			if c.overstays(now) {
+				c.leavePosts(base)
 				continue
 			}
 			rest = c.rest(now)
@@ -121,8 +116,8 @@ func (c *claimer) run(ctx, base context.Context) {
 		}
 	}
 	c.runner.closeQueues()
-	if !c.Cfg.DisableNotify {
-		c.sleepFull(base)
+	if len(c.out.posts) > 0 || c.out.unknown {
+		c.leavePosts(base)
 	}
 	for c.Doubt != nil && base.Err() == nil { // jobs of a claim whose reply was lost are released too, or rescued
 		timer.Reset(max(c.Trouble.Until.Sub(c.Now()), 0))
@@ -166,8 +161,12 @@ func (q *QueueState) Groups(room int) []claimGroup {
 	}
 }
 
-// Lanes lists the lanes of the groups, with their floors as the near sweep lowers them.
-func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *store.ClaimRequest {
+// callBack is how far before the time of a call, or before the floor if it has none, a claim looks for its job: it may have
+// committed after jobs that are due later.
+const callBack = time.Second
+
+// Lanes lists the lanes of the groups, with their floors as the near sweep and the calls lower them.
+func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep, asked map[string]call) *store.ClaimRequest {
 	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.openKinds(), Ages: c.Cfg.Ages}
 	for i, g := range groups {
 		if n := len(req.Queues); n == 0 || req.Queues[n-1] != g.queue.Name {
@@ -178,6 +177,9 @@ func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep) *stor
 		for priority := int16(1); priority <= 9; priority++ {
 			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
 			f := c.Near.Lower(sweep, key, c.Floors.Get(key))
+			if call, ok := asked[g.queue.Name]; ok {
+				f = call.lower(f)
+			}
 			req.LaneGroup = append(req.LaneGroup, int32(i+1))
 			req.Lanes = append(req.Lanes, g.tier+priority)
 			req.FloorAt = append(req.FloorAt, f.At)
@@ -195,7 +197,7 @@ func (c *claimer) AllLanes() *store.ClaimRequest {
 			groups = append(groups, claimGroup{queue: q, tier: tier})
 		}
 	}
-	return c.Lanes(c.Lease.Load(), groups, floors.Sweep{})
+	return c.Lanes(c.Lease.Load(), groups, floors.Sweep{}, nil)
 }
 
 // Plan is a claim about to be made.
@@ -207,17 +209,15 @@ type Plan struct {
 	groups []claimGroup
 	order  *SoloOrder // the turn that it carries out; nil: none
 	Sweep  floors.Sweep
+	asked  map[string]call // the calls that it may answer
+	once   bool            // it is no poll
+	asleep bool            // it was planned by a sleeper
 	Reply  store.ClaimReply
 	unread map[floors.Lane]bool // lanes that it leaves out; nil: none
 }
 
 // Request plans a claim, if it is time and there is room.
 func (c *claimer) Request(now time.Time) *Plan {
-	c.mu.Lock()
-	if c.Poked {
-		c.Poked, c.Next, c.Step = false, now, 0
-	}
-	c.mu.Unlock()
 	l := c.Lease.Load()
 	if l.Ended.Load() {
 		return nil
@@ -225,7 +225,11 @@ func (c *claimer) Request(now time.Time) *Plan {
 	if order := c.Solo.Load(); order != nil {
 		return c.requestAlone(l, order, now)
 	}
-	if now.Before(c.LookAt()) {
+	asked, due := c.calls.asked(), c.NextDue()
+	c.mu.Lock()
+	poked := c.Poked
+	c.mu.Unlock()
+	if now.Before(c.LookAt()) && !poked && len(asked) == 0 {
 		return nil
 	}
 	queues := c.QueueStates()
@@ -233,20 +237,30 @@ func (c *claimer) Request(now time.Time) *Plan {
 		if c.fullAt.IsZero() {
 			c.fullAt = now
 		}
+		if !due.IsZero() && !now.Before(due) {
+			c.passOn(queues, now)
+		}
 		return nil
 	}
 	c.fullAt = time.Time{}
-	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now)}
+	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now), asked: asked, due: due, once: now.Before(c.Next), asleep: c.Asleep}
 	// The reply repeats due times that we know now. Only the times that settles add from now on must be kept.
 	c.mu.Lock()
-	p.due, c.Due = c.Due, time.Time{}
+	c.Poked, c.Due = false, time.Time{}
+	if !now.Before(c.own) {
+		c.own = time.Time{}
+	}
+	if c.missed {
+		c.missed = false
+		c.hearing.Asleep(now)
+	}
 	c.mu.Unlock()
 	var rooms []int32
 	for i, room := range ShareOut(c.Refused.Most, queues) {
 		rooms = append(rooms, int32(room)) //nolint:gosec // at most maxClaim
 		p.groups = append(p.groups, queues[i].Groups(room)...)
 	}
-	p.Req = c.Lanes(l, p.groups, p.Sweep)
+	p.Req = c.Lanes(l, p.groups, p.Sweep, asked)
 	p.Req.Rooms = rooms
 	c.leaveOut(p, now)
 	p.Req.Turns, p.Req.Patience = c.Turns(queues, rooms, now), min(turnPatience, c.Cfg.Lease/6)
@@ -272,20 +286,21 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// full lists the queues in which the claim has no room.
-func (p *Plan) full() []string {
-	full := []string{}
-	for i, room := range p.Req.Rooms {
-		if room == 0 {
-			full = append(full, p.Req.Queues[i])
+// passOn hands on the jobs that are due now and have no room here.
+func (c *claimer) passOn(queues []*QueueState, now time.Time) {
+	c.mu.Lock()
+	c.Due, c.own = time.Time{}, time.Time{}
+	c.mu.Unlock()
+	for _, q := range queues {
+		if !q.held() {
+			c.calls.full(q.Name, true, now, now)
 		}
 	}
-	return full
 }
 
 // requestAlone plans the claim of one strong suspect, once all other runs are settled.
 func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
-	c.wantsRoom = true // so that drover_sleepers soon shows no room here
+	c.wantsRoom = true // so that it does not stay the lookout
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
@@ -301,7 +316,7 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 		return nil
 	}
 	p := &Plan{Lease: l, order: order, groups: []claimGroup{{c.QueueStates()[i], floors.TierStrong, 1}}}
-	p.Req = c.Lanes(l, p.groups, floors.Sweep{})
+	p.Req = c.Lanes(l, p.groups, floors.Sweep{}, nil)
 	p.Req.Rooms = []int32{1}
 	c.leaveOut(p, now)
 	clear(p.Req.FloorAt) // such claims are too rare for floors
@@ -356,11 +371,10 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 		return
 	}
 	started := c.Now()
+	c.on(conn)
 	note := c.fallAsleep(claim, started)
 	err = conn.Claim(ctx, note, claim.Req, &claim.Reply)
-	if claim.Reply.Slept {
-		c.fellAsleep(note, started)
-	}
+	c.changed(note, err, started)
 	c.Refused.Asked(claim.rooms(), &claim.Reply, err)
 	c.AfterClaim(base, claim, err, claim.Reply.Cost(c.Now().Sub(started)))
 	if err != nil {
@@ -373,7 +387,7 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 // failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
 // help.
 func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
-	c.SayAnew()
+	c.out.unknown = true // it should not be the lookout until claims work again
 	c.Next = c.Now()
 	if p != nil && pg.RowsFault(err) {
 		c.Refused.Failed, c.Refused.why = p, err
@@ -424,6 +438,7 @@ func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.
 	if n := len(reply.Jobs); n > 0 && n <= TrickleBurst {
 		runtime.Gosched() // so that the jobs start before the next look is sent
 	}
+	c.answer(p, now)
 	c.setPace(p, now)
 }
 

@@ -39,7 +39,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 	e.Runner = NewRunner(s, e.Settler, func(f func()) { go f() })
 	e.Claimer = newClaimer(s, e.Runner)
 	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver, e.Scheduler)
-	s.beatSoon, s.rewound = e.Keeper.Interrupt, e.Claimer.rewound
+	s.beatSoon, s.rewound, s.calls.ring = e.Keeper.Interrupt, e.Claimer.rewound, e.Keeper.Ring
 	e.Claimer.Link.Again = s.rewound                   // the claimer's new connection may lead to an older state
 	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // so may the settler's: settles may be forgotten
 	return e
@@ -95,6 +95,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 
 	<-ctx.Done()
 	e.Draining.Store(true)
+	e.Keeper.Ring() // it is not on call any more
 	end := e.drain(base, giveUp)
 	ending, cancel := context.WithDeadline(base, end)
 	defer cancel()
@@ -186,6 +187,7 @@ func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 			return err
 		}
 		e.Budgets.know(reg.Scopes)
+		e.crews.Store(&reg.Crews)
 	}
 	if !e.Runner.open(queues, state) {
 		return pg.ErrShutdown
@@ -193,7 +195,6 @@ func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 	if e.Lease.Load() != l { // registered anew meanwhile, perhaps without the queue
 		e.Keeper.Interrupt()
 	}
-	e.alarm.SayAnew()
 	e.alarm.Wake()
 	return nil
 }
@@ -214,11 +215,19 @@ func (e *Engine) RemoveQueue(ctx context.Context, name string) error {
 	return nil
 }
 
-// Wake makes the engine look for jobs, if it serves one of the queues.
-func (e *Engine) Wake(serves func(queue string) bool) {
-	if slices.ContainsFunc(e.QueueNames(), serves) {
+// Call makes the engine look for a job that this process has enqueued. It returns false if it has no room for it, or does
+// not claim such jobs.
+func (e *Engine) Call(queue, kind string) bool {
+	if e.Draining.Load() || e.Lease.Load() == nil || !slices.Contains(e.openKinds(), kind) || !slices.Contains(e.openQueues(), queue) || !e.calls.room(queue) {
+		return false
+	}
+	if e.alarm.asleep.Load() {
+		e.calls.add(queue, 0, e.Now().Add(callPatience))
+		e.alarm.poke()
+	} else {
 		e.alarm.Wake()
 	}
+	return true
 }
 
 // Redrive makes the engine look for redrives to carry on.

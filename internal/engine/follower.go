@@ -77,7 +77,6 @@ func (f *follower) hold(h *holds) {
 		f.claimer.resetFloors() // they may have passed jobs of the kind. In a held queue, floors stay where they are
 		return
 	}
-	f.alarm.SayAnew() // drover_sleepers may show queues as full from which we claim again
 	f.alarm.Wake()
 }
 

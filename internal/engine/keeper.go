@@ -25,11 +25,14 @@ type keeper struct {
 	scheduler *scheduler
 	Base      context.Context //nolint:containedctx // the values that handlers see
 	Link      store.Line
-	Listening store.Session // the connection that has sent LISTEN
-	timer     *time.Timer   // ends the lease; nil before run
-	ending    sync.Mutex    // the lease is either kept up or found to be over
-	counted   int64         // beats that our row must count; with fewer, the database went back
-	urgent    BeatPacer     // for beats before their time
+	Listening store.Session    // the connection that has sent LISTEN
+	onCall    map[string]int64 // the keys of the slots that it holds there, by queue
+	callAt    time.Time        // no attempt to go on call again before
+	unsure    bool             // the connection may hold other slots
+	timer     *time.Timer      // ends the lease; nil before run
+	ending    sync.Mutex       // the lease is either kept up or found to be over
+	counted   int64            // beats that our row must count; with fewer, the database went back
+	urgent    BeatPacer        // for beats before their time
 	silences  Silences
 	Hunts     map[string]*store.Scan // for the jobs of lost supervisors, by their ids
 	orphans   *store.Scan            // for jobs whose owner has no row
@@ -52,6 +55,7 @@ type keeper struct {
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
 	soon bool               // beat now
+	rung bool               // see to the calls now
 }
 
 func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *keeper {
@@ -77,8 +81,9 @@ func (c *keeper) run(ctx context.Context) {
 	next := due    // or earlier, if something waits for it
 	c.Listens()    //nolint:contextcheck // first: the beat finds earlier cancels; an interrupt costs the connection
 	for ctx.Err() == nil {
-		c.wait(ctx, c.Sooner(c.askAt(next)))
+		c.wait(ctx, c.Sooner(c.callsAt(c.askAt(next))))
 		c.Expire(ctx)
+		c.TendCalls(ctx)
 		c.HearLimits(ctx)
 		now := c.Now()
 		if c.Interrupted() {
@@ -159,7 +164,7 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 	defer cancel()
 	c.mu.Lock()
 	c.stop = cancel
-	if c.soon {
+	if c.soon || c.rung {
 		cancel()
 	}
 	c.mu.Unlock()
@@ -171,7 +176,7 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 		note, err := c.Listening.WaitForNotification(ctx)
 		if err == nil {
 			c.Heard(note)
-			if c.Limits.Stale {
+			if c.Limits.Stale || c.Rung() {
 				return
 			}
 		} else if ctx.Err() == nil {
@@ -199,7 +204,8 @@ func (c *keeper) Listens() bool {
 		return false
 	}
 	c.deaf.Over(ctx, c.Shared)
-	c.Listening = conn
+	c.Listening, c.onCall, c.unsure = conn, map[string]int64{}, false
+	c.goOnCall(ctx)
 	// Notifications that came while nobody listened are lost: the claimer finds the jobs, a beat the cancels.
 	c.alarm.Wake()
 	c.Interrupt()
@@ -210,10 +216,8 @@ func (c *keeper) Listens() bool {
 func (c *keeper) Heard(payload string) {
 	verb, what, _ := strings.Cut(payload, " ")
 	switch verb {
-	case "wake":
-		if slices.Contains(c.QueueNames(), what) {
-			c.alarm.Wake()
-		}
+	case "wake", "pass", "all":
+		c.called(verb, what)
 	case "cancel":
 		c.cancelRun(what)
 	case "redrive":
@@ -235,7 +239,9 @@ func (c *keeper) Beat(ctx context.Context) error {
 	running, epoch := c.InFlight.under(l.ID), int(l.Epoch.Load())
 	var reply store.BeatReply
 	if err == nil {
-		reply, err = conn.Beat(beating, l.ID, epoch, Fences(running), c.Draining.Load(), c.openQueues(), c.openKinds())
+		firsts := c.offCall()
+		reply, err = conn.Beat(beating, l.ID, epoch, Fences(running), c.Draining.Load(), c.openQueues(), c.openKinds(), slices.Collect(maps.Values(firsts)))
+		c.wentOnCall(firsts, reply.OnCall, err)
 	}
 	if err != nil {
 		c.Expire(ctx)
@@ -383,13 +389,13 @@ func (c *keeper) startOver(ctx context.Context, l *lease, why string) error {
 func (c *keeper) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	now, served := c.Now(), c.QueueNames()
 	seen := map[string]bool{}
-	first, sharing := l.ID, 0
+	first, sharers := l.ID, []string{}
 	for _, x := range reply.Peers {
 		seen[x.ID] = true
 		if !x.Lost {
 			first = min(first, x.ID)
 			if slices.ContainsFunc(x.Queues, func(q string) bool { return slices.Contains(served, q) }) {
-				sharing++
+				sharers = append(sharers, x.ID)
 			}
 		}
 		if x.ID == l.ID {
@@ -427,7 +433,9 @@ func (c *keeper) observe(ctx context.Context, conn store.Session, l *lease, repl
 	}
 	maps.DeleteFunc(c.silences.Peers, func(id string, _ Observation) bool { return !seen[id] })
 	maps.DeleteFunc(c.Hunts, func(id string, _ *store.Scan) bool { return !seen[id] })
-	c.claimer.Near.Share(sharing)
+	c.claimer.Near.Share(len(sharers))
+	sharers = slices.DeleteFunc(sharers, func(id string) bool { return id == l.ID })
+	c.sharers.Store(&sharers)
 	c.Prunes.Store(first == l.ID)
 	return nil
 }

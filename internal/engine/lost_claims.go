@@ -93,10 +93,9 @@ func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
 	})
 }
 
-// resetFloors forgets how far claims have read. The next claim also writes drover_sleepers again.
+// resetFloors forgets how far claims have read.
 func (c *claimer) resetFloors() {
 	c.Floors.Reset()
 	c.Near.Reset()
-	c.SayAnew()
 	c.Wake()
 }

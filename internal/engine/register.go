@@ -76,7 +76,7 @@ func (c *keeper) tryStart(ctx, base context.Context) error {
 }
 
 // Register registers under a fresh id. A registration whose reply was lost may be in the tables, and producers would
-// take it for an awake supervisor until others declare it lost. So the next registration removes it.
+// take it for a supervisor until others declare it lost. So the next registration removes it.
 func (c *keeper) Register(ctx context.Context) error {
 	conn, err := c.Link.Get(ctx)
 	if err != nil {
@@ -98,6 +98,7 @@ func (c *keeper) Register(ctx context.Context) error {
 		return err
 	}
 	c.budgets.know(reg.Scopes)
+	c.crews.Store(&reg.Crews)
 	c.logTaken(ctx, reg.Taken)
 	c.living, c.declare = nil, true
 	c.counted = 0

@@ -36,21 +36,20 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 }
 
 // rewriteOwnRows repairs our rows after a restore or failover, when they may be older than our last write. Enqueues
-// would notify nobody if our row in drover_sleepers is missing, or shows us awake while we sleep. No supervisor would
-// run strong suspects if the database shows a turn of ours.
+// would notify nobody if our crew's row is missing. No supervisor would run strong suspects if the database shows a turn
+// of ours.
 func (c *keeper) rewriteOwnRows(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
-	sleepless := reply.Sleeping < c.claimer.sleeping.Load()
+	var reg *store.Registration
+	if queues := c.QueueStates(); !c.Cfg.DisableNotify && reply.Crews < len(queues) {
+		reg = c.registration(l.ID, queues)
+	}
 	idle := reply.Turn && c.Solo.Load() == nil
-	if !sleepless && !idle {
+	if reg == nil && !idle {
 		return nil
 	}
-	var queues []string
-	if sleepless {
-		queues = c.QueueNames()
-	}
-	err := conn.RewriteRows(ctx, l.ID, queues, idle)
-	if sleepless {
-		c.alarm.SayAnew()
+	err := conn.RewriteRows(ctx, l.ID, reg, idle)
+	if reg != nil && err == nil {
+		c.crews.Store(&reg.Crews)
 		c.alarm.Wake()
 	}
 	return err

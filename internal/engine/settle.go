@@ -523,12 +523,22 @@ func (e *settler) done(runs ...*Run) {
 		e.gone(r)
 		e.redriver.ended(r)
 		if r.End.State == store.Retryable || r.End.State == store.Scheduled {
-			e.alarm.NoteDue(r.End.due(e.Now()))
+			e.dueAgain(r)
 		}
 		e.reportEnd(r)
 	}
 	if e.Solo.Load() != nil {
 		e.alarm.poke() // the claimer waits until the last run is settled
+	}
+}
+
+// dueAgain has the job of a run looked for when it is due again. A supervisor that stops leaves that to others.
+func (e *settler) dueAgain(r *Run) {
+	now := e.Now()
+	due := r.End.due(now)
+	e.alarm.NoteOwn(due)
+	if e.Draining.Load() && !due.After(now) {
+		e.calls.add(r.Queue, 0, now)
 	}
 }
 

@@ -30,11 +30,14 @@ type Shared struct {
 	started  bool          // the queues' slots are served
 	closed   bool          // the queues' buffers are closed: no queue may be added
 
-	Lease       atomic.Pointer[lease]     // claims are made under it
-	InFlight    runSet                    // handlers at work
-	Unsettled   runSet                    // claimed and not yet settled, except RefusedRuns
-	RefusedRuns runSet                    // the database refuses their outcomes
-	alarm       *alarm                    // makes the claimer look for jobs
+	Lease       atomic.Pointer[lease] // claims are made under it
+	InFlight    runSet                // handlers at work
+	Unsettled   runSet                // claimed and not yet settled, except RefusedRuns
+	RefusedRuns runSet                // the database refuses their outcomes
+	alarm       *alarm                // makes the claimer look for jobs
+	calls       *calls                // looks that others count on
+	crews       atomic.Pointer[map[string]store.Crew]
+	sharers     atomic.Pointer[[]string]  // the other supervisors that lived at the last beat and serve one of our queues
 	Solo        atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it has none
 	Prunes      atomic.Bool               // this supervisor's turn to prune
 
@@ -53,7 +56,9 @@ type Shared struct {
 
 // NewShared returns what the parts of an engine share before any of them is made.
 func NewShared(cfg Config, pool *pg.Pool) *Shared {
-	s := &Shared{Cfg: cfg, Handler: cfg.Handler, pool: pool, log: cfg.Log, Now: time.Now, alarm: newAlarm()}
+	s := &Shared{Cfg: cfg, Handler: cfg.Handler, pool: pool, log: cfg.Log, Now: time.Now, alarm: newAlarm(), calls: newCalls()}
+	s.crews.Store(&map[string]store.Crew{})
+	s.sharers.Store(&[]string{})
 	s.Reporter = newReporter(cfg.Subscribers)
 	for _, k := range cfg.Kinds {
 		s.Kinds = append(s.Kinds, k.Kind)
@@ -172,7 +177,7 @@ func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
 // registration returns what the tables should hold of this supervisor.
 func (s *Shared) registration(id string, queues []*QueueState) *store.Registration {
 	reg := &store.Registration{
-		ID: id, Host: s.Cfg.Host, Build: s.Cfg.Build, PID: os.Getpid(), Process: s.Cfg.Process, Lease: s.Cfg.Lease, Listens: !s.Cfg.DisableNotify,
+		ID: id, Host: s.Cfg.Host, Build: s.Cfg.Build, PID: os.Getpid(), Process: s.Cfg.Process, Lease: s.Cfg.Lease, Listens: !s.Cfg.DisableNotify, Polls: max(s.Cfg.PollInterval, s.Cfg.RestInterval),
 		Kinds: s.Cfg.Kinds, Budgets: slices.Clone(s.Cfg.Budgets),
 	}
 	for _, q := range queues {

@@ -2,11 +2,252 @@ package engine
 
 import (
 	"context"
+	"hash/fnv"
+	"maps"
 	"slices"
+	"strconv"
 	"time"
 
+	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/store"
 )
+
+// A claimer is awake or asleep. Awake it looks every few milliseconds, and one of those that are awake is the lookout of a
+// queue: enqueues notify nobody while it has room. Asleep it looks when a notification names it, when a job is known to be
+// due, and once in each poll interval. docs/adr/0052-few-are-woken.md.
+
+// sleep decides when to look for jobs. It is pure; the claimer's goroutine owns it.
+type sleep struct {
+	Next    time.Time     // no look before, unless something is known to be due
+	Step    time.Duration // the last wait
+	IdleAt  time.Time     // since when looks find nothing; zero while there is work
+	Asleep  bool
+	hearing floors.Missed
+	trickle trickle
+}
+
+// pace is the intervals of a claimer's looks.
+type pace struct {
+	Poll, Rest time.Duration
+	deaf       bool // no notification comes: it never sleeps, and looks at each poll
+}
+
+// look is what a claim has seen.
+type look struct {
+	found  int
+	filled bool // in some queue it used all the room: more may be due
+	once   bool // it came between two polls, because a notification or a free slot asked for it
+	posted bool // we are the lookout of a queue
+	seen   floors.Seen
+}
+
+// after decides when to look again: at once while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the pause
+// doubles up to the poll interval. So a pause is at most about as long as nothing has been found. A look that was asked for
+// changes nothing of that, unless it finds more than a trickle. Who is awake beside another lookout falls asleep at the
+// first look that finds nothing.
+func (s *sleep) after(l look, p pace, now time.Time) {
+	if l.found > 0 {
+		s.trickle.add(l.found, now)
+		s.IdleAt = time.Time{}
+		s.Asleep = s.Asleep && !s.trickle.over()
+		if !l.once || l.filled || !s.Asleep {
+			s.Next, s.Step = now, 0
+		}
+		return
+	}
+	if s.IdleAt.IsZero() {
+		s.IdleAt = now
+	}
+	if !p.deaf && !s.Asleep && !l.posted {
+		s.Asleep, s.Step = true, p.Poll
+		s.Next = now.Add(p.Poll)
+		return
+	}
+	if l.once && s.Asleep {
+		return
+	}
+	longest := p.Poll
+	switch {
+	case !s.Asleep && !p.deaf:
+		longest = min(longest, AwakePoll)
+	case now.Sub(s.IdleAt) >= RestAfter:
+		longest = p.Rest
+	}
+	if s.Asleep {
+		longest = s.hearing.Step(l.seen, now, AwakePoll, longest)
+	}
+	s.Step = max(firstPoll, min(2*s.Step, longest))
+	s.Next = now.Add(s.Step)
+}
+
+// tired reports whether it has found nothing for so long that it falls asleep.
+func (s *sleep) tired(now time.Time) bool {
+	return !s.IdleAt.IsZero() && now.Sub(s.IdleAt) >= SleepAfter
+}
+
+// trickle is how many more jobs a sleeper may find before it should wake up, because each costs a notification.
+type trickle struct {
+	left float64
+	at   time.Time
+}
+
+func (t *trickle) add(n int, now time.Time) {
+	t.left = max(-1, min(TrickleBurst, t.left+TrickleRate*now.Sub(t.at).Seconds())-float64(n))
+	t.at = now
+}
+
+func (t *trickle) over() bool { return t.left < 0 }
+
+// lookout is of which queues the claimer's connection is the lookout.
+type lookout struct {
+	posts   map[string]int64 // the keys of the locks that the connection holds, by queue
+	unknown bool             // it may hold others
+	conn    store.Session
+	fullAt  map[string]time.Time // since when it has no room in a queue of which it is the lookout
+	tryAt   time.Time            // another is the lookout: no attempt before
+}
+
+// tryEvery is how often one that is awake tries to become the lookout: each try costs a statement.
+const tryEvery = 100 * time.Millisecond
+
+// fallAsleep decides whether the claimer sleeps, and of which queues it is the lookout from this claim on: of those with
+// room, if it is awake. The claim in the same round trip closes the gap when it stops being one: it finds the job of each
+// enqueue that committed before and saw it.
+func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Lookout {
+	if c.Cfg.DisableNotify {
+		return nil
+	}
+	c.Asleep = c.Asleep || c.tired(now)
+	crews := *c.crews.Load()
+	note := &store.Lookout{LeaveAll: c.out.unknown}
+	stay := map[string]bool{}
+	for i, queue := range claim.Req.Queues {
+		crew, known := crews[queue]
+		key, posted := c.out.posts[queue]
+		switch {
+		case claim.order != nil || c.Asleep || !known || posted && key != crew.Lookout:
+		case claim.Req.Rooms[i] == 0:
+			stay[queue] = posted && !c.out.full(queue, now, c.patience(queue))
+		default:
+			delete(c.out.fullAt, queue)
+			stay[queue] = posted
+			if !posted && !now.Before(c.out.tryAt) {
+				note.Take = append(note.Take, crew.Lookout)
+			}
+		}
+	}
+	for queue, key := range c.out.posts {
+		if !stay[queue] {
+			note.Leave = append(note.Leave, key)
+		}
+	}
+	if len(note.Take)+len(note.Leave) == 0 && !note.LeaveAll {
+		return nil
+	}
+	return note
+}
+
+// full notes that a queue has no room, and reports whether it has had none for the given time.
+func (o *lookout) full(queue string, now time.Time, patience time.Duration) bool {
+	if o.fullAt[queue].IsZero() {
+		o.fullAt[queue] = now
+	}
+	return now.Sub(o.fullAt[queue]) >= patience
+}
+
+// patience is how long a full queue may get room again before others are told of its jobs.
+func (c *claimer) patience(queue string) time.Duration {
+	for _, q := range c.QueueStates() {
+		if q.Name == queue && q.typical < callPatience {
+			return callPatience
+		}
+	}
+	return 0
+}
+
+// changed notes what became of a note. Whoever saw us as the lookout of a queue that we have left for want of room, or
+// because claims fail, has told nobody else: that is handed on.
+func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
+	switch {
+	case note == nil:
+		return
+	case err != nil:
+		c.out.unknown = true
+		return
+	}
+	c.out.unknown = false
+	crews := *c.crews.Load()
+	left := slices.Collect(maps.Keys(c.out.posts))
+	for queue, key := range c.out.posts {
+		if note.LeaveAll || slices.Contains(note.Leave, key) {
+			delete(c.out.posts, queue)
+			delete(c.out.fullAt, queue)
+		}
+	}
+	left = slices.DeleteFunc(left, func(queue string) bool { _, still := c.out.posts[queue]; return still })
+	for queue, crew := range crews {
+		if slices.Contains(note.Took, crew.Lookout) {
+			c.out.posts[queue] = crew.Lookout
+		}
+	}
+	if len(note.Took) < len(note.Take) {
+		c.out.tryAt = now.Add(tryEvery)
+	}
+	if len(left) == 0 {
+		return
+	}
+	c.hearing.Asleep(now)
+	if !c.Asleep {
+		for _, queue := range left {
+			c.calls.add(queue, 0, now)
+		}
+	}
+}
+
+// on notes the connection of the next statement. A new one holds no locks.
+func (c *claimer) on(conn store.Session) {
+	if c.out.conn != conn {
+		for queue := range c.out.posts {
+			c.calls.add(queue, 0, c.Now())
+		}
+		c.out = lookout{posts: map[string]int64{}, fullAt: map[string]time.Time{}, conn: conn}
+	}
+}
+
+// leavePosts stops being the lookout of any queue, in a round trip of its own: because there is no room, or none is to be
+// claimed.
+func (c *claimer) leavePosts(base context.Context) {
+	ctx, cancel := c.tripContext(base)
+	defer cancel()
+	conn, err := c.Link.Get(ctx)
+	now := c.Now()
+	if err == nil {
+		c.on(conn)
+		note := &store.Lookout{LeaveAll: true}
+		err = conn.Lookout(ctx, note)
+		c.changed(note, err, now)
+	}
+	if err != nil {
+		c.Trouble.Failed(base, c.Shared, "leaving the lookout", err)
+		return
+	}
+	c.Trouble.Over(base, c.Shared)
+}
+
+// overstays reports whether it is the lookout of queues although it cannot look: all are full, or the last claim failed.
+func (c *claimer) overstays(now time.Time) bool {
+	if c.out.unknown && len(c.out.posts) > 0 {
+		return true
+	}
+	if len(c.out.posts) == 0 || c.fullAt.IsZero() {
+		return false
+	}
+	patience := time.Duration(0)
+	for queue := range c.out.posts {
+		patience = max(patience, c.patience(queue))
+	}
+	return now.Sub(c.fullAt) >= patience
+}
 
 // rest returns how long the claimer has nothing to do.
 func (c *claimer) rest(now time.Time) time.Duration {
@@ -17,8 +258,8 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	switch {
 	case !c.wantsRoom:
 		rest = c.LookAt().Sub(now)
-	case !c.saysFull():
-		rest = SleepAfter - c.fullFor(now)
+	case len(c.out.posts) > 0:
+		rest = callPatience - now.Sub(c.fullAt)
 	}
 	if order := c.Solo.Load(); order != nil && !order.idle.Load() && !order.Over.Load() {
 		rest = min(rest, order.IdleBy.Sub(now))
@@ -37,84 +278,21 @@ func (c *claimer) rest(now time.Time) time.Duration {
 
 // LookAt returns when to look for jobs next: at the next poll, or earlier if a job is known to be due.
 func (c *claimer) LookAt() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.Due.IsZero() && c.Due.Before(c.Next) {
-		return c.Due
+	at := c.Next
+	if due := c.NextDue(); !due.IsZero() && due.Before(at) {
+		at = due
 	}
-	return c.Next
+	return at
 }
 
-// fullFor returns how long there has been no room.
-func (c *claimer) fullFor(now time.Time) time.Duration {
-	if !c.wantsRoom || c.fullAt.IsZero() {
-		return 0
-	}
-	return now.Sub(c.fullAt)
-}
-
-// saysFull reports whether drover_sleepers shows all our queues as full. With notifications off it returns true.
-func (c *claimer) saysFull() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.Cfg.DisableNotify || c.Asleep && !c.anew && slices.Equal(c.full, c.QueueNames())
-}
-
-// sleepFull writes into drover_sleepers that this supervisor has no room, or has stopped claiming. Else it would count as
-// awake, and enqueues would notify no supervisor with a free slot. The first claim with room corrects the row.
-func (c *claimer) sleepFull(base context.Context) {
-	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
-	defer cancel()
-	all := c.QueueNames()
-	c.mu.Lock()
-	c.anew = false
-	c.mu.Unlock()
-	conn, err := c.Link.Get(ctx)
-	if err == nil {
-		err = conn.Sleep(ctx, &store.Sleep{Supervisor: c.Lease.Load().ID, Asleep: true, Full: all})
-	}
-	if err != nil {
-		c.SayAnew()
-		c.Trouble.Failed(base, c.Shared, "falling asleep", err)
-		return
-	}
-	c.Trouble.Over(base, c.Shared)
-	c.says(true, time.Time{}, all)
-}
-
-// says notes what drover_sleepers now shows of us.
-func (c *claimer) says(asleep bool, until time.Time, full []string) {
-	c.Asleep, c.until, c.full = asleep, until, full
-	if asleep {
-		c.sleeping.Store(int64(len(c.QueueNames())))
-	} else {
-		c.sleeping.Store(0)
-	}
-}
-
-// setPace decides when to look again: immediately while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the
-// pause doubles up to the poll interval. So a pause is at most about as long as nothing has been found.
+// setPace decides when to look again after a claim.
 func (c *claimer) setPace(p *Plan, now time.Time) {
-	if n := len(p.Reply.Jobs); n > 0 {
-		c.Next, c.Step, c.IdleAt = now, 0, time.Time{}
-		c.trickle.add(n, now)
-		return
+	l := look{found: len(p.Reply.Jobs), once: p.once, posted: len(c.out.posts) > 0, seen: p.Reply.Seen}
+	for _, g := range p.groups {
+		l.filled = l.filled || g.queue.Full
 	}
-	if c.IdleAt.IsZero() {
-		c.IdleAt = now
-	}
-	longest := c.Cfg.PollInterval
-	switch {
-	case !c.Asleep && !c.Cfg.DisableNotify:
-		longest = min(longest, AwakePoll)
-	case now.Sub(c.IdleAt) >= RestAfter:
-		longest = c.Cfg.RestInterval
-	}
-	if c.Asleep {
-		longest = c.hearing.Step(p.Reply.Seen, now, AwakePoll, longest)
-	}
-	c.Step = max(firstPoll, min(2*c.Step, longest))
-	c.Next = now.Add(c.Step)
+	defer func() { c.asleep.Store(c.Asleep) }()
+	c.after(l, pace{Poll: c.Cfg.PollInterval, Rest: c.Cfg.RestInterval, deaf: c.Cfg.DisableNotify}, now)
 	if p.Reply.NextDue == 0 {
 		return
 	}
@@ -122,53 +300,51 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 	if missed := !p.due.IsZero() && !now.Before(p.due); missed && p.Reply.NextDue < minDueGap {
 		due = now.Add(minDueGap)
 	}
-	c.NoteDue(due)
+	if !c.Asleep || c.looksAt(due) {
+		c.NoteDue(due)
+	}
 }
 
-// trickle is how many more jobs a sleeper may find before it should wake up, because each costs a notification.
-type trickle struct {
-	left float64
-	at   time.Time
+// looksAt reports whether this supervisor is one of the two that look for a job that will be due at a time and of which
+// nobody was told. It is a matter of hashes, so that all come to the same result.
+func (c *claimer) looksAt(due time.Time) bool {
+	second := strconv.FormatInt(due.Unix(), 10)
+	hash := func(id string) uint64 {
+		h := fnv.New64a()
+		_, _ = h.Write([]byte(second + id))
+		return h.Sum64()
+	}
+	own, before := hash(c.Lease.Load().ID), 0
+	for _, id := range *c.sharers.Load() {
+		if hash(id) < own {
+			before++
+		}
+	}
+	return before < 2
 }
 
-func (t *trickle) add(n int, now time.Time) {
-	t.left = max(-1, min(TrickleBurst, t.left+TrickleRate*now.Sub(t.at).Seconds())-float64(n))
-	t.at = now
+// answer notes which calls the claim has answered, and which are to be handed on.
+func (c *claimer) answer(p *Plan, now time.Time) {
+	if p.order != nil || c.Cfg.DisableNotify {
+		return
+	}
+	for i, g := range p.groups {
+		if i > 0 && g.queue == p.groups[i-1].queue {
+			continue
+		}
+		q := g.queue
+		room := p.Req.Rooms[p.Req.GroupQueue[i]-1] > 0
+		if room && !q.Full {
+			c.calls.answered(q.Name, p.asked[q.Name])
+			continue
+		}
+		c.calls.full(q.Name, room && p.asleep, now, now.Add(c.patience(q.Name)))
+	}
 }
 
-func (t *trickle) over() bool { return t.left < 0 }
-
-// fallAsleep returns what to write into drover_sleepers: that this supervisor sleeps, once it has found nothing for a
-// while, or that it is awake, once it finds more than a trickle. The claim in the same round trip closes the gap: it finds
-// the job of each enqueue that committed before and saw nobody asleep.
-//
-// A sleep until a known job is due ends then, and producers take us for awake. So the claim at that time writes it
-// again. Queues without room in this claim are written as full; a claim follows when a slot becomes free.
-func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Sleep {
-	idle := !c.IdleAt.IsZero() && now.Sub(c.IdleAt) >= SleepAfter
-	asleep := idle || c.Asleep && !c.trickle.over()
-	over := !c.until.IsZero() && !now.Before(c.until)
+// Asked reports whether a look was asked for that comes before the next poll.
+func (c *claimer) Asked() bool {
 	c.mu.Lock()
-	anew := c.anew
-	c.anew = false
-	c.mu.Unlock()
-	full := claim.full()
-	if c.Cfg.DisableNotify || asleep == c.Asleep && !anew && (!asleep || !over && slices.Equal(full, c.full)) {
-		return nil
-	}
-	note := &store.Sleep{Supervisor: claim.Lease.ID, Asleep: asleep, Full: full}
-	if asleep && claim.due.After(now) {
-		note.Lasts = claim.due.Sub(now)
-	}
-	return note
-}
-
-// fellAsleep notes that drover_sleepers was written.
-func (c *claimer) fellAsleep(note *store.Sleep, now time.Time) {
-	var until time.Time
-	if note.Lasts > 0 {
-		until = now.Add(note.Lasts)
-	}
-	c.says(note.Asleep, until, note.Full)
-	c.hearing.Asleep(now)
+	defer c.mu.Unlock()
+	return c.Poked || len(c.calls.asked()) > 0
 }

@@ -90,7 +90,7 @@ func (c *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, r
 		return err
 	}
 	c.budgets.know(reg.Scopes)
-	c.alarm.SayAnew()
+	c.crews.Store(&reg.Crews)
 	c.alarm.Wake()
 	return nil
 }

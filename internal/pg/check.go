@@ -35,7 +35,7 @@ const sqlSchemaVersion = `select drover_schema_version()`
 const sqlOtherRelations = `
 select drover_check_schema()::text, current_setting('session_replication_role') = 'replica', n.nspname::text, coalesce((
 	select string_agg(format('%s.%I', c.relnamespace::regnamespace, c.relname), ', ' order by c.relname)
-	from unnest('{jobs,queues,drover_kinds,drover_supervisors,drover_sleepers,drover_set_aside,discarded_jobs,discarded_summary,job_counts,
+	from unnest('{jobs,queues,drover_kinds,drover_supervisors,drover_crews,drover_on_duty,drover_set_aside,discarded_jobs,discarded_summary,job_counts,
 		drover_redrives,drover_redrive_queues,drover_ended_supervisors,drover_solo,drover_failure_groups,drover_failure_tallies,drover_builds,
 		failures,drover_budgets,drover_budget_slots,retry_budgets,jobs_archive,
 		drover_limits,job_limits,drover_periodic,periodic_jobs}'::text[]) as name

@@ -246,7 +246,6 @@ const farthestDue = time.Hour
 // ClaimReply is the result of a claim. Committed is set once the pipeline has read the commit.
 type ClaimReply struct {
 	Committed bool
-	Slept     bool // the note for drover_sleepers is committed
 	Fenced    bool // the epoch is over: nothing was claimed, and nothing can be
 	OutOfTurn bool // its turn did not come in time, and it went on without
 	Seen      floors.Seen
@@ -275,15 +274,14 @@ func (r *ClaimReply) Cost(took time.Duration) time.Duration {
 	return took - min(max(r.Waited, 0), took)
 }
 
-// Claim takes due jobs. Before that, in the same round trip, it writes note to drover_sleepers: whether the supervisor
-// looks for jobs by itself. note may be nil.
-func (s Session) Claim(ctx context.Context, note *Sleep, req *ClaimRequest, reply *ClaimReply) error {
+// Claim takes due jobs. Before that, in the same round trip, it changes of which queues the connection is the lookout;
+// lookout may be nil.
+func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest, reply *ClaimReply) error {
 	var p pipeline
-	if note != nil {
-		p.sleep(note)
-		p.Call(func() { reply.Slept = true })
-	}
 	p.Begin()
+	if lookout != nil {
+		p.lookout(lookout)
+	}
 	if len(req.Turns) > 0 {
 		p.Query(func(rows pgx.Rows) error {
 			got := false

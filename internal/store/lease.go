@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,7 +19,8 @@ import (
 // sqlRegister adds a supervisor. It takes over the latest time of the server's clock that any supervisor has seen,
 // living or ended.
 const sqlRegister = `
-insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, process, clock_at) values ($1, $2, $3, $4, $5, $6, $7, $8,
+insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, process, crew, clock_at) values ($1, $2, $3, $4, $5, $6, $7, $8,
+	hashtextextended($9::text[]::text, 0),
 	greatest(now(), (select max(clock_at) from drover_supervisors where isfinite(clock_at)), (select max(ended_at) from drover_ended_supervisors where isfinite(ended_at))))`
 
 // Policies are stored in tables, because a rescuer, psql and the command line may not know this process's code.
@@ -45,13 +47,9 @@ on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = e
 	// the one rolled back.
 	sqlRegisterBuild = `
 insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothing`
-
-	// sqlRegisterSleeper needs a row in drover_supervisors. A sleeper without one would count as awake for ever.
-	sqlRegisterSleeper = `
-insert into drover_sleepers (queue, supervisor) select $1, id from drover_supervisors where id = $2 on conflict do nothing`
 )
 
-// Registration is what a supervisor stores about itself. Register and ServeOn fill in Scopes,
+// Registration is what a supervisor stores about itself. Register and ServeOn fill in Scopes and Crews,
 // and Register fills in Taken.
 type Registration struct {
 	ID, Host, Build string
@@ -63,8 +61,10 @@ type Registration struct {
 	Budgets         []BudgetPolicy
 	Scopes          []string // of all budgets in the database
 	Schedules       []SchedulePolicy
-	Taken           []string // names of these schedules that schedules made at run time have
-	Listens         bool     // it has rows in drover_sleepers
+	Taken           []string        // names of these schedules that schedules made at run time have
+	Listens         bool            // it is notified
+	Polls           time.Duration   // the longest it goes without a look
+	Crews           map[string]Crew // of its queues, if it listens
 }
 
 // QueuePolicy is a queue as a supervisor serves it. Nil means that the queue sets nothing.
@@ -100,7 +100,7 @@ func (s Session) Register(ctx context.Context, reg *Registration) error {
 	names, slots := reg.slots()
 	p.Begin()
 	p.Exec(nil, pg.CheckSchema)
-	p.Exec(nil, sqlRegister, reg.ID, reg.Lease.Milliseconds(), names, slots, reg.Host, reg.PID, reg.Build, reg.Process)
+	p.Exec(nil, sqlRegister, reg.ID, reg.Lease.Milliseconds(), names, slots, reg.Host, reg.PID, reg.Build, reg.Process, reg.crew())
 	p.queues(reg)
 	for _, k := range reg.Kinds {
 		p.Exec(nil, sqlRegisterKind, k.Kind, k.MaxAttempts, k.Retry, k.TimeoutMS, reg.Build, pg.OrNull(k.FollowUp), pg.OrNull(k.FollowQueue))
@@ -108,6 +108,7 @@ func (s Session) Register(ctx context.Context, reg *Registration) error {
 	p.Exec(nil, sqlRegisterBuild, reg.Build)
 	p.registerBudgets(reg.Budgets, &reg.Scopes)
 	p.declarePeriodic(reg.ID, reg.Build, reg.Schedules, &reg.Taken)
+	p.readCrews(reg.ID, &reg.Crews)
 	p.Commit()
 	return p.Send(ctx, s.Conn)
 }
@@ -122,6 +123,19 @@ func (reg *Registration) slots() (names []string, doc string) {
 	return names, string(raw)
 }
 
+// crew returns the names of its kinds, in order; nil if it does not listen.
+func (reg *Registration) crew() (kinds []string) {
+	if !reg.Listens {
+		return nil
+	}
+	kinds = []string{}
+	for _, k := range reg.Kinds {
+		kinds = append(kinds, k.Kind)
+	}
+	slices.Sort(kinds)
+	return kinds
+}
+
 // queues stores the queues' policies. The queues are sorted by name, and so are the kinds: two supervisors that start
 // together must not deadlock.
 func (p *pipeline) queues(reg *Registration) {
@@ -129,14 +143,12 @@ func (p *pipeline) queues(reg *Registration) {
 		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived,
 			q.Keep.KeepCompleted, q.Keep.KeepDiscarded, q.Keep.KeepArchived)
 		if reg.Listens {
-			p.Exec(nil, sqlRegisterSleeper, q.Name, reg.ID)
+			p.Exec(nil, sqlRegisterCrew, q.Name, reg.ID, reg.crew(), pg.Interval(reg.Polls))
 		}
 	}
 }
 
 const sqlServe = `update drover_supervisors set queues = $2, slots = $3 where id = $1`
-
-const sqlUnserve = `delete from drover_sleepers where supervisor = $1 and queue <> all($2::text[])`
 
 // Serve stores which queues a running supervisor serves and what their policies are, on a connection of the pool.
 func Serve(ctx context.Context, pool *pg.Pool, id string, reg *Registration) error {
@@ -154,9 +166,10 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 	names, slots := reg.slots()
 	p.Begin()
 	p.Exec(nil, sqlServe, id, names, slots)
-	p.Exec(nil, sqlUnserve, id, names)
+	p.Exec(nil, sqlForgetCrews)
 	p.queues(reg)
 	p.registerBudgets(reg.Budgets, &reg.Scopes)
+	p.readCrews(id, &reg.Crews)
 	p.Commit()
 	return p.Send(ctx, s.Conn)
 }
@@ -187,7 +200,7 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 			order by scheduled_at, id limit 1
 		) j
 		order by j.scheduled_at limit 1), ''),
-	(select count(*) from drover_sleepers where supervisor = $1 and sleeps_until is not null), exists (select from drover_solo where supervisor = $1),
+	(select count(*) from drover_crews c join drover_supervisors m on m.crew = c.crew and c.queue = any(m.queues) where m.id = $1), exists (select from drover_solo where supervisor = $1),
 	(select extract(epoch from min(next_at) - clock_timestamp())::float8 from drover_periodic where declared_by is null or $1 = any(declared_by))
 from drover_supervisors s`
 
@@ -216,15 +229,16 @@ type BeatReply struct {
 	Paces    bool // a redrive is under way
 	Failures bool // there may be work on failure groups
 	Peers    []Peer
-	Clock    float64        // the server's, in seconds since 1970
-	Behind   time.Duration  // of the server's clock, to the latest time that a supervisor has seen; more than 0: it went back
-	Gone     map[int]bool   // the runs that are over, by their indexes in running; true: an operator ended the job
-	Scope    []string       // scopes of all retry budgets
-	Limits   string         // the stamp of the limits
-	Solo     string         // the queue in which a strong suspect has been due for longest; "": none
-	Sleeping int64          // in how many queues drover_sleepers has us asleep
-	Tick     *time.Duration // until the next tick of a schedule that we may tick; nil: there is none
-	Turn     bool           // the turn to run strong suspects is ours
+	Clock    float64         // the server's, in seconds since 1970
+	Behind   time.Duration   // of the server's clock, to the latest time that a supervisor has seen; more than 0: it went back
+	Gone     map[int]bool    // the runs that are over, by their indexes in running; true: an operator ended the job
+	Scope    []string        // scopes of all retry budgets
+	Limits   string          // the stamp of the limits
+	Solo     string          // the queue in which a strong suspect has been due for longest; "": none
+	Crews    int             // rows in drover_crews for our queues
+	OnCall   map[int64]int64 // the slots that it has taken, by the first of their queue
+	Tick     *time.Duration  // until the next tick of a schedule that we may tick; nil: there is none
+	Turn     bool            // the turn to run strong suspects is ours
 }
 
 // strongLanes returns the lanes of strong suspects, each with its queue.
@@ -237,10 +251,11 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 	return of, lanes
 }
 
-// Beat sends a sign of life, and returns what SQLBeat and SQLGone read. running are the runs that handlers work on.
-func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence, draining bool, queues, kinds []string) (BeatReply, error) {
+// Beat sends a sign of life, and returns what SQLBeat and SQLGone read. running are the runs that handlers work on. onCall
+// are the first slots of queues in which it goes on call if a slot is free.
+func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence, draining bool, queues, kinds []string, onCall []int64) (BeatReply, error) {
 	var p pipeline
-	reply := BeatReply{Gone: map[int]bool{}}
+	reply := BeatReply{Gone: map[int]bool{}, OnCall: map[int64]int64{}}
 	of, lanes := strongLanes(queues)
 	inFlight, claimed := Claims(running)
 	p.Begin()
@@ -251,7 +266,7 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 		var behind, tick *float64
 		var queues []*string
 		if err := rows.Scan(&other.ID, &other.Epoch, &other.Beat, &leaseMS, &silentMS, &other.Lost, &queues, &reply.Clock, &behind, &reply.Alive,
-			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Limits, &reply.Solo, &reply.Sleeping, &reply.Turn, &tick); err != nil {
+			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Limits, &reply.Solo, &reply.Crews, &reply.Turn, &tick); err != nil {
 			return err
 		}
 		if behind != nil {
@@ -272,6 +287,7 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 	if len(running) > 0 {
 		p.gone(reply.Gone, id, inFlight, claimed)
 	}
+	p.goOnCall(onCall, reply.OnCall)
 	p.Commit()
 	err := p.Send(ctx, s.Conn)
 	return reply, err
@@ -349,31 +365,24 @@ func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration)
 const sqlDeclareLost = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
 
-// sqlLostSleeps lets enqueues notify other supervisors: a lost one must not count as awake.
-const sqlLostSleeps = `
-delete from drover_sleepers where supervisor = $1 and exists (select from drover_supervisors where id = $1 and lost_at is not null)`
-
 // DeclareLost takes the lease of x. It returns false if x is no longer as it was observed.
 func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	var p pipeline
 	var n int64
 	p.Begin()
 	p.Exec(&n, sqlDeclareLost, x.ID, x.Epoch, x.Beat)
-	p.Exec(nil, sqlLostSleeps, x.ID)
 	p.Commit()
 	err := p.Send(ctx, s.Conn)
 	return n == 1, err
 }
 
-// sqlForget and sqlForgetSleeper delete a supervisor's rows at its stop, or when a rescue found nothing more. sqlEnded
-// keeps the time of a stop.
+// sqlForget deletes a supervisor's row at its stop, or when a rescue found nothing more. sqlEnded keeps the time of a stop.
 const (
 	sqlEnded = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, draining)
 select id, process, host, pid, started_at, now(), draining from drover_supervisors where id = $1 and lost_at is null
 on conflict (id) do nothing`
-	sqlForget        = `delete from drover_supervisors where id = $1`
-	sqlForgetSleeper = `delete from drover_sleepers where supervisor = $1`
+	sqlForget = `delete from drover_supervisors where id = $1`
 )
 
 // Forget deletes a supervisor's rows, and frees the turn to run strong suspects if the supervisor has it. It also
@@ -384,19 +393,22 @@ func (s Session) Forget(ctx context.Context, id string) error {
 	p.Exec(nil, sqlReleaseSolo, id)
 	p.Exec(nil, sqlForgetEnded)
 	p.Exec(nil, sqlEnded, id)
-	p.Exec(nil, sqlForget, id) // drover_supervisors before drover_sleepers, as everywhere
-	p.Exec(nil, sqlForgetSleeper, id)
+	p.Exec(nil, sqlForget, id)
+	p.Exec(nil, sqlForgetCrews)
 	p.Commit()
 	return p.Send(ctx, s.Conn)
 }
 
-// RewriteRows repairs a supervisor's rows after the database went back to an older state. It adds the missing sleepers of
-// the queues awake, and with releaseSolo it frees the turn to run strong suspects.
-func (s Session) RewriteRows(ctx context.Context, id string, awake []string, releaseSolo bool) error {
+// RewriteRows repairs a supervisor's rows after the database went back to an older state. If reg is not nil, it adds the
+// missing crews of its queues, and with releaseSolo it frees the turn to run strong suspects.
+func (s Session) RewriteRows(ctx context.Context, id string, reg *Registration, releaseSolo bool) error {
 	var p pipeline
 	p.Begin()
-	for _, queue := range awake {
-		p.Exec(nil, sqlRegisterSleeper, queue, id)
+	if reg != nil {
+		for _, q := range reg.Queues {
+			p.Exec(nil, sqlRegisterCrew, q.Name, id, reg.crew(), pg.Interval(reg.Polls))
+		}
+		p.readCrews(id, &reg.Crews)
 	}
 	if releaseSolo {
 		p.Exec(nil, sqlReleaseSolo, id)

@@ -1,0 +1,191 @@
+package engine
+
+import (
+	"sync"
+	"time"
+
+	"github.com/drover-queue/drover/internal/floors"
+)
+
+// call is a look into a queue that others count on: a notification named us, or jobs were left that had no room here. A
+// claim answers it that began later, has committed and left room in the queue. Else it is handed on to other supervisors.
+type call struct {
+	due int64     // where to look, in µs since 1970 by the server's clock; 0: a little behind the floors
+	by  time.Time // when it is handed on; zero: never, because all others were told, too
+	n   int       // tells a call from a later one of the same queue
+}
+
+const (
+	// callPatience is how long a call waits for its answer.
+	callPatience = 10 * time.Millisecond
+
+	// nobodyPause is how long nothing more is handed on from a queue in which nobody was on call. It doubles up to
+	// nobodyMost: whoever has room goes on call and looks by itself.
+	nobodyPause = 50 * time.Millisecond
+	nobodyMost  = time.Second
+)
+
+// calls has the open calls of a supervisor, one for each queue, and what the last claims left of its room. It is safe for
+// concurrent use.
+type calls struct {
+	mu     sync.Mutex
+	n      int
+	open   map[string]call
+	roomy  map[string]bool // the last claim left room
+	back   bool            // some queue got room since the keeper last asked
+	nobody map[string]nobody
+	ring   func() // tells the keeper that there is something to do
+}
+
+// nobody is when something was last handed on and nobody was on call.
+type nobody struct {
+	until time.Time
+	pause time.Duration
+}
+
+func newCalls() *calls {
+	return &calls{open: map[string]call{}, roomy: map[string]bool{}, nobody: map[string]nobody{}, ring: func() {}}
+}
+
+// add opens a call. One that is open already keeps the earlier of both times.
+func (c *calls) add(queue string, due int64, by time.Time) {
+	c.mu.Lock()
+	c.n++
+	was, open := c.open[queue]
+	if open {
+		if was.due == 0 || due != 0 && was.due < due {
+			due = was.due
+		}
+		if by.IsZero() || !was.by.IsZero() && was.by.Before(by) {
+			by = was.by
+		}
+	}
+	c.open[queue] = call{due: due, by: by, n: c.n}
+	c.mu.Unlock()
+	c.ring()
+}
+
+// asked returns the open calls.
+func (c *calls) asked() map[string]call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.open) == 0 {
+		return nil
+	}
+	asked := make(map[string]call, len(c.open))
+	for queue, call := range c.open {
+		asked[queue] = call
+	}
+	return asked
+}
+
+// answered notes a claim that left room in the queue.
+func (c *calls) answered(queue string, asked call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open[queue].n == asked.n {
+		delete(c.open, queue)
+	}
+	delete(c.nobody, queue)
+	if !c.roomy[queue] {
+		c.roomy[queue], c.back = true, true
+		defer c.ring()
+	}
+}
+
+// gotRoom reports whether a queue got room since the last attempt to go on call, and with try notes an attempt.
+func (c *calls) gotRoom(try bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	back := c.back
+	c.back = back && !try
+	return back
+}
+
+// want makes the keeper try to go on call.
+func (c *calls) want() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.back = true
+}
+
+// full notes that a claim filled the queue, or found it full. If others count on us there, or leaves is set because nobody
+// else knows of the jobs, the rest is handed on by the given time.
+func (c *calls) full(queue string, leaves bool, now, by time.Time) {
+	c.mu.Lock()
+	c.roomy[queue] = false
+	open, asked := c.open[queue]
+	if asked && open.by.IsZero() {
+		delete(c.open, queue) // all others were told as well
+		asked = false
+	}
+	handOn := (asked || leaves) && !now.Before(c.nobody[queue].until)
+	c.mu.Unlock()
+	if handOn {
+		c.add(queue, 0, by)
+	}
+}
+
+// room reports whether the last claim left room in the queue.
+func (c *calls) room(queue string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.roomy[queue]
+}
+
+// next returns when a call is to be handed on; zero: there is none.
+func (c *calls) next() (at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, call := range c.open {
+		if !call.by.IsZero() && (at.IsZero() || call.by.Before(at)) {
+			at = call.by
+		}
+	}
+	return at
+}
+
+// overdue closes and returns the calls that are to be handed on now.
+func (c *calls) overdue(now time.Time) map[string]call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var overdue map[string]call
+	for queue, open := range c.open {
+		if open.by.IsZero() || now.Before(open.by) {
+			continue
+		}
+		delete(c.open, queue)
+		if overdue == nil {
+			overdue = map[string]call{}
+		}
+		overdue[queue] = open
+	}
+	return overdue
+}
+
+// handedOn notes whether somebody on call was told.
+func (c *calls) handedOn(queue string, told bool, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if told {
+		delete(c.nobody, queue)
+		return
+	}
+	pause := min(max(nobodyPause, 2*c.nobody[queue].pause), nobodyMost)
+	c.nobody[queue] = nobody{until: now.Add(pause), pause: pause}
+}
+
+// lower returns where a claim that answers the call begins to read a lane with floor f.
+func (c call) lower(f floors.Floor) floors.Floor {
+	if f.At.IsZero() {
+		return f
+	}
+	low := floors.Floor{At: f.At.Add(-callBack)}
+	if c.due != 0 {
+		low.At = time.UnixMicro(c.due).Add(-callBack)
+	}
+	if low.Before(f) {
+		return low
+	}
+	return f
+}

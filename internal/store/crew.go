@@ -1,0 +1,144 @@
+package store
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Supervisors tell each other and the enqueues who is awake and who is on call, by advisory locks on their own
+// connections. A lock writes no row, and ends with its connection.
+
+// CallSlots is how many supervisors of a crew are on call in a queue, as drover_wake counts them.
+const CallSlots = 8
+
+// Crew has the keys of a queue's locks, for the supervisors that serve the same kinds in it.
+type Crew struct {
+	Lookout int64 // of the one that is awake
+	OnCall  int64 // of the first of CallSlots that are on call
+}
+
+const (
+	sqlRegisterCrew = `
+insert into drover_crews as c (queue, crew, kinds, lookout, on_call, polls)
+select $1, s.crew, $3::text[], hashtextextended(format('%s lookout %s %s', drover_channel(), $1::text, s.crew), 0),
+	hashtextextended(format('%s on call %s %s', drover_channel(), $1::text, s.crew), 0), $4::interval
+from drover_supervisors s where s.id = $2 and s.crew is not null
+on conflict (queue, crew) do update set polls = excluded.polls where c.polls < excluded.polls`
+
+	// sqlForgetCrews leaves a row alone that somebody has locked: it goes with the next supervisor that stops.
+	sqlForgetCrews = `
+delete from drover_crews where (queue, crew) in (
+	select c.queue, c.crew from drover_crews c
+	where not exists (select from drover_supervisors s where s.crew = c.crew and c.queue = any(s.queues)) for update skip locked)`
+
+	sqlCrews = `
+select c.queue, c.lookout, c.on_call from drover_crews c join drover_supervisors s on s.crew = c.crew and c.queue = any(s.queues) where s.id = $1`
+
+	sqlTakeLookout = `select k from unnest($1::bigint[]) as k where pg_try_advisory_lock(k)`
+	sqlLeave       = `select pg_advisory_unlock(k) from unnest($1::bigint[]) as k`
+	sqlLeaveAll    = `select pg_advisory_unlock_all()`
+
+	// sqlGoOnCall takes one of the slots of each queue that begin at $1, if any is free.
+	sqlGoOnCall = `
+select first, (select first + i from generate_series(0, $2 - 1) as i where pg_try_advisory_lock(first + i) limit 1)
+from unnest($1::bigint[]) as first`
+
+	sqlHandOn = `select drover_wake($1, to_timestamp($2::float8 / 1000000), pass => true)`
+)
+
+// readCrews queues the query for a supervisor's crews, by their queues.
+func (p *pipeline) readCrews(id string, crews *map[string]Crew) {
+	*crews = map[string]Crew{}
+	p.Query(func(rows pgx.Rows) error {
+		var queue string
+		var c Crew
+		err := rows.Scan(&queue, &c.Lookout, &c.OnCall)
+		(*crews)[queue] = c
+		return err
+	}, sqlCrews, id)
+}
+
+// Lookout is which queues a claim's connection begins and ends to be the lookout of, by the keys of their locks.
+type Lookout struct {
+	Take, Leave []int64
+	LeaveAll    bool    // before all else: what this connection holds is not known
+	Took        []int64 // filled in: those that no other session holds
+}
+
+// lookout queues the changes. The locks take effect at once, so what follows sees all jobs of enqueues that found an
+// earlier lookout.
+func (p *pipeline) lookout(l *Lookout) {
+	if l.LeaveAll {
+		p.Exec(nil, sqlLeaveAll)
+	}
+	if len(l.Leave) > 0 {
+		p.Exec(nil, sqlLeave, l.Leave)
+	}
+	if len(l.Take) > 0 {
+		p.Query(func(rows pgx.Rows) error {
+			var key int64
+			err := rows.Scan(&key)
+			l.Took = append(l.Took, key)
+			return err
+		}, sqlTakeLookout, l.Take)
+	}
+}
+
+// Lookout changes of which queues the connection is the lookout, in a round trip of its own. Claim can do so in front
+// of a claim.
+func (s Session) Lookout(ctx context.Context, l *Lookout) error {
+	var p pipeline
+	p.Begin()
+	p.lookout(l)
+	p.Commit()
+	return p.Send(ctx, s.Conn)
+}
+
+// goOnCall queues sqlGoOnCall, and stores the slots that it got by the first of their queue.
+func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
+	if len(firsts) == 0 {
+		return
+	}
+	p.Query(func(rows pgx.Rows) error {
+		var first int64
+		var slot *int64
+		err := rows.Scan(&first, &slot)
+		if slot != nil {
+			got[first] = *slot
+		}
+		return err
+	}, sqlGoOnCall, firsts, CallSlots)
+}
+
+// GoOnCall takes a slot of each queue whose slots begin at one of firsts, if any is free. It returns the slots by firsts.
+func (s Session) GoOnCall(ctx context.Context, firsts []int64) (map[int64]int64, error) {
+	var p pipeline
+	got := map[int64]int64{}
+	p.Begin()
+	p.goOnCall(firsts, got)
+	p.Commit()
+	return got, p.Send(ctx, s.Conn)
+}
+
+// HandOn leaves the slot of a queue, if it is not 0, and notifies others of jobs that are due from then on. It reports
+// whether somebody on call was told. Who sees us on call has committed before the others look.
+func (s Session) HandOn(ctx context.Context, queue string, slot, due int64) (told bool, err error) {
+	var p pipeline
+	p.Begin()
+	if slot != 0 {
+		p.Exec(nil, sqlLeave, []int64{slot})
+	}
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&told) }, sqlHandOn, queue, due)
+	p.Commit()
+	return told, p.Send(ctx, s.Conn)
+}
+
+// LeaveAll gives up all locks of the connection.
+func (s Session) LeaveAll(ctx context.Context) error {
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, sqlLeaveAll)
+	p.Commit()
+	return p.Send(ctx, s.Conn)
+}
