@@ -318,7 +318,7 @@ func TestRolesDoNoMore(t *testing.T) {
 			`truncate jobs`, `drop table jobs`, `drop schema ` + c.schema + ` cascade`, `alter table jobs add column mine int`, `alter table jobs disable trigger all`,
 			`create table mine ()`, `create function drover_mine() returns int language sql as 'select 1'`, `drop function drover_schema_version()`,
 			`create or replace function drover_schema_version() returns int language sql as 'select 99'`, `create index on jobs (args)`,
-			`create trigger mine before insert on jobs execute function drover_follow_up()`, `alter function drover_wake(text, timestamptz, text, boolean) security invoker`,
+			`create trigger mine before insert on jobs execute function drover_follow_up()`, `alter function drover_wake(text, timestamptz, text, bigint) security invoker`,
 			`update drover_goose_version set version_id = 0`, `drop view discarded_jobs`, `comment on table jobs is 'mine'`,
 		}) {
 			tx, err := db.Begin(t.Context())

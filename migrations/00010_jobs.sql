@@ -677,7 +677,7 @@ $$;
 comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues: drover_ and the schema''s name, or a hash of a name over 56 bytes.';
 
 -- +goose StatementBegin
-create function drover_wake(queue text, due timestamptz default null, kind text default null, pass boolean default false) returns boolean language plpgsql as $$
+create function drover_wake(queue text, due timestamptz default null, kind text default null, passes bigint default null) returns boolean language plpgsql as $$
 declare
 	c     record;
 	slots bigint[];
@@ -696,21 +696,21 @@ begin
 		-- The two to notify change every second: a burst soon meets one that is awake.
 		slots := array(
 			select k from (select c.on_call + (i + extract(epoch from clock_timestamp())::bigint) % 8 as k from generate_series(0, 7) as i) s
-			where not (pg_try_advisory_lock_shared(k) and pg_advisory_unlock_shared(k)) limit 2);
+			where k is distinct from passes and not (pg_try_advisory_lock_shared(k) and pg_advisory_unlock_shared(k)) limit 2);
 		if slots <> '{}' then
-			perform pg_notify(drover_channel(), format('%s %s %s %s', case when pass then 'pass' else 'wake' end, slots[1], coalesce(slots[2], slots[1]), what));
+			perform pg_notify(drover_channel(), format('%s %s %s %s', case when passes is null then 'wake' else 'pass' end, slots[1], coalesce(slots[2], slots[1]), what));
 			told := true;
 		end if;
 	end loop;
-	if pass and not told then
+	if passes is not null and not told then
 		perform pg_notify(drover_channel(), 'all ' || what);
 	end if;
 	return told;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_wake(text, timestamptz, text, boolean) is
-	'Notifies two of the supervisors on call for a queue, unless one that is awake has room. kind null: of each crew. pass: a supervisor hands on what it has no room for; if nobody is on call, all that listen are told. Returns whether somebody on call was told.';
+comment on function drover_wake(text, timestamptz, text, bigint) is
+	'Notifies two of the supervisors on call for a queue, unless one that is awake has room. kind null: of each crew. passes: a supervisor hands on what it cannot look for, and this is its own lock; if nobody else is on call, all that listen are told. Returns whether somebody on call was told.';
 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$

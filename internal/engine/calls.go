@@ -145,7 +145,8 @@ func (c *calls) next() (at time.Time) {
 	return at
 }
 
-// overdue closes and returns the calls that are to be handed on now.
+// overdue returns the calls that are to be handed on now. It closes those of queues without room; a claim that is late may
+// still answer the others.
 func (c *calls) overdue(now time.Time) map[string]call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -154,11 +155,15 @@ func (c *calls) overdue(now time.Time) map[string]call {
 		if open.by.IsZero() || now.Before(open.by) {
 			continue
 		}
-		delete(c.open, queue)
 		if overdue == nil {
 			overdue = map[string]call{}
 		}
 		overdue[queue] = open
+		if open.by = (time.Time{}); c.roomy[queue] {
+			c.open[queue] = open
+		} else {
+			delete(c.open, queue)
+		}
 	}
 	return overdue
 }

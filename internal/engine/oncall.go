@@ -81,8 +81,8 @@ func (c *keeper) callsAt(at time.Time) time.Time {
 	return at
 }
 
-// TendCalls hands on the calls that were not answered in time. It leaves its slot first: two supervisors without room must
-// not hand on to each other. It goes on call again once a claim has left room.
+// TendCalls hands on the calls that were not answered in time. If there is no room, it leaves its slot first: two full
+// supervisors must not hand on to each other. It goes on call again once a claim has left room.
 func (c *keeper) TendCalls(ctx context.Context) {
 	c.mu.Lock()
 	c.rung = false
@@ -105,14 +105,17 @@ func (c *keeper) TendCalls(ctx context.Context) {
 		if due == 0 {
 			due = now.UnixMicro()
 		}
-		delete(c.onCall, queue)
-		told, err := conn.HandOn(ctx, queue, slot, due)
+		leave := !c.calls.room(queue)
+		told, err := conn.HandOn(ctx, queue, due, slot, leave)
 		if err != nil {
 			c.unsure = true
 			return
 		}
+		if leave {
+			delete(c.onCall, queue)
+			c.callAt = now.Add(tryEvery)
+		}
 		c.calls.handedOn(queue, told, now)
-		c.callAt = now.Add(tryEvery)
 	}
 	if !now.Before(c.callAt) && c.calls.gotRoom(true) && len(c.offCall()) > 0 {
 		c.callAt = now.Add(tryEvery)

@@ -44,7 +44,7 @@ select c.queue, c.lookout, c.on_call from drover_crews c join drover_supervisors
 select first, (select first + i from generate_series(0, $2 - 1) as i where pg_try_advisory_lock(first + i) limit 1)
 from unnest($1::bigint[]) as first`
 
-	sqlHandOn = `select drover_wake($1, to_timestamp($2::float8 / 1000000), pass => true)`
+	sqlHandOn = `select drover_wake($1, to_timestamp($2::float8 / 1000000), passes => $3)`
 )
 
 // readCrews queues the query for a supervisor's crews, by their queues.
@@ -121,15 +121,16 @@ func (s Session) GoOnCall(ctx context.Context, firsts []int64) (map[int64]int64,
 	return got, p.Send(ctx, s.Conn)
 }
 
-// HandOn leaves the slot of a queue, if it is not 0, and notifies others of jobs that are due from then on. It reports
-// whether somebody on call was told. Who sees us on call has committed before the others look.
-func (s Session) HandOn(ctx context.Context, queue string, slot, due int64) (told bool, err error) {
+// HandOn notifies others of jobs that are due from a time on, in µs since 1970. It reports whether somebody on call was told.
+// slot is our own; 0: we are not on call. With leave the slot is left before: whoever saw us on call has committed before the
+// others look.
+func (s Session) HandOn(ctx context.Context, queue string, due, slot int64, leave bool) (told bool, err error) {
 	var p pipeline
 	p.Begin()
-	if slot != 0 {
+	if leave && slot != 0 {
 		p.Exec(nil, sqlLeave, []int64{slot})
 	}
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&told) }, sqlHandOn, queue, due)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&told) }, sqlHandOn, queue, due, slot)
 	p.Commit()
 	return told, p.Send(ctx, s.Conn)
 }
