@@ -34,8 +34,8 @@ func (db *testDB) asleep(t testing.TB) {
 func (db *testDB) crew(t testing.TB, queue string, kinds ...string) (c store.Crew) {
 	t.Helper()
 	if err := db.QueryRow(t.Context(), `
-insert into drover_crews (queue, crew, kinds, lookout, on_call, polls)
-select $1::text, hashtextextended($2::text[]::text, 0), $2, hashtextextended(current_schema() || $1 || $2::text, 1), hashtextextended(current_schema() || $1 || $2::text, 2), '1 min'
+insert into drover_crews (queue, crew, kinds, lookout, on_call, polls, channel)
+select $1::text, hashtextextended($2::text[]::text, 0), $2, hashtextextended(current_schema() || $1 || $2::text, 1), hashtextextended(current_schema() || $1 || $2::text, 2), '1 min', drover_channel()
 returning lookout, on_call`, queue, kinds).Scan(&c.Lookout, &c.OnCall); err != nil {
 		t.Fatal(err)
 	}

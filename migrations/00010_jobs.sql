@@ -520,12 +520,14 @@ create table drover_crews (
 	lookout bigint not null,
 	on_call bigint not null,
 	polls   interval not null,
+	channel text not null,
 	primary key (queue, crew)
 );
 comment on table drover_crews is 'The supervisors that serve the same kinds in a queue are a crew. Who is awake or on call is told by advisory locks, which end with their connection; no row is written for it.';
 comment on column drover_crews.crew is 'A hash of the kinds; drover_supervisors.crew has it, too.';
 comment on column drover_crews.lookout is 'The lock of the one that looks for jobs all the time and has room. While it is held, enqueues notify nobody.';
 comment on column drover_crews.on_call is 'This lock and the seven after it are held by those that an enqueue may notify.';
+comment on column drover_crews.channel is 'What drover_channel() returns. To call that for each enqueue would cost as much again as all the rest.';
 comment on column drover_crews.polls is 'The longest that any of them goes without a look: nobody need be notified of a job that is due later than that.';
 
 create view drover_on_duty as
@@ -686,7 +688,7 @@ declare
 	what  constant text := format('%s %s %s', floor(extract(epoch from at) * 1000000)::bigint,
 		floor(greatest(extract(epoch from at - clock_timestamp()), 0) * 1000000)::bigint, queue);
 begin
-	for c in select w.lookout, w.on_call from drover_crews w
+	for c in select w.lookout, w.on_call, w.channel from drover_crews w
 		where w.queue = drover_wake.queue and (drover_wake.kind is null or drover_wake.kind = any(w.kinds)) and at <= now() + w.polls
 	loop
 		if not (pg_try_advisory_lock_shared(c.lookout) and pg_advisory_unlock_shared(c.lookout)) then
@@ -698,7 +700,7 @@ begin
 			select k from (select c.on_call + (i + extract(epoch from clock_timestamp())::bigint) % 8 as k from generate_series(0, 7) as i) s
 			where k is distinct from passes and not (pg_try_advisory_lock_shared(k) and pg_advisory_unlock_shared(k)) limit 2);
 		if slots <> '{}' then
-			perform pg_notify(drover_channel(), format('%s %s %s %s', case when passes is null then 'wake' else 'pass' end, slots[1], coalesce(slots[2], slots[1]), what));
+			perform pg_notify(c.channel, format('%s %s %s %s', case when passes is null then 'wake' else 'pass' end, slots[1], coalesce(slots[2], slots[1]), what));
 			told := true;
 		end if;
 	end loop;

@@ -53,7 +53,7 @@ func TestUpDownUpOnAFullDatabase(t *testing.T) {
 	exec(t, pool, `insert into drover_kinds (kind) values ('k')`)
 	exec(t, pool, `insert into queues (name) values ('q')`)
 	exec(t, pool, `insert into drover_supervisors (id, lease_ms, queues) values ('s', 1, '{q}')`)
-	exec(t, pool, `insert into drover_crews (queue, crew, kinds, lookout, on_call, polls) values ('q', 1, '{k}', 1, 2, '5 s')`)
+	exec(t, pool, `insert into drover_crews (queue, crew, kinds, lookout, on_call, polls, channel) values ('q', 1, '{k}', 1, 2, '5 s', 'c')`)
 	up(t, pool) // a second Up keeps everything
 	if n := value[int](t, pool, `select count(*) from jobs`); n != 1000 {
 		t.Fatalf("%d jobs after the second Up", n)
@@ -133,7 +133,7 @@ func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	if _, err := conn.Exec(t.Context(), `listen `+pgx.Identifier{channel}.Sanitize()); err != nil {
 		t.Fatal(err)
 	}
-	exec(t, pool, `insert into drover_crews (queue, crew, kinds, lookout, on_call, polls) values ('default', 1, '{k}', 1, hashtextextended(current_schema(), 3), '5 s')`)
+	exec(t, pool, `insert into drover_crews (queue, crew, kinds, lookout, on_call, polls, channel) values ('default', 1, '{k}', 1, hashtextextended(current_schema(), 3), '5 s', drover_channel())`)
 	if _, err := conn.Exec(t.Context(), `select pg_advisory_lock(hashtextextended(current_schema(), 3))`); err != nil {
 		t.Fatal(err)
 	}

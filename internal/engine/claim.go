@@ -59,7 +59,7 @@ type claimer struct {
 func newClaimer(s *Shared, w *runner) *claimer {
 	c := &claimer{
 		Shared: s, out: lookout{posts: map[string]int64{}, fullAt: map[string]time.Time{}}, alarm: s.alarm, runner: w, Floors: floors.New(), Near: floors.NewNear(), Audit: &audit{Shared: s, settler: w.settler}, ended: make(chan struct{}), Link: store.NewLine(s.pool),
-		Refused: RefusedClaims{Most: MaxClaim},
+		sleep: sleep{trickle: trickle{rate: TrickleRate, burst: TrickleBurst}}, Refused: RefusedClaims{Most: MaxClaim},
 	}
 	c.Trouble = Trouble{means: "no job is claimed", vital: true, link: &c.Link}
 	return c

@@ -26,9 +26,12 @@ type keeper struct {
 	Base      context.Context //nolint:containedctx // the values that handlers see
 	Link      store.Line
 	Listening store.Session    // the connection that has sent LISTEN
-	onCall    map[string]int64 // the keys of the slots that it holds there, by queue
+	onCall    map[string]int64 // the keys of the slots that it holds, by queue
+	callConn  store.Session    // the connection that holds them
+	unsure    bool             // it may hold others
 	callAt    time.Time        // no attempt to go on call again before
-	unsure    bool             // the connection may hold other slots
+	noise     trickle          // notifications that were for others
+	deafBy    time.Time        // because of these it does not listen until then
 	timer     *time.Timer      // ends the lease; nil before run
 	ending    sync.Mutex       // the lease is either kept up or found to be over
 	counted   int64            // beats that our row must count; with fewer, the database went back
@@ -60,6 +63,7 @@ type keeper struct {
 
 func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *keeper {
 	c := &keeper{Shared: s, budgets: b, claimer: cl, redriver: r, scheduler: t, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Scan{}}
+	c.noise = trickle{rate: noiseRate, burst: noiseBurst}
 	c.Limits = &follower{Shared: s, claimer: cl}
 	c.Trouble = Trouble{means: "after most of a lease the running jobs are cancelled", vital: true, link: &c.Link}
 	c.deaf = Trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
@@ -191,7 +195,7 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 // enqueued while all supervisors slept, or a running one was cancelled. Without them, polls and beats find the same.
 func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
-	if c.Cfg.DisableNotify || conn.Closed() {
+	if c.Cfg.DisableNotify || conn.Closed() || c.Now().Before(c.deafBy) {
 		return false
 	}
 	if c.Listening == conn {
@@ -204,7 +208,7 @@ func (c *keeper) Listens() bool {
 		return false
 	}
 	c.deaf.Over(ctx, c.Shared)
-	c.Listening, c.onCall, c.unsure = conn, map[string]int64{}, false
+	c.Listening = conn
 	c.goOnCall(ctx)
 	// Notifications that came while nobody listened are lost: the claimer finds the jobs, a beat the cancels.
 	c.alarm.Wake()

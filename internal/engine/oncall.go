@@ -7,10 +7,25 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // A few supervisors of each queue are on call: they hold a slot, and an enqueue notifies two of these if there is no
 // lookout. The slots are locks on the keeper's connection, the one that listens.
+//
+// The others listen as well, so that all hear of a burst. But up to PostgreSQL 18 a NOTIFY interrupts each session that
+// listens. Who hears too many that are for others stops listening for a while, and asks for a free slot instead: those who
+// are told and have no room leave theirs.
+const (
+	noiseRate  = 4  // notifications for others in a second
+	noiseBurst = 20 // and so many together
+	deafFor    = 30 * time.Second
+
+	// askSlot is how often one that does not listen asks for a slot, times the supervisors that may do the same.
+	askSlot      = 5 * time.Millisecond
+	askSlotLeast = 250 * time.Millisecond
+)
 
 // called is a notification about jobs: two slots, but for "all", then when the first job is due, how long until then, both in
 // µs, and the queue. "pass" and "all" come from a supervisor that has no room, the others are told behind a commit.
@@ -24,6 +39,9 @@ func (c *keeper) called(verb, what string) {
 	due, what := number(what)
 	left, queue := number(what)
 	slot, held := c.onCall[queue]
+	if verb == "wake" && len(c.onCall) == 0 {
+		c.noise.add(1, c.Now())
+	}
 	if !slices.Contains(c.QueueNames(), queue) || c.Draining.Load() || verb != "all" && (!held || slot != slots[0] && slot != slots[1]) {
 		return
 	}
@@ -67,7 +85,7 @@ func (c *keeper) Ring() {
 func (c *keeper) Rung() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.rung
+	return c.rung || c.noise.over()
 }
 
 // callsAt returns when a call is to be handed on, or the given time if that comes first.
@@ -75,7 +93,7 @@ func (c *keeper) callsAt(at time.Time) time.Time {
 	if next := c.calls.next(); !next.IsZero() && next.Before(at) {
 		return next
 	}
-	if c.callAt.Before(at) && c.calls.gotRoom(false) && len(c.offCall()) > 0 {
+	if c.callAt.Before(at) && (c.isDeaf() || c.calls.gotRoom(false)) && len(c.offCall()) > 0 {
 		return c.callAt
 	}
 	return at
@@ -94,6 +112,9 @@ func (c *keeper) TendCalls(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/6)
 	defer cancel()
 	now := c.Now()
+	if c.callConn != conn {
+		c.callConn, c.onCall, c.unsure = conn, map[string]int64{}, false
+	}
 	if c.unsure || c.Draining.Load() && len(c.onCall) > 0 {
 		if conn.LeaveAll(ctx) != nil {
 			return // the next heartbeat meets and reports the same error
@@ -117,17 +138,31 @@ func (c *keeper) TendCalls(ctx context.Context) {
 		}
 		c.calls.handedOn(queue, told, now)
 	}
-	if !now.Before(c.callAt) && c.calls.gotRoom(true) && len(c.offCall()) > 0 {
+	if c.hears() && c.noise.over() {
+		if conn.Unlisten(ctx) != nil {
+			return
+		}
+		c.Listening, c.deafBy = store.Session{}, now.Add(deafFor)
+		c.noise.left = noiseBurst
+	}
+	if !now.Before(c.callAt) && (c.calls.gotRoom(true) || c.isDeaf()) && len(c.offCall()) > 0 {
 		c.callAt = now.Add(tryEvery)
+		if c.isDeaf() {
+			c.callAt = now.Add(max(askSlotLeast, askSlot*time.Duration(len(*c.sharers.Load()))))
+		}
 		if c.goOnCall(ctx) {
+			c.deafBy = time.Time{}
 			c.alarm.Wake() // those who committed meanwhile told nobody
 		}
 	}
 }
 
+// isDeaf reports whether it does not listen because too much was for others.
+func (c *keeper) isDeaf() bool { return c.Now().Before(c.deafBy) && !c.hears() }
+
 // offCall returns the first slots of the queues that have room and in which it is not on call, by queue.
 func (c *keeper) offCall() map[string]int64 {
-	if !c.hears() || c.Draining.Load() {
+	if !c.hears() && !c.isDeaf() || c.Draining.Load() {
 		return nil
 	}
 	firsts := map[string]int64{}
@@ -154,6 +189,9 @@ func (c *keeper) wentOnCall(firsts map[string]int64, got map[int64]int64, err er
 	if err != nil {
 		c.unsure = c.unsure || len(firsts) > 0
 		return false
+	}
+	if conn := c.Link.Current(); c.callConn != conn {
+		c.callConn, c.onCall, c.unsure = conn, map[string]int64{}, false
 	}
 	for queue, first := range firsts {
 		if slot, ok := got[first]; ok {

@@ -85,14 +85,16 @@ func (s *sleep) tired(now time.Time) bool {
 	return !s.IdleAt.IsZero() && now.Sub(s.IdleAt) >= SleepAfter
 }
 
-// trickle is how many more jobs a sleeper may find before it should wake up, because each costs a notification.
+// trickle bounds how many may come in a second, and how many together. A sleeper that finds more jobs than that should wake
+// up, because each costs a notification.
 type trickle struct {
-	left float64
-	at   time.Time
+	rate, burst float64
+	left        float64
+	at          time.Time
 }
 
 func (t *trickle) add(n int, now time.Time) {
-	t.left = max(-1, min(TrickleBurst, t.left+TrickleRate*now.Sub(t.at).Seconds())-float64(n))
+	t.left = max(-1, min(t.burst, t.left+t.rate*now.Sub(t.at).Seconds())-float64(n))
 	t.at = now
 }
 

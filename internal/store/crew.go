@@ -20,9 +20,9 @@ type Crew struct {
 
 const (
 	sqlRegisterCrew = `
-insert into drover_crews as c (queue, crew, kinds, lookout, on_call, polls)
+insert into drover_crews as c (queue, crew, kinds, lookout, on_call, polls, channel)
 select $1, s.crew, $3::text[], hashtextextended(format('%s lookout %s %s', drover_channel(), $1::text, s.crew), 0),
-	hashtextextended(format('%s on call %s %s', drover_channel(), $1::text, s.crew), 0), $4::interval
+	hashtextextended(format('%s on call %s %s', drover_channel(), $1::text, s.crew), 0), $4::interval, drover_channel()
 from drover_supervisors s where s.id = $2 and s.crew is not null
 on conflict (queue, crew) do update set polls = excluded.polls where c.polls < excluded.polls`
 

@@ -430,6 +430,12 @@ func (s Session) Listen(ctx context.Context) error {
 	return err
 }
 
+// Unlisten ends what Listen began.
+func (s Session) Unlisten(ctx context.Context) error {
+	_, err := s.Conn.Exec(ctx, "unlisten *")
+	return err
+}
+
 // Epoch returns a supervisor's epoch, and whether its lease is lost. Without a row it is lost, too.
 func (s Session) Epoch(ctx context.Context, id string) (epoch int, lost bool, err error) {
 	lost = true
