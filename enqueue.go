@@ -65,6 +65,12 @@ type EnqueueOpts struct {
 	// only for a repeated enqueue of the same job: a unique job that exists has an id of its own.
 	Unique *Unique
 
+	// DisableNotify sends no NOTIFY, also for what the transaction does afterwards: Postgres refuses to prepare a
+	// transaction that has sent one. It sets drover.notify to off, local to the transaction. Sleeping supervisors find the
+	// job after up to PollInterval; one whose transaction commits more than 20 s after the call may wait for the next full
+	// sweep. A schedule's jobs cannot have it.
+	DisableNotify bool
+
 	// Metadata is marshalled to a JSON object kept beside the args. Nil means none; keys that begin with
 	// "drover:" are refused.
 	Metadata map[string]any
@@ -199,6 +205,7 @@ type newJob struct {
 	Uniqueness *uniqueness `json:"uniqueness,omitempty"`
 	reply      uniqueReply // what became of it, if it is unique
 
+	quiet       bool // it notifies nobody
 	plain       bool // no more than an id of ours, queue, priority, kind and args
 	copied      bool // no more than that and metadata: a batch stores it by COPY
 	plainUnique bool // no more than that, and unique, and the other one stays as it is
@@ -229,7 +236,7 @@ func (c *Client) encode(args Args, opts *EnqueueOpts) (*newJob, error) {
 	if opts == nil {
 		opts = &EnqueueOpts{}
 	}
-	job := &newJob{ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.Key}
+	job := &newJob{quiet: opts.DisableNotify || c.cfg.DisableNotify, ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.Key}
 	c.encodeArgs(&bad, job, args)
 	job.encodeOptions(&bad, opts)
 	job.Uniqueness = opts.Unique.encode(&bad, job.Args, job.ConcurrencyKey, !job.dueNow())

@@ -85,6 +85,10 @@ type Config struct {
 	// are. If Redact panics, a fixed text replaces the whole text.
 	Redact func(string) string
 
+	// DisableNotify is EnqueueOpts.DisableNotify for every enqueue of this client, and for SettleTx and CompleteTx of its
+	// supervisors' handlers.
+	DisableNotify bool
+
 	// Schema is the schema with drover's tables, up to 63 bytes, spelled as in the catalog: without quotes, and capitals
 	// are capitals. drover then writes it in front of each of its names in each statement, also in your transactions, and
 	// search_path does not matter. Empty means that search_path picks the schema. Migrate with

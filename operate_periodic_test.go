@@ -100,6 +100,7 @@ func TestPeriodicBadInput(t *testing.T) {
 		{"Opts.ID", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}},
 		{"Opts.ScheduledAt", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ScheduledAt: time.Now()}}},
 		{"Opts.ExpiresAt", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ExpiresAt: time.Now()}}},
+		{"Opts.DisableNotify", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{DisableNotify: true}}},
 		{"Opts.RetryUntil", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{RetryUntil: time.Now()}}},
 		{"Opts.Delay", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Delay: 367 * 24 * time.Hour}}},
 		{"Opts.MaxAttempts", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{MaxAttempts: -1}}},

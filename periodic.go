@@ -39,8 +39,8 @@ type Periodic struct {
 	// Args are the args of each job. Their kind is the job's kind. Required.
 	Args Args
 
-	// Opts are the settings of each job. Nil means the defaults. ID, ScheduledAt, ExpiresAt and RetryUntil are refused,
-	// because they make no sense for more than one job. With Unique, a tick that finds another job like its own makes
+	// Opts are the settings of each job. Nil means the defaults. ID, ScheduledAt, ExpiresAt, RetryUntil and DisableNotify are
+	// refused, because they make no sense for more than one job. With Unique, a tick that finds another job like its own makes
 	// none, and counts as skipped; Unique.OnConflict must be KeepExisting.
 	Opts *EnqueueOpts
 
@@ -151,12 +151,12 @@ func (c *Client) encodePeriodicJob(bad *problems, p *Periodic) *newJob {
 	for _, never := range []struct {
 		field string
 		set   bool
-	}{{"ID", opts.ID != ""}, {"ScheduledAt", !opts.ScheduledAt.IsZero()}, {"ExpiresAt", !opts.ExpiresAt.IsZero()}, {"RetryUntil", !opts.RetryUntil.IsZero()}} {
+	}{{"ID", opts.ID != ""}, {"ScheduledAt", !opts.ScheduledAt.IsZero()}, {"ExpiresAt", !opts.ExpiresAt.IsZero()}, {"RetryUntil", !opts.RetryUntil.IsZero()}, {"DisableNotify", opts.DisableNotify}} {
 		if never.set {
 			bad.add("Opts."+never.field, "makes no sense for a job that is enqueued again and again")
 		}
 	}
-	opts.ID, opts.ScheduledAt, opts.ExpiresAt, opts.RetryUntil = "", time.Time{}, time.Time{}, time.Time{}
+	opts.ID, opts.ScheduledAt, opts.ExpiresAt, opts.RetryUntil, opts.DisableNotify = "", time.Time{}, time.Time{}, time.Time{}, false
 	var args, settings problems
 	job := &newJob{Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.Key}
 	c.encodeArgs(&args, job, p.Args)

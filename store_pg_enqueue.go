@@ -106,6 +106,7 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 	}
 	p.Exec(&told.committed, pg.CommitAndBegin)
 	switch {
+	case job.quiet:
 	case s.wakesBlindly.Load() || s.functionsOnly.Load():
 		wake(&p, job)
 	case job.plainUnique:
@@ -159,7 +160,20 @@ func wake(p *pg.Pipeline, job *newJob) {
 	}
 }
 
+// sqlDisableNotify holds until the end of the caller's transaction.
+const sqlDisableNotify = `select set_config('drover.notify', 'off', true)`
+
+// disableNotify keeps the caller's transaction from notifying supervisors.
+func disableNotify(ctx context.Context, tx Tx) error {
+	return pg.Classify(tx.QueryRow(ctx, sqlDisableNotify).Scan(new(string)))
+}
+
 func (s *desk) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool, err error) {
+	if job.quiet {
+		if err := disableNotify(ctx, tx); err != nil {
+			return false, err
+		}
+	}
 	if job.Uniqueness != nil {
 		doc, err := json.Marshal(job)
 		if err != nil {
@@ -185,6 +199,11 @@ const (
 // for each id the jobs that were not stored, and notes in each unique job what became of it.
 func (s *desk) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
 	existing := map[string]int{}
+	if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.quiet }) {
+		if err := disableNotify(ctx, tx); err != nil {
+			return nil, err
+		}
+	}
 	jobs, unique := apart(jobs)
 	slices.SortStableFunc(jobs, func(a, b *newJob) int { return cmp.Compare(a.ID, b.ID) })
 	for len(jobs) > 0 {
@@ -447,7 +466,7 @@ func (s *desk) wakeQueues(ctx context.Context, jobs []*newJob) {
 	p.Begin()
 	seen := map[[2]string]bool{}
 	for _, job := range jobs {
-		if of := [2]string{job.Queue, job.Kind}; job.ScheduledAt == nil && job.Delay == "" && !seen[of] {
+		if of := [2]string{job.Queue, job.Kind}; !job.quiet && job.ScheduledAt == nil && job.Delay == "" && !seen[of] {
 			seen[of] = true
 			wake(&p, job)
 		}

@@ -109,7 +109,14 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 	if trial := t.handler.trial; trial != nil {
 		return trial.settle(j.ID, err)
 	}
-	return t.SettleTx(ctx, t.handler.client.desk.in(tx), t.decide(err))
+	in := t.handler.client.desk.in(tx)
+	if t.handler.client.cfg.DisableNotify { // a follow-up notifies
+		if err := disableNotify(ctx, in); err != nil {
+			t.NoteTx(err)
+			return err
+		}
+	}
+	return t.SettleTx(ctx, in, t.decide(err))
 }
 
 // EnqueueTx enqueues another job in the handler's transaction, if this job still belongs to the handler's run. Use it

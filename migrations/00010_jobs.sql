@@ -679,6 +679,20 @@ $$;
 comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues: drover_ and the schema''s name, or a hash of a name over 56 bytes.';
 
 -- +goose StatementBegin
+create function drover_notify(payload text) returns void language plpgsql as $$
+begin
+	-- drover_wake has the same conditions. Above half, the queue of notifications may soon be full, and then the caller's
+	-- commit would fail. A setting that was local to an earlier transaction is empty.
+	if coalesce(nullif(current_setting('drover.notify', true), ''), 'on')::boolean and pg_notification_queue_usage() <= 0.5 then
+		perform pg_notify(drover_channel(), payload);
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_notify(text) is
+	'Notifies supervisors, unless the setting drover.notify is off: a transaction that has notified cannot be prepared. Nor does it notify while Postgres'' queue of notifications is more than half full.';
+
+-- +goose StatementBegin
 create function drover_wake(queue text, due timestamptz default null, kind text default null, passes bigint default null) returns boolean language plpgsql as $$
 declare
 	c     record;
@@ -688,6 +702,9 @@ declare
 	what  constant text := format('%s %s %s', floor(extract(epoch from at) * 1000000)::bigint,
 		floor(greatest(extract(epoch from at - clock_timestamp()), 0) * 1000000)::bigint, queue);
 begin
+	if not coalesce(nullif(current_setting('drover.notify', true), ''), 'on')::boolean or pg_notification_queue_usage() > 0.5 then
+		return false; -- as drover_notify
+	end if;
 	for c in select w.lookout, w.on_call, w.channel from drover_crews w
 		where w.queue = drover_wake.queue and (drover_wake.kind is null or drover_wake.kind = any(w.kinds)) and at <= now() + w.polls
 	loop
@@ -705,7 +722,7 @@ begin
 		end if;
 	end loop;
 	if passes is not null and not told then
-		perform pg_notify(drover_channel(), 'all ' || what);
+		perform drover_notify('all ' || what);
 	end if;
 	return told;
 end

@@ -396,7 +396,7 @@ begin
 	end if;
 	running := drover_without(running, refused);
 	perform drover_forget_refused(ended);
-	perform pg_notify(drover_channel(), 'cancel ' || r.id) from unnest(running) as r(id);
+	perform drover_notify('cancel ' || r.id) from unnest(running) as r(id);
 end
 $$;
 -- +goose StatementEnd

@@ -317,7 +317,7 @@ begin
 	from (select) one left join (
 		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where not exists (select from jobs j where j.id = i.id)) u on true
 	returning id into named;
-	perform pg_notify(drover_channel(), 'redrive ' || named);
+	perform drover_notify('redrive ' || named);
 	return named;
 end
 $$;
@@ -916,7 +916,7 @@ create function drover_redrive_pause(redrive text, pause boolean default true, b
 	update drover_redrives r set paused_at = case when pause then clock_timestamp() end,
 		changed_by = left(coalesce(nullif(drover_redrive_pause.by, ''), session_user), 128), changed_why = coalesce(left(drover_redrive_pause.why, 1000), '')
 	where r.id = redrive and r.finished_at is null and r.state <> 'aborted' and (r.paused_at is null) = pause;
-	select pg_notify(drover_channel(), 'redrive ' || redrive) where not pause;
+	select drover_notify('redrive ' || redrive) where not pause;
 	select case when paused_at is not null and finished_at is null then 'paused' else state end from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
@@ -927,7 +927,7 @@ create function drover_redrive_abort(redrive text, why text default '', by text 
 	update drover_redrives r set state = 'aborted', paused_at = null, note = coalesce(drover_redrive_abort.why, ''),
 		changed_by = left(coalesce(nullif(drover_redrive_abort.by, ''), session_user), 128), changed_why = coalesce(left(drover_redrive_abort.why, 1000), '')
 	where r.id = redrive and r.state in ('marking', 'canary', 'running');
-	select pg_notify(drover_channel(), 'redrive ' || redrive);
+	select drover_notify('redrive ' || redrive);
 	select state from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd

@@ -60,7 +60,7 @@ create trigger drover_limits_number before insert or update on drover_limits for
 -- +goose StatementBegin
 create function drover_limits_notify() returns trigger language plpgsql as $$
 begin
-	perform pg_notify(drover_channel(), 'limits');
+	perform drover_notify('limits');
 	return null;
 end
 $$;

@@ -512,7 +512,7 @@ begin
 		raise exception 'drover: schedule % is declared in code: change it there, or pause it', quote_literal(p.name) using errcode = 'DR002';
 	end if;
 	p.next_at := drover_periodic_put(p);
-	perform pg_notify(drover_channel(), 'periodic');
+	perform drover_notify('periodic');
 	return p.next_at;
 end
 $$;
@@ -621,7 +621,7 @@ begin
 		update drover_periodic o set paused_until = null, next_at = case when o.paused_until <= clock_timestamp() then o.next_at else drover_periodic_first(p, clock_timestamp()) end,
 			updated_at = clock_timestamp(), updated_by = drover_periodic_by(by), updated_why = coalesce(left(why, 1000), '')
 		where o.name = p.name;
-		perform pg_notify(drover_channel(), 'periodic');
+		perform drover_notify('periodic');
 	end if;
 	return true;
 end
