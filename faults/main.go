@@ -197,7 +197,7 @@ func (s *suite) lane(ctx context.Context, queue <-chan scenario, r *report) (err
 func startServer(ctx context.Context, env []string) (*pgdev.Server, error) {
 	return pgdev.Start(ctx, pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download},
-		Settings: map[string]string{"max_connections": "400", "deadlock_timeout": "50ms"},
+		Settings: map[string]string{"max_connections": "600", "deadlock_timeout": "50ms", "max_prepared_transactions": "20"},
 		Env:      env,
 	})
 }

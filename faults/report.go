@@ -27,7 +27,8 @@ type result struct {
 	Recovery   float64     `json:"recovery_seconds"` // the longest
 	Seconds    float64     `json:"seconds"`
 	StartedMS  [2]float64  `json:"start_p99_ms"` // of jobs, from insert to claim: before the first fault, and after it
-	Verdict    string      `json:"verdict"`      // pass, fail
+	Measured   string      `json:"measured,omitempty"`
+	Verdict    string      `json:"verdict"` // pass, fail
 	Error      string      `json:"error,omitempty"`
 	Violations []violation `json:"violations,omitempty"`
 }
@@ -40,6 +41,9 @@ func (r *result) count(h *history) {
 		r.StartedMS = [2]float64{percentile(before, 0.99).Seconds() * 1000, percentile(after, 0.99).Seconds() * 1000}
 	}
 	for _, f := range h.faults {
+		if r.Scenario == "L-11" {
+			r.Measured = f.What
+		}
 		r.Faults += f.Count
 		if took, recovered := recovery(jobs, f); recovered {
 			r.Recovery = max(r.Recovery, took.Seconds())
@@ -67,6 +71,9 @@ func (r *result) line() string {
 		r.Scenario, r.Verdict, r.Seconds, r.Rounds, r.Faults, r.Jobs, r.Runs, r.Duplicates, r.Refused, r.Lost, r.Recovery)
 	if strings.HasPrefix(r.Scenario, "L-8") || r.Scenario == "L-9" {
 		text += fmt.Sprintf("; 99 of 100 start within %.1f ms, %.1f before the first fault", r.StartedMS[1], r.StartedMS[0])
+	}
+	if r.Measured != "" {
+		text += "; " + r.Measured
 	}
 	if r.Verdict != "pass" {
 		text += fmt.Sprintf("  %d violations  %s", len(r.Violations), r.Error)

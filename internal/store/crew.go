@@ -36,8 +36,13 @@ delete from drover_crews where (queue, crew) in (
 select c.queue, c.lookout, c.on_call from drover_crews c join drover_supervisors s on s.crew = c.crew and c.queue = any(s.queues) where s.id = $1`
 
 	sqlTakeLookout = `select k from unnest($1::bigint[]) as k where pg_try_advisory_lock(k)`
-	sqlLeave       = `select pg_advisory_unlock(k) from unnest($1::bigint[]) as k`
 	sqlLeaveAll    = `select pg_advisory_unlock_all()`
+
+	// sqlLeave asks for the locks first: behind a transaction pooler the session may be another one, and the server would log
+	// that it does not have them.
+	sqlLeave = `
+select pg_advisory_unlock(k) from unnest($1::bigint[]) as k
+where exists (select from pg_locks where pid = pg_backend_pid() and locktype = 'advisory' and objsubid = 1 and classid::bigint << 32 | objid::bigint = k)`
 
 	// sqlGoOnCall takes one of the slots of each queue that begin at $1, if any is free.
 	sqlGoOnCall = `

@@ -1,0 +1,478 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
+)
+
+func herdScenarios() []scenario {
+	return []scenario{{
+		id: "L-11", what: "64 idle supervisors: four producers, a trickle of jobs, supervisors that die, one burst, one free slot, a cancel; rounds are those of the producers",
+		quick: 3, full: 9, alone: true, deathless: true, unmeasured: true, run: herd,
+		change: func(l *load, _ bool) { l.Workers, l.Producers, l.Jobs, l.Failing = 1, 1, 20, 0 },
+	}}
+}
+
+// What must hold next to 64 idle supervisors.
+const (
+	herdSize      = 64
+	herdSlots     = 10
+	mostClaims    = 3                      // for a job of a trickle
+	leastRate     = 0.7                    // of four producers, compared with one supervisor
+	mostLater     = time.Millisecond       // the median start of a trickled job, compared with one supervisor
+	mostTail      = 2                      // times the 99th percentile there
+	noTail        = 10 * time.Millisecond  // below this a tail is the machine's
+	mostWhileDead = 50 * time.Millisecond  // the 99th percentile while four supervisors a second die
+	mostBurst     = 500 * time.Millisecond // until nine of ten slots are at work
+	mostFree      = 300 * time.Millisecond // until the only free slot has the job
+	mostCancel    = time.Second            // until a handler hears of it
+	looksAreRare  = 11 * time.Second       // after a start: by then polls come once in each interval
+	trickleEvery  = 20 * time.Millisecond
+	heardOf       = 10 * time.Second // the longest that a job of a trickle may need
+)
+
+// stint is a job of the herd: it notes when it started, and runs for a while.
+type stint struct {
+	For time.Duration
+}
+
+// Kind implements drover.Args.
+func (stint) Kind() string { return "stint" }
+
+// flock is a number of supervisors in a database of their own, each with a client and connections of its own, as so many
+// processes would have.
+type flock struct {
+	*world
+	claims  atomic.Int64
+	atWork  atomic.Int64
+	client  *drover.Client // of the producers
+	caller  *pgxpool.Pool
+	members []*member
+	started chan time.Time
+	ends    sync.Map // by job id, when its handler's context ended
+}
+
+// member is one supervisor, whose network can be cut as a killed process' is.
+type member struct {
+	mu    sync.Mutex
+	conns []net.Conn
+	dead  bool
+	pool  *pgxpool.Pool
+	end   func() error
+}
+
+var errDead = errors.New("this process is dead")
+
+func (m *member) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.dead {
+		return nil, errors.Join(errDead, conn.Close())
+	}
+	m.conns = append(m.conns, conn)
+	return conn, nil
+}
+
+func (m *member) kill() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.dead = true
+	for _, conn := range m.conns {
+		_ = conn.Close() // most are open
+	}
+}
+
+// TraceQueryStart and the others make the flock a tracer of its supervisors' connections.
+func (f *flock) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+// TraceQueryEnd implements pgx.QueryTracer.
+func (f *flock) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// TraceBatchStart implements pgx.BatchTracer.
+func (f *flock) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+// TraceBatchEnd implements pgx.BatchTracer.
+func (f *flock) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// TraceBatchQuery counts claims.
+func (f *flock) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	if strings.HasPrefix(strings.TrimSpace(d.SQL), "with me as materialized") {
+		f.claims.Add(1)
+	}
+}
+
+// startFlock brings up n supervisors.
+func (w *world) startFlock(ctx context.Context, name string, n int) (*flock, error) {
+	f := &flock{started: make(chan time.Time, 20_000)}
+	f.world = &world{program: w.program, server: w.server, load: w.load, rng: w.rng, dir: filepath.Join(w.dir, name)}
+	if err := f.makeDatabase(ctx, &scenario{id: filepath.Base(w.dir) + "_" + name}); err != nil {
+		return f, err
+	}
+	var err error
+	if f.client, f.caller, err = connectClient(ctx, f.url, "producer", 8); err != nil {
+		return f, err
+	}
+	for range n {
+		if err := f.join(ctx); err != nil {
+			return f, err
+		}
+		if err := pause(ctx, 3*time.Second/herdSize); err != nil { // else all would beat and poll at the same time
+			return f, err
+		}
+	}
+	return f, f.asleep(ctx)
+}
+
+// join adds a supervisor.
+func (f *flock) join(ctx context.Context) error {
+	config, err := pgxpool.ParseConfig(f.url)
+	if err != nil {
+		return err
+	}
+	m := &member{}
+	config.MaxConns, config.ConnConfig.Tracer, config.ConnConfig.DialFunc = 2, f, m.dial
+	config.MaxConnIdleTime, config.HealthCheckPeriod = 2*time.Second, time.Second
+	if m.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return err
+	}
+	client, err := quietClient(m.pool)
+	if err != nil {
+		return err
+	}
+	_, m.end, err = drive.Supervise(ctx, client, drover.SupervisorConfig{
+		Queues: []drover.Queue{{Concurrency: herdSlots}}, Lease: f.load.Lease * 5, Workers: []drover.Worker{drover.Handle(f.handle, drover.WorkerOpts{})},
+	})
+	f.members = append(f.members, m)
+	return err
+}
+
+func (f *flock) handle(ctx context.Context, j *drover.Job, s stint) error {
+	f.started <- time.Now()
+	if s.For == 0 {
+		return nil
+	}
+	f.atWork.Add(1)
+	defer f.atWork.Add(-1)
+	if err := pause(ctx, s.For); err != nil {
+		f.ends.Store(j.ID, time.Now())
+		return err
+	}
+	return nil
+}
+
+func (f *flock) asleep(ctx context.Context) error {
+	return f.eventually(ctx, "all supervisors sleep", time.Minute, `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`)
+}
+
+func (f *flock) close() error {
+	var all sync.WaitGroup
+	errs := make([]error, len(f.members))
+	for i, m := range f.members {
+		all.Go(func() {
+			if m.end != nil {
+				errs[i] = m.end()
+			}
+			if m.pool != nil {
+				m.pool.Close()
+			}
+		})
+	}
+	all.Wait()
+	if f.caller != nil {
+		f.caller.Close()
+	}
+	return errors.Join(append(errs, f.world.close())...)
+}
+
+// herd measures 64 supervisors, and what can be compared next to one supervisor in turn with that.
+func herd(ctx context.Context, w *world, rounds int) (err error) {
+	one, err := w.startFlock(ctx, "one", 1)
+	defer func() { err = errors.Join(err, one.close()) }()
+	if err != nil {
+		return err
+	}
+	many, err := w.startFlock(ctx, "herd", herdSize)
+	defer func() { err = errors.Join(err, many.close()) }()
+	if err != nil {
+		return err
+	}
+	if err := pause(ctx, looksAreRare); err != nil {
+		return err
+	}
+	var told []string
+	var failed []error
+	say := func(ok bool, format string, args ...any) {
+		text := fmt.Sprintf(format, args...)
+		told = append(told, text)
+		if !ok {
+			failed = append(failed, errors.New("not good enough: "+text))
+		}
+	}
+	idle, err := many.idleRate(ctx, 10*time.Second)
+	if err != nil {
+		return err
+	}
+	say(true, "%.1f transactions/s idle", idle)
+
+	ratio, err := compareProducers(ctx, many, one, rounds)
+	if err != nil {
+		return err
+	}
+	say(ratio >= leastRate, "%.2f of the enqueues next to one", ratio)
+
+	alone, err := one.trickle(ctx, 300, nil)
+	if err != nil {
+		return err
+	}
+	herd, err := many.trickle(ctx, 300, nil)
+	if err != nil {
+		return err
+	}
+	say(herd.claims <= mostClaims, "%.2f claims for a trickled job (alone %.2f)", herd.claims, alone.claims)
+	say(herd.p50 <= alone.p50+mostLater && herd.p99 <= max(noTail, mostTail*alone.p99), "started after %v, p99 %v (alone %v, %v)", herd.p50, herd.p99, alone.p50, alone.p99)
+
+	cancelled, err := many.cancel(ctx)
+	if err != nil {
+		return err
+	}
+	say(cancelled <= mostCancel, "a cancel is heard after %v", cancelled)
+
+	dying, err := many.trickle(ctx, 500, many.replace)
+	if err != nil {
+		return err
+	}
+	say(dying.p99 <= mostWhileDead, "while four a second die p50 %v, p99 %v, %d later than %v", dying.p50, dying.p99, dying.late, heardOf)
+
+	burst, free, err := w.burst(ctx)
+	if err != nil {
+		return err
+	}
+	say(burst <= mostBurst, "a burst has nine of ten slots at work after %v", burst)
+	say(free <= mostFree, "the only free slot has its job after %v", free)
+	return errors.Join(errors.Join(failed...), w.inject(fmt.Sprintf("%d supervisors: %s", herdSize, strings.Join(told, "; ")), "", func() error { return nil }))
+}
+
+// idleRate counts transactions of the flock's database. Sessions report theirs after ten seconds at the latest, so what
+// is counted lags behind by about the same time at both ends.
+func (f *flock) idleRate(ctx context.Context, window time.Duration) (float64, error) {
+	count := func() (n int64, err error) {
+		err = f.pool.QueryRow(ctx, `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`).Scan(&n)
+		return n, err
+	}
+	before, err := count()
+	if err != nil {
+		return 0, err
+	}
+	begun := time.Now()
+	if err := pause(ctx, window); err != nil {
+		return 0, err
+	}
+	after, err := count()
+	return float64(after-before) / time.Since(begun).Seconds(), err
+}
+
+// trickled is what a trickle of jobs has met.
+type trickled struct {
+	claims   float64 // for a job
+	p50, p99 time.Duration
+	late     int // jobs that had not started after heardOf
+}
+
+// trickle enqueues jobs one at a time, with a short pause after each start. meanwhile is called once a second.
+func (f *flock) trickle(ctx context.Context, jobs int, meanwhile func(ctx context.Context) error) (t trickled, err error) {
+	if err := f.asleep(ctx); err != nil {
+		return t, err
+	}
+	var took []time.Duration
+	before, next := f.claims.Load(), time.Now().Add(time.Second)
+	for range jobs {
+		begun := time.Now()
+		if _, err := f.client.Enqueue(ctx, stint{}, nil); err != nil {
+			return t, err
+		}
+		select {
+		case at := <-f.started:
+			took = append(took, at.Sub(begun))
+		case <-time.After(heardOf): // a killed supervisor has it until its lease is over
+			t.late++
+		case <-ctx.Done():
+			return t, ctx.Err()
+		}
+		if err := pause(ctx, trickleEvery); err != nil {
+			return t, err
+		}
+		if meanwhile != nil && time.Now().After(next) {
+			next = time.Now().Add(time.Second)
+			if err := meanwhile(ctx); err != nil {
+				return t, err
+			}
+		}
+	}
+	t.claims = float64(f.claims.Load()-before) / float64(jobs)
+	t.p50, t.p99 = quantile(took, 0.5).Round(10*time.Microsecond), quantile(took, 0.99).Round(10*time.Microsecond)
+	return t, nil
+}
+
+// replace kills four supervisors, and starts as many.
+func (f *flock) replace(ctx context.Context) error {
+	for range 4 {
+		m := f.members[0]
+		f.members = f.members[1:]
+		m.kill()
+		go func() { _ = m.end(); m.pool.Close() }() // it cannot sign off
+		if err := f.join(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compareProducers lets four producers enqueue as fast as they can, here and there in turns, from a sleep each time.
+func compareProducers(ctx context.Context, many, one *flock, rounds int) (float64, error) {
+	var here, there []float64
+	for range rounds {
+		for _, side := range []struct {
+			f     *flock
+			rates *[]float64
+		}{{many, &here}, {one, &there}} {
+			rate, err := side.f.produce(ctx)
+			if err != nil {
+				return 0, err
+			}
+			*side.rates = append(*side.rates, rate)
+		}
+	}
+	return quantile(here, 0.5) / quantile(there, 0.5), nil
+}
+
+func (f *flock) produce(ctx context.Context) (rate float64, err error) {
+	const producers, lasts = 4, 2 * time.Second
+	if err := f.asleep(ctx); err != nil {
+		return 0, err
+	}
+	var all sync.WaitGroup
+	errs := make([]error, producers)
+	made := atomic.Int64{}
+	begun := time.Now()
+	for i := range errs {
+		all.Go(func() {
+			for time.Since(begun) < lasts && errs[i] == nil {
+				_, errs[i] = f.client.Enqueue(ctx, stint{}, nil)
+				made.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	rate = float64(made.Load()) / time.Since(begun).Seconds()
+	for range made.Load() {
+		select {
+		case <-f.started:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	return rate, errors.Join(errs...)
+}
+
+// cancel cancels a running job and returns after which time its handler's context has ended.
+func (f *flock) cancel(ctx context.Context) (took time.Duration, err error) {
+	for range 5 {
+		receipt, err := f.client.Enqueue(ctx, stint{For: time.Minute}, nil)
+		if err != nil {
+			return 0, err
+		}
+		select {
+		case <-f.started:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+		begun := time.Now()
+		if _, err := f.client.Cancel(ctx, receipt.ID, drover.Audit{By: "the suite"}); err != nil {
+			return 0, err
+		}
+		if err := until(ctx, "the handler hears of the cancel", time.Minute, func() (bool, error) {
+			at, ended := f.ends.Load(receipt.ID)
+			if ended {
+				took = max(took, at.(time.Time).Sub(begun))
+			}
+			return ended, nil
+		}); err != nil {
+			return 0, err
+		}
+	}
+	return took.Round(time.Millisecond), nil
+}
+
+// burst enqueues many jobs of a second next to supervisors that have not run anything yet, and returns when nine of ten slots
+// are at work. Then it leaves one slot free and returns how long a job waits for it.
+func (w *world) burst(ctx context.Context) (most, free time.Duration, err error) {
+	f, err := w.startFlock(ctx, "burst", herdSize)
+	defer func() { err = errors.Join(err, f.close()) }()
+	if err != nil {
+		return 0, 0, err
+	}
+	if err := pause(ctx, looksAreRare); err != nil {
+		return 0, 0, err
+	}
+	const slots = herdSize * herdSlots
+	batch := make([]drover.EnqueueItem, 10_000)
+	for i := range batch {
+		batch[i].Args = stint{For: time.Second}
+	}
+	begun := time.Now()
+	if _, err := f.client.EnqueueMany(ctx, batch); err != nil {
+		return 0, 0, err
+	}
+	stored := time.Since(begun)
+	if err := until(ctx, "nine of ten slots are at work", time.Minute, func() (bool, error) { return f.atWork.Load() >= slots*9/10, nil }); err != nil {
+		return 0, 0, err
+	}
+	most = (time.Since(begun) - stored).Round(time.Millisecond)
+	if _, err := f.pool.Exec(ctx, `delete from jobs where state <> 'running'`); err != nil {
+		return 0, 0, err
+	}
+	if err := until(ctx, "the burst is over", time.Minute, func() (bool, error) { return f.atWork.Load() == 0, nil }); err != nil {
+		return 0, 0, err
+	}
+	for i := range batch {
+		batch[i].Args = stint{For: time.Minute}
+	}
+	if _, err := f.client.EnqueueMany(ctx, batch[:slots-1]); err != nil {
+		return 0, 0, err
+	}
+	if err := until(ctx, "all slots but one are at work", time.Minute, func() (bool, error) { return f.atWork.Load() == slots-1, nil }); err != nil {
+		return 0, 0, err
+	}
+	if err := pause(ctx, 2*time.Second); err != nil {
+		return 0, 0, err
+	}
+	begun = time.Now()
+	if _, err := f.client.Enqueue(ctx, stint{For: time.Second}, nil); err != nil {
+		return 0, 0, err
+	}
+	err = until(ctx, "the last slot is at work", time.Minute, func() (bool, error) { return f.atWork.Load() == slots, nil })
+	free = time.Since(begun).Round(time.Millisecond)
+	_, cancelled := f.client.CancelMany(ctx, drover.Filter{Kind: "stint"}, drover.Audit{By: "the suite"})
+	return most, free, errors.Join(err, cancelled)
+}
