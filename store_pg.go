@@ -19,7 +19,7 @@ import (
 type desk struct {
 	pool          *pg.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
-	wakesBlindly  atomic.Bool // it may not read drover_sleepers, and calls drover_wake each time
+	wakesBlindly  atomic.Bool // it may not read drover_crews, and calls drover_wake each time
 }
 
 func newDesk(pool *pgxpool.Pool, schema string) *desk {

@@ -862,3 +862,207 @@ func TestHeldSnapshotDelaysNoLateCommit(t *testing.T) {
 		}
 	}
 }
+
+// twoOnCall are two supervisors of a queue that sleep and are on call.
+func twoOnCall(t *testing.T) (db *testDB, a, b *dozing) {
+	t.Helper()
+	db = newQuietDB(t)
+	a, b = db.dozing(t, "q"), db.dozing(t, "q")
+	for _, d := range []*dozing{a, b} {
+		d.doze(t, engine.SleepAfter)
+		d.poll(t)
+		d.ears.heard(t)
+	}
+	return db, a, b
+}
+
+// fill takes or frees all slots of a supervisor.
+func (d *dozing) fill(busy bool) {
+	q := d.QueueStates()[0]
+	if q.Pending.Store(0); busy {
+		q.Pending.Store(int64(q.Slots))
+	}
+}
+
+// onCall lists the sessions that an enqueue may notify, and how many there are.
+func (db *testDB) onCall(t testing.TB) int {
+	t.Helper()
+	return value[int](t, db, `select count(*) from drover_on_duty where duty = 'on call'`)
+}
+
+// A supervisor that is notified and has no room leaves its slot and notifies the others. It comes back when it has room,
+// and looks then: enqueues in between have not notified it.
+func TestACallWithoutRoomIsHandedOn(t *testing.T) {
+	t.Parallel()
+	db, a, b := twoOnCall(t)
+	if n := db.onCall(t); n != 2 {
+		t.Fatalf("%d are on call", n)
+	}
+	for _, d := range []*dozing{a, b} {
+		d.fill(true)
+	}
+	db.via(t, Config{}).enqueue(t, job{1}, &EnqueueOpts{Queue: "q"})
+	if !a.hears(t) || !b.hears(t) {
+		t.Fatal("nobody was notified")
+	}
+	handOn := func(d *dozing) {
+		d.clock = d.clock.Add(time.Second)
+		d.Claimer.Request(d.clock)
+		d.Keeper.TendCalls(t.Context())
+	}
+	handOn(a)
+	if n := db.onCall(t); n != 1 {
+		t.Errorf("%d are on call, want the other one", n)
+	}
+	b.ears.heard(t)
+	if len(b.ears.payloads) != 1 || !strings.HasPrefix(b.ears.payloads[0], "pass ") {
+		t.Errorf("handed on: %q", b.ears.payloads)
+	}
+	handOn(b)
+	if a.ears.heard(t); db.onCall(t) != 0 || !slices.ContainsFunc(a.ears.payloads, func(note string) bool { return strings.HasPrefix(note, "all ") }) {
+		t.Errorf("%d are on call, at the end %q", db.onCall(t), a.ears.payloads)
+	}
+	handOn(a)
+	handOn(b)
+	if a.ears.heard(t); len(a.ears.payloads) > 0 {
+		t.Errorf("two full supervisors go on: %q", a.ears.payloads)
+	}
+
+	b.fill(false)
+	b.Claimer.Wake() // as the run does whose slot is free now
+	if !b.poll(t) {
+		t.Error("the job was not found")
+	}
+	b.clock = b.clock.Add(time.Second)
+	b.Keeper.TendCalls(t.Context())
+	if n := db.onCall(t); n != 1 || !b.Claimer.Asked() {
+		t.Errorf("%d are on call, and it looks: %v", n, b.Claimer.Asked())
+	}
+}
+
+// A supervisor that has room and is not on call hears of jobs for which nobody on call has room.
+func TestAllAreToldIfNobodyIsOnCall(t *testing.T) {
+	t.Parallel()
+	db, full, free := twoOnCall(t)
+	enqueue := func() { db.via(t, Config{}).enqueue(t, job{1}, &EnqueueOpts{Queue: "q"}) }
+	handOn := func(d *dozing) {
+		d.clock = d.clock.Add(time.Second)
+		d.Claimer.Request(d.clock)
+		d.Keeper.TendCalls(t.Context())
+	}
+	free.fill(true)
+	enqueue()
+	free.hears(t)
+	handOn(free)
+	if full.hears(t); !full.poll(t) || db.onCall(t) != 1 {
+		t.Fatalf("%d are on call", db.onCall(t))
+	}
+	free.fill(false)
+	free.Claimer.Wake()
+	free.poll(t)
+	free.ears.heard(t)
+	full.fill(true)
+	enqueue()
+	full.hears(t)
+	handOn(full)
+	free.hears(t)
+	if !free.Claimer.Asked() || !free.poll(t) {
+		t.Error("the one with room has not looked")
+	}
+}
+
+// A lookout that gets full hands on the jobs of enqueues that saw it. Those are committed by then, so no job is lost
+// between the two.
+func TestEnqueueWhileTheLookoutFills(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const streams = 4
+	for i := range streams {
+		queue := fmt.Sprint("q", i)
+		t.Run(queue, func(t *testing.T) {
+			t.Parallel()
+			lookout, other, lost := db.dozing(t, queue), db.dozing(t, queue), 0
+			other.doze(t, engine.SleepAfter)
+			other.poll(t)
+			tries := sizeOf(t, "DROVER_WAKE_TRIES", 300) / streams
+			for range tries {
+				db.exec(t, `delete from jobs where queue = $1`, queue)
+				lookout.fill(false)
+				lookout.doze(t, 0)
+				lookout.fill(true)
+				other.ears.heard(t)
+				lookout.alongside(t, func() {
+					if _, err := db.client.Enqueue(t.Context(), job{}, &EnqueueOpts{Queue: queue}); err != nil {
+						t.Error(err)
+					}
+				}, func() {
+					lookout.Claimer.LeavePosts(t.Context())
+					lookout.Keeper.TendCalls(t.Context())
+				})
+				other.hears(t)
+				if !other.Claimer.Asked() || !other.poll(t) {
+					lost++
+				}
+				other.clock = other.clock.Add(time.Second)
+				other.Keeper.TendCalls(t.Context())
+				if t.Failed() {
+					return
+				}
+			}
+			if lost > 0 {
+				t.Errorf("%d of %d wake-ups were lost", lost, tries)
+			}
+		})
+	}
+}
+
+// alongside runs both at about the same time.
+func (d *dozing) alongside(t testing.TB, f, g func()) {
+	t.Helper()
+	lead := time.Duration(rand.Int64N(int64(2 * time.Millisecond))) //nolint:gosec // any moment
+	var other sync.WaitGroup
+	first, second := f, g
+	if rand.IntN(2) == 0 { //nolint:gosec // likewise
+		first, second = g, f
+	}
+	other.Go(first)
+	<-time.After(lead)
+	second()
+	other.Wait()
+}
+
+// A supervisor that hears too many notifications for others does not listen for a while. It asks for a slot instead, and
+// listens again when it has one.
+func TestWhoHearsTooMuchStopsListening(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	d := db.dozing(t, "q")
+	d.fill(true)
+	onCall := value[int64](t, db, `select on_call from drover_crews`)
+	d.Keeper.Heard(fmt.Sprintf("wake %d %d 0 0 q", value[int64](t, db, `select (select on_call from drover_crews) + i from generate_series(0, 7) i
+		where (select on_call from drover_crews) + i in (select classid::bigint << 32 | objid::bigint from pg_locks where locktype = 'advisory' and mode = 'ExclusiveLock')`), 0))
+	later := func() {
+		d.clock = d.clock.Add(time.Second)
+		d.Claimer.Request(d.clock)
+		d.Keeper.TendCalls(t.Context())
+	}
+	if later(); db.onCall(t) != 0 {
+		t.Fatal("it is on call, and has no room")
+	}
+	end := db.onDuty(t, onCall, onCall+1, onCall+2, onCall+3, onCall+4, onCall+5, onCall+6, onCall+7)
+	d.fill(false)
+	d.Claimer.Wake()
+	d.poll(t)
+	for range 50 { // of others
+		d.Keeper.Heard(fmt.Sprintf("wake %d %d 0 0 q", onCall, onCall+1))
+	}
+	later()
+	if d.Keeper.Listens() {
+		t.Error("it listens on")
+	}
+	end()
+	later()
+	if db.onCall(t) != 1 || !d.Claimer.Asked() || !d.Keeper.Listens() {
+		t.Errorf("%d are on call, and it looks: %v", db.onCall(t), d.Claimer.Asked())
+	}
+}

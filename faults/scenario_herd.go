@@ -161,7 +161,7 @@ func (f *flock) join(ctx context.Context) error {
 		return err
 	}
 	_, m.end, err = drive.Supervise(ctx, client, drover.SupervisorConfig{
-		Queues: []drover.Queue{{Concurrency: herdSlots}}, Lease: f.load.Lease * 5, Workers: []drover.Worker{drover.Handle(f.handle, drover.WorkerOpts{})},
+		Queues: []drover.Queue{{Concurrency: herdSlots}}, Workers: []drover.Worker{drover.Handle(f.handle, drover.WorkerOpts{})},
 	})
 	f.members = append(f.members, m)
 	return err

@@ -13,9 +13,9 @@ type alarm struct {
 
 	mu     sync.Mutex
 	Poked  bool      // look once, whatever the poll timer says
-	missed bool      // enqueues may have found a lookout that had no room, and told nobody
+	missed bool      // enqueues may have found a lookout without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
-	own    time.Time // the next one that others may not know of; zero: none known
+	own    time.Time // when the next job is due that other supervisors may not know; zero: none known
 }
 
 func newAlarm() *alarm { return &alarm{Signal: make(chan struct{}, 1)} }
@@ -28,17 +28,19 @@ func (a *alarm) Wake() {
 	a.poke()
 }
 
-// Missed makes a sleeper look more often for as long as a transaction is open that may have told nobody of its job.
+// Missed makes a sleeping claimer look more often while a transaction is open that may have notified no supervisor of its
+// job.
 func (a *alarm) Missed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.missed = true
 }
 
-// NoteDue remembers that a job will be due then, of which the next claim tells again.
+// NoteDue remembers that a job will be due then. The next claim returns the time again.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
-// NoteOwn remembers that a job will be due then, which others may not know of: one that we have settled, or were told of.
+// NoteOwn remembers that a job will be due then that other supervisors may not know: we have settled it, or a notification
+// named us.
 func (a *alarm) NoteOwn(at time.Time) { a.note(&a.own, at) }
 
 func (a *alarm) note(known *time.Time, at time.Time) {

@@ -7,20 +7,22 @@ import (
 	"github.com/drover-queue/drover/internal/floors"
 )
 
-// call is a look into a queue that others count on: a notification named us, or jobs were left that had no room here. A
-// claim answers it that began later, has committed and left room in the queue. Else it is handed on to other supervisors.
+// call is a look into a queue that other supervisors count on: a notification named us, or we left jobs for which we had no
+// room. A claim answers it that began later, has committed and left room in the queue. Without an answer the call is handed
+// on to other supervisors.
 type call struct {
-	due int64     // where to look, in µs since 1970 by the server's clock; 0: a little behind the floors
-	by  time.Time // when it is handed on; zero: never, because all others were told, too
-	n   int       // tells a call from a later one of the same queue
+	due int64     // where to look, in µs since 1970 by the server's clock; 0: not known, it is no earlier than the floors
+	by  time.Time // when it is handed on; zero: never, because all other supervisors have heard of it
+	n   int       // distinguishes a call from later calls of the same queue
 }
 
 const (
-	// callPatience is how long a call waits for its answer.
-	callPatience = 10 * time.Millisecond
+	// callPatience is how long a call waits for its answer: four usual claims, within these bounds.
+	callPatience     = 10 * time.Millisecond
+	callPatienceMost = 100 * time.Millisecond
 
-	// nobodyPause is how long nothing more is handed on from a queue in which nobody was on call. It doubles up to
-	// nobodyMost: whoever has room goes on call and looks by itself.
+	// nobodyPause is how long nothing more is handed on from a queue in which no supervisor was on call. It doubles up to
+	// nobodyMost. A supervisor that gets room goes on call, and then looks by itself.
 	nobodyPause = 50 * time.Millisecond
 	nobodyMost  = time.Second
 )
@@ -34,10 +36,11 @@ type calls struct {
 	roomy  map[string]bool // the last claim left room
 	back   bool            // some queue got room since the keeper last asked
 	nobody map[string]nobody
-	ring   func() // tells the keeper that there is something to do
+	usual  time.Duration // how long a claim takes, a moving average
+	ring   func() // wakes the keeper, which has something to do
 }
 
-// nobody is when something was last handed on and nobody was on call.
+// nobody is when a call was last handed on while no supervisor was on call.
 type nobody struct {
 	until time.Time
 	pause time.Duration
@@ -53,7 +56,7 @@ func (c *calls) add(queue string, due int64, by time.Time) {
 	c.n++
 	was, open := c.open[queue]
 	if open {
-		if was.due == 0 || due != 0 && was.due < due {
+		if due == 0 || was.due != 0 && was.due < due {
 			due = was.due
 		}
 		if by.IsZero() || !was.by.IsZero() && was.by.Before(by) {
@@ -63,6 +66,20 @@ func (c *calls) add(queue string, due int64, by time.Time) {
 	c.open[queue] = call{due: due, by: by, n: c.n}
 	c.mu.Unlock()
 	c.ring()
+}
+
+// answerBy returns when a call that comes now is to be handed on.
+func (c *calls) answerBy(now time.Time) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return now.Add(min(max(4*c.usual, callPatience), callPatienceMost))
+}
+
+// took notes how long a claim took.
+func (c *calls) took(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.usual += (d - c.usual) / 8
 }
 
 // asked returns the open calls.
@@ -109,14 +126,14 @@ func (c *calls) want() {
 	c.back = true
 }
 
-// full notes that a claim filled the queue, or found it full. If others count on us there, or leaves is set because nobody
-// else knows of the jobs, the rest is handed on by the given time.
+// full notes that a claim filled the queue, or found it full. If other supervisors count on us there, the rest is handed on
+// by the given time. leaves is true if no other supervisor knows of the jobs; then it is handed on, too.
 func (c *calls) full(queue string, leaves bool, now, by time.Time) {
 	c.mu.Lock()
 	c.roomy[queue] = false
 	open, asked := c.open[queue]
 	if asked && open.by.IsZero() {
-		delete(c.open, queue) // all others were told as well
+		delete(c.open, queue) // all other supervisors have heard of it
 		asked = false
 	}
 	handOn := (asked || leaves) && !now.Before(c.nobody[queue].until)
@@ -145,8 +162,8 @@ func (c *calls) next() (at time.Time) {
 	return at
 }
 
-// overdue returns the calls that are to be handed on now. It closes those of queues without room; a claim that is late may
-// still answer the others.
+// overdue returns the calls that are to be handed on now. It closes the calls of queues without room. In other queues a
+// claim that is late may still answer.
 func (c *calls) overdue(now time.Time) map[string]call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,7 +185,7 @@ func (c *calls) overdue(now time.Time) map[string]call {
 	return overdue
 }
 
-// handedOn notes whether somebody on call was told.
+// handedOn notes whether a supervisor on call was notified.
 func (c *calls) handedOn(queue string, told bool, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,12 +202,9 @@ func (c call) lower(f floors.Floor) floors.Floor {
 	if f.At.IsZero() {
 		return f
 	}
-	low := floors.Floor{At: f.At.Add(-callBack)}
-	if c.due != 0 {
-		low.At = time.UnixMicro(c.due).Add(-callBack)
+	from := f.At
+	if due := time.UnixMicro(c.due); c.due != 0 && due.Before(from) {
+		from = due
 	}
-	if low.Before(f) {
-		return low
-	}
-	return f
+	return floors.Floor{At: from.Add(-callBack)}
 }

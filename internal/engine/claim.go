@@ -88,7 +88,7 @@ func (c *claimer) run(ctx, base context.Context) {
 			}
 			if c.Refused.Failed != nil {
 				if c.overstays(now) {
-					c.leavePosts(base)
+					c.LeavePosts(base)
 					continue
 				}
 				c.PickApart(base)
@@ -103,7 +103,7 @@ func (c *claimer) run(ctx, base context.Context) {
 				continue
 			}
 			if c.overstays(now) {
-				c.leavePosts(base)
+				c.LeavePosts(base)
 				continue
 			}
 			rest = c.rest(now)
@@ -117,7 +117,7 @@ func (c *claimer) run(ctx, base context.Context) {
 	}
 	c.runner.closeQueues()
 	if len(c.out.posts) > 0 || c.out.unknown {
-		c.leavePosts(base)
+		c.LeavePosts(base)
 	}
 	for c.Doubt != nil && base.Err() == nil { // jobs of a claim whose reply was lost are released too, or rescued
 		timer.Reset(max(c.Trouble.Until.Sub(c.Now()), 0))
@@ -161,8 +161,8 @@ func (q *QueueState) Groups(room int) []claimGroup {
 	}
 }
 
-// callBack is how far before the time of a call, or before the floor if it has none, a claim looks for its job: it may have
-// committed after jobs that are due later.
+// callBack is how far before the floor, or before the time of a call if that is earlier, a claim looks for its job: the job
+// may have committed after jobs that are due later.
 const callBack = time.Second
 
 // Lanes lists the lanes of the groups, with their floors as the near sweep and the calls lower them.
@@ -237,9 +237,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 		if c.fullAt.IsZero() {
 			c.fullAt = now
 		}
-		if !due.IsZero() && !now.Before(due) {
-			c.passOn(queues, now)
-		}
+		c.passOn(queues, asked, !due.IsZero() && !now.Before(due), now)
 		return nil
 	}
 	c.fullAt = time.Time{}
@@ -286,14 +284,16 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// passOn hands on the jobs that are due now and have no room here.
-func (c *claimer) passOn(queues []*QueueState, now time.Time) {
-	c.mu.Lock()
-	c.Due, c.own = time.Time{}, time.Time{}
-	c.mu.Unlock()
+// passOn hands on calls for which there is no room, and with due also the jobs that are due by now.
+func (c *claimer) passOn(queues []*QueueState, asked map[string]call, due bool, now time.Time) {
+	if due {
+		c.mu.Lock()
+		c.Due, c.own = time.Time{}, time.Time{}
+		c.mu.Unlock()
+	}
 	for _, q := range queues {
-		if !q.held() {
-			c.calls.full(q.Name, true, now, now)
+		if _, called := asked[q.Name]; (called || due) && !q.held() {
+			c.calls.full(q.Name, due, now, now.Add(c.patience(q.Name)))
 		}
 	}
 }
@@ -427,6 +427,7 @@ func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.
 		c.rewound()
 	}
 	c.Near.Swept(p.Sweep, took, now)
+	c.calls.took(took)
 	if p.order != nil {
 		p.order.ran.Store(len(reply.Jobs) > 0)
 		p.order.idle.Store(true)

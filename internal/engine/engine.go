@@ -222,7 +222,7 @@ func (e *Engine) Call(queue, kind string) bool {
 		return false
 	}
 	if e.alarm.asleep.Load() {
-		e.calls.add(queue, 0, e.Now().Add(callPatience))
+		e.calls.add(queue, 0, e.calls.answerBy(e.Now()))
 		e.alarm.poke()
 	} else {
 		e.alarm.Wake()

@@ -11,24 +11,24 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A few supervisors of each queue are on call: they hold a slot, and an enqueue notifies two of these if there is no
-// lookout. The slots are locks on the keeper's connection, the one that listens.
+// A few supervisors of each queue are on call: each holds a slot, and an enqueue notifies two of them if there is no
+// lookout. The slots are locks on the keeper's connection, which also listens.
 //
-// The others listen as well, so that all hear of a burst. But up to PostgreSQL 18 a NOTIFY interrupts each session that
-// listens. Who hears too many that are for others stops listening for a while, and asks for a free slot instead: those who
-// are told and have no room leave theirs.
+// The other supervisors listen as well, so that all hear of a burst. But up to PostgreSQL 18 a NOTIFY interrupts each
+// session that listens. A supervisor that hears too many notifications for others stops listening for a while, and asks for
+// a free slot instead: a supervisor without room that is notified leaves its slot.
 const (
 	noiseRate  = 4  // notifications for others in a second
 	noiseBurst = 20 // and so many together
 	deafFor    = 30 * time.Second
 
-	// askSlot is how often one that does not listen asks for a slot, times the supervisors that may do the same.
+	// askSlot is how often a supervisor that does not listen asks for a slot, times the supervisors that may do the same.
 	askSlot      = 5 * time.Millisecond
 	askSlotLeast = 250 * time.Millisecond
 )
 
-// called is a notification about jobs: two slots, but for "all", then when the first job is due, how long until then, both in
-// µs, and the queue. "pass" and "all" come from a supervisor that has no room, the others are told behind a commit.
+// called acts on a notification about jobs: "wake" of an enqueue, "pass" and "all" of a supervisor that has no room. It has
+// two slots (except "all"), when the first job is due and how long until then, both in µs, and the queue.
 func (c *keeper) called(verb, what string) {
 	var slots [2]int64
 	if verb != "all" {
@@ -54,10 +54,10 @@ func (c *keeper) called(verb, what string) {
 		c.alarm.NoteOwn(now.Add(time.Duration(left) * time.Microsecond))
 		return
 	case verb != "all":
-		c.calls.add(queue, due, now.Add(callPatience))
+		c.calls.add(queue, due, c.calls.answerBy(now))
 	case c.calls.room(queue):
 		c.calls.add(queue, due, time.Time{})
-		c.calls.want() // others have left their slots
+		c.calls.want() // other supervisors have left their slots
 	default:
 		return
 	}
@@ -152,7 +152,7 @@ func (c *keeper) TendCalls(ctx context.Context) {
 		}
 		if c.goOnCall(ctx) {
 			c.deafBy = time.Time{}
-			c.alarm.Wake() // those who committed meanwhile told nobody
+			c.alarm.Wake() // transactions that committed meanwhile have notified no supervisor
 		}
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A claimer is awake or asleep. Awake it looks every few milliseconds, and one of those that are awake is the lookout of a
-// queue: enqueues notify nobody while it has room. Asleep it looks when a notification names it, when a job is known to be
-// due, and once in each poll interval. docs/adr/0052-few-are-woken.md.
+// A claimer is awake or asleep. Awake it looks every few milliseconds. One awake claimer with room is the lookout of a
+// queue; while there is one, enqueues send no notification. Asleep a claimer looks when a notification names it, when a job
+// is known to be due, and once in each poll interval: docs/adr/0051-few-are-woken.md.
 
 // sleep decides when to look for jobs. It is pure; the claimer's goroutine owns it.
 type sleep struct {
@@ -37,14 +37,14 @@ type look struct {
 	found  int
 	filled bool // in some queue it used all the room: more may be due
 	once   bool // it came between two polls, because a notification or a free slot asked for it
-	posted bool // we are the lookout of a queue
+	posted bool // it is the lookout of a queue
 	seen   floors.Seen
 }
 
-// after decides when to look again: at once while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the pause
+// after decides when to look again: immediately while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the pause
 // doubles up to the poll interval. So a pause is at most about as long as nothing has been found. A look that was asked for
-// changes nothing of that, unless it finds more than a trickle. Who is awake beside another lookout falls asleep at the
-// first look that finds nothing.
+// does not change the next poll, unless it finds more than a trickle. A claimer that is awake and not the lookout falls
+// asleep at the first look that finds nothing.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)
@@ -109,7 +109,7 @@ type lookout struct {
 	tryAt   time.Time            // another is the lookout: no attempt before
 }
 
-// tryEvery is how often one that is awake tries to become the lookout: each try costs a statement.
+// tryEvery is how often an awake claimer tries to become the lookout: each try costs a statement.
 const tryEvery = 100 * time.Millisecond
 
 // fallAsleep decides whether the claimer sleeps, and of which queues it is the lookout from this claim on: of those with
@@ -157,7 +157,7 @@ func (o *lookout) full(queue string, now time.Time, patience time.Duration) bool
 	return now.Sub(o.fullAt[queue]) >= patience
 }
 
-// patience is how long a full queue may get room again before others are told of its jobs.
+// patience is how long a full queue may take to get room again before other supervisors are notified of its jobs.
 func (c *claimer) patience(queue string) time.Duration {
 	for _, q := range c.QueueStates() {
 		if q.Name == queue && q.typical < callPatience {
@@ -167,8 +167,8 @@ func (c *claimer) patience(queue string) time.Duration {
 	return 0
 }
 
-// changed notes what became of a note. Whoever saw us as the lookout of a queue that we have left for want of room, or
-// because claims fail, has told nobody else: that is handed on.
+// changed notes what became of a note. If we are no longer the lookout of a queue because it has no room, or because claims
+// fail, enqueues that still saw us have notified no other supervisor. So we hand that on.
 func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 	switch {
 	case note == nil:
@@ -216,9 +216,9 @@ func (c *claimer) on(conn store.Session) {
 	}
 }
 
-// leavePosts stops being the lookout of any queue, in a round trip of its own: because there is no room, or none is to be
+// LeavePosts stops being the lookout of any queue, in a round trip of its own: because there is no room, or none is to be
 // claimed.
-func (c *claimer) leavePosts(base context.Context) {
+func (c *claimer) LeavePosts(base context.Context) {
 	ctx, cancel := c.tripContext(base)
 	defer cancel()
 	conn, err := c.Link.Get(ctx)
@@ -307,8 +307,8 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 	}
 }
 
-// looksAt reports whether this supervisor is one of the two that look for a job that will be due at a time and of which
-// nobody was told. It is a matter of hashes, so that all come to the same result.
+// looksAt reports whether this supervisor is one of the two that look for jobs at a due time that all have read. Hashes
+// decide, so all supervisors come to the same result.
 func (c *claimer) looksAt(due time.Time) bool {
 	second := strconv.FormatInt(due.Unix(), 10)
 	hash := func(id string) uint64 {

@@ -2,15 +2,14 @@ package floors
 
 import "time"
 
-// Missed tracks whether a sleeping supervisor may miss jobs: their transaction read drover_sleepers while the
-// supervisor was still awake, so it sends no NOTIFY. While such a transaction may be open, the supervisor polls often.
+// Missed tracks whether a sleeping supervisor may miss jobs: their transaction saw a lookout that has left since, so it
+// sends no NOTIFY. While such a transaction may be open, the supervisor polls often.
 //
-// An enqueue gets its transaction id before it reads drover_sleepers. So an enqueue that saw us awake has a lower id
-// than our claim a moment (writing) after we wrote that we sleep. A repeatable read transaction is an exception: it may
-// have taken its snapshot before and write later, with a higher id. Its job waits for a poll.
+// An enqueue gets its transaction id before it asks for a lookout. So an enqueue that saw one has a lower id than our
+// claim a moment (writing) after the lookout has left.
 type Missed struct {
-	since         time.Time // when drover_sleepers was last written
-	unheardBefore uint64    // transactions that may have read drover_sleepers before have a lower id; 0: not known yet
+	since         time.Time // when the lookout left
+	unheardBefore uint64    // transactions that may have seen it have a lower id; 0: not known yet
 	missing       bool      // such a transaction was in progress at the last look
 	until         time.Time // poll often until then, after the last such transaction has ended
 }
@@ -18,7 +17,7 @@ type Missed struct {
 // LookFor leaves time for the widest near sweep, which comes once a second at most: the missed job may lie behind the floors.
 const LookFor = 2 * time.Second
 
-// Asleep records that drover_sleepers has been written.
+// Asleep records that the lookout has left.
 func (h *Missed) Asleep(now time.Time) { h.since, h.unheardBefore = now, 0 }
 
 // Step returns the longest wait between two polls, least to most. While a job may be missed, it is a tenth of the time

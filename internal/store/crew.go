@@ -6,16 +6,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Supervisors tell each other and the enqueues who is awake and who is on call, by advisory locks on their own
-// connections. A lock writes no row, and ends with its connection.
+// Advisory locks on supervisors' own connections show which supervisors are awake and which are on call. A lock writes no
+// row, and ends with its connection.
 
 // CallSlots is how many supervisors of a crew are on call in a queue, as drover_wake counts them.
 const CallSlots = 8
 
 // Crew has the keys of a queue's locks, for the supervisors that serve the same kinds in it.
 type Crew struct {
-	Lookout int64 // of the one that is awake
-	OnCall  int64 // of the first of CallSlots that are on call
+	Lookout int64 // of the supervisor that is awake
+	OnCall  int64 // of the first of CallSlots supervisors on call
 }
 
 const (
@@ -67,12 +67,12 @@ func (p *pipeline) readCrews(id string, crews *map[string]Crew) {
 // Lookout is which queues a claim's connection begins and ends to be the lookout of, by the keys of their locks.
 type Lookout struct {
 	Take, Leave []int64
-	LeaveAll    bool    // before all else: what this connection holds is not known
-	Took        []int64 // filled in: those that no other session holds
+	LeaveAll    bool    // comes first: it is not known which locks this connection holds
+	Took        []int64 // filled in: the keys that no other session has
 }
 
-// lookout queues the changes. The locks take effect at once, so what follows sees all jobs of enqueues that found an
-// earlier lookout.
+// lookout queues the changes. Locks take effect immediately, so the statements that follow see all jobs of enqueues that
+// still saw the connection as the lookout.
 func (p *pipeline) lookout(l *Lookout) {
 	if l.LeaveAll {
 		p.Exec(nil, sqlLeaveAll)
@@ -126,9 +126,9 @@ func (s Session) GoOnCall(ctx context.Context, firsts []int64) (map[int64]int64,
 	return got, p.Send(ctx, s.Conn)
 }
 
-// HandOn notifies others of jobs that are due from a time on, in µs since 1970. It reports whether somebody on call was told.
-// slot is our own; 0: we are not on call. With leave the slot is left before: whoever saw us on call has committed before the
-// others look.
+// HandOn notifies other supervisors of jobs that are due from a time on, in µs since 1970. It reports whether a supervisor on
+// call was notified. slot is our own; 0: we are not on call. With leave it leaves the slot first: an enqueue that still saw us
+// there has committed before the others look.
 func (s Session) HandOn(ctx context.Context, queue string, due, slot int64, leave bool) (told bool, err error) {
 	var p pipeline
 	p.Begin()

@@ -1,0 +1,210 @@
+package engine
+
+import (
+	"testing"
+	"time"
+
+	"github.com/drover-queue/drover/internal/floors"
+)
+
+// When a claimer looks again, by what its look has found.
+func TestSleepAfterALook(t *testing.T) {
+	t.Parallel()
+	const poll, rest = 5 * time.Second, 20 * time.Second
+	now := time.Unix(1_000_000, 0)
+	later, quiet := now.Add(3*time.Second), floors.Seen{Oldest: 100, Own: 100}
+	for name, c := range map[string]struct {
+		sleep  sleep
+		look   look
+		deaf   bool
+		next   time.Duration // from now
+		step   time.Duration
+		asleep bool
+	}{
+		"awake, finds a job":                                 {look: look{found: 1, posted: true}},
+		"awake, finds none for the first time":               {look: look{posted: true}, next: firstPoll, step: firstPoll},
+		"awake, doubles the pause":                           {sleep: sleep{Step: 2 * time.Millisecond}, look: look{posted: true}, next: 4 * time.Millisecond, step: 4 * time.Millisecond},
+		"awake, looks often as long as it is":                {sleep: sleep{Step: AwakePoll}, look: look{posted: true}, next: AwakePoll, step: AwakePoll},
+		"awake next to a lookout, finds none":                {sleep: sleep{Step: AwakePoll}, next: poll, step: poll, asleep: true},
+		"awake next to a lookout, finds a job":               {sleep: sleep{Step: AwakePoll}, look: look{found: 1}},
+		"asleep, a poll finds none":                          {sleep: sleep{Asleep: true, Step: time.Second, IdleAt: now.Add(-time.Second)}, look: look{seen: quiet}, next: 2 * time.Second, step: 2 * time.Second, asleep: true},
+		"asleep, polls no less often than configured":        {sleep: sleep{Asleep: true, Step: poll, IdleAt: now.Add(-time.Second)}, look: look{seen: quiet}, next: poll, step: poll, asleep: true},
+		"asleep, nothing for long":                           {sleep: sleep{Asleep: true, Step: rest, IdleAt: now.Add(-RestAfter)}, look: look{seen: quiet}, next: rest, step: rest, asleep: true},
+		"asleep, a poll finds a job of which it is not told": {sleep: sleep{Asleep: true, Step: poll}, look: look{found: 1}, asleep: true},
+		"asleep, finds the job that it was told of":          {sleep: sleep{Asleep: true, Step: poll, Next: later}, look: look{found: 1, once: true}, next: 3 * time.Second, step: poll, asleep: true},
+		"asleep, told of a job that another took":            {sleep: sleep{Asleep: true, Step: poll, Next: later}, look: look{once: true, seen: quiet}, next: 3 * time.Second, step: poll, asleep: true},
+		"asleep, told, and there are more than fit":          {sleep: sleep{Asleep: true, Step: poll, Next: later}, look: look{found: 1, once: true, filled: true}, asleep: true},
+		"asleep, told, and finds more than a trickle":        {sleep: sleep{Asleep: true, Step: poll, Next: later}, look: look{found: TrickleBurst + 1, once: true}},
+		"it hears nothing, and finds none":                   {sleep: sleep{Step: AwakePoll}, deaf: true, next: 2 * AwakePoll, step: 2 * AwakePoll},
+		"it hears nothing, and finds a job":                  {sleep: sleep{Step: poll}, look: look{found: 1}, deaf: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := c.sleep
+			s.trickle = trickle{rate: TrickleRate, burst: TrickleBurst}
+			s.after(c.look, pace{Poll: poll, Rest: rest, deaf: c.deaf}, now)
+			if got := s.Next.Sub(now); got != c.next || s.Step != c.step || s.Asleep != c.asleep {
+				t.Errorf("next look after %v, step %v, asleep %v; want %v, %v, %v", got, s.Step, s.Asleep, c.next, c.step, c.asleep)
+			}
+		})
+	}
+}
+
+// So many notified jobs a second wake nobody up, in any order with pauses in between.
+func TestTrickle(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	b := trickle{rate: 50, burst: 10}
+	for range 200 {
+		now = now.Add(20 * time.Millisecond)
+		if b.add(1, now); b.over() {
+			t.Fatal("50 a second are over")
+		}
+	}
+	for range 9 {
+		b.add(1, now)
+	}
+	if b.over() {
+		t.Error("10 together are over")
+	}
+	b.add(2, now)
+	if !b.over() {
+		t.Error("12 together are not over")
+	}
+	if b.add(0, now.Add(time.Second)); b.over() {
+		t.Error("a second later they are over still")
+	}
+}
+
+// What becomes of calls: a claim answers those that it may have seen, the others are handed on when it is time.
+func TestCalls(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
+	handed := func(c *calls, when time.Time) (queues int) { return len(c.overdue(when)) }
+
+	t.Run("a claim answers what came before it", func(t *testing.T) {
+		t.Parallel()
+		c := newCalls()
+		c.add("q", 7, at(10))
+		seen := c.asked()["q"]
+		c.answered("q", seen)
+		if c.asked() != nil || !c.next().IsZero() {
+			t.Error("it is open still")
+		}
+		c.add("q", 7, at(10))
+		c.answered("q", seen) // the claim began before this call
+		if len(c.asked()) != 1 || !c.next().Equal(at(10)) {
+			t.Error("an earlier claim has answered it")
+		}
+	})
+	t.Run("calls of a queue are one, with the earlier times", func(t *testing.T) {
+		t.Parallel()
+		c := newCalls()
+		c.add("q", 7, at(10))
+		c.add("q", 5, at(20))
+		if got := c.asked()["q"]; got.due != 5 || !got.by.Equal(at(10)) {
+			t.Errorf("%+v", got)
+		}
+		c.add("q", 0, at(30)) // anywhere behind the floors
+		if got := c.asked()["q"]; got.due != 5 || !got.by.Equal(at(10)) {
+			t.Errorf("a known time is lost: %+v", got)
+		}
+	})
+	t.Run("without room it is handed on and closed", func(t *testing.T) {
+		t.Parallel()
+		c := newCalls()
+		c.add("q", 7, at(10))
+		c.full("q", false, at(1), at(1))
+		if handed(c, at(0)) != 0 || handed(c, at(1)) != 1 || c.asked() != nil || c.room("q") {
+			t.Errorf("%+v", c.asked())
+		}
+	})
+	t.Run("with room it is handed on once and stays open", func(t *testing.T) {
+		t.Parallel()
+		c := newCalls()
+		c.answered("q", call{})
+		c.add("q", 7, at(10))
+		if handed(c, at(10)) != 1 || handed(c, at(20)) != 0 || len(c.asked()) != 1 {
+			t.Error("a claim that is slow should still look")
+		}
+	})
+	t.Run("a queue that is full and not asked for stays silent", func(t *testing.T) {
+		t.Parallel()
+		c := newCalls()
+		c.full("q", false, now, now)
+		if handed(c, at(1000)) != 0 {
+			t.Error("it was handed on")
+		}
+		c.full("q", true, now, now) // a sleeper that has filled up: no other supervisor knows of the rest
+		if handed(c, at(0)) != 1 {
+			t.Error("it was not handed on")
+		}
+	})
+	t.Run("what all have heard of is not handed on", func(t *testing.T) {
+		t.Parallel()
+		c := newCalls()
+		c.add("q", 7, time.Time{})
+		c.full("q", false, now, now)
+		if handed(c, at(1000)) != 0 || c.asked() != nil {
+			t.Error("it was")
+		}
+	})
+	t.Run("while nobody is on call it waits, longer each time", func(t *testing.T) {
+		t.Parallel()
+		c := newCalls()
+		ms := 0
+		for _, pause := range []int{50, 100, 200, 400, 800, 1000, 1000} {
+			c.full("q", true, at(ms), at(ms))
+			if handed(c, at(ms)) != 1 {
+				t.Fatalf("not handed on at %d ms", ms)
+			}
+			c.handedOn("q", false, at(ms))
+			c.full("q", true, at(ms+pause-1), at(ms+pause-1))
+			if handed(c, at(ms+pause-1)) != 0 {
+				t.Fatalf("handed on after less than %d ms", pause)
+			}
+			ms += pause
+		}
+		c.answered("q", call{}) // it has room again
+		c.full("q", true, at(ms-999), at(ms-999))
+		if handed(c, at(ms-999)) != 1 {
+			t.Error("it waits still")
+		}
+	})
+	t.Run("it rings when there is room again", func(t *testing.T) {
+		t.Parallel()
+		c, rings := newCalls(), 0
+		c.ring = func() { rings++ }
+		for range 3 {
+			c.answered("q", call{})
+		}
+		c.full("q", false, now, now)
+		c.answered("q", call{})
+		if rings != 2 || !c.gotRoom(true) || c.gotRoom(false) {
+			t.Errorf("%d rings, 2 wanted", rings)
+		}
+	})
+}
+
+// A call's claim looks behind the floor, as far as its job may lie, and never beyond.
+func TestACallLowersTheFloor(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0).UTC()
+	floor := floors.Floor{At: now, ID: "x"}
+	for name, c := range map[string]struct {
+		due   int64
+		floor floors.Floor
+		want  floors.Floor
+	}{
+		"a job of a long transaction": {due: now.Add(-time.Minute).UnixMicro(), floor: floor, want: floors.Floor{At: now.Add(-time.Minute - callBack)}},
+		"a job of just now":           {due: now.UnixMicro(), floor: floor, want: floors.Floor{At: now.Add(-callBack)}},
+		"not known when":              {floor: floor, want: floors.Floor{At: now.Add(-callBack)}},
+		"a job that is due later":     {due: now.Add(time.Hour).UnixMicro(), floor: floor, want: floors.Floor{At: now.Add(-callBack)}},
+		"there is no floor":           {due: now.UnixMicro()},
+	} {
+		if got := (call{due: c.due}).lower(c.floor); !got.At.Equal(c.want.At) || got.ID != c.want.ID {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
