@@ -1066,3 +1066,35 @@ func TestWhoHearsTooMuchStopsListening(t *testing.T) {
 		t.Errorf("%d are on call, and it looks: %v", db.onCall(t), d.Claimer.Asked())
 	}
 }
+
+// A notification makes only those look whose slots it names, and of a queue that they serve.
+func TestNotificationsForOthers(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	d := db.dozing(t, "q")
+	d.doze(t, engine.SleepAfter)
+	d.poll(t)
+	slot := value[int64](t, db, `select key from (select (c.on_call + i) as key from drover_crews c, generate_series(0, 7) i) k
+		where not (pg_try_advisory_lock_shared(key) and pg_advisory_unlock_shared(key))`)
+	for note, looks := range map[string]bool{
+		fmt.Sprintf("wake %d %d 0 0 q", slot+1, slot+2): false,
+		fmt.Sprintf("wake %d %d 0 0 other", slot, slot): false,
+		fmt.Sprintf("pass %d %d 0 0 q", slot-1, slot+1): false,
+		"wake": false, "wake x y z": false, "all 0 0 other": false, "": false,
+		fmt.Sprintf("wake %d %d 0 0 q", slot+1, slot): true,
+		fmt.Sprintf("pass %d %d 0 0 q", slot, slot+1): true,
+		"all 0 0 q": true,
+	} {
+		d.Keeper.Heard(note)
+		if got := d.Claimer.Asked(); got != looks {
+			t.Errorf("%q: it looks: %v", note, got)
+		}
+		if d.Claimer.Asked() {
+			d.poll(t)
+		}
+	}
+	d.Keeper.Heard(fmt.Sprintf("wake %d %d %d 60000000 q", slot, slot, time.Now().Add(time.Minute).UnixMicro()))
+	if due := d.Claimer.NextDue().Sub(d.clock); d.Claimer.Asked() || due < 59*time.Second || due > 61*time.Second {
+		t.Errorf("a job that is due in a minute: it looks %v, and again in %v", d.Claimer.Asked(), due)
+	}
+}

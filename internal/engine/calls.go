@@ -37,7 +37,7 @@ type calls struct {
 	back   bool            // some queue got room since the keeper last asked
 	nobody map[string]nobody
 	usual  time.Duration // how long a claim takes, a moving average
-	ring   func() // wakes the keeper, which has something to do
+	ring   func()        // wakes the keeper, which has something to do
 }
 
 // nobody is when a call was last handed on while no supervisor was on call.

@@ -76,7 +76,7 @@ func TestTrickle(t *testing.T) {
 	}
 }
 
-// What becomes of calls: a claim answers those that it may have seen, the others are handed on when it is time.
+// A claim answers the calls that came before it. The other calls are handed on when it is time.
 func TestCalls(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)
