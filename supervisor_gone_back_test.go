@@ -322,7 +322,7 @@ func TestATableGoesBackAlone(t *testing.T) {
 				t.Error("what must not run again has")
 			}
 			if table == "drover_crews" {
-				f.db.waitFor(t, time.Minute, `select count(*) = 1 from drover_crews`)
+				f.db.waitFor(t, time.Minute, `select count(*) = 2 from drover_crews`) // of two queues
 			}
 			f.isCalm(t, since)
 		})

@@ -197,6 +197,10 @@ func (c *calls) handedOn(queue string, told bool, now time.Time) {
 	c.nobody[queue] = nobody{until: now.Add(pause), pause: pause}
 }
 
+// callBack is how far before the floor, or before the time of a call if that is earlier, a claim looks for its job: the job
+// may have committed after jobs that are due later.
+const callBack = time.Second
+
 // lower returns where a claim that answers the call begins to read a lane with floor f.
 func (c call) lower(f floors.Floor) floors.Floor {
 	if f.At.IsZero() {

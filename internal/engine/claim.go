@@ -161,10 +161,6 @@ func (q *QueueState) Groups(room int) []claimGroup {
 	}
 }
 
-// callBack is how far before the floor, or before the time of a call if that is earlier, a claim looks for its job: the job
-// may have committed after jobs that are due later.
-const callBack = time.Second
-
 // Lanes lists the lanes of the groups, with their floors as the near sweep and the calls lower them.
 func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep, asked map[string]call) *store.ClaimRequest {
 	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.openKinds(), Ages: c.Cfg.Ages}

@@ -25,17 +25,12 @@ type keeper struct {
 	scheduler *scheduler
 	Base      context.Context //nolint:containedctx // the values that handlers see
 	Link      store.Line
-	Listening store.Session    // the connection that has sent LISTEN
-	onCall    map[string]int64 // the keys of the slots that it holds, by queue
-	callConn  store.Session    // the connection that holds them
-	unsure    bool             // it may hold others
-	callAt    time.Time        // no attempt to go on call again before
-	noise     trickle          // notifications that were for others
-	deafBy    time.Time        // because of these it does not listen until then
-	timer     *time.Timer      // ends the lease; nil before run
-	ending    sync.Mutex       // the lease is either kept up or found to be over
-	counted   int64            // beats that our row must count; with fewer, the database went back
-	urgent    BeatPacer        // for beats before their time
+	Listening store.Session // the connection that has sent LISTEN
+	OnCall    *onCall
+	timer     *time.Timer // ends the lease; nil before run
+	ending    sync.Mutex  // the lease is either kept up or found to be over
+	counted   int64       // beats that our row must count; with fewer, the database went back
+	urgent    BeatPacer   // for beats before their time
 	silences  Silences
 	Hunts     map[string]*store.Scan // for the jobs of lost supervisors, by their ids
 	orphans   *store.Scan            // for jobs whose owner has no row
@@ -63,7 +58,7 @@ type keeper struct {
 
 func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *keeper {
 	c := &keeper{Shared: s, budgets: b, claimer: cl, redriver: r, scheduler: t, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Scan{}}
-	c.noise = trickle{rate: noiseRate, burst: noiseBurst}
+	c.OnCall = newOnCall(s)
 	c.Limits = &follower{Shared: s, claimer: cl}
 	c.Trouble = Trouble{means: "after most of a lease the running jobs are cancelled", vital: true, link: &c.Link}
 	c.deaf = Trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
@@ -85,7 +80,7 @@ func (c *keeper) run(ctx context.Context) {
 	next := due    // or earlier, if something waits for it
 	c.Listens()    //nolint:contextcheck // first: the beat finds earlier cancels; an interrupt costs the connection
 	for ctx.Err() == nil {
-		c.wait(ctx, c.Sooner(c.callsAt(c.askAt(next))))
+		c.wait(ctx, c.Sooner(c.OnCall.next(c.askAt(next), c.hears())))
 		c.Expire(ctx)
 		c.TendCalls(ctx)
 		c.HearLimits(ctx)
@@ -195,7 +190,7 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 // enqueued while all supervisors slept, or a running one was cancelled. Without them, polls and beats find the same.
 func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
-	if c.Cfg.DisableNotify || conn.Closed() || c.Now().Before(c.deafBy) {
+	if c.Cfg.DisableNotify || conn.Closed() || c.Now().Before(c.OnCall.deafBy) {
 		return false
 	}
 	if c.Listening == conn {
@@ -209,7 +204,7 @@ func (c *keeper) Listens() bool {
 	}
 	c.deaf.Over(ctx, c.Shared)
 	c.Listening = conn
-	c.goOnCall(ctx)
+	c.OnCall.goOn(ctx, conn, true)
 	// Notifications that came while nobody listened are lost: the claimer finds the jobs, a beat the cancels.
 	c.alarm.Wake()
 	c.Interrupt()
@@ -221,7 +216,7 @@ func (c *keeper) Heard(payload string) {
 	verb, what, _ := strings.Cut(payload, " ")
 	switch verb {
 	case "wake", "pass", "all":
-		c.called(verb, what)
+		c.OnCall.called(verb, what)
 	case "cancel":
 		c.cancelRun(what)
 	case "redrive":
@@ -231,6 +226,36 @@ func (c *keeper) Heard(payload string) {
 	case "periodic":
 		c.scheduler.poke()
 	}
+}
+
+// Ring makes the keeper see to the calls.
+func (c *keeper) Ring() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rung = true
+	if c.stop != nil {
+		c.stop()
+	}
+}
+
+// Rung reports whether there is something to see to.
+func (c *keeper) Rung() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rung || c.OnCall.noise.over()
+}
+
+// TendCalls sees to the calls: who was notified and has no room hands on. If it hears too much, it stops listening.
+func (c *keeper) TendCalls(ctx context.Context) {
+	c.mu.Lock()
+	c.rung = false
+	c.mu.Unlock()
+	if c.hears() && c.OnCall.tooLoud() {
+		if c.Link.Current().Unlisten(ctx) == nil {
+			c.Listening = store.Session{}
+		}
+	}
+	c.OnCall.tend(ctx, c.Link.Current(), c.hears())
 }
 
 // Beat is one round: sign of life, look at the other supervisors, rescue, sweep.
@@ -243,9 +268,9 @@ func (c *keeper) Beat(ctx context.Context) error {
 	running, epoch := c.InFlight.under(l.ID), int(l.Epoch.Load())
 	var reply store.BeatReply
 	if err == nil {
-		firsts := c.offCall()
+		firsts := c.OnCall.missing(c.hears())
 		reply, err = conn.Beat(beating, l.ID, epoch, Fences(running), c.Draining.Load(), c.openQueues(), c.openKinds(), slices.Collect(maps.Values(firsts)))
-		c.wentOnCall(firsts, reply.OnCall, err)
+		c.OnCall.went(conn, firsts, reply.OnCall, err)
 	}
 	if err != nil {
 		c.Expire(ctx)

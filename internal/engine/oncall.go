@@ -17,6 +17,20 @@ import (
 // The other supervisors listen as well, so that all hear of a burst. But up to PostgreSQL 18 a NOTIFY interrupts each
 // session that listens. A supervisor that hears too many notifications for others stops listening for a while, and asks for
 // a free slot instead: a supervisor without room that is notified leaves its slot.
+type onCall struct {
+	*Shared
+	slots  map[string]int64 // the keys of the locks that it holds, by queue
+	conn   store.Session    // the connection that holds them
+	unsure bool             // it may hold others
+	at     time.Time        // no attempt to go on call again before
+	noise  trickle          // notifications that were for others
+	deafBy time.Time        // because of these the keeper does not listen until then
+}
+
+func newOnCall(s *Shared) *onCall {
+	return &onCall{Shared: s, slots: map[string]int64{}, noise: trickle{rate: noiseRate, burst: noiseBurst}}
+}
+
 const (
 	noiseRate  = 4  // notifications for others in a second
 	noiseBurst = 20 // and so many together
@@ -29,7 +43,7 @@ const (
 
 // called acts on a notification about jobs: "wake" of an enqueue, "pass" and "all" of a supervisor that has no room. It has
 // two slots (except "all"), when the first job is due and how long until then, both in µs, and the queue.
-func (c *keeper) called(verb, what string) {
+func (o *onCall) called(verb, what string) {
 	var slots [2]int64
 	if verb != "all" {
 		for i := range slots {
@@ -38,30 +52,30 @@ func (c *keeper) called(verb, what string) {
 	}
 	due, what := number(what)
 	left, queue := number(what)
-	slot, held := c.onCall[queue]
-	if verb == "wake" && len(c.onCall) == 0 {
-		c.noise.add(1, c.Now())
+	slot, held := o.slots[queue]
+	if verb == "wake" && len(o.slots) == 0 {
+		o.noise.add(1, o.Now())
 	}
-	if !slices.Contains(c.QueueNames(), queue) || c.Draining.Load() || verb != "all" && (!held || slot != slots[0] && slot != slots[1]) {
+	if !slices.Contains(o.QueueNames(), queue) || o.Draining.Load() || verb != "all" && (!held || slot != slots[0] && slot != slots[1]) {
 		return
 	}
 	if verb != "wake" {
-		c.alarm.Missed()
+		o.alarm.Missed()
 	}
-	now := c.Now()
+	now := o.Now()
 	switch {
 	case left > 0:
-		c.alarm.NoteOwn(now.Add(time.Duration(left) * time.Microsecond))
+		o.alarm.NoteOwn(now.Add(time.Duration(left) * time.Microsecond))
 		return
 	case verb != "all":
-		c.calls.add(queue, due, c.calls.answerBy(now))
-	case c.calls.room(queue):
-		c.calls.add(queue, due, time.Time{})
-		c.calls.want() // other supervisors have left their slots
+		o.calls.add(queue, due, o.calls.answerBy(now))
+	case o.calls.room(queue):
+		o.calls.add(queue, due, time.Time{})
+		o.calls.want() // other supervisors have left their slots
 	default:
 		return
 	}
-	c.alarm.poke()
+	o.alarm.poke()
 }
 
 // number cuts a number and a space off the front of a text.
@@ -71,132 +85,116 @@ func number(text string) (n int64, rest string) {
 	return n, rest
 }
 
-// Ring makes the keeper see to the calls.
-func (c *keeper) Ring() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rung = true
-	if c.stop != nil {
-		c.stop()
-	}
-}
-
-// Rung reports whether there is something to see to.
-func (c *keeper) Rung() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.rung || c.noise.over()
-}
-
-// callsAt returns when a call is to be handed on, or the given time if that comes first.
-func (c *keeper) callsAt(at time.Time) time.Time {
-	if next := c.calls.next(); !next.IsZero() && next.Before(at) {
+// next returns when a call is to be handed on or a slot to be asked for, or the given time if that comes first.
+func (o *onCall) next(at time.Time, hears bool) time.Time {
+	if next := o.calls.next(); !next.IsZero() && next.Before(at) {
 		return next
 	}
-	if c.callAt.Before(at) && (c.isDeaf() || c.calls.gotRoom(false)) && len(c.offCall()) > 0 {
-		return c.callAt
+	if o.at.Before(at) && (o.deaf(hears) || o.calls.gotRoom(false)) && len(o.missing(hears)) > 0 {
+		return o.at
 	}
 	return at
 }
 
-// TendCalls hands on the calls that were not answered in time. If there is no room, it leaves its slot first: two full
+// tend hands on the calls that were not answered in time. If there is no room, it leaves its slot first: two full
 // supervisors must not hand on to each other. It goes on call again once a claim has left room.
-func (c *keeper) TendCalls(ctx context.Context) {
-	c.mu.Lock()
-	c.rung = false
-	c.mu.Unlock()
-	conn := c.Link.Current()
+func (o *onCall) tend(ctx context.Context, conn store.Session, hears bool) {
 	if ctx.Err() != nil || conn.Closed() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/6)
+	ctx, cancel := context.WithTimeout(ctx, o.Cfg.Lease/6)
 	defer cancel()
-	now := c.Now()
-	if c.callConn != conn {
-		c.callConn, c.onCall, c.unsure = conn, map[string]int64{}, false
-	}
-	if c.unsure || c.Draining.Load() && len(c.onCall) > 0 {
+	now := o.Now()
+	o.on(conn)
+	if o.unsure || o.Draining.Load() && len(o.slots) > 0 {
 		if conn.LeaveAll(ctx) != nil {
 			return // the next heartbeat meets and reports the same error
 		}
-		c.onCall, c.unsure = map[string]int64{}, false
+		o.slots, o.unsure = map[string]int64{}, false
 	}
-	for queue, call := range c.calls.overdue(now) {
-		slot, due := c.onCall[queue], call.due
+	for queue, call := range o.calls.overdue(now) {
+		slot, due := o.slots[queue], call.due
 		if due == 0 {
 			due = now.UnixMicro()
 		}
-		leave := !c.calls.room(queue)
+		leave := !o.calls.room(queue)
 		told, err := conn.HandOn(ctx, queue, due, slot, leave)
 		if err != nil {
-			c.unsure = true
+			o.unsure = true
 			return
 		}
 		if leave {
-			delete(c.onCall, queue)
-			c.callAt = now.Add(tryEvery)
+			delete(o.slots, queue)
+			o.at = now.Add(tryEvery)
 		}
-		c.calls.handedOn(queue, told, now)
+		o.calls.handedOn(queue, told, now)
 	}
-	if c.hears() && c.noise.over() {
-		if conn.Unlisten(ctx) != nil {
-			return
+	if !now.Before(o.at) && (o.calls.gotRoom(true) || o.deaf(hears)) && len(o.missing(hears)) > 0 {
+		o.at = now.Add(tryEvery)
+		if o.deaf(hears) {
+			o.at = now.Add(max(askSlotLeast, askSlot*time.Duration(len(*o.sharers.Load()))))
 		}
-		c.Listening, c.deafBy = store.Session{}, now.Add(deafFor)
-		c.noise.left = noiseBurst
-	}
-	if !now.Before(c.callAt) && (c.calls.gotRoom(true) || c.isDeaf()) && len(c.offCall()) > 0 {
-		c.callAt = now.Add(tryEvery)
-		if c.isDeaf() {
-			c.callAt = now.Add(max(askSlotLeast, askSlot*time.Duration(len(*c.sharers.Load()))))
-		}
-		if c.goOnCall(ctx) {
-			c.deafBy = time.Time{}
-			c.alarm.Wake() // transactions that committed meanwhile have notified no supervisor
+		if o.goOn(ctx, conn, hears) {
+			o.deafBy = time.Time{}
+			o.alarm.Wake() // transactions that committed meanwhile have notified no supervisor
 		}
 	}
 }
 
-// isDeaf reports whether it does not listen because too much was for others.
-func (c *keeper) isDeaf() bool { return c.Now().Before(c.deafBy) && !c.hears() }
+// tooLoud reports whether so much was for others that the keeper should stop listening, and notes that it does.
+func (o *onCall) tooLoud() bool {
+	if !o.noise.over() {
+		return false
+	}
+	o.deafBy, o.noise.left = o.Now().Add(deafFor), noiseBurst
+	return true
+}
 
-// offCall returns the first slots of the queues that have room and in which it is not on call, by queue.
-func (c *keeper) offCall() map[string]int64 {
-	if !c.hears() && !c.isDeaf() || c.Draining.Load() {
+// deaf reports whether the keeper does not listen because too much was for others.
+func (o *onCall) deaf(hears bool) bool { return o.Now().Before(o.deafBy) && !hears }
+
+// missing returns the first slots of the queues that have room and in which it is not on call, by queue.
+func (o *onCall) missing(hears bool) map[string]int64 {
+	if !hears && !o.deaf(hears) || o.Draining.Load() {
 		return nil
 	}
-	firsts := map[string]int64{}
-	for queue, crew := range *c.crews.Load() {
-		if _, on := c.onCall[queue]; !on && c.calls.room(queue) && slices.Contains(c.openQueues(), queue) {
+	firsts, open := map[string]int64{}, o.openQueues()
+	for queue, crew := range *o.crews.Load() {
+		if _, on := o.slots[queue]; !on && o.calls.room(queue) && slices.Contains(open, queue) {
 			firsts[queue] = crew.OnCall
 		}
 	}
 	return firsts
 }
 
-// goOnCall takes a free slot in each of these queues, and reports whether it got any.
-func (c *keeper) goOnCall(ctx context.Context) bool {
-	firsts := c.offCall()
+// goOn takes a free slot in each of these queues, and reports whether it got any.
+func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) bool {
+	firsts := o.missing(hears)
 	if len(firsts) == 0 {
 		return false
 	}
-	got, err := c.Link.Current().GoOnCall(ctx, slices.Collect(maps.Values(firsts)))
-	return c.wentOnCall(firsts, got, err)
+	got, err := conn.GoOnCall(ctx, slices.Collect(maps.Values(firsts)))
+	return o.went(conn, firsts, got, err)
 }
 
-// wentOnCall notes the slots that it got, by the first slot of their queue, and reports whether there are any.
-func (c *keeper) wentOnCall(firsts map[string]int64, got map[int64]int64, err error) bool {
+// went notes the slots that it got, by the first slot of their queue, and reports whether there are any.
+func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) bool {
 	if err != nil {
-		c.unsure = c.unsure || len(firsts) > 0
+		o.unsure = o.unsure || len(firsts) > 0
 		return false
 	}
-	if conn := c.Link.Current(); c.callConn != conn {
-		c.callConn, c.onCall, c.unsure = conn, map[string]int64{}, false
-	}
+	o.on(conn)
 	for queue, first := range firsts {
 		if slot, ok := got[first]; ok {
-			c.onCall[queue] = slot
+			o.slots[queue] = slot
 		}
 	}
 	return len(got) > 0
+}
+
+// on notes the connection of the next statement. A new one holds no locks.
+func (o *onCall) on(conn store.Session) {
+	if o.conn != conn {
+		o.conn, o.slots, o.unsure = conn, map[string]int64{}, false
+	}
 }

@@ -493,7 +493,9 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			e.done(r)
 		case foundStale:
 			e.gone(r)
-			e.report(EventStaleSettle, r)
+			if !r.StartedAt.IsZero() { // else it was to be handed back, and another supervisor has rescued it
+				e.report(EventStaleSettle, r)
+			}
 			if exists && !r.Lease.Ended.Load() {
 				e.rewound() // no other supervisor may take a job while we have the lease
 			}

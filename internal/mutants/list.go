@@ -229,22 +229,22 @@ func mutants() []mutant {
 		{
 			name: "full-stays-on-call", bug: "two supervisors without room hand on to each other",
 			file:  "internal/engine/oncall.go",
-			old:   "leave := !c.calls.room(queue)",
+			old:   "leave := !o.calls.room(queue)",
 			new:   "leave := false",
 			tests: []string{"TestACallWithoutRoomIsHandedOn"},
 		},
 		{
 			name: "room-without-a-look", bug: "a supervisor that is on call again does not look for jobs of before",
 			file:  "internal/engine/oncall.go",
-			old:   "			c.deafBy = time.Time{}\n			c.alarm.Wake()",
-			new:   "			c.deafBy = time.Time{}\n			c.alarm.poke()",
+			old:   "			o.deafBy = time.Time{}\n			o.alarm.Wake()",
+			new:   "			o.deafBy = time.Time{}\n			o.alarm.poke()",
 			tests: []string{"TestACallWithoutRoomIsHandedOn"},
 		},
 		{
 			name: "listens-whatever-the-noise", bug: "a supervisor that hears only notifications for others listens on",
-			file:  "internal/engine/oncall.go",
-			old:   "	if c.hears() && c.noise.over() {\n",
-			new:   "	if c.hears() && c.noise.over() && c.noise.left > 0 {\n",
+			file:  "internal/engine/keeper.go",
+			old:   "	if c.hears() && c.OnCall.tooLoud() {\n",
+			new:   "	if c.OnCall.tooLoud() && !c.hears() {\n",
 			tests: []string{"TestWhoHearsTooMuchStopsListening"},
 		},
 		{
