@@ -245,7 +245,8 @@ func (c *keeper) Rung() bool {
 	return c.rung || c.OnCall.noise.over()
 }
 
-// TendCalls sees to the calls: who was notified and has no room hands on. If it hears too much, it stops listening.
+// TendCalls hands on calls for which there is no room. If the keeper hears too many notifications for others, it stops
+// listening.
 func (c *keeper) TendCalls(ctx context.Context) {
 	c.mu.Lock()
 	c.rung = false
