@@ -85,7 +85,7 @@ type Receipt struct {
 	Debounced bool   // the job that was there got the new due time: see Debounce
 }
 
-// Enqueue stores one job in a transaction of its own and wakes a supervisor if all sleep. One round trip.
+// Enqueue stores one job in a transaction of its own, and notifies two supervisors if all sleep. One round trip.
 //
 // After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID. Do so while the
 // job's row is kept: with DeleteOnCompletion the job may have run and gone by then, and runs again.
@@ -110,10 +110,10 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (rec
 }
 
 // EnqueueTx stores one job in the caller's transaction: the job exists if and when that commits. A pgx.Tx is a Tx;
-// SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit wakes one. In a transaction that is
-// not read committed, the time of its start counts. A supervisor that falls asleep before the commit finds the job by
-// polling, at the latest after PollInterval. A job whose transaction commits more than 20 s after the call may wait
-// for the next full sweep, 15 s for each supervisor. The hook Enqueued is called before the commit, with Event.InTx.
+// SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit notifies two of them. A supervisor that
+// falls asleep before the commit finds the job by polling, at the latest after PollInterval. A transaction that is to be
+// prepared needs DisableNotify. A job whose transaction commits more than 20 s after the call may wait for the next full
+// sweep, 15 s for each supervisor. The hook Enqueued is called before the commit, with Event.InTx.
 // EnqueueTx returns the errors of Enqueue. After an error other than an *InvalidError the transaction can only be
 // rolled back.
 func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (receipt Receipt, err error) {

@@ -1098,3 +1098,77 @@ func TestNotificationsForOthers(t *testing.T) {
 		t.Errorf("a job that is due in a minute: it looks %v, and again in %v", d.Claimer.Asked(), due)
 	}
 }
+
+// A supervisor whose claims fail is no lookout: enqueues notify others.
+func TestWhoseClaimsFailIsNoLookout(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, SupervisorConfig{Workers: doingNothing()})
+	lookout := func() bool {
+		return value[bool](t, db, `select exists (select from drover_on_duty where duty = 'lookout')`)
+	}
+	s.claim(t)
+	if !lookout() {
+		t.Fatal("it is awake, and not the lookout")
+	}
+	db.exec(t, `create function nono() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
+	db.exec(t, `create trigger nono before update on jobs for each statement execute function nono()`)
+	for range 3 {
+		s.Claimer.Wake()
+		plan := s.Claimer.Request(s.Now())
+		if plan == nil {
+			t.Fatal("no claim")
+		}
+		s.Claimer.Trip(t.Context(), plan)
+		if !s.Claimer.Overstays(s.Now()) {
+			t.Fatal("it would stay the lookout")
+		}
+		s.Claimer.LeavePosts(t.Context())
+		if lookout() {
+			t.Error("it is the lookout still")
+		}
+		s.Claimer.Refused.Failed = nil
+	}
+}
+
+// A transaction saw a lookout that has no room any more, and commits after this has handed on. The supervisor that was
+// notified instead looks again for as long as the transaction is open.
+func TestEnqueueTxThatOutlastsTheLookout(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	d := db.dozing(t, "q")
+	d.doze(t, engine.SleepAfter)
+	d.poll(t)
+	for range 20 { // until its polls are rare
+		d.poll(t)
+	}
+	lookout, onCall := value[int64](t, db, `select lookout from drover_crews`), value[int64](t, db, `select key from (select (c.on_call + i) as key from drover_crews c, generate_series(0, 7) i) k
+		where not (pg_try_advisory_lock_shared(key) and pg_advisory_unlock_shared(key))`)
+	fills := db.onDuty(t, lookout)
+	var asleep time.Time
+	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		if _, err := db.client.EnqueueTx(t.Context(), tx, job{}, &EnqueueOpts{Queue: "q"}); err != nil {
+			return err
+		}
+		fills()
+		d.Keeper.Heard(fmt.Sprintf("pass %d %d 0 0 q", onCall, onCall))
+		for asleep = d.clock; d.clock.Sub(asleep) < 10*time.Second; {
+			d.poll(t)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if d.hears(t) {
+		t.Fatal("the transaction has notified")
+	}
+	committed := d.clock
+	for !d.poll(t) {
+		if t.Failed() {
+			return
+		}
+	}
+	if age, waited := committed.Sub(asleep), d.clock.Sub(committed); waited > age/10 {
+		t.Errorf("found %v after its commit, %v after the notification", waited, age)
+	}
+}

@@ -35,6 +35,7 @@ type load struct {
 	LongestRun     int     // ms
 	Long           float64 // share of jobs whose runs take longRun
 	Transactional  float64 // share of jobs
+	Prepared       bool    // these transactions are prepared
 	Deaf           bool    // handlers never return
 	Drain          time.Duration
 	Through        int              // so many workers go through the proxy

@@ -35,7 +35,7 @@ func scenarios() []scenario {
 	var all []scenario
 	for _, some := range [][]scenario{
 		serverScenarios(), restoreScenarios(), workerScenarios(), networkScenarios(), handlerScenarios(), operatorScenarios(), clockScenarios(), periodicScenarios(), poolerScenarios(),
-		migrationScenarios(), failoverScenarios(), producerScenarios(), rowScenarios(), herdScenarios(), soakScenarios(),
+		migrationScenarios(), failoverScenarios(), producerScenarios(), rowScenarios(), herdScenarios(), preparedScenarios(), soakScenarios(),
 	} {
 		all = append(all, some...)
 	}

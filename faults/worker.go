@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
@@ -176,11 +177,28 @@ func (w *worker) transact(ctx context.Context, job *drover.Job, t task) error {
 	if err := w.work(ctx, job, t); err != nil {
 		return err
 	}
+	if w.spec.Load.Prepared {
+		if _, err := tx.Exec(ctx, `set local drover.notify = off`); err != nil {
+			return err
+		}
+	}
 	if err := job.CompleteTx(ctx, tx); err != nil {
 		w.note("refused", job, err)
 		return err
 	}
+	if w.spec.Load.Prepared {
+		return w.commitPrepared(ctx, tx, fmt.Sprintf("%s %s %d", w.spec.Name, job.ID, job.Attempt))
+	}
 	return tx.Commit(ctx)
+}
+
+// commitPrepared commits in two phases. If the server dies in between, the suite commits what is left prepared.
+func (w *worker) commitPrepared(ctx context.Context, tx pgx.Tx, name string) error {
+	if _, err := tx.Exec(ctx, fmt.Sprintf(`prepare transaction '%s'`, name)); err != nil {
+		return err
+	}
+	_, err := w.pool.Exec(context.WithoutCancel(ctx), fmt.Sprintf(`commit prepared '%s'`, name))
+	return err
 }
 
 func (w *worker) note(what string, job *drover.Job, err error) {

@@ -87,7 +87,7 @@ func (c *claimer) run(ctx, base context.Context) {
 				continue
 			}
 			if c.Refused.Failed != nil {
-				if c.overstays(now) {
+				if c.Overstays(now) {
 					c.LeavePosts(base)
 					continue
 				}
@@ -102,7 +102,7 @@ func (c *claimer) run(ctx, base context.Context) {
 				c.Trip(base, plan)
 				continue
 			}
-			if c.overstays(now) {
+			if c.Overstays(now) {
 				c.LeavePosts(base)
 				continue
 			}
@@ -221,19 +221,21 @@ func (c *claimer) Request(now time.Time) *Plan {
 	if order := c.Solo.Load(); order != nil {
 		return c.requestAlone(l, order, now)
 	}
-	asked, due := c.calls.asked(), c.NextDue()
+	queues := c.QueueStates()
+	asked, due := c.callsWithRoom(queues, now), c.NextDue()
 	c.mu.Lock()
 	poked := c.Poked
 	c.mu.Unlock()
 	if now.Before(c.LookAt()) && !poked && len(asked) == 0 {
 		return nil
 	}
-	queues := c.QueueStates()
 	if c.wantsRoom = !c.hasRoom(queues); c.wantsRoom {
 		if c.fullAt.IsZero() {
 			c.fullAt = now
 		}
-		c.passOn(queues, asked, !due.IsZero() && !now.Before(due), now)
+		if !due.IsZero() && !now.Before(due) {
+			c.passOn(queues, now)
+		}
 		return nil
 	}
 	c.fullAt = time.Time{}
@@ -246,7 +248,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 	}
 	if c.missed {
 		c.missed = false
-		c.hearing.Asleep(now)
+		c.listenAgain(now)
 	}
 	c.mu.Unlock()
 	var rooms []int32
@@ -280,18 +282,33 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// passOn hands on calls for which there is no room, and with due also the jobs that are due by now.
-func (c *claimer) passOn(queues []*QueueState, asked map[string]call, due bool, now time.Time) {
-	if due {
-		c.mu.Lock()
-		c.Due, c.own = time.Time{}, time.Time{}
-		c.mu.Unlock()
-	}
+// passOn hands on the jobs that are due by now, because there is no room in any queue.
+func (c *claimer) passOn(queues []*QueueState, now time.Time) {
+	c.mu.Lock()
+	c.Due, c.own = time.Time{}, time.Time{}
+	c.mu.Unlock()
 	for _, q := range queues {
-		if _, called := asked[q.Name]; (called || due) && !q.held() {
-			c.calls.full(q.Name, due, now, now.Add(c.patience(q.Name)))
+		if !q.held() {
+			c.calls.full(q.Name, true, now, now.Add(c.patience(q.Name)))
 		}
 	}
+}
+
+// callsWithRoom returns the open calls of queues that have room. The others are to be handed on.
+func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]call {
+	asked := c.calls.asked()
+	for queue := range asked {
+		i := slices.IndexFunc(queues, func(q *QueueState) bool { return q.Name == queue })
+		// The watch is set first, as in hasRoom.
+		if i >= 0 && !queues[i].held() {
+			if watched := queues[i].WatchRoom(); queues[i].Pending.Load() <= watched {
+				continue
+			}
+		}
+		c.calls.full(queue, false, now, now.Add(c.patience(queue)))
+		delete(asked, queue)
+	}
+	return asked
 }
 
 // requestAlone plans the claim of one strong suspect, once all other runs are settled.
@@ -383,7 +400,7 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 // failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
 // help.
 func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
-	c.out.unknown = true // it should not be the lookout until claims work again
+	c.out.unknown = !c.Cfg.DisableNotify // it should not be the lookout until claims work again
 	c.Next = c.Now()
 	if p != nil && pg.RowsFault(err) {
 		c.Refused.Failed, c.Refused.why = p, err

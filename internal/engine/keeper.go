@@ -58,8 +58,8 @@ type keeper struct {
 
 func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *keeper {
 	c := &keeper{Shared: s, budgets: b, claimer: cl, redriver: r, scheduler: t, Link: store.NewLine(s.pool), silences: Silences{Peers: map[string]Observation{}}, Hunts: map[string]*store.Scan{}}
-	c.OnCall = newOnCall(s)
 	c.Limits = &follower{Shared: s, claimer: cl}
+	c.OnCall = newOnCall(s, c.Limits.heard)
 	c.Trouble = Trouble{means: "after most of a lease the running jobs are cancelled", vital: true, link: &c.Link}
 	c.deaf = Trouble{means: "notifications are not heard, polls and heartbeats find the same later"}
 	return c

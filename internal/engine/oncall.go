@@ -25,10 +25,11 @@ type onCall struct {
 	at     time.Time        // no attempt to go on call again before
 	noise  trickle          // notifications that were for others
 	deafBy time.Time        // because of these the keeper does not listen until then
+	heard  func(string)     // gets the stamp of the limits
 }
 
-func newOnCall(s *Shared) *onCall {
-	return &onCall{Shared: s, slots: map[string]int64{}, noise: trickle{rate: noiseRate, burst: noiseBurst}}
+func newOnCall(s *Shared, heard func(string)) *onCall {
+	return &onCall{Shared: s, heard: heard, slots: map[string]int64{}, noise: trickle{rate: noiseRate, burst: noiseBurst}}
 }
 
 const (
@@ -173,7 +174,10 @@ func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) bool 
 	if len(firsts) == 0 {
 		return false
 	}
-	got, err := conn.GoOnCall(ctx, slices.Collect(maps.Values(firsts)))
+	got, limits, err := conn.GoOnCall(ctx, slices.Collect(maps.Values(firsts)))
+	if err == nil {
+		o.heard(limits)
+	}
 	return o.went(conn, firsts, got, err)
 }
 

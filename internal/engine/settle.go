@@ -493,7 +493,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			e.done(r)
 		case foundStale:
 			e.gone(r)
-			if !r.StartedAt.IsZero() { // else it was to be handed back, and another supervisor has rescued it
+			if !r.StartedAt.IsZero() || r.End.Event != EventReleased { // else the run did not take place
 				e.report(EventStaleSettle, r)
 			}
 			if exists && !r.Lease.Ended.Load() {

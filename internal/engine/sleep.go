@@ -80,6 +80,19 @@ func (s *sleep) after(l look, p pace, now time.Time) {
 	s.Next = now.Add(s.Step)
 }
 
+// missedPoll is when a sleeper looks after it has heard that a lookout had no room: by then each transaction that saw that
+// lookout has its id, and the look shows whether one is open.
+const missedPoll = 200 * time.Millisecond
+
+// listenAgain makes a sleeper look soon, and then often for as long as a transaction is open that may have notified no
+// supervisor.
+func (s *sleep) listenAgain(now time.Time) {
+	s.hearing.Asleep(now)
+	if at := now.Add(missedPoll); s.Asleep && at.Before(s.Next) {
+		s.Next, s.Step = at, missedPoll/2
+	}
+}
+
 // tired reports whether it has found nothing for so long that it falls asleep.
 func (s *sleep) tired(now time.Time) bool {
 	return !s.IdleAt.IsZero() && now.Sub(s.IdleAt) >= SleepAfter
@@ -236,9 +249,9 @@ func (c *claimer) LeavePosts(base context.Context) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// overstays reports whether it is the lookout of queues although it cannot look: all are full, or the last claim failed.
-func (c *claimer) overstays(now time.Time) bool {
-	if c.out.unknown && len(c.out.posts) > 0 {
+// Overstays reports whether it is the lookout of queues although it cannot look: all are full, or the last claim failed.
+func (c *claimer) Overstays(now time.Time) bool {
+	if c.out.unknown {
 		return true
 	}
 	if len(c.out.posts) == 0 || c.fullAt.IsZero() {
@@ -340,7 +353,8 @@ func (c *claimer) answer(p *Plan, now time.Time) {
 			c.calls.answered(q.Name, p.asked[q.Name])
 			continue
 		}
-		c.calls.full(q.Name, room && p.asleep, now, now.Add(c.patience(q.Name)))
+		due := !p.due.IsZero() && !now.Before(p.due)
+		c.calls.full(q.Name, p.asleep && (room || due), now, now.Add(c.patience(q.Name)))
 	}
 }
 

@@ -192,6 +192,20 @@ func mutants() []mutant {
 			tests: []string{"TestAFullSupervisorIsNoLookout"},
 		},
 		{
+			name: "lookout-whose-claims-fail", bug: "a supervisor whose claims fail stays the lookout",
+			file:  "internal/engine/sleep.go",
+			old:   "	if c.out.unknown {\n		return true\n	}\n",
+			new:   "",
+			tests: []string{"TestWhoseClaimsFailIsNoLookout"},
+		},
+		{
+			name: "pass-not-remembered", bug: "a transaction that saw a lookout without room is forgotten",
+			file:  "internal/engine/oncall.go",
+			old:   "	if verb != \"wake\" {\n",
+			new:   "	if verb == \"\" {\n",
+			tests: []string{"TestEnqueueTxThatOutlastsTheLookout"},
+		},
+		{
 			name: "lookout-leaves-in-silence", bug: "a lookout that fills up does not hand on the jobs of enqueues that saw it",
 			file:  "internal/engine/sleep.go",
 			old:   "	if !c.Asleep {\n		for _, queue := range left {",

@@ -116,14 +116,16 @@ func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	}, sqlGoOnCall, firsts, CallSlots)
 }
 
-// GoOnCall takes a slot of each queue whose slots begin at one of firsts, if any is free. It returns the slots by firsts.
-func (s Session) GoOnCall(ctx context.Context, firsts []int64) (map[int64]int64, error) {
+// GoOnCall takes a slot of each queue whose slots begin at one of firsts, if any is free. It returns the slots by firsts, and
+// the stamp of the limits: a supervisor that does not listen hears of a pause by it.
+func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]int64, limits string, err error) {
 	var p pipeline
-	got := map[int64]int64{}
+	got = map[int64]int64{}
 	p.Begin()
 	p.goOnCall(firsts, got)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&limits) }, `select coalesce(`+sqlLimitsStamp+`, '')`)
 	p.Commit()
-	return got, p.Send(ctx, s.Conn)
+	return got, limits, p.Send(ctx, s.Conn)
 }
 
 // HandOn notifies other supervisors of jobs that are due from a time on, in µs since 1970. It reports whether a supervisor on
