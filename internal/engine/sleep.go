@@ -242,11 +242,9 @@ func (c *claimer) LeavePosts(base context.Context) {
 		err = conn.Lookout(ctx, note)
 		c.changed(note, err, now)
 	}
-	if err != nil {
+	if err != nil { // a round trip that goes through ends no trouble: that is for claims
 		c.Trouble.Failed(base, c.Shared, "leaving the lookout", err)
-		return
 	}
-	c.Trouble.Over(base, c.Shared)
 }
 
 // Overstays reports whether it is the lookout of queues although it cannot look: all are full, or the last claim failed.
