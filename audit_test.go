@@ -20,8 +20,8 @@ import (
 // Every method of Client that changes what is there takes an Audit as its last argument.
 func TestEveryVerbTakesAnAudit(t *testing.T) {
 	t.Parallel()
-	const others = " Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx ExportArchive FailureGroup FailureGroups Job Jobs" +
-		" NewSupervisor Pauses PeriodicJob PeriodicJobs PreviewPeriodic PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary "
+	const others = " Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx Explain ExportArchive FailureGroup FailureGroups Job Jobs" +
+		" NewSupervisor Pauses PeriodicJob PeriodicJobs PreviewPeriodic PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary Supervisors "
 	client := reflect.TypeFor[*Client]()
 	verbs := 0
 	for _, name := range strings.Fields(others) {
@@ -89,7 +89,9 @@ func auditedVerbs(c *Client) map[string]func(ctx context.Context, id, fingerprin
 			return c.PausePeriodic(ctx, "audited", time.Time{}, a)
 		},
 		"ResumePeriodic": func(ctx context.Context, _, _ string, a Audit) error { return c.ResumePeriodic(ctx, "audited", a) },
-		"RunPeriodic":    func(ctx context.Context, _, _ string, a Audit) error { return ret2(c.RunPeriodic(ctx, "audited", a)) },
+		"RunPeriodic": func(ctx context.Context, _, _ string, a Audit) error {
+			return ret2(c.RunPeriodic(ctx, "audited", nil, a))
+		},
 		"DeletePeriodic": func(ctx context.Context, _, _ string, a Audit) error { return c.DeletePeriodic(ctx, "audited", a) },
 		"SetFailureStatus": func(ctx context.Context, _, fingerprint string, a Audit) error {
 			return c.SetFailureStatus(ctx, fingerprint, FailureResolved, a)

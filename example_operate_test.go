@@ -228,3 +228,43 @@ func ExampleClient_DeleteMany() {
 	// 0 <nil>
 	// 1 <nil>
 }
+
+// Why a job does not run.
+func ExampleClient_Explain() {
+	ctx := context.Background()
+	client, end := newClient()
+	defer end()
+	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
+	must(err)
+
+	e, err := client.Explain(ctx, receipt.ID)
+	if err != nil {
+		panic(err)
+	}
+	for _, step := range e.Story { // e.Now and e.Next say the rest in sentences
+		fmt.Println(step.What)
+	}
+	for _, advice := range e.Do {
+		fmt.Println("do:", advice.What)
+	}
+	// Output:
+	// enqueued in queue default
+	// do: Start a process whose supervisor serves queue default
+}
+
+// Nobody runs jobs yet.
+func ExampleClient_Supervisors() {
+	client, end := newClient()
+	defer end()
+
+	all, err := client.Supervisors(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	for _, s := range all {
+		fmt.Println(s.Host, s.State, s.Queues)
+	}
+	fmt.Println(len(all), "supervisors")
+	// Output:
+	// 0 supervisors
+}

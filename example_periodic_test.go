@@ -70,7 +70,7 @@ func ExampleClient_SetPeriodic() {
 	fmt.Println(j.State, "by", j.UpdatedBy, "because of", j.UpdatedWhy)
 	must(client.ResumePeriodic(ctx, "report/customer-7", support))
 
-	id, err := client.RunPeriodic(ctx, "report/customer-7", support) // one now, besides its own times
+	id, err := client.RunPeriodic(ctx, "report/customer-7", nil, support) // one now, besides its own times
 	must(err)
 	fmt.Println("a job now:", len(id) == 26)
 
@@ -177,12 +177,12 @@ func ExampleClient_RunPeriodic() {
 	client, end := periodicClient()
 	defer end()
 	ctx, by := context.Background(), drover.Audit{By: "operator", Why: "a customer asked"}
-	id, err := client.RunPeriodic(ctx, "invoices", by)
+	id, err := client.RunPeriodic(ctx, "invoices", nil, by)
 	must(err)
 	job, err := client.Job(ctx, id)
 	must(err)
 	fmt.Println(job.Kind, job.State)
-	_, err = client.RunPeriodic(ctx, "invoices", by)
+	_, err = client.RunPeriodic(ctx, "invoices", nil, by)
 	fmt.Println(errors.Is(err, drover.ErrState))
 	// Output:
 	// report available

@@ -136,7 +136,7 @@ func (c *Client) EditMany(ctx context.Context, filter Filter, edit JobEdit, audi
 	return c.many(ctx, filter, bulkVerb{name: "edit", sql: sqlEditMany, audit: audit, more: []any{doc}, bad: bad})
 }
 
-// RunOpts are settings of the job that Rerun makes. Nil, like the zero value, leaves them to drover.
+// RunOpts are settings of the job that Rerun or RunPeriodic makes. Nil, like the zero value, leaves them to drover.
 type RunOpts struct {
 	// ID is the new job's id, a ULID. A repeated call with the same ID makes no second job: its error is ErrState. So you
 	// can repeat the call after a lost connection, and a button may be pressed twice. This holds while the row of the job
@@ -146,12 +146,19 @@ type RunOpts struct {
 
 // id is the id that the caller has chosen, in capitals, as it is compared; "" if there is none.
 func (o *RunOpts) id(bad *problems) string {
-	if o == nil || o.ID == "" {
+	if o == nil {
 		return ""
 	}
-	parsed, err := ulid.ParseStrict(o.ID)
+	return newID(bad, o.ID)
+}
+
+func newID(bad *problems, id string) string {
+	if id == "" {
+		return ""
+	}
+	parsed, err := ulid.ParseStrict(id)
 	if err != nil {
-		bad.add("ID", "%q is not a ULID: %v", o.ID, err)
+		bad.add("ID", "%q is not a ULID: %v", id, err)
 		return ""
 	}
 	return parsed.String()

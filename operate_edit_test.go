@@ -326,6 +326,36 @@ func TestRerun(t *testing.T) {
 	}
 }
 
+// RunPeriodic takes an id as Rerun does.
+func TestRunPeriodicWithAnID(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.setPeriodic(t, Periodic{Name: "a", Schedule: "@yearly", Args: job{}})
+	opts := &RunOpts{ID: ulid.Make().String()}
+	id, err := db.client.RunPeriodic(t.Context(), "a", opts, Audit{})
+	if err != nil || id != opts.ID {
+		t.Fatalf("%s, %v", id, err)
+	}
+	for range 2 { // as the last job of its schedule, and as an older one
+		if _, err := db.client.RunPeriodic(t.Context(), "a", opts, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "before") {
+			t.Errorf("again: %v", err)
+		}
+		if _, err := db.client.RunPeriodic(t.Context(), "a", nil, Audit{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := &RunOpts{ID: db.put(t, "queue", "'other'")}
+	if _, err := db.client.RunPeriodic(t.Context(), "a", other, Audit{}); !errors.Is(err, ErrIDConflict) {
+		t.Errorf("the id of another job: %v", err)
+	}
+	if _, err := db.client.RunPeriodic(t.Context(), "a", &RunOpts{ID: "x"}, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{"ID"}) {
+		t.Errorf("no id: %v", err)
+	}
+	if n := value[int](t, db, `select jobs from drover_periodic`); n != 3 {
+		t.Errorf("the schedule counts %d jobs", n)
+	}
+}
+
 // A call that is repeated with the same id makes one job. An id that another job has is refused.
 func TestRerunWithAnID(t *testing.T) {
 	t.Parallel()

@@ -64,11 +64,15 @@ type FailureGroup struct {
 type FailureFilter struct {
 	Kind   string
 	Status FailureStatus
-	Limit  int // the so many seen last; zero means 50, at most 10,000
+
+	// Regressed picks the groups that came back after they had been resolved.
+	Regressed bool
+
+	Limit int // the so many seen last; zero means 50, at most 10,000
 }
 
 // FailureGroups reads failure groups, the one seen last first. A supervisor adds up what has failed every sixth of its
-// lease, so the groups lag by that much. To count discarded jobs it reads an index of them all.
+// lease, so the groups lag by that much. An index counts the discarded jobs of the groups that are returned.
 // Errors: *InvalidError.
 func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
 	var bad problems

@@ -53,6 +53,33 @@ func (db *testDB) tend(t testing.TB) []store.Reopened {
 	return reopened
 }
 
+// The dead letters of a group are counted by an index that begins with their queue, whatever queues, reasons and classes they
+// have. The newest quarantined jobs are found in the same way.
+func TestDeadLettersAreFoundByTheirKind(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `
+insert into jobs (queue, kind, state, finalized_at, discard_reason, class, fingerprint)
+select 'q' || n % 3, 'k' || n % 5, 'discarded', now() - n % 97 * interval '1 s', (array['attempts_exhausted', 'panic', 'crashed'])[1 + n % 7 % 3], (array['error', 'panic', 'crash', null])[1 + n % 11 % 4],
+	case when n % 13 > 0 then lpad(to_hex(n % 4), 16, '0') end
+from generate_series(1, 2000) n`)
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)
+select lpad(to_hex(n), 16, '0'), 'k' || n, 'error', now(), now(), 1, 1, '' from generate_series(0, 5) n`)
+	wrong := value[string](t, db, `select coalesce(string_agg(format('%s: %s, not %s', fingerprint, discarded, counted), '; '), '')
+from (select f.fingerprint, f.discarded, (select count(*) from jobs j where j.kind = f.kind and j.fingerprint = f.fingerprint and j.discard_reason is not null) as counted from failures f) f where discarded <> counted`)
+	if n := value[int](t, db, `select count(*) from failures where discarded > 30`); wrong != "" || n != 4 {
+		t.Errorf("%d groups have dead letters; %s", n, wrong)
+	}
+	got := value[string](t, db, `select string_agg(id, ',' order by finalized_at desc, id desc) from drover_quarantined(20)`)
+	want := value[string](t, db, `select string_agg(id, ',' order by finalized_at desc, id desc) from (select * from jobs where discard_reason = 'crashed' order by finalized_at desc, id desc limit 20) j`)
+	if got != want {
+		t.Errorf("quarantined: %s, want %s", got, want)
+	}
+	if s := db.snapshot(t); len(s.Quarantined) != 10 || !strings.HasPrefix(want, s.Quarantined[0].ID) {
+		t.Errorf("the snapshot has %+v", s.Quarantined)
+	}
+}
+
 // theGroup is the only failure group there is.
 func (db *testDB) theGroup(t testing.TB) FailureGroup {
 	t.Helper()
@@ -227,6 +254,11 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	s.failOnce(t, db, 1, boom)
 	if back := db.tend(t); len(back) != 0 {
 		t.Errorf("told again: %+v", back)
+	}
+	for filter, want := range map[FailureFilter]int{{Regressed: true}: 1, {Regressed: true, Status: FailureResolved}: 0} {
+		if groups, err := db.client.FailureGroups(ctx, filter); err != nil || len(groups) != want {
+			t.Errorf("%+v: %+v, %v", filter, groups, err)
+		}
 	}
 	if g := db.theGroup(t); g.Status != FailureOpen || g.Regressions != 1 || g.RegressedAt == nil || g.ResolvedAt != nil || g.Count != 5 {
 		t.Errorf("%+v", g)

@@ -90,10 +90,13 @@ func (c *Client) ResumePeriodic(ctx context.Context, name string, audit Audit) e
 
 // RunPeriodic enqueues one job of a schedule now, in addition to its ticks, and returns the job's id. It does so even if
 // the schedule is paused. The job's metadata keep the Audit. Errors: ErrNotFound; ErrState if the last job has not ended
-// and Overlap is OverlapSkip; *InvalidError.
-func (c *Client) RunPeriodic(ctx context.Context, name string, audit Audit) (jobID string, err error) {
-	err = c.changePeriodic("run", name, new(problems), audit, func() error {
-		jobID, err = c.desk.runPeriodic(ctx, name, audit)
+// and Overlap is OverlapSkip, or if the schedule has made the job opts.ID before, because the call is repeated;
+// ErrIDConflict if that is another job's id; *InvalidError.
+func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, audit Audit) (jobID string, err error) {
+	var bad problems
+	id := opts.id(&bad)
+	err = c.changePeriodic("run", name, &bad, audit, func() error {
+		jobID, err = c.desk.runPeriodic(ctx, name, id, audit)
 		return err
 	})
 	return jobID, err

@@ -257,7 +257,7 @@ func TestPeriodicRow(t *testing.T) {
 	}
 	for verb, err := range map[string]error{
 		"pause": c.PausePeriodic(ctx, "no such", time.Time{}, Audit{}), "resume": c.ResumePeriodic(ctx, "", Audit{}), "delete": c.DeletePeriodic(ctx, "a\x00", Audit{}),
-		"run": func() error { _, err := c.RunPeriodic(ctx, "no such", Audit{}); return err }(), "get": func() error { _, err := c.PeriodicJob(ctx, ""); return err }(),
+		"run": func() error { _, err := c.RunPeriodic(ctx, "no such", nil, Audit{}); return err }(), "get": func() error { _, err := c.PeriodicJob(ctx, ""); return err }(),
 	} {
 		if !errors.Is(err, ErrNotFound) {
 			t.Errorf("%s: %v, want ErrNotFound", verb, err)
@@ -326,7 +326,7 @@ func TestPeriodicUnique(t *testing.T) {
 	if p, err := db.client.PeriodicJob(t.Context(), "a"); err != nil || p.Skipped != 1 || p.SkippedWhy != why || p.LastJobID != "" {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if _, err := db.client.RunPeriodic(t.Context(), "a", Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), holder) {
+	if _, err := db.client.RunPeriodic(t.Context(), "a", nil, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), holder) {
 		t.Errorf("by hand: %v", err)
 	}
 	if _, err := db.client.Cancel(t.Context(), holder, Audit{}); err != nil {

@@ -34,6 +34,10 @@ type RedrivePlan struct {
 	// Limit is how many jobs at most: of discarded ones those that died first, of others by id. Zero means all.
 	Limit int
 
+	// ID is the redrive's id, a ULID. A plan that is started again with the same ID starts no second redrive: the error is
+	// ErrState. Zero means that drover makes an id.
+	ID string
+
 	// MaxAttempts and ArgsPatch change the jobs, as in RedriveOpts. Try a patch on a Canary first.
 	MaxAttempts int
 	ArgsPatch   json.RawMessage
@@ -46,6 +50,7 @@ type RedrivePlan struct {
 
 // redriveDoc is a RedrivePlan as drover_redrive_start reads it.
 type redriveDoc struct {
+	ID             string          `json:"id,omitempty"`
 	Filter         json.RawMessage `json:"filter"`
 	Rate           float64         `json:"rate,omitempty"`
 	PerKey         int             `json:"per_key,omitempty"`
@@ -62,7 +67,7 @@ type redriveDoc struct {
 func (c *Client) encodePlan(p RedrivePlan, audit Audit) (string, error) {
 	var bad problems
 	doc := redriveDoc{
-		Filter: json.RawMessage(p.Filter.encode(&bad)), Rate: p.Rate, PerKey: p.PerKey, KeyFrom: p.KeyFrom, Limit: p.Limit,
+		ID: newID(&bad, p.ID), Filter: json.RawMessage(p.Filter.encode(&bad)), Rate: p.Rate, PerKey: p.PerKey, KeyFrom: p.KeyFrom, Limit: p.Limit,
 		MaxAttempts: p.MaxAttempts, ArgsPatch: p.ArgsPatch, Canary: p.Canary, CanaryFailures: p.CanaryFailures, By: audit.By, Why: audit.Why,
 	}
 	if mistakes := len(bad.errs); string(doc.Filter) == "{}" && mistakes == 0 {
@@ -164,7 +169,8 @@ type SkippedJob struct {
 // Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. So is a job whose
 // row the database refuses to read or to change, because of a constraint or trigger of yours for example: the reason
 // begins with "refused: ", and the others come back. Remove the cause and begin another redrive for it. Errors, before
-// anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a job that is not dead.
+// anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a job that is not dead,
+// or if the plan was started before with its ID.
 func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit) (*Redrive, error) {
 	doc, err := c.encodePlan(plan, audit)
 	if err != nil {

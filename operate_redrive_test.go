@@ -17,6 +17,10 @@ import (
 
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // bury stores n discarded jobs of one queue, spread over keys customers.
@@ -453,6 +457,39 @@ func TestRedriveSurvivesTheClockGoingBack(t *testing.T) {
 	v.work(t)
 	if n := v.pass(t, -time.Hour) + v.pass(t, time.Second); n == 0 {
 		t.Error("nothing is released until the clock is where it was")
+	}
+}
+
+// A plan that is started twice with one id makes one redrive, also if both begin at the same time.
+func TestRedriveWithAnID(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.bury(t, 10, 2)
+	plan := RedrivePlan{ID: strings.ToLower(ulid.Make().String()), Filter: Filter{All: true}, Rate: 1}
+	var wg sync.WaitGroup
+	errs := make([]error, 4)
+	for i := range errs {
+		wg.Go(func() { _, errs[i] = db.client.StartRedrive(t.Context(), plan, Audit{}) })
+	}
+	wg.Wait()
+	started := 0
+	for _, err := range errs {
+		switch {
+		case err == nil:
+			started++
+		case !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "was started before"):
+			t.Error(err)
+		}
+	}
+	if got := value[string](t, db, `select string_agg(id || ' ' || matched, ',') from drover_redrives`); started != 1 || got != strings.ToUpper(plan.ID)+" 10" {
+		t.Errorf("%d were started: %s", started, got)
+	}
+	plan.ID = "x"
+	if _, err := db.client.StartRedrive(t.Context(), plan, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{"ID"}) {
+		t.Errorf("no id: %v", err)
+	}
+	if _, err := db.Exec(t.Context(), `select drover_redrive_start('{"id": "x", "filter": {"all": true}}')`); pg.SQLState(err) != "22023" {
+		t.Errorf("no id in SQL: %v", err)
 	}
 }
 

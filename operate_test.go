@@ -120,6 +120,32 @@ func TestIDsThatNoRowHas(t *testing.T) {
 	}
 }
 
+// Dead letters behind thousands of newer ones are listed in the same order, page by page.
+func TestListOfOldDeadLetters(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `
+insert into jobs (queue, kind, state, finalized_at, discard_reason, class, tags)
+select 'q', case when n > 3000 or n = 1 then 'rare' else 'frequent' end, 'discarded', now() - n / 2 * interval '1 s', 'panic', 'panic', '{t}' from generate_series(1, 3025) n`)
+	want := db.idsOf(t, `select id from jobs where kind = 'rare' order by finalized_at desc, id desc`)
+	for _, filter := range []Filter{{State: Discarded, Kind: "rare"}, {Reason: ReasonPanic, Kind: "rare", Queue: "q"}, {State: Discarded, Kind: "rare", Tags: []string{"t"}}} {
+		var got []string
+		for after, pages := "", 0; pages == 0 || after != ""; pages++ {
+			page, err := db.client.Jobs(t.Context(), filter, after, 10)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range page.Jobs {
+				got = append(got, page.Jobs[i].ID)
+			}
+			after = page.Next
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%+v: %d jobs, want %d in the order of their end", filter, len(got), len(want))
+		}
+	}
+}
+
 // D-2: each filter picks what it says and nothing else.
 func TestListFilters(t *testing.T) {
 	t.Parallel()

@@ -117,6 +117,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"RedrivePlan.PerKey":         "TestRedriveCapsKeys",
 		"RedrivePlan.KeyFrom":        "TestRedriveCapsKeys",
 		"RedrivePlan.Limit":          "TestRedrivePreviewAndLimit",
+		"RedrivePlan.ID":             "TestRedriveWithAnID",
 		"RedrivePlan.MaxAttempts":    "TestRedriveChangesArgs",
 		"RedrivePlan.ArgsPatch":      "TestRedriveChangesArgs",
 		"RedrivePlan.Canary":         "TestRedriveCanary",

@@ -703,9 +703,15 @@ func goldenJSON(t *testing.T, name string, got any) {
 	if err := enc.Encode(got); err != nil {
 		t.Fatal(err)
 	}
+	golden(t, name, out.String())
+}
+
+// golden compares a text with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		if err := os.WriteFile(path, out.Bytes(), 0o644); err != nil {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -714,8 +720,8 @@ func goldenJSON(t *testing.T, name string, got any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(out.Bytes(), want) {
-		t.Errorf("%s differs; after a look at the difference run go test -run %s -update\ngot:\n%s\nwant:\n%s", path, t.Name(), out.Bytes(), want)
+	if got != string(want) {
+		t.Errorf("%s differs; after a look at the difference run go test -run %s -update\ngot:\n%s\nwant:\n%s", path, t.Name(), got, want)
 	}
 }
 

@@ -381,7 +381,7 @@ func TestRolesAndSchedules(t *testing.T) {
 	for name, err := range map[string]error{
 		"pause":  operator.client.PausePeriodic(t.Context(), "a", time.Time{}, Audit{}),
 		"resume": operator.client.ResumePeriodic(t.Context(), "a", Audit{}),
-		"run":    ret2(operator.client.RunPeriodic(t.Context(), "a", Audit{})),
+		"run":    ret2(operator.client.RunPeriodic(t.Context(), "a", nil, Audit{})),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -392,7 +392,7 @@ func TestRolesAndSchedules(t *testing.T) {
 	}
 	operator.exec(t, `select drover_enqueue('tick', '{"n": 2}')`)
 	operator.setPeriodic(t, Periodic{Name: "unique", Opts: &EnqueueOpts{Unique: &Unique{}}})
-	if _, err := operator.client.RunPeriodic(t.Context(), "unique", Audit{}); err != nil {
+	if _, err := operator.client.RunPeriodic(t.Context(), "unique", nil, Audit{}); err != nil {
 		t.Errorf("run a schedule of unique jobs: %v", err)
 	}
 	worker.run(t, ticker("", Periodic{Name: "declared"}))

@@ -267,7 +267,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	c.ok(t, "SetPeriodic", c.SetPeriodic(ctx, Periodic{Name: "set", Schedule: "@daily", Args: job{completes}}, Audit{}))
 	c.ok(t, "PausePeriodic", c.PausePeriodic(ctx, "set", time.Time{}, Audit{}))
 	c.ok(t, "ResumePeriodic", c.ResumePeriodic(ctx, "set", Audit{}))
-	_, err = c.RunPeriodic(ctx, "set", Audit{})
+	_, err = c.RunPeriodic(ctx, "set", nil, Audit{})
 	c.ok(t, "RunPeriodic", err)
 	schedules, err := c.PeriodicJobs(ctx)
 	c.ok(t, "PeriodicJobs", err)
@@ -301,6 +301,13 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	}
 	_, err = c.Job(ctx, page.Jobs[0].ID)
 	c.ok(t, "Job", err)
+	story, err := c.Explain(ctx, page.Jobs[0].ID)
+	c.ok(t, "Explain", err)
+	if story == nil || story.Now == "" {
+		t.Errorf("Explain: %+v", story)
+	}
+	_, err = c.Supervisors(ctx)
+	c.ok(t, "Supervisors", err)
 	n, err := c.Count(ctx, dead)
 	c.ok(t, "Count", err)
 	if n != 4 {

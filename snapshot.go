@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/health"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Snapshot shows what waits, who works, and what needs a person. It is for dashboards, metrics and probes. Its parts are
@@ -23,6 +24,7 @@ type Snapshot struct {
 	Pauses      []PauseInfo      `json:"pauses"`      // the scopes that are paused, in order, at most 1,000
 	Suspects    int64            `json:"suspects"`    // jobs in Queues that wait or run after a process died while they ran
 	SetAside    int64            `json:"set_aside"`   // jobs in the table drover_set_aside: the database refuses to read or to change them
+	Quarantined []QuarantinedJob `json:"quarantined"` // the newest jobs with ReasonCrashed, at most 10
 	Redrives    []Redrive        `json:"redrives"`    // those in progress, at most 100, oldest first
 	Supervisors SupervisorCounts `json:"supervisors"` // in all processes
 	NotSeen     []NotSeen        `json:"not_seen"`    // the parts that could not be read
@@ -57,6 +59,14 @@ type QueueDepth struct {
 	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count. While a kind is paused, only the first 1,000 due jobs of each lane are looked at
 }
 
+// QuarantinedJob is a dead letter that was discarded because processes died while it ran.
+type QuarantinedJob struct {
+	ID    string    `json:"id"`
+	Queue string    `json:"queue"`
+	Kind  string    `json:"kind"`
+	At    time.Time `json:"at"` // when it was discarded
+}
+
 // SupervisorCounts counts supervisors.
 type SupervisorCounts struct {
 	Alive    int `json:"alive"`
@@ -67,7 +77,7 @@ type SupervisorCounts struct {
 
 // NotSeen is a part of a Snapshot that could not be read, or not as a whole.
 type NotSeen struct {
-	Part string `json:"part"` // depths (Queues and Suspects), pauses, redrives, supervisors, set_aside, or a part that only findings come from
+	Part string `json:"part"` // depths (Queues and Suspects), pauses, quarantined, redrives, supervisors, set_aside, or a part that only findings come from
 	Why  string `json:"why"`
 }
 
@@ -84,10 +94,11 @@ const (
 // not read is in NotSeen, and no error. On a standby, NotSeen also lists the parts that only the primary knows. Retry
 // budgets are a read of their own: RetryBudgets. Errors: ErrNotMigrated.
 func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
-	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
+	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Quarantined: []QuarantinedJob{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
 	h, err := health.Brief(ctx, c.desk.pool,
 		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld, snapshotSample}, Plan: sqlDepthsPlan},
 		health.Part{Name: "pauses", Read: s.readPause, SQL: sqlPauses, Args: []any{mostPauses}},
+		health.Part{Name: "quarantined", Read: s.readQuarantined, SQL: sqlQuarantined},
 		health.Part{Name: "redrives", Read: s.readRedrive, SQL: sqlOpenRedrives, Args: []any{snapshotRedrives}})
 	if err != nil {
 		return nil, fmt.Errorf("take a snapshot: %w", err)
@@ -112,6 +123,8 @@ func (s *Snapshot) take(h *health.Report) {
 			s.Queues, s.Suspects = []QueueDepth{}, 0
 		case "pauses":
 			s.Pauses = []PauseInfo{}
+		case "quarantined":
+			s.Quarantined = []QuarantinedJob{}
 		case "redrives":
 			s.Redrives = []Redrive{}
 		}
@@ -234,6 +247,14 @@ func (s *Snapshot) readPause(rows pgx.Rows) error {
 	return err
 }
 
+const sqlQuarantined = `select id, queue, kind, least(greatest(finalized_at, '0001-01-02+00'), '9999-12-30+00') from drover_quarantined()`
+
+func (s *Snapshot) readQuarantined(rows pgx.Rows) error {
+	j, err := pgx.RowToStructByPos[QuarantinedJob](rows)
+	s.Quarantined = append(s.Quarantined, j)
+	return err
+}
+
 // sqlOpenRedrives reads the redrives in progress by redrives_unfinished_idx. An aborted one is there until supervisors have
 // let go of its jobs.
 const sqlOpenRedrives = sqlRedrives + `where finished_at is null and state <> 'aborted' order by id limit $1`
@@ -242,4 +263,54 @@ func (s *Snapshot) readRedrive(rows pgx.Rows) error {
 	r, err := scanRedrive(rows)
 	s.Redrives = append(s.Redrives, r)
 	return err
+}
+
+// SupervisorState is whether a supervisor works.
+type SupervisorState string
+
+// The states of a supervisor.
+const (
+	SupervisorAlive    SupervisorState = "alive"
+	SupervisorDraining SupervisorState = "draining" // finishes its jobs and claims no more
+	SupervisorSilent   SupervisorState = "silent"   // no heartbeat for a lease
+	SupervisorLost     SupervisorState = "lost"     // others rescue its jobs
+)
+
+// SupervisorInfo is a supervisor of any process, as its row in the database shows it.
+type SupervisorInfo struct {
+	ID       string          `json:"id"`
+	Host     string          `json:"host"`
+	PID      int             `json:"pid"`
+	Build    string          `json:"build,omitempty"` // SupervisorConfig.Build
+	Queues   []string        `json:"queues"`
+	State    SupervisorState `json:"state"`
+	BeatAt   time.Time       `json:"beat_at"`   // of the last heartbeat, by the server's clock
+	InFlight int             `json:"in_flight"` // jobs that ran at the last heartbeat
+	Slots    int64           `json:"slots"`     // how many jobs can run at the same time, in all of Queues
+	LeaseMS  int64           `json:"lease_ms"`  // in milliseconds
+}
+
+// Supervisors lists the supervisors that have not stopped, the oldest first: at most 1,000. It reads no jobs.
+func (c *Client) Supervisors(ctx context.Context) ([]SupervisorInfo, error) {
+	list, err := pg.ReadAll(ctx, c.desk.pool, readSupervisor, sqlSupervisors, nil, mostSupervisors)
+	if err != nil {
+		return nil, fmt.Errorf("list supervisors: %w", err)
+	}
+	return list, nil
+}
+
+const mostSupervisors = 1000
+
+// sqlSupervisors reads a table with a row for each supervisor; $1 is the id of the only supervisor to read, or null.
+const sqlSupervisors = `
+select id, host, pid, build, queues,
+	case when lost_at is not null then 'lost'
+		when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent'
+		when draining then 'draining' else 'alive' end,
+	least(greatest(beat_at, '0001-01-02+00'), '9999-12-30+00'), cardinality(in_flight),
+	coalesce((select sum(least(greatest(value::numeric, 0), 1e6)) from jsonb_each_text(slots) where value ~ '^[0-9]{1,9}$'), 0)::bigint, lease_ms
+from drover_supervisors where $1::text is null or id = $1 order by started_at, id limit $2`
+
+func readSupervisor(row pgx.CollectableRow) (SupervisorInfo, error) {
+	return pgx.RowToStructByPos[SupervisorInfo](row)
 }

@@ -134,6 +134,8 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 	}
 	reads := map[string]func() error{
 		"Job":           func() error { _, err := c.Job(ctx, id); return err },
+		"Explain":       func() error { _, err := c.Explain(ctx, id); return err },
+		"Supervisors":   func() error { _, err := c.Supervisors(ctx); return err },
 		"Jobs":          func() error { page, err := c.Jobs(ctx, Filter{}, "", 10); return found(len(page.Jobs), err) },
 		"Count":         func() error { n, err := c.Count(ctx, Filter{}); return found(int(n), err) },
 		"Counts":        func() error { list, err := c.Counts(ctx); return found(len(list), err) },
@@ -192,7 +194,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		},
 		"PausePeriodic":  func() error { return c.PausePeriodic(ctx, "nightly", time.Time{}, Audit{}) },
 		"ResumePeriodic": func() error { return c.ResumePeriodic(ctx, "nightly", Audit{}) },
-		"RunPeriodic":    func() error { _, err := c.RunPeriodic(ctx, "nightly", Audit{}); return err },
+		"RunPeriodic":    func() error { _, err := c.RunPeriodic(ctx, "nightly", nil, Audit{}); return err },
 		"DeletePeriodic": func() error { return c.DeletePeriodic(ctx, "nightly", Audit{}) },
 		"Edit":           func() error { _, err := c.Edit(ctx, id, JobEdit{RunNow: true}, Audit{}); return err },
 		"EditMany":       func() error { _, err := c.EditMany(ctx, Filter{All: true}, JobEdit{RunNow: true}, Audit{}); return err },

@@ -21,12 +21,12 @@ select fingerprint, kind, class, error_type, sample,
 	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, updated_why, discarded, parked
 from failures `
 
-// sqlFailures leaves the planner the choice: the table is small, and the view's counts are index scans.
+// sqlFailures reads the whole table, which is small. The view counts the discarded jobs of the groups within the limit.
 const sqlFailures = failureColumns + `
-where ($1 = '' or kind = $1) and ($2 = '' or status = $2) order by last_seen desc, fingerprint limit $3`
+where ($1 = '' or kind = $1) and ($2 = '' or status = $2) and (not $4 or regressions > 0) order by last_seen desc, fingerprint limit $3`
 
 func (s *desk) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, error) {
-	return pg.ReadAll(ctx, s.pool, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit)
+	return pg.ReadAll(ctx, s.pool, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit, f.Regressed)
 }
 
 const sqlFailure = failureColumns + `where fingerprint = $1`

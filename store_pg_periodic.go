@@ -29,7 +29,7 @@ const (
 	sqlPausePeriodic  = `select drover_periodic_pause($1, coalesce($2::timestamptz, 'infinity'), by => $3, why => $4)`
 	sqlResumePeriodic = `select drover_periodic_resume($1, by => $2, why => $3)`
 	sqlDeletePeriodic = `select drover_periodic_delete($1, by => $2, why => $3)`
-	sqlRunPeriodic    = `select drover_periodic_run($1, by => $2, why => $3)`
+	sqlRunPeriodic    = `select drover_periodic_run($1, by => $2, why => $3, new_id => $4)`
 )
 
 func (s *desk) pausePeriodic(ctx context.Context, name string, until *time.Time, audit Audit) error {
@@ -58,10 +58,10 @@ func (s *desk) changePeriodic(ctx context.Context, sql string, args ...any) erro
 	})
 }
 
-func (s *desk) runPeriodic(ctx context.Context, name string, audit Audit) (jobID string, err error) {
+func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (jobID string, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var id *string
-		if err := tx.QueryRow(ctx, sqlRunPeriodic, name, audit.by(), audit.Why).Scan(&id); err != nil {
+		if err := tx.QueryRow(ctx, sqlRunPeriodic, name, audit.by(), audit.Why, pg.OrNull(as)).Scan(&id); err != nil {
 			return pg.Classify(err)
 		}
 		if id == nil {

@@ -325,7 +325,7 @@ func TestOverlap(t *testing.T) {
 			t.Errorf("while the last job is %s: %+v", state, f)
 		}
 		var refused error
-		if _, refused = db.client.RunPeriodic(t.Context(), "skip", Audit{}); refused == nil || !strings.Contains(refused.Error(), "has not ended") {
+		if _, refused = db.client.RunPeriodic(t.Context(), "skip", nil, Audit{}); refused == nil || !strings.Contains(refused.Error(), "has not ended") {
 			t.Errorf("RunPeriodic while the last job is %s: %v", state, refused)
 		}
 	}
@@ -386,7 +386,7 @@ func TestPausePeriodic(t *testing.T) {
 	if f := db.fire(t, "a", ""); f.Ours {
 		t.Errorf("it ticks although it is paused: %+v", f)
 	}
-	if job, err := c.RunPeriodic(ctx, "a", Audit{By: "bob", Why: "now"}); err != nil || value[string](t, db, `select metadata->'drover:periodic'->>'by' from jobs where id = $1`, job) != "bob" {
+	if job, err := c.RunPeriodic(ctx, "a", nil, Audit{By: "bob", Why: "now"}); err != nil || value[string](t, db, `select metadata->'drover:periodic'->>'by' from jobs where id = $1`, job) != "bob" {
 		t.Errorf("RunPeriodic: %v", err)
 	}
 	job := Job{Metadata: []byte(value[string](t, db, `select metadata::text from jobs`))}

@@ -166,6 +166,7 @@ declare
 	ids     text[];
 	more    text[];
 	place   text;
+	rest    text;
 	reach   constant int := 2000;
 begin
 	loop
@@ -184,8 +185,13 @@ begin
 				end if;
 			end if;
 			if cardinality(ids) < page and place is not null then
-				execute 'select array_agg(w.id) from (select j.id from jobs j where ' || fits || drover_beyond(filter, place, true) || ' limit $1) w'
-					into more using page - cardinality(ids);
+				rest := drover_beyond(filter, place, true);
+				if drover_dead(filter) and filter - '{state,queue,kind,reason,class,fingerprint,finalized_after,finalized_before,all}'::text[] = '{}' then
+					-- Few of the newest fit. The rest may have died long before, so no index is walked in order: all columns of
+					-- this filter are in jobs_discarded_groups_idx. No index is in the order of an expression.
+					rest := replace(rest, 'order by j.finalized_at ', 'order by j.finalized_at + interval ''0'' ');
+				end if;
+				execute 'select array_agg(w.id) from (select j.id from jobs j where ' || fits || rest || ' limit $1) w' into more using page - cardinality(ids);
 			end if;
 			return ids || more;
 		exception when others then
@@ -218,6 +224,27 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_count(jsonb) is 'How many jobs a filter picks. An index alone tells of dead letters by queue, kind, reason, class, fingerprint and finalized_at; all else reads the rows.';
+
+-- +goose StatementBegin
+create function drover_quarantined(most int default 10) returns table (id text, queue text, kind text, finalized_at timestamptz)
+language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = on set jit = off as $$
+	-- The index leads from one kind that has dead letters to the next, so the others are not read. Up to 1,000 jobs of each
+	-- kind are looked at.
+	with recursive dead(queue, kind) as (
+		(select j.queue, j.kind from jobs j where j.discard_reason is not null order by j.queue, j.kind limit 1)
+		union all
+		select n.queue, n.kind from dead d cross join lateral (
+			select j.queue, j.kind from jobs j where j.discard_reason is not null and (j.queue, j.kind) > (d.queue, d.kind) order by j.queue, j.kind limit 1
+		) n
+	)
+	select c.id, d.queue, d.kind, c.finalized_at
+	from dead d cross join lateral (
+		select j.id, j.finalized_at from jobs j where j.discard_reason = 'crashed' and j.queue = d.queue and j.kind = d.kind order by j.class, j.fingerprint, j.finalized_at limit 1000
+	) c
+	order by c.finalized_at desc, c.id desc limit most
+$$;
+-- +goose StatementEnd
+comment on function drover_quarantined(int) is 'The newest dead letters that were discarded because processes died while they ran.';
 
 -- +goose StatementBegin
 create function drover_unknown(filter jsonb) returns setof text language sql stable set enable_seqscan = off set jit = off as $$
@@ -601,7 +628,7 @@ drop view discarded_summary;
 drop view discarded_jobs;
 drop function drover_shown, drover_failed_at, drover_error_text, drover_delete_many, drover_discard_many,
 	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_without, drover_forget_refused, drover_parts,
-	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_count, drover_page, drover_find_carefully,
+	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_quarantined, drover_count, drover_page, drover_find_carefully,
 	drover_fits, drover_beyond, drover_find, drover_cursor, drover_dead, drover_list, drover_where;
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 10';

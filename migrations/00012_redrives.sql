@@ -200,10 +200,14 @@ declare
 	moment text;
 begin
 	select string_agg(key, ', ' order by key) into misfits from jsonb_object_keys(plan) as k(key)
-	where key <> all('{filter,rate,per_key,key_from,limit,max_attempts,args_patch,canary,canary_failures,by,why}');
+	where key <> all('{id,filter,rate,per_key,key_from,limit,max_attempts,args_patch,canary,canary_failures,by,why}');
 	if misfits is not null then
 		raise exception 'drover: a redrive''s plan has no key %', misfits using errcode = '22023',
-			hint = 'Keys: filter, rate, per_key, key_from, limit, max_attempts, args_patch, canary, canary_failures, by, why.';
+			hint = 'Keys: id, filter, rate, per_key, key_from, limit, max_attempts, args_patch, canary, canary_failures, by, why.';
+	end if;
+	r.id := nullif(plan->>'id', '');
+	if octet_length(r.id) <> 26 then
+		raise exception 'drover: a redrive''s id has 26 characters' using errcode = '22023';
 	end if;
 	r.filter := coalesce(plan->'filter', '{}');
 	perform drover_where(r.filter, 'a redrive');
@@ -310,20 +314,27 @@ declare
 	r drover_redrives := drover_redrive_plan(plan);
 	named text;
 begin
+	if exists (select from drover_redrives o where o.id = r.id) then
+		raise exception 'drover: the redrive % was started before', r.id using errcode = 'DR002';
+	end if;
 	perform drover_redrive_check(r);
-	insert into drover_redrives (filter, rate, per_key, key_from, max_jobs, max_attempts, args_patch, canary, canary_failures, started_by, why, created_at, skips, skipped)
-	select r.filter, r.rate, r.per_key, r.key_from, r.max_jobs, r.max_attempts, r.args_patch, r.canary, r.canary_failures, r.started_by, r.why, r.created_at,
+	insert into drover_redrives (id, filter, rate, per_key, key_from, max_jobs, max_attempts, args_patch, canary, canary_failures, started_by, why, created_at, skips, skipped)
+	select coalesce(r.id, drover_ulid()), r.filter, r.rate, r.per_key, r.key_from, r.max_jobs, r.max_attempts, r.args_patch, r.canary, r.canary_failures, r.started_by, r.why, r.created_at,
 		coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', 'unknown id') order by u.id) filter (where u.id is not null), '[]'), count(u.id)
 	from (select) one left join (
 		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where not exists (select from jobs j where j.id = i.id)) u on true
+	on conflict (id) do nothing
 	returning id into named;
+	if named is null then -- another session was faster
+		raise exception 'drover: the redrive % was started before', r.id using errcode = 'DR002';
+	end if;
 	perform drover_notify('redrive ' || named);
 	return named;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_start(jsonb) is
-	'Begins a paced redrive and tells its id. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
+	'Begins a paced redrive and returns its id. Raises DR002 if the plan has the id of a redrive that was started before. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
 
 -- +goose StatementBegin
 create function drover_redrive_preview(plan jsonb) returns table (queue text, kind text, reason text, fingerprint text, jobs bigint, expired bigint, held bigint, unkeyed bigint, error text)

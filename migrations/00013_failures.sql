@@ -233,7 +233,7 @@ begin
 		raise exception 'drover: a build goes with the policy park' using errcode = '22023';
 	end if;
 	if policy = 'park' and newest is null then
-		raise exception 'drover: no supervisor has told its build, so that no newer one can be known' using errcode = 'DR002';
+		raise exception 'drover: no supervisor has registered a build, so no build can be newer' using errcode = 'DR002';
 	end if;
 	if build <> newest then
 		raise exception 'drover: the newest build is "%", not "%"', newest, build using errcode = 'DR002';
@@ -318,13 +318,40 @@ $$;
 comment on function drover_unpark(int) is
 	'Makes jobs due again that failure groups'' policies parked and that wait for no build any more: rate a second, attempts as they were. A supervisor does so with its heartbeats. Tells how many.';
 
+-- +goose StatementBegin
+create function drover_discarded_with(of_kind text, print text) returns bigint language sql stable
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+	-- jobs_discarded_groups_idx leads from one queue that has dead letters to the next, and so to the reasons and the classes
+	-- of each: only the entries of this fingerprint are counted one by one.
+	with recursive queues(queue) as (
+		(select j.queue from jobs j where j.discard_reason is not null order by j.queue limit 1)
+		union all
+		select (select j.queue from jobs j where j.discard_reason is not null and j.queue > q.queue order by j.queue limit 1) from queues q where q.queue is not null
+	), reasons(queue, reason) as (
+		select q.queue, (select j.discard_reason from jobs j where j.discard_reason is not null and j.queue = q.queue and j.kind = of_kind order by j.discard_reason limit 1) from queues q where q.queue is not null
+		union all
+		select r.queue, (select j.discard_reason from jobs j where j.discard_reason is not null and j.queue = r.queue and j.kind = of_kind and j.discard_reason > r.reason order by j.discard_reason limit 1)
+		from reasons r where r.reason is not null
+	), classes(queue, reason, class) as (
+		select r.queue, r.reason, (select j.class from jobs j where j.queue = r.queue and j.kind = of_kind and j.discard_reason = r.reason and j.class is not null order by j.class limit 1) from reasons r where r.reason is not null
+		union all
+		select c.queue, c.reason, (select j.class from jobs j where j.queue = c.queue and j.kind = of_kind and j.discard_reason = c.reason and j.class > c.class order by j.class limit 1)
+		from classes c where c.class is not null
+	)
+	select coalesce((select sum((select count(*) from jobs j where j.queue = c.queue and j.kind = of_kind and j.discard_reason = c.reason and j.class = c.class and j.fingerprint = print))
+			from classes c where c.class is not null), 0)::bigint
+		+ coalesce((select sum((select count(*) from jobs j where j.queue = r.queue and j.kind = of_kind and j.discard_reason = r.reason and j.class is null and j.fingerprint = print))
+			from reasons r where r.reason is not null), 0)::bigint
+$$;
+-- +goose StatementEnd
+comment on function drover_discarded_with(text, text) is 'How many dead letters of a kind have this fingerprint.';
+
 create view failures as
-select g.*, coalesce(d.discarded, 0) as discarded, coalesce(p.parked, 0) as parked
+select g.*, drover_discarded_with(g.kind, g.fingerprint) as discarded, coalesce(p.parked, 0) as parked
 from drover_failure_groups g
-left join (select fingerprint, count(*) as discarded from jobs where discard_reason is not null group by fingerprint) d on d.fingerprint = g.fingerprint
 left join (select fingerprint, count(*) as parked from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity' and state = 'parked' group by fingerprint) p
 	on p.fingerprint = g.fingerprint;
-comment on view failures is 'The failure groups, each with how many jobs are discarded and parked under it now. Reads an index of all discarded jobs.';
+comment on view failures is 'The failure groups, each with how many jobs are discarded and parked under it now. An index counts the discarded jobs of each group that is shown.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 13';
@@ -335,6 +362,7 @@ select drover_secure();
 -- +goose Down
 select drover_lock_tables('{jobs,drover_failure_groups,drover_failure_tallies,drover_builds}');
 drop view failures;
+drop function drover_discarded_with;
 -- A parked job would wait for ever without what releases it.
 update jobs set state = 'retryable', scheduled_at = clock_timestamp() where state = 'parked' and parked_build is not null;
 drop function drover_unpark, drover_failure_policy, drover_walk_parked, drover_failure_status,

@@ -716,7 +716,7 @@ $$;
 comment on function drover_periodic_busy(drover_periodic) is 'Whether a schedule may not tick because its last job has not ended.';
 
 -- +goose StatementBegin
-create function drover_periodic_run(name text, by text default null, why text default '') returns text language plpgsql as $$
+create function drover_periodic_run(name text, by text default null, why text default '', new_id text default null) returns text language plpgsql as $$
 declare
 	p      drover_periodic;
 	id     text;
@@ -726,12 +726,18 @@ begin
 	if not found then
 		return null;
 	end if;
+	if p.last_job = new_id then
+		raise exception 'drover: the schedule % has made the job % before', quote_literal(p.name), new_id using errcode = 'DR002';
+	end if;
 	if drover_periodic_busy(p) then
 		raise exception 'drover: the last job % of schedule % has not ended, and its overlap is skip', p.last_job, quote_literal(p.name) using errcode = 'DR002';
 	end if;
 	p.jitter_ms := 0;
 	select e.made, e.holder into id, holder
-	from drover_periodic_enqueue(p, statement_timestamp(), jsonb_build_object('by_hand', true, 'by', drover_periodic_by(by), 'why', coalesce(left(why, 1000), '')), drover_ulid()) e;
+	from drover_periodic_enqueue(p, statement_timestamp(), jsonb_build_object('by_hand', true, 'by', drover_periodic_by(by), 'why', coalesce(left(why, 1000), '')), coalesce(new_id, drover_ulid())) e;
+	if id is null and holder is null then
+		raise exception 'drover: the schedule % has made the job % before', quote_literal(p.name), new_id using errcode = 'DR002';
+	end if;
 	if holder is not null then
 		raise exception 'drover: job % has the unique key of the jobs of schedule %', holder, quote_literal(p.name) using errcode = 'DR002';
 	end if;
@@ -740,8 +746,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_run(text, text, text) is
-	'Enqueues a job of a schedule now, besides its ticks, also if it is paused, and returns its id. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
+comment on function drover_periodic_run(text, text, text, text) is
+	'Enqueues a job of a schedule now, besides its ticks, also if it is paused, and returns its id, which is new_id if that is given; a call that is repeated with it raises DR002. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_fire(name text, supervisor text default '', out fired boolean, out made text[], out missed bigint, out why text, out fault text, out wait_s float8)

@@ -681,7 +681,7 @@ func TestJobsOfTheDatabase(t *testing.T) {
 	if err := r.client.SetPeriodic(t.Context(), drover.Periodic{Name: "often", Schedule: "@every 24h", Args: work{}}, audit); err != nil {
 		t.Fatal(err)
 	}
-	scheduled, err := r.client.RunPeriodic(t.Context(), "often", audit)
+	scheduled, err := r.client.RunPeriodic(t.Context(), "often", nil, audit)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,53 +19,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/jobdoc"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// jobLine is a job as a line of JSON has it. The names are those of drover_enqueue; a duration is written as in Go, such
-// as 1h30m.
-type jobLine struct {
-	Kind        string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`
-	ID          string          `json:"id"`
-	Queue       string          `json:"queue"`
-	Priority    int             `json:"priority"`
-	ScheduledAt time.Time       `json:"scheduled_at"`
-	Delay       string          `json:"delay"`
-	MaxAttempts int             `json:"max_attempts"`
-	Retry       json.RawMessage `json:"retry"`
-	Timeout     string          `json:"timeout"`
-	ExpiresAt   time.Time       `json:"expires_at"`
-	RetryUntil  time.Time       `json:"retry_until"`
-	Tags        []string        `json:"tags"`
-	Metadata    json.RawMessage `json:"metadata"`
-	Key         string          `json:"concurrency_key"`
-	Uniqueness  *uniqueLine     `json:"uniqueness"`
-}
-
-// uniqueLine is drover.Unique as drover_enqueue has it.
-type uniqueLine struct {
-	By         []string `json:"by"`
-	AnyArgs    bool     `json:"any_args"`
-	Queue      bool     `json:"queue"`
-	Key        bool     `json:"key"`
-	Until      string   `json:"until"`
-	OnConflict string   `json:"on_conflict"`
-	Longest    string   `json:"longest"`
-}
-
-// rawArgs are args that are JSON already.
-type rawArgs struct {
-	kind string
-	doc  json.RawMessage
-}
-
-func (a rawArgs) Kind() string                 { return a.kind }
-func (a rawArgs) MarshalJSON() ([]byte, error) { return a.doc, nil }
-
 // enqueueFlags are the flags whose text has to be read.
 type enqueueFlags struct {
-	job                            jobLine
+	job                            jobdoc.Job
 	args, retry, metadata, unique  string
 	scheduledAt, expires, tryUntil string
 	lines                          string
@@ -187,64 +147,8 @@ func (f *enqueueFlags) item(a *app, kind string) (item drover.EnqueueItem, err e
 			return item, usagef("--unique: %v", err)
 		}
 	}
-	item, err = f.job.item()
+	item, err = f.job.Item()
 	return item, enqueueNames(err)
-}
-
-// item is the line as the library takes it. An error names the field.
-func (l *jobLine) item() (item drover.EnqueueItem, err error) {
-	opts := &drover.EnqueueOpts{
-		ID: l.ID, Queue: l.Queue, Priority: l.Priority, ScheduledAt: l.ScheduledAt, MaxAttempts: l.MaxAttempts, ExpiresAt: l.ExpiresAt,
-		RetryUntil: l.RetryUntil, Tags: l.Tags, Key: l.Key,
-	}
-	for _, d := range []struct {
-		field, text string
-		to          *time.Duration
-	}{{"Delay", l.Delay, &opts.Delay}, {"Timeout", l.Timeout, &opts.Timeout}} {
-		if d.text == "" {
-			continue
-		}
-		if *d.to, err = time.ParseDuration(d.text); err != nil || *d.to <= 0 {
-			return item, &drover.InvalidError{Field: d.field, Reason: fmt.Sprintf("%q is not a duration such as 90s or 1h30m", shorten(d.text, 40))}
-		}
-	}
-	if len(l.Retry) > 0 && string(l.Retry) != "null" {
-		if opts.Retry, err = drover.ParseRetryStrategy(string(l.Retry)); err != nil {
-			return item, err
-		}
-	}
-	if len(l.Metadata) > 0 && string(l.Metadata) != "null" {
-		d := json.NewDecoder(bytes.NewReader(l.Metadata))
-		d.UseNumber() // an integer of 20 digits stays one
-		if err := d.Decode(&opts.Metadata); err != nil {
-			return item, &drover.InvalidError{Field: "Metadata", Reason: "is not a JSON object"}
-		}
-	}
-	if l.Uniqueness != nil {
-		if opts.Unique, err = l.Uniqueness.unique(); err != nil {
-			return item, err
-		}
-	}
-	if l.Args == nil {
-		l.Args = json.RawMessage(`{}`)
-	}
-	return drover.EnqueueItem{Args: rawArgs{l.Kind, l.Args}, Opts: opts}, nil
-}
-
-// unique reads how a job is unique.
-func (l *uniqueLine) unique() (*drover.Unique, error) {
-	u := &drover.Unique{By: l.By, AnyArgs: l.AnyArgs, Queue: l.Queue, Key: l.Key, Until: drover.UniqueUntil(l.Until), OnConflict: drover.OnConflict(l.OnConflict)}
-	if l.OnConflict != "debounce" && l.Longest != "" {
-		return nil, &drover.InvalidError{Field: "Unique.OnConflict", Reason: "longest is for debounce"}
-	}
-	if l.OnConflict == "debounce" {
-		longest, err := time.ParseDuration(l.Longest)
-		if err != nil {
-			return nil, &drover.InvalidError{Field: "Unique.OnConflict", Reason: "debounce needs longest, a duration such as 10m"}
-		}
-		u.OnConflict = drover.Debounce(longest)
-	}
-	return u, nil
 }
 
 // readJSON reads the value of a flag: JSON, or @ and the name of a file, or @- for standard input.
@@ -386,11 +290,11 @@ func goOnFrom(first int) string {
 
 // readLine reads one line. A key that no job has would be a slip of the pen.
 func readLine(line []byte) (item drover.EnqueueItem, err error) {
-	var l jobLine
+	var l jobdoc.Job
 	if err := strictly(line, &l); err != nil {
 		return item, err
 	}
-	return l.item()
+	return l.Item()
 }
 
 // strictly reads one JSON value without unknown keys.

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/jobdoc"
 )
 
 func newPeriodicCommand(a *app) *cobra.Command {
@@ -257,7 +258,7 @@ A schedule that a program declares in code is changed there; pause it with drove
 			}
 		}
 		p := set.p
-		p.Name, p.Args, p.Opts, p.CatchUp, p.Overlap = args[0], rawArgs{set.kind, raw}, &set.opts, drover.CatchUp(set.catch), drover.Overlap(set.lap)
+		p.Name, p.Args, p.Opts, p.CatchUp, p.Overlap = args[0], jobdoc.RawArgs{Of: set.kind, Doc: raw}, &set.opts, drover.CatchUp(set.catch), drover.Overlap(set.lap)
 		s, err := a.openToChange(cmd.Context())
 		if err != nil {
 			return err
@@ -351,7 +352,7 @@ func newPeriodicRunCommand(a *app) *cobra.Command {
 			return err
 		}
 		defer s.close()
-		id, err := s.client.RunPeriodic(cmd.Context(), args[0], by.audit)
+		id, err := s.client.RunPeriodic(cmd.Context(), args[0], nil, by.audit)
 		if err != nil {
 			return periodicFlags(err)
 		}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/oklog/ulid/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+)
+
+func newExplainCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "explain ID",
+		Short: "Explain what happened to a job, why it waits, and what comes next",
+		Long: `Explain a job: what has happened to it, what it does or waits for now and why, what happens next by
+itself, and what you can do.
+
+ID may be the beginning of an id, at least 4 characters, if no other job's id begins like that.
+
+For all that is stored of a job: drover jobs show.`,
+		Example: "  drover explain 01ARZ3NDEKTSV4RRFFQ69G5FAV",
+		Args:    args(cobra.ExactArgs(1)),
+		RunE:    func(cmd *cobra.Command, words []string) error { return a.explain(cmd.Context(), words[0]) },
+	}
+}
+
+func (a *app) explain(ctx context.Context, word string) error {
+	id := jobID(word)
+	// A whole id may be any text of that length, as SQL takes it; of a ULID the beginning is enough.
+	if len(id) != ulid.EncodedSize && (len(id) < 4 || len(id) > ulid.EncodedSize || strings.Trim(id, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") != "") {
+		return usagef("%q is not a job id: an id has 26 characters, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV; at least the first 4 are needed", shorten(word, 40))
+	}
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if id, err = s.wholeID(ctx, id); err != nil {
+		return err
+	}
+	e, err := s.client.Explain(ctx, id)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(e)
+	}
+	a.printExplanation(e)
+	return nil
+}
+
+// sqlNear reads up to $2 ids from $1 on, and two before it; in the archive, whether it has the id.
+const sqlNear = `
+select array(select id from jobs where id >= $1 order by id limit $2), array(select id from jobs where id < $1 order by id desc limit 2),
+	exists (select from jobs_archive where id = $1)`
+
+// wholeID finds the job whose id begins like that. If there is none, or more than one, the error names those near it.
+func (s *session) wholeID(ctx context.Context, start string) (string, error) {
+	const most = 10
+	var after, before []string
+	var archived bool
+	if err := s.pool.QueryRow(ctx, sqlNear, start, most).Scan(&after, &before, &archived); err != nil {
+		return "", fmt.Errorf("look for job %s: %w", start, err)
+	}
+	var matches []string
+	for _, id := range after {
+		if strings.HasPrefix(id, start) {
+			matches = append(matches, id)
+		}
+	}
+	switch {
+	case len(matches) == 1:
+		return matches[0], nil
+	case len(matches) == most:
+		return "", fmt.Errorf("the ids of %d jobs or more begin with %s, such as %s", most, start, strings.Join(matches[:3], ", "))
+	case len(matches) > 1:
+		return "", fmt.Errorf("the ids of %d jobs begin with %s: %s", len(matches), start, strings.Join(matches, ", "))
+	case archived:
+		return "", fmt.Errorf("job %s is in the archive: drover archive restore %s brings it back", start, start)
+	}
+	near := append(before, after[:min(2, len(after))]...)
+	if len(near) == 0 {
+		return "", fmt.Errorf("there is no job %s, and no other: %w", start, drover.ErrNotFound)
+	}
+	return "", fmt.Errorf("there is no job %s. The nearest ids are %s: %w", start, strings.Join(near, ", "), drover.ErrNotFound)
+}
+
+func (a *app) printExplanation(e *drover.Explanation) {
+	j := &e.Job
+	fmt.Fprintln(a.stdout, printable(fmt.Sprintf("%s  %s in queue %s  %s", j.ID, j.Kind, j.Queue, stateOf(j))))
+	fmt.Fprintln(a.stdout)
+	for _, step := range e.Story {
+		fmt.Fprintln(a.stdout, printable(instant(step.At)+"  "+step.What))
+	}
+	fmt.Fprintf(a.stdout, "\nnow:   %s\nnext:  %s\n", printable(e.Now), printable(e.Next))
+	for _, d := range e.Do {
+		line := d.What
+		if verb, ok := strings.CutPrefix(d.Command, "drover "); ok {
+			line += ":  " + a.again(verb, "")
+		}
+		fmt.Fprintln(a.stdout, "do:    "+printable(line))
+	}
+}

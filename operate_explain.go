@@ -1,0 +1,490 @@
+package drover
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// Explanation is a job's story in plain words, from its enqueue to its next run or its end. The texts are for people and may
+// change in any version.
+type Explanation struct {
+	Job   JobInfo     `json:"job"`
+	At    time.Time   `json:"at"`           // when it was looked at, by the server's clock
+	Story []StoryStep `json:"story"`        // oldest first
+	Now   string      `json:"now"`          // its run, the reason why it waits, or its end
+	Next  string      `json:"next"`         // the next thing that happens by itself, when, and why
+	Do    []Advice    `json:"do,omitempty"` // things that an operator can do
+}
+
+// Advice is an action that an operator can take.
+type Advice struct {
+	What    string `json:"what"`
+	Command string `json:"command,omitempty"` // of the drover command; "" if there is none
+}
+
+// StoryStep is one thing that happened to a job.
+type StoryStep struct {
+	At   time.Time `json:"at"`
+	What string    `json:"what"`
+}
+
+// Explain explains a job: its past, its present state with the reasons, and its next step. For example, a job is due, but
+// somebody has paused its queue, or no process has a worker for its kind. Explain changes nothing. It reads the job's row,
+// small tables, and at most 1,000 rows in front of the job. The role needs select on drover's tables. Errors: ErrNotFound,
+// also for a job that is in the archive.
+func (c *Client) Explain(ctx context.Context, id string) (*Explanation, error) {
+	job, err := c.Job(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	around, err := c.desk.surroundings(ctx, job)
+	if err != nil {
+		return nil, fmt.Errorf("explain job %s: %w", id, err)
+	}
+	return explain(job, around), nil
+}
+
+// explain decides what to say. It reads nothing.
+func explain(j *JobInfo, f *surroundings) *Explanation {
+	x := &explainer{JobInfo: j, f: f, e: &Explanation{Job: *j, At: f.now}}
+	x.past()
+	switch {
+	case j.State.Final():
+		x.end()
+	case j.State == Running:
+		x.run()
+	case j.State == Parked:
+		x.parked()
+	default:
+		x.waiting()
+	}
+	for _, a := range f.asides {
+		x.next("The database refuses the step %q: %s. drover tries it again at %s.", a.path, oneLine(a.err), x.at(a.retryAt))
+		x.do("Find out what refuses it", "drover health")
+	}
+	if j.Unreadable != "" {
+		x.next("Parts of its row cannot be read: %s.", oneLine(j.Unreadable))
+	}
+	return x.e
+}
+
+// explainer puts an Explanation together.
+type explainer struct {
+	*JobInfo
+	f *surroundings
+	e *Explanation
+}
+
+func (x *explainer) step(at time.Time, format string, args ...any) {
+	x.e.Story = append(x.e.Story, StoryStep{at, fmt.Sprintf(format, args...)})
+}
+
+func add(to *string, format string, args ...any) {
+	*to = strings.TrimLeft(*to+" "+fmt.Sprintf(format, args...), " ")
+}
+
+func (x *explainer) now(format string, args ...any)  { add(&x.e.Now, format, args...) }
+func (x *explainer) next(format string, args ...any) { add(&x.e.Next, format, args...) }
+func (x *explainer) do(what, format string, args ...any) {
+	x.e.Do = append(x.e.Do, Advice{what, fmt.Sprintf(format, args...)})
+}
+
+// at is a time with how far away it is.
+func (x *explainer) at(t time.Time) string {
+	text := t.UTC().Format("2006-01-02 15:04:05 UTC")
+	if d := t.Sub(x.f.now); d > 0 {
+		return text + " (in " + roughly(d) + ")"
+	}
+	return text + " (" + roughly(x.f.now.Sub(t)) + " ago)"
+}
+
+// roughly is a duration as people say it.
+func roughly(d time.Duration) string {
+	for _, unit := range []struct {
+		least, one time.Duration
+		name       string
+	}{{48 * time.Hour, 24 * time.Hour, "days"}, {2 * time.Hour, time.Hour, "hours"}, {2 * time.Minute, time.Minute, "minutes"}, {time.Second, time.Second, "s"}} {
+		if d >= unit.least {
+			return fmt.Sprintf("%d %s", d/unit.one, unit.name)
+		}
+	}
+	return fmt.Sprintf("%d ms", d.Milliseconds())
+}
+
+// oneLine is the start of a text, without line breaks. It cuts no word in two, because a function that
+// removes secrets from what is shown would not know the first half of one.
+func oneLine(text string) string {
+	const most = 300
+	text = strings.Join(strings.Fields(text), " ")
+	if r := []rune(text); len(r) > most {
+		end := most
+		for end > 0 && partOfWord(r[end-1]) && partOfWord(r[end]) {
+			end--
+		}
+		text = strings.TrimSpace(string(r[:end])) + " ..."
+	}
+	return strings.TrimRight(text, ".")
+}
+
+// partOfWord reports whether tokens, keys and numbers of cards have such characters.
+func partOfWord(r rune) bool {
+	return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_-+/=.", r)
+}
+
+// past goes through the job's errors.
+func (x *explainer) past() {
+	x.step(x.CreatedAt, "enqueued in queue %s", x.Queue)
+	runs := 0
+	for _, e := range x.Errors {
+		if e.Class != ClassOperator && e.Class != ClassRefused {
+			runs++
+		}
+	}
+	last := 0 // attempt of the entry before, to see where entries are left out
+	for _, e := range x.Errors {
+		if left := x.ErrorsTotal - runs; left > 0 && e.Attempt > last+1 && last > 0 {
+			x.step(e.At, "%d failed runs before this are not kept", left)
+			runs = x.ErrorsTotal
+		}
+		last = max(last, e.Attempt)
+		x.step(e.At, "%s", entryText(&e))
+	}
+	if x.Snoozes > 0 {
+		at := x.CreatedAt
+		if x.AttemptedAt != nil {
+			at = *x.AttemptedAt
+		}
+		x.step(at, "snoozed %s so far", times(x.Snoozes))
+	}
+	switch {
+	case x.State == Completed && x.AttemptedAt != nil && x.FinalizedAt != nil:
+		x.step(*x.AttemptedAt, "claimed for attempt %d", x.Attempt)
+		x.step(*x.FinalizedAt, "completed, %s after it was claimed", roughly(x.FinalizedAt.Sub(*x.AttemptedAt)))
+	case x.State == Running && x.AttemptedAt != nil:
+		x.step(*x.AttemptedAt, "claimed for attempt %d", x.Attempt)
+	case x.FinalizedAt != nil && x.byWhom() == "": // else its entry says so
+		x.step(*x.FinalizedAt, "%s", x.State)
+	}
+	slices.SortStableFunc(x.e.Story, func(a, b StoryStep) int { return a.At.Compare(b.At) })
+}
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
+}
+
+// entryText says what an entry of the errors is about.
+func entryText(e *RunError) string {
+	text, took := oneLine(e.Error), roughly(pg.Span(e.DurationMS, time.Millisecond))
+	run := fmt.Sprintf("attempt %d", e.Attempt)
+	then := ""
+	if e.DelayMS > 0 {
+		then = "; the next one was due " + roughly(pg.Millis(e.DelayMS)) + " later"
+	}
+	switch e.Class {
+	case ClassOperator:
+		if e.By == "" {
+			return text
+		}
+		return text + ", by " + e.By
+	case ClassPanic:
+		return fmt.Sprintf("%s panicked after %s: %s%s", run, took, text, then)
+	case ClassTimeout:
+		return fmt.Sprintf("%s ran into its timeout after %s: %s%s", run, took, text, then)
+	case ClassThrottled:
+		return fmt.Sprintf("%s was asked to come back later: %s%s", run, text, then)
+	case ClassDecode:
+		return fmt.Sprintf("%s could not start, because the args do not fit the worker: %s%s", run, text, then)
+	case ClassCrash:
+		where := ""
+		if e.Host != "" {
+			where = " (" + e.Host + ")"
+		}
+		return fmt.Sprintf("the process%s died during %s%s", where, run, then)
+	case ClassRefused:
+		return "the database refused to change its row: " + text
+	}
+	return fmt.Sprintf("%s failed after %s: %s%s", run, took, text, then)
+}
+
+// run explains a running job.
+func (x *explainer) run() {
+	began := x.ScheduledAt
+	if x.AttemptedAt != nil {
+		began = *x.AttemptedAt
+	}
+	x.now("%s was claimed at %s.", x.attempt(x.Attempt), x.at(began))
+	switch o := x.f.owner; {
+	case o == nil:
+		x.now("Its supervisor %s has no row any more.", x.ClaimedBy)
+		x.next("The next full sweep rescues it; one comes every 15 s.")
+		return
+	case o.State == SupervisorLost || o.State == SupervisorSilent:
+		x.now("Its process (%s, process %d) has been silent since %s.", o.Host, o.PID, x.at(o.BeatAt))
+		x.next("Another process rescues it once the lease of %s is over.", roughly(pg.Millis(o.LeaseMS)))
+		return
+	default:
+		x.now("It runs in %s, process %d, which was last heard of at %s.", o.Host, o.PID, x.at(o.BeatAt))
+	}
+	switch left := x.MaxAttempts - x.Attempt; {
+	case x.MaxAttempts == Unlimited:
+		x.next("If it fails, it is tried again.")
+	case left <= 0:
+		x.next("This is the last attempt: if it fails, the job is discarded.")
+	case left == 1:
+		x.next("If it fails, 1 attempt is left.")
+	default:
+		x.next("If it fails, %d attempts are left.", left)
+	}
+	x.do("Stop it", "drover jobs cancel %s", x.ID)
+}
+
+// attempt is the number of an attempt, and of how many.
+func (x *explainer) attempt(n int) string {
+	if x.MaxAttempts == Unlimited {
+		return fmt.Sprintf("Attempt %d", n)
+	}
+	return fmt.Sprintf("Attempt %d of %d", n, x.MaxAttempts)
+}
+
+// parked explains a job that waits for something that has no time.
+func (x *explainer) parked() {
+	r := &x.f.redrive
+	switch build := x.f.parkedBuild; {
+	case build != nil && *build == "":
+		x.now("It waits for its turn: the policy that parked it has ended.")
+		x.next("50 such jobs a second become due.")
+	case build != nil:
+		x.now("It is parked by the policy of failure group %s, until a build newer than %s runs.", x.f.fingerprint, *build)
+		x.next("It becomes due when a supervisor with a newer build has started.")
+		x.do("Run it without a new build", "drover failures policy %s retry", x.f.fingerprint)
+	case !r.holds:
+		x.now("It is parked, but no redrive and no policy holds it.")
+		x.next("Nothing makes it due by itself.")
+	case r.paused:
+		x.now("Redrive %s holds it, and is paused.", r.id)
+		x.next("It goes on when somebody resumes the redrive.")
+		x.do("Resume it", "drover redrive resume %s", r.id)
+	default:
+		x.now("It waits for its turn in redrive %s, which releases up to %s jobs a second.", r.id, trimNumber(r.rate))
+		if r.key != "" {
+			x.now("The redrive lets only some jobs of key %s run at once.", oneLine(r.key))
+		}
+		x.next("The redrive makes it due.")
+		x.do("See how far it is", "drover redrive show %s", r.id)
+	}
+	if r.holds && r.note != "" {
+		x.next("The redrive notes: %s.", oneLine(r.note))
+	}
+	x.do("Run it now, without waiting", "drover jobs edit %s --run-now", x.ID)
+}
+
+func trimNumber(n float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0") }
+
+// waiting explains a job that waits for a time, or is due.
+func (x *explainer) waiting() {
+	late := x.f.now.Sub(x.ScheduledAt)
+	if late < 0 {
+		x.now("It waits for its time, %s%s.", x.at(x.ScheduledAt), x.whyLater())
+	} else {
+		x.now("It has been due since %s.", x.at(x.ScheduledAt))
+	}
+	held := x.obstacles()
+	switch {
+	case late < 0:
+		x.next("%s starts then%s.", x.attempt(x.Attempt+1), map[bool]string{true: ", unless what holds it lasts longer"}[held])
+		x.do("Run it now", "drover jobs edit %s --run-now", x.ID)
+	case held:
+		x.next("%s starts when nothing of this is in its way.", x.attempt(x.Attempt+1))
+	case x.f.ahead > 0:
+		x.now("%s due before it, and %s for %d at once.", atLeast(x.f.ahead), supervisors(x.f.able, "has slots", "have slots"), x.f.slots)
+		x.next("%s starts when the jobs before it have started and a slot is free.", x.attempt(x.Attempt+1))
+	default:
+		x.now("Nothing is in its way, and %s.", supervisors(x.f.able, "could run it", "could run it"))
+		x.next("%s starts as soon as a slot is free.", x.attempt(x.Attempt+1))
+		if late > 10*time.Second {
+			x.do("It should have started by now: see what holds claims up", "drover health")
+			x.do("See whether all slots are taken", "drover stats")
+		}
+	}
+	if x.Attempt+1 >= x.MaxAttempts {
+		x.next("It is the last attempt: if it fails, the job is discarded.")
+	}
+	if t := x.f.retryUntil; t != nil {
+		x.next("It is not retried after %s.", x.at(*t))
+	}
+	if t := x.f.expiresAt; t != nil {
+		x.next("If it has not started by %s, it is discarded without a run.", x.at(*t))
+	}
+}
+
+// whyLater says why a job is due later.
+func (x *explainer) whyLater() string {
+	switch last := x.lastRun(false); {
+	case x.State == Retryable && last != nil && last.Class == ClassCrash:
+		return ", because its process died"
+	case x.State == Retryable && last != nil:
+		return fmt.Sprintf(", because attempt %d failed and its retry waits %s", last.Attempt, roughly(x.f.lastDelay))
+	case x.Snoozes > 0:
+		return ", because its handler snoozed it"
+	}
+	return ""
+}
+
+// lastRun is the entry of its newest failed run, or refusal.
+func (x *explainer) lastRun(refusals bool) *RunError {
+	for i := range slices.Backward(x.Errors) {
+		if c := x.Errors[i].Class; c != ClassOperator && (refusals || c != ClassRefused) {
+			return &x.Errors[i]
+		}
+	}
+	return nil
+}
+
+func atLeast(n int) string {
+	switch {
+	case n >= mostAhead:
+		return fmt.Sprintf("%d jobs or more are", mostAhead)
+	case n == 1:
+		return "1 job is"
+	}
+	return fmt.Sprintf("%d jobs are", n)
+}
+
+// supervisors is so many of them, with what one does or several do.
+func supervisors(n int, one, several string) string {
+	if n == 1 {
+		return "1 living supervisor " + one
+	}
+	return fmt.Sprintf("%d living supervisors %s", n, several)
+}
+
+// obstacles names what keeps the job from starting even if it is due. It reports whether there is anything.
+func (x *explainer) obstacles() bool {
+	held := len(x.f.pauses) > 0 || slices.ContainsFunc(x.f.asides, func(a aside) bool { return a.path == "claim" })
+	for _, l := range x.f.pauses {
+		why, until := "", "until somebody resumes it"
+		if l.Why != "" {
+			why = " (" + oneLine(l.Why) + ")"
+		}
+		if l.Until != nil {
+			until = "until " + x.at(*l.Until)
+		}
+		x.now("%s has been paused by %s%s since %s, %s.", scopeText(l.Scope), l.By, why, x.at(l.Since), until)
+		x.do("Let it start", "%s", resumeCommand(l.Scope))
+	}
+	switch {
+	case x.f.serving == 0:
+		x.now("No living supervisor serves queue %s.", x.Queue)
+		x.do("Start a process whose supervisor serves queue "+x.Queue, "")
+	case x.f.able == 0:
+		x.now("%s queue %s, but none has a worker for kind %s.", supervisors(x.f.serving, "serves", "serve"), x.Queue, x.Kind)
+		x.do("Deploy a worker for kind "+x.Kind+" in a process that serves queue "+x.Queue, "")
+	case x.Crashes >= 2:
+		x.now("%d crashes count against it, so it runs alone, when a process has nothing else to do (docs/crashes.md).", x.Crashes)
+	case x.Crashes == 1:
+		x.now("A crash counts against it, so it runs next to few others (docs/crashes.md).")
+		return held
+	default:
+		return held
+	}
+	return true
+}
+
+func resumeCommand(s Scope) string {
+	what, name, _ := strings.Cut(string(s), ":")
+	switch what {
+	case "queue":
+		return "drover queues resume " + pg.ShellQuote(name)
+	case "kind":
+		return "drover queues resume --kind " + pg.ShellQuote(name)
+	}
+	return "drover queues resume --all"
+}
+
+func scopeText(scope Scope) string {
+	what, name, _ := strings.Cut(string(scope), ":")
+	if what == "all" {
+		return "Every job"
+	}
+	return strings.ToUpper(what[:1]) + what[1:] + " " + name
+}
+
+// end explains a job that has ended.
+func (x *explainer) end() {
+	ended := x.ScheduledAt
+	if x.FinalizedAt != nil {
+		ended = *x.FinalizedAt
+	}
+	switch x.State {
+	case Completed:
+		x.now("It completed in attempt %d, at %s.", max(x.Attempt, 1), x.at(ended))
+		x.next("Nothing. drover deletes its row some time after, as the supervisors' CompletedRetention says.")
+		x.do("Run it once more, as a new job", "drover jobs rerun %s", x.ID)
+		return
+	case Cancelled:
+		x.now("It was cancelled by %s at %s.", cmp.Or(x.byWhom(), "its handler"), x.at(ended))
+	default:
+		if x.DiscardReason == ReasonOperator {
+			x.now("It was discarded by %s at %s.", cmp.Or(x.byWhom(), "the policy of its failure group"), x.at(ended))
+			break
+		}
+		x.now("It was discarded at %s: %s.", x.at(ended), x.reason())
+		if last := x.lastRun(x.DiscardReason == ReasonRefused); last != nil {
+			x.now("The last failure: %s.", entryText(last))
+		}
+	}
+	x.next("Nothing happens to it by itself.")
+	x.do("Run it again, when the cause is gone", "drover jobs redrive %s", x.ID)
+}
+
+// byWhom names the operator who ended the job, and why; empty if it was none.
+func (x *explainer) byWhom() string {
+	for _, e := range slices.Backward(x.Errors) {
+		if e.Class != ClassOperator || !strings.HasPrefix(e.Error, string(x.State)) {
+			continue
+		}
+		if _, why, _ := strings.Cut(oneLine(e.Error), ": "); why != "" {
+			return e.By + " (" + why + ")"
+		}
+		return e.By
+	}
+	return ""
+}
+
+// reason says in words why it was discarded.
+func (x *explainer) reason() string {
+	switch x.DiscardReason {
+	case ReasonAttemptsExhausted:
+		return fmt.Sprintf("it had its %d attempts, and the last one failed", x.MaxAttempts)
+	case ReasonUnrecoverable:
+		return "its handler, its RetryIf or its retry strategy said that another attempt makes no sense"
+	case ReasonPanic:
+		return "it panicked, and its worker has DiscardOnPanic"
+	case ReasonCrashed:
+		if last := x.lastRun(false); last != nil && last.Class == ClassTimeout {
+			return "its handler ignored its timeout and may never return (docs/crashes.md)"
+		}
+		return "processes died while it ran, and it is taken for the cause (docs/crashes.md)"
+	case ReasonUndecodable:
+		return "its args do not fit its worker's type"
+	case ReasonExpired:
+		return "its time had passed before it could start (ExpiresAt)"
+	case ReasonTimeBudget:
+		return "its next attempt would have come too late (RetryUntil or RetryFor)"
+	case ReasonRetryBudget:
+		return "the retry budget had no room for another attempt"
+	case ReasonRefused:
+		return "the database refused to read or to change its row"
+	}
+	return "reason " + string(x.DiscardReason)
+}
