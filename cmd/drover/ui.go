@@ -1,0 +1,201 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/ui"
+)
+
+// uiOptions are the flags of "drover ui".
+type uiOptions struct {
+	addr, token, by string
+	write           bool
+}
+
+func newUICommand(a *app) *cobra.Command {
+	var o uiOptions
+	cmd := &cobra.Command{
+		Use:   "ui",
+		Short: "Serve web pages about queues, jobs and failures",
+		Long: `Serve web pages about queues, jobs and failures, until Ctrl-C. They change nothing, unless you say
+--write: then the pages have buttons to redrive, cancel, pause and so on, and whoever can open them
+can press these. Each change is recorded with the name of --by, and with the reason that was typed in.
+
+The pages show args and error texts, so by default only this machine can reach them. An --addr that
+others can reach needs a --token: the pages then ask for it, and programs send it as
+"Authorization: Bearer TOKEN". The command does not encrypt what it sends. Put a proxy with TLS in
+front of it.
+
+To have the pages in your own application, behind its own log-in, see docs/ui.md.`,
+		Example: `  drover ui
+  drover ui --write
+  drover ui --addr 0.0.0.0:8700 --token @/run/secrets/drover-ui`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("token") && o.token == "" {
+				return usagef("--token is empty: give a value, or leave the flag out")
+			}
+			if cmd.Flags().Changed("by") && !o.write {
+				return usagef("--by is for --write: without it the pages change nothing")
+			}
+			by := auditFlags{drover.Audit{By: o.by}}
+			if err := by.check(cmd); err != nil {
+				return err
+			}
+			o.by = by.audit.By
+			return a.ui(cmd.Context(), o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.addr, "addr", "127.0.0.1:8700", "listen on this `host:port`; port 0 takes any that is free")
+	f.StringVar(&o.token, "token", "", "ask for this `password`, at least 16 characters; @FILE reads it from a file")
+	f.BoolVar(&o.write, "write", false, "let the pages change jobs, pauses, failures, schedules and redrives")
+	f.StringVar(&o.by, "by", "", "`name` that is recorded with changes (default: your user name)")
+	return cmd
+}
+
+func (a *app) ui(ctx context.Context, o uiOptions) error {
+	const mostName = 128 // bytes of drover.Audit.By
+	if o.write && (o.by == "" || len(o.by) > mostName) {
+		return usagef("--write needs a name of 1 to %d bytes to record: give one with --by", mostName)
+	}
+	token, err := readToken(o.token)
+	if err != nil {
+		return err
+	}
+	listener, err := listenUI(ctx, o.addr, token)
+	if err != nil {
+		return err
+	}
+	defer listener.Close() //nolint:errcheck // Serve closes it first, unless the database cannot be opened
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	opts := ui.Options{Logger: a.logger()}
+	if o.write {
+		opts.Authorize = func(*http.Request, ui.Action) (string, bool) { return o.by, true }
+	}
+	handler := ui.Handler(s.client, opts)
+	return a.serveUI(ctx, listener, guardUI(handler, listener.Addr(), token))
+}
+
+const leastToken = 16 // characters: nobody guesses them, so that no attempts need to be counted
+
+func readToken(given string) (string, error) {
+	name, isFile := strings.CutPrefix(given, "@")
+	if isFile {
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			return "", usagef("--token: %w", err)
+		}
+		given = strings.TrimSpace(string(raw))
+	}
+	if (given != "" || isFile) && len(given) < leastToken {
+		return "", usagef("--token has %d characters, and needs at least %d: openssl rand -hex 16 makes one", len(given), leastToken)
+	}
+	return given, nil
+}
+
+// listenUI refuses an address that other machines reach, unless there is a token.
+func listenUI(ctx context.Context, addr, token string) (net.Listener, error) {
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return nil, usagef("--addr %q is not host:port, such as 127.0.0.1:8700", shorten(addr, 40))
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("listen on --addr: %w", err)
+	}
+	if token == "" && !loopback(listener.Addr()) {
+		listener.Close() //nolint:errcheck // nothing was accepted
+		return nil, usagef("others can reach --addr %s, and the pages show args and errors: give a --token, or listen on 127.0.0.1", addr)
+	}
+	return listener, nil
+}
+
+func loopback(addr net.Addr) bool {
+	tcp, ok := addr.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
+}
+
+// guardUI lets requests through that have the token, and on loopback only those that were meant for this machine: a page
+// of somebody else may point its own name at 127.0.0.1, and then its scripts could read the answers.
+func guardUI(next http.Handler, addr net.Addr, token string) http.Handler {
+	if token != "" {
+		next = newDoor(token, next)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if loopback(addr) && !localHost(r.Host) {
+			http.Error(w, "This address is not served under that name: use http://"+addr.String()+"/.", http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// localHost reports whether a Host header names this machine, by an address or as localhost. Nobody else can make either
+// of them lead to a page of theirs.
+func localHost(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
+}
+
+// endingWith ends the streams of live pages, which last for as long as somebody looks, with ctx. Other requests may end
+// by themselves.
+func endingWith(ctx context.Context, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/live" {
+			stream, cancel := context.WithCancel(r.Context())
+			defer cancel()
+			defer context.AfterFunc(ctx, cancel)()
+			r = r.WithContext(stream) //nolint:contextcheck // it is made from the request's own
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// serveUI serves until ctx is done, and then lets running requests end for a few seconds.
+func (a *app) serveUI(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
+	}
+	streams, endStreams := context.WithCancel(context.Background())
+	defer endStreams()
+	server.RegisterOnShutdown(endStreams)
+	server.Handler = endingWith(streams, handler) //nolint:contextcheck // streams end after ctx, when the server stops
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }() // Shutdown ends it
+	at := "http://" + listener.Addr().String() + "/"
+	if a.json {
+		if err := a.printJSON(map[string]string{"url": at}); err != nil {
+			return err
+		}
+	} else {
+		fmt.Fprintln(a.stdout, "drover's pages are at "+at+"  Ctrl-C ends this")
+	}
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := server.Shutdown(grace); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("stop serving: %w", err)
+	}
+	return nil
+}

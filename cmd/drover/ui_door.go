@@ -1,0 +1,93 @@
+package main
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// door asks for the token of "drover ui". A browser sends it once, by a form, and gets a cookie; a program sends it with
+// each request. Neither puts it into an address, where logs and histories would keep it.
+type door struct {
+	token   [sha256.Size]byte
+	session string // of all browsers that have sent the token; another one for each start of the command
+	origins *http.CrossOriginProtection
+	next    http.Handler
+}
+
+func newDoor(token string, next http.Handler) *door {
+	return &door{sha256.Sum256([]byte(token)), rand.Text(), http.NewCrossOriginProtection(), next}
+}
+
+const (
+	doorCookie = "drover-ui"
+	doorForm   = `<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/><meta name="viewport" content="width=device-width, initial-scale=1"/><title>drover</title></head>
+<body><main><h1>drover</h1>%MESSAGE%
+<form method="post"><p><label for="token">The token of drover ui</label> <input id="token" name="token" type="password" autocomplete="current-password" required="required" autofocus="autofocus"/></p>
+<p><button>Open the pages</button></p></form></main></body></html>
+`
+)
+
+// ServeHTTP implements http.Handler.
+func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if d.open(r) {
+		d.next.ServeHTTP(w, r)
+		return
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	if !strings.Contains(r.Header.Get("Accept"), "text/html") {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		http.Error(w, "This needs the --token of drover ui: send it as Authorization: Bearer TOKEN.", http.StatusUnauthorized)
+		return
+	}
+	message := ""
+	if given, sent := d.sent(w, r); sent {
+		if d.right(given) {
+			http.SetCookie(w, &http.Cookie{Name: doorCookie, Value: d.session, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil}) //nolint:gosec // the command serves no TLS: a proxy that adds it may add Secure as well
+			w.Header().Set("Location", "?"+r.URL.RawQuery)                                                                                                       // the page that was asked for, whatever a proxy has put in front of its path
+			w.WriteHeader(http.StatusSeeOther)
+			return
+		}
+		message = `<p role="alert">That is not the token.</p>`
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "same-origin")
+	w.WriteHeader(http.StatusUnauthorized)
+	_, _ = io.WriteString(w, strings.Replace(doorForm, "%MESSAGE%", message, 1)) // a browser that has gone needs no page
+}
+
+// open reports whether a request has the cookie or the token.
+func (d *door) open(r *http.Request) bool {
+	if c, err := r.Cookie(doorCookie); err == nil && subtle.ConstantTimeCompare([]byte(c.Value), []byte(d.session)) == 1 {
+		return true
+	}
+	given, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return bearer && d.right(given)
+}
+
+func (d *door) right(given string) bool {
+	got := sha256.Sum256([]byte(given))
+	return subtle.ConstantTimeCompare(got[:], d.token[:]) == 1
+}
+
+// sent returns the token of the form, if a browser has sent the form from this page.
+func (d *door) sent(w http.ResponseWriter, r *http.Request) (token string, sent bool) {
+	const most = 4 << 10
+	if r.Method != http.MethodPost || d.origins.Check(r) != nil {
+		return "", false
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, most))
+	if err != nil {
+		return "", false
+	}
+	form, err := url.ParseQuery(string(body))
+	return form.Get("token"), err == nil && form.Has("token")
+}

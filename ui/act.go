@@ -1,0 +1,178 @@
+package ui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"mime"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/drover-queue/drover"
+)
+
+// Action is a group of things that a person may do on the pages.
+type Action string
+
+// The actions. Each covers single jobs as well as all jobs of a filter.
+const (
+	Retry    Action = "retry"    // run waiting jobs now, make one dead job due again, run a completed one once more
+	Cancel   Action = "cancel"   // cancel unfinished jobs
+	Edit     Action = "edit"     // change when waiting jobs are due, their priority, queue, attempts and args
+	Enqueue  Action = "enqueue"  // enqueue a job, by the API alone
+	Discard  Action = "discard"  // turn unfinished jobs into dead letters
+	Delete   Action = "delete"   // delete ended jobs for good
+	Pause    Action = "pause"    // pause and resume queues, kinds and everything
+	Triage   Action = "triage"   // set the status and the policy of failure groups
+	Redrive  Action = "redrive"  // start, pause, resume and abort paced redrives
+	Schedule Action = "schedule" // run schedules now, pause and resume them
+)
+
+// act is what a button of a page does. Its form is sent to the page's own address, so the query names the subject.
+type act struct {
+	needs  Action
+	fields []string // that the form may have, besides do and why
+	run    func(ctx context.Context, p posted) (to string, err error)
+}
+
+// posted is a form as it was sent.
+type posted struct {
+	query query // of the address
+	form  query
+	by    drover.Audit
+	blind bool // the sender may leave out what it saw
+}
+
+// seen reports whether a hidden field still has what the page showed.
+func (p posted) seen(now string) bool {
+	return p.form.Get("seen") == now || p.blind && !p.form.Has("seen")
+}
+
+// mostForm is how many bytes a form may have: a reason has 512.
+const mostForm = 16 << 10
+
+// post carries out a form. A form that is refused changes nothing.
+func (s *site) post(w http.ResponseWriter, r *http.Request) {
+	if err := s.origins.Check(r); err != nil {
+		s.fail(w, r, problem{Status: http.StatusForbidden, What: "This form was not sent from these pages, so nothing was changed.", Do: "Open the page and press its button. If you did, a proxy in between changes the Host header: let it pass on the one that the browser sent."})
+		return
+	}
+	name := strings.TrimPrefix(r.URL.Path, "/")
+	p := s.pages["/"+name]
+	if len(p.acts) == 0 {
+		s.onlyRead(w, r)
+		return
+	}
+	to, err := s.carryOut(w, r, p)
+	if err == nil {
+		w.Header().Set("Location", to) // relative: http.Redirect would add the path without the prefix that was stripped
+		w.WriteHeader(http.StatusSeeOther)
+		return
+	}
+	s.failedPost(w, r, name, err)
+}
+
+// carryOut reads the form, asks the application, and does it.
+func (s *site) carryOut(w http.ResponseWriter, r *http.Request, p page) (to string, err error) {
+	in := posted{}
+	if in.query, err = readQuery(r); err != nil {
+		return "", err
+	}
+	if in.form, err = readForm(w, r); err != nil {
+		return "", err
+	}
+	do, err := in.form.one("do")
+	if err != nil {
+		return "", err
+	}
+	a, ok := p.acts[do]
+	if !ok {
+		return "", bad("This page has no action %q; it has %s.", cut(do, 40), strings.Join(slices.Sorted(maps.Keys(p.acts)), ", "))
+	}
+	for key := range in.form.Values {
+		if key != "do" && key != "why" && !slices.Contains(a.fields, key) {
+			return "", bad("This form knows no %q.", cut(key, 40))
+		}
+		if _, err := in.form.one(key); err != nil {
+			return "", bad("The form has %q twice.", cut(key, 40))
+		}
+	}
+	if in.by.By, err = s.whoMay(r, a.needs); err != nil {
+		return "", err
+	}
+	in.by.Why = strings.TrimSpace(in.form.Get("why"))
+	return a.run(r.Context(), in)
+}
+
+// whoMay is the name of the person who sends a request, or a refusal.
+func (s *site) whoMay(r *http.Request, a Action) (string, error) {
+	who, ok := s.may(r, a)
+	if !ok {
+		return "", problem{Status: http.StatusForbidden, What: fmt.Sprintf("You may not do this: it needs the action %q.", a), Do: "Ask those who run this application. Nothing was changed."}
+	}
+	return who, nil
+}
+
+// may asks the application. Without an Authorize, and without a name, the answer is no.
+func (s *site) may(r *http.Request, a Action) (actor string, ok bool) {
+	if s.authorize == nil {
+		return "", false
+	}
+	actor, ok = s.authorize(r, a)
+	return actor, ok && actor != ""
+}
+
+func readForm(w http.ResponseWriter, r *http.Request) (query, error) {
+	body, err := readBody(w, r, "application/x-www-form-urlencoded", "This is not a form of these pages.", "Open the page and press its button.", mostForm)
+	if err != nil {
+		return query{}, err
+	}
+	values, err := url.ParseQuery(string(body))
+	if err != nil {
+		return query{}, bad("The form cannot be read.")
+	}
+	return query{values}, nil
+}
+
+// readBody reads what was sent, if it has the right type and not too many bytes.
+func readBody(w http.ResponseWriter, r *http.Request, contentType, otherwise, do string, most int) ([]byte, error) {
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != contentType {
+		return nil, problem{Status: http.StatusUnsupportedMediaType, What: otherwise, Do: do}
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(most)))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, problem{Status: http.StatusRequestEntityTooLarge, What: fmt.Sprintf("This has more than %s.", size(most)), Do: "Shorten it. Nothing was changed."}
+	case err != nil:
+		return nil, bad("It did not arrive as a whole.")
+	}
+	return body, nil
+}
+
+// failedPost shows why nothing was changed, with a link to the page as it is now.
+func (s *site) failedPost(w http.ResponseWriter, r *http.Request, name string, err error) {
+	p := s.problemAndLog(r, mayNotChange(err))
+	if q, bad := readQuery(r); bad == nil {
+		p.Back = strings.TrimSuffix("./"+name+"?"+q.Encode(), "?")
+	}
+	s.fail(w, r, p)
+}
+
+// mayNotChange is another problem for a role that may read.
+func mayNotChange(err error) error {
+	var coded interface{ SQLState() string }
+	if errors.As(err, &coded) && coded.SQLState() == "42501" {
+		return problem{Status: http.StatusServiceUnavailable, What: "The application's role may not change drover's tables.", Do: "Give it the rights of the operator in docs/roles.sql."}
+	}
+	return err
+}
+
+// unchanged is the answer to a button that somebody else has pressed before, or whose subject is in another state by now.
+func unchanged(format string, args ...any) error {
+	return problem{Status: http.StatusConflict, What: visible(fmt.Sprintf(format, args...)), Do: "Nothing was changed."}
+}

@@ -1,0 +1,216 @@
+package ui
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/drover-queue/drover"
+)
+
+// manyVerb is what can be done to all jobs of a filter.
+type manyVerb struct {
+	needs  Action
+	button string // "%s" is how many
+	word   string // that must be typed; "" for none
+	edits  bool   // the form has the fields of an edit
+	of     func(drover.Filter) []drover.State
+	do     func(context.Context, drover.Filter, drover.JobEdit, drover.Audit) (drover.BulkResult, error)
+}
+
+func (s source) manyVerbs() map[string]manyVerb {
+	unfinished := func(drover.Filter) []drover.State {
+		return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked}
+	}
+	waiting := func(drover.Filter) []drover.State {
+		return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Parked}
+	}
+	editless := func(do func(context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, drover.Filter, drover.JobEdit, drover.Audit) (drover.BulkResult, error) {
+		return func(ctx context.Context, f drover.Filter, _ drover.JobEdit, by drover.Audit) (drover.BulkResult, error) {
+			return do(ctx, f, by)
+		}
+	}
+	return map[string]manyVerb{
+		"cancel":  {needs: Cancel, button: "Cancel %s", of: unfinished, do: editless(s.client.CancelMany)},
+		"discard": {needs: Discard, button: "Discard %s", of: unfinished, do: editless(s.client.DiscardMany)},
+		"delete": {
+			needs: Delete, button: "Delete %s for good", word: "delete", do: editless(s.client.DeleteMany),
+			of: func(f drover.Filter) []drover.State { // dead letters only if the filter names them
+				ended := []drover.State{drover.Completed, drover.Cancelled}
+				if f.State == drover.Discarded || f.Reason != "" || len(f.IDs) > 0 {
+					ended = append(ended, drover.Discarded)
+				}
+				return ended
+			},
+		},
+		"run-now": {
+			needs: Retry, button: "Run %s now",
+			of: func(drover.Filter) []drover.State {
+				return []drover.State{drover.Scheduled, drover.Retryable, drover.Parked}
+			},
+			do: func(ctx context.Context, f drover.Filter, _ drover.JobEdit, by drover.Audit) (drover.BulkResult, error) {
+				return s.client.EditMany(ctx, f, drover.JobEdit{RunNow: true}, by)
+			},
+		},
+		"edit": {needs: Edit, button: "Change %s", edits: true, of: waiting, do: s.client.EditMany},
+	}
+}
+
+// manyData is a page that asks before it changes many jobs.
+type manyData struct {
+	Do, Button, Word, Picks string
+	Address, List           string
+	Needs                   Action
+	Count                   int64
+	More                    bool // there are more than Count
+	Edits                   []input
+
+	filter drover.Filter
+}
+
+// readMany reads which jobs an address means, and what is to become of them.
+func (s source) readMany(q query) (do string, v manyVerb, f drover.Filter, err error) {
+	if err = q.only(append(filterKeys(), "do")...); err != nil {
+		return do, v, f, err
+	}
+	if do, err = q.one("do"); err != nil {
+		return do, v, f, err
+	}
+	v, ok := s.manyVerbs()[do]
+	if !ok {
+		return do, v, f, bad("%q is none of cancel, discard, delete, edit and run-now.", cut(do, 40))
+	}
+	if f, err = q.filter(); err == nil && q.filterAddress() == "" {
+		err = bad("Fill in the filter first: without one this would mean every job.")
+	}
+	if err == nil && f.State != "" && !slices.Contains(v.of(f), f.State) {
+		err = bad("A job that is %s cannot be meant by this.", f.State)
+	}
+	return do, v, f, err
+}
+
+func (s source) many(ctx context.Context, q query) (*view, error) {
+	do, v, filter, err := s.readMany(q)
+	if err != nil {
+		return nil, err
+	}
+	picks, err := json.Marshal(filter)
+	if err != nil {
+		return nil, fmt.Errorf("encode a filter: %w", err)
+	}
+	d := &manyData{Do: do, Word: v.word, Picks: string(picks), Needs: v.needs, Address: "many?" + q.filterAddress("do", do), List: "jobs?" + q.filterAddress(), filter: filter}
+	if d.Count, d.More, err = s.countOf(ctx, filter, v.of(filter)); err != nil {
+		return nil, err
+	}
+	if v.edits {
+		d.Edits = editFields()
+	}
+	d.Button = fmt.Sprintf(v.button, d.Jobs())
+	return &view{Title: d.Button, Data: d}, nil
+}
+
+// Jobs is how many jobs would change.
+func (d *manyData) Jobs() string {
+	switch {
+	case d.More && d.Count == 0:
+		return "an unknown number of jobs"
+	case d.More:
+		return "more than " + number(d.Count) + " jobs"
+	case d.Count == 1:
+		return "1 job"
+	}
+	return number(d.Count) + " jobs"
+}
+
+// countOf counts the jobs in these states for a moment. If that was not enough, there are more than n, which then
+// counts only some of the states.
+func (s source) countOf(ctx context.Context, filter drover.Filter, states []drover.State) (n int64, more bool, err error) {
+	short, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	for _, state := range states {
+		if filter.State != "" && filter.State != state {
+			continue
+		}
+		one := filter
+		one.State = state
+		of, err := s.client.Count(short, one)
+		if err != nil && short.Err() != nil && ctx.Err() == nil {
+			return n, true, nil
+		}
+		if err != nil {
+			return n, false, err
+		}
+		n += of
+	}
+	return n, false, nil
+}
+
+// manyActs has one button, whose address says what it does.
+func (s source) manyActs() map[string]act {
+	acts := map[string]act{}
+	for do, v := range s.manyVerbs() {
+		fields := []string{}
+		if v.word != "" {
+			fields = append(fields, "word")
+		}
+		if v.edits {
+			fields = editKeys()
+		}
+		acts[do] = act{needs: v.needs, fields: fields, run: func(ctx context.Context, p posted) (string, error) {
+			e, err := editOf(p.form)
+			if err != nil {
+				return "", err
+			}
+			_, err = s.changeMany(ctx, p.query, do, p.form.Get("word"), e, p.by)
+			return "many?" + p.query.filterAddress("do", do), err // which says how many are left: none, if nobody adds some
+		}}
+	}
+	return acts
+}
+
+// changeMany does it to all jobs that an address means.
+func (s source) changeMany(ctx context.Context, q query, do, word string, e drover.JobEdit, by drover.Audit) (done drover.BulkResult, err error) {
+	asked, v, filter, err := s.readMany(q)
+	switch {
+	case err != nil:
+		return done, err
+	case asked != do:
+		return done, bad("The address and the form are not about the same: %q and %q.", asked, do)
+	case word != v.word:
+		return done, badAt("confirm", "Type the word %s to go on. Nothing was changed.", v.word)
+	}
+	done, err = v.do(ctx, filter, e, by)
+	return done, afterMany(ctx, &done, err)
+}
+
+// afterMany says what remains to be done.
+func afterMany(ctx context.Context, done *drover.BulkResult, err error) error {
+	switch {
+	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return problem{Status: http.StatusGatewayTimeout, What: fmt.Sprintf("The time was not enough for all of them: %s changed.", jobsWere(done.Changed)), Do: "Send the form again for the others."}
+	case err != nil && done.Changed > 0:
+		p := problemOf(err)
+		p.What = fmt.Sprintf("It stopped after %s changed. %s", jobsWere(done.Changed), p.What)
+		return p
+	case err != nil:
+		return err
+	case len(done.Refused) > 0:
+		return problem{
+			Status: http.StatusConflict, What: visible(fmt.Sprintf("%s changed. The database refuses %s, such as %s: %s.", jobsWere(done.Changed), number(len(done.Refused)), done.Refused[0].ID, done.Refused[0].Error)),
+			Do: "Remove the cause, and send the form again.",
+		}
+	case done.Changed == 0:
+		return unchanged("No such job matches the filter any more.")
+	}
+	return nil
+}
+
+func jobsWere(n int64) string {
+	if n == 1 {
+		return "1 job was"
+	}
+	return number(n) + " jobs were"
+}

@@ -1,0 +1,183 @@
+package ui
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover"
+)
+
+// A form that makes something new has its id from the page: if the form is sent twice, also to two processes, it makes one
+// thing. See drover.RunOpts.
+
+// newID is the id that the page has given to what the form makes.
+func (p posted) newID() (string, error) {
+	id := p.form.Get("new")
+	if id == "" {
+		return "", bad("The form lacks %q.", "new")
+	}
+	return id, nil
+}
+
+// rerun is a button of a completed job.
+func (s source) rerun() act {
+	return act{needs: Retry, fields: []string{"new"}, run: func(ctx context.Context, p posted) (string, error) {
+		id, err := p.query.id("id")
+		if err != nil {
+			return "", err
+		}
+		as, err := p.newID()
+		if err != nil {
+			return "", err
+		}
+		receipt, err := s.client.Rerun(ctx, id, &drover.RunOpts{ID: as}, p.by)
+		return href("job", "id", receipt.ID), err
+	}}
+}
+
+// startData is a redrive that may be started: the jobs that it would take up, and its pace.
+type startData struct {
+	Picks, New, Address, List string
+	Groups                    []drover.RedriveGroup
+	all                       []drover.RedriveGroup
+	Coming                    int64 // jobs that come back
+	Held, Expired, Unkeyed    int64
+	Rate                      float64
+	Longest                   string // the least time for the queue with the most jobs
+	Hidden                    []input
+	Pace                      []input
+}
+
+// paceFields are the parts of a plan besides its filter.
+func paceFields() []input {
+	return []input{
+		{Key: "rate", Label: "Rate", Hint: "jobs a second in each queue; empty: 50"},
+		{Key: "canary", Label: "Canaries", Hint: "so many go first, and the others when these have completed"},
+		{Key: "canary_failures", Label: "Canaries that may fail", Hint: "more of them abort the redrive"},
+		{Key: "limit", Label: "At most", Hint: "jobs, those that ended first; empty: all"},
+		{Key: "per_key", Label: "For each key", Hint: "at most so many jobs out at once; empty: no cap"},
+		{Key: "key_from", Label: "Where the key is in the args", Hint: "such as customer.id; empty: the concurrency key"},
+	}
+}
+
+func paceKeys() (keys []string) {
+	for _, field := range paceFields() {
+		keys = append(keys, field.Key)
+	}
+	return keys
+}
+
+// readPlan reads a plan from an address.
+func (q query) readPlan() (plan drover.RedrivePlan, address string, err error) {
+	known := filterKeys()
+	var pairs []string
+	for _, field := range paceFields() {
+		known = append(known, field.Key)
+		value, err := q.one(field.Key)
+		if err != nil {
+			return plan, "", err
+		}
+		if value != "" {
+			pairs = append(pairs, field.Key, value)
+		}
+	}
+	if err = q.only(known...); err != nil {
+		return plan, "", err
+	}
+	if q.filterAddress() == "" {
+		return plan, "", bad("Fill in the filter first: without one this would mean every dead letter.")
+	}
+	if plan.Filter, err = q.filter(); err != nil {
+		return plan, "", err
+	}
+	for key, to := range map[string]*int{"canary": &plan.Canary, "canary_failures": &plan.CanaryFailures, "limit": &plan.Limit, "per_key": &plan.PerKey} {
+		const most = 1<<31 - 1
+		if *to, err = q.number(key, 0, most); err != nil {
+			return plan, "", err
+		}
+	}
+	if rate := q.Get("rate"); rate != "" {
+		if plan.Rate, err = strconv.ParseFloat(rate, 64); err != nil || plan.Rate == 0 {
+			return plan, "", badAt("rate", "Rate: %q is not 0.001 to 5,000 a second.", cut(rate, 40))
+		}
+	}
+	plan.KeyFrom = q.Get("key_from")
+	return plan, "start?" + q.filterAddress(pairs...), nil
+}
+
+// start is the dry run of a redrive.
+func (s source) start(ctx context.Context, q query) (*view, error) {
+	plan, address, err := q.readPlan()
+	if err != nil {
+		return nil, err
+	}
+	groups, err := s.client.PreviewRedrive(ctx, plan)
+	if err != nil {
+		return nil, err
+	}
+	picks, err := json.Marshal(plan.Filter)
+	if err != nil {
+		return nil, fmt.Errorf("encode a filter: %w", err)
+	}
+	d := &startData{Picks: string(picks), New: ulid.Make().String(), Address: address, List: "jobs?" + q.filterAddress(), Groups: groups[:min(len(groups), mostEntries)], all: groups, Rate: cmp.Or(plan.Rate, 50)}
+	queues := map[string]int64{}
+	for _, g := range groups {
+		coming := g.Jobs - g.Held - g.Expired
+		d.Coming, d.Held, d.Expired, d.Unkeyed = d.Coming+coming, d.Held+g.Held, d.Expired+g.Expired, d.Unkeyed+g.Unkeyed
+		queues[g.Queue] += coming
+	}
+	if plan.PerKey == 0 {
+		d.Unkeyed = 0
+	}
+	var most int64
+	for _, n := range queues {
+		most = max(most, n)
+	}
+	d.Longest = span(time.Duration(min(float64(most)/d.Rate, 1e8) * float64(time.Second)))
+	for _, key := range filterKeys() {
+		for _, value := range q.Values[key] {
+			if value != "" {
+				d.Hidden = append(d.Hidden, input{Key: key, Value: value})
+			}
+		}
+	}
+	for _, in := range paceFields() {
+		in.ID, in.Value = "p-"+in.Key, q.Get(in.Key)
+		d.Pace = append(d.Pace, in)
+	}
+	return &view{Title: "Start a redrive", Data: d}, nil
+}
+
+func (s source) startActs() map[string]act {
+	return map[string]act{"start": {needs: Redrive, fields: []string{"new"}, run: func(ctx context.Context, p posted) (string, error) {
+		plan, _, err := p.query.readPlan()
+		if err != nil {
+			return "", err
+		}
+		if plan.ID, err = p.newID(); err != nil {
+			return "", err
+		}
+		return href("redrive", "id", plan.ID), s.startPlan(ctx, plan, p.by)
+	}}}
+}
+
+// startPlan starts a redrive, which is stored immediately, and then finds its jobs. It waits only a moment for these: the page
+// says how far it is.
+func (s source) startPlan(ctx context.Context, plan drover.RedrivePlan, by drover.Audit) error {
+	short, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	_, err := s.client.StartRedrive(short, plan, by)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		if _, readErr := s.client.Redrive(ctx, plan.ID); readErr == nil {
+			return nil
+		}
+	}
+	return err
+}

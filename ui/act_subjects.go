@@ -1,0 +1,262 @@
+package ui
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// pauseActs are the buttons that pause and resume. scope names what is paused, and back the page that shows it.
+func (s source) pauseActs(fields []string, scope func(posted) (drover.Scope, error), back func(posted) string) map[string]act {
+	return map[string]act{
+		"pause": {needs: Pause, fields: append(slices.Clone(fields), "for"), run: func(ctx context.Context, p posted) (string, error) {
+			what, err := scope(p)
+			if err != nil {
+				return "", err
+			}
+			until, err := readUntil("for", p.form.Get("for"))
+			if err != nil {
+				return "", err
+			}
+			held, err := s.paused(ctx, what)
+			if err == nil && held != nil {
+				err = unchanged("%s has been paused by %s since %s.", what, held.By, stamp(held.Since))
+			}
+			if err != nil {
+				return "", err
+			}
+			return back(p), s.pause(ctx, what, until, p.by)
+		}},
+		"resume": {needs: Pause, fields: append(slices.Clone(fields), "seen"), run: func(ctx context.Context, p posted) (string, error) {
+			what, err := scope(p)
+			if err != nil {
+				return "", err
+			}
+			held, err := s.paused(ctx, what)
+			if err == nil && held == nil {
+				err = unchanged("%s is not paused.", what)
+			} else if err == nil && !p.seen(shapeOfPause(held)) {
+				err = unchanged("Since you saw it, %s has been paused anew by %s.", what, held.By)
+			}
+			if err != nil {
+				return "", err
+			}
+			return back(p), s.client.Resume(ctx, what, p.by)
+		}},
+	}
+}
+
+// shapeOfPause changes with each Pause.
+func shapeOfPause(p *drover.PauseInfo) string { return p.UpdatedAt.UTC().Format(time.RFC3339Nano) }
+
+// pause waits only a moment until all supervisors follow: the page says whether they do.
+func (s source) pause(ctx context.Context, scope drover.Scope, until time.Time, by drover.Audit) error {
+	short, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	err := s.client.Pause(short, scope, &drover.PauseOpts{Until: until}, by)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		if held, readErr := s.paused(ctx, scope); readErr == nil && held != nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// paused is the pause of a scope, nil if there is none.
+func (s source) paused(ctx context.Context, scope drover.Scope) (*drover.PauseInfo, error) {
+	list, err := s.client.Pauses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(list, func(p drover.PauseInfo) bool { return p.Scope == scope }); i >= 0 {
+		return &list[i], nil
+	}
+	return nil, nil //nolint:nilnil // no pause is no mistake
+}
+
+func (s source) queueActs() map[string]act {
+	return s.pauseActs(nil, func(p posted) (drover.Scope, error) {
+		name, err := p.query.id("name")
+		return drover.QueueScope(name), err
+	}, func(p posted) string { return href("queue", "name", p.query.Get("name")) })
+}
+
+func (s source) pauseActsOfAll() map[string]act {
+	return s.pauseActs([]string{"what", "name"}, func(p posted) (drover.Scope, error) {
+		if err := p.query.only(); err != nil {
+			return "", err
+		}
+		what, name := p.form.Get("what"), p.form.Get("name")
+		switch {
+		case what == "all" && name == "":
+			return drover.AllJobs, nil
+		case what == "all":
+			return "", bad("All jobs have no name: leave it empty, or choose a queue or a kind.")
+		case what == "queue" && name != "":
+			return drover.QueueScope(name), nil
+		case what == "kind" && name != "":
+			return drover.KindScope(name), nil
+		case what == "queue" || what == "kind":
+			return "", bad("Which %s? Fill in its name.", what)
+		}
+		return "", bad("%q is none of queue, kind and all.", cut(what, 40))
+	}, func(posted) string { return "pauses" })
+}
+
+// readUntil reads a time that is to come; the zero time if there is none.
+func readUntil(field, value string) (time.Time, error) {
+	if value == "" {
+		return time.Time{}, nil
+	}
+	for _, layout := range []string{time.RFC3339, time.DateOnly} {
+		if at, err := time.Parse(layout, value); err == nil {
+			return at, nil // drover refuses a time that is past
+		}
+	}
+	now := time.Now()
+	ago, ok := readMoment(value, now)
+	if !ok || !ago.Before(now) {
+		return time.Time{}, badAt(field, "%q is none of 90m, 24h, 7d, and no time like 2026-01-31 or 2026-01-31T12:00:00Z.", cut(value, 40))
+	}
+	return now.Add(now.Sub(ago)), nil
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
+
+// shapeOfGroup is what the buttons of a failure change.
+func shapeOfGroup(g *drover.FailureGroup) string {
+	return fmt.Sprintf("%s/%s/%s", g.Status, g.Policy.Action, g.Policy.Build)
+}
+
+// failureActs are the buttons of a failure.
+func (s source) failureActs() map[string]act {
+	change := func(field string, is func(*drover.FailureGroup) string, set func(ctx context.Context, id, to string, by drover.Audit) error) act {
+		return act{needs: Triage, fields: []string{"seen", field}, run: func(ctx context.Context, p posted) (string, error) {
+			id, err := p.query.id("id")
+			if err != nil {
+				return "", err
+			}
+			group, err := s.client.FailureGroup(ctx, id)
+			if err != nil {
+				return "", err
+			}
+			to := p.form.Get(field)
+			if now := is(group); now == to || !p.seen(shapeOfGroup(group)) {
+				return "", unchanged("The status of this failure is %s now, and its policy %s.", group.Status, policyOf(group))
+			}
+			return href("failure", "id", id), set(ctx, id, to, p.by)
+		}}
+	}
+	return map[string]act{
+		"status": change("status", func(g *drover.FailureGroup) string { return string(g.Status) }, func(ctx context.Context, id, to string, by drover.Audit) error {
+			return s.client.SetFailureStatus(ctx, id, drover.FailureStatus(to), by)
+		}),
+		"policy": change("policy", policyOf, func(ctx context.Context, id, to string, by drover.Audit) error {
+			switch to {
+			case "retry":
+				to = ""
+			case "":
+				return bad("Choose a policy.")
+			}
+			return s.client.SetFailurePolicy(ctx, id, drover.FailurePolicy{Action: drover.FailureAction(to)}, by)
+		}),
+	}
+}
+
+// policyOf is the policy as the form has it.
+func policyOf(g *drover.FailureGroup) string {
+	if g.Policy.Action == "" {
+		return "retry"
+	}
+	return string(g.Policy.Action)
+}
+
+// scheduleActs are the buttons of a schedule.
+func (s source) scheduleActs() map[string]act {
+	on := func(fields []string, do func(ctx context.Context, j *drover.PeriodicJob, p posted) error) act {
+		return act{needs: Schedule, fields: fields, run: func(ctx context.Context, p posted) (string, error) {
+			name, err := p.query.id("name")
+			if err != nil {
+				return "", err
+			}
+			job, err := s.client.PeriodicJob(ctx, name)
+			if err != nil {
+				return "", err
+			}
+			return href("schedule", "name", name), do(ctx, job, p)
+		}}
+	}
+	return map[string]act{
+		"pause": on([]string{"for"}, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
+			until, err := readUntil("for", p.form.Get("for"))
+			if err != nil {
+				return err
+			}
+			if j.State == drover.PeriodicPaused {
+				return unchanged("The schedule has been paused by %s since %s.", j.UpdatedBy, stamp(j.UpdatedAt))
+			}
+			return s.client.PausePeriodic(ctx, j.Name, until, p.by)
+		}),
+		"run-now": on([]string{"seen", "new"}, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
+			as, err := p.newID()
+			if err == nil && !p.seen(j.LastJobID) {
+				err = unchanged("Since you saw it, the schedule has made the job %s.", j.LastJobID)
+			}
+			if err != nil {
+				return err
+			}
+			_, err = s.client.RunPeriodic(ctx, j.Name, &drover.RunOpts{ID: as}, p.by)
+			return err
+		}),
+		"resume": on(nil, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
+			if j.State != drover.PeriodicPaused {
+				return unchanged("The schedule is not paused: it is %s.", j.State)
+			}
+			return s.client.ResumePeriodic(ctx, j.Name, p.by)
+		}),
+	}
+}
+
+// redriveActs are the buttons of a redrive.
+func (s source) redriveActs() map[string]act {
+	on := func(paused bool, verb func(context.Context, string, drover.Audit) error, both bool) act {
+		return act{needs: Redrive, run: func(ctx context.Context, p posted) (string, error) {
+			id, err := p.query.id("id")
+			if err != nil {
+				return "", err
+			}
+			r, err := s.client.Redrive(ctx, id)
+			if err != nil {
+				return "", err
+			}
+			if !goesOn(r) || r.Paused != paused && !both {
+				return "", unchanged("The redrive is %s now.", stateOfRedrive(r))
+			}
+			if err = verb(ctx, id, p.by); errors.Is(err, drover.ErrState) {
+				err = unchanged("The redrive has ended.")
+			}
+			return href("redrive", "id", id), err
+		}}
+	}
+	return map[string]act{
+		"pause":  on(false, s.client.PauseRedrive, false),
+		"resume": on(true, s.client.ResumeRedrive, false),
+		"abort":  on(false, s.client.AbortRedrive, true),
+	}
+}
+
+// goesOn reports whether a redrive can still be paused or aborted.
+func goesOn(r *drover.Redrive) bool {
+	return r.State == drover.RedriveMarking || r.State == drover.RedriveCanary || r.State == drover.RedriveRunning
+}
+
+func stateOfRedrive(r *drover.Redrive) string {
+	if r.Paused {
+		return "paused"
+	}
+	return string(r.State)
+}

@@ -1,0 +1,226 @@
+package ui
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/drover-queue/drover"
+)
+
+// endpoint is an address under api/, with an operation for each method, GET or POST.
+type endpoint map[string]*operation
+
+// operation reads what a page shows, or carries out what a button does. The document, assets/openapi.json, is made from
+// these.
+type operation struct {
+	about  string
+	keys   []string     // of the address
+	answer reflect.Type // of what is encoded
+
+	load func(ctx context.Context, q query) (any, error) // of a GET
+
+	needs Action // of a POST, which first has the body read
+	most  int    // bytes of a body; 0 means mostForm
+	begin func() (body, doing)
+}
+
+// doing carries out a POST. It may return an answer with an error: the part that was done before it.
+type doing func(ctx context.Context, p posted) (any, error)
+
+// api are all addresses under api/.
+func (s source) api() map[string]endpoint {
+	reads := s.apiReads()
+	all := map[string]endpoint{}
+	for method, operations := range map[string]map[string]*operation{http.MethodGet: reads, http.MethodPost: s.apiActs(reads)} {
+		for at, op := range operations {
+			if all[at] == nil {
+				all[at] = endpoint{}
+			}
+			all[at][method] = op
+		}
+	}
+	return all
+}
+
+// inAPI reports whether an answer is JSON, also if it is a problem.
+func inAPI(r *http.Request) bool {
+	at := strings.TrimPrefix(r.URL.Path, "/")
+	return at == "api" || strings.HasPrefix(at, "api/")
+}
+
+// serveAPI answers a request for an address under api/.
+func (s *site) serveAPI(w http.ResponseWriter, r *http.Request) {
+	at := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/"), "api/")
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	if at == "openapi.json" && method == http.MethodGet {
+		w.Header().Set("Content-Type", "application/json")
+		s.write(w, r, http.StatusOK, s.document)
+		return
+	}
+	of, ok := s.api[at]
+	if !ok && at != "openapi.json" {
+		s.fail(w, r, problem{Status: http.StatusNotFound, What: "There is no such address.", Do: "The document api/openapi.json has all of them."})
+		return
+	}
+	op := of[method]
+	if op == nil || op.begin != nil && s.authorize == nil {
+		s.notAllowed(w, r, of)
+		return
+	}
+	answer, err := s.operate(w, r, op)
+	if err != nil {
+		s.failedAPI(w, r, op, answer, err)
+		return
+	}
+	s.answer(w, r, answer)
+}
+
+// notAllowed names the methods that an address has for this handler.
+func (s *site) notAllowed(w http.ResponseWriter, r *http.Request, of endpoint) {
+	var allow []string
+	if of == nil || of[http.MethodGet] != nil {
+		allow = append(allow, http.MethodGet, http.MethodHead)
+	}
+	if of[http.MethodPost] != nil && s.authorize != nil {
+		allow = append(allow, http.MethodPost)
+	}
+	w.Header().Set("Allow", strings.Join(allow, ", "))
+	p := problem{Status: http.StatusMethodNotAllowed, What: fmt.Sprintf("This address does not take %s.", visible(cut(r.Method, 40))), Do: "The header Allow has the methods that it takes."}
+	if len(allow) == 0 {
+		p.Do = "Nothing can be changed here: the handler has no Options.Authorize."
+	}
+	s.fail(w, r, p)
+}
+
+// operate reads, or carries out what is posted. A request that is refused changes nothing.
+func (s *site) operate(w http.ResponseWriter, r *http.Request, op *operation) (any, error) {
+	if op.begin != nil && s.origins.Check(r) != nil {
+		return nil, problem{Status: http.StatusForbidden, What: "Another site sent this request, so nothing was changed.", Do: "If it did not, a proxy in between changes the Host header: let it pass on the one that the browser sent."}
+	}
+	q, err := readQuery(r)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range slices.Sorted(maps.Keys(q.Values)) {
+		if !slices.Contains(op.keys, key) {
+			return nil, badAt(visible(cut(key, 40)), "This address knows no %q.", cut(key, 40))
+		}
+	}
+	if op.begin == nil {
+		return op.load(r.Context(), q)
+	}
+	p := posted{query: q, blind: true}
+	fields, do := op.begin()
+	fields["why"] = &p.by.Why
+	raw, err := readBody(w, r, "application/json", "This is not JSON.", "Send it with Content-Type: application/json.", cmp.Or(op.most, mostForm))
+	if err == nil {
+		err = fields.read(raw)
+	}
+	if err == nil {
+		p.by.By, err = s.whoMay(r, op.needs)
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.by.Why = strings.TrimSpace(p.by.Why)
+	return do(r.Context(), p)
+}
+
+// answer sends what was read. It is encoded as a whole first, so that an error can still have its status.
+func (s *site) answer(w http.ResponseWriter, r *http.Request, answer any) {
+	raw, err := json.Marshal(s.words.shown(answer))
+	if err != nil {
+		s.failed(w, r, fmt.Errorf("encode an answer: %w", err))
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	s.write(w, r, http.StatusOK, append(raw, '\n'))
+}
+
+// failedAPI says which field is wrong, with the name that the sender knows.
+func (s *site) failedAPI(w http.ResponseWriter, r *http.Request, op *operation, done any, err error) {
+	if op.begin != nil {
+		err = mayNotChange(err)
+	}
+	p := s.problemAndLog(r, err)
+	var known problem
+	var invalid *drover.InvalidError
+	if !errors.As(err, &known) && errors.As(err, &invalid) {
+		inBody := ""
+		if op.begin != nil {
+			if fields, _ := op.begin(); fields["filter"] != nil {
+				inBody = "filter."
+			}
+		}
+		p.Field = fieldPath(inBody, invalid.Field)
+		p.What = strings.TrimPrefix(p.Field+": ", ": ") + visible(invalid.Reason) + "."
+	}
+	p.Result = done
+	s.fail(w, r, p)
+}
+
+// problemDocument is a problem as RFC 9457 has it.
+type problemDocument struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	Field  string `json:"field,omitempty"`  // path of what is wrong, such as filter.state
+	Result any    `json:"result,omitempty"` // the part that was done before it failed
+}
+
+func (s *site) failJSON(w http.ResponseWriter, r *http.Request, p problem) {
+	d := problemDocument{Type: "about:blank", Title: http.StatusText(p.Status), Status: p.Status, Detail: s.words.clean(p.What), Field: p.Field}
+	if p.Status != http.StatusBadRequest { // which has nothing to say but to change it
+		d.Detail = strings.TrimSpace(d.Detail + " " + p.Do)
+	}
+	if p.Result != nil {
+		d.Result = s.words.shown(p.Result)
+	}
+	raw, err := json.Marshal(d)
+	if err != nil {
+		panic(fmt.Errorf("encode a problem: %w", err))
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	s.write(w, r, p.Status, append(raw, '\n'))
+}
+
+// fieldPath is the path of a field of drover's in what was sent.
+func fieldPath(inBody, name string) string {
+	name = strings.TrimPrefix(strings.TrimPrefix(name, "FailureFilter."), "by.")
+	name = strings.Replace(name, "Unique.", "Uniqueness.", 1)
+	switch name {
+	case "Plan", "Who":
+		return ""
+	case "policy.Action":
+		return "policy"
+	}
+	if of, found := strings.CutPrefix(name, "Filter."); found {
+		of, index, _ := strings.Cut(of, "[")
+		for _, field := range filterFields() {
+			if field.goName == of {
+				return strings.TrimSuffix(inBody+field.key+"["+index, "[")
+			}
+		}
+	}
+	var b strings.Builder
+	for i, r := range name {
+		upper := r >= 'A' && r <= 'Z'
+		if upper && i > 0 && name[i-1] >= 'a' && name[i-1] <= 'z' {
+			b.WriteByte('_')
+		}
+		b.WriteString(strings.ToLower(string(r)))
+	}
+	return b.String()
+}

@@ -1,0 +1,208 @@
+package ui
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/url"
+	"reflect"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/jobdoc"
+)
+
+// apiActs are what can be posted: the buttons of the pages. The answer is the subject as it is then.
+func (s source) apiActs(reads map[string]*operation) map[string]*operation {
+	all := map[string]*operation{}
+	for _, on := range []struct {
+		subject, key, then string // where it is read afterwards
+		acts               map[string]act
+		about              map[string]string
+	}{
+		{"job", "id", "job", s.jobActs(), map[string]string{
+			"run-now": "Makes a waiting job due now.", "redrive": "Makes a discarded or cancelled job due again.", "rerun": "Runs a completed job once more, as a new job, which is the answer.",
+			"cancel": "Cancels an unfinished job.", "discard": "Discards an unfinished job.",
+		}},
+		{"job", "id", "", s.deleteActs(), map[string]string{"delete": "Deletes an ended job for good."}},
+		{"failure", "id", "failure", s.failureActs(), map[string]string{"status": "Sets the status of a failure.", "policy": "Sets what becomes of jobs that fail like this from now on."}},
+		{"redrive", "id", "redrive", s.redriveActs(), map[string]string{"pause": "Pauses a redrive.", "resume": "Resumes a redrive.", "abort": "Aborts a redrive: jobs that are not due yet stay dead."}},
+		{"schedule", "name", "schedule", s.scheduleActs(), map[string]string{"pause": "Pauses a schedule.", "resume": "Resumes a schedule.", "run-now": "Runs a schedule once, now."}},
+		{"pauses", "", "pauses", s.scopeActs(), map[string]string{"pause": "Pauses a queue, a kind or everything.", "resume": "Resumes what was paused."}},
+	} {
+		var keys []string
+		if on.key != "" {
+			keys = []string{on.key}
+		}
+		for do, a := range on.acts {
+			op := &operation{about: on.about[do], keys: keys, needs: a.needs, answer: reflect.TypeFor[drover.BulkResult](), begin: pressing(a, nil)}
+			if then := reads[on.then]; then != nil {
+				op.answer, op.begin = then.answer, pressing(a, then)
+			}
+			all[on.subject+"/"+do] = op
+		}
+	}
+	delete(all, "job/edit") // the form has texts
+	all["job/edit"] = &operation{about: "Changes a waiting job.", keys: []string{"id"}, needs: Edit, answer: reads["job"].answer, begin: s.editing(reads["job"])}
+	all["jobs/enqueue"] = &operation{about: "Enqueues a job. With an id that is there already, it stores no second one.", needs: Enqueue, answer: reflect.TypeFor[enqueuedAnswer](), begin: s.enqueueing, most: 5 << 20}
+	all["redrives/start"] = &operation{about: "Starts a paced redrive, which is the answer.", needs: Redrive, answer: reads["redrive"].answer, begin: s.starting}
+	for do, v := range s.manyVerbs() {
+		all["jobs/"+do] = &operation{
+			about: manyAbout()[do], keys: filterKeys(), needs: v.needs, answer: reflect.TypeFor[drover.BulkResult](), begin: s.changingMany(do, v),
+		}
+	}
+	return all
+}
+
+// manyAbout says what each verb over a filter does.
+func manyAbout() map[string]string {
+	return map[string]string{
+		"run-now": "Makes all waiting jobs of a filter due now.", "cancel": "Cancels all unfinished jobs of a filter.", "discard": "Discards all unfinished jobs of a filter.",
+		"edit":   "Changes all waiting jobs of a filter.",
+		"delete": "Deletes all ended jobs of a filter for good, dead letters only if the filter names them.",
+	}
+}
+
+// pressing presses a button, and reads the page that it leads to; the page is nil if the job is gone.
+func pressing(a act, then *operation) func() (body, doing) {
+	return func() (body, doing) {
+		fields := body{}
+		for _, name := range a.fields {
+			fields[bodyName(name)] = new(*string) // "" is not the same as nothing
+		}
+		return fields, func(ctx context.Context, p posted) (any, error) {
+			p.form = query{url.Values{}}
+			for _, name := range a.fields {
+				if value := *fields[bodyName(name)].(**string); value != nil {
+					p.form.Set(name, *value)
+				}
+				if name == "new" {
+					p.form.Set(name, cmp.Or(p.form.Get(name), ulid.Make().String()))
+				}
+			}
+			to, err := a.run(ctx, p)
+			if err != nil {
+				return nil, err
+			}
+			if then == nil {
+				return drover.BulkResult{Changed: 1}, nil
+			}
+			address, err := url.Parse(to)
+			if err != nil {
+				return nil, fmt.Errorf("read the address of a page: %w", err)
+			}
+			return then.load(ctx, query{address.Query()})
+		}
+	}
+}
+
+// bodyName is what a field of a form is called in JSON. There a new thing's id stands next to nothing else.
+func bodyName(field string) string {
+	if field == "new" {
+		return "id"
+	}
+	return field
+}
+
+// scopeActs pause and resume what the body names.
+func (s source) scopeActs() map[string]act {
+	return s.pauseActs([]string{"scope"}, func(p posted) (drover.Scope, error) {
+		scope := drover.Scope(p.form.Get("scope"))
+		what, name := parts(scope)[0], parts(scope)[1]
+		if scope == drover.AllJobs || (what == "queue" || what == "kind") && name != "" {
+			return scope, nil
+		}
+		return "", badAt("scope", "scope: %q is none of all, queue:NAME and kind:NAME.", cut(string(scope), 40))
+	}, func(posted) string { return "pauses" })
+}
+
+// starting reads a drover.RedrivePlan, and starts it.
+func (s source) starting() (body, doing) {
+	var plan drover.RedrivePlan
+	fields := body{
+		"id": &plan.ID, "filter": bodyOf(&plan.Filter), "rate": &plan.Rate, "per_key": &plan.PerKey, "key_from": &plan.KeyFrom, "limit": &plan.Limit, "max_attempts": &plan.MaxAttempts,
+		"args_patch": &plan.ArgsPatch, "canary": &plan.Canary, "canary_failures": &plan.CanaryFailures,
+	}
+	return fields, func(ctx context.Context, p posted) (any, error) {
+		plan.ID = cmp.Or(plan.ID, ulid.Make().String())
+		if err := s.startPlan(ctx, plan, p.by); err != nil {
+			return nil, err
+		}
+		return s.client.Redrive(ctx, plan.ID)
+	}
+}
+
+// editing reads changes, and makes them to one job.
+func (s source) editing(then *operation) func() (body, doing) {
+	return func() (body, doing) {
+		var to changes
+		var seen *string
+		fields := bodyOf(&to)
+		fields["seen"] = &seen
+		return fields, func(ctx context.Context, p posted) (any, error) {
+			e, err := to.edit()
+			if err != nil {
+				return nil, err
+			}
+			p.form = query{url.Values{}}
+			if seen != nil {
+				p.form.Set("seen", *seen)
+			}
+			_, err = s.onJob(func(ctx context.Context, j *drover.JobInfo, p posted) error { return s.editJob(ctx, j, e, p) })(ctx, p)
+			if err != nil {
+				return nil, err
+			}
+			return then.load(ctx, p.query)
+		}
+	}
+}
+
+// enqueuedAnswer is drover.Receipt.
+type enqueuedAnswer struct {
+	ID        string `json:"id"`        // of the job that is there
+	Existing  bool   `json:"existing"`  // it was there before: under this id, or because it is like this one
+	Replaced  bool   `json:"replaced"`  // it got the new args and options
+	Debounced bool   `json:"debounced"` // it got the new due time
+}
+
+// enqueueing reads a job, and enqueues it.
+func (s source) enqueueing() (body, doing) {
+	var job jobdoc.Job
+	return bodyOf(&job), func(ctx context.Context, _ posted) (any, error) {
+		item, err := job.Item()
+		if err != nil {
+			return nil, err
+		}
+		receipt, err := s.client.Enqueue(ctx, item.Args, item.Opts)
+		if err != nil {
+			return nil, err
+		}
+		return enqueuedAnswer(receipt), nil
+	}
+}
+
+// changingMany does it to all jobs of the address' filter, which cannot be empty.
+func (s source) changingMany(do string, v manyVerb) func() (body, doing) {
+	return func() (body, doing) {
+		word, fields := "", body{}
+		if v.word != "" {
+			fields["confirm"] = &word
+		}
+		var to changes
+		if v.edits {
+			fields = bodyOf(&to)
+		}
+		return fields, func(ctx context.Context, p posted) (any, error) {
+			e, err := to.edit()
+			if err != nil {
+				return nil, err
+			}
+			done, err := s.changeMany(ctx, p.query.as(do), do, word, e, p.by)
+			if err != nil && done.Changed == 0 && len(done.Refused) == 0 {
+				return nil, err
+			}
+			return done, err
+		}
+	}
+}

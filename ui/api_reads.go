@@ -1,0 +1,195 @@
+package ui
+
+import (
+	"context"
+	"maps"
+	"net/url"
+	"reflect"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// apiReads are what can be read. Where a page shows more than one call returns, its function loads it.
+func (s source) apiReads() map[string]*operation {
+	all := map[string]*operation{
+		"overview":    reads("What needs a person, and all queues.", nil, shows(s.overview, overviewAnswerOf)),
+		"queue":       reads("One queue.", []string{"name"}, shows(s.queue, queueAnswerOf)),
+		"supervisors": reads("The processes that run jobs, oldest first.", nil, shows(s.supervisors, func(d *supervisorsData) []drover.SupervisorInfo { return d.Supervisors })),
+		"health":      reads("What makes the queue slow, worst first.", nil, shows(s.healthPage, func(d *drover.Snapshot) healthAnswer { return healthAnswer{d.At, d.Level, d.Findings, d.NotSeen} })),
+		"jobs":        reads("A page of jobs, newest first; dead letters, latest discarded first.", append(filterKeys(), "after", "limit"), s.jobList),
+		"job":         reads("One job, with its args, metadata and failures.", []string{"id"}, s.oneJob),
+		"explanation": reads("A job's story in plain words, what comes next, and what you can do.", []string{"id"}, func(ctx context.Context, q query) (*drover.Explanation, error) {
+			id, err := q.id("id")
+			if err != nil {
+				return nil, err
+			}
+			return s.client.Explain(ctx, id)
+		}),
+		"failures": reads("Failure groups, latest seen first.", []string{"status", "kind", "limit"}, shows(s.failures, func(d *failuresData) []drover.FailureGroup { return d.Groups })),
+		"failure":  reads("One failure group.", []string{"id"}, shows(s.failure, func(d *failureData) failureAnswer { return failureAnswer{d.FailureGroup, d.Seen} })),
+		"redrives": reads("Redrives, newest first, without what they skipped.", []string{"limit"}, shows(s.redrives, redrivesOf)),
+		"redrive":  reads("One redrive, with the jobs that it skipped.", []string{"id"}, shows(s.redrive, func(d *redriveData) *drover.Redrive { return &d.Redrive })),
+		"redrives/start": reads("What a redrive would take up: a dry run.", append(filterKeys(), paceKeys()...), shows(s.start, func(d *startData) previewAnswer {
+			return previewAnswer{d.all, d.Coming}
+		})),
+		"periodic": reads("Schedules, by name.", nil, shows(s.periodic, func(d *periodicData) []drover.PeriodicJob { return d.Jobs })),
+		"schedule": reads("One schedule, with its next ticks.", []string{"name"}, shows(s.schedule, func(d *scheduleData) scheduleAnswer { return scheduleAnswer{d.PeriodicJob, d.LastJobID} })),
+		"pauses":   reads("What is paused, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []drover.PauseInfo { return d.Pauses })),
+		"budgets":  reads("Retry budgets, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []budgetAnswer { return budgetAnswersOf(d.Budgets) })),
+	}
+	for do := range s.manyVerbs() {
+		all["jobs/"+do] = reads("Counts the jobs of a filter that a POST would change now.", filterKeys(), shows(s.manyAs(do), func(d *manyData) manyAnswer { return manyAnswer{d.filter, d.Count, d.More} }))
+	}
+	return all
+}
+
+func reads[T any](about string, keys []string, load func(context.Context, query) (T, error)) *operation {
+	return &operation{about: about, keys: keys, answer: reflect.TypeFor[T](), load: func(ctx context.Context, q query) (any, error) {
+		answer, err := load(ctx, q)
+		if err != nil {
+			return nil, err // without a result
+		}
+		return answer, nil
+	}}
+}
+
+// shows answers with a part of what a page shows.
+func shows[D, T any](load func(context.Context, query) (*view, error), pick func(D) T) func(context.Context, query) (T, error) {
+	return func(ctx context.Context, q query) (part T, err error) {
+		v, err := load(ctx, q)
+		if err != nil {
+			return part, err
+		}
+		return pick(v.Data.(D)), nil
+	}
+}
+
+// overviewAnswer is drover.Snapshot, and what else needs a person.
+type overviewAnswer struct {
+	*drover.Snapshot
+	Unserved []string              `json:"unserved"`  // queues with due jobs that no living supervisor serves
+	CameBack []drover.FailureGroup `json:"came_back"` // open failures that had been resolved
+}
+
+func overviewAnswerOf(o *overview) overviewAnswer {
+	return overviewAnswer{o.snap, o.Unserved, o.CameBack}
+}
+
+// queueAnswer is a queue, and who serves it.
+type queueAnswer struct {
+	drover.QueueDepth
+	Pauses      []drover.PauseInfo      `json:"pauses"`      // that hold its jobs
+	Supervisors []drover.SupervisorInfo `json:"supervisors"` // that serve it
+}
+
+func queueAnswerOf(d *queueData) queueAnswer {
+	return queueAnswer{d.QueueDepth, d.Pauses, d.Supervisors}
+}
+
+// healthAnswer is a part of drover.Snapshot.
+type healthAnswer struct {
+	At       time.Time        `json:"at"` // by the server's clock
+	Level    drover.Level     `json:"level"`
+	Findings []drover.Finding `json:"findings"` // worst first; empty if all is well
+	NotSeen  []drover.NotSeen `json:"not_seen"` // the parts that could not be read
+}
+
+// jobsAnswer is drover.Page.
+type jobsAnswer struct {
+	Jobs []drover.JobInfo `json:"jobs"`
+	Next cursor           `json:"next,omitempty"` // pass it as after, with the same filter, for the next page; left out at the end
+}
+
+// cursor is never redacted: it has to come back as it is.
+type cursor string
+
+func (s source) jobList(ctx context.Context, q query) (jobsAnswer, error) {
+	found, _, err := s.findJobs(ctx, q)
+	return jobsAnswer{found.Jobs, cursor(found.Next)}, err
+}
+
+// jobAnswer is a job, and what a verb may ask to find unchanged.
+type jobAnswer struct {
+	*drover.JobInfo
+	Seen string `json:"seen"` // send it with a verb: if the job has changed since, the answer is 409
+}
+
+func (s source) oneJob(ctx context.Context, q query) (a jobAnswer, err error) {
+	id, err := q.id("id")
+	if err != nil {
+		return a, err
+	}
+	j, err := s.client.Job(ctx, id)
+	if err != nil {
+		return a, err
+	}
+	return jobAnswer{j, shapeOf(j)}, nil
+}
+
+type failureAnswer struct {
+	*drover.FailureGroup
+	Seen string `json:"seen"` // send it with a change: if status or policy has changed since, the answer is 409
+}
+
+type scheduleAnswer struct {
+	*drover.PeriodicJob
+	Seen string `json:"seen"` // send it with run-now: if the schedule has made a job since, the answer is 409
+}
+
+func redrivesOf(d *redrivesData) []drover.Redrive {
+	list := make([]drover.Redrive, len(d.Redrives))
+	for i := range list {
+		list[i] = d.Redrives[i].Redrive
+		list[i].Skips = nil // up to 1,000 of each
+	}
+	return list
+}
+
+type previewAnswer struct {
+	Groups []drover.RedriveGroup `json:"groups"`
+	Coming int64                 `json:"coming"` // jobs that would come back
+}
+
+// manyAnswer is how many jobs a verb would change.
+type manyAnswer struct {
+	Filter drover.Filter `json:"filter"`
+	Count  int64         `json:"count"`
+	More   bool          `json:"more"` // there are more than count: to count them all takes too long
+}
+
+// manyAs is the page that asks before one verb.
+func (s source) manyAs(do string) func(context.Context, query) (*view, error) {
+	return func(ctx context.Context, q query) (*view, error) { return s.many(ctx, q.as(do)) }
+}
+
+// as is an address of jobs/VERB as the page of all verbs has it.
+func (q query) as(do string) query {
+	values := url.Values{}
+	maps.Copy(values, q.Values)
+	values.Set("do", do)
+	return query{values}
+}
+
+// budgetAnswer is a budget as drover budgets --json prints it.
+type budgetAnswer struct {
+	Scope    string    `json:"scope"`
+	Retries  int       `json:"retries"`
+	PerMS    int64     `json:"per_ms"`
+	Burst    int       `json:"burst"`
+	Mode     string    `json:"mode"`     // defer or discard, for a retry over the budget
+	Reserved int       `json:"reserved"` // retries due in the window that begins now
+	Free     int       `json:"free"`
+	NextFree time.Time `json:"next_free"`
+}
+
+func budgetAnswersOf(budgets []drover.BudgetInfo) (all []budgetAnswer) {
+	for _, b := range budgets {
+		mode := "defer"
+		if b.Discard {
+			mode = "discard"
+		}
+		all = append(all, budgetAnswer{string(b.Scope), b.Retries, b.Per.Milliseconds(), b.Burst, mode, b.Reserved, b.Free, b.NextFree})
+	}
+	return all
+}

@@ -1,0 +1,138 @@
+// Everything works without this file. With it, a page that somebody looks at stays up to date, times are shown in the
+// reader's time zone, and an id is copied by a click.
+"use strict";
+(() => {
+  const second = 1000;
+  const poll = 15 * second; // where there are no events
+  const share = 20; // a page that takes long to read is read again after this many times as long
+
+  let source = null;
+  let timer = 0;
+  let broken = 0; // streams that ended before an event came
+  let rest = 0; // not before this time
+  let reading = false;
+
+  // A person who types, selects or chooses something does not lose it.
+  function busy() {
+    const main = document.getElementById("main");
+    const picked = document.getSelection();
+    if (picked && !picked.isCollapsed && main.contains(picked.anchorNode)) return true;
+    for (const field of main.querySelectorAll("input, select, textarea")) {
+      if (field === document.activeElement) return true;
+      if (field.type === "hidden") continue;
+      if (changed(field)) return true;
+    }
+    return false;
+  }
+
+  function changed(field) {
+    if (field.type === "checkbox") return field.checked !== field.defaultChecked;
+    if (!field.options) return field.value !== field.defaultValue;
+    return field.selectedIndex !== Math.max(0, [...field.options].findIndex((o) => o.defaultSelected));
+  }
+
+  async function read() {
+    if (reading || document.hidden || Date.now() < rest || busy()) return;
+    reading = true;
+    const began = Date.now();
+    try {
+      const answer = await fetch(location.href, { redirect: "error", cache: "no-store", headers: { "Drover-Live": "again" } });
+      const text = await answer.text();
+      rest = Date.now() + share * (Date.now() - began);
+      if (!answer.ok) throw new Error("the answer was " + answer.status);
+      if (busy()) return;
+      show(new DOMParser().parseFromString(text, "text/html"));
+      note("");
+    } catch (error) {
+      note("This page is not up to date: it could not be read again (" + error.message + "). It tries again.");
+    } finally {
+      reading = false;
+    }
+  }
+
+  // show puts the new content in the place of the old one, and leaves open what was open, and the keyboard where it was.
+  function show(next) {
+    for (const name of ["main", "foot"]) {
+      const old = document.getElementById(name);
+      const fresh = next.getElementById(name);
+      if (!old || !fresh) { location.reload(); return; }
+      dress(fresh);
+      if (old.innerHTML === fresh.innerHTML) continue;
+      const open = [...old.querySelectorAll("details")].map((d) => d.open);
+      const places = [...old.querySelectorAll(".scroll")].map((s) => s.scrollLeft);
+      const reach = "a[href], button, summary, .scroll";
+      const at = [...old.querySelectorAll(reach)].indexOf(document.activeElement);
+      old.replaceChildren(...fresh.childNodes);
+      old.querySelectorAll("details").forEach((d, i) => { if (open[i]) d.open = true; });
+      old.querySelectorAll(".scroll").forEach((s, i) => { s.scrollLeft = places[i] || 0; });
+      const again = old.querySelectorAll(reach)[at];
+      if (at >= 0 && again) again.focus({ preventScroll: true });
+    }
+    document.title = next.title;
+  }
+
+  function note(text) {
+    const place = document.getElementById("live");
+    if (place && place.textContent !== text) place.textContent = text;
+  }
+
+  // dress shows exact times in the reader's zone, the others have them as their title, and gives ids a button.
+  function dress(root) {
+    for (const time of root.querySelectorAll("time[datetime]")) {
+      const at = new Date(time.dateTime);
+      if (isNaN(at)) continue;
+      const local = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+      if (time.textContent === time.title) time.textContent = local;
+      time.title = local + " · " + time.dateTime;
+    }
+    for (const id of root.querySelectorAll("code.id")) {
+      if (!navigator.clipboard) return; // only over TLS and on this machine
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "copy";
+      button.textContent = "Copy";
+      button.setAttribute("aria-label", "Copy " + id.textContent);
+      id.after(" ", button);
+    }
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button.copy");
+    if (!button) return;
+    try {
+      await navigator.clipboard.writeText(button.parentElement.querySelector("code.id").textContent);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not copied";
+    }
+  });
+
+  // A page that nobody sees costs nothing, not even one of the few connections that a browser has for a site.
+  function listen() {
+    clearTimeout(timer);
+    if (source) source.close();
+    source = null;
+    if (document.hidden) return;
+    if (!window.EventSource || broken > 2) {
+      timer = setTimeout(async () => { await read(); listen(); }, poll);
+      return;
+    }
+    let heard = false;
+    source = new EventSource("live");
+    source.onmessage = () => { heard = true; broken = 0; read(); };
+    source.onerror = () => {
+      if (!heard) broken++;
+      source.close();
+      source = null;
+      timer = setTimeout(listen, 3 * second);
+    };
+  }
+
+  dress(document);
+  if (document.body.hasAttribute("data-live")) {
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) read(); listen(); });
+    window.addEventListener("pagehide", () => { if (source) source.close(); });
+    window.addEventListener("pageshow", (event) => { if (event.persisted) listen(); });
+    listen();
+  }
+})();

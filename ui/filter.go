@@ -1,0 +1,272 @@
+package ui
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// query is what stands behind the question mark of an address.
+type query struct{ url.Values }
+
+func bad(format string, args ...any) error { return badAt("", format, args...) }
+
+// badAt is bad with the name of the field that is wrong, for the API.
+func badAt(field, format string, args ...any) error {
+	return problem{Status: http.StatusBadRequest, What: visible(fmt.Sprintf(format, args...)), Do: "Change the address or the form, and send it again.", Field: field}
+}
+
+func readQuery(r *http.Request) (query, error) {
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return query{}, bad("The address cannot be read after its question mark.")
+	}
+	return query{values}, nil
+}
+
+// only refuses keys that a page does not know: a slip of the pen in a filter would show other jobs than were meant.
+func (q query) only(known ...string) error {
+	for key := range q.Values {
+		if !slices.Contains(known, key) {
+			return bad("This page knows no %q.", cut(key, 40))
+		}
+	}
+	return nil
+}
+
+// one is the value of a key, "" if there is none. Two values are a mistake.
+func (q query) one(key string) (string, error) {
+	var one string
+	for _, value := range q.Values[key] {
+		if one != "" && value != "" {
+			return "", badAt(key, "The address has %q twice.", cut(key, 40))
+		}
+		one += value
+	}
+	return one, nil
+}
+
+// number is the value of a key that must be from 1 to most; without a value it is standard.
+func (q query) number(key string, standard, most int) (int, error) {
+	value, err := q.one(key)
+	if err != nil || value == "" {
+		return standard, err
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 1 || n > most {
+		return 0, badAt(key, "%s is not a number from 1 to %d: %q.", key, most, cut(value, 40))
+	}
+	return n, nil
+}
+
+// id is the one thing that a page is about.
+func (q query) id(key string, others ...string) (string, error) {
+	if err := q.only(append(others, key)...); err != nil {
+		return "", err
+	}
+	id, err := q.one(key)
+	if err == nil && id == "" {
+		err = badAt(key, "The address lacks %q.", key)
+	}
+	return id, err
+}
+
+// filterField is a field of drover.Filter in the form and in the address.
+type filterField struct {
+	key    string // in addresses, and in the filter's JSON
+	label  string
+	goName string
+	hint   string
+	words  []string // its possible values; empty for any text
+	main   bool     // shown before the others are unfolded
+	take   func(*drover.Filter, []string) error
+}
+
+// filterFields are in the order of the form.
+func filterFields() []filterField {
+	return []filterField{
+		{
+			key: "state", label: "State", goName: "State", main: true, words: filterWords(drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Completed, drover.Discarded, drover.Cancelled),
+			take: text(func(f *drover.Filter, v string) { f.State = drover.State(v) }),
+		},
+		{key: "queue", label: "Queue", goName: "Queue", main: true, take: text(func(f *drover.Filter, v string) { f.Queue = v })},
+		{key: "kind", label: "Kind", goName: "Kind", main: true, take: text(func(f *drover.Filter, v string) { f.Kind = v })},
+		{key: "error", label: "Error contains", goName: "Error", main: true, take: text(func(f *drover.Filter, v string) { f.Error = v })},
+		{
+			key: "reason", label: "Reason of the discard", goName: "Reason", words: filterWords(drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed, drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonOperator, drover.ReasonRetryBudget, drover.ReasonRefused),
+			take: text(func(f *drover.Filter, v string) { f.Reason = drover.Reason(v) }),
+		},
+		{
+			key: "class", label: "Class of the last failure", goName: "Class", words: filterWords(drover.ClassError, drover.ClassThrottled, drover.ClassPanic, drover.ClassTimeout, drover.ClassDecode, drover.ClassCrash, drover.ClassRefused),
+			take: text(func(f *drover.Filter, v string) { f.Class = drover.Class(v) }),
+		},
+		{key: "fingerprint", label: "Fingerprint of the last failure", goName: "Fingerprint", take: text(func(f *drover.Filter, v string) { f.Fingerprint = strings.ToLower(v) })},
+		{key: "priority", label: "Priority", goName: "Priority", words: []string{"1", "2", "3", "4", "5", "6", "7", "8", "9"}, take: takePriority},
+		{key: "concurrency_key", label: "Concurrency key", goName: "Key", take: text(func(f *drover.Filter, v string) { f.Key = v })},
+		{key: "unique_key", label: "Unique key", goName: "UniqueKey", take: text(func(f *drover.Filter, v string) { f.UniqueKey = v })},
+		{key: "periodic", label: "Made by the schedule", goName: "Periodic", take: text(func(f *drover.Filter, v string) { f.Periodic = v })},
+		{key: "redrive", label: "Last redrive", goName: "Redrive", take: text(func(f *drover.Filter, v string) { f.Redrive = v })},
+		{key: "tags", label: "Tag", goName: "Tags", hint: "fill in one, and the form has room for another", take: func(f *drover.Filter, v []string) error { f.Tags = v; return nil }},
+		{key: "args", label: "Args contain", goName: "Args", hint: `JSON, such as {"Order": 42}`, take: takeArgs},
+		{key: "created_after", label: "Enqueued from", goName: "CreatedAfter", hint: momentForms, take: takeTime(func(f *drover.Filter) *time.Time { return &f.CreatedAfter })},
+		{key: "created_before", label: "Enqueued before", goName: "CreatedBefore", hint: momentForms, take: takeTime(func(f *drover.Filter) *time.Time { return &f.CreatedBefore })},
+		{key: "finalized_after", label: "Ended from", goName: "FinalizedAfter", hint: momentForms, take: takeTime(func(f *drover.Filter) *time.Time { return &f.FinalizedAfter })},
+		{key: "finalized_before", label: "Ended before", goName: "FinalizedBefore", hint: momentForms, take: takeTime(func(f *drover.Filter) *time.Time { return &f.FinalizedBefore })},
+		{key: "ids", label: "Ids", goName: "IDs", hint: "separated by spaces or commas", take: takeIDs},
+	}
+}
+
+func filterWords[W ~string](typed ...W) []string {
+	all := make([]string, len(typed))
+	for i, word := range typed {
+		all[i] = string(word)
+	}
+	return all
+}
+
+func filterKeys() (keys []string) {
+	for _, field := range filterFields() {
+		keys = append(keys, field.key)
+	}
+	return keys
+}
+
+func text(set func(*drover.Filter, string)) func(*drover.Filter, []string) error {
+	return func(f *drover.Filter, values []string) error {
+		set(f, values[0])
+		return nil
+	}
+}
+
+func takePriority(f *drover.Filter, values []string) error {
+	n, err := strconv.Atoi(values[0])
+	if err != nil || n < 1 || n > 9 {
+		return bad("Priority: %q is not a number from 1 to 9.", cut(values[0], 40))
+	}
+	f.Priority = n
+	return nil
+}
+
+func takeArgs(f *drover.Filter, values []string) error {
+	if !json.Valid([]byte(values[0])) {
+		return bad(`Args contain: that is not JSON, such as {"Order": 42}.`)
+	}
+	f.Args = json.RawMessage(values[0])
+	return nil
+}
+
+func takeIDs(f *drover.Filter, values []string) error {
+	f.IDs = strings.FieldsFunc(strings.Join(values, " "), func(r rune) bool { return r == ',' || r == ' ' || r == '\n' || r == '\r' || r == '\t' })
+	return nil
+}
+
+// momentForms are the forms of a time that the form takes, the same as the command's.
+const momentForms = "2026-01-31T12:00:00Z, the date 2026-01-31 (UTC), or how long ago: 90m, 24h, 7d"
+
+func takeTime(to func(*drover.Filter) *time.Time) func(*drover.Filter, []string) error {
+	return func(f *drover.Filter, values []string) error {
+		at, ok := readMoment(values[0], time.Now())
+		if !ok {
+			return bad("%q is not a time. Write %s.", cut(values[0], 40), momentForms)
+		}
+		*to(f) = at
+		return nil
+	}
+}
+
+func readMoment(value string, now time.Time) (time.Time, bool) {
+	for _, layout := range []string{time.RFC3339, time.DateOnly} {
+		if at, err := time.Parse(layout, value); err == nil {
+			return at, !at.IsZero()
+		}
+	}
+	if days, found := strings.CutSuffix(value, "d"); found {
+		n, err := strconv.ParseUint(days, 10, 16)
+		return now.Add(-time.Duration(n) * 24 * time.Hour), err == nil
+	}
+	d, err := time.ParseDuration(value)
+	return now.Add(-d), err == nil && d >= 0
+}
+
+// filter reads the filter of an address. A field that is empty was left out in the form. The words that are left are
+// checked by the client, which knows them.
+func (q query) filter() (f drover.Filter, err error) {
+	for _, field := range filterFields() {
+		values := slices.DeleteFunc(slices.Clone(q.Values[field.key]), func(v string) bool { return v == "" })
+		if len(values) == 0 {
+			continue
+		}
+		if len(values) > 1 && field.key != "tags" && field.key != "ids" {
+			return f, badAt(field.key, "The address has %q twice.", field.key)
+		}
+		if err := field.take(&f, values); err != nil {
+			var wrong problem
+			if errors.As(err, &wrong) {
+				wrong.Field = field.key
+				err = wrong
+			}
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+// filterAddress is the query of an address with the filter, without what is empty.
+func (q query) filterAddress(more ...string) string {
+	values := url.Values{}
+	for _, key := range filterKeys() {
+		for _, value := range q.Values[key] {
+			if value != "" {
+				values.Add(key, value)
+			}
+		}
+	}
+	for i := 0; i+1 < len(more); i += 2 {
+		values.Set(more[i], more[i+1])
+	}
+	return values.Encode()
+}
+
+// input is a field of the form as it is shown.
+type input struct {
+	ID, Key, Label, Hint, Value string
+	Words                       []option
+}
+
+type option struct {
+	Value    string
+	Selected bool
+}
+
+// inputs are the fields of the form, filled in from the address: first the fields that always show.
+func (q query) inputs() (main, more []input, unfolded bool) {
+	for _, field := range filterFields() {
+		values := slices.DeleteFunc(slices.Clone(q.Values[field.key]), func(v string) bool { return v == "" })
+		if field.key == "ids" {
+			values = []string{strings.Join(values, " ")}
+		} else if field.key == "tags" || len(values) == 0 {
+			values = append(values, "")
+		}
+		for i, value := range values {
+			in := input{ID: fmt.Sprintf("f-%s-%d", field.key, i), Key: field.key, Label: field.label, Hint: field.hint, Value: value}
+			for _, word := range field.words {
+				in.Words = append(in.Words, option{word, word == value})
+			}
+			if field.main {
+				main = append(main, in)
+			} else {
+				more = append(more, in)
+				unfolded = unfolded || value != ""
+			}
+		}
+	}
+	return main, more, unfolded
+}

@@ -1,0 +1,209 @@
+package ui
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// overview is what the first page shows: the findings that need a person, then the queues.
+type overview struct {
+	Findings    []drover.Finding
+	Quarantined []drover.QuarantinedJob
+	CameBack    []drover.FailureGroup
+	Unserved    []string // queues with due jobs that no living supervisor serves
+	Pauses      []drover.PauseInfo
+	NotSeen     []drover.NotSeen
+	Queues      []queueRow
+	States      []drover.State
+	Living      int // supervisors
+
+	snap *drover.Snapshot
+}
+
+// Total is how many jobs all queues have in these states; about, if some of them are estimates.
+func (o *overview) Total(states ...drover.State) string {
+	sum, about := int64(0), ""
+	for i := range o.Queues {
+		for _, state := range states {
+			sum += o.Queues[i].Jobs[state]
+		}
+		if o.Queues[i].Estimated {
+			about = "~"
+		}
+	}
+	return about + number(sum)
+}
+
+// Oldest is when the job became due that has waited longest; nil if no job waits.
+func (o *overview) Oldest() *time.Time {
+	if len(o.Queues) == 0 {
+		return nil
+	}
+	return o.Queues[0].OldestDue // they are in that order
+}
+
+// Calm reports whether nothing needs a person.
+func (o *overview) Calm() bool {
+	return len(o.Findings)+len(o.Quarantined)+len(o.CameBack)+len(o.Unserved)+len(o.Pauses)+len(o.NotSeen) == 0
+}
+
+// queueRow is a queue with its jobs by state.
+type queueRow struct {
+	drover.QueueDepth
+	Serving int // living supervisors
+}
+
+// Cells are the jobs by state, in the order of depthStates.
+func (r queueRow) Cells() (cells []int64) {
+	for _, state := range depthStates() {
+		cells = append(cells, r.Jobs[state])
+	}
+	return cells
+}
+
+// depthStates are the states that a snapshot counts.
+func depthStates() []drover.State {
+	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
+}
+
+const fewJobs = 10 // jobs or groups that the overview names
+
+// look is a snapshot and the supervisors.
+type look struct {
+	*drover.Snapshot
+	supervisors []drover.SupervisorInfo
+}
+
+func (s source) look(ctx context.Context) (l look, err error) {
+	if l.Snapshot, err = s.client.Snapshot(ctx); err != nil {
+		return l, err
+	}
+	l.supervisors, err = s.client.Supervisors(ctx)
+	return l, err
+}
+
+// serving are the living supervisors of a queue.
+func (l look) serving(queue string) (n int) {
+	for i := range l.supervisors {
+		if l.supervisors[i].State == drover.SupervisorAlive && slices.Contains(l.supervisors[i].Queues, queue) {
+			n++
+		}
+	}
+	return n
+}
+
+// rows has every queue, the longest wait first.
+func (l look) rows() []queueRow {
+	rows := make([]queueRow, len(l.Queues))
+	for i, q := range l.Queues {
+		rows[i] = queueRow{q, l.serving(q.Queue)}
+	}
+	slices.SortStableFunc(rows, func(a, b queueRow) int { return compareDue(a.OldestDue, b.OldestDue) })
+	return rows
+}
+
+func (s source) overview(ctx context.Context, q query) (*view, error) {
+	if err := q.only(); err != nil {
+		return nil, err
+	}
+	now, err := s.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o := &overview{Findings: now.Findings, Quarantined: now.Quarantined, Pauses: now.Pauses, NotSeen: now.NotSeen, Queues: now.rows(), States: depthStates(), Living: now.Supervisors.Alive, snap: now.Snapshot}
+	if o.CameBack, err = s.client.FailureGroups(ctx, drover.FailureFilter{Status: drover.FailureOpen, Regressed: true, Limit: fewJobs}); err != nil {
+		return nil, err
+	}
+	for _, row := range o.Queues {
+		if row.OldestDue != nil && row.Serving == 0 {
+			o.Unserved = append(o.Unserved, row.Queue)
+		}
+	}
+	return &view{Title: "Overview", At: now.At, Data: o}, nil
+}
+
+// compareDue puts the earliest first, and nil last.
+func compareDue(a, b *time.Time) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return 1
+	case b == nil:
+		return -1
+	}
+	return a.Compare(*b)
+}
+
+// queueData is a queue's own page.
+type queueData struct {
+	queueRow
+	Known       bool // it has jobs or a supervisor; a schedule or a deleted job may still name it
+	States      []drover.State
+	Supervisors []drover.SupervisorInfo
+	Pauses      []drover.PauseInfo // that hold its jobs
+	Held        bool               // itself, so that it can be resumed
+	Seen        string             // its own pause
+}
+
+func (s source) queue(ctx context.Context, q query) (*view, error) {
+	name, err := q.id("name")
+	if err != nil {
+		return nil, err
+	}
+	now, err := s.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d := &queueData{queueRow: queueRow{QueueDepth: drover.QueueDepth{Queue: name, Jobs: map[drover.State]int64{}}}, States: depthStates()}
+	for _, row := range now.rows() {
+		if row.Queue == name {
+			d.queueRow, d.Known = row, true
+		}
+	}
+	for i := range now.Pauses {
+		switch p := &now.Pauses[i]; p.Scope {
+		case drover.QueueScope(name):
+			d.Held, d.Seen = true, shapeOfPause(p)
+			fallthrough
+		case drover.AllJobs:
+			d.Pauses = append(d.Pauses, *p)
+		}
+	}
+	for _, i := range now.supervisors {
+		if slices.Contains(i.Queues, name) {
+			d.Supervisors = append(d.Supervisors, i)
+		}
+	}
+	return &view{Title: "Queue " + visible(name), At: now.At, Data: d}, nil
+}
+
+func (s source) healthPage(ctx context.Context, q query) (*view, error) {
+	if err := q.only(); err != nil {
+		return nil, err
+	}
+	snap, err := s.client.Snapshot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &view{Title: "Health", At: snap.At, Data: snap}, nil
+}
+
+// supervisorsData are the processes.
+type supervisorsData struct {
+	Supervisors []drover.SupervisorInfo
+}
+
+func (s source) supervisors(ctx context.Context, q query) (*view, error) {
+	if err := q.only(); err != nil {
+		return nil, err
+	}
+	list, err := s.client.Supervisors(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &view{Title: "Supervisors", Data: &supervisorsData{list}}, nil
+}

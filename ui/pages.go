@@ -1,0 +1,39 @@
+package ui
+
+import (
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// source loads what the pages show, through the public methods of a client. It renders nothing.
+type source struct {
+	client   *drover.Client
+	patience time.Duration // for a part of a page that the rest can do without
+}
+
+// patience bounds each count, and each wait for something that goes on without the page.
+const patience = 3 * time.Second
+
+// pages are all addresses.
+func (s source) pages(w words) map[string]page {
+	return map[string]page{
+		"/":            {menu: "Overview", template: "overview.html", live: true, cost: 98, shared: true, load: s.overview},
+		"/queue":       {menu: "Overview", template: "queue.html", live: true, cost: 94, shared: true, load: s.queue, acts: s.queueActs()},
+		"/jobs":        {menu: "Jobs", template: "jobs.html", live: true, cost: 4, load: s.jobs},
+		"/job":         {menu: "Jobs", template: "job.html", live: true, cost: 12, load: jobPage{s, w}.load, acts: s.jobActs()},
+		"/delete":      {menu: "Jobs", template: "delete.html", load: s.deletePage, acts: s.deleteActs()},
+		"/many":        {menu: "Jobs", template: "many.html", load: s.many, acts: s.manyActs()},
+		"/text":        {load: jobPage{s, w}.text},
+		"/failures":    {menu: "Failures", template: "failures.html", live: true, cost: 4, load: s.failures},
+		"/failure":     {menu: "Failures", template: "failure.html", live: true, cost: 4, load: s.failure, acts: s.failureActs()},
+		"/start":       {menu: "Redrives", template: "start.html", load: s.start, acts: s.startActs()},
+		"/redrives":    {menu: "Redrives", template: "redrives.html", live: true, cost: 4, load: s.redrives},
+		"/redrive":     {menu: "Redrives", template: "redrive.html", live: true, cost: 4, load: s.redrive, acts: s.redriveActs()},
+		"/periodic":    {menu: "Periodic", template: "periodic.html", live: true, cost: 4, load: s.periodic},
+		"/schedule":    {menu: "Periodic", template: "schedule.html", live: true, cost: 4, load: s.schedule, acts: s.scheduleActs()},
+		"/pauses":      {menu: "Pauses", template: "pauses.html", live: true, cost: 8, load: s.pausesPage, acts: s.pauseActsOfAll()},
+		"/health":      {menu: "Health", template: "health.html", live: true, cost: 94, shared: true, load: s.healthPage},
+		"/supervisors": {menu: "Supervisors", template: "supervisors.html", live: true, cost: 4, load: s.supervisors},
+	}
+}

@@ -1,0 +1,132 @@
+package ui
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// A database without a single job has pages that say so.
+func TestPagesOfAnEmptyDatabase(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{})
+	for at, text := range map[string]string{
+		"/": "Nothing does.", "/jobs": "No job matches.", "/jobs?state=discarded": "Dead letters", "/failures": "No failures with this status",
+		"/redrives": "There was no redrive yet.", "/periodic": "There are no schedules.", "/pauses": "Nothing is paused.", "/supervisors": "No supervisor is registered",
+	} {
+		get(t, h, at).ok(t, text)
+	}
+	crawl(t, h, "/")
+}
+
+// The pages show everything that the command shows.
+func TestPagesOfARichDatabase(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{}, richSQL)
+	get(t, h, "/").ok(t, "critical", "Queues that no living supervisor serves", `href="queue?name=nobody"`, "killed their process", killerID,
+		"came back", "card declined", "the post is on strike", "a due job of queue nobody has waited 20m", ">payments</a>", "supervisor alive").lacks(t, "Nothing does.")
+	get(t, h, "/queue?name=payments").ok(t, "app-1, process 7", "Oldest due", `href="jobs?queue=payments&amp;state=parked"`)
+	get(t, h, "/queue?name=post").ok(t, "This queue is paused by ada (the post is on strike)", "until somebody resumes it")
+	get(t, h, "/jobs").ok(t, waitingID, deadID, "attempts_exhausted", "card declined again")
+	get(t, h, "/jobs?state=discarded&queue=payments").ok(t, deadID).lacks(t, waitingID, killerID)
+	get(t, h, "/job?id="+waitingID).ok(t, "It has been due since", "&#34;OrderID&#34;: 1", "vip", "cust/7", "Metadata", "No run has failed.")
+	get(t, h, "/job?id="+deadID).ok(t, "What comes next", "2 runs have failed", "card declined again", "goroutine 7 [running]", "*bank.Error", "next run 15 s later", "after 31 ms",
+		"drover jobs redrive "+deadID, `href="failure?id=`+groupID)
+	get(t, h, "/text?part=args&id="+deadID).ok(t, `"OrderID": 42`)
+	get(t, h, "/text?part=trace&n=2&id="+deadID).ok(t, "goroutine 7 [running]")
+	get(t, h, "/failures").ok(t, "card declined", "open (came back)")
+	get(t, h, "/failures?status=resolved").ok(t, "No failures").lacks(t, "card declined")
+	get(t, h, "/failure?id="+groupID).ok(t, "2 of 1 job", "Came back", "none: jobs are retried as usual", ">1</a>")
+	get(t, h, "/redrives").ok(t, redriveID, `<progress value="100" max="400"`, "100 of 400")
+	get(t, h, "/redrive?id="+redriveID).ok(t, "6 s or more to go", "the bank is back", "&#34;kind&#34;:&#34;charge&#34;", "50 a second")
+	get(t, h, "/periodic").ok(t, "nightly", "30 2 * * *", `<span class="state active">`)
+	get(t, h, "/schedule?name=nightly").ok(t, "Next ticks", "02:30:00.000 UTC", "at run time")
+	get(t, h, "/pauses").ok(t, "queue:post", "ada", "queue:payments", "1m0s")
+	get(t, h, "/supervisors").ok(t, "s-alive", "silent", "60 min ago", "v2")
+}
+
+// Every link of every page leads to a page, under the prefix as well.
+func TestEveryLinkAnswers(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{}, richSQL)
+	seen := crawl(t, h, "/")
+	for _, at := range allPages() {
+		if at != "/text?part=args&id="+deadID && seen[at] == nil { // its args are short, so nothing links to all of them
+			t.Errorf("no link leads to %s", at)
+		}
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/admin/drover/", http.StripPrefix("/admin/drover", h))
+	for at := range crawl(t, mux, "/admin/drover/") {
+		if !strings.HasPrefix(at, "/admin/drover/") {
+			t.Errorf("%s is outside of the prefix", at)
+		}
+	}
+}
+
+// Routers strip a prefix in different ways, and a proxy strips a prefix that the program does not know.
+func TestUnderAPrefix(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{})
+	for _, c := range []struct{ strip, at, location string }{
+		{"/drover", "/drover", "drover/"},           // chi, gin and echo pass this on
+		{"/a/b c", "/a/b%20c", "b%20c/"},            //
+		{"/drover", "/drover/jobs", ""},             //
+		{"/drover/", "/drover/", ""},                // with the slash
+		{"/drover/", "/drover/jobs?kind=a%2Fb", ""}, //
+		{"", "/jobs", ""},                           // nginx: location /drover/ { proxy_pass http://127.0.0.1:8700/; }
+	} {
+		a := get(t, http.StripPrefix(c.strip, h), c.at)
+		if c.location == "" {
+			a.ok(t, `href="jobs"`, `href="style.css?v=`)
+		} else if got := a.is(t, http.StatusMovedPermanently).Header.Get("Location"); got != c.location {
+			t.Errorf("%s leads to %q, want %q", c.at, got, c.location)
+		}
+	}
+	server := httptest.NewServer(http.StripPrefix("/drover", h))
+	defer server.Close()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/drover", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := server.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close() //nolint:errcheck // nothing was written
+	if res.StatusCode != http.StatusOK || res.Request.URL.Path != "/drover/" {
+		t.Errorf("status %d at %s", res.StatusCode, res.Request.URL)
+	}
+}
+
+// A list is read page by page, and each page's address can be sent to a colleague.
+func TestPagesOfTheList(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{}, `insert into jobs (kind, queue) select 'k', case when n % 2 = 0 then 'even' else 'odd' end from generate_series(1, 120) n`)
+	for _, c := range []struct {
+		filter string
+		pages  int
+	}{{"", 5}, {"?queue=even&kind=k", 3}, {"?queue=none", 1}} {
+		pages, at, jobs := 0, "/jobs"+c.filter, map[string]bool{}
+		for at != "" {
+			a := get(t, h, at).ok(t)
+			pages++
+			at = ""
+			for _, link := range links(t, a) {
+				if strings.HasPrefix(link, "job?") {
+					jobs[link] = true
+				}
+				if strings.Contains(link, "after=") {
+					at = "/" + link
+					if c.filter != "" && !strings.Contains(link, "queue=even") {
+						t.Errorf("the next page of %s is %s", c.filter, link)
+					}
+				}
+			}
+		}
+		if want := map[string]int{"": 120, "?queue=even&kind=k": 60}[c.filter]; pages != c.pages || len(jobs) != want {
+			t.Errorf("%q: %d jobs on %d pages, want %d on %d", c.filter, len(jobs), pages, want, c.pages)
+		}
+	}
+}

@@ -1,0 +1,28 @@
+package ui
+
+import (
+	"context"
+
+	"github.com/drover-queue/drover"
+)
+
+// pausesData is what stands in the way of jobs: pauses and retry budgets.
+type pausesData struct {
+	Pauses  []drover.PauseInfo
+	Budgets []drover.BudgetInfo
+}
+
+func (s source) pausesPage(ctx context.Context, q query) (*view, error) {
+	if err := q.only(); err != nil {
+		return nil, err
+	}
+	list, err := s.client.Pauses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	budgets, err := s.client.RetryBudgets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &view{Title: "Pauses and retry budgets", Data: &pausesData{list, budgets}}, nil
+}

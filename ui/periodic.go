@@ -1,0 +1,43 @@
+package ui
+
+import (
+	"context"
+
+	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover"
+)
+
+// periodicData are the schedules.
+type periodicData struct {
+	Jobs []drover.PeriodicJob
+}
+
+func (s source) periodic(ctx context.Context, q query) (*view, error) {
+	if err := q.only(); err != nil {
+		return nil, err
+	}
+	list, err := s.client.PeriodicJobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &view{Title: "Periodic jobs", Data: &periodicData{list}}, nil
+}
+
+// scheduleData is a schedule, and the id of the job that its button makes.
+type scheduleData struct {
+	*drover.PeriodicJob
+	New string
+}
+
+func (s source) schedule(ctx context.Context, q query) (*view, error) {
+	name, err := q.id("name")
+	if err != nil {
+		return nil, err
+	}
+	job, err := s.client.PeriodicJob(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return &view{Title: "Schedule " + visible(name), Data: &scheduleData{job, ulid.Make().String()}}, nil
+}

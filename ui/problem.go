@@ -1,0 +1,103 @@
+package ui
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"regexp"
+	"strings"
+
+	"github.com/drover-queue/drover"
+)
+
+// problem is an error as a person sees it: one sentence on what is wrong, and one on what to do.
+type problem struct {
+	Status   int
+	What, Do string
+	Back     string // address of the page to look at; "" for none
+	Field    string // of a request to the API: the field that is wrong; "" if no field is
+	Result   any    // of a request to the API: the part that was done before it failed
+}
+
+func (p problem) Error() string { return p.What }
+
+// problemOf says what an error means. The text of an unknown error stays in the log, because it may quote addresses and users.
+func problemOf(err error) problem {
+	var p problem
+	switch {
+	case errors.As(err, &p):
+		return p
+	case errors.Is(err, drover.ErrInvalid):
+		return problem{Status: http.StatusBadRequest, What: invalid(err), Do: "Change the address or the form, and send it again."}
+	case errors.Is(err, drover.ErrNotFound):
+		return problem{Status: http.StatusNotFound, What: "There is none with this id.", Do: "It may have been deleted or archived since: look for it in the list, or with drover archive list."}
+	case errors.Is(err, drover.ErrState):
+		return problem{Status: http.StatusConflict, What: refused(err), Do: "Nothing was changed. Look at it as it is now."}
+	case errors.Is(err, drover.ErrNotMigrated):
+		return problem{Status: http.StatusServiceUnavailable, What: "The database has no tables of drover, or those of an older version.", Do: "Run drover migrate up."}
+	case errors.Is(err, drover.ErrReadOnly):
+		return problem{Status: http.StatusServiceUnavailable, What: "The server of the database accepts no writes, such as a standby.", Do: "Connect the application to the primary."}
+	case errors.Is(err, drover.ErrServerTooOld), errors.Is(err, drover.ErrPooler):
+		return problem{Status: http.StatusServiceUnavailable, What: sentence(err.Error()), Do: "Change the server or the connection string."}
+	case errors.Is(err, context.DeadlineExceeded):
+		return problem{Status: http.StatusGatewayTimeout, What: "The database did not answer in time.", Do: "Try again, narrow the filter, or run drover health to see what holds it up."}
+	}
+	return ofDatabase(err)
+}
+
+// ofDatabase distinguishes a database that is away from other errors. The driver is no import of this package, so its errors are
+// recognised by what they can do.
+func ofDatabase(err error) problem {
+	away := problem{Status: http.StatusServiceUnavailable, What: "The database cannot be reached.", Do: "Check that it runs and accepts connections; the log has the details."}
+	var coded interface{ SQLState() string }
+	var network net.Error
+	switch {
+	case errors.As(err, &coded):
+		switch code := coded.SQLState(); {
+		case code == "42501":
+			return problem{Status: http.StatusServiceUnavailable, What: "The application's role may not read drover's tables.", Do: "Give it the rights of the reader in docs/roles.sql."}
+		case code == "42P01" || code == "42703" || code == "42883":
+			return problemOf(drover.ErrNotMigrated)
+		case code == "57014" || code == "55P03":
+			return problem{Status: http.StatusGatewayTimeout, What: "The database gave up on this, because it took too long.", Do: "Narrow the filter, or run drover health to see what holds it up."}
+		case strings.HasPrefix(code, "08"), strings.HasPrefix(code, "28"), strings.HasPrefix(code, "3D"), strings.HasPrefix(code, "53"), strings.HasPrefix(code, "57P"):
+			return away
+		}
+	case errors.As(err, &network), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+		return away
+	case strings.HasSuffix(err.Error(), "closed pool"):
+		return problem{Status: http.StatusServiceUnavailable, What: "The application is stopping, and has closed its connections.", Do: "Try again in a moment."}
+	}
+	return problem{Status: http.StatusInternalServerError, What: "This did not work, for a reason that is not known here.", Do: "The log has the details."}
+}
+
+// invalid is the text of a refused filter, with the fields as the form has them.
+func invalid(err error) string {
+	text := strings.ReplaceAll(err.Error(), "drover: ", "")
+	text = strings.TrimPrefix(strings.TrimPrefix(text, "preview "), "redrive: ")
+	for _, field := range filterFields() {
+		text = strings.ReplaceAll(text, "Filter."+field.goName+":", field.label+":")
+	}
+	text = regexp.MustCompile(`Filter\.(Tags|IDs)\[\d+\]:`).ReplaceAllString(text, "$1:")
+	text = strings.NewReplacer("after: is not the Next of a page", "The page's mark is not one of a list", "FailureFilter.", "", "By:", "Your name:", "Why:", "Reason:", "scope:", "What to pause:", "PerKey:", "For each key:", "KeyFrom:", "Where the key is in the args:", "CanaryFailures:", "Canaries that may fail:", "Canary:", "Canaries:", "Limit:", "At most:", "Plan: ", "").Replace(text)
+	return sentence(strings.ReplaceAll(text, "\n", "; "))
+}
+
+// refused is why the database does not change something in the state that it is in.
+func refused(err error) string {
+	if match := regexp.MustCompile(`^.*: drover: ([^\n]*) \(SQLSTATE DR002\)`).FindStringSubmatch(err.Error()); match != nil {
+		return visible(sentence(match[1]))
+	}
+	return "It is in another state by now."
+}
+
+// sentence begins with a capital letter and ends with a full stop.
+func sentence(text string) string {
+	text = strings.TrimPrefix(text, "drover: ")
+	if text == "" {
+		return text
+	}
+	return strings.ToUpper(text[:1]) + strings.TrimRight(text[1:], ".") + "."
+}

@@ -1,0 +1,84 @@
+package ui
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// redrivesData are redrives, newest first.
+type redrivesData struct {
+	Redrives []redriveData
+	More     string // address of a longer list, "" if this is all
+}
+
+// redriveData is a redrive and how far it is.
+type redriveData struct {
+	drover.Redrive
+	Picks string // the filter, as its JSON
+	Left  string // the least time that it needs, "" if nothing is known
+	Shown []drover.SkippedJob
+	Runs  bool // it has not ended
+}
+
+const (
+	fewRedrives  = 25
+	mostRedrives = 500
+)
+
+func (s source) redrives(ctx context.Context, q query) (*view, error) {
+	if err := q.only("limit"); err != nil {
+		return nil, err
+	}
+	limit, err := q.number("limit", fewRedrives, mostRedrives)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.client.Redrives(ctx, limit)
+	if err != nil {
+		return nil, err
+	}
+	d := &redrivesData{}
+	for i := range list {
+		one, err := progressOf(&list[i])
+		if err != nil {
+			return nil, err
+		}
+		d.Redrives = append(d.Redrives, *one)
+	}
+	if len(list) == limit && limit < mostRedrives {
+		d.More = href("redrives", "limit", mostRedrives)
+	}
+	return &view{Title: "Redrives", Data: d}, nil
+}
+
+func (s source) redrive(ctx context.Context, q query) (*view, error) {
+	id, err := q.id("id")
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.client.Redrive(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	d, err := progressOf(r)
+	if err != nil {
+		return nil, err
+	}
+	return &view{Title: "Redrive " + visible(id), Data: d}, nil
+}
+
+func progressOf(r *drover.Redrive) (*redriveData, error) {
+	picks, err := json.Marshal(r.Filter)
+	if err != nil {
+		return nil, fmt.Errorf("encode the filter of redrive %s: %w", r.ID, err)
+	}
+	d := &redriveData{Redrive: *r, Picks: string(picks), Shown: r.Skips[:min(len(r.Skips), mostEntries)], Runs: goesOn(r)}
+	if left := r.Matched - r.Released; left > 0 && r.Rate > 0 && r.State == drover.RedriveRunning && !r.Paused {
+		d.Left = span(time.Duration(min(float64(left)/r.Rate, 1e8)) * time.Second)
+	}
+	return d, nil
+}

@@ -1,0 +1,247 @@
+package ui
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"html/template"
+	"log/slog"
+	"net/http"
+	"path"
+	"runtime/debug"
+	"strings"
+	"time"
+)
+
+// site answers requests: it finds the page, loads its data, and renders it.
+type site struct {
+	source    source
+	log       *slog.Logger
+	words     words
+	authorize func(*http.Request, Action) (string, bool) // nil: nobody may change anything
+	origins   *http.CrossOriginProtection
+	live      *live                       // open pages
+	wait      func(context.Context) error // for an open page's turn
+	now       func() time.Time
+	limit     time.Duration // of one request
+	pages     map[string]page
+	assets    map[string]asset
+	templates map[string]*template.Template
+	api       map[string]endpoint
+	document  []byte // of the API
+}
+
+// page is one address. All of them are in one directory, and names are in the query: a relative link is right under any
+// prefix, and no kind or queue can be mistaken for a part of the path.
+type page struct {
+	menu     string // the entry of the menu that it belongs to
+	template string // file of templates
+	load     func(ctx context.Context, q query) (*view, error)
+	live     bool           // it is read again while somebody looks at it
+	cost     int            // statements of one such read
+	shared   bool           // the result of one read serves all pages, for a moment
+	acts     map[string]act // by the value of the button's do
+}
+
+// view is what a page shows: data only, so that it could be written as JSON as well.
+type view struct {
+	Title string
+	At    time.Time // the clock that relative times count from; zero means this process' clock
+	Data  any
+	Plain string // shown as text/plain, without a template, if Data is nil
+}
+
+// frame is what a template gets.
+type frame struct {
+	*view
+	Menu          []menuItem
+	Style, Script string // addresses
+	Live          bool   // the script keeps the page up to date
+
+	ask func(Action) bool
+}
+
+// May reports whether the person at the page may do this, so that the page has the form.
+func (f frame) May(a Action) bool { return f.ask(a) }
+
+type menuItem struct {
+	Name, Href string
+	Here       bool
+}
+
+// menuItems are in the order of the menu.
+func menuItems(here string) []menuItem {
+	items := []menuItem{
+		{Name: "Overview", Href: "./"},
+		{Name: "Jobs", Href: "jobs"},
+		{Name: "Dead letters", Href: "jobs?state=discarded"},
+		{Name: "Failures", Href: "failures"},
+		{Name: "Redrives", Href: "redrives"},
+		{Name: "Periodic", Href: "periodic"},
+		{Name: "Pauses", Href: "pauses"},
+		{Name: "Supervisors", Href: "supervisors"},
+		{Name: "Health", Href: "health"},
+	}
+	for i := range items {
+		items[i].Here = items[i].Name == here
+	}
+	return items
+}
+
+// ServeHTTP implements http.Handler.
+func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.secure(w.Header())
+	if inLive(r) {
+		s.serveLive(w, r)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), s.limit)
+	defer cancel()
+	r = r.WithContext(ctx)
+	if r.Method == http.MethodPost {
+		defer s.live.forget()
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			if err, ok := p.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+				panic(p)
+			}
+			s.log.ErrorContext(ctx, "page panicked", slog.String("path", r.URL.Path), slog.String("panic", fmt.Sprint(p)), slog.String("stack", string(debug.Stack())))
+			s.fail(w, r, problem{Status: http.StatusInternalServerError, What: "This could not be made, because of a mistake in it.", Do: "The log has the details."})
+		}
+	}()
+	switch {
+	case inAPI(r):
+		s.serveAPI(w, r)
+	case r.Method == http.MethodGet, r.Method == http.MethodHead:
+		s.get(w, r)
+	case r.Method == http.MethodPost && s.authorize != nil:
+		s.post(w, r)
+	default:
+		s.onlyRead(w, r)
+	}
+}
+
+func (s *site) onlyRead(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Allow", "GET, HEAD")
+	s.fail(w, r, problem{Status: http.StatusMethodNotAllowed, What: "This address can only be read.", Do: "Go back to the page that you came from."})
+}
+
+// secure sets the headers that all responses have. Nothing inline runs, nothing comes from another host, and nobody
+// frames the pages.
+func (*site) secure(h http.Header) {
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Cache-Control", "no-store")
+}
+
+func (s *site) get(w http.ResponseWriter, r *http.Request) {
+	at := atOf(r)
+	if asked := pathOf(r); r.URL.Path == "" && !strings.HasSuffix(asked, "/") {
+		w.Header().Set("Location", path.Base("/"+asked)+"/") // without that slash relative links would lead elsewhere
+		w.WriteHeader(http.StatusMovedPermanently)
+		return
+	}
+	if a, ok := s.assets[at]; ok {
+		w.Header().Set("Content-Type", a.contentType)
+		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable") // the address has the hash
+		s.write(w, r, http.StatusOK, a.content)
+		return
+	}
+	p, ok := s.pages[at]
+	if !ok {
+		s.fail(w, r, problem{Status: http.StatusNotFound, What: "There is no such page.", Do: "Choose one from the menu."})
+		return
+	}
+	q, err := readQuery(r)
+	var v *view
+	if err == nil {
+		v, err = s.live.load(r, p, q)
+	}
+	if err != nil {
+		s.failed(w, r, err)
+		return
+	}
+	if v.Data == nil {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		s.write(w, r, http.StatusOK, []byte(v.Plain))
+		return
+	}
+	s.render(w, r, http.StatusOK, p.template, p.menu, v)
+}
+
+// atOf is the address below the prefix. http.StripPrefix may have taken its slash too.
+func atOf(r *http.Request) string { return "/" + strings.TrimPrefix(r.URL.Path, "/") }
+
+// pathOf is the path as it was asked for, with the prefix that was stripped since.
+func pathOf(r *http.Request) string {
+	if u, err := r.URL.Parse(r.RequestURI); err == nil && r.RequestURI != "" {
+		return u.EscapedPath()
+	}
+	return r.URL.EscapedPath()
+}
+
+// render makes the whole page before the first byte is sent, so that an error can still have its status.
+func (s *site) render(w http.ResponseWriter, r *http.Request, status int, name, menu string, v *view) {
+	if v.At.IsZero() {
+		v.At = s.now()
+	}
+	var b bytes.Buffer
+	f := frame{view: v, Menu: menuItems(menu), Style: s.assets["/style.css"].address, Script: s.assets["/live.js"].address, Live: status == http.StatusOK && s.pages[atOf(r)].live, ask: s.asker(r)}
+	if err := s.templates[name].ExecuteTemplate(&b, "layout", f); err != nil {
+		panic(fmt.Errorf("render %s: %w", name, err))
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	s.write(w, r, status, b.Bytes())
+}
+
+// asker asks the application once for each action of a page.
+func (s *site) asker(r *http.Request) func(Action) bool {
+	known := map[Action]bool{}
+	return func(a Action) bool {
+		ok, asked := known[a]
+		if !asked {
+			_, ok = s.may(r, a)
+			known[a] = ok
+		}
+		return ok
+	}
+}
+
+func (s *site) write(w http.ResponseWriter, r *http.Request, status int, body []byte) {
+	w.Header().Set("Content-Length", fmt.Sprint(len(body)))
+	w.WriteHeader(status)
+	if r.Method == http.MethodHead {
+		return
+	}
+	if _, err := w.Write(body); err != nil {
+		s.log.DebugContext(r.Context(), "page not sent", slog.Any("error", err))
+	}
+}
+
+// failed answers with the problem that an error is.
+func (s *site) failed(w http.ResponseWriter, r *http.Request, err error) {
+	s.fail(w, r, s.problemAndLog(r, err))
+}
+
+// problemAndLog is the problem that an error is. Details that the page leaves out are logged.
+func (s *site) problemAndLog(r *http.Request, err error) problem {
+	p := problemOf(err)
+	if p.Status >= http.StatusInternalServerError && r.Context().Err() == nil || errors.Is(r.Context().Err(), context.DeadlineExceeded) {
+		s.log.ErrorContext(r.Context(), "page failed", slog.String("path", r.URL.Path), slog.Int("status", p.Status), slog.Any("error", err))
+	}
+	return p
+}
+
+func (s *site) fail(w http.ResponseWriter, r *http.Request, p problem) {
+	if inAPI(r) {
+		s.failJSON(w, r, p)
+		return
+	}
+	s.render(w, r, p.Status, "problem.html", "", &view{Title: http.StatusText(p.Status), Data: p})
+}

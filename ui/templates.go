@@ -1,0 +1,83 @@
+package ui
+
+import (
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"fmt"
+	"html/template"
+	"net/url"
+	"strings"
+
+	"github.com/drover-queue/drover"
+)
+
+//go:embed templates assets
+var files embed.FS
+
+// asset is a file that pages refer to.
+type asset struct {
+	content     []byte
+	contentType string
+	address     string // relative, with the content's hash, so that a browser may keep it for ever
+}
+
+func readAssets() map[string]asset {
+	assets := map[string]asset{}
+	for name, contentType := range map[string]string{"style.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml", "live.js": "text/javascript; charset=utf-8"} {
+		content := read("assets/" + name)
+		sum := sha256.Sum256(content)
+		assets["/"+name] = asset{content, contentType, name + "?v=" + hex.EncodeToString(sum[:6])}
+	}
+	return assets
+}
+
+// read panics if a file is missing from the binary, which any test would see.
+func read(name string) []byte {
+	content, err := files.ReadFile(name)
+	if err != nil {
+		panic(err)
+	}
+	return content
+}
+
+// parseTemplates makes one set for each page: the layout with the page as its body.
+func parseTemplates(pages map[string]page, w words) map[string]*template.Template {
+	layout := template.Must(template.New("").Option("missingkey=error").Funcs(template.FuncMap{
+		"name": w.name, "free": w.free, "cell": w.cell, "when": when, "num": number, "ms": millis[int64], "took": millis[float64], "href": href, "parts": parts, "attempts": attempts, "shape": func(p drover.PauseInfo) string { return shapeOfPause(&p) },
+	}).Parse(string(read("templates/layout.html"))))
+	all := map[string]*template.Template{}
+	for _, p := range pages {
+		if p.template != "" {
+			all[p.template] = nil
+		}
+	}
+	all["problem.html"] = nil
+	for name := range all {
+		all[name] = template.Must(template.Must(layout.Clone()).Parse(string(read("templates/" + name))))
+	}
+	return all
+}
+
+// parts are the two of a pause's scope: queue:NAME, kind:NAME or all.
+func parts(scope drover.Scope) [2]string {
+	what, name, _ := strings.Cut(string(scope), ":")
+	return [2]string{what, name}
+}
+
+// attempts is how many of a job's attempts have begun.
+func attempts(n, most int) string {
+	if most == drover.Unlimited {
+		return number(n)
+	}
+	return number(n) + " of " + number(most)
+}
+
+// href is a relative address with a query of pairs.
+func href(page string, pairs ...any) string {
+	values := url.Values{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		values.Set(fmt.Sprint(pairs[i]), fmt.Sprint(pairs[i+1]))
+	}
+	return page + "?" + values.Encode()
+}

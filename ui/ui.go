@@ -1,0 +1,71 @@
+// Package ui shows drover's queues, jobs and failures on web pages. It needs the standard library and
+// drover, nothing else: the pages are made on the server, their few assets are in the binary, and
+// everything works without JavaScript.
+//
+//	mux.Handle("/drover/", http.StripPrefix("/drover", ui.Handler(client, ui.Options{})))
+//
+// The pages show args and error texts, and Handler asks nobody for a password: put your
+// authentication around it. docs/ui.md has recipes.
+package ui
+
+import (
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// Options are the settings of Handler. The zero value shows all that the client can read, and changes
+// nothing.
+type Options struct {
+	// Redact removes secrets from what the pages show: args, metadata, error texts, traces, and texts
+	// that quote them. It gets each text whole, must not keep it, and may be called by many requests at
+	// the same time. If it panics, the whole text is replaced. Zero means that texts are shown as they are
+	// stored; error texts and traces are stored as drover.Config.Redact left them.
+	Redact func(string) string
+
+	// Authorize lets people change things. The handler calls it for each form that is sent, and for a page
+	// that is read once for each action that the page has a form for. It returns the person's name, and
+	// whether the person may do it. drover keeps the name with the reason (drover.Audit.By, up to 128
+	// bytes). Without ok, or without a name, the page lacks the form, and the form is refused if it is sent.
+	// Authorize gets the request as Handler does, with the values that your middleware has put into its
+	// context, and may be called by many requests at the same time. Nil means that nobody can change
+	// anything.
+	Authorize func(r *http.Request, action Action) (actor string, ok bool)
+
+	// Logger receives what went wrong while a page was made. Nil means slog.Default().
+	Logger *slog.Logger
+}
+
+// requestTime bounds the work for one request.
+const requestTime = 15 * time.Second
+
+// Handler serves the pages under whatever prefix it is mounted, if the prefix was stripped from the
+// path (http.StripPrefix, chi and nginx alike): all links are relative. It answers GET and HEAD, which
+// change nothing, and with Options.Authorize POST. Under api/ it serves the same as JSON, which
+// api/openapi.json describes. It refuses forms of other sites by http.CrossOriginProtection, and forms
+// of more than 16 KiB.
+//
+// A request may take 15 s. An error is a page with one sentence and the right status: 400 for a filter
+// that cannot be read, 404 for what is not there, 503 for a database that is away, read-only or has
+// another schema, 504 after the 15 s; for a form also 403 if it is not allowed, 409 if somebody else was
+// faster, and 413 if it is too large. Handler is safe for concurrent use, and holds at most one
+// connection of the client's pool for each request.
+func Handler(client *drover.Client, opts Options) http.Handler {
+	return handler(client, opts, patience)
+}
+
+func handler(client *drover.Client, opts Options, patience time.Duration) *site {
+	if opts.Logger == nil {
+		opts.Logger = slog.Default()
+	}
+	s := &site{source: source{client, patience}, log: opts.Logger, words: words{redact: opts.Redact}, now: time.Now, limit: requestTime, authorize: opts.Authorize, origins: http.NewCrossOriginProtection()}
+	s.live = newLive(s.now)
+	s.wait = s.live.wait
+	s.pages = s.source.pages(s.words)
+	s.api, s.document = s.source.api(), read("assets/openapi.json")
+	s.assets = readAssets()
+	s.templates = parseTemplates(s.pages, s.words)
+	return s
+}

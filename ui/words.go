@@ -1,0 +1,194 @@
+package ui
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// words turn what is stored into what may be shown.
+type words struct {
+	redact func(string) string
+}
+
+const (
+	cellLength = 160   // characters of a text in a table
+	textLength = 2_000 // characters of a text on a page of its own, before "see all"
+)
+
+// name shows a name: of a queue, a kind, a tag. It is not redacted, because it is a link's target as well.
+func (words) name(text any) string { return cut(visible(fmt.Sprint(text)), 2*cellLength) }
+
+// free shows a text that may quote anything.
+func (w words) free(text any) string { return visible(w.clean(fmt.Sprint(text))) }
+
+// cell is free, cut for a table.
+func (w words) cell(text any) string {
+	return cut(strings.Join(strings.Fields(w.free(text)), " "), cellLength)
+}
+
+// clean redacts. A Redact that panics must not show what it was to hide.
+func (w words) clean(text string) (cleaned string) {
+	if w.redact == nil || text == "" {
+		return text
+	}
+	defer func() {
+		if recover() != nil {
+			cleaned = "(not shown: Redact panicked on this text)"
+		}
+	}()
+	return w.redact(text)
+}
+
+// longText is a text that may be cut.
+type longText struct {
+	Text string
+	All  string // address of all of it; "" if Text is all
+	Size string // of all of it
+}
+
+// long cuts a text after it was redacted, so that no cut hides a secret from Redact.
+func (w words) long(text, all string) longText {
+	shown := w.free(text)
+	if utf8.RuneCountInString(shown) <= textLength {
+		return longText{Text: shown}
+	}
+	return longText{cut(shown, textLength), all, size(len(shown))}
+}
+
+// cut cuts a text to n characters.
+func cut(text string, n int) string {
+	if len(text) <= n {
+		return text
+	}
+	seen := 0
+	for i := range text {
+		if seen == n {
+			return text[:i] + "…"
+		}
+		seen++
+	}
+	return text
+}
+
+// visible writes characters that show nothing, or move what is around them, as escapes: bidi marks, NUL, zero-width ones.
+// In a JSON text the escapes mean the same characters.
+func visible(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		switch {
+		case unicode.IsPrint(r), r == '\n', r == '\t':
+			b.WriteRune(r)
+		case r == '\r':
+			b.WriteString(`\r`)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+// pretty indents JSON up to a length that a person reads; more of it stays as it is.
+func pretty(raw json.RawMessage) string {
+	if len(raw) == 0 || len(raw) > 64<<10 || strings.Count(string(raw), "{")+strings.Count(string(raw), "[") > 1000 {
+		return string(raw)
+	}
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(raw); err != nil {
+		return string(raw)
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// moment is a time as the pages show it.
+type moment struct {
+	ISO, Exact, Relative string
+}
+
+// when is nil for no time.
+func when(now time.Time, t any) *moment {
+	var at time.Time
+	switch t := t.(type) {
+	case time.Time:
+		at = t
+	case *time.Time:
+		if t != nil {
+			at = *t
+		}
+	}
+	if at.IsZero() {
+		return nil
+	}
+	at = at.UTC()
+	return &moment{at.Format("2006-01-02T15:04:05.000Z"), at.Format("2006-01-02 15:04:05.000 UTC"), relative(at, now)}
+}
+
+// relative is how far away a time is: "3 min ago", "in 5 s".
+func relative(t, now time.Time) string {
+	switch d := t.Sub(now); {
+	case d > 200*365*24*time.Hour:
+		return "in ages"
+	case d >= time.Second:
+		return "in " + span(d)
+	case d > -time.Second:
+		return "now"
+	default:
+		return span(-d) + " ago"
+	}
+}
+
+// span rounds a duration to what a person reads at a glance.
+func span(d time.Duration) string {
+	const day = 24 * time.Hour
+	switch {
+	case d < time.Second:
+		return fmt.Sprintf("%d ms", d.Milliseconds())
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%d s", d/time.Second)
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%d min", d/time.Minute)
+	case d < 2*day:
+		return fmt.Sprintf("%d h", d/time.Hour)
+	}
+	return fmt.Sprintf("%d days", d/day)
+}
+
+// millis is span of a number from the database, which may be any.
+func millis[N int64 | float64](ms N) string {
+	const most = 290 * 365 * 24 * 3600 * 1000
+	return span(time.Duration(min(max(float64(ms), 0), most) * float64(time.Millisecond)))
+}
+
+// size is a number of bytes.
+func size(n int) string {
+	switch {
+	case n < 10<<10:
+		return fmt.Sprintf("%d bytes", n)
+	case n < 10<<20:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d MiB", n>>20)
+}
+
+// number groups digits: 1,234,567.
+func number(n any) string {
+	digits := fmt.Sprint(n)
+	sign := ""
+	if strings.HasPrefix(digits, "-") {
+		sign, digits = "-", digits[1:]
+	}
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return sign + digits
+}
