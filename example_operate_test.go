@@ -237,7 +237,7 @@ func ExampleClient_Explain() {
 	receipt, err := client.Enqueue(ctx, Parcel{Number: 7}, nil)
 	must(err)
 
-	e, err := client.Explain(ctx, receipt.ID)
+	e, err := client.Explain(ctx, receipt.ID, nil)
 	if err != nil {
 		panic(err)
 	}

@@ -35,11 +35,22 @@ type StoryStep struct {
 	What string    `json:"what"`
 }
 
+// ExplainOpts are the options of Explain.
+type ExplainOpts struct {
+	// Redact removes secrets from the texts that the sentences quote: errors, reasons of people, notes. It gets
+	// each text whole, before its line breaks are removed and before it is cut; if it panics, the text is left
+	// out. Explanation.Job stays as it is stored. Nil means that texts are quoted as they are stored.
+	Redact func(string) string
+}
+
 // Explain explains a job: its past, its present state with the reasons, and its next step. For example, a job is due, but
-// somebody has paused its queue, or no process has a worker for its kind. Explain changes nothing. It reads the job's row,
-// small tables, and at most 1,000 rows in front of the job. The role needs select on drover's tables. Errors: ErrNotFound,
-// also for a job that is in the archive.
-func (c *Client) Explain(ctx context.Context, id string) (*Explanation, error) {
+// somebody has paused its queue, or no process has a worker for its kind. Nil options are all zero. Explain changes
+// nothing. It reads the job's row, small tables, and at most 1,000 rows in front of the job. The role needs select on
+// drover's tables. Errors: ErrNotFound, also for a job that is in the archive.
+func (c *Client) Explain(ctx context.Context, id string, opts *ExplainOpts) (*Explanation, error) {
+	if opts == nil {
+		opts = &ExplainOpts{}
+	}
 	job, err := c.Job(ctx, id)
 	if err != nil {
 		return nil, err
@@ -48,12 +59,12 @@ func (c *Client) Explain(ctx context.Context, id string) (*Explanation, error) {
 	if err != nil {
 		return nil, fmt.Errorf("explain job %s: %w", id, err)
 	}
-	return explain(job, around), nil
+	return explain(job, around, opts.Redact), nil
 }
 
-// explain decides what to say. It reads nothing.
-func explain(j *JobInfo, f *surroundings) *Explanation {
-	x := &explainer{JobInfo: j, f: f, e: &Explanation{Job: *j, At: f.now}}
+// explain decides what to say. It reads nothing. Nil hides nothing.
+func explain(j *JobInfo, f *surroundings, hide func(string) string) *Explanation {
+	x := &explainer{JobInfo: j, f: f, hide: hide, e: &Explanation{Job: *j, At: f.now}}
 	x.past()
 	switch {
 	case j.State.Final():
@@ -66,11 +77,11 @@ func explain(j *JobInfo, f *surroundings) *Explanation {
 		x.waiting()
 	}
 	for _, a := range f.asides {
-		x.next("The database refuses the step %q: %s. drover tries it again at %s.", a.path, oneLine(a.err), x.at(a.retryAt))
+		x.next("The database refuses the step %q: %s. drover tries it again at %s.", a.path, x.oneLine(a.err), x.at(a.retryAt))
 		x.do("Find out what refuses it", "drover health")
 	}
 	if j.Unreadable != "" {
-		x.next("Parts of its row cannot be read: %s.", oneLine(j.Unreadable))
+		x.next("Parts of its row cannot be read: %s.", x.oneLine(j.Unreadable))
 	}
 	return x.e
 }
@@ -78,8 +89,9 @@ func explain(j *JobInfo, f *surroundings) *Explanation {
 // explainer puts an Explanation together.
 type explainer struct {
 	*JobInfo
-	f *surroundings
-	e *Explanation
+	f    *surroundings
+	hide func(string) string
+	e    *Explanation
 }
 
 func (x *explainer) step(at time.Time, format string, args ...any) {
@@ -118,11 +130,11 @@ func roughly(d time.Duration) string {
 	return fmt.Sprintf("%d ms", d.Milliseconds())
 }
 
-// oneLine is the start of a text, without line breaks. It cuts no word in two, because a function that
-// removes secrets from what is shown would not know the first half of one.
-func oneLine(text string) string {
+// oneLine is the start of a text, without secrets and line breaks. It cuts no word in two: the pages redact the sentence once
+// more, and would not know the first half of a secret.
+func (x *explainer) oneLine(text string) string {
 	const most = 300
-	text = strings.Join(strings.Fields(text), " ")
+	text = strings.Join(strings.Fields(redact(x.hide, text)), " ")
 	if r := []rune(text); len(r) > most {
 		end := most
 		for end > 0 && partOfWord(r[end-1]) && partOfWord(r[end]) {
@@ -154,7 +166,7 @@ func (x *explainer) past() {
 			runs = x.ErrorsTotal
 		}
 		last = max(last, e.Attempt)
-		x.step(e.At, "%s", entryText(&e))
+		x.step(e.At, "%s", x.entryText(&e))
 	}
 	if x.Snoozes > 0 {
 		at := x.CreatedAt
@@ -183,8 +195,8 @@ func times(n int) string {
 }
 
 // entryText says what an entry of the errors is about.
-func entryText(e *RunError) string {
-	text, took := oneLine(e.Error), roughly(pg.Span(e.DurationMS, time.Millisecond))
+func (x *explainer) entryText(e *RunError) string {
+	text, took := x.oneLine(e.Error), roughly(pg.Span(e.DurationMS, time.Millisecond))
 	run := fmt.Sprintf("attempt %d", e.Attempt)
 	then := ""
 	if e.DelayMS > 0 {
@@ -277,13 +289,13 @@ func (x *explainer) parked() {
 	default:
 		x.now("It waits for its turn in redrive %s, which releases up to %s jobs a second.", r.id, trimNumber(r.rate))
 		if r.key != "" {
-			x.now("The redrive lets only some jobs of key %s run at once.", oneLine(r.key))
+			x.now("The redrive lets only some jobs of key %s run at once.", x.oneLine(r.key))
 		}
 		x.next("The redrive makes it due.")
 		x.do("See how far it is", "drover redrive show %s", r.id)
 	}
 	if r.holds && r.note != "" {
-		x.next("The redrive notes: %s.", oneLine(r.note))
+		x.next("The redrive notes: %s.", x.oneLine(r.note))
 	}
 	x.do("Run it now, without waiting", "drover jobs edit %s --run-now", x.ID)
 }
@@ -374,7 +386,7 @@ func (x *explainer) obstacles() bool {
 	for _, l := range x.f.pauses {
 		why, until := "", "until somebody resumes it"
 		if l.Why != "" {
-			why = " (" + oneLine(l.Why) + ")"
+			why = " (" + x.oneLine(l.Why) + ")"
 		}
 		if l.Until != nil {
 			until = "until " + x.at(*l.Until)
@@ -440,10 +452,14 @@ func (x *explainer) end() {
 		}
 		x.now("It was discarded at %s: %s.", x.at(ended), x.reason())
 		if last := x.lastRun(x.DiscardReason == ReasonRefused); last != nil {
-			x.now("The last failure: %s.", entryText(last))
+			x.now("The last failure: %s.", x.entryText(last))
 		}
 	}
 	x.next("Nothing happens to it by itself.")
+	if t := x.f.expiresAt; x.DiscardReason == ReasonExpired || t != nil && !t.After(x.f.now) {
+		x.next("It cannot be redriven, because its ExpiresAt has passed.")
+		return
+	}
 	x.do("Run it again, when the cause is gone", "drover jobs redrive %s", x.ID)
 }
 
@@ -453,7 +469,7 @@ func (x *explainer) byWhom() string {
 		if e.Class != ClassOperator || !strings.HasPrefix(e.Error, string(x.State)) {
 			continue
 		}
-		if _, why, _ := strings.Cut(oneLine(e.Error), ": "); why != "" {
+		if _, why, _ := strings.Cut(x.oneLine(e.Error), ": "); why != "" {
 			return e.By + " (" + why + ")"
 		}
 		return e.By

@@ -155,7 +155,7 @@ func TestExplanations(t *testing.T) {
 		{"operator", ended(ReasonOperator, by("discarded: nobody wants it")), fine(nil)},
 		{"a reason of a newer version", ended("moonlight", nil), fine(nil)},
 	} {
-		fmt.Fprintf(&all, "%s\n%s\n", test.name, explain(test.job, test.f).text())
+		fmt.Fprintf(&all, "%s\n%s\n", test.name, explain(test.job, test.f, nil).text())
 	}
 	golden(t, "explain.txt", all.String())
 }
@@ -167,7 +167,7 @@ func TestExplainFindsWhatIsInTheWay(t *testing.T) {
 	ctx := t.Context()
 	says := func(id string, want ...string) {
 		t.Helper()
-		e, err := db.client.Explain(ctx, id)
+		e, err := db.client.Explain(ctx, id, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -205,9 +205,42 @@ func TestExplainFindsWhatIsInTheWay(t *testing.T) {
 	db.exec(t, `update jobs set state = 'running', claimed_by = 'nobody', attempted_at = now(), claim_seq = 1, attempt = 1 where id = $1`, receipt.ID)
 	says(receipt.ID, "nobody has no row any more")
 
-	if _, err := db.client.Explain(ctx, "01ARZ3NDEKTSV4RRFFQ69G5FAV"); !errors.Is(err, ErrNotFound) {
+	if _, err := db.client.Explain(ctx, "01ARZ3NDEKTSV4RRFFQ69G5FAV", nil); !errors.Is(err, ErrNotFound) {
 		t.Errorf("an unknown job: %v", err)
 	}
 	db.exec(t, `update jobs set scheduled_at = 'infinity', expires_at = '290000-01-01', retry_until = '0001-01-01 00:00:00Z', state = 'scheduled', claimed_by = null where id = $1`, receipt.ID)
 	says(receipt.ID, "9999-12-31") // times that Go cannot hold
+}
+
+// Redact gets each text whole, as it was written: a secret with quotes, line breaks, or beyond the place of the cut.
+func TestExplainHidesSecrets(t *testing.T) {
+	t.Parallel()
+	const hidden = "pass \"word\"\nof the bank"
+	db := newTestDB(t)
+	ctx := t.Context()
+	receipt, err := db.client.Enqueue(ctx, job{N: 1}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Repeat("x ", 140) + hidden + strings.Repeat(" y", 100)
+	db.exec(t, `update jobs set attempt = 1, errors_total = 1, errors = jsonb_build_array(jsonb_build_object('attempt', 1, 'at', now(), 'class', 'error', 'error', $1::text))`, text)
+	if err := db.client.Pause(ctx, AllJobs, nil, Audit{By: "ada", Why: hidden}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		redact func(string) string
+		says   string
+	}{
+		{nil, `(pass "word" of the bank)`},
+		{func(text string) string { return strings.ReplaceAll(text, hidden, "(hidden)") }, "((hidden))"},
+		{func(string) string { panic("oh no") }, "paused by ada"},
+	} {
+		e, err := db.client.Explain(ctx, receipt.ID, &ExplainOpts{Redact: c.redact})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := e.text(); !strings.Contains(text, c.says) || c.redact != nil && strings.Contains(text, "word") {
+			t.Errorf("says not %q:\n%s", c.says, text)
+		}
+	}
 }

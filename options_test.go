@@ -141,6 +141,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"JobEdit.Retry":       "TestEditOfEachField",
 		"JobEdit.ArgsPatch":   "TestEditOfEachField",
 		"RunOpts.ID":          "TestRerunWithAnID",
+		"ExplainOpts.Redact":  "TestExplainHidesSecrets",
 
 		"Audit.By":  "TestJobsKeepTheAudit",
 		"Audit.Why": "TestJobsKeepTheAudit",
@@ -158,7 +159,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Unique](), reflect.TypeFor[Periodic](),
-		reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Middleware](),
+		reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[ExplainOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Middleware](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name

@@ -325,7 +325,9 @@ func TestHowARunCanEnd(t *testing.T) {
 			checkEnd(t, e.Attempt, 1, "entry's attempt")
 			checkEnd(t, e.ClaimSeq, 1, "entry's claim_seq")
 			checkEnd(t, e.Supervisor, sup.engine.Lease.Load().ID, "entry's supervisor")
-			checkEnd(t, e.Trace != "", c.want.trace, "trace")
+			if e.Class != ClassTimeout { // one that returns late has a trace, on time it has none
+				checkEnd(t, e.Trace != "", c.want.trace, "trace")
+			}
 			if !strings.Contains(e.Error, c.want.text) {
 				t.Errorf("text = %q, want %q in it", e.Error, c.want.text)
 			}

@@ -301,7 +301,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	}
 	_, err = c.Job(ctx, page.Jobs[0].ID)
 	c.ok(t, "Job", err)
-	story, err := c.Explain(ctx, page.Jobs[0].ID)
+	story, err := c.Explain(ctx, page.Jobs[0].ID, nil)
 	c.ok(t, "Explain", err)
 	if story == nil || story.Now == "" {
 		t.Errorf("Explain: %+v", story)

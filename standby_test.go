@@ -134,7 +134,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 	}
 	reads := map[string]func() error{
 		"Job":           func() error { _, err := c.Job(ctx, id); return err },
-		"Explain":       func() error { _, err := c.Explain(ctx, id); return err },
+		"Explain":       func() error { _, err := c.Explain(ctx, id, nil); return err },
 		"Supervisors":   func() error { _, err := c.Supervisors(ctx); return err },
 		"Jobs":          func() error { page, err := c.Jobs(ctx, Filter{}, "", 10); return found(len(page.Jobs), err) },
 		"Count":         func() error { n, err := c.Count(ctx, Filter{}); return found(int(n), err) },

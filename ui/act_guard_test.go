@@ -395,3 +395,23 @@ type cardArgs struct {
 }
 
 func (cardArgs) Kind() string { return "card" }
+
+// A secret with quotes and line breaks is known before a text is encoded as JSON, flattened or cut.
+func TestRedactBeforeATextIsChanged(t *testing.T) {
+	t.Parallel()
+	const hidden = "pass \"word\"\nof the bank"
+	redact := func(text string) string { return strings.ReplaceAll(text, hidden, "(secret)") }
+	h, pool := newSite(t, Options{Authorize: ada, Redact: redact}, richSQL)
+	if _, err := pool.Exec(t.Context(), `update jobs set errors = jsonb_build_array(jsonb_build_object('attempt', 1, 'at', now(), 'class', 'error', 'error', $1::text, 'trace', $1::text)) where id = $2`, hidden, deadID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `update drover_redrives set filter = jsonb_build_object('error', $1::text)`, hidden); err != nil {
+		t.Fatal(err)
+	}
+	redrive := value[string](t, pool, `select id from drover_redrives limit 1`)
+	inError := "error=" + url.QueryEscape(hidden)
+	for _, at := range []string{"/text?part=errors&id=" + deadID, "/job?id=" + deadID, "/api/job?id=" + deadID, "/api/explanation?id=" + deadID, "/redrive?id=" + redrive, "/redrives", "/api/redrive?id=" + redrive, "/many?do=discard&" + inError} {
+		get(t, h, at).ok(t, "(secret)").lacks(t, `word\"`, "&#34;word", "of the bank")
+	}
+	get(t, h, "/start?"+inError).ok(t, `{&#34;error&#34;:&#34;(secret)&#34;}`) // its form has to send the filter as it is
+}

@@ -38,10 +38,14 @@ func (s source) jobActs() map[string]act {
 	}
 }
 
-// shapeOf changes with each run, redrive and due time of a job: a button that is pressed twice, or on an old page, does
-// nothing to a job that has gone on since.
+// shapeOf changes with each run, redrive and due time of a job, and with each edit, which leaves an entry: a button that is
+// pressed twice, or on an old page, does nothing to a job that has gone on since.
 func shapeOf(j *drover.JobInfo) string {
-	return fmt.Sprintf("%s%s/%d/%d/%d", lifeOf(j), j.State, j.Attempt, j.ErrorsTotal, j.ScheduledAt.UnixMicro())
+	var newest int64
+	for _, e := range j.Errors {
+		newest = max(newest, e.At.UnixMicro())
+	}
+	return fmt.Sprintf("%s%s/%d/%d/%d/%d", lifeOf(j), j.State, j.Attempt, j.ErrorsTotal, j.ScheduledAt.UnixMicro(), newest)
 }
 
 // lifeOf begins a shape, and changes with each redrive alone.

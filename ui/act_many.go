@@ -2,7 +2,6 @@ package ui
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -61,14 +60,13 @@ func (s source) manyVerbs() map[string]manyVerb {
 
 // manyData is a page that asks before it changes many jobs.
 type manyData struct {
-	Do, Button, Word, Picks string
-	Address, List           string
-	Needs                   Action
-	Count                   int64
-	More                    bool // there are more than Count
-	Edits                   []input
-
-	filter drover.Filter
+	Do, Button, Word string
+	Address, List    string
+	Picks            drover.Filter
+	Needs            Action
+	Count            int64
+	More             bool // there are more than Count
+	Edits            []input
 }
 
 // readMany reads which jobs an address means, and what is to become of them.
@@ -97,11 +95,7 @@ func (s source) many(ctx context.Context, q query) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	picks, err := json.Marshal(filter)
-	if err != nil {
-		return nil, fmt.Errorf("encode a filter: %w", err)
-	}
-	d := &manyData{Do: do, Word: v.word, Picks: string(picks), Needs: v.needs, Address: "many?" + q.filterAddress("do", do), List: "jobs?" + q.filterAddress(), filter: filter}
+	d := &manyData{Do: do, Word: v.word, Picks: filter, Needs: v.needs, Address: "many?" + q.filterAddress("do", do), List: "jobs?" + q.filterAddress()}
 	if d.Count, d.More, err = s.countOf(ctx, filter, v.of(filter)); err != nil {
 		return nil, err
 	}

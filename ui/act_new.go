@@ -3,9 +3,7 @@ package ui
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -44,15 +42,16 @@ func (s source) rerun() act {
 
 // startData is a redrive that may be started: the jobs that it would take up, and its pace.
 type startData struct {
-	Picks, New, Address, List string
-	Groups                    []drover.RedriveGroup
-	all                       []drover.RedriveGroup
-	Coming                    int64 // jobs that come back
-	Held, Expired, Unkeyed    int64
-	Rate                      float64
-	Longest                   string // the least time for the queue with the most jobs
-	Hidden                    []input
-	Pace                      []input
+	New, Address, List     string
+	Picks                  drover.Filter
+	Groups                 []drover.RedriveGroup
+	all                    []drover.RedriveGroup
+	Coming                 int64 // jobs that come back
+	Held, Expired, Unkeyed int64
+	Rate                   float64
+	Longest                string // the least time for the queue with the most jobs
+	Hidden                 []input
+	Pace                   []input
 }
 
 // paceFields are the parts of a plan besides its filter.
@@ -122,11 +121,7 @@ func (s source) start(ctx context.Context, q query) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	picks, err := json.Marshal(plan.Filter)
-	if err != nil {
-		return nil, fmt.Errorf("encode a filter: %w", err)
-	}
-	d := &startData{Picks: string(picks), New: ulid.Make().String(), Address: address, List: "jobs?" + q.filterAddress(), Groups: groups[:min(len(groups), mostEntries)], all: groups, Rate: cmp.Or(plan.Rate, 50)}
+	d := &startData{Picks: plan.Filter, New: ulid.Make().String(), Address: address, List: "jobs?" + q.filterAddress(), Groups: groups[:min(len(groups), mostEntries)], all: groups, Rate: cmp.Or(plan.Rate, 50)}
 	queues := map[string]int64{}
 	for _, g := range groups {
 		coming := g.Jobs - g.Held - g.Expired

@@ -423,6 +423,18 @@ func TestAnOldPage(t *testing.T) {
 	press(t, h, "/job?id="+deadID, "Make this job due again").ok(t, `<span class="state available">`)
 }
 
+// Two people edit a job: the second one learns that what they saw is not there any more.
+func TestAnEditIsSeen(t *testing.T) {
+	t.Parallel()
+	h, pool := newSite(t, Options{Authorize: ada}, richSQL)
+	old := get(t, h, "/job?id="+waitingID).ok(t)
+	press(t, h, "/job?id="+waitingID, "Change this job", "priority", "2")
+	do(t, h, request(t, old, "Change this job", "priority", "3")).is(t, http.StatusConflict, "the job has changed")
+	if p := value[int](t, pool, `select priority from jobs where id = $1`, waitingID); p != 2 {
+		t.Errorf("priority %d", p)
+	}
+}
+
 // A redrive that takes long to find its jobs has been stored all the same, and its page says how far it is.
 func TestStartASlowRedrive(t *testing.T) {
 	t.Parallel()

@@ -36,8 +36,8 @@ type operation struct {
 type doing func(ctx context.Context, p posted) (any, error)
 
 // api are all addresses under api/.
-func (s source) api() map[string]endpoint {
-	reads := s.apiReads()
+func (s source) api(w words) map[string]endpoint {
+	reads := s.apiReads(w)
 	all := map[string]endpoint{}
 	for method, operations := range map[string]map[string]*operation{http.MethodGet: reads, http.MethodPost: s.apiActs(reads)} {
 		for at, op := range operations {
@@ -98,7 +98,7 @@ func (s *site) notAllowed(w http.ResponseWriter, r *http.Request, of endpoint) {
 	w.Header().Set("Allow", strings.Join(allow, ", "))
 	p := problem{Status: http.StatusMethodNotAllowed, What: fmt.Sprintf("This address does not take %s.", visible(cut(r.Method, 40))), Do: "The header Allow has the methods that it takes."}
 	if len(allow) == 0 {
-		p.Do = "Nothing can be changed here: the handler has no Options.Authorize."
+		p.Do = "Nothing can be changed here: the handler has no Options.Authorize, or drover ui no --write."
 	}
 	s.fail(w, r, p)
 }
@@ -121,16 +121,18 @@ func (s *site) operate(w http.ResponseWriter, r *http.Request, op *operation) (a
 		return op.load(r.Context(), q)
 	}
 	p := posted{query: q, blind: true}
+	if p.by.By, err = s.whoMay(r, op.needs); err != nil {
+		return nil, err
+	}
 	fields, do := op.begin()
-	fields["why"] = &p.by.Why
+	if op.needs != Enqueue { // a new job has no history that could keep a reason
+		fields["why"] = &p.by.Why
+	}
 	raw, err := readBody(w, r, "application/json", "This is not JSON.", "Send it with Content-Type: application/json.", cmp.Or(op.most, mostForm))
-	if err == nil {
-		err = fields.read(raw)
-	}
-	if err == nil {
-		p.by.By, err = s.whoMay(r, op.needs)
-	}
 	if err != nil {
+		return nil, err
+	}
+	if err := fields.read(raw); err != nil {
 		return nil, err
 	}
 	p.by.Why = strings.TrimSpace(p.by.Why)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -112,6 +113,10 @@ func TestSeenIsHeldTo(t *testing.T) {
 	ask(t, h, http.MethodPost, "job/discard?id="+deadID, "{}").ok(t)
 	ask(t, h, http.MethodPost, "job/redrive?id="+deadID, old).is(t, http.StatusConflict, "the job has changed: it is discarded.")
 	ask(t, h, http.MethodPost, "job/redrive?id="+deadID, seen("job?id="+deadID)+"}").ok(t)
+
+	old = seen("job?id="+waitingID) + `, `
+	ask(t, h, http.MethodPost, "job/edit?id="+waitingID, old+`"priority": 2}`).ok(t)
+	ask(t, h, http.MethodPost, "job/edit?id="+waitingID, old+`"priority": 3}`).is(t, http.StatusConflict, "the job has changed")
 
 	old = seen("failure?id=" + groupID)
 	ask(t, h, http.MethodPost, "failure/status?id="+groupID, old+`, "status": "resolved"}`).ok(t)
@@ -345,5 +350,18 @@ func TestPathsOfFields(t *testing.T) {
 		if got := fieldPath("filter.", name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
 		}
+	}
+}
+
+// Somebody who may not act does not make the handler read a body.
+func TestNoBodyIsReadWithoutLeave(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{Authorize: func(*http.Request, Action) (string, bool) { return "", false }})
+	body := strings.NewReader("{}")
+	r := call(t, http.MethodPost, "jobs/enqueue", "")
+	r.Body = io.NopCloser(body)
+	do(t, h, r).is(t, http.StatusForbidden, "enqueue")
+	if body.Len() != 2 {
+		t.Errorf("%d bytes are left", body.Len())
 	}
 }

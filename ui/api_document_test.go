@@ -28,7 +28,7 @@ var update = flag.Bool("update", false, "rewrite assets/openapi.json") //nolint:
 func TestTheDocumentIsTheHandlers(t *testing.T) {
 	t.Parallel()
 	d := documenter{comments: commentsOf(t), schemas: map[string]any{}, responses: map[string]any{}, parameters: map[string]any{}}
-	want := layout(t, d.document(source{}.api()), "") + "\n"
+	want := layout(t, d.document(source{}.api(words{})), "") + "\n"
 	if *update {
 		if err := os.WriteFile("assets/openapi.json", []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -115,7 +115,9 @@ func (d documenter) operation(at, method string, op *operation) map[string]any {
 	}
 	if op.begin != nil {
 		fields, _ := op.begin()
-		fields["why"] = new(string)
+		if op.needs != Enqueue {
+			fields["why"] = new(string)
+		}
 		doc["requestBody"] = map[string]any{"required": true, "content": map[string]any{"application/json": map[string]any{"schema": d.bodySchema(fields, at)}}}
 	}
 	return doc

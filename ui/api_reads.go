@@ -11,7 +11,7 @@ import (
 )
 
 // apiReads are what can be read. Where a page shows more than one call returns, its function loads it.
-func (s source) apiReads() map[string]*operation {
+func (s source) apiReads(w words) map[string]*operation {
 	all := map[string]*operation{
 		"overview":    reads("What needs a person, and all queues.", nil, shows(s.overview, overviewAnswerOf)),
 		"queue":       reads("One queue.", []string{"name"}, shows(s.queue, queueAnswerOf)),
@@ -24,7 +24,7 @@ func (s source) apiReads() map[string]*operation {
 			if err != nil {
 				return nil, err
 			}
-			return s.client.Explain(ctx, id)
+			return s.client.Explain(ctx, id, &drover.ExplainOpts{Redact: w.clean})
 		}),
 		"failures": reads("Failure groups, latest seen first.", []string{"status", "kind", "limit"}, shows(s.failures, func(d *failuresData) []drover.FailureGroup { return d.Groups })),
 		"failure":  reads("One failure group.", []string{"id"}, shows(s.failure, func(d *failureData) failureAnswer { return failureAnswer{d.FailureGroup, d.Seen} })),
@@ -39,7 +39,7 @@ func (s source) apiReads() map[string]*operation {
 		"budgets":  reads("Retry budgets, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []budgetAnswer { return budgetAnswersOf(d.Budgets) })),
 	}
 	for do := range s.manyVerbs() {
-		all["jobs/"+do] = reads("Counts the jobs of a filter that a POST would change now.", filterKeys(), shows(s.manyAs(do), func(d *manyData) manyAnswer { return manyAnswer{d.filter, d.Count, d.More} }))
+		all["jobs/"+do] = reads("Counts the jobs of a filter that a POST would change now.", filterKeys(), shows(s.manyAs(do), func(d *manyData) manyAnswer { return manyAnswer{d.Picks, d.Count, d.More} }))
 	}
 	return all
 }

@@ -177,6 +177,7 @@ func badPosts() []badRequest {
 		{"POST", "job/cancel?id=" + waitingID, `{"why": "` + strings.Repeat("x", 513) + `"}`, 400, "why", "512"},
 		{"POST", "job/cancel?id=" + waitingID, `{"why": "` + strings.Repeat("x", mostForm) + `"}`, 413, "", "16 KiB"},
 		{"POST", "job/cancel?id=" + waitingID, `{"seen": "available/0"}`, 409, "", "the job has changed: it is available"},
+		{"POST", "jobs/enqueue", `{"kind": "charge", "why": "x"}`, 400, "why", "not a field here"},
 		{"POST", "job/rerun?id=" + waitingID, `{"id": "x"}`, 400, "id", "not a ULID"},
 		{"POST", "jobs/cancel", "{}", 400, "", "Fill in the filter"},
 		{"POST", "jobs/cancel?state=dead", "{}", 400, "", "cannot be meant"},

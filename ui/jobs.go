@@ -111,8 +111,8 @@ type jobData struct {
 	Story                 []drover.StoryStep
 	StoryLeft             int
 
-	Seen, New          string // the state that a button must find unchanged, and the id of the job that it makes
-	Waits, Dead, Ended bool
+	Seen, New          string  // the state that a button must find unchanged, and the id of the job that it makes
+	Waits, Dead, Ended bool    // Dead: it may be made due again
 	Edits              []input // nil: it cannot be edited
 }
 
@@ -131,7 +131,7 @@ func (p jobPage) load(ctx context.Context, q query) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	told, err := p.client.Explain(ctx, id)
+	told, err := p.client.Explain(ctx, id, &drover.ExplainOpts{Redact: p.words.clean})
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (p jobPage) load(ctx context.Context, q query) (*view, error) {
 	d := &jobData{
 		Explanation: told,
 		Args:        p.part(j, "args", pretty(j.Args)), Metadata: p.part(j, "metadata", pretty(j.Metadata)), Retry: p.part(j, "retry", pretty(j.Retry)),
-		Story: told.Story, Seen: shapeOf(j), New: ulid.Make().String(), Waits: waits(j), Dead: j.State == drover.Discarded || j.State == drover.Cancelled, Ended: j.State.Final(),
+		Story: told.Story, Seen: shapeOf(j), New: ulid.Make().String(), Waits: waits(j), Dead: (j.State == drover.Discarded || j.State == drover.Cancelled) && j.DiscardReason != drover.ReasonExpired, Ended: j.State.Final(),
 	}
 	if editable(j) {
 		d.Edits = editFields()
@@ -178,6 +178,13 @@ func (p jobPage) text(ctx context.Context, q query) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
+	if part == "errors" {
+		raw, err := json.MarshalIndent(p.words.shown(job.Errors), "", "  ")
+		if err != nil {
+			return nil, fmt.Errorf("encode the errors of job %s: %w", id, err)
+		}
+		return &view{Plain: visible(string(raw))}, nil
+	}
 	text, err := partOf(job, part, q.Get("n"))
 	if err != nil {
 		return nil, err
@@ -193,12 +200,6 @@ func partOf(j *drover.JobInfo, part, n string) (string, error) {
 		return string(j.Metadata), nil
 	case "retry":
 		return string(j.Retry), nil
-	case "errors":
-		raw, err := json.MarshalIndent(j.Errors, "", "  ")
-		if err != nil {
-			return "", fmt.Errorf("encode the errors of job %s: %w", j.ID, err)
-		}
-		return string(raw), nil
 	case "error", "trace":
 		i, err := strconv.Atoi(n)
 		if err != nil || i < 1 || i > len(j.Errors) {

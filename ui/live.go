@@ -30,6 +30,7 @@ type live struct {
 	free    time.Time // before this nobody is the next
 	changed time.Time // the last time that somebody changed something by this handler
 	views   map[string]keptView
+	servers map[*http.Server]context.Context // each ends when its server shuts down
 }
 
 // keptView is what a page with many statements showed a moment ago.
@@ -39,7 +40,7 @@ type keptView struct {
 }
 
 func newLive(now func() time.Time) *live {
-	return &live{now: now, turn: make(chan struct{}, 1), views: map[string]keptView{}}
+	return &live{now: now, turn: make(chan struct{}, 1), views: map[string]keptView{}, servers: map[*http.Server]context.Context{}}
 }
 
 // wait returns when it is this page's turn, or with the error of ctx.
@@ -115,9 +116,26 @@ func (l *live) keep(key string, v keptView) {
 			delete(l.views, other)
 		}
 	}
-	if len(l.views) < 100 {
+	if len(l.views) < 100 && len(key) < 2000 {
 		l.views[key] = v
 	}
+}
+
+// server is done when the server of a request shuts down: http.Server.Shutdown waits for requests, and a stream would last
+// for as long as somebody looks.
+func (l *live) server(r *http.Request) context.Context {
+	of, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
+	if !ok {
+		return context.WithoutCancel(r.Context()) // a test's
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.servers[of] == nil {
+		ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+		l.servers[of] = ctx
+		of.RegisterOnShutdown(cancel)
+	}
+	return l.servers[of]
 }
 
 // forget is called when somebody has changed something: the next page shows it.
@@ -151,6 +169,9 @@ func (s *site) serveLive(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Accel-Buffering", "no") // nginx would keep events until it has 4 kB of them
 	w.WriteHeader(http.StatusOK)
 	stream := http.NewResponseController(w)
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(s.live.server(r), cancel)() //nolint:contextcheck // it ends with the server
 	for event := ": here\n\n"; ; event = "data: now\n\n" {
 		// The server's WriteTimeout is for the whole answer. Where it cannot be put off, the browser connects again.
 		_ = stream.SetWriteDeadline(time.Now().Add(s.limit))
@@ -161,7 +182,7 @@ func (s *site) serveLive(w http.ResponseWriter, r *http.Request) {
 			s.log.DebugContext(r.Context(), "no live pages", slog.Any("error", err))
 			return
 		}
-		if s.wait(r.Context()) != nil {
+		if s.wait(ctx) != nil {
 			return
 		}
 	}

@@ -231,6 +231,33 @@ func TestTheStreamOfAnOpenPage(t *testing.T) {
 	<-ended
 }
 
+// An application that shuts its server down does not wait for people who look at a page.
+func TestShutdownEndsTheStreams(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{})
+	server := httptest.NewServer(h)
+	defer server.Close()
+	for range 2 {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/live", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := server.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close() //nolint:errcheck // nothing is lost with it
+	}
+	if n := len(h.(*site).live.servers); n != 1 {
+		t.Errorf("%d servers are known", n)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := server.Config.Shutdown(ctx); err != nil {
+		t.Errorf("two open pages: %v", err)
+	}
+}
+
 // A middleware that keeps what is written until the end gets an empty stream immediately, so that the page can poll.
 func TestAStreamThatCannotFlushEnds(t *testing.T) {
 	t.Parallel()

@@ -37,7 +37,7 @@ func TestPagesOfARichDatabase(t *testing.T) {
 	get(t, h, "/text?part=trace&n=2&id="+deadID).ok(t, "goroutine 7 [running]")
 	get(t, h, "/failures").ok(t, "card declined", "open (came back)")
 	get(t, h, "/failures?status=resolved").ok(t, "No failures").lacks(t, "card declined")
-	get(t, h, "/failure?id="+groupID).ok(t, "2 of 1 job", "Came back", "none: jobs are retried as usual", ">1</a>")
+	get(t, h, "/failure?id="+groupID).ok(t, "2, in 1 job", "Came back", "none: jobs are retried as usual", ">1</a>")
 	get(t, h, "/redrives").ok(t, redriveID, `<progress value="100" max="400"`, "100 of 400")
 	get(t, h, "/redrive?id="+redriveID).ok(t, "6 s or more to go", "the bank is back", "&#34;kind&#34;:&#34;charge&#34;", "50 a second")
 	get(t, h, "/periodic").ok(t, "nightly", "30 2 * * *", `<span class="state active">`)

@@ -2,8 +2,6 @@ package ui
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/drover-queue/drover"
@@ -18,7 +16,6 @@ type redrivesData struct {
 // redriveData is a redrive and how far it is.
 type redriveData struct {
 	drover.Redrive
-	Picks string // the filter, as its JSON
 	Left  string // the least time that it needs, "" if nothing is known
 	Shown []drover.SkippedJob
 	Runs  bool // it has not ended
@@ -43,11 +40,7 @@ func (s source) redrives(ctx context.Context, q query) (*view, error) {
 	}
 	d := &redrivesData{}
 	for i := range list {
-		one, err := progressOf(&list[i])
-		if err != nil {
-			return nil, err
-		}
-		d.Redrives = append(d.Redrives, *one)
+		d.Redrives = append(d.Redrives, *progressOf(&list[i]))
 	}
 	if len(list) == limit && limit < mostRedrives {
 		d.More = href("redrives", "limit", mostRedrives)
@@ -64,21 +57,13 @@ func (s source) redrive(ctx context.Context, q query) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	d, err := progressOf(r)
-	if err != nil {
-		return nil, err
-	}
-	return &view{Title: "Redrive " + visible(id), Data: d}, nil
+	return &view{Title: "Redrive " + visible(id), Data: progressOf(r)}, nil
 }
 
-func progressOf(r *drover.Redrive) (*redriveData, error) {
-	picks, err := json.Marshal(r.Filter)
-	if err != nil {
-		return nil, fmt.Errorf("encode the filter of redrive %s: %w", r.ID, err)
-	}
-	d := &redriveData{Redrive: *r, Picks: string(picks), Shown: r.Skips[:min(len(r.Skips), mostEntries)], Runs: goesOn(r)}
+func progressOf(r *drover.Redrive) *redriveData {
+	d := &redriveData{Redrive: *r, Shown: r.Skips[:min(len(r.Skips), mostEntries)], Runs: goesOn(r)}
 	if left := r.Matched - r.Released; left > 0 && r.Rate > 0 && r.State == drover.RedriveRunning && !r.Paused {
 		d.Left = span(time.Duration(min(float64(left)/r.Rate, 1e8)) * time.Second)
 	}
-	return d, nil
+	return d
 }

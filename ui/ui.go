@@ -64,7 +64,7 @@ func handler(client *drover.Client, opts Options, patience time.Duration) *site 
 	s.live = newLive(s.now)
 	s.wait = s.live.wait
 	s.pages = s.source.pages(s.words)
-	s.api, s.document = s.source.api(), read("assets/openapi.json")
+	s.api, s.document = s.source.api(s.words), read("assets/openapi.json")
 	s.assets = readAssets()
 	s.templates = parseTemplates(s.pages, s.words)
 	return s

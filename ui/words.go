@@ -31,6 +31,12 @@ func (w words) cell(text any) string {
 	return cut(strings.Join(strings.Fields(w.free(text)), " "), cellLength)
 }
 
+// json shows a value as JSON: its texts are redacted before they are encoded.
+func (w words) json(v any) (string, error) {
+	raw, err := json.Marshal(w.shown(v))
+	return visible(string(raw)), err
+}
+
 // clean redacts. A Redact that panics must not show what it was to hide.
 func (w words) clean(text string) (cleaned string) {
 	if w.redact == nil || text == "" {

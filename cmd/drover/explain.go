@@ -41,7 +41,7 @@ func (a *app) explain(ctx context.Context, word string) error {
 	if id, err = s.wholeID(ctx, id); err != nil {
 		return err
 	}
-	e, err := s.client.Explain(ctx, id)
+	e, err := s.client.Explain(ctx, id, nil)
 	if err != nil {
 		return err
 	}

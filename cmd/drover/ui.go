@@ -129,14 +129,15 @@ func loopback(addr net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// guardUI lets requests through that have the token, and on loopback only those that were meant for this machine: a page
-// of somebody else may point its own name at 127.0.0.1, and then its scripts could read the answers.
+// guardUI lets requests through that have the token; another name for this server has no cookie. Without a token it serves
+// loopback, and those requests alone that were meant for this machine: a page of somebody else may point its own name at
+// 127.0.0.1, and then its scripts could read the answers.
 func guardUI(next http.Handler, addr net.Addr, token string) http.Handler {
 	if token != "" {
-		next = newDoor(token, next)
+		return newDoor(token, next)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if loopback(addr) && !localHost(r.Host) {
+		if !localHost(r.Host) {
 			http.Error(w, "This address is not served under that name: use http://"+addr.String()+"/.", http.StatusMisdirectedRequest)
 			return
 		}
@@ -154,29 +155,11 @@ func localHost(host string) bool {
 	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
 }
 
-// endingWith ends the streams of live pages, which last for as long as somebody looks, with ctx. Other requests may end
-// by themselves.
-func endingWith(ctx context.Context, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/live" {
-			stream, cancel := context.WithCancel(r.Context())
-			defer cancel()
-			defer context.AfterFunc(ctx, cancel)()
-			r = r.WithContext(stream) //nolint:contextcheck // it is made from the request's own
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
 // serveUI serves until ctx is done, and then lets running requests end for a few seconds.
 func (a *app) serveUI(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
 	}
-	streams, endStreams := context.WithCancel(context.Background())
-	defer endStreams()
-	server.RegisterOnShutdown(endStreams)
-	server.Handler = endingWith(streams, handler) //nolint:contextcheck // streams end after ctx, when the server stops
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }() // Shutdown ends it
 	at := "http://" + listener.Addr().String() + "/"
