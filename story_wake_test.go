@@ -466,8 +466,10 @@ func TestATrickleDoesNotWake(t *testing.T) {
 		}
 		after(t, time.Second/engine.TrickleRate)
 	}
-	if asleep, notes := value[bool](t, db, sqlAsleep), heard.heard(t); !asleep || notes != engine.TrickleBurst {
-		t.Errorf("%d notifications of %d jobs, asleep: %t", notes, engine.TrickleBurst, asleep)
+	heard.heard(t)
+	wakes := slices.DeleteFunc(heard.payloads, func(note string) bool { return !strings.HasPrefix(note, "wake ") }) // a call that is answered late is passed on as well
+	if asleep := value[bool](t, db, sqlAsleep); !asleep || len(wakes) != engine.TrickleBurst {
+		t.Errorf("%d jobs called %q, asleep: %t", engine.TrickleBurst, wakes, asleep)
 	}
 	other.enqueueJobs(t, 3*engine.TrickleBurst, nil)
 	db.soon(t, 30*time.Second, "many jobs at once did not wake it", `select exists (select from drover_on_duty where duty = 'lookout')`)

@@ -74,7 +74,7 @@ func (s source) jobs(ctx context.Context, q query) (*view, error) {
 	}
 	title := "Jobs"
 	if filter.State == drover.Discarded {
-		title = "Dead letters"
+		title = deadLetters
 	}
 	return &view{Title: title, Data: d}, nil
 }

@@ -2,6 +2,7 @@ package ui
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -17,8 +18,14 @@ const (
 	longestRest = 2 * time.Minute
 )
 
-// liveHeader marks the request of a page that reads itself again.
+// liveHeader marks the request of a page that reads itself again: "poll" if it has no stream that says when.
 const liveHeader = "Drover-Live"
+
+// pollPatience is how long a page that polls waits for its turn. After that it stays as it is, and asks again later.
+const pollPatience = 10 * time.Second
+
+// errNoTurn is answered without content.
+var errNoTurn = errors.New("it is not this page's turn")
 
 // live says when a page that somebody looks at may read itself again. However many are open, they take turns, and all of
 // them together send at most liveRate statements a second.
@@ -48,6 +55,11 @@ func (l *live) wait(ctx context.Context) error {
 	if err := sleep(ctx, livePage); err != nil {
 		return err
 	}
+	return l.inLine(ctx)
+}
+
+// inLine waits for a turn.
+func (l *live) inLine(ctx context.Context) error {
 	select {
 	case l.turn <- struct{}{}:
 		defer func() { <-l.turn }()
@@ -69,7 +81,7 @@ func (l *live) wait(ctx context.Context) error {
 	return nil
 }
 
-// rest lets the next page wait for longer, but not for ever: pages that poll ask without a turn.
+// rest lets the next page wait for longer, but not for ever.
 func (l *live) rest(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,6 +104,13 @@ func (l *live) load(r *http.Request, p page, q query) (*view, error) {
 		l.mu.Unlock()
 		if ok && l.now().Sub(kept.read) < liveShared {
 			return kept.view, nil
+		}
+	}
+	if r.Header.Get(liveHeader) == "poll" && p.live {
+		line, cancel := context.WithTimeout(r.Context(), pollPatience)
+		defer cancel()
+		if l.inLine(line) != nil {
+			return nil, errNoTurn
 		}
 	}
 	read := l.now()

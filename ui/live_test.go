@@ -96,6 +96,34 @@ func TestPagesThatPollHoldNobodyUpForEver(t *testing.T) {
 	})
 }
 
+// A page that polls waits for its turn like the others. If it waits for too long, it stays as it is.
+func TestPollsTakeTurns(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{}, richSQL)
+	poll := func(line time.Duration) *answer {
+		ctx, cancel := context.WithTimeout(t.Context(), line)
+		defer cancel()
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/failures", nil)
+		r.Header.Set(liveHeader, "poll")
+		return do(t, h, r)
+	}
+	l := h.(*site).live
+	poll(time.Minute).ok(t, "card declined")
+	l.rest(time.Minute)
+	if a := poll(time.Second).is(t, http.StatusNoContent); a.text != "" {
+		t.Errorf("no turn, and it sent %q", a.text)
+	}
+	l.mu.Lock()
+	l.free = time.Time{}
+	l.mu.Unlock()
+	poll(time.Minute).ok(t, "card declined")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.free.After(time.Now()) {
+		t.Error("nobody waits for what it read")
+	}
+}
+
 // No page sends more statements than its turn costs.
 func TestOpenPagesSendFewStatements(t *testing.T) {
 	t.Parallel()

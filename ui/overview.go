@@ -29,9 +29,9 @@ func (o *overview) Total(states ...drover.State) string {
 	for i := range o.Queues {
 		for _, state := range states {
 			sum += o.Queues[i].Jobs[state]
-		}
-		if o.Queues[i].Estimated {
-			about = "~"
+			if o.Queues[i].About(state) {
+				about = "~"
+			}
 		}
 	}
 	return about + number(sum)
@@ -54,6 +54,21 @@ func (o *overview) Calm() bool {
 type queueRow struct {
 	drover.QueueDepth
 	Serving int // living supervisors
+}
+
+// About reports whether the number of jobs in a state may be an estimate. drover counts 200 unfinished jobs of a queue and
+// 200 dead ones, so fewer are exact.
+func (r queueRow) About(state drover.State) bool {
+	const counted = 200
+	dead := r.Jobs[drover.Discarded]
+	if state == drover.Discarded {
+		return r.Estimated && dead >= counted
+	}
+	unfinished := -dead
+	for _, n := range r.Jobs {
+		unfinished += n
+	}
+	return r.Estimated && unfinished >= counted
 }
 
 // Cells are the jobs by state, in the order of depthStates.

@@ -29,8 +29,8 @@ func TestPagesOfARichDatabase(t *testing.T) {
 	get(t, h, "/queue?name=payments").ok(t, "app-1, process 7", "Oldest due", `href="jobs?queue=payments&amp;state=parked"`)
 	get(t, h, "/queue?name=post").ok(t, "This queue is paused by ada (the post is on strike)", "until somebody resumes it")
 	get(t, h, "/jobs").ok(t, waitingID, deadID, "attempts_exhausted", "card declined again")
-	get(t, h, "/jobs?state=discarded&queue=payments").ok(t, deadID).lacks(t, waitingID, killerID)
-	get(t, h, "/job?id="+waitingID).ok(t, "It has been due since", "&#34;OrderID&#34;: 1", "vip", "cust/7", "Metadata", "No run has failed.")
+	get(t, h, "/jobs?state=discarded&queue=payments").ok(t, deadID, `<a href="jobs?state=discarded" aria-current="page">Dead letters</a>`).lacks(t, waitingID, killerID)
+	get(t, h, "/job?id="+waitingID).ok(t, `It has been due since <time datetime="20`, "&#34;OrderID&#34;: 1", "vip", "cust/7", "Metadata", "No run has failed.")
 	get(t, h, "/job?id="+deadID).ok(t, "What comes next", "2 runs have failed", "card declined again", "goroutine 7 [running]", "*bank.Error", "next run 15 s later", "after 31 ms",
 		"drover jobs redrive "+deadID, `href="failure?id=`+groupID)
 	get(t, h, "/text?part=args&id="+deadID).ok(t, `"OrderID": 42`)

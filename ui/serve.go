@@ -70,12 +70,14 @@ type menuItem struct {
 	Here       bool
 }
 
+const deadLetters = "Dead letters" // a list of jobs that has its own entry
+
 // menuItems are in the order of the menu.
 func menuItems(here string) []menuItem {
 	items := []menuItem{
 		{Name: "Overview", Href: "./"},
 		{Name: "Jobs", Href: "jobs"},
-		{Name: "Dead letters", Href: "jobs?state=discarded"},
+		{Name: deadLetters, Href: "jobs?state=discarded"},
 		{Name: "Failures", Href: "failures"},
 		{Name: "Redrives", Href: "redrives"},
 		{Name: "Periodic", Href: "periodic"},
@@ -163,6 +165,10 @@ func (s *site) get(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		v, err = s.live.load(r, p, q)
 	}
+	if errors.Is(err, errNoTurn) {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
 	if err != nil {
 		s.failed(w, r, err)
 		return
@@ -190,6 +196,9 @@ func pathOf(r *http.Request) string {
 func (s *site) render(w http.ResponseWriter, r *http.Request, status int, name, menu string, v *view) {
 	if v.At.IsZero() {
 		v.At = s.now()
+	}
+	if v.Title == deadLetters {
+		menu = deadLetters
 	}
 	var b bytes.Buffer
 	f := frame{view: v, Menu: menuItems(menu), Style: s.assets["/style.css"].address, Script: s.assets["/live.js"].address, Live: status == http.StatusOK && s.pages[atOf(r)].live, ask: s.asker(r)}

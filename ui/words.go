@@ -3,6 +3,7 @@ package ui
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 	"unicode"
@@ -29,6 +30,26 @@ func (w words) free(text any) string { return visible(w.clean(fmt.Sprint(text)))
 // cell is free, cut for a table.
 func (w words) cell(text any) string {
 	return cut(strings.Join(strings.Fields(w.free(text)), " "), cellLength)
+}
+
+// piece is a part of a sentence; ISO is set if it is a time.
+type piece struct{ Text, ISO string }
+
+var timeInText = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC`)
+
+// sentence shows a text, in which times are parts of their own, so that a browser can show them in the reader's zone.
+func (w words) sentence(text string) (pieces []piece) {
+	text = w.free(text)
+	from := 0
+	for _, at := range timeInText.FindAllStringIndex(text, -1) {
+		t, err := time.Parse("2006-01-02 15:04:05 UTC", text[at[0]:at[1]])
+		if err != nil {
+			continue
+		}
+		pieces = append(pieces, piece{Text: text[from:at[0]]}, piece{text[at[0]:at[1]], t.Format(time.RFC3339)})
+		from = at[1]
+	}
+	return append(pieces, piece{Text: text[from:]})
 }
 
 // json shows a value as JSON: its texts are redacted before they are encoded.

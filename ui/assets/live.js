@@ -36,9 +36,10 @@
     reading = true;
     const began = Date.now();
     try {
-      const answer = await fetch(location.href, { redirect: "error", cache: "no-store", headers: { "Drover-Live": "again" } });
+      const answer = await fetch(location.href, { redirect: "error", cache: "no-store", headers: { "Drover-Live": source ? "again" : "poll" } });
+      if (answer.status === 204) return; // too many pages are open: it has its turn later
       const text = await answer.text();
-      rest = Date.now() + share * (Date.now() - began);
+      if (source) rest = Date.now() + share * (Date.now() - began); // a page that polls waits for its turn as well
       if (!answer.ok) throw new Error("the answer was " + answer.status);
       if (busy()) return;
       show(new DOMParser().parseFromString(text, "text/html"));
