@@ -65,7 +65,8 @@ type Event struct {
 //	Parked       it failed and waits for a newer build, or for its place in a redrive … Duration Class Error
 //	Snoozed      it waits, attempt given back … Duration Backoff Next
 //	Cancelled    nobody wants it any more     … Duration Error; by an operator By Why
-//	Released     handed back by a stop, or by a pause before it started   … Duration
+//	Released     handed back by a stop; or before it started, by a pause or after a second without a slot
+//	                                          … Duration (0: it had not started)
 //	StaleSettle  the outcome was refused: the job belonged to another supervisor by then
 //	Rescued      freed from a dead supervisor … Class Error Backoff Next (Supervisor is the dead one)
 //	Redriven     an ended job is due again    JobID By Why; of a paced redrive Supervisor Count instead

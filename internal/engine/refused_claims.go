@@ -180,7 +180,8 @@ func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
 
 // PickApart claims the jobs of a failed claim in parts, and takes the jobs at fault out of the way. If none of the jobs
 // passes, it tries jobs from the other end of the lanes. If none passes there either, perhaps no single job is at
-// fault: only jobs with a lasting error are taken out of the way.
+// fault: only jobs with a lasting error are taken out of the way. A job that is the only one due, and whose claim ran
+// into its time limit, is set aside: each claim of it would take the server that long again.
 func (c *claimer) PickApart(base context.Context) {
 	p, why := c.Refused.Failed, c.Refused.why
 	c.Refused.Failed, c.Refused.why = nil, nil
@@ -207,7 +208,11 @@ func (c *claimer) PickApart(base context.Context) {
 		}
 	}
 	if err == nil && w.claimed == 0 {
-		w.refused = slices.DeleteFunc(w.refused, func(r refusedHead) bool { return !pg.Lasting(r.err) })
+		if len(w.refused) == 1 && pg.TimedOut(w.refused[0].err) { // no other job is due that could pass
+			w.refused[0].ClaimSeq = -1
+		} else {
+			w.refused = slices.DeleteFunc(w.refused, func(r refusedHead) bool { return !pg.Lasting(r.err) })
+		}
 		if len(w.refused) == 0 { // nothing passed, or nothing was there
 			err = why
 		}
@@ -412,7 +417,7 @@ func (c *claimer) refuse(base context.Context, h store.Head, why error) error {
 	if err != nil {
 		return err
 	}
-	g := &store.Refused{Path: store.PathClaim, ID: h.ID, Seq: h.ClaimSeq, Why: why, Later: !pg.Lasting(why), Aside: h.ClaimSeq < 0} // it is set aside already
+	g := &store.Refused{Path: store.PathClaim, ID: h.ID, Seq: h.ClaimSeq, Why: why, Later: !pg.Lasting(why), Aside: h.ClaimSeq < 0}
 	became, err := conn.Refuse(ctx, g, c.walkBound())
 	if err != nil || became == "" {
 		return err

@@ -551,9 +551,16 @@ func mutants() []mutant {
 		{
 			name: "everybody-is-at-fault", bug: "jobs are put off though the database refuses all of them",
 			file:  "internal/engine/refused_claims.go",
-			old:   "\tif err == nil && w.claimed == 0 {\n\t\tw.refused = slices",
-			new:   "\tif err == nil && w.claimed < 0 {\n\t\tw.refused = slices",
+			old:   "\tif err == nil && w.claimed == 0 {\n\t\tif len(w.refused) == 1",
+			new:   "\tif err == nil && w.claimed < 0 {\n\t\tif len(w.refused) == 1",
 			tests: []string{"TestClaimsThatAreAllRefusedWait"},
+		},
+		{
+			name: "slow-alone", bug: "the only job due, too slow to claim, is claimed again and again",
+			file:  "internal/engine/refused_claims.go",
+			old:   "if len(w.refused) == 1 && pg.TimedOut(w.refused[0].err) {",
+			new:   "if false {",
+			tests: []string{"TestTheOnlyJobDueIsTooSlowToClaim"},
 		},
 		{
 			name: "cap-after-jitter", bug: "the cap comes after the jitter",
