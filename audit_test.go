@@ -20,7 +20,7 @@ import (
 // Every method of Client that changes what is there takes an Audit as its last argument.
 func TestEveryVerbTakesAnAudit(t *testing.T) {
 	t.Parallel()
-	const others = " Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx Explain ExportArchive FailureGroup FailureGroups Job Jobs" +
+	const others = " Activity Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx Explain ExportArchive FailureGroup FailureGroups Job Jobs" +
 		" NewSupervisor Pauses PeriodicJob PeriodicJobs PreviewPeriodic PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary Supervisors "
 	client := reflect.TypeFor[*Client]()
 	verbs := 0

@@ -111,6 +111,7 @@ insert into jobs (kind, queue, state, finalized_at) values ('charge', 'payments'
 insert into drover_set_aside (path, job, error, code, retry_at) select 'prune', id, 'violates foreign key constraint', '23503', now() + interval '15 s' from jobs where state = 'cancelled';
 insert into drover_set_aside (path, job, error, code, retry_at) select 'rescue', id, 'canceling statement due to statement timeout', '57014', now() + interval '15 s' from jobs where state = 'running';
 insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', '` + docsID + `', 'no', 'P0001', now());
+insert into drover_activity (seconds, queue, supervisor, started, waited, completed, failed, discarded) values (60, 'payments', 'gone', 20, 1.5, 18, 2, 0);
 insert into drover_failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job)
 values ('00c0ffee00c0ffee', 'charge', 'error', 'card declined', now(), now(), 2, 1, '` + docsID + `');
 insert into jobs (id, kind, queue, args, state, finalized_at, discard_reason, class, fingerprint, attempt, errors_total, errors)

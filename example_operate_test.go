@@ -28,6 +28,16 @@ func discardOne(pool *pgxpool.Pool) (id string) {
 	return runOnce(pool, drover.Handle(fail, drover.WorkerOpts{MaxAttempts: 1}), Parcel{Number: 7}).ID
 }
 
+// withActivity has what a supervisor has written of twenty minutes.
+func withActivity() (client *drover.Client, end func()) {
+	pool, end := migratedPool()
+	_, err := pool.Exec(context.Background(), `
+insert into drover_activity (at, seconds, queue, supervisor, started, waited, completed, failed, discarded)
+select now() - n * interval '1 min', 60, 'emails', 'app-1', 10, 0.2, 9, 1, 0 from generate_series(3, 22) n`)
+	must(err)
+	return clientOf(pool), end
+}
+
 // The whole story of a job.
 func ExampleClient_Job() {
 	client, id, end := withDiscarded()
@@ -104,6 +114,27 @@ func ExampleClient_Snapshot() {
 		}
 	}
 	// Output: default waiting: 0 dead: 1
+}
+
+// Busy queues: the runs of an hour, and how many of them failed.
+func ExampleClient_Activity() {
+	ctx := context.Background()
+	client, end := withActivity()
+	defer end()
+
+	queues, err := client.Activity(ctx)
+	if err != nil {
+		panic(err)
+	}
+	for _, q := range queues {
+		var completed, failed float64
+		for _, minute := range q.Minutes {
+			completed += minute.Completed
+			failed += minute.Failed + minute.Discarded
+		}
+		fmt.Printf("%s: %.0f completed, %.0f failed\n", q.Queue, completed, failed)
+	}
+	// Output: emails: 180 completed, 20 failed
 }
 
 // The parcel has an address now.

@@ -119,7 +119,7 @@ type reference struct {
 }
 
 func newReference(tb *rapidTB, db *testDB) *reference {
-	db.exec(tb, `truncate jobs, jobs_archive, drover_supervisors, drover_crews, drover_ended_supervisors, drover_redrives, drover_redrive_queues, drover_failure_groups, drover_failure_tallies`)
+	db.exec(tb, `truncate jobs, jobs_archive, drover_supervisors, drover_crews, drover_ended_supervisors, drover_redrives, drover_redrive_queues, drover_failure_groups, drover_failure_tallies, drover_activity`)
 	m := &reference{testDB: db, tb: tb, jobs: map[string]*modelJob{}, archived: map[string]*modelJob{}, fresh: map[string]letGo{}}
 	m.start(false)
 	m.start(true)

@@ -48,6 +48,7 @@ type FailureGroup struct {
 	Count       int64         `json:"count"`       // failed runs
 	Jobs        int64         `json:"jobs"`        // jobs they happened to
 	LastJobID   string        `json:"last_job_id"` // the job it happened to last
+	Hourly      []int64       `json:"hourly"`      // failed runs in each of the last 24 hours of the clock, oldest first; the last hour is not over
 	Status      FailureStatus `json:"status"`
 	ResolvedAt  *time.Time    `json:"resolved_at,omitempty"`
 	RegressedAt *time.Time    `json:"regressed_at,omitempty"` // when it last came back after it had been resolved

@@ -707,3 +707,57 @@ func TestPolicyIsLiftedBesideARefusedAndALockedJob(t *testing.T) {
 		t.Errorf("%d of 200 came back", n)
 	}
 }
+
+// O-4: a group counts its failed runs by the hour. What comes late goes into its own hour.
+func TestFailuresByTheHour(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	tally := func(hoursAgo, count int) {
+		t.Helper()
+		db.exec(t, `insert into drover_failure_tallies (fingerprint, at, kind, class, error_type, sample, count, jobs, last_job)
+			values ('00000000000000aa', date_trunc('hour', now()) + interval '1 minute' - $1 * interval '1 hour', 'k', 'error', '', 'text', $2, 1, '')`, hoursAgo, count)
+		db.exec(t, `select count(*) from drover_failures_add()`)
+	}
+	hours := func() (got string) {
+		t.Helper()
+		g, err := db.client.FailureGroup(t.Context(), "00000000000000aa")
+		if err != nil || len(g.Hourly) != 24 {
+			t.Fatal(g, err)
+		}
+		for i, n := range g.Hourly {
+			if n > 0 {
+				got += fmt.Sprintf("%d:%d ", 23-i, n)
+			}
+		}
+		return got
+	}
+	var began time.Time
+	for {
+		now := value[time.Time](t, db, `select date_trunc('hour', now())`)
+		if now.Equal(began) {
+			break // no hour of the clock ended meanwhile
+		}
+		began = now
+		db.exec(t, `delete from drover_failure_groups`)
+		for _, c := range []struct {
+			hoursAgo, count int
+			want            string
+		}{
+			{5, 3, "5:3 "}, {5, 1, "5:4 "}, {2, 7, "5:4 2:7 "}, {4, 2, "5:4 4:2 2:7 "}, {23, 1, "23:1 5:4 4:2 2:7 "}, {24, 9, "23:1 5:4 4:2 2:7 "}, {0, 6, "23:1 5:4 4:2 2:7 0:6 "},
+		} {
+			tally(c.hoursAgo, c.count)
+			if got := hours(); got != c.want && began.Equal(value[time.Time](t, db, `select date_trunc('hour', now())`)) {
+				t.Errorf("%d failures %d hours ago: %s, want %s", c.count, c.hoursAgo, got, c.want)
+			}
+		}
+	}
+	for odd, want := range map[string]string{
+		`hours = '{9223372036854775807,null}', last_seen = now()`: "0:9223372036854775807 ", `hours = '{1,2,3}', last_seen = 'infinity'`: "2:3 1:2 0:1 ", `hours = '{1}', last_seen = '-infinity'`: "0:1 ",
+	} {
+		db.exec(t, `update drover_failure_groups set `+odd)
+		tally(0, 1)
+		if got := hours(); got != want {
+			t.Errorf("%s: %q, want %q", odd, got, want)
+		}
+	}
+}

@@ -343,6 +343,8 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	_, err = c.Pauses(ctx)
 	c.ok(t, "Pauses", err)
 	c.ok(t, "Resume", c.Resume(ctx, KindScope("nobody"), Audit{}))
+	_, err = c.Activity(ctx, "default")
+	c.ok(t, "Activity", err)
 	shot, err := c.Snapshot(ctx)
 	c.ok(t, "Snapshot", err)
 	if len(shot.NotSeen) > 0 {

@@ -265,6 +265,83 @@ func (s *Snapshot) readRedrive(rows pgx.Rows) error {
 	return err
 }
 
+// QueueActivity is what ran in a queue.
+type QueueActivity struct {
+	Queue   string           `json:"queue"`
+	Minutes []ActivityMinute `json:"minutes"` // all of them, oldest first, one after the other
+}
+
+// ActivityMinute is one minute of QueueActivity. Supervisors count over a minute that begins at any second, and their
+// counts are spread evenly over the two minutes of the clock that they touch: so they are no whole numbers.
+type ActivityMinute struct {
+	At        time.Time `json:"at"`        // its beginning, by the server's clock
+	Started   float64   `json:"started"`   // runs
+	WaitMS    float64   `json:"wait_ms"`   // how long the jobs of Started had been due, on average, in milliseconds
+	Completed float64   `json:"completed"` // runs
+	Failed    float64   `json:"failed"`    // runs whose jobs are retried or parked
+	Discarded float64   `json:"discarded"` // runs whose jobs were discarded, and jobs that expired
+}
+
+// Activity returns how many jobs ran in the last hour, in these queues, or in all if none is named: at most 1,000, by
+// name. A queue in which nothing ran is left out. The hour ends one to two minutes ago, because each supervisor writes
+// its counts once a minute. The counts of the last minute of a process that died are missing. It reads a row for each supervisor,
+// queue and minute, and no jobs. Errors: ErrNotMigrated.
+func (c *Client) Activity(ctx context.Context, queues ...string) ([]QueueActivity, error) {
+	type minute struct {
+		Queue string
+		ActivityMinute
+	}
+	rows, err := pg.ReadAll(ctx, c.desk.pool, func(row pgx.CollectableRow) (m minute, err error) {
+		return m, row.Scan(&m.Queue, &m.At, &m.Started, &m.WaitMS, &m.Completed, &m.Failed, &m.Discarded)
+	}, sqlActivity, queues, snapshotQueues)
+	if err != nil {
+		return nil, fmt.Errorf("read how many jobs ran: %w", err)
+	}
+	all := []QueueActivity{}
+	for _, m := range rows {
+		if len(all) == 0 || all[len(all)-1].Queue != m.Queue {
+			all = append(all, QueueActivity{Queue: m.Queue})
+		}
+		q := &all[len(all)-1]
+		q.Minutes = append(q.Minutes, m.ActivityMinute)
+	}
+	return all, nil
+}
+
+// sqlActivity spreads each row of drover_activity over the minutes that it touches, which it numbers since 1970. A usual
+// row touches two: its sums are split where the later minute begins. The primary key finds the rows.
+const sqlActivity = `
+with hour as (
+	select floor(date_part('epoch', now()) / 60)::int - 61 as first, floor(date_part('epoch', now()) / 60)::int - 2 as last
+), told as not materialized (
+	select a.*, date_part('epoch', a.at) as until from drover_activity a
+	where a.at > (select to_timestamp(first * 60) from hour) and (cardinality($1::text[]) is null or cardinality($1::text[]) = 0 or a.queue = any($1))
+), usual as (
+	select queue, ended, sum(started) as started, sum(waited) as waited, sum(completed) as completed, sum(failed) as failed, sum(discarded) as discarded,
+		sum(started * late) as started_late, sum(waited * late) as waited_late, sum(completed * late) as completed_late, sum(failed * late) as failed_late, sum(discarded * late) as discarded_late
+	from told cross join lateral (select floor(until / 60)::int as ended) e cross join lateral (select least((until - ended * 60) / seconds, 1) as late) l
+	where seconds <= 90 group by queue, ended
+), spread as (
+	select queue, ended as minute, started_late as started, waited_late as waited, completed_late as completed, failed_late as failed, discarded_late as discarded from usual
+	union all
+	select queue, ended - 1, started - started_late, waited - waited_late, completed - completed_late, failed - failed_late, discarded - discarded_late from usual
+	union all
+	select queue, minute, started * part, waited * part, completed * part, failed * part, discarded * part from told
+	cross join lateral generate_series(floor((until - seconds) / 60)::int, floor(until / 60)::int) as minute
+	cross join lateral (select (least(until, minute * 60 + 60) - greatest(until - seconds, minute * 60)) / seconds as part) p
+	where seconds > 90
+), counted as (
+	select queue, minute, sum(started) as started, sum(waited) as waited, sum(completed) as completed, sum(failed) as failed, sum(discarded) as discarded
+	from spread where minute between (select first from hour) and (select last from hour) and started + completed + failed + discarded > 0 group by queue, minute
+), named as (
+	select distinct queue from counted order by queue limit $2
+)
+select n.queue, to_timestamp(minute * 60), coalesce(round(c.started::numeric, 3), 0)::float8, coalesce(round((c.waited / nullif(c.started, 0) * 1000)::numeric, 3), 0)::float8,
+	coalesce(round(c.completed::numeric, 3), 0)::float8, coalesce(round(c.failed::numeric, 3), 0)::float8, coalesce(round(c.discarded::numeric, 3), 0)::float8
+from hour cross join named n cross join lateral generate_series(first, last) as minute
+left join counted c using (queue, minute)
+order by n.queue, minute`
+
 // SupervisorState is whether a supervisor works.
 type SupervisorState string
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"maps"
 	"math"
 	"regexp"
@@ -346,5 +347,142 @@ func TestCostOfASnapshot(t *testing.T) {
 		if least > bound || least < 4*10 {
 			t.Errorf("%s: %d buffers for 4 queues:\n%s", name, least, best)
 		}
+	}
+}
+
+// O-3, C-2: a stop writes how many jobs ran, and they are read minute by minute.
+func TestActivity(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	if got, err := db.client.Activity(t.Context()); err != nil || len(got) != 0 || got == nil {
+		t.Fatal(got, err)
+	}
+	for kind, n := range map[string]int{"ok": 10, "fails": 3, "dies": 2} {
+		for range n {
+			db.enqueue(t, dyn{kind: kind}, nil)
+		}
+	}
+	db.enqueue(t, dyn{kind: "ok"}, &EnqueueOpts{ExpiresAt: time.Now().Add(-time.Hour)})
+	db.exec(t, `update jobs set scheduled_at = scheduled_at - interval '2 s'`)
+	_, stop := db.start(t, SupervisorConfig{Queues: []Queue{{}, {Name: "idle"}}, Workers: []Worker{
+		dynWorker("ok", WorkerOpts{}, doNothing),
+		dynWorker("fails", WorkerOpts{Retry: Constant{Delay: time.Hour}}, func(context.Context, *Job) error { return errBoom }),
+		dynWorker("dies", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error { return errBoom }),
+	}})
+	db.waitFor(t, 30*time.Second, `select count(*) = 16 from jobs where state in ('completed', 'discarded') or errors_total > 0`)
+	stop()
+	if row := value[string](t, db, `select format('%s: %s started, %s completed, %s failed, %s discarded, %s', queue, started, completed, failed, discarded, waited between 30 and 900 and seconds > 0) from drover_activity`); row != "default: 15 started, 10 completed, 3 failed, 3 discarded, t" {
+		t.Errorf("written: %s", row)
+	}
+	if got, err := db.client.Activity(t.Context()); err != nil || len(got) != 0 {
+		t.Errorf("a minute that may not be written everywhere is read: %v, %v", got, err)
+	}
+	db.exec(t, `update drover_activity set at = at - interval '3 minutes'`)
+	got, err := db.client.Activity(t.Context())
+	if err != nil || len(got) != 1 || got[0].Queue != "default" || len(got[0].Minutes) != 60 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	var sum ActivityMinute
+	for _, m := range got[0].Minutes {
+		sum.Started, sum.Completed, sum.Failed, sum.Discarded = sum.Started+m.Started, sum.Completed+m.Completed, sum.Failed+m.Failed, sum.Discarded+m.Discarded
+		if m.Started > 0 && m.WaitMS < 2000 {
+			t.Errorf("jobs that were due for two seconds waited %v ms", m.WaitMS)
+		}
+	}
+	if want := (ActivityMinute{Started: 15, Completed: 10, Failed: 3, Discarded: 3}); !sum.near(want) {
+		t.Errorf("%+v, want %+v", sum, want)
+	}
+}
+
+func (m ActivityMinute) near(other ActivityMinute) bool {
+	near := func(a, b float64) bool { return math.Abs(a-b) < 0.002 } // they are rounded
+	return near(m.Started, other.Started) && near(m.WaitMS, other.WaitMS) && near(m.Completed, other.Completed) && near(m.Failed, other.Failed) && near(m.Discarded, other.Discarded)
+}
+
+// The sums of two supervisors are added up, and a row counts for each minute by the part of its time that is in it.
+func TestActivityBySpread(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	minute := func() time.Time { return value[time.Time](t, db, `select date_trunc('minute', now())`) }
+	var now time.Time
+	var all []QueueActivity
+	for !now.Equal(minute()) { // again, if a minute of the clock ended meanwhile
+		now = minute()
+		db.exec(t, `truncate drover_activity`)
+		for _, row := range []struct {
+			queue, supervisor, at               string
+			seconds, started, waited, completed int
+		}{
+			{"b", "one", "-9 min -45 s", 60, 40, 80, 100},
+			{"b", "two", "-10 min", 60, 40, 0, 100},
+			{"a", "one", "-59 min", 240, 40, 40, 40}, // it began before the hour
+			{"a", "one", "-1 min", 60, 40, 40, 40},
+			{"c", "one", "-61 min", 60, 1, 1, 1},
+			{"d", "one", "-20 s", 30, 1, 1, 1},
+		} {
+			db.exec(t, `insert into drover_activity (at, seconds, queue, supervisor, started, waited, completed, failed, discarded) values ($1::timestamptz + $2::text::interval, $3, $4, $5, $6, $7, $8, 4, 8)`,
+				now, row.at, row.seconds, row.queue, row.supervisor, row.started, row.waited, row.completed)
+		}
+		var err error
+		if all, err = db.client.Activity(t.Context()); err != nil || len(all) != 2 || all[0].Queue != "a" || all[1].Queue != "b" {
+			t.Fatalf("%d queues, %v", len(all), err)
+		}
+	}
+	b := func(minutesAgo int) ActivityMinute { return all[1].Minutes[61-minutesAgo] }
+	if m, want := b(11), (ActivityMinute{Started: 70, WaitMS: 60. / 70 * 1000, Completed: 175, Failed: 7, Discarded: 14}); !m.near(want) || !m.At.Equal(now.Add(-11*time.Minute)) {
+		t.Errorf("eleven minutes ago: %+v, want %+v", m, want)
+	}
+	if m, want := b(10), (ActivityMinute{Started: 10, WaitMS: 2000, Completed: 25, Failed: 1, Discarded: 2}); !m.near(want) {
+		t.Errorf("ten minutes ago: %+v, want %+v", m, want)
+	}
+	if m := b(9); !m.near(ActivityMinute{}) {
+		t.Errorf("nine minutes ago: %+v", m)
+	}
+	if first, last := all[0].Minutes[0], all[0].Minutes[59]; !first.near(ActivityMinute{Started: 10, WaitMS: 1000, Completed: 10, Failed: 1, Discarded: 2}) || !last.near(ActivityMinute{Started: 40, WaitMS: 1000, Completed: 40, Failed: 4, Discarded: 8}) {
+		t.Errorf("the ends of the hour: %+v, %+v", first, last)
+	}
+	if one, err := db.client.Activity(t.Context(), "b", "nobody"); err != nil || len(one) != 1 || one[0].Queue != "b" {
+		t.Errorf("of one queue: %+v, %v", one, err)
+	}
+}
+
+// Counts that could not be written are written the next time. Each run counts once.
+func TestActivityThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	var book logbook
+	var heard eventLog
+	s := db.via(t, Config{Logger: slog.New(&book), Hooks: []Hooks{heard.hooks()}}).launch(t, SupervisorConfig{}).engine
+	ran := func(n int) {
+		for range n {
+			heard.wait(t, db.enqueue(t, job{1}, nil), "completed")
+		}
+	}
+	write := func() (rows string) {
+		s.Activity.Write(t.Context())
+		return value[string](t, db, `select coalesce(string_agg(completed::text, ' ' order by at), '') from drover_activity`)
+	}
+	ran(2)
+	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not today'; end $$`)
+	db.exec(t, `create trigger refuse before insert on drover_activity execute function refuse()`)
+	if got := write(); got != "" || len(book.from(slog.LevelWarn)) != 1 {
+		t.Fatalf("refused: %q, %v", got, book.from(slog.LevelWarn))
+	}
+	db.exec(t, `drop trigger refuse on drover_activity`)
+	ran(3)
+	if got := write(); got != "5" {
+		t.Errorf("after it was refused: %q, want 5", got)
+	}
+	if got := write(); got != "5" {
+		t.Errorf("nothing ran: %q, want 5", got)
+	}
+	ran(4)
+	if got := write(); got != "5 4" {
+		t.Errorf("after four more: %q, want 5 4", got)
+	}
+	db.exec(t, `update drover_activity set at = at - interval '2 hours' where completed = 5`)
+	eventually(t, s.Prunes.Load)
+	if got := write(); got != "4" {
+		t.Errorf("the old row is there: %q", got)
 	}
 }

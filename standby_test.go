@@ -97,6 +97,7 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 		ends.end(t, id)
 	}
 	sup.stop(t)
+	db.exec(t, `update drover_activity set at = at - interval '10 minutes'`)
 	if err := db.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
 		_, err := store.Session{Conn: conn.Conn()}.TendFailures(t.Context())
 		return err
@@ -149,6 +150,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		},
 		"Redrive":  func() error { _, err := c.Redrive(ctx, redrive); return err },
 		"Redrives": func() error { list, err := c.Redrives(ctx, 10); return found(len(list), err) },
+		"Activity": func() error { list, err := c.Activity(ctx); return found(len(list), err) },
 		"Snapshot": func() error {
 			s, err := c.Snapshot(ctx)
 			if err == nil {

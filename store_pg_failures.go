@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -18,7 +19,8 @@ select fingerprint, kind, class, error_type, sample,
 	count, jobs, last_job, status,
 	case when resolved_at is not null then least(greatest(resolved_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, case when regressed_at is not null then least(greatest(regressed_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end,
 	regressions, coalesce(policy, ''), coalesce(park_build, ''),
-	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, updated_why, discarded, parked
+	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, updated_why, discarded, parked,
+	drover_hours(hours, last_seen, now(), 0)
 from failures `
 
 // sqlFailures reads the whole table, which is small. The view counts the discarded jobs of the groups within the limit.
@@ -48,7 +50,8 @@ func (s *desk) failure(ctx context.Context, group string) (*FailureGroup, error)
 func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {
 	err = row.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.ErrorType, &g.Sample, &g.FirstSeen, &g.LastSeen, &g.Count, &g.Jobs, &g.LastJobID,
 		&g.Status, &g.ResolvedAt, &g.RegressedAt, &g.Regressions, &g.Policy.Action, &g.Policy.Build, &g.UpdatedAt, &g.UpdatedBy, &g.UpdatedWhy,
-		&g.Discarded, &g.Parked)
+		&g.Discarded, &g.Parked, &g.Hourly)
+	slices.Reverse(g.Hourly)
 	return g, err
 }
 

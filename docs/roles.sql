@@ -50,7 +50,7 @@ grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_un
 -- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, ticks schedules, and carries redrives on. It also enqueues.
 -- What is in the archive it cannot change, and what operators have decided it cannot make.
 grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"worker";
-grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_supervisors, drover_crews, drover_budget_slots, drover_failure_tallies, drover_set_aside to :"worker";
+grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_supervisors, drover_crews, drover_budget_slots, drover_failure_tallies, drover_set_aside, drover_activity to :"worker";
 grant select, insert, update on queues, drover_kinds, drover_builds, drover_budgets, drover_redrive_queues, drover_failure_groups to :"worker";
 grant select, update on drover_solo, drover_redrives to :"worker";
 grant select, insert, update on drover_periodic to :"worker";
@@ -59,7 +59,7 @@ grant select on job_counts, drover_limits to :"worker";
 
 -- A reader sees everything, args and error texts among it, and changes nothing.
 grant select on jobs, jobs_archive, queues, drover_kinds, drover_builds, drover_supervisors, drover_ended_supervisors, drover_crews, drover_solo, drover_set_aside, drover_redrives, drover_redrive_queues,
-	drover_budgets, drover_budget_slots, drover_failure_groups, drover_failure_tallies, drover_limits, drover_periodic,
+	drover_budgets, drover_budget_slots, drover_failure_groups, drover_failure_tallies, drover_limits, drover_periodic, drover_activity,
 	discarded_jobs, discarded_summary, job_counts, drover_on_duty, retry_budgets, failures, job_limits, periodic_jobs to :"reader";
 
 -- An operator sees what a reader sees, and cancels, discards, deletes, redrives, archives, purges, pauses, sets budgets,

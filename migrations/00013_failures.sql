@@ -29,6 +29,7 @@ create table drover_failure_groups (
 	regressions int         not null default 0,
 	policy      text        check (policy in ('discard', 'park')),
 	park_build  text collate "C",
+	hours       bigint[]    not null default '{}',
 	updated_at   timestamptz,
 	updated_by  text        not null default '',
 	updated_why text        not null default '',
@@ -40,6 +41,7 @@ comment on column drover_failure_groups.sample is 'The text of one of them: reda
 comment on column drover_failure_groups.count is 'Failed runs.';
 comment on column drover_failure_groups.jobs is 'Jobs they happened to: those whose errors did not hold the fingerprint before.';
 comment on column drover_failure_groups.last_job is 'The job it happened to last.';
+comment on column drover_failure_groups.hours is 'Failed runs in the hour of last_seen, in the hour before, and so on, 24 at most: drover_hours.';
 comment on column drover_failure_groups.status is 'open; resolved: mended, and open again as a regression when it comes back; ignored: counted, and stays so.';
 comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
 comment on column drover_failure_groups.policy is 'What a job becomes that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
@@ -79,6 +81,23 @@ $$;
 comment on function drover_newest_build() is 'The build that was seen for the first time last; null if none has been.';
 
 -- +goose StatementBegin
+create function drover_hours(hours bigint[], since timestamptz, at timestamptz, n numeric) returns bigint[] language sql immutable as $$
+	select array(
+		select least(coalesce(hours[i + was - newest], 0)::numeric + case when newest - i + 1 = is_at then n else 0 end, 9223372036854775807)::bigint
+		from generate_series(1, 24) as i order by i
+	)
+	from (
+		select was, is_at, greatest(was, is_at) as newest from (
+			select floor(extract(epoch from least(greatest(since, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z')) / 3600)::int as was,
+				floor(extract(epoch from least(greatest(at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z')) / 3600)::int as is_at
+		) as hour
+	) as h
+$$;
+-- +goose StatementEnd
+comment on function drover_hours(bigint[], timestamptz, timestamptz, numeric) is
+	'Adds n at a time to counts by the hour, of which the first is of the hour of since and each next one of the hour before. The first of the result is of the later of the two hours.';
+
+-- +goose StatementBegin
 create function drover_failures_put(ids text[]) returns bigint language plpgsql as $$
 declare
 	room int := 10000 - (select count(*) from drover_failure_groups);
@@ -104,9 +123,10 @@ begin
 			min(first_seen), max(last_seen), sum(count), sum(jobs), max(last_job)
 		from placed where beyond group by kind
 	), put as (
-		insert into drover_failure_groups as g (fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job)
-		select * from bounded
+		insert into drover_failure_groups as g (fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job, hours)
+		select b.*, drover_hours('{}', b.last_seen, b.last_seen, b.count) from bounded b
 		on conflict (fingerprint) do update set
+			hours = drover_hours(g.hours, g.last_seen, excluded.last_seen, excluded.count),
 			first_seen = least(g.first_seen, excluded.first_seen), last_seen = greatest(g.last_seen, excluded.last_seen),
 			count = least(g.count::numeric + excluded.count, 9223372036854775807), jobs = least(g.jobs::numeric + excluded.jobs, 9223372036854775807),
 			last_job = case when excluded.last_seen >= g.last_seen then excluded.last_job else g.last_job end,
@@ -366,7 +386,7 @@ drop function drover_discarded_with;
 -- A parked job would wait for ever without what releases it.
 update jobs set state = 'retryable', scheduled_at = clock_timestamp() where state = 'parked' and parked_build is not null;
 drop function drover_unpark, drover_failure_policy, drover_walk_parked, drover_failure_status,
-	drover_failures_add, drover_failures_put, drover_newest_build;
+	drover_failures_add, drover_failures_put, drover_hours, drover_newest_build;
 drop table drover_builds;
 drop table drover_failure_tallies;
 drop table drover_failure_groups;

@@ -13,8 +13,22 @@ import (
 // apiReads are what can be read. Where a page shows more than one call returns, its function loads it.
 func (s source) apiReads(w words) map[string]*operation {
 	all := map[string]*operation{
-		"overview":    reads("What needs a person, and all queues.", nil, shows(s.overview, overviewAnswerOf)),
-		"queue":       reads("One queue.", []string{"name"}, shows(s.queue, queueAnswerOf)),
+		"overview": reads("What needs a person, and all queues.", nil, shows(s.overview, overviewAnswerOf)),
+		"queue":    reads("One queue.", []string{"name"}, shows(s.queue, queueAnswerOf)),
+		"activity": reads("How many jobs ran, minute by minute of the last hour: of one queue, or of all.", []string{"queue"}, func(ctx context.Context, q query) ([]drover.QueueActivity, error) {
+			if err := q.only("queue"); err != nil {
+				return nil, err
+			}
+			queue, err := q.one("queue")
+			var queues []string
+			if queue != "" {
+				queues = []string{queue}
+			}
+			if err != nil {
+				return nil, err
+			}
+			return s.client.Activity(ctx, queues...)
+		}),
 		"supervisors": reads("The processes that run jobs, oldest first.", nil, shows(s.supervisors, func(d *supervisorsData) []drover.SupervisorInfo { return d.Supervisors })),
 		"health":      reads("What makes the queue slow, worst first.", nil, shows(s.healthPage, func(d *drover.Snapshot) healthAnswer { return healthAnswer{d.At, d.Level, d.Findings, d.NotSeen} })),
 		"jobs":        reads("A page of jobs, newest first; dead letters, latest discarded first.", append(filterKeys(), "after", "limit"), s.jobList),

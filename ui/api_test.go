@@ -14,6 +14,7 @@ import (
 func readable() map[string][]string {
 	return map[string][]string{
 		"overview": {`"queues":[`, `"unserved":["nobody"]`, killerID, groupID, "the post is on strike", "s-alive"}, "queue?name=payments": {`"queue":"payments"`, `"parked":1`, "s-alive", `"pauses":[]`},
+		"activity": {`"queue":"payments"`, `"completed":100`}, "activity?queue=post": {"[]"},
 		"supervisors": {`"state":"alive"`, `"state":"silent"`}, "health": {"a due job of queue nobody has waited 20m"}, "jobs": {waitingID, deadID, killerID}, "jobs?state=discarded&queue=payments&limit=1": {deadID},
 		"job?id=" + deadID: {`"OrderID":42`, "card declined again", "goroutine 7 [running]", `"seen":"0/discarded/`}, "explanation?id=" + deadID: {`"story":[`, `"next":"`, "drover jobs redrive " + deadID},
 		"failures": {groupID, "card declined"}, "failures?status=resolved": {"[]"}, "failure?id=" + groupID: {`"discarded":1`, `"seen":"open//"`},

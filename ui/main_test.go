@@ -254,6 +254,8 @@ insert into drover_budgets (scope, retries) values ('queue:payments', 100);
 insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, host, pid, build, beat_at) values
 	('s-alive', 3600000, '{payments}', '{"payments": 4}', '{x}', 'app-1', 7, 'v2', now()),
 	('s-silent', 1000, '{payments,post}', '{}', '{}', 'app-2', 8, 'v1', now() - interval '1 h');
+insert into drover_activity (at, seconds, queue, supervisor, started, waited, completed, failed, discarded)
+select now() - n * interval '1 min', 60, 'payments', 's-alive', 100 + n, 4 * n, 100, 5, 0 from generate_series(1, 70) n;
 select drover_periodic_set('nightly', 'report', '30 2 * * *');
 select drover_pause('queue:post', 'infinity', 'ada', 'the post is on strike');
 insert into drover_redrives (id, filter, rate, state, matched, released, skipped, started_by, why) values ('` + redriveID + `', '{"kind": "charge"}', 50, 'running', 400, 100, 0, 'ada', 'the bank is back');

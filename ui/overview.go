@@ -53,7 +53,8 @@ func (o *overview) Calm() bool {
 // queueRow is a queue with its jobs by state.
 type queueRow struct {
 	drover.QueueDepth
-	Serving int // living supervisors
+	Serving int  // living supervisors
+	Ran     *ran // nil: nothing within an hour
 }
 
 // About reports whether the number of jobs in a state may be an estimate. drover counts 200 unfinished jobs of a queue and
@@ -114,7 +115,7 @@ func (l look) serving(queue string) (n int) {
 func (l look) rows() []queueRow {
 	rows := make([]queueRow, len(l.Queues))
 	for i, q := range l.Queues {
-		rows[i] = queueRow{q, l.serving(q.Queue)}
+		rows[i] = queueRow{QueueDepth: q, Serving: l.serving(q.Queue)}
 	}
 	slices.SortStableFunc(rows, func(a, b queueRow) int { return compareDue(a.OldestDue, b.OldestDue) })
 	return rows
@@ -132,7 +133,12 @@ func (s source) overview(ctx context.Context, q query) (*view, error) {
 	if o.CameBack, err = s.client.FailureGroups(ctx, drover.FailureFilter{Status: drover.FailureOpen, Regressed: true, Limit: fewJobs}); err != nil {
 		return nil, err
 	}
-	for _, row := range o.Queues {
+	activity, err := s.activity(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i, row := range o.Queues {
+		o.Queues[i].Ran = activity[row.Queue]
 		if row.OldestDue != nil && row.Serving == 0 {
 			o.Unserved = append(o.Unserved, row.Queue)
 		}
@@ -179,6 +185,11 @@ func (s source) queue(ctx context.Context, q query) (*view, error) {
 			d.queueRow, d.Known = row, true
 		}
 	}
+	activity, err := s.activity(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	d.Ran = activity[name]
 	for i := range now.Pauses {
 		switch p := &now.Pauses[i]; p.Scope {
 		case drover.QueueScope(name):

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -129,4 +130,33 @@ func TestPagesOfTheList(t *testing.T) {
 			t.Errorf("%q: %d jobs on %d pages, want %d on %d", c.filter, len(jobs), pages, want, c.pages)
 		}
 	}
+}
+
+// Plots have a bar for each minute or hour, and a sentence for readers who do not see them.
+func TestPlots(t *testing.T) {
+	t.Parallel()
+	p := plotOf("three", []float64{0, 50, 100}, []float64{0, 1, 50})
+	if want := (plot{"M1.5 20v-10.0M2.5 20v-20.0", "M1.5 20v-0.5M2.5 20v-10.0", 3, "three"}); p != want {
+		t.Errorf("%+v, want %+v", p, want)
+	}
+	if p := plotOf("", nil, nil); p != (plot{}) {
+		t.Errorf("of nothing: %+v", p)
+	}
+	h, pool := newSite(t, Options{}, richSQL, `update drover_failure_groups set hours = '{7,3}'`)
+	get(t, h, "/").ok(t, `aria-label="Runs that ended, each minute of an hour: at most 105, 105 lately"`, `<span class="error">4.8 % failed</span>`)
+	get(t, h, "/queue?name=payments").ok(t, "The part of them that failed: at most 4.8 %, 4.8 % lately", "How long jobs had been due when they started, on average: at most ", `<path class="bad" d="M0.5 20v-`)
+	get(t, h, "/queue?name=post").ok(t, "Nothing ran, as far as it is known yet")
+	get(t, h, "/failures").ok(t, "Failed runs, each hour of a day: 10 in all, at most 7 in an hour")
+	get(t, h, "/failure?id="+groupID).ok(t, "Failed runs, each hour of a day: 10 in all, at most 7 in an hour")
+
+	// Without what ran, the rest is shown.
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `lock table drover_activity in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	get(t, h, "/").ok(t, "payments", "What needs a person").lacks(t, `class="plot`)
 }

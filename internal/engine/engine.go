@@ -27,6 +27,7 @@ type Engine struct {
 	Pruner    *pruner
 	Runner    *runner
 	Budgets   *budgets
+	Activity  *activity
 	stopNow   chan struct{}
 	stopOnce  sync.Once
 }
@@ -34,7 +35,7 @@ type Engine struct {
 // New returns an engine that runs nothing yet.
 func New(cfg Config, pool *pg.Pool) *Engine {
 	s := NewShared(cfg, pool)
-	e := &Engine{Shared: s, stopNow: make(chan struct{}), Redriver: newRedriver(s), Scheduler: newScheduler(s), Pruner: NewPruner(s), Budgets: &budgets{Shared: s}}
+	e := &Engine{Shared: s, stopNow: make(chan struct{}), Redriver: newRedriver(s), Scheduler: newScheduler(s), Pruner: NewPruner(s), Budgets: &budgets{Shared: s}, Activity: newActivity(s)}
 	e.Settler = newSettler(s, e.Budgets, e.Redriver)
 	e.Runner = NewRunner(s, e.Settler, func(f func()) { go f() })
 	e.Claimer = newClaimer(s, e.Runner)
@@ -57,6 +58,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 //	prune   ×1  deletes or archives old jobs that have ended; stops with ctx
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
 //	tick    ×1  enqueues periodic jobs, while there is a schedule; stops with ctx
+//	count   ×1  writes how many jobs ran, once a minute; stops with ctx, and writes again after settle
 //	dropped ×1  logs that hooks miss events; stops when Run returns, or with a log that hangs
 //	report  ×n  a subscriber's hooks; stops when it has passed on all events. If a hook hangs, Run does not wait for it
 func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
@@ -84,6 +86,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	untilStop.Go(func() { e.Pruner.run(claiming) })
 	untilStop.Go(func() { e.Redriver.run(claiming) })
 	untilStop.Go(func() { e.Scheduler.run(claiming) })
+	untilStop.Go(func() { e.Activity.run(claiming) })
 	untilStop.Go(func() { e.Claimer.run(claiming, finishing) })
 	whileWorking.Go(func() { e.Keeper.run(working) })
 	whileWorking.Go(func() { e.Runner.watch(working) })
@@ -109,6 +112,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	}
 	e.Keeper.EndStrays(ending)
 	e.Keeper.UndoAtLast(ending)
+	e.Activity.Write(ending) // last: the rest matters more if the database is slow
 	e.Reporter.Close()
 	for _, l := range e.Reporter.wait(end) {
 		if l.Name != "" {

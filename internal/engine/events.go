@@ -34,7 +34,7 @@ func (r *Run) event(kind EventKind, now time.Time) Event {
 		Kind: kind, JobID: r.ID, JobKind: r.Kind, Queue: r.Queue, Supervisor: r.Owner, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Labels: r.Labels,
 	}
 	if kind == EventStarted {
-		e.Wait = r.Lateness + r.StartedAt.Sub(r.Received)
+		e.Wait = r.waited()
 		return e
 	}
 	if e.End = r.End; e.End.MaxAttempts > 0 {
@@ -44,6 +44,9 @@ func (r *Run) event(kind EventKind, now time.Time) Event {
 	e.Next = r.End.due(now)
 	return e
 }
+
+// waited is how long the job of a run that has started had been due.
+func (r *Run) waited() time.Duration { return r.Lateness + r.StartedAt.Sub(r.Received) }
 
 // EventKind is what an event is about.
 type EventKind int
@@ -70,11 +73,41 @@ const (
 	EventPeriodicSkipped
 )
 
-// report passes on an event about a run, if anybody wants it.
+// report counts an event about a run, and passes it on if anybody wants it.
 func (s *Shared) report(kind EventKind, r *Run) {
+	s.count(kind, r)
 	if s.Reporter.Hears(kind) {
 		e := r.event(kind, s.Now())
 		s.Reporter.add(&e)
+	}
+}
+
+// mostWaited bounds what one job adds to a tally's waited: the sum of many must not overflow.
+const mostWaited = 365 * 24 * time.Hour
+
+// count adds an event about a run to the tally of its queue.
+func (s *Shared) count(kind EventKind, r *Run) {
+	q := r.From
+	if q == nil {
+		for _, served := range s.QueueStates() {
+			if served.Name == r.Queue {
+				q = served
+			}
+		}
+		if q == nil {
+			return
+		}
+	}
+	switch kind {
+	case EventStarted:
+		q.tally.started.Add(1)
+		q.tally.waited.Add(min(max(r.waited(), 0), mostWaited).Microseconds())
+	case EventCompleted:
+		q.tally.completed.Add(1)
+	case EventFailed, EventParked:
+		q.tally.failed.Add(1)
+	case EventDiscarded:
+		q.tally.discarded.Add(1)
 	}
 }
 

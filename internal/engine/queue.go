@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // QueueState is one queue in a supervisor: its buffer, its slots, its pace.
@@ -15,6 +16,8 @@ type QueueState struct {
 	Pending atomic.Int64 // claimed jobs whose runs have not ended
 	Watched atomic.Int64 // see WatchRoom
 	suspect atomic.Int64 // pending jobs of the suspect tier: their process has died once
+
+	tally tally
 
 	// The handlers' time since the last look, for the bound on the buffer.
 	ranFor atomic.Int64 // nanoseconds
@@ -100,6 +103,17 @@ func (q *QueueState) Room() int {
 func (q *QueueState) WatchRoom() int64 {
 	q.Watched.Store(int64(max(q.Slots-1, q.Capacity()*3/4)))
 	return q.Watched.Load()
+}
+
+// tally adds up what ran in a queue since the supervisor began to serve it. It is safe for concurrent use.
+type tally struct{ started, waited, completed, failed, discarded atomic.Int64 } // waited is in microseconds
+
+// read returns the sums. They are a moment apart.
+func (t *tally) read(queue string) store.Activity {
+	return store.Activity{
+		Queue: queue, Started: t.started.Load(), Waited: t.waited.Load(),
+		Completed: t.completed.Load(), Failed: t.failed.Load(), Discarded: t.discarded.Load(),
+	}
 }
 
 // Buffer holds claimed jobs until a slot takes them. It is safe for concurrent use; the zero value is empty.

@@ -127,7 +127,7 @@ order by t.n`
 func tables() []string {
 	return []string{
 		"jobs", "drover_supervisors", "drover_crews", "queues", "drover_kinds", "drover_builds", "drover_solo", "drover_ended_supervisors", "drover_redrives", "drover_redrive_queues",
-		"drover_failure_groups", "drover_failure_tallies", "drover_budgets", "drover_budget_slots", "drover_limits", "jobs_archive", "drover_set_aside", "drover_periodic",
+		"drover_failure_groups", "drover_failure_tallies", "drover_budgets", "drover_budget_slots", "drover_limits", "jobs_archive", "drover_set_aside", "drover_periodic", "drover_activity",
 	}
 }
 

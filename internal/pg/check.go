@@ -12,7 +12,7 @@ import (
 
 // SchemaVersion is the version of the schema that this library needs.
 const (
-	SchemaVersion   = 20
+	SchemaVersion   = 21
 	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
 )
 
@@ -38,7 +38,7 @@ select drover_check_schema()::text, current_setting('session_replication_role') 
 	from unnest('{jobs,queues,drover_kinds,drover_supervisors,drover_crews,drover_on_duty,drover_set_aside,discarded_jobs,discarded_summary,job_counts,
 		drover_redrives,drover_redrive_queues,drover_ended_supervisors,drover_solo,drover_failure_groups,drover_failure_tallies,drover_builds,
 		failures,drover_budgets,drover_budget_slots,retry_budgets,jobs_archive,
-		drover_limits,job_limits,drover_periodic,periodic_jobs}'::text[]) as name
+		drover_limits,job_limits,drover_periodic,periodic_jobs,drover_activity}'::text[]) as name
 	join pg_class c on c.oid = to_regclass(name) where c.relnamespace <> n.oid), '')
 from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regproc('drover_schema_version')`
 

@@ -42,4 +42,12 @@ select '01KAJ4Y8Q3N6T0V5B7C9D1E2FG', 'charge_card', 'payments', '{"order_id": 42
 	jsonb_build_object('attempt', 2, 'at', now() - interval '48 min', 'class', 'timeout', 'error', 'drover: run timed out', 'fingerprint', 'b4c0ffee00c0ffee', 'delay_ms', 1980000, 'duration_ms', 30000),
 	jsonb_build_object('attempt', 3, 'at', now() - interval '14 min', 'class', 'panic', 'error', 'POST https://bank.example/v2/charges: 503 Service Unavailable: upstream connect error', 'type', '*bank.Error', 'duration_ms', 2140, 'fingerprint', 'b4c0ffee00c0ffee',
 		'trace', E'goroutine 812 [running]:\nshop/bank.(*Client).Charge(0xc000112000, {0x1a2b3c8, 0xc0004fe0f0}, {0x1092, 0x7, {0xc0000b2010, 0x6}})\n\t/src/shop/bank/client.go:118 +0x2f4\nshop/jobs.ChargeCard(...)\n\t/src/shop/jobs/charge.go:41'));
+insert into drover_activity (at, seconds, queue, supervisor, started, waited, completed, failed, discarded)
+select now() - n * interval '1 min', 60, 'payments', '01KAJ4Y8Q3N6T0V5B7C9D1E2S' || s, r, r * (case when n between 16 and 50 then 1.9 else 0.02 end + 0.004 * (n * 37 % 11)), r - bad, bad - bad / 10, bad / 10
+from generate_series(1, 75) n cross join generate_series(1, 2) s cross join lateral (select 40 + n * (7 + s) * 31 % 19 as r) x cross join lateral (select case when n between 16 and 50 then r * (n * 13 % 5 + 5) / 10 else n % 29 / 28 end as bad) y
+union all
+select now() - n * interval '1 min', 60, 'email', '01KAJ4Y8Q3N6T0V5B7C9D1E2S1', n * 17 % 7, 0.03 * (n * 17 % 7), n * 17 % 7 - n * 17 % 7 / 6, n * 17 % 7 / 6, 0 from generate_series(1, 75) n
+union all
+select now() - n * interval '1 min', 60, 'reports', '01KAJ4Y8Q3N6T0V5B7C9D1E2S2', 1, 0.4, 1, 0, 0 from generate_series(7, 75, 15) n;
+update drover_failure_groups set hours = case fingerprint when 'b4c0ffee00c0ffee' then '{331,4,0,0,2,0,0,0,0,1}' when '1d0000000000feed' then '{6,4,0,3,5,1,0,2,8,3,0,2}' else '{1,2}' end::bigint[];
 analyze jobs;

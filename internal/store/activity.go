@@ -1,0 +1,55 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+)
+
+// Activity is how many runs of a queue began and ended.
+type Activity struct {
+	Queue                        string
+	Started, Waited              int64 // Waited is in microseconds, of all of Started
+	Completed, Failed, Discarded int64
+}
+
+// Since is what has been added to an earlier state of the sums.
+func (a Activity) Since(b Activity) Activity {
+	return Activity{a.Queue, a.Started - b.Started, a.Waited - b.Waited, a.Completed - b.Completed, a.Failed - b.Failed, a.Discarded - b.Discarded}
+}
+
+const (
+	sqlNoteActivity = `
+insert into drover_activity (seconds, queue, supervisor, started, waited, completed, failed, discarded)
+select greatest(least($2::float8, 3600), 0.001), queue, $1, started, waited / 1e6, completed, failed, discarded
+from unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[]) as a(queue, started, waited, completed, failed, discarded)
+on conflict do nothing`
+	sqlForgetActivity = `delete from drover_activity where at < now() - interval '2 hours'`
+)
+
+// NoteActivity writes what a supervisor's queues have done in the given time. With forget it deletes old rows.
+func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time.Duration, queues []Activity, forget bool) error {
+	s, done, err := Borrow(ctx, pool)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var names []string
+	var started, waited, completed, failed, discarded []int64
+	for _, q := range queues {
+		names = append(names, q.Queue)
+		started, waited = append(started, q.Started), append(waited, q.Waited)
+		completed, failed, discarded = append(completed, q.Completed), append(failed, q.Failed), append(discarded, q.Discarded)
+	}
+	var p pipeline
+	p.Begin()
+	if len(queues) > 0 {
+		p.Exec(nil, sqlNoteActivity, supervisor, in.Seconds(), names, started, waited, completed, failed, discarded)
+	}
+	if forget {
+		p.Exec(nil, sqlForgetActivity)
+	}
+	p.Commit()
+	return p.Send(ctx, s.Conn)
+}

@@ -1,0 +1,45 @@
+-- drover: how many jobs ran, minute by minute, for the plots of the pages.
+--
+-- Locks: creates new objects only.
+
+-- +goose Up
+
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
+create table drover_activity (
+	at         timestamptz      not null default now(),
+	seconds    double precision not null check (seconds > 0 and seconds <= 3600),
+	queue      text collate "C" not null,
+	supervisor text collate "C" not null,
+	started    bigint           not null,
+	waited     double precision not null,
+	completed  bigint           not null,
+	failed     bigint           not null,
+	discarded  bigint           not null,
+	primary key (at, queue, supervisor)
+);
+comment on table drover_activity is
+	'How many runs of a queue a supervisor began and ended in some seconds, usually a minute. Each supervisor appends a row for each queue in which something ran. Deleted after two hours. An unclean end of a process loses the sums of its last minute.';
+comment on column drover_activity.at is 'The end of the time that the row is about.';
+comment on column drover_activity.seconds is 'The length of that time.';
+comment on column drover_activity.waited is 'Seconds for which the jobs that started had been due, in all: waited / started is the mean.';
+comment on column drover_activity.failed is 'Runs that failed, whose jobs are retried or parked.';
+comment on column drover_activity.discarded is 'Runs whose jobs were discarded, and jobs that expired.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 21';
+-- +goose StatementEnd
+
+select drover_secure();
+
+-- +goose Down
+drop table drover_activity;
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 20';
+-- +goose StatementEnd

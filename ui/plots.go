@@ -1,0 +1,128 @@
+package ui
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/drover-queue/drover"
+)
+
+// plot is a row of bars, the latest on the right. The page has it as a picture and as a sentence.
+type plot struct {
+	Bars, Bad string // paths in a box of Width by plotHeight: of each bar all of it, and the part that is bad
+	Width     int
+	Label     string
+}
+
+const plotHeight = 20
+
+// plotOf draws a bar for each value; bad, if it is not nil, has the part of each. The highest bar fills the height.
+func plotOf(label string, values, bad []float64) plot {
+	top := 0.0
+	if len(values) > 0 {
+		top = slices.Max(values)
+	}
+	draw := func(values []float64) string {
+		var path strings.Builder
+		for i, v := range values {
+			if v > 0 && top > 0 {
+				fmt.Fprintf(&path, "M%d.5 %dv%.1f", i, plotHeight, -max(v/top*plotHeight, 0.5))
+			}
+		}
+		return path.String()
+	}
+	return plot{draw(values), draw(bad), len(values), label}
+}
+
+// lately is how many minutes the numbers next to a plot are of.
+const lately = 5
+
+// ran is what ran in a queue within an hour.
+type ran struct {
+	Runs, Failed, Waited         plot
+	PerMinute, FailedPart, Waits string // in the last minutes
+}
+
+// ranOf draws an hour. It is nil if there is none.
+func ranOf(a *drover.QueueActivity) *ran {
+	if a == nil {
+		return nil
+	}
+	var ends, failed, parts, waits []float64
+	sum, least := [4]float64{}, max(0, len(a.Minutes)-lately)
+	for i, m := range a.Minutes {
+		bad := m.Failed + m.Discarded
+		all := m.Completed + bad
+		ends, failed, waits = append(ends, all), append(failed, bad), append(waits, m.WaitMS)
+		parts = append(parts, share(bad, all))
+		if i >= least {
+			sum[0], sum[1], sum[2], sum[3] = sum[0]+all, sum[1]+bad, sum[2]+m.Started, sum[3]+m.WaitMS*m.Started
+		}
+	}
+	r := &ran{PerMinute: figure(sum[0] / lately), FailedPart: figure(100*share(sum[1], sum[0])) + " %", Waits: "–"}
+	if sum[2] > 0 {
+		r.Waits = millis(sum[3] / sum[2])
+	}
+	r.Runs = plotOf(fmt.Sprintf("Runs that ended, each minute of an hour: at most %s, %s lately", figure(most(ends)), r.PerMinute), ends, failed)
+	r.Failed = plotOf(fmt.Sprintf("The part of them that failed: at most %s %%, %s lately", figure(100*most(parts)), r.FailedPart), parts, parts)
+	r.Waited = plotOf(fmt.Sprintf("How long jobs had been due when they started, on average: at most %s, %s lately", millis(most(waits)), r.Waits), waits, nil)
+	return r
+}
+
+// hourly draws the failed runs of a day.
+func hourly(g drover.FailureGroup) plot {
+	sum, values := 0.0, make([]float64, len(g.Hourly))
+	for i, n := range g.Hourly {
+		values[i] = float64(n)
+		sum += values[i]
+	}
+	return plotOf(fmt.Sprintf("Failed runs, each hour of a day: %s in all, at most %s in an hour", figure(sum), figure(most(values))), values, values)
+}
+
+func most(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	return slices.Max(values)
+}
+
+func share(part, all float64) float64 {
+	if all == 0 {
+		return 0
+	}
+	return part / all
+}
+
+// figure is a number with about two digits.
+func figure(n float64) string {
+	switch {
+	case n == 0:
+		return "0"
+	case n < 0.1:
+		return "under 0.1"
+	case n < 10:
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0")
+	}
+	return number(int64(n + 0.5))
+}
+
+// activityFor is how long a page waits for what ran: without it, the rest is shown.
+const activityFor = time.Second
+
+// activity is what ran, by queue. It is empty if it cannot be read in time: an overloaded server must not hide the rest.
+func (s source) activity(ctx context.Context, queues ...string) (map[string]*ran, error) {
+	short, cancel := context.WithTimeout(ctx, min(activityFor, s.patience))
+	defer cancel()
+	list, err := s.client.Activity(short, queues...)
+	if err != nil && short.Err() != nil && ctx.Err() == nil {
+		return nil, nil //nolint:nilnil // see above
+	}
+	all := map[string]*ran{}
+	for i := range list {
+		all[list[i].Queue] = ranOf(&list[i])
+	}
+	return all, err
+}
