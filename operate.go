@@ -237,7 +237,7 @@ type Page struct {
 }
 
 // Jobs reads jobs: at most limit (zero means 50; at most 1000), on from where the page before ended ("" begins at the
-// top). Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their
+// top). A page ends early once its jobs have 16 MiB. Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their
 // own indexes; all others newest id first along the primary key, so that a filter which fits few of them reads far. A
 // job that is there throughout is on exactly one page, whatever arrives or goes meanwhile. A row that cannot be read does
 // not fail the page: JobInfo.Unreadable says what is missing. Such a row does not match a filter by Error, Tags or Args.
@@ -255,17 +255,12 @@ func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit in
 	if err := bad.err(); err != nil {
 		return Page{}, err
 	}
-	jobs, cursors, err := c.desk.list(ctx, doc, after, limit+1)
+	page, err := c.desk.list(ctx, doc, after, limit)
 	if pg.BadData(err) { // the filter was checked
 		return Page{}, &InvalidError{Field: "after", Reason: "is not the Next of a page of this filter", Err: err}
 	}
 	if err != nil {
 		return Page{}, fmt.Errorf("list jobs: %w", err)
-	}
-	page := Page{Jobs: jobs}
-	if len(cursors) > limit {
-		page.Jobs = jobs[:min(len(jobs), limit)]
-		page.Next = cursors[limit-1]
 	}
 	return page, nil
 }

@@ -1028,3 +1028,37 @@ func TestRedriveAgainWithAChange(t *testing.T) {
 		t.Errorf("redrive again: %v", err)
 	}
 }
+
+// A page of large jobs ends early, with rows that can be read as well as with one that cannot. No job is passed over.
+func TestPagesOfLargeJobs(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `insert into jobs (id, kind, args) select lpad(n::text, 26, '0'), 'job', jsonb_build_object('x', repeat('a', 3500000)) from generate_series(1, 12) n`)
+	for _, odd := range []bool{false, true} {
+		if odd {
+			db.unguarded(t)
+			db.exec(t, `update jobs set metadata = (repeat('{"a":', 11000) || '1' || repeat('}', 11000))::jsonb where id like '%08'`)
+		}
+		var pages []int
+		var ids []string
+		for after := ""; len(pages) == 0 || after != ""; {
+			page, err := db.client.Jobs(t.Context(), Filter{Kind: "job"}, after, 9)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, j := range page.Jobs {
+				ids = append(ids, j.ID)
+				if len(j.Args) < 3_500_000 || (j.Unreadable != "") != (odd && strings.HasSuffix(j.ID, "08")) {
+					t.Errorf("job %s: %d bytes of args, unreadable: %q", j.ID, len(j.Args), j.Unreadable)
+				}
+			}
+			pages, after = append(pages, len(page.Jobs)), page.Next
+		}
+		if !slices.Equal(pages, []int{5, 5, 2}) || len(ids) != 12 || !slices.IsSortedFunc(ids, func(a, b string) int { return strings.Compare(b, a) }) {
+			t.Errorf("odd: %t: pages of %v jobs: %v", odd, pages, ids)
+		}
+	}
+	if page, err := db.client.Jobs(t.Context(), Filter{Kind: "job"}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
+		t.Errorf("a page of one: %d, %v", len(page.Jobs), err)
+	}
+}

@@ -102,34 +102,63 @@ from drover_list($1::jsonb, $2, $3) with ordinality as j` + jobInfoPolicies + `o
 select j.id, drover_cursor($1::jsonb, j.finalized_at, j.id) from drover_list($1::jsonb, $2, $3) with ordinality as j order by j.ordinality`
 )
 
-func (s *desk) list(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
-	jobs, err = pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (JobInfo, error) {
-		var cursor string
-		job, err := scanJobInfo(row, true, &cursor)
-		cursors = append(cursors, cursor)
-		return *job, err
-	}, sqlList, filter, after, limit)
-	if pg.RowsFault(err) && ctx.Err() == nil {
+// pageBytes bounds what a page of jobs reads, but for its last job: so much, then it ends early.
+const pageBytes = 16 << 20
+
+var errPageFull = errors.New("the page is full")
+
+// list reads a page. It asks for one row more, which shows only that there are more.
+func (s *desk) list(ctx context.Context, filter, after string, limit int) (page Page, err error) {
+	reading, stop := context.WithCancel(ctx)
+	defer stop()
+	page.Jobs = []JobInfo{}
+	left, last, full := pageBytes, "", false
+	_, err = pg.ReadAll(reading, s.pool, func(row pgx.CollectableRow) (none struct{}, err error) {
+		if len(page.Jobs) == limit {
+			page.Next = last
+			return none, nil
+		}
+		if left <= 0 {
+			page.Next, full = last, true
+			stop() // closes the connection: else the server would send the other rows all the same
+			return none, errPageFull
+		}
+		for _, value := range row.RawValues() {
+			left -= len(value)
+		}
+		job, err := scanJobInfo(row, true, &last)
+		page.Jobs = append(page.Jobs, *job)
+		return none, err
+	}, sqlList, filter, after, limit+1)
+	switch {
+	case full && ctx.Err() == nil:
+		return page, nil
+	case pg.RowsFault(err) && ctx.Err() == nil:
 		return s.listOdd(ctx, filter, after, limit)
 	}
-	return jobs, cursors, err
+	return page, err
 }
 
-// listOdd reads a page with rows that cannot be read as a whole: it reads those part by part. It returns the cursors
-// of all rows, even of a row that has gone meanwhile. If there are limit rows, the last one shows only that there are
-// more.
-func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (jobs []JobInfo, cursors []string, err error) {
+// listOdd reads a page with rows that cannot be read as a whole: it reads those part by part.
+func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (page Page, err error) {
+	var cursors []string
 	ids, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (id string, err error) {
 		var cursor string
 		err = row.Scan(&id, &cursor)
 		cursors = append(cursors, cursor)
 		return id, err
-	}, sqlListBare, filter, after, limit)
+	}, sqlListBare, filter, after, limit+1)
 	if err != nil {
-		return nil, nil, err
+		return page, err
 	}
 	// One by one: a row whose text is too large to send costs a second at each try, and halving would try it often.
-	for _, id := range ids[:min(len(ids), limit-1)] {
+	page.Jobs = []JobInfo{}
+	left := pageBytes
+	for i, id := range ids {
+		if i == limit || left <= 0 {
+			page.Next = cursors[i-1]
+			break
+		}
 		j, err := s.get(ctx, id)
 		switch {
 		case errors.Is(err, ErrNotFound):
@@ -137,11 +166,15 @@ func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (jo
 		case pg.RowsFault(err) && ctx.Err() == nil:
 			j = &JobInfo{ID: id, Unreadable: "the row: " + pg.Refusal(err)}
 		case err != nil:
-			return nil, nil, err
+			return Page{}, err
 		}
-		jobs = append(jobs, *j)
+		page.Jobs = append(page.Jobs, *j)
+		left -= len(j.Args) + len(j.Metadata)
+		for i := range j.Errors {
+			left -= len(j.Errors[i].Error) + len(j.Errors[i].Trace)
+		}
 	}
-	return jobs, cursors, nil
+	return page, nil
 }
 
 // scanJobInfo reads jobInfoColumns, jobInfoParts as well if parts is set, and the columns after them.
