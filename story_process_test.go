@@ -604,8 +604,10 @@ func TestPillsAmongInnocents(t *testing.T) {
 				and errors->-1->>'beside' = '0' and not errors->-1 ? 'spared'`); n != len(pills) {
 				t.Errorf("%d of %d pills convicted by the third crash, alone", n, len(pills))
 			}
-			if len(pills) == 1 && deaths > 3 {
-				t.Errorf("it took %d deaths", deaths)
+			// A death does not count if too many processes seemed to die at that time: on a machine that stalls, leases of a second end.
+			spared := value[int](t, db, `select coalesce(max((select count(*) from jsonb_array_elements(errors) e where e ? 'spared')), 0) from jobs where args->>'do' = 'exit'`)
+			if len(pills) == 1 && deaths > 3+spared {
+				t.Errorf("it took %d deaths, of which %d did not count: %s", deaths, spared, value[string](t, db, `select errors::text from jobs where args->>'do' = 'exit'`))
 			}
 		})
 	}

@@ -177,6 +177,7 @@ func TestDemo(t *testing.T) {
 		if own == nil {
 			t.Fatal("no psql line")
 		}
+		d.waitFor(t, regexp.QuoteMeta(`drover ui --url "`+own[2]+`" --schema `+own[1]))
 		if got := query(t, own[2], "select count(*)::text from "+own[1]+".events where deliveries = 1"); got == "0" {
 			t.Error("no deliveries in the database that was kept")
 		}

@@ -348,6 +348,16 @@ func (db *database) effects(ctx context.Context) (once, twice int, err error) {
 
 // psql is the command that opens the schema. The user's own URL may hold a password and is not repeated.
 func (db *database) psql() string {
+	return fmt.Sprintf(`PGOPTIONS=-csearch_path=%s psql "%s"`, db.schema, db.shellURL())
+}
+
+// pages is the command that shows the demo's jobs on web pages.
+func (db *database) pages() string {
+	return fmt.Sprintf(`drover ui --url "%s" --schema %s`, db.shellURL(), db.schema)
+}
+
+// shellURL is the server's address, as a person types it.
+func (db *database) shellURL() string {
 	url := "$DATABASE_URL"
 	switch db.server.(type) {
 	case *userServer:
@@ -357,5 +367,5 @@ func (db *database) psql() string {
 			url = db.server.URL()
 		}
 	}
-	return fmt.Sprintf(`PGOPTIONS=-csearch_path=%s psql "%s"`, db.schema, url)
+	return url
 }

@@ -245,9 +245,9 @@ func (r *run) reportEnd(ctx context.Context, res Result, t Tally) error {
 func (r *run) reportKept() {
 	switch {
 	case !r.db.server.Owned():
-		r.page.say("\nThe schema stays:\n  %s\nRemove it with: drop schema %s cascade;", r.db.psql(), r.db.schema)
+		r.page.say("\nThe schema stays:\n  %s\n  %s\nRemove it with: drop schema %s cascade;", r.db.psql(), r.db.pages(), r.db.schema)
 	default:
-		r.page.say("\nThe database was started for this demo and stays until Ctrl-C:\n  %s", r.db.psql())
+		r.page.say("\nThe database was started for this demo and stays until Ctrl-C:\n  %s\n  %s", r.db.psql(), r.db.pages())
 	}
 }
 
