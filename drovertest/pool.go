@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -139,105 +140,62 @@ func take(ctx context.Context, config *pgx.ConnConfig) (schema string, conn *pgx
 		}
 	}
 	schema = prefix + strings.ToLower(rand.Text()[:12])
-	return schema, conn, create(ctx, conn, schema, migrations)
+	return schema, conn, create(ctx, conn, schema)
 }
 
 const sqlLock, sqlUnlock = `select pg_try_advisory_lock(hashtextextended($1, 0))`, `select pg_advisory_unlock(hashtextextended($1, 0))`
 
-// sqlState reports whether sessions work in schema $1, and whether it is as it was when it was new, except its rows.
-const sqlState = `
-select exists (select from pg_stat_activity where application_name = $1 and datname = current_database()),
-	coalesce(strpos(obj_description(to_regnamespace($1), 'pg_namespace'), format('"print": "%s"', (` + sqlPrint + `))) > 0, false)`
-
-// sqlPrint changes with everything in schema $1 except its rows. An oid and its xmin change with each change of a
-// row of a catalog. Rows of pg_class are spelled out, because a truncate changes them.
-const sqlPrint = `
-select count(*) || md5(string_agg(x, ' ' order by x collate "C")) from (
-	select concat(nspowner, nspacl) from pg_namespace where oid = to_regnamespace($1)
-	union all select concat(oid, ':', xmin) from pg_proc where pronamespace = to_regnamespace($1)
-	union all select concat_ws(':', oid, relname, relkind, relowner, relacl, reloptions, relrowsecurity) from pg_class where relnamespace = to_regnamespace($1)
-	union all select concat(oid, ':', xmin) from pg_constraint where connamespace = to_regnamespace($1)
-	union all select concat(oid, ':', xmin) from pg_type where typnamespace = to_regnamespace($1)
-	union all select concat(t.oid, ':', t.xmin) from pg_trigger t join pg_class c on c.oid = tgrelid where relnamespace = to_regnamespace($1)
-	union all select concat(p.oid, ':', p.xmin) from pg_policy p join pg_class c on c.oid = polrelid where relnamespace = to_regnamespace($1)
-	union all select concat(r.oid, ':', r.xmin) from pg_rewrite r join pg_class c on c.oid = ev_class where relnamespace = to_regnamespace($1)
-	union all select concat(d.oid, ':', d.xmin) from pg_attrdef d join pg_class c on c.oid = adrelid where relnamespace = to_regnamespace($1)
-	union all select concat(attrelid, ':', attnum, ':', a.xmin) from pg_attribute a join pg_class c on c.oid = attrelid where relnamespace = to_regnamespace($1) and relkind <> 'i'
-) all_of_it(x)`
-
 // tryToTake locks a schema and empties its tables. It returns false if another test has the schema, and drops a schema
 // that is not as it was when it was new.
 func tryToTake(ctx context.Context, conn *pgx.Conn, schema string, fits bool) (good bool, err error) {
-	var free, inUse bool
+	var free bool
 	if err := conn.QueryRow(ctx, sqlLock, schema).Scan(&free); err != nil || !free {
 		return false, err
 	}
-	for range 10 { // a session ends a moment after its client has closed it
-		if err := conn.QueryRow(ctx, sqlState, schema).Scan(&inUse, &good); err != nil {
-			return false, err
+	if free, err = upsql.Free(ctx, conn, schema); err == nil && free {
+		if fits {
+			good, err = reset(ctx, conn, schema)
 		}
-		if !inUse {
-			break
+		if err == nil && !good {
+			_, err = conn.Exec(ctx, `drop schema if exists `+schema+` cascade`)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	switch {
-	case inUse:
-		good = false
-	case good && fits:
-		_, err := conn.Exec(ctx, strings.ReplaceAll(sqlEmpty, "SCHEMA", schema))
-		return true, err
-	default:
-		good = false
-		_, err = conn.Exec(ctx, `drop schema if exists `+schema+` cascade`)
+	if good || err != nil {
+		return good, err
 	}
-	_, unlock := conn.Exec(ctx, sqlUnlock, schema)
-	return good, errors.Join(err, unlock)
+	_, err = conn.Exec(ctx, sqlUnlock, schema)
+	return false, err
 }
 
-// sqlEmpty leaves the rows that migrations have written. A delete from an empty table takes 0.05 ms and a truncate
-// 0.5 ms, but a delete leaves dead rows, and from 1 MB on it is slower.
-const sqlEmpty = `
-do $$
-declare
-	t record;
-	kept constant jsonb := obj_description('SCHEMA'::regnamespace, 'pg_namespace')::jsonb->'rows';
-begin
-	for t in select oid::regclass as name, relname from pg_class where relnamespace = 'SCHEMA'::regnamespace and relkind = 'r' loop
-		execute case when pg_relation_size(t.name) > 1000000 then 'truncate ' else 'delete from ' end || t.name;
-		if kept ? t.relname then
-			execute format('insert into %s select * from jsonb_populate_recordset(null::%1$s, $1)', t.name) using kept->t.relname;
-		end if;
-	end loop;
-end $$`
+// reset makes a schema as its comment says it was.
+func reset(ctx context.Context, conn *pgx.Conn, schema string) (bool, error) {
+	var comment string
+	var note upsql.Note
+	if err := conn.QueryRow(ctx, `select coalesce(obj_description(to_regnamespace($1), 'pg_namespace'), '')`, schema).Scan(&comment); err != nil {
+		return false, err
+	}
+	if json.Unmarshal([]byte(comment), &note) != nil {
+		return false, nil
+	}
+	return upsql.Reset(ctx, conn, schema, note)
+}
 
-// create makes a schema with drover's tables, and notes in a comment what is in it.
-func create(ctx context.Context, conn *pgx.Conn, schema, migrations string) error {
+// create makes a schema with drover's tables, and a comment on what is in it.
+func create(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if _, err := conn.Exec(ctx, sqlLock, schema); err != nil { // first: another test would drop a schema that is not finished
 		return err
 	}
-	if _, err := conn.Exec(ctx, `create schema `+schema+`; set search_path = `+schema+`; `+migrations+`; set search_path = pg_catalog`); err != nil {
+	if err := upsql.Create(ctx, conn, schema); err != nil {
 		return err
 	}
-	var print string
-	if err := conn.QueryRow(ctx, sqlPrint, schema).Scan(&print); err != nil {
+	note, err := upsql.Describe(ctx, conn, schema)
+	if err != nil {
 		return err
 	}
-	_, err := conn.Exec(ctx, strings.NewReplacer("SCHEMA", schema, "PRINT", print).Replace(sqlNote))
+	comment, err := json.Marshal(note)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, `comment on schema `+schema+` is '`+strings.ReplaceAll(string(comment), `'`, `''`)+`'`)
 	return err
 }
-
-// sqlNote keeps the rows that migrations have written.
-const sqlNote = `
-do $$
-declare
-	t    record;
-	has  jsonb;
-	kept jsonb := '{}';
-begin
-	for t in select oid::regclass as name, relname from pg_class where relnamespace = 'SCHEMA'::regnamespace and relkind = 'r' loop
-		execute format('select jsonb_agg(r) from %s r', t.name) into has;
-		kept := kept || case when has is null then '{}' else jsonb_build_object(t.relname, has) end;
-	end loop;
-	execute format('comment on schema SCHEMA is %L', jsonb_build_object('print', 'PRINT', 'rows', kept));
-end $$`

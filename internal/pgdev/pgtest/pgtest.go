@@ -4,6 +4,7 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -39,8 +40,9 @@ func Main(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil { // before the flags are parsed
 		panic(err)
 	}
+	migrated.kept = true
 	code := m.Run()
-	if err := shared.close(); err != nil {
+	if err := errors.Join(migrated.drop(), shared.close()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
@@ -118,16 +120,20 @@ func (s *server) close() error {
 	return s.s.Close()
 }
 
-// dropSchema first ends the sessions that a failed test left with locks in the schema, which would block it.
+// dropSchema first ends the sessions that would block it.
 func dropSchema(tb testing.TB, schema string) {
 	tb.Helper()
-	admin(tb, `
+	admin(tb, endSessions(schema)+`; drop schema `+schema+` cascade`)
+}
+
+// endSessions ends the sessions that a failed test left with locks in the schema.
+func endSessions(schema string) string {
+	return `
 select pg_terminate_backend(pid) from pg_stat_activity
 where backend_type = 'client backend' and usename = current_user and pid in (
     select l.pid from pg_locks l left join pg_class c on c.oid = l.relation
     where l.database = (select oid from pg_database where datname = current_database())
-        and '`+schema+`'::regnamespace in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end));
-drop schema `+schema+` cascade`)
+        and '` + schema + `'::regnamespace in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end))`
 }
 
 // closePool bounds the close, which waits for every connection to be given back, and for up to 15 s for the server to end

@@ -1,0 +1,94 @@
+package pgtest_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+)
+
+// A migrated schema that a test has left looks like a new one. This test is not parallel: the schema that one test gives
+// back is that of the next.
+func TestMigratedSchemasAreUsedAgain(t *testing.T) { //nolint:paralleltest // see above
+	var names []string
+	inTest := func(f func(t *testing.T, pool *pgxpool.Pool)) {
+		t.Run("inner", func(t *testing.T) { //nolint:paralleltest // see above
+			pool := pgtest.NewMigratedPool(t)
+			names = append(names, pgtest.Schema(pool))
+			f(t, pool)
+		})
+	}
+	var fresh map[string]string
+	const used = `select n_tup_ins + n_tup_upd + n_tup_del + n_dead_tup from pg_stat_user_tables where relid = 'jobs'::regclass`
+	inTest(func(t *testing.T, pool *pgxpool.Pool) {
+		t.Helper()
+		fresh = contents(t, pool)
+		exec(t, pool, `insert into jobs (kind) select 'job' from generate_series(1, 100); update jobs set priority = 2; delete from jobs where id = (select max(id) from jobs);
+			update drover_solo set supervisor = 'a'; insert into queues (name) values ('mail');
+			insert into drover_failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job) values ('00000000000000aa', 'job', 'error', '', '', 1, 1, '')`)
+		if now := contents(t, pool); maps.Equal(now, fresh) {
+			t.Error("nothing was written")
+		}
+	})
+	inTest(func(t *testing.T, pool *pgxpool.Pool) {
+		t.Helper()
+		now := contents(t, pool)
+		for thing, text := range now {
+			if text != fresh[thing] {
+				t.Errorf("%s: %s, in a new schema: %s", thing, text, fresh[thing])
+			}
+		}
+		if len(now) != len(fresh) {
+			t.Errorf("%d tables and sequences, %d in a new schema", len(now), len(fresh))
+		}
+		if counted := texts(t, pool, `select (`+used+`)::text`); counted[0] != "0" {
+			t.Errorf("%s changes are counted", counted[0])
+		}
+		exec(t, pool, `alter table jobs set (fillfactor = 50)`)
+	})
+	inTest(func(*testing.T, *pgxpool.Pool) {})
+	if names[0] != names[1] || names[1] == names[2] {
+		t.Errorf("the schemas were %v; the first is to be used again, and dropped when a table has been altered", names)
+	}
+	gone := texts(t, pgtest.NewPool(t), `select count(*)::text from pg_namespace where nspname = '`+names[1]+`'`)
+	if gone[0] != "0" {
+		t.Error("the altered schema is still there")
+	}
+}
+
+// A session of a test that outlives it keeps the schema from others.
+func TestSchemasWithASessionAreDropped(t *testing.T) { //nolint:paralleltest // as above
+	var schema string
+	var session *pgx.Conn
+	t.Run("inner", func(t *testing.T) { //nolint:paralleltest // as above
+		pool := pgtest.NewMigratedPool(t)
+		schema = pgtest.Schema(pool)
+		var err error
+		if session, err = pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig); err != nil {
+			t.Fatal(err)
+		}
+	})
+	defer session.Close(t.Context()) //nolint:errcheck // nothing is lost with it
+	if now := pgtest.Schema(pgtest.NewMigratedPool(t)); now == schema {
+		t.Error("the schema was given to another test")
+	}
+}
+
+// contents are the rows of each table, and the state of each sequence.
+func contents(t *testing.T, pool *pgxpool.Pool) map[string]string {
+	t.Helper()
+	all := map[string]string{"sequences": strings.Join(texts(t, pool, `select concat_ws(' ', sequencename, last_value) from pg_sequences where schemaname = current_schema() order by 1`), ", ")}
+	for _, table := range texts(t, pool, `select relname from pg_class where relnamespace = current_schema()::regnamespace and relkind = 'r'`) {
+		rows := texts(t, pool, `select to_jsonb(t)::text from `+table+` t`)
+		slices.Sort(rows)
+		for _, row := range rows {
+			all[table] += row + "\n"
+		}
+	}
+	return all
+}
