@@ -174,12 +174,16 @@ func TestEveryOptionHasATest(t *testing.T) {
 	}
 }
 
-// testNames are the test functions of this package.
+// testNames are the test functions of this package and of the engine.
 func testNames(t *testing.T) map[string]bool {
 	t.Helper()
-	files, err := filepath.Glob("*_test.go")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("test files: %v, %v", files, err)
+	var files []string
+	for _, pattern := range []string{"*_test.go", "internal/engine/*_test.go"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("test files: %v, %v", found, err)
+		}
+		files = append(files, found...)
 	}
 	names := map[string]bool{}
 	for _, file := range files {
