@@ -875,3 +875,21 @@ func receive[T any](t testing.TB, from <-chan T) (v T) {
 	}
 	return v
 }
+
+// enqueueAll enqueues in every way, by an insert where there is one, and by a function.
+func (db *testDB) enqueueAll(t *testing.T, each func(what string, r Receipt, err error)) {
+	t.Helper()
+	for _, way := range db.ways(t) {
+		for _, opts := range []*EnqueueOpts{nil, {Tags: []string{"x"}}} {
+			r, err := way.enqueue(t.Context(), letter{}, opts)
+			each(fmt.Sprintf("%s, %+v", way.name, opts), r, err)
+		}
+	}
+}
+
+// refuse hangs a trigger on jobs that refuses updates for which the condition on old and new holds.
+func (db *testDB) refuse(t testing.TB, when string) {
+	t.Helper()
+	db.exec(t, `create or replace function no() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
+	db.exec(t, `create or replace trigger no before update on jobs for each row when (`+when+`) execute function no()`)
+}

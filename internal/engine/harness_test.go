@@ -948,3 +948,107 @@ func (db *testDB) stores(t testing.TB, args drover.Args, u drover.Unique) (store
 	}
 	return !r.Existing
 }
+
+// way is one way into the queue.
+type way struct {
+	name    string
+	enqueue func(context.Context, drover.Args, *drover.EnqueueOpts) (drover.Receipt, error)
+}
+
+// ways are all of them; each ends with a commit.
+func (db *testDB) ways(t *testing.T) []way {
+	t.Helper()
+	std := stdlib.OpenDBFromPool(db.Pool)
+	t.Cleanup(func() { _ = std.Close() })
+	one := func(receipts []drover.Receipt, err error) (drover.Receipt, error) {
+		if err != nil || len(receipts) != 1 {
+			return drover.Receipt{}, errors.Join(err, fmt.Errorf("%d receipts", len(receipts)))
+		}
+		return receipts[0], nil
+	}
+	return []way{
+		{"Enqueue", db.client.Enqueue},
+		{"EnqueueTx", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (r drover.Receipt, err error) {
+			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+				r, err = db.client.EnqueueTx(ctx, tx, args, opts)
+				return err
+			})
+			return r, err
+		}},
+		{"EnqueueTx of database/sql", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (drover.Receipt, error) {
+			tx, err := std.BeginTx(ctx, nil)
+			if err != nil {
+				return drover.Receipt{}, err
+			}
+			defer tx.Rollback()
+			r, err := db.client.EnqueueTx(ctx, drover.SQLTx(tx), args, opts)
+			if err != nil {
+				return r, err
+			}
+			return r, tx.Commit()
+		}},
+		{"EnqueueMany", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (drover.Receipt, error) {
+			return one(db.client.EnqueueMany(ctx, []drover.EnqueueItem{{Args: args, Opts: opts}}))
+		}},
+		{"EnqueueManyTx", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (r drover.Receipt, err error) {
+			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+				r, err = one(db.client.EnqueueManyTx(ctx, tx, []drover.EnqueueItem{{Args: args, Opts: opts}}))
+				return err
+			})
+			return r, err
+		}},
+	}
+}
+
+// idsOf runs a query for ids.
+func (db *testDB) idsOf(t testing.TB, sql string, args ...any) []string {
+	t.Helper()
+	rows, _ := db.Query(t.Context(), sql, args...)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatalf("%s %v: %v", sql, args, err)
+	}
+	return ids
+}
+
+// virtual is a redrive in a time of the test's own: no supervisor, no waiting.
+type virtual struct {
+	*testDB
+	at time.Time
+}
+
+func newVirtual(t *testing.T) *virtual {
+	t.Helper()
+	db := newTestDB(t)
+	return &virtual{db, value[time.Time](t, db, `select clock_timestamp()`)}
+}
+
+// pass lets time pass and gives the next slots.
+func (v *virtual) pass(t testing.TB, d time.Duration) (released int) {
+	t.Helper()
+	v.at = v.at.Add(d)
+	return value[int](t, v.testDB, `select released from drover_pace($1)`, v.at)
+}
+
+// virtualStart starts what is due, as a claim does; virtualEnd ends all that runs.
+const virtualStart = `
+update jobs set state = 'running', claimed_by = 'w', attempt = attempt + 1, claim_seq = claim_seq + 1, attempted_at = $1
+where finalized_at is null and state in ('available', 'scheduled', 'retryable') and queue = 'default' and scheduled_at <= $1`
+
+const virtualEnd = `
+update jobs set state = 'completed', claimed_by = null, finalized_at = $1 where finalized_at is null and state = 'running' and queue = 'default'`
+
+// work starts and ends what is due and returns how many jobs that were.
+func (v *virtual) work(t testing.TB) int {
+	t.Helper()
+	tag, err := v.Exec(t.Context(), virtualStart, v.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.exec(t, virtualEnd, v.at)
+	return int(tag.RowsAffected())
+}
+
+func handlingAll() []drover.Worker {
+	return []drover.Worker{dynWorker("job", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil })}
+}

@@ -1077,6 +1077,7 @@ func mutants() []mutant {
 			old:   "format('search_path=%s, pg_temp', own) = any(p.proconfig) is true as fixed",
 			new:   "p.proconfig::text like '%search_path=%' is true as fixed",
 			tests: []string{"TestARenamedSchema"},
+			in:    "internal/engine",
 		},
 		{
 			name: "registers-in-two-schemas", bug: "a supervisor registers in a schema whose functions work in another",
@@ -1084,6 +1085,7 @@ func mutants() []mutant {
 			old:   "\tp.Exec(nil, pg.CheckSchema)\n",
 			new:   "",
 			tests: []string{"TestARenamedSchema"},
+			in:    "internal/engine",
 		},
 		{
 			name: "copy-under-row-security", bug: "EnqueueMany fails where row security refuses its COPY",
@@ -1098,6 +1100,7 @@ func mutants() []mutant {
 			old:   "where c.relnamespace <> n.oid)",
 			new:   "where c.relnamespace = 0)",
 			tests: []string{"TestCheckFindsTablesInFrontOfDrovers"},
+			in:    "internal/engine",
 		},
 		{
 			name: "rescue-all-or-none", bug: "one job that the database refuses keeps all of a dead supervisor's",

@@ -1,4 +1,4 @@
-package drover
+package engine_test
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -75,7 +76,7 @@ func TestRefuse(t *testing.T) {
 			t.Errorf("put off for the %d. time: %s", n+1, value[string](t, db, `select row_to_json(j)::text from jobs j where id = $1`, id))
 		}
 	}
-	if got := refuse(id, 0, true); got != "discarded" || value[Reason](t, db, `select discard_reason from jobs where id = $1`, id) != ReasonRefused {
+	if got := refuse(id, 0, true); got != "discarded" || value[drover.Reason](t, db, `select discard_reason from jobs where id = $1`, id) != drover.ReasonRefused {
 		t.Errorf("in the end: %s", got)
 	}
 	if got := refuse(id, 0, true); got != "null" {

@@ -1,4 +1,4 @@
-package drover
+package engine_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
@@ -21,7 +22,7 @@ import (
 func renamedSchema(t *testing.T, how string) (_ *testDB, other string) {
 	t.Helper()
 	db := newQuietDB(t)
-	db.enqueueAll(t, func(what string, _ Receipt, err error) {
+	db.enqueueAll(t, func(what string, _ drover.Receipt, err error) {
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -44,14 +45,14 @@ func renamedSchema(t *testing.T, how string) (_ *testDB, other string) {
 		}
 		other = name
 	}
-	return db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = free }), other
+	return db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = free }), other
 }
 
 // enqueueAll enqueues in every way, by an insert where there is one, and by a function.
-func (db *testDB) enqueueAll(t *testing.T, each func(what string, r Receipt, err error)) {
+func (db *testDB) enqueueAll(t *testing.T, each func(what string, r drover.Receipt, err error)) {
 	t.Helper()
 	for _, way := range db.ways(t) {
-		for _, opts := range []*EnqueueOpts{nil, {Tags: []string{"x"}}} {
+		for _, opts := range []*drover.EnqueueOpts{nil, {Tags: []string{"x"}}} {
 			r, err := way.enqueue(t.Context(), letter{}, opts)
 			each(fmt.Sprintf("%s, %+v", way.name, opts), r, err)
 		}
@@ -59,7 +60,7 @@ func (db *testDB) enqueueAll(t *testing.T, each func(what string, r Receipt, err
 }
 
 // An acknowledged job is where Get looks, also if a schema was renamed and its functions still have its old name.
-// Whatever would work in two schemas at once reports what mends it.
+// A call that would work in two schemas reports what repairs it.
 func TestARenamedSchema(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"swapped", "moved", "replaced"} {
@@ -76,27 +77,27 @@ func TestARenamedSchema(t *testing.T) {
 			mend := `select ` + pgtest.Schema(db.Pool) + `.drover_secure()`
 			refused := func(what string, err error) {
 				t.Helper()
-				if !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), mend) || !strings.Contains(err.Error(), "drover migrate up") {
+				if !errors.Is(err, drover.ErrNotMigrated) || !strings.Contains(err.Error(), mend) || !strings.Contains(err.Error(), "drover migrate up") {
 					t.Errorf("%s = %v, want ErrNotMigrated and %q", what, err, mend)
 				}
 			}
 			refused("Check", db.client.Check(t.Context()))
-			sup, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			sup, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
 			refused("Run", sup.Run(ctx))
-			again, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+			again, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
-			again.engine.Keeper.Base = context.Background()
-			refused("a registration after a lost lease", again.engine.Keeper.Register(t.Context()))
+			engineOf(again).Keeper.Base = context.Background()
+			refused("a registration after a lost lease", engineOf(again).Keeper.Register(t.Context()))
 
 			stored := ""
-			db.enqueueAll(t, func(what string, r Receipt, err error) {
+			db.enqueueAll(t, func(what string, r drover.Receipt, err error) {
 				if err != nil {
 					refused(what, err)
 				} else if stored = r.ID; !value[bool](t, db, `select exists (select from jobs where id = $1)`, stored) {
@@ -108,19 +109,19 @@ func TestARenamedSchema(t *testing.T) {
 			}
 			for what, do := range map[string]func() error{
 				"Job":     func() error { _, err := db.client.Job(t.Context(), stored); return err },
-				"Cancel":  func() error { _, err := db.client.Cancel(t.Context(), stored, Audit{}); return err },
-				"Discard": func() error { _, err := db.client.Discard(t.Context(), stored, Audit{}); return err },
+				"Cancel":  func() error { _, err := db.client.Cancel(t.Context(), stored, drover.Audit{}); return err },
+				"Discard": func() error { _, err := db.client.Discard(t.Context(), stored, drover.Audit{}); return err },
 				"CancelMany": func() error {
-					_, err := db.client.CancelMany(t.Context(), Filter{Queue: "default"}, Audit{})
+					_, err := db.client.CancelMany(t.Context(), drover.Filter{Queue: "default"}, drover.Audit{})
 					return err
 				},
 				"Redrive": func() error {
-					_, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "default"}}, Audit{})
+					_, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Queue: "default"}}, drover.Audit{})
 					return err
 				},
-				"RedriveJob": func() error { return db.client.RedriveJob(t.Context(), stored, nil, Audit{}) },
+				"RedriveJob": func() error { return db.client.RedriveJob(t.Context(), stored, nil, drover.Audit{}) },
 				"Archive": func() error {
-					_, err := db.client.Archive(t.Context(), Filter{Queue: "default"}, nil, Audit{})
+					_, err := db.client.Archive(t.Context(), drover.Filter{Queue: "default"}, nil, drover.Audit{})
 					return err
 				},
 				"SQL": func() error {
@@ -140,7 +141,7 @@ func TestARenamedSchema(t *testing.T) {
 			if err := db.client.Check(t.Context()); err != nil {
 				t.Errorf("Check, mended: %v", err)
 			}
-			db.enqueueAll(t, func(what string, r Receipt, err error) {
+			db.enqueueAll(t, func(what string, r drover.Receipt, err error) {
 				if err != nil {
 					t.Errorf("%s, mended: %v", what, err)
 				} else if _, err := db.client.Job(t.Context(), r.ID); err != nil {
@@ -159,7 +160,7 @@ func TestDroverSecureMendsARenamedSchema(t *testing.T) {
 		db.exec(t, `select `+schema+`.drover_secure()`)
 		db.exec(t, `select `+schema+`.drover_check_schema()`)
 	}
-	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, letter{}, &EnqueueOpts{Tags: []string{"x"}}), Audit{}); err != nil {
+	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, letter{}, &drover.EnqueueOpts{Tags: []string{"x"}}), drover.Audit{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -175,17 +176,17 @@ func TestCheckFindsTablesInFrontOfDrovers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	both := db.via(t, Config{}, func(c *pgxpool.Config) {
+	both := db.via(t, drover.Config{}, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["search_path"] = pgtest.Schema(app) + ", " + pgtest.Schema(db.Pool)
 	})
-	sup, err := both.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+	sup, err := both.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for what, err := range map[string]error{"Check": both.client.Check(ctx), "Run": sup.Run(ctx)} {
-		var invalid *InvalidError
+		var invalid *drover.InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "pool" {
 			t.Fatalf("%s = %v, want an *InvalidError", what, err)
 		}
@@ -200,23 +201,23 @@ func TestCheckFindsTablesInFrontOfDrovers(t *testing.T) {
 // In a replica's session no trigger fires, and a discarded job would have no follow-up.
 func TestCheckRefusesAReplicasSessions(t *testing.T) {
 	t.Parallel()
-	replica := newQuietDB(t).via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["session_replication_role"] = "replica" })
-	if err := replica.client.Check(t.Context()); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "session_replication_role") {
+	replica := newQuietDB(t).via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["session_replication_role"] = "replica" })
+	if err := replica.client.Check(t.Context()); !errors.Is(err, drover.ErrInvalid) || !strings.Contains(err.Error(), "session_replication_role") {
 		t.Errorf("Check = %v", err)
 	}
 }
 
 // A supervisor whose schema is renamed under it does not register, claim or settle in the schema that has the name now,
-// until that one is mended.
+// until that one is repaired.
 func TestASupervisorWhoseSchemaIsRenamed(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	var book logbook
-	db := newTestDBWith(t, Config{Logger: slog.New(&book)})
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(&book)})
 	twin := newQuietDB(t)
 	name, other := pgtest.Schema(db.Pool), pgtest.Schema(twin.Pool)
 	started, release := make(chan struct{}, 10), make(chan struct{})
-	db.launch(t, SupervisorConfig{Lease: 3 * time.Second, PollInterval: 50 * time.Millisecond, Workers: handling(func(_ context.Context, _ *Job, n int) error {
+	db.launch(t, drover.SupervisorConfig{Lease: 3 * time.Second, PollInterval: 50 * time.Millisecond, Workers: handling(func(_ context.Context, _ *drover.Job, n int) error {
 		started <- struct{}{}
 		if n == 1 {
 			<-release

@@ -1,4 +1,4 @@
-package drover
+package engine_test
 
 import (
 	"context"
@@ -8,9 +8,11 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/drover-queue/drover"
 )
 
-// A redrive shares its jobs with others who act on them: what it must let be, and what it must not lose.
+// A redrive shares its jobs with others who act on them: some jobs it must let be, and others it must not lose.
 
 // until lets time pass, work done, until the condition holds.
 func (v *virtual) until(t testing.TB, sql string) {
@@ -25,23 +27,23 @@ func (v *virtual) until(t testing.TB, sql string) {
 	t.Fatalf("not within 100 s: %s\n%s", sql, value[string](t, v.testDB, `select string_agg(format('%s %s released %s of %s %s', id, state, released, matched, note), E'\n') from drover_redrives`))
 }
 
-func (v *virtual) redrive(t testing.TB, plan RedrivePlan) *Redrive {
+func (v *virtual) redrive(t testing.TB, plan drover.RedrivePlan) *drover.Redrive {
 	t.Helper()
-	r, err := v.client.StartRedrive(t.Context(), plan, Audit{})
+	r, err := v.client.StartRedrive(t.Context(), plan, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-// D-5: what a redrive has released and done with is nobody's to take back.
+// D-5: a job that a redrive has released and done with is nobody's to take back.
 func TestRedriveLetsTheJobsOfEndedOnesBe(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 60, 1)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Limit: 20, Rate: 100})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Limit: 20, Rate: 100})
 	v.pass(t, 0)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 20})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 20})
 	v.pass(t, time.Second/4)
 	v.pass(t, 2*time.Second) // workers are busy
 	if n := value[int](t, v.testDB, `select count(*) from jobs j join drover_redrives r on r.id = j.redrive_id where r.state = 'done' and j.state = 'parked'`); n > 0 {
@@ -55,7 +57,7 @@ func TestRedriveCanariesThatWereTakenBackGoAgain(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 30, 1)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Canary: 5})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Canary: 5})
 	v.pass(t, 0)
 	v.pass(t, 2*time.Second)
 	if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'parked'`); n != 4 {
@@ -69,9 +71,9 @@ func TestRedriveSmallerThanItsCanary(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 3, 1)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1, Canary: 10})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 1, Canary: 10})
 	v.pass(t, 0)
-	if err := v.client.RedriveJob(t.Context(), value[string](t, v.testDB, `select max(id) from jobs where state = 'discarded'`), nil, Audit{}); err != nil {
+	if err := v.client.RedriveJob(t.Context(), value[string](t, v.testDB, `select max(id) from jobs where state = 'discarded'`), nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	v.until(t, `select state = 'done' from drover_redrives`)
@@ -83,9 +85,9 @@ func TestRedriveLetsRunningJobsBe(t *testing.T) {
 	v := newVirtual(t)
 	v.bury(t, 10, 1)
 	v.exec(t, `insert into jobs (kind, state, scheduled_at) select 'parked', 'parked', 'infinity' from generate_series(1, 3)`)
-	v.redrive(t, RedrivePlan{Filter: Filter{State: Parked}})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{State: drover.Parked}})
 	v.exec(t, `update jobs set state = 'running', claimed_by = 'elsewhere', scheduled_at = now(), queue = 'default' where kind = 'parked' and id = (select min(id) from jobs where kind = 'parked')`)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}})
 	v.pass(t, 0)
 	v.pass(t, time.Second/4)
 	if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'running' and claimed_by = 'elsewhere'`); n != 1 {
@@ -96,12 +98,12 @@ func TestRedriveLetsRunningJobsBe(t *testing.T) {
 	}
 }
 
-// D-5, F-4: a released job whose run failed waits for its backoff, whoever is late beside it.
+// D-5, F-4: a released job whose run failed waits for its backoff, even if others are late next to it.
 func TestRedriveLetsBackoffsBe(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 30, 1)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 10})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 10})
 	v.pass(t, 0)
 	failed := value[string](t, v.testDB, `select id from jobs where state = 'available' order by scheduled_at limit 1`)
 	v.exec(t, `update jobs set state = 'retryable', attempt = 1, claim_seq = claim_seq + 1, scheduled_at = $2::timestamptz + interval '1 hour' where id = $1`, failed, v.at)
@@ -117,7 +119,7 @@ func TestRedriveOfAKindThatNobodyWorks(t *testing.T) {
 	v := newVirtual(t)
 	v.bury(t, 100, 1)
 	v.exec(t, `update jobs set kind = 'gone' where (args->>'n')::int <= 5`) // the oldest
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 20})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 20})
 	for range 60 {
 		v.pass(t, time.Second/4)
 		v.exec(t, virtualStart+` and kind = 'job'`, v.at)
@@ -137,14 +139,14 @@ func TestRedriveAfterAnAbortKeepsTheCap(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 20, 1)
-	first := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 3})
+	first := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 3})
 	v.pass(t, 0)
 	v.exec(t, virtualStart, v.at.Add(time.Second))
-	if err := v.client.AbortRedrive(t.Context(), first.ID, Audit{Why: "slower"}); err != nil {
+	if err := v.client.AbortRedrive(t.Context(), first.ID, drover.Audit{Why: "slower"}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, time.Second/4)
-	second := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 3})
+	second := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 3})
 	if second.Matched != 17 {
 		t.Fatalf("%+v", second)
 	}
@@ -160,31 +162,31 @@ func TestRedriveAfterAnAbortKeepsTheCap(t *testing.T) {
 	}
 }
 
-// D-7: what sat out the end of a redrive in the archive is as it was, and in nobody's hands: to be archived again, pruned,
+// D-7: a job that sat out the end of a redrive in the archive is as it was, and in nobody's hands: to be archived again, pruned,
 // and redriven.
 func TestRedriveOfRestoredJobs(t *testing.T) {
 	t.Parallel()
-	for _, end := range []RedriveState{RedriveDone, RedriveAborted} {
+	for _, end := range []drover.RedriveState{drover.RedriveDone, drover.RedriveAborted} {
 		t.Run(string(end), func(t *testing.T) {
 			t.Parallel()
 			v := newVirtual(t)
 			v.bury(t, 4, 1)
 			v.exec(t, `update jobs set id = overlay(id placing left(drover_ulid_at(now() - interval '2 hours'), 10) from 1 for 10)`)
-			first := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1})
-			if moved, err := v.client.Archive(t.Context(), Filter{State: Discarded}, nil, Audit{}); err != nil || moved.Jobs != 4 {
+			first := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 1})
+			if moved, err := v.client.Archive(t.Context(), drover.Filter{State: drover.Discarded}, nil, drover.Audit{}); err != nil || moved.Jobs != 4 {
 				t.Fatal(moved, err)
 			}
-			if end == RedriveAborted {
-				if err := v.client.AbortRedrive(t.Context(), first.ID, Audit{}); err != nil {
+			if end == drover.RedriveAborted {
+				if err := v.client.AbortRedrive(t.Context(), first.ID, drover.Audit{}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			v.until(t, fmt.Sprintf(`select state = '%s' and finished_at is not null from drover_redrives`, end))
 			const marked = `select count(*) from %s where discard_reason is not null and paced_at = finalized_at and redrive_id = $1`
 			ids := value[[]string](t, v.testDB, `select array_agg(id order by id) from jobs_archive`)
-			v.enqueue(t, job{}, &EnqueueOpts{ID: ids[0]}) // another life: the old one stays where it is
+			v.enqueue(t, job{}, &drover.EnqueueOpts{ID: ids[0]}) // another life: the old one stays where it is
 			for range 2 {
-				if moved, err := v.client.Restore(t.Context(), Filter{All: true}, Audit{}); err != nil || moved.Jobs != 3 || !slices.Equal(moved.Conflicts, ids[:1]) {
+				if moved, err := v.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || moved.Jobs != 3 || !slices.Equal(moved.Conflicts, ids[:1]) {
 					t.Fatal(moved, err)
 				}
 				for table, want := range map[string]int{"jobs": 3, "jobs_archive": 1} {
@@ -192,11 +194,11 @@ func TestRedriveOfRestoredJobs(t *testing.T) {
 						t.Errorf("%d rows of %s are as they were, want %d", n, table, want)
 					}
 				}
-				if moved, err := v.client.Archive(t.Context(), Filter{IDs: ids[1:]}, nil, Audit{}); err != nil || moved.Jobs != 3 {
+				if moved, err := v.client.Archive(t.Context(), drover.Filter{IDs: ids[1:]}, nil, drover.Audit{}); err != nil || moved.Jobs != 3 {
 					t.Fatal(moved, err)
 				}
 			}
-			if moved, err := v.client.Restore(t.Context(), Filter{IDs: ids[1:]}, Audit{}); err != nil || moved.Jobs != 3 {
+			if moved, err := v.client.Restore(t.Context(), drover.Filter{IDs: ids[1:]}, drover.Audit{}); err != nil || moved.Jobs != 3 {
 				t.Fatal(moved, err)
 			}
 			v.exec(t, `insert into queues (name, discarded_retention) values ('default', '1 second'), ('keep', null)`)
@@ -204,7 +206,7 @@ func TestRedriveOfRestoredJobs(t *testing.T) {
 			if n := value[int](t, v.testDB, `select deleted from drover_retain('', '1 day', '1 day')`); n != 1 {
 				t.Errorf("%d jobs deleted, want one", n)
 			}
-			if r := v.redrive(t, RedrivePlan{Filter: Filter{All: true}}); r.Matched != 2 || r.Skipped != 0 {
+			if r := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}}); r.Matched != 2 || r.Skipped != 0 {
 				t.Errorf("%+v", r)
 			}
 		})
@@ -218,12 +220,12 @@ func TestPruningLeavesWhatARedriveHolds(t *testing.T) {
 	v.bury(t, 3, 1)
 	v.exec(t, `insert into queues (name, discarded_retention) values ('default', '1 second')`)
 	v.exec(t, `update jobs set id = overlay(id placing left(drover_ulid_at(now() - interval '2 hours'), 10) from 1 for 10)`)
-	r := v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 1})
+	r := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 1})
 	const prune = `select deleted from drover_retain('', '1 day', '1 day')`
 	if n := value[int](t, v.testDB, prune); n != 0 {
 		t.Errorf("%d jobs deleted that a redrive holds", n)
 	}
-	if err := v.client.AbortRedrive(t.Context(), r.ID, Audit{}); err != nil {
+	if err := v.client.AbortRedrive(t.Context(), r.ID, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, 0)
@@ -249,19 +251,19 @@ func TestUnparkWhatTheLiftedPolicyParkedLast(t *testing.T) {
 	}
 }
 
-// O-1: a failed run of a capped job is told as failed: it will be retried.
+// O-1: a failed run of a capped job is reported as failed: it will be retried.
 func TestFailuresOfCappedJobsAreTold(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	db.bury(t, 1, 1)
 	var log eventLog
-	told := db.via(t, Config{Hooks: []Hooks{log.hooks()}, Logger: quiet()})
-	if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}, Audit{}); err != nil {
+	told := db.via(t, drover.Config{Hooks: []drover.Hooks{log.hooks()}, Logger: quiet()})
+	if _, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 1}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	var runs atomic.Int64
-	told.run(t, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Millisecond)}}, Lease: 6 * time.Second, Workers: []Worker{
-		dynWorker("job", WorkerOpts{}, func(context.Context, *Job) error {
+	told.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Retry: drover.Every(time.Millisecond)}}, Lease: 6 * time.Second, Workers: []drover.Worker{
+		dynWorker("job", drover.WorkerOpts{}, func(context.Context, *drover.Job) error {
 			if runs.Add(1) == 1 {
 				return errors.New("not yet")
 			}

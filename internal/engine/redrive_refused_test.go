@@ -1,4 +1,4 @@
-package drover
+package engine_test
 
 import (
 	"context"
@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover"
 )
 
-// What a redrive does with rows that the database refuses to read or to change, or that others have locked.
+// A redrive meets rows that the database refuses to read or to change, or that others have locked.
 
 // refuse hangs a trigger on jobs that refuses updates for which the condition on old and new holds.
 func (db *testDB) refuse(t testing.TB, when string) {
@@ -30,12 +32,12 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 	slow(t)
 	const bad = `old.args @> '{"n": 7}'`
 	for name, c := range map[string]struct {
-		plan       RedrivePlan
+		plan       drover.RedrivePlan
 		setUp      func(t *testing.T, v *virtual)
 		mend       string
 		why        string // empty: nothing is refused
 		aside      int    // rows that cannot even be taken out of its hands
-		lateDuring string // what hangs the refusal on the table once the jobs are marked
+		lateDuring string // hangs the refusal on the table once the jobs are marked
 	}{
 		"at release": {
 			setUp: func(t *testing.T, v *virtual) {
@@ -45,7 +47,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
 		"at release, by key": {
-			plan: RedrivePlan{PerKey: 3},
+			plan: drover.RedrivePlan{PerKey: 3},
 			setUp: func(t *testing.T, v *virtual) {
 				t.Helper()
 				v.refuse(t, bad+` and new.finalized_at is null`)
@@ -53,7 +55,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
 		"a canary": {
-			plan: RedrivePlan{Canary: 8},
+			plan: drover.RedrivePlan{Canary: 8},
 			setUp: func(t *testing.T, v *virtual) {
 				t.Helper()
 				v.refuse(t, bad+` and new.finalized_at is null`)
@@ -71,7 +73,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			mend: `drop trigger no on jobs`, why: "refused: no", aside: 1, lateDuring: bad,
 		},
 		"any change after it was marked, by key": {
-			plan: RedrivePlan{PerKey: 3}, mend: `drop trigger no on jobs`, why: "refused: no", aside: 1, lateDuring: bad,
+			plan: drover.RedrivePlan{PerKey: 3}, mend: `drop trigger no on jobs`, why: "refused: no", aside: 1, lateDuring: bad,
 		},
 		"a unique index of the application's": {
 			setUp: func(t *testing.T, v *virtual) {
@@ -102,7 +104,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			if c.setUp != nil {
 				c.setUp(t, v)
 			}
-			c.plan.Filter = Filter{Kind: "job"}
+			c.plan.Filter = drover.Filter{Kind: "job"}
 			r := v.redrive(t, c.plan)
 			if c.lateDuring != "" {
 				v.refuse(t, c.lateDuring)
@@ -127,14 +129,14 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 				return
 			}
 			id := value[string](t, v.testDB, `select id from jobs where args @> '{"n": 7}' and kind = 'job'`)
-			if !slices.Equal(r.Skips, []SkippedJob{{id, c.why}}) {
+			if !slices.Equal(r.Skips, []drover.SkippedJob{{ID: id, Why: c.why}}) {
 				t.Errorf("skipped %+v, want %s: %s", r.Skips, id, c.why)
 			}
 			if c.aside == 0 && value[bool](t, v.testDB, `select paced_at is not null from jobs where id = $1`, id) {
 				t.Error("it is still in the redrive's hands")
 			}
 			v.exec(t, c.mend)
-			if again := v.redrive(t, RedrivePlan{Filter: Filter{Kind: "job"}}); again.Matched != 1 || again.Skipped != 0 {
+			if again := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}}); again.Matched != 1 || again.Skipped != 0 {
 				t.Errorf("the next one: %+v", again)
 			}
 			v.until(t, `select count(*) = 100 from jobs where kind = 'job' and state = 'completed'`)
@@ -155,7 +157,7 @@ func TestRedriveCountersStopAtTheirEnd(t *testing.T) {
 		v.exec(t, `alter table drover_redrives alter column `+counter+` set default 9223372036854775807`)
 	}
 	v.exec(t, `update jobs set concurrency_key = null where args @> '{"n": 2}'`)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 5})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 5})
 	v.until(t, `select state = 'done' from drover_redrives`)
 	if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'completed'`); n != 9 {
 		t.Errorf("%d of 9 came back", n)
@@ -185,7 +187,7 @@ func TestRedriveSkipsManyRefusedRowsInARow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 900, 1)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 500})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 500})
 	v.refuse(t, `(old.args->>'n')::int <= 700`)
 	v.until(t, `select state = 'done' and skipped = 700 from drover_redrives`)
 	v.until(t, `select count(*) = 200 from jobs where state = 'completed'`)
@@ -210,9 +212,9 @@ func TestRedriveAbortBesideARefusedRow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 50, 1)
-	r := v.redrive(t, RedrivePlan{Filter: Filter{All: true}})
+	r := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}})
 	v.refuse(t, `old.args @> '{"n": 20}'`)
-	if err := v.client.AbortRedrive(t.Context(), r.ID, Audit{Why: "enough"}); err != nil {
+	if err := v.client.AbortRedrive(t.Context(), r.ID, drover.Audit{Why: "enough"}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, 0)
@@ -222,7 +224,7 @@ func TestRedriveAbortBesideARefusedRow(t *testing.T) {
 	if n := value[int](t, v.testDB, `select count(*) from jobs where paced_at is not null`); n != 1 {
 		t.Errorf("it holds %d jobs", n)
 	}
-	if again := v.redrive(t, RedrivePlan{Filter: Filter{All: true}}); again.Matched != 49 || again.Skipped != 1 {
+	if again := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}}); again.Matched != 49 || again.Skipped != 1 {
 		t.Errorf("the next one: %+v", again)
 	}
 }
@@ -232,7 +234,7 @@ func TestRedriveTakesBackBesideARefusedRow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 80, 1)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, Rate: 30})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 30})
 	v.pass(t, 0)
 	v.refuse(t, `old.args @> '{"n": 9}' and new.state = 'parked'`)
 	v.pass(t, 2*time.Second)
@@ -248,7 +250,7 @@ func TestRedriveFreesAKeyBesideARefusedRow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 20, 1)
-	v.redrive(t, RedrivePlan{Filter: Filter{All: true}, PerKey: 2})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 2})
 	v.refuse(t, `old.args @> '{"n": 1}' and old.state = 'completed'`)
 	v.until(t, `select count(*) = 20 from jobs where state = 'completed'`)
 	v.until(t, `select state = 'done' and skipped = 0 and released = 20 from drover_redrives`)
@@ -261,7 +263,7 @@ func TestRedriveGoesPastLockedRows(t *testing.T) {
 	v := newVirtual(t)
 	v.bury(t, 10, 1)
 	v.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'other', 'other', 'discarded', now() - interval '1 day', 'operator' from generate_series(1, 3)`)
-	v.redrive(t, RedrivePlan{Filter: Filter{Kind: "job"}, Rate: 1})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}, Rate: 1})
 	unlock := v.hold(t, `select from jobs where (args->>'n')::int <= 3 or kind = 'other' and id = (select min(id) from jobs where kind = 'other') for update`)
 	other := value[string](t, v.testDB, `select drover_redrive_start('{"filter": {"kind": "other"}}')`)
 	for range 80 {
@@ -284,8 +286,8 @@ func TestRedriveGoesPastLockedRows(t *testing.T) {
 	v.until(t, `select count(*) = 10 from jobs where kind = 'job' and state = 'completed'`)
 }
 
-// F-15: a filter that fits next to nothing, begun from psql over many dead letters: each step looks at a bounded number
-// of them, gets on though nothing fits, and another redrive gives slots meanwhile.
+// F-15: a filter that matches next to nothing, begun from psql over many dead letters: each step looks at a bounded number
+// of them, gets on though nothing matches, and another redrive gives slots meanwhile.
 func TestRedriveWithASelectiveFilterMarksInSteps(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -322,7 +324,7 @@ func TestRedriveWithASelectiveFilterMarksInSteps(t *testing.T) {
 		}
 		v.pass(t, time.Second/4)
 	}
-	if got, err := v.client.Redrive(t.Context(), id); err != nil || got.State == RedriveMarking || got.Matched != 10 {
+	if got, err := v.client.Redrive(t.Context(), id); err != nil || got.State == drover.RedriveMarking || got.Matched != 10 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -338,7 +340,7 @@ func TestRedriveSkipsAnUnreadableRow(t *testing.T) {
 		begin if errors->0->>'error' = 'damaged' then raise exception 'missing chunk' using errcode = 'XX001'; end if; return errors->0; end $$`)
 	v.exec(t, `create or replace function drover_last_error(errors jsonb) returns jsonb language sql as 'select damaged(errors)'`)
 	v.exec(t, `update jobs set errors = '[{"error": "damaged"}]' where args @> '{"n": 3}'`)
-	r := v.redrive(t, RedrivePlan{Filter: Filter{Error: "down"}, Limit: 5, PerKey: 2})
+	r := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Error: "down"}, Limit: 5, PerKey: 2})
 	if r.Matched != 5 || r.Skipped != 1 || r.Skips[0].Why != "refused: missing chunk" {
 		t.Errorf("%+v", r)
 	}
@@ -348,14 +350,14 @@ func TestRedriveSkipsAnUnreadableRow(t *testing.T) {
 	v.until(t, `select state = 'done' and released = 5 from drover_redrives`)
 }
 
-// What else goes wrong in one redrive or one queue is noted there, stops no other, and the note goes with the cause.
+// Any other fault of one redrive or one queue is noted there, stops no other, and the note goes with the cause.
 func TestRedriveThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 40, 1)
 	v.exec(t, `update jobs set kind = 'held' where (args->>'n')::int <= 10`)
-	held := v.redrive(t, RedrivePlan{Filter: Filter{Kind: "held"}})
-	v.redrive(t, RedrivePlan{Filter: Filter{Kind: "job"}})
+	held := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Kind: "held"}})
+	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}})
 	v.exec(t, `alter table drover_redrives add constraint mine check (released = 0 or filter->>'kind' <> 'held')`)
 	v.exec(t, `insert into drover_redrive_queues (queue, note) values ('a', 'none yet')`)
 	v.exec(t, `alter table drover_redrive_queues add constraint mine check (queue <> 'a' or note <> '')`)
@@ -381,7 +383,7 @@ func TestSupervisorsLogASkippedJobOnce(t *testing.T) {
 	var books [2]logbook
 	var sups [2]*launched
 	for i := range books {
-		sups[i] = db.via(t, Config{Logger: slog.New(&books[i])}).launch(t, SupervisorConfig{Workers: handlingAll(), Lease: 30 * time.Second})
+		sups[i] = db.via(t, drover.Config{Logger: slog.New(&books[i])}).launch(t, drover.SupervisorConfig{Workers: handlingAll(), Lease: 30 * time.Second})
 	}
 	db.exec(t, `select drover_redrive_start('{"filter": {"kind": "job"}, "rate": 200}')`)
 	db.waitFor(t, time.Minute, `select state = 'done' from drover_redrives`)
@@ -402,8 +404,8 @@ func TestSupervisorsLogASkippedJobOnce(t *testing.T) {
 func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
 	var book logbook
-	db := newQuietDB(t).via(t, Config{Logger: slog.New(&book)})
-	r := db.stopped(t, SupervisorConfig{}).Redriver
+	db := newQuietDB(t).via(t, drover.Config{Logger: slog.New(&book)})
+	r := db.stopped(t, drover.SupervisorConfig{}).Redriver
 	now := time.Now()
 	r.Now = func() time.Time { return now }
 	timeout := fmt.Errorf("pace: %w", context.DeadlineExceeded)
@@ -453,7 +455,7 @@ func TestRedriveInSmallSteps(t *testing.T) {
 }
 
 // D-4: which jobs a redrive is for does not depend on DateStyle and TimeZone, neither in the session that begins it
-// nor in those that carry it on.
+// nor in the sessions that carry it on.
 func TestRedriveInAnyDateStyle(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
