@@ -1032,6 +1032,7 @@ func TestRedriveAgainWithAChange(t *testing.T) {
 // A page of large jobs ends early, with rows that can be read as well as with one that cannot. No job is passed over.
 func TestPagesOfLargeJobs(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newTestDB(t)
 	db.exec(t, `insert into jobs (id, kind, args) select lpad(n::text, 26, '0'), 'job', jsonb_build_object('x', repeat('a', 3500000)) from generate_series(1, 12) n`)
 	for _, odd := range []bool{false, true} {

@@ -423,6 +423,7 @@ func TestALookThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 // claimer that sees transaction ids fall, behind a pooler that keeps its connection.
 func TestAfterAReconnectFloorsAreNotTrusted(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	resettable, reset := db.resettable(t)
 	sup := resettable.launch(t, drover.SupervisorConfig{Lease: time.Hour, PollInterval: 100 * time.Millisecond}) // no sweep, no beat
@@ -449,6 +450,7 @@ func TestTransactionIDsThatFallAreNoticed(t *testing.T) {
 // next write fails before a byte of it is sent, so that no claim is in doubt.
 func TestForgottenSettleAndAReset(t *testing.T) {
 	t.Parallel()
+	slow(t)
 	db := newQuietDB(t)
 	resettable, reset := db.resettable(t)
 	ran := make(chan string, 10)
