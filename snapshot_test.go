@@ -446,6 +446,54 @@ func TestActivityBySpread(t *testing.T) {
 	}
 }
 
+// What ran in a queue is written after it was removed, also if it was added and removed between two writes, or was added
+// again meanwhile. Then the queue is forgotten.
+func TestActivityOfARemovedQueue(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	var heard eventLog
+	s := db.via(t, Config{Hooks: []Hooks{heard.hooks()}}).launch(t, SupervisorConfig{Queues: []Queue{{}, {Name: "post"}}})
+	ran := func(queue string) {
+		heard.wait(t, db.enqueue(t, job{1}, &EnqueueOpts{Queue: queue}), "completed")
+	}
+	remove := func(queue string) {
+		if err := s.RemoveQueue(t.Context(), queue); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add := func(queue string) {
+		if err := s.AddQueue(t.Context(), Queue{Name: queue}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func() (rows string) {
+		s.engine.Activity.Write(t.Context())
+		rows = value[string](t, db, `select coalesce(string_agg(queue || ' ' || completed, ', ' order by queue), '') from drover_activity`)
+		db.exec(t, `delete from drover_activity`)
+		return rows
+	}
+	ran("post")
+	remove("post")
+	add("post")
+	ran("post")
+	remove("post")
+	add("brief")
+	ran("brief")
+	remove("brief")
+	if got := write(); got != "brief 1, post 2" {
+		t.Errorf("written: %q", got)
+	}
+	add("post")
+	ran("post")
+	if got := write(); got != "post 1" {
+		t.Errorf("after it was added again: %q", got)
+	}
+	write()
+	if n := len(s.engine.Tallied()) - 2; n != 0 {
+		t.Errorf("%d removed queues are kept", n)
+	}
+}
+
 // Counts that could not be written are written the next time. Each run counts once.
 func TestActivityThatCannotBeWritten(t *testing.T) {
 	t.Parallel()

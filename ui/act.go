@@ -165,8 +165,7 @@ func (s *site) failedPost(w http.ResponseWriter, r *http.Request, name string, e
 
 // mayNotChange is another problem for a role that may read.
 func mayNotChange(err error) error {
-	var coded interface{ SQLState() string }
-	if errors.As(err, &coded) && coded.SQLState() == "42501" {
+	if stateOf(err) == "42501" {
 		return problem{Status: http.StatusServiceUnavailable, What: "The application's role may not change drover's tables.", Do: "Give it the rights of the operator in docs/roles.sql."}
 	}
 	return err

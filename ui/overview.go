@@ -133,10 +133,11 @@ func (s source) overview(ctx context.Context, q query) (*view, error) {
 	if o.CameBack, err = s.client.FailureGroups(ctx, drover.FailureFilter{Status: drover.FailureOpen, Regressed: true, Limit: fewJobs}); err != nil {
 		return nil, err
 	}
-	activity, err := s.activity(ctx)
+	activity, missing, err := s.activity(ctx)
 	if err != nil {
 		return nil, err
 	}
+	o.NotSeen = append(o.NotSeen, missing...)
 	for i, row := range o.Queues {
 		o.Queues[i].Ran = activity[row.Queue]
 		if row.OldestDue != nil && row.Serving == 0 {
@@ -168,6 +169,7 @@ type queueData struct {
 	Pauses      []drover.PauseInfo // that hold its jobs
 	Held        bool               // itself, so that it can be resumed
 	Seen        string             // its own pause
+	NotSeen     []drover.NotSeen   // why Ran is missing
 }
 
 func (s source) queue(ctx context.Context, q query) (*view, error) {
@@ -185,11 +187,11 @@ func (s source) queue(ctx context.Context, q query) (*view, error) {
 			d.queueRow, d.Known = row, true
 		}
 	}
-	activity, err := s.activity(ctx, name)
+	activity, missing, err := s.activity(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	d.Ran = activity[name]
+	d.Ran, d.NotSeen = activity[name], missing
 	for i := range now.Pauses {
 		switch p := &now.Pauses[i]; p.Scope {
 		case drover.QueueScope(name):

@@ -2,10 +2,16 @@ package ui
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
 // A database without a single job has pages that say so.
@@ -158,5 +164,41 @@ func TestPlots(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `lock table drover_activity in access exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
-	get(t, h, "/").ok(t, "payments", "What needs a person").lacks(t, `class="plot`)
+	get(t, h, "/").ok(t, "payments", "What needs a person", "Not seen: activity: it took longer than 300 ms.").lacks(t, `class="plot`)
+}
+
+// A role that may not read what ran, or a database that lacks the table, hides the plots and nothing else.
+func TestPlotsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	_, pool := newSite(t, Options{}, richSQL)
+	schema := pgtest.Schema(pool)
+	role := schema + "_reader"
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(context.Background(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(fmt.Sprintf(`create role %s; grant usage on schema %s to %[1]s; grant select on all tables in schema %[2]s to %[1]s; grant execute on all functions in schema %[2]s to %[1]s; revoke select on drover_activity from %[1]s`, role, schema))
+	t.Cleanup(func() { exec(`drop owned by ` + role + `; drop role ` + role) })
+	cfg := pool.Config()
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "set role "+role)
+		return err
+	}
+	reader, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	guest := Handler(newClient(t, reader), Options{Logger: quiet()})
+	get(t, guest, "/").ok(t, "payments", "What needs a person", "Not seen: activity: the role may not read the table drover_activity.").lacks(t, `class="plot`)
+	get(t, guest, "/queue?name=payments").ok(t, "app-1", "the role may not read the table drover_activity").lacks(t, `class="plot`, "Nothing ran")
+	get(t, guest, "/api/overview").ok(t, `"payments"`)
+	get(t, guest, "/api/activity").is(t, http.StatusServiceUnavailable, "may not read")
+
+	exec(`drop table drover_activity`)
+	owner := Handler(newClient(t, pool), Options{Logger: quiet()})
+	get(t, owner, "/").ok(t, "payments", "What needs a person", "Not seen: activity: the database has no such table; run drover migrate up.")
+	get(t, owner, "/queue?name=payments").ok(t, "app-1", "the database has no such table")
 }

@@ -2,6 +2,7 @@ package ui
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -21,10 +22,7 @@ const plotHeight = 20
 
 // plotOf draws a bar for each value; bad, if it is not nil, has the part of each. The highest bar fills the height.
 func plotOf(label string, values, bad []float64) plot {
-	top := 0.0
-	if len(values) > 0 {
-		top = slices.Max(values)
-	}
+	top := most(values)
 	draw := func(values []float64) string {
 		var path strings.Builder
 		for i, v := range values {
@@ -46,11 +44,8 @@ type ran struct {
 	PerMinute, FailedPart, Waits string // in the last minutes
 }
 
-// ranOf draws an hour. It is nil if there is none.
+// ranOf draws an hour.
 func ranOf(a *drover.QueueActivity) *ran {
-	if a == nil {
-		return nil
-	}
 	var ends, failed, parts, waits []float64
 	sum, least := [4]float64{}, max(0, len(a.Minutes)-lately)
 	for i, m := range a.Minutes {
@@ -112,17 +107,31 @@ func figure(n float64) string {
 // activityFor is how long a page waits for what ran: without it, the rest is shown.
 const activityFor = time.Second
 
-// activity is what ran, by queue. It is empty if it cannot be read in time: an overloaded server must not hide the rest.
-func (s source) activity(ctx context.Context, queues ...string) (map[string]*ran, error) {
-	short, cancel := context.WithTimeout(ctx, min(activityFor, s.patience))
+// activity is what ran, by queue. If it cannot be read, the rest is shown, as in drover.Snapshot: an overloaded server, a role
+// without the right to read it, or a database that is older than it, hides no more than the plots. missing says why.
+func (s source) activity(ctx context.Context, queues ...string) (all map[string]*ran, missing []drover.NotSeen, err error) {
+	limit := min(activityFor, s.patience)
+	short, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	list, err := s.client.Activity(short, queues...)
-	if err != nil && short.Err() != nil && ctx.Err() == nil {
-		return nil, nil //nolint:nilnil // see above
+	why := ""
+	switch {
+	case err == nil:
+	case short.Err() != nil && ctx.Err() == nil:
+		why = "it took longer than " + span(limit)
+	case errors.Is(err, drover.ErrNotMigrated): // the look at the rest was before, so some tables are there
+		why = "the database has no such table; run drover migrate up"
+	case stateOf(err) == "42501":
+		why = "the role may not read the table drover_activity"
+	default:
+		return nil, nil, err
 	}
-	all := map[string]*ran{}
+	if why != "" {
+		return nil, []drover.NotSeen{{Part: "activity", Why: why}}, nil
+	}
+	all = map[string]*ran{}
 	for i := range list {
 		all[list[i].Queue] = ranOf(&list[i])
 	}
-	return all, err
+	return all, nil, nil
 }

@@ -51,11 +51,10 @@ func problemOf(err error) problem {
 // recognised by what they can do.
 func ofDatabase(err error) problem {
 	away := problem{Status: http.StatusServiceUnavailable, What: "The database cannot be reached.", Do: "Check that it runs and accepts connections; the log has the details."}
-	var coded interface{ SQLState() string }
 	var network net.Error
-	switch {
-	case errors.As(err, &coded):
-		switch code := coded.SQLState(); {
+	switch code := stateOf(err); {
+	case code != "":
+		switch {
 		case code == "42501":
 			return problem{Status: http.StatusServiceUnavailable, What: "The application's role may not read drover's tables.", Do: "Give it the rights of the reader in docs/roles.sql."}
 		case code == "42P01" || code == "42703" || code == "42883":
@@ -71,6 +70,15 @@ func ofDatabase(err error) problem {
 		return problem{Status: http.StatusServiceUnavailable, What: "The application is stopping, and has closed its connections.", Do: "Try again in a moment."}
 	}
 	return problem{Status: http.StatusInternalServerError, What: "This did not work, for a reason that is not known here.", Do: "The log has the details."}
+}
+
+// stateOf is the SQLSTATE of an error of the database, "" for other errors.
+func stateOf(err error) string {
+	var coded interface{ SQLState() string }
+	if !errors.As(err, &coded) {
+		return ""
+	}
+	return coded.SQLState()
 }
 
 // invalid is the text of a refused filter, with the fields as the form has them.

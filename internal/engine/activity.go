@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/drover-queue/drover/internal/pg"
@@ -34,17 +36,19 @@ func (a *activity) run(ctx context.Context) {
 	}
 }
 
-// Write writes what the tallies gained. The supervisor that prunes also deletes rows that are too old.
+// Write writes what the tallies gained. The supervisor that prunes also deletes rows that are too old. A removed queue is
+// written until a minute in which none of its jobs ran.
 func (a *activity) Write(base context.Context) {
 	now, id := a.Now(), a.Lease.Load().ID
 	sums := map[*QueueState]store.Activity{}
-	var gains []store.Activity
-	for _, q := range a.QueueStates() {
+	byName := map[string]store.Activity{} // a queue may have been removed and added again, and a row is for its name
+	for _, q := range a.Tallied() {
 		sums[q] = q.tally.read(q.Name)
 		if gain := sums[q].Since(a.written[q]); gain != (store.Activity{Queue: q.Name}) {
-			gains = append(gains, gain)
+			byName[q.Name] = gain.Plus(byName[q.Name])
 		}
 	}
+	gains := slices.Collect(maps.Values(byName))
 	if prunes := a.Prunes.Load(); len(gains) > 0 || prunes {
 		ctx, cancel := a.tripContext(base)
 		defer cancel()
@@ -55,5 +59,8 @@ func (a *activity) Write(base context.Context) {
 			return
 		}
 	}
+	a.forgetRemoved(func(q *QueueState) bool {
+		return q.Pending.Load() == 0 && q.tally.read(q.Name) == a.written[q]
+	})
 	a.since, a.written = now, sums
 }

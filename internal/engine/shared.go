@@ -27,6 +27,7 @@ type Shared struct {
 	Changing sync.Mutex    // held while a queue is added or removed, round trip included
 	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip
 	queues   []*QueueState // replaced, never changed in place
+	removed  []*QueueState // no longer served, and their last runs may not be written as activity yet
 	started  bool          // the queues' slots are served
 	closed   bool          // the queues' buffers are closed: no queue may be added
 
@@ -171,7 +172,22 @@ func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
 	}
 	gone = s.queues[i]
 	s.queues = slices.Delete(slices.Clone(s.queues), i, i+1)
+	s.removed = append(s.removed, gone)
 	return s.queues, gone
+}
+
+// Tallied returns the queues that are served, and the removed ones whose runs are still counted.
+func (s *Shared) Tallied() []*QueueState {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	return slices.Concat(s.queues, s.removed)
+}
+
+// forgetRemoved stops counting the runs of removed queues.
+func (s *Shared) forgetRemoved(done func(*QueueState) bool) {
+	s.queuesMu.Lock()
+	defer s.queuesMu.Unlock()
+	s.removed = slices.DeleteFunc(s.removed, done)
 }
 
 // registration returns what the tables should hold of this supervisor.

@@ -634,9 +634,16 @@ func mutants() []mutant {
 		{
 			name: "activity-lost", bug: "what could not be written is forgotten",
 			file:  "internal/engine/activity.go",
-			old:   "\t\t\treturn\n\t\t}\n\t}\n\ta.since",
-			new:   "\t\t}\n\t}\n\ta.since",
+			old:   "\t\t\treturn\n\t\t}\n\t}\n\ta.forgetRemoved",
+			new:   "\t\t}\n\t}\n\ta.forgetRemoved",
 			tests: []string{"TestActivityThatCannotBeWritten"},
+		},
+		{
+			name: "activity-of-removed-queues", bug: "the last minute of a removed queue is lost",
+			file:  "internal/engine/shared.go",
+			old:   "return slices.Concat(s.queues, s.removed)",
+			new:   "return s.queues",
+			tests: []string{"TestActivityOfARemovedQueue"},
 		},
 		{
 			name: "activity-not-spread", bug: "a row counts as a whole in the later minute that it touches",

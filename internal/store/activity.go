@@ -19,6 +19,11 @@ func (a Activity) Since(b Activity) Activity {
 	return Activity{a.Queue, a.Started - b.Started, a.Waited - b.Waited, a.Completed - b.Completed, a.Failed - b.Failed, a.Discarded - b.Discarded}
 }
 
+// Plus adds up two sums of a queue.
+func (a Activity) Plus(b Activity) Activity {
+	return Activity{a.Queue, a.Started + b.Started, a.Waited + b.Waited, a.Completed + b.Completed, a.Failed + b.Failed, a.Discarded + b.Discarded}
+}
+
 const (
 	sqlNoteActivity = `
 insert into drover_activity (seconds, queue, supervisor, started, waited, completed, failed, discarded)
