@@ -3,7 +3,10 @@ package drover
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"unicode"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/pg"
 )
@@ -22,15 +25,35 @@ type Audit struct {
 
 	// Why is a text of up to 512 bytes. It may have several lines, and no other control or invisible characters.
 	Why string
+
+	// Seen makes the change depend on what the caller saw: it is the Seen of the JobInfo, the PauseInfo, the FailureGroup,
+	// the PeriodicJob or the Redrive that somebody looked at before they decided, or NotPaused. If somebody has changed
+	// that since, nothing is changed, and the error is ErrState; its text names who it was, and when. So a button that
+	// two people press has one effect. The database compares it while the row is locked. Empty: the change is made
+	// anyway. Methods that change many jobs, start a redrive, or set a schedule refuse it with an *InvalidError.
+	Seen string
 }
 
+// NotPaused is the Audit.Seen of somebody who saw that a scope is not paused.
+const NotPaused = "none"
+
 const (
-	maxBy  = 128
-	maxWhy = 512
+	maxBy   = 128
+	maxWhy  = 512
+	maxSeen = 512
 )
 
 // check reports what of an Audit is refused.
 func (a Audit) check(bad *problems) {
+	if a.Seen != "" {
+		bad.add("Seen", "is for changes of one job, pause, failure group, schedule or redrive")
+	}
+	a.checkOne(bad)
+}
+
+// checkOne is check for a change of one thing that may have been seen.
+func (a Audit) checkOne(bad *problems) {
+	bad.join(checkText("Seen", a.Seen, maxSeen))
 	if err := checkText("By", a.By, maxBy); err != nil {
 		bad.join(err)
 	} else {
@@ -72,4 +95,34 @@ func (a Audit) attrs(attrs ...any) []any {
 		}
 	}
 	return attrs
+}
+
+// subject is what an Audit.Seen is about.
+type subject string
+
+const (
+	aJob      subject = "job"
+	aPause    subject = "pause"
+	aFailure  subject = "failure"
+	aRedrive  subject = "redrive"
+	aSchedule subject = "schedule"
+
+	// The change does not depend on what happens without a person: the runs of a job, the ticks of a schedule.
+	aJobsLife      subject = aJob + life
+	aSchedulesLife subject = aSchedule + life
+
+	life = "'s life"
+)
+
+// sqlRequireSeen locks what it compares, until the change after it is committed.
+const sqlRequireSeen = `select drover_require_seen($1, $2, $3, life => $4)`
+
+// requireSeen refuses a change in tx if its caller saw another state.
+func (a Audit) requireSeen(ctx context.Context, tx pgx.Tx, of subject, id string) error {
+	if a.Seen == "" {
+		return nil
+	}
+	name, lives := strings.CutSuffix(string(of), life)
+	_, err := tx.Exec(ctx, sqlRequireSeen, name, id, a.Seen, lives)
+	return pg.Classify(err)
 }

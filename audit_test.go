@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -221,25 +223,25 @@ func TestRowsKeepTheAudit(t *testing.T) {
 		read  func() string
 		want  string
 	}{
-		{"SetPeriodic", Audit{"ann", "f"}, schedule, "f by ann"},
-		{"SetPeriodic", Audit{"bob", "again"}, schedule, "f by ann"},
-		{"PausePeriodic", Audit{"bob", "g"}, schedule, "g by bob"},
-		{"PausePeriodic", Audit{"cat", "again"}, schedule, "g by bob"},
+		{"SetPeriodic", Audit{By: "ann", Why: "f"}, schedule, "f by ann"},
+		{"SetPeriodic", Audit{By: "bob", Why: "again"}, schedule, "f by ann"},
+		{"PausePeriodic", Audit{By: "bob", Why: "g"}, schedule, "g by bob"},
+		{"PausePeriodic", Audit{By: "cat", Why: "again"}, schedule, "g by bob"},
 		{"ResumePeriodic", Audit{}, schedule, " by " + me},
-		{"ResumePeriodic", Audit{"dan", "again"}, schedule, " by " + me},
-		{"RunPeriodic", Audit{"eve", "h"}, run, "h by eve"},
+		{"ResumePeriodic", Audit{By: "dan", Why: "again"}, schedule, " by " + me},
+		{"RunPeriodic", Audit{By: "eve", Why: "h"}, run, "h by eve"},
 		{"RunPeriodic", Audit{}, run, " by " + me},
-		{"PauseRedrive", Audit{"bob", "a"}, redrive, "a by bob"},
-		{"PauseRedrive", Audit{"cat", "again"}, redrive, "a by bob"}, // it changed nothing
-		{"ResumeRedrive", Audit{"cat", "b"}, redrive, "b by cat"},
-		{"ResumeRedrive", Audit{"dan", "again"}, redrive, "b by cat"},
+		{"PauseRedrive", Audit{By: "bob", Why: "a"}, redrive, "a by bob"},
+		{"PauseRedrive", Audit{By: "cat", Why: "again"}, redrive, "a by bob"}, // it changed nothing
+		{"ResumeRedrive", Audit{By: "cat", Why: "b"}, redrive, "b by cat"},
+		{"ResumeRedrive", Audit{By: "dan", Why: "again"}, redrive, "b by cat"},
 		{"PauseRedrive", Audit{}, redrive, " by " + me},
-		{"AbortRedrive", Audit{"dan", "c"}, redrive, "c by dan"},
-		{"AbortRedrive", Audit{"eve", "again"}, redrive, "c by dan"},
-		{"SetFailureStatus", Audit{"ann", "d"}, group, "d by ann"},
-		{"SetFailureStatus", Audit{"bob", "again"}, group, "d by ann"},
-		{"SetFailurePolicy", Audit{"bob", "e"}, group, "e by bob"},
-		{"SetFailurePolicy", Audit{"cat", "again"}, group, "e by bob"},
+		{"AbortRedrive", Audit{By: "dan", Why: "c"}, redrive, "c by dan"},
+		{"AbortRedrive", Audit{By: "eve", Why: "again"}, redrive, "c by dan"},
+		{"SetFailureStatus", Audit{By: "ann", Why: "d"}, group, "d by ann"},
+		{"SetFailureStatus", Audit{By: "bob", Why: "again"}, group, "d by ann"},
+		{"SetFailurePolicy", Audit{By: "bob", Why: "e"}, group, "e by bob"},
+		{"SetFailurePolicy", Audit{By: "cat", Why: "again"}, group, "e by bob"},
 		{"SetFailurePolicy", Audit{}, group, " by " + me},
 	} {
 		if tc.verb == "SetFailurePolicy" && tc.audit == (Audit{}) {
@@ -364,4 +366,117 @@ func TestAPolicyThatIsSetAgainKeepsItsAudit(t *testing.T) {
 			t.Errorf("%+v by %s: updated by %s, %v", change.policy, audit.By, g.UpdatedBy, err)
 		}
 	}
+}
+
+// Of two people who decide by the same state, one changes it. The other one learns who that was, and when.
+func TestTwoPeopleWhoSawTheSame(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	c := db.client
+	print := "00c0ffee00c0ffee"
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job) values ($1, 'job', 'error', 'no', now(), now(), 1, 1, '')`, print)
+	db.exec(t, `select drover_periodic_set('nightly', 'job', '30 2 * * *', options => '{"queue": "q"}')`)
+	made := func(state string) string {
+		return value[string](t, db, `insert into jobs (kind, state, scheduled_at, finalized_at, discard_reason) values ('job', $1::text, now() + interval '1 h',
+			case when $1 in ('completed', 'discarded') then now() end, case when $1 = 'discarded' then 'panic' end) returning id`, state)
+	}
+	redrive := value[string](t, db, `insert into drover_redrives (filter, rate) values ('{"kind": "x"}', 5) returning id`)
+	seenJob := func(id string) func() string {
+		return func() string { return okay(c.Job(t.Context(), id)).Seen }
+	}
+	seenPause := func() string {
+		if list := okay(c.Pauses(t.Context())); len(list) == 1 {
+			return list[0].Seen
+		}
+		return NotPaused
+	}
+	seenGroup := func() string { return okay(c.FailureGroup(t.Context(), print)).Seen }
+	seenRedrive := func() string { return okay(c.Redrive(t.Context(), redrive)).Seen }
+	seenSchedule := func() string { return okay(c.PeriodicJob(t.Context(), "nightly")).Seen }
+	early, edited, dead, ended := made("scheduled"), made("scheduled"), made("discarded"), made("completed")
+	for _, v := range []struct {
+		name string
+		seen func() string
+		do   func(by Audit) error
+	}{
+		{"run now", seenJob(early), func(by Audit) error { _, err := c.Edit(t.Context(), early, JobEdit{RunNow: true}, by); return err }},
+		{"edit", seenJob(edited), func(by Audit) error {
+			_, err := c.Edit(t.Context(), edited, JobEdit{Priority: map[string]int{"ann": 2, "bob": 3}[by.By]}, by)
+			return err
+		}},
+		{"redrive job", seenJob(dead), func(by Audit) error { return c.RedriveJob(t.Context(), dead, nil, by) }},
+		{"rerun", seenJob(ended), func(by Audit) error { _, err := c.Rerun(t.Context(), ended, nil, by); return err }},
+		{"pause", seenPause, func(by Audit) error { return c.Pause(t.Context(), "queue:q", nil, by) }},
+		{"resume", seenPause, func(by Audit) error { return c.Resume(t.Context(), "queue:q", by) }},
+		{"status", seenGroup, func(by Audit) error { return c.SetFailureStatus(t.Context(), print, FailureResolved, by) }},
+		{"policy", seenGroup, func(by Audit) error {
+			return c.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailureDiscard}, by)
+		}},
+		{"pause redrive", seenRedrive, func(by Audit) error { return c.PauseRedrive(t.Context(), redrive, by) }},
+		{"resume redrive", seenRedrive, func(by Audit) error { return c.ResumeRedrive(t.Context(), redrive, by) }},
+		{"abort redrive", seenRedrive, func(by Audit) error { return c.AbortRedrive(t.Context(), redrive, by) }},
+		{"pause schedule", seenSchedule, func(by Audit) error { return c.PausePeriodic(t.Context(), "nightly", time.Time{}, by) }},
+		{"resume schedule", seenSchedule, func(by Audit) error { return c.ResumePeriodic(t.Context(), "nightly", by) }},
+		{"run schedule", seenSchedule, func(by Audit) error { _, err := c.RunPeriodic(t.Context(), "nightly", nil, by); return err }},
+	} {
+		seen := v.seen()
+		people, errs := []string{"ann", "bob"}, make([]error, 2)
+		var wg sync.WaitGroup
+		for i, name := range people {
+			wg.Go(func() { errs[i] = v.do(Audit{By: name, Seen: seen}) })
+		}
+		wg.Wait()
+		first := 0
+		if errs[0] != nil {
+			first = 1
+		}
+		if errs[first] != nil || !errors.Is(errs[1-first], ErrState) || !regexp.MustCompile(`\b`+people[first]+`\b.* \d\d:\d\d:\d\d UTC`).MatchString(errs[1-first].Error()) {
+			t.Errorf("%s: %v", v.name, errs)
+		}
+		if seen == v.seen() {
+			t.Errorf("%s: what one sees is %q before and after", v.name, seen)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n != 6 {
+		t.Errorf("%d jobs: one was rerun, and the schedule made one", n)
+	}
+
+	// A job that has run since is ended, and a job that was redriven is not.
+	id := made("available")
+	seen := seenJob(id)()
+	db.exec(t, `update jobs set state = 'retryable', attempt = 1, errors_total = 1 where id = $1`, id)
+	if _, err := c.Discard(t.Context(), id, Audit{Seen: seen}); err != nil {
+		t.Error(err)
+	}
+	seen = seenJob(id)()
+	if err := c.RedriveJob(t.Context(), id, nil, Audit{By: "ann", Seen: seen}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Cancel(t.Context(), id, Audit{Seen: seen}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "it is available, due at ") {
+		t.Error(err)
+	}
+	// A tick does not keep anybody from pausing the schedule.
+	seen = seenSchedule()
+	db.exec(t, `update drover_periodic set last_job = 'another', jobs = jobs + 1`)
+	if err := c.PausePeriodic(t.Context(), "nightly", time.Time{}, Audit{Seen: seen}); err != nil {
+		t.Error(err)
+	}
+	for name, err := range map[string]error{
+		"StartRedrive": second(c.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "x"}}, Audit{Seen: "1"})),
+		"CancelMany":   second(c.CancelMany(t.Context(), Filter{Kind: "x"}, Audit{Seen: "1"})),
+		"SetPeriodic":  c.SetPeriodic(t.Context(), Periodic{Name: "n", Schedule: "@daily", Args: job{1}}, Audit{Seen: "1"}),
+		"NUL":          c.Resume(t.Context(), "queue:q", Audit{Seen: "\x00"}),
+	} {
+		var invalid *InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != "Seen" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func okay[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }

@@ -2,7 +2,9 @@ package drover_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/drover-queue/drover"
@@ -53,6 +55,23 @@ func ExampleClient_Resume() {
 	must(err)
 	fmt.Println(len(pauses), "paused")
 	// Output: 0 paused
+}
+
+// Two people look at the same pause, and both resume it. The second one changes nothing.
+func ExampleAudit_seen() {
+	client, end := newClient()
+	defer end()
+	ctx, scope := context.Background(), drover.QueueScope("emails")
+	must(client.Pause(ctx, scope, nil, drover.Audit{By: "ada", Seen: drover.NotPaused}))
+	pauses, err := client.Pauses(ctx)
+	must(err)
+	shown := pauses[0].Seen // send it with the page, and take it back with the form
+
+	must(client.Resume(ctx, scope, drover.Audit{By: "bob", Seen: shown}))
+	must(client.Pause(ctx, scope, nil, drover.Audit{By: "eve", Seen: drover.NotPaused}))
+	err = client.Resume(ctx, scope, drover.Audit{By: "ada", Seen: shown})
+	fmt.Println(errors.Is(err, drover.ErrState), strings.Contains(err.Error(), "has been paused by eve since "))
+	// Output: true true
 }
 
 // Scopes are written as in SQL and on the command line.

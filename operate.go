@@ -62,6 +62,10 @@ type JobInfo struct {
 	Key       string `json:"concurrency_key,omitempty"`
 	UniqueKey string `json:"unique_key,omitempty"` // what it is, or was, the only one of: see Unique
 
+	// Seen changes with each change of the job's row: see Audit.Seen. Client.Job sets it, lists do not. Cancel and Discard
+	// end a job that has run since, but not a job that somebody has redriven.
+	Seen string `json:"seen,omitempty"`
+
 	// Unreadable names the parts of the row that cannot be shown as they are, and why. Such a part is nil or zero here; a
 	// time that is infinite or outside the years 1 to 9999 is the nearest one inside. Empty: the whole row was read.
 	Unreadable string `json:"unreadable,omitempty"`
@@ -342,7 +346,7 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 	}
 	bad.attempts("MaxAttempts", opts.MaxAttempts)
 	bad.join(c.checkPatch(opts.ArgsPatch))
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}
@@ -380,14 +384,14 @@ func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, er
 
 func (c *Client) endJob(ctx context.Context, verb, sql, id string, audit Audit, t told) (State, error) {
 	var bad problems
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {
 		return "", err
 	}
 	if !isID(id) {
 		return "", fmt.Errorf("%s job %q: %w", verb, id, ErrNotFound)
 	}
-	was, found, err := c.desk.verb(ctx, sql, id, audit.Why, audit.by())
+	was, found, err := c.desk.verb(ctx, sql, aJobsLife, id, audit, audit.Why, audit.by())
 	if err != nil {
 		return "", fmt.Errorf("%s job %s: %w", verb, id, err)
 	}

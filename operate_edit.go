@@ -110,7 +110,7 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {
 		return false, err
 	}
@@ -177,7 +177,7 @@ func newID(bad *problems, id string) string {
 func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audit) (Receipt, error) {
 	var bad problems
 	as := opts.id(&bad)
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {
 		return Receipt{}, err
 	}

@@ -59,6 +59,9 @@ type FailureGroup struct {
 	UpdatedWhy  string        `json:"updated_why,omitempty"`
 	Discarded   int64         `json:"discarded"` // jobs discarded with it now
 	Parked      int64         `json:"parked"`    // jobs its policy has parked now
+
+	// Seen changes with each change of status and policy: see Audit.Seen. FailureGroup sets it, FailureGroups does not.
+	Seen string `json:"seen,omitempty"`
 }
 
 // FailureFilter picks failure groups; all its fields that are set must fit. The zero value picks every group.
@@ -111,7 +114,7 @@ func (c *Client) FailureGroup(ctx context.Context, fingerprint string) (*Failure
 func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, audit Audit) error {
 	var bad problems
 	status.check(&bad, "status")
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}
@@ -136,7 +139,7 @@ func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, polic
 		bad.add("policy.Build", "goes with the action %q", FailurePark)
 	}
 	bad.join(checkText("policy.Build", policy.Build, maxBuild))
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}

@@ -25,6 +25,7 @@ type PauseInfo struct {
 	By          string     `json:"by"`              // the person or program of the last Pause
 	Why         string     `json:"why,omitempty"`
 	UpdatedAt   time.Time  `json:"updated_at"` // the time of the last Pause
+	Seen        string     `json:"seen"`       // changes with each Pause: see Audit.Seen
 }
 
 // UnconfirmedError reports that ctx was done before all supervisors had confirmed a pause. The pause is stored, and they
@@ -56,7 +57,7 @@ func (e *UnconfirmedError) Unwrap() error { return e.Err }
 func (c *Client) Pause(ctx context.Context, scope Scope, opts *PauseOpts, audit Audit) error {
 	var bad problems
 	scope.check(&bad)
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	var until *time.Time
 	if opts != nil && !opts.Until.IsZero() {
 		until = instant(&bad, "Until", opts.Until)
@@ -84,7 +85,7 @@ func (c *Client) Pause(ctx context.Context, scope Scope, opts *PauseOpts, audit 
 func (c *Client) Resume(ctx context.Context, scope Scope, audit Audit) error {
 	var bad problems
 	scope.check(&bad)
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}

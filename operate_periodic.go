@@ -39,6 +39,7 @@ type PeriodicJob struct {
 	UpdatedAt   time.Time       `json:"updated_at"` // when somebody last changed it
 	UpdatedBy   string          `json:"updated_by"`
 	UpdatedWhy  string          `json:"updated_why,omitempty"`
+	Seen        string          `json:"seen"` // changes with each change by a person, and with each job: see Audit.Seen
 }
 
 // PeriodicState is whether a schedule ticks.
@@ -154,7 +155,7 @@ func (c *Client) PreviewPeriodic(ctx context.Context, schedule, zone string, n i
 
 // changePeriodic carries out a verb. bad has the mistakes in its own arguments.
 func (c *Client) changePeriodic(verb, name string, bad *problems, audit Audit, change func() error) error {
-	audit.check(bad)
+	audit.checkOne(bad)
 	if err := bad.err(); err != nil {
 		return err
 	}

@@ -146,9 +146,11 @@ type Redrive struct {
 	Why        string       `json:"why,omitempty"`
 	ChangedBy  string       `json:"changed_by,omitempty"` // who last paused, resumed or aborted it; "drover" for failed canaries
 	ChangedWhy string       `json:"changed_why,omitempty"`
+	ChangedAt  *time.Time   `json:"changed_at,omitempty"`
 	Note       string       `json:"note,omitempty"` // why it was aborted, or "held up: " and the error it meets now
 	CreatedAt  time.Time    `json:"created_at"`
 	FinishedAt *time.Time   `json:"finished_at,omitempty"`
+	Seen       string       `json:"seen"` // changes when somebody pauses, resumes or aborts it: see Audit.Seen
 
 	// Unreadable names the parts of the row that cannot be shown as they are, Filter or Skips, and why. Such a part is
 	// zero here. Somebody has changed the row by hand. Empty: the whole row was read.
@@ -284,7 +286,7 @@ func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error
 
 func (c *Client) changeRedrive(verb, id string, audit Audit, change func() (RedriveState, error)) error {
 	var bad problems
-	audit.check(&bad)
+	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {
 		return err
 	}

@@ -446,7 +446,7 @@ func TestActivityBySpread(t *testing.T) {
 	}
 }
 
-// What ran in a queue is written after it was removed, also if it was added and removed between two writes, or was added
+// The runs of a queue are written after it was removed, also if it was added and removed between two writes, or was added
 // again meanwhile. Then the queue is forgotten.
 func TestActivityOfARemovedQueue(t *testing.T) {
 	t.Parallel()

@@ -21,6 +21,9 @@ const (
 // pause returns the number of the change.
 func (s *desk) pause(ctx context.Context, scope Scope, until *time.Time, audit Audit) (number int64, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aPause, string(scope)); err != nil {
+			return err
+		}
 		return tx.QueryRow(ctx, sqlPause, string(scope), until, audit.by(), audit.Why).Scan(&number)
 	})
 	return number, pg.Classify(err)
@@ -29,6 +32,9 @@ func (s *desk) pause(ctx context.Context, scope Scope, until *time.Time, audit A
 // resume reports whether the scope was paused.
 func (s *desk) resume(ctx context.Context, scope Scope, audit Audit) (paused bool, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aPause, string(scope)); err != nil {
+			return err
+		}
 		return tx.QueryRow(ctx, sqlResume, string(scope), audit.by(), audit.Why).Scan(&paused)
 	})
 	return paused, pg.Classify(err)
@@ -43,14 +49,14 @@ func (s *desk) unconfirmed(ctx context.Context, number int64) (ids []string, err
 // sqlPauses reads a table with a row for each scope that was ever paused.
 const sqlPauses = `
 select scope, greatest(held_at, '0001-01-01 00:00:00Z'), case when held_until < 'infinity' then least(held_until, '9999-12-31 00:00:00Z') end,
-	unconfirmed, updated_by, updated_why, least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z')
+	unconfirmed, updated_by, updated_why, least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), drover_seen('pause', scope)
 from job_limits order by scope limit $1`
 
 // mostPauses bounds what Pauses and Snapshot list.
 const mostPauses = 1000
 
 func readPause(row pgx.CollectableRow) (p PauseInfo, err error) {
-	err = row.Scan(&p.Scope, &p.Since, &p.Until, &p.Unconfirmed, &p.By, &p.Why, &p.UpdatedAt)
+	err = row.Scan(&p.Scope, &p.Since, &p.Until, &p.Unconfirmed, &p.By, &p.Why, &p.UpdatedAt, &p.Seen)
 	return p, err
 }
 

@@ -42,8 +42,9 @@ left join queues q on q.name = j.queue
 // sqlGet is a statement apart from sqlList: a plan that serves both would walk the table. sqlGetBare is for a row
 // that sqlGet cannot read as a whole.
 const (
-	sqlGet     = jobInfoColumns + jobInfoParts + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
-	sqlGetBare = jobInfoColumns + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
+	sqlGet     = jobInfoColumns + jobInfoParts + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
+	sqlGetBare = jobInfoColumns + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
+	jobSeen    = `, format('%s/%s', j.redrives, j.xmin)` // as drover_seen
 	sqlParts   = `select part, coalesce(value, ''), coalesce(why, '') from drover_parts($1)`
 )
 
@@ -56,7 +57,12 @@ func (s *desk) get(ctx context.Context, id string) (*JobInfo, error) {
 }
 
 func (s *desk) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
-	jobs, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) { return scanJobInfo(row, parts) }, sql, id)
+	jobs, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) {
+		var seen string
+		j, err := scanJobInfo(row, parts, &seen)
+		j.Seen = seen
+		return j, err
+	}, sql, id)
 	if err == nil && len(jobs) == 0 {
 		err = ErrNotFound
 	}
@@ -244,7 +250,7 @@ func (s *desk) summary(ctx context.Context) ([]DiscardedGroup, error) {
 const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb, by => $4, why => $5) from was`
 
 func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts, audit Audit) (was State, found bool, err error) {
-	was, found, err = s.verb(ctx, sqlRedrive, id, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)), audit.by(), audit.Why)
+	was, found, err = s.verb(ctx, sqlRedrive, aJob, id, audit, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)), audit.by(), audit.Why)
 	return was, found, patchFault(err)
 }
 
@@ -266,9 +272,12 @@ const (
 )
 
 // verb runs one of these functions, and returns the state the job was in.
-func (s *desk) verb(ctx context.Context, sql string, args ...any) (was State, found bool, err error) {
+func (s *desk) verb(ctx context.Context, sql string, of subject, id string, audit Audit, args ...any) (was State, found bool, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, sql, args...).Scan(&was, nil)
+		if err := audit.requireSeen(ctx, tx, of, id); err != nil {
+			return err
+		}
+		err := tx.QueryRow(ctx, sql, append([]any{id}, args...)...).Scan(&was, nil)
 		if found = err == nil; errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
@@ -282,6 +291,9 @@ const sqlEdit = stateBefore + `(drover_edit($1, $2::jsonb, why => $3, by => $4))
 
 func (s *desk) edit(ctx context.Context, id, edit string, audit Audit) (was State, changed bool, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aJob, id); err != nil {
+			return err
+		}
 		err := tx.QueryRow(ctx, sqlEdit, id, edit, audit.Why, audit.by()).Scan(&was, &changed)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return ErrNotFound
@@ -297,6 +309,9 @@ const sqlRerun = `select drover_rerun(id, why => $2, by => $3, new_id => $4), qu
 // rerun returns the new job. Its id is as; "" is any.
 func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, queue, kind string, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aJob, id); err != nil {
+			return err
+		}
 		var name *string // null if the job was deleted while the function waited for its row
 		err := tx.QueryRow(ctx, sqlRerun, id, audit.Why, audit.by(), pg.OrNull(as)).Scan(&name, &queue, &kind)
 		switch {

@@ -33,22 +33,25 @@ const (
 )
 
 func (s *desk) pausePeriodic(ctx context.Context, name string, until *time.Time, audit Audit) error {
-	return s.changePeriodic(ctx, sqlPausePeriodic, name, until, audit.by(), audit.Why)
+	return s.changePeriodic(ctx, audit, sqlPausePeriodic, name, until, audit.by(), audit.Why)
 }
 
 func (s *desk) resumePeriodic(ctx context.Context, name string, audit Audit) error {
-	return s.changePeriodic(ctx, sqlResumePeriodic, name, audit.by(), audit.Why)
+	return s.changePeriodic(ctx, audit, sqlResumePeriodic, name, audit.by(), audit.Why)
 }
 
 func (s *desk) deletePeriodic(ctx context.Context, name string, audit Audit) error {
-	return s.changePeriodic(ctx, sqlDeletePeriodic, name, audit.by(), audit.Why)
+	return s.changePeriodic(ctx, audit, sqlDeletePeriodic, name, audit.by(), audit.Why)
 }
 
 // changePeriodic calls a function that returns whether there is such a schedule.
-func (s *desk) changePeriodic(ctx context.Context, sql string, args ...any) error {
+func (s *desk) changePeriodic(ctx context.Context, audit Audit, sql, name string, args ...any) error {
 	return s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aSchedulesLife, name); err != nil {
+			return err
+		}
 		var found bool
-		if err := tx.QueryRow(ctx, sql, args...).Scan(&found); err != nil {
+		if err := tx.QueryRow(ctx, sql, append([]any{name}, args...)...).Scan(&found); err != nil {
 			return pg.Classify(err)
 		}
 		if !found {
@@ -60,6 +63,9 @@ func (s *desk) changePeriodic(ctx context.Context, sql string, args ...any) erro
 
 func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (jobID string, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aSchedule, name); err != nil {
+			return err
+		}
 		var id *string
 		if err := tx.QueryRow(ctx, sqlRunPeriodic, name, audit.by(), audit.Why, pg.OrNull(as)).Scan(&id); err != nil {
 			return pg.Classify(err)
@@ -79,7 +85,7 @@ const sqlPeriodic = `
 select p.name, p.kind, p.queue, p.schedule, p.zone, p.state, p.made_in = 'code', coalesce(p.build, ''), p.args::text, p.options::text,
 	extract(epoch from p.jitter)::float8, p.catch_up, p.overlap, p.run_at_start, p.jobs, p.skipped, coalesce(p.skipped_why, ''), coalesce(p.problem, ''),
 	coalesce(p.last_job, ''), coalesce(p.last_state, ''), p.updated_by, p.updated_why, t.times[1], t.times[2], t.times[3], t.times[4], t.times[5], t.times[6],
-	array(select least(greatest(n, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') from unnest(p.next_runs) as n)
+	array(select least(greatest(n, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') from unnest(p.next_runs) as n), coalesce(drover_seen('schedule', p.name), '')
 from periodic_jobs p
 cross join lateral (select array_agg(case when x.at is not null and x.at < 'infinity' then least(greatest(x.at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end order by x.n) as times
 	from unnest(array[p.last_at, p.paused_until, p.skipped_at, p.problem_at, p.created_at, p.updated_at]) with ordinality as x(at, n)) t
@@ -106,7 +112,7 @@ func scanPeriodic(row pgx.CollectableRow) (j PeriodicJob, err error) {
 	var created, updated *time.Time
 	err = row.Scan(&j.Name, &j.Kind, &j.Queue, &j.Schedule, &j.Zone, &j.State, &j.Declared, &j.Build, &args, &options,
 		&jitter, &j.CatchUp, &j.Overlap, &j.RunAtStart, &j.Jobs, &j.Skipped, &j.SkippedWhy, &j.Problem,
-		&j.LastJobID, &j.LastState, &j.UpdatedBy, &j.UpdatedWhy, &j.LastAt, &j.PausedUntil, &j.SkippedAt, &j.ProblemAt, &created, &updated, &j.Next)
+		&j.LastJobID, &j.LastState, &j.UpdatedBy, &j.UpdatedWhy, &j.LastAt, &j.PausedUntil, &j.SkippedAt, &j.ProblemAt, &created, &updated, &j.Next, &j.Seen)
 	j.Args, j.Options, j.JitterMS = json.RawMessage(args), json.RawMessage(options), pg.Seconds(jitter).Milliseconds()
 	if created != nil {
 		j.CreatedAt = *created

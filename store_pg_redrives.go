@@ -24,7 +24,8 @@ const (
 	sqlRedrives = `
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
 	started_by, why, changed_by, changed_why, note,
-	least(greatest(created_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), case when finished_at is not null then least(greatest(finished_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end
+	least(greatest(created_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), case when finished_at is not null then least(greatest(finished_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end,
+	case when changed_at is not null then least(greatest(changed_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, coalesce(drover_seen('redrive', id), '')
 from drover_redrives `
 	sqlGetRedrive   = sqlRedrives + `where id = $1`
 	sqlListRedrives = sqlRedrives + `order by id desc limit $1`
@@ -93,7 +94,7 @@ func (s *desk) redrives(ctx context.Context, sql string, arg any) ([]Redrive, er
 func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {
 	var filter, skips string
 	err = row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
-		&r.By, &r.Why, &r.ChangedBy, &r.ChangedWhy, &r.Note, &r.CreatedAt, &r.FinishedAt)
+		&r.By, &r.Why, &r.ChangedBy, &r.ChangedWhy, &r.Note, &r.CreatedAt, &r.FinishedAt, &r.ChangedAt, &r.Seen)
 	if err != nil {
 		return r, err
 	}
@@ -108,16 +109,21 @@ func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {
 }
 
 func (s *desk) pauseRedrive(ctx context.Context, id string, pause bool, audit Audit) (RedriveState, error) {
-	return s.redriveVerb(ctx, sqlPauseRedrive, id, pause, audit.by(), audit.Why)
+	return s.redriveVerb(ctx, audit, sqlPauseRedrive, id, pause, audit.by(), audit.Why)
 }
 
 func (s *desk) abortRedrive(ctx context.Context, id string, audit Audit) (RedriveState, error) {
-	return s.redriveVerb(ctx, sqlAbortRedrive, id, audit.by(), audit.Why)
+	return s.redriveVerb(ctx, audit, sqlAbortRedrive, id, audit.by(), audit.Why)
 }
 
-func (s *desk) redriveVerb(ctx context.Context, sql string, args ...any) (RedriveState, error) {
+func (s *desk) redriveVerb(ctx context.Context, audit Audit, sql, id string, args ...any) (RedriveState, error) {
 	var state *RedriveState
-	err := s.pool.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, args...).Scan(&state) })
+	err := s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aRedrive, id); err != nil {
+			return err
+		}
+		return tx.QueryRow(ctx, sql, append([]any{id}, args...)...).Scan(&state)
+	})
 	if err == nil && state == nil {
 		err = ErrNotFound
 	}

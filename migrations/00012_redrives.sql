@@ -30,6 +30,7 @@ create table drover_redrives (
 	why             text        not null default '',
 	changed_by      text        not null default '',
 	changed_why     text        not null default '',
+	changed_at      timestamptz,
 	note            text        not null default '',
 	matched         bigint      not null default 0,
 	released        bigint      not null default 0,
@@ -53,7 +54,7 @@ comment on column drover_redrives.key_from is 'Where in the args a job''s key is
 comment on column drover_redrives.canary is 'So many go first; the others wait until these have ended well.';
 comment on column drover_redrives.canary_failures is 'More failed canaries than this abort the redrive.';
 comment on column drover_redrives.started_by is 'Who began it; why says why.';
-comment on column drover_redrives.changed_by is 'Who last paused, resumed or aborted it; changed_why says why. drover: its failed canaries.';
+comment on column drover_redrives.changed_by is 'Who last paused, resumed or aborted it; changed_why says why, and changed_at when. drover: its failed canaries.';
 comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
 comment on column drover_redrives.matched is 'Jobs it holds or has held, without those it skipped.';
 comment on column drover_redrives.released is 'Jobs it made due.';
@@ -925,7 +926,7 @@ comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is
 -- +goose StatementBegin
 create function drover_redrive_pause(redrive text, pause boolean default true, by text default null, why text default '') returns text language sql as $$
 	update drover_redrives r set paused_at = case when pause then clock_timestamp() end,
-		changed_by = left(coalesce(nullif(drover_redrive_pause.by, ''), session_user), 128), changed_why = coalesce(left(drover_redrive_pause.why, 1000), '')
+		changed_by = left(coalesce(nullif(drover_redrive_pause.by, ''), session_user), 128), changed_why = coalesce(left(drover_redrive_pause.why, 1000), ''), changed_at = clock_timestamp()
 	where r.id = redrive and r.finished_at is null and r.state <> 'aborted' and (r.paused_at is null) = pause;
 	select drover_notify('redrive ' || redrive) where not pause;
 	select case when paused_at is not null and finished_at is null then 'paused' else state end from drover_redrives where id = redrive
@@ -936,7 +937,7 @@ comment on function drover_redrive_pause(text, boolean, text, text) is 'Stops a 
 -- +goose StatementBegin
 create function drover_redrive_abort(redrive text, why text default '', by text default null) returns text language sql as $$
 	update drover_redrives r set state = 'aborted', paused_at = null, note = coalesce(drover_redrive_abort.why, ''),
-		changed_by = left(coalesce(nullif(drover_redrive_abort.by, ''), session_user), 128), changed_why = coalesce(left(drover_redrive_abort.why, 1000), '')
+		changed_by = left(coalesce(nullif(drover_redrive_abort.by, ''), session_user), 128), changed_why = coalesce(left(drover_redrive_abort.why, 1000), ''), changed_at = clock_timestamp()
 	where r.id = redrive and r.state in ('marking', 'canary', 'running');
 	select drover_notify('redrive ' || redrive);
 	select state from drover_redrives where id = redrive

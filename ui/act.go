@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,9 +48,16 @@ type posted struct {
 	blind bool // the sender may leave out what it saw
 }
 
-// seen reports whether a hidden field still has what the page showed.
-func (p posted) seen(now string) bool {
-	return p.form.Get("seen") == now || p.blind && !p.form.Has("seen")
+// seen is who sends the form, with what the page showed. If the sender may leave that out, and does, it is what is there
+// now: "" for anything. The database compares it while it holds the row, so two forms from one page have one effect.
+func (p posted) seen(now string) (drover.Audit, error) {
+	by := p.by
+	by.Seen = p.form.Get("seen")
+	if by.Seen == "" && !p.blind {
+		return by, bad("The form lacks %q.", "seen")
+	}
+	by.Seen = cmp.Or(by.Seen, now)
+	return by, nil
 }
 
 // mostForm is how many bytes a form may have: a reason has 512.

@@ -75,10 +75,14 @@ func editOf(form query) (e drover.JobEdit, err error) {
 
 // editJob edits the job, if it still is as the page has shown it.
 func (s source) editJob(ctx context.Context, j *drover.JobInfo, e drover.JobEdit, p posted) error {
-	if !p.seen(shapeOf(j)) || !editable(j) {
-		return unchanged("Since you saw it, the job has changed: it is %s.", stateOfJob(j))
+	by, err := p.seen("")
+	if err == nil && !editable(j) {
+		err = changedSince(j)
 	}
-	changed, err := s.client.Edit(ctx, j.ID, e, p.by)
+	if err != nil {
+		return err
+	}
+	changed, err := s.client.Edit(ctx, j.ID, e, by)
 	if err == nil && !changed {
 		return unchanged("The job has these values already.")
 	}

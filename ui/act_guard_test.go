@@ -2,12 +2,15 @@ package ui
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -162,21 +165,21 @@ func TestBadForms(t *testing.T) {
 		{"/job?id=" + waitingID, "do=cancel&why=" + strings.Repeat("x", 513), 400, "Reason: "},
 		{"/job?id=" + waitingID, "do=cancel&why=" + strings.Repeat("x", mostForm), 413, "more than 16 KiB"},
 		{"/job?id=" + waitingID, "do=run-now&seen=available", 409, "it is available, due at"},
-		{"/job?id=" + waitingID, "do=redrive&seen=", 409, "it is available, due at"},
-		{"/job?id=" + waitingID, "do=rerun&new=" + none, 409, "only completed jobs can be rerun"},
-		{"/job?id=" + waitingID, "do=rerun&new=x", 400, "not a ULID"},
+		{"/job?id=" + waitingID, "do=redrive&seen=", 400, "lacks &#34;seen&#34;"},
+		{"/job?id=" + waitingID, "do=rerun&seen=x&new=" + none, 409, "it is available, due at"},
+		{"/job?id=" + waitingID, "do=rerun&seen=x&new=x", 400, "not a ULID"},
 		{"/job?id=" + waitingID + "&x=y", "do=cancel", 400, "knows no"},
 		{"/job?id=" + none, "do=cancel", 404, "none with this id"},
 		{"/job", "do=cancel", 400, "lacks"},
 		{"/delete?id=" + none, "do=delete", 409, "There is no job"},
 		{"/delete?id=" + waitingID, "do=delete", 409, "this one is available"},
 		{"/failure?id=x", "do=status&status=resolved", 404, "none with this id"},
-		{"/failure?id=" + groupID, "do=status&status=resolved", 409, "is open now"},
-		{"/failure?id=" + groupID, "do=policy&policy=", 409, "is open now"},
+		{"/failure?id=" + groupID, "do=status&seen=x&status=resolved", 409, "is open now"},
+		{"/failure?id=" + groupID, "do=policy&policy=", 400, "lacks &#34;seen&#34;"},
 		{"/schedule?name=x", "do=pause", 404, "none with this id"},
 		{"/redrive?id=" + none, "do=abort", 404, "none with this id"},
-		{"/redrive?id=" + redriveID, "do=resume", 409, "The redrive is running now."},
-		{"/queue?name=x", "do=resume", 409, "queue:x is not paused"},
+		{"/redrive?id=" + redriveID, "do=resume&seen=x", 409, "The redrive is running now."},
+		{"/queue?name=x", "do=resume&seen=x", 409, "queue:x is not paused"},
 		{"/queue", "do=pause", 400, "lacks"},
 		{"/many?do=cancel&kind=nothing", "do=cancel", 409, "No such job matches"},
 		{"/jobs", "do=cancel", 405, "can only be read"},
@@ -208,7 +211,7 @@ func TestBadForms(t *testing.T) {
 // Many people press the same button at the same time: it has one effect. Each gets the page or one sentence.
 func TestAllAtOnce(t *testing.T) {
 	t.Parallel()
-	h, pool := newSite(t, Options{Authorize: ada}, richSQL, `delete from drover_supervisors`)
+	h, pool := newSite(t, Options{Authorize: func(r *http.Request, _ Action) (string, bool) { return cmp.Or(r.Header.Get("X-User"), "ada"), true }}, richSQL, `delete from drover_supervisors`)
 	before := value[int](t, pool, `select count(*) from jobs`)
 	subjects := writable(t, pool)
 	var gone []string
@@ -226,16 +229,24 @@ func TestAllAtOnce(t *testing.T) {
 			fields := map[string][]string{"Set the status of this failure": {"status", "ignored"}, "Set the policy of this failure": {"policy", "discard"}}[text]
 			requests := make([]*http.Request, 5)
 			for i := range requests {
+				if !strings.HasPrefix(at, "/start") { // of these two, the second finds no jobs that are free
+					page = get(t, h, at).ok(t)
+				}
 				requests[i] = request(t, page, text, fields...)
+				requests[i].Header.Set("X-User", fmt.Sprint("person ", i))
 			}
 			var wg sync.WaitGroup
-			status := make([]int, len(requests))
+			answers := make([]*answer, len(requests))
 			for i, r := range requests {
-				wg.Go(func() { status[i] = do(t, h, r).StatusCode })
+				wg.Go(func() { answers[i] = do(t, h, r) })
 			}
 			wg.Wait()
-			if slices.Sort(status); status[0] != http.StatusSeeOther || status[len(status)-1] > http.StatusConflict {
-				t.Errorf("%s, %s: %d", at, text, status)
+			first := slices.IndexFunc(answers, func(a *answer) bool { return a.StatusCode == http.StatusSeeOther })
+			for i, a := range answers {
+				names := strings.Contains(a.text, fmt.Sprint("person ", first)) && regexp.MustCompile(`(at|since) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC`).MatchString(a.text)
+				if i != first && (!strings.HasPrefix(at, "/delete") && (a.StatusCode != http.StatusConflict || !names && !strings.HasPrefix(at, "/start"))) {
+					t.Errorf("%s, %s: person %d was first, and person %d reads (%d)\n%s", at, text, first, i, a.StatusCode, a.text)
+				}
 			}
 		}
 	}
@@ -364,7 +375,7 @@ func TestAnOldPageDoesNothingToWhatCameAfter(t *testing.T) {
 		old := get(t, h, page).ok(t)
 		value[any](t, pool, `select drover_resume('queue:emails')`)
 		value[any](t, pool, `select drover_pause('queue:emails', by => 'bob')`)
-		do(t, h, request(t, old, button)).is(t, http.StatusConflict, "paused anew by bob")
+		do(t, h, request(t, old, button)).is(t, http.StatusConflict, "has been paused by bob since")
 		press(t, h, page, button)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/drover-queue/drover"
 )
@@ -13,17 +12,25 @@ import (
 func (s source) jobActs() map[string]act {
 	return map[string]act{
 		"run-now": {needs: Retry, fields: []string{"seen"}, run: s.onJob(func(ctx context.Context, j *drover.JobInfo, p posted) error {
-			if !p.seen(shapeOf(j)) || !waits(j) {
-				return unchanged("Since you saw it, the job has changed: it is %s.", stateOfJob(j))
+			by, err := p.seen("")
+			if err == nil && !waits(j) {
+				err = changedSince(j)
 			}
-			_, err := s.client.Edit(ctx, j.ID, drover.JobEdit{RunNow: true}, p.by)
+			if err != nil {
+				return err
+			}
+			_, err = s.client.Edit(ctx, j.ID, drover.JobEdit{RunNow: true}, by)
 			return err
 		})},
 		"redrive": {needs: Retry, fields: []string{"seen"}, run: s.onJob(func(ctx context.Context, j *drover.JobInfo, p posted) error {
-			if !p.seen(shapeOf(j)) || j.State != drover.Discarded && j.State != drover.Cancelled {
-				return unchanged("Since you saw it, the job has changed: it is %s.", stateOfJob(j))
+			by, err := p.seen("")
+			if err == nil && j.State != drover.Discarded && j.State != drover.Cancelled {
+				err = changedSince(j)
 			}
-			return s.client.RedriveJob(ctx, j.ID, nil, p.by)
+			if err != nil {
+				return err
+			}
+			return s.client.RedriveJob(ctx, j.ID, nil, by)
 		})},
 		"cancel":  {needs: Cancel, fields: []string{"seen"}, run: s.onJob(s.end(s.client.Cancel))},
 		"discard": {needs: Discard, fields: []string{"seen"}, run: s.onJob(s.end(s.client.Discard))},
@@ -38,18 +45,19 @@ func (s source) jobActs() map[string]act {
 	}
 }
 
-// shapeOf changes with each run, redrive and due time of a job, and with each edit, which leaves an entry: a button that is
-// pressed twice, or on an old page, does nothing to a job that has gone on since.
-func shapeOf(j *drover.JobInfo) string {
-	var newest int64
-	for _, e := range j.Errors {
-		newest = max(newest, e.At.UnixMicro())
-	}
-	return fmt.Sprintf("%s%s/%d/%d/%d/%d", lifeOf(j), j.State, j.Attempt, j.ErrorsTotal, j.ScheduledAt.UnixMicro(), newest)
+// changedSince refuses a button that does not go with the job's state.
+func changedSince(j *drover.JobInfo) error {
+	return unchanged("Since you saw it, the job has changed: it is %s%s.", stateOfJob(j), lastHand(j))
 }
 
-// lifeOf begins a shape, and changes with each redrive alone.
-func lifeOf(j *drover.JobInfo) string { return fmt.Sprintf("%d/", j.Redrives) }
+// lastHand names the person of a job's newest entry, if that is no run.
+func lastHand(j *drover.JobInfo) string {
+	if len(j.Errors) == 0 || j.Errors[len(j.Errors)-1].By == "" {
+		return ""
+	}
+	e := j.Errors[len(j.Errors)-1]
+	return fmt.Sprintf("; %s at %s: %s", e.By, stamp(e.At), cut(e.Error, 300))
+}
 
 // stateOfJob is the state in a sentence.
 func stateOfJob(j *drover.JobInfo) string {
@@ -80,17 +88,18 @@ func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) 
 }
 
 // end ends a job, and is refused if it has ended before.
-func (source) end(verb func(context.Context, string, drover.Audit) (drover.State, error)) func(context.Context, *drover.JobInfo, posted) error {
+func (s source) end(verb func(context.Context, string, drover.Audit) (drover.State, error)) func(context.Context, *drover.JobInfo, posted) error {
 	return func(ctx context.Context, j *drover.JobInfo, p posted) error {
-		// A form ends a job that has started or failed since, too, but not a job that somebody has redriven.
-		if p.blind && !p.seen(shapeOf(j)) || !p.blind && p.form.Has("seen") && !strings.HasPrefix(p.form.Get("seen"), lifeOf(j)) {
-			return unchanged("Since you saw it, the job has changed: it is %s.", stateOfJob(j))
+		by := p.by
+		by.Seen = p.form.Get("seen")
+		was, err := verb(ctx, j.ID, by)
+		if err != nil || !was.Final() {
+			return err
 		}
-		was, err := verb(ctx, j.ID, p.by)
-		if err == nil && was.Final() {
-			return unchanged("The job has ended before: it is %s.", was)
+		if j, err = s.client.Job(ctx, j.ID); err != nil {
+			return err
 		}
-		return err
+		return unchanged("The job has ended before: it is %s%s.", was, lastHand(j))
 	}
 }
 

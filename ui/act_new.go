@@ -26,7 +26,7 @@ func (p posted) newID() (string, error) {
 
 // rerun is a button of a completed job.
 func (s source) rerun() act {
-	return act{needs: Retry, fields: []string{"new"}, run: func(ctx context.Context, p posted) (string, error) {
+	return act{needs: Retry, fields: []string{"new", "seen"}, run: func(ctx context.Context, p posted) (string, error) {
 		id, err := p.query.id("id")
 		if err != nil {
 			return "", err
@@ -35,7 +35,11 @@ func (s source) rerun() act {
 		if err != nil {
 			return "", err
 		}
-		receipt, err := s.client.Rerun(ctx, id, &drover.RunOpts{ID: as}, p.by)
+		by, err := p.seen("")
+		if err != nil {
+			return "", err
+		}
+		receipt, err := s.client.Rerun(ctx, id, &drover.RunOpts{ID: as}, by)
 		return href("job", "id", receipt.ID), err
 	}}
 }

@@ -29,6 +29,7 @@ func (s source) pauseActs(fields []string, scope func(posted) (drover.Scope, err
 			if err != nil {
 				return "", err
 			}
+			p.by.Seen = drover.NotPaused // a pause that somebody else has set stays as it is
 			return back(p), s.pause(ctx, what, until, p.by)
 		}},
 		"resume": {needs: Pause, fields: append(slices.Clone(fields), "seen"), run: func(ctx context.Context, p posted) (string, error) {
@@ -36,22 +37,25 @@ func (s source) pauseActs(fields []string, scope func(posted) (drover.Scope, err
 			if err != nil {
 				return "", err
 			}
-			held, err := s.paused(ctx, what)
-			if err == nil && held == nil {
-				err = unchanged("%s is not paused.", what)
-			} else if err == nil && !p.seen(shapeOfPause(held)) {
-				err = unchanged("Since you saw it, %s has been paused anew by %s.", what, held.By)
+			now := ""
+			if p.blind && p.form.Get("seen") == "" {
+				held, err := s.paused(ctx, what)
+				if err == nil && held == nil {
+					err = unchanged("%s is not paused.", what)
+				}
+				if err != nil {
+					return "", err
+				}
+				now = held.Seen
 			}
+			by, err := p.seen(now)
 			if err != nil {
 				return "", err
 			}
-			return back(p), s.client.Resume(ctx, what, p.by)
+			return back(p), s.client.Resume(ctx, what, by)
 		}},
 	}
 }
-
-// shapeOfPause changes with each Pause.
-func shapeOfPause(p *drover.PauseInfo) string { return p.UpdatedAt.UTC().Format(time.RFC3339Nano) }
 
 // pause waits only a moment until all supervisors follow: the page says whether they do.
 func (s source) pause(ctx context.Context, scope drover.Scope, until time.Time, by drover.Audit) error {
@@ -127,11 +131,6 @@ func readUntil(field, value string) (time.Time, error) {
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// shapeOfGroup is what the buttons of a failure change.
-func shapeOfGroup(g *drover.FailureGroup) string {
-	return fmt.Sprintf("%s/%s/%s", g.Status, g.Policy.Action, g.Policy.Build)
-}
-
 // failureActs are the buttons of a failure.
 func (s source) failureActs() map[string]act {
 	change := func(field string, is func(*drover.FailureGroup) string, set func(ctx context.Context, id, to string, by drover.Audit) error) act {
@@ -145,10 +144,14 @@ func (s source) failureActs() map[string]act {
 				return "", err
 			}
 			to := p.form.Get(field)
-			if now := is(group); now == to || !p.seen(shapeOfGroup(group)) {
-				return "", unchanged("The status of this failure is %s now, and its policy %s.", group.Status, policyOf(group))
+			by, err := p.seen(group.Seen)
+			if err == nil && is(group) == to {
+				err = unchanged("The status of this failure is %s now, and its policy %s%s.", group.Status, policyOf(group), handOfGroup(group))
 			}
-			return href("failure", "id", id), set(ctx, id, to, p.by)
+			if err != nil {
+				return "", err
+			}
+			return href("failure", "id", id), set(ctx, id, to, by)
 		}}
 	}
 	return map[string]act{
@@ -167,6 +170,14 @@ func (s source) failureActs() map[string]act {
 	}
 }
 
+// handOfGroup names the person who changed a group last.
+func handOfGroup(g *drover.FailureGroup) string {
+	if g.UpdatedAt == nil {
+		return ""
+	}
+	return fmt.Sprintf(": %s changed it at %s", g.UpdatedBy, stamp(*g.UpdatedAt))
+}
+
 // policyOf is the policy as the form has it.
 func policyOf(g *drover.FailureGroup) string {
 	if g.Policy.Action == "" {
@@ -178,13 +189,16 @@ func policyOf(g *drover.FailureGroup) string {
 // scheduleActs are the buttons of a schedule.
 func (s source) scheduleActs() map[string]act {
 	on := func(fields []string, do func(ctx context.Context, j *drover.PeriodicJob, p posted) error) act {
-		return act{needs: Schedule, fields: fields, run: func(ctx context.Context, p posted) (string, error) {
+		return act{needs: Schedule, fields: append(fields, "seen"), run: func(ctx context.Context, p posted) (string, error) {
 			name, err := p.query.id("name")
 			if err != nil {
 				return "", err
 			}
 			job, err := s.client.PeriodicJob(ctx, name)
 			if err != nil {
+				return "", err
+			}
+			if p.by, err = p.seen(job.Seen); err != nil {
 				return "", err
 			}
 			return href("schedule", "name", name), do(ctx, job, p)
@@ -201,11 +215,8 @@ func (s source) scheduleActs() map[string]act {
 			}
 			return s.client.PausePeriodic(ctx, j.Name, until, p.by)
 		}),
-		"run-now": on([]string{"seen", "new"}, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
+		"run-now": on([]string{"new"}, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
 			as, err := p.newID()
-			if err == nil && !p.seen(j.LastJobID) {
-				err = unchanged("Since you saw it, the schedule has made the job %s.", j.LastJobID)
-			}
 			if err != nil {
 				return err
 			}
@@ -214,7 +225,7 @@ func (s source) scheduleActs() map[string]act {
 		}),
 		"resume": on(nil, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
 			if j.State != drover.PeriodicPaused {
-				return unchanged("The schedule is not paused: it is %s.", j.State)
+				return unchanged("The schedule is not paused: it is %s, and %s changed it at %s.", j.State, j.UpdatedBy, stamp(j.UpdatedAt))
 			}
 			return s.client.ResumePeriodic(ctx, j.Name, p.by)
 		}),
@@ -224,7 +235,7 @@ func (s source) scheduleActs() map[string]act {
 // redriveActs are the buttons of a redrive.
 func (s source) redriveActs() map[string]act {
 	on := func(paused bool, verb func(context.Context, string, drover.Audit) error, both bool) act {
-		return act{needs: Redrive, run: func(ctx context.Context, p posted) (string, error) {
+		return act{needs: Redrive, fields: []string{"seen"}, run: func(ctx context.Context, p posted) (string, error) {
 			id, err := p.query.id("id")
 			if err != nil {
 				return "", err
@@ -233,13 +244,14 @@ func (s source) redriveActs() map[string]act {
 			if err != nil {
 				return "", err
 			}
-			if !goesOn(r) || r.Paused != paused && !both {
-				return "", unchanged("The redrive is %s now.", stateOfRedrive(r))
+			by, err := p.seen(r.Seen)
+			if err == nil && (!goesOn(r) || r.Paused != paused && !both) {
+				err = unchanged("The redrive is %s now%s.", stateOfRedrive(r), handOfRedrive(r))
 			}
-			if err = verb(ctx, id, p.by); errors.Is(err, drover.ErrState) {
-				err = unchanged("The redrive has ended.")
+			if err != nil {
+				return "", err
 			}
-			return href("redrive", "id", id), err
+			return href("redrive", "id", id), verb(ctx, id, by)
 		}}
 	}
 	return map[string]act{
@@ -247,6 +259,14 @@ func (s source) redriveActs() map[string]act {
 		"resume": on(true, s.client.ResumeRedrive, false),
 		"abort":  on(false, s.client.AbortRedrive, true),
 	}
+}
+
+// handOfRedrive names the person who changed a redrive last.
+func handOfRedrive(r *drover.Redrive) string {
+	if r.ChangedAt == nil {
+		return ""
+	}
+	return fmt.Sprintf(": %s changed it at %s", r.ChangedBy, stamp(*r.ChangedAt))
 }
 
 // goesOn reports whether a redrive can still be paused or aborted.

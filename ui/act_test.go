@@ -28,9 +28,9 @@ func TestActOnAJob(t *testing.T) {
 		{"state = 'parked'", "Run this job now", "available", "ada: edited", "it is available, due at"},
 		{"id = '" + deadID + "'", "Make this job due again", "available", "ada: redriven", "it is available, due at"},
 		{"state = 'cancelled'", "Make this job due again", "available", "ada: redriven", "it is available, due at"},
-		{"id = '" + waitingID + "'", "Cancel this job", "cancelled", "ada: cancelled", "The job has ended before: it is cancelled."},
-		{"state = 'running'", "Cancel this job", "cancelled", "ada: cancelled", "The job has ended before: it is cancelled."},
-		{"queue = 'nobody'", "Discard this job", "discarded", "ada: discarded", "The job has ended before: it is discarded."},
+		{"id = '" + waitingID + "'", "Cancel this job", "cancelled", "ada: cancelled", "The job has ended before: it is cancelled; ada at "},
+		{"state = 'running'", "Cancel this job", "cancelled", "ada: cancelled", "The job has ended before: it is cancelled; ada at "},
+		{"queue = 'nobody'", "Discard this job", "discarded", "ada: discarded", "The job has ended before: it is discarded; ada at "},
 	} {
 		id := idOf(t, pool, c.where)
 		after := twice(t, h, "/job?id="+id, c.button, c.late, "why", "the <b>bank</b> called")
@@ -126,13 +126,13 @@ func TestPauseAndResume(t *testing.T) {
 	if got := value[string](t, pool, held, "queue:payments"); got != "ada/the bank is away/ever" {
 		t.Error(got)
 	}
-	twice(t, h, "/queue?name=payments", "Resume queue payments", "queue:payments is not paused.").lacks(t, "paused by")
+	twice(t, h, "/queue?name=payments", "Resume queue payments", "queue:payments is not paused: ada resumed it at ").lacks(t, "paused by")
 	press(t, h, "/queue?name=payments", "Pause queue payments", "for", "90m").ok(t, "in 89 min")
 	if got := value[string](t, pool, held, "queue:payments"); got != "ada//90" {
 		t.Error(got)
 	}
 	twice(t, h, "/pauses", "Pause it: start none of these jobs", "kind:a:b has been paused by ada since", "what", "kind", "name", "a:b", "why", "x").ok(t, "kind:a:b", "Resume kind:a:b")
-	twice(t, h, "/pauses", "Resume kind:a:b", "kind:a:b is not paused.").lacks(t, "Resume kind:a:b")
+	twice(t, h, "/pauses", "Resume kind:a:b", "kind:a:b is not paused: ada resumed it at ").lacks(t, "Resume kind:a:b")
 	press(t, h, "/pauses", "Pause it: start none of these jobs", "what", "all", "for", "7d").ok(t, "Resume all")
 	get(t, h, "/queue?name=payments").ok(t, "All jobs are paused by ada")
 	press(t, h, "/pauses", "Resume all").lacks(t, "Resume all")
@@ -156,10 +156,10 @@ func TestActOnAFailure(t *testing.T) {
 	t.Parallel()
 	h, pool := newSite(t, Options{Authorize: ada}, richSQL, `insert into drover_builds (build) values ('v1')`)
 	at := "/failure?id=" + groupID
-	twice(t, h, at, "Set the status of this failure", "The status of this failure is resolved now, and its policy retry.", "status", "resolved", "why", "fixed").ok(t, "set by ada (fixed)", "<dd>resolved")
+	twice(t, h, at, "Set the status of this failure", "The status of this failure is resolved now, and its policy retry: ada changed it at ", "status", "resolved", "why", "fixed").ok(t, "set by ada (fixed)", "<dd>resolved")
 	twice(t, h, at, "Set the status of this failure", "is ignored now", "status", "ignored")
-	twice(t, h, at, "Set the policy of this failure", "its policy park.", "policy", "park", "why", "until the fix").ok(t, "park until a build newer than v1", "set by ada (until the fix)")
-	twice(t, h, at, "Set the policy of this failure", "its policy discard.", "policy", "discard").ok(t, "<dd>discard")
+	twice(t, h, at, "Set the policy of this failure", "its policy park: ada changed it at ", "policy", "park", "why", "until the fix").ok(t, "park until a build newer than v1", "set by ada (until the fix)")
+	twice(t, h, at, "Set the policy of this failure", "its policy discard: ada changed it at ", "policy", "discard").ok(t, "<dd>discard")
 	// Somebody else has changed it between the look and the press.
 	before := get(t, h, at).ok(t)
 	press(t, h, at, "Set the policy of this failure", "policy", "retry").ok(t, "jobs are retried as usual")
@@ -187,7 +187,7 @@ func TestPauseASchedule(t *testing.T) {
 	h, pool := newSite(t, Options{Authorize: ada}, richSQL)
 	at := "/schedule?name=nightly"
 	twice(t, h, at, "Pause the schedule nightly", "The schedule has been paused by ada since", "why", "the report is wrong", "for", "7d").ok(t, "paused", "until <time", "by ada (the report is wrong)")
-	twice(t, h, at, "Resume the schedule nightly", "The schedule is not paused: it is active.", "why", "fixed").ok(t, "by ada (fixed)", `<span class="state active">`)
+	twice(t, h, at, "Resume the schedule nightly", "The schedule is not paused: it is active, and ada changed it at ", "why", "fixed").ok(t, "by ada (fixed)", `<span class="state active">`)
 	press(t, h, at, "Pause the schedule nightly").ok(t, "until somebody resumes it")
 	if got := value[string](t, pool, `select updated_by || '/' || updated_why from drover_periodic`); got != "ada/" {
 		t.Error(got)
@@ -198,10 +198,10 @@ func TestActOnARedrive(t *testing.T) {
 	t.Parallel()
 	h, pool := newSite(t, Options{Authorize: ada}, richSQL)
 	at := "/redrive?id=" + redriveID
-	twice(t, h, at, "Pause this redrive", "The redrive is paused now.", "why", "slowly").ok(t, "running</span> paused", "by ada (slowly)")
-	twice(t, h, at, "Resume this redrive", "The redrive is running now.").lacks(t, "</span> paused")
+	twice(t, h, at, "Pause this redrive", "The redrive is paused now: ada changed it at ", "why", "slowly").ok(t, "running</span> paused", "by ada (slowly)")
+	twice(t, h, at, "Resume this redrive", "The redrive is running now: ada changed it at ").lacks(t, "</span> paused")
 	press(t, h, at, "Pause this redrive")
-	twice(t, h, at, "Abort this redrive: jobs that are not due yet stay dead", "The redrive is aborted now.", "why", "wrong ones").ok(t, "aborted", "by ada (wrong ones)").lacks(t, "<form")
+	twice(t, h, at, "Abort this redrive: jobs that are not due yet stay dead", "The redrive is aborted now: ada changed it at ", "why", "wrong ones").ok(t, "aborted", "by ada (wrong ones)").lacks(t, "<form")
 	if got := value[string](t, pool, `select changed_by || '/' || changed_why from drover_redrives`); got != "ada/wrong ones" {
 		t.Error(got)
 	}
@@ -314,9 +314,9 @@ func TestRunOnceMore(t *testing.T) {
 	done := idOf(t, pool, "state = 'completed'")
 	jobs := func() int { return value[int](t, pool, `select count(*) from jobs`) }
 	before := jobs()
-	twice(t, h, "/job?id="+done, "Run it once more, as a new job", "Job "+done+" was rerun as ", "why", "the label was lost").ok(t, "rerun of "+done, "by ada", "the label was lost", `<span class="state available">`)
+	twice(t, h, "/job?id="+done, "Run it once more, as a new job", "Since you saw it, the job has changed: it is completed; ada at ", "why", "the label was lost").ok(t, "rerun of "+done, "by ada", "the label was lost", `<span class="state available">`)
 	at := "/schedule?name=nightly"
-	twice(t, h, at, "Run the schedule nightly once, now", "Since you saw it, the schedule has made the job", "why", "month end").ok(t, "<span class=\"state available\">")
+	twice(t, h, at, "Run the schedule nightly once, now", ", and it has made the job ", "why", "month end").ok(t, "<span class=\"state available\">")
 	if got := value[string](t, pool, `select metadata->'drover:periodic'->>'by' || '/' || (metadata->'drover:periodic'->>'why') from jobs where kind = 'report'`); got != "ada/month end" {
 		t.Error(got)
 	}
@@ -424,7 +424,7 @@ func TestAnOldPage(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `select drover_discard($1)`, deadID); err != nil {
 		t.Fatal(err)
 	}
-	do(t, h, request(t, old, "Make this job due again")).is(t, http.StatusConflict, "the job has changed: it is discarded.")
+	do(t, h, request(t, old, "Make this job due again")).is(t, http.StatusConflict, "the job has changed: it is discarded; ")
 	press(t, h, "/job?id="+deadID, "Make this job due again").ok(t, `<span class="state available">`)
 }
 

@@ -111,7 +111,7 @@ func TestSeenIsHeldTo(t *testing.T) {
 	old := seen("job?id="+deadID) + "}"
 	ask(t, h, http.MethodPost, "job/redrive?id="+deadID, old).ok(t)
 	ask(t, h, http.MethodPost, "job/discard?id="+deadID, "{}").ok(t)
-	ask(t, h, http.MethodPost, "job/redrive?id="+deadID, old).is(t, http.StatusConflict, "the job has changed: it is discarded.")
+	ask(t, h, http.MethodPost, "job/redrive?id="+deadID, old).is(t, http.StatusConflict, "the job has changed: it is discarded; ada at ")
 	ask(t, h, http.MethodPost, "job/redrive?id="+deadID, seen("job?id="+deadID)+"}").ok(t)
 
 	old = seen("job?id="+waitingID) + `, `

@@ -41,14 +41,14 @@ func (s source) apiReads(w words) map[string]*operation {
 			return s.client.Explain(ctx, id, &drover.ExplainOpts{Redact: w.clean})
 		}),
 		"failures": reads("Failure groups, latest seen first.", []string{"status", "kind", "limit"}, shows(s.failures, func(d *failuresData) []drover.FailureGroup { return d.Groups })),
-		"failure":  reads("One failure group.", []string{"id"}, shows(s.failure, func(d *failureData) failureAnswer { return failureAnswer{d.FailureGroup, d.Seen} })),
+		"failure":  reads("One failure group.", []string{"id"}, shows(s.failure, func(d *failureData) *drover.FailureGroup { return d.FailureGroup })),
 		"redrives": reads("Redrives, newest first, without what they skipped.", []string{"limit"}, shows(s.redrives, redrivesOf)),
 		"redrive":  reads("One redrive, with the jobs that it skipped.", []string{"id"}, shows(s.redrive, func(d *redriveData) *drover.Redrive { return &d.Redrive })),
 		"redrives/start": reads("What a redrive would take up: a dry run.", append(filterKeys(), paceKeys()...), shows(s.start, func(d *startData) previewAnswer {
 			return previewAnswer{d.all, d.Coming}
 		})),
 		"periodic": reads("Schedules, by name.", nil, shows(s.periodic, func(d *periodicData) []drover.PeriodicJob { return d.Jobs })),
-		"schedule": reads("One schedule, with its next ticks.", []string{"name"}, shows(s.schedule, func(d *scheduleData) scheduleAnswer { return scheduleAnswer{d.PeriodicJob, d.LastJobID} })),
+		"schedule": reads("One schedule, with its next ticks.", []string{"name"}, shows(s.schedule, func(d *scheduleData) *drover.PeriodicJob { return d.PeriodicJob })),
 		"pauses":   reads("What is paused, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []drover.PauseInfo { return d.Pauses })),
 		"budgets":  reads("Retry budgets, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []budgetAnswer { return budgetAnswersOf(d.Budgets) })),
 	}
@@ -123,32 +123,12 @@ func (s source) jobList(ctx context.Context, q query) (jobsAnswer, error) {
 	return jobsAnswer{found.Jobs, cursor(found.Next)}, err
 }
 
-// jobAnswer is a job, and what a verb may ask to find unchanged.
-type jobAnswer struct {
-	*drover.JobInfo
-	Seen string `json:"seen"` // send it with a verb: if the job has changed since, the answer is 409
-}
-
-func (s source) oneJob(ctx context.Context, q query) (a jobAnswer, err error) {
+func (s source) oneJob(ctx context.Context, q query) (*drover.JobInfo, error) {
 	id, err := q.id("id")
 	if err != nil {
-		return a, err
+		return nil, err
 	}
-	j, err := s.client.Job(ctx, id)
-	if err != nil {
-		return a, err
-	}
-	return jobAnswer{j, shapeOf(j)}, nil
-}
-
-type failureAnswer struct {
-	*drover.FailureGroup
-	Seen string `json:"seen"` // send it with a change: if status or policy has changed since, the answer is 409
-}
-
-type scheduleAnswer struct {
-	*drover.PeriodicJob
-	Seen string `json:"seen"` // send it with run-now: if the schedule has made a job since, the answer is 409
+	return s.client.Job(ctx, id)
 }
 
 func redrivesOf(d *redrivesData) []drover.Redrive {

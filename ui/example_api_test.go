@@ -43,7 +43,8 @@ func Example_api() {
 	status, job := api("POST", "job/cancel?id="+receipt.ID, `{"why": "the order was withdrawn"}`)
 	fmt.Println(status, job["state"])
 	status, problem := api("POST", "job/cancel?id="+receipt.ID, `{}`)
-	fmt.Println(status, problem["detail"])
+	what, who, _ := strings.Cut(problem["detail"].(string), "; ") // deploy-bot at 2026-11-27 12:00:00 UTC: ...
+	fmt.Println(status, what, "by", strings.Fields(who)[0])
 	status, job = api("GET", "job?id="+receipt.ID, "")
 	fmt.Println(status, job["errors"].([]any)[0].(map[string]any)["by"])
 	status, count := api("GET", "jobs/delete?kind=charge", "")
@@ -52,7 +53,7 @@ func Example_api() {
 	fmt.Println(status, result["changed"])
 	// Output:
 	// 200 cancelled
-	// 409 The job has ended before: it is cancelled. Nothing was changed.
+	// 409 The job has ended before: it is cancelled by deploy-bot
 	// 200 deploy-bot
 	// 200 1
 	// 200 1

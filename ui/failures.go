@@ -62,7 +62,6 @@ func (s source) failures(ctx context.Context, q query) (*view, error) {
 // failureData is a failure group, and what its buttons may change.
 type failureData struct {
 	*drover.FailureGroup
-	Seen               string
 	Statuses, Policies []option
 }
 
@@ -82,5 +81,5 @@ func (s source) failure(ctx context.Context, q query) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &view{Title: "Failure " + visible(id), Data: &failureData{group, shapeOfGroup(group), optionsOf(string(group.Status), "open", "resolved", "ignored"), optionsOf(policyOf(group), "retry", "discard", "park")}}, nil
+	return &view{Title: "Failure " + visible(id), Data: &failureData{group, optionsOf(string(group.Status), "open", "resolved", "ignored"), optionsOf(policyOf(group), "retry", "discard", "park")}}, nil
 }

@@ -111,7 +111,7 @@ type jobData struct {
 	Story                 []drover.StoryStep
 	StoryLeft             int
 
-	Seen, New          string  // the state that a button must find unchanged, and the id of the job that it makes
+	New                string  // the id of the job that a button makes
 	Waits, Dead, Ended bool    // Dead: it may be made due again
 	Edits              []input // nil: it cannot be edited
 }
@@ -139,7 +139,7 @@ func (p jobPage) load(ctx context.Context, q query) (*view, error) {
 	d := &jobData{
 		Explanation: told,
 		Args:        p.part(j, "args", pretty(j.Args)), Metadata: p.part(j, "metadata", pretty(j.Metadata)), Retry: p.part(j, "retry", pretty(j.Retry)),
-		Story: told.Story, Seen: shapeOf(j), New: ulid.Make().String(), Waits: waits(j), Dead: (j.State == drover.Discarded || j.State == drover.Cancelled) && j.DiscardReason != drover.ReasonExpired, Ended: j.State.Final(),
+		Story: told.Story, New: ulid.Make().String(), Waits: waits(j), Dead: (j.State == drover.Discarded || j.State == drover.Cancelled) && j.DiscardReason != drover.ReasonExpired, Ended: j.State.Final(),
 	}
 	if editable(j) {
 		d.Edits = editFields()

@@ -195,7 +195,7 @@ func (s source) queue(ctx context.Context, q query) (*view, error) {
 	for i := range now.Pauses {
 		switch p := &now.Pauses[i]; p.Scope {
 		case drover.QueueScope(name):
-			d.Held, d.Seen = true, shapeOfPause(p)
+			d.Held, d.Seen = true, p.Seen
 			fallthrough
 		case drover.AllJobs:
 			d.Pauses = append(d.Pauses, *p)

@@ -625,6 +625,13 @@ func mutants() []mutant {
 			in:    "internal/engine",
 		},
 		{
+			name: "seen-not-compared", bug: "a change is made, whatever its caller has seen",
+			file:  "migrations/00022_seen.sql",
+			old:   "if now_is <> seen and",
+			new:   "if false and",
+			tests: []string{"TestTwoPeopleWhoSawTheSame"},
+		},
+		{
 			name: "activity-twice", bug: "each minute's row has all that ran since the supervisor started",
 			file:  "internal/engine/activity.go",
 			old:   "a.since, a.written = now, sums",

@@ -1,0 +1,104 @@
+-- drover: a change that depends on what its caller has seen. Two people who press the same button have one effect.
+--
+-- Locks: creates new objects only.
+
+-- +goose Up
+
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
+-- +goose StatementBegin
+create function drover_seen(subject text, id text) returns text language sql stable as $$
+	-- Each is by primary key. Ticks, tallies and progress change rows without a person: their columns do not count here.
+	select case subject
+		when 'job' then (select format('%s/%s', j.redrives, j.xmin) from jobs j where j.id = drover_seen.id)
+		when 'pause' then coalesce((select l.version::text from drover_limits l where l.scope = drover_seen.id and l.held_until > clock_timestamp()), 'none')
+		when 'failure' then (select concat_ws('/', g.status, g.policy, g.park_build, extract(epoch from g.updated_at)) from drover_failure_groups g where g.fingerprint = drover_seen.id)
+		when 'redrive' then (select format('%s/%s/%s', r.state = 'aborted', r.paused_at is not null, extract(epoch from r.changed_at)) from drover_redrives r where r.id = drover_seen.id)
+		when 'schedule' then (select format('%s/%s', extract(epoch from p.updated_at), p.last_job) from drover_periodic p where p.name = drover_seen.id)
+	end
+$$;
+-- +goose StatementEnd
+comment on function drover_seen(text, text) is
+	'A text that changes when somebody changes the subject: a job, a pause (id is its scope; none: it is not paused), a failure, a redrive or a schedule. Null: there is no such subject.';
+
+-- +goose StatementBegin
+create function drover_changed(subject text, id text) returns text language plpgsql stable as $$
+declare
+	stamp constant text := 'YYYY-MM-DD HH24:MI:SS "UTC"';
+	said  text;
+begin
+	case subject
+	when 'job' then
+		select format('since you saw it, the job has changed: it is %s%s%s', j.state,
+			case when j.state in ('available', 'scheduled', 'retryable') and isfinite(j.scheduled_at) then ', due at ' || to_char(j.scheduled_at at time zone 'UTC', stamp) end,
+			(select '; ' || (e->>'by') || coalesce(' at ' || left(replace(e->>'at', 'T', ' '), 19) || ' UTC', '') || ': ' || left(e->>'error', 300)
+				from (select j.errors->-1 as e where jsonb_typeof(j.errors) = 'array') last where e->>'by' <> ''))
+		into said from jobs j where j.id = drover_changed.id;
+	when 'pause' then
+		select case
+			when l.held_until > clock_timestamp() then format('the scope %s has been paused by %s since %s', l.scope, l.updated_by, to_char(l.updated_at at time zone 'UTC', stamp))
+			when l.held_until is not null then format('the scope %s is not paused: the pause by %s ended at %s', l.scope, l.updated_by, to_char(l.held_until at time zone 'UTC', stamp))
+			else format('the scope %s is not paused: %s resumed it at %s', l.scope, l.updated_by, to_char(l.updated_at at time zone 'UTC', stamp)) end
+		into said from drover_limits l where l.scope = drover_changed.id;
+		said := coalesce(said, 'the scope ' || id || ' is not paused');
+	when 'failure' then
+		select format('the status of this failure is %s now, and its policy %s%s', g.status, coalesce(g.policy, 'retry'),
+			case when g.updated_by <> '' then format(': %s changed it at %s', g.updated_by, to_char(g.updated_at at time zone 'UTC', stamp)) end)
+		into said from drover_failure_groups g where g.fingerprint = drover_changed.id;
+	when 'redrive' then
+		select format('the redrive is %s now%s', case when r.paused_at is not null then 'paused' else r.state end,
+			case when r.changed_by <> '' then format(': %s changed it at %s', r.changed_by, to_char(r.changed_at at time zone 'UTC', stamp)) end)
+		into said from drover_redrives r where r.id = drover_changed.id;
+	when 'schedule' then
+		select format('since you saw it, the schedule has changed: it is %s, %s changed it at %s%s', case when p.paused_until > clock_timestamp() then 'paused' else 'not paused' end,
+			p.updated_by, to_char(p.updated_at at time zone 'UTC', stamp),
+			(select format(', and it has made the job %s%s at %s', j.id, ' for ' || (j.metadata->'drover:periodic'->>'by'), to_char(j.created_at at time zone 'UTC', stamp))
+				from jobs j where j.id = p.last_job))
+		into said from drover_periodic p where p.name = drover_changed.id;
+	end case;
+	return said;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_changed(text, text) is 'A sentence about who changed the subject of drover_seen last, and when.';
+
+-- +goose StatementBegin
+create function drover_require_seen(subject text, id text, seen text, life boolean default false) returns void language plpgsql as $$
+declare
+	now_is text;
+begin
+	-- The row stays locked until the change that follows in this transaction has been committed: so nobody changes it in between.
+	case subject
+	when 'job' then perform from jobs j where j.id = drover_require_seen.id for update;
+	when 'failure' then perform from drover_failure_groups g where g.fingerprint = drover_require_seen.id for no key update;
+	when 'redrive' then perform from drover_redrives r where r.id = drover_require_seen.id for no key update;
+	when 'schedule' then perform from drover_periodic p where p.name = drover_require_seen.id for update;
+	when 'pause' then perform pg_advisory_xact_lock(hashtextextended(drover_channel() || ' limits', 0)); -- as drover_limits_turn; there may be no row
+	end case;
+	now_is := drover_seen(subject, id);
+	if now_is <> seen and not (life and split_part(now_is, '/', 1) = split_part(seen, '/', 1)) then
+		raise exception 'drover: %', drover_changed(subject, id) using errcode = 'DR002';
+	end if;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_require_seen(text, text, text, boolean) is
+	'Locks the subject of drover_seen, and raises DR002 with who changed it and when, unless drover_seen is what the caller saw. Call it in the transaction of the change. life: a job may have run since, but not have been redriven, and a schedule may have ticked.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 22';
+-- +goose StatementEnd
+
+select drover_secure();
+
+-- +goose Down
+drop function drover_require_seen, drover_changed, drover_seen;
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 21';
+-- +goose StatementEnd
