@@ -160,13 +160,14 @@ func (x *explainer) past() {
 		}
 	}
 	last := 0 // attempt of the entry before, to see where entries are left out
-	for _, e := range x.Errors {
+	for i := range x.Errors {
+		e := &x.Errors[i]
 		if left := x.ErrorsTotal - runs; left > 0 && e.Attempt > last+1 && last > 0 {
 			x.step(e.At, "%d failed runs before this are not kept", left)
 			runs = x.ErrorsTotal
 		}
 		last = max(last, e.Attempt)
-		x.step(e.At, "%s", x.entryText(&e))
+		x.step(e.At, "%s", x.entryText(e))
 	}
 	if x.Snoozes > 0 {
 		at := x.CreatedAt
@@ -224,6 +225,9 @@ func (x *explainer) entryText(e *RunError) string {
 		return fmt.Sprintf("the process%s died during %s%s", where, run, then)
 	case ClassRefused:
 		return "the database refused to change its row: " + text
+	}
+	if x.State == Cancelled && x.byWhom() == "" && e == x.lastRun(false) {
+		return fmt.Sprintf("%s cancelled the job after %s: %s", run, took, text)
 	}
 	return fmt.Sprintf("%s failed after %s: %s%s", run, took, text, then)
 }
@@ -344,6 +348,8 @@ func (x *explainer) whyLater() string {
 	switch last := x.lastRun(false); {
 	case x.State == Retryable && last != nil && last.Class == ClassCrash:
 		return ", because its process died"
+	case x.State == Retryable && last != nil && last.Class == ClassThrottled:
+		return fmt.Sprintf(", because attempt %d was asked to come back after %s", last.Attempt, roughly(x.f.lastDelay))
 	case x.State == Retryable && last != nil:
 		return fmt.Sprintf(", because attempt %d failed and its retry waits %s", last.Attempt, roughly(x.f.lastDelay))
 	case x.Snoozes > 0:

@@ -139,6 +139,10 @@ func TestExplanations(t *testing.T) {
 		}), fine(nil)},
 		{"cancelled by an operator", job(Cancelled, by("cancelled: a duplicate")), fine(nil)},
 		{"cancelled by its handler", job(Cancelled, func(j *JobInfo) { j.FinalizedAt = before(time.Minute) }), fine(nil)},
+		{"cancelled by its handler, with a text", job(Cancelled, func(j *JobInfo) {
+			failed(ClassError, 0)(j)
+			j.FinalizedAt = before(time.Minute)
+		}), fine(nil)},
 		{"attempts", ended(ReasonAttemptsExhausted, nil), fine(nil)},
 		{"unrecoverable", ended(ReasonUnrecoverable, nil), fine(nil)},
 		{"panic", ended(ReasonPanic, failed(ClassPanic, 0)), fine(nil)},

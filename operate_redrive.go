@@ -131,12 +131,18 @@ const (
 
 // Redrive is a bulk redrive as it stands in the table drover_redrives.
 type Redrive struct {
-	ID         string       `json:"id"`
-	State      RedriveState `json:"state"`
-	Paused     bool         `json:"paused,omitempty"`
-	Filter     Filter       `json:"filter"` // the plan's
-	Rate       float64      `json:"rate"`   // jobs a second and queue
-	PerKey     int          `json:"per_key,omitempty"`
+	ID      string       `json:"id"`
+	State   RedriveState `json:"state"`
+	Paused  bool         `json:"paused,omitempty"`
+	Filter  Filter       `json:"filter"` // the plan's
+	Rate    float64      `json:"rate"`   // jobs a second and queue
+	PerKey  int          `json:"per_key,omitempty"`
+	KeyFrom string       `json:"key_from,omitempty"`
+	Limit   int64        `json:"limit,omitempty"`
+	Canary  int          `json:"canary,omitempty"`
+
+	CanaryFailures int `json:"canary_failures,omitempty"`
+
 	Matched    int64        `json:"matched"`           // jobs it holds or has held, without those it skipped
 	Released   int64        `json:"released"`          // jobs it made due
 	Skipped    int64        `json:"skipped"`           // jobs it left as they were
@@ -147,6 +153,7 @@ type Redrive struct {
 	ChangedBy  string       `json:"changed_by,omitempty"` // who last paused, resumed or aborted it; "drover" for failed canaries
 	ChangedWhy string       `json:"changed_why,omitempty"`
 	ChangedAt  *time.Time   `json:"changed_at,omitempty"`
+	Jobs       *RedriveJobs `json:"jobs,omitempty"` // what became of its jobs; Client.Redrive sets it, Redrives does not
 	Note       string       `json:"note,omitempty"` // why it was aborted, or "held up: " and the error it meets now
 	CreatedAt  time.Time    `json:"created_at"`
 	FinishedAt *time.Time   `json:"finished_at,omitempty"`
@@ -155,6 +162,19 @@ type Redrive struct {
 	// Unreadable names the parts of the row that cannot be shown as they are, Filter or Skips, and why. Such a part is
 	// zero here. Somebody has changed the row by hand. Empty: the whole row was read.
 	Unreadable string `json:"unreadable,omitempty"`
+}
+
+// RedriveJobs is what became of the jobs of a redrive so far. Rows that were deleted since are missing: supervisors delete
+// completed jobs some time after. A job that a later redrive took up counts there. At most 10,000 jobs are counted.
+type RedriveJobs struct {
+	Held      int64 `json:"held"`           // not made due yet
+	Waiting   int64 `json:"waiting"`        // due, or scheduled by their handlers
+	Running   int64 `json:"running"`        // now
+	Retrying  int64 `json:"retrying"`       // failed again, and wait for a retry
+	Completed int64 `json:"completed"`      // and still there
+	Discarded int64 `json:"discarded"`      // discarded again
+	Cancelled int64 `json:"cancelled"`      // cancelled since
+	More      bool  `json:"more,omitempty"` // the redrive has more jobs than were counted
 }
 
 // SkippedJob is a job that a redrive left as it was.
@@ -231,12 +251,15 @@ func planError(err error) error {
 	return err
 }
 
-// Redrive reads one redrive. Errors: ErrNotFound.
+// Redrive reads one redrive, and counts what became of its jobs. Errors: ErrNotFound.
 func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get redrive %q: %w", id, ErrNotFound)
 	}
 	r, err := c.desk.getRedrive(ctx, id)
+	if err == nil {
+		r.Jobs, err = c.desk.redriveJobs(ctx, id)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("get redrive %s: %w", id, err)
 	}

@@ -144,7 +144,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"ExplainOpts.Redact":  "TestExplainHidesSecrets",
 
 		"Audit.By":  "TestJobsKeepTheAudit",
-		"Audit.Why": "TestJobsKeepTheAudit",
+		"Audit.Why": "TestJobsKeepTheAudit", "Audit.Seen": "TestTwoPeopleWhoSawTheSame",
 	}
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[Filter]()) {
 		named["Filter."+field.Name] = "TestEveryKeyOfAFilter" // which has a case for each

@@ -131,7 +131,7 @@ func (e *draft) fail(v reading) {
 }
 
 func (e *draft) discard(reason Reason) {
-	e.State, e.Reason, e.Event = store.Discarded, string(reason), engine.EventDiscarded
+	e.State, e.Reason, e.Event, e.Delay = store.Discarded, string(reason), engine.EventDiscarded, 0 // nothing comes after it
 }
 
 // worthRetry reads an error that is not the handler's: RetryIf and the cases would not know it.

@@ -334,6 +334,9 @@ func TestHowARunCanEnd(t *testing.T) {
 			if e.At.IsZero() || len(e.Fingerprint) != 16 || e.Type == "" {
 				t.Errorf("entry lacks time, fingerprint or type: %+v", e)
 			}
+			if row.State == Discarded && e.DelayMS != 0 {
+				t.Errorf("entry's delay_ms = %d, and nothing comes after it", e.DelayMS)
+			}
 			if row.State == Retryable && e.DelayMS != end.Backoff.Milliseconds() {
 				t.Errorf("entry's delay_ms = %d, event's backoff %v", e.DelayMS, end.Backoff)
 			}

@@ -55,6 +55,7 @@ type QueueDepth struct {
 	Queue     string          `json:"queue"`
 	Jobs      map[State]int64 `json:"jobs"`                 // by state, without Completed and Cancelled: Client.Counts has these
 	Estimated bool            `json:"estimated,omitempty"`  // some of Jobs are estimates from a sample: the queue has over 200 unfinished jobs, or over 200 dead letters
+	Due       int64           `json:"due"`                  // of Jobs, wait for a claim: their time has come. Paused jobs count
 	Paused    bool            `json:"paused,omitempty"`     // no job of it starts: the queue is paused, or all jobs are
 	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count. While a kind is paused, only the first 1,000 due jobs of each lane are looked at
 }
@@ -129,6 +130,14 @@ func (s *Snapshot) take(h *health.Report) {
 			s.Redrives = []Redrive{}
 		}
 	}
+	if len(s.Quarantined) > 0 {
+		s.Findings = append(s.Findings, Finding{
+			LevelWarning, "quarantined", "jobs are quarantined: their processes died while they ran", "they run again only if somebody redrives them", "drover jobs list --reason crashed",
+		})
+		if s.Level == LevelOK {
+			s.Level = LevelWarning
+		}
+	}
 	if len(s.Queues) > snapshotQueues {
 		s.Queues = slices.Delete(s.Queues, snapshotQueues, len(s.Queues))
 		s.NotSeen = append(s.NotSeen, NotSeen{"depths", fmt.Sprintf("there are more than %d queues, these are the first", snapshotQueues)})
@@ -182,10 +191,10 @@ with recursive held(name) as (
 	from served q
 	cross join (select array(select substr(scope, 6) from drover_limits where scope like 'kind:%' and held_until > now()) as kinds) held
 	cross join lateral (
-		select coalesce(jsonb_object_agg(state, n), '{}') as jobs, coalesce(sum(n), 0)::bigint as n, coalesce(sum(suspects), 0)::bigint as suspects
+		select coalesce(jsonb_object_agg(state, n), '{}') || jsonb_build_object('due', coalesce(sum(due), 0)) as jobs, coalesce(sum(n), 0)::bigint as n, coalesce(sum(suspects), 0)::bigint as suspects
 		from (
-			select state, count(*) as n, count(*) filter (where lane >= 20) as suspects from (
-				select state, lane from jobs where finalized_at is null and queue = q.name
+			select state, count(*) as n, count(*) filter (where lane >= 20) as suspects, count(*) filter (where state not in ('running', 'parked') and scheduled_at <= now()) as due from (
+				select state, lane, scheduled_at from jobs where finalized_at is null and queue = q.name
 				order by lane desc, scheduled_at desc, id desc limit $1
 			) j group by state
 		) s
@@ -202,8 +211,9 @@ with recursive held(name) as (
 		) j
 	) first
 ), sampled as materialized (
-	select queue, jsonb_object_agg(state, n) as jobs from (
-		select queue, state, round(count(*) * greatest(1, (pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8) / $4::float8))::bigint as n
+	select queue, jsonb_object_agg(state, round(n * part)::bigint) || jsonb_build_object('due', round(sum(due * part))::bigint) as jobs from (
+		select queue, state, count(*) as n, count(*) filter (where state not in ('running', 'parked', 'discarded') and scheduled_at <= now()) as due,
+			greatest(1, (pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8) / $4::float8) as part
 		from jobs tablesample system (least(100, 100 * $4::float8 / greatest(1, (pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8)))) repeatable (1)
 		where (finalized_at is null or discard_reason is not null) and (select bool_or(more or more_dead) from counted)
 		group by queue, state
@@ -226,6 +236,13 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 	if err := errors.Join(json.Unmarshal([]byte(jobs), &q.Jobs), json.Unmarshal([]byte(sample), &sampled)); err != nil {
 		return err
 	}
+	const due = "due" // is among the states there
+	q.Due = q.Jobs[due]
+	if more {
+		q.Due = max(q.Due, sampled[due])
+	}
+	delete(q.Jobs, due)
+	delete(sampled, due)
 	if dead > 0 {
 		q.Jobs[Discarded] = dead
 	}
@@ -365,6 +382,8 @@ type SupervisorInfo struct {
 	InFlight int             `json:"in_flight"` // jobs that ran at the last heartbeat
 	Slots    int64           `json:"slots"`     // how many jobs can run at the same time, in all of Queues
 	LeaseMS  int64           `json:"lease_ms"`  // in milliseconds
+
+	QueueSlots map[string]int64 `json:"queue_slots"` // how many jobs of each queue can run at the same time
 }
 
 // Supervisors lists the supervisors that have not stopped, the oldest first: at most 1,000. It reads no jobs.
@@ -385,7 +404,8 @@ select id, host, pid, build, queues,
 		when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent'
 		when draining then 'draining' else 'alive' end,
 	least(greatest(beat_at, '0001-01-02+00'), '9999-12-30+00'), cardinality(in_flight),
-	coalesce((select sum(least(greatest(value::numeric, 0), 1e6)) from jsonb_each_text(slots) where value ~ '^[0-9]{1,9}$'), 0)::bigint, lease_ms
+	coalesce((select sum(least(greatest(value::numeric, 0), 1e6)) from jsonb_each_text(slots) where value ~ '^[0-9]{1,9}$'), 0)::bigint, lease_ms,
+	coalesce((select jsonb_object_agg(key, least(value::bigint, 1000000)) from jsonb_each_text(slots) where value ~ '^[0-9]{1,9}$'), '{}')
 from drover_supervisors where $1::text is null or id = $1 order by started_at, id limit $2`
 
 func readSupervisor(row pgx.CollectableRow) (SupervisorInfo, error) {

@@ -77,7 +77,7 @@ func TestSnapshot(t *testing.T) {
 	var names []string
 	for _, q := range s.Queues {
 		names = append(names, q.Queue)
-		if !maps.Equal(q.Jobs, want[q.Queue]) || q.Estimated {
+		if due := map[string]int64{"late": 3, "mail": 3}[q.Queue]; !maps.Equal(q.Jobs, want[q.Queue]) || q.Estimated || q.Due != due {
 			t.Errorf("%+v, want %v", q, want[q.Queue])
 		}
 	}
@@ -117,6 +117,19 @@ func TestSnapshotLevel(t *testing.T) {
 	}
 }
 
+// A quarantined job is a warning, in a snapshot in which all else is well.
+func TestSnapshotOfAQuarantinedJob(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	if s := db.snapshot(t); s.Level != LevelOK {
+		t.Fatalf("%+v", s)
+	}
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason, crashes, deaths) values ('k', 'q', 'discarded', now(), 'crashed', 3, 3)`)
+	if s := db.snapshot(t); s.Level != LevelWarning || len(s.Quarantined) != 1 || len(s.Findings) != 1 || s.Findings[0].Name != "quarantined" {
+		t.Errorf("%s: %+v", s.Level, s.Findings)
+	}
+}
+
 // A deep queue is counted up to a bound, suspects first, and estimated beyond that. Other queues are counted to their end.
 func TestSnapshotIsBounded(t *testing.T) {
 	t.Parallel()
@@ -136,6 +149,9 @@ func TestSnapshotIsBounded(t *testing.T) {
 		}
 	}
 	about("deep", Available, 40_000)
+	if n := s.depth(t, "deep").Due; n < 30_000 || n > 50_000 {
+		t.Errorf("about %d jobs are due, want about 40,001", n)
+	}
 	about("deep", Scheduled, 20_000)
 	about("dead", Discarded, 20_000)
 	if n := s.depth(t, "dead").Jobs[Available]; n != snapshotJobs-1 {
@@ -235,7 +251,7 @@ func TestSnapshotJSON(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{`"findings":[`, `"redrives":[]`, `"not_seen":[]`, `"queues":[{"queue":"default","jobs":{}}]`, `"supervisors":{"alive":1,"draining":0,"silent":0,"lost":0}`} {
+	for _, part := range []string{`"findings":[`, `"redrives":[]`, `"not_seen":[]`, `"queues":[{"queue":"default","jobs":{},"due":0}]`, `"supervisors":{"alive":1,"draining":0,"silent":0,"lost":0}`} {
 		if !strings.Contains(string(doc), part) {
 			t.Errorf("no %s in %s", part, doc)
 		}

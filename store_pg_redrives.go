@@ -25,7 +25,8 @@ const (
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
 	started_by, why, changed_by, changed_why, note,
 	least(greatest(created_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), case when finished_at is not null then least(greatest(finished_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end,
-	case when changed_at is not null then least(greatest(changed_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, coalesce(drover_seen('redrive', id), '')
+	case when changed_at is not null then least(greatest(changed_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, coalesce(drover_seen('redrive', id), ''),
+	coalesce(key_from, ''), coalesce(max_jobs, 0), canary, canary_failures
 from drover_redrives `
 	sqlGetRedrive   = sqlRedrives + `where id = $1`
 	sqlListRedrives = sqlRedrives + `order by id desc limit $1`
@@ -82,6 +83,27 @@ func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
 	return &list[0], nil
 }
 
+// sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet bears
+// its mark: see drover_redrive_judge.
+const sqlRedriveJobs = `
+select count(*) filter (where held), count(*) filter (where not held and state in ('available', 'scheduled', 'parked')), count(*) filter (where state = 'running'),
+	count(*) filter (where state = 'retryable'), count(*) filter (where state = 'completed'), count(*) filter (where not held and state = 'discarded'),
+	count(*) filter (where not held and state = 'cancelled'), count(*) = $2
+from (
+	select state, coalesce(paced_at is not null and (state = 'parked' and isfinite(paced_at) or finalized_at = paced_at), false) as held
+	from jobs where redrive_id = $1 limit $2
+) j`
+
+const mostRedriveJobs = 10_000 // are counted
+
+func (s *desk) redriveJobs(ctx context.Context, id string) (*RedriveJobs, error) {
+	counts, err := pg.ReadOnePlan(ctx, s.pool, pgx.RowToAddrOfStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs)
+	if err != nil {
+		return nil, err
+	}
+	return counts[0], nil
+}
+
 func (s *desk) listRedrives(ctx context.Context, limit int) ([]Redrive, error) {
 	return s.redrives(ctx, sqlListRedrives, limit)
 }
@@ -94,7 +116,7 @@ func (s *desk) redrives(ctx context.Context, sql string, arg any) ([]Redrive, er
 func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {
 	var filter, skips string
 	err = row.Scan(&r.ID, &r.State, &r.Paused, &filter, &r.Rate, &r.PerKey, &r.Matched, &r.Released, &r.Skipped, &r.Unkeyed, &skips,
-		&r.By, &r.Why, &r.ChangedBy, &r.ChangedWhy, &r.Note, &r.CreatedAt, &r.FinishedAt, &r.ChangedAt, &r.Seen)
+		&r.By, &r.Why, &r.ChangedBy, &r.ChangedWhy, &r.Note, &r.CreatedAt, &r.FinishedAt, &r.ChangedAt, &r.Seen, &r.KeyFrom, &r.Limit, &r.Canary, &r.CanaryFailures)
 	if err != nil {
 		return r, err
 	}

@@ -81,7 +81,7 @@ func (s source) readMany(q query) (do string, v manyVerb, f drover.Filter, err e
 	if !ok {
 		return do, v, f, bad("%q is none of cancel, discard, delete, edit and run-now.", cut(do, 40))
 	}
-	if f, err = q.filter(); err == nil && q.filterAddress() == "" {
+	if f, err = q.filter(); err == nil && empty(f) {
 		err = bad("Fill in the filter first: without one this would mean every job.")
 	}
 	if err == nil && f.State != "" && !slices.Contains(v.of(f), f.State) {

@@ -94,11 +94,11 @@ func (q query) readPlan() (plan drover.RedrivePlan, address string, err error) {
 	if err = q.only(known...); err != nil {
 		return plan, "", err
 	}
-	if q.filterAddress() == "" {
-		return plan, "", bad("Fill in the filter first: without one this would mean every dead letter.")
-	}
 	if plan.Filter, err = q.filter(); err != nil {
 		return plan, "", err
+	}
+	if empty(plan.Filter) {
+		return plan, "", bad("Fill in the filter first: without one this would mean every dead letter.")
 	}
 	for key, to := range map[string]*int{"canary": &plan.Canary, "canary_failures": &plan.CanaryFailures, "limit": &plan.Limit, "per_key": &plan.PerKey} {
 		const most = 1<<31 - 1

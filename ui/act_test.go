@@ -264,7 +264,7 @@ insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'mail
 	}
 	get(t, h, "/many?do=delete&kind=mail").ok(t, "Delete 1,200 jobs for good") // no dead letters: the filter does not name them
 	for at, text := range map[string]string{
-		"/many?do=cancel": "Fill in the filter first", "/many?do=cancel&kind=": "Fill in the filter first", "/many?kind=mail": "none of cancel", "/many?do=sell&kind=mail": "none of cancel",
+		"/many?do=cancel": "Fill in the filter first", "/many?do=cancel&kind=": "Fill in the filter first", "/many?do=delete&args={}": "Fill in the filter first", "/many?do=cancel&args=%20{%20}": "Fill in the filter first", "/many?kind=mail": "none of cancel", "/many?do=sell&kind=mail": "none of cancel",
 		"/many?do=cancel&sate=x": "knows no", "/many?do=delete&state=running": "A job that is running", "/many?do=cancel&state=dead": "A job that is dead",
 	} {
 		get(t, h, at).is(t, http.StatusBadRequest, text)
@@ -376,7 +376,7 @@ insert into jobs (kind, queue, state, finalized_at, discard_reason, expires_at) 
 	}
 	get(t, h, "/start?kind=mail").ok(t, "500 are held by another redrive", "Start this redrive of 100 jobs")
 	for at, text := range map[string]string{
-		"/start": "Fill in the filter first", "/start?rate=5": "Fill in the filter first", "/start?kind=mail&rate=fast": "Rate: ", "/start?kind=mail&rate=0": "Rate: ", "/start?kind=mail&rate=9000": "Rate: 9000",
+		"/start": "Fill in the filter first", "/start?args={}": "Fill in the filter first", "/start?rate=5": "Fill in the filter first", "/start?kind=mail&rate=fast": "Rate: ", "/start?kind=mail&rate=0": "Rate: ", "/start?kind=mail&rate=9000": "Rate: 9000",
 		"/start?kind=mail&canary=-1": "canary", "/start?kind=mail&canary_failures=1": "Canaries that may fail", "/start?kind=mail&key_from=x": "Where the key is", "/start?kind=mail&per_key=1": "None of 601 jobs has a key",
 		"/start?kind=mail&limit=x": "limit", "/start?kind=mail&sate=x": "knows no", "/start?kind=mail&rate=1&rate=2": "twice",
 	} {

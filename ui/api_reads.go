@@ -84,10 +84,11 @@ type overviewAnswer struct {
 	*drover.Snapshot
 	Unserved []string              `json:"unserved"`  // queues with due jobs that no living supervisor serves
 	CameBack []drover.FailureGroup `json:"came_back"` // open failures that had been resolved
+	New      []drover.FailureGroup `json:"new"`       // open failures that began within the last hour and have 20 failed runs or more
 }
 
 func overviewAnswerOf(o *overview) overviewAnswer {
-	return overviewAnswer{o.snap, o.Unserved, o.CameBack}
+	return overviewAnswer{o.snap, o.Unserved, o.CameBack, o.New}
 }
 
 // queueAnswer is a queue, and who serves it.

@@ -181,6 +181,8 @@ func badPosts() []badRequest {
 		{"POST", "jobs/enqueue", `{"kind": "charge", "why": "x"}`, 400, "why", "not a field here"},
 		{"POST", "job/rerun?id=" + waitingID, `{"id": "x"}`, 400, "id", "not a ULID"},
 		{"POST", "jobs/cancel", "{}", 400, "", "Fill in the filter"},
+		{"GET", "jobs/delete?args={}", "", 400, "", "Fill in the filter first"},
+		{"POST", "jobs/delete?args={}", `{"confirm": "delete"}`, 400, "", "Fill in the filter first"},
 		{"POST", "jobs/cancel?state=dead", "{}", 400, "", "cannot be meant"},
 		{"POST", "jobs/delete?kind=charge", "{}", 400, "confirm", "Type the word delete"},
 		{"POST", "jobs/delete?kind=charge", `{"confirm": "yes"}`, 400, "confirm", "Type the word delete"},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -159,6 +160,9 @@ func takeArgs(f *drover.Filter, values []string) error {
 	if !json.Valid([]byte(values[0])) {
 		return bad(`Args contain: that is not JSON, such as {"Order": 42}.`)
 	}
+	if strings.Join(strings.Fields(values[0]), "") == "{}" {
+		return nil // all args contain it
+	}
 	f.Args = json.RawMessage(values[0])
 	return nil
 }
@@ -218,6 +222,9 @@ func (q query) filter() (f drover.Filter, err error) {
 	}
 	return f, nil
 }
+
+// empty reports whether a filter picks every job.
+func empty(f drover.Filter) bool { return reflect.ValueOf(f).IsZero() }
 
 // filterAddress is the query of an address with the filter, without what is empty.
 func (q query) filterAddress(more ...string) string {

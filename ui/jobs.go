@@ -33,7 +33,7 @@ type manyLink struct {
 
 // manyLinks are the links that make sense for jobs in the filter's state.
 func (s source) manyLinks(q query, f drover.Filter) (all []manyLink) {
-	if q.filterAddress() == "" {
+	if empty(f) {
 		return nil // every job is not meant by a slip
 	}
 	for _, link := range []struct{ do, text string }{{"run-now", "Run them all now"}, {"edit", "Change them all"}, {"cancel", "Cancel them all"}, {"discard", "Discard them all"}, {"delete", "Delete them all"}} {

@@ -1,8 +1,10 @@
 package ui
 
 import (
+	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/drover-queue/drover"
@@ -13,7 +15,8 @@ type overview struct {
 	Findings    []drover.Finding
 	Quarantined []drover.QuarantinedJob
 	CameBack    []drover.FailureGroup
-	Unserved    []string // queues with due jobs that no living supervisor serves
+	New         []drover.FailureGroup // large ones that began within the last hour
+	Unserved    []string              // queues with due jobs that no living supervisor serves
 	Pauses      []drover.PauseInfo
 	NotSeen     []drover.NotSeen
 	Queues      []queueRow
@@ -47,14 +50,15 @@ func (o *overview) Oldest() *time.Time {
 
 // Calm reports whether nothing needs a person.
 func (o *overview) Calm() bool {
-	return len(o.Findings)+len(o.Quarantined)+len(o.CameBack)+len(o.Unserved)+len(o.Pauses)+len(o.NotSeen) == 0
+	return len(o.Findings)+len(o.Quarantined)+len(o.CameBack)+len(o.New)+len(o.Unserved)+len(o.Pauses)+len(o.NotSeen) == 0
 }
 
 // queueRow is a queue with its jobs by state.
 type queueRow struct {
 	drover.QueueDepth
-	Serving int  // living supervisors
-	Ran     *ran // nil: nothing within an hour
+	Serving int   // living supervisors
+	Slots   int64 // of the queue in these
+	Ran     *ran  // nil: nothing within an hour
 }
 
 // About reports whether the number of jobs in a state may be an estimate. drover counts 200 unfinished jobs of a queue and
@@ -85,7 +89,13 @@ func depthStates() []drover.State {
 	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
 }
 
-const fewJobs = 10 // jobs or groups that the overview names
+const (
+	fewJobs = 10 // jobs or groups that the overview names
+
+	// A failure needs a person if it is so young and has so many failed runs.
+	youngFailure = time.Hour
+	manyFailures = 20
+)
 
 // look is a snapshot and the supervisors.
 type look struct {
@@ -101,21 +111,23 @@ func (s source) look(ctx context.Context) (l look, err error) {
 	return l, err
 }
 
-// serving are the living supervisors of a queue.
-func (l look) serving(queue string) (n int) {
+// serving are the living supervisors of a queue, and their slots for it.
+func (l look) serving(queue string) (n int, slots int64) {
 	for i := range l.supervisors {
 		if l.supervisors[i].State == drover.SupervisorAlive && slices.Contains(l.supervisors[i].Queues, queue) {
 			n++
+			slots += l.supervisors[i].QueueSlots[queue]
 		}
 	}
-	return n
+	return n, slots
 }
 
 // rows has every queue, the longest wait first.
 func (l look) rows() []queueRow {
 	rows := make([]queueRow, len(l.Queues))
 	for i, q := range l.Queues {
-		rows[i] = queueRow{QueueDepth: q, Serving: l.serving(q.Queue)}
+		rows[i].QueueDepth = q
+		rows[i].Serving, rows[i].Slots = l.serving(q.Queue)
 	}
 	slices.SortStableFunc(rows, func(a, b queueRow) int { return compareDue(a.OldestDue, b.OldestDue) })
 	return rows
@@ -133,6 +145,9 @@ func (s source) overview(ctx context.Context, q query) (*view, error) {
 	if o.CameBack, err = s.client.FailureGroups(ctx, drover.FailureFilter{Status: drover.FailureOpen, Regressed: true, Limit: fewJobs}); err != nil {
 		return nil, err
 	}
+	if o.New, err = s.newFailures(ctx, now.At); err != nil {
+		return nil, err
+	}
 	activity, missing, err := s.activity(ctx)
 	if err != nil {
 		return nil, err
@@ -144,7 +159,31 @@ func (s source) overview(ctx context.Context, q query) (*view, error) {
 			o.Unserved = append(o.Unserved, row.Queue)
 		}
 	}
+	o.Findings = slices.DeleteFunc(slices.Clone(o.Findings), o.shownElsewhere)
 	return &view{Title: "Overview", At: now.At, Data: o}, nil
+}
+
+// shownElsewhere reports whether the page has an article of its own about a finding.
+func (o *overview) shownElsewhere(f drover.Finding) bool {
+	if f.Name == "quarantined" {
+		return len(o.Quarantined) > 0
+	}
+	return f.Name == "claim_lag" && slices.ContainsFunc(o.Unserved, func(queue string) bool {
+		return strings.HasPrefix(f.What, "a due job of queue "+queue+" has waited ")
+	})
+}
+
+// newFailures are open failures that began a short time ago and have many failed runs, the largest first.
+func (s source) newFailures(ctx context.Context, now time.Time) ([]drover.FailureGroup, error) {
+	groups, err := s.client.FailureGroups(ctx, drover.FailureFilter{Status: drover.FailureOpen, Limit: fewGroups})
+	if err != nil {
+		return nil, err
+	}
+	groups = slices.DeleteFunc(groups, func(g drover.FailureGroup) bool {
+		return g.Count < manyFailures || g.FirstSeen.Before(now.Add(-youngFailure)) || g.Regressions > 0
+	})
+	slices.SortStableFunc(groups, func(a, b drover.FailureGroup) int { return cmp.Compare(b.Count, a.Count) })
+	return groups[:min(len(groups), fewJobs)], nil
 }
 
 // compareDue puts the earliest first, and nil last.

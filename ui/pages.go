@@ -18,7 +18,7 @@ const patience = 3 * time.Second
 // pages are all addresses.
 func (s source) pages(w words) map[string]page {
 	return map[string]page{
-		"/":            {menu: "Overview", template: "overview.html", live: true, cost: 98, shared: true, load: s.overview},
+		"/":            {menu: "Overview", template: "overview.html", live: true, cost: 102, shared: true, load: s.overview},
 		"/queue":       {menu: "Overview", template: "queue.html", live: true, cost: 94, shared: true, load: s.queue, acts: s.queueActs()},
 		"/jobs":        {menu: "Jobs", template: "jobs.html", live: true, cost: 4, load: s.jobs},
 		"/job":         {menu: "Jobs", template: "job.html", live: true, cost: 12, load: jobPage{s, w}.load, acts: s.jobActs()},
@@ -29,7 +29,7 @@ func (s source) pages(w words) map[string]page {
 		"/failure":     {menu: "Failures", template: "failure.html", live: true, cost: 4, load: s.failure, acts: s.failureActs()},
 		"/start":       {menu: "Redrives", template: "start.html", load: s.start, acts: s.startActs()},
 		"/redrives":    {menu: "Redrives", template: "redrives.html", live: true, cost: 4, load: s.redrives},
-		"/redrive":     {menu: "Redrives", template: "redrive.html", live: true, cost: 4, load: s.redrive, acts: s.redriveActs()},
+		"/redrive":     {menu: "Redrives", template: "redrive.html", live: true, cost: 8, load: s.redrive, acts: s.redriveActs()},
 		"/periodic":    {menu: "Periodic", template: "periodic.html", live: true, cost: 4, load: s.periodic},
 		"/schedule":    {menu: "Periodic", template: "schedule.html", live: true, cost: 4, load: s.schedule, acts: s.scheduleActs()},
 		"/pauses":      {menu: "Pauses", template: "pauses.html", live: true, cost: 8, load: s.pausesPage, acts: s.pauseActsOfAll()},

@@ -31,8 +31,8 @@ func TestPagesOfAnEmptyDatabase(t *testing.T) {
 func TestPagesOfARichDatabase(t *testing.T) {
 	t.Parallel()
 	h, _ := newSite(t, Options{}, richSQL)
-	get(t, h, "/").ok(t, "critical", "Queues that no living supervisor serves", `href="queue?name=nobody"`, "killed their process", killerID,
-		"came back", "card declined", "the post is on strike", "a due job of queue nobody has waited 20m", ">payments</a>", "supervisor alive").lacks(t, "Nothing does.")
+	get(t, h, "/").ok(t, "Quarantined", "Queues that no living supervisor serves", `href="queue?name=nobody"`, "killed their process", killerID,
+		"came back", "card declined", "the post is on strike", "nobody</a> has due jobs", ">payments</a>", "supervisor alive").lacks(t, "Nothing does.")
 	get(t, h, "/queue?name=payments").ok(t, "app-1, process 7", "Oldest due", `href="jobs?queue=payments&amp;state=parked"`)
 	get(t, h, "/queue?name=post").ok(t, "This queue is paused by ada (the post is on strike)", "until somebody resumes it")
 	get(t, h, "/jobs").ok(t, waitingID, deadID, "attempts_exhausted", "card declined again")
@@ -165,6 +165,36 @@ func TestPlots(t *testing.T) {
 		t.Fatal(err)
 	}
 	get(t, h, "/").ok(t, "payments", "What needs a person", "Not seen: activity: it took longer than 300 ms.").lacks(t, `class="plot`)
+}
+
+// A large failure that is new needs a person, and a queue that nobody serves is named once.
+func TestWhatNeedsAPerson(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{}, richSQL, `
+insert into drover_failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job) values
+	('00000000000000a1', 'mail', 'error', 'relay refused', now() - interval '10 min', now(), 20, 15, ''),
+	('00000000000000a2', 'mail', 'error', 'few of it', now() - interval '10 min', now(), 19, 15, ''),
+	('00000000000000a3', 'mail', 'error', 'an old one', now() - interval '2 h', now(), 900, 15, '')`)
+	a := get(t, h, "/").ok(t, "mail: relay refused</a>: 20 failed runs in 15 jobs, first <time", ">nobody</a> has due jobs", `<span class="state warning">warning</span> Quarantined`, `<span class="state warning">warning</span> Paused`)
+	a.lacks(t, "few of it", "an old one", "a due job of queue nobody has waited", "their processes died while they ran")
+	get(t, h, "/health").ok(t, "a due job of queue nobody has waited", "jobs are quarantined")
+	get(t, h, "/api/overview").ok(t, `"new":[{"fingerprint":"00000000000000a1"`, `"name":"quarantined"`)
+	get(t, h, "/queue?name=payments").ok(t, "<dt>Due now</dt><dd>1</dd>", "<dt>Slots</dt><dd>4 in 1 living supervisor</dd>")
+	get(t, h, "/supervisors").ok(t, ">4</td>")
+}
+
+// The page of a redrive shows its plan, and what became of its jobs.
+func TestPageOfARedrive(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{}, richSQL, `
+update drover_redrives set canary = 5, canary_failures = 1, max_jobs = 500, per_key = 3, key_from = 'customer.id';
+insert into jobs (kind, queue, redrive_id, state, finalized_at, paced_at, discard_reason, claimed_by, attempted_at, scheduled_at)
+select 'mail', 'q', '`+redriveID+`', s, case when s in ('completed', 'cancelled', 'discarded') then now() end, case held when 'held' then now() when 'place' then timestamptz 'infinity' end, case when s = 'discarded' then 'panic' end, case when s = 'running' then 's-alive' end, case when s = 'running' then now() end, now() - interval '1 s'
+from (values ('completed', '', 3), ('cancelled', '', 1), ('discarded', '', 2), ('discarded', 'held', 4), ('retryable', '', 5), ('available', 'place', 6), ('running', '', 7)) v(s, held, n), generate_series(1, n)`)
+	get(t, h, "/redrive?id="+redriveID).ok(t, "3 completed, 2 discarded again, 5 failed again and wait for a retry, 6 waiting, 7 running, 4 not due yet, 1 cancelled.",
+		"5 go first; the redrive is aborted if more than 1 of them fail", "500 jobs", "at most 3 out together; the key is <code>customer.id</code> in the args", "by ada (the bank is back)")
+	get(t, h, "/api/redrive?id="+redriveID).ok(t, `"key_from":"customer.id"`, `"limit":500`, `"canary":5`, `"canary_failures":1`, `"jobs":{"held":4,"waiting":6,"running":7,"retrying":5,"completed":3,"discarded":2,"cancelled":1}`)
+	get(t, h, "/api/redrives").ok(t).lacks(t, `"jobs":`)
 }
 
 // A role that may not read what ran, or a database that lacks the table, hides the plots and nothing else.

@@ -68,7 +68,7 @@ func parts(scope drover.Scope) [2]string {
 // attempts is how many of a job's attempts have begun.
 func attempts(n, most int) string {
 	if most == drover.Unlimited {
-		return number(n)
+		return number(n) + ", no limit"
 	}
 	return number(n) + " of " + number(most)
 }

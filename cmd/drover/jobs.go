@@ -130,7 +130,7 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 	rows := [][]string{{"ID", "QUEUE", "KIND", "STATE", "ATTEMPT", "DUE", "LAST ERROR"}}
 	for _, j := range page.Jobs {
 		rows = append(rows, []string{
-			j.ID, shorten(j.Queue, 24), shorten(j.Kind, 32), stateOf(&j), fmt.Sprintf("%d/%d", j.Attempt, j.MaxAttempts),
+			j.ID, shorten(j.Queue, 24), shorten(j.Kind, 32), stateOf(&j), attempts("/", &j),
 			due(&j, s.now), shorten(lastError(&j), 60),
 		})
 	}
@@ -294,6 +294,14 @@ func (s *session) waits(ctx context.Context, j *drover.JobInfo) (w waiting, err 
 	return w, nil
 }
 
+// attempts is how many of a job's attempts have begun.
+func attempts(of string, j *drover.JobInfo) string {
+	if j.MaxAttempts == drover.Unlimited {
+		return fmt.Sprintf("%d%sno limit", j.Attempt, of)
+	}
+	return fmt.Sprintf("%d%s%d", j.Attempt, of, j.MaxAttempts)
+}
+
 // describe is a job line by line, without what it does not have.
 func describe(j *drover.JobInfo, now time.Time) [][]string {
 	rows := [][]string{
@@ -302,7 +310,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 		{"queue", j.Queue},
 		{"state", stateOf(j)},
 		{"priority", fmt.Sprint(j.Priority)},
-		{"attempt", fmt.Sprintf("%d of %d", j.Attempt, j.MaxAttempts)},
+		{"attempt", attempts(" of ", j)},
 		{"enqueued", instant(j.CreatedAt) + " (" + ago(j.CreatedAt, now) + ")"},
 	}
 	add := func(name, value string) {

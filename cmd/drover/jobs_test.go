@@ -156,6 +156,18 @@ func TestJobsShow(t *testing.T) {
 	}
 }
 
+// A job whose attempts have no limit shows no number for it.
+func TestJobsShowWithoutLimit(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	id := enqueue(t, client, charge{}, &drover.EnqueueOpts{MaxAttempts: drover.Unlimited})
+	for _, args := range [][]string{{"jobs", "show", id}, {"jobs", "list"}} {
+		if o := sh.run(t, args...).ok(t).says(t, "no limit"); strings.Contains(o.stdout, "2147483647") {
+			t.Error(o.stdout)
+		}
+	}
+}
+
 // The middle of a long history is not kept; the gap is told.
 func TestJobsShowGap(t *testing.T) {
 	t.Parallel()

@@ -123,7 +123,7 @@ func routes(pool *pgxpool.Pool, client *drover.Client) http.Handler {
 		fmt.Fprintln(w, id)
 	})
 	mux.HandleFunc("POST /hook", func(_ http.ResponseWriter, r *http.Request) {
-		slog.InfoContext(r.Context(), "webhook called", slog.String("job", r.Header.Get("Idempotency-Key")))
+		slog.InfoContext(r.Context(), "webhook called", slog.String("job_id", r.Header.Get("Idempotency-Key")))
 	})
 	return mux
 }
