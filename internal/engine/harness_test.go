@@ -26,8 +26,8 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// These tests drive the engine with drover's own handler, and so they are a package outside of both. The file that
-// main_test.go of the root is for the tests there, this one is for the tests here.
+// The tests of this package drive the engine with drover's own handler. Package engine cannot import drover, but
+// engine_test can. The tests of the root have the same helpers in main_test.go there.
 
 func TestMain(m *testing.M) {
 	if !childProcess() { // process_test.go: tests that kill processes start this binary again
