@@ -13,15 +13,17 @@ end $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-create function drover_seen(subject text, id text) returns text language sql stable as $$
+create function drover_seen(subject text, id text) returns text language plpgsql stable as $$
+begin
 	-- Each is by primary key. Ticks, tallies and progress change rows without a person: their columns do not count here.
-	select case subject
-		when 'job' then (select format('%s/%s', j.redrives, j.xmin) from jobs j where j.id = drover_seen.id)
-		when 'pause' then coalesce((select l.version::text from drover_limits l where l.scope = drover_seen.id and l.held_until > clock_timestamp()), 'none')
-		when 'failure' then (select concat_ws('/', g.status, g.policy, g.park_build, extract(epoch from g.updated_at)) from drover_failure_groups g where g.fingerprint = drover_seen.id)
-		when 'redrive' then (select format('%s/%s/%s', r.state = 'aborted', r.paused_at is not null, extract(epoch from r.changed_at)) from drover_redrives r where r.id = drover_seen.id)
-		when 'schedule' then (select format('%s/%s', extract(epoch from p.updated_at), p.last_job) from drover_periodic p where p.name = drover_seen.id)
-	end
+	case subject
+	when 'job' then return (select format('%s/%s', j.redrives, j.xmin) from jobs j where j.id = drover_seen.id);
+	when 'pause' then return coalesce((select l.version::text from drover_limits l where l.scope = drover_seen.id and l.held_until > clock_timestamp()), 'none');
+	when 'failure' then return (select concat_ws('/', g.status, g.policy, g.park_build, extract(epoch from g.updated_at)) from drover_failure_groups g where g.fingerprint = drover_seen.id);
+	when 'redrive' then return (select format('%s/%s/%s', r.state = 'aborted', r.paused_at is not null, extract(epoch from r.changed_at)) from drover_redrives r where r.id = drover_seen.id);
+	when 'schedule' then return (select format('%s/%s', extract(epoch from p.updated_at), p.last_job) from drover_periodic p where p.name = drover_seen.id);
+	end case;
+end
 $$;
 -- +goose StatementEnd
 comment on function drover_seen(text, text) is
