@@ -15,7 +15,7 @@ type overview struct {
 	Findings    []drover.Finding
 	Quarantined []drover.QuarantinedJob
 	CameBack    []drover.FailureGroup
-	New         []drover.FailureGroup // large ones that began within the last hour
+	New         []drover.FailureGroup // large failures, first seen within the last hour
 	Unserved    []string              // queues with due jobs that no living supervisor serves
 	Pauses      []drover.PauseInfo
 	NotSeen     []drover.NotSeen
