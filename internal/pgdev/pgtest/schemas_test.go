@@ -17,7 +17,7 @@ import (
 func TestMigratedSchemasAreUsedAgain(t *testing.T) { //nolint:paralleltest // see above
 	var names []string
 	inTest := func(f func(t *testing.T, pool *pgxpool.Pool)) {
-		t.Run("inner", func(t *testing.T) { //nolint:paralleltest // see above
+		t.Run("inner", func(t *testing.T) {
 			pool := pgtest.NewMigratedPool(t)
 			names = append(names, pgtest.Schema(pool))
 			f(t, pool)
@@ -65,7 +65,7 @@ func TestMigratedSchemasAreUsedAgain(t *testing.T) { //nolint:paralleltest // se
 func TestSchemasWithASessionAreDropped(t *testing.T) { //nolint:paralleltest // as above
 	var schema string
 	var session *pgx.Conn
-	t.Run("inner", func(t *testing.T) { //nolint:paralleltest // as above
+	t.Run("inner", func(t *testing.T) {
 		pool := pgtest.NewMigratedPool(t)
 		schema = pgtest.Schema(pool)
 		var err error
