@@ -107,7 +107,7 @@ func ExampleDontCount() {
 	// Output: retryable attempts: 0 failed runs: 1
 }
 
-// docs/outcomes.md shows this code; readme_test.go compares the two.
+// docs/outcomes.md shows this code; docs_test.go compares the two.
 
 // noSuchStreet is an error that no retry can help, whichever handler returns it.
 type noSuchStreet struct{ street string }
@@ -219,4 +219,40 @@ func ExampleJob_EnqueueTx() {
 	// Output:
 	// invoice available
 	// parcel completed
+}
+
+// A metric counts failures, and a snooze is none.
+func ExampleVerdictOf() {
+	errBusy := errors.New("the carrier is busy")
+	for _, err := range []error{
+		nil,
+		errBusy,
+		drover.Snooze(time.Minute),
+		fmt.Errorf("deliver parcel 7: %w", drover.RetryAfter(time.Hour, errBusy)),
+	} {
+		v := drover.VerdictOf(err)
+		fmt.Println(v.Kind, v.Failed(), v.Delay, v.Cause)
+	}
+	// Output:
+	// done false 0s <nil>
+	// error true 0s the carrier is busy
+	// snooze false 1m0s <nil>
+	// retry_after true 1h0m0s the carrier is busy
+}
+
+// A handler alone, without a database.
+func ExampleWorker_Try() {
+	worker := drover.Handle(func(_ context.Context, job *drover.Job, c Charge) error {
+		if job.Attempt > 2 {
+			return drover.Discard(errors.New("account closed"))
+		}
+		return errors.New("the bank is busy")
+	}, drover.WorkerOpts{})
+	for attempt := 2; attempt <= 3; attempt++ {
+		v := worker.Try(context.Background(), &drover.Job{Attempt: attempt, Args: []byte(`{"OrderID": 42}`)})
+		fmt.Println(worker.Kind(), v.Kind, v.Cause)
+	}
+	// Output:
+	// charge error the bank is busy
+	// charge discard account closed
 }

@@ -20,7 +20,7 @@ type (
 
 var errNoTenant = errors.New("the context has no tenant")
 
-// docs/middleware.md shows this code; readme_test.go compares the two.
+// docs/middleware.md shows this code; docs_test.go compares the two.
 
 // tracing carries the trace of an enqueue to the runs of its job. With OpenTelemetry, Enqueue
 // injects the span's context into a map, and Run extracts it and starts a span.

@@ -14,7 +14,7 @@ type Charge struct{ OrderID int64 }
 
 func (Charge) Kind() string { return "charge" }
 
-// README.md shows this code; readme_test.go compares the two.
+// README.md shows this code; docs_test.go compares the two.
 
 // The order and its job are stored together, or neither is.
 func placeOrder(ctx context.Context, pool *pgxpool.Pool, client *drover.Client, id int64) error {

@@ -108,7 +108,7 @@ func (s *shop) sentReceipt(order int64) bool {
 	return s.receipts[order]
 }
 
-// docs/testing.md shows this code; readme_test.go compares the two.
+// docs/testing.md shows this code; docs_test.go compares the two.
 
 func TestChargeOfAClosedAccount(t *testing.T) {
 	t.Parallel()

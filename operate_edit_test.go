@@ -1,11 +1,14 @@
 package drover
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -421,5 +424,503 @@ func TestParseRetryStrategy(t *testing.T) {
 		if got, err := ParseRetryStrategy(text); !errors.Is(err, ErrInvalid) {
 			t.Errorf("%s: %+v, %v", text, got, err)
 		}
+	}
+}
+
+// idle runs a supervisor of the queue default that has looked as far as its clock goes, and sleeps for an hour.
+func (db *testDB) idle(t *testing.T, cfg SupervisorConfig) {
+	t.Helper()
+	cfg.PollInterval = time.Hour
+	db.run(t, cfg)
+	db.enqueue(t, dyn{kind: "first"}, nil)
+	db.waitFor(t, 30*time.Second, `select exists (select from jobs where kind = 'first' and state = 'completed')`)
+	db.asleep(t)
+}
+
+// An idle supervisor whose floors are beyond the old place of a job starts it soon after the edit: one that was due later,
+// one that was due for a long time in a queue that nobody serves, one of many by filter. The sweep that would find them at
+// last comes with a heartbeat, and there is none.
+func TestEditedJobStartsSoon(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	started := make(chan string, 10)
+	db := newQuietDB(t)
+	note := func(_ context.Context, j *Job) error { started <- j.ID; return nil }
+	db.idle(t, SupervisorConfig{Lease: time.Hour, Queues: []Queue{{}}, Workers: []Worker{
+		dynWorker("first", WorkerOpts{}, func(context.Context, *Job) error { return nil }), dynWorker("edited", WorkerOpts{}, note),
+	}})
+	one := func(e JobEdit) func(string) error {
+		return func(id string) error { _, err := db.client.Edit(t.Context(), id, e, Audit{}); return err }
+	}
+	for name, tc := range map[string]struct {
+		opts EnqueueOpts
+		do   func(id string) error
+	}{
+		"run now":             {EnqueueOpts{Delay: 24 * time.Hour}, one(JobEdit{RunNow: true})},
+		"sooner":              {EnqueueOpts{Delay: 24 * time.Hour}, one(JobEdit{Delay: 300 * time.Millisecond})},
+		"in the past":         {EnqueueOpts{Delay: 24 * time.Hour}, one(JobEdit{ScheduledAt: time.Now().Add(-time.Hour)})},
+		"to another queue":    {EnqueueOpts{Queue: "elsewhere"}, one(JobEdit{Queue: "default"})},
+		"with other priority": {EnqueueOpts{Queue: "elsewhere"}, one(JobEdit{Queue: "default", Priority: 2})},
+		"by filter": {EnqueueOpts{Delay: 24 * time.Hour}, func(id string) error {
+			_, err := db.client.EditMany(t.Context(), Filter{IDs: []string{id}}, JobEdit{RunNow: true}, Audit{})
+			return err
+		}},
+	} {
+		id := db.enqueue(t, dyn{kind: "edited"}, &tc.opts)
+		if tc.opts.Queue != "" { // long ago
+			db.exec(t, `update jobs set scheduled_at = now() - interval '1 h', created_at = now() - interval '1 h' where id = $1`, id)
+		}
+		db.asleep(t)
+		if err := tc.do(id); err != nil {
+			t.Fatal(err)
+		}
+		if got := receive(t, started); got != id {
+			t.Errorf("%s: job %s, want %s", name, got, id)
+		}
+		db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs where id = $1`, id)
+	}
+}
+
+// A job that is due keeps its place when it is to run now, and goes behind the others of another lane.
+func TestEditedJobsPlaceInItsLane(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	old := db.put(t, "scheduled_at", "now() - interval '1 h'")
+	if _, err := db.client.Edit(t.Context(), old, JobEdit{RunNow: true, MaxAttempts: 3}, Audit{}); err != nil || !value[bool](t, db, `select scheduled_at < now() - interval '50 min' from jobs where id = $1`, old) {
+		t.Errorf("it lost its place: %v", err)
+	}
+	for _, e := range []JobEdit{{Priority: 1}, {Queue: "q"}} {
+		id := db.put(t, "scheduled_at", "now() - interval '1 h'")
+		before := value[time.Time](t, db, `select clock_timestamp()`)
+		if _, err := db.client.Edit(t.Context(), id, e, Audit{}); err != nil || value[time.Time](t, db, `select scheduled_at from jobs where id = $1`, id).Before(before) {
+			t.Errorf("%+v: behind the floors of its new lane: %v", e, err)
+		}
+	}
+}
+
+// A claim is under way: Edit waits for it, and finds a running job. If the claim is rolled back, the job is edited.
+func TestEditMeetsAClaim(t *testing.T) {
+	t.Parallel()
+	for name, claimed := range map[string]bool{"committed": true, "rolled back": false} {
+		for verb, do := range map[string]func(db *testDB, id string) (changed bool, err error){
+			"Edit": func(db *testDB, id string) (bool, error) {
+				_, err := db.client.Edit(t.Context(), id, JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob"}`)}, Audit{})
+				return err == nil, err
+			},
+			"EditMany": func(db *testDB, id string) (bool, error) {
+				done, err := db.client.EditMany(t.Context(), Filter{IDs: []string{id}}, JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob"}`)}, Audit{})
+				return done.Changed == 1, err
+			},
+		} {
+			db := newQuietDB(t)
+			id := db.enqueue(t, letter{"ann"}, nil)
+			tx, err := db.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), `update jobs set state = 'running', claimed_by = 's', claim_seq = 1, attempt = 1, attempted_at = now() where id = $1`, id); err != nil {
+				t.Fatal(err)
+			}
+			type result struct {
+				changed bool
+				err     error
+			}
+			ended := make(chan result, 1)
+			go func() {
+				changed, err := do(db, id)
+				ended <- result{changed, err}
+			}()
+			db.waiting(t)
+			if claimed {
+				err = tx.Commit(t.Context())
+			} else {
+				err = tx.Rollback(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := receive(t, ended)
+			if got.changed == claimed || verb == "Edit" && claimed != errors.Is(got.err, ErrState) || (verb == "EditMany" || !claimed) && got.err != nil {
+				t.Errorf("%s, the claim %s: %+v", verb, name, got)
+			}
+			if to := value[string](t, db, `select args->>'to' from jobs where id = $1`, id); (to == "bob") == claimed {
+				t.Errorf("%s, the claim %s: args to %s", verb, name, to)
+			}
+		}
+	}
+}
+
+// Supervisors run jobs, operators cancel and edit them, all at once: each job ends once, and each entry of its history is
+// of something that happened.
+func TestEditsBesideRunsAndCancels(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	ids := db.enqueueJobs(t, 300, &EnqueueOpts{Delay: time.Hour})
+	var runs [300]atomic.Int32
+	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 20}}, Workers: handling(func(_ context.Context, _ *Job, n int) error { runs[n].Add(1); return nil })})
+	errs := make(chan error, 4)
+	edits := func(e JobEdit) {
+		for i := range ids {
+			if _, err := db.client.Edit(t.Context(), ids[(i*7)%len(ids)], e, Audit{By: "ann"}); err != nil && !errors.Is(err, ErrState) {
+				errs <- err
+				return
+			}
+		}
+		errs <- nil
+	}
+	go edits(JobEdit{Priority: 3})
+	go edits(JobEdit{RunNow: true, Priority: 4})
+	go func() {
+		_, err := db.client.EditMany(t.Context(), Filter{Kind: "job"}, JobEdit{Delay: time.Millisecond, MaxAttempts: 3}, Audit{})
+		errs <- err
+	}()
+	go func() {
+		for i := 0; i < len(ids); i += 3 {
+			if _, err := db.client.Cancel(t.Context(), ids[i], Audit{}); err != nil {
+				errs <- err
+				return
+			}
+		}
+		errs <- nil
+	}()
+	for range 4 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	db.waitFor(t, 30*time.Second, `select count(*) = 300 from jobs where state in ('completed', 'cancelled')`)
+	// A claim may be given back, where a job has waited for a slot for a second.
+	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and attempt <> 1 or jsonb_path_exists(errors, '$[*] ? (@.class != "operator")')`); n > 0 {
+		t.Errorf("%d jobs ran again or failed", n)
+	}
+	for i := range runs {
+		if n := runs[i].Load(); n > 1 {
+			t.Errorf("job %d ran %d times", i, n)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs, jsonb_array_elements(errors) with ordinality e(e, n) where e->>'error' like 'edited%' and exists (
+		select from jsonb_array_elements(errors) with ordinality f(e, n) where f.e->>'error' = 'cancelled' and f.n < e.n)`); n > 0 {
+		t.Errorf("%d jobs were edited after their end", n)
+	}
+}
+
+// By filter: more than a batch; rows that others hold come last; rows that the database refuses are listed.
+func TestEditManyPassesRefusedAndLockedJobs(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	ids := db.enqueueJobs(t, 2500, &EnqueueOpts{Delay: time.Hour})
+	cursed, locked, odd := ids[100], ids[1200], ids[2000]
+	db.refusing(t, "update", cursed)
+	db.exec(t, `update jobs set args = '[]' where id = $1`, odd)
+	end := db.hold(t, `select from jobs where id = $1 for update`, locked)
+	edit := JobEdit{RunNow: true, ArgsPatch: json.RawMessage(`{"n": 7}`)}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	type result struct {
+		done BulkResult
+		err  error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		done, err := db.client.EditMany(ctx, Filter{Kind: "job"}, edit, Audit{Why: "w"})
+		ended <- result{done, err}
+	}()
+	db.waitFor(t, 30*time.Second, `select count(*) = 2497 from jobs where state = 'available' and args->>'n' = '7' and errors->-1->>'error' like '%: w'`)
+	db.waiting(t)
+	end()
+	got := receive(t, ended)
+	want := []string{cursed, odd}
+	if got.err != nil || got.done.Changed != 2498 || !slices.Equal(refusedIDs(got.done), want) {
+		t.Errorf("%d changed, %+v refused, %v", got.done.Changed, got.done.Refused, got.err)
+	}
+	// A row that nobody lets go: the verb waits no longer than its context.
+	defer db.hold(t, `select from jobs where id = $1 for update`, locked)()
+	until, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() {
+		done, err := db.client.EditMany(until, Filter{IDs: []string{locked, ids[0]}}, JobEdit{Priority: 1}, Audit{})
+		ended <- result{done, err}
+	}()
+	db.waitFor(t, 30*time.Second, `select priority = 1 from jobs where id = $1`, ids[0])
+	db.waiting(t)
+	stop()
+	if got := receive(t, ended); got.done.Changed != 1 || !errors.Is(got.err, context.Canceled) {
+		t.Errorf("a row that is held: %+v, %v", got.done, got.err)
+	}
+}
+
+// A retry that waits for its slot of a budget runs at once when an operator says so. The slot stays taken.
+func TestRunNowJumpsTheRetryBudget(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	ran := make(chan int, 10)
+	db.run(t, SupervisorConfig{
+		Queues: []Queue{{RetryBudget: RetryBudget{Retries: 1, Per: 24 * time.Hour}}},
+		Workers: []Worker{dynWorker("weak", WorkerOpts{Retry: Every(time.Second)}, func(_ context.Context, j *Job) error {
+			ran <- j.Attempt
+			if j.Attempt == 1 {
+				return errBoom
+			}
+			return nil
+		})},
+	})
+	ids := []string{db.enqueue(t, dyn{kind: "weak"}, nil), db.enqueue(t, dyn{kind: "weak"}, nil)}
+	db.waitFor(t, 30*time.Second, `select count(*) = 2 from jobs where errors_total = 1`)
+	late := value[string](t, db, `select id from jobs where scheduled_at > now() + interval '12 h' order by scheduled_at desc limit 1`)
+	reserved := value[string](t, db, `select string_agg(used::text, ' ') from drover_budget_slots`)
+	if !slices.Contains(ids, late) {
+		t.Fatal("no job waits for its slot")
+	}
+	if _, err := db.client.Edit(t.Context(), late, JobEdit{RunNow: true}, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.waitFor(t, 30*time.Second, `select state = 'completed' and attempt = 2 and errors_total = 1 from jobs where id = $1`, late)
+	if now := value[string](t, db, `select string_agg(used::text, ' ') from drover_budget_slots`); now != reserved {
+		t.Error("the calendar has changed")
+	}
+}
+
+// Another time ends a park, by a policy and by a redrive; other edits leave the job parked, and a redrive finds it in the
+// queue that it was moved to.
+func TestEditOfAParkedJob(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	edit := func(id string, e JobEdit) {
+		t.Helper()
+		if changed, err := db.client.Edit(t.Context(), id, e, Audit{}); !changed || err != nil {
+			t.Errorf("%+v: %t, %v", e, changed, err)
+		}
+	}
+	holds := func(id, condition string) {
+		t.Helper()
+		if !value[bool](t, db, `select `+condition+` from jobs where id = $1`, id) {
+			t.Errorf("not %s: %s", condition, value[string](t, db, jobRow, id))
+		}
+	}
+	const parked = "state, scheduled_at, errors_total, attempt, parked_build"
+	policy := db.put(t, parked, `'parked', 'infinity', 2, 2, 'b1'`)
+	edit(policy, JobEdit{Priority: 1, ArgsPatch: json.RawMessage(`{"to": "x"}`)})
+	holds(policy, `state = 'parked' and scheduled_at = 'infinity' and parked_build = 'b1' and priority = 1`)
+	edit(policy, JobEdit{RunNow: true})
+	holds(policy, `state = 'retryable' and scheduled_at <= now() and parked_build is null and attempt = 2 and errors->-1->>'error' = 'edited (due now, was parked)'`)
+
+	redrive := value[string](t, db, `insert into drover_redrives (filter, rate, per_key, state) values ('{"kind": "letter"}', 50, 1, 'running') returning id`)
+	const held = "state, scheduled_at, redrive_id, pace_key, paced_at"
+	keyed := db.put(t, held, `'parked', 'infinity', '`+redrive+`', 'k', now()`)
+	edit(keyed, JobEdit{Delay: time.Hour})
+	holds(keyed, `state = 'scheduled' and scheduled_at > now() and paced_at = 'infinity'`) // the key's cap counts it
+	unkeyed := db.put(t, held, `'parked', 'infinity', '`+redrive+`', '', now()`)
+	edit(unkeyed, JobEdit{RunNow: true})
+	holds(unkeyed, `state = 'available' and paced_at is null`)
+	moved := db.put(t, held, `'parked', 'infinity', '`+redrive+`', 'other', now()`)
+	edit(moved, JobEdit{Queue: "q"})
+	holds(moved, `state = 'parked' and queue = 'q'`)
+	db.exec(t, `select drover_pace()`)
+	holds(moved, `state = 'available' and scheduled_at < now() + interval '10 s'`)
+}
+
+// A job that a redrive has made due, and that was moved to a queue where nobody runs it, does not hold up the redrive.
+func TestEditTakesAJobOutOfItsQueuesRedrive(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	id := db.put(t, "scheduled_at", "now()")
+	db.exec(t, `insert into drover_redrive_queues (queue, released) values ('default', jsonb_build_object($1::text, 0))`, id)
+	db.exec(t, `insert into drover_redrives (filter, rate, state) values ('{"kind": "letter"}', 50, 'running')`)
+	if _, err := db.client.Edit(t.Context(), id, JobEdit{Queue: "q"}, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `select drover_pace(clock_timestamp() + interval '10 s')`)
+	if left := value[string](t, db, `select released::text from drover_redrive_queues where queue = 'default'`); left != "{}" {
+		t.Errorf("it still waits for %s", left)
+	}
+}
+
+// A job that was set aside is tried at once after an edit.
+func TestEditOfAJobThatIsSetAside(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	id := db.put(t, "priority", "5")
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', $1, 'no', 'P0001', now() + interval '1 h')`, id)
+	if _, err := db.client.Edit(t.Context(), id, JobEdit{ArgsPatch: json.RawMessage(`{"to": "x"}`)}, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := value[int](t, db, `select count(*) from drover_set_aside`); n > 0 {
+		t.Error("it is still set aside")
+	}
+}
+
+// A unique job's key follows its args and its queue, whatever counts in it: an enqueue with the new args finds it, and one
+// with the old args does not.
+func TestEditOfAUniqueJob(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	long := strings.Repeat("x", 300)
+	n := 0
+	for name, tc := range map[string]struct {
+		unique Unique
+		to     string
+		edit   JobEdit
+		stays  bool // nothing of what counts changes
+	}{
+		"all the args":          {unique: Unique{}, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"all the args, a hash":  {unique: Unique{Until: UntilStarted}, to: long, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"a field":               {unique: Unique{By: []string{"to"}}, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"a field and the queue": {unique: Unique{By: []string{"to"}, Queue: true}, edit: JobEdit{Queue: "slow"}},
+		"queue, key, args":      {unique: Unique{Queue: true, Key: true, Until: UntilPassed(time.Hour)}, edit: JobEdit{Queue: "slow", ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"no args, the queue":    {unique: Unique{AnyArgs: true, Queue: true}, edit: JobEdit{Queue: "slow"}},
+		"no args":               {unique: Unique{AnyArgs: true}, edit: JobEdit{Queue: "slow", ArgsPatch: json.RawMessage(`{"to": "new"}`)}, stays: true},
+		"another queue only":    {unique: Unique{}, edit: JobEdit{Queue: "slow"}, stays: true},
+	} {
+		n++
+		args := map[string]any{"to": tc.to, "n": n}
+		opts := &EnqueueOpts{Delay: time.Hour, Key: "k", Unique: &tc.unique}
+		kind := fmt.Sprint("kind ", n)
+		id := db.enqueue(t, anyArgs{kind, args}, opts)
+		if _, err := db.client.Edit(t.Context(), id, tc.edit, Audit{}); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		edited, again := map[string]any{"to": tc.to, "n": n}, *opts
+		if tc.edit.ArgsPatch != nil {
+			edited["to"] = "new"
+		}
+		again.Queue = tc.edit.Queue
+		if r, err := db.client.Enqueue(t.Context(), anyArgs{kind, edited}, &again); err != nil || r.ID != id {
+			t.Errorf("%s: an enqueue with the new args: %+v, %v", name, r, err)
+		}
+		if r, err := db.client.Enqueue(t.Context(), anyArgs{kind, args}, opts); err != nil || (r.ID == id) != tc.stays {
+			t.Errorf("%s: an enqueue with the old args: %+v, %v", name, r, err)
+		}
+	}
+}
+
+// anyArgs are args of any kind and fields.
+type anyArgs struct {
+	kind string
+	doc  map[string]any
+}
+
+func (a anyArgs) Kind() string                 { return a.kind }
+func (a anyArgs) MarshalJSON() ([]byte, error) { return json.Marshal(a.doc) }
+
+// Another job has the key that an edit would give, or the new key is not known: the job stays as it is, and by filter the
+// others are edited. Somebody who has not committed yet holds up nobody by filter.
+func TestEditToAUniqueKeyThatIsTaken(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	ctx := t.Context()
+	unique := &EnqueueOpts{Delay: time.Hour, Unique: &Unique{By: []string{"to"}}}
+	owner := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "ann"}}, unique)
+	other := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "bob"}}, unique)
+	plain := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "cid"}}, &EnqueueOpts{Delay: time.Hour})
+	edit := JobEdit{RunNow: true, ArgsPatch: json.RawMessage(`{"to": "ann"}`)}
+	before := value[string](t, db, jobRow, other)
+	if _, err := db.client.Edit(ctx, other, edit, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), owner) {
+		t.Errorf("to a key that is taken: %v", err)
+	}
+	done, err := db.client.EditMany(ctx, Filter{Kind: "mail"}, edit, Audit{})
+	if err != nil || done.Changed != 2 || !slices.Equal(refusedIDs(done), []string{other}) || !strings.Contains(done.Refused[0].Error, owner) {
+		t.Errorf("by filter: %+v, %v", done, err)
+	}
+	if after := value[string](t, db, jobRow, other); after != before || db.get(t, plain).State != Available || db.get(t, owner).State != Available {
+		t.Errorf("afterwards: %s", after)
+	}
+	hashed := db.enqueue(t, anyArgs{"mail", map[string]any{"to": strings.Repeat("x", 300), "n": 1}}, unique)
+	if _, err := db.client.Edit(ctx, hashed, JobEdit{ArgsPatch: json.RawMessage(`{"n": 2}`)}, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "not known") {
+		t.Errorf("a hash of some fields: %v", err)
+	}
+	if _, err := db.client.Edit(ctx, hashed, JobEdit{RunNow: true}, Audit{}); err != nil {
+		t.Errorf("its time: %v", err)
+	}
+	tx, err := db.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	if _, err := db.client.EnqueueTx(ctx, tx, anyArgs{"mail", map[string]any{"to": "dan"}}, unique); err != nil {
+		t.Fatal(err)
+	}
+	short, stop := context.WithTimeout(ctx, 20*time.Second)
+	defer stop()
+	done, err = db.client.EditMany(short, Filter{IDs: []string{other, plain}}, JobEdit{ArgsPatch: json.RawMessage(`{"to": "dan"}`)}, Audit{})
+	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{other}) {
+		t.Errorf("beside an open transaction with the key: %+v, %v", done, err)
+	}
+}
+
+// A job that a redrive has made due and somebody has put off stays put off, even if nobody runs its kind and the redrive
+// takes back what it has made due.
+func TestRedriveLeavesRescheduledJobsAlone(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	redrive := value[string](t, db, `insert into drover_redrives (filter, rate, state) values ('{"kind": "letter"}', 50, 'running') returning id`)
+	var ids []string
+	for range 3 {
+		ids = append(ids, db.put(t, "redrive_id, scheduled_at", "'"+redrive+"', now() - interval '1 min'"))
+	}
+	db.exec(t, `insert into drover_redrive_queues (queue, released) select 'default', jsonb_object_agg(i, 0) from unnest($1::text[]) i`, ids)
+	if _, err := db.client.Edit(t.Context(), ids[2], JobEdit{Delay: time.Hour}, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `select drover_pace()`)
+	states := value[[]string](t, db, `select array_agg(state order by state) from jobs where id = any($1)`, ids[:2])
+	if !slices.Contains(states, "parked") {
+		t.Fatalf("it took nothing back: %q", states)
+	}
+	if j := db.get(t, ids[2]); j.State != Scheduled || time.Until(j.ScheduledAt) < 30*time.Minute {
+		t.Errorf("the job that was put off is %s, due %v", j.State, j.ScheduledAt)
+	}
+}
+
+// An edit that makes a job due wakes a supervisor that sleeps, and one that does not wakes nobody.
+func TestEditWakesASleeper(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.onDuty(t, db.crew(t, "default", "letter").OnCall)
+	for name, tc := range map[string]struct {
+		edit  JobEdit
+		wakes bool
+	}{
+		"run now":       {JobEdit{RunNow: true}, true},
+		"later":         {JobEdit{Delay: 2 * time.Hour}, false},
+		"before a poll": {JobEdit{Delay: 30 * time.Second}, true},
+		"the same":      {JobEdit{Priority: 5}, false},
+	} {
+		for _, many := range []bool{false, true} {
+			id := db.enqueue(t, letter{}, &EnqueueOpts{Delay: 90 * time.Minute})
+			sent := notes(t, db, func() {
+				var err error
+				if many {
+					_, err = db.client.EditMany(t.Context(), Filter{IDs: []string{id}}, tc.edit, Audit{})
+				} else {
+					_, err = db.client.Edit(t.Context(), id, tc.edit, Audit{})
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			if slices.ContainsFunc(sent, func(note string) bool { return wakes(note, "default") }) != tc.wakes {
+				t.Errorf("%s, many %v: %q", name, many, sent)
+			}
+		}
+	}
+}
+
+// The other job's period is over, so the key is free.
+func TestEditToAUniqueKeyWhosePeriodIsOver(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	old := db.enqueue(t, parcel{N: 1}, &EnqueueOpts{Unique: &Unique{Until: UntilPassed(time.Hour)}})
+	db.exec(t, `update jobs set unique_until = now() - interval '1 s'`)
+	id := db.enqueue(t, parcel{N: 2}, &EnqueueOpts{Unique: &Unique{}})
+	if changed, err := db.client.Edit(t.Context(), id, JobEdit{ArgsPatch: json.RawMessage(`{"n": 1}`)}, Audit{}); err != nil || !changed {
+		t.Errorf("%v, %v", changed, err)
+	}
+	if !value[bool](t, db, `select unique_until is null from jobs where id = $1`, old) {
+		t.Error("the older job still has the key")
 	}
 }

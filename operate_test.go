@@ -64,6 +64,10 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 		},
 	}
 	got := db.get(t, id)
+	if !strings.HasPrefix(got.Seen, "5/") { // redrives
+		t.Errorf("seen = %q", got.Seen)
+	}
+	want.Seen = got.Seen
 	asJSON := func(j *JobInfo) string {
 		for _, at := range []*time.Time{&j.ScheduledAt, &j.CreatedAt, j.AttemptedAt, j.FinalizedAt} {
 			*at = at.UTC()

@@ -29,12 +29,12 @@ func plainFiles() []string {
 		"internal/meters/*.go", "internal/pg/*.go", "internal/store/*.go", "jobs.go", "limit.go",
 		"middleware.go", "middleware_test.go", "operate_explain.go", "operate_explain_test.go",
 		"operate_limits.go", "operate_limits_test.go", "operate_periodic.go", "operate_periodic_test.go",
-		"operate_periodic_zones_test.go", "otel/*.go", "periodic.go", "prometheus/*.go", "retention.go",
+		"otel/*.go", "periodic.go", "prometheus/*.go", "retention.go",
 		"retry_jitter.go", "sanitize.go", "snapshot.go", "snapshot_test.go", "store_pg.go",
 		"store_pg_explain.go", "store_pg_limits.go", "store_pg_periodic.go", "store_pg_unique.go",
-		"store_pg_unique_test.go", "story_unique_test.go", "supervisor.go", "supervisor_config.go",
+		"supervisor.go", "supervisor_config.go",
 		"supervisor_healthy.go", "telemetry.go", "try.go", "try_test.go", "tx.go", "ui/*.go", "unique.go",
-		"unique_rate_test.go", "unique_test.go", "verdict.go", "verdict_test.go", "words_test.go",
+		"unique_test.go", "verdict.go", "verdict_test.go", "words_test.go",
 		"worker.go",
 	}
 }
