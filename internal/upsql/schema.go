@@ -49,10 +49,12 @@ func Describe(ctx context.Context, conn *pgx.Conn, schema string) (Note, error) 
 	return n, err
 }
 
-// usedTables are those that have, or had, rows.
+// usedTables are those that have, or had, rows. The size of a table is asked with a lock on it, so no table of another
+// schema may be asked: Postgres is free to test the size before the schema, unless the tables are listed first.
 func usedTables(ctx context.Context, conn *pgx.Conn, schema string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `
-select relname::text from pg_class where relnamespace = to_regnamespace($1) and relkind = 'r' and pg_relation_size(oid) > 0`, schema)
+with tables as materialized (select oid, relname from pg_class where relnamespace = to_regnamespace($1) and relkind = 'r')
+select relname::text from tables where pg_relation_size(oid) > 0`, schema)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 

@@ -92,3 +92,21 @@ func contents(t *testing.T, pool *pgxpool.Pool) map[string]string {
 	}
 	return all
 }
+
+// A table that another test keeps locked holds up no migrated schema, neither a new one nor one that is given back.
+func TestSchemasDoNotWaitForOtherTables(t *testing.T) {
+	t.Parallel()
+	other := pgtest.NewPool(t)
+	exec(t, other, `create table locked as select 1`)
+	tx, err := other.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) //nolint:errcheck // only the lock matters
+	if _, err := tx.Exec(t.Context(), `lock table locked in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		t.Run("inner", func(t *testing.T) { pgtest.NewMigratedPool(t) }) //nolint:paralleltest // one after the other
+	}
+}
