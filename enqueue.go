@@ -13,84 +13,93 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// EnqueueOpts are one job's settings. Nil, like the zero value, means queue "default", priority 5, due now,
-// and the worker's own policies.
+// EnqueueOpts are one job's settings. Nil means the same as the zero value: queue "default", priority 5, due now, and
+// the worker's own policies.
 type EnqueueOpts struct {
-	// ID is a ULID of the caller's, which makes the enqueue idempotent: repeating it returns the job there is,
-	// for as long as its row exists. A completed job's row stays for CompletedRetention. With DeleteOnCompletion it goes
-	// at once, so a repeated enqueue may store the job again and run it twice; so it is after pruning, archiving and
-	// deleting. The id's time should be about now, for the pruner goes by it. Empty makes a fresh one.
+	// ID is a ULID that you choose. It makes the enqueue idempotent: a repeated enqueue returns the existing job, for
+	// as long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion
+	// it goes immediately, so a repeated enqueue may store the job again and run it twice. The same is true after the
+	// row was pruned, archived or deleted. The id's time should be about now, because the pruner goes by it. Empty
+	// makes a fresh id.
 	ID string
 
 	// Queue defaults to "default".
 	Queue string
 
-	// Priority is 1 to 9, lower is sooner. Zero means 5.
+	// Priority is 1 to 9; lower is sooner. Zero means 5.
 	Priority int
 
-	// ScheduledAt is when the job is due, by the server's clock. Zero means now, and so does a time in the past.
-	// Excludes Delay.
+	// ScheduledAt is when the job is due, by the server's clock. Zero means now, and so does a time in the past. It
+	// excludes Delay.
 	ScheduledAt time.Time
 
-	// Delay puts the due time off, by the server's clock. Zero means now.
+	// Delay is how long from now the job is due, by the server's clock. Zero means now.
 	Delay time.Duration
 
-	// MaxAttempts is the total number of runs this job may have; 1 never retries. Zero means the worker's.
+	// MaxAttempts is the total number of runs this job may have; 1 never retries. Zero means the worker's
+	// MaxAttempts.
 	MaxAttempts int
 
-	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name, which the worker's
-	// process must have registered; one that has not uses its own strategy and says so. Nil means the worker's.
+	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name. If the worker's process has
+	// not registered a Custom of that name, it logs that and uses the worker's own strategy. Nil means the worker's
+	// strategy.
 	Retry RetryStrategy
 
-	// Timeout bounds each run of this job. Zero means the worker's, NoTimeout none; under 1 ms is an error.
+	// Timeout bounds each run of this job. Zero means the worker's timeout, NoTimeout means none; under 1 ms is an
+	// error.
 	Timeout time.Duration
 
-	// ExpiresAt is when the job is no longer worth a run: it is discarded as expired instead. Zero means never. It
-	// must be after ScheduledAt.
+	// ExpiresAt is when the job is no longer worth a run: from then on it is discarded as expired instead. Zero means
+	// never. It must be after ScheduledAt.
 	ExpiresAt time.Time
 
-	// RetryUntil is when to stop trying: a retry that would be due later discards the job, reason time_budget.
-	// Zero means its worker's RetryFor.
+	// RetryUntil ends the retries: if the next one would be due later, the job is discarded, reason time_budget. Zero
+	// means its worker's RetryFor.
 	RetryUntil time.Time
 
-	// Tags are up to 32 words to find the job by, each 1 to 128 bytes. Like kinds and queues they have no control characters,
-	// no invisible ones such as U+200B, and no spaces at their ends.
+	// Tags are up to 32 words to find the job by, each 1 to 128 bytes. Like kinds and queues, they have no control
+	// characters, no invisible characters such as U+200B, and no spaces at their ends.
 	Tags []string
 
-	// Key names what the job must not overload, such as a customer: up to 256 bytes. A paced redrive runs
-	// at most so many of one key at once; it has no other effect. Zero means none.
+	// Key names what the job must not overload, such as a customer: up to 256 bytes. A paced redrive runs at most
+	// RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. It has no other effect. Zero
+	// means none.
 	Key string
 
-	// Unique makes the job the only one of those that are like it. Nil means that it is not. ID is
-	// only for a repeated enqueue of the same job: a unique job that exists has an id of its own.
+	// Unique makes the job the only one among the jobs that are like it. Nil means that it is not unique. If another
+	// job like it exists, the receipt has that job's id. ID does not change that: it is only for a repeated enqueue
+	// of the same job.
 	Unique *Unique
 
-	// DisableNotify sends no NOTIFY, also for what the transaction does afterwards: Postgres refuses to prepare a
-	// transaction that has sent one. It sets drover.notify to off, local to the transaction. Sleeping supervisors find the
-	// job after up to PollInterval; one whose transaction commits more than 20 s after the call may wait for the next full
-	// sweep. A schedule's jobs cannot have it.
+	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that it does afterwards in the same
+	// transaction: Postgres refuses to prepare a transaction that has sent one. It sets drover.notify to off, local
+	// to the transaction. Sleeping supervisors find the job after up to PollInterval. If the transaction commits more
+	// than 20 s after the call, the job may wait for the next full sweep. A schedule's jobs cannot have it.
 	DisableNotify bool
 
-	// Metadata is marshalled to a JSON object kept beside the args. Nil means none; keys that begin with
+	// Metadata is marshalled to a JSON object that is kept next to the args. Nil means none. Keys that begin with
 	// "drover:" are refused.
 	Metadata map[string]any
 }
 
-// Receipt says which row an enqueue stored or found. A receipt without an error is a row of the table, whatever indexes,
-// constraints and triggers the application has put on jobs.
+// Receipt names the row that an enqueue stored or found. If there is no error, the table has that row, whatever
+// indexes, constraints and triggers the application has put on jobs.
 type Receipt struct {
-	ID        string // of the job that is there: a unique job that was there before has an id of its own
-	Existing  bool   // the job was there before: under the ID the caller gave, or because it is like this one (Unique)
-	Replaced  bool   // the job that was there got the new args and options: see ReplaceWaiting
-	Debounced bool   // the job that was there got the new due time: see Debounce
+	ID        string // of the row; a unique job that was there before has an id of its own
+	Existing  bool   // the job was there before: it has the given ID, or it is like this one (Unique)
+	Replaced  bool   // the existing job got the new args and options: see ReplaceWaiting
+	Debounced bool   // the existing job got the new due time: see Debounce
 }
 
-// Enqueue stores one job in a transaction of its own, and notifies two supervisors if all sleep. One round trip.
+// Enqueue stores one job in a transaction of its own, in one round trip. If all supervisors are asleep, it notifies
+// two of them.
 //
-// After an error that leaves the outcome open (a connection lost), repeat it with the same EnqueueOpts.ID. Do so while the
-// job's row is kept: with DeleteOnCompletion the job may have run and gone by then, and runs again.
+// If an error leaves the outcome open (a lost connection), repeat the call with the same EnqueueOpts.ID. Do so while
+// the job's row is kept: with DeleteOnCompletion the job may have run and gone by then, and runs again.
+//
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrUniqueDeadlock, ErrNotMigrated,
-// ErrReadOnly. An error of an application's own index, constraint or trigger on jobs comes back as the driver's error, and nothing is stored.
+// ErrReadOnly. An error of an application's own index, constraint or trigger on jobs is returned as the driver's
+// error, and nothing is stored.
 func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (receipt Receipt, err error) {
 	if len(c.layers.begins) > 0 {
 		var end func([]Receipt, error)
@@ -110,11 +119,12 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (rec
 }
 
 // EnqueueTx stores one job in the caller's transaction: the job exists if and when that commits. A pgx.Tx is a Tx;
-// SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit notifies two of them. A supervisor that
-// falls asleep before the commit finds the job by polling, at the latest after PollInterval. A transaction that is to be
-// prepared needs DisableNotify. A job whose transaction commits more than 20 s after the call may wait for the next full
-// sweep, 15 s for each supervisor. The hook Enqueued is called before the commit, with Event.InTx.
-// EnqueueTx returns the errors of Enqueue. After an error other than an *InvalidError the transaction can only be
+// SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit notifies two of them. A supervisor
+// that falls asleep before the commit finds the job by polling, at the latest after PollInterval. If the transaction
+// commits more than 20 s after the call, the job may wait for the next full sweep (15 s × supervisors). A transaction
+// that is to be prepared needs DisableNotify. The hook Enqueued is called before the commit, with Event.InTx.
+//
+// EnqueueTx returns the errors of Enqueue. After an error other than an *InvalidError, the transaction can only be
 // rolled back.
 func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (receipt Receipt, err error) {
 	if len(c.layers.begins) > 0 {
@@ -142,8 +152,9 @@ type EnqueueItem struct {
 	Opts *EnqueueOpts
 }
 
-// EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order.
-// Jobs that set no more than a queue, a priority and metadata go by COPY. Errors as Enqueue, every bad job named.
+// EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order. Jobs
+// that set at most a queue, a priority and metadata are stored by COPY. It returns the errors of Enqueue, and names
+// every bad job.
 func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) (receipts []Receipt, err error) {
 	if len(c.layers.begins) > 0 && len(items) > 0 {
 		var end func([]Receipt, error)
@@ -203,17 +214,17 @@ type newJob struct {
 	ConcurrencyKey string `json:"concurrency_key,omitempty"`
 
 	Uniqueness *uniqueness `json:"uniqueness,omitempty"`
-	reply      uniqueReply // what became of it, if it is unique
+	reply      uniqueReply // of the database, about a unique job
 
-	quiet       bool // it notifies nobody
-	plain       bool // no more than an id of ours, queue, priority, kind and args
-	copied      bool // no more than that and metadata: a batch stores it by COPY
-	plainUnique bool // no more than that, and unique, and the other one stays as it is
+	quiet       bool // it sends no NOTIFY
+	plain       bool // it sets only a queue, a priority, a kind and args; its id is drover's
+	copied      bool // plain, or plain with metadata: a batch stores it by COPY
+	plainUnique bool // plain except that it is unique; it has short args, and an existing job stays as it is
 }
 
 func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
 
-// prepareAll prepares each item, and names every bad one.
+// prepareAll prepares each item. Its error names every bad one.
 func (c *Client) prepareAll(ctx context.Context, items []EnqueueItem) ([]*newJob, error) {
 	var bad problems
 	jobs := make([]*newJob, 0, len(items))
@@ -248,7 +259,7 @@ func (c *Client) encode(args Args, opts *EnqueueOpts) (*newJob, error) {
 	if u := job.Uniqueness; u == nil {
 		job.plain, job.copied = bare && job.Metadata == nil, bare
 	} else {
-		// Longer args may be much longer as Postgres writes them: the function looks first.
+		// Postgres may write longer args as a much longer text. The function bounds that text first.
 		job.plainUnique = bare && job.Metadata == nil && u.OnConflict == "" && len(job.Args) <= 512
 	}
 	return job, nil
@@ -272,7 +283,7 @@ func (c *Client) encodeArgs(bad *problems, job *newJob, args Args) {
 	bad.join(err)
 }
 
-// lostField looks at each type of args once.
+// lostField checks each type of args once, and remembers the result.
 func (c *Client) lostField(args Args) string {
 	t := reflect.TypeOf(args)
 	lost, known := c.lost.Load(t)
@@ -351,7 +362,8 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 	j.encodeMetadata(bad, "Metadata", opts.Metadata)
 }
 
-// encodeOwn is the stored form of a job's own strategy: a Custom needs a name, functions cannot be stored.
+// encodeOwn returns the stored form of a job's own strategy. A Custom needs a name, because functions cannot be
+// stored.
 func encodeOwn(bad *problems, field string, strategy RetryStrategy) json.RawMessage {
 	raw, err := encodeStrategy(strategy)
 	bad.at(field, err)
@@ -372,19 +384,19 @@ func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string
 	j.Metadata = raw
 }
 
-// maxTimeout stands in the table for NoTimeout: a hundred years.
+// maxTimeout is how the table stores NoTimeout: a hundred years.
 const maxTimeout = 100 * 365 * 24 * time.Hour
 
 // instant refuses times that Postgres or JSON cannot hold.
 func instant(bad *problems, field string, t time.Time) *time.Time {
-	t = t.UTC() // first: the year may be another there
+	t = t.UTC() // before the check, because the year may differ in UTC
 	if y := t.Year(); y < 1 || y > 9999 {
 		bad.add(field, "year %d is not 1 to 9999", y)
 	}
 	return &t
 }
 
-// kindOf asks for the kind; a nil pointer and a panicking Kind method are errors.
+// kindOf calls args.Kind. Nil args, and a method that panics, as on a nil pointer, are errors.
 func kindOf(args Args) (kind string, err error) {
 	if args == nil {
 		return "", fmt.Errorf("is nil")
@@ -408,14 +420,15 @@ func (c *Client) enqueued(ctx context.Context, job *newJob, existing, inTx bool)
 	return receipt
 }
 
-// receipt is that of a unique job.
+// receipt is the receipt of a unique job.
 func (j *newJob) receipt() Receipt {
 	r := j.reply
 	return Receipt{ID: r.ID, Existing: r.Result != "stored", Replaced: r.Result == "replaced", Debounced: r.Result == "debounced"}
 }
 
-// enqueuedAll makes the receipts; existing counts for each id how many jobs were not stored. Of several jobs of one
-// id in a batch that is all but the first, or all.
+// enqueuedAll makes the receipts, and emits an event for each stored job. existing has for each id the number of jobs
+// that were not stored. If several jobs of a batch have the same id, either none of them was stored, or only the
+// first.
 func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int, inTx bool) []Receipt {
 	receipts := make([]Receipt, len(jobs))
 	for i, job := range slices.Backward(jobs) {

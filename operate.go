@@ -15,23 +15,23 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// RunError is one entry of a job's errors: a failed run, or with ClassOperator what an operator did.
+// RunError is one entry of a job's errors: a failed run, or, with ClassOperator, something that an operator did.
 type RunError struct {
 	Attempt     int       `json:"attempt"`
 	ClaimSeq    int       `json:"claim_seq"`
 	At          time.Time `json:"at"`
 	Class       Class     `json:"class"`
-	Job         string    `json:"job,omitempty"`  // of a rerun: the old job, or the new one
+	Job         string    `json:"job,omitempty"`  // the other job of a rerun: the old one or the new one
 	By          string    `json:"by,omitempty"`   // the operator, as in Audit; the database's user if Audit.By was empty
-	Case        string    `json:"case,omitempty"` // the ErrorCase that knew it
+	Case        string    `json:"case,omitempty"` // name of the ErrorCase that matched
 	Error       string    `json:"error"`
 	Type        string    `json:"type,omitempty"` // Go type of the error
 	Fingerprint string    `json:"fingerprint,omitempty"`
 	DurationMS  float64   `json:"duration_ms"` // how long the handler ran, with a fraction
 	DelayMS     int64     `json:"delay_ms,omitempty"`
 	Supervisor  string    `json:"supervisor,omitempty"`
-	Host        string    `json:"host,omitempty"`  // and process id, of a process that died
-	Trace       string    `json:"trace,omitempty"` // in the newest entry only; see docs/outcomes.md
+	Host        string    `json:"host,omitempty"`  // host and process id of a process that died
+	Trace       string    `json:"trace,omitempty"` // only in the newest entry; see docs/outcomes.md
 }
 
 // JobInfo is a job as it stands in the table.
@@ -42,8 +42,8 @@ type JobInfo struct {
 	State         State           `json:"state"`
 	Priority      int             `json:"priority"`
 	Attempt       int             `json:"attempt"`
-	MaxAttempts   int             `json:"max_attempts"` // effective
-	ScheduledAt   time.Time       `json:"scheduled_at"` // of a parked job meaningless
+	MaxAttempts   int             `json:"max_attempts"` // in effect: the job's own, its kind's, its queue's, or 20
+	ScheduledAt   time.Time       `json:"scheduled_at"` // meaningless if the job is parked
 	CreatedAt     time.Time       `json:"created_at"`
 	AttemptedAt   *time.Time      `json:"attempted_at,omitempty"`
 	FinalizedAt   *time.Time      `json:"finalized_at,omitempty"`
@@ -52,26 +52,27 @@ type JobInfo struct {
 	Crashes       int             `json:"crashes,omitempty"`
 	Redrives      int             `json:"redrives,omitempty"`
 	Snoozes       int             `json:"snoozes,omitempty"`
-	ErrorsTotal   int             `json:"errors_total,omitempty"` // failed runs, those left out of Errors included
-	Errors        []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15 of runs, the first 5 and the last 5 of operators
-	Args          json.RawMessage `json:"args"`                   // as jsonb keeps them, see Job
+	ErrorsTotal   int             `json:"errors_total,omitempty"` // failed runs, including the runs that Errors leaves out
+	Errors        []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15 failed runs, the first 5 and the last 5 entries of operators
+	Args          json.RawMessage `json:"args"`                   // as jsonb keeps them: see Job
 	Retry         json.RawMessage `json:"retry,omitempty"`        // the job's own strategy
 	Tags          []string        `json:"tags,omitempty"`
 	Metadata      json.RawMessage `json:"metadata,omitempty"`
 
 	Key       string `json:"concurrency_key,omitempty"`
-	UniqueKey string `json:"unique_key,omitempty"` // what it is, or was, the only one of: see Unique
+	UniqueKey string `json:"unique_key,omitempty"` // the job's unique key, also after its end: see Unique
 
-	// Seen changes with each change of the job's row: see Audit.Seen. Client.Job sets it, lists do not. Cancel and Discard
-	// end a job that has run since, but not a job that somebody has redriven.
+	// Seen changes with each change of the job's row: see Audit.Seen. Client.Job sets it, lists do not. With it,
+	// Cancel and Discard still end a job that has run since, but not a job that somebody has redriven since.
 	Seen string `json:"seen,omitempty"`
 
-	// Unreadable names the parts of the row that cannot be shown as they are, and why. Such a part is nil or zero here; a
-	// time that is infinite or outside the years 1 to 9999 is the nearest one inside. Empty: the whole row was read.
+	// Unreadable names the parts of the row that cannot be shown as they are, and why. Each of these parts is nil or
+	// zero here, except for times: a time that is infinite or outside the years 1 to 9999 becomes the nearest time
+	// inside. Empty: the whole row was read.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// LastError is the text of the newest failed run, "" if none failed.
+// LastError is the text of the newest failed run, "" if no run failed.
 func (j *JobInfo) LastError() string {
 	for i := len(j.Errors) - 1; i >= 0; i-- {
 		if j.Errors[i].Class != ClassOperator {
@@ -89,7 +90,8 @@ func (j *JobInfo) unreadable(part, why string) {
 	j.Unreadable += part + ": " + why
 }
 
-// readJSON takes JSON text from the database, "" for none, into a field. encoding/json reads no more than 10,000 levels.
+// readJSON puts JSON text from the database into a field; "" means that there is none. encoding/json reads at most
+// 10,000 levels.
 func (j *JobInfo) readJSON(part, text string, to *json.RawMessage) {
 	switch {
 	case text == "":
@@ -100,7 +102,7 @@ func (j *JobInfo) readJSON(part, text string, to *json.RawMessage) {
 	}
 }
 
-// readPart takes a row of drover_parts.
+// readPart puts a row of drover_parts into the job.
 func (j *JobInfo) readPart(part, text string) {
 	switch part {
 	case "args":
@@ -134,7 +136,7 @@ func (j *JobInfo) readTags(tags []*string) {
 	}
 }
 
-// readErrors takes the errors column. An entry that cannot be decoded says so in its Error, and the others stay.
+// readErrors decodes the column errors. If an entry cannot be decoded, its Error says so, and the others stay.
 func (j *JobInfo) readErrors(text string) {
 	if json.Unmarshal([]byte(text), &j.Errors) == nil && !slices.Contains(j.Errors, RunError{}) { // a null entry is a zero RunError
 		return
@@ -157,7 +159,7 @@ func (j *JobInfo) readErrors(text string) {
 	}
 }
 
-// read decodes as many fields of an entry as it can. It reports whether that is all of them.
+// read decodes as many fields of an entry as it can. It reports whether it could decode all of them.
 func (e *RunError) read(entry []byte) bool {
 	*e = RunError{}
 	if string(entry) != "null" && json.Unmarshal(entry, e) == nil {
@@ -182,8 +184,8 @@ func (e *RunError) read(entry []byte) bool {
 	return false
 }
 
-// elements splits the text of a JSON array that the server wrote. encoding/json cannot do that for every array: it
-// reads no more than 10,000 levels.
+// elements splits the text of a JSON array that the server wrote. encoding/json cannot split every array, because it
+// reads at most 10,000 levels.
 func elements(text string) (all []string, ok bool) {
 	text, ok = strings.CutPrefix(text, "[")
 	if !ok {
@@ -217,7 +219,8 @@ func elements(text string) (all []string, ok bool) {
 	return nil, false
 }
 
-// Job reads one job. What cannot be read of it is named in Unreadable, and is no error. Errors: ErrNotFound.
+// Job reads one job. It is no error if parts of the job cannot be read: JobInfo.Unreadable names them. Errors:
+// ErrNotFound.
 func (c *Client) Job(ctx context.Context, id string) (*JobInfo, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
@@ -229,7 +232,7 @@ func (c *Client) Job(ctx context.Context, id string) (*JobInfo, error) {
 	return job, nil
 }
 
-// isID reports whether a row could have the id; the table takes any text of a ULID's length.
+// isID reports whether a row could have the id. The table takes any text of a ULID's length.
 func isID(id string) bool {
 	return len(id) == ulid.EncodedSize && checkText("id", id, ulid.EncodedSize) == nil
 }
@@ -237,15 +240,18 @@ func isID(id string) bool {
 // Page is one page of a list.
 type Page struct {
 	Jobs []JobInfo `json:"jobs"`
-	Next string    `json:"next,omitempty"` // give it to List, with the same filter, for the next page; "" at the end
+	Next string    `json:"next,omitempty"` // pass it to Jobs, with the same filter, to read the next page; "" at the end
 }
 
-// Jobs reads jobs: at most limit (zero means 50; at most 1000), on from where the page before ended ("" begins at the
-// top). A page ends early once its jobs have 16 MiB. Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their
-// own indexes; all others newest id first along the primary key, so that a filter which fits few of them reads far. A
-// job that is there throughout is on exactly one page, whatever arrives or goes meanwhile. A row that cannot be read does
-// not fail the page: JobInfo.Unreadable says what is missing. Such a row does not match a filter by Error, Tags or Args.
-// Errors: *InvalidError.
+// Jobs reads a page of jobs: at most limit of them (zero means 50; at most 1000). after is the Next of the page
+// before; "" begins at the top. A page ends early once its jobs have 16 MiB.
+//
+// Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their own
+// indexes. All other jobs come newest id first, along the primary key, so a filter that matches few of them reads
+// far. A job that is there throughout is on exactly one page, whatever arrives or goes meanwhile.
+//
+// A row that cannot be read does not fail the page: JobInfo.Unreadable says what is missing. But it does not match a
+// filter by Error, Tags or Args. Errors: *InvalidError.
 func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
 	var bad problems
 	switch {
@@ -260,7 +266,7 @@ func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit in
 		return Page{}, err
 	}
 	page, err := c.desk.list(ctx, doc, after, limit)
-	if pg.BadData(err) { // the filter was checked
+	if pg.BadData(err) { // after is at fault, because the filter was checked
 		return Page{}, &InvalidError{Field: "after", Reason: "is not the Next of a page of this filter", Err: err}
 	}
 	if err != nil {
@@ -269,8 +275,8 @@ func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit in
 	return page, nil
 }
 
-// Count counts the jobs that the filter picks. Of dead letters, by queue, kind, reason, class, fingerprint and the time
-// of their end, an index tells; all else reads the rows. Errors: *InvalidError.
+// Count counts the jobs that the filter picks. If it picks dead letters by nothing but queue, kind, reason, class,
+// fingerprint and the time of their end, an index is enough. All other filters read the rows. Errors: *InvalidError.
 func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 	var bad problems
 	doc := filter.encode(&bad)
@@ -289,7 +295,7 @@ type QueueCount struct {
 	Queue     string     `json:"queue"`
 	State     State      `json:"state"`
 	Jobs      int64      `json:"jobs"`
-	OldestDue *time.Time `json:"oldest_due,omitempty"` // of those due and waiting
+	OldestDue *time.Time `json:"oldest_due,omitempty"` // due time of the waiting job that is due longest; nil if none is
 }
 
 // Counts counts all jobs by queue and state. It reads the whole table.
@@ -301,7 +307,8 @@ func (c *Client) Counts(ctx context.Context) ([]QueueCount, error) {
 	return counts, nil
 }
 
-// DiscardedGroup is what dead letters of one queue and kind, discarded for one reason, have failed of.
+// DiscardedGroup counts the dead letters of one queue and kind that have the same reason and the same cause of
+// failure.
 type DiscardedGroup struct {
 	Queue            string    `json:"queue"`
 	Kind             string    `json:"kind"`
@@ -315,8 +322,8 @@ type DiscardedGroup struct {
 	NewestJobID      string    `json:"newest_job_id"`
 }
 
-// Summary counts the dead letters by queue, kind, reason and what they failed of, most first. An index tells, and a
-// million take less than a second.
+// Summary counts the dead letters by queue, kind, reason and the failure of their last run, largest group first. It
+// reads an index: a million dead letters take less than a second.
 func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
 	groups, err := c.desk.summary(ctx)
 	if err != nil {
@@ -325,20 +332,23 @@ func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
 	return groups, nil
 }
 
-// RedriveOpts change a job as it is redriven. Nil changes nothing.
+// RedriveOpts change a job when it is redriven. Nil changes nothing.
 type RedriveOpts struct {
-	// MaxAttempts is the job's new total of runs, counted from the redrive. Zero leaves it.
+	// MaxAttempts is the job's new total of runs, counted from the redrive. Zero leaves it as it is.
 	MaxAttempts int
 
-	// ArgsPatch is a JSON merge patch (RFC 7396) of the args, which must be an object: its keys replace theirs, null
-	// takes one out. If the worker cannot decode the result, the job is discarded again, as undecodable, and another
-	// redrive may mend it. Nil leaves them.
+	// ArgsPatch is a JSON merge patch (RFC 7396) for the args, which must be an object: its keys replace theirs, and
+	// null removes a key. If the worker cannot decode the result, the job is discarded again, as undecodable, and
+	// another redrive may repair it. Nil leaves the args as they are.
 	ArgsPatch json.RawMessage
 }
 
-// RedriveJob makes one discarded or cancelled job due again, now: same id, attempts fresh, errors kept. A job that
-// was redriven and waits stays as it is. Its history keeps who did it and why. Errors: ErrNotFound; ErrState for one
-// that runs, is completed or has expired, or that waits and opts would change; *InvalidError.
+// RedriveJob makes one discarded or cancelled job due again, now. The job keeps its id and its errors, and its
+// attempts begin anew. Its history keeps who did it and why. If the job was redriven before and waits, it stays as it
+// is.
+//
+// Errors: ErrNotFound; ErrState if the job runs, is completed, has expired, or waits and was never redriven; if it
+// waits after a redrive and opts would change it; or if another job has its unique key; *InvalidError.
 func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, audit Audit) error {
 	var bad problems
 	if opts == nil {
@@ -366,18 +376,21 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 	return nil
 }
 
-// Cancel ends a job that nobody wants any more. The job's history keeps who did it and why. A running job is final at
-// once: its handler's context is cancelled with ErrCancelled, in this process directly, in others by a notification, and
-// whatever it returns is refused. A process that hears no notifications asks for that about once a second. A process
-// that only believes it hears them, behind a pooler, finds out by its next heartbeat: at most a sixth of its lease later.
-// Cancelling a job that has ended changes nothing. Cancel returns the state that the job was in.
+// Cancel ends a job that nobody wants any more, and returns the state that the job was in. The job's history keeps
+// who did it and why. Cancelling a job that has ended changes nothing.
+//
+// A running job is final immediately: its handler's context is cancelled with ErrCancelled, and whatever the handler
+// returns is refused. In this process the context is cancelled directly, in other processes by a notification. A
+// process that hears no notifications asks about once a second. A process that only believes it hears them, behind a
+// pooler, finds out by its next heartbeat: at most a sixth of its lease later.
+//
 // Errors: ErrNotFound, *InvalidError.
 func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, error) {
 	return c.endJob(ctx, "cancel", sqlCancel, id, audit, told{kind: engine.EventCancelled})
 }
 
-// Discard ends a job as a dead letter, reason ReasonOperator: for one that somebody shall look at before it runs again.
-// All else is as with Cancel. Errors: ErrNotFound, *InvalidError.
+// Discard ends a job as a dead letter, reason ReasonOperator: for a job that somebody has to look at before it runs
+// again. All else is as with Cancel. Errors: ErrNotFound, *InvalidError.
 func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, error) {
 	return c.endJob(ctx, "discard", sqlDiscard, id, audit, told{engine.EventDiscarded, Event{Reason: ReasonOperator}})
 }

@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// ArchiveResult is what went from one table to the other.
+// ArchiveResult shows which jobs Archive or Restore moved, and which they did not move.
 type ArchiveResult struct {
 	Jobs      int64    `json:"jobs"`
-	Conflicts []string `json:"conflicts,omitempty"` // ids that are there already, of another life of that id: they stay where they were
+	Conflicts []string `json:"conflicts,omitempty"` // ids that another job has in the other table; these jobs stay where they were
 
 	// Refused lists the jobs that stayed where they were because the database refused to move them, for example
-	// because of a foreign key or a trigger of yours. At most the first 1,000.
+	// because of a foreign key or a trigger of yours. It has at most the first 1,000.
 	Refused []Refusal `json:"refused,omitempty"`
 }
 
@@ -21,9 +21,10 @@ func (m *ArchiveResult) refuse(refused ...Refusal) {
 	m.Refused = append(m.Refused, refused[:min(len(refused), maxRefusals-len(m.Refused))]...)
 }
 
-// RefusedError says which jobs PurgeArchive could not delete, or ExportArchive could not read. All others went through.
+// RefusedError lists the jobs that PurgeArchive could not delete, or that ExportArchive could not read. All other
+// jobs were deleted or written.
 type RefusedError struct {
-	Refused []Refusal // of PurgeArchive at most the first 1,000
+	Refused []Refusal // from PurgeArchive at most the first 1,000
 }
 
 func (e *RefusedError) Error() string {
@@ -39,16 +40,17 @@ func (e *RefusedError) Error() string {
 	return text.String()
 }
 
-// ArchiveOpts say more about what to archive. Nil archives all that fit.
+// ArchiveOpts limit what Archive moves. Nil archives all jobs that match.
 type ArchiveOpts struct {
-	// KeepNewest leaves that many of each kind, those that ended last of the ones that fit. Zero leaves none.
+	// KeepNewest leaves so many matching jobs of each kind: the jobs that ended last. Zero leaves none.
 	KeepNewest int
 }
 
-// Archive moves jobs that have ended and fit the filter to the table jobs_archive, where they cost the queue nothing. It
-// goes in batches, each one statement: a job is in one table or the other, and what was moved before an error stays
-// moved. The archived rows keep who did it and why. Jobs that the database refuses to move stay, are in ArchiveResult.Refused, and hold up no others. An id in the archive
-// is free again: enqueueing under it makes a new job. An empty filter is an *InvalidError.
+// Archive moves jobs that have ended and match the filter to the table jobs_archive, where they cost the queue
+// nothing. It works in batches of one statement each: every job is in one table or the other, and jobs moved before
+// an error stay moved. The archived rows keep who did it and why. A job that the database refuses to move stays, is
+// in ArchiveResult.Refused, and holds up no others. The id of an archived job is free again: enqueueing under it
+// makes a new job. An empty filter is an *InvalidError.
 func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, audit Audit) (ArchiveResult, error) {
 	var bad problems
 	if opts == nil {
@@ -72,11 +74,11 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, 
 	return moved, nil
 }
 
-// Restore moves jobs that fit the filter back from the archive, as they were: discarded ones can be redriven then. Where
-// their queue has ArchiveDiscardedAfter the pruner archives them again within a minute or so, unless they are redriven.
-// Jobs that the database refuses to move stay in the archive and are in ArchiveResult.Refused. Who did it and why goes
-// to Config.Logger, at level info, and to the server's log, because the rows come back unchanged. An empty filter is an
-// *InvalidError.
+// Restore moves jobs that match the filter back from the archive. They come back unchanged, so discarded ones can be
+// redriven then. If their queue has ArchiveDiscardedAfter, the pruner archives them again within a minute or so,
+// unless they are redriven. A job that the database refuses to move stays in the archive and is in
+// ArchiveResult.Refused. Because the rows come back unchanged, the audit goes to Config.Logger, at level info, and to
+// the server's log. An empty filter is an *InvalidError.
 func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (ArchiveResult, error) {
 	var bad problems
 	audit.check(&bad)
@@ -92,10 +94,10 @@ func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (Archi
 	return moved, nil
 }
 
-// PurgeArchive deletes jobs that fit the filter from the archive, for ever, in batches, and returns how many. If the
-// database refuses to delete some, it deletes all others and returns a *RefusedError that names these. Who did it and
-// why goes to Config.Logger, at level info, and to the server's log, because the rows are gone. For an empty filter
-// the error is an *InvalidError.
+// PurgeArchive deletes jobs that match the filter from the archive, for ever, in batches, and returns how many it
+// deleted. If the database refuses to delete some jobs, it deletes all others and returns a *RefusedError that names
+// the refused ones. Because the rows are gone, the audit goes to Config.Logger, at level info, and to the server's
+// log. For an empty filter the error is an *InvalidError.
 func (c *Client) PurgeArchive(ctx context.Context, filter Filter, audit Audit) (int64, error) {
 	var bad problems
 	audit.check(&bad)
@@ -114,9 +116,10 @@ func (c *Client) PurgeArchive(ctx context.Context, filter Filter, audit Audit) (
 	return gone.Jobs, nil
 }
 
-// ExportArchive writes the archive's jobs that fit the filter to w, one JSON object a line with the columns of
-// jobs_archive, by id. It returns how many. It reads page by page and holds one job in memory at a time. A job that
-// cannot be read is left out: after all others are written, ExportArchive returns a *RefusedError that names it.
+// ExportArchive writes the archived jobs that match the filter to w, sorted by id, and returns how many it wrote.
+// Each job is one line, a JSON object with the columns of jobs_archive. It reads page by page and holds one job in
+// memory at a time. A job that cannot be read is left out: after all others are written, ExportArchive returns a
+// *RefusedError that names it.
 func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) (n int64, err error) {
 	var bad problems
 	doc := filter.encode(&bad)
@@ -139,7 +142,7 @@ func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) 
 	return n, nil
 }
 
-// filterFor is the filter of a verb that changes jobs.
+// filterFor encodes the filter of a method that changes jobs. An empty filter is an error.
 func filterFor(bad *problems, filter Filter) string {
 	doc := filter.encode(bad)
 	if doc == "{}" {

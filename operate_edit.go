@@ -12,8 +12,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// JobEdit sets what an edit changes in a job that waits: when it is due, its place, its args, how it is retried. The
-// zero value of a field leaves that as it is. An edit without any field is an *InvalidError.
+// JobEdit sets what an edit changes in a waiting job: its due time, its place, its args, or how it is retried. A
+// field that is zero changes nothing. An edit without any field is an *InvalidError.
 type JobEdit struct {
 	// RunNow makes the job due now, whatever it waits for: its time, its backoff, its slot of a retry budget, or what it
 	// is parked for. A job that is due already keeps its place in the queue.
@@ -26,15 +26,15 @@ type JobEdit struct {
 	// Delay is how long from now the job is due instead, by the server's clock. It excludes RunNow and ScheduledAt.
 	Delay time.Duration
 
-	// Priority is 1 to 9, lower is sooner. A job that is due comes after the jobs of its new priority that are due
+	// Priority is 1 to 9; lower is sooner. A job that is due comes after the jobs of its new priority that are due
 	// already.
 	Priority int
 
-	// Queue is the queue that the job moves to. A job that is due comes after those that are due there already.
+	// Queue is the queue that the job moves to. A job that is due comes after the jobs that are due there already.
 	Queue string
 
-	// MaxAttempts is the total number of runs that the job may have, those before the edit included. If the job has had
-	// as many already, its next run is its last.
+	// MaxAttempts is the total number of runs that the job may have, including its runs before the edit. If the job
+	// has had that many runs already, its next run is its last.
 	MaxAttempts int
 
 	// Retry is the job's own strategy. It applies from its next failed run on.
@@ -56,7 +56,7 @@ type editDoc struct {
 	ArgsPatch   json.RawMessage `json:"args_patch,omitempty"`
 }
 
-// encodeEdit checks an edit, and returns it as SQL reads it.
+// encodeEdit checks an edit, and returns it in the form that drover_edit reads.
 func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 	mistakes := len(bad.errs)
 	doc := editDoc{RunNow: e.RunNow, Priority: e.Priority, Queue: e.Queue, MaxAttempts: e.MaxAttempts, ArgsPatch: e.ArgsPatch}
@@ -96,17 +96,17 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 	return string(raw)
 }
 
-// Edit changes a job that waits: an available, scheduled, retryable or parked one. The job keeps its id, its attempts,
-// its failures and its errors. An entry of its errors names who changed it, why, and what was before. If the job is due
-// earlier now, Edit wakes a sleeping supervisor. changed is false if the job is like that already: then nothing is
-// stored.
+// Edit changes a job that waits: an available, scheduled, retryable or parked one. The job keeps its id, its
+// attempts, its failures and its errors. A new entry of its errors names who changed it, why, and what was before. If
+// the job is due earlier now, Edit wakes a sleeping supervisor. If the job has the new values already, changed is
+// false and nothing is stored.
 //
-// A parked job that gets another due time is no longer parked; other edits leave it parked. If the args or the queue of a
-// unique job change, it gets the unique key that an enqueue with these would have.
+// A parked job that gets another due time is no longer parked; other edits leave it parked. If the args or the queue
+// of a unique job change, it gets the unique key that an enqueue with the new values would have.
 //
-// Errors: ErrNotFound; ErrState if the job runs, has ended, or would have expired by its new time, if another job has the
-// unique key that it would get, or if that key cannot be computed (docs/edit.md); *InvalidError. After an error the job is
-// as it was.
+// Errors: ErrNotFound; ErrState if the job runs, has ended, or would have expired by its new time, if another job has
+// the unique key that it would get, or if that key cannot be computed (docs/edit.md); *InvalidError. After an error
+// the job is as it was.
 func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)
@@ -128,8 +128,8 @@ func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit)
 }
 
 // EditMany edits every waiting job that the filter picks, as Edit does. Jobs that run or have ended stay as they are,
-// and so do jobs that have the new values already; Changed counts none of these. Refused lists each job that Edit would
-// refuse. All else is as with CancelMany.
+// and so do jobs that have the new values already. Changed does not count them. Refused lists each job that Edit
+// would refuse. All else is as with CancelMany.
 func (c *Client) EditMany(ctx context.Context, filter Filter, edit JobEdit, audit Audit) (BulkResult, error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)
@@ -138,13 +138,13 @@ func (c *Client) EditMany(ctx context.Context, filter Filter, edit JobEdit, audi
 
 // RunOpts are settings of the job that Rerun or RunPeriodic makes. Nil, like the zero value, leaves them to drover.
 type RunOpts struct {
-	// ID is the new job's id, a ULID. A repeated call with the same ID makes no second job: its error is ErrState. So you
-	// can repeat the call after a lost connection, and a button may be pressed twice. This holds while the row of the job
-	// is kept. Zero means that drover makes an id.
+	// ID is the new job's id, a ULID. A repeated call with the same ID makes no second job: its error is ErrState. So
+	// you can repeat the call after a lost connection, and a button may be pressed twice. This holds while the new
+	// job's row is kept. Zero means that drover makes an id.
 	ID string
 }
 
-// id is the id that the caller has chosen, in capitals, as it is compared; "" if there is none.
+// id is the id that the caller has chosen, in capitals, as ids are compared; "" if there is none.
 func (o *RunOpts) id(bad *problems) string {
 	if o == nil {
 		return ""
@@ -164,16 +164,17 @@ func newID(bad *problems, id string) string {
 	return parsed.String()
 }
 
-// Rerun enqueues a completed job again, as a new job that is due now, with the same kind, args, queue and options. The
-// new job begins without attempts and failures. The first entry of its errors names the old job (RunError.Job), and an
-// entry of the old job's errors names the new one; both keep who did it and why. RetryUntil moves by the time since the
-// old job's enqueue, or its last redrive; ExpiresAt stays. If the old job is unique for a period, it keeps the period, and
-// the new one is not unique. Each call makes another job, unless opts has the same ID.
+// Rerun enqueues a completed job again, as a new job that is due now, with the same kind, args, queue and options.
+// The new job begins without attempts and failures. The first entry of its errors names the old job (RunError.Job),
+// and an entry of the old job's errors names the new one. Both keep who did it and why. RetryUntil moves by the time
+// since the old job's enqueue, or since its last redrive; ExpiresAt stays. If the old job is unique for a period, it
+// keeps the period, and the new one is not unique. Each call makes another job, unless opts has the same ID.
 //
 // Discarded and cancelled jobs come back with RedriveJob, as the same job.
 //
-// Errors: ErrNotFound, also for a completed job that was deleted or archived; ErrState if the job is not completed, has
-// expired, or was rerun as opts.ID before, or if another job has its unique key; ErrIDConflict if another job has opts.ID; *InvalidError.
+// Errors: ErrNotFound, also for a completed job that was deleted or archived; ErrState if the job is not completed,
+// has expired, or was rerun as opts.ID before, or if another job has its unique key; ErrIDConflict if another job has
+// opts.ID; *InvalidError.
 func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audit) (Receipt, error) {
 	var bad problems
 	as := opts.id(&bad)

@@ -6,65 +6,66 @@ import (
 	"time"
 )
 
-// FailureStatus is what operators make of a failure group.
+// FailureStatus is how operators have marked a failure group.
 type FailureStatus string
 
 // The statuses of a failure group.
 const (
 	FailureOpen     FailureStatus = "open"
-	FailureResolved FailureStatus = "resolved" // mended; when it comes back it is open again, as a regression
-	FailureIgnored  FailureStatus = "ignored"  // counted, and stays ignored
+	FailureResolved FailureStatus = "resolved" // fixed; if it comes back, it is open again, as a regression
+	FailureIgnored  FailureStatus = "ignored"  // still counted; it stays ignored if it comes back
 )
 
-// FailureAction is what a failure group's policy does.
+// FailureAction is what a failure group's policy does with its jobs.
 type FailureAction string
 
 // The actions of a policy.
 const (
-	FailureDiscard FailureAction = "discard" // discarded at once, reason operator
+	FailureDiscard FailureAction = "discard" // discarded immediately, reason operator
 	FailurePark    FailureAction = "park"    // parked until a newer build registers
 )
 
-// FailurePolicy is what becomes of a job that a group's failure happens to and that would be retried. It holds in every
-// process from the next settle on. The zero value retries as usual.
+// FailurePolicy decides about a job that has a group's failure and would be retried. It applies in every process,
+// from the next settle on. The zero value retries the job as usual.
 type FailurePolicy struct {
 	Action FailureAction `json:"action,omitempty"`
 
-	// Build goes with FailurePark: jobs wait until a supervisor registers whose SupervisorConfig.Build has not been seen
-	// before. It must be the newest build now; empty is that one. Naming it makes a deploy in between an error.
+	// Build goes with FailurePark: jobs wait until a supervisor registers whose SupervisorConfig.Build was not seen
+	// before. Build must be the newest build now; empty means the newest. If you name it, a deploy in between makes
+	// SetFailurePolicy return an error.
 	Build string `json:"build,omitempty"`
 }
 
-// FailureGroup is the failures of one fingerprint: of one kind of job, with one cause as far as their texts tell.
-// Failures are added some seconds after they happen.
+// FailureGroup counts the failures with one fingerprint: the failures of one kind of job that have one cause, as far
+// as their texts show. Failures are added some seconds after they happen.
 type FailureGroup struct {
 	Fingerprint string        `json:"fingerprint"`
 	Kind        string        `json:"kind"`
-	Class       Class         `json:"class"`                // of the first
+	Class       Class         `json:"class"`                // of the first failure
 	ErrorType   string        `json:"error_type,omitempty"` // Go type
-	Sample      string        `json:"sample"`               // the text of one of them
+	Sample      string        `json:"sample"`               // the text of one of the failures
 	FirstSeen   time.Time     `json:"first_seen"`
 	LastSeen    time.Time     `json:"last_seen"`
 	Count       int64         `json:"count"`       // failed runs
-	Jobs        int64         `json:"jobs"`        // jobs they happened to
-	LastJobID   string        `json:"last_job_id"` // the job it happened to last
+	Jobs        int64         `json:"jobs"`        // jobs that had these runs
+	LastJobID   string        `json:"last_job_id"` // the job that failed with it last
 	Hourly      []int64       `json:"hourly"`      // failed runs in each of the last 24 hours of the clock, oldest first; the last hour is not over
 	Status      FailureStatus `json:"status"`
 	ResolvedAt  *time.Time    `json:"resolved_at,omitempty"`
 	RegressedAt *time.Time    `json:"regressed_at,omitempty"` // when it last came back after it had been resolved
 	Regressions int           `json:"regressions,omitempty"`
 	Policy      FailurePolicy `json:"policy"`
-	UpdatedAt   *time.Time    `json:"updated_at,omitempty"` // of status and policy
+	UpdatedAt   *time.Time    `json:"updated_at,omitempty"` // when status or policy last changed
 	UpdatedBy   string        `json:"updated_by,omitempty"`
 	UpdatedWhy  string        `json:"updated_why,omitempty"`
-	Discarded   int64         `json:"discarded"` // jobs discarded with it now
-	Parked      int64         `json:"parked"`    // jobs its policy has parked now
+	Discarded   int64         `json:"discarded"` // jobs that are discarded with it now
+	Parked      int64         `json:"parked"`    // jobs that are parked by its policy now
 
 	// Seen changes with each change of status and policy: see Audit.Seen. FailureGroup sets it, FailureGroups does not.
 	Seen string `json:"seen,omitempty"`
 }
 
-// FailureFilter picks failure groups; all its fields that are set must fit. The zero value picks every group.
+// FailureFilter picks the failure groups that match all its fields that are set. The zero value picks every group.
 type FailureFilter struct {
 	Kind   string
 	Status FailureStatus
@@ -72,12 +73,12 @@ type FailureFilter struct {
 	// Regressed picks the groups that came back after they had been resolved.
 	Regressed bool
 
-	Limit int // the so many seen last; zero means 50, at most 10,000
+	Limit int // how many groups, starting with the one seen last; zero means 50; at most 10,000
 }
 
-// FailureGroups reads failure groups, the one seen last first. A supervisor adds up what has failed every sixth of its
-// lease, so the groups lag by that much. An index counts the discarded jobs of the groups that are returned.
-// Errors: *InvalidError.
+// FailureGroups reads failure groups; the group that was seen last comes first. A supervisor adds up failures every
+// sixth of its lease, so the groups lag by that much. The discarded jobs of the returned groups are counted with an
+// index. Errors: *InvalidError.
 func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
 	var bad problems
 	bad.join(checkText("FailureFilter.Kind", filter.Kind, 1024))
@@ -100,7 +101,7 @@ func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]Fai
 	return groups, nil
 }
 
-// FailureGroup reads one failure group. Its jobs are those of Filter.Fingerprint. Errors: ErrNotFound.
+// FailureGroup reads one failure group. Filter.Fingerprint picks its jobs. Errors: ErrNotFound.
 func (c *Client) FailureGroup(ctx context.Context, fingerprint string) (*FailureGroup, error) {
 	group, err := c.desk.failure(ctx, fingerprint)
 	if err != nil {
@@ -109,8 +110,9 @@ func (c *Client) FailureGroup(ctx context.Context, fingerprint string) (*Failure
 	return group, nil
 }
 
-// SetFailureStatus opens, resolves or ignores a failure group, which keeps who did it and why. A resolved group
-// that comes back is open again: Hooks.FailureReopened. Errors: ErrNotFound, *InvalidError.
+// SetFailureStatus opens, resolves or ignores a failure group. The group keeps who did it and why. If the failure of
+// a resolved group comes back, the group is open again, and Hooks.FailureReopened is called. Errors: ErrNotFound,
+// *InvalidError.
 func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, status FailureStatus, audit Audit) error {
 	var bad problems
 	status.check(&bad, "status")
@@ -124,10 +126,10 @@ func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, statu
 	return nil
 }
 
-// SetFailurePolicy says what becomes of jobs that fail so from now on. The group keeps who did it and why. The zero
-// policy lifts another: jobs it has parked become due, 50 a second. A policy that parks ends by itself with the next
-// build, in the same way. Errors: ErrNotFound; ErrState where no build is known, or policy.Build is not the newest;
-// *InvalidError.
+// SetFailurePolicy sets what becomes of jobs that fail with the group's failure from now on. The group keeps who did
+// it and why. The zero policy ends the policy before it: the jobs that were parked become due, 50 a second. A policy
+// that parks ends by itself with the next build, in the same way. Errors: ErrNotFound; ErrState if a policy is to
+// park and no build is known, or if policy.Build is not the newest build; *InvalidError.
 func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, audit Audit) error {
 	var bad problems
 	switch policy.Action {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Filter picks jobs; all its fields that are set must fit. Lists, counts and every verb that changes many jobs use the
-// same filter, in Go, in SQL (drover_where) and on the command line. Its JSON is what drover_where reads. The zero value
-// picks every job; a verb that changes jobs refuses it unless All is set.
+// Filter picks the jobs that match all its fields that are set. Lists, counts and every method that changes many jobs
+// use the same filter, in Go, in SQL (drover_where) and on the command line. Its JSON is what drover_where reads. The
+// zero value picks every job; a method that changes jobs refuses it unless All is set.
 type Filter struct {
 	IDs         []string        `json:"ids,omitzero"` // at most 10,000; empty but not nil picks none
 	Queue       string          `json:"queue,omitempty"`
@@ -19,12 +19,12 @@ type Filter struct {
 	Priority    int             `json:"priority,omitempty"`        // 1 to 9; zero: any
 	State       State           `json:"state,omitempty"`
 	Reason      Reason          `json:"reason,omitempty"`
-	Class       Class           `json:"class,omitempty"`       // of the last failed run, and ClassRefused; ClassOperator is refused
+	Class       Class           `json:"class,omitempty"`       // of the last failed run, or ClassRefused; ClassOperator is an error
 	Fingerprint string          `json:"fingerprint,omitempty"` // of the last failed run
 	Periodic    string          `json:"periodic,omitempty"`    // name of the schedule that made the job
-	Redrive     string          `json:"redrive,omitempty"`     // id of the redrive that took the job up last
-	UniqueKey   string          `json:"unique_key,omitempty"`  // as JobInfo.UniqueKey has it; jobs that have ended keep theirs
-	Error       string          `json:"error,omitempty"`       // part of the last failed run's text, case ignored
+	Redrive     string          `json:"redrive,omitempty"`     // id of the last redrive that took the job up
+	UniqueKey   string          `json:"unique_key,omitempty"`  // as in JobInfo.UniqueKey; ended jobs keep their key
+	Error       string          `json:"error,omitempty"`       // part of the last failed run's text; case is ignored
 	Tags        []string        `json:"tags,omitempty"`
 	Args        json.RawMessage `json:"args,omitempty"` // JSON that the args contain, as with Postgres' operator @>
 
@@ -35,10 +35,11 @@ type Filter struct {
 	FinalizedAfter  time.Time `json:"finalized_after,omitzero"`
 	FinalizedBefore time.Time `json:"finalized_before,omitzero"`
 
-	All bool `json:"all,omitempty"` // every job is meant
+	All bool `json:"all,omitempty"` // confirms that every job is meant
 }
 
-// checkWords refuses words that no job has: a slip of the pen would pick nothing and look like success.
+// checkWords refuses words that no job has. A filter with a typing error would pick nothing, and that would look like
+// success.
 func (f Filter) checkWords(bad *problems) {
 	switch f.State {
 	case "", Available, Scheduled, Retryable, Running, Parked, Completed, Discarded, Cancelled:
@@ -63,7 +64,7 @@ func (f Filter) checkWords(bad *problems) {
 
 const maxFilterIDs = 10_000
 
-// encode checks the filter and returns it as drover_where reads it.
+// encode checks the filter and returns it in the form that drover_where reads.
 func (f Filter) encode(bad *problems) string {
 	f.checkWords(bad)
 	if len(f.IDs) > maxFilterIDs {

@@ -12,50 +12,51 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// BulkResult is what a verb over many jobs did.
+// BulkResult shows what a method that changes many jobs has done.
 type BulkResult struct {
 	Changed int64     `json:"changed"`           // jobs cancelled, discarded, edited or deleted
-	IDs     []string  `json:"ids,omitempty"`     // ids of these jobs; the first 100,000
-	Missing []string  `json:"missing,omitempty"` // ids of the filter that no job has
-	Refused []Refusal `json:"refused,omitempty"` // jobs that the database did not let change; the first 1,000
+	IDs     []string  `json:"ids,omitempty"`     // ids of the changed jobs; the first 100,000
+	Missing []string  `json:"missing,omitempty"` // ids in the filter that no job has
+	Refused []Refusal `json:"refused,omitempty"` // jobs that the database refused to change; the first 1,000
 }
 
-// CancelMany is Cancel for every unfinished job that the filter picks; others stay as they are. It works in transactions
-// of at most 1000 jobs and returns once it has met all that were there at its start: those that a transaction of others
-// holds last and one by one, waiting until ctx is done. After an error Changed says how many it got to, and calling
-// again goes on with the rest. An empty filter is an *InvalidError; Filter.All means every job.
+// CancelMany cancels every unfinished job that the filter picks, as Cancel does; other jobs stay as they are. It
+// works in transactions of at most 1000 jobs, and returns once it has handled all jobs that were there at its start.
+// Jobs that other transactions have locked come last, one by one; CancelMany waits for them until ctx is done. After
+// an error, Changed is the number of jobs changed so far, and calling again goes on with the rest. An empty filter is
+// an *InvalidError; Filter.All means every job.
 //
-// A job that the database refuses to change does not stop the others. The cause may be a trigger or a foreign key of
-// the application's, a time-out, or damaged data. Such jobs are listed in Refused, and err stays nil. CancelMany
+// If the database refuses to change some jobs, that does not stop the others. The cause may be a trigger or a foreign
+// key of the application's, a time-out, or damaged data. Refused lists these jobs, and err stays nil. CancelMany
 // gives up with an error only if the first 1,000 jobs are all refused.
 func (c *Client) CancelMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, audit: audit, tell: &told{kind: engine.EventCancelled}})
 }
 
-// DiscardMany is Discard for every unfinished job that the filter picks, and else like CancelMany.
+// DiscardMany discards every unfinished job that the filter picks, as Discard does. All else is as with CancelMany.
 func (c *Client) DiscardMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{
 		name: "discard", sql: sqlDiscardMany, audit: audit, tell: &told{engine.EventDiscarded, Event{Reason: ReasonOperator}},
 	})
 }
 
-// DeleteMany deletes the jobs that the filter picks and that have ended, for good; unfinished ones stay. Discarded ones
-// go only where the filter names them: by State Discarded, a Reason or IDs. A State that is not final is an
-// *InvalidError. Who did it and why goes to Config.Logger, at level info, and to the server's log, because the rows are
-// gone. All else is as with CancelMany.
+// DeleteMany deletes jobs for good: jobs that the filter picks and that have ended. Unfinished jobs stay. Discarded
+// jobs are deleted only if the filter names them: by State Discarded, a Reason or IDs. A State that is not final is
+// an *InvalidError. Because the rows are gone, the audit goes to Config.Logger, at level info, and to the server's
+// log. All else is as with CancelMany.
 func (c *Client) DeleteMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	done, err := c.many(ctx, filter, bulkVerb{name: "delete", sql: sqlDeleteMany, audit: audit})
 	c.logChange(ctx, "jobs deleted", done.Changed, audit)
 	return done, err
 }
 
-// bulkVerb is one of the verbs over many jobs.
+// bulkVerb describes a method that changes many jobs.
 type bulkVerb struct {
 	name, sql string
 	audit     Audit
-	tell      *told    // of a batch; nil: nothing
-	more      []any    // parameters of its own
-	bad       problems // what is wrong with these
+	tell      *told    // the event of a batch; nil: none
+	more      []any    // further parameters of its statement
+	bad       problems // mistakes in these parameters
 }
 
 func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
@@ -92,7 +93,7 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 		}
 		after = *b.last
 	}
-	for _, id := range locked { // each in a transaction that holds nothing else while it waits
+	for _, id := range locked { // each in a transaction of its own, which locks nothing else while it waits
 		filter.IDs = []string{id}
 		b, err := c.batch(ctx, v, filter.encode(&bad), "", true)
 		if pg.RowsFault(err) && ctx.Err() == nil {
@@ -118,7 +119,7 @@ func (d *BulkResult) add(b *bulkBatch) {
 	d.Refused = append(d.Refused, b.refused[:min(len(b.refused), maxRefusals-len(d.Refused))]...)
 }
 
-// batchInParts does a batch again with fewer jobs at a time, after it failed as a whole, for example by a statement
+// batchInParts repeats a batch with fewer jobs at a time, after it failed as a whole, for example by a statement
 // time-out. A job that fails alone is refused.
 func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, after string) (all bulkBatch, err error) {
 	var bad problems
@@ -143,7 +144,7 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 	})
 }
 
-// failed is an error of the verb's statement.
+// failed returns the error of the verb's statement. If drover's function refused the filter, it is an *InvalidError.
 func (v *bulkVerb) failed(err error) error {
 	var server *pgconn.PgError
 	if errors.As(err, &server) && server.Code == "22023" && strings.HasPrefix(server.Message, "drover: ") {
@@ -152,13 +153,13 @@ func (v *bulkVerb) failed(err error) error {
 	return fmt.Errorf("%s jobs: %w", v.name, err)
 }
 
-// batch does one transaction of a verb and tells of it.
+// batch runs one transaction of a verb and emits its event.
 func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wait bool) (bulkBatch, error) {
 	b, err := c.desk.bulk(ctx, v.sql, filter, after, wait, v.audit, v.more...)
 	if err != nil {
 		return bulkBatch{}, v.failed(err)
 	}
-	for _, id := range b.running { // their owners tell
+	for _, id := range b.running { // their owners emit the events
 		c.running.cancel(id)
 	}
 	if waited := b.changed - len(b.running); v.tell != nil && waited > 0 {

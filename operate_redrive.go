@@ -12,26 +12,27 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// RedrivePlan says which dead jobs come back, and at what pace.
+// RedrivePlan describes which dead jobs come back, and at what pace.
 type RedrivePlan struct {
-	// Filter picks them. State may be Discarded (the zero value means that too), Cancelled or Parked; parked jobs
-	// go on where they were. It must say something, or All.
+	// Filter picks the jobs. Its State may be Discarded (the zero value means that too), Cancelled or Parked. Parked
+	// jobs go on where they were. An empty filter is an error; to mean every dead job, set Filter.All.
 	Filter Filter
 
-	// Rate is how many jobs of one queue get due in a second; redrives of one queue share its slots. Zero means 50;
-	// 0.001 to 5,000.
+	// Rate is how many jobs of one queue become due in a second. The redrives of a queue take turns: together they
+	// are not faster than the fastest of them. Zero means 50; 0.001 to 5,000.
 	Rate float64
 
-	// PerKey is how many jobs of one key may be out at once in one queue, over all supervisors: due, running or
-	// between. A failed one gives its place back until its retry is due. Zero means no cap. A plan whose jobs have no
-	// key at all is refused.
+	// PerKey is how many jobs of one key may be out at the same time in one queue, over all supervisors. A job is out
+	// from when it becomes due until it has ended. If its run fails, it gives its place back until its retry is due.
+	// Zero means no cap. A plan is refused if none of its jobs has a key.
 	PerKey int
 
-	// KeyFrom is where in the args a job's key is, e.g. "customer.id". Zero means EnqueueOpts.Key. Jobs
-	// without a key are not capped; Unkeyed counts them.
+	// KeyFrom is the place of a job's key in the args, such as "customer.id". Zero means that the key is
+	// EnqueueOpts.Key. Jobs without a key are not capped; Redrive.Unkeyed counts them.
 	KeyFrom string
 
-	// Limit is how many jobs at most: of discarded ones those that died first, of others by id. Zero means all.
+	// Limit is how many jobs the redrive takes up at most: of discarded jobs the ones discarded first, of other jobs
+	// by id. Zero means all.
 	Limit int
 
 	// ID is the redrive's id, a ULID. A plan that is started again with the same ID starts no second redrive: the error is
@@ -42,8 +43,9 @@ type RedrivePlan struct {
 	MaxAttempts int
 	ArgsPatch   json.RawMessage
 
-	// Canary is how many go first. The others wait until all of these have completed; when more than CanaryFailures
-	// of them fail a run, the redrive is aborted. Zero means no canaries, and none that may fail.
+	// Canary is how many jobs go first. The others wait until all canaries have completed. If more than
+	// CanaryFailures canaries fail a run, or are discarded or cancelled, the redrive is aborted. A zero Canary means
+	// no canaries; a zero CanaryFailures means that no canary may fail.
 	Canary         int
 	CanaryFailures int
 }
@@ -73,7 +75,7 @@ func (c *Client) encodePlan(p RedrivePlan, audit Audit) (string, error) {
 	if mistakes := len(bad.errs); string(doc.Filter) == "{}" && mistakes == 0 {
 		bad.add("Filter", "is empty; set All to redrive every dead job")
 	}
-	if p.Rate != 0 && !(p.Rate >= 0.001 && p.Rate <= 5000) { // not-a-number too
+	if p.Rate != 0 && !(p.Rate >= 0.001 && p.Rate <= 5000) { // false for NaN too
 		bad.add("Rate", "%v is not 0.001 to 5,000 a second", p.Rate)
 	}
 	for _, n := range []struct {
@@ -103,7 +105,7 @@ func (c *Client) encodePlan(p RedrivePlan, audit Audit) (string, error) {
 
 const maxInt32 = 1<<31 - 1
 
-// checkPatch refuses what is no JSON object.
+// checkPatch refuses a patch that is not a JSON object.
 func (c *Client) checkPatch(patch json.RawMessage) error {
 	if patch == nil {
 		return nil
@@ -117,16 +119,16 @@ func (c *Client) checkPatch(patch json.RawMessage) error {
 	return nil
 }
 
-// RedriveState is how far a redrive is.
+// RedriveState is how far a redrive has got.
 type RedriveState string
 
 // The states of a redrive.
 const (
 	RedriveMarking RedriveState = "marking" // finding its jobs
-	RedriveCanary  RedriveState = "canary"  // the first few are out
+	RedriveCanary  RedriveState = "canary"  // the canaries are out, the other jobs wait
 	RedriveRunning RedriveState = "running"
-	RedriveDone    RedriveState = "done"    // all its jobs are due or ended; where keys are capped, ended
-	RedriveAborted RedriveState = "aborted" // what it had not made due stays dead
+	RedriveDone    RedriveState = "done"    // all its jobs are due or have ended; with PerKey, all have ended
+	RedriveAborted RedriveState = "aborted" // jobs that it had not made due stay dead
 )
 
 // Redrive is a bulk redrive as it stands in the table drover_redrives.
@@ -134,8 +136,8 @@ type Redrive struct {
 	ID      string       `json:"id"`
 	State   RedriveState `json:"state"`
 	Paused  bool         `json:"paused,omitempty"`
-	Filter  Filter       `json:"filter"` // the plan's
-	Rate    float64      `json:"rate"`   // jobs a second and queue
+	Filter  Filter       `json:"filter"` // of the plan
+	Rate    float64      `json:"rate"`   // jobs a second in each queue
 	PerKey  int          `json:"per_key,omitempty"`
 	KeyFrom string       `json:"key_from,omitempty"`
 	Limit   int64        `json:"limit,omitempty"`
@@ -143,35 +145,36 @@ type Redrive struct {
 
 	CanaryFailures int `json:"canary_failures,omitempty"`
 
-	Matched    int64        `json:"matched"`           // jobs it holds or has held, without those it skipped
+	Matched    int64        `json:"matched"`           // jobs it holds or has held, without Skipped
 	Released   int64        `json:"released"`          // jobs it made due
 	Skipped    int64        `json:"skipped"`           // jobs it left as they were
-	Unkeyed    int64        `json:"unkeyed,omitempty"` // of Matched, without a key, so that PerKey does not cap them
+	Unkeyed    int64        `json:"unkeyed,omitempty"` // jobs of Matched without a key; PerKey does not cap them
 	Skips      []SkippedJob `json:"skips,omitempty"`   // the first 1,000
 	By         string       `json:"by"`
 	Why        string       `json:"why,omitempty"`
-	ChangedBy  string       `json:"changed_by,omitempty"` // who last paused, resumed or aborted it; "drover" for failed canaries
+	ChangedBy  string       `json:"changed_by,omitempty"` // the last to pause, resume or abort it; "drover" if canaries failed
 	ChangedWhy string       `json:"changed_why,omitempty"`
 	ChangedAt  *time.Time   `json:"changed_at,omitempty"`
-	Jobs       *RedriveJobs `json:"jobs,omitempty"` // what became of its jobs; Client.Redrive sets it, Redrives does not
-	Note       string       `json:"note,omitempty"` // why it was aborted, or "held up: " and the error it meets now
+	Jobs       *RedriveJobs `json:"jobs,omitempty"` // its jobs by outcome; Client.Redrive sets it, Redrives does not
+	Note       string       `json:"note,omitempty"` // why it was aborted; or "held up: " and the error that it meets now
 	CreatedAt  time.Time    `json:"created_at"`
 	FinishedAt *time.Time   `json:"finished_at,omitempty"`
 	Seen       string       `json:"seen"` // changes when somebody pauses, resumes or aborts it: see Audit.Seen
 
-	// Unreadable names the parts of the row that cannot be shown as they are, Filter or Skips, and why. Such a part is
-	// zero here. Somebody has changed the row by hand. Empty: the whole row was read.
+	// Unreadable names the parts of the row that cannot be shown as they are, Filter or Skips, and why. Each of these
+	// parts is zero here. The cause is that somebody has changed the row by hand. Empty: the whole row was read.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// RedriveJobs is what became of the jobs of a redrive so far. Rows that were deleted since are missing: supervisors delete
-// completed jobs some time after. A job that a later redrive took up counts there. At most 10,000 jobs are counted.
+// RedriveJobs counts the jobs of a redrive by what has become of them so far. Rows that were deleted since are
+// missing: supervisors delete completed jobs some time after their end. A job that a later redrive took up counts
+// there. At most 10,000 jobs are counted.
 type RedriveJobs struct {
 	Held      int64 `json:"held"`           // not made due yet
 	Waiting   int64 `json:"waiting"`        // due, or scheduled by their handlers
-	Running   int64 `json:"running"`        // now
+	Running   int64 `json:"running"`        // running now
 	Retrying  int64 `json:"retrying"`       // failed again, and wait for a retry
-	Completed int64 `json:"completed"`      // and still there
+	Completed int64 `json:"completed"`      // completed, and not deleted yet
 	Discarded int64 `json:"discarded"`      // discarded again
 	Cancelled int64 `json:"cancelled"`      // cancelled since
 	More      bool  `json:"more,omitempty"` // the redrive has more jobs than were counted
@@ -183,16 +186,21 @@ type SkippedJob struct {
 	Why string `json:"why"`
 }
 
-// StartRedrive brings dead jobs back at a pace: same ids, attempts fresh, errors kept. It is a row in the table drover_redrives
-// that supervisors carry on, whoever started it: they make jobs due at the plan's rate, at most a second ahead, and
-// none while released ones wait unclaimed. It returns once its jobs are found, long before they have all run; those
-// that end later than it began are not among them. The row keeps who began it and why. See Client.Redrive, PauseRedrive, AbortRedrive.
+// StartRedrive brings dead jobs back at a pace. They keep their ids and errors, and their attempts begin anew. The
+// redrive is a row in the table drover_redrives, and all supervisors carry it on, in whichever process it was
+// started. They make jobs due at the plan's rate, at most a second ahead, and none while released jobs wait
+// unclaimed. The row keeps who began it and why. See Client.Redrive, PauseRedrive, AbortRedrive.
 //
-// Jobs that have expired, that another redrive holds, and ids that do not exist are skipped and listed. So is a job whose
-// row the database refuses to read or to change, because of a constraint or trigger of yours for example: the reason
-// begins with "refused: ", and the others come back. Remove the cause and begin another redrive for it. Errors, before
-// anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a job that is not dead,
-// or if the plan was started before with its ID.
+// StartRedrive returns once the redrive has found its jobs, long before they have all run. Jobs that end after the
+// redrive began are not among them.
+//
+// Some jobs are skipped and listed: jobs that have expired, jobs that another redrive holds, and ids that do not
+// exist. If the database refuses to read or to change a row, because of a constraint or trigger of yours for example,
+// that job is skipped too: the reason begins with "refused: ", and the others come back. Remove the cause and begin
+// another redrive for it.
+//
+// Errors, before anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a
+// job that is not dead, or if the plan was started before with its ID.
 func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit) (*Redrive, error) {
 	doc, err := c.encodePlan(plan, audit)
 	if err != nil {
@@ -210,22 +218,22 @@ func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit
 	return r, nil
 }
 
-// RedriveGroup is what a redrive would take up, of one queue, kind, reason and fingerprint.
+// RedriveGroup counts the jobs that a redrive would take up, of one queue, kind, reason and fingerprint.
 type RedriveGroup struct {
 	Queue       string `json:"queue"`
 	Kind        string `json:"kind"`
 	Reason      Reason `json:"reason,omitempty"`
 	Fingerprint string `json:"fingerprint,omitempty"`
 	Jobs        int64  `json:"jobs"`
-	Expired     int64  `json:"expired,omitempty"` // of these, to be skipped
-	Held        int64  `json:"held,omitempty"`    // of these, by another redrive: to be skipped
-	Unkeyed     int64  `json:"unkeyed,omitempty"` // of these, without a key, so that PerKey does not cap them
-	Error       string `json:"error,omitempty"`   // of the newest
+	Expired     int64  `json:"expired,omitempty"` // how many of Jobs have expired: they would be skipped
+	Held        int64  `json:"held,omitempty"`    // how many of Jobs another redrive holds: they would be skipped
+	Unkeyed     int64  `json:"unkeyed,omitempty"` // how many of Jobs have no key: PerKey does not cap them
+	Error       string `json:"error,omitempty"`   // of the newest job
 }
 
 // PreviewRedrive returns the groups of jobs that StartRedrive would pick, largest first, and changes nothing. With a
-// Limit, these are the jobs that the limit lets through, and those that would be skipped on the way. It returns the
-// errors of StartRedrive.
+// Limit, the groups contain the jobs that the limit lets through, and the jobs that would be skipped on the way. It
+// returns the errors of StartRedrive.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
 	doc, err := c.encodePlan(plan, Audit{})
 	if err != nil {
@@ -238,7 +246,7 @@ func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]Redriv
 	return groups, nil
 }
 
-// planError makes what the database refuses of a plan an *InvalidError.
+// planError returns an *InvalidError if the database has refused the plan.
 func planError(err error) error {
 	var db interface{ SQLState() string }
 	if errors.As(err, &db) && (db.SQLState() == "22023" || db.SQLState() == "22007" || db.SQLState() == "22008") {
@@ -266,7 +274,7 @@ func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	return r, nil
 }
 
-// Redrives lists the newest redrives, at most limit: zero means 50; at most 1000.
+// Redrives lists the newest redrives, at most limit of them. Zero means 50; at most 1000.
 func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 	switch {
 	case limit == 0:
@@ -281,27 +289,27 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 	return list, nil
 }
 
-// PauseRedrive stops a redrive from making more jobs due. What it has made due runs; of capped keys, retries wait too.
-// The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if it has ended; *InvalidError.
+// PauseRedrive stops a redrive from making more jobs due. Jobs that are due already run. With PerKey, retries wait
+// too. The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if it has ended; *InvalidError.
 func (c *Client) PauseRedrive(ctx context.Context, id string, audit Audit) error {
 	return c.changeRedrive("pause", id, audit, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, true, audit) })
 }
 
-// ResumeRedrive lets a paused redrive go on, which keeps who did it and why. Errors: ErrNotFound; ErrState if it has
-// ended; *InvalidError.
+// ResumeRedrive lets a paused redrive go on. The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if
+// it has ended; *InvalidError.
 func (c *Client) ResumeRedrive(ctx context.Context, id string, audit Audit) error {
 	err := c.changeRedrive("resume", id, audit, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, false, audit) })
 	c.running.redrive()
 	return err
 }
 
-// AbortRedrive ends a redrive: what it has not made due stays dead. The redrive keeps who did it and why. Aborting it again
-// changes nothing. Errors: ErrNotFound; ErrState if it is done; *InvalidError.
+// AbortRedrive ends a redrive: jobs that it has not made due stay dead. The redrive keeps who did it and why.
+// Aborting it again changes nothing. Errors: ErrNotFound; ErrState if it is done; *InvalidError.
 func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error {
 	return c.changeRedrive("abort", id, audit, func() (RedriveState, error) {
 		state, err := c.desk.abortRedrive(ctx, id, audit)
 		if state == RedriveAborted {
-			state = RedriveRunning // as asked
+			state = RedriveRunning // this is what the caller wants, not an error
 		}
 		return state, err
 	})

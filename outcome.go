@@ -20,16 +20,16 @@ import (
 // maxUncounted is how many runs of a job DontCount gives back.
 const maxUncounted = 100
 
-// draft is the outcome of a run in the making.
+// draft is the outcome of a run while it is decided.
 type draft struct {
 	engine.Outcome
 	task      *task
 	err       error
-	errorCase *ErrorCase // that knows err; nil: none
+	errorCase *ErrorCase // the case that matches err; nil: none
 	death     *blame.Death
 }
 
-// decide turns what a handler returned into an outcome: "How a run can end" in docs/outcomes.md.
+// decide turns the handler's return into an outcome: see "How a run can end" in docs/outcomes.md.
 func (t *task) decide(err error) engine.Outcome {
 	if err == nil {
 		return engine.Outcome{State: store.Completed, Event: engine.EventCompleted, Duration: t.Ran()}
@@ -43,8 +43,8 @@ func (t *task) decide(err error) engine.Outcome {
 		e.State, e.Event, e.Class = store.Cancelled, engine.EventCancelled, string(ClassError)
 		return e.done()
 	case t.interrupted() && (v.said == nil || v.said.how != VerdictDiscard || errors.Is(err, context.Canceled)):
-		// Not the job's fault. Of a cancelled job the row says so already; should the cancel have been meant for an
-		// earlier run, before a redrive, the job must not be lost.
+		// The job is not at fault. If it was cancelled, its row says so already. But the cancel may have been meant
+		// for an earlier run, before a redrive, and then the job must not be lost.
 		return t.cutShort(err, v)
 	}
 	return t.failed(err, v)
@@ -55,7 +55,7 @@ func (t *task) draft(err error) *draft {
 	return &draft{Outcome: engine.Outcome{Duration: t.Ran()}, task: t, err: err}
 }
 
-// done adds the entry for the column errors.
+// done adds the entry for the column errors, and returns the outcome.
 func (e *draft) done() engine.Outcome {
 	e.Entry = e.entry()
 	return e.Outcome
@@ -68,26 +68,26 @@ func (t *task) failed(err error, v reading) engine.Outcome {
 	return e.done()
 }
 
-// interrupted reports whether the run was cut short for reasons that are not the job's.
+// interrupted reports whether the run was cut short for a reason that is not the job's.
 func (t *task) interrupted() bool {
 	cause := t.Cause()
 	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost) || errors.Is(cause, ErrCancelled)
 }
 
-// cutShort is the outcome of a run that was interrupted after its handler had begun. The job is due again as if nothing
-// had been, unless this was its only attempt: that one has failed.
+// cutShort is the outcome of a run that was interrupted after its handler had begun. The job is due again, and the
+// run does not count. If the job has only one attempt, the run has failed.
 func (t *task) cutShort(err error, v reading) engine.Outcome {
 	if t.MaxAttempts > 1 {
 		return engine.Released(t.Ran())
 	}
 	if v.said == nil {
-		v = worthRetry(err) // the error is no answer of the handler's that RetryIf or a case could judge
+		v = worthRetry(err) // the interruption caused the error, so RetryIf and the cases are not asked
 	}
 	return t.failed(fmt.Errorf("the only attempt was cut short (%w): %w", t.Cause(), err), v)
 }
 
-// deaf is the outcome of a handler that ignores its timeout. It counts as a crash, and nobody else can have been
-// the cause: such a job may never end.
+// deaf is the outcome of a handler that ignores its timeout. It counts as a crash, because the job might never end.
+// No other job can be the cause, so crash number quarantineAfter discards the job.
 func (t *task) deaf() engine.Outcome {
 	e := t.draft(engine.ErrTimeout)
 	e.Crashed = true
@@ -105,7 +105,7 @@ func (e *draft) fail(v reading) {
 	class := t.classOf(e.err, v)
 	e.Class = string(class)
 	w := t.worker
-	asked := v.said == nil && class != ClassPanic && class != ClassDecode // else the error is not the handler's, or says so itself
+	asked := v.said == nil && class != ClassPanic && class != ClassDecode // it is the handler's own error, and no verdict
 	if asked {
 		e.errorCase = t.errorCase(e.err)
 	}
@@ -131,13 +131,14 @@ func (e *draft) fail(v reading) {
 }
 
 func (e *draft) discard(reason Reason) {
-	e.State, e.Reason, e.Event, e.Delay = store.Discarded, string(reason), engine.EventDiscarded, 0 // nothing comes after it
+	e.State, e.Reason, e.Event, e.Delay = store.Discarded, string(reason), engine.EventDiscarded, 0 // no run follows
 }
 
-// worthRetry reads an error that is not the handler's: RetryIf and the cases would not know it.
+// worthRetry reads an error that is not the handler's. RetryIf and the cases would not know it, so they are not
+// asked.
 func worthRetry(err error) reading { return read(Retry(err)) }
 
-// retry puts the job off, or discards it where attempts, time or the strategy have run out.
+// retry puts the job off. It discards the job if attempts, time or the strategy have run out.
 func (e *draft) retry(v reading) {
 	t := e.task
 	e.Uncounted = v.Kind == VerdictDontCount && t.uncounted < maxUncounted
@@ -169,7 +170,8 @@ func (e *draft) retry(v reading) {
 	}
 }
 
-// throttledDelay spreads jobs that one server sent away over a fifth of the wait it asked for.
+// throttledDelay lengthens the wait that a server asked for, by up to a fifth of it. So jobs that one server has sent
+// away do not come back together.
 func throttledDelay(id string, attempt int, d time.Duration) time.Duration {
 	return JitterUp(0.2).apply(d, id, attempt)
 }
@@ -184,7 +186,7 @@ func (t *task) classOf(err error, v reading) Class {
 	return ClassError
 }
 
-// retryIf asks the worker's RetryIf; one that panics is taken to say yes.
+// retryIf asks the worker's RetryIf. If it panics, the answer is yes.
 func (t *task) retryIf(err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -196,7 +198,7 @@ func (t *task) retryIf(err error) (yes bool) {
 	return t.worker.opts.RetryIf(err)
 }
 
-// permanent reports whether the error has said that it is permanent.
+// permanent reports whether the error is permanent. It logs a panic of the error's method Permanent.
 func (t *task) permanent(v reading) bool {
 	if v.broken != "" {
 		text := t.handler.client.clean(v.broken, maxErrorText)
@@ -205,7 +207,7 @@ func (t *task) permanent(v reading) bool {
 	return v.Kind == VerdictDiscard
 }
 
-// errorCase is the first of the worker's cases that knows the error, nil if none does.
+// errorCase is the first of the worker's cases that matches the error; nil if none does.
 func (t *task) errorCase(err error) *ErrorCase {
 	for i := range t.worker.opts.Cases {
 		if c := &t.worker.opts.Cases[i]; t.isCase(c, err) {
@@ -215,7 +217,7 @@ func (t *task) errorCase(err error) *ErrorCase {
 	return nil
 }
 
-// isCase asks a case's If; one that panics is taken to say no.
+// isCase asks a case's If. If it panics, the answer is no.
 func (t *task) isCase(c *ErrorCase, err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -227,7 +229,7 @@ func (t *task) isCase(c *ErrorCase, err error) (yes bool) {
 	return c.If(err)
 }
 
-// backoff asks a strategy, which contains a Custom's panic itself.
+// backoff asks a strategy for the wait. A strategy recovers from a panic of a Custom by itself.
 func (t *task) backoff(strategy RetryStrategy, err error) (time.Duration, bool) {
 	return t.handler.wait(strategy, FailedRun{
 		Attempt: t.Attempt, RetryIndex: t.Attempt - 1, Err: err, Job: &t.job, LastDelay: t.job.LastDelay,
@@ -235,13 +237,13 @@ func (t *task) backoff(strategy RetryStrategy, err error) (time.Duration, bool) 
 }
 
 const (
-	maxErrorText  = 640      // with a type of up to 60 bytes it leaves room in an entry of 1 KiB
+	maxErrorText  = 640      // with a type of up to 60 bytes, an entry of 1 KiB still has room
 	maxErrorTrace = 8 << 10  // only the newest entry has one
-	traceBuffer   = 16 << 10 // of which sanitizing keeps half at most
-	maxErrorRead  = 64 << 10 // of a text of any size
+	traceBuffer   = 16 << 10 // sanitizing keeps at most half of it
+	maxErrorRead  = 64 << 10 // bytes that are read of a longer text
 )
 
-// entry is what the failed run leaves in the row. The text goes through the redaction hook first.
+// entry is the entry for the column errors. The redaction hook sees the text first.
 func (e *draft) entry() json.RawMessage {
 	t, clean := e.task, e.task.handler.client.clean
 	text, trace, kind := "", "", ""
@@ -266,8 +268,9 @@ func (e *draft) entry() json.RawMessage {
 	default:
 		shown = ownStack(e.err)
 	}
-	// Of the whole text: where it is cut depends on the very numbers that a fingerprint ignores. Only the trace of a panic
-	// counts: the place of a time-out, or of an error that many places make, would split the group.
+	// The fingerprint is made from the whole text, because the place of a cut depends on the very numbers that a
+	// fingerprint ignores. A trace counts only if it is of a panic. The place of a time-out would split the group,
+	// and so would the place of an error that many places make.
 	e.Fingerprint = fingerprint.Of(t.Kind, kind, text, trace)
 	row := store.ErrorEntry{
 		Attempt: t.Attempt, ClaimSeq: t.Seq, Class: e.Class, Case: named, Error: e.Text, Type: kind,
@@ -284,9 +287,10 @@ func (e *draft) entry() json.RawMessage {
 	return raw
 }
 
-// clean makes a text fit to be stored and logged: redacted, valid, bounded.
+// clean makes a text that can be stored and logged: redacted, valid, bounded.
 func (c *Client) clean(text string, bound int) string {
-	// Redacting comes before cutting, or half a secret could stay; bounded first, for texts of many megabytes.
+	// Redact before the cut, because half a secret could stay otherwise. The first bound is for texts of many
+	// megabytes.
 	text, _ = pgtext.Sanitize(text, maxErrorRead)
 	if text != "" {
 		text = redact(c.cfg.Redact, text)

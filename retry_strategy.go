@@ -13,22 +13,22 @@ import (
 	"time"
 )
 
-// RetryStrategy decides how long a failed job waits for its next run. It is one of Exponential, Linear,
-// Constant and Custom; nothing else can implement it. Strategies are plain values and safe for concurrent use.
+// RetryStrategy decides how long a failed job waits for its next run. It is one of Exponential, Linear, Constant and
+// Custom; nothing else can implement it. Strategies are plain values and safe for concurrent use.
 //
-// A wait is computed in three steps: the formula, then at most Max, then jitter. Max comes before jitter, so
-// jobs that reached it still spread out, and a wait may exceed Max by its jitter: where Max is a hard limit
-// use JitterDown, FullJitter or EqualJitter. Before jitter no wait is longer than 100 years, whatever the
-// settings and the attempt.
+// A wait is computed in three steps: the formula, then at most Max, then jitter. Max comes before jitter, so jobs
+// that have reached Max still spread out. Therefore a wait may exceed Max by its jitter. If Max is a hard limit, use
+// JitterDown, FullJitter or EqualJitter. Before jitter no wait is longer than 100 years, whatever the settings and
+// the attempt.
 type RetryStrategy interface {
-	// delay is the wait after f, jitter included. Not ok stops: there is no next run. An err tells that a
-	// Custom could not be asked; d and ok are then those of the fallback.
+	// delay is the wait after f, jitter included. If ok is false, there is no next run. If err is not nil, a Custom
+	// could not be asked, and d and ok come from the fallback.
 	delay(f FailedRun) (d time.Duration, ok bool, err error)
 	// validate reports every setting that is refused.
 	validate() error
 	// withoutJitter is the same strategy with its jitter off.
 	withoutJitter() RetryStrategy
-	// stored is the public form, defaults filled in.
+	// stored is the public form, with defaults filled in.
 	stored() storedStrategy
 }
 
@@ -39,20 +39,20 @@ var (
 	_ RetryStrategy = Custom{}
 )
 
-// errUnknownStrategy tells that this process has no Func under the name of a Custom.
+// errUnknownStrategy means that this process has no Func for the Name of a Custom.
 var errUnknownStrategy = errors.New("drover: no custom retry strategy of this name")
 
 // errPreview is the Err of the failures that Schedule and TotalDelay make up.
 var errPreview = errors.New("drover: preview")
 
-// maxBackoff bounds a wait before jitter. Jitter adds at most as much, which still fits a time.Duration.
+// maxBackoff bounds a wait before jitter. Jitter at most doubles it, and a time.Duration still holds that.
 const maxBackoff = 100 * 365 * 24 * time.Hour
 
 // FailedRun is a failed run, as a Custom strategy sees it.
 type FailedRun struct {
-	Attempt    int           // which run that counts this was, from 1
-	RetryIndex int           // which retry comes next, from 0: Attempt - 1
-	Err        error         // what the run failed with; not nil
+	Attempt    int           // the number of this run among the runs that count, from 1
+	RetryIndex int           // the number of the retry that comes next, from 0: Attempt - 1
+	Err        error         // the error of the run; not nil
 	Job        *Job          // the job; Schedule and TotalDelay set only ID, Attempt, MaxAttempts and LastDelay
 	LastDelay  time.Duration // the wait before this run, 0 on the first
 }
@@ -64,21 +64,21 @@ func (f FailedRun) jobID() string {
 	return f.Job.ID
 }
 
-// DefaultRetry is the strategy where neither the job nor its worker nor its queue names one: Exponential{}.
+// DefaultRetry is the strategy if neither the job nor its worker nor its queue names one: Exponential{}.
 func DefaultRetry() RetryStrategy { return Exponential{} }
 
 // Every waits d before each retry. It is short for Constant{Delay: d}, so zero means 30 s.
 func Every(d time.Duration) Constant { return Constant{Delay: d} }
 
-// Schedule previews the waits of a job that fails every time: the first is the one after run 1, and there is
-// one fewer than runs. Jitter depends on the job's id and attempt alone, so these are the waits it will get.
-// The schedule is shorter where a Custom stops. A nil strategy means DefaultRetry.
+// Schedule previews the waits of a job that fails every time. The first wait comes after run 1, so there is one wait
+// fewer than runs. Jitter depends on nothing but the job's id and attempt, so the job will get exactly these waits.
+// The schedule is shorter if a Custom stops. A nil strategy means DefaultRetry.
 func Schedule(s RetryStrategy, jobID string, runs int) []time.Duration {
 	return slices.Collect(waits(s, jobID, runs))
 }
 
 // TotalDelay is how long s keeps a job alive: the sum of the waits between the first and the last of the runs,
-// jitter off, at most 100 years. A nil strategy means DefaultRetry.
+// without jitter, at most 100 years. A nil strategy means DefaultRetry.
 func TotalDelay(s RetryStrategy, runs int) time.Duration {
 	total := time.Duration(0)
 	for d := range waits(orDefault(s).withoutJitter(), "", runs) {
@@ -90,7 +90,7 @@ func TotalDelay(s RetryStrategy, runs int) time.Duration {
 	return total
 }
 
-// waits yields the wait after each run but the last.
+// waits yields the wait after each run except the last.
 func waits(s RetryStrategy, jobID string, runs int) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		s, last := orDefault(s), time.Duration(0)
@@ -115,14 +115,15 @@ func orDefault(s RetryStrategy) RetryStrategy {
 // Exponential waits Base × Multiplier^(attempt-1) after the attempt that failed: 15 s, 30 s, 60 s, … up to an
 // hour, each up to a quarter longer. The zero value is the default strategy.
 type Exponential struct {
-	// Base is the wait after the first run. Zero means 15 s; negative is refused. Above Max every wait is Max.
+	// Base is the wait after the first run. Zero means 15 s; negative is refused. If it is above Max, every wait is
+	// Max.
 	Base time.Duration
 
 	// Multiplier is how much longer each wait is than the one before. Zero means 2; below 1, NaN and infinite
 	// are refused.
 	Multiplier float64
 
-	// Max bounds the wait before jitter, the first one too. Zero means 1 h; negative is refused.
+	// Max bounds the wait before jitter, including the first one. Zero means 1 h; negative is refused.
 	Max time.Duration
 
 	// Jitter spreads the waits. Zero means JitterUp(0.25); NoJitter turns it off.
@@ -141,7 +142,7 @@ func (s Exponential) delay(f FailedRun) (time.Duration, bool, error) {
 	s = s.filled()
 	d := maxBackoff
 	raw := float64(s.Base) * math.Pow(s.Multiplier, float64(max(f.Attempt, 1)-1))
-	if raw < float64(maxBackoff) { // not for +Inf either
+	if raw < float64(maxBackoff) { // false for +Inf too
 		d = time.Duration(math.Round(raw))
 	}
 	return capThenJitter(d, s.Max, s.Jitter, f), true, nil
@@ -150,7 +151,7 @@ func (s Exponential) delay(f FailedRun) (time.Duration, bool, error) {
 func (s Exponential) validate() error {
 	var bad problems
 	bad.nonNegative("Base", s.Base)
-	if s.Multiplier != 0 && !(s.Multiplier >= 1 && s.Multiplier <= math.MaxFloat64) { // so written, NaN fails too
+	if s.Multiplier != 0 && !(s.Multiplier >= 1 && s.Multiplier <= math.MaxFloat64) { // written so that NaN fails too
 		bad.add("Multiplier", "%v is not a finite number of at least 1", s.Multiplier)
 	}
 	bad.nonNegative("Max", s.Max)
@@ -193,7 +194,7 @@ func (s Linear) filled() Linear {
 func (s Linear) delay(f FailedRun) (time.Duration, bool, error) {
 	s = s.filled()
 	d, a := maxBackoff, time.Duration(max(f.Attempt, 1))
-	if s.Step <= maxBackoff/a { // else the product may overflow
+	if s.Step <= maxBackoff/a { // otherwise the product may overflow
 		d = s.Step * a
 	}
 	return capThenJitter(d, s.Max, s.Jitter, f), true, nil
@@ -217,7 +218,7 @@ func (s Linear) stored() storedStrategy {
 	return storedStrategy{Type: "linear", Step: durationText(s.Step), Max: boundText(s.Max), Jitter: s.Jitter.canonical()}
 }
 
-// Constant waits the same after every failed attempt. Every is short for it.
+// Constant waits the same time after every failed attempt. Every is short for it.
 type Constant struct {
 	// Delay is the wait. Zero means 30 s, so the shortest wait is time.Nanosecond; negative is refused.
 	Delay time.Duration
@@ -258,16 +259,17 @@ func (s Constant) stored() storedStrategy {
 	return storedStrategy{Type: "constant", Delay: durationText(s.Delay), Max: boundText(s.Max), Jitter: s.Jitter.canonical()}
 }
 
-// Custom asks a function of the application's. If that panics, or a worker's Custom has none, it is logged and
-// Exponential{} stands in, with the Max and Jitter set here. A single job that names a function which its worker's
-// process lacks gets the worker's strategy, and that is logged too.
+// Custom asks a function of the application's. If the function panics, or if a worker's Custom has none, that is
+// logged and Exponential{} is used instead, with the Max and Jitter set here. If a single job names a function that
+// its worker's process lacks, the job gets the worker's strategy, and that is logged too.
 type Custom struct {
-	// Name is how a single job refers to the strategy: up to 128 bytes of visible UTF-8. It may be empty where
-	// none does.
+	// Name is how a single job refers to the strategy: up to 128 bytes of visible UTF-8. It may be empty if no job
+	// refers to it.
 	Name string
 
-	// Func returns the wait, not ok to stop: the job is then discarded as unrecoverable. A negative wait is 0.
-	// Workers call it concurrently. It may be nil if Name refers to one that the worker's process has.
+	// Func returns the wait. If it returns false, the retries stop and the job is discarded as unrecoverable. A
+	// negative wait is 0. Workers call Func concurrently. It may be nil if the worker's process has a Custom of this
+	// Name.
 	Func func(FailedRun) (time.Duration, bool)
 
 	// Max bounds the wait before jitter. Zero means no bound; negative is refused.
@@ -289,7 +291,7 @@ func (s Custom) delay(f FailedRun) (time.Duration, bool, error) {
 	return capThenJitter(d, s.Max, cmp.Or(s.Jitter, NoJitter), f), true, nil
 }
 
-// call contains a panic of Func, and runtime.Goexit.
+// call calls Func, and recovers from its panic or its runtime.Goexit.
 func (s Custom) call(f FailedRun) (d time.Duration, ok bool, err error) {
 	if s.Func == nil {
 		return 0, false, fmt.Errorf("%w: %q", errUnknownStrategy, s.Name)
@@ -322,13 +324,14 @@ func (s Custom) withoutJitter() RetryStrategy {
 
 func (s Custom) stored() storedStrategy {
 	out := storedStrategy{Type: "custom", Name: s.Name, Max: boundText(s.Max)}
-	if s.Jitter != "" { // unset leaves the choice to the Custom of that name
+	if s.Jitter != "" { // if it is unset, the Custom of that name decides
 		out.Jitter = s.Jitter.canonical()
 	}
 	return out
 }
 
-// capThenJitter ends every strategy. The other way round all jobs at the cap would come back at one instant.
+// capThenJitter is the last step of every strategy. In the other order, all jobs at the cap would come back at one
+// instant.
 func capThenJitter(d, limit time.Duration, j Jitter, f FailedRun) time.Duration {
 	if limit > 0 {
 		d = min(d, limit)
@@ -336,7 +339,8 @@ func capThenJitter(d, limit time.Duration, j Jitter, f FailedRun) time.Duration 
 	return j.apply(d, f.jobID(), f.Attempt)
 }
 
-// storedStrategy is the public form: the columns named retry hold it as JSON, and drover_strategy_ok checks it.
+// storedStrategy is the public form of a strategy. The columns named retry hold it as JSON, and drover_strategy_ok
+// checks it.
 type storedStrategy struct {
 	Type       string  `json:"type"`
 	Name       string  `json:"name,omitempty"`
@@ -348,8 +352,8 @@ type storedStrategy struct {
 	Jitter     Jitter  `json:"jitter,omitempty"`
 }
 
-// encodeStrategy is the public form of s, defaults filled in so that its readers see what happens; nil is
-// DefaultRetry. A refused setting, or a Custom without a name, is an *InvalidError.
+// encodeStrategy returns the public form of s. Defaults are filled in, so that its readers see what happens. Nil
+// means DefaultRetry. A refused setting, or a Custom without a name, is an *InvalidError.
 func encodeStrategy(s RetryStrategy) ([]byte, error) {
 	s = orDefault(s)
 	if err := s.validate(); err != nil {
@@ -362,9 +366,9 @@ func encodeStrategy(s RetryStrategy) ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// ParseRetryStrategy reads a strategy from its JSON, as the column jobs.retry holds it, such as
-// {"type": "constant", "delay": "30s"}: for flags and files of settings. A Custom comes back with its name, and without
-// its function, which is enough for EnqueueOpts.Retry and JobEdit.Retry. Errors: *InvalidError.
+// ParseRetryStrategy reads a strategy from its JSON, in the form that the column jobs.retry holds. An example is
+// {"type": "constant", "delay": "30s"}. It is for flags and files of settings. A Custom comes back with its name and
+// without its function, which is enough for EnqueueOpts.Retry and JobEdit.Retry. Errors: *InvalidError.
 func ParseRetryStrategy(text string) (RetryStrategy, error) {
 	var names struct {
 		Name string `json:"name"`
@@ -382,9 +386,10 @@ func ParseRetryStrategy(text string) (RetryStrategy, error) {
 	return s, s.validate()
 }
 
-// decodeStrategy reads the public form; what is left out has its default. A Custom is the one of its name in
-// named, with the stored max and jitter over its own; a name that is not there is errUnknownStrategy.
-// Everything else that is not understood is an *InvalidError: the strategy must not be guessed.
+// decodeStrategy reads the public form. A setting that is left out has its default. A Custom is taken from named by
+// its name, and the stored max and jitter replace its own. If named does not have it, the error is
+// errUnknownStrategy. Everything else that is not understood is an *InvalidError, because the strategy must not be
+// guessed.
 func decodeStrategy(raw []byte, named map[string]Custom) (RetryStrategy, error) {
 	var in storedReader
 	if err := json.Unmarshal(raw, &in.fields); err != nil {
@@ -413,8 +418,8 @@ func decodeStrategy(raw []byte, named map[string]Custom) (RetryStrategy, error) 
 	return s, nil
 }
 
-// storedReader takes fields out one by one; those left in the end were not understood. Keys are compared
-// exactly, as SQL does, where decoding into a struct would ignore their case.
+// storedReader takes fields out one by one. A field that is left in the end was not understood. Keys are compared
+// exactly, as SQL does it; decoding into a struct would ignore their case.
 type storedReader struct {
 	fields map[string]json.RawMessage
 	bad    problems
@@ -494,7 +499,7 @@ func durationText(d time.Duration) string {
 	return s
 }
 
-// boundText is "" where there is no bound.
+// boundText is the text of a bound, "" if there is none.
 func boundText(d time.Duration) string {
 	if d == 0 {
 		return ""

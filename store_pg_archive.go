@@ -10,16 +10,16 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// The archive. All of it goes from id to id in short transactions: a long one would
-// keep vacuum from the jobs that ended meanwhile.
+// The archive. Every verb goes from id to id in short transactions, because a long one would keep vacuum from
+// removing the jobs that ended meanwhile.
 
-// archiveVerb is one way of moving or deleting ended jobs by a filter, $1. The functions find refused rows by themselves;
-// next and these are for errors that no function can catch, such as a statement time-out.
+// archiveVerb is one way of moving or deleting ended jobs by a filter, $1. The SQL functions find refused rows by
+// themselves. The statements next and these are for errors that no function can catch, such as a statement time-out.
 type archiveVerb struct {
 	batch int
-	step  string // takes up the next $2 jobs after id $3, by $4 because of $5
-	next  string // lists the ids of those
-	these string // takes up the jobs $2 alone, by $3 because of $4
+	step  string // moves or deletes the next $2 jobs after id $3; $4 is who does it, $5 why
+	next  string // lists the ids of these jobs
+	these string // moves or deletes only the jobs $2; $3 is who does it, $4 why
 }
 
 func archiveStep(keep int) archiveVerb {
@@ -55,10 +55,10 @@ func purgeStep() archiveVerb {
 
 const (
 	archiveBatch = 1000
-	rankedBatch  = 10_000 // every batch ranks all that fit
+	rankedBatch  = 10_000 // larger, because every batch ranks all jobs that match
 )
 
-// move takes steps, each from where the one before got to, and adds up what they did.
+// move runs steps until the end, each from where the one before has stopped, and adds up what they did.
 func (s *desk) move(ctx context.Context, filter string, v archiveVerb, audit Audit) (all ArchiveResult, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *desk) moveStep(ctx context.Context, conn pg.Conn, all *ArchiveResult, s
 	return last, nil
 }
 
-// moveApart does what one step could not: it tries the step's jobs in parts, down to the one that is at fault.
+// moveApart repeats a step that failed: it tries the step's jobs in parts, down to the job that is at fault.
 func (s *desk) moveApart(ctx context.Context, conn pg.Conn, all *ArchiveResult, v archiveVerb, filter, after string, audit Audit) (last *string, err error) {
 	var p pg.Pipeline
 	var ids []string
@@ -114,7 +114,7 @@ func (s *desk) moveApart(ctx context.Context, conn pg.Conn, all *ArchiveResult, 
 	err = pg.Bisect(ids, func(part []string) error {
 		_, err := s.moveStep(ctx, conn, all, v.these, filter, part, audit.by(), audit.Why)
 		if ctx.Err() != nil {
-			return context.Canceled // the caller's deadline is no row's fault
+			return context.Canceled // no row is at fault if the caller's deadline has passed
 		}
 		return err
 	}, func(id string, err error) error {
@@ -126,10 +126,10 @@ func (s *desk) moveApart(ctx context.Context, conn pg.Conn, all *ArchiveResult, 
 
 const sqlExport = `select id, line, error from drover_export($1::jsonb, $2, $3)`
 
-// exportPage bounds how long one snapshot is held while a slow writer takes its lines.
+// exportPage bounds how many lines a slow writer takes while one snapshot is held.
 const exportPage = 500
 
-// export hands the archive's jobs to write, one line each. It returns those that could not be read.
+// export passes the archived jobs to write, one line each. It returns the jobs that could not be read.
 func (s *desk) export(ctx context.Context, filter string, write func(line []byte) error) (unread []Refusal, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {

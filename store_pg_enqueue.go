@@ -18,8 +18,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlEnqueue stores one job, or finds it by its id; the function validates and is all a producer's role needs.
-// Only scalars and JSON text, so that any driver works.
+// sqlEnqueue stores one job, or finds it by its id. The function validates the job, and the right to call it is all
+// that a producer's role needs. The parameters are only scalars and JSON text, so that any driver works.
 const sqlEnqueue = `
 select existing from drover_enqueue(kind => $1, args => $2::jsonb, queue => $3, priority => $4, scheduled_at => $5,
 	delay => $6::interval, max_attempts => $7, retry => $8::jsonb, timeout => $9::interval, expires_at => $10, retry_until => $11,
@@ -37,16 +37,18 @@ func (j *newJob) params(wake bool) []any {
 	}
 }
 
-// sqlEnqueuePlain is sqlEnqueue for a job that sets no more than a queue and a priority, without what calling a function
-// of 16 parameters costs, which is as much as the rest of the statement. Its id is fresh: there is no conflict to look for.
-// If a trigger of the application's changes the id, the statement raises. If one drops the row, the number of rows
-// shows it. A rule that redirects the insert cannot return what this asks for, so the server refuses it.
+// sqlEnqueuePlain is sqlEnqueue for a job that sets at most a queue and a priority. It does not call a function of 16
+// parameters, because that call costs as much as the rest of the statement. The job's id is fresh, so no conflict is
+// possible. If a trigger of the application's changes the id, the statement raises. If a trigger drops the row, the
+// number of rows shows it. A rule that redirects the insert cannot return what the statement asks for, so the server
+// refuses it.
 const sqlEnqueuePlain = `
 insert into jobs (id, kind, args, queue, priority) values ($1, $2, $3::jsonb, $4, $5)
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
 
-// enqueue stores one job and wakes whoever sleeps: two transactions, one round trip. A role that may not write to jobs,
-// a producer's, stores it through the function, and from the first refusal on all that follow.
+// enqueue stores one job and wakes sleeping supervisors: two transactions, one round trip. A role that may not write
+// to jobs, such as a producer's, stores the job through the function. After the first refusal, all further jobs go
+// through the function.
 func (s *desk) enqueue(ctx context.Context, job *newJob) (existing bool, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -72,18 +74,18 @@ func (s *desk) enqueue(ctx context.Context, job *newJob) (existing bool, err err
 		}
 		return false, err
 	}
-	return existing, nil // a wake-up that failed costs one poll interval at most
+	return existing, nil // a failed wake-up costs one poll interval at most
 }
 
-// enqueued is what the server replied about one job.
+// enqueued is the server's reply about one job.
 type enqueued struct {
-	rows      int64 // how many the insert stored
-	existing  bool  // the job was there
-	committed int64 // -1: not as far as we know
+	rows      int64 // how many rows the insert stored
+	existing  bool  // the job was there before
+	committed int64 // -1: we do not know that it is committed
 }
 
-// enqueueOn asks who sleeps behind the commit: in front of it the job cannot be seen yet, and a fifth of the wake-ups
-// around a supervisor's falling asleep would be lost.
+// enqueueOn looks for sleeping supervisors after the commit. Before the commit nobody can see the job, so a fifth of
+// the wake-ups would be lost around the moment when a supervisor falls asleep.
 func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pg.Pipeline
 	told := enqueued{rows: 1, committed: -1}
@@ -123,22 +125,24 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 	return told.committed >= 0, told.existing, err
 }
 
-// lacksRight reports that the role may not do this by itself.
+// lacksRight reports whether the role lacks a right that the statement needs.
 func lacksRight(err error) bool {
 	var server *pgconn.PgError
 	return errors.As(err, &server) && server.Code == "42501"
 }
 
-// refusesCopy reports that the table takes no COPY, because of row security.
+// refusesCopy reports whether the table refuses COPY, because of row security.
 func refusesCopy(err error) bool {
 	return pg.SQLState(err) == "0A000" && !errors.Is(err, ErrReadOnly)
 }
 
 const (
-	// sqlWakeAsleep calls the function only if there is no lookout: reading the table costs half of a call.
+	// sqlWakeAsleep calls the function only if there is no lookout (an awake supervisor with room), because reading
+	// the table costs half of a call.
 	sqlWakeAsleep = `select drover_wake($1, null, $2) where (` + sqlNoLookout + `)`
 
-	// sqlWakeForUnique is for a unique job, which is not stored if another one is there.
+	// sqlWakeForUnique is sqlWakeAsleep for a unique job. It also checks that the job was stored, because it was not
+	// if another one was there.
 	sqlWakeForUnique = `select drover_wake($1, null, $2) where exists (select from jobs where id = $3) and (` + sqlNoLookout + `)`
 
 	sqlNoLookout = `
@@ -186,17 +190,17 @@ func (s *desk) enqueueTx(ctx context.Context, tx Tx, job *newJob) (existing bool
 	return existing, pg.Classify(err)
 }
 
-// sqlEnqueueMany stores a JSON array of jobs and tells the ids of those that were there before.
+// sqlEnqueueMany stores a JSON array of jobs, and returns the ids that were there before.
 const sqlEnqueueMany = `
 select coalesce(jsonb_agg(e), '[]')::text from drover_enqueue_many($1::jsonb, $2) as e`
 
 const (
 	maxBatchJobs  = 1000    // in one statement
-	maxBatchBytes = 8 << 20 // of their JSON, but for a job that is bigger: jsonb ends at 256 MiB
+	maxBatchBytes = 8 << 20 // of their args and metadata, unless a single job is bigger: jsonb ends at 256 MiB
 )
 
-// enqueueManyTx stores the jobs in chunks, sorted by id: two batches of the same ids must not deadlock. It counts
-// for each id the jobs that were not stored, and notes in each unique job what became of it.
+// enqueueManyTx stores the jobs in chunks, sorted by id, so that two batches of the same ids do not deadlock. For
+// each id it counts the jobs that were not stored. In each unique job it notes what became of the job.
 func (s *desk) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
 	existing := map[string]int{}
 	if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.quiet }) {
@@ -228,8 +232,8 @@ func (s *desk) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[st
 	return existing, enqueueUniqueManyTx(ctx, tx, unique)
 }
 
-// enqueueUniqueManyTx stores unique jobs in chunks. A statement takes its keys in order; several must do so too, or two
-// such batches would deadlock.
+// enqueueUniqueManyTx stores unique jobs in chunks. A statement takes its keys in order. Several statements must keep
+// that order too, because two batches of several chunks could deadlock otherwise.
 func enqueueUniqueManyTx(ctx context.Context, tx Tx, jobs []*newJob) error {
 	if chunkLen(jobs) < len(jobs) {
 		keys := make(map[*newJob]string, len(jobs))
@@ -256,7 +260,7 @@ func enqueueUniqueManyTx(ctx context.Context, tx Tx, jobs []*newJob) error {
 	return nil
 }
 
-// apart returns new slices of the jobs that are not unique and of those that are.
+// apart returns the jobs that are not unique and the unique ones, in new slices.
 func apart(jobs []*newJob) (others, unique []*newJob) {
 	others = make([]*newJob, 0, len(jobs))
 	for _, job := range jobs {
@@ -280,9 +284,9 @@ func chunkLen(jobs []*newJob) int {
 	return min(len(jobs), maxBatchJobs)
 }
 
-// enqueueMany stores plain jobs, and plain ones with metadata, by COPY, which takes no defaults row by row and knows no conflicts, and the others
-// through the function. A role that may not write to jobs, a producer's, does all through the function. So does a role
-// under row security, because Postgres refuses COPY there.
+// enqueueMany stores plain jobs, and plain jobs with metadata, by COPY, and the others through the function. COPY
+// takes no defaults row by row and knows no conflicts. A role that may not write to jobs, such as a producer's,
+// stores all jobs through the function. So does a role under row security, because Postgres refuses COPY there.
 func (s *desk) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
 	var plain, others []*newJob
 	for _, job := range jobs {
@@ -297,7 +301,8 @@ func (s *desk) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int,
 		plain, others = nil, jobs
 		existing, err = s.copyAndEnqueue(ctx, plain, others)
 	}
-	// A batch whose unique jobs have met another batch of several chunks goes through the next time.
+	// If unique jobs of this batch have deadlocked with another batch of several chunks, the batch goes through when
+	// it is repeated.
 	for again := 0; again < 2 && deadlocked(err); again++ {
 		existing, err = s.copyAndEnqueue(ctx, plain, others)
 	}
@@ -346,11 +351,11 @@ func (s *desk) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (exi
 }
 
 const (
-	// sqlLockJobs takes the lock of a COPY, so that no trigger is created before the COPY is committed.
+	// sqlLockJobs takes the lock that COPY takes, so that no trigger is created before the COPY is committed.
 	sqlLockJobs = `lock table only jobs in row exclusive mode`
 
-	// sqlTriggersBefore asks whether jobs has a trigger before insert for each row, which may drop rows or change
-	// their ids. COPY cannot return what it stored, and ignores rules.
+	// sqlTriggersBefore asks whether jobs has a trigger before insert for each row. A trigger of that kind may drop
+	// rows or change their ids. COPY cannot return what it stored, and it ignores rules.
 	sqlTriggersBefore = `select exists (select from pg_trigger where tgrelid = 'jobs'::regclass and tgtype & 7 = 7 and tgenabled <> 'D')`
 
 	// sqlCountStored finds the jobs by primary key.
@@ -401,8 +406,9 @@ func copyJobs(ctx context.Context, conn *pgx.Conn, names *pg.Names, jobs []*newJ
 	return err
 }
 
-// copyStream reads as the rows of sqlCopyJobs, or of sqlCopyJobsMetadata if a job has metadata. pgx's own CopyFrom asks the server for the columns' types first, a round
-// trip, and makes a dozen allocations a row to find out how to write what stands here.
+// copyStream is a reader of the rows for sqlCopyJobs, or for sqlCopyJobsMetadata if a job has metadata. pgx's own
+// CopyFrom first asks the server for the types of the columns, which is a round trip. It also makes a dozen
+// allocations a row to find out how to write the values. Here both are known.
 type copyStream struct {
 	jobs   []*newJob // not written yet
 	fields uint16
@@ -414,7 +420,7 @@ func newCopyStream(jobs []*newJob) *copyStream {
 	if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.Metadata != nil }) {
 		s.fields = 6
 	}
-	s.buf.WriteString("PGCOPY\n\377\r\n\000" + "\000\000\000\000" + "\000\000\000\000") // no flags, no more header
+	s.buf.WriteString("PGCOPY\n\377\r\n\000" + "\000\000\000\000" + "\000\000\000\000") // no flags, no extension
 	return s
 }
 
@@ -428,7 +434,8 @@ func (s *copyStream) Read(p []byte) (int, error) {
 	return s.buf.Read(p)
 }
 
-// appendCopyRow appends the number of fields, then of each its length and what its type's receive function reads.
+// appendCopyRow appends the number of fields. For each field it then appends the length, and the bytes that the
+// receive function of its type reads.
 func (j *newJob) appendCopyRow(b []byte, fields uint16) []byte {
 	b = binary.BigEndian.AppendUint16(b, fields)
 	b = appendCopyText(b, j.ID)
@@ -455,7 +462,8 @@ func appendCopyText(b []byte, s string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...) //nolint:gosec // an id or a name
 }
 
-// wakeQueues checks once a queue with jobs due now, behind the commit. Its failure costs one poll interval at most.
+// wakeQueues looks for sleeping supervisors after the commit, once for each queue and kind with jobs due now. If it
+// fails, that costs one poll interval at most.
 func (s *desk) wakeQueues(ctx context.Context, jobs []*newJob) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -476,8 +484,8 @@ func (s *desk) wakeQueues(ctx context.Context, jobs []*newJob) {
 	}
 }
 
-// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs refused a value of the
-// caller's. Errors of the application's own checks stay as they are.
+// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value of
+// the caller's. Errors of the application's own checks stay as they are.
 func namesField(err error) error {
 	var server *pgconn.PgError
 	if !errors.As(err, &server) || server.TableName != "jobs" || errors.Is(err, ErrInvalid) {

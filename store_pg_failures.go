@@ -12,7 +12,7 @@ import (
 
 // Failure groups, as operators see and change them. Supervisors add them up: internal/store/failures.go.
 
-// failureColumns cuts times to the years that Go and JSON can tell.
+// failureColumns moves times into the years that Go and JSON can hold.
 const failureColumns = `
 select fingerprint, kind, class, error_type, sample,
 	least(greatest(first_seen, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), least(greatest(last_seen, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'),
@@ -66,7 +66,7 @@ func (s *desk) setFailurePolicy(ctx context.Context, group string, policy Failur
 	return s.changeFailure(ctx, group, audit, sqlFailurePolicy, group, pg.OrNull(string(policy.Action)), pg.OrNull(policy.Build), audit.by(), audit.Why)
 }
 
-// changeFailure calls a function that tells whether there is such a group.
+// changeFailure calls a function that reports whether the group exists.
 func (s *desk) changeFailure(ctx context.Context, group string, audit Audit, sql string, args ...any) error {
 	if !fingerprint.Valid(group) {
 		return ErrNotFound

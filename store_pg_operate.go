@@ -13,10 +13,10 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// What operators do: through the same SQL functions and views that psql has.
+// Operators work through the same SQL functions and views that users of psql have.
 
-// jobInfoColumns are a job as people want to see it; it is joined with its kind's and its queue's policies. Times are
-// moved into what time.Time and JSON can hold; the column odd names those that were.
+// jobInfoColumns are the columns of a JobInfo, for a job that is joined with the policies of its kind and its queue.
+// Times are moved into the range of time.Time and JSON. The last column names the times that were moved.
 const (
 	jobInfoColumns = `
 select j.id, j.queue, j.kind, j.state, j.priority, j.attempt, coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20),
@@ -39,12 +39,12 @@ left join queues q on q.name = j.queue
 `
 )
 
-// sqlGet is a statement apart from sqlList: a plan that serves both would walk the table. sqlGetBare is for a row
-// that sqlGet cannot read as a whole.
+// sqlGet and sqlList are two statements, because a plan that serves both would walk the table. sqlGetBare is for a
+// row that sqlGet cannot read as a whole.
 const (
 	sqlGet     = jobInfoColumns + jobInfoParts + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
 	sqlGetBare = jobInfoColumns + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
-	jobSeen    = `, format('%s/%s', j.redrives, j.xmin)` // as drover_seen
+	jobSeen    = `, format('%s/%s', j.redrives, j.xmin)` // as drover_seen computes it
 	sqlParts   = `select part, coalesce(value, ''), coalesce(why, '') from drover_parts($1)`
 )
 
@@ -72,7 +72,7 @@ func (s *desk) queryJob(ctx context.Context, sql, id string, parts bool) (*JobIn
 	return jobs[0], nil
 }
 
-// getOdd reads what it can of a row that cannot be read as a whole.
+// getOdd reads as much as it can of a row that cannot be read as a whole.
 func (s *desk) getOdd(ctx context.Context, id string) (*JobInfo, error) {
 	j, err := s.queryJob(ctx, sqlGetBare, id, false)
 	if err != nil {
@@ -108,12 +108,12 @@ from drover_list($1::jsonb, $2, $3) with ordinality as j` + jobInfoPolicies + `o
 select j.id, drover_cursor($1::jsonb, j.finalized_at, j.id) from drover_list($1::jsonb, $2, $3) with ordinality as j order by j.ordinality`
 )
 
-// pageBytes bounds what a page of jobs reads, but for its last job: so much, then it ends early.
+// pageBytes bounds how much a page of jobs reads. The page ends with the job that exceeds the bound.
 const pageBytes = 16 << 20
 
 var errPageFull = errors.New("the page is full")
 
-// list reads a page. It asks for one row more, which shows only that there are more.
+// list reads a page. It asks for one more row than the page has, only to see whether there are more.
 func (s *desk) list(ctx context.Context, filter, after string, limit int) (page Page, err error) {
 	reading, stop := context.WithCancel(ctx)
 	defer stop()
@@ -126,7 +126,7 @@ func (s *desk) list(ctx context.Context, filter, after string, limit int) (page 
 		}
 		if left <= 0 {
 			page.Next, full = last, true
-			stop() // closes the connection: else the server would send the other rows all the same
+			stop() // this closes the connection; otherwise the server would still send the other rows
 			return none, errPageFull
 		}
 		for _, value := range row.RawValues() {
@@ -145,7 +145,7 @@ func (s *desk) list(ctx context.Context, filter, after string, limit int) (page 
 	return page, err
 }
 
-// listOdd reads a page with rows that cannot be read as a whole: it reads those part by part.
+// listOdd reads a page with rows that cannot be read as a whole. It reads these rows part by part.
 func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (page Page, err error) {
 	var cursors []string
 	ids, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (id string, err error) {
@@ -157,7 +157,8 @@ func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (pa
 	if err != nil {
 		return page, err
 	}
-	// One by one: a row whose text is too large to send costs a second at each try, and halving would try it often.
+	// The rows are read one by one. A row whose text is too large to send costs a second at each try, and halving
+	// would try it often.
 	page.Jobs = []JobInfo{}
 	left := pageBytes
 	for i, id := range ids {
@@ -183,7 +184,7 @@ func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (pa
 	return page, nil
 }
 
-// scanJobInfo reads jobInfoColumns, jobInfoParts as well if parts is set, and the columns after them.
+// scanJobInfo reads jobInfoColumns, then jobInfoParts if parts is set, and the columns after them into more.
 func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, error) {
 	var j JobInfo
 	var errs, args, retry, metadata string
@@ -242,7 +243,7 @@ select queue, kind, reason, coalesce(class, ''), coalesce(fingerprint, ''), jobs
 	coalesce(newest_error, ''), newest_id
 from discarded_summary order by jobs desc, queue, kind, reason, class, fingerprint`
 
-// summary holds the view to its index: without statistics the planner would rather read the table.
+// summary makes the view use its index. Without statistics, the planner would rather read the table.
 func (s *desk) summary(ctx context.Context) ([]DiscardedGroup, error) {
 	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 }
@@ -254,7 +255,7 @@ func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts, audit 
 	return was, found, patchFault(err)
 }
 
-// patchFault is an error of a verb that patches args, as an *InvalidError if the job's own args are no object.
+// patchFault turns an error of a verb that patches args into an *InvalidError, if the job's own args are no object.
 func patchFault(err error) error {
 	var server *pgconn.PgError
 	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: everything else was checked before
@@ -263,15 +264,15 @@ func patchFault(err error) error {
 	return err
 }
 
-// stateBefore reads the state of job $1 and locks it, by primary key, before one of the functions changes it: they
-// return the state after.
+// stateBefore reads the state of job $1 and locks its row, by primary key, before one of the functions changes it.
+// The functions return only the state after the change.
 const (
 	stateBefore = `with was as materialized (select state from jobs where id = $1 for update) select state, `
 	sqlCancel   = stateBefore + `drover_cancel($1, $2, $3) from was`
 	sqlDiscard  = stateBefore + `drover_discard($1, $2, $3) from was`
 )
 
-// verb runs one of these functions, and returns the state the job was in.
+// verb runs one of these functions, and returns the state that the job was in.
 func (s *desk) verb(ctx context.Context, sql string, of subject, id string, audit Audit, args ...any) (was State, found bool, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		if err := audit.requireSeen(ctx, tx, of, id); err != nil {
@@ -286,7 +287,7 @@ func (s *desk) verb(ctx context.Context, sql string, of subject, id string, audi
 	return was, found, namesField(err)
 }
 
-// sqlEdit returns the state before the edit.
+// sqlEdit returns the job's state before the edit.
 const sqlEdit = stateBefore + `(drover_edit($1, $2::jsonb, why => $3, by => $4)).changed from was`
 
 func (s *desk) edit(ctx context.Context, id, edit string, audit Audit) (was State, changed bool, err error) {
@@ -303,10 +304,11 @@ func (s *desk) edit(ctx context.Context, id, edit string, audit Audit) (was Stat
 	return was, changed, namesField(patchFault(err))
 }
 
-// sqlRerun reads the names from the job's row.
+// sqlRerun also returns the queue and the kind, from the row of the old job.
 const sqlRerun = `select drover_rerun(id, why => $2, by => $3, new_id => $4), queue, kind from jobs where id = $1`
 
-// rerun returns the new job. Its id is as; "" is any.
+// rerun returns the id of the new job, its queue and its kind. The id is as; if as is empty, the SQL function makes
+// one.
 func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, queue, kind string, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		if err := audit.requireSeen(ctx, tx, aJob, id); err != nil {
@@ -326,8 +328,8 @@ func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, que
 	return made, queue, kind, namesField(err)
 }
 
-// The verbs over many jobs, a batch at a time: $1 the filter, $2 where to go on, $3 whether to wait for rows that others
-// hold, $4 and $5 who does it and why; $6 is the edit.
+// The statements that change many jobs, one batch each. $1 is the filter, $2 where to go on, $3 whether to wait
+// for rows that other transactions have locked, $4 and $5 who does it and why, and $6 the edit.
 const (
 	sqlCancelMany  = `select changed, running, locked, last, refused::text, ids from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
 	sqlDiscardMany = `select changed, running, locked, last, refused::text, ids from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
@@ -338,19 +340,19 @@ const (
 // bulkBatch is what one batch did.
 type bulkBatch struct {
 	changed int
-	ids     []string // of those changed
-	running []string // among these
-	locked  []string // others hold them
+	ids     []string // of the changed jobs
+	running []string // the changed jobs that were running
+	locked  []string // jobs that other transactions have locked
 	refused []Refusal
 	last    *string // where the next batch goes on; nil at the end
 }
 
-// bulk does one batch; more are the parameters that only this verb has.
+// bulk runs one batch. more are the parameters that only this verb has.
 func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, audit Audit, more ...any) (b bulkBatch, err error) {
 	args := append([]any{filter, after, wait, audit.by(), audit.Why}, more...)
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
-		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // a refusal at the commit would follow the line in the log
+		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // so that no refusal follows the line in the log
 			return pg.Classify(err)
 		}
 		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused, &b.ids); err != nil {
@@ -371,7 +373,7 @@ func (s *desk) seek(ctx context.Context, verb, filter, after string) (ids []stri
 
 const sqlUnknown = `select drover_unknown($1::jsonb)`
 
-// unknown lists those of the filter's ids that no job has.
+// unknown lists the ids in the filter that no job has.
 func (s *desk) unknown(ctx context.Context, filter string) ([]string, error) {
 	rows, err := s.pool.Query(ctx, sqlUnknown, filter)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Redrives: the work is in the SQL functions of migrations/00012_redrives.sql, for psql does the same.
+// Redrives. The work is in the SQL functions of migrations/00012_redrives.sql, because psql does the same.
 
 const (
 	sqlStartRedrive   = `select drover_redrive_start($1::jsonb)`
@@ -20,7 +20,7 @@ const (
 	sqlPauseRedrive   = `select drover_redrive_pause($1, $2, by => $3, why => $4)`
 	sqlAbortRedrive   = `select drover_redrive_abort($1, by => $2, why => $3)`
 
-	// sqlRedrives cuts times to the years that Go and JSON can tell.
+	// sqlRedrives moves times into the years that Go and JSON can hold.
 	sqlRedrives = `
 select id, state, paused_at is not null, filter::text, rate::float8, coalesce(per_key, 0), matched, released, skipped, unkeyed, skips::text,
 	started_by, why, changed_by, changed_why, note,
@@ -37,10 +37,11 @@ func (s *desk) startRedrive(ctx context.Context, plan string) (id string, err er
 	return id, pg.Classify(err)
 }
 
-// markPause is before a marking is looked at again that a supervisor has in hand, or that a locked row holds up.
+// markPause is how long markRedrive waits before it looks again at a redrive that is still marking. A supervisor may
+// be marking its jobs, or a locked row may hold it up.
 const markPause = 20 * time.Millisecond
 
-// markRedrive takes up a redrive's jobs, batch by batch, together with the supervisors.
+// markRedrive marks a redrive's jobs, batch by batch, together with the supervisors.
 func (s *desk) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	for {
 		err := s.pool.InTx(ctx, func(tx pgx.Tx) error {
@@ -83,8 +84,8 @@ func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
 	return &list[0], nil
 }
 
-// sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet bears
-// its mark: see drover_redrive_judge.
+// sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet
+// has the redrive's mark: see drover_redrive_judge.
 const sqlRedriveJobs = `
 select count(*) filter (where held), count(*) filter (where not held and state in ('available', 'scheduled', 'parked')), count(*) filter (where state = 'running'),
 	count(*) filter (where state = 'retryable'), count(*) filter (where state = 'completed'), count(*) filter (where not held and state = 'discarded'),
@@ -94,7 +95,7 @@ from (
 	from jobs where redrive_id = $1 limit $2
 ) j`
 
-const mostRedriveJobs = 10_000 // are counted
+const mostRedriveJobs = 10_000 // so many are counted at most
 
 func (s *desk) redriveJobs(ctx context.Context, id string) (*RedriveJobs, error) {
 	counts, err := pg.ReadOnePlan(ctx, s.pool, pgx.RowToAddrOfStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs)

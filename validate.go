@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// problems gathers every mistake, so that they are told at once.
+// problems gathers all mistakes, so that one error reports them together.
 type problems struct{ errs []error }
 
 func (p *problems) add(field, format string, args ...any) {
@@ -20,7 +20,7 @@ func (p *problems) join(err error) {
 	}
 }
 
-// at joins err with its fields put below field: "Base" becomes "Workers[0].Retry.Base".
+// at joins err, with its fields put below field: "Base" becomes "Workers[0].Retry.Base".
 func (p *problems) at(field string, err error) {
 	var invalid *InvalidError
 	switch joined, ok := err.(interface{ Unwrap() []error }); {
@@ -50,17 +50,17 @@ func (p *problems) nonNegative(field string, d time.Duration) {
 	}
 }
 
-// atLeast reports a duration that is set and shorter than least, mostly a number without its unit.
+// atLeast reports a duration that is set and shorter than least. The usual mistake is a number without its unit.
 func (p *problems) atLeast(field string, d, least time.Duration) {
 	if d != 0 && d < least {
 		p.add(field, "%v is under %v", d, least)
 	}
 }
 
-// leastTimeout bounds every Timeout: the table counts milliseconds.
+// leastTimeout is the shortest Timeout, because the table counts milliseconds.
 const leastTimeout = time.Millisecond
 
-// attempts checks a number of runs, of which 0 is unset.
+// attempts checks a number of runs; 0 means unset.
 func (p *problems) attempts(field string, n int) {
 	switch {
 	case n < 0:

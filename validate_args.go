@@ -15,11 +15,11 @@ const (
 	maxJSONDepth = 64  // arrays and objects inside each other
 	maxNameBytes = 128 // of a kind or queue; the table has the same CHECK
 
-	maxReasonText = 500 // bytes of a foreign error or panic in an error
+	maxReasonText = 500 // bytes that are kept of a foreign error or panic
 )
 
-// encodeArgs is encodeJSON for a job's args, which must not be null: a nil pointer, map or slice leaves a handler
-// nothing to decode.
+// encodeArgs is encodeJSON for a job's args. It refuses null: a nil pointer, map or slice leaves a handler nothing to
+// decode.
 func encodeArgs(v any, maxBytes int) (json.RawMessage, error) {
 	raw, err := encodeJSON("args", v, maxBytes)
 	if err != nil {
@@ -31,10 +31,10 @@ func encodeArgs(v any, maxBytes int) (json.RawMessage, error) {
 	return raw, nil
 }
 
-// encodeJSON marshals v and refuses, as *InvalidError, whatever jsonb would refuse or could not give back. It
-// follows json.Marshal, except that <, > and & stay one byte each: jsonb stores them so, and HTML in args would
-// count sixfold against maxBytes. As there, invalid UTF-8 in a Go string becomes U+FFFD; in a json.RawMessage it
-// is refused. A panic while marshalling comes back as an error.
+// encodeJSON marshals v. It returns an *InvalidError for everything that jsonb would refuse or could not give back.
+// It follows json.Marshal, except that <, > and & stay one byte each: jsonb stores them like that, and HTML in args
+// would count sixfold against maxBytes otherwise. As with json.Marshal, invalid UTF-8 in a Go string becomes U+FFFD;
+// in a json.RawMessage it is refused. A panic while marshalling is returned as an error.
 func encodeJSON(field string, v any, maxBytes int) (json.RawMessage, error) {
 	raw, err := marshal(field, v)
 	if err != nil {
@@ -64,7 +64,7 @@ func marshal(field string, v any) (raw json.RawMessage, err error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
-// checkJSON reports, as *InvalidError that says where, why raw cannot be a jsonb value of drover's.
+// checkJSON returns an *InvalidError, with the reason and the place, if raw cannot be a jsonb value of drover's.
 func checkJSON(field string, raw []byte, maxBytes, maxDepth int) error {
 	if fault := pgtext.JSONFault(raw, maxBytes, maxDepth); fault != "" {
 		return &InvalidError{Field: field, Reason: fault}
@@ -72,8 +72,8 @@ func checkJSON(field string, raw []byte, maxBytes, maxDepth int) error {
 	return nil
 }
 
-// checkName reports, as *InvalidError, why s cannot be the name of a kind or queue: 1 to 128 bytes of UTF-8 that can all
-// be seen.
+// checkName returns an *InvalidError if s cannot be the name of a kind or queue. A name has 1 to 128 bytes of UTF-8,
+// and all of it can be seen.
 func checkName(field, s string) error {
 	if s == "" {
 		return &InvalidError{Field: field, Reason: "empty"}
@@ -84,9 +84,9 @@ func checkName(field, s string) error {
 	return checkSeen(field, s)
 }
 
-// checkSeen reports, as *InvalidError, what cannot be seen of the name or tag s: control characters, invisible ones, and
-// spaces at its ends. Names stand in logs, metrics and shell commands, and nobody finds a job by one that looks like
-// another. The functions and the trigger of 00010_jobs.sql have the same rule.
+// checkSeen returns an *InvalidError if a part of the name or tag s cannot be seen: control characters, invisible
+// characters, and spaces at its ends. Names stand in logs, metrics and shell commands, and nobody finds a job by a
+// name that looks like another. The functions and the trigger of 00010_jobs.sql have the same rule.
 func checkSeen(field, s string) error {
 	for at, r := range s {
 		switch {
@@ -102,7 +102,8 @@ func checkSeen(field, s string) error {
 	return nil
 }
 
-// unseen are marks that format, separate or fill: what Unicode has now, and not as it grows, for SQL has to agree.
+// unseen reports whether r is a mark that formats, separates or fills. The list does not grow when Unicode does,
+// because SQL has to agree with it.
 func unseen(r rune) bool {
 	switch r {
 	case 0xad, 0x61c, 0x115f, 0x1160, 0x180e, 0x3164, 0xfeff, 0xffa0:
@@ -112,8 +113,8 @@ func unseen(r rune) bool {
 		r >= 0xfff9 && r <= 0xfffb || r >= 0xe0000 && r <= 0xe007f
 }
 
-// checkText reports, as *InvalidError, why s cannot be a text column's value of at most maxBytes bytes:
-// invalid UTF-8 or NUL. An empty s passes.
+// checkText returns an *InvalidError if s cannot be the value of a text column of at most maxBytes bytes: if it is
+// longer, has invalid UTF-8, or has a NUL. An empty s passes.
 func checkText(field, s string, maxBytes int) error {
 	if len(s) > maxBytes {
 		return &InvalidError{Field: field, Reason: fmt.Sprintf("%d bytes; at most %d", len(s), maxBytes)}
