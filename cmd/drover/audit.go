@@ -17,8 +17,8 @@ type auditFlags struct {
 // addAuditFlags gives a command --by and --why. kept says where they are found again.
 func addAuditFlags(cmd *cobra.Command, kept string) *auditFlags {
 	p := &auditFlags{}
-	cmd.Flags().StringVar(&p.audit.By, "by", "", "who does it, "+kept+" (default: your user name)")
-	cmd.Flags().StringVar(&p.audit.Why, "why", "", "and why")
+	cmd.Flags().StringVar(&p.audit.By, "by", "", "your `name`, "+kept+" (default: your user name)")
+	cmd.Flags().StringVar(&p.audit.Why, "why", "", "the `reason`, "+kept)
 	return p
 }
 

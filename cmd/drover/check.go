@@ -49,17 +49,18 @@ func newCheckCommand(a *app) *cobra.Command {
 		name, usage string
 		to          *int
 	}{
-		{"discarded", "warn at this many discarded jobs", &t.discarded},
-		{"new-discarded", "warn at this many jobs discarded within --within", &t.newDiscarded},
-		{"quarantined", "critical at this many jobs discarded because they killed their processes", &t.quarantined},
+		{"discarded", "warn if there are this many discarded jobs", &t.discarded},
+		{"new-discarded", "warn if this many jobs were discarded in the time of --within", &t.newDiscarded},
+		{"quarantined", "critical if this many jobs were discarded because they killed their processes", &t.quarantined},
 	}
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Compare dead letters and lateness with thresholds, for cron and monitors",
-		Long: `Compare dead letters and lateness with the thresholds that are given, and print a line for each that is reached.
-A threshold is the smallest value that is reported.
+		Short: "Compare dead letters and late jobs with thresholds, for cron and monitoring",
+		Long: `Compare dead letters and late jobs with your thresholds, and print a line for each threshold that is
+reached. A threshold is the smallest value that is reported.
 
-Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical, 3 it could not look.`,
+The exit codes are those of a Nagios plugin: 0 ok, 1 warning, 2 critical, 3 unknown because the check
+failed.`,
 		Example: `  drover check --discarded 100 --new-discarded 5 --quarantined 1 --oldest 15m`,
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -92,8 +93,8 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 		f.IntVar(limits[i].to, limits[i].name, 0, limits[i].usage)
 	}
 	f.DurationVar(&t.within, "within", 15*time.Minute, "how far back --new-discarded looks")
-	f.DurationVar(&t.oldest, "oldest", 0, "warn if a due job that is not paused has waited this long, or must wait because the server's clock went back by this much")
-	f.StringVar(&t.queue, "queue", "", "look at this queue only")
+	f.DurationVar(&t.oldest, "oldest", 0, "warn if a due job that is not paused has waited this long, or if the server's clock went back by this much, so that jobs must wait")
+	f.StringVar(&t.queue, "queue", "", "check only this queue")
 	return cmd
 }
 

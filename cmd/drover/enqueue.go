@@ -40,37 +40,39 @@ func newEnqueueCommand(a *app) *cobra.Command {
 		Short: "Enqueue a job, or many from lines of JSON",
 		Long: `Enqueue a job, or many from lines of JSON.
 
-With --lines each line of a file is a JSON object with a kind, and if you like args and options. The names are those
-of drover_enqueue: kind, args, id, queue, priority, scheduled_at, delay, max_attempts, retry, timeout, expires_at,
-retry_until, tags, metadata, concurrency_key, uniqueness. Lines are stored a thousand at a time, all of these or none.
+With --lines, each line of a file is a JSON object with a kind, and if you like with args and options. The
+names are those of drover_enqueue: kind, args, id, queue, priority, scheduled_at, delay, max_attempts, retry,
+timeout, expires_at, retry_until, tags, metadata, concurrency_key, uniqueness. The command stores a thousand
+lines in each transaction: all of them or none.
 
-If a line is wrong, the command names it and the lines that are stored. Mend it, and give the others:
+If a line is wrong, the command names this line and the lines that it has stored. Correct the line, and
+enqueue the rest of the file:
 tail -n +1001 FILE | drover enqueue --lines -
 
-Args are JSON, or @ and the name of a file, or @- for standard input. Durations are written like 90s or 1h30m, times
-in RFC 3339. A job whose id is there already is not stored again: give --id to be able to repeat the command.`,
+Args are JSON, or @ and the name of a file, or @- for standard input. Write durations like 90s or 1h30m, and
+times in RFC 3339. A job is not stored if its id exists already. So you can repeat a command that has --id.`,
 		Example: `  drover enqueue charge --args '{"Order": 42}' --queue payments --delay 5m
   drover enqueue report --args @report.json --max-attempts 3 --retry '{"type": "constant", "delay": "1m"}'
   jq -c '{kind: "charge", args: {Order: .id}}' orders.json | drover enqueue --lines -`,
 		Args: args(cobra.MaximumNArgs(1)),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.args, "args", "", "the job's args: JSON, or @FILE, or @- for standard input")
-	flags.StringVar(&f.job.ID, "id", "", "the job's id, a ULID (default: a new one)")
-	flags.StringVar(&f.job.Queue, "queue", "", "its queue (default: default)")
-	flags.IntVar(&f.job.Priority, "priority", 0, "1 to 9, lower is sooner (default 5)")
-	flags.StringVar(&f.job.Delay, "delay", "", "due in this `duration` from now")
-	flags.StringVar(&f.scheduledAt, "scheduled-at", "", "due at this `time`")
-	flags.IntVar(&f.job.MaxAttempts, "max-attempts", 0, "how many runs in all (default: its worker's)")
-	flags.StringVar(&f.retry, "retry", "", `its retry strategy, such as '{"type": "constant", "delay": "1m"}' (default: its worker's)`)
-	flags.StringVar(&f.job.Timeout, "timeout", "", "the `duration` that each run may take (default: its worker's)")
-	flags.StringVar(&f.expires, "expires-at", "", "no run begins after this `time`")
-	flags.StringVar(&f.tryUntil, "retry-until", "", "no retry after this `time`")
-	flags.StringArrayVar(&f.job.Tags, "tag", nil, "a `tag`; give the flag again for more")
-	flags.StringVar(&f.metadata, "metadata", "", "a JSON object kept with the args")
-	flags.StringVar(&f.job.Key, "key", "", "its concurrency key, such as a customer")
-	flags.StringVar(&f.unique, "unique", "", `store it only if there is no other job like it: {} for the defaults, or such as '{"by": ["Order"], "until": "started"}'`)
-	flags.StringVar(&f.lines, "lines", "", "enqueue the jobs of this `file`, a JSON object on each line; - is standard input")
+	flags.StringVar(&f.args, "args", "", "args of the job: JSON, or @FILE, or @- for standard input")
+	flags.StringVar(&f.job.ID, "id", "", "id of the job, a ULID (default: a new one)")
+	flags.StringVar(&f.job.Queue, "queue", "", "queue of the job (default: the queue named default)")
+	flags.IntVar(&f.job.Priority, "priority", 0, "priority from 1 to 9; lower runs sooner (default 5)")
+	flags.StringVar(&f.job.Delay, "delay", "", "make the job due in this `duration` from now")
+	flags.StringVar(&f.scheduledAt, "scheduled-at", "", "make the job due at this `time`")
+	flags.IntVar(&f.job.MaxAttempts, "max-attempts", 0, "most attempts of the job (default: the worker's)")
+	flags.StringVar(&f.retry, "retry", "", `retry strategy, such as '{"type": "constant", "delay": "1m"}' (default: the worker's)`)
+	flags.StringVar(&f.job.Timeout, "timeout", "", "longest `duration` of each run (default: the worker's)")
+	flags.StringVar(&f.expires, "expires-at", "", "begin no run after this `time`")
+	flags.StringVar(&f.tryUntil, "retry-until", "", "begin no retry after this `time`")
+	flags.StringArrayVar(&f.job.Tags, "tag", nil, "add this `tag`; repeat the flag for several")
+	flags.StringVar(&f.metadata, "metadata", "", "JSON object that is kept with the args")
+	flags.StringVar(&f.job.Key, "key", "", "concurrency key, such as a customer")
+	flags.StringVar(&f.unique, "unique", "", `make the job unique: {} for the defaults, or settings such as '{"by": ["Order"], "until": "started"}'`)
+	flags.StringVar(&f.lines, "lines", "", "enqueue the jobs of this `file`, which has a JSON object on each line; - is standard input")
 	cmd.RunE = func(cmd *cobra.Command, words []string) error {
 		if err := f.check(cmd, words); err != nil {
 			return err

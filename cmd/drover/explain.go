@@ -15,12 +15,12 @@ func newExplainCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain ID",
 		Short: "Explain what happened to a job, why it waits, and what comes next",
-		Long: `Explain a job: what has happened to it, what it does or waits for now and why, what happens next by
-itself, and what you can do.
+		Long: `Explain a job: what happened to it, what it does or waits for now and why, what happens next without your
+help, and what you can do.
 
-ID may be the beginning of an id, at least 4 characters, if no other job's id begins like that.
+ID may be the beginning of an id, at least 4 characters, if no other job's id begins with it.
 
-For all that is stored of a job: drover jobs show.`,
+To see everything that is stored of a job, use drover jobs show.`,
 		Example: "  drover explain 01ARZ3NDEKTSV4RRFFQ69G5FAV",
 		Args:    args(cobra.ExactArgs(1)),
 		RunE:    func(cmd *cobra.Command, words []string) error { return a.explain(cmd.Context(), words[0]) },

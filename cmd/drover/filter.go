@@ -27,29 +27,31 @@ type filterFlags struct {
 	createdAfter, createdBefore, finalizedAfter, finalizedBefore moment
 }
 
+// addFilterFlags gives a command the flags that pick jobs. They are persistent flags only to make usageTemplate show them
+// in a group of their own: the command has no subcommands.
 func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	p := &filterFlags{}
-	f := cmd.Flags()
-	f.StringArrayVar(&p.ids, "id", nil, "jobs with this `ID`; give the flag again for more: any of them")
+	f := cmd.PersistentFlags()
+	f.StringArrayVar(&p.ids, "id", nil, "the job with this `ID`; repeat the flag to pick several jobs")
 	f.StringVar(&p.filter.Queue, "queue", "", "jobs of this queue")
 	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
 	f.StringVar(&p.filter.Key, "key", "", "jobs with this concurrency key")
 	f.IntVar(&p.filter.Priority, "priority", 0, "jobs of this priority, 1 to 9")
-	f.StringVar(&p.state, "state", "", "jobs in this state")
-	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason")
+	f.StringVar(&p.state, "state", "", "jobs in this state: "+strings.Join(states(), ", "))
+	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason: "+strings.Join(reasons(), ", "))
 	f.StringVar(&p.class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
 	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
-	f.StringVar(&p.filter.Periodic, "periodic", "", "jobs that the schedule of this `name` has made")
-	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
-	f.StringVar(&p.filter.UniqueKey, "unique-key", "", "jobs with this unique `key`, as drover jobs show prints it")
-	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
-	f.StringArrayVar(&p.filter.Tags, "tag", nil, "jobs with this `tag`; give the flag again for more: all of them")
+	f.StringVar(&p.filter.Periodic, "periodic", "", "jobs made by the schedule with this `name`")
+	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs whose last redrive has this `ID`")
+	f.StringVar(&p.filter.UniqueKey, "unique-key", "", "jobs with this unique `key`; drover jobs show prints it")
+	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error contains this `text`; upper and lower case are the same")
+	f.StringArrayVar(&p.filter.Tags, "tag", nil, "jobs with this `tag`; repeat the flag to pick jobs that have all of these tags")
 	f.StringVar(&p.args, "args-contain", "", `jobs whose args contain this JSON, such as '{"Order": 42}'`)
-	f.Var(&p.createdAfter, "created-after", "jobs enqueued since then: RFC 3339, or how long ago, such as 90m, 2h, 7d")
-	f.Var(&p.createdBefore, "created-before", "jobs enqueued before then")
-	f.Var(&p.finalizedAfter, "finalized-after", "jobs that ended since then")
-	f.Var(&p.finalizedBefore, "finalized-before", "jobs that ended before then")
-	f.BoolVar(&p.filter.All, "all", false, "every job is meant")
+	f.Var(&p.createdAfter, "created-after", "jobs enqueued at this time or later: RFC 3339, or how long ago, such as 90m, 2h, 7d")
+	f.Var(&p.createdBefore, "created-before", "jobs enqueued before this time")
+	f.Var(&p.finalizedAfter, "finalized-after", "jobs that ended at this time or later")
+	f.Var(&p.finalizedBefore, "finalized-before", "jobs that ended before this time")
+	f.BoolVar(&p.filter.All, "all", false, "every job")
 	for _, name := range filterFlagNames() {
 		if flag := f.Lookup(name); flag.Value.Type() != "stringArray" && flag.Value.Type() != "bool" {
 			flag.Value = &once{flagValue: flag.Value}

@@ -21,7 +21,7 @@ import (
 )
 
 func newJobsCommand(a *app) *cobra.Command {
-	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, count, redrive, cancel, discard and delete jobs"})
+	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, count, redrive, edit, rerun, cancel, discard and delete jobs"})
 	cmd.AddCommand(
 		newJobsListCommand(a), newJobsShowCommand(a), newJobsCountCommand(a), newJobsSummaryCommand(a),
 		newJobsRedriveCommand(a), newJobsEditCommand(a), newJobsRerunCommand(a), newJobsCancelCommand(a), newJobsDiscardCommand(a), newJobsDeleteCommand(a),
@@ -35,13 +35,14 @@ func newJobsListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [ID...]",
 		Short: "List jobs, newest first",
-		Long: `List jobs, newest first; dead letters, picked by --state discarded or --reason, latest discarded first. All that is
-said must fit. Dead letters have indexes of their own; of other jobs a filter that fits few reads far.
+		Long: `List the jobs that match all filter flags, newest first. With --state discarded or --reason, the job that was
+discarded last comes first.
 
-States:  ` + strings.Join(states(), ", ") + `
-Reasons: ` + strings.Join(reasons(), ", ") + `
+Dead letters have indexes of their own. For other jobs, a filter that matches few of them makes the server
+read many rows.
 
-With --json the value is {"jobs": [...], "next": PLACE}; next is for --after, and is left out on the last page.`,
+With --json the command prints {"jobs": [...], "next": PLACE}. Give next to --after for the next page; the
+last page has none.`,
 		Example: `  drover jobs list --state discarded --reason attempts_exhausted
   drover jobs list --queue payments --error timeout --limit 200
   drover jobs list --state discarded --limit 1000 --json | jq -r '.jobs[].id' | xargs -r drover jobs redrive  # one page`,
@@ -59,8 +60,8 @@ With --json the value is {"jobs": [...], "next": PLACE}; next is for --after, an
 		}
 		return flagNames(a.listJobs(cmd.Context(), picked, after, limit))
 	}
-	cmd.Flags().IntVar(&limit, "limit", 50, "at most so many, 1 to 1000")
-	cmd.Flags().StringVar(&after, "after", "", "go on where the page before ended, with the same filter")
+	cmd.Flags().IntVar(&limit, "limit", 50, "jobs on a page, 1 to 1000")
+	cmd.Flags().StringVar(&after, "after", "", "show the next page: the `place` that the page before printed; use the same filter")
 	return cmd
 }
 
@@ -173,7 +174,7 @@ func due(j *drover.JobInfo, now time.Time) string {
 func newJobsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show ID",
-		Short: "Show one job with its whole history of errors",
+		Short: "Show one job with all its errors",
 		Args:  args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id := jobID(args[0])
@@ -460,9 +461,11 @@ func newJobsRedriveCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "redrive ID...",
 		Short: "Make discarded or cancelled jobs due again",
-		Long: `Make discarded or cancelled jobs due again, now: same id, attempts fresh, errors kept.
-A job that was redriven and waits stays as it is. The jobs are redriven one by one, in the order given.`,
-		Args: args(cobra.MinimumNArgs(1)),
+		Long: `Make discarded or cancelled jobs due now. They keep their ids and errors, and their attempts start anew. The
+command redrives the jobs one by one, in the order of the ids. A job that was redriven already and waits stays
+as it is.`,
+		Example: `  drover jobs redrive 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the bank is back"`,
+		Args:    args(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			if cmd.Flags().Changed("max-attempts") && opts.MaxAttempts < 1 {
 				return usagef("--max-attempts %d: at least 1", opts.MaxAttempts)
@@ -480,8 +483,8 @@ A job that was redriven and waits stays as it is. The jobs are redriven one by o
 			return a.redriveJobs(cmd.Context(), ids, &opts, by.audit)
 		},
 	}
-	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs (default: as it was)")
-	cmd.Flags().StringVar(&patch, "args-patch", "", "JSON object whose keys replace those of the args")
+	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "new maximum of attempts (default: unchanged)")
+	cmd.Flags().StringVar(&patch, "args-patch", "", "`JSON` object; its keys replace the same keys of the args")
 	by = addAuditFlags(cmd, "kept in the jobs' history")
 	return cmd
 }

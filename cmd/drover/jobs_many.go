@@ -13,7 +13,7 @@ import (
 func newJobsCountCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "count [ID...]",
-		Short: "Count jobs",
+		Short: "Count the jobs that match all filter flags",
 		Example: `  drover jobs count --state discarded --finalized-after 24h
   drover jobs count --queue payments --state available`,
 	}
@@ -49,7 +49,7 @@ func (a *app) countJobs(ctx context.Context, picked *filterFlags) error {
 func newJobsSummaryCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "summary",
-		Short: "Count discarded jobs by queue, kind, reason and what they failed of",
+		Short: "Count discarded jobs by queue, kind, reason and failure",
 		Args:  args(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.summary(cmd.Context()) },
 	}
@@ -111,9 +111,9 @@ func ended(done string, end func(*drover.Client, context.Context, string, drover
 func newJobsCancelCommand(a *app) *cobra.Command {
 	return newManyCommand(a, &cobra.Command{
 		Use:   "cancel [ID...]",
-		Short: "End jobs that nobody wants any more",
-		Long: `End jobs that nobody wants any more. A running one is final at once: its handler's context is cancelled and
-whatever it returns is refused. A job that has ended stays as it is.`,
+		Short: "Cancel jobs that are no longer wanted",
+		Long: `Cancel jobs that are no longer wanted. A running job is cancelled immediately: its handler's context is
+cancelled, and drover refuses the result of the handler. A job that has ended stays as it is.`,
 		Example: `  drover jobs cancel 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the order was withdrawn"
   drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
 	}, manyVerb{
@@ -124,9 +124,10 @@ whatever it returns is refused. A job that has ended stays as it is.`,
 func newJobsDiscardCommand(a *app) *cobra.Command {
 	return newManyCommand(a, &cobra.Command{
 		Use:   "discard [ID...]",
-		Short: "Make unfinished jobs dead letters, to be looked at and redriven",
-		Long: `Make unfinished jobs dead letters, reason operator, to be looked at and redriven. A running one is final at once,
-as with cancel. A job that has ended stays as it is.`,
+		Short: "Make unfinished jobs dead letters, which you can look at and redrive",
+		Long: `Make unfinished jobs dead letters, with the reason operator. You can look at them and redrive them. A running
+job is discarded immediately: its handler's context is cancelled, and drover refuses the result of the handler.
+A job that has ended stays as it is.`,
 		Example: `  drover jobs discard 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "address in doubt"
   drover jobs discard --state retryable --error "no such account"`,
 	}, manyVerb{
@@ -137,9 +138,9 @@ as with cancel. A job that has ended stays as it is.`,
 func newJobsDeleteCommand(a *app) *cobra.Command {
 	return newManyCommand(a, &cobra.Command{
 		Use:   "delete [ID...]",
-		Short: "Delete jobs that have ended, for good",
-		Long: `Delete jobs that have ended, for good; unfinished ones stay. Discarded ones go only where they are named: by
---state discarded, by --reason, or by their ids.`,
+		Short: "Delete ended jobs for good",
+		Long: `Delete ended jobs for good. Unfinished jobs stay. Discarded jobs stay too, unless you name them: with --state
+discarded, with --reason, or by their ids.`,
 		Example: `  drover jobs delete --state completed --finalized-before 1h
   drover jobs delete --reason expired --finalized-before 30d --yes`,
 	}, manyVerb{
@@ -151,15 +152,17 @@ func newJobsDeleteCommand(a *app) *cobra.Command {
 func newManyCommand(a *app, cmd *cobra.Command, v manyVerb) *cobra.Command {
 	cmd.Long += `
 
-With ids, each job is handled on its own. With filter flags, only jobs that match all of them are; the command shows
-how many and asks first.`
+With filter flags, the command changes the jobs that match all of them. It shows how many they are, and asks
+for confirmation first. `
 	if v.one == nil {
-		cmd.Long += " It asks for ids as well."
+		cmd.Long += "It asks for ids as well."
+	} else {
+		cmd.Long += "With ids alone, it changes one job after the other, and does not ask."
 	}
 	picked, by := addFilterFlags(cmd), addAuditFlags(cmd, v.kept)
 	var yes, ids bool
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	cmd.Flags().BoolVar(&ids, "print-ids", false, "print the id of each job that was "+v.done+", all else on standard error")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
+	cmd.Flags().BoolVar(&ids, "print-ids", false, "print the id of each job that was "+v.done+", and everything else on standard error")
 	cmd.RunE = func(cmd *cobra.Command, named []string) error {
 		if err := by.check(cmd); err != nil {
 			return err

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
@@ -241,6 +242,53 @@ func TestHelp(t *testing.T) {
 	sh.run(t, "help", "jobs", "list").ok(t).says(t, "parked", "time_budget", "--limit", "xargs -r")
 	sh.run(t, "completion", "bash").ok(t).says(t, "drover")
 	sh.run(t, "__complete", "jobs", "list", "--state", "d").ok(t).says(t, "discarded")
+}
+
+// Each help text lists the command's own flags, then the filter's, then the global ones. A filter's flag is in no other group.
+func TestHelpGroupsFlags(t *testing.T) {
+	t.Parallel()
+	flag := regexp.MustCompile(`(?m)^(?:  -h, |      )--([a-z-]+)`)
+	filter := slices.Sorted(slices.Values(filterFlagNames()))
+	filtered := 0
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+		help := (&shell{}).run(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...).ok(t).stdout
+		names := func(title string) (names []string) {
+			_, group, _ := strings.Cut(help, "\n"+title+":\n")
+			group, _, _ = strings.Cut(group, "\n\n")
+			for _, found := range flag.FindAllStringSubmatch(group, -1) {
+				names = append(names, found[1])
+			}
+			return names
+		}
+		own, picks, global := names("Flags"), names("Filter"), names("Global flags")
+		if !slices.Contains(own, "help") || !slices.Contains(global, "url") || slices.Contains(own, "url") {
+			t.Errorf("%s: its own flags are %q, the global flags %q", cmd.CommandPath(), own, global)
+		}
+		if cmd.Long != "" && cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+		if !strings.Contains(help, "--created-after ") {
+			return
+		}
+		filtered++
+		if !slices.Equal(picks, filter) {
+			t.Errorf("%s: the filter's flags are %q, want %q", cmd.CommandPath(), picks, filter)
+		}
+		if slices.ContainsFunc(own, func(name string) bool { return slices.Contains(filter, name) }) {
+			t.Errorf("%s: flags of the filter are among its own: %q", cmd.CommandPath(), own)
+		}
+		if at := strings.Index(help, "\nFilter:\n"); at < strings.Index(help, "\nFlags:\n") || at > strings.Index(help, "\nGlobal flags:\n") {
+			t.Errorf("%s: the filter is not between the other flags:\n%s", cmd.CommandPath(), help)
+		}
+	}
+	walk(newRootCommand(&app{}))
+	if filtered < 10 {
+		t.Errorf("%d commands have a filter", filtered)
+	}
 }
 
 // Ctrl-C while a question waits for its answer.

@@ -19,9 +19,11 @@ func newMigrateCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migrate",
 		Short: "Create, show or drop drover's tables",
-		Long: `Create, show or drop drover's tables, in the schema of --schema or DROVER_SCHEMA, or else the first that the search_path finds.
+		Long: `Create, show or drop drover's tables. They are in the schema of --schema or DROVER_SCHEMA, or else in the first
+existing schema of the search_path.
 
-The same by hand: goose -dir migrations -table ` + migrations.Table + ` postgres "$DATABASE_URL" up`,
+You can also run goose: goose -dir migrations -table ` + migrations.Table + ` postgres "$DATABASE_URL" up`,
+		Example: "  drover migrate up --create-schema --schema drover",
 	})
 	cmd.AddCommand(newMigrateUpCommand(a), newMigrateDownCommand(a), newMigrateStatusCommand(a))
 	return cmd
@@ -31,7 +33,7 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 	var create bool
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Apply the migrations that are missing",
+		Short: "Apply the missing migrations",
 		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if create && a.drovers() == "" {
@@ -40,7 +42,7 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 			return a.migrateUp(cmd.Context(), create)
 		},
 	}
-	cmd.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if there is none")
+	cmd.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if it does not exist")
 	return cmd
 }
 
@@ -122,11 +124,11 @@ func newMigrateDownCommand(a *app) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Drop drover's tables, and all jobs with them",
+		Short: "Drop drover's tables with all jobs",
 		Args:  args(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.migrateDown(cmd.Context(), yes) },
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	return cmd
 }
 

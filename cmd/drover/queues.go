@@ -17,7 +17,7 @@ import (
 func newQueuesCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "queues",
-		Short: "Show the queues and what is paused; pause and resume a queue, a kind, or all jobs",
+		Short: "Show the queues and the pauses; pause and resume a queue, a kind, or all jobs",
 	})
 	cmd.AddCommand(newQueuesListCommand(a), newQueuesPauseCommand(a), newQueuesResumeCommand(a))
 	return cmd
@@ -26,13 +26,14 @@ func newQueuesCommand(a *app) *cobra.Command {
 func newQueuesListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "Count the jobs of each queue, and show what is paused, by whom and why",
-		Long: `Count the jobs of each queue, and show what is paused, by whom and why.
+		Short: "Count the jobs of each queue, and show the pauses with name and reason",
+		Long: `Count the jobs of each queue, and show the pauses with name and reason.
 
-The numbers of a queue with over 200 jobs that have not ended, or over 200 dead letters, have a ~: what is over that is
-estimated from a sample of the table.`,
-		Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.listQueues(cmd.Context()) },
+A number with a ~ is an estimate. The command counts up to 200 unfinished jobs and up to 200 dead letters of
+a queue. It estimates larger numbers from a sample of the table.`,
+		Example: "  drover queues list --json",
+		Args:    args(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.listQueues(cmd.Context()) },
 	}
 }
 
@@ -145,7 +146,7 @@ type scopeFlags struct {
 
 func addScopeFlags(cmd *cobra.Command) *scopeFlags {
 	f := &scopeFlags{}
-	cmd.Flags().StringVar(&f.kind, "kind", "", "all jobs of this kind, in every queue")
+	cmd.Flags().StringVar(&f.kind, "kind", "", "all jobs of this kind in every queue")
 	cmd.Flags().BoolVar(&f.all, "all", false, "all jobs")
 	return f
 }
@@ -212,13 +213,14 @@ func (e *end) after(now time.Time) time.Time {
 func newQueuesPauseCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pause NAME | --kind KIND | --all",
-		Short: "Start no more jobs of a queue, of a kind, or at all",
-		Long: `Start no more jobs of a queue, of a kind, or at all, in all processes. Jobs that run go on, and jobs are
-enqueued as usual.
+		Short: "Pause a queue, a kind, or all jobs: no more of them start",
+		Long: `Pause a queue, a kind, or all jobs. No process starts them until you resume. Running jobs go on, and you can
+enqueue as usual.
 
-The command returns when no such job can start any more: every living supervisor has confirmed that. Usually that
-takes moments. It waits for a process that does not answer until the lease of that process is over. If you stop the
-command before, the pause stays, and the supervisors that have not confirmed are named.`,
+The command returns once every living supervisor has confirmed the pause. From then on no paused job can
+start. This usually takes moments. If a process does not answer, the command waits until its lease has
+expired. If you stop the command earlier, the pause stays, and the command names the supervisors that have not
+confirmed it.`,
 		Example: `  drover queues pause emails --why "the mail provider is down"
   drover queues pause --kind webhook --until 30m
   drover queues pause --all --until 2026-03-01T06:00:00Z`,
@@ -226,7 +228,7 @@ command before, the pause stays, and the supervisors that have not confirmed are
 	}
 	pick := addScopeFlags(cmd)
 	var until end
-	cmd.Flags().Var(&until, "until", "the pause ends then, or after so long (default: when it is resumed)")
+	cmd.Flags().Var(&until, "until", "end of the pause: RFC 3339, or how long from now, such as 30m, 2h, 7d (default: when it is resumed)")
 	by := addAuditFlags(cmd, "kept with the pause")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		scope, err := pick.scope(cmd, names)
@@ -247,7 +249,7 @@ command before, the pause stays, and the supervisors that have not confirmed are
 func newQueuesResumeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "resume NAME | --kind KIND | --all",
-		Short:   "Start jobs again that were paused: a queue, a kind, or all, as they were paused",
+		Short:   "End the pause of a queue, of a kind, or of all jobs",
 		Example: `  drover queues resume emails --why "the mail provider is back"`,
 		Args:    args(cobra.MaximumNArgs(1)),
 	}

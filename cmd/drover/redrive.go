@@ -21,25 +21,28 @@ import (
 func newRedriveCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "redrive",
-		Short: "Bring many dead jobs back, at a pace",
-		Long: `Bring many dead jobs back, at a pace.
+		Short: "Make many dead jobs due again, so many a second",
+		Long: `Make many dead jobs due again, so many a second.
 
-A redrive is a row in the database that running supervisors carry on: this command may end, it goes on.`,
+A redrive is a row in the database, and running supervisors carry it out. It goes on after this command ends.`,
+		Example: "  drover redrive start --kind charge --rate 20 --watch",
 	})
 	cmd.AddCommand(newRedriveStartCommand(a), newRedriveListCommand(a), newRedriveShowCommand(a), newRedriveWatchCommand(a),
-		newRedriveVerbCommand(a, "pause", "Make no more jobs due for now", (*drover.Client).PauseRedrive),
-		newRedriveVerbCommand(a, "resume", "Go on with a paused redrive", (*drover.Client).ResumeRedrive),
-		newRedriveVerbCommand(a, "abort", "End a redrive: what it has not made due stays dead", (*drover.Client).AbortRedrive))
+		newRedriveVerbCommand(a, "pause", "Pause a redrive: it makes no more jobs due until it is resumed", (*drover.Client).PauseRedrive),
+		newRedriveVerbCommand(a, "resume", "Resume a paused redrive", (*drover.Client).ResumeRedrive),
+		newRedriveVerbCommand(a, "abort", "Abort a redrive: jobs that are not due yet stay dead", (*drover.Client).AbortRedrive))
 	return cmd
 }
 
 func newRedriveStartCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start [ID...]",
-		Short: "Begin a redrive of all jobs that the filters pick",
-		Long: `Begin a redrive of all jobs that the filters pick: discarded ones, or with --state cancelled or parked those.
+		Short: "Start a redrive of the jobs that match all filter flags",
+		Long: `Start a redrive of the jobs that match all filter flags. It redrives discarded jobs, or cancelled or parked jobs
+if --state names one of these states.
 
---dry-run shows what would come back and changes nothing. --watch stays and shows the progress; Ctrl-C ends the showing, not the redrive.`,
+--dry-run shows how many jobs would become due, and changes nothing. --watch shows the progress until the redrive
+ends. Ctrl-C ends the watching, and the redrive goes on.`,
 		Example: `  drover redrive start --kind charge --reason attempts_exhausted --dry-run
   drover redrive start --kind charge --rate 20 --per-key 5 --key-from customer.id --canary 10 --why "bank is back" --watch`,
 	}
@@ -63,7 +66,7 @@ func newRedriveStartCommand(a *app) *cobra.Command {
 func newFailuresRedriveCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "redrive FINGERPRINT",
-		Short:   "Bring back all jobs that died of a failure, at a pace",
+		Short:   "Make all jobs due again that were discarded with a failure, so many a second",
 		Example: `  drover failures redrive c0ffee00c0ffee00 --rate 20 --canary 10 --why "fixed in v1.4"`,
 		Args:    args(cobra.ExactArgs(1)),
 	}
@@ -93,17 +96,17 @@ type redriveFlags struct {
 func addRedriveFlags(cmd *cobra.Command) *redriveFlags {
 	how := &redriveFlags{}
 	f := cmd.Flags()
-	f.Float64Var(&how.plan.Rate, "rate", 0, "jobs a second that get due in one queue (default 50)")
-	f.IntVar(&how.plan.PerKey, "per-key", 0, "jobs of one key that are out at once, over all supervisors (default no cap)")
-	f.StringVar(&how.plan.KeyFrom, "key-from", "", "where in the args a job's key is, such as customer.id (default: its concurrency key)")
-	f.IntVar(&how.plan.Limit, "limit", 0, "so many at most, those that ended first (default all)")
-	f.IntVar(&how.plan.Canary, "canary", 0, "so many go first, and the others once these have completed")
-	f.IntVar(&how.plan.CanaryFailures, "canary-failures", 0, "abort when more canaries fail than this")
-	f.IntVar(&how.plan.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs")
-	f.StringVar(&how.patch, "args-patch", "", "JSON merge patch of the args")
+	f.Float64Var(&how.plan.Rate, "rate", 0, "jobs of each queue that become due in a second (default 50)")
+	f.IntVar(&how.plan.PerKey, "per-key", 0, "redriven jobs of one key that may be due or running together, over all supervisors (default: no cap)")
+	f.StringVar(&how.plan.KeyFrom, "key-from", "", "`path` to the key in the args, such as customer.id (default: the job's concurrency key)")
+	f.IntVar(&how.plan.Limit, "limit", 0, "redrive at most this many jobs; the jobs discarded first come first (default: all)")
+	f.IntVar(&how.plan.Canary, "canary", 0, "redrive this many jobs first, and the others once these have completed")
+	f.IntVar(&how.plan.CanaryFailures, "canary-failures", 0, "abort the redrive if more canaries than this fail")
+	f.IntVar(&how.plan.MaxAttempts, "max-attempts", 0, "new maximum of attempts (default: unchanged)")
+	f.StringVar(&how.patch, "args-patch", "", "change the args by this `JSON` merge patch")
 	how.by = addAuditFlags(cmd, "kept with the redrive")
-	f.BoolVar(&how.dryRun, "dry-run", false, "show what would come back, and change nothing")
-	f.BoolVar(&how.watch, "watch", false, "show the progress until it has ended")
+	f.BoolVar(&how.dryRun, "dry-run", false, "show how many jobs would become due, and change nothing")
+	f.BoolVar(&how.watch, "watch", false, "show the progress until the redrive has ended")
 	return how
 }
 
@@ -311,7 +314,7 @@ func newRedriveListCommand(a *app) *cobra.Command {
 			return a.listRedrives(cmd.Context(), limit)
 		},
 	}
-	cmd.Flags().IntVar(&limit, "limit", 20, "at most so many, 1 to 1000")
+	cmd.Flags().IntVar(&limit, "limit", 20, "longest list, 1 to 1000")
 	return cmd
 }
 
@@ -463,10 +466,12 @@ func newRedriveWatchCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch ID",
 		Short: "Show a redrive's progress until it has ended",
-		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the showing, not the redrive.
+		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the watching, and the redrive goes on. If the
+connection is lost, the command tries to connect again for up to a minute.
 
-With --json it prints the redrive once, as it stands. A lost connection is made anew for up to a minute.`,
-		Args: args(cobra.ExactArgs(1)),
+With --json it prints the redrive once, as it is now.`,
+		Example: "  drover redrive watch 01ARZ3NDEKTSV4RRFFQ69G5FAV",
+		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := a.open(cmd.Context())
 			if err != nil {

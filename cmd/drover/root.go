@@ -28,7 +28,9 @@ func newRootCommand(a *app) *cobra.Command {
 		Short: "Operate drover, the job queue inside your Postgres",
 		Long: `Operate drover, the job queue inside your Postgres.
 
-The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a failure, 2 for a wrong use; check has its own.`,
+Give the database with --url or in DATABASE_URL. The exit code is 0 if all went well, 1 after a failure, and 2 if the
+command line is wrong. The command check has exit codes of its own.`,
+		Example:       `  drover stats --url ` + exampleURL,
 		Version:       version(),
 		SilenceErrors: true, // main prints them, once
 		SilenceUsage:  true,
@@ -37,10 +39,11 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetUsageTemplate(usageTemplate)
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.url, "url", "", "database URL (default $DATABASE_URL)")
-	flags.StringVar(&a.schema, "schema", "", "schema with drover's tables (default $DROVER_SCHEMA, then the search_path of the URL, then of the server)")
-	flags.BoolVar(&a.json, "json", false, "print JSON")
+	flags.StringVar(&a.url, "url", "", "URL of the database (default $DATABASE_URL)")
+	flags.StringVar(&a.schema, "schema", "", "schema of drover's tables (default: $DROVER_SCHEMA, or else the search_path of the URL or of the server)")
+	flags.BoolVar(&a.json, "json", false, "print JSON instead of text")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkFlags(cmd) }
 	root.SetHelpCommand(newHelpCommand())
 	help := root.HelpFunc()
@@ -72,6 +75,30 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 	return root
 }
 
+// usageTemplate is the end of each help text. A command's own flags come first, then the filter's, then the global ones.
+// Flags of the filter are the persistent flags of a command below the root: see addFilterFlags.
+const usageTemplate = `Usage:{{if .Runnable}}
+  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} [command]{{end}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{if .HasAvailableSubCommands}}
+
+Commands:{{range .Commands}}{{if (or .IsAvailableCommand (eq .Name "help"))}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}
+
+Flags:
+{{.LocalNonPersistentFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{if .HasAvailablePersistentFlags}}
+
+{{if .HasParent}}Filter{{else}}Global flags{{end}}:
+{{.PersistentFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableInheritedFlags}}
+
+Global flags:
+{{.InheritedFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableSubCommands}}
+
+Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}
+`
+
 // checkFlags refuses an empty --url or --schema: a variable that is not set must not lead to another database.
 func (a *app) checkFlags(cmd *cobra.Command) error {
 	for _, flag := range []struct{ name, value string }{{"url", a.url}, {"schema", a.schema}} {
@@ -90,7 +117,7 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 func newHelpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [command]",
-		Short: "Help about any command",
+		Short: "Show the help of a command",
 		RunE: func(cmd *cobra.Command, words []string) error {
 			found, rest, err := cmd.Root().Find(words)
 			if err != nil {

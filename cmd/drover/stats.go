@@ -14,7 +14,7 @@ import (
 func newStatsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stats",
-		Short: "Count jobs by queue and state, show supervisors and what was discarded",
+		Short: "Count jobs by queue and state, and show the supervisors and the dead letters",
 		Args:  args(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.stats(cmd.Context()) },
 	}

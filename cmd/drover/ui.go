@@ -27,13 +27,13 @@ func newUICommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "Serve web pages about queues, jobs and failures",
-		Long: `Serve web pages about queues, jobs and failures, until Ctrl-C. They change nothing, unless you say
---write: then the pages have buttons to redrive, cancel, pause and so on, and whoever can open them
-can press these. Each change is recorded with the name of --by, and with the reason that was typed in.
+		Long: `Serve web pages about queues, jobs and failures, until Ctrl-C. Without --write the pages change nothing.
+With --write they have buttons to redrive, cancel, pause and so on, and everybody who can open the pages
+can press them. Each change is recorded with the name of --by, and with the reason that the user types.
 
 The pages show args and error texts, so by default only this machine can reach them. An --addr that
 others can reach needs a --token: the pages then ask for it, and programs send it as
-"Authorization: Bearer TOKEN". The command does not encrypt what it sends. Put a proxy with TLS in
+"Authorization: Bearer TOKEN". The command does not encrypt its answers. Put a proxy with TLS in
 front of it.
 
 To have the pages in your own application, behind its own log-in, see docs/ui.md.`,
@@ -57,7 +57,7 @@ To have the pages in your own application, behind its own log-in, see docs/ui.md
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.addr, "addr", "127.0.0.1:8700", "listen on this `host:port`; port 0 takes any that is free")
+	f.StringVar(&o.addr, "addr", "127.0.0.1:8700", "listen on this `host:port`; port 0 picks a free port")
 	f.StringVar(&o.token, "token", "", "ask for this `password`, at least 16 characters; @FILE reads it from a file")
 	f.BoolVar(&o.write, "write", false, "let the pages change jobs, pauses, failures, schedules and redrives")
 	f.StringVar(&o.by, "by", "", "`name` that is recorded with changes (default: your user name)")
