@@ -110,7 +110,7 @@ A job stays if the database refuses to delete it. The command lists such jobs, a
 	})
 }
 
-// archiveVerb completes a command with the filter's flags and its own.
+// archiveVerb adds the filter's flags and the command's own flags to a command.
 func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command), do func(*cobra.Command, *filterFlags) error) *cobra.Command {
 	flags := addFilterFlags(cmd)
 	if own != nil {
@@ -134,7 +134,7 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 	return cmd
 }
 
-// move moves jobs between the tables and tells how many.
+// move moves jobs between the tables and prints their number.
 func (a *app) move(ctx context.Context, done string, do func(context.Context, *session) (drover.ArchiveResult, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -174,7 +174,7 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool, audit dro
 		n, err := s.client.ExportArchive(ctx, io.Discard, flags.at(s.now))
 		var unread *drover.RefusedError
 		switch {
-		case errors.As(err, &unread): // the purge deletes these as well
+		case errors.As(err, &unread): // the purge deletes the unreadable jobs as well
 			n += int64(len(unread.Refused))
 		case err != nil:
 			return flagNames(err)

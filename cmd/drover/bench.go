@@ -107,7 +107,8 @@ func (a *app) bench(ctx context.Context, o bench.Options) (err error) {
 	return errors.Join(err, a.printBench(report, source))
 }
 
-// benchDatabase is the command line's database, else one found or started, which end ends.
+// benchDatabase returns the database of the command line. If there is none, it finds or starts a server, and end stops
+// that server.
 func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source string, end func() error, err error) {
 	if a.databaseURL() != "" {
 		config, err := a.poolConfig()
@@ -123,8 +124,8 @@ func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source
 	return config, server.Source(), server.Close, nil
 }
 
-// startPostgres makes a server that counts statements, or one that does not where that extension is not installed. No
-// checkpoint by time or size should fall into a measurement.
+// startPostgres starts a server that counts statements with pg_stat_statements. If that fails, because the extension is
+// not installed, it starts a server without it. The settings keep checkpoints by time and by size out of a measurement.
 func (a *app) startPostgres(ctx context.Context) (*pgdev.Server, error) {
 	options := pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Docker, pgdev.Download},
@@ -139,7 +140,7 @@ func (a *app) startPostgres(ctx context.Context) (*pgdev.Server, error) {
 	return pgdev.Start(ctx, options)
 }
 
-// printBench prints what was measured, with the words of the JSON keys beside those for people.
+// printBench prints each measured value with a name for people and with its JSON key.
 func (a *app) printBench(r *bench.Report, source string) error {
 	rows := [][]string{{"MEASURED", "", "JSON KEY"}}
 	number := func(name string, v *float64, unit, key string) {

@@ -79,7 +79,7 @@ never one that refuses for good.`,
 	return cmd
 }
 
-// demoProgram is one of the processes that the demo starts.
+// demoProgram returns a hidden command that the demo starts as a process.
 func demoProgram(a *app, name demo.Program, run demo.Main) *cobra.Command {
 	return &cobra.Command{
 		Use:    string(name),
@@ -89,7 +89,7 @@ func demoProgram(a *app, name demo.Program, run demo.Main) *cobra.Command {
 	}
 }
 
-// demo tells the story on standard output. With --json that has the figures alone, and the story goes beside it.
+// demo prints the story on standard output. With --json it prints the figures there, and the story on standard error.
 func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -110,7 +110,7 @@ func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	return printed
 }
 
-// deliveries reads the file, or what comes with the program. Broken lines are an error unless they may be skipped.
+// deliveries reads the file, or the built-in file if the name is empty. Broken lines are an error, unless skipBad is set.
 func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	var in io.Reader = bytes.NewReader(testdata.Webhooks)
 	name := "the built-in file"
@@ -137,7 +137,7 @@ func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	return good, nil
 }
 
-// maxLineErrors is how many broken lines are told of: a file of another format is broken in all of them.
+// maxLineErrors is how many broken lines the command lists. In a file of another format, all lines are broken.
 const maxLineErrors = 20
 
 func lineErrors(broken []*demo.LineError) string {

@@ -23,7 +23,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// enqueueFlags are the flags whose text has to be read.
+// enqueueFlags are the flags of drover enqueue. Some are kept as text, which item parses.
 type enqueueFlags struct {
 	job                            jobdoc.Job
 	args, retry, metadata, unique  string
@@ -31,7 +31,7 @@ type enqueueFlags struct {
 	lines                          string
 }
 
-const enqueueBatch = 1000 // lines that are stored together
+const enqueueBatch = 1000 // lines in a transaction
 
 func newEnqueueCommand(a *app) *cobra.Command {
 	f := &enqueueFlags{}
@@ -94,7 +94,8 @@ times in RFC 3339. A job is not stored if its id exists already. So you can repe
 	return cmd
 }
 
-// check refuses flags that would be ignored, and empty ones: a variable that is not set must not mean the default.
+// check refuses flags that would be ignored. It also refuses empty flags, because an unset shell variable must not mean the
+// default.
 func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
 	for _, name := range []string{
 		"lines", "args", "id", "queue", "priority", "delay", "scheduled-at", "max-attempts", "retry", "timeout", "expires-at", "retry-until", "tag", "metadata", "key", "unique",
@@ -116,7 +117,7 @@ func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
 	return nil
 }
 
-// item reads the flags.
+// item parses the flags.
 func (f *enqueueFlags) item(a *app, kind string) (item drover.EnqueueItem, err error) {
 	f.job.Kind = kind
 	if f.args != "" {
@@ -172,7 +173,7 @@ func (a *app) readJSON(flag, text string) (json.RawMessage, error) {
 	return doc, nil
 }
 
-// input opens a file; - is standard input.
+// input opens a file. The name - means standard input.
 func (a *app) input(name string) (io.ReadCloser, error) {
 	if name == "-" {
 		return io.NopCloser(a.stdin), nil
@@ -180,10 +181,10 @@ func (a *app) input(name string) (io.ReadCloser, error) {
 	return os.Open(name)
 }
 
-// enqueued is what became of a job.
+// enqueued is the result of one job with --json.
 type enqueued struct {
 	ID        string `json:"id"`
-	Existing  bool   `json:"existing,omitempty"` // it was there already
+	Existing  bool   `json:"existing,omitempty"` // the job was stored before
 	Replaced  bool   `json:"replaced,omitempty"`
 	Debounced bool   `json:"debounced,omitempty"`
 }
@@ -205,8 +206,8 @@ func (a *app) printEnqueued(r drover.Receipt) error {
 	return err
 }
 
-// enqueueOne chooses the id itself: after an error that leaves open whether the job was stored, it says how to repeat the
-// command.
+// enqueueOne chooses the id itself. So after an error that leaves open whether the job was stored, it can print how to
+// repeat the command without storing the job twice.
 func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -226,7 +227,7 @@ func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
 	return a.printEnqueued(receipt)
 }
 
-// enqueueLines stores a thousand lines at a time.
+// enqueueLines stores a thousand lines in each transaction.
 func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -236,7 +237,7 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 	lines := bufio.NewReader(in)
 	for first, done := 1, false; !done; first += enqueueBatch {
 		var items []drover.EnqueueItem
-		var at []int // their lines
+		var at []int // the line numbers of items
 		for n := first; n < first+enqueueBatch && !done; n++ {
 			line, err := lines.ReadBytes('\n')
 			if done = errors.Is(err, io.EOF); err != nil && !done {
@@ -274,7 +275,7 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 	return nil
 }
 
-// storedBefore says which lines went before those that failed.
+// storedBefore names the lines that were stored before the failed batch.
 func storedBefore(first int) string {
 	if first == 1 {
 		return "; no line is stored"
@@ -282,7 +283,7 @@ func storedBefore(first int) string {
 	return fmt.Sprintf("; lines 1 to %d are stored", first-1)
 }
 
-// goOnFrom is for a line that is wrong: nothing of its thousand is stored.
+// goOnFrom is the advice after a wrong line: the batch of the line is not stored.
 func goOnFrom(first int) string {
 	if first == 1 {
 		return storedBefore(first)
@@ -290,7 +291,7 @@ func goOnFrom(first int) string {
 	return fmt.Sprintf("%s: mend the line, and give the lines from %d on", storedBefore(first), first)
 }
 
-// readLine reads one line. A key that no job has would be a slip of the pen.
+// readLine parses one line. An unknown key is an error, because it is probably misspelt.
 func readLine(line []byte) (item drover.EnqueueItem, err error) {
 	var l jobdoc.Job
 	if err := strictly(line, &l); err != nil {
@@ -299,7 +300,7 @@ func readLine(line []byte) (item drover.EnqueueItem, err error) {
 	return l.Item()
 }
 
-// strictly reads one JSON value without unknown keys.
+// strictly parses one JSON value, and refuses unknown keys.
 func strictly(doc []byte, to any) error {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	d.DisallowUnknownFields()
@@ -312,7 +313,7 @@ func strictly(doc []byte, to any) error {
 	return nil
 }
 
-// jsonFault puts what encoding/json reports into the words of JSON: nobody who writes it knows the types of Go.
+// jsonFault rewrites an error of encoding/json in the words of JSON, because people who write JSON need not know Go's types.
 func jsonFault(err error) error {
 	var kind *json.UnmarshalTypeError
 	var syntax *json.SyntaxError
@@ -342,7 +343,7 @@ func jsonFault(err error) error {
 	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 }
 
-// enqueueNames calls what the library refused by its flag.
+// enqueueNames replaces the library's name of a refused field by its flag.
 func enqueueNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
@@ -355,7 +356,7 @@ func enqueueNames(err error) error {
 	).Replace(err.Error()))
 }
 
-// lineFields calls what the library refused by its key in the line.
+// lineFields replaces the library's name of a refused field by its key in the line.
 func lineFields(refusal string) string {
 	return strings.NewReplacer(
 		"Queue:", "queue:", "Priority:", "priority:", "ScheduledAt:", "scheduled_at:", "Delay:", "delay:", "MaxAttempts:", "max_attempts:", "Timeout:", "timeout:",
@@ -365,7 +366,7 @@ func lineFields(refusal string) string {
 	).Replace(refusal)
 }
 
-// lineNames says in which line a job is that the library refused.
+// lineNames replaces the index of a refused job by its line number.
 func lineNames(err error, at []int) string {
 	return lineFields(regexp.MustCompile(`items\[(\d+)\]\.?`).ReplaceAllStringFunc(err.Error(), func(found string) string {
 		n, _ := strconv.Atoi(strings.Trim(found, "items[]."))

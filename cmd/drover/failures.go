@@ -93,7 +93,7 @@ func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) err
 	return table(a.stdout, rows)
 }
 
-// statusOf is a group's status, and what else one should know at once.
+// statusOf is a group's status, with a mark for a regression and with the group's policy.
 func statusOf(g *drover.FailureGroup) string {
 	status := string(g.Status)
 	if g.Status == drover.FailureOpen && g.Regressions > 0 {
@@ -224,15 +224,15 @@ func newFailuresPolicyCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changed is what became of one failure group.
+// changed is the result of one failure group with --json.
 type changed struct {
 	Fingerprint string `json:"fingerprint"`
 	Result      string `json:"result,omitempty"`
 	Error       string `json:"error,omitempty"`
 }
 
-// eachFailure does one thing to each group and tells what happened. One that is unknown or refused does not keep it
-// from the next; it is an error in the end.
+// eachFailure changes each group and prints the results. It goes on after a group that is unknown or refused, and returns
+// an error at the end.
 func (a *app) eachFailure(ctx context.Context, prints []string, result string, do func(context.Context, *session, string) error) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -265,7 +265,7 @@ func (a *app) eachFailure(ctx context.Context, prints []string, result string, d
 	return nil
 }
 
-// failureFlags makes an argument that the library refused a wrong use, and calls it by its flag.
+// failureFlags turns a refused argument into a usage error that names the flag.
 func failureFlags(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err

@@ -95,7 +95,7 @@ func (a *app) printHealth(s *session, h *health.Report) error {
 			oldest = span(max(0, h.At.Sub(*q.OldestDue)))
 		}
 		due := fmt.Sprint(q.Due)
-		if q.Due >= 1000 { // of a lane more are not counted
+		if q.Due >= 1000 { // the server counts up to 1,000 due jobs in a lane
 			due += "+"
 		}
 		queues = append(queues, []string{q.Queue, due, oldest, fmt.Sprint(q.Supervisors)})
@@ -112,7 +112,7 @@ func (a *app) printHealth(s *session, h *health.Report) error {
 	return nil
 }
 
-// size rounds a size to what a person reads at a glance: 512 B, 16 KiB, 3 MiB, 20 GiB.
+// size rounds a size for people: 512 B, 16 KiB, 3 MiB, 20 GiB.
 func size(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	i := 0

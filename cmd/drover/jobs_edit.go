@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// editFlags are what jobs edit changes.
+// editFlags are the flags of drover jobs edit that change something.
 type editFlags struct {
 	edit             drover.JobEdit
 	at, retry, patch string
@@ -60,7 +60,7 @@ parking. A job that runs or has ended stays as it is.`,
 	return cmd
 }
 
-// check reads the flags. It refuses what would pass for a flag that was not given.
+// check parses the flags. It refuses zero values, because the library would take them for flags that were not given.
 func (f *editFlags) check(cmd *cobra.Command) error {
 	changed := cmd.Flags().Changed
 	times := []string{"run-now", "at", "delay"}
@@ -106,7 +106,7 @@ func (f *editFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// editNames calls what the library refused by its flag.
+// editNames replaces the library's name of a refused field by its flag.
 func editNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err

@@ -86,18 +86,18 @@ func (a *app) summary(ctx context.Context) error {
 	return table(a.stdout, rows)
 }
 
-// manyVerb is a verb over all jobs that fit.
+// manyVerb is a command that changes all jobs that match a filter.
 type manyVerb struct {
-	done string                             // what becomes of the jobs: cancelled
-	of   func(drover.Filter) []drover.State // the states that it changes jobs of
+	done string                             // the past participle of the verb, such as cancelled
+	of   func(drover.Filter) []drover.State // the states of the jobs that it changes
 	do   func(client *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error)
-	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // says what became of it; nil: ids are asked for like a filter
-	kept string                                                                                          // where --by and --why are found again
+	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // changes one job and returns the result; nil: ids are handled like a filter, with a question
+	kept string                                                                                          // where drover keeps --by and --why
 
-	check func(cmd *cobra.Command) error // reads the verb's own flags; nil: it has none
+	check func(cmd *cobra.Command) error // parses the command's own flags; nil: it has none
 }
 
-// ended says what became of a job that should end.
+// ended returns the function one of a command that ends jobs.
 func ended(done string, end func(*drover.Client, context.Context, string, drover.Audit) (drover.State, error)) func(*drover.Client, context.Context, string, drover.Audit) (string, error) {
 	return func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) {
 		was, err := end(client, ctx, id, audit)
@@ -148,7 +148,8 @@ discarded, with --reason, or by their ids.`,
 	})
 }
 
-// newManyCommand gives a command the filter's flags. Ids alone are done one by one, without a question.
+// newManyCommand gives a command the filter's flags. With ids alone, the command changes one job after the other without a
+// question, if the verb has a function for one job.
 func newManyCommand(a *app, cmd *cobra.Command, v manyVerb) *cobra.Command {
 	cmd.Long += `
 
@@ -260,7 +261,7 @@ func unfinished(drover.Filter) []drover.State {
 	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked}
 }
 
-// deletable are the states of jobs that a filter lets be deleted: dead letters only where it names them.
+// deletable are the states of jobs that may be deleted. Dead letters are among them only if the filter names them.
 func deletable(f drover.Filter) []drover.State {
 	ended := []drover.State{drover.Completed, drover.Cancelled}
 	if f.State == drover.Discarded || f.Reason != "" || len(f.IDs) > 0 {
@@ -269,7 +270,7 @@ func deletable(f drover.Filter) []drover.State {
 	return ended
 }
 
-// countOf counts the jobs that fit and are in one of the states.
+// countOf counts the jobs that match the filter and are in one of the states.
 func (s *session) countOf(ctx context.Context, filter drover.Filter, states []drover.State) (n int64, err error) {
 	for _, state := range states {
 		if filter.State != "" && filter.State != state {
@@ -286,7 +287,7 @@ func (s *session) countOf(ctx context.Context, filter drover.Filter, states []dr
 	return n, nil
 }
 
-// confirmMany asks once it is known how many jobs it is about.
+// confirmMany asks whether to change n jobs.
 func (a *app) confirmMany(ctx context.Context, s *session, n int64, v manyVerb) error {
 	fit := fmt.Sprintf("%s in database %q, schema %q", plural(n, "job"), s.database, s.schema)
 	if !a.interactive {

@@ -46,10 +46,10 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// migrations go to the schema of the command line.
+// migrations are drover's migrations for the schema of the command line.
 func (a *app) migrations() migrations.Schema { return migrations.Schema(a.drovers()) }
 
-// names qualify drover's names in the SQL of migrate.
+// names adds the schema to drover's names in the SQL of migrate.
 func (a *app) names() *pg.Names { return pg.NewNames(a.drovers()) }
 
 func (a *app) migrateUp(ctx context.Context, create bool) error {
@@ -75,7 +75,7 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 	var server *pgconn.PgError
 	renamed := errors.As(err, &server) && server.Code == "3F000"
 	upErr := a.migrations().Up(ctx, pool)
-	after, err := a.migrations().List(ctx, pool) // what stands in front of a migration that failed is applied
+	after, err := a.migrations().List(ctx, pool) // the migrations before a failed one are applied
 	if err != nil {
 		return errors.Join(upErr, err)
 	}
@@ -109,7 +109,7 @@ func (a *app) createSchema(ctx context.Context) error {
 	return nil
 }
 
-// pending are the files that are not applied.
+// pending returns the files of the migrations that are not applied.
 func pending(list []migrations.Status) []string {
 	files := []string{}
 	for _, m := range list {
@@ -173,10 +173,10 @@ func (a *app) migrateDown(ctx context.Context, yes bool) error {
 	return nil
 }
 
-// doomed is what a migration down would drop.
+// doomed describes what migrate down would drop.
 type doomed struct {
 	database, schema                  string
-	there                             bool // the tables are
+	there                             bool // the tables exist
 	jobs, unfinished, liveSupervisors int64
 }
 

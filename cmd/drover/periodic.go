@@ -143,7 +143,7 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 	return nil
 }
 
-// printTicks lists the next runs, or says why there is none.
+// printTicks lists the next runs, or prints why there are none.
 func (a *app) printTicks(ticks []time.Time, state drover.PeriodicState, now time.Time) {
 	if len(ticks) == 0 {
 		why := ""
@@ -237,7 +237,7 @@ schedule with drover periodic pause.`,
 		if err := by.check(cmd); err != nil {
 			return err
 		}
-		for _, name := range []string{"zone", "queue", "retry", "key", "metadata"} { // a variable that is not set must not mean the default
+		for _, name := range []string{"zone", "queue", "retry", "key", "metadata"} { // an unset shell variable must not mean the default
 			if flag := cmd.Flags().Lookup(name); flag.Changed && flag.Value.String() == "" {
 				return usagef("--%s: is empty", name)
 			}
@@ -306,10 +306,10 @@ func newPeriodicPauseCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// later is a flag that takes a time, or how long from now it is.
+// later is a flag that takes a time, or a duration from now.
 type later struct{ moment }
 
-// Set reads the flag.
+// Set parses the flag.
 func (m *later) Set(text string) error {
 	if m.moment.Set(text) != nil {
 		return errors.New("neither RFC 3339, such as 2030-01-31T12:00:00Z, nor how long from now, such as 90m, 2h or 7d")
@@ -317,7 +317,7 @@ func (m *later) Set(text string) error {
 	return nil
 }
 
-// after is the time; zero if the flag was not given.
+// after returns the time, or zero if the flag was not given.
 func (m *later) after(now time.Time) time.Time {
 	switch {
 	case m.text == "":
@@ -364,7 +364,7 @@ func newPeriodicRunCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changedPeriodic is what a verb prints with --json.
+// changedPeriodic is the output of a change with --json.
 type changedPeriodic struct {
 	Name   string `json:"name"`
 	Result string `json:"result"`
@@ -394,7 +394,7 @@ func (a *app) printPeriodic(c changedPeriodic) error {
 	return nil
 }
 
-// periodicFlags makes an argument that the library refused a wrong use, and calls it by its flag.
+// periodicFlags turns a refused argument into a usage error that names the flag.
 func periodicFlags(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err

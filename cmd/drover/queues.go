@@ -67,7 +67,7 @@ func (a *app) listQueues(ctx context.Context) error {
 	return a.printPauses(snap.Pauses, snap.At)
 }
 
-// queueRows is a table of queues.
+// queueRows returns the rows of the table of queues.
 func queueRows(snap *drover.Snapshot) [][]string {
 	states := []drover.State{drover.Available, drover.Running, drover.Retryable, drover.Scheduled, drover.Parked, drover.Discarded}
 	head := []string{"QUEUE", "PAUSED", "OLDEST DUE"}
@@ -97,7 +97,7 @@ func queueRows(snap *drover.Snapshot) [][]string {
 	return rows
 }
 
-// printPauses shows what is paused.
+// printPauses prints the pauses.
 func (a *app) printPauses(pauses []drover.PauseInfo, now time.Time) error {
 	if len(pauses) == 0 {
 		fmt.Fprintln(a.stdout, "nothing is paused")
@@ -138,7 +138,7 @@ func pauseNote(p *drover.PauseInfo, now time.Time) string {
 	return note
 }
 
-// scopeFlags say which jobs are paused or resumed.
+// scopeFlags pick the jobs to pause or resume.
 type scopeFlags struct {
 	kind string
 	all  bool
@@ -151,7 +151,7 @@ func addScopeFlags(cmd *cobra.Command) *scopeFlags {
 	return f
 }
 
-// scope is what the command line names: a queue, a kind, or all jobs.
+// scope returns the scope that the command line names: a queue, a kind, or all jobs.
 func (f *scopeFlags) scope(cmd *cobra.Command, names []string) (drover.Scope, error) {
 	kind := cmd.Flags().Changed("kind")
 	switch given := len(names) + len(slices.DeleteFunc([]bool{kind, f.all}, func(is bool) bool { return !is })); {
@@ -171,14 +171,14 @@ func (f *scopeFlags) scope(cmd *cobra.Command, names []string) (drover.Scope, er
 	return drover.QueueScope(names[0]), nil
 }
 
-// end is a flag that takes a time to come, or how long from now.
+// end is a flag that takes a time, or a duration from now.
 type end struct {
 	text string
-	at   time.Time // zero: in is how long from now
+	at   time.Time // zero if in is set
 	in   time.Duration
 }
 
-// Set reads the flag.
+// Set parses the flag.
 func (e *end) Set(text string) (err error) {
 	*e = end{text: text}
 	if e.at, err = time.Parse(time.RFC3339, text); err == nil {
@@ -196,13 +196,13 @@ func (e *end) Set(text string) (err error) {
 	return nil
 }
 
-// String is what was given.
+// String returns the text of the flag.
 func (e *end) String() string { return e.text }
 
-// Type stands in the help.
+// Type is the name of the value in the help.
 func (e *end) Type() string { return "time" }
 
-// after is the end of a pause that begins now.
+// after returns the end of a pause that begins now.
 func (e *end) after(now time.Time) time.Time {
 	if e.in > 0 {
 		return now.Add(e.in)
@@ -268,7 +268,7 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 			if err != nil {
 				return "", err
 			}
-			// With a slip of the pen in the name, what was meant stays paused.
+			// If the name is misspelt, the queue or kind that the user meant stays paused. So the output must show it.
 			done := "was not paused"
 			if slices.ContainsFunc(before, func(p drover.PauseInfo) bool { return p.Scope == scope }) {
 				done = "resumed"
@@ -279,7 +279,7 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changePause pauses or resumes a scope, then shows what is paused. change returns what became of the scope.
+// changePause pauses or resumes a scope, then prints the pauses. change returns the result, such as paused.
 func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(context.Context, *session) (string, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -311,7 +311,8 @@ func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(c
 	return nil
 }
 
-// afterAWhile prints a note if the function that it returns is not called within half a second.
+// afterAWhile prints a note after half a second, unless stop is called before. Stop waits until the note is printed or
+// cancelled.
 func (a *app) afterAWhile(note string) (stop func()) {
 	stopped, over := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -330,7 +331,7 @@ func (a *app) afterAWhile(note string) (stop func()) {
 	}
 }
 
-// pauseNames calls what the library refused by its flag.
+// pauseNames replaces the library's name of a refused field by its flag.
 func pauseNames(scope drover.Scope, err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
@@ -346,11 +347,11 @@ func pauseNames(scope drover.Scope, err error) error {
 const (
 	sqlKnownScope = `select drover_known_scope($1)`
 
-	// sqlNames lists what supervisors have registered.
+	// sqlNames lists the queues and kinds that supervisors have registered.
 	sqlNames = `select array(select 'queue:' || name from queues union select 'kind:' || kind from drover_kinds order by 1)`
 )
 
-// unknownScope warns of a name that no supervisor has served, and names similar ones. It is empty for the others.
+// unknownScope returns a warning if no supervisor has ever served the scope, with similar names. Otherwise it returns "".
 func (s *session) unknownScope(ctx context.Context, scope drover.Scope) (string, error) {
 	var known bool
 	if err := s.pool.QueryRow(ctx, sqlKnownScope, string(scope)).Scan(&known); err != nil {
