@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	pgtest.Main(m)
 }
 
-// testDB is a migrated schema that one test has for itself.
+// testDB is a migrated schema that only one test uses.
 type testDB struct {
 	*pgxpool.Pool
 	client *Client
@@ -56,13 +56,13 @@ func (db *testDB) exec(t testing.TB, sql string, args ...any) {
 	}
 }
 
-// alive registers a supervisor that is somewhere else and lives. A full sweep rescues the jobs of an owner without a row.
+// alive registers a live supervisor of another process. Without its row, a full sweep would rescue the jobs that it owns.
 func (db *testDB) alive(t testing.TB, id string) {
 	t.Helper()
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ($1, 3600000, '{default}')`, id)
 }
 
-// value reads one value.
+// value runs a query and returns its only value.
 func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
 	t.Helper()
 	if err := db.QueryRow(t.Context(), sql, args...).Scan(&v); err != nil {
@@ -71,7 +71,7 @@ func value[T any](t testing.TB, db *testDB, sql string, args ...any) (v T) {
 	return v
 }
 
-// slow marks a test that go test -short leaves out.
+// slow marks a test that go test -short skips.
 func slow(t *testing.T) {
 	t.Helper()
 	tier.Slow(t)
@@ -83,7 +83,7 @@ func sizeOf(t testing.TB, name string, usual int) int {
 	return tier.Size(t, name, usual)
 }
 
-// hold runs a statement in a transaction that stays open until it is ended, at the latest with the test.
+// hold runs a statement in a transaction that stays open until end is called or the test ends.
 func (db *testDB) hold(t testing.TB, sql string, args ...any) (end func()) {
 	t.Helper()
 	tx, err := db.Begin(t.Context())
@@ -108,7 +108,7 @@ func (db *testDB) enqueue(t testing.TB, args Args, opts *EnqueueOpts) string {
 	return receipt.ID
 }
 
-// run starts a supervisor and ends it with the test.
+// run starts a supervisor that stops when the test ends.
 func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
 	t.Helper()
 	sup, err := db.client.NewSupervisor(cfg)
@@ -127,13 +127,13 @@ func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
 	return sup
 }
 
-// eventually waits until the condition holds, and fails the test if it does not within 30 s.
+// eventually waits until the condition holds. It fails the test after 30 s.
 func eventually(t testing.TB, holds func() bool) {
 	t.Helper()
 	within(t, 30*time.Second, holds)
 }
 
-// within is eventually with a bound of the test's own.
+// within is like eventually, with a bound that the test chooses.
 func within(t testing.TB, bound time.Duration, holds func() bool) {
 	t.Helper()
 	ticker := time.NewTicker(5 * time.Millisecond)
@@ -148,7 +148,7 @@ func within(t testing.TB, bound time.Duration, holds func() bool) {
 	}
 }
 
-// health is a look at the health.
+// health returns a health report.
 func (db *testDB) health(t testing.TB) *health.Report {
 	t.Helper()
 	h, err := health.Look(t.Context(), db.client.desk.pool)
@@ -158,15 +158,15 @@ func (db *testDB) health(t testing.TB) *health.Report {
 	return h
 }
 
-// planned is a statement of the queue's with arguments as the library sends them.
+// planned is a statement of the library with arguments as the library sends them.
 type planned struct {
 	name, sql string
 	args      []any
-	sorts     bool // may sort: a handful of ids
-	rows      int  // it touches at most
+	sorts     bool // the plan may sort, because it sorts only a few ids
+	rows      int  // the most rows that it may touch
 }
 
-// planner is a session whose prepared statements live as long as those of a supervisor.
+// planner is a session that keeps its prepared statements as long as a supervisor does.
 type planner struct {
 	*pgx.Conn
 	prepared map[string]string
@@ -182,7 +182,7 @@ func (db *testDB) planner(t testing.TB) *planner {
 	return &planner{conn, map[string]string{}}
 }
 
-// explain runs an EXPLAIN of the prepared statement in a transaction that begins as the library's do, and rolls back.
+// explain runs an EXPLAIN of the prepared statement and rolls back. Its transaction begins like the library's transactions.
 func (p *planner) explain(t testing.TB, st planned, options string) string {
 	t.Helper()
 	ctx := t.Context()
@@ -231,14 +231,14 @@ func (db *testDB) fill(t testing.TB, n int) {
 	db.exec(t, `insert into jobs (kind, priority, scheduled_at, created_at) select 'job', 1 + n % 9, now() - n * interval '1 ms', now() from generate_series(1, $1) as n`, n)
 }
 
-// rowsForPlans: 1000000 is what X-3 asks for.
+// rowsForPlans returns the number of rows in plan tests. X-3 asks for 1,000,000.
 func rowsForPlans(t testing.TB) int {
 	t.Helper()
 	return sizeOf(t, "DROVER_PLAN_ROWS", 20_000)
 }
 
-// buffersOf runs a query under EXPLAIN in a transaction that begins as the library's do, rolls back, and tells how many
-// buffers it touched and how often it read the whole table, functions included.
+// buffersOf runs a query under EXPLAIN and rolls back. Its transaction begins like the library's transactions. It returns how
+// many buffers the query touched and how often it read the whole table jobs, with the functions that it calls.
 func (p *planner) buffersOf(t testing.TB, sql string) (buffers, scans int) {
 	t.Helper()
 	var plan string
@@ -246,7 +246,7 @@ func (p *planner) buffersOf(t testing.TB, sql string) (buffers, scans int) {
 		if _, err := tx.Exec(t.Context(), pg.OnePlan); err != nil {
 			return err
 		}
-		for range 2 { // the second has what planning reads behind it
+		for range 2 { // only the first run reads the catalogs to plan the query
 			rows, _ := tx.Query(t.Context(), `explain (analyze, buffers, costs off, timing off, summary off) `+sql)
 			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			if err != nil {
@@ -265,7 +265,7 @@ func (p *planner) buffersOf(t testing.TB, sql string) (buffers, scans int) {
 	return buffersIn(t, plan), scans
 }
 
-// buffersIn is how many buffers a plan touched in all.
+// buffersIn returns how many buffers a plan touched in total.
 func buffersIn(t testing.TB, plan string) int {
 	t.Helper()
 	found := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))? ?(?:read=(\d+))?`).FindStringSubmatch(plan)
@@ -279,7 +279,7 @@ func buffersIn(t testing.TB, plan string) int {
 
 var errRollback = errors.New("roll back")
 
-// hot returns the share of all updates of jobs so far that were HOT.
+// hot returns which share of the updates of jobs so far were HOT.
 func (db *testDB) hot(t testing.TB, s *still) float64 {
 	t.Helper()
 	if _, err := s.Claimer.Link.Conn.Exec(t.Context(), `select pg_stat_force_next_flush()`); err != nil {
@@ -296,7 +296,7 @@ func (db *testDB) hot(t testing.TB, s *still) float64 {
 	return float64(hot) / float64(all)
 }
 
-// ticker is a supervisor that runs jobs of tickArgs and declares these schedules.
+// ticker returns the settings of a supervisor that runs jobs of tickArgs and declares the schedules.
 func ticker(build string, declared ...Periodic) SupervisorConfig {
 	for i := range declared {
 		if declared[i].Args == nil {
@@ -335,7 +335,7 @@ func (db *testDB) waitFor(t testing.TB, atMost time.Duration, sql string, args .
 	db.soon(t, atMost, fmt.Sprintf("not within %v: %s", atMost, sql), sql, args...)
 }
 
-// soon is waitFor with a complaint of the test's own.
+// soon is like waitFor, with a message that the test chooses.
 func (db *testDB) soon(t testing.TB, atMost time.Duration, complaint, sql string, args ...any) {
 	t.Helper()
 	ticker := time.NewTicker(20 * time.Millisecond)
@@ -350,22 +350,22 @@ func (db *testDB) soon(t testing.TB, atMost time.Duration, complaint, sql string
 	}
 }
 
-// ran is a run that began just now, and whose handler has returned err.
+// ran makes r a run that began now, and whose handler has returned err.
 func (s *still) ran(r *engine.Run, err error) *engine.Run {
 	r.Ctx, r.StartedAt = context.Background(), s.Now()
 	return finished(r, err)
 }
 
-// sqlAsleep tells whether supervisors are on call and none is a lookout.
+// sqlAsleep returns whether supervisors are on call and none is a lookout.
 const sqlAsleep = `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`
 
-// asleep waits until supervisors listen and none looks by itself.
+// asleep waits until supervisors listen and none polls.
 func (db *testDB) asleep(t testing.TB) {
 	t.Helper()
 	db.waitFor(t, 20*time.Second, sqlAsleep)
 }
 
-// crew stores a crew of the given kinds in a queue, and returns the keys of its locks. Nobody holds them.
+// crew stores a crew of the given kinds in a queue. It returns the keys of the crew's locks, which nobody holds.
 func (db *testDB) crew(t testing.TB, queue string, kinds ...string) (c store.Crew) {
 	t.Helper()
 	if err := db.QueryRow(t.Context(), `
@@ -377,7 +377,7 @@ returning lookout, on_call`, queue, kinds).Scan(&c.Lookout, &c.OnCall); err != n
 	return c
 }
 
-// onDuty holds locks on a connection of its own, as a supervisor does, until the returned function ends it.
+// onDuty holds locks on a connection of its own, as a supervisor does. The returned function releases them.
 func (db *testDB) onDuty(t testing.TB, keys ...int64) (end func()) {
 	t.Helper()
 	conn, err := pgx.ConnectConfig(t.Context(), db.Config().ConnConfig)
@@ -397,12 +397,12 @@ func (db *testDB) onDuty(t testing.TB, keys ...int64) (end func()) {
 	}
 }
 
-// statements counts those that a supervisor sends, but for what only frames transactions.
+// statements counts the statements that a supervisor sends, except begin, commit and the settings of a transaction.
 type statements struct {
 	mu    sync.Mutex
 	calls map[string]int
-	conns map[*pgx.Conn]bool // that have sent LISTEN
-	deaf  int                // heartbeats on others
+	conns map[*pgx.Conn]bool // connections that have sent LISTEN
+	deaf  int                // heartbeats on other connections
 }
 
 func newStatements() *statements {
@@ -423,7 +423,7 @@ func (s *statements) note(conn *pgx.Conn, sql string) {
 	}
 }
 
-// since returns the calls since the last time, and how many connections have listened so far.
+// since returns the calls since the last call of since, and how many connections have sent LISTEN so far.
 func (s *statements) since() (calls map[string]int, listening int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -448,7 +448,7 @@ func (s *statements) TraceQueryStart(ctx context.Context, conn *pgx.Conn, d pgx.
 	return ctx
 }
 
-// after is a channel to wait on where time itself is the event.
+// after waits for a duration, for tests in which time itself is the event.
 func after(t testing.TB, d time.Duration) {
 	t.Helper()
 	select {
@@ -458,14 +458,14 @@ func after(t testing.TB, d time.Duration) {
 	}
 }
 
-// dead puts a lost supervisor into the tables whose jobs are all in flight.
+// dead inserts a lost supervisor. All jobs that it had claimed are in flight.
 func (db *testDB) dead(t testing.TB, id string) {
 	t.Helper()
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
 		values ($1, 1000, '{default}', '{"default": 10}', (select coalesce(array_agg(id), '{}') from jobs where claimed_by = $1), now())`, id)
 }
 
-// dialed is a connection of the test's own.
+// dialed returns a new connection that is closed when the test ends.
 func dialed(t testing.TB, db *testDB) *pgx.Conn {
 	t.Helper()
 	conn, err := db.client.desk.pool.Dial(t.Context())
@@ -476,10 +476,10 @@ func dialed(t testing.TB, db *testDB) *pgx.Conn {
 	return conn
 }
 
-// farMinute is a schedule that ticks each hour, half an hour from now: no tick comes while a test looks at what was due.
+// farMinute returns a schedule that ticks each hour, next in half an hour. So no new tick comes while a test checks earlier ones.
 func farMinute() string { return fmt.Sprintf("%d * * * *", (time.Now().Minute()+30)%60) }
 
-// finished stores a job that ended some time ago, with an id of its time.
+// finished stores a job that ended some time ago. Its id has the same time.
 func (db *testDB) finished(t testing.TB, state string, ago time.Duration) string {
 	t.Helper()
 	return value[string](t, db, `insert into jobs (id, kind, state, created_at, finalized_at, discard_reason)
@@ -488,7 +488,7 @@ func (db *testDB) finished(t testing.TB, state string, ago time.Duration) string
 		returning id`, state, pg.Interval(ago))
 }
 
-// launchPruning is launch with a pruner that does not wait a minute.
+// launchPruning is like launch, with a pruner that runs every 10 ms instead of every minute.
 func (db *testDB) launchPruning(t testing.TB, cfg SupervisorConfig) {
 	t.Helper()
 	cfg.Workers = doingNothing()
@@ -516,7 +516,7 @@ func (db *testDB) ended(t testing.TB, queue, state string, ago time.Duration) st
 	return id
 }
 
-// aged returns the ids of so many completed jobs that ended two days ago, in the order of the pruner's walk.
+// aged stores n completed jobs that ended two days ago, and returns their ids in the order of the pruner's walk.
 func (db *testDB) aged(t testing.TB, n int) []string {
 	t.Helper()
 	return value[[]string](t, db, `with aged as (
@@ -525,7 +525,7 @@ func (db *testDB) aged(t testing.TB, n int) []string {
 		from generate_series(1, $1) n returning id) select array_agg(id order by id) from aged`, n)
 }
 
-// refuses puts a trigger of the application's on a table, which runs the given code for the rows that fit.
+// refuses adds a trigger to a table, as an application might. The trigger runs the code in does for rows that match a condition.
 func (db *testDB) refuses(t testing.TB, event, table, fits, does string) {
 	t.Helper()
 	name := "app_" + strings.ToLower(strings.Fields(event)[0]) + "_" + table
@@ -537,7 +537,7 @@ func (db *testDB) refuses(t testing.TB, event, table, fits, does string) {
 	db.exec(t, fmt.Sprintf(`create trigger %s before %s on %s for each row execute function %[1]s()`, name, event, table))
 }
 
-// noted returns the jobs that are set aside on a path.
+// noted returns the jobs that drover has set aside on a path.
 func (db *testDB) noted(t testing.TB, path string) []string {
 	t.Helper()
 	return value[[]string](t, db, `select coalesce(array_agg(job order by job), '{}') from drover_set_aside where path = $1`, path)
@@ -545,13 +545,13 @@ func (db *testDB) noted(t testing.TB, path string) []string {
 
 const aDay = 24 * time.Hour
 
-// unguarded takes the table's own bounds away, as an owner or a restored dump might.
+// unguarded removes the table's CHECKs, as the owner or a restored dump might.
 func (db *testDB) unguarded(t testing.TB) {
 	t.Helper()
 	pgtest.DropChecks(t, db.Pool)
 }
 
-// start runs a supervisor and returns what ends it and waits for that.
+// start runs a supervisor. The returned function stops the supervisor and waits for its end.
 func (db *testDB) start(t *testing.T, cfg SupervisorConfig) (sup *Supervisor, stop func()) {
 	t.Helper()
 	sup, err := db.client.NewSupervisor(cfg)
@@ -574,7 +574,8 @@ func (db *testDB) start(t *testing.T, cfg SupervisorConfig) (sup *Supervisor, st
 	return sup, stop
 }
 
-// endingCancelled makes a worker for each way to end: its handler waits until its context is cancelled.
+// endingCancelled makes a worker for each function in ends. Its handler waits until its context is cancelled, and then returns
+// the result of the function.
 func endingCancelled(t *testing.T, ends map[string]func(context.Context, *Job) error) (workers []Worker) {
 	t.Helper()
 	for name, end := range ends {
@@ -589,13 +590,13 @@ func endingCancelled(t *testing.T, ends map[string]func(context.Context, *Job) e
 	return workers
 }
 
-// newQuietDB is newTestDB without a log.
+// newQuietDB is like newTestDB, without a log.
 func newQuietDB(t testing.TB) *testDB {
 	t.Helper()
 	return newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler)})
 }
 
-// via is another client, on a pool of its own, for the same schema.
+// via returns another client for the same schema, on a pool of its own.
 func (db *testDB) via(t testing.TB, cfg Config, edit ...func(*pgxpool.Config)) *testDB {
 	t.Helper()
 	config := db.Config()
@@ -650,7 +651,7 @@ func (db *testDB) enqueueJobs(t testing.TB, n int, opts *EnqueueOpts) []string {
 	return ids
 }
 
-// launched is a supervisor that its test stops itself.
+// launched is a supervisor that a test can stop.
 type launched struct {
 	*Supervisor
 	cancel context.CancelFunc
@@ -679,7 +680,7 @@ func (db *testDB) launch(t testing.TB, cfg SupervisorConfig, edit ...func(*Super
 	return l
 }
 
-// stop ends the supervisor and waits for it; a second call does nothing.
+// stop stops the supervisor and waits for its end. A second call does nothing.
 func (l *launched) stop(t testing.TB) {
 	t.Helper()
 	l.cancel()
@@ -691,7 +692,7 @@ func (l *launched) stop(t testing.TB) {
 	}
 }
 
-// still is a registered supervisor of which nothing runs: tests drive its parts by hand.
+// still is a registered supervisor that runs no goroutines. Tests call its parts one by one.
 type still struct {
 	*engine.Engine
 	sup *Supervisor
@@ -706,7 +707,7 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 		cfg.Queues = []Queue{{}}
 	}
 	if cfg.Lease == 0 {
-		cfg.Lease = 2 * time.Minute // of which its statements get hundredths: a busy server keeps some waiting for seconds
+		cfg.Lease = 2 * time.Minute // statements may take hundredths of a lease, and some wait for seconds on a busy server
 	}
 	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
@@ -724,7 +725,7 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 	return &still{e, sup}
 }
 
-// beat is one round of the control goroutine.
+// beat runs one round of the control goroutine.
 func (s *still) beat(t testing.TB) {
 	t.Helper()
 	if err := s.Keeper.Beat(t.Context()); err != nil {
@@ -732,7 +733,7 @@ func (s *still) beat(t testing.TB) {
 	}
 }
 
-// claim is one round of the claimer; it returns what it put into the buffers.
+// claim runs one round of the claimer, and returns the runs that it put into the buffers.
 func (s *still) claim(t testing.TB) (runs []*engine.Run) {
 	t.Helper()
 	s.Claimer.Wake()
@@ -753,35 +754,35 @@ func (s *still) claim(t testing.TB) (runs []*engine.Run) {
 	return runs
 }
 
-// ids are the jobs of runs.
+// ids returns the job ids of runs.
 func ids(runs []*engine.Run) []string {
 	ids, _ := store.Claims(engine.Fences(runs))
 	return ids
 }
 
-// endedBy is a run that has ended so.
+// endedBy gives a run its outcome.
 func endedBy(r *engine.Run, o engine.Outcome) *engine.Run {
 	r.End = o
 	return r
 }
 
-// jobOf is the job of a run, as its handler sees it.
+// jobOf returns the job of a run as its handler sees it.
 func jobOf(r *engine.Run) *Job { return &taskOf(r).job }
 
-// finished is a run whose handler has returned err; it may have settled its job in a transaction.
+// finished makes r a run whose handler has returned err. The handler may have settled its job in a transaction.
 func finished(r *engine.Run, err error) *engine.Run {
 	return endedBy(r, r.Shared.Handler.Decide(r, err))
 }
 
-// prune is one walk of the pruner.
+// prune runs one walk of the pruner.
 func (db *testDB) prune(ctx context.Context, walk engine.PruneWalk, keep store.Keeping) (engine.PruneWalk, error) {
 	return engine.NewPruner(engine.NewShared(engine.Config{Log: db.client.log}, db.client.desk.pool)).Prune(ctx, walk, keep)
 }
 
-// decided is a run whose handler has returned err.
+// decided makes r a run whose handler has returned err.
 func decided(r *engine.Run, err error) *engine.Run { return endedBy(r, taskOf(r).decide(err)) }
 
-// settle is one round of the settler.
+// settle runs one round of the settler.
 func (s *still) settle(t testing.TB, runs ...*engine.Run) {
 	t.Helper()
 	for _, r := range runs {
@@ -790,7 +791,7 @@ func (s *still) settle(t testing.TB, runs ...*engine.Run) {
 	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
 }
 
-// reportAll passes on all events that wait, and ends the reporter.
+// reportAll passes all waiting events on, and stops the reporter.
 func (s *still) reportAll(t testing.TB) {
 	t.Helper()
 	s.Reporter.Close()
@@ -832,7 +833,7 @@ func (d *diary) count(kind engine.EventKind, id string) (n int) {
 	return n
 }
 
-// logbook keeps what is logged.
+// logbook is a log handler that keeps all records.
 type logbook struct {
 	mu      sync.Mutex
 	records []slog.Record
@@ -865,7 +866,7 @@ func (b *logbook) from(level slog.Level) (messages []string) {
 	return messages
 }
 
-// receive waits for a value.
+// receive waits for a value. It fails the test after 30 s.
 func receive[T any](t testing.TB, from <-chan T) (v T) {
 	t.Helper()
 	select {
@@ -876,7 +877,7 @@ func receive[T any](t testing.TB, from <-chan T) (v T) {
 	return v
 }
 
-// enqueueAll enqueues in every way, by an insert where there is one, and by a function.
+// enqueueAll enqueues a job in every way, without options and with a tag.
 func (db *testDB) enqueueAll(t *testing.T, each func(what string, r Receipt, err error)) {
 	t.Helper()
 	for _, way := range db.ways(t) {
@@ -887,7 +888,7 @@ func (db *testDB) enqueueAll(t *testing.T, each func(what string, r Receipt, err
 	}
 }
 
-// refuse hangs a trigger on jobs that refuses updates for which the condition on old and new holds.
+// refuse adds a trigger to jobs. The trigger refuses an update if the condition on old and new holds.
 func (db *testDB) refuse(t testing.TB, when string) {
 	t.Helper()
 	db.exec(t, `create or replace function no() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)

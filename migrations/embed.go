@@ -1,6 +1,6 @@
 // Package migrations holds drover's schema as goose SQL files and applies them.
 //
-// The goose command does the same with the files of this folder:
+// You can also run the goose command with the files of this folder:
 //
 //	goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up
 package migrations
@@ -29,41 +29,43 @@ import (
 //go:embed *.sql
 var FS embed.FS
 
-// Table is the version table of drover's own: in an application's goose table drover's numbers would be taken for
-// the application's, and skipped.
+// Table is drover's version table. If drover used an application's goose table, goose would take drover's numbers for the
+// application's, and skip the migrations.
 const Table = "drover_goose_version"
 
-// Status is one migration and whether it has been applied.
+// Status is one migration, and whether it is applied.
 type Status struct {
 	Version int64  `json:"version"`
 	File    string `json:"file"`
 	Applied bool   `json:"applied"`
 }
 
-// Up applies what is missing, in the first schema of the pool's search_path. Many processes may call it at once: one
-// works, the others wait. Where drover is in a later schema of the path but not in the first it changes nothing and
-// returns an error, like Down and List: two sets of tables would be two queues, one of them unserved. Where drover's
-// versions are in another table than Table, such as the one of goose without -table, the error says how to go on. Behind
-// a transaction pooler it is ErrPooler.
+// Up applies the missing migrations, in the first schema of the pool's search_path. Many processes may call it together: one
+// works, and the others wait.
 //
-// If the schema was renamed since the last migration, Up makes drover's functions follow it.
+// Up, Down and List return an error, and change nothing, if drover is not in the first schema of the path but in a later one.
+// Two sets of tables would be two queues, and nobody would serve one of them. They also return an error if drover's versions
+// are in another table than Table, such as the default table of goose. That error explains how to go on. Behind a transaction
+// pooler the error is ErrPooler.
+//
+// If the schema was renamed since the last migration, Up makes drover's functions use the new name.
 func Up(ctx context.Context, pool *pgxpool.Pool) error { return Schema("").Up(ctx, pool) }
 
-// Down takes all migrations back. All jobs go with their tables.
+// Down reverts all migrations. This drops the tables with all jobs.
 func Down(ctx context.Context, pool *pgxpool.Pool) error { return Schema("").Down(ctx, pool) }
 
-// List tells every migration and whether it has been applied.
+// List returns all migrations, and whether each is applied.
 func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 	return Schema("").List(ctx, pool)
 }
 
-// Up is the function Up in this schema.
+// Up is like the function Up, for this schema.
 func (s Schema) Up(ctx context.Context, pool *pgxpool.Pool) error {
 	return s.with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
 		if err := mendRenamed(ctx, db); err != nil {
 			return err
 		}
-		// Up looks for work before it takes the lock, and would make its table then, in many first processes at once.
+		// goose's Up looks for work before it takes the lock. It would then make its table in many first processes together.
 		if _, err := p.GetDBVersion(ctx); err != nil {
 			return err
 		}
@@ -72,7 +74,7 @@ func (s Schema) Up(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 }
 
-// Down is the function Down in this schema.
+// Down is like the function Down, for this schema.
 func (s Schema) Down(ctx context.Context, pool *pgxpool.Pool) error {
 	return s.with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
 		if err := mendRenamed(ctx, db); err != nil {
@@ -83,18 +85,18 @@ func (s Schema) Down(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 }
 
-// mendRenamed makes the functions work in their own schema again, if it was renamed.
+// mendRenamed repairs drover's functions if their schema was renamed.
 func mendRenamed(ctx context.Context, db *sql.DB) error {
 	var pg *pgconn.PgError
 	if _, err := db.ExecContext(ctx, `select drover_check_schema()`); !errors.As(err, &pg) || pg.Code != "3F000" {
-		return nil // in order, or not there yet; what else is wrong, the migration will find
+		return nil // nothing to repair, or not migrated yet; the migration will report other errors
 	}
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return err
 	}
-	defer conn.Close() //nolint:errcheck // it goes back to the pool
-	var l schemaLock   // for its settings, too
+	defer conn.Close() //nolint:errcheck // the connection returns to the pool
+	var l schemaLock   // also for its settings
 	if err := l.SessionLock(ctx, conn); err != nil {
 		return err
 	}
@@ -102,7 +104,7 @@ func mendRenamed(ctx context.Context, db *sql.DB) error {
 	return errors.Join(err, l.SessionUnlock(context.WithoutCancel(ctx), conn))
 }
 
-// List is the function List in this schema.
+// List is like the function List, for this schema.
 func (s Schema) List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 	err = s.with(ctx, pool, func(p *goose.Provider, _ *sql.DB) error {
 		statuses, err := p.Status(ctx)
@@ -121,7 +123,7 @@ func (s Schema) with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Pro
 	if err := pgurl.Check(pool.Config().ConnConfig); err != nil {
 		return fmt.Errorf("drover: migrate: the pool's connection string is malformed: %w", err)
 	}
-	if err := checkPooler(ctx, pool); err != nil { // first: a pooler would keep the search_path for others
+	if err := checkPooler(ctx, pool); err != nil { // first, because a pooler would keep the search_path for other clients
 		return explain(pgurl.Explain(err))
 	}
 	if s != "" {
@@ -146,13 +148,13 @@ func (s Schema) with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Pro
 	return nil
 }
 
-// explain adds the remedy that the server suggests, or ours.
+// explain adds a remedy to the error: the server's hint, or our own.
 func explain(err error) error {
 	var pg *pgconn.PgError
 	hint := ""
 	if errors.As(err, &pg) {
 		hint = pg.Hint
-		if pg.Code == "26000" || pg.Code == "42P05" { // a prepared statement is not there, or is there already
+		if pg.Code == "26000" || pg.Code == "42P05" { // a prepared statement does not exist, or exists already
 			hint = "a pooler gives each transaction to another session, or a hook of the pool, such as AfterRelease, runs discard all or deallocate all: migrate with a pool that has neither"
 		}
 	}
@@ -162,16 +164,16 @@ func explain(err error) error {
 	return fmt.Errorf("drover: migrate: %w", err)
 }
 
-// sqlSchemas is the schema that a migration goes to, the first one of the path where drover is, and whether each of the
-// two version tables is in the first.
+// sqlSchemas returns the schema that a migration would change, the search_path, and the first schema of the path that has drover
+// in it. It also returns whether the first schema has each of the two version tables.
 const sqlSchemas = `select coalesce(current_schema(), ''), current_setting('search_path'), coalesce((
 	select s from unnest(current_schemas(false)) with ordinality as path (s, place)
 	where exists (select from pg_proc where proname = 'drover_schema_version' and pronamespace = quote_ident(s)::regnamespace)
 	order by place limit 1), ''),
 	to_regclass(quote_ident(current_schema()) || '.` + Table + `') is not null, to_regclass(quote_ident(current_schema()) || '.goose_db_version') is not null`
 
-// checkPath tells of a search_path to nowhere, for goose would miss its table without saying why, and of one that
-// reaches drover in a schema behind the first, where it would make a second queue that nobody serves.
+// checkPath returns an error if no schema of the search_path exists, because goose's own error would not name the reason. It also returns
+// an error if drover is in a later schema of the path, because goose would make a second queue that nobody serves.
 func (s Schema) checkPath(ctx context.Context, db *sql.DB) error {
 	var first, path, drover string
 	var own, usual bool
@@ -195,15 +197,16 @@ func (s Schema) checkPath(ctx context.Context, db *sql.DB) error {
 const (
 	sqlVersion = `select drover_schema_version()`
 
-	// sqlRecorded reports about the table of a goose without -table: whether all of drover's versions $1 are in it, up
-	// to that of the schema, and how many others.
+	// sqlRecorded reads goose_db_version, the default table of goose. It returns whether the table has all of drover's
+	// versions $1 up to the version of the schema, and how many other versions it has.
 	sqlRecorded = `
 select not exists (select from unnest($1::bigint[]) as v where v <= drover_schema_version() and v not in (select version_id from goose_db_version)),
 	(select count(*) from goose_db_version where version_id > 0 and version_id <> all($1))`
 )
 
-// otherTable returns an error if drover was not recorded in Table, and what to run. The goose command without -table
-// records it in goose_db_version. What is older than all files the first of them refuses.
+// otherTable returns an error if drover's versions are not in Table. The error names the command to run. Without -table, the
+// goose command uses goose_db_version. If the schema is older than all files, otherTable returns nil, because the first file
+// refuses such a schema.
 func otherTable(ctx context.Context, db *sql.DB, schema string, usual bool) error {
 	files, err := versions()
 	var version int64
@@ -231,7 +234,7 @@ func otherTable(ctx context.Context, db *sql.DB, schema string, usual bool) erro
 
 const gooseUp = `goose -dir migrations postgres "$DATABASE_URL" up`
 
-// versions are the numbers of the files.
+// versions returns the version numbers of the files.
 func versions() (list []int64, err error) {
 	names, err := fs.Glob(FS, "*.sql")
 	for _, name := range names {
@@ -241,18 +244,18 @@ func versions() (list []int64, err error) {
 	return list, err
 }
 
-// schemaLock lets one process migrate a schema at a time, and many schemas of a database at once: goose's own lock
-// is one for all of them, and looks again only after five seconds. It is a session's, for a lock on a table would
-// need a table, made in whatever order many first processes come.
+// schemaLock lets one process at a time migrate a schema. Different schemas of a database can be migrated together. goose's own
+// lock is one lock for the whole database, and it tries again only after five seconds. schemaLock is an advisory lock of the
+// session, because a lock on a table needs a table, and many first processes would make that table together.
 //
-// While it is held, the session has the settings that the files need. A database or a role may have set others.
+// While the lock is held, the session has the settings that the files need. A database or a role may have set others.
 type schemaLock struct {
 	was string // the session's own settings, a JSON object
 }
 
 var _ lock.SessionLocker = &schemaLock{}
 
-// settings are those of a session that migrates. The server may be too old to have all of them.
+// settings are the settings of a session that migrates. An old server may not know all of them.
 const settings = `{"client_encoding": "UTF8", "standard_conforming_strings": "on", "default_transaction_isolation": "read committed",
 	"default_transaction_read_only": "off", "statement_timeout": "0", "transaction_timeout": "0", "idle_in_transaction_session_timeout": "0"}`
 
@@ -270,8 +273,8 @@ const (
 	lockPause = 50 * time.Millisecond
 )
 
-// SessionLock waits for the lock until ctx is done. It asks again and again: a statement that waits in the server
-// holds a snapshot, which an index built concurrently would wait for in turn.
+// SessionLock waits for the lock until ctx is done. It tries again and again, because a statement that waits in the server holds
+// a snapshot. The build of an index with CONCURRENTLY would wait for this snapshot, so both would wait for each other.
 func (l *schemaLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	for {
 		var locked bool
@@ -289,7 +292,7 @@ func (l *schemaLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	}
 }
 
-// set keeps the session's own settings. If it fails the lock is given back, for goose will not.
+// set saves the session's own settings and applies ours. If that fails, it releases the lock, because goose will not.
 func (l *schemaLock) set(ctx context.Context, conn *sql.Conn) error {
 	err := conn.QueryRowContext(ctx, sqlSettings, settings).Scan(&l.was)
 	if err == nil {
@@ -301,7 +304,7 @@ func (l *schemaLock) set(ctx context.Context, conn *sql.Conn) error {
 	return err
 }
 
-// SessionUnlock gives the session its settings back, and then the lock; a session that ends gives the lock back too.
+// SessionUnlock restores the session's settings, and then releases the lock. If the session ends, the server releases the lock.
 func (l *schemaLock) SessionUnlock(ctx context.Context, conn *sql.Conn) (err error) {
 	if l.was != "" {
 		_, err = conn.ExecContext(ctx, sqlSet, l.was)

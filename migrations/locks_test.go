@@ -16,16 +16,16 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// Statements lock tables in orders of their own: that of their text at first, that of a cached plan later. A migration
-// that waited for one table while it held another was in a deadlock with one of them.
+// Each statement locks its tables in its own order: first in the order of its text, later in the order of a cached plan. If a
+// migration waited for one table while it held another, it could be in a deadlock with such a statement.
 func TestMigrationsHoldNothingWhileTheyWait(t *testing.T) {
 	t.Parallel()
 	type step struct{ from, to int64 }
 	tables := map[step][]string{
-		{16, 17}: {}, // triggers on the table that it makes
+		{16, 17}: {}, // these are triggers on the table that the migration makes
 		{17, 16}: {"drover_limits"},
 		{21, 20}: {"drover_activity"},
-		{21, 22}: {}, // functions
+		{21, 22}: {}, // these only make functions
 		{19, 18}: {"drover_periodic"},
 		{15, 16}: {"jobs"},
 		{16, 15}: {"jobs", "jobs_archive"},
@@ -63,7 +63,7 @@ func TestMigrationsHoldNothingWhileTheyWait(t *testing.T) {
 					t.Fatal(err)
 				}
 				done := make(chan error, 1)
-				go func() { // ends with the migration, which is waited for below
+				go func() { // ends with the migration, and the test waits for that below
 					migrate := provider.UpTo
 					if step.to < step.from {
 						migrate = provider.DownTo
@@ -93,7 +93,7 @@ func TestMigrationsHoldNothingWhileTheyWait(t *testing.T) {
 	}
 }
 
-// Behind a transaction that does not end, a migration gives up, and tells whose it is.
+// If a transaction does not end, a migration gives up, and its error names the owner of the transaction.
 func TestLockTablesGivesUp(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)

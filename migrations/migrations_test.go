@@ -21,7 +21,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// The refusal of servers before PostgreSQL 15 is not among these tests: it needs such a server.
+// These tests do not check that servers older than PostgreSQL 15 are refused, because that needs such a server.
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
@@ -77,7 +77,7 @@ func TestUpNamesTheForeignRelationInItsWay(t *testing.T) {
 				!strings.Contains(err.Error(), pgtest.Schema(pool)) {
 				t.Fatalf("Up = %v", err)
 			}
-			exec(t, pool, `insert into `+name+` (mine) values (1)`) // untouched
+			exec(t, pool, `insert into `+name+` (mine) values (1)`) // their table is not changed
 			if n := value[int](t, pool, `select count(*) from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace`); n != 0 {
 				t.Errorf("Up left %d functions of a migration it took back", n)
 			}
@@ -87,7 +87,7 @@ func TestUpNamesTheForeignRelationInItsWay(t *testing.T) {
 	}
 }
 
-// A schema of before the first release has other files behind it: none of these goes on from there.
+// A schema from before the first release was made by other files. No present file can continue from it.
 func TestUpRefusesWhatWasNeverReleased(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
@@ -105,8 +105,8 @@ func TestUpRefusesWhatWasNeverReleased(t *testing.T) {
 
 func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	t.Parallel()
-	// X-7: no name gets into a statement unquoted. 63 bytes, and so longer than a channel name with its prefix. No other
-	// process of tests on the same server has the same name.
+	// X-7: no name is used unquoted in a statement. The name has 63 bytes, so it is too long for a channel name with its prefix.
+	// No other test process on the same server has the same name.
 	admin := pgtest.NewPool(t)
 	schema := `Drover's "herd" $1; ` + strings.Repeat("é", 14) + pgtest.Schema(admin) + "x"
 	if len(schema) != 63 {
@@ -147,7 +147,8 @@ func TestASchemaWithALongAndQuotedName(t *testing.T) {
 	down(t, pool)
 }
 
-// The schema is named, whatever the search_path is, and whatever hooks the pool has. Its sessions keep their search_path.
+// With Schema, the migrations use the named schema, whatever the search_path is and whatever hooks the pool has. The pool's
+// sessions keep their search_path.
 func TestMigrateASchemaByName(t *testing.T) {
 	t.Parallel()
 	for what, hook := range map[string]func(*pgxpool.Config, string){
@@ -281,20 +282,21 @@ func TestUpNeedsOneConnection(t *testing.T) {
 	if n := value[int](t, pool, `select drover_schema_version()`); int64(n) != newest(t) {
 		t.Errorf("drover_schema_version() = %d, the last migration is %d: it has to raise it", n, newest(t))
 	}
-	// The lock is given back, though the connection lives on.
+	// The lock is released although the connection stays open.
 	if n := value[int](t, pool, `select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()`); n != 0 {
 		t.Errorf("%d advisory locks left", n)
 	}
 }
 
-// newest is the number of the last migration. The first one is 10: what had smaller ones was never released.
+// newest returns the number of the last migration. The first number is 10, because files with smaller numbers were never
+// released.
 func newest(t *testing.T) int64 {
 	t.Helper()
 	all := files(t)
 	return number(t, all[len(all)-1])
 }
 
-// number is the version in a migration's name. goose and drover's check bear a gap between two.
+// number returns the version in a migration's name. goose and drover's check accept gaps between versions.
 func number(t *testing.T, file string) int64 {
 	t.Helper()
 	n, err := strconv.ParseInt(file[:5], 10, 64)
@@ -304,7 +306,7 @@ func number(t *testing.T, file string) int64 {
 	return n
 }
 
-// files are the migrations' names, in their order.
+// files returns the names of the migrations in order.
 func files(t *testing.T) []string {
 	t.Helper()
 	names, err := fs.Glob(migrations.FS, "*.sql")
@@ -348,7 +350,7 @@ func TestUpWithoutASchema(t *testing.T) {
 	}
 }
 
-// Two pools of one application, of which the second reaches drover behind another schema: no second queue is made.
+// An application has two pools, and drover is in a later schema of the second pool's search_path. No second queue is made.
 func TestUpBehindAnotherSchema(t *testing.T) {
 	t.Parallel()
 	const firstName = `The app's "own"`
@@ -377,10 +379,10 @@ func TestUpBehindAnotherSchema(t *testing.T) {
 	before := otherPool(t, theirs, pgtest.Schema(theirs)+", "+app)
 	defer before.Close()
 	up(t, before)
-	own := otherPool(t, theirs, app) // a schema apart is a queue apart
+	own := otherPool(t, theirs, app) // another schema is another queue
 	defer own.Close()
 	up(t, own)
-	up(t, behind) // the first schema has one: that one is meant
+	up(t, behind) // now drover is in the first schema of the path, so that one is used
 }
 
 func TestEmbeddedFilesAreThoseOnDisk(t *testing.T) {
@@ -405,7 +407,8 @@ func TestEmbeddedFilesAreThoseOnDisk(t *testing.T) {
 	}
 }
 
-// X-7: what runs with the owner's rights is for those he named, and nothing of the caller's can stand in its way.
+// X-7: only the roles that the owner has named may call functions with the owner's rights. No object of the caller can replace
+// an object that such a function uses.
 func TestFunctionsGiveNoRightsAway(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
@@ -442,8 +445,8 @@ func TestEverythingIsCommented(t *testing.T) {
 	}
 }
 
-// Text in an index is ordered by its bytes. By a locale it would be ordered by the C library of one machine, and a
-// standby with another one would miss rows once it is promoted.
+// Text in an index is ordered by its bytes. With a locale, the C library of the machine would order it. A standby with another
+// C library would then miss rows after a promotion.
 func TestIndexedTextIsOrderedByBytes(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
@@ -459,7 +462,7 @@ order by 1`)
 	}
 }
 
-// migratedTo makes a schema as of a version, and what takes it on from there.
+// migratedTo makes a schema of a version, and returns the provider that continues from there.
 func migratedTo(t *testing.T, version int64) (*pgxpool.Pool, *goose.Provider) {
 	t.Helper()
 	pool := pgtest.NewPool(t)
@@ -489,7 +492,7 @@ func down(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
-// otherPool is another process' way to the same database.
+// otherPool is a pool of another process on the same database.
 func otherPool(t *testing.T, pool *pgxpool.Pool, searchPath string) *pgxpool.Pool {
 	t.Helper()
 	config := pool.Config()
@@ -502,7 +505,7 @@ func otherPool(t *testing.T, pool *pgxpool.Pool, searchPath string) *pgxpool.Poo
 	return other
 }
 
-// objects lists what the schema holds.
+// objects lists the objects of the schema.
 func objects(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	return values(t, pool, `

@@ -9,13 +9,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ErrPooler reports a pooler that gives the transactions of a session to any server connection. A migration locks by
-// session, and such a pooler would leave the lock with a server connection of others.
+// ErrPooler reports a pooler that runs each transaction of a session on any server connection. A migration takes a session lock.
+// Such a pooler would leave the lock on a server connection that other clients use.
 var ErrPooler = errors.New("a transaction pooler is between this process and the server: migrate over a direct connection, or one in the pooler's session mode")
 
-// checkPooler looks for a transaction pooler before anything is done. A direct connection knows the process that serves
-// it. A pooler's session mode gives each of two connections a process of its own; its transaction mode gives both the
-// process that was used last, or the first one another process for its second transaction.
+// checkPooler looks for a transaction pooler before the migration does anything. A direct connection knows the server process
+// that serves it. In session mode, a pooler gives each of two connections a server process of its own. In transaction mode, it
+// gives both connections the process that was used last, or it gives the first connection another process for its second
+// transaction.
 func checkPooler(ctx context.Context, pool *pgxpool.Pool) error {
 	direct := false
 	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
@@ -30,12 +31,12 @@ func checkPooler(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	defer first.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is going away either way
+	defer first.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the connection is not used any more
 	second, err := dial(ctx, pool)
 	if err != nil {
 		return err
 	}
-	defer second.Close(context.WithoutCancel(ctx)) //nolint:errcheck // it is going away either way
+	defer second.Close(context.WithoutCancel(ctx)) //nolint:errcheck // the connection is not used any more
 	var pids [3]uint64
 	for i, conn := range []*pgx.Conn{first, second, first} {
 		if pids[i], err = serverOf(ctx, conn); err != nil {
@@ -48,16 +49,16 @@ func checkPooler(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// serverOf asks which process answers.
+// serverOf returns the id of the server process that answers.
 func serverOf(ctx context.Context, conn *pgx.Conn) (pid uint64, err error) {
-	results, err := conn.PgConn().Exec(ctx, `select pg_backend_pid()`).ReadAll() // as no prepared statement
+	results, err := conn.PgConn().Exec(ctx, `select pg_backend_pid()`).ReadAll() // not as a prepared statement
 	if err != nil {
 		return 0, err
 	}
 	return strconv.ParseUint(string(results[0].Rows[0][0]), 10, 32)
 }
 
-// dial opens a connection of its own, as the pool would.
+// dial opens a new connection with the pool's settings and hooks.
 func dial(ctx context.Context, pool *pgxpool.Pool) (*pgx.Conn, error) {
 	config := pool.Config()
 	if config.BeforeConnect != nil {

@@ -11,13 +11,13 @@ import (
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// Schema is the schema that the migrations go to, whatever the pool's search_path is: what Config.Schema is for a client.
-// It has to exist. Empty means the first schema of the search_path.
+// Schema is the schema that the migrations change, whatever the pool's search_path is. It corresponds to Config.Schema of a
+// client. The schema must exist. Empty means the first schema of the search_path.
 //
-// While one of its methods works, it has connections of its own, made with the pool's settings and hooks.
+// Its methods open connections of their own, with the pool's settings and hooks.
 type Schema string
 
-// check refuses, with an error that matches drover.ErrInvalid, what cannot be a schema's name.
+// check returns an error that matches drover.ErrInvalid if the text cannot be the name of a schema.
 func (s Schema) check() error {
 	if fault := pgtext.SchemaFault(string(s)); s != "" && fault != "" {
 		return fmt.Errorf("%w: migrate: the schema %q: %s", pg.ErrInvalid, string(s), fault)
@@ -25,14 +25,14 @@ func (s Schema) check() error {
 	return nil
 }
 
-// own returns a pool whose search_path is the schema alone. The files and goose name what they make without a schema. The
-// given pool's sessions stay as they are.
+// own returns a pool whose search_path is the schema alone, because goose and the files use names without a schema. The sessions
+// of the given pool are not changed.
 func (s Schema) own(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Pool, error) {
 	config := pool.Config()
 	config.MinConns, config.MinIdleConns = 0, 0
 	prepare, before := config.PrepareConn, config.BeforeAcquire                 //nolint:staticcheck // deprecated, and in use
 	config.BeforeAcquire = nil                                                  //nolint:staticcheck // see above
-	config.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) { // each time, because AfterRelease may reset a session
+	config.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) { // set each time, because AfterRelease may reset a session
 		switch {
 		case prepare != nil:
 			if usable, err := prepare(ctx, c); !usable || err != nil {

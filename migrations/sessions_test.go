@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// with is a pool whose sessions begin with other settings, as the database or the role may have them.
+// with returns a pool whose sessions begin with other settings, as a database or a role may set them.
 func with(t *testing.T, pool *pgxpool.Pool, settings map[string]string) *pgxpool.Pool {
 	t.Helper()
 	config := pool.Config()
@@ -31,7 +31,8 @@ func with(t *testing.T, pool *pgxpool.Pool, settings map[string]string) *pgxpool
 	return other
 }
 
-// gooseIn is a goose that keeps its versions in a table, "" being the one that the command uses without -table.
+// gooseIn returns a goose provider that keeps its versions in the table. With "" it uses the default table of the goose
+// command.
 func gooseIn(t *testing.T, pool *pgxpool.Pool, table string) *goose.Provider {
 	t.Helper()
 	db := stdlib.OpenDBFromPool(pool)
@@ -47,7 +48,7 @@ func gooseIn(t *testing.T, pool *pgxpool.Pool, table string) *goose.Provider {
 	return provider
 }
 
-// The schema is the same whatever the sessions are set to, and the sessions keep their settings.
+// The schema does not depend on the settings of the sessions, and the sessions keep their settings.
 func TestUpInAnySession(t *testing.T) {
 	t.Parallel()
 	for _, settings := range []map[string]string{
@@ -85,14 +86,14 @@ func TestUpInAnySession(t *testing.T) {
 	}
 }
 
-// A migration that waits for its turn is not cut off by the time-out of statements.
+// statement_timeout does not end a migration that waits for its turn.
 func TestUpOutlastsTheStatementTimeout(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
 	pool := pgtest.NewPool(t)
 	provider := gooseIn(t, pool, migrations.Table)
 	sources := provider.ListSources()
-	if _, err := provider.UpTo(t.Context(), sources[len(sources)-2].Version); err != nil { // the last one locks jobs
+	if _, err := provider.UpTo(t.Context(), sources[len(sources)-2].Version); err != nil { // the last migration locks jobs
 		t.Fatal(err)
 	}
 	holder, err := pool.Begin(t.Context())
@@ -104,7 +105,7 @@ func TestUpOutlastsTheStatementTimeout(t *testing.T) {
 	}
 	hasty := with(t, pool, map[string]string{"statement_timeout": "2s", "application_name": "hasty " + pgtest.Schema(pool)})
 	done := make(chan error, 1)
-	go func() { done <- migrations.Up(t.Context(), hasty) }() // ends with the migration, which is waited for below
+	go func() { done <- migrations.Up(t.Context(), hasty) }() // ends with the migration, and the test waits for that below
 	waited := `select exists (select from pg_sleep(0.1), pg_stat_activity where application_name = 'hasty ` + pgtest.Schema(pool) + `' and query ~ '^select drover_lock_tables' and state = 'active' and query_start < clock_timestamp() - interval '3 s')`
 	for len(done) == 0 && !value[bool](t, pool, waited) {
 	}
@@ -116,7 +117,7 @@ func TestUpOutlastsTheStatementTimeout(t *testing.T) {
 	}
 }
 
-// The command goose takes the settings of its session.
+// The goose command runs with the settings of its session.
 func TestGooseWithoutConformingStrings(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -135,8 +136,7 @@ func TestGooseWithoutConformingStrings(t *testing.T) {
 	}
 }
 
-// goose without -table is the first thing a user of goose types. On an empty schema it works, and what comes after says
-// how to go on.
+// A user of goose first tries goose without -table. On an empty schema this works, and later errors explain how to go on.
 func TestGooseWithoutATable(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
@@ -150,7 +150,7 @@ func TestGooseWithoutATable(t *testing.T) {
 			t.Errorf("after goose without -table: %v", err)
 		}
 	}
-	if _, err := provider.Up(t.Context()); err != nil { // what the error says
+	if _, err := provider.Up(t.Context()); err != nil { // the command that the error names
 		t.Error(err)
 	}
 	if _, err := gooseIn(t, pool, migrations.Table).Up(t.Context()); err == nil || !strings.Contains(err.Error(), `goose -dir migrations -table goose_db_version postgres`) {
@@ -160,7 +160,7 @@ func TestGooseWithoutATable(t *testing.T) {
 		t.Errorf("Up next to an empty table of drover's: %v", err)
 	}
 	exec(t, pool, `drop table `+migrations.Table)
-	exec(t, pool, `alter table goose_db_version rename to `+migrations.Table) // the other thing that the error says
+	exec(t, pool, `alter table goose_db_version rename to `+migrations.Table) // the other remedy in the error
 	up(t, pool)
 	if _, err := gooseIn(t, pool, "").Up(t.Context()); err == nil || !strings.Contains(err.Error(), `goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up`) {
 		t.Errorf("goose without -table, next to drover's own: %v", err)
@@ -171,7 +171,7 @@ func TestGooseWithoutATable(t *testing.T) {
 	}
 }
 
-// In an application's goose table drover's numbers would be taken for the application's: nothing is done.
+// With an application's goose table, goose would take drover's numbers for the application's. So nothing is done.
 func TestGooseInAnApplicationsTable(t *testing.T) {
 	t.Parallel()
 	for _, theirs := range []string{"1, 2, 3", "9", "10, 11, 12, 13", "20260101000000"} {
@@ -191,7 +191,7 @@ func TestGooseInAnApplicationsTable(t *testing.T) {
 			if n := value[int](t, pool, `select count(*) from goose_db_version`); n != 2+strings.Count(theirs, ",") {
 				t.Errorf("%d versions", n)
 			}
-			if _, err := gooseIn(t, pool, "herd_versions").Up(t.Context()); err != nil { // a table of its own, of whatever name
+			if _, err := gooseIn(t, pool, "herd_versions").Up(t.Context()); err != nil { // a table of its own, with any name
 				t.Error(err)
 			}
 			if err := migrations.Up(t.Context(), pool); err == nil || !strings.Contains(err.Error(), "goose with another -table") {
@@ -201,7 +201,7 @@ func TestGooseInAnApplicationsTable(t *testing.T) {
 	}
 }
 
-// Many processes start after a rename, with whatever settings: one mends the functions, and the others find them mended.
+// Many processes start after a rename, with different settings. One repairs the functions, and the others find them repaired.
 func TestUpAfterARename(t *testing.T) {
 	t.Parallel()
 	plain := pgtest.NewMigratedPool(t)
@@ -224,5 +224,5 @@ func TestUpAfterARename(t *testing.T) {
 	}
 	exec(t, pool, `select drover_check_schema()`)
 	exec(t, plain, `alter schema `+renamed+` rename to `+name)
-	down(t, plain) // mends it, too
+	down(t, plain) // repairs the functions too
 }

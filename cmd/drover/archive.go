@@ -14,7 +14,7 @@ import (
 )
 
 func newArchiveCommand(a *app) *cobra.Command {
-	cmd := group(&cobra.Command{Use: "archive", Short: "Put jobs that have ended away, bring them back, export or purge them"})
+	cmd := group(&cobra.Command{Use: "archive", Short: "Move ended jobs to the archive and back, export or delete them"})
 	cmd.AddCommand(newArchiveAddCommand(a), newArchiveRestoreCommand(a), newArchiveExportCommand(a), newArchivePurgeCommand(a))
 	return cmd
 }
@@ -24,14 +24,17 @@ func newArchiveAddCommand(a *app) *cobra.Command {
 	var by *auditFlags
 	return archiveVerb(&cobra.Command{
 		Use:   "add",
-		Short: "Move jobs that have ended to the archive",
-		Long: `Move completed, discarded or cancelled jobs that fit to the table jobs_archive, in batches. An interruption leaves
-every job in one table or the other. Jobs stay, and are listed, if the archive has their ids already or the database
-refuses to move them; then the exit code is 1.`,
+		Short: "Move ended jobs to the archive",
+		Long: `Move completed, discarded and cancelled jobs from the table jobs to the table jobs_archive, if they match
+all filter flags. The command works in batches. If it is interrupted, every job is in one of the two
+tables.
+
+A job stays where it is if the archive has its id already, or if the database refuses to move it. The
+command lists such jobs, and its exit code is then 1.`,
 		Example: `  drover archive add --state discarded --finalized-before 30d
   drover archive add --state discarded --keep 1000`,
 	}, true, func(cmd *cobra.Command) {
-		cmd.Flags().IntVar(&keep, "keep", 0, "leave the newest N of each kind among them")
+		cmd.Flags().IntVar(&keep, "keep", 0, "do not move the newest `N` matching jobs of each kind")
 		by = addAuditFlags(cmd, "kept in the archive")
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
 		if err := by.check(cmd); err != nil {
@@ -50,7 +53,7 @@ func newArchiveRestoreCommand(a *app) *cobra.Command {
 	var by *auditFlags
 	return archiveVerb(&cobra.Command{
 		Use:     "restore [ID...]",
-		Short:   "Move jobs back from the archive, as they were",
+		Short:   "Move jobs back from the archive, unchanged",
 		Example: `  drover archive restore --kind charge --reason attempts_exhausted`,
 	}, true, func(cmd *cobra.Command) {
 		by = addAuditFlags(cmd, "kept in the server's log")
@@ -67,7 +70,7 @@ func newArchiveRestoreCommand(a *app) *cobra.Command {
 func newArchiveExportCommand(a *app) *cobra.Command {
 	return archiveVerb(&cobra.Command{
 		Use:     "export",
-		Short:   "Print the archive's jobs as JSON, one a line",
+		Short:   "Print the jobs of the archive, each as a line of JSON",
 		Example: `  drover archive export --finalized-before 365d > jobs.jsonl`,
 	}, false, nil, func(cmd *cobra.Command, flags *filterFlags) error {
 		ctx := cmd.Context()
@@ -89,13 +92,15 @@ func newArchivePurgeCommand(a *app) *cobra.Command {
 	var by *auditFlags
 	return archiveVerb(&cobra.Command{
 		Use:   "purge",
-		Short: "Delete jobs from the archive for ever",
-		Long: `Delete jobs that fit from the table jobs_archive for ever, in batches, after a question. Where nobody can be asked
-(standard input is no terminal) --yes is needed. Jobs that the database refuses to delete stay and are listed; then the
-exit code is 1.`,
+		Short: "Delete jobs from the archive for good",
+		Long: `Delete jobs from the table jobs_archive for good, if they match all filter flags. The command asks first,
+and then works in batches. It needs --yes if standard input is not a terminal.
+
+A job stays if the database refuses to delete it. The command lists such jobs, and its exit code is then
+1.`,
 		Example: `  drover archive purge --finalized-before 365d --yes`,
 	}, true, func(cmd *cobra.Command) {
-		cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+		cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 		by = addAuditFlags(cmd, "kept in the server's log")
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
 		if err := by.check(cmd); err != nil {
@@ -105,7 +110,7 @@ exit code is 1.`,
 	})
 }
 
-// archiveVerb completes a command with the filter's flags and its own.
+// archiveVerb adds the filter's flags and the command's own flags to a command.
 func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command), do func(*cobra.Command, *filterFlags) error) *cobra.Command {
 	flags := addFilterFlags(cmd)
 	if own != nil {
@@ -129,7 +134,7 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 	return cmd
 }
 
-// move moves jobs between the tables and tells how many.
+// move moves jobs between the tables and prints their number.
 func (a *app) move(ctx context.Context, done string, do func(context.Context, *session) (drover.ArchiveResult, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -169,7 +174,7 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool, audit dro
 		n, err := s.client.ExportArchive(ctx, io.Discard, flags.at(s.now))
 		var unread *drover.RefusedError
 		switch {
-		case errors.As(err, &unread): // the purge deletes these as well
+		case errors.As(err, &unread): // the purge deletes the unreadable jobs as well
 			n += int64(len(unread.Refused))
 		case err != nil:
 			return flagNames(err)

@@ -69,7 +69,7 @@ func TestArchive(t *testing.T) {
 	}
 	sh.run(t, "archive", "restore", "--all").ends(t, 1, "1 job not restored").says(t, dead+"  not restored: not this one")
 	exec(`drop trigger mine on jobs_archive`)
-	exec(`update jobs_archive set errors = '{}' where id = '` + dead + `'`) // which --error cannot read
+	exec(`update jobs_archive set errors = '{}' where id = '` + dead + `'`) // --error cannot read this value
 	sh.input = "no\n"
 	sh.run(t, "archive", "purge", "--error", "x").ends(t, 1, "deletes 1 job from the archive")
 	sh.run(t, "archive", "export", "--error", "x").ends(t, 1, dead)

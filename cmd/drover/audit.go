@@ -9,21 +9,21 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// auditFlags say who changes something, and why: the same for every command that does.
+// auditFlags are --by and --why, which every command that changes something has.
 type auditFlags struct {
 	audit drover.Audit
 }
 
-// addAuditFlags gives a command --by and --why. kept says where they are found again.
+// addAuditFlags gives a command --by and --why. The help text quotes kept, the place where drover keeps both.
 func addAuditFlags(cmd *cobra.Command, kept string) *auditFlags {
 	p := &auditFlags{}
-	cmd.Flags().StringVar(&p.audit.By, "by", "", "who does it, "+kept+" (default: your user name)")
-	cmd.Flags().StringVar(&p.audit.Why, "why", "", "and why")
+	cmd.Flags().StringVar(&p.audit.By, "by", "", "your `name`, "+kept+" (default: your user name)")
+	cmd.Flags().StringVar(&p.audit.Why, "why", "", "the `reason`, "+kept)
 	return p
 }
 
-// check refuses an empty --by: a variable that is not set must not look like somebody. Without the flag it is the user
-// who calls.
+// check refuses an empty --by, because an unset shell variable must not look like a name. Without the flag, By becomes the
+// name of the operating system's user.
 func (p *auditFlags) check(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("by") {
 		if strings.TrimSpace(p.audit.By) == "" {
@@ -37,5 +37,5 @@ func (p *auditFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// auditNames are the library's names for the flags, as strings.NewReplacer takes them.
+// auditNames are the library's names of the flags, each before its flag, as strings.NewReplacer takes them.
 func auditNames() []string { return []string{"By:", "--by:", "Why:", "--why:"} }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Each command that changes something keeps --by and --why; without --by it is the user who runs it.
+// Each command that changes something stores --by and --why. Without --by it stores the name of the user who runs it.
 func TestEveryVerbKeepsByAndWhy(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -67,7 +67,7 @@ func TestEveryVerbKeepsByAndWhy(t *testing.T) {
 				words, want = append(words, "--by", by), by+": "+tc.want
 			}
 			out := sh.run(t, words...)
-			if tc.words[0]+tc.words[1] != "redrivestart" { // no job fits
+			if tc.words[0]+tc.words[1] != "redrivestart" { // no job matches
 				out.ok(t)
 			}
 			var args []any

@@ -24,19 +24,23 @@ func newBenchCommand(a *app) *cobra.Command {
 	var only []string
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure the queue on this machine or on a server of yours",
-		Long: `Measure the queue through the public API, in empty schemas of its own that are dropped at the end.
+		Short: "Measure the queue on this machine or on your server",
+		Long: `Measure the queue through the public API. The command makes empty schemas of its own, and drops them at
+the end. Without --url and DATABASE_URL it finds or starts a Postgres, and stops it again.
 
-Without --url and DATABASE_URL a Postgres is found or started, and ended again. The steps:
+The steps:
 
-  burn     insert the jobs, run them all on one supervisor: speed, WAL, HOT share of the claims, statements
-  latency  from the call of Enqueue to the handler, at a low rate and to a supervisor that sleeps
+  burn     insert the jobs, and run them all on one supervisor: speed, WAL, HOT share of the claims,
+           statements
+  latency  time from the call of Enqueue to the handler: at a low rate, and if the supervisor sleeps
   retry    how late second attempts begin
-  idle     statements of a supervisor without a job
-  memory   growth of the process with 2,000 jobs of 1 KiB in flight
+  idle     statements of a supervisor that has no jobs
+  memory   growth of the process with 2,000 running jobs of 1 KiB
 
-wal_bytes_per_job is the log of insert and run without full-page images, which depend on the last checkpoint and stand
-beside it. Nobody else should use the server meanwhile: log and commits are counted for all of it.`,
+wal_bytes_per_job is the WAL of inserting and running a job, without full-page images. These depend on the
+last checkpoint, so the report has them in a line of their own.
+
+Nobody else should use the server meanwhile, because WAL and commits are counted for the whole server.`,
 		Example: `  drover bench
   drover bench --retention keep --jobs 500000 --queues 5 --only burn
   drover bench --fail-rate 1 --only burn --only retry --json | tail -1 | jq .runs_per_second`,
@@ -65,15 +69,15 @@ beside it. Nobody else should use the server meanwhile: log and commits are coun
 	}
 	hideSchema(cmd)
 	f := cmd.Flags()
-	f.IntVar(&o.Jobs, "jobs", 200_000, "jobs to burn down")
-	f.IntVar(&o.Workers, "workers", 200, "workers of the burn-down, over all queues")
-	f.IntVar(&o.Queues, "queues", 1, "queues of the burn-down")
-	f.StringVar(&retention, "retention", "delete", "delete completed jobs, or keep them")
-	f.IntVar(&o.Payload, "payload", 0, "bytes of args")
-	f.Float64Var(&o.FailRate, "fail-rate", 0, "share of the jobs whose first attempt fails, 0 to 1")
-	f.IntVar(&o.Samples, "samples", 200, "jobs behind each percentile")
+	f.IntVar(&o.Jobs, "jobs", 200_000, "number of jobs that the step burn runs")
+	f.IntVar(&o.Workers, "workers", 200, "jobs that run at the same time in the step burn, over all queues")
+	f.IntVar(&o.Queues, "queues", 1, "number of queues in the step burn")
+	f.StringVar(&retention, "retention", "delete", "what happens to completed jobs: delete or keep")
+	f.IntVar(&o.Payload, "payload", 0, "size of each job's args in bytes")
+	f.Float64Var(&o.FailRate, "fail-rate", 0, "share of the jobs whose first attempt fails, from 0 to 1")
+	f.IntVar(&o.Samples, "samples", 200, "number of jobs that each percentile is computed from")
 	f.DurationVar(&o.IdleFor, "idle-for", 10*time.Second, "how long to watch an idle supervisor")
-	f.StringArrayVar(&only, "only", nil, "a `step` to take, of "+strings.Join(all, ", ")+"; give the flag again for more (default all)")
+	f.StringArrayVar(&only, "only", nil, "run only this `step`: "+strings.Join(all, ", ")+"; repeat the flag for several (default: all)")
 	complete(cmd, "retention", "delete", "keep")
 	complete(cmd, "only", all...)
 	return cmd
@@ -103,7 +107,8 @@ func (a *app) bench(ctx context.Context, o bench.Options) (err error) {
 	return errors.Join(err, a.printBench(report, source))
 }
 
-// benchDatabase is the command line's database, else one found or started, which end ends.
+// benchDatabase returns the database of the command line. If there is none, it finds or starts a server, and end stops
+// that server.
 func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source string, end func() error, err error) {
 	if a.databaseURL() != "" {
 		config, err := a.poolConfig()
@@ -119,8 +124,8 @@ func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source
 	return config, server.Source(), server.Close, nil
 }
 
-// startPostgres makes a server that counts statements, or one that does not where that extension is not installed. No
-// checkpoint by time or size should fall into a measurement.
+// startPostgres starts a server that counts statements with pg_stat_statements. If that fails, because the extension is
+// not installed, it starts a server without it. The settings keep checkpoints by time and by size out of a measurement.
 func (a *app) startPostgres(ctx context.Context) (*pgdev.Server, error) {
 	options := pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Docker, pgdev.Download},
@@ -135,7 +140,7 @@ func (a *app) startPostgres(ctx context.Context) (*pgdev.Server, error) {
 	return pgdev.Start(ctx, options)
 }
 
-// printBench prints what was measured, with the words of the JSON keys beside those for people.
+// printBench prints each measured value with a name for people and with its JSON key.
 func (a *app) printBench(r *bench.Report, source string) error {
 	rows := [][]string{{"MEASURED", "", "JSON KEY"}}
 	number := func(name string, v *float64, unit, key string) {

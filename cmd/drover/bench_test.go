@@ -12,7 +12,7 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// the measurement runs, counts every handler call and leaves nothing. Its figures are not judged here.
+// the measurement runs, counts every handler call and leaves nothing behind. The test does not judge the figures.
 func TestBench(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -112,7 +112,7 @@ func TestBench(t *testing.T) {
 	})
 }
 
-// A server that loses commits is not measured.
+// Bench refuses a server that loses commits.
 func TestBenchRefusesLaxServer(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t)

@@ -11,12 +11,14 @@ import (
 func newBudgetsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "budgets",
-		Short: "Show the retry budgets, and what is left of each",
-		Long: `Show the retry budgets, and what is left of each for the window that begins now.
+		Short: "Show the retry budgets, and how many retries each has left",
+		Long: `Show the retry budgets, and how many retries each has left in the window that begins now.
 
-A job spends from one budget: its kind's, else its queue's, else the one for all.`,
-		Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.budgets(cmd.Context()) },
+A retry counts against one budget: the budget of the job's kind if there is one, else the budget of its
+queue, else the budget of all jobs.`,
+		Example: "  drover budgets --json",
+		Args:    args(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.budgets(cmd.Context()) },
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// B-1: what is left of the retry budgets.
+// B-1: the command shows how many retries each budget has left.
 func TestBudgets(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)

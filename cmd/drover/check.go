@@ -12,14 +12,14 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// monitors marks a command whose exit code is for a monitor, for which 1 and 2 are findings and exitUnknown is that it
-// could not look.
+// monitors marks a command whose exit code a monitor reads. Codes 1 and 2 are findings, and exitUnknown means that the
+// check failed.
 const (
 	monitors    = "monitors"
 	exitUnknown = 3
 )
 
-// foundError is what a check has found.
+// foundError is the exit code of a check and the number of thresholds reached.
 type foundError struct {
 	code int
 	n    int
@@ -27,11 +27,11 @@ type foundError struct {
 
 func (e *foundError) Error() string { return plural(int64(e.n), "threshold") + " reached" }
 
-// thresholds are the smallest values that check reports. A zero field is not checked.
+// thresholds are the smallest values that check reports. A zero field is ignored.
 type thresholds struct {
-	queue                                string // only this queue; "" is all together
+	queue                                string // only this queue; "" means all queues together
 	discarded, newDiscarded, quarantined int
-	within                               time.Duration // of newDiscarded
+	within                               time.Duration // how far back newDiscarded looks
 	oldest                               time.Duration
 }
 
@@ -49,17 +49,18 @@ func newCheckCommand(a *app) *cobra.Command {
 		name, usage string
 		to          *int
 	}{
-		{"discarded", "warn at this many discarded jobs", &t.discarded},
-		{"new-discarded", "warn at this many jobs discarded within --within", &t.newDiscarded},
-		{"quarantined", "critical at this many jobs discarded because they killed their processes", &t.quarantined},
+		{"discarded", "warn if there are this many discarded jobs", &t.discarded},
+		{"new-discarded", "warn if this many jobs were discarded in the time of --within", &t.newDiscarded},
+		{"quarantined", "critical if this many jobs were discarded because they killed their processes", &t.quarantined},
 	}
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Compare dead letters and lateness with thresholds, for cron and monitors",
-		Long: `Compare dead letters and lateness with the thresholds that are given, and print a line for each that is reached.
-A threshold is the smallest value that is reported.
+		Short: "Compare dead letters and late jobs with thresholds, for cron and monitoring",
+		Long: `Compare dead letters and late jobs with your thresholds, and print a line for each threshold that is
+reached. A threshold is the smallest value that is reported.
 
-Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical, 3 it could not look.`,
+The exit codes are those of a Nagios plugin: 0 ok, 1 warning, 2 critical, 3 unknown because the check
+failed.`,
 		Example: `  drover check --discarded 100 --new-discarded 5 --quarantined 1 --oldest 15m`,
 		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -92,8 +93,8 @@ Exit codes, as Nagios has them: 0 all is well, 1 a warning, 2 something critical
 		f.IntVar(limits[i].to, limits[i].name, 0, limits[i].usage)
 	}
 	f.DurationVar(&t.within, "within", 15*time.Minute, "how far back --new-discarded looks")
-	f.DurationVar(&t.oldest, "oldest", 0, "warn if a due job that is not paused has waited this long, or must wait because the server's clock went back by this much")
-	f.StringVar(&t.queue, "queue", "", "look at this queue only")
+	f.DurationVar(&t.oldest, "oldest", 0, "warn if a due job that is not paused has waited this long, or if the server's clock went back by this much, so that jobs must wait")
+	f.StringVar(&t.queue, "queue", "", "check only this queue")
 	return cmd
 }
 
@@ -128,7 +129,7 @@ func (a *app) check(ctx context.Context, t thresholds) error {
 		if err := a.printJSON(struct {
 			Level  drover.Level       `json:"level"`
 			Alerts []alert            `json:"alerts"`
-			Pauses []drover.PauseInfo `json:"pauses"` // what is late because of them is no alert
+			Pauses []drover.PauseInfo `json:"pauses"` // jobs that are late because of a pause cause no alert
 		}{level, alerts, pauses}); err != nil {
 			return err
 		}
@@ -196,8 +197,8 @@ func (s *session) alerts(ctx context.Context, t thresholds) ([]alert, error) {
 	return reached, nil
 }
 
-// oldest returns how long the oldest due job of a queue, or of all, has waited to be claimed. No due job is 0. Paused jobs
-// do not count.
+// oldest returns how long the oldest due job of a queue has waited to be claimed. An empty queue means all queues. It
+// returns 0 if no job is due. Paused jobs do not count.
 func (s *session) oldest(ctx context.Context, queue string) (age time.Duration, err error) {
 	snapshot, err := s.client.Snapshot(ctx)
 	if err != nil {
@@ -221,10 +222,10 @@ func (s *session) oldest(ctx context.Context, queue string) (age time.Duration, 
 	return age, nil
 }
 
-// sqlClockWentBack has a row if jobs of the queue wait because the server's clock has gone back.
+// sqlClockWentBack returns a row if jobs of the queue wait because the server's clock went back.
 const sqlClockWentBack = `select extract(epoch from latest - now())::float8 from drover_clock(1, $1) where waiting > 0`
 
-// clockWentBack returns by how much the server's clock has gone back, if jobs wait because of it; else 0.
+// clockWentBack returns how far the server's clock went back, or 0 if no job waits because of that.
 func (s *session) clockWentBack(ctx context.Context, queue string) (time.Duration, error) {
 	var only *string
 	if queue != "" {
@@ -238,7 +239,8 @@ func (s *session) clockWentBack(ctx context.Context, queue string) (time.Duratio
 	return seconds(by), nil
 }
 
-// A queue exists while a job or a supervisor has it. Reads all jobs only where there is no such queue.
+// A queue exists while a job is in it or a supervisor serves it. The statement reads all jobs only if there is no such
+// queue.
 const sqlKnownQueue = `select exists (select from drover_supervisors where $1 = any(queues)) or exists (select from jobs where queue = $1)`
 
 func (s *session) knownQueue(ctx context.Context, queue string) error {
@@ -252,7 +254,7 @@ func (s *session) knownQueue(ctx context.Context, queue string) error {
 	return nil
 }
 
-// text says it in words.
+// text is the line that the command prints.
 func (r alert) text(t thresholds) string {
 	n, from := int64(r.Value), int64(r.Threshold)
 	text := fmt.Sprintf("%s, threshold %d", r.Name, from)

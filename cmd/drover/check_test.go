@@ -9,14 +9,14 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// report is what check prints as JSON.
+// report is the JSON of check.
 type report struct {
 	Level  drover.Level       `json:"level"`
 	Alerts []alert            `json:"alerts"`
 	Pauses []drover.PauseInfo `json:"pauses"`
 }
 
-// D-9: a line for each finding, and an exit code for cron and monitors.
+// D-9: check prints a line for each finding, and its exit code is for cron and monitoring.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -49,7 +49,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// D-9: each threshold counts the jobs that it is for, and is the smallest value that is reported.
+// D-9: each threshold counts its own jobs. It is the smallest value that is reported.
 func TestCheckThresholds(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
@@ -58,7 +58,7 @@ func TestCheckThresholds(t *testing.T) {
 		('k', 'default', 'discarded', now() - interval '1 h', 'panic'), ('k', 'default', 'discarded', now() - interval '5 min', 'panic'),
 		('k', 'payments', 'discarded', now() - interval '10 min', 'crashed')`)
 	sh.exec(t, `insert into jobs (kind, state, finalized_at) values ('k', 'completed', now() - interval '1 min')`)
-	// Only a job that is due and waits is late, in any queue and lane.
+	// A job is late only if it is due and waits. Its queue and lane do not matter.
 	sh.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'default', now() - interval '10 min'), ('k', 'default', now() - interval '1 min'),
 		('k', 'default', now() + interval '1 h'), ('k', 'late', now() - interval '20 min')`)
 	sh.exec(t, `insert into jobs (kind, scheduled_at, state, errors_total, crashes, priority) values ('k', now() - interval '30 min', 'retryable', 1, 2, 9)`)
@@ -96,7 +96,7 @@ func TestCheckThresholds(t *testing.T) {
 		got := decode[report](t, sh.run(t, append([]string{"check", "--json"}, strings.Fields(c.flags)...)...).ends(t, code)).Alerts
 		for i := range got {
 			if got[i].Name == "oldest" {
-				got[i].Value = math.Floor(got[i].Value/60) * 60 // the test takes its time
+				got[i].Value = math.Floor(got[i].Value/60) * 60 // the test may be slow
 			}
 		}
 		if !slices.Equal(got, c.want) {
@@ -105,7 +105,8 @@ func TestCheckThresholds(t *testing.T) {
 	}
 }
 
-// More queues than a snapshot lists may hide the oldest job, so that is no answer. A queue that is listed has one.
+// If there are more queues than a snapshot lists, the oldest job may be hidden, so check fails. It has an answer for a queue
+// that is listed.
 func TestCheckOfManyQueues(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
@@ -115,7 +116,7 @@ func TestCheckOfManyQueues(t *testing.T) {
 	sh.run(t, "check", "--oldest", "15m", "--queue", "q0001").ok(t)
 }
 
-// A server's clock that went back makes jobs wait although none of them is late.
+// If the server's clock went back, jobs wait although none of them is late.
 func TestCheckOfTheServersClock(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
@@ -130,7 +131,7 @@ func TestCheckOfTheServersClock(t *testing.T) {
 	sh.run(t, "health", "--strict").ends(t, 1).says(t, "jobs from before that wait until then: 1", "update ")
 }
 
-// What keeps it from looking is neither a warning nor critical.
+// An error that keeps check from its result is neither a warning nor critical.
 func TestCheckThatCannotLook(t *testing.T) {
 	t.Parallel()
 	closed := &shell{flags: []string{"--url", "postgres://drover@127.0.0.1:1/app"}}

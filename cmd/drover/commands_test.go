@@ -19,7 +19,7 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// stored is a schema with something for each command.
+// stored has the ids of jobs, failures and redrives, so that each command has something to work on.
 type stored struct {
 	dead, waits, print, redrive string
 	done                        string
@@ -48,7 +48,7 @@ func store(t *testing.T, sh *shell, client *drover.Client) (s stored) {
 	return s
 }
 
-// reads are the commands that change nothing in the database, each in a line that finds something.
+// reads are the commands that change nothing in the database, in lines that find something.
 func (s stored) reads() [][]string {
 	return [][]string{
 		{"jobs", "list"},
@@ -86,14 +86,14 @@ func (s stored) reads() [][]string {
 	}
 }
 
-// others need no database of drover's.
+// others are the commands that need no database.
 func others() [][]string {
 	return [][]string{
 		{"help"}, {"jobs", "--help"}, {"jobs"}, {"--version"}, {"completion", "bash"}, {"completion", "fish"}, {"completion", "powershell"}, {"completion", "zsh"},
 	}
 }
 
-// changes are the others, in an order in which all of them change something.
+// changes are the commands that change something. In this order each of them has something to change.
 func (s stored) changes() [][]string {
 	return [][]string{
 		{"redrive", "pause", s.redrive},
@@ -130,7 +130,7 @@ func (s stored) changes() [][]string {
 	}
 }
 
-// A command that is added stands in one of the lists.
+// Every command is in one of the lists, a new one too.
 func TestEveryCommandIsTried(t *testing.T) {
 	t.Parallel()
 	lines := slices.Concat(stored{}.reads(), stored{}.changes(), others())
@@ -140,7 +140,7 @@ func TestEveryCommandIsTried(t *testing.T) {
 			walk(sub)
 		}
 		path := strings.Fields(cmd.CommandPath())[1:]
-		if cmd.HasSubCommands() || cmd.Hidden || slices.Contains([]string{"bench", "demo", "ui"}, path[0]) { // the first two make what they read, and the third serves until it is ended
+		if cmd.HasSubCommands() || cmd.Hidden || slices.Contains([]string{"bench", "demo", "ui"}, path[0]) { // bench and demo make their own databases, and ui serves until it is stopped
 			return
 		}
 		if !slices.ContainsFunc(lines, func(line []string) bool { return len(line) >= len(path) && slices.Equal(line[:len(path)], path) }) {
@@ -152,7 +152,7 @@ func TestEveryCommandIsTried(t *testing.T) {
 	walk(root)
 }
 
-// A standby serves what only reads. What changes something says that it is a standby.
+// On a standby, commands that only read work. Commands that change something fail, and the error names the standby.
 func TestCommandsOnAStandby(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -173,7 +173,7 @@ func TestCommandsOnAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := store(t, sh, client)
-	want := map[string]string{} // what a command prints on the primary
+	want := map[string]string{} // the output of each command on the primary
 	for _, line := range s.reads() {
 		if line[0] == "jobs" || line[0] == "migrate" {
 			want[strings.Join(line, " ")] = sh.run(t, line...).ok(t).stdout
@@ -195,7 +195,7 @@ func TestCommandsOnAStandby(t *testing.T) {
 		}
 	}
 	sh.run(t, "health").ok(t).says(t, "not seen: tables: this server is a standby")
-	sh.run(t, "health", "--strict").ends(t, 1, "the health is not ok, but critical") // jobs are due, and nobody claims
+	sh.run(t, "health", "--strict").ends(t, 1, "the health is not ok, but critical") // jobs are due, and no supervisor claims
 	for _, line := range append(s.changes(), []string{"bench", "--only", "idle"}, []string{"demo", "--jobs", "3"}) {
 		sh.run(t, line...).ends(t, 1, "this server is a standby", "primary")
 	}
@@ -210,7 +210,7 @@ func (sh *shell) runOn(t *testing.T, stdout *os.File, args []string) *output {
 	return &output{line: strings.Join(args, " "), stderr: stderr.String(), code: code}
 }
 
-// A disk that is full is an error of every command, and what a verb has changed is said on standard error instead.
+// On a full disk, every command fails. A command that changes something prints its report on standard error instead.
 func TestOutputToAFullDisk(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -218,7 +218,7 @@ func TestOutputToAFullDisk(t *testing.T) {
 	s := store(t, sh, client)
 	full := func() *os.File {
 		file, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-		if err != nil { // not on this system: a file that was not opened for writing does as well
+		if err != nil { // this system has no /dev/full; a file that is not open for writing fails too
 			file, err = os.Open(os.DevNull)
 		}
 		if err != nil {
@@ -248,7 +248,7 @@ func TestOutputToAFullDisk(t *testing.T) {
 	}
 }
 
-// A pipe that nobody reads any more, as behind | head, is no error. A verb goes on to its end.
+// A closed pipe, as with | head, is no error. A command that changes something goes on to its end.
 func TestOutputToAClosedPipe(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -273,7 +273,7 @@ func TestOutputToAClosedPipe(t *testing.T) {
 		sh.runOn(t, closed(), line).ok(t)
 	}
 
-	// The process itself: a SIGPIPE must not end it before the last id.
+	// In the real process, a SIGPIPE must not end it before the last id.
 	bin := filepath.Join(t.TempDir(), "drover")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
@@ -294,7 +294,7 @@ func TestOutputToAClosedPipe(t *testing.T) {
 	sh.run(t, "jobs", "count", "--state", "cancelled").ok(t).says(t, "3")
 }
 
-// Each line of a document that calls drover is one that the command takes: its command exists, and so does each flag.
+// Each drover command line in the documents is valid: its command and all its flags exist.
 func TestCommandsOfTheDocuments(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("../../docs/*.md")

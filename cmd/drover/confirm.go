@@ -11,7 +11,7 @@ import (
 func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 	fmt.Fprint(a.stderr, question+" Type yes to go on: ")
 	answer := make(chan string, 1)
-	go func() { // left behind when Ctrl-C comes first: nothing can interrupt a read from a terminal
+	go func() { // Ctrl-C leaves this goroutine behind: nothing can interrupt a read from a terminal
 		line, _ := bufio.NewReader(a.stdin).ReadString('\n')
 		answer <- line
 	}()
@@ -20,14 +20,14 @@ func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 		fmt.Fprintln(a.stderr)
 		return false, ctx.Err()
 	case line := <-answer:
-		if !strings.HasSuffix(line, "\n") { // Ctrl-D ends the answer and not the line
+		if !strings.HasSuffix(line, "\n") { // Ctrl-D ends the answer, but not the line
 			fmt.Fprintln(a.stderr)
 		}
 		return strings.TrimSpace(line) == "yes", nil
 	}
 }
 
-// confirm asks; any answer but yes is an error that says what did not happen.
+// confirm asks. Every answer except yes becomes an error that names the change that was not made.
 func (a *app) confirm(ctx context.Context, question, otherwise string) error {
 	yes, err := a.confirmed(ctx, question)
 	if err == nil && !yes {

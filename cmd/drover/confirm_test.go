@@ -36,7 +36,7 @@ func TestIsTerminal(t *testing.T) {
 	}
 }
 
-// With </dev/null nobody can be asked, as with a pipe.
+// With </dev/null there is nobody to ask, as with a pipe.
 func TestNobodyIsAskedAtTheNullDevice(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -55,7 +55,7 @@ func TestNobodyIsAskedAtTheNullDevice(t *testing.T) {
 	}
 }
 
-// The error stands on a line of its own, also if the answer was Ctrl-D, which ends no line.
+// The error is on a line of its own. That holds after Ctrl-D too, which ends no line.
 func TestTheErrorFollowsTheQuestion(t *testing.T) {
 	t.Parallel()
 	sh := shellOn(t, pgtest.NewMigratedPool(t))
@@ -64,7 +64,7 @@ func TestTheErrorFollowsTheQuestion(t *testing.T) {
 	if code := a.run(t.Context(), append([]string{"jobs", "cancel", "--all"}, sh.flags...)); code != 1 || !strings.Contains(stderr.String(), "Type yes to go on: \ndrover: not confirmed") {
 		t.Errorf("exit code %d:\n%s", code, &stderr)
 	}
-	for _, answer := range []string{"no\n", "yes\n"} { // the person has ended the line
+	for _, answer := range []string{"no\n", "yes\n"} { // the user has ended the line
 		sh.input = answer
 		if o := sh.run(t, "jobs", "cancel", "--all"); strings.Contains(o.stderr, "go on: \n") {
 			t.Errorf("%q leaves a line empty:\n%s", answer, o.stderr)

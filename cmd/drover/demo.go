@@ -21,22 +21,27 @@ func newDemoCommand(a *app) *cobra.Command {
 	var skipBad bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Deliver webhooks to endpoints that fail in all the usual ways, and show what becomes of them",
-		Long: `Deliver webhooks over HTTP to endpoints on this machine that behave like the world: slow, down for a while,
-throttling, gone, or answering garbage. Every delivery is enqueued in one transaction with a business row; two worker
-processes deliver; the report shows attempts, failures and the discarded jobs with their history, and then deploys a
-fix and redrives. Whether anything was lost is counted from what the endpoints saw.
+		Short: "Deliver webhooks to endpoints that fail in all the usual ways, and show the results",
+		Long: `Deliver webhooks over HTTP to endpoints on this machine. The endpoints behave like real ones: some are slow,
+down for a while, throttling or gone, and some answer garbage. Each delivery is enqueued in one transaction
+with a business row, and two worker processes deliver. The report shows attempts, failures, and the discarded
+jobs with their history. Then the demo deploys a fix and redrives. The endpoints' own records show whether a
+delivery was lost.
 
-With --story outage one customer's endpoint is down, and then comes back weak. Its dead deliveries are brought back all
-at once, by SQL, which knocks it over again; then by a paced redrive with a cap for the customer. The endpoint's own log
-is plotted, and judges: the exit code is 1 if the paced side overran it or a delivery did not arrive.
+With --story outage, one customer's endpoint is down and then comes back weak. The demo first makes its dead
+deliveries due all together, by SQL, which overloads the endpoint again. Then it uses a paced redrive with a
+cap for the customer. It plots the endpoint's own log. The exit code is 1 if the paced redrive overloaded the
+endpoint, or if a delivery did not arrive.
 
-It runs on the database of --url or DATABASE_URL, in a schema of its own that is dropped at the end, or on a throwaway
-Postgres that it starts: from server binaries, in Docker, or from a download.
+The demo runs on the database of --url or DATABASE_URL, in a schema of its own that it drops at the end.
+Without them it starts a temporary Postgres: from server binaries, in Docker, or from a download.
 
-A file has one delivery a line:
+A file has one delivery on each line:
   {"customer": "name", "event": "invoice.paid", "url_path": "/hooks", "payload": {…}}
-Customers of the built-in file have fixed behaviours; others get one by their name, never one that refuses for good.`,
+The customers of the built-in file have fixed behaviours. Another customer gets a behaviour by its name, but
+never one that refuses for good.`,
+		Example: `  drover demo --jobs 500 --crash
+  drover demo --story outage`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
@@ -61,12 +66,12 @@ Customers of the built-in file have fixed behaviours; others get one by their na
 		},
 	}
 	hideSchema(cmd)
-	cmd.Flags().StringVar(&file, "file", "", "deliveries to take instead of the built-in ones, JSON lines")
-	cmd.Flags().StringVar(&story, "story", "", "another story: outage")
-	cmd.Flags().BoolVar(&skipBad, "skip-bad", false, "deliver what is right in a file that has broken lines")
-	cmd.Flags().IntVar(&o.Jobs, "jobs", 0, fmt.Sprintf("how many to deliver; they are repeated, or cut (default: each once; outage: %d)", demo.OutageJobs))
-	cmd.Flags().BoolVar(&o.Keep, "keep", false, "leave the database, and print how to open it")
-	cmd.Flags().BoolVar(&o.Crash, "crash", false, "kill a worker with SIGKILL in the middle")
+	cmd.Flags().StringVar(&file, "file", "", "deliver the deliveries of this file of JSON lines instead of the built-in ones")
+	cmd.Flags().StringVar(&story, "story", "", "show another story: outage")
+	cmd.Flags().BoolVar(&skipBad, "skip-bad", false, "skip broken lines of the file")
+	cmd.Flags().IntVar(&o.Jobs, "jobs", 0, fmt.Sprintf("number of deliveries; the list is repeated or cut (default: each delivery once; outage: %d)", demo.OutageJobs))
+	cmd.Flags().BoolVar(&o.Keep, "keep", false, "keep the database, and print how to open it")
+	cmd.Flags().BoolVar(&o.Crash, "crash", false, "kill a worker process with SIGKILL while it delivers")
 	cmd.AddCommand(
 		demoProgram(a, demo.ReceiverProgram, demo.Receive),
 		demoProgram(a, demo.WorkerProgram, demo.Work),
@@ -74,7 +79,7 @@ Customers of the built-in file have fixed behaviours; others get one by their na
 	return cmd
 }
 
-// demoProgram is one of the processes that the demo starts.
+// demoProgram returns a hidden command that the demo starts as a process.
 func demoProgram(a *app, name demo.Program, run demo.Main) *cobra.Command {
 	return &cobra.Command{
 		Use:    string(name),
@@ -84,7 +89,7 @@ func demoProgram(a *app, name demo.Program, run demo.Main) *cobra.Command {
 	}
 }
 
-// demo tells the story on standard output. With --json that has the figures alone, and the story goes beside it.
+// demo prints the story on standard output. With --json it prints the figures there, and the story on standard error.
 func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -105,7 +110,7 @@ func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	return printed
 }
 
-// deliveries reads the file, or what comes with the program. Broken lines are an error unless they may be skipped.
+// deliveries reads the file, or the built-in file if the name is empty. Broken lines are an error, unless skipBad is set.
 func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	var in io.Reader = bytes.NewReader(testdata.Webhooks)
 	name := "the built-in file"
@@ -132,7 +137,7 @@ func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	return good, nil
 }
 
-// maxLineErrors is how many broken lines are told of: a file of another format is broken in all of them.
+// maxLineErrors is how many broken lines the command lists. In a file of another format, all lines are broken.
 const maxLineErrors = 20
 
 func lineErrors(broken []*demo.LineError) string {

@@ -26,7 +26,7 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// C-1: drover demo, as its user runs it: the built program with its processes.
+// C-1: drover demo runs as a user runs it: as a program that starts processes.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -70,7 +70,7 @@ func TestDemo(t *testing.T) {
 		d.waitFor(t, `delivered [1-9]`)
 		cancel := fmt.Sprintf(`select %[1]s.drover_cancel(id) from %[1]s.jobs where id = (
 			select id from %[1]s.jobs where state = 'retryable' and args->>'customer' = 'customer-dune' order by scheduled_at desc limit 1)`, d.schema(t))
-		for end := time.Now().Add(30 * time.Second); query(t, url, cancel) == "" && time.Now().Before(end); { // until there is one
+		for end := time.Now().Add(30 * time.Second); query(t, url, cancel) == "" && time.Now().Before(end); { // until a job runs
 			<-time.After(10 * time.Millisecond)
 		}
 		d.wantExit(t, 0)
@@ -104,7 +104,7 @@ func TestDemo(t *testing.T) {
 
 	t.Run("Ctrl-C in an outage", func(t *testing.T) {
 		t.Parallel()
-		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "400") // so many that it does not end before the interrupt
+		d := startDemo(t, bin, url, "--story", "outage", "--jobs", "400") // enough jobs that the demo does not end before the interrupt
 		d.waitFor(t, `redrive canary`)
 		d.interrupt(t)
 		d.wantExit(t, 1)
@@ -145,7 +145,7 @@ func TestDemo(t *testing.T) {
 		if err := d.cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		d.ended(t) // reads to the end of what all its processes write to: none is left
+		d.ended(t) // reads until all processes have closed their standard error, so none is left
 		if left := d.filesLeft(t); len(left) > 0 {
 			t.Errorf("left in the temporary directory: %v", left)
 		}
@@ -154,7 +154,7 @@ func TestDemo(t *testing.T) {
 		d.wantExit(t, 0)
 		d.wantStory(t, `left a schema; remove it with: drop schema `+left+` cascade;`)
 		d.wantNothingLeft(t, url)
-		query(t, url, "drop schema "+left+" cascade") // nobody was there to do it
+		query(t, url, "drop schema "+left+" cascade") // the killed demo could not do it
 	})
 
 	t.Run("keeps the schema on a server of the user", func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestDemo(t *testing.T) {
 		d.interrupt(t)
 		d.wantExit(t, 0)
 		if conn, err := pgx.Connect(t.Context(), own[2]); err == nil {
-			_ = conn.Close(t.Context()) // it failed the test already
+			_ = conn.Close(t.Context()) // the test has already failed
 			t.Error("the server is still there")
 		}
 	})
@@ -250,7 +250,7 @@ func TestDemoFlags(t *testing.T) {
 	}
 }
 
-// demoRun is a running demo. What it and its processes write to standard error is read as it comes.
+// demoRun is a running demo. A goroutine reads the standard error of all its processes.
 type demoRun struct {
 	cmd    *exec.Cmd
 	tmp    string
@@ -280,7 +280,7 @@ func startDemo(t *testing.T, bin, url string, args ...string) *demoRun {
 	}
 	go d.read(story)
 	t.Cleanup(func() {
-		_ = d.cmd.Process.Kill() // at most it has ended
+		_ = d.cmd.Process.Kill() // an error means that it has ended
 		if t.Failed() {
 			t.Logf("drover demo %v:\n%s\n%s", args, d.story(), d.stdout.String())
 		}
@@ -318,7 +318,7 @@ func (d *demoRun) waitFor(t *testing.T, pattern string) string {
 	return ""
 }
 
-// interrupt does what Ctrl-C in a terminal does: it reaches all processes of the group.
+// interrupt sends SIGINT to all processes of the group, like Ctrl-C in a terminal.
 func (d *demoRun) interrupt(t *testing.T) {
 	t.Helper()
 	if err := syscall.Kill(-d.cmd.Process.Pid, syscall.SIGINT); err != nil {
@@ -326,12 +326,12 @@ func (d *demoRun) interrupt(t *testing.T) {
 	}
 }
 
-// ended waits for the end of all processes and returns the exit code.
+// ended waits until all processes have ended, and returns the exit code.
 func (d *demoRun) ended(t *testing.T) int {
 	t.Helper()
-	for range d.lines { // read keeps them
+	for range d.lines { // the reader keeps the lines
 	}
-	_ = d.cmd.Wait() // the code says it
+	_ = d.cmd.Wait() // the exit code is checked below
 	return d.cmd.ProcessState.ExitCode()
 }
 
@@ -357,7 +357,7 @@ func (d *demoRun) result(t *testing.T) demo.Result {
 	return decodeLine[demo.Result](t, d)
 }
 
-// decodeLine reads the figures: one line, and nothing else on standard output.
+// decodeLine parses the figures: one line, and nothing else is on standard output.
 func decodeLine[T any](t *testing.T, d *demoRun) (r T) {
 	t.Helper()
 	in := json.NewDecoder(&d.stdout)
@@ -389,7 +389,7 @@ func (d *demoRun) filesLeft(t *testing.T) []string {
 	return left
 }
 
-// wantNothingLeft looks for files and for the schema; that no process is left ended has seen.
+// wantNothingLeft looks for files and for the schema. Processes need no look, because ended has waited for all of them.
 func (d *demoRun) wantNothingLeft(t *testing.T, url string) {
 	t.Helper()
 	if left := d.filesLeft(t); len(left) > 0 {
@@ -397,14 +397,14 @@ func (d *demoRun) wantNothingLeft(t *testing.T, url string) {
 	}
 	name := regexp.MustCompile(`, schema (drover_demo_\w+)`).FindStringSubmatch(d.story())
 	if name == nil {
-		return // it was stopped before it had one
+		return // the demo was stopped before it had a schema
 	}
 	if got := query(t, url, "select count(*)::text from pg_namespace where nspname = $1", name[1]); got != "0" {
 		t.Errorf("the schema %s is still there", name[1])
 	}
 }
 
-// query runs one statement and returns its first value, if it has one.
+// query runs one statement and returns its first value, or "" if there is none.
 func query(t *testing.T, url, sql string, args ...any) (value string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

@@ -23,7 +23,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// enqueueFlags are the flags whose text has to be read.
+// enqueueFlags are the flags of drover enqueue. Some are kept as text, which item parses.
 type enqueueFlags struct {
 	job                            jobdoc.Job
 	args, retry, metadata, unique  string
@@ -31,7 +31,7 @@ type enqueueFlags struct {
 	lines                          string
 }
 
-const enqueueBatch = 1000 // lines that are stored together
+const enqueueBatch = 1000 // lines in a transaction
 
 func newEnqueueCommand(a *app) *cobra.Command {
 	f := &enqueueFlags{}
@@ -40,37 +40,39 @@ func newEnqueueCommand(a *app) *cobra.Command {
 		Short: "Enqueue a job, or many from lines of JSON",
 		Long: `Enqueue a job, or many from lines of JSON.
 
-With --lines each line of a file is a JSON object with a kind, and if you like args and options. The names are those
-of drover_enqueue: kind, args, id, queue, priority, scheduled_at, delay, max_attempts, retry, timeout, expires_at,
-retry_until, tags, metadata, concurrency_key, uniqueness. Lines are stored a thousand at a time, all of these or none.
+With --lines, each line of a file is a JSON object with a kind, and if you like with args and options. The
+names are those of drover_enqueue: kind, args, id, queue, priority, scheduled_at, delay, max_attempts, retry,
+timeout, expires_at, retry_until, tags, metadata, concurrency_key, uniqueness. The command stores a thousand
+lines in each transaction: all of them or none.
 
-If a line is wrong, the command names it and the lines that are stored. Mend it, and give the others:
+If a line is wrong, the command names this line and the lines that it has stored. Correct the line, and
+enqueue the rest of the file:
 tail -n +1001 FILE | drover enqueue --lines -
 
-Args are JSON, or @ and the name of a file, or @- for standard input. Durations are written like 90s or 1h30m, times
-in RFC 3339. A job whose id is there already is not stored again: give --id to be able to repeat the command.`,
+Args are JSON, or @ and the name of a file, or @- for standard input. Write durations like 90s or 1h30m, and
+times in RFC 3339. A job is not stored if its id exists already. So you can repeat a command that has --id.`,
 		Example: `  drover enqueue charge --args '{"Order": 42}' --queue payments --delay 5m
   drover enqueue report --args @report.json --max-attempts 3 --retry '{"type": "constant", "delay": "1m"}'
   jq -c '{kind: "charge", args: {Order: .id}}' orders.json | drover enqueue --lines -`,
 		Args: args(cobra.MaximumNArgs(1)),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.args, "args", "", "the job's args: JSON, or @FILE, or @- for standard input")
-	flags.StringVar(&f.job.ID, "id", "", "the job's id, a ULID (default: a new one)")
-	flags.StringVar(&f.job.Queue, "queue", "", "its queue (default: default)")
-	flags.IntVar(&f.job.Priority, "priority", 0, "1 to 9, lower is sooner (default 5)")
-	flags.StringVar(&f.job.Delay, "delay", "", "due in this `duration` from now")
-	flags.StringVar(&f.scheduledAt, "scheduled-at", "", "due at this `time`")
-	flags.IntVar(&f.job.MaxAttempts, "max-attempts", 0, "how many runs in all (default: its worker's)")
-	flags.StringVar(&f.retry, "retry", "", `its retry strategy, such as '{"type": "constant", "delay": "1m"}' (default: its worker's)`)
-	flags.StringVar(&f.job.Timeout, "timeout", "", "the `duration` that each run may take (default: its worker's)")
-	flags.StringVar(&f.expires, "expires-at", "", "no run begins after this `time`")
-	flags.StringVar(&f.tryUntil, "retry-until", "", "no retry after this `time`")
-	flags.StringArrayVar(&f.job.Tags, "tag", nil, "a `tag`; give the flag again for more")
-	flags.StringVar(&f.metadata, "metadata", "", "a JSON object kept with the args")
-	flags.StringVar(&f.job.Key, "key", "", "its concurrency key, such as a customer")
-	flags.StringVar(&f.unique, "unique", "", `store it only if there is no other job like it: {} for the defaults, or such as '{"by": ["Order"], "until": "started"}'`)
-	flags.StringVar(&f.lines, "lines", "", "enqueue the jobs of this `file`, a JSON object on each line; - is standard input")
+	flags.StringVar(&f.args, "args", "", "args of the job: JSON, or @FILE, or @- for standard input")
+	flags.StringVar(&f.job.ID, "id", "", "id of the job, a ULID (default: a new one)")
+	flags.StringVar(&f.job.Queue, "queue", "", "queue of the job (default: the queue named default)")
+	flags.IntVar(&f.job.Priority, "priority", 0, "priority from 1 to 9; lower runs sooner (default 5)")
+	flags.StringVar(&f.job.Delay, "delay", "", "make the job due in this `duration` from now")
+	flags.StringVar(&f.scheduledAt, "scheduled-at", "", "make the job due at this `time`")
+	flags.IntVar(&f.job.MaxAttempts, "max-attempts", 0, "most attempts of the job (default: the worker's)")
+	flags.StringVar(&f.retry, "retry", "", `retry strategy, such as '{"type": "constant", "delay": "1m"}' (default: the worker's)`)
+	flags.StringVar(&f.job.Timeout, "timeout", "", "longest `duration` of each run (default: the worker's)")
+	flags.StringVar(&f.expires, "expires-at", "", "begin no run after this `time`")
+	flags.StringVar(&f.tryUntil, "retry-until", "", "begin no retry after this `time`")
+	flags.StringArrayVar(&f.job.Tags, "tag", nil, "add this `tag`; repeat the flag for several")
+	flags.StringVar(&f.metadata, "metadata", "", "JSON object that is kept with the args")
+	flags.StringVar(&f.job.Key, "key", "", "concurrency key, such as a customer")
+	flags.StringVar(&f.unique, "unique", "", `make the job unique: {} for the defaults, or settings such as '{"by": ["Order"], "until": "started"}'`)
+	flags.StringVar(&f.lines, "lines", "", "enqueue the jobs of this `file`, which has a JSON object on each line; - is standard input")
 	cmd.RunE = func(cmd *cobra.Command, words []string) error {
 		if err := f.check(cmd, words); err != nil {
 			return err
@@ -92,7 +94,8 @@ in RFC 3339. A job whose id is there already is not stored again: give --id to b
 	return cmd
 }
 
-// check refuses flags that would be ignored, and empty ones: a variable that is not set must not mean the default.
+// check refuses flags that would be ignored. It also refuses empty flags, because an unset shell variable must not mean the
+// default.
 func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
 	for _, name := range []string{
 		"lines", "args", "id", "queue", "priority", "delay", "scheduled-at", "max-attempts", "retry", "timeout", "expires-at", "retry-until", "tag", "metadata", "key", "unique",
@@ -114,7 +117,7 @@ func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
 	return nil
 }
 
-// item reads the flags.
+// item parses the flags.
 func (f *enqueueFlags) item(a *app, kind string) (item drover.EnqueueItem, err error) {
 	f.job.Kind = kind
 	if f.args != "" {
@@ -170,7 +173,7 @@ func (a *app) readJSON(flag, text string) (json.RawMessage, error) {
 	return doc, nil
 }
 
-// input opens a file; - is standard input.
+// input opens a file. The name - means standard input.
 func (a *app) input(name string) (io.ReadCloser, error) {
 	if name == "-" {
 		return io.NopCloser(a.stdin), nil
@@ -178,10 +181,10 @@ func (a *app) input(name string) (io.ReadCloser, error) {
 	return os.Open(name)
 }
 
-// enqueued is what became of a job.
+// enqueued is the result of one job with --json.
 type enqueued struct {
 	ID        string `json:"id"`
-	Existing  bool   `json:"existing,omitempty"` // it was there already
+	Existing  bool   `json:"existing,omitempty"` // the job was stored before
 	Replaced  bool   `json:"replaced,omitempty"`
 	Debounced bool   `json:"debounced,omitempty"`
 }
@@ -203,8 +206,8 @@ func (a *app) printEnqueued(r drover.Receipt) error {
 	return err
 }
 
-// enqueueOne chooses the id itself: after an error that leaves open whether the job was stored, it says how to repeat the
-// command.
+// enqueueOne chooses the id itself. So after an error that leaves open whether the job was stored, it can print how to
+// repeat the command without storing the job twice.
 func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -224,7 +227,7 @@ func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
 	return a.printEnqueued(receipt)
 }
 
-// enqueueLines stores a thousand lines at a time.
+// enqueueLines stores a thousand lines in each transaction.
 func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -234,7 +237,7 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 	lines := bufio.NewReader(in)
 	for first, done := 1, false; !done; first += enqueueBatch {
 		var items []drover.EnqueueItem
-		var at []int // their lines
+		var at []int // the line numbers of items
 		for n := first; n < first+enqueueBatch && !done; n++ {
 			line, err := lines.ReadBytes('\n')
 			if done = errors.Is(err, io.EOF); err != nil && !done {
@@ -272,7 +275,7 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 	return nil
 }
 
-// storedBefore says which lines went before those that failed.
+// storedBefore names the lines that were stored before the failed batch.
 func storedBefore(first int) string {
 	if first == 1 {
 		return "; no line is stored"
@@ -280,7 +283,7 @@ func storedBefore(first int) string {
 	return fmt.Sprintf("; lines 1 to %d are stored", first-1)
 }
 
-// goOnFrom is for a line that is wrong: nothing of its thousand is stored.
+// goOnFrom is the advice after a wrong line: the batch of the line is not stored.
 func goOnFrom(first int) string {
 	if first == 1 {
 		return storedBefore(first)
@@ -288,7 +291,7 @@ func goOnFrom(first int) string {
 	return fmt.Sprintf("%s: mend the line, and give the lines from %d on", storedBefore(first), first)
 }
 
-// readLine reads one line. A key that no job has would be a slip of the pen.
+// readLine parses one line. An unknown key is an error, because it is probably misspelt.
 func readLine(line []byte) (item drover.EnqueueItem, err error) {
 	var l jobdoc.Job
 	if err := strictly(line, &l); err != nil {
@@ -297,7 +300,7 @@ func readLine(line []byte) (item drover.EnqueueItem, err error) {
 	return l.Item()
 }
 
-// strictly reads one JSON value without unknown keys.
+// strictly parses one JSON value, and refuses unknown keys.
 func strictly(doc []byte, to any) error {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	d.DisallowUnknownFields()
@@ -310,7 +313,7 @@ func strictly(doc []byte, to any) error {
 	return nil
 }
 
-// jsonFault puts what encoding/json reports into the words of JSON: nobody who writes it knows the types of Go.
+// jsonFault rewrites an error of encoding/json in the words of JSON, because people who write JSON need not know Go's types.
 func jsonFault(err error) error {
 	var kind *json.UnmarshalTypeError
 	var syntax *json.SyntaxError
@@ -340,7 +343,7 @@ func jsonFault(err error) error {
 	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 }
 
-// enqueueNames calls what the library refused by its flag.
+// enqueueNames replaces the library's name of a refused field by its flag.
 func enqueueNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
@@ -353,7 +356,7 @@ func enqueueNames(err error) error {
 	).Replace(err.Error()))
 }
 
-// lineFields calls what the library refused by its key in the line.
+// lineFields replaces the library's name of a refused field by its key in the line.
 func lineFields(refusal string) string {
 	return strings.NewReplacer(
 		"Queue:", "queue:", "Priority:", "priority:", "ScheduledAt:", "scheduled_at:", "Delay:", "delay:", "MaxAttempts:", "max_attempts:", "Timeout:", "timeout:",
@@ -363,7 +366,7 @@ func lineFields(refusal string) string {
 	).Replace(refusal)
 }
 
-// lineNames says in which line a job is that the library refused.
+// lineNames replaces the index of a refused job by its line number.
 func lineNames(err error, at []int) string {
 	return lineFields(regexp.MustCompile(`items\[(\d+)\]\.?`).ReplaceAllStringFunc(err.Error(), func(found string) string {
 		n, _ := strconv.Atoi(strings.Trim(found, "items[]."))

@@ -51,7 +51,7 @@ func TestEnqueue(t *testing.T) {
 	}
 }
 
-// What makes no sense is exit code 2 with the flag's name, and nothing is stored.
+// A wrong flag ends with exit code 2, the error names the flag, and nothing is stored.
 func TestEnqueueRefused(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -87,7 +87,7 @@ func TestEnqueueRefused(t *testing.T) {
 	}
 }
 
-// E-3, C-1: lines of JSON, a thousand at a time. A line that is wrong is named, and so are the lines that are stored.
+// E-3, C-1: lines of JSON are stored a thousand in a transaction. The error names the wrong line and the stored lines.
 func TestEnqueueLines(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -134,7 +134,7 @@ func TestEnqueueLines(t *testing.T) {
 	count(1002)
 }
 
-// A connection that is lost at the commit leaves open whether the lines are stored.
+// If the connection is lost at the commit, it is unknown whether the lines are stored.
 func TestEnqueueLinesLostCommit(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
@@ -147,7 +147,7 @@ create constraint trigger dies after insert on jobs deferrable initially deferre
 	sh.run(t, "enqueue", "--lines", "-").ends(t, 1, "not known whether lines 1 to 1 are stored")
 }
 
-// a unique job from the command, one and by lines.
+// the command enqueues unique jobs, by flags and by lines.
 func TestEnqueueUnique(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)

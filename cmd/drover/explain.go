@@ -15,12 +15,12 @@ func newExplainCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain ID",
 		Short: "Explain what happened to a job, why it waits, and what comes next",
-		Long: `Explain a job: what has happened to it, what it does or waits for now and why, what happens next by
-itself, and what you can do.
+		Long: `Explain a job: what happened to it, what it does or waits for now and why, what happens next without your
+help, and what you can do.
 
-ID may be the beginning of an id, at least 4 characters, if no other job's id begins like that.
+ID may be the beginning of an id, at least 4 characters, if no other job's id begins with it.
 
-For all that is stored of a job: drover jobs show.`,
+To see everything that is stored of a job, use drover jobs show.`,
 		Example: "  drover explain 01ARZ3NDEKTSV4RRFFQ69G5FAV",
 		Args:    args(cobra.ExactArgs(1)),
 		RunE:    func(cmd *cobra.Command, words []string) error { return a.explain(cmd.Context(), words[0]) },
@@ -29,7 +29,7 @@ For all that is stored of a job: drover jobs show.`,
 
 func (a *app) explain(ctx context.Context, word string) error {
 	id := jobID(word)
-	// A whole id may be any text of that length, as SQL takes it; of a ULID the beginning is enough.
+	// SQL takes any text of 26 characters as a whole id. For a ULID, the beginning is enough.
 	if len(id) != ulid.EncodedSize && (len(id) < 4 || len(id) > ulid.EncodedSize || strings.Trim(id, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") != "") {
 		return usagef("%q is not a job id: an id has 26 characters, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV; at least the first 4 are needed", shorten(word, 40))
 	}
@@ -52,12 +52,13 @@ func (a *app) explain(ctx context.Context, word string) error {
 	return nil
 }
 
-// sqlNear reads up to $2 ids from $1 on, and two before it; in the archive, whether it has the id.
+// sqlNear reads up to $2 ids from $1 on, two ids before $1, and whether the archive has the id $1.
 const sqlNear = `
 select array(select id from jobs where id >= $1 order by id limit $2), array(select id from jobs where id < $1 order by id desc limit 2),
 	exists (select from jobs_archive where id = $1)`
 
-// wholeID finds the job whose id begins like that. If there is none, or more than one, the error names those near it.
+// wholeID finds the job whose id begins with start. If there is no such job, the error names the nearest ids. If there are
+// several, it names them.
 func (s *session) wholeID(ctx context.Context, start string) (string, error) {
 	const most = 10
 	var after, before []string

@@ -8,7 +8,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// O-4: one command finds the reason of a stuck job.
+// O-4: one command finds the reason why a job is stuck.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -23,7 +23,7 @@ func TestExplain(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 
-	// The commands that it names are there.
+	// The suggested commands exist.
 	for _, job := range []string{first, second} {
 		for _, d := range decode[drover.Explanation](t, sh.run(t, "explain", job, "--json").ok(t)).Do {
 			if words := strings.Fields(d.Command); len(words) > 0 {
@@ -33,7 +33,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// The beginning of an id is enough. What is unknown or ambiguous is exit code 1, with ids that are near; what is no id, 2.
+// The beginning of an id is enough. For an unknown or ambiguous id the exit code is 1, and the error names ids nearby. For a
+// word that is no id, the exit code is 2.
 func TestExplainNear(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)

@@ -14,13 +14,13 @@ import (
 )
 
 func newFailuresCommand(a *app) *cobra.Command {
-	cmd := group(&cobra.Command{Use: "failures", Short: "List failure groups, and say what becomes of them"})
+	cmd := group(&cobra.Command{Use: "failures", Short: "List failure groups, and decide what happens to jobs that fail this way"})
 	cmd.AddCommand(
 		newFailuresListCommand(a),
 		newFailuresShowCommand(a),
-		newFailuresStatusCommand(a, "resolve", drover.FailureResolved, "Say that a failure is mended: if it comes back it is open again, as a regression"),
-		newFailuresStatusCommand(a, "ignore", drover.FailureIgnored, "Count a failure on, and leave it out of the list of open ones"),
-		newFailuresStatusCommand(a, "reopen", drover.FailureOpen, "Take a resolve or an ignore back"),
+		newFailuresStatusCommand(a, "resolve", drover.FailureResolved, "Mark failures as fixed: a failure that comes back is open again, as a regression"),
+		newFailuresStatusCommand(a, "ignore", drover.FailureIgnored, "Keep counting failures, but leave them out of the list of open ones"),
+		newFailuresStatusCommand(a, "reopen", drover.FailureOpen, "Make failures open again that were resolved or ignored"),
 		newFailuresPolicyCommand(a),
 		newFailuresRedriveCommand(a),
 	)
@@ -32,11 +32,12 @@ func newFailuresListCommand(a *app) *cobra.Command {
 	var status string
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List failure groups, the one seen last first",
-		Long: `List failure groups, the one seen last first: the open ones, unless --status says otherwise.
+		Short: "List failure groups, the last seen first",
+		Long: `List failure groups, the last seen first. Without --status the list has only open groups.
 
-With --json the value is an array.`,
-		Args: args(cobra.NoArgs),
+With --json the command prints an array.`,
+		Example: `  drover failures list --kind charge --status all`,
+		Args:    args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case !slices.Contains(append(failureStatuses(), "all"), status):
@@ -50,9 +51,9 @@ With --json the value is an array.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&filter.Kind, "kind", "", "failures of jobs of this kind")
-	f.StringVar(&status, "status", string(drover.FailureOpen), "groups of this status: "+strings.Join(failureStatuses(), ", ")+", all")
-	f.IntVar(&filter.Limit, "limit", 50, "at most so many, 1 to 10000")
+	f.StringVar(&filter.Kind, "kind", "", "groups of this kind of job")
+	f.StringVar(&status, "status", string(drover.FailureOpen), "groups with this status: "+strings.Join(failureStatuses(), ", ")+", all")
+	f.IntVar(&filter.Limit, "limit", 50, "longest list, 1 to 10000")
 	complete(cmd, "status", append(failureStatuses(), "all")...)
 	return cmd
 }
@@ -92,7 +93,7 @@ func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) err
 	return table(a.stdout, rows)
 }
 
-// statusOf is a group's status, and what else one should know at once.
+// statusOf is a group's status, with a mark for a regression and with the group's policy.
 func statusOf(g *drover.FailureGroup) string {
 	status := string(g.Status)
 	if g.Status == drover.FailureOpen && g.Regressions > 0 {
@@ -191,13 +192,13 @@ func newFailuresPolicyCommand(a *app) *cobra.Command {
 	var build string
 	cmd := &cobra.Command{
 		Use:   "policy FINGERPRINT discard|park|retry",
-		Short: "Say what becomes of jobs that fail so from now on",
-		Long: `Say what becomes of jobs that fail so from now on, in every process at once:
+		Short: "Decide what happens to jobs that fail this way from now on",
+		Long: `Decide what happens to jobs that fail this way from now on. The policy holds in every process immediately:
 
-  discard  they are discarded at once, reason operator
-  park     they wait, attempts as they are, until a supervisor of a build registers that was not seen before;
-           then they become due, 50 a second, and the policy is over
-  retry    they are retried as usual; those parked become due, 50 a second`,
+  discard  drover discards the jobs without a retry, with the reason operator
+  park     the jobs wait, and keep their attempts, until a supervisor of a new build starts; then they
+           become due, 50 a second, and the policy ends
+  retry    drover retries the jobs as usual; jobs that are parked become due, 50 a second`,
 		Example: `  drover failures policy c0ffee00c0ffee00 park --build v1.4.2 --by ann`,
 		Args:    args(cobra.ExactArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -219,19 +220,19 @@ func newFailuresPolicyCommand(a *app) *cobra.Command {
 		},
 	}
 	by = addAuditFlags(cmd, "kept with the group")
-	cmd.Flags().StringVar(&build, "build", "", "the newest build, which has the fault; refused if there is a newer one (default: whatever is the newest)")
+	cmd.Flags().StringVar(&build, "build", "", "the build that has the bug; an error if a newer build is known (default: the newest build)")
 	return cmd
 }
 
-// changed is what became of one failure group.
+// changed is the result of one failure group with --json.
 type changed struct {
 	Fingerprint string `json:"fingerprint"`
 	Result      string `json:"result,omitempty"`
 	Error       string `json:"error,omitempty"`
 }
 
-// eachFailure does one thing to each group and tells what happened. One that is unknown or refused does not keep it
-// from the next; it is an error in the end.
+// eachFailure changes each group and prints the results. It goes on after a group that is unknown or refused, and returns
+// an error at the end.
 func (a *app) eachFailure(ctx context.Context, prints []string, result string, do func(context.Context, *session, string) error) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -264,7 +265,7 @@ func (a *app) eachFailure(ctx context.Context, prints []string, result string, d
 	return nil
 }
 
-// failureFlags makes an argument that the library refused a wrong use, and calls it by its flag.
+// failureFlags turns a refused argument into a usage error that names the flag.
 func failureFlags(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// D-10: list, show, resolve, ignore, reopen and set the policy of failure groups.
+// D-10: the commands list, show, resolve, ignore and reopen failure groups, and set their policies.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// filterFlags are the flags that pick jobs, the same for every verb.
+// filterFlags are the flags that pick jobs. Every command with a filter has the same ones.
 type filterFlags struct {
 	filter      drover.Filter
 	ids         []string
@@ -27,29 +27,31 @@ type filterFlags struct {
 	createdAfter, createdBefore, finalizedAfter, finalizedBefore moment
 }
 
+// addFilterFlags gives a command the flags that pick jobs. They are persistent flags only to make usageTemplate show them
+// in a group of their own: the command has no subcommands.
 func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	p := &filterFlags{}
-	f := cmd.Flags()
-	f.StringArrayVar(&p.ids, "id", nil, "jobs with this `ID`; give the flag again for more: any of them")
+	f := cmd.PersistentFlags()
+	f.StringArrayVar(&p.ids, "id", nil, "the job with this `ID`; repeat the flag to pick several jobs")
 	f.StringVar(&p.filter.Queue, "queue", "", "jobs of this queue")
 	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
 	f.StringVar(&p.filter.Key, "key", "", "jobs with this concurrency key")
 	f.IntVar(&p.filter.Priority, "priority", 0, "jobs of this priority, 1 to 9")
-	f.StringVar(&p.state, "state", "", "jobs in this state")
-	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason")
+	f.StringVar(&p.state, "state", "", "jobs in this state: "+strings.Join(states(), ", "))
+	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason: "+strings.Join(reasons(), ", "))
 	f.StringVar(&p.class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
 	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
-	f.StringVar(&p.filter.Periodic, "periodic", "", "jobs that the schedule of this `name` has made")
-	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs that the redrive of this id took up last")
-	f.StringVar(&p.filter.UniqueKey, "unique-key", "", "jobs with this unique `key`, as drover jobs show prints it")
-	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error has this text in it, case ignored")
-	f.StringArrayVar(&p.filter.Tags, "tag", nil, "jobs with this `tag`; give the flag again for more: all of them")
+	f.StringVar(&p.filter.Periodic, "periodic", "", "jobs made by the schedule with this `name`")
+	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs whose last redrive has this `ID`")
+	f.StringVar(&p.filter.UniqueKey, "unique-key", "", "jobs with this unique `key`; drover jobs show prints it")
+	f.StringVar(&p.filter.Error, "error", "", "jobs whose newest error contains this `text`; upper and lower case are the same")
+	f.StringArrayVar(&p.filter.Tags, "tag", nil, "jobs with this `tag`; repeat the flag to pick jobs that have all of these tags")
 	f.StringVar(&p.args, "args-contain", "", `jobs whose args contain this JSON, such as '{"Order": 42}'`)
-	f.Var(&p.createdAfter, "created-after", "jobs enqueued since then: RFC 3339, or how long ago, such as 90m, 2h, 7d")
-	f.Var(&p.createdBefore, "created-before", "jobs enqueued before then")
-	f.Var(&p.finalizedAfter, "finalized-after", "jobs that ended since then")
-	f.Var(&p.finalizedBefore, "finalized-before", "jobs that ended before then")
-	f.BoolVar(&p.filter.All, "all", false, "every job is meant")
+	f.Var(&p.createdAfter, "created-after", "jobs enqueued at this time or later: RFC 3339, or how long ago, such as 90m, 2h, 7d")
+	f.Var(&p.createdBefore, "created-before", "jobs enqueued before this time")
+	f.Var(&p.finalizedAfter, "finalized-after", "jobs that ended at this time or later")
+	f.Var(&p.finalizedBefore, "finalized-before", "jobs that ended before this time")
+	f.BoolVar(&p.filter.All, "all", false, "every job")
 	for _, name := range filterFlagNames() {
 		if flag := f.Lookup(name); flag.Value.Type() != "stringArray" && flag.Value.Type() != "bool" {
 			flag.Value = &once{flagValue: flag.Value}
@@ -61,21 +63,21 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	return p
 }
 
-// once is the value of a flag that picks by one value. A second one is an error: if it replaced the first, the command would
-// act on fewer jobs than were meant, or on others.
+// once is the value of a flag that takes one value. A second value is an error. If it replaced the first value, the command
+// would act on other jobs than the user meant.
 type once struct {
 	flagValue
 	given bool
 }
 
-// flagValue is pflag.Value.
+// flagValue has the methods of pflag.Value.
 type flagValue interface {
 	String() string
 	Set(text string) error
 	Type() string
 }
 
-// Set reads the flag.
+// Set parses the flag.
 func (o *once) Set(text string) error {
 	if o.given {
 		return errors.New("the flag is given twice")
@@ -84,8 +86,8 @@ func (o *once) Set(text string) error {
 	return o.flagValue.Set(text)
 }
 
-// check refuses what no job can have, and takes the ids named without a flag. An empty value is refused too: a variable
-// that is not set must not make a filter that fits more jobs.
+// check refuses values that no job can have, and adds the ids that were given without a flag. It also refuses empty values,
+// because an unset shell variable must not make the filter match more jobs.
 func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 	for _, name := range filterFlagNames() {
 		values := []string{cmd.Flags().Lookup(name).Value.String()}
@@ -129,12 +131,12 @@ func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 	return nil
 }
 
-// classes are what --class takes.
+// classes are the values of --class.
 func classes() []string {
 	return words(drover.ClassError, drover.ClassThrottled, drover.ClassPanic, drover.ClassTimeout, drover.ClassDecode, drover.ClassCrash, drover.ClassRefused)
 }
 
-// words are constants as a flag takes them.
+// words turns constants into the values of a flag.
 func words[T ~string](of ...T) []string {
 	all := make([]string, len(of))
 	for i, word := range of {
@@ -143,7 +145,7 @@ func words[T ~string](of ...T) []string {
 	return all
 }
 
-// hex is a fingerprint as the table has it, without what a copy from elsewhere brings along.
+// hex returns a fingerprint in small letters, without the blanks that a copied one may have around it.
 func hex(word string) string { return strings.ToLower(strings.TrimSpace(word)) }
 
 func isFingerprint(word string) bool { return regexp.MustCompile(`^[0-9a-f]{16}$`).MatchString(word) }
@@ -161,14 +163,14 @@ func filterFlagNames() []string {
 	}
 }
 
-// givenFilter reports whether the command line has one of them. --all=false says nothing.
+// givenFilter reports whether the command line has a flag that picks jobs. --all=false does not count.
 func givenFilter(cmd *cobra.Command) bool {
 	return slices.ContainsFunc(filterFlagNames(), func(name string) bool {
 		return cmd.Flags().Changed(name) && (name != "all" || cmd.Flags().Lookup(name).Value.String() == "true")
 	})
 }
 
-// at is the filter by the server's clock.
+// at returns the filter. Now is the server's clock: ages are counted back from it.
 func (p *filterFlags) at(now time.Time) drover.Filter {
 	f := p.filter
 	f.CreatedAfter, f.CreatedBefore = p.createdAfter.before(now), p.createdBefore.before(now)
@@ -176,7 +178,7 @@ func (p *filterFlags) at(now time.Time) drover.Filter {
 	return f
 }
 
-// filterNames are the library's fields by their flags.
+// filterNames are the library's names of the filter's fields, each before its flag.
 func filterNames() []string {
 	return []string{
 		"Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.Key:", "--key:", "Filter.Priority:", "--priority:", "Filter.State:", "--state:", "Filter.Reason:", "--reason:", "Filter.Class:", "--class:",
@@ -186,15 +188,15 @@ func filterNames() []string {
 	}
 }
 
-// moment is a flag that takes a time, or how long ago it was.
+// moment is a flag that takes a time or an age.
 type moment struct {
 	text     string
 	absolute bool
-	time     time.Time // if absolute
+	time     time.Time // set if absolute
 	ago      time.Duration
 }
 
-// Set reads the flag.
+// Set parses the flag.
 func (m *moment) Set(text string) (err error) {
 	*m = moment{text: text}
 	if m.time, err = time.Parse(time.RFC3339, text); err == nil {
@@ -213,14 +215,14 @@ func (m *moment) Set(text string) (err error) {
 	return nil
 }
 
-// String is what was given.
+// String returns the text of the flag.
 func (m *moment) String() string { return m.text }
 
-// Type stands in the help.
+// Type is the name of the value in the help.
 func (m *moment) Type() string { return "time" }
 
-// before is the time, zero if the flag was not given. The zero time itself becomes the next that Postgres tells from it:
-// a filter takes zero for "not given", and no job is as old as either.
+// before returns the time, or zero if the flag was not given. If the user gave the zero time itself, before returns a time
+// one microsecond later, because zero in a filter means "not given". No job is as old as either of them.
 func (m *moment) before(now time.Time) time.Time {
 	switch {
 	case m.text == "":

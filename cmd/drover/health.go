@@ -14,14 +14,17 @@ func newHealthCommand(a *app) *cobra.Command {
 	var strict bool
 	cmd := &cobra.Command{
 		Use:   "health",
-		Short: "Tell what holds vacuum back, how the tables are, what a claim costs, and what to do",
-		Long: `Tell what holds vacuum back, how the tables are, what a claim costs, what is late, whether the server's clock has gone back, and what to do.
+		Short: "Show what holds vacuum back, how the tables are, what a claim costs, and what to do",
+		Long: `Show what holds vacuum back, how the tables are, what a claim costs, which jobs are late, whether the
+server's clock went back, and what to do about each.
 
-It changes nothing: what it says to do is for a person to run. Findings that are not well do not make it fail, unless --strict says so.`,
-		Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), strict) },
+The command changes nothing: you decide whether to run the statements that it suggests. Its exit code is 0
+for bad findings too, unless you give --strict.`,
+		Example: "  drover health --strict",
+		Args:    args(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), strict) },
 	}
-	cmd.Flags().BoolVar(&strict, "strict", false, "exit code 1 if a finding is not ok")
+	cmd.Flags().BoolVar(&strict, "strict", false, "make the exit code 1 if a finding is not ok")
 	return cmd
 }
 
@@ -92,7 +95,7 @@ func (a *app) printHealth(s *session, h *health.Report) error {
 			oldest = span(max(0, h.At.Sub(*q.OldestDue)))
 		}
 		due := fmt.Sprint(q.Due)
-		if q.Due >= 1000 { // of a lane more are not counted
+		if q.Due >= 1000 { // the server counts up to 1,000 due jobs in a lane
 			due += "+"
 		}
 		queues = append(queues, []string{q.Queue, due, oldest, fmt.Sprint(q.Supervisors)})
@@ -109,7 +112,7 @@ func (a *app) printHealth(s *session, h *health.Report) error {
 	return nil
 }
 
-// size rounds a size to what a person reads at a glance: 512 B, 16 KiB, 3 MiB, 20 GiB.
+// size rounds a size for people: 512 B, 16 KiB, 3 MiB, 20 GiB.
 func size(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
 	i := 0

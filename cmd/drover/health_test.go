@@ -14,8 +14,8 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
-// O-5, C-1: who holds vacuum back is named with what to do, findings are told with their reasons, and only --strict
-// makes them an error.
+// O-5, C-1: health names the session that holds vacuum back, with a remedy. It prints findings with their reasons. Bad
+// findings are an error only with --strict.
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -24,7 +24,7 @@ func TestHealth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close(t.Context()) //nolint:errcheck // nothing is lost with it
+	defer conn.Close(t.Context()) //nolint:errcheck // nothing is lost with this connection
 	if _, err := conn.Exec(t.Context(), `set application_name to `+app+`; begin isolation level repeatable read; select 'it'`, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
 	}

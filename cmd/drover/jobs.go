@@ -21,7 +21,7 @@ import (
 )
 
 func newJobsCommand(a *app) *cobra.Command {
-	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, count, redrive, cancel, discard and delete jobs"})
+	cmd := group(&cobra.Command{Use: "jobs", Short: "List, show, count, redrive, edit, rerun, cancel, discard and delete jobs"})
 	cmd.AddCommand(
 		newJobsListCommand(a), newJobsShowCommand(a), newJobsCountCommand(a), newJobsSummaryCommand(a),
 		newJobsRedriveCommand(a), newJobsEditCommand(a), newJobsRerunCommand(a), newJobsCancelCommand(a), newJobsDiscardCommand(a), newJobsDeleteCommand(a),
@@ -35,13 +35,14 @@ func newJobsListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [ID...]",
 		Short: "List jobs, newest first",
-		Long: `List jobs, newest first; dead letters, picked by --state discarded or --reason, latest discarded first. All that is
-said must fit. Dead letters have indexes of their own; of other jobs a filter that fits few reads far.
+		Long: `List the jobs that match all filter flags, newest first. With --state discarded or --reason, the job that was
+discarded last comes first.
 
-States:  ` + strings.Join(states(), ", ") + `
-Reasons: ` + strings.Join(reasons(), ", ") + `
+Dead letters have indexes of their own. For other jobs, a filter that matches few of them makes the server
+read many rows.
 
-With --json the value is {"jobs": [...], "next": PLACE}; next is for --after, and is left out on the last page.`,
+With --json the command prints {"jobs": [...], "next": PLACE}. Give next to --after for the next page; the
+last page has none.`,
 		Example: `  drover jobs list --state discarded --reason attempts_exhausted
   drover jobs list --queue payments --error timeout --limit 200
   drover jobs list --state discarded --limit 1000 --json | jq -r '.jobs[].id' | xargs -r drover jobs redrive  # one page`,
@@ -59,12 +60,12 @@ With --json the value is {"jobs": [...], "next": PLACE}; next is for --after, an
 		}
 		return flagNames(a.listJobs(cmd.Context(), picked, after, limit))
 	}
-	cmd.Flags().IntVar(&limit, "limit", 50, "at most so many, 1 to 1000")
-	cmd.Flags().StringVar(&after, "after", "", "go on where the page before ended, with the same filter")
+	cmd.Flags().IntVar(&limit, "limit", 50, "jobs on a page, 1 to 1000")
+	cmd.Flags().StringVar(&after, "after", "", "show the next page: the `place` that the page before printed; use the same filter")
 	return cmd
 }
 
-// place is what --after was given: an id may have got small letters on its way.
+// place returns the place of --after. An id becomes upper case, because a copied one may be in small letters.
 func place(after string) string {
 	if id := jobID(after); len(id) == ulid.EncodedSize {
 		return id
@@ -72,12 +73,12 @@ func place(after string) string {
 	return strings.TrimSpace(after)
 }
 
-// states are what --state takes.
+// states are the values of --state.
 func states() []string {
 	return words(drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Completed, drover.Discarded, drover.Cancelled)
 }
 
-// reasons are what --reason takes: those for which this version discards.
+// reasons are the values of --reason: the reasons for which this version discards jobs.
 func reasons() []string {
 	return words(
 		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
@@ -85,10 +86,10 @@ func reasons() []string {
 	)
 }
 
-// jobID is an id as the table has it, without what a copy from elsewhere brings along.
+// jobID returns an id in upper case, without the blanks that a copied one may have around it.
 func jobID(word string) string { return strings.ToUpper(strings.TrimSpace(word)) }
 
-// flagNames makes an argument that the library refused a wrong use, and calls it by its flag.
+// flagNames turns a refused argument into a usage error that names the flag.
 func flagNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
@@ -97,10 +98,10 @@ func flagNames(err error) error {
 	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
 }
 
-// complete offers the words a flag takes to the shell.
+// complete makes the shell offer words as values of a flag.
 func complete(cmd *cobra.Command, flag string, words ...string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // a flag that the command does not have
+		panic(err) // the command has no such flag: a mistake in this program
 	}
 }
 
@@ -137,7 +138,7 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 	return table(a.stdout, rows)
 }
 
-// lastError is what a list shows of a job's failures, and of the parts of the job that cannot be read.
+// lastError is the last column of a list: the job's newest error, and the parts of the job that cannot be read.
 func lastError(j *drover.JobInfo) string {
 	switch text := j.LastError(); {
 	case j.Unreadable == "":
@@ -149,7 +150,7 @@ func lastError(j *drover.JobInfo) string {
 	}
 }
 
-// stateOf is the state, and of a discarded job why.
+// stateOf is the job's state, with the reason if the job was discarded.
 func stateOf(j *drover.JobInfo) string {
 	if j.DiscardReason != "" {
 		return fmt.Sprintf("%s (%s)", j.State, j.DiscardReason)
@@ -157,7 +158,7 @@ func stateOf(j *drover.JobInfo) string {
 	return string(j.State)
 }
 
-// due says when a job that waits will run, and of others when they ended or began.
+// due is when a job ended, when a running job began, or when a waiting job is due.
 func due(j *drover.JobInfo, now time.Time) string {
 	switch {
 	case j.FinalizedAt != nil:
@@ -173,7 +174,7 @@ func due(j *drover.JobInfo, now time.Time) string {
 func newJobsShowCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show ID",
-		Short: "Show one job with its whole history of errors",
+		Short: "Show one job with all its errors",
 		Args:  args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id := jobID(args[0])
@@ -227,12 +228,12 @@ func (a *app) showJob(ctx context.Context, id string) error {
 	return nil
 }
 
-// sqlSetAside reads drover_set_aside, which is small. It cuts times to the years that JSON can hold.
+// sqlSetAside reads drover_set_aside, which is small. It clamps times to the years that JSON can hold.
 const sqlSetAside = `
 select job, path, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
 from drover_set_aside where job = $1 order by path`
 
-// setAside lists the rows of drover_set_aside for a job; none if the role may not read that table.
+// setAside lists the rows of drover_set_aside for a job. The list is empty if the role may not read that table.
 func (s *session) setAside(ctx context.Context, id string) ([]health.AsideJob, error) {
 	rows, err := s.pool.Query(ctx, sqlSetAside, id)
 	var list []health.AsideJob
@@ -248,13 +249,14 @@ func (s *session) setAside(ctx context.Context, id string) ([]health.AsideJob, e
 	return list, nil
 }
 
-// waiting is what else than its time a job waits for, and the command that ends the wait.
+// waiting describes what a job waits for besides its due time. If a command ends the wait, release is that command and of
+// its argument.
 type waiting struct {
 	rows        [][]string
 	release, of string
 }
 
-// Reads one row by primary key.
+// Reads one row by the primary key.
 const sqlWaits = `
 select lane, parked_build, coalesce(case when paced_at is not null then redrive_id end, ''), coalesce(pace_key, ''), coalesce(fingerprint, '')
 from jobs where id = $1`
@@ -267,7 +269,7 @@ func (s *session) waits(ctx context.Context, j *drover.JobInfo) (w waiting, err 
 	var build *string
 	var redrive, key, print string
 	err = s.pool.QueryRow(ctx, sqlWaits, j.ID).Scan(&lane, &build, &redrive, &key, &print)
-	if errors.Is(err, pgx.ErrNoRows) { // it has gone meanwhile
+	if errors.Is(err, pgx.ErrNoRows) { // the job was deleted meanwhile
 		return w, nil
 	}
 	if err != nil {
@@ -294,7 +296,7 @@ func (s *session) waits(ctx context.Context, j *drover.JobInfo) (w waiting, err 
 	return w, nil
 }
 
-// attempts is how many of a job's attempts have begun.
+// attempts is how many attempts of a job have begun, and how many it may have.
 func attempts(of string, j *drover.JobInfo) string {
 	if j.MaxAttempts == drover.Unlimited {
 		return fmt.Sprintf("%d%sno limit", j.Attempt, of)
@@ -302,7 +304,7 @@ func attempts(of string, j *drover.JobInfo) string {
 	return fmt.Sprintf("%d%s%d", j.Attempt, of, j.MaxAttempts)
 }
 
-// describe is a job line by line, without what it does not have.
+// describe returns the fields of a job, a row each. It leaves out empty fields.
 func describe(j *drover.JobInfo, now time.Time) [][]string {
 	rows := [][]string{
 		{"id", j.ID},
@@ -342,7 +344,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 	add("retry", compact(j.Retry))
 	tags := make([]string, len(j.Tags))
 	for i, tag := range j.Tags {
-		tags[i] = pg.ShellQuote(tag) // as --tag takes it: one may have a comma in it
+		tags[i] = pg.ShellQuote(tag) // quoted, because a tag may have a comma in it
 	}
 	add("tags", strings.Join(tags, ", "))
 	add("unique key", j.UniqueKey)
@@ -352,7 +354,7 @@ func describe(j *drover.JobInfo, now time.Time) [][]string {
 	return rows
 }
 
-// fingerprint is that of the newest failed run.
+// fingerprint is the fingerprint of the newest failed run.
 func fingerprint(j *drover.JobInfo) string {
 	for _, e := range slices.Backward(j.Errors) {
 		if e.Class != drover.ClassOperator {
@@ -362,7 +364,7 @@ func fingerprint(j *drover.JobInfo) string {
 	return ""
 }
 
-// compact is JSON on one line.
+// compact puts JSON on one line.
 func compact(raw json.RawMessage) string {
 	var b bytes.Buffer
 	if len(raw) > 0 && json.Compact(&b, raw) != nil {
@@ -396,7 +398,7 @@ func countRuns(entries []drover.RunError) (n int) {
 	return n
 }
 
-// heading says of one entry when, what, how long, and what followed.
+// heading is the first line of an entry in the history: time, class, attempt, duration, and when the next run is due.
 func heading(e *drover.RunError) string {
 	parts := []string{instant(e.At), string(e.Class)}
 	if e.Case != "" {
@@ -405,7 +407,7 @@ func heading(e *drover.RunError) string {
 	if e.Class != drover.ClassOperator {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
-	if e.Class != drover.ClassOperator && e.Class != drover.ClassCrash { // nobody saw how long a run took whose process died
+	if e.Class != drover.ClassOperator && e.Class != drover.ClassCrash { // the duration of a run is unknown if its process died
 		parts = append(parts, "after "+span(seconds(e.DurationMS/1000)))
 	}
 	if e.DelayMS > 0 {
@@ -436,8 +438,8 @@ func indent(a *app, text string) {
 	}
 }
 
-// psql is a command line that shows a discarded job. It is built from what was connected to, since psql takes no
-// search_path in a URL, and holds no password.
+// psql returns a command line that shows a discarded job. It names the connected server and not the URL, because psql
+// takes no search_path in a URL. It holds no password.
 func (s *session) psql(id string) string {
 	c := s.pool.Config().ConnConfig
 	target := fmt.Sprintf("host=%s port=%d dbname=%s user=%s", conninfo(c.Host), c.Port, conninfo(c.Database), conninfo(c.User))
@@ -445,7 +447,7 @@ func (s *session) psql(id string) string {
 	return fmt.Sprintf("psql -x %s -c %s", pg.ShellQuote(target), pg.ShellQuote(query))
 }
 
-// conninfo quotes a value of a libpq connection string.
+// conninfo quotes a value for a libpq connection string.
 func conninfo(s string) string {
 	if s != "" && !strings.ContainsAny(s, ` '\`) {
 		return s
@@ -460,9 +462,11 @@ func newJobsRedriveCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "redrive ID...",
 		Short: "Make discarded or cancelled jobs due again",
-		Long: `Make discarded or cancelled jobs due again, now: same id, attempts fresh, errors kept.
-A job that was redriven and waits stays as it is. The jobs are redriven one by one, in the order given.`,
-		Args: args(cobra.MinimumNArgs(1)),
+		Long: `Make discarded or cancelled jobs due now. They keep their ids and errors, and their attempts start anew. The
+command redrives the jobs one by one, in the order of the ids. A job that was redriven already and waits stays
+as it is.`,
+		Example: `  drover jobs redrive 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the bank is back"`,
+		Args:    args(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			if cmd.Flags().Changed("max-attempts") && opts.MaxAttempts < 1 {
 				return usagef("--max-attempts %d: at least 1", opts.MaxAttempts)
@@ -480,14 +484,14 @@ A job that was redriven and waits stays as it is. The jobs are redriven one by o
 			return a.redriveJobs(cmd.Context(), ids, &opts, by.audit)
 		},
 	}
-	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs (default: as it was)")
-	cmd.Flags().StringVar(&patch, "args-patch", "", "JSON object whose keys replace those of the args")
+	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "new maximum of attempts (default: unchanged)")
+	cmd.Flags().StringVar(&patch, "args-patch", "", "`JSON` object; its keys replace the same keys of the args")
 	by = addAuditFlags(cmd, "kept in the jobs' history")
 	return cmd
 }
 
 func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts, audit drover.Audit) error {
-	moved := false // told by the hook: the call itself also succeeds on a job that waits already
+	moved := false // set by the hook, because the call also succeeds if the job waits already
 	s, err := a.openToChange(ctx, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
 	if err != nil {
 		return err
@@ -503,22 +507,22 @@ func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.Redriv
 	})
 }
 
-// done is what became of one id.
+// done is the result of one id.
 type done struct {
 	ID     string `json:"id"`
 	Result string `json:"result,omitempty"`
 	Error  string `json:"error,omitempty"`
 }
 
-// doneList is what became of all.
+// doneList is the results of all ids.
 type doneList struct {
 	Jobs    []done `json:"jobs"` // every id, in the order given
 	Failed  int    `json:"failed"`
 	Untried int    `json:"untried,omitempty"`
 }
 
-// each does one thing to each job and tells id by id what happened. An id that is unknown or refused does not keep
-// it from the next; it is an error in the end. After an error that no next id escapes, the rest is told as not tried.
+// each calls do for each job and prints the result of each id. It goes on after an id that is unknown or refused, and
+// returns an error at the end. After an error that would hit every other id too, it prints the rest as not tried.
 func (a *app) each(verb string, ids []string, do func(id string) (string, error)) error {
 	all := doneList{Jobs: []done{}}
 	tell := func(d done) {
@@ -569,14 +573,14 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 	return nil
 }
 
-// wrongForAll reports whether the library refused a flag, before it looked at the job.
+// wrongForAll reports whether the library refused a flag before it looked at the job.
 func wrongForAll(err error) bool {
 	var invalid *drover.InvalidError
-	var db *pgconn.PgError // the server looked at the job
+	var db *pgconn.PgError // an error of the server: it has looked at the job
 	return errors.As(err, &invalid) && !errors.As(err, &db) && slices.Contains([]string{"ArgsPatch", "MaxAttempts", "By", "Why"}, invalid.Field)
 }
 
-// refusal says why one job stayed as it was, without the id, which stands before it.
+// refusal is the reason why a job was not changed. It leaves out the id, because the line begins with it.
 func refusal(id string, err error) string {
 	var db *pgconn.PgError
 	if errors.Is(err, context.Canceled) {

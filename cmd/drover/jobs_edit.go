@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// editFlags are what jobs edit changes.
+// editFlags are the flags of drover jobs edit that change something.
 type editFlags struct {
 	edit             drover.JobEdit
 	at, retry, patch string
@@ -23,13 +23,13 @@ func newJobsEditCommand(a *app) *cobra.Command {
 	f := &editFlags{}
 	cmd := newManyCommand(a, &cobra.Command{
 		Use:   "edit [ID...]",
-		Short: "Change jobs that wait: when they are due, priority, queue, attempts, args",
-		Long: `Change jobs that wait: run them now (--run-now) or at another time (--at, --delay), with another priority, in another
-queue, with more attempts or with other args. They keep their ids, attempts and errors, and their history shows what
-was before.
+		Short: "Change waiting jobs: due time, priority, queue, attempts, args",
+		Long: `Change waiting jobs: run them now (--run-now) or at another time (--at, --delay), with another priority, in
+another queue, with more attempts or with other args. The jobs keep their ids, attempts and errors. Their
+history shows the old values.
 
---run-now runs a job whatever it waits for: its time, its backoff, a slot of a retry budget, or what it is parked for.
-A job that runs or has ended stays as it is.`,
+--run-now makes a job due whatever it waits for: its time, its backoff, a retry budget, or the end of its
+parking. A job that runs or has ended stays as it is.`,
 		Example: `  drover jobs edit 01ARZ3NDEKTSV4RRFFQ69G5FAV --run-now --why "the bank is back"
   drover jobs edit --kind charge --state retryable --run-now
   drover jobs edit --queue payments --tag vip --to-priority 1
@@ -51,16 +51,16 @@ A job that runs or has ended stays as it is.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&f.edit.RunNow, "run-now", false, "make the jobs due now")
 	flags.StringVar(&f.at, "at", "", "make the jobs due at this `time`: RFC 3339")
-	flags.DurationVar(&f.edit.Delay, "delay", 0, "make the jobs due in this time from now, such as 10m")
-	flags.IntVar(&f.edit.Priority, "to-priority", 0, "the jobs' new priority, 1 to 9; lower is sooner")
-	flags.StringVar(&f.edit.Queue, "to-queue", "", "the queue that the jobs move to")
-	flags.IntVar(&f.edit.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs, those before included")
-	flags.StringVar(&f.retry, "retry", "", `the jobs' own retry strategy, such as '{"type": "constant", "delay": "1m"}'`)
-	flags.StringVar(&f.patch, "args-patch", "", "JSON merge patch of the args")
+	flags.DurationVar(&f.edit.Delay, "delay", 0, "make the jobs due in this `duration` from now, such as 10m")
+	flags.IntVar(&f.edit.Priority, "to-priority", 0, "new priority, 1 to 9; lower runs sooner")
+	flags.StringVar(&f.edit.Queue, "to-queue", "", "move the jobs to this `queue`")
+	flags.IntVar(&f.edit.MaxAttempts, "max-attempts", 0, "new maximum of attempts; the attempts so far count")
+	flags.StringVar(&f.retry, "retry", "", `new retry strategy, such as '{"type": "constant", "delay": "1m"}'`)
+	flags.StringVar(&f.patch, "args-patch", "", "change the args by this `JSON` merge patch")
 	return cmd
 }
 
-// check reads the flags. It refuses what would pass for a flag that was not given.
+// check parses the flags. It refuses zero values, because the library would take them for flags that were not given.
 func (f *editFlags) check(cmd *cobra.Command) error {
 	changed := cmd.Flags().Changed
 	times := []string{"run-now", "at", "delay"}
@@ -106,7 +106,7 @@ func (f *editFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// editNames calls what the library refused by its flag.
+// editNames replaces the library's name of a refused field by its flag.
 func editNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
@@ -125,10 +125,10 @@ func newJobsRerunCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rerun ID...",
 		Short: "Run completed jobs again, as new jobs",
-		Long: `Enqueue completed jobs again, due now: each as a new job with the same kind, args, queue and options. The history of
-each job names the other. Running the command again makes more jobs.
+		Long: `Enqueue completed jobs again, due now. Each becomes a new job with the same kind, args, queue and options. The
+histories of the old job and of the new job name each other. If you run the command again, it makes more jobs.
 
-Discarded and cancelled jobs come back with drover jobs redrive, as the same jobs.`,
+To run discarded or cancelled jobs again, use drover jobs redrive: they stay the same jobs.`,
 		Example: `  drover jobs rerun 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the label was lost"`,
 		Args:    args(cobra.MinimumNArgs(1)),
 	}

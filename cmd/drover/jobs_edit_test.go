@@ -8,7 +8,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// jobs that wait are changed, one by one and by filter.
+// waiting jobs are changed by id and by filter.
 func TestJobsEdit(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -34,7 +34,7 @@ func TestJobsEdit(t *testing.T) {
 		t.Errorf("%+v, %v", job, err)
 	}
 
-	// By filter: it counts those that wait, and asks.
+	// With a filter, the command counts the waiting jobs and asks.
 	sh.run(t, "jobs", "edit", "--kind", "charge", "--run-now").ends(t, 2, "1 job in database", "would be edited", "--yes")
 	sh.input = "yes\n"
 	sh.run(t, "jobs", "edit", "--kind", "charge", "--run-now").ok(t).says(t, "1 job edited")
@@ -54,7 +54,7 @@ func rowOf(t *testing.T, sh *shell) (row string) {
 	return row
 }
 
-// Flags that make no sense are exit code 2, and nothing is changed.
+// Wrong flags end with exit code 2, and nothing is changed.
 func TestJobsEditRefused(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)

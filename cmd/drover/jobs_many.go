@@ -13,7 +13,7 @@ import (
 func newJobsCountCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "count [ID...]",
-		Short: "Count jobs",
+		Short: "Count the jobs that match all filter flags",
 		Example: `  drover jobs count --state discarded --finalized-after 24h
   drover jobs count --queue payments --state available`,
 	}
@@ -49,7 +49,7 @@ func (a *app) countJobs(ctx context.Context, picked *filterFlags) error {
 func newJobsSummaryCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "summary",
-		Short: "Count discarded jobs by queue, kind, reason and what they failed of",
+		Short: "Count discarded jobs by queue, kind, reason and failure",
 		Args:  args(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.summary(cmd.Context()) },
 	}
@@ -86,18 +86,18 @@ func (a *app) summary(ctx context.Context) error {
 	return table(a.stdout, rows)
 }
 
-// manyVerb is a verb over all jobs that fit.
+// manyVerb is a command that changes all jobs that match a filter.
 type manyVerb struct {
-	done string                             // what becomes of the jobs: cancelled
-	of   func(drover.Filter) []drover.State // the states that it changes jobs of
+	done string                             // the past participle of the verb, such as cancelled
+	of   func(drover.Filter) []drover.State // the states of the jobs that it changes
 	do   func(client *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error)
-	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // says what became of it; nil: ids are asked for like a filter
-	kept string                                                                                          // where --by and --why are found again
+	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // changes one job and returns the result; nil: ids are handled like a filter, with a question
+	kept string                                                                                          // where drover keeps --by and --why
 
-	check func(cmd *cobra.Command) error // reads the verb's own flags; nil: it has none
+	check func(cmd *cobra.Command) error // parses the command's own flags; nil: it has none
 }
 
-// ended says what became of a job that should end.
+// ended returns the function one of a command that ends jobs.
 func ended(done string, end func(*drover.Client, context.Context, string, drover.Audit) (drover.State, error)) func(*drover.Client, context.Context, string, drover.Audit) (string, error) {
 	return func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) {
 		was, err := end(client, ctx, id, audit)
@@ -111,9 +111,9 @@ func ended(done string, end func(*drover.Client, context.Context, string, drover
 func newJobsCancelCommand(a *app) *cobra.Command {
 	return newManyCommand(a, &cobra.Command{
 		Use:   "cancel [ID...]",
-		Short: "End jobs that nobody wants any more",
-		Long: `End jobs that nobody wants any more. A running one is final at once: its handler's context is cancelled and
-whatever it returns is refused. A job that has ended stays as it is.`,
+		Short: "Cancel jobs that are no longer wanted",
+		Long: `Cancel jobs that are no longer wanted. A running job is cancelled immediately: its handler's context is
+cancelled, and drover refuses the result of the handler. A job that has ended stays as it is.`,
 		Example: `  drover jobs cancel 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the order was withdrawn"
   drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
 	}, manyVerb{
@@ -124,9 +124,10 @@ whatever it returns is refused. A job that has ended stays as it is.`,
 func newJobsDiscardCommand(a *app) *cobra.Command {
 	return newManyCommand(a, &cobra.Command{
 		Use:   "discard [ID...]",
-		Short: "Make unfinished jobs dead letters, to be looked at and redriven",
-		Long: `Make unfinished jobs dead letters, reason operator, to be looked at and redriven. A running one is final at once,
-as with cancel. A job that has ended stays as it is.`,
+		Short: "Make unfinished jobs dead letters, which you can look at and redrive",
+		Long: `Make unfinished jobs dead letters, with the reason operator. You can look at them and redrive them. A running
+job is discarded immediately: its handler's context is cancelled, and drover refuses the result of the handler.
+A job that has ended stays as it is.`,
 		Example: `  drover jobs discard 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "address in doubt"
   drover jobs discard --state retryable --error "no such account"`,
 	}, manyVerb{
@@ -137,9 +138,9 @@ as with cancel. A job that has ended stays as it is.`,
 func newJobsDeleteCommand(a *app) *cobra.Command {
 	return newManyCommand(a, &cobra.Command{
 		Use:   "delete [ID...]",
-		Short: "Delete jobs that have ended, for good",
-		Long: `Delete jobs that have ended, for good; unfinished ones stay. Discarded ones go only where they are named: by
---state discarded, by --reason, or by their ids.`,
+		Short: "Delete ended jobs for good",
+		Long: `Delete ended jobs for good. Unfinished jobs stay. Discarded jobs stay too, unless you name them: with --state
+discarded, with --reason, or by their ids.`,
 		Example: `  drover jobs delete --state completed --finalized-before 1h
   drover jobs delete --reason expired --finalized-before 30d --yes`,
 	}, manyVerb{
@@ -147,19 +148,22 @@ func newJobsDeleteCommand(a *app) *cobra.Command {
 	})
 }
 
-// newManyCommand gives a command the filter's flags. Ids alone are done one by one, without a question.
+// newManyCommand gives a command the filter's flags. With ids alone, the command changes one job after the other without a
+// question, if the verb has a function for one job.
 func newManyCommand(a *app, cmd *cobra.Command, v manyVerb) *cobra.Command {
 	cmd.Long += `
 
-With ids, each job is handled on its own. With filter flags, only jobs that match all of them are; the command shows
-how many and asks first.`
+With filter flags, the command changes the jobs that match all of them. It shows how many they are, and asks
+for confirmation first. `
 	if v.one == nil {
-		cmd.Long += " It asks for ids as well."
+		cmd.Long += "It asks for ids as well."
+	} else {
+		cmd.Long += "With ids alone, it changes one job after the other, and does not ask."
 	}
 	picked, by := addFilterFlags(cmd), addAuditFlags(cmd, v.kept)
 	var yes, ids bool
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
-	cmd.Flags().BoolVar(&ids, "print-ids", false, "print the id of each job that was "+v.done+", all else on standard error")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
+	cmd.Flags().BoolVar(&ids, "print-ids", false, "print the id of each job that was "+v.done+", and everything else on standard error")
 	cmd.RunE = func(cmd *cobra.Command, named []string) error {
 		if err := by.check(cmd); err != nil {
 			return err
@@ -257,7 +261,7 @@ func unfinished(drover.Filter) []drover.State {
 	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked}
 }
 
-// deletable are the states of jobs that a filter lets be deleted: dead letters only where it names them.
+// deletable are the states of jobs that may be deleted. Dead letters are among them only if the filter names them.
 func deletable(f drover.Filter) []drover.State {
 	ended := []drover.State{drover.Completed, drover.Cancelled}
 	if f.State == drover.Discarded || f.Reason != "" || len(f.IDs) > 0 {
@@ -266,7 +270,7 @@ func deletable(f drover.Filter) []drover.State {
 	return ended
 }
 
-// countOf counts the jobs that fit and are in one of the states.
+// countOf counts the jobs that match the filter and are in one of the states.
 func (s *session) countOf(ctx context.Context, filter drover.Filter, states []drover.State) (n int64, err error) {
 	for _, state := range states {
 		if filter.State != "" && filter.State != state {
@@ -283,7 +287,7 @@ func (s *session) countOf(ctx context.Context, filter drover.Filter, states []dr
 	return n, nil
 }
 
-// confirmMany asks once it is known how many jobs it is about.
+// confirmMany asks whether to change n jobs.
 func (a *app) confirmMany(ctx context.Context, s *session, n int64, v manyVerb) error {
 	fit := fmt.Sprintf("%s in database %q, schema %q", plural(n, "job"), s.database, s.schema)
 	if !a.interactive {

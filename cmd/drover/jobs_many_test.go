@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// D-2: pages of dead letters by the place that the page before tells.
+// D-2: each page of dead letters prints the place where the next page begins.
 func TestPagesOfDeadLetters(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -34,7 +34,7 @@ func TestPagesOfDeadLetters(t *testing.T) {
 	}
 }
 
-// D-8: a verb over many jobs tells how many they are and asks; where nobody can be asked it needs --yes.
+// D-8: a command that changes many jobs prints their number and asks. Without a terminal it needs --yes.
 func TestVerbsOverManyAsk(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []struct{ name, done string }{{"cancel", "cancelled"}, {"discard", "discarded"}, {"delete", "deleted"}} {
@@ -74,7 +74,7 @@ func TestVerbsOverManyAsk(t *testing.T) {
 	}
 }
 
-// A flag takes one value, as it is: a tag may have commas and quotes in it. What takes several is given several times.
+// A flag takes one value unchanged: a tag may have commas and quotes in it. A flag for several values is repeated.
 func TestAFlagIsOneValue(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -115,7 +115,7 @@ func TestAFlagIsOneValue(t *testing.T) {
 	walk = func(cmd *cobra.Command) {
 		for _, found := range regexp.MustCompile(`--([a-z-]+)`).FindAllStringSubmatch(cmd.Flags().FlagUsages(), -1) {
 			flag := cmd.Flags().Lookup(found[1])
-			if flag == nil { // named in the usage of another
+			if flag == nil { // the usage of another flag names it
 				continue
 			}
 			if kind := flag.Value.Type(); strings.HasSuffix(kind, "Slice") || strings.HasPrefix(kind, "stringTo") {
@@ -132,7 +132,7 @@ func TestAFlagIsOneValue(t *testing.T) {
 	}
 }
 
-// D-8: a time that was given stands, even the zero one: it is not taken for now.
+// D-8: a given time counts even if it is the zero time. It does not mean now.
 func TestZeroTimeIsNotNow(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -146,7 +146,7 @@ func TestZeroTimeIsNotNow(t *testing.T) {
 	sh.run(t, "jobs", "delete", "--finalized-before", "0001-01-01T00:00:00Z", "--yes").ok(t).says(t, "0 jobs deleted")
 }
 
-// D-8: the question tells how many jobs would change, of those that fit.
+// D-8: the question names how many of the matching jobs would change.
 func TestQuestionCountsWhatWouldChange(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -165,7 +165,7 @@ func TestQuestionCountsWhatWouldChange(t *testing.T) {
 	}
 }
 
-// D-8: ids that no job has are listed, and keep nothing from the others.
+// D-8: the command lists unknown ids, and changes the other jobs.
 func TestVerbsOverManyTellUnknownIDs(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -176,13 +176,13 @@ func TestVerbsOverManyTellUnknownIDs(t *testing.T) {
 	sh.run(t, "jobs", "show", one).ok(t).says(t, "discarded (operator)", "discarded: in doubt")
 	sh.run(t, "jobs", "discard", one, two, unknown).ends(t, 1, "1 of 3 jobs not discarded").
 		says(t, one+"  had ended: discarded", two+"  discarded, was available", unknown+"  ")
-	// Ids alone are named well enough to delete dead letters, and asked about all the same.
+	// Ids alone are enough to delete dead letters, but the command asks.
 	sh.run(t, "jobs", "delete", one, unknown).ends(t, 2, "1 job in database", "--yes")
 	done := decode[drover.BulkResult](t, sh.run(t, "jobs", "delete", one, unknown, "--yes", "--json").ends(t, 1))
 	if done.Changed != 1 || len(done.Missing) != 1 || done.Missing[0] != unknown {
 		t.Errorf("%+v", done)
 	}
-	sh.run(t, "jobs", "delete", "--kind", "charge", "--yes").ok(t).says(t, "0 jobs deleted") // the other one is a dead letter
+	sh.run(t, "jobs", "delete", "--kind", "charge", "--yes").ok(t).says(t, "0 jobs deleted") // the other job is a dead letter
 	sh.run(t, "jobs", "redrive", two).ok(t)
 }
 

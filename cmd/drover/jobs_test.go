@@ -30,7 +30,7 @@ func enqueue(t *testing.T, client *drover.Client, args drover.Args, opts *drover
 	return receipt.ID
 }
 
-// discard runs what is due in the default queue until one job has been discarded.
+// discard runs the due jobs of the default queue until one of them is discarded.
 func discard(t *testing.T, sh *shell) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -58,7 +58,7 @@ func discard(t *testing.T, sh *shell) {
 	}
 }
 
-// D-2, D-8: list with filters and pages.
+// D-2, D-8: jobs list has filters and pages.
 func TestJobsList(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -131,7 +131,7 @@ func TestJobsList(t *testing.T) {
 	}
 }
 
-// D-2: the whole history of one job, readable.
+// D-2: jobs show prints the whole history of a job in a readable form.
 func TestJobsShow(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -168,7 +168,7 @@ func TestJobsShowWithoutLimit(t *testing.T) {
 	}
 }
 
-// The middle of a long history is not kept; the gap is told.
+// The middle of a long history is not kept. The output shows the gap.
 func TestJobsShowGap(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -180,7 +180,7 @@ func TestJobsShowGap(t *testing.T) {
 	sh.run(t, "jobs", "show", id).ok(t).says(t, "(29 runs from the middle not kept)", "panic", "      main.f\n        f.go:3", "operator", "redriven", "crash  attempt 2  host h1, process 7\n")
 }
 
-// D-3, D-8: redrive one by one, each id's fate told.
+// D-3, D-8: jobs redrive handles the ids one by one, and prints the result of each.
 func TestJobsRedrive(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -212,7 +212,7 @@ func TestJobsRedrive(t *testing.T) {
 	}
 }
 
-// D-3: args that cannot take the patch keep no other job from it, and every id is told of.
+// D-3: if the args of one job cannot take the patch, the other jobs get it. The result of every id is printed.
 func TestJobsRedriveRefused(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -231,7 +231,7 @@ func TestJobsRedriveRefused(t *testing.T) {
 	}
 }
 
-// D-3: after an interruption the ids that were not tried are told too.
+// D-3: after an interruption, the command also lists the ids that it did not try.
 func TestEachInterrupted(t *testing.T) {
 	t.Parallel()
 	const one, two, three = "01ARZ3NDEKTSV4RRFFQ69G5FA1", "01ARZ3NDEKTSV4RRFFQ69G5FA2", "01ARZ3NDEKTSV4RRFFQ69G5FA3"
@@ -266,7 +266,8 @@ func TestJobsCancel(t *testing.T) {
 	sh.run(t, "jobs", "redrive", one).ok(t).says(t, one+"  redriven")
 }
 
-// A parked job says what it waits for, and how to let it go; a suspect that it runs alone.
+// For a parked job, jobs show prints what the job waits for and how to release it. For a suspect, it prints that the job runs
+// alone.
 func TestJobsShowWaits(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)

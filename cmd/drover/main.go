@@ -1,4 +1,5 @@
-// Command drover operates drover's queues: it migrates, shows, redrives and cancels jobs, and measures.
+// Command drover operates drover's queues. It migrates the database, shows, edits, redrives and cancels jobs, pauses queues
+// and measures the speed.
 package main
 
 import (
@@ -19,35 +20,36 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
+	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process immediately
 	a := &app{stdin: os.Stdin, interactive: isTerminal(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, moving: isTerminal(os.Stderr), getenv: os.Getenv}
-	// Without this a closed pipe, such as of | head, would end the process in the middle of what it changes. Being caught and
-	// not ignored, the signal stays what it is for the processes that the demo starts.
+	// Without this, a closed pipe (as with | head) would end the process in the middle of a change. The signal is caught and
+	// not ignored, because child processes inherit an ignored signal, and the demo starts some.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	code := a.run(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
 }
 
-// app is what the commands share: the process around them and the flags that all of them take.
+// app has the streams of the process and the flags that all commands share.
 type app struct {
 	stdin          io.Reader
-	interactive    bool // someone can be asked at stdin
+	interactive    bool // stdin is a terminal, so a person can answer a question
 	stdout, stderr io.Writer
-	moving         bool // stderr shows a line that changes
+	moving         bool // stderr is a terminal, so a progress line can be rewritten
 	getenv         func(string) string
 
 	url    string // --url; see databaseURL
 	schema string // --schema
 	json   bool   // --json
 
-	sink    *sink // what stdout is while a command runs
+	sink    *sink // is stdout while a command runs
 	changes bool  // the command changes something
 
-	helpErr error // help was asked for a command that there is not
+	helpErr error // the user asked for the help of an unknown command
 }
 
-// run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong use; check has its own.
+// run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong command line. The command
+// check has exit codes of its own.
 func (a *app) run(outer context.Context, args []string) int {
 	ctx, stop := context.WithCancel(outer)
 	defer stop()
@@ -59,7 +61,7 @@ func (a *app) run(outer context.Context, args []string) int {
 	if err == nil {
 		err = a.helpErr
 	}
-	// Bench and demo reach databases by themselves.
+	// Bench and demo open connections of their own, so connect has not refused a standby for them.
 	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "25006" {
 		err = fmt.Errorf("%w: this server is a standby, or read-only: give the URL of the primary", err)
 	}
@@ -87,7 +89,7 @@ func (a *app) run(outer context.Context, args []string) int {
 
 var errInterrupted = errors.New("interrupted")
 
-// usageError is a command line that cannot be carried out.
+// usageError reports a wrong command line.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
@@ -95,7 +97,7 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
-// message is the error without the prefixes that its layers put before theirs, fit for a terminal.
+// message is the text of an error without the prefixes of the library, safe to print on a terminal.
 func message(err error) string {
 	lines := strings.Split(masked(strings.ReplaceAll(err.Error(), "drover: ", "")), "\n")
 	for i := range lines {
@@ -104,11 +106,11 @@ func message(err error) string {
 	return strings.Join(lines, "\n")
 }
 
-// exampleURL stands at the end of a message, because masked hides all that follows it.
+// exampleURL must be the end of a message, because masked hides everything after it.
 const exampleURL = "postgres://user@localhost:5432/app"
 
-// masked hides a database URL that was given in the wrong place, such as -url=URL or a word without a flag: an error about
-// that word quotes it. Where the password ends is not known, so all of the rest goes.
+// masked hides a database URL in an error. An error quotes the URL if the user gave it in the wrong place, such as -url=URL or
+// without a flag. The end of the password is unknown, so masked hides the rest of the text.
 func masked(text string) string {
 	return regexp.MustCompile(`(?is)(postgres(ql)?:/|password *=).*`).ReplaceAllStringFunc(text, func(found string) string {
 		if found == exampleURL {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
@@ -28,7 +29,7 @@ type shell struct {
 	pool  *pgxpool.Pool
 	flags []string // --url and --schema
 	env   map[string]string
-	input string // what a person would type
+	input string // typed by the user
 }
 
 // newShell returns a shell on an empty schema.
@@ -53,7 +54,7 @@ func newMigratedShell(t *testing.T) (*shell, *drover.Client) {
 	return sh, client
 }
 
-// output is what one command line did.
+// output is the result of one command line.
 type output struct {
 	line           string
 	stdout, stderr string
@@ -77,7 +78,7 @@ func (o *output) ok(t *testing.T) *output {
 	return o.ends(t, 0)
 }
 
-// ends asserts the exit code, and on stderr each of the texts.
+// ends asserts the exit code, and that stderr contains each of the texts.
 func (o *output) ends(t *testing.T, code int, texts ...string) *output {
 	t.Helper()
 	if o.code != code {
@@ -94,7 +95,7 @@ func (o *output) ends(t *testing.T, code int, texts ...string) *output {
 	return o
 }
 
-// says asserts that stdout has each of the texts in it.
+// says asserts that stdout contains each of the texts.
 func (o *output) says(t *testing.T, texts ...string) *output {
 	t.Helper()
 	for _, text := range texts {
@@ -105,7 +106,7 @@ func (o *output) says(t *testing.T, texts ...string) *output {
 	return o
 }
 
-// decode reads the JSON of the last line, which must have no other keys than v.
+// decode parses the JSON of the last line, which must have no other keys than v.
 func decode[T any](t *testing.T, o *output) (v T) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(o.stdout), "\n")
@@ -117,7 +118,7 @@ func decode[T any](t *testing.T, o *output) (v T) {
 	return v
 }
 
-// C-1: a wrong use is told from a failure, and each says what to do.
+// C-1: the exit code distinguishes a usage error from a failure, and each error names a remedy.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	there := newShell(t)
@@ -196,7 +197,7 @@ func TestErrors(t *testing.T) {
 		if o.stdout != "" {
 			t.Errorf("drover %s: %q on stdout", o.line, o.stdout)
 		}
-		if strings.Contains(o.stderr, "--create-schema") && c.args[0] != "migrate" { // the name is more often misspelt than new
+		if strings.Contains(o.stderr, "--create-schema") && c.args[0] != "migrate" { // because the name is more often misspelt than new
 			t.Errorf("drover %s makes a schema: %s", o.line, o.stderr)
 		}
 		if strings.Contains(o.stderr, "secret") {
@@ -209,7 +210,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// The flag wins over the environment, and a search_path in the URL picks the schema.
+// The flag overrides the environment, and a search_path in the URL picks the schema.
 func TestDatabaseURL(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
@@ -221,7 +222,7 @@ func TestDatabaseURL(t *testing.T) {
 	at := fmt.Sprintf("host=%s port=%d dbname=%s user=%s password=%s search_path=%s", conninfo(c.Host), c.Port,
 		conninfo(c.Database), conninfo(c.User), conninfo(c.Password), pgtest.Schema(sh.pool))
 	const wrong = "postgres://127.0.0.1:1/app"
-	for _, kept := range []string{`"` + pgtest.URL(t) + `"`, " '" + pgtest.URL(t) + "'\n"} { // env files keep both
+	for _, kept := range []string{`"` + pgtest.URL(t) + `"`, " '" + pgtest.URL(t) + "'\n"} { // env files keep quotes and blanks
 		quoted := &shell{env: map[string]string{"DATABASE_URL": kept}, flags: sh.flags[2:]}
 		quoted.run(t, "stats").ok(t).says(t, "no jobs")
 	}
@@ -243,14 +244,61 @@ func TestHelp(t *testing.T) {
 	sh.run(t, "__complete", "jobs", "list", "--state", "d").ok(t).says(t, "discarded")
 }
 
-// Ctrl-C while a question waits for its answer.
+// Each help text lists the command's own flags, then the filter's, then the global ones. A filter's flag is in no other group.
+func TestHelpGroupsFlags(t *testing.T) {
+	t.Parallel()
+	flag := regexp.MustCompile(`(?m)^(?:  -h, |      )--([a-z-]+)`)
+	filter := slices.Sorted(slices.Values(filterFlagNames()))
+	filtered := 0
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+		help := (&shell{}).run(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...).ok(t).stdout
+		names := func(title string) (names []string) {
+			_, group, _ := strings.Cut(help, "\n"+title+":\n")
+			group, _, _ = strings.Cut(group, "\n\n")
+			for _, found := range flag.FindAllStringSubmatch(group, -1) {
+				names = append(names, found[1])
+			}
+			return names
+		}
+		own, picks, global := names("Flags"), names("Filter"), names("Global flags")
+		if !slices.Contains(own, "help") || !slices.Contains(global, "url") || slices.Contains(own, "url") {
+			t.Errorf("%s: its own flags are %q, the global flags %q", cmd.CommandPath(), own, global)
+		}
+		if cmd.Long != "" && cmd.Example == "" {
+			t.Errorf("%s has no example", cmd.CommandPath())
+		}
+		if !strings.Contains(help, "--created-after ") {
+			return
+		}
+		filtered++
+		if !slices.Equal(picks, filter) {
+			t.Errorf("%s: the filter's flags are %q, want %q", cmd.CommandPath(), picks, filter)
+		}
+		if slices.ContainsFunc(own, func(name string) bool { return slices.Contains(filter, name) }) {
+			t.Errorf("%s: flags of the filter are among its own: %q", cmd.CommandPath(), own)
+		}
+		if at := strings.Index(help, "\nFilter:\n"); at < strings.Index(help, "\nFlags:\n") || at > strings.Index(help, "\nGlobal flags:\n") {
+			t.Errorf("%s: the filter is not between the other flags:\n%s", cmd.CommandPath(), help)
+		}
+	}
+	walk(newRootCommand(&app{}))
+	if filtered < 10 {
+		t.Errorf("%d commands have a filter", filtered)
+	}
+}
+
+// Ctrl-C ends the command while a question waits for its answer.
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	silent, keepOpen := io.Pipe()
-	defer keepOpen.Close() //nolint:errcheck // a pipe's end has nothing to fail with
+	defer keepOpen.Close() //nolint:errcheck // closing the end of a pipe cannot fail
 	asked := &cancelAt{text: "Type yes", cancel: cancel}
 	a := &app{stdin: silent, stdout: io.Discard, stderr: asked, getenv: func(string) string { return "" }}
 	if code := a.run(ctx, append([]string{"migrate", "down"}, sh.flags...)); code != 1 {
@@ -262,7 +310,7 @@ func TestInterrupt(t *testing.T) {
 	sh.run(t, "stats").ok(t)
 }
 
-// cancelAt cancels once a text was written to it.
+// cancelAt is a writer that calls cancel once a text was written to it.
 type cancelAt struct {
 	bytes.Buffer
 	text   string
@@ -277,7 +325,7 @@ func (c *cancelAt) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// A line printed for copying reaches the same tables and tells no password.
+// A command line that is printed for copying reaches the same tables, and shows no password.
 func TestAgain(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ url, schema, want string }{
@@ -307,7 +355,7 @@ func TestHelpOfSchema(t *testing.T) {
 	}
 }
 
-// docs/cli.md has --by in the line of each command that takes it.
+// docs/cli.md names --by in the line of each command that has the flag.
 func TestAuditOfTheDocuments(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("../../docs/cli.md")

@@ -19,9 +19,11 @@ func newMigrateCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "migrate",
 		Short: "Create, show or drop drover's tables",
-		Long: `Create, show or drop drover's tables, in the schema of --schema or DROVER_SCHEMA, or else the first that the search_path finds.
+		Long: `Create, show or drop drover's tables. They are in the schema of --schema or DROVER_SCHEMA, or else in the first
+existing schema of the search_path.
 
-The same by hand: goose -dir migrations -table ` + migrations.Table + ` postgres "$DATABASE_URL" up`,
+You can also run goose: goose -dir migrations -table ` + migrations.Table + ` postgres "$DATABASE_URL" up`,
+		Example: "  drover migrate up --create-schema --schema drover",
 	})
 	cmd.AddCommand(newMigrateUpCommand(a), newMigrateDownCommand(a), newMigrateStatusCommand(a))
 	return cmd
@@ -31,7 +33,7 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 	var create bool
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Apply the migrations that are missing",
+		Short: "Apply the missing migrations",
 		Args:  args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if create && a.drovers() == "" {
@@ -40,14 +42,14 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 			return a.migrateUp(cmd.Context(), create)
 		},
 	}
-	cmd.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if there is none")
+	cmd.Flags().BoolVar(&create, "create-schema", false, "create the schema of --schema if it does not exist")
 	return cmd
 }
 
-// migrations go to the schema of the command line.
+// migrations are drover's migrations for the schema of the command line.
 func (a *app) migrations() migrations.Schema { return migrations.Schema(a.drovers()) }
 
-// names qualify drover's names in the SQL of migrate.
+// names adds the schema to drover's names in the SQL of migrate.
 func (a *app) names() *pg.Names { return pg.NewNames(a.drovers()) }
 
 func (a *app) migrateUp(ctx context.Context, create bool) error {
@@ -73,7 +75,7 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 	var server *pgconn.PgError
 	renamed := errors.As(err, &server) && server.Code == "3F000"
 	upErr := a.migrations().Up(ctx, pool)
-	after, err := a.migrations().List(ctx, pool) // what stands in front of a migration that failed is applied
+	after, err := a.migrations().List(ctx, pool) // the migrations before a failed one are applied
 	if err != nil {
 		return errors.Join(upErr, err)
 	}
@@ -107,7 +109,7 @@ func (a *app) createSchema(ctx context.Context) error {
 	return nil
 }
 
-// pending are the files that are not applied.
+// pending returns the files of the migrations that are not applied.
 func pending(list []migrations.Status) []string {
 	files := []string{}
 	for _, m := range list {
@@ -122,11 +124,11 @@ func newMigrateDownCommand(a *app) *cobra.Command {
 	var yes bool
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Drop drover's tables, and all jobs with them",
+		Short: "Drop drover's tables with all jobs",
 		Args:  args(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.migrateDown(cmd.Context(), yes) },
 	}
-	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	return cmd
 }
 
@@ -171,10 +173,10 @@ func (a *app) migrateDown(ctx context.Context, yes bool) error {
 	return nil
 }
 
-// doomed is what a migration down would drop.
+// doomed describes what migrate down would drop.
 type doomed struct {
 	database, schema                  string
-	there                             bool // the tables are
+	there                             bool // the tables exist
 	jobs, unfinished, liveSupervisors int64
 }
 

@@ -55,11 +55,11 @@ func TestMigrate(t *testing.T) {
 	sh.run(t, "migrate", "down").ok(t).says(t, "nothing to drop", pgtest.Schema(sh.pool))
 }
 
-// What stands in front of a migration that fails is applied, and said to be.
+// The migrations before a failed one are applied, and the output lists them.
 func TestMigrateThatFailsHalfWay(t *testing.T) {
 	t.Parallel()
 	sh := newShell(t)
-	sh.exec(t, `create function drover_slot(bigint, int, bigint, int) returns bigint language sql as 'select 1'`) // in the way of the budgets
+	sh.exec(t, `create function drover_slot(bigint, int, bigint, int) returns bigint language sql as 'select 1'`) // the migration of the budgets cannot make its function
 	if o := sh.run(t, "migrate", "up").ends(t, 1, "drover_slot"); !strings.Contains(o.stdout, "applied 00013_failures.sql") || strings.Contains(o.stdout, "00014") {
 		t.Errorf("it says: %s", o.stdout)
 	}
@@ -70,7 +70,7 @@ func TestMigrateThatFailsHalfWay(t *testing.T) {
 	}
 }
 
-// goose has nothing to do after a rename, and up mends the functions all the same.
+// After a rename, goose has nothing to do, but migrate up repairs the functions.
 func TestMigrateMendsARenamedSchema(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
@@ -106,7 +106,7 @@ func TestMigrateCreateSchema(t *testing.T) {
 	sh.exec(t, `drop schema "`+name+`" cascade`)
 }
 
-// What a command does in the schema of --schema or DROVER_SCHEMA it does in no other one, whatever its name is.
+// With --schema or DROVER_SCHEMA, a command works in that schema and in no other, whatever its name is.
 func TestSchemaOfTheCommand(t *testing.T) {
 	t.Parallel()
 	sh, decoy := newMigratedShell(t)
@@ -117,7 +117,7 @@ func TestSchemaOfTheCommand(t *testing.T) {
 			t.Log(err)
 		}
 	})
-	at := pgtest.URL(t) // another drover is in front in the path
+	at := pgtest.URL(t) // another drover is earlier in the search_path
 	if strings.Contains(at, "?") {
 		at += "&search_path=" + other
 	} else {

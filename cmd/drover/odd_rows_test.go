@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// F-15: no row, however odd, keeps a command from showing the others, in text and in JSON.
+// F-15: no odd row keeps a command from showing the other rows, in text or in JSON.
 func TestOddRowsAreShown(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -34,7 +34,7 @@ func TestOddRowsAreShown(t *testing.T) {
 	} {
 		for _, flag := range []string{"", " --json"} {
 			o := sh.run(t, strings.Fields(line+flag)...)
-			if strings.Contains(line, "oldest") { // a job has been due for ages
+			if strings.Contains(line, "oldest") { // a job was due very long ago
 				o.ends(t, 1)
 			} else {
 				o.ok(t)
@@ -62,7 +62,8 @@ func TestOddRowsAreShown(t *testing.T) {
 	}
 }
 
-// F-15: what is set aside, or refused by the database, is named with its reason, and is exit code 1 of a bulk verb.
+// F-15: commands name jobs that are set aside or refused by the database, with the reason. A command that changes many jobs
+// then has exit code 1.
 func TestRefusedJobsAreNamed(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)

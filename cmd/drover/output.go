@@ -17,18 +17,19 @@ import (
 	"github.com/drover-queue/drover/internal/demo"
 )
 
-// sink is the standard output of every command. Commands need not look at its errors: run does, in the end.
+// sink is the standard output of every command. Commands need not check its errors, because run checks them at the end.
 type sink struct {
 	app  *app
 	to   io.Writer
 	stop context.CancelFunc // ends the command
 
 	mu  sync.Mutex
-	err error // the first; nothing is written after it
+	err error // the first error; after it nothing is written to the output
 }
 
-// Write writes, until that fails. What a command says of its changes goes to standard error from then on, so that it is
-// not lost. Where nobody reads any more, as behind | head, a command that only reads ends.
+// Write writes to the output until that fails. Then a command that changes something prints its report on standard error
+// instead, so that the report is not lost. If the output is a closed pipe (as with | head), a command that only reads ends,
+// and a command that changes something goes on without output.
 func (s *sink) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,12 +52,12 @@ func (s *sink) Write(p []byte) (int, error) {
 
 func (s *sink) closed() bool { return errors.Is(s.err, syscall.EPIPE) }
 
-// end is the error of a command that ended with err.
+// end returns the error of a command: err, the error of the output, or both.
 func (s *sink) end(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if file, ok := s.to.(*os.File); ok && s.err == nil {
-		s.err = file.Close() // a file system may report only here that it is full
+		s.err = file.Close() // some file systems report only here that the disk is full
 	}
 	ours := errors.Is(err, s.err) || errors.Is(err, context.Canceled) || errors.Is(err, demo.ErrInterrupted)
 	switch {
@@ -79,7 +80,7 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// table prints rows of cells in aligned columns; the first row is the heading. Cells are made printable.
+// table prints rows of cells in aligned columns. The first row is the heading. It makes the cells printable.
 func table(w io.Writer, rows [][]string) error {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -88,7 +89,7 @@ func table(w io.Writer, rows [][]string) error {
 		for i, cell := range row {
 			cells[i] = printable(cell)
 		}
-		fmt.Fprintln(t, strings.Join(cells, "\t")) // an empty last cell needs its tab: a line without it would end the column
+		fmt.Fprintln(t, strings.Join(cells, "\t")) // an empty last cell needs its tab, because a line without the tab would end the column
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -101,7 +102,7 @@ func table(w io.Writer, rows [][]string) error {
 	return nil
 }
 
-// printable is text that leaves the terminal alone: what jobs carry may be anyone's.
+// printable escapes control characters, so that a text cannot control the terminal. Text in jobs may come from anybody.
 func printable(s string) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -125,7 +126,7 @@ func shorten(s string, n int) string {
 	return s
 }
 
-// relative says how far t is from now: "3m ago", "in 5s".
+// relative formats the time between t and now: "3m ago", "in 5s".
 func relative(t, now time.Time) string {
 	if d := t.Sub(now); d > 0 {
 		return "in " + span(d)
@@ -133,7 +134,7 @@ func relative(t, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
-// ago says how long before now something happened; what a clock read a moment later is 0 s old.
+// ago formats how long before now something happened. A time after now gives "0s ago".
 func ago(t, now time.Time) string {
 	if !now.After(t) {
 		return "0s ago"
@@ -141,7 +142,7 @@ func ago(t, now time.Time) string {
 	return relative(t, now)
 }
 
-// span rounds a duration for a person who glances at it: 0.31ms, 450ms, 12s, 3m, 5h, 4d.
+// span rounds a duration for people: 0.31ms, 450ms, 12s, 3m, 5h, 4d.
 func span(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
@@ -159,7 +160,8 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/day))
 }
 
-// seconds and millis turn a number from the database into a duration; what is beyond the longest duration becomes 290 years.
+// seconds and millis turn a number from the database into a duration. A number beyond the longest duration becomes 290
+// years.
 func seconds(s float64) time.Duration {
 	const most = 290 * 365 * 24 * 3600.0
 	if s != s { // NaN
@@ -173,10 +175,10 @@ func millis(ms int64) time.Duration {
 	return time.Duration(min(max(ms, -most), most)) * time.Millisecond
 }
 
-// instant is a time in full: milliseconds tell runs apart that follow each other fast.
+// instant formats a time with milliseconds, because runs may follow each other fast.
 func instant(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
 
-// plural is "1 job", "3 jobs".
+// plural formats a number with its noun: "1 job", "3 jobs".
 func plural(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun

@@ -19,7 +19,7 @@ func newPeriodicCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{Use: "periodic", Short: "List, set, pause and run schedules of periodic jobs (cron)"})
 	cmd.AddCommand(
 		newPeriodicListCommand(a), newPeriodicShowCommand(a), newPeriodicPreviewCommand(a), newPeriodicSetCommand(a), newPeriodicPauseCommand(a),
-		newPeriodicVerbCommand(a, "resume", "End the pause of a schedule: its next run is the first one from now on", "kept with the schedule", (*drover.Client).ResumePeriodic),
+		newPeriodicVerbCommand(a, "resume", "End the pause of a schedule; runs missed meanwhile are not made up for", "kept with the schedule", (*drover.Client).ResumePeriodic),
 		newPeriodicRunCommand(a),
 		newPeriodicVerbCommand(a, "delete", "Delete a schedule that was set at run time, or that no running program declares any more", "written to the server's log", (*drover.Client).DeletePeriodic),
 	)
@@ -29,12 +29,13 @@ func newPeriodicCommand(a *app) *cobra.Command {
 func newPeriodicListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "List all schedules, and when each runs next",
-		Long: `List all schedules, and when each runs next.
+		Short: "List all schedules with the time of their next runs",
+		Long: `List all schedules with the time of their next runs.
 
-With --json each schedule has its next ten runs.`,
-		Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.listPeriodic(cmd.Context()) },
+With --json the command prints the next ten runs of each schedule.`,
+		Example: "  drover periodic list --json",
+		Args:    args(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.listPeriodic(cmd.Context()) },
 	}
 }
 
@@ -142,7 +143,7 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 	return nil
 }
 
-// printTicks lists the next runs, or says why there is none.
+// printTicks lists the next runs, or prints why there are none.
 func (a *app) printTicks(ticks []time.Time, state drover.PeriodicState, now time.Time) {
 	if len(ticks) == 0 {
 		why := ""
@@ -165,7 +166,7 @@ func newPeriodicPreviewCommand(a *app) *cobra.Command {
 	var zone string
 	cmd := &cobra.Command{
 		Use:     "preview SCHEDULE",
-		Short:   "Show the next ten runs of a schedule, and store nothing",
+		Short:   "Show the next ten runs of a schedule without storing it",
 		Example: `  drover periodic preview "30 2 * * mon-fri" --zone Europe/Berlin`,
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -201,32 +202,34 @@ func newPeriodicSetCommand(a *app) *cobra.Command {
 	var set periodicSet
 	cmd := &cobra.Command{
 		Use:   "set NAME --kind KIND --schedule SCHEDULE",
-		Short: "Make a schedule at run time, or change one",
-		Long: `Make a schedule at run time, or change one: all its settings are those of this command line. It prints the next ten runs.
+		Short: "Create a schedule, or change one",
+		Long: `Create a schedule, or change one, and print its next ten runs. The command replaces all settings: a setting
+without a flag gets its default.
 
-A schedule that a program declares in code is changed there; pause it with drover periodic pause.`,
+This does not change a schedule that a program declares in its code: change the code. You can pause such a
+schedule with drover periodic pause.`,
 		Example: `  drover periodic set nightly --kind report --schedule "0 2 * * *" --zone Europe/Berlin --queue reports
   drover periodic set sync --kind sync --schedule "@every 90s" --overlap skip`,
 		Args: args(cobra.ExactArgs(1)),
 	}
 	f := cmd.Flags()
 	f.StringVar(&set.kind, "kind", "", "kind of the jobs")
-	f.StringVar(&set.p.Schedule, "schedule", "", "five cron fields, six with the second in front, @daily and the like, or @every and a duration")
-	f.StringVar(&set.p.Zone, "zone", "", "time zone of the fields (default UTC)")
-	f.StringVar(&set.args, "args", "{}", "args of each job: JSON, or @ and the name of a file, or @- for standard input")
-	f.DurationVar(&set.p.Jitter, "jitter", 0, "each job is due at a random time so long after its tick")
-	f.StringVar(&set.catch, "catch-up", "skip", "what becomes of missed ticks: skip, once, all")
-	f.StringVar(&set.lap, "overlap", "allow", "skip: no job while the last one has not ended")
-	f.BoolVar(&set.p.RunAtStart, "run-at-start", false, "the first tick of a new schedule is now")
-	f.StringVar(&set.opts.Queue, "queue", "", "queue of the jobs (default default)")
-	f.IntVar(&set.opts.Priority, "priority", 0, "1 to 9, lower is sooner (default 5)")
-	f.DurationVar(&set.opts.Delay, "delay", 0, "each job is due so long after its tick")
-	f.IntVar(&set.opts.MaxAttempts, "max-attempts", 0, "how many runs each job may have (default: its worker's)")
-	f.StringVar(&set.retry, "retry", "", `retry strategy of the jobs, such as '{"type": "constant", "delay": "1m"}' (default: their worker's)`)
-	f.DurationVar(&set.opts.Timeout, "timeout", 0, "bound of each run (default: its worker's)")
-	f.StringArrayVar(&set.opts.Tags, "tag", nil, "a `tag` of the jobs; give the flag again for more")
-	f.StringVar(&set.opts.Key, "key", "", "key of the jobs")
-	f.StringVar(&set.metadata, "metadata", "", "metadata of each job: a JSON object, or @ and the name of a file")
+	f.StringVar(&set.p.Schedule, "schedule", "", "five cron fields; or six, the first for seconds; or @hourly, @daily, @weekly, @monthly, @yearly; or @every and a duration")
+	f.StringVar(&set.p.Zone, "zone", "", "time zone of the cron fields (default UTC)")
+	f.StringVar(&set.args, "args", "{}", "args of each job: JSON, or @FILE, or @- for standard input")
+	f.DurationVar(&set.p.Jitter, "jitter", 0, "delay each job by a random time up to this duration")
+	f.StringVar(&set.catch, "catch-up", "skip", "how to catch up on missed runs: skip (none), once (one job for all of them), all (the last 100)")
+	f.StringVar(&set.lap, "overlap", "allow", "whether to enqueue a job while the last one has not ended: allow, skip")
+	f.BoolVar(&set.p.RunAtStart, "run-at-start", false, "run a new schedule immediately, too")
+	f.StringVar(&set.opts.Queue, "queue", "", "queue of the jobs (default: the queue named default)")
+	f.IntVar(&set.opts.Priority, "priority", 0, "priority of the jobs, 1 to 9; lower runs sooner (default 5)")
+	f.DurationVar(&set.opts.Delay, "delay", 0, "delay each job by this duration")
+	f.IntVar(&set.opts.MaxAttempts, "max-attempts", 0, "most attempts of each job (default: the worker's)")
+	f.StringVar(&set.retry, "retry", "", `retry strategy of the jobs, such as '{"type": "constant", "delay": "1m"}' (default: the worker's)`)
+	f.DurationVar(&set.opts.Timeout, "timeout", 0, "longest duration of each run (default: the worker's)")
+	f.StringArrayVar(&set.opts.Tags, "tag", nil, "add this `tag` to the jobs; repeat the flag for several")
+	f.StringVar(&set.opts.Key, "key", "", "concurrency key of the jobs")
+	f.StringVar(&set.metadata, "metadata", "", "metadata of each job: a JSON object, or @FILE")
 	complete(cmd, "catch-up", words(drover.CatchUpSkip, drover.CatchUpOnce, drover.CatchUpAll)...)
 	complete(cmd, "overlap", words(drover.OverlapAllow, drover.OverlapSkip)...)
 	by := addAuditFlags(cmd, "kept with the schedule")
@@ -234,7 +237,7 @@ A schedule that a program declares in code is changed there; pause it with drove
 		if err := by.check(cmd); err != nil {
 			return err
 		}
-		for _, name := range []string{"zone", "queue", "retry", "key", "metadata"} { // a variable that is not set must not mean the default
+		for _, name := range []string{"zone", "queue", "retry", "key", "metadata"} { // an unset shell variable must not mean the default
 			if flag := cmd.Flags().Lookup(name); flag.Changed && flag.Value.String() == "" {
 				return usagef("--%s: is empty", name)
 			}
@@ -285,12 +288,12 @@ func newPeriodicPauseCommand(a *app) *cobra.Command {
 	var until later
 	cmd := &cobra.Command{
 		Use:   "pause NAME",
-		Short: "Let a schedule make no job, until a time or until it is resumed",
+		Short: "Pause a schedule, until a time or until it is resumed",
 		Example: `  drover periodic pause nightly --until 2030-03-01T06:00:00Z --why "the bank is down"
   drover periodic pause nightly --until 2h`,
 		Args: args(cobra.ExactArgs(1)),
 	}
-	cmd.Flags().Var(&until, "until", "when it goes on: RFC 3339, or how long from now, such as 90m, 2h, 7d (default: when it is resumed)")
+	cmd.Flags().Var(&until, "until", "end of the pause: RFC 3339, or how long from now, such as 90m, 2h, 7d (default: when it is resumed)")
 	by := addAuditFlags(cmd, "kept with the schedule")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("until") && until.text == "" {
@@ -303,10 +306,10 @@ func newPeriodicPauseCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// later is a flag that takes a time, or how long from now it is.
+// later is a flag that takes a time, or a duration from now.
 type later struct{ moment }
 
-// Set reads the flag.
+// Set parses the flag.
 func (m *later) Set(text string) error {
 	if m.moment.Set(text) != nil {
 		return errors.New("neither RFC 3339, such as 2030-01-31T12:00:00Z, nor how long from now, such as 90m, 2h or 7d")
@@ -314,7 +317,7 @@ func (m *later) Set(text string) error {
 	return nil
 }
 
-// after is the time; zero if the flag was not given.
+// after returns the time, or zero if the flag was not given.
 func (m *later) after(now time.Time) time.Time {
 	switch {
 	case m.text == "":
@@ -339,7 +342,7 @@ func newPeriodicVerbCommand(a *app, verb, short, kept string, do func(*drover.Cl
 func newPeriodicRunCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run NAME",
-		Short: "Enqueue a job of a schedule now, besides its own times",
+		Short: "Enqueue an extra job of a schedule now",
 		Args:  args(cobra.ExactArgs(1)),
 	}
 	by := addAuditFlags(cmd, "kept in the job's metadata")
@@ -361,7 +364,7 @@ func newPeriodicRunCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changedPeriodic is what a verb prints with --json.
+// changedPeriodic is the output of a change with --json.
 type changedPeriodic struct {
 	Name   string `json:"name"`
 	Result string `json:"result"`
@@ -391,7 +394,7 @@ func (a *app) printPeriodic(c changedPeriodic) error {
 	return nil
 }
 
-// periodicFlags makes an argument that the library refused a wrong use, and calls it by its flag.
+// periodicFlags turns a refused argument into a usage error that names the flag.
 func periodicFlags(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err

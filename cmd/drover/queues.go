@@ -17,7 +17,7 @@ import (
 func newQueuesCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "queues",
-		Short: "Show the queues and what is paused; pause and resume a queue, a kind, or all jobs",
+		Short: "Show the queues and the pauses; pause and resume a queue, a kind, or all jobs",
 	})
 	cmd.AddCommand(newQueuesListCommand(a), newQueuesPauseCommand(a), newQueuesResumeCommand(a))
 	return cmd
@@ -26,13 +26,14 @@ func newQueuesCommand(a *app) *cobra.Command {
 func newQueuesListCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "Count the jobs of each queue, and show what is paused, by whom and why",
-		Long: `Count the jobs of each queue, and show what is paused, by whom and why.
+		Short: "Count the jobs of each queue, and show the pauses with name and reason",
+		Long: `Count the jobs of each queue, and show the pauses with name and reason.
 
-The numbers of a queue with over 200 jobs that have not ended, or over 200 dead letters, have a ~: what is over that is
-estimated from a sample of the table.`,
-		Args: args(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.listQueues(cmd.Context()) },
+A number with a ~ is an estimate. The command counts up to 200 unfinished jobs and up to 200 dead letters of
+a queue. It estimates larger numbers from a sample of the table.`,
+		Example: "  drover queues list --json",
+		Args:    args(cobra.NoArgs),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.listQueues(cmd.Context()) },
 	}
 }
 
@@ -66,7 +67,7 @@ func (a *app) listQueues(ctx context.Context) error {
 	return a.printPauses(snap.Pauses, snap.At)
 }
 
-// queueRows is a table of queues.
+// queueRows returns the rows of the table of queues.
 func queueRows(snap *drover.Snapshot) [][]string {
 	states := []drover.State{drover.Available, drover.Running, drover.Retryable, drover.Scheduled, drover.Parked, drover.Discarded}
 	head := []string{"QUEUE", "PAUSED", "OLDEST DUE"}
@@ -96,7 +97,7 @@ func queueRows(snap *drover.Snapshot) [][]string {
 	return rows
 }
 
-// printPauses shows what is paused.
+// printPauses prints the pauses.
 func (a *app) printPauses(pauses []drover.PauseInfo, now time.Time) error {
 	if len(pauses) == 0 {
 		fmt.Fprintln(a.stdout, "nothing is paused")
@@ -137,7 +138,7 @@ func pauseNote(p *drover.PauseInfo, now time.Time) string {
 	return note
 }
 
-// scopeFlags say which jobs are paused or resumed.
+// scopeFlags pick the jobs to pause or resume.
 type scopeFlags struct {
 	kind string
 	all  bool
@@ -145,12 +146,12 @@ type scopeFlags struct {
 
 func addScopeFlags(cmd *cobra.Command) *scopeFlags {
 	f := &scopeFlags{}
-	cmd.Flags().StringVar(&f.kind, "kind", "", "all jobs of this kind, in every queue")
+	cmd.Flags().StringVar(&f.kind, "kind", "", "all jobs of this kind in every queue")
 	cmd.Flags().BoolVar(&f.all, "all", false, "all jobs")
 	return f
 }
 
-// scope is what the command line names: a queue, a kind, or all jobs.
+// scope returns the scope that the command line names: a queue, a kind, or all jobs.
 func (f *scopeFlags) scope(cmd *cobra.Command, names []string) (drover.Scope, error) {
 	kind := cmd.Flags().Changed("kind")
 	switch given := len(names) + len(slices.DeleteFunc([]bool{kind, f.all}, func(is bool) bool { return !is })); {
@@ -170,14 +171,14 @@ func (f *scopeFlags) scope(cmd *cobra.Command, names []string) (drover.Scope, er
 	return drover.QueueScope(names[0]), nil
 }
 
-// end is a flag that takes a time to come, or how long from now.
+// end is a flag that takes a time, or a duration from now.
 type end struct {
 	text string
-	at   time.Time // zero: in is how long from now
+	at   time.Time // zero if in is set
 	in   time.Duration
 }
 
-// Set reads the flag.
+// Set parses the flag.
 func (e *end) Set(text string) (err error) {
 	*e = end{text: text}
 	if e.at, err = time.Parse(time.RFC3339, text); err == nil {
@@ -195,13 +196,13 @@ func (e *end) Set(text string) (err error) {
 	return nil
 }
 
-// String is what was given.
+// String returns the text of the flag.
 func (e *end) String() string { return e.text }
 
-// Type stands in the help.
+// Type is the name of the value in the help.
 func (e *end) Type() string { return "time" }
 
-// after is the end of a pause that begins now.
+// after returns the end of a pause that begins now.
 func (e *end) after(now time.Time) time.Time {
 	if e.in > 0 {
 		return now.Add(e.in)
@@ -212,13 +213,14 @@ func (e *end) after(now time.Time) time.Time {
 func newQueuesPauseCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pause NAME | --kind KIND | --all",
-		Short: "Start no more jobs of a queue, of a kind, or at all",
-		Long: `Start no more jobs of a queue, of a kind, or at all, in all processes. Jobs that run go on, and jobs are
-enqueued as usual.
+		Short: "Pause a queue, a kind, or all jobs: no more of them start",
+		Long: `Pause a queue, a kind, or all jobs. No process starts them until you resume. Running jobs go on, and you can
+enqueue as usual.
 
-The command returns when no such job can start any more: every living supervisor has confirmed that. Usually that
-takes moments. It waits for a process that does not answer until the lease of that process is over. If you stop the
-command before, the pause stays, and the supervisors that have not confirmed are named.`,
+The command returns once every living supervisor has confirmed the pause. From then on no paused job can
+start. This usually takes moments. If a process does not answer, the command waits until its lease has
+expired. If you stop the command earlier, the pause stays, and the command names the supervisors that have not
+confirmed it.`,
 		Example: `  drover queues pause emails --why "the mail provider is down"
   drover queues pause --kind webhook --until 30m
   drover queues pause --all --until 2026-03-01T06:00:00Z`,
@@ -226,7 +228,7 @@ command before, the pause stays, and the supervisors that have not confirmed are
 	}
 	pick := addScopeFlags(cmd)
 	var until end
-	cmd.Flags().Var(&until, "until", "the pause ends then, or after so long (default: when it is resumed)")
+	cmd.Flags().Var(&until, "until", "end of the pause: RFC 3339, or how long from now, such as 30m, 2h, 7d (default: when it is resumed)")
 	by := addAuditFlags(cmd, "kept with the pause")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		scope, err := pick.scope(cmd, names)
@@ -247,7 +249,7 @@ command before, the pause stays, and the supervisors that have not confirmed are
 func newQueuesResumeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "resume NAME | --kind KIND | --all",
-		Short:   "Start jobs again that were paused: a queue, a kind, or all, as they were paused",
+		Short:   "End the pause of a queue, of a kind, or of all jobs",
 		Example: `  drover queues resume emails --why "the mail provider is back"`,
 		Args:    args(cobra.MaximumNArgs(1)),
 	}
@@ -266,7 +268,7 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 			if err != nil {
 				return "", err
 			}
-			// With a slip of the pen in the name, what was meant stays paused.
+			// If the name is misspelt, the queue or kind that the user meant stays paused. So the output must show it.
 			done := "was not paused"
 			if slices.ContainsFunc(before, func(p drover.PauseInfo) bool { return p.Scope == scope }) {
 				done = "resumed"
@@ -277,7 +279,7 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changePause pauses or resumes a scope, then shows what is paused. change returns what became of the scope.
+// changePause pauses or resumes a scope, then prints the pauses. change returns the result, such as paused.
 func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(context.Context, *session) (string, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -309,7 +311,8 @@ func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(c
 	return nil
 }
 
-// afterAWhile prints a note if the function that it returns is not called within half a second.
+// afterAWhile prints a note after half a second, unless stop is called before. Stop waits until the note is printed or
+// cancelled.
 func (a *app) afterAWhile(note string) (stop func()) {
 	stopped, over := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -328,7 +331,7 @@ func (a *app) afterAWhile(note string) (stop func()) {
 	}
 }
 
-// pauseNames calls what the library refused by its flag.
+// pauseNames replaces the library's name of a refused field by its flag.
 func pauseNames(scope drover.Scope, err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
@@ -344,11 +347,11 @@ func pauseNames(scope drover.Scope, err error) error {
 const (
 	sqlKnownScope = `select drover_known_scope($1)`
 
-	// sqlNames lists what supervisors have registered.
+	// sqlNames lists the queues and kinds that supervisors have registered.
 	sqlNames = `select array(select 'queue:' || name from queues union select 'kind:' || kind from drover_kinds order by 1)`
 )
 
-// unknownScope warns of a name that no supervisor has served, and names similar ones. It is empty for the others.
+// unknownScope returns a warning if no supervisor has ever served the scope, with similar names. Otherwise it returns "".
 func (s *session) unknownScope(ctx context.Context, scope drover.Scope) (string, error) {
 	var known bool
 	if err := s.pool.QueryRow(ctx, sqlKnownScope, string(scope)).Scan(&known); err != nil {

@@ -9,13 +9,13 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// queueList is what queues list prints as JSON.
+// queueList is the JSON of queues list.
 type queueList struct {
 	Queues []drover.QueueDepth `json:"queues"`
 	Pauses []drover.PauseInfo  `json:"pauses"`
 }
 
-// Q-2: queues are paused and resumed, and the pause is shown wherever somebody may look for jobs that do not start.
+// Q-2: queues are paused and resumed. Every command that shows waiting jobs shows the pause.
 func TestQueues(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -43,14 +43,14 @@ func TestQueues(t *testing.T) {
 	sh.run(t, "check", "--oldest", "15m").ok(t).says(t, "ok\n", note)
 	sh.run(t, "health", "--strict").ok(t).says(t, "due jobs of queue emails wait: ada has paused queue:emails")
 
-	// A command that ends before all have confirmed names the others.
+	// A command that ends early names the supervisors that have not confirmed.
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if err := client.Pause(ctx, drover.AllJobs, nil, drover.Audit{}); err == nil || !strings.Contains(err.Error(), "s1") {
 		t.Errorf("Pause = %v", err)
 	}
-	// Meanwhile somebody is told what it waits for. The lease of a supervisor that does not answer ends the wait: here it is
-	// over a second after the pause was stored, however long the command takes to get there.
+	// Meanwhile the command prints what it waits for. The wait ends with the lease of the supervisor that does not answer. Here
+	// the lease ends a second after the pause was stored, however slow the command is.
 	sh.exec(t, `create function ends_soon() returns trigger language plpgsql as $$ begin
 		update drover_supervisors set lease_ms = 1000, beat_at = clock_timestamp(); return null; end $$`)
 	sh.exec(t, `create trigger ends_soon after insert or update on drover_limits for each row when (new.scope = 'queue:emails') execute function ends_soon()`)

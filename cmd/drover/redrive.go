@@ -21,25 +21,28 @@ import (
 func newRedriveCommand(a *app) *cobra.Command {
 	cmd := group(&cobra.Command{
 		Use:   "redrive",
-		Short: "Bring many dead jobs back, at a pace",
-		Long: `Bring many dead jobs back, at a pace.
+		Short: "Make many dead jobs due again, so many a second",
+		Long: `Make many dead jobs due again, so many a second.
 
-A redrive is a row in the database that running supervisors carry on: this command may end, it goes on.`,
+A redrive is a row in the database, and running supervisors carry it out. It goes on after this command ends.`,
+		Example: "  drover redrive start --kind charge --rate 20 --watch",
 	})
 	cmd.AddCommand(newRedriveStartCommand(a), newRedriveListCommand(a), newRedriveShowCommand(a), newRedriveWatchCommand(a),
-		newRedriveVerbCommand(a, "pause", "Make no more jobs due for now", (*drover.Client).PauseRedrive),
-		newRedriveVerbCommand(a, "resume", "Go on with a paused redrive", (*drover.Client).ResumeRedrive),
-		newRedriveVerbCommand(a, "abort", "End a redrive: what it has not made due stays dead", (*drover.Client).AbortRedrive))
+		newRedriveVerbCommand(a, "pause", "Pause a redrive: it makes no more jobs due until it is resumed", (*drover.Client).PauseRedrive),
+		newRedriveVerbCommand(a, "resume", "Resume a paused redrive", (*drover.Client).ResumeRedrive),
+		newRedriveVerbCommand(a, "abort", "Abort a redrive: jobs that are not due yet stay dead", (*drover.Client).AbortRedrive))
 	return cmd
 }
 
 func newRedriveStartCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start [ID...]",
-		Short: "Begin a redrive of all jobs that the filters pick",
-		Long: `Begin a redrive of all jobs that the filters pick: discarded ones, or with --state cancelled or parked those.
+		Short: "Start a redrive of the jobs that match all filter flags",
+		Long: `Start a redrive of the jobs that match all filter flags. It redrives discarded jobs, or cancelled or parked jobs
+if --state names one of these states.
 
---dry-run shows what would come back and changes nothing. --watch stays and shows the progress; Ctrl-C ends the showing, not the redrive.`,
+--dry-run shows how many jobs would become due, and changes nothing. --watch shows the progress until the redrive
+ends. Ctrl-C ends the watching, and the redrive goes on.`,
 		Example: `  drover redrive start --kind charge --reason attempts_exhausted --dry-run
   drover redrive start --kind charge --rate 20 --per-key 5 --key-from customer.id --canary 10 --why "bank is back" --watch`,
 	}
@@ -63,7 +66,7 @@ func newRedriveStartCommand(a *app) *cobra.Command {
 func newFailuresRedriveCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "redrive FINGERPRINT",
-		Short:   "Bring back all jobs that died of a failure, at a pace",
+		Short:   "Make all jobs due again that were discarded with a failure, so many a second",
 		Example: `  drover failures redrive c0ffee00c0ffee00 --rate 20 --canary 10 --why "fixed in v1.4"`,
 		Args:    args(cobra.ExactArgs(1)),
 	}
@@ -82,7 +85,7 @@ func newFailuresRedriveCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// redriveFlags say how a redrive goes.
+// redriveFlags are the settings of a redrive.
 type redriveFlags struct {
 	plan          drover.RedrivePlan
 	patch         string
@@ -93,22 +96,22 @@ type redriveFlags struct {
 func addRedriveFlags(cmd *cobra.Command) *redriveFlags {
 	how := &redriveFlags{}
 	f := cmd.Flags()
-	f.Float64Var(&how.plan.Rate, "rate", 0, "jobs a second that get due in one queue (default 50)")
-	f.IntVar(&how.plan.PerKey, "per-key", 0, "jobs of one key that are out at once, over all supervisors (default no cap)")
-	f.StringVar(&how.plan.KeyFrom, "key-from", "", "where in the args a job's key is, such as customer.id (default: its concurrency key)")
-	f.IntVar(&how.plan.Limit, "limit", 0, "so many at most, those that ended first (default all)")
-	f.IntVar(&how.plan.Canary, "canary", 0, "so many go first, and the others once these have completed")
-	f.IntVar(&how.plan.CanaryFailures, "canary-failures", 0, "abort when more canaries fail than this")
-	f.IntVar(&how.plan.MaxAttempts, "max-attempts", 0, "the jobs' new total of runs")
-	f.StringVar(&how.patch, "args-patch", "", "JSON merge patch of the args")
+	f.Float64Var(&how.plan.Rate, "rate", 0, "jobs of each queue that become due in a second (default 50)")
+	f.IntVar(&how.plan.PerKey, "per-key", 0, "redriven jobs of one key that may be due or running together, over all supervisors (default: no cap)")
+	f.StringVar(&how.plan.KeyFrom, "key-from", "", "`path` to the key in the args, such as customer.id (default: the job's concurrency key)")
+	f.IntVar(&how.plan.Limit, "limit", 0, "redrive at most this many jobs; the jobs discarded first come first (default: all)")
+	f.IntVar(&how.plan.Canary, "canary", 0, "redrive this many jobs first, and the others once these have completed")
+	f.IntVar(&how.plan.CanaryFailures, "canary-failures", 0, "abort the redrive if more canaries than this fail")
+	f.IntVar(&how.plan.MaxAttempts, "max-attempts", 0, "new maximum of attempts (default: unchanged)")
+	f.StringVar(&how.patch, "args-patch", "", "change the args by this `JSON` merge patch")
 	how.by = addAuditFlags(cmd, "kept with the redrive")
-	f.BoolVar(&how.dryRun, "dry-run", false, "show what would come back, and change nothing")
-	f.BoolVar(&how.watch, "watch", false, "show the progress until it has ended")
+	f.BoolVar(&how.dryRun, "dry-run", false, "show how many jobs would become due, and change nothing")
+	f.BoolVar(&how.watch, "watch", false, "show the progress until the redrive has ended")
 	return how
 }
 
-// check refuses an explicit zero or empty value, which would mean the default: a variable that is not set must not take
-// a limit away.
+// check refuses an explicit zero or empty value, which would mean the default. An unset shell variable must not remove a
+// limit.
 func (how *redriveFlags) check(cmd *cobra.Command) error {
 	for _, name := range []string{"rate", "per-key", "limit", "max-attempts"} {
 		if value := cmd.Flags().Lookup(name).Value.String(); cmd.Flags().Changed(name) && (value == "0" || value == "-0") {
@@ -123,7 +126,7 @@ func (how *redriveFlags) check(cmd *cobra.Command) error {
 	return how.by.check(cmd)
 }
 
-// redriveNames calls what the library refused by its flag.
+// redriveNames replaces the library's name of a refused field by its flag.
 func redriveNames(err error) error {
 	names := append(append(filterNames(), auditNames()...), "Rate:", "--rate:", "PerKey:", "--per-key:", "KeyFrom:", "--key-from:", "Limit:", "--limit:",
 		"Canary:", "--canary:", "CanaryFailures:", "--canary-failures:", "MaxAttempts:", "--max-attempts:", "ArgsPatch:", "--args-patch:", "Plan: ", "")
@@ -177,10 +180,11 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	return nil
 }
 
-// noneAlive is told where a redrive cannot go on for now.
+// noneAlive is printed if a redrive cannot go on for now.
 const noneAlive = "no supervisor is alive: it goes on when one is"
 
-// knownFailure is an error unless there is such a failure group, or a dead job of one that was not added yet.
+// knownFailure returns an error if there is no such failure group and no job with its fingerprint. A job may be there
+// before its group is stored.
 func (s *session) knownFailure(ctx context.Context, print string) error {
 	_, err := s.client.FailureGroup(ctx, print)
 	if !errors.Is(err, drover.ErrNotFound) {
@@ -193,13 +197,14 @@ func (s *session) knownFailure(ctx context.Context, print string) error {
 	return err
 }
 
-// alive reports whether a supervisor is there to carry redrives on, also where that cannot be found out.
+// alive reports whether a supervisor is alive, which is needed to carry out redrives. It returns true if the list of
+// supervisors cannot be read.
 func (s *session) alive(ctx context.Context) bool {
 	list, err := s.supervisors(ctx)
 	return err != nil || slices.ContainsFunc(list, func(one supervisorInfo) bool { return one.State == "alive" })
 }
 
-// emptyRedrive tells of a redrive that has taken up nothing.
+// emptyRedrive reports a redrive that has no jobs: it prints the skipped jobs and returns an error.
 func (a *app) emptyRedrive(r *drover.Redrive) error {
 	if a.json {
 		if err := a.printJSON(r); err != nil {
@@ -224,7 +229,7 @@ func (a *app) tellRedrive(w io.Writer, r *drover.Redrive) {
 	tellSkips(w, r)
 }
 
-// tellSkips tells what a redrive left dead: for each reason how many, and the first of them.
+// tellSkips prints the jobs that a redrive skipped: their number for each reason, and the first five ids.
 func tellSkips(w io.Writer, r *drover.Redrive) {
 	const most = 5
 	var reasons []string
@@ -275,7 +280,7 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 	if err := table(a.stdout, rows); err != nil {
 		return err
 	}
-	coming := max(0, sum.Jobs-sum.Held-sum.Expired) // one may be both
+	coming := max(0, sum.Jobs-sum.Held-sum.Expired) // a job may be both held and expired
 	fmt.Fprintf(a.stdout, "\n%s would come back%s\n", plural(coming, "job"), pace(plan))
 	if sum.Held+sum.Expired > 0 {
 		fmt.Fprintf(a.stdout, "skipped: %d held by another redrive, %d expired\n", sum.Held, sum.Expired)
@@ -286,7 +291,7 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 	return nil
 }
 
-// pace is how a plan's jobs come back.
+// pace describes a plan's rate, cap and canaries.
 func pace(plan drover.RedrivePlan) string {
 	text := fmt.Sprintf(", %g a second and queue", cmp.Or(plan.Rate, 50))
 	if plan.PerKey > 0 {
@@ -311,7 +316,7 @@ func newRedriveListCommand(a *app) *cobra.Command {
 			return a.listRedrives(cmd.Context(), limit)
 		},
 	}
-	cmd.Flags().IntVar(&limit, "limit", 20, "at most so many, 1 to 1000")
+	cmd.Flags().IntVar(&limit, "limit", 20, "longest list, 1 to 1000")
 	return cmd
 }
 
@@ -330,7 +335,7 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 			list = []drover.Redrive{}
 		}
 		for i := range list {
-			list[i].Skips = nil // up to 1,000 of each; watch --json tells them
+			list[i].Skips = nil // up to 1,000 in each redrive; watch --json prints them
 		}
 		return a.printJSON(list)
 	}
@@ -348,7 +353,7 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 	return table(a.stdout, rows)
 }
 
-// filterOf is a redrive's filter in short, or why it cannot be shown.
+// filterOf is a short form of a redrive's filter, or the reason why it cannot be shown.
 func filterOf(r *drover.Redrive) string {
 	if r.Unreadable != "" {
 		return "(unreadable: " + r.Unreadable + ")"
@@ -360,7 +365,7 @@ func filterOf(r *drover.Redrive) string {
 	return filterWords(text)
 }
 
-// filterWords is the JSON of a filter in short: kind=charge queue=payments.
+// filterWords turns the JSON of a filter into a short form: kind=charge queue=payments.
 func filterWords(filter json.RawMessage) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(filter, &fields) != nil {
@@ -448,7 +453,7 @@ func (a *app) showRedrive(ctx context.Context, id string) error {
 	return nil
 }
 
-// changedBy is who last paused, resumed or aborted a redrive, and why.
+// changedBy names the person who last paused, resumed or aborted a redrive, and the reason.
 func changedBy(r *drover.Redrive) string {
 	if r.ChangedBy == "" {
 		return ""
@@ -463,10 +468,12 @@ func newRedriveWatchCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "watch ID",
 		Short: "Show a redrive's progress until it has ended",
-		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the showing, not the redrive.
+		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the watching, and the redrive goes on. If the
+connection is lost, the command tries to connect again for up to a minute.
 
-With --json it prints the redrive once, as it stands. A lost connection is made anew for up to a minute.`,
-		Args: args(cobra.ExactArgs(1)),
+With --json it prints the redrive once, as it is now.`,
+		Example: "  drover redrive watch 01ARZ3NDEKTSV4RRFFQ69G5FAV",
+		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := a.open(cmd.Context())
 			if err != nil {
@@ -478,13 +485,13 @@ With --json it prints the redrive once, as it stands. A lost connection is made 
 	}
 }
 
-// watchInterval is between looks at a redrive.
+// watchInterval is the time between two queries of the watcher.
 const watchInterval = 500 * time.Millisecond
 
-// watchPatience is how long the watcher tries to get a lost connection back.
+// watchPatience is how long the watcher tries to restore a lost connection.
 const watchPatience = time.Minute
 
-// watchRedrive shows a bar that moves, where a person looks on, and otherwise a line each time something has changed.
+// watchRedrive shows a moving bar on a terminal. Elsewhere it prints a line after each change.
 func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
@@ -549,13 +556,13 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	}
 }
 
-// leave ends the watching.
+// leave prints how to abort the redrive, and ends the watching.
 func (a *app) leave(ctx context.Context, id string) error {
 	fmt.Fprintf(a.stderr, "\nthe redrive goes on; to end it: %s\n", a.again("redrive abort", id))
 	return ctx.Err()
 }
 
-// connectionLost reports whether trying again may help: the server did not answer, or said that it goes down.
+// connectionLost reports whether another try may help: the server did not answer, or it is shutting down.
 func connectionLost(err error) bool {
 	var db *pgconn.PgError
 	if errors.As(err, &db) {
@@ -564,7 +571,7 @@ func connectionLost(err error) bool {
 	return err != nil && !errors.Is(err, drover.ErrNotFound)
 }
 
-// progress is one line: a bar, how many, how long it may take.
+// progress returns one line: a bar, the number of jobs, and the least time that is left.
 func progress(r *drover.Redrive) string {
 	const width = 30
 	done := 0.0

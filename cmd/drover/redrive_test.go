@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// D-4, D-5: preview, begin, list, hold and end a redrive.
+// D-4, D-5: the commands preview, start, list, pause and abort a redrive.
 func TestRedrive(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -56,7 +56,7 @@ func TestRedrive(t *testing.T) {
 	sh.run(t, "redrive", "pause", id).ends(t, 1, "aborted")
 }
 
-// C-1: the watcher stays until the redrive is done.
+// C-1: the watcher runs until the redrive has ended.
 func TestRedriveWatch(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -82,7 +82,7 @@ func TestRedriveWatch(t *testing.T) {
 	}
 }
 
-// D-4: what a redrive would skip is told by its cause, and what it does skip with the first ids.
+// D-4: the preview counts the jobs that would be skipped by their cause. The redrive prints the first ids that it skips.
 func TestRedriveSkips(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -112,7 +112,7 @@ func TestRedriveSkips(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends the showing: where the redrive is, and how to end it, is told.
+// Ctrl-C ends the watching. The command prints that the redrive goes on and how to abort it.
 func TestRedriveWatchInterrupted(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -132,7 +132,7 @@ func TestRedriveWatchInterrupted(t *testing.T) {
 	}
 }
 
-// The watcher tries again where that may help.
+// The watcher tries again after errors for which another try may help.
 func TestConnectionLost(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -208,7 +208,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// D-10: the dead jobs of a failure group come back together.
+// D-10: all dead jobs of a failure group are redriven.
 func TestFailuresRedrive(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)

@@ -21,26 +21,29 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// newRootCommand builds the tree of commands anew, so that nothing outlives a run.
+// newRootCommand builds a new tree of commands, so that no flag keeps its value from one run to the next.
 func newRootCommand(a *app) *cobra.Command {
 	root := group(&cobra.Command{
 		Use:   "drover",
 		Short: "Operate drover, the job queue inside your Postgres",
 		Long: `Operate drover, the job queue inside your Postgres.
 
-The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a failure, 2 for a wrong use; check has its own.`,
+Give the database with --url or in DATABASE_URL. The exit code is 0 if all went well, 1 after a failure, and 2 if the
+command line is wrong. The command check has exit codes of its own.`,
+		Example:       `  drover stats --url ` + exampleURL,
 		Version:       version(),
-		SilenceErrors: true, // main prints them, once
+		SilenceErrors: true, // run prints them, once
 		SilenceUsage:  true,
 	})
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetUsageTemplate(usageTemplate)
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.url, "url", "", "database URL (default $DATABASE_URL)")
-	flags.StringVar(&a.schema, "schema", "", "schema with drover's tables (default $DROVER_SCHEMA, then the search_path of the URL, then of the server)")
-	flags.BoolVar(&a.json, "json", false, "print JSON")
+	flags.StringVar(&a.url, "url", "", "URL of the database (default $DATABASE_URL)")
+	flags.StringVar(&a.schema, "schema", "", "schema of drover's tables (default: $DROVER_SCHEMA, or else the search_path of the URL or of the server)")
+	flags.BoolVar(&a.json, "json", false, "print JSON instead of text")
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error { return a.checkFlags(cmd) }
 	root.SetHelpCommand(newHelpCommand())
 	help := root.HelpFunc()
@@ -72,7 +75,31 @@ The database is that of --url, else of DATABASE_URL. Exit codes: 0, 1 for a fail
 	return root
 }
 
-// checkFlags refuses an empty --url or --schema: a variable that is not set must not lead to another database.
+// usageTemplate is the end of each help text. A command's own flags come first, then the filter's, then the global ones.
+// Flags of the filter are the persistent flags of a command below the root: see addFilterFlags.
+const usageTemplate = `Usage:{{if .Runnable}}
+  {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
+  {{.CommandPath}} [command]{{end}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{if .HasAvailableSubCommands}}
+
+Commands:{{range .Commands}}{{if (or .IsAvailableCommand (eq .Name "help"))}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}
+
+Flags:
+{{.LocalNonPersistentFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{if .HasAvailablePersistentFlags}}
+
+{{if .HasParent}}Filter{{else}}Global flags{{end}}:
+{{.PersistentFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableInheritedFlags}}
+
+Global flags:
+{{.InheritedFlags.FlagUsagesWrapped 100 | trimTrailingWhitespaces}}{{end}}{{if .HasAvailableSubCommands}}
+
+Use "{{.CommandPath}} [command] --help" for more information about a command.{{end}}
+`
+
+// checkFlags refuses an empty --url or --schema, because an unset shell variable must not lead to another database.
 func (a *app) checkFlags(cmd *cobra.Command) error {
 	for _, flag := range []struct{ name, value string }{{"url", a.url}, {"schema", a.schema}} {
 		if cmd.Flags().Changed(flag.name) && strings.TrimSpace(flag.value) == "" {
@@ -90,7 +117,7 @@ func (a *app) checkFlags(cmd *cobra.Command) error {
 func newHelpCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [command]",
-		Short: "Help about any command",
+		Short: "Show the help of a command",
 		RunE: func(cmd *cobra.Command, words []string) error {
 			found, rest, err := cmd.Root().Find(words)
 			if err != nil {
@@ -105,7 +132,8 @@ func newHelpCommand() *cobra.Command {
 	}
 }
 
-// group makes a command that only holds others: alone it shows its help, and an unknown word is a wrong use.
+// group completes a command that only has subcommands. Without one it shows its help, and an unknown subcommand is a usage
+// error.
 func group(cmd *cobra.Command) *cobra.Command {
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -122,7 +150,7 @@ func group(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// args makes what check finds wrong a wrong use.
+// args turns an error of check into a usage error.
 func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
@@ -132,7 +160,7 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// hideSchema leaves --schema out of the help of a command that refuses it.
+// hideSchema leaves --schema out of the help of a command that refuses the flag.
 func hideSchema(cmd *cobra.Command) {
 	cmd.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		cmd.Root().PersistentFlags().Lookup("schema").Hidden = true
@@ -140,7 +168,7 @@ func hideSchema(cmd *cobra.Command) {
 	})
 }
 
-// databaseURL is --url, else DATABASE_URL, else "".
+// databaseURL returns --url, or else DATABASE_URL, or else "".
 func (a *app) databaseURL() string {
 	if a.url != "" {
 		return a.url
@@ -148,7 +176,8 @@ func (a *app) databaseURL() string {
 	return a.getenv("DATABASE_URL")
 }
 
-// drovers is the schema of --schema, else of DROVER_SCHEMA, else "": the search_path picks it.
+// drovers returns the schema with drover's tables: --schema, or else DROVER_SCHEMA, or else "". With "" the search_path
+// picks it.
 func (a *app) drovers() string {
 	if a.schema != "" {
 		return a.schema
@@ -156,10 +185,10 @@ func (a *app) drovers() string {
 	return a.getenv("DROVER_SCHEMA")
 }
 
-// connectTimeout bounds the wait for a server that does not answer, where the URL sets no connect_timeout.
+// connectTimeout bounds the wait for a server that does not answer, if the URL has no connect_timeout.
 const connectTimeout = 10 * time.Second
 
-// poolConfig is the database of the command line.
+// poolConfig returns the configuration for the database of the command line.
 func (a *app) poolConfig() (*pgxpool.Config, error) {
 	given := a.databaseURL()
 	if given == "" {
@@ -176,12 +205,12 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 	if params["application_name"] == "" {
 		params["application_name"] = "drover"
 	}
-	params["datestyle"] = "ISO" // of exec modes that get times as text, the driver reads no other
+	params["datestyle"] = "ISO" // some exec modes get times as text, and the driver parses only this style
 	config.MaxConns = 4
 	return config, nil
 }
 
-// connect opens the database. A server that cannot be reached and a --schema that does not exist are errors.
+// connect opens the database. It returns an error if the server cannot be reached or if the schema does not exist.
 func (a *app) connect(ctx context.Context) (*pgxpool.Pool, error) {
 	pool, err := a.reach(ctx)
 	schema := a.drovers()
@@ -220,7 +249,7 @@ func (e *noSchemaError) Error() string {
 	return text
 }
 
-// reach opens the database whatever is in it.
+// reach opens the database without a check of its schemas. It refuses a standby if the command changes something.
 func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 	config, err := a.poolConfig()
 	if err != nil {
@@ -246,22 +275,22 @@ func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// session is a migrated database and a client on it.
+// session is a migrated database and a client for it.
 type session struct {
 	pool     *pg.Pool
 	client   *drover.Client
 	database string
-	schema   string // where drover's tables are
+	schema   string // the schema with drover's tables
 	now      time.Time
 }
 
-// openToChange is open for a command that changes something.
+// openToChange is like open, for a command that changes something.
 func (a *app) openToChange(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
 	a.changes = true
 	return a.open(ctx, hooks...)
 }
 
-// open connects and makes sure that the schema is there. The caller closes.
+// open connects, and returns an error if the schema is not migrated. The caller closes the session.
 func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
 	pool, err := a.connect(ctx)
 	if err != nil {
@@ -279,7 +308,8 @@ func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error)
 	return s, nil
 }
 
-// notMigrated says where drover's tables were looked for, and how to put them right in that place.
+// notMigrated returns an error with the place where the command looked for drover's tables, and with the command that
+// creates or repairs them there.
 func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	var database, schema, path string
 	if err := pool.QueryRow(ctx, sqlWhere).Scan(&database, &schema, &path); err != nil {
@@ -299,7 +329,7 @@ func (s *session) prepare(ctx context.Context, config drover.Config) (err error)
 	if s.client, err = drover.New(s.pool.Pool, config); err != nil {
 		return err
 	}
-	// reach has already refused a standby if the command changes something.
+	// ErrReadOnly is no error here: reach has already refused a standby for a command that changes something.
 	if err := s.client.Check(ctx); err != nil && !errors.Is(err, drover.ErrReadOnly) {
 		return err
 	}
@@ -309,19 +339,20 @@ func (s *session) prepare(ctx context.Context, config drover.Config) (err error)
 	return nil
 }
 
-// The schema is where the tables are found, which need not be the first of the search_path.
+// Reads the schema in which the tables are found. It need not be the first of the search_path.
 const sqlWhereAndWhen = `
 select current_database(), n.nspname, now() from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
 func (s *session) close() { s.pool.Close() }
 
-// logger takes errors of the library to where a person sees them and no pipe does. What a command did, it tells itself.
+// logger prints errors of the library on standard error, so that they are not in the output that a pipe reads. It prints
+// nothing else, because each command prints its own results.
 func (a *app) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
-// again is a command line, fit for copying, that reaches the same tables. A URL that may hold a password is not
-// repeated; the line says so in a comment of the shell.
+// again returns a command line that reaches the same tables and that the user can copy. It leaves out a URL that may hold a
+// password, and adds a shell comment about that.
 func (a *app) again(verb, words string) string {
 	line, note := "drover "+verb, ""
 	switch {
@@ -360,13 +391,13 @@ func version() string {
 	return "(devel)"
 }
 
-// stops reports whether an error says that going on with the next job is no use.
+// stops reports whether the next job would get the same error, so that it is no use to go on.
 func stops(err error) bool {
 	var db *pgconn.PgError
 	switch {
 	case err == nil, errors.Is(err, drover.ErrNotFound), errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrInvalid):
 		return false
-	case errors.As(err, &db) && len(db.Code) == 5: // data that this job cannot take
+	case errors.As(err, &db) && len(db.Code) == 5: // an error about the data of this job
 		return !slices.Contains([]string{"22", "23", "54", "P0"}, db.Code[:2])
 	}
 	return true

@@ -14,29 +14,29 @@ import (
 func newStatsCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "stats",
-		Short: "Count jobs by queue and state, show supervisors and what was discarded",
+		Short: "Count jobs by queue and state, and show the supervisors and the dead letters",
 		Args:  args(cobra.NoArgs),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return a.stats(cmd.Context()) },
 	}
 }
 
-// statistics are what the verb stats tells.
+// statistics are the output of drover stats.
 type statistics struct {
 	Database    string              `json:"database"`
 	Schema      string              `json:"schema"`
 	At          time.Time           `json:"at"` // the server's clock
 	Counts      []drover.QueueCount `json:"counts"`
 	Supervisors []supervisorInfo    `json:"supervisors"`
-	Unserved    []unserved          `json:"unserved"` // due, and nobody is there to run it
+	Unserved    []unserved          `json:"unserved"` // due jobs that no supervisor will run
 	Solo        soloInfo            `json:"solo"`
-	Pauses      []drover.PauseInfo  `json:"pauses"` // what is paused
+	Pauses      []drover.PauseInfo  `json:"pauses"` // the pauses now
 	Discarded   []discardedInfo     `json:"discarded"`
 }
 
-// soloInfo is about jobs that run alone: processes have died of them.
+// soloInfo describes suspects: jobs that run alone because processes died while they ran.
 type soloInfo struct {
 	Due        int64  `json:"due"`
-	Supervisor string `json:"supervisor,omitempty"` // whose turn it is to run them
+	Supervisor string `json:"supervisor,omitempty"` // the supervisor that may run them now
 }
 
 func (s *soloInfo) notes() (notes []string) {
@@ -49,7 +49,7 @@ func (s *soloInfo) notes() (notes []string) {
 	return notes
 }
 
-// unserved are due jobs of a queue that no live supervisor serves, or of a kind that none has registered.
+// unserved counts due jobs of a queue that no live supervisor serves, or of a kind that no supervisor has registered.
 type unserved struct {
 	Queue string `json:"queue,omitempty"`
 	Kind  string `json:"kind,omitempty"`
@@ -70,9 +70,9 @@ type supervisorInfo struct {
 	PID      int       `json:"pid"`
 	Build    string    `json:"build,omitempty"`
 	Queues   []string  `json:"queues"`
-	State    string    `json:"state"` // alive, draining, silent (no beat for a lease) or lost (being rescued)
+	State    string    `json:"state"` // alive, draining, silent (no heartbeat for a lease) or lost (its jobs are being rescued)
 	BeatAt   time.Time `json:"beat_at"`
-	InFlight int       `json:"in_flight"` // at the last beat
+	InFlight int       `json:"in_flight"` // running jobs at the last heartbeat
 	LeaseMS  int64     `json:"lease_ms"`
 }
 
@@ -82,7 +82,7 @@ type discardedInfo struct {
 	Kind        string        `json:"kind"`
 	Reason      drover.Reason `json:"reason"`
 	Jobs        int64         `json:"jobs"`
-	Causes      int64         `json:"causes"` // fingerprints
+	Causes      int64         `json:"causes"` // number of fingerprints
 	LastAt      time.Time     `json:"last_discarded_at"`
 	NewestError string        `json:"newest_error,omitempty"`
 	NewestJobID string        `json:"newest_job_id"`
@@ -120,7 +120,7 @@ func (a *app) stats(ctx context.Context) error {
 	return a.printStats(&all)
 }
 
-// Reads the whole table, which has one row a supervisor.
+// Reads the whole table, which has one row for each supervisor.
 const sqlSupervisors = `
 select id, host, pid, build, queues,
 	case when lost_at is not null then 'lost'
@@ -141,7 +141,7 @@ func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
 	return list, nil
 }
 
-// Reads the jobs that have not ended, by jobs_claim_idx. A draining supervisor claims nothing more.
+// Reads the unfinished jobs by jobs_claim_idx. A draining supervisor does not count, because it claims no more jobs.
 const sqlUnserved = `
 with due as materialized (
 	select queue, kind, count(*) as jobs from jobs
@@ -167,12 +167,12 @@ func (s *session) unserved(ctx context.Context) ([]unserved, error) {
 	return list, nil
 }
 
-// Served by jobs_claim_idx, as sqlUnserved.
+// Served by jobs_claim_idx, like sqlUnserved.
 const sqlSolo = `
 select (select count(*) from jobs where finalized_at is null and state <> 'running' and lane >= 30 and scheduled_at <= now()),
 	coalesce((select supervisor from drover_solo where supervisor in (select id from drover_supervisors where lost_at is null)), '')`
 
-// One row for all fingerprints of a reason; the view is served by jobs_discarded_idx.
+// Returns one row for all fingerprints of a reason. The view is served by jobs_discarded_idx.
 const sqlDiscarded = `
 select queue, kind, reason, sum(jobs)::bigint, count(distinct coalesce(fingerprint, '')), least(greatest(max(last_discarded_at), '0001-01-02+00'), '9999-12-30+00'),
 	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1],

@@ -7,7 +7,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
-// D-2, D-8: counts, supervisors and the dead letters by reason.
+// D-2, D-8: stats prints counts, supervisors, and the dead letters by reason.
 func TestStats(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -48,7 +48,7 @@ func TestStats(t *testing.T) {
 	}
 }
 
-// D-2: jobs that are due and that nobody will run are told by queue and by kind.
+// D-2: stats counts due jobs that no supervisor will run, by queue and by kind.
 func TestStatsUnserved(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)

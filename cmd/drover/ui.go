@@ -27,13 +27,13 @@ func newUICommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ui",
 		Short: "Serve web pages about queues, jobs and failures",
-		Long: `Serve web pages about queues, jobs and failures, until Ctrl-C. They change nothing, unless you say
---write: then the pages have buttons to redrive, cancel, pause and so on, and whoever can open them
-can press these. Each change is recorded with the name of --by, and with the reason that was typed in.
+		Long: `Serve web pages about queues, jobs and failures, until Ctrl-C. Without --write the pages change nothing.
+With --write they have buttons to redrive, cancel, pause and so on, and everybody who can open the pages
+can press them. Each change is recorded with the name of --by, and with the reason that the user types.
 
 The pages show args and error texts, so by default only this machine can reach them. An --addr that
 others can reach needs a --token: the pages then ask for it, and programs send it as
-"Authorization: Bearer TOKEN". The command does not encrypt what it sends. Put a proxy with TLS in
+"Authorization: Bearer TOKEN". The command does not encrypt its answers. Put a proxy with TLS in
 front of it.
 
 To have the pages in your own application, behind its own log-in, see docs/ui.md.`,
@@ -57,7 +57,7 @@ To have the pages in your own application, behind its own log-in, see docs/ui.md
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.addr, "addr", "127.0.0.1:8700", "listen on this `host:port`; port 0 takes any that is free")
+	f.StringVar(&o.addr, "addr", "127.0.0.1:8700", "listen on this `host:port`; port 0 picks a free port")
 	f.StringVar(&o.token, "token", "", "ask for this `password`, at least 16 characters; @FILE reads it from a file")
 	f.BoolVar(&o.write, "write", false, "let the pages change jobs, pauses, failures, schedules and redrives")
 	f.StringVar(&o.by, "by", "", "`name` that is recorded with changes (default: your user name)")
@@ -91,7 +91,7 @@ func (a *app) ui(ctx context.Context, o uiOptions) error {
 	return a.serveUI(ctx, listener, guardUI(handler, listener.Addr(), token))
 }
 
-const leastToken = 16 // characters: nobody guesses them, so that no attempts need to be counted
+const leastToken = 16 // characters: too many to guess, so wrong tokens need not be counted
 
 func readToken(given string) (string, error) {
 	name, isFile := strings.CutPrefix(given, "@")
@@ -108,7 +108,7 @@ func readToken(given string) (string, error) {
 	return given, nil
 }
 
-// listenUI refuses an address that other machines reach, unless there is a token.
+// listenUI refuses an address that other machines can reach, unless there is a token.
 func listenUI(ctx context.Context, addr, token string) (net.Listener, error) {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return nil, usagef("--addr %q is not host:port, such as 127.0.0.1:8700", shorten(addr, 40))
@@ -129,9 +129,9 @@ func loopback(addr net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// guardUI lets requests through that have the token; another name for this server has no cookie. Without a token it serves
-// loopback, and those requests alone that were meant for this machine: a page of somebody else may point its own name at
-// 127.0.0.1, and then its scripts could read the answers.
+// guardUI protects the pages. With a token, it serves only requests that have the token or its cookie, and a browser sends the
+// cookie only to the name that set it. Without a token, the server listens on loopback, and guardUI serves only requests that
+// name this machine. Otherwise another site could point its own name at 127.0.0.1, and its scripts could read the pages.
 func guardUI(next http.Handler, addr net.Addr, token string) http.Handler {
 	if token != "" {
 		return newDoor(token, next)
@@ -145,8 +145,8 @@ func guardUI(next http.Handler, addr net.Addr, token string) http.Handler {
 	})
 }
 
-// localHost reports whether a Host header names this machine, by an address or as localhost. Nobody else can make either
-// of them lead to a page of theirs.
+// localHost reports whether a Host header names this machine, as a loopback address or as localhost. No other site can have
+// one of these names.
 func localHost(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
@@ -155,7 +155,7 @@ func localHost(host string) bool {
 	return strings.EqualFold(host, "localhost") || ip != nil && ip.IsLoopback()
 }
 
-// serveUI serves until ctx is done, and then lets running requests end for a few seconds.
+// serveUI serves until ctx is done. Then it waits up to five seconds for running requests.
 func (a *app) serveUI(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// door asks for the token of "drover ui". A browser sends it once, by a form, and gets a cookie; a program sends it with
-// each request. Neither puts it into an address, where logs and histories would keep it.
+// door asks for the token of "drover ui". A browser sends the token once, in a form, and gets a cookie. A program sends the
+// token with each request. The token is never in a URL, because logs and browser histories keep URLs.
 type door struct {
 	token   [sha256.Size]byte
-	session string // of all browsers that have sent the token; another one for each start of the command
+	session string // the cookie of all browsers that have sent the token; each start of the command makes a new one
 	origins *http.CrossOriginProtection
 	next    http.Handler
 }
@@ -49,7 +49,7 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if given, sent := d.sent(w, r); sent {
 		if d.right(given) {
 			http.SetCookie(w, &http.Cookie{Name: doorCookie, Value: d.session, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil}) //nolint:gosec // the command serves no TLS: a proxy that adds it may add Secure as well
-			w.Header().Set("Location", "?"+r.URL.RawQuery)                                                                                                       // the page that was asked for, whatever a proxy has put in front of its path
+			w.Header().Set("Location", "?"+r.URL.RawQuery)                                                                                                       // the same page: relative, because a proxy may have put something in front of its path
 			w.WriteHeader(http.StatusSeeOther)
 			return
 		}
@@ -61,7 +61,7 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "same-origin")
 	w.WriteHeader(http.StatusUnauthorized)
-	_, _ = io.WriteString(w, strings.Replace(doorForm, "%MESSAGE%", message, 1)) // a browser that has gone needs no page
+	_, _ = io.WriteString(w, strings.Replace(doorForm, "%MESSAGE%", message, 1)) // an error means that the browser is gone
 }
 
 // open reports whether a request has the cookie or the token.
@@ -78,7 +78,7 @@ func (d *door) right(given string) bool {
 	return subtle.ConstantTimeCompare(got[:], d.token[:]) == 1
 }
 
-// sent returns the token of the form, if a browser has sent the form from this page.
+// sent returns the token of the form. sent is false if the request is not the form of this page.
 func (d *door) sent(w http.ResponseWriter, r *http.Request) (token string, sent bool) {
 	const most = 4 << 10
 	if r.Method != http.MethodPost || d.origins.Check(r) != nil {

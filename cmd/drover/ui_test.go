@@ -27,7 +27,7 @@ func startUI(t *testing.T, sh *shell, flags ...string) string {
 	go func() {
 		a := &app{stdin: strings.NewReader(""), stdout: write, stderr: &stderr, getenv: func(string) string { return "" }}
 		code <- a.run(ctx, append(append([]string{"ui", "--json", "--addr", "127.0.0.1:0"}, flags...), sh.flags...))
-		write.Close() //nolint:errcheck // a pipe's end has nothing to fail with
+		write.Close() //nolint:errcheck // closing the end of a pipe cannot fail
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -68,7 +68,7 @@ func ask(t *testing.T, at, host, token string) (int, string) {
 	return res.StatusCode, string(body)
 }
 
-// The command serves the pages to this machine, and to no other site that has got a name for it.
+// The command serves the pages to this machine. It refuses other names, which another site could point here.
 func TestUI(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -91,7 +91,7 @@ func TestUI(t *testing.T) {
 	}
 }
 
-// With --write the pages change things, in the name of --by or of the user; without it no form is taken.
+// With --write, the pages change things in the name of --by or of the user. Without it, every form is refused.
 func TestUIWrite(t *testing.T) {
 	t.Parallel()
 	sh, client := newMigratedShell(t)
@@ -139,7 +139,7 @@ func TestUIWrite(t *testing.T) {
 	}
 }
 
-// With a token every page asks for it, and every answer without it is the same.
+// With a token, every page asks for it. All answers without the token are the same.
 func TestUIToken(t *testing.T) {
 	t.Parallel()
 	sh, _ := newMigratedShell(t)
@@ -162,8 +162,8 @@ func TestUIToken(t *testing.T) {
 	}
 }
 
-// A browser sends the token by a form, once, and gets a cookie that no script reads. Another site cannot send the form,
-// and the token is in no address.
+// A browser sends the token once, in a form, and gets a cookie that no script can read. Another site cannot send the form,
+// and the token is in no URL.
 func TestUIDoor(t *testing.T) {
 	t.Parallel()
 	h := newDoor(uiToken, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }))
@@ -180,7 +180,7 @@ func TestUIDoor(t *testing.T) {
 		}
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
-		return w.Result() //nolint:bodyclose // a recorder's needs no closing
+		return w.Result() //nolint:bodyclose // the body of a recorder needs no Close
 	}
 	asked := send(http.MethodGet, "", "none", "")
 	page, err := io.ReadAll(asked.Body)
@@ -210,7 +210,7 @@ func TestUIDoor(t *testing.T) {
 	}
 }
 
-// With a token the pages are served under every name, which a proxy in front passes on.
+// With a token, the pages are served under every name, because a proxy passes on its own name.
 func TestUITokenUnderAnotherName(t *testing.T) {
 	t.Parallel()
 	next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// log is as gotestsum writes it: TestB fails and passes when it runs again; so does TestC with its subtest, and TestD stays red.
+// log has the format of gotestsum. TestB fails, and passes when it runs again. So does TestC with its subtest. TestD fails both
+// times.
 const log = `
 {"Action":"start","Package":"p"}
 {"Action":"run","Package":"p","Test":"TestA"}

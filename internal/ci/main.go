@@ -5,8 +5,8 @@
 //	                                        test that failed and then passed
 //	go run ./internal/ci whole QUICK SLOW   fails unless each test of the workspace has passed in one of the two
 //
-// A log holds what go test -json prints, as gotestsum writes it with -jsonfile. A test that was run again has a second
-// result there.
+// A log holds the output of go test -json, as gotestsum writes it with -jsonfile. A test that was run again has a second result
+// in the log.
 package main
 
 import (
@@ -56,7 +56,7 @@ func printSlow(out io.Writer) error {
 	return err
 }
 
-// whole checks that the quick and the slow tier are all tests together, and that none passes in neither.
+// whole checks that each test passed in the quick tier or in the slow tier.
 func whole(out io.Writer, quickLog, slowLog string) error {
 	tests, err := inventory("work")
 	if err != nil {
@@ -78,8 +78,8 @@ func whole(out io.Writer, quickLog, slowLog string) error {
 	return nil
 }
 
-// missing returns the tests that passed in neither log, and how many passed in the first and in the second one only.
-// It also looks at subtests: one that the quick tier skips must pass in the slow one.
+// missing returns the tests that passed in neither log. It also returns how many tests passed only in the first log, and how
+// many only in the second one. It checks subtests too: if the quick tier skips a subtest, it must pass in the slow tier.
 func missing(tests []test, quick, slow *results) (missing []string, inQuick, inSlow int) {
 	for _, t := range tests {
 		id := testID{t.pkg, t.name}

@@ -29,21 +29,21 @@ type event struct {
 
 // results are the contents of one log.
 type results struct {
-	order  []testID // in the order in which they began
+	order  []testID // in the order in which the tests began
 	tests  map[testID]*testRuns
-	broken []string // packages that failed, and not only because a test did
-	races  []string // where the race detector found one
+	broken []string // packages that failed, and not only because of a failed test
+	races  []string // tests or packages in which the race detector found a race
 }
 
 // testRuns are all runs of one test.
 type testRuns struct {
 	began    int
 	ends     []string // pass, fail or skip, for each run that ended
-	output   []string // of the last run
+	output   []string // the output of the last run
 	failures []string // the output of the runs that failed
 }
 
-// read returns what the log holds, up to the place where it is damaged if it is.
+// read returns the results in the log. If the log is damaged, it returns the results up to the damaged place.
 func read(path string) (*results, error) {
 	log, err := os.ReadFile(path)
 	if err != nil {
@@ -54,7 +54,7 @@ func read(path string) (*results, error) {
 
 func parse(log io.Reader) (*results, error) {
 	r := &results{tests: map[testID]*testRuns{}}
-	packages := map[string]*packageRun{} // the one that goes on now
+	packages := map[string]*packageRun{} // the present run of each package
 	for d := json.NewDecoder(log); ; {
 		var e event
 		if err := d.Decode(&e); errors.Is(err, io.EOF) {
@@ -63,7 +63,7 @@ func parse(log io.Reader) (*results, error) {
 			return r, err
 		}
 		if e.Package == "" {
-			continue // what the compiler says: the package fails after it
+			continue // output of the compiler: the package fails after it
 		}
 		if packages[e.Package] == nil || e.Action == "start" {
 			packages[e.Package] = &packageRun{}
@@ -104,7 +104,7 @@ func (r *results) add(id testID, e event) {
 	}
 }
 
-// ended returns how the test ended when it ran last, or "" if it never did.
+// ended returns the end of the test's last run, or "" if no run has ended.
 func (r *results) ended(id testID) string {
 	if t := r.tests[id]; t != nil && len(t.ends) > 0 {
 		return t.ends[len(t.ends)-1]
@@ -114,10 +114,10 @@ func (r *results) ended(id testID) string {
 
 // packageRun is one run of a package's tests.
 type packageRun struct {
-	failed bool // one of its tests
-	ended  bool // all tests did: go test has said PASS or FAIL
+	failed bool // one of its tests failed
+	ended  bool // all tests have ended: go test has printed PASS or FAIL
 	output []string
-	after  []string // what was printed once all tests had ended
+	after  []string // the output after all tests had ended
 }
 
 func (p *packageRun) add(e event) {
@@ -145,8 +145,8 @@ func fromGo(line string) bool {
 	return false
 }
 
-// broken says why a package failed, or "" if the reason is that tests failed. Its TestMain may have found something wrong
-// after the tests, or the process may have ended during them. Running failed tests again says nothing about that.
+// broken returns the reason why a package failed, or "" if the reason is a failed test. Its TestMain may have found a fault after
+// the tests, or the process may have ended during a test. Another run of the failed tests proves nothing about such a fault.
 func (p *packageRun) broken() string {
 	switch {
 	case !p.failed:
@@ -159,9 +159,9 @@ func (p *packageRun) broken() string {
 	return ""
 }
 
-// judge prints the flaky tests. It returns an error unless tests ran, each that began passed in the end, only slow ones
-// under -short were skipped, the race detector found nothing, and no package failed for another reason than a test.
-// gotestsum reports some such packages as passed.
+// judge prints the flaky tests. It returns an error in each of these cases: no test ran, a test did not pass in the end, a test
+// was skipped that is not a slow test under -short, the race detector found a race, or a package failed for another reason
+// than a failed test. gotestsum reports some such packages as passed.
 func (r *results) judge(out io.Writer) error {
 	var bad []string
 	passed := 0

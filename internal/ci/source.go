@@ -20,11 +20,11 @@ import (
 // test is a function that go test runs.
 type test struct {
 	pkg, name string
-	slow      bool // its body calls slow(t)
+	slow      bool // its body marks it as slow
 }
 
-// inventory lists the tests, fuzz targets and checked examples of the packages, as their source has them. A file whose
-// build constraints leave it out here is an error, unless .ci/cannot-run-here names its tests.
+// inventory lists the tests, fuzz targets and checked examples in the source of the packages. If build constraints leave out a
+// file on this system, that is an error, unless .ci/cannot-run-here names the tests of the file.
 func inventory(pattern string) ([]test, error) {
 	var stderr bytes.Buffer
 	list := exec.Command("go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles,IgnoredGoFiles", pattern)
@@ -69,7 +69,7 @@ func inventory(pattern string) ([]test, error) {
 	}
 }
 
-// testsOf lists the tests of one file. Its text is src, or what the file holds if src is nil.
+// testsOf lists the tests of one file. Its text is src, or the contents of the file if src is nil.
 func testsOf(pkg, file string, src any) (tests []test, err error) {
 	f, err := parser.ParseFile(token.NewFileSet(), file, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
@@ -81,7 +81,7 @@ func testsOf(pkg, file string, src any) (tests []test, err error) {
 		}
 	}
 	for _, e := range doc.Examples(f) {
-		if e.Output != "" || e.EmptyOutput { // go test only compiles the others
+		if e.Output != "" || e.EmptyOutput { // go test only compiles other examples
 			tests = append(tests, test{pkg, "Example" + e.Name, false})
 		}
 	}

@@ -23,20 +23,20 @@ const (
 	WorkerProgram   Program = "worker"   // calls Work
 )
 
-// Main is what a program calls: it reads from standard input and writes to standard output.
+// Main is the main function of a program: it reads from standard input and writes to standard output.
 type Main func(ctx context.Context, in io.Reader, out io.Writer) error
 
-// child is a process of the run. It gets its settings in the first line of its standard input, where no list of
-// processes shows them, and stops when that input ends: that comes too when this process is killed.
+// child is a process of the run. It gets its settings in the first line of its standard input, so that no list of processes
+// shows them. It stops when this input ends, which also happens if the parent is killed.
 type child struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	ready chan []byte   // its first line of output; closed without one if it ended before
-	done  chan struct{} // closed once it is gone
+	ready chan []byte   // its first line of output; closed without a line if the child ended before
+	done  chan struct{} // closed once the child has ended
 	err   error         // how it ended; set before done is closed
 }
 
-// startChild returns once the child has said that it is ready; answer is decoded from that.
+// startChild returns once the child has written that it is ready. It decodes answer from that line.
 func startChild(ctx context.Context, cmd *exec.Cmd, settings, answer any) (*child, error) {
 	c := &child{cmd: cmd, ready: make(chan []byte, 1), done: make(chan struct{})}
 	stdin, err := cmd.StdinPipe()
@@ -59,7 +59,7 @@ func startChild(ctx context.Context, cmd *exec.Cmd, settings, answer any) (*chil
 	return c, nil
 }
 
-// watch ends with the child, whose stop every run sees to.
+// watch ends with the child, and every run stops its children.
 func (c *child) watch(stdout io.Reader) {
 	defer close(c.done)
 	out := bufio.NewReader(stdout)
@@ -67,7 +67,7 @@ func (c *child) watch(stdout io.Reader) {
 		c.ready <- line
 	}
 	close(c.ready)
-	_, _ = io.Copy(io.Discard, out) // until it ends
+	_, _ = io.Copy(io.Discard, out) // until the child ends
 	c.err = c.cmd.Wait()
 }
 
@@ -94,9 +94,9 @@ func (c *child) introduce(ctx context.Context, settings, answer any) error {
 	}
 }
 
-// stop asks the child to end and returns once it has; after the grace it is killed.
+// stop asks the child to end, and returns once it has ended. It kills the child after the grace.
 func (c *child) stop(grace time.Duration) {
-	_ = c.stdin.Close() // at most it is closed already
+	_ = c.stdin.Close() // an error means that it is closed already
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
@@ -106,9 +106,9 @@ func (c *child) stop(grace time.Duration) {
 	}
 }
 
-// kill ends the child without a chance to say goodbye.
+// kill sends SIGKILL to the child.
 func (c *child) kill() {
-	_ = c.cmd.Process.Kill() // at most it has ended
+	_ = c.cmd.Process.Kill() // an error means that it has ended
 	<-c.done
 	_ = c.stdin.Close()
 }
@@ -122,8 +122,8 @@ func (c *child) ended() bool {
 	}
 }
 
-// childContext is the child's side: it reads the settings and returns a context that ends with the input, or with
-// SIGTERM. Ctrl-C in a terminal reaches every process of the run; the parent alone acts on it.
+// childContext runs in the child. It reads the settings and returns a context that ends with the input or with SIGTERM.
+// Ctrl-C in a terminal reaches every process of the run, but only the parent acts on it.
 func childContext(ctx context.Context, in io.Reader, settings any) (context.Context, context.CancelFunc, error) {
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
 	if err := json.NewDecoder(in).Decode(settings); err != nil {
@@ -131,14 +131,14 @@ func childContext(ctx context.Context, in io.Reader, settings any) (context.Cont
 	}
 	ctx, stop := signal.NotifyContext(context.WithoutCancel(ctx), syscall.SIGTERM)
 	ctx, cancel := context.WithCancel(ctx)
-	go func() { // ends with the input, at the latest with the process
+	go func() { // ends with the input, or with the process
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()
 	return ctx, func() { cancel(); stop() }, nil
 }
 
-// ready tells the parent that the child is.
+// ready writes to the parent that the child is ready.
 func ready(out io.Writer, answer any) error {
 	line, err := json.Marshal(answer)
 	if err != nil {

@@ -19,15 +19,15 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// server is a Postgres: one that pgdev found or started, or the user's.
+// server is a Postgres: either pgdev found or started it, or it is the user's.
 type server interface {
 	URL() string
-	Source() string // for people
-	Owned() bool    // it ends with Close
+	Source() string // a description for people
+	Owned() bool    // Close stops the server
 	Close() error
 }
 
-// userServer is the database of a URL that was given to the run.
+// userServer is the database of the URL in Options.
 type userServer struct{ url, source string }
 
 func (s *userServer) URL() string    { return s.url }
@@ -59,7 +59,7 @@ func openServer(ctx context.Context, url string, log func(string)) (server, erro
 	return &userServer{config.ConnString(), source}, nil
 }
 
-// database is a migrated schema of the run's own.
+// database is a migrated schema that belongs to the run.
 type database struct {
 	server server
 	schema string // "" until it exists
@@ -67,14 +67,15 @@ type database struct {
 	client *drover.Client
 }
 
-// openDatabase returns what there is together with an error, for close to clean up.
+// openDatabase opens the database and makes the schema. After an error it also returns the parts that are open, so that
+// close can clean them up.
 func openDatabase(ctx context.Context, url string, log func(string)) (*database, error) {
 	server, err := openServer(ctx, url, log)
 	if err != nil {
 		return &database{}, err
 	}
 	db := &database{server: server}
-	// A statement that was cancelled half-way may have made the schema: these two are cut short by nothing but time.
+	// A cancelled statement may have made the schema. So the statements below end only by their time limit.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	schema := "drover_demo_" + strings.ToLower(rand.Text()[:10])
@@ -94,7 +95,7 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 	if _, err := db.pool.Exec(ctx, sqlCreateEvents); err != nil {
 		return db, fmt.Errorf("drover: create table events: %w", err)
 	}
-	// The page tells what this client does; no log beside it.
+	// No log, because the page reports the work of this client.
 	db.client, err = drover.New(db.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 	return db, err
 }
@@ -104,8 +105,8 @@ select nspname from pg_namespace
 where nspname ~ '^drover_demo_[a-z0-9]{10}$' and not exists (select from pg_stat_activity where application_name = nspname)
 order by oid limit 5`
 
-// tellLeft tells of schemas without a session of their demo: it was killed, or told to keep them. Which of the two
-// only the user knows.
+// tellLeft logs the schemas of earlier demos that have no session. Such a demo was killed, or its user wanted to keep the
+// schema. Only the user knows which.
 func (db *database) tellLeft(ctx context.Context, log func(string)) error {
 	rows, err := db.pool.Query(ctx, sqlLeft)
 	if err != nil {
@@ -118,8 +119,8 @@ func (db *database) tellLeft(ctx context.Context, log func(string)) error {
 	return err
 }
 
-// openPool opens a pool on the schema. Its sessions carry the schema's name from before there is the schema, so that
-// close finds what a killed worker left, and tellLeft knows whose demo runs.
+// openPool opens a pool on the schema. The application_name of its sessions is the schema's name, even before the schema
+// exists. By this name close finds the sessions of a killed worker, and tellLeft sees which demos are running.
 func openPool(ctx context.Context, url, schema string, conns int32) (*pgxpool.Pool, error) {
 	config, err := pgurl.Parse(url)
 	if err != nil {
@@ -148,7 +149,8 @@ func (db *database) exec(ctx context.Context, sql string, args ...any) error {
 	return nil
 }
 
-// close leaves nothing on the server but, if the schema is kept, that. A server of the run's own goes as a whole.
+// close stops a server that belongs to the run. On the user's server it drops the schema, unless the schema is kept, and
+// leaves nothing else behind.
 func (db *database) close(ctx context.Context, keep bool) error {
 	if db.pool != nil {
 		db.pool.Close()
@@ -187,7 +189,7 @@ select * from unnest($1::text[], $2::text[], $3::text[], $4::text[]::jsonb[])`
 const sqlLinkEvents = `
 update events set job = linked.job from unnest($1::text[], $2::text[]) as linked (key, job) where events.key = linked.key`
 
-// enqueue stores events and their jobs in one transaction: neither exists without the other.
+// enqueue stores events and their jobs in one transaction, so that neither exists without the other.
 func (db *database) enqueue(ctx context.Context, list []event) error {
 	var keys, customers, names, payloads, ids []string
 	batch := make([]drover.EnqueueItem, 0, len(list))
@@ -222,10 +224,10 @@ func noteDelivery(ctx context.Context, tx pgx.Tx, key string) error {
 	return err
 }
 
-// progress is where the jobs are.
+// progress counts the jobs by state.
 type progress struct {
 	Completed, Discarded, Cancelled, Running, Retryable, Waiting int
-	Failed                                                       int // runs
+	Failed                                                       int // failed runs
 }
 
 func (p progress) open() int { return p.Running + p.Retryable + p.Waiting }
@@ -250,7 +252,7 @@ from jobs j join drover_supervisors s on s.id = j.claimed_by
 where j.state = 'running' and s.lost_at is null
 group by s.pid order by running desc, s.pid limit 1`
 
-// busiest is the process that runs most jobs, 0 if none runs any.
+// busiest returns the process that runs the most jobs, or 0 if no process runs a job.
 func (db *database) busiest(ctx context.Context) (pid, running int, err error) {
 	err = db.pool.QueryRow(ctx, sqlBusiest).Scan(&pid, &running)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -261,7 +263,7 @@ func (db *database) busiest(ctx context.Context) (pid, running int, err error) {
 
 const sqlKeysIn = `select args->>'key' from jobs where state = any($1)`
 
-// keysIn are the keys of the events whose jobs are in one of the states.
+// keysIn returns the keys of the events whose jobs are in one of the states.
 func (db *database) keysIn(ctx context.Context, states ...drover.State) (map[string]bool, error) {
 	rows, err := db.pool.Query(ctx, sqlKeysIn, states)
 	if err != nil {
@@ -275,14 +277,14 @@ func (db *database) keysIn(ctx context.Context, states ...drover.State) (map[str
 	return in, err
 }
 
-// sqlHerd is what drover's own redrive does not do: all of them are due at the same moment. It is shown, and so has
-// %s for a number.
+// sqlHerd makes all jobs due at the same moment, which drover's own redrive avoids. The demo also prints it, so it has %s
+// for the number.
 const sqlHerd = `   update jobs set state = 'available', scheduled_at = clock_timestamp(), attempt = 0,
        finalized_at = null, discard_reason = null
    where id in (select id from discarded_jobs order by id limit %s);
    select drover_wake('webhooks');`
 
-// herd makes n discarded jobs due at once.
+// herd makes n discarded jobs due together.
 func (db *database) herd(ctx context.Context, n int) error {
 	if _, err := db.pool.Exec(ctx, fmt.Sprintf(sqlHerd, strconv.Itoa(n))); err != nil {
 		return fmt.Errorf("drover: make %d jobs due at once: %w", n, err)
@@ -290,7 +292,7 @@ func (db *database) herd(ctx context.Context, n int) error {
 	return nil
 }
 
-// count is a line of a statistic.
+// count is a line of a table of numbers.
 type count struct {
 	Of string
 	N  int
@@ -311,7 +313,7 @@ func (db *database) counts(ctx context.Context, sql string) ([]count, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[count])
 }
 
-// group is discarded jobs of one kind that failed alike.
+// group is the discarded jobs of one kind with the same failure.
 type group struct {
 	Queue, Kind, Reason string
 	Jobs                int
@@ -332,7 +334,7 @@ func (db *database) groups(ctx context.Context) ([]group, error) {
 
 const sqlPanicked = `select coalesce(min(id), '') from jobs where errors @> '[{"class": "panic"}]'`
 
-// panicked is a job that panicked, "" if none did.
+// panicked returns the id of a job that panicked, or "" if none did.
 func (db *database) panicked(ctx context.Context) (id string, err error) {
 	err = db.pool.QueryRow(ctx, sqlPanicked).Scan(&id)
 	return id, err
@@ -340,23 +342,23 @@ func (db *database) panicked(ctx context.Context) (id string, err error) {
 
 const sqlEffects = `select count(*) filter (where deliveries = 1), count(*) filter (where deliveries > 1) from events`
 
-// effects are the business rows that count one delivery, and those that count more.
+// effects returns the number of business rows that count one delivery, and of rows that count more.
 func (db *database) effects(ctx context.Context) (once, twice int, err error) {
 	err = db.pool.QueryRow(ctx, sqlEffects).Scan(&once, &twice)
 	return once, twice, err
 }
 
-// psql is the command that opens the schema. The user's own URL may hold a password and is not repeated.
+// psql returns the command that opens the schema. It leaves out the user's own URL, which may hold a password.
 func (db *database) psql() string {
 	return fmt.Sprintf(`PGOPTIONS=-csearch_path=%s psql "%s"`, db.schema, db.shellURL())
 }
 
-// pages is the command that shows the demo's jobs on web pages.
+// pages returns the command that shows the demo's jobs on web pages.
 func (db *database) pages() string {
 	return fmt.Sprintf(`drover ui --url "%s" --schema %s`, db.shellURL(), db.schema)
 }
 
-// shellURL is the server's address, as a person types it.
+// shellURL returns the server's address as a user types it in a shell.
 func (db *database) shellURL() string {
 	url := "$DATABASE_URL"
 	switch db.server.(type) {

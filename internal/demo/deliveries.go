@@ -12,28 +12,28 @@ import (
 	"unicode/utf8"
 )
 
-// Delivery is one event that a customer wants to hear of: one line of the file.
+// Delivery is one event to deliver to a customer: one line of the file.
 type Delivery struct {
 	Customer string          `json:"customer"`
 	Event    string          `json:"event"`
-	Path     string          `json:"url_path"` // of the customer's endpoint; "/hooks" if the line has none
-	Payload  json.RawMessage `json:"payload"`  // an object
+	Path     string          `json:"url_path"` // of the customer's endpoint; "/hooks" if the line has no path
+	Payload  json.RawMessage `json:"payload"`  // a JSON object
 }
 
-// LineError says what is wrong with a line.
+// LineError reports what is wrong with a line.
 type LineError struct {
-	Line   int // from 1
+	Line   int // the number of the line, from 1
 	Reason string
 }
 
 // Error implements error.
 func (e *LineError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Reason) }
 
-// maxLine leaves room for what else is in a job's args, which hold 256 KiB.
+// maxLine leaves room for the other args of a job. All args together hold 256 KiB.
 const maxLine = 240 << 10
 
-// ReadDeliveries reads one delivery a line, blank lines left out. Broken lines are told apart from an input that
-// cannot be read, which is err.
+// ReadDeliveries reads one delivery from each line, and skips blank lines. It returns the broken lines apart from err, which
+// reports that the input cannot be read.
 func ReadDeliveries(in io.Reader) (good []Delivery, broken []*LineError, err error) {
 	lines := bufio.NewReader(in)
 	for n := 1; ; n++ {
@@ -113,7 +113,7 @@ func checkWord(field, word string) error {
 	return nil
 }
 
-// checkPayload finds what a jsonb column refuses and files are likely to hold; the rest the enqueue finds.
+// checkPayload finds values that a jsonb column refuses and that are likely in files. The enqueue finds the others.
 func (d *Delivery) checkPayload() error {
 	if len(d.Payload) == 0 {
 		return errors.New("payload is missing")
@@ -137,13 +137,13 @@ func (d *Delivery) checkPayload() error {
 	}
 }
 
-// event is a delivery of this run, under the key by which the receiver knows it again.
+// event is a delivery of this run. The receiver recognizes it by its key.
 type event struct {
 	Delivery
 	key string
 }
 
-// events takes n of the deliveries, from the first again when they are used up.
+// events returns n events. It begins again with the first delivery when all are used.
 func events(deliveries []Delivery, n int) []event {
 	list := make([]event, n)
 	for i := range list {

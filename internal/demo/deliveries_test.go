@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover/testdata"
 )
 
-// C-1: bad input names the line and the reason.
+// C-1: an error about bad input names the line and the reason.
 func TestReadDeliveriesTellsWhatIsWrongWithALine(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ name, line, want string }{
@@ -87,7 +87,7 @@ func FuzzReadDeliveries(f *testing.F) {
 	})
 }
 
-// The built-in file shows everything the demo promises, and so does its beginning, for small runs.
+// The built-in file shows everything that the demo promises. So does its beginning, which small runs use.
 func TestBuiltInDeliveriesShowEveryBehaviour(t *testing.T) {
 	t.Parallel()
 	all, broken, err := ReadDeliveries(bytes.NewReader(testdata.Webhooks))

@@ -17,64 +17,65 @@ import (
 type Options struct {
 	Deliveries []Delivery
 
-	// Outage tells the story of one customer's endpoint that is down and comes back weak, instead of that of the
-	// Deliveries, which it needs not.
+	// Outage runs the other story: one customer's endpoint is down and comes back weak. It does not need Deliveries.
 	Outage bool
 
-	// URL is the database to take. Empty means that internal/pgdev finds or starts one.
+	// URL is the database to use. Empty means that internal/pgdev finds or starts a server.
 	URL string
 
-	// Jobs is how many to deliver; the deliveries are repeated, or cut. Zero means each once, and in the outage OutageJobs.
+	// Jobs is the number of deliveries. The list is repeated or cut. Zero means each delivery once, or OutageJobs in the
+	// outage.
 	Jobs int
 
-	// Crash kills a worker with SIGKILL in the middle.
+	// Crash kills a worker process with SIGKILL while it delivers.
 	Crash bool
 
-	// Keep leaves the database: a server of the run's own until ctx ends, the schema on a user's server for good.
+	// Keep keeps the database: a server that belongs to the run until ctx ends, or the schema on the user's server for
+	// good.
 	Keep bool
 
-	// Out gets the story.
+	// Out is where the run writes its story.
 	Out io.Writer
 
-	// Live says that Out is a terminal: progress is one line that changes, not a line a second.
+	// Live means that Out is a terminal. Progress is then one line that changes, and otherwise a line each second.
 	Live bool
 
-	// Result is called once with the figures, a Result or of an outage an OutageResult, if anything was enqueued, before
-	// Keep waits. Nil leaves it out.
+	// Result is called once with the figures, if anything was enqueued: with a Result, or with an OutageResult in the
+	// outage. The call comes before Keep waits. Nil is not called.
 	Result func(any)
 
-	// Command makes the command that runs one of the programs.
+	// Command returns the command that runs a program.
 	Command func(Program) *exec.Cmd
 }
 
-// Result are the figures of a run. Lost and DuplicateEffects come from the receiver's log alone.
+// Result has the figures of a run. Lost and DuplicateEffects come from the receiver's log alone.
 type Result struct {
 	Enqueued         int     `json:"enqueued"`
 	Completed        int     `json:"completed"`
 	Discarded        int     `json:"discarded"`
-	Cancelled        int     `json:"cancelled,omitempty"` // by an operator, meanwhile
-	Retries          int     `json:"retries"`             // failed runs that were followed by another
-	Lost             int     `json:"lost"`                // neither accepted nor refused for good by the receiver, nor still held
+	Cancelled        int     `json:"cancelled,omitempty"` // by an operator during the run
+	Retries          int     `json:"retries"`             // failed runs with another run after them
+	Lost             int     `json:"lost"`                // the receiver neither accepted nor refused them, and they are not held
 	DuplicateEffects int     `json:"duplicate_effects"`
 	Seconds          float64 `json:"seconds"` // from the first enqueue to the end of the last job
 	Postgres         string  `json:"postgres"`
-	Interrupted      bool    `json:"interrupted,omitempty"` // the story broke off
-	Held             int     `json:"held,omitempty"`        // jobs for later: only when interrupted
+	Interrupted      bool    `json:"interrupted,omitempty"` // the run was interrupted
+	Held             int     `json:"held,omitempty"`        // jobs that are left for later, if the run was interrupted
 }
 
-// Errors of a run that went to its end, or was stopped.
+// The errors of a run that finished or was interrupted.
 var (
 	ErrLost        = errors.New("drover: deliveries were lost")
 	ErrInterrupted = errors.New("drover: the demo was interrupted")
 )
 
-// workers is how many worker processes deliver. Two, so that one can die.
+// workers is the number of worker processes: two, so that one can die.
 const workers = 2
 
-// maxRestarts bounds how often workers that end by themselves are started again.
+// maxRestarts bounds how often the run restarts workers that end by themselves.
 const maxRestarts = 5
 
-// run is a run in progress; one goroutine owns it.
+// run is a run in progress. One goroutine owns it.
 type run struct {
 	Options
 	page     page
@@ -83,20 +84,20 @@ type run struct {
 	receiver *child
 	endpoint receiverReady
 	workers  [workers]*child
-	fixed    bool // the workers are of the build without the bug
+	fixed    bool // the workers run the build without the bug
 	restarts int
 
-	enqueued []event // committed
+	enqueued []event // events that were committed
 	began    time.Time
 	took     time.Duration // until the last job ended
-	killed   bool          // Crash has been done
-	given    int           // discards that a redrive took back
+	killed   bool          // Crash has killed a worker
+	given    int           // discarded jobs that a redrive made due again
 
 	outage *outage // nil in the other story
 }
 
-// Run tells the whole story and ends what it started, also when ctx ends in the middle: then workers drain, nothing
-// is lost, and the error is ErrInterrupted. ErrLost says that a delivery did not arrive.
+// Run runs the whole story, and stops everything that it started. If ctx ends in the middle, the workers drain, nothing is
+// lost, and the error is ErrInterrupted. ErrLost means that a delivery did not arrive.
 func Run(ctx context.Context, o Options) (err error) {
 	r := &run{Options: o, page: page{out: o.Out, live: o.Live}, secret: rand.Text(), db: &database{}}
 	story, conclude := r.story, r.conclude
@@ -110,7 +111,7 @@ func Run(ctx context.Context, o Options) (err error) {
 			r.Jobs = OutageJobs
 		}
 	}
-	defer func() { // first those who use the database, then the database
+	defer func() { // first the processes that use the database, then the database
 		r.stopWorkers()
 		r.stopReceiver()
 		err = errors.Join(err, r.db.close(context.WithoutCancel(ctx), o.Keep && len(r.enqueued) > 0))
@@ -194,11 +195,11 @@ func (r *run) startWorker(ctx context.Context, i int) error {
 	return nil
 }
 
-// stopWorkers drains all at the same time and returns when they are gone.
+// stopWorkers drains all workers together, and returns when they have ended.
 func (r *run) stopWorkers() {
 	for _, c := range r.workers {
 		if c != nil {
-			_ = c.stdin.Close() // at most it is closed already
+			_ = c.stdin.Close() // an error means that it is closed already
 		}
 	}
 	for i, c := range r.workers {
@@ -216,10 +217,11 @@ func (r *run) stopReceiver() {
 	}
 }
 
-// perTransaction is how many events are enqueued in one.
+// perTransaction is the number of events in a transaction.
 const perTransaction = 25
 
-// enqueue is stopped between transactions only: after a commit that was cut off nobody knows what is enqueued.
+// enqueue can be interrupted only between transactions. After an interrupted commit, the run would not know which events
+// are enqueued.
 func (r *run) enqueue(ctx context.Context, list []event) error {
 	for len(list) > 0 && ctx.Err() == nil {
 		some := list[:min(perTransaction, len(list))]
@@ -261,7 +263,7 @@ func (r *run) watch(ctx context.Context) error {
 		if err := r.tend(ctx, p); err != nil {
 			return err
 		}
-		// The count reads the whole table: a tenth of the time is enough for it.
+		// The count reads the whole table. The pause limits it to a tenth of the time.
 		pause := time.NewTimer(max(25*time.Millisecond, 9*time.Since(asked)))
 		select {
 		case <-pause.C:
@@ -273,7 +275,7 @@ func (r *run) watch(ctx context.Context) error {
 	}
 }
 
-// tend kills a worker when the time for that has come, and starts another for one that ended.
+// tend kills a worker if Crash is due, and replaces workers that have ended.
 func (r *run) tend(ctx context.Context, p progress) error {
 	if r.receiver.ended() {
 		return fmt.Errorf("drover: the receiver ended: %w", r.receiver.err)
@@ -303,7 +305,7 @@ func (r *run) tend(ctx context.Context, p progress) error {
 	return nil
 }
 
-// crash kills the worker that runs most jobs at the moment. If none runs any, the next look will find one.
+// crash kills the worker that runs the most jobs now. If no worker runs a job, the next call will find one.
 func (r *run) crash(ctx context.Context) error {
 	pid, running, err := r.db.busiest(ctx)
 	if err != nil {
@@ -319,8 +321,8 @@ func (r *run) crash(ctx context.Context) error {
 	return nil
 }
 
-// redrive deploys the build without the bug and makes the jobs that ran out of attempts due again. Those that were
-// discarded for another reason have one that no fix removes.
+// redrive deploys the build without the bug, and makes the jobs due again that ran out of attempts. It leaves jobs that were
+// discarded for another reason, because the fix does not help them.
 func (r *run) redrive(ctx context.Context) error {
 	ids, err := r.exhausted(ctx)
 	if err != nil || len(ids) == 0 {
@@ -358,7 +360,7 @@ func (r *run) exhausted(ctx context.Context) (ids []string, err error) {
 	}
 }
 
-// conclude counts what arrived, by the receiver's log, and says what it means. The workers are gone.
+// conclude counts the deliveries that arrived by the receiver's log, and reports the result. The workers have ended.
 func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -404,7 +406,7 @@ func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	return t.verdict(lost)
 }
 
-// verdict is what is wrong with what the receiver saw.
+// verdict returns an error if the receiver missed deliveries or saw wrong ones.
 func (t *Tally) verdict(lost []string) error {
 	switch {
 	case len(lost) > 0:
@@ -424,13 +426,13 @@ func (r *run) readLog() ([]request, error) {
 	return readLog(log)
 }
 
-// heldStates are those of jobs that a later run, or a redrive, will deliver.
+// heldStates are the states of jobs that a later run or a redrive will deliver.
 func heldStates() []drover.State {
 	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
 }
 
-// notIn are those of the keys whose job is in none of the states. A job that an operator cancelled is not lost, and
-// after a story that broke off neither is what is held for later.
+// notIn returns the keys whose job is in none of the states. The caller gives the states of jobs that are not lost: cancelled
+// by an operator, and after an interruption also held for later.
 func (r *run) notIn(ctx context.Context, keys []string, states ...drover.State) (lost []string, err error) {
 	in, err := r.db.keysIn(ctx, states...)
 	if err != nil {

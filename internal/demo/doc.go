@@ -1,8 +1,8 @@
 // Package demo delivers webhooks to a world that behaves badly, to show how drover fails and recovers.
 //
-// Run is the whole story, told by three programs: the one that was called enqueues, watches and reports; two workers
-// deliver; a receiver plays the endpoints of all customers and writes down what it saw. Whether anything was lost is
-// counted from that log alone, never from drover's tables.
+// Run runs the whole story with three programs. The calling program enqueues, watches and reports. Two worker processes
+// deliver. A receiver plays the endpoints of all customers and logs every request. Lost deliveries are counted from this log
+// alone, never from drover's tables.
 //
 //	deliveries.go  what to deliver, and what is wrong with a line
 //	demo.go        the run: enqueue, watch, crash, report, deploy the fix, redrive

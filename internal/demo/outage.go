@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// OutageJobs is how many deliveries an outage catches unless Options.Jobs says so: a tenth of the 45,000 of the story.
+// OutageJobs is the default of Options.Jobs in an outage: a tenth of the 45,000 deliveries of the real story.
 const OutageJobs = 4500
 
 // The limits of the paced redrive.
@@ -25,45 +25,45 @@ const (
 	outageCanary = 5
 )
 
-// ErrOverrun says that the paced redrive went beyond its limits, or knocked the endpoint over, as the endpoint saw it.
+// ErrOverrun reports that the endpoint saw more requests than the limits of the paced redrive allow, or that it fell over.
 var ErrOverrun = errors.New("drover: the paced redrive overran the endpoint")
 
-// Phase is one way to bring deliveries back, as the endpoint saw it.
+// Phase is one of the two ways to bring deliveries back, as the endpoint saw it.
 type Phase struct {
 	Jobs          int     `json:"jobs"`
 	Requests      int     `json:"requests"`
-	PeakPerSecond int     `json:"peak_per_second"` // in any second
+	PeakPerSecond int     `json:"peak_per_second"` // the most requests in any second
 	MostAtOnce    int     `json:"most_at_once"`
 	Failures      int     `json:"failures"`
 	FellOver      int     `json:"fell_over"` // times
 	Seconds       float64 `json:"seconds"`
-	OthersWaited  float64 `json:"others_waited_seconds"` // 19 of 20 deliveries to other customers at most
+	OthersWaited  float64 `json:"others_waited_seconds"` // at most, for 19 of 20 deliveries to other customers
 }
 
-// OutageResult are the figures of an outage. All but Dead and Cancelled come from the receiver's log.
+// OutageResult has the figures of an outage. All except Dead and Cancelled come from the receiver's log.
 type OutageResult struct {
 	Jobs        int     `json:"jobs"` // deliveries that the outage caught
 	Unpaced     Phase   `json:"unpaced"`
 	Paced       Phase   `json:"paced"`
 	Rate        int     `json:"rate"`                // of the paced redrive
 	PerKey      int     `json:"per_key"`             // of the paced redrive
-	Lost        int     `json:"lost"`                // neither accepted nor kept
+	Lost        int     `json:"lost"`                // the receiver did not accept them, and drover did not keep them
 	Twice       int     `json:"twice"`               // accepted more than once
-	Dead        int     `json:"dead"`                // kept, but still to be redriven
-	Cancelled   int     `json:"cancelled,omitempty"` // by an operator, meanwhile
+	Dead        int     `json:"dead"`                // kept, but not redriven yet
+	Cancelled   int     `json:"cancelled,omitempty"` // by an operator during the run
 	Seconds     float64 `json:"seconds"`
 	Postgres    string  `json:"postgres"`
-	Interrupted bool    `json:"interrupted,omitempty"` // the story broke off
+	Interrupted bool    `json:"interrupted,omitempty"` // the run was interrupted
 }
 
-// outage is what the run keeps of this story.
+// outage is the state of a run with Options.Outage.
 type outage struct {
 	asked          map[string]time.Time // when other customers' deliveries were enqueued
-	last           time.Time            // the newest of these
+	last           time.Time            // the time of the newest of these
 	unpaced, paced period
 }
 
-// period is a part of the run, by the clock that the receiver, on the same machine, has too.
+// period is a part of the run. The receiver is on the same machine, so its clock is the same.
 type period struct {
 	jobs       int
 	from, till time.Time
@@ -71,7 +71,7 @@ type period struct {
 
 func (p period) contains(at time.Time) bool { return !at.Before(p.from) && at.Before(p.till) }
 
-// outageStory is told in four steps: everything dies, comes back in a herd, dies again, comes back in order.
+// outageStory has four steps: all jobs die, come back together, die again, and come back paced.
 func (r *run) outageStory(ctx context.Context) error {
 	r.page.say("The story of an outage: %d webhooks for %s, whose endpoint is down. It comes back weak: more than\n"+
 		"%d requests in a second, or %d at once, and it falls over for %v. Other customers are served beside it.",
@@ -89,7 +89,7 @@ func (r *run) outageStory(ctx context.Context) error {
 	return r.inOrder(ctx)
 }
 
-// die enqueues while the endpoint is down.
+// die enqueues jobs while the endpoint is down.
 func (r *run) die(ctx context.Context) error {
 	r.page.say("\n1. The endpoint is down. Three attempts each, then a delivery is discarded, and kept.")
 	list := make([]event, r.Jobs)
@@ -106,7 +106,7 @@ func (r *run) die(ctx context.Context) error {
 	return r.reportDead(ctx)
 }
 
-// herd brings half of them back as many do it by hand.
+// herd makes half of the dead jobs due together, as many people do by hand.
 func (r *run) herd(ctx context.Context) error {
 	n := (r.Jobs + 1) / 2
 	r.page.say("\n2. The endpoint is back, but weak. Half of the deliveries come back all at once, by hand:")
@@ -126,7 +126,7 @@ func (r *run) herd(ctx context.Context) error {
 	return r.reportDead(ctx)
 }
 
-// inOrder redrives all that are dead.
+// inOrder redrives all dead jobs at a pace.
 func (r *run) inOrder(ctx context.Context) error {
 	r.page.say("\n3. The endpoint gets a moment to stand up. Then the same, paced: %d a second, never more than %d at once, %d first to try.",
 		outageRate, outagePerKey, outageCanary)
@@ -157,7 +157,7 @@ func outageAudit() drover.Audit {
 	return drover.Audit{By: "drover demo", Why: "the endpoint is back"}
 }
 
-// follow shows how far the redrive is and returns when it has ended.
+// follow shows the progress of the redrive, and returns when it has ended.
 func (r *run) follow(ctx context.Context, redrive *drover.Redrive) (err error) {
 	patience := time.NewTimer(2*time.Minute + time.Duration(r.Jobs)*time.Second/10)
 	defer patience.Stop()
@@ -195,7 +195,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// enqueueBeside enqueues, at most once a second, a delivery for each of the customers that are well.
+// enqueueBeside enqueues a delivery for each healthy customer, at most once a second.
 func (r *run) enqueueBeside(ctx context.Context) error {
 	if time.Since(r.outage.last) < time.Second {
 		return nil
@@ -210,7 +210,7 @@ func (r *run) enqueueBeside(ctx context.Context) error {
 	return r.enqueueSome(context.WithoutCancel(ctx), some)
 }
 
-// comeBack tells the receiver that the outage is over.
+// comeBack sends the receiver the end of the outage.
 func (r *run) comeBack(ctx context.Context) error {
 	body := []byte("up")
 	req, err := http.NewRequestWithContext(ctx, http.MethodPut, r.endpoint.URL+"/"+outageCustomer, bytes.NewReader(body))
@@ -229,7 +229,7 @@ func (r *run) comeBack(ctx context.Context) error {
 	return nil
 }
 
-// judge says what the outage's endpoint, and the others, saw in the period.
+// judge counts what the endpoint of the outage and the other endpoints saw in the period.
 func (o *outage) judge(log []request, in period) (Phase, []second) {
 	p := Phase{Jobs: in.jobs, Seconds: float64(in.till.Sub(in.from).Milliseconds()) / 1000}
 	seen := slices.DeleteFunc(slices.Clone(log), func(r request) bool { return !in.contains(r.At) })
@@ -267,8 +267,9 @@ func (o *outage) judge(log []request, in period) (Phase, []second) {
 	return p, seconds
 }
 
-// overran says which limit the paced redrive broke, nil if none. Slots are 1/rate apart, but what had to wait for a
-// worker may start later than its slot: as many as may be out at once.
+// overran returns an error that names the limit that the paced redrive broke, or nil. The slots of a redrive are 1/rate
+// apart, but a job that waits for a worker starts later than its slot. At most outagePerKey jobs can be late in this way, so
+// the peak may exceed the rate by this number.
 func (p *Phase) overran() error {
 	switch {
 	case p.FellOver > 0:
@@ -281,7 +282,7 @@ func (p *Phase) overran() error {
 	return nil
 }
 
-// concludeOutage lets the receiver's log judge. The workers are gone.
+// concludeOutage computes the result from the receiver's log. The workers have ended.
 func (r *run) concludeOutage(ctx context.Context, brokeOff bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -318,7 +319,7 @@ func (r *run) concludeOutage(ctx context.Context, brokeOff bool) error {
 	return res.Paced.overran()
 }
 
-// reportDead tells what lies there, by what went wrong.
+// reportDead prints the dead jobs by their failure.
 func (r *run) reportDead(ctx context.Context) error {
 	groups, err := r.db.client.PreviewRedrive(ctx, outagePlan())
 	if err != nil {

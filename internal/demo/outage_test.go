@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// D-5: peaks, failures and waits are what the log says of the period, in whatever order it was written.
+// D-5: peaks, failures and waits are computed from the log of the period. The order of its lines does not matter.
 func TestJudge(t *testing.T) {
 	t.Parallel()
 	from := time.Date(2024, 6, 1, 12, 0, 0, 0, time.UTC)
@@ -36,7 +36,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// D-5: every limit that the paced side breaks is an error.
+// D-5: it is an error if the paced redrive breaks any of its limits.
 func TestOverran(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -14,8 +14,8 @@ const (
 	plotBlocks  = " ▁▂▃▄▅▆▇█"
 )
 
-// plot draws requests per second over time: blocks are those served, x those failed, ^ goes on beyond the top. The
-// scale is always the same, twice the limit, which is a dotted line. No line is longer than 80 columns.
+// plot draws requests per second over time. Blocks are served requests, x are failed ones, and ^ marks a column that goes
+// beyond the top. The top is always twice the limit, and the limit is a dotted line. No line is longer than 80 columns.
 func plot(seconds []second, limit int) []string {
 	per := max(1, (len(seconds)+plotColumns-1)/plotColumns) // seconds in a column
 	columns := make([][]rune, 0, plotColumns)
@@ -51,7 +51,7 @@ func plot(seconds []second, limit int) []string {
 	return append(lines, fmt.Sprintf("%6d %s", 0, axis.String()), strings.TrimRight(fmt.Sprintf("%7s%s", "", ticks.String()), " "))
 }
 
-// plotColumn is what some seconds come to on average, from the bottom up.
+// plotColumn draws the average of some seconds, from the bottom up.
 func plotColumn(seconds []second, limit int) []rune {
 	var served, failed int
 	for _, s := range seconds {
@@ -60,10 +60,10 @@ func plotColumn(seconds []second, limit int) []rune {
 	}
 	const eighths = 8 // of a cell
 	full := 2 * limit * len(seconds)
-	tall := func(n int) int { return (n*plotRows*eighths + full - 1) / full } // anything at all can be seen
+	tall := func(n int) int { return (n*plotRows*eighths + full - 1) / full } // rounded up, so that even one request is visible
 	blocks := []rune(plotBlocks)
 	low, high := tall(served), tall(served+failed)
-	if failed > 0 { // at least one cell of its own
+	if failed > 0 { // failed requests get at least one cell
 		high = max(high, (low+eighths-1)/eighths*eighths+1)
 	}
 	column := make([]rune, plotRows)

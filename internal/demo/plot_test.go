@@ -10,10 +10,10 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata") //nolint:gochecknoglobals // go test parses flags before any test runs
 
-// D-5: what the endpoint saw, as a person sees it: served, failed, more than fits, and a limit.
+// D-5: the plot shows served and failed requests, columns beyond the top, and the limit.
 func TestPlot(t *testing.T) {
 	t.Parallel()
-	paced := make([]second, 150) // three seconds a column
+	paced := make([]second, 150) // three seconds in each column
 	for i := range paced {
 		paced[i].served = i % 60
 	}

@@ -27,14 +27,14 @@ const (
 	headerSignature = "X-Signature"
 )
 
-// receiverSettings is what the parent tells the receiver.
+// receiverSettings are what the parent sends to the receiver.
 type receiverSettings struct {
 	Secret string `json:"secret"`
 	Quota  int    `json:"quota"`
 	Outage bool   `json:"outage"` // outageCustomer's endpoint is down until comeBack
 }
 
-// receiverReady is what the receiver answers. The log is in a directory that goes with the receiver.
+// receiverReady is the receiver's answer. The log is in a directory that is removed when the receiver ends.
 type receiverReady struct {
 	URL string `json:"url"`
 	Log string `json:"log"`
@@ -57,7 +57,7 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("drover: receiver: %w", err)
 	}
-	defer log.Close() //nolint:errcheck // every line was written whole or answered with an error
+	defer log.Close() //nolint:errcheck // each line is complete, or its request was answered with an error
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("drover: receiver: %w", err)
@@ -70,7 +70,7 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 		Handler:           rc,
 		ReadHeaderTimeout: 10 * time.Second,
 	}
-	stopServing := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // nobody is left to be answered
+	stopServing := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // no client waits for an answer any more
 	defer stopServing()
 	if err := ready(out, receiverReady{URL: "http://" + listener.Addr().String(), Log: log.Name()}); err != nil {
 		return errors.Join(err, listener.Close())
@@ -81,15 +81,15 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	return nil
 }
 
-// receiver answers as the world does and writes down every request before it answers, in one write each: an effect
-// that is not in the log did not happen.
+// receiver answers like the world. It logs every request before it answers, with one write for each. So an effect that is
+// not in the log did not happen.
 type receiver struct {
 	secret string
 	now    func() time.Time
 
 	mu    sync.Mutex
 	world world
-	open  map[string]int // requests that wait for their answer, by customer
+	open  map[string]int // unanswered requests, by customer
 	log   io.Writer
 }
 
@@ -100,7 +100,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "body: "+err.Error(), http.StatusBadRequest)
 		return
 	}
-	attempt, _ := strconv.Atoi(r.Header.Get(headerAttempt)) // 0 says it was no number
+	attempt, _ := strconv.Atoi(r.Header.Get(headerAttempt)) // 0 if it is not a number
 	customer, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if r.Method == http.MethodPut {
 		w.WriteHeader(rc.comeBack(r.Header.Get(headerSignature), body))
@@ -112,7 +112,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a := rc.answer(&req)
 	if !wait(r.Context(), a.after) {
-		a.status = 0 // the sender gave up: whatever it had been answered, it does not know
+		a.status = 0 // the sender gave up, so it does not know any answer
 	}
 	req.Status, req.Fell = a.status, a.fell
 	if err := rc.record(req); err != nil {
@@ -122,7 +122,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.write(w)
 }
 
-// answer counts the request among those that are open, until record.
+// answer counts the request as open until record.
 func (rc *receiver) answer(req *request) answer {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
@@ -137,7 +137,8 @@ func (rc *receiver) answer(req *request) answer {
 	return rc.world.answer(req.Customer, req.Key, req.AtOnce, req.At)
 }
 
-// record comes before the answer is sent: what the sender does next meets one open request less.
+// record logs the request and counts it as closed. The caller sends the answer after that, so the sender's next request
+// meets one open request less.
 func (rc *receiver) record(req request) error {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
@@ -173,14 +174,14 @@ func (a answer) write(w http.ResponseWriter) {
 		w.Header().Set("Retry-After", a.retryAfter)
 	}
 	w.WriteHeader(a.status)
-	_, _ = io.WriteString(w, a.body) // a sender that went away meanwhile tries again
+	_, _ = io.WriteString(w, a.body) // a sender that is gone will try again
 }
 
 // breakOff closes the connection in the middle of the status line.
 func breakOff(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		panic(http.ErrAbortHandler) // closes it too, without the half line
+		panic(http.ErrAbortHandler) // closes the connection too, but without half a line
 	}
 	_, _ = io.WriteString(conn, "HTTP/1.1 20")
 	_ = conn.Close()
@@ -198,7 +199,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// signature is the value of the header that proves where a body comes from.
+// signature returns the value of the header that proves the origin of a body.
 func signature(secret string, body []byte) string {
 	mac := hmac.New(sha256.New, []byte(secret))
 	mac.Write(body)

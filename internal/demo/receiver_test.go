@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// requestLog hands every line to the test, and counts the writes.
+// requestLog passes every line to the test, and counts the writes.
 type requestLog chan request
 
 func (l requestLog) Write(line []byte) (int, error) {
@@ -33,7 +33,7 @@ func startReceiver(t *testing.T) (url string, log requestLog) {
 func startReceiverOf(t *testing.T, w world) (url string, log requestLog) {
 	t.Helper()
 	log = make(requestLog, 10)
-	at := time.Now() // for ever: what is so many a second counts requests, not the time between them
+	at := time.Now() // the clock stands still: quotas count requests, not the time between them
 	server := httptest.NewServer(&receiver{secret: "secret", log: log, world: w, now: func() time.Time { return at }})
 	t.Cleanup(server.Close)
 	return server.URL, log
@@ -117,7 +117,7 @@ func TestReceiverBreaksOffInTheMiddle(t *testing.T) {
 	}
 }
 
-// A sender that gives up has no answer: an effect that it does not know of would be counted twice later.
+// A sender that gives up gets no answer. If the receiver counted an effect, a later attempt would count it twice.
 func TestReceiverHasNoEffectOnASenderThatGaveUp(t *testing.T) {
 	t.Parallel()
 	log := make(requestLog, 10)
@@ -125,7 +125,7 @@ func TestReceiverHasNoEffectOnASenderThatGaveUp(t *testing.T) {
 	ctx, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		giveUp() // once it is here: one that is given up before is never logged
+		giveUp() // after the request has arrived, because an earlier one would never be logged
 		r.ServeHTTP(w, req)
 	}))
 	t.Cleanup(server.Close)
@@ -142,7 +142,7 @@ type brokenLog struct{}
 
 func (brokenLog) Write([]byte) (int, error) { return 0, errors.New("disk full") }
 
-// What is not in the log must not have been accepted.
+// A request that cannot be logged must not be accepted.
 func TestReceiverThatCannotWriteDownRefuses(t *testing.T) {
 	t.Parallel()
 	rec := httptest.NewRecorder()

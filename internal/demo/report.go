@@ -15,21 +15,21 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// page is where the story is written. One goroutine owns it; a reader that went away is not its problem.
+// page writes the story. One goroutine owns it. It ignores write errors, because a missing reader must not stop the run.
 type page struct {
 	out   io.Writer
 	live  bool
-	shown bool      // a progress line stands there, without its end
-	last  time.Time // when the last one was written
+	shown bool      // the last line is a progress line without a line feed
+	last  time.Time // when the last progress line was written
 }
 
-// say writes lines that stay.
+// say writes lines that are never overwritten.
 func (p *page) say(format string, args ...any) {
 	p.clear()
 	fmt.Fprintf(p.out, format+"\n", args...)
 }
 
-// show writes a line of progress: over the last one on a terminal, else at most one a second.
+// show writes a progress line. On a terminal it overwrites the last one. Elsewhere it writes at most one line a second.
 func (p *page) show(since time.Time, format string, args ...any) {
 	gap := time.Second
 	if p.live {
@@ -45,7 +45,7 @@ func (p *page) show(since time.Time, format string, args ...any) {
 		return
 	}
 	p.clear()
-	fmt.Fprint(p.out, "\x1b[?7l"+line+"\x1b[?7h") // cut at the edge: a line that wraps could not be taken back
+	fmt.Fprint(p.out, "\x1b[?7l"+line+"\x1b[?7h") // without wrapping, because a wrapped line could not be overwritten
 	p.shown = true
 }
 
@@ -63,7 +63,7 @@ func (p *page) table(rows [][]string) {
 	for _, row := range rows {
 		fmt.Fprintln(w, strings.TrimRight("  "+strings.Join(row, "\t"), "\t"))
 	}
-	w.Flush() //nolint:errcheck // as the page
+	w.Flush() //nolint:errcheck // page ignores errors
 }
 
 func (p *page) introduce(list []event) {
@@ -101,7 +101,7 @@ func (b behaviour) text() string {
 	return string(b)
 }
 
-// reportFailures tells what happened up to here.
+// reportFailures prints the failures so far.
 func (r *run) reportFailures(ctx context.Context) error {
 	p, err := r.db.progress(ctx)
 	if err != nil {
@@ -165,7 +165,7 @@ func (r *run) reportPanic(ctx context.Context) error {
 	return nil
 }
 
-// reportDiscarded tells of each group of discarded jobs the story of the newest.
+// reportDiscarded prints the history of the newest job in each group of discarded jobs.
 func (r *run) reportDiscarded(ctx context.Context) error {
 	groups, err := r.db.groups(ctx)
 	if err != nil {
@@ -182,7 +182,7 @@ func (r *run) reportDiscarded(ctx context.Context) error {
 	return nil
 }
 
-// history writes a job's failed runs, with what the trace of a panic says about its place.
+// history prints a job's failed runs. For a panic it adds the place from the trace.
 func (p *page) history(job *drover.JobInfo) {
 	rows := make([][]string, 0, len(job.Errors))
 	trace := ""
@@ -202,13 +202,13 @@ func (p *page) history(job *drover.JobInfo) {
 	}
 }
 
-// panicPlace is the frame of a goroutine's trace that called panic, "" if there is none.
+// panicPlace returns the frame of a goroutine's trace that called panic, or "" if there is none.
 func panicPlace(trace string) string {
 	_, below, found := strings.Cut(trace, "\npanic(")
 	if !found {
 		return ""
 	}
-	// Each frame is two lines: the call, and indented the place. The first of these two is panic's own.
+	// Each frame has two lines: the call, and below it the indented place. The first frame is panic's own.
 	lines := strings.Split(below, "\n")
 	if len(lines) < 4 {
 		return ""
@@ -218,7 +218,7 @@ func panicPlace(trace string) string {
 	return call + " at " + at
 }
 
-// reportEnd tells what it came to.
+// reportEnd prints the result of the run.
 func (r *run) reportEnd(ctx context.Context, res Result, t Tally) error {
 	once, twice, err := r.db.effects(ctx)
 	if err != nil {
@@ -241,7 +241,7 @@ func (r *run) reportEnd(ctx context.Context, res Result, t Tally) error {
 	return nil
 }
 
-// reportKept says where the database is that stays.
+// reportKept prints where the kept database is.
 func (r *run) reportKept() {
 	switch {
 	case !r.db.server.Owned():

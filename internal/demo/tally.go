@@ -16,25 +16,25 @@ type request struct {
 	Customer string    `json:"customer"`
 	Job      string    `json:"job"`
 	Attempt  int       `json:"attempt"`
-	Status   int       `json:"status"`         // 0: no answer
-	Signed   bool      `json:"signed"`         // the signature fits the body
-	AtOnce   int       `json:"at_once"`        // requests that the customer's endpoint had at the moment, this one included
-	Fell     bool      `json:"fell,omitempty"` // the endpoint fell over: this one was too many
+	Status   int       `json:"status"`         // 0 means no answer
+	Signed   bool      `json:"signed"`         // the signature matches the body
+	AtOnce   int       `json:"at_once"`        // open requests at the customer's endpoint, this one included
+	Fell     bool      `json:"fell,omitempty"` // the endpoint fell over because of this request
 }
 
-// Tally is what the receiver saw.
+// Tally counts what the receiver saw.
 type Tally struct {
 	Requests int
 	Accepted int      // events answered 2xx
 	Twice    int      // events answered 2xx more than once
 	Refused  int      // events refused for good, with 410
-	Lost     []string // keys of expected events that were neither
-	Unknown  int      // requests for events that nobody enqueued
-	Unsigned int      // requests whose signature did not fit the body
+	Lost     []string // keys of expected events that were neither accepted nor refused
+	Unknown  int      // requests for events that were not enqueued
+	Unsigned int      // requests whose signature did not match the body
 	Statuses map[int]int
 }
 
-// readLog reads the receiver's log. A line that does not parse is an error: a log that cannot be read proves nothing.
+// readLog reads the receiver's log. A line that cannot be parsed is an error, because an incomplete log proves nothing.
 func readLog(log io.Reader) (requests []request, err error) {
 	lines := bufio.NewScanner(log)
 	for lines.Scan() {
@@ -47,8 +47,8 @@ func readLog(log io.Reader) (requests []request, err error) {
 	return requests, lines.Err()
 }
 
-// tally counts the receiver's log against the events it should have seen. An event counts as accepted once its
-// receiver answered 2xx to a request with a good signature, and as refused once it answered 410.
+// tally compares the receiver's log with the events that the receiver should have seen. An event is accepted if the receiver
+// answered 2xx to a request with a good signature, and refused if it answered 410.
 func tally(log []request, expected []event) Tally {
 	accepted, refused := map[string]int{}, map[string]bool{}
 	known := make(map[string]bool, len(expected))

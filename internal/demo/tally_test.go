@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// C-1: lost and duplicate effects are counted from what the receiver saw.
+// C-1: lost and duplicate effects are counted from the receiver's log.
 func TestTally(t *testing.T) {
 	t.Parallel()
 	expected := events([]Delivery{{Customer: "a"}}, 3)

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// outageCustomer is whose endpoint has the outage.
+// outageCustomer is the customer whose endpoint has the outage.
 const outageCustomer = "customer-kestrel"
 
-// What a weak endpoint bears. Beyond either it falls over, as an overloaded server does.
+// The limits of a weak endpoint. Beyond one of them it falls over, like an overloaded server.
 const (
 	weakRate   = 120 // requests in any second
 	weakAtOnce = 8
 	fallenFor  = 3 * time.Second
 )
 
-// weakEndpoint is down until it is told otherwise. Then it serves a little at a time. Like world it reads no clock.
+// weakEndpoint is down until up is set. Then it serves few requests at a time. Like world, it reads no clock.
 type weakEndpoint struct {
 	up          bool
 	recent      []time.Time // requests of the last second, oldest first

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// D-5: the endpoint of the outage serves a little, and falls over beyond that.
+// D-5: the endpoint of the outage serves few requests, and falls over if there are more.
 func TestWeakEndpoint(t *testing.T) {
 	t.Parallel()
 	began := time.Date(2024, 6, 1, 12, 0, 0, 0, time.UTC)
 	type step struct {
 		what   string
-		n      int           // requests, evenly spread over
-		over   time.Duration // from the end of the last step
+		n      int           // number of requests, spread evenly over the time in over
+		over   time.Duration // counted from the end of the last step
 		atOnce int
 		status int
 		fell   int
@@ -66,7 +66,7 @@ func TestWeakEndpoint(t *testing.T) {
 	}
 }
 
-// The customer of the outage is like any other where there is none: a user's file may name it.
+// Without an outage, its customer is like any other, because a user's file may name this customer.
 func TestNoOutage(t *testing.T) {
 	t.Parallel()
 	w := world{quota: 1}

@@ -22,7 +22,7 @@ import (
 
 // Webhook is the job that delivers one event.
 type Webhook struct {
-	Key      string          `json:"key"` // of the event; the receiver and the business row know it by this
+	Key      string          `json:"key"` // of the event, in the request and in the business row
 	Customer string          `json:"customer"`
 	Event    string          `json:"event"`
 	Path     string          `json:"url_path"`
@@ -32,7 +32,7 @@ type Webhook struct {
 // Kind implements drover.Args.
 func (Webhook) Kind() string { return "webhook.deliver" }
 
-// Refund is the job that delivers a refund, whose amount it has to read first.
+// Refund is the job that delivers a refund. It has to parse the amount first.
 type Refund struct{ Webhook }
 
 // Kind implements drover.Args.
@@ -40,7 +40,7 @@ func (Refund) Kind() string { return "refund.deliver" }
 
 const (
 	refundEvent = "refund.issued"   // delivered by Refund
-	importEvent = "import.finished" // its labels may be null, see label
+	importEvent = "import.finished" // the labels may be null, see label
 )
 
 // The queues of the run.
@@ -49,7 +49,7 @@ const (
 	refundQueue  = "refunds"
 )
 
-// job says which job delivers the event, and in which queue.
+// job returns the job that delivers the event, and its queue.
 func (e event) job() drover.EnqueueItem {
 	w := Webhook{Key: e.key, Customer: e.Customer, Event: e.Event, Path: e.Path, Payload: e.Payload}
 	if e.Event == refundEvent {
@@ -58,17 +58,17 @@ func (e event) job() drover.EnqueueItem {
 	return drover.EnqueueItem{Args: w, Opts: &drover.EnqueueOpts{Queue: webhookQueue}}
 }
 
-// workerSettings is what the parent tells a worker.
+// workerSettings are what the parent sends to a worker.
 type workerSettings struct {
 	Database string `json:"database"`
 	Schema   string `json:"schema"`
 	Receiver string `json:"receiver"`
 	Secret   string `json:"secret"`
-	Fixed    bool   `json:"fixed"`  // the build that reads every amount
+	Fixed    bool   `json:"fixed"`  // the build that can parse every amount
 	Outage   bool   `json:"outage"` // give up after the third attempt
 }
 
-// Work is the program of a worker process: a supervisor that delivers until in ends, and then drains.
+// Work is the program of a worker process. It runs a supervisor until in ends, and then drains.
 func Work(ctx context.Context, in io.Reader, out io.Writer) error {
 	var s workerSettings
 	ctx, stop, err := childContext(ctx, in, &s)
@@ -81,7 +81,7 @@ func Work(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer pool.Close()
-	// Only what nobody counts on is logged: the report tells of failures and rescues.
+	// Only unexpected errors are logged, because the report shows failures and rescues.
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	client, err := drover.New(pool, drover.Config{Logger: log})
 	if err != nil {
@@ -105,8 +105,8 @@ type sender struct {
 	to   workerSettings
 }
 
-// config has waits short enough to watch. A lease of 2 s frees a killed worker's jobs within a few seconds; the
-// default of 30 s suits production.
+// config has waits that are short enough to watch. With a lease of 2 s, a killed worker's jobs are rescued within a few
+// seconds. The default of 30 s is for production.
 func (s *sender) config() drover.SupervisorConfig {
 	build := "demo-1"
 	if s.to.Fixed {
@@ -118,7 +118,7 @@ func (s *sender) config() drover.SupervisorConfig {
 		Timeout:     2500 * time.Millisecond,
 	}
 	lease := 2 * time.Second
-	if s.to.Outage { // nobody is killed, and a lease that a busy machine lets lapse would be a request too many
+	if s.to.Outage { // no worker is killed; if a lease expired on a busy machine, a second run would send a request too many
 		webhook.MaxAttempts, webhook.Retry = 3, drover.Exponential{Base: time.Second}
 		lease = 0
 	}
@@ -134,7 +134,7 @@ func (s *sender) config() drover.SupervisorConfig {
 	}
 }
 
-// drainTimeout is longer than a delivery may take, so that a stop interrupts none.
+// drainTimeout is longer than a delivery can take, so that a stop interrupts no delivery.
 const drainTimeout = 4 * time.Second
 
 func (s *sender) webhook(ctx context.Context, job *drover.Job, args Webhook) error {
@@ -148,8 +148,8 @@ func (s *sender) webhook(ctx context.Context, job *drover.Job, args Webhook) err
 	return s.deliver(ctx, job, args, payload)
 }
 
-// label panics on the first two runs of an event whose labels are null, as a handler does in which nobody thought of
-// that: the panic must end neither the process nor the other deliveries.
+// label panics on the first two runs of an event whose labels are null, like a handler whose author forgot that case. The
+// panic must end neither the process nor the other deliveries.
 func label(payload json.RawMessage, attempt int) (json.RawMessage, error) {
 	doc, err := object(payload)
 	if err != nil {
@@ -172,8 +172,8 @@ func (s *sender) refund(ctx context.Context, job *drover.Job, args Refund) error
 	return s.deliver(ctx, job, args.Webhook, payload)
 }
 
-// normalAmount makes a refund's amount a number. The first build cannot read "1.249,50": that is the bug whose fix
-// is deployed at the end. The fixed one sends on as it is what it cannot read.
+// normalAmount turns a refund's amount into a number. The first build cannot parse "1.249,50". This is the bug that is fixed
+// at the end. The fixed build sends an amount unchanged if it cannot parse it.
 func normalAmount(payload json.RawMessage, fixed bool) (json.RawMessage, error) {
 	doc, err := object(payload)
 	if err != nil {
@@ -199,7 +199,7 @@ func normalAmount(payload json.RawMessage, fixed bool) (json.RawMessage, error) 
 	return json.Marshal(doc)
 }
 
-// object keeps the digits of numbers.
+// object parses a JSON object, and keeps all digits of its numbers.
 func object(payload json.RawMessage) (doc map[string]any, err error) {
 	in := json.NewDecoder(bytes.NewReader(payload))
 	in.UseNumber()
@@ -214,7 +214,7 @@ type envelope struct {
 	Payload json.RawMessage `json:"payload"`
 }
 
-// deliver sends one event and says what the answer means for the job.
+// deliver sends one event. Its error is the outcome that the answer means for the job.
 func (s *sender) deliver(ctx context.Context, job *drover.Job, args Webhook, payload json.RawMessage) error {
 	resp, err := s.post(ctx, job, args, payload)
 	if err != nil {
@@ -227,7 +227,7 @@ func (s *sender) deliver(ctx context.Context, job *drover.Job, args Webhook, pay
 	case resp.StatusCode/100 == 2:
 		return s.delivered(ctx, job, args)
 	case resp.StatusCode == http.StatusGone:
-		return drover.Discard(problem) // no retry brings the endpoint back
+		return drover.Discard(problem) // no retry would bring the endpoint back
 	case resp.StatusCode == http.StatusTooManyRequests:
 		return drover.RetryAfter(drover.ParseRetryAfter(resp.Header.Get("Retry-After")), problem)
 	}
@@ -256,8 +256,8 @@ func (s *sender) post(ctx context.Context, job *drover.Job, args Webhook, payloa
 	return s.http.Do(req)
 }
 
-// delivered notes the delivery in the business row and completes the job, in one transaction: however often the job
-// runs, the row counts one delivery.
+// delivered records the delivery in the business row and completes the job, in one transaction. So the row counts one
+// delivery, however often the job runs.
 func (s *sender) delivered(ctx context.Context, job *drover.Job, args Webhook) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if err := noteDelivery(ctx, tx, args.Key); err != nil {

@@ -13,7 +13,7 @@ func TestOnlyTheFixedBuildReadsEveryAmount(t *testing.T) {
 		{`"12.5"`, `12.5`, `12.5`},
 		{`"1.249,50"`, "", `1249.5`},
 		{`"89,90"`, "", `89.9`},
-		{`"a lot"`, "", `"a lot"`}, // sent on: no refund is held back for ever
+		{`"a lot"`, "", `"a lot"`}, // sent unchanged, so that no refund is held back for ever
 		{`null`, `null`, `null`},
 	} {
 		payload := json.RawMessage(`{"refund":{"amount":` + test.amount + `}}`)

@@ -11,20 +11,21 @@ type behaviour string
 
 const (
 	well      behaviour = "well"      // 200, soon
-	slow      behaviour = "slow"      // 200 after 250 to 700 ms; one in eight is not answered the first time
+	slow      behaviour = "slow"      // 200 after 250 to 700 ms; one event in eight gets no answer the first time
 	down      behaviour = "down"      // 500 for a while after the first request, then well
-	throttled behaviour = "throttled" // so many a second, else 429 with Retry-After
+	throttled behaviour = "throttled" // 200 within a quota for each second, beyond it 429 with Retry-After
 	gone      behaviour = "gone"      // 410, for good
-	garbled   behaviour = "garbled"   // broken off or garbage the first times, then well
+	garbled   behaviour = "garbled"   // a broken connection or garbage the first times, then well
 )
 
 const (
-	downFor  = 5 * time.Second  // how long a down endpoint stays so
+	downFor  = 5 * time.Second  // how long an endpoint is down
 	hanging  = 20 * time.Second // longer than any worker waits
-	quotaFor = time.Second      // what a throttled endpoint's quota is for
+	quotaFor = time.Second      // the period of a throttled endpoint's quota
 )
 
-// behaviourOf is fixed for the customers of the built-in file. Others get one that delivers in the end, by name.
+// behaviourOf returns a fixed behaviour for the customers of the built-in file. Another customer gets a behaviour by its name,
+// and its deliveries arrive in the end.
 func behaviourOf(customer string) behaviour {
 	switch customer {
 	case "customer-aurora", "customer-birch", "customer-harbor":
@@ -53,14 +54,14 @@ func hash(s string) uint32 {
 // world is the state of all endpoints. It reads no clock and is not safe for concurrent use.
 type world struct {
 	quota     int           // deliveries a second that a throttled endpoint takes
-	outage    *weakEndpoint // of outageCustomer; nil: it behaves like any other
+	outage    *weakEndpoint // of outageCustomer; nil if there is no outage
 	customers map[string]*endpoint
 }
 
 type endpoint struct {
 	since  time.Time      // the first request
-	window time.Time      // when the quota began anew
-	used   int            // of the quota
+	window time.Time      // when the present period of the quota began
+	used   int            // requests of this period
 	seen   map[string]int // requests by key
 }
 
@@ -70,10 +71,10 @@ type answer struct {
 	status     int
 	retryAfter string
 	body       string
-	fell       bool // this request was the one too many
+	fell       bool // the endpoint fell over because of this request
 }
 
-// answer is that to a request, one of atOnce that the customer's endpoint has at the moment.
+// answer returns the answer to a request. atOnce is the number of open requests at the customer's endpoint.
 func (w *world) answer(customer, key string, atOnce int, now time.Time) answer {
 	if w.outage != nil && customer == outageCustomer {
 		return w.outage.answer(key, atOnce, now)
@@ -133,7 +134,7 @@ func (e *endpoint) allows(quota int, now time.Time) bool {
 	return true
 }
 
-// quotaOf lets a throttled customer's events through in about five seconds, however many there are.
+// quotaOf returns a quota with which a throttled customer's events take about five seconds, however many they are.
 func quotaOf(list []event) int {
 	most, counts := 0, map[string]int{}
 	for _, e := range list {

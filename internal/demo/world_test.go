@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// keyWith returns a key whose hash leaves the rest.
+// keyWith returns a key whose hash has the given remainder.
 func keyWith(t *testing.T, modulus, rest uint32) string {
 	t.Helper()
 	for i := range 1000 {
@@ -18,7 +18,7 @@ func keyWith(t *testing.T, modulus, rest uint32) string {
 	return ""
 }
 
-// C-1: the receiver behaves like the world.
+// C-1: each customer's endpoint has its behaviour.
 func TestEndpointsBehave(t *testing.T) {
 	t.Parallel()
 	began := time.Date(2024, 6, 1, 12, 0, 0, 0, time.UTC)
@@ -81,7 +81,7 @@ func TestSlowEndpointLeavesSomeWithoutAnAnswerOnce(t *testing.T) {
 	}
 }
 
-// A user's own customers must all be delivered to in the end.
+// All deliveries to a user's own customers must arrive in the end.
 func TestUnknownCustomersAreNeverRefusedForGood(t *testing.T) {
 	t.Parallel()
 	seen := map[behaviour]bool{}

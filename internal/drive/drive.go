@@ -1,4 +1,4 @@
-// Package drive runs supervisors and waits for what they do: what drover bench and the module bench share.
+// Package drive runs supervisors and waits for their results. The command drover bench and the module bench share it.
 package drive
 
 import (
@@ -8,8 +8,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Supervise runs a supervisor until end is called, which waits for it. The context that comes back is done when the
-// supervisor fails, with its error as the cause.
+// Supervise runs a supervisor until end is called. end waits until the supervisor has stopped. The returned context is done
+// if the supervisor fails, with the supervisor's error as the cause.
 func Supervise(ctx context.Context, client *drover.Client, config drover.SupervisorConfig) (_ context.Context, end func() error, err error) {
 	config.DrainTimeout = time.Second
 	sup, err := client.NewSupervisor(config)
@@ -34,7 +34,7 @@ func Supervise(ctx context.Context, client *drover.Client, config drover.Supervi
 	}, nil
 }
 
-// Poll asks again and again until the answer is yes.
+// Poll calls a function again and again until it returns true.
 func Poll(ctx context.Context, every time.Duration, done func() (bool, error)) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -50,7 +50,7 @@ func Poll(ctx context.Context, every time.Duration, done func() (bool, error)) e
 	}
 }
 
-// Pause waits, or returns why the context is done.
+// Pause waits. If the context is done before, it returns the cause.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

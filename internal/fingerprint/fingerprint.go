@@ -1,4 +1,4 @@
-// Package fingerprint tells which failures are the same.
+// Package fingerprint recognizes failures that are the same.
 package fingerprint
 
 import (
@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// Of names what went wrong: failures of one kind with one type of error, whose texts differ only in
-// numbers, ids, addresses and quoted values, share it. A panic also tells its place by the top frame of its trace.
+// Of returns the fingerprint of a failure. Failures have the same fingerprint if they have the same kind of job and type of
+// error, and if their texts differ only in numbers, ids, addresses and quoted values. The fingerprint of a panic also depends
+// on its place, the top frame of the trace.
 func Of(kind, errType, text, trace string) string {
 	h := fnv.New64a()
 	for _, part := range []string{kind, errType, normalizeText(text), topFrame(trace)} {
@@ -19,15 +20,15 @@ func Of(kind, errType, text, trace string) string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// maxNormalized is how many bytes of a normalized text tell failures apart.
+// maxNormalized is how many bytes of a normalized text distinguish failures.
 const maxNormalized = 1 << 10
 
-// maxQuoting is how deep quotes within quotes are read.
+// maxQuoting is the depth to which quotes within quotes are read.
 const maxQuoting = 3
 
-// normalizeText puts a mark in the place of what differs from job to job: quoted values, words that hold a digit, ids,
-// addresses, hosts, URLs, paths. What tells causes apart stays: codes (HTTP statuses, exit statuses, SQLSTATE, error
-// numbers), and quoted names of columns, constraints, tables and the like; of JSON its keys, codes and messages.
+// normalizeText replaces parts of a text that differ from job to job by a mark: quoted values, words with a digit, ids,
+// addresses, hosts, URLs and paths. It keeps parts that distinguish causes: codes (HTTP statuses, exit statuses, SQLSTATE,
+// error numbers), quoted names of columns, constraints, tables and the like, and the keys, codes and messages of JSON.
 func normalizeText(text string) string {
 	var b strings.Builder
 	normalize(&b, text, maxQuoting)
@@ -50,7 +51,7 @@ func normalize(b *strings.Builder, text string, depth int) {
 			i += n
 			continue
 		case c == '-' && !inWord && len(rest) > 1 && isDigit(rest[1]):
-			i++ // a negative number is a number
+			i++ // the sign is left out, so that a negative number is like any other
 			continue
 		}
 		n, mark := 0, byte('#')
@@ -78,8 +79,8 @@ func normalize(b *strings.Builder, text string, depth int) {
 	}
 }
 
-// tells reports whether a quoted text tells causes apart, by what stands before and behind it: it is a key of JSON, the
-// value of one that speaks of the cause, an error within an error, or the name of something in a schema.
+// Reports whether a quoted text distinguishes causes. The function decides by the text before and behind the quotes. The quoted
+// text may be a key of JSON, the value of a key that names the cause, an error within an error, or a name in a schema.
 func tells(before, behind string) bool {
 	if before := strings.TrimRight(before, " \n"); strings.HasPrefix(behind, ":") && (strings.HasSuffix(before, "{") || strings.HasSuffix(before, ",")) {
 		return true
@@ -102,7 +103,7 @@ func tells(before, behind string) bool {
 	return false
 }
 
-// isCode reports whether a number is one that tells causes apart: a short one behind a word that says so.
+// isCode reports whether a number is a code that distinguishes causes: a short number behind a word such as code.
 func isCode(before, number string) bool {
 	name := strings.TrimRight(before, ` :="-(`)
 	at := len(name)
@@ -120,8 +121,8 @@ func isCode(before, number string) bool {
 	return false
 }
 
-// inDate reports whether a word is a weekday or a month in a date written out. A month stands next to the number of a day,
-// and a weekday in front of such a date: the sun and the month of May are words.
+// inDate reports whether a word is a weekday or a month in a written date. A month must be next to the number of a day, and a
+// weekday must be in front of such a date, because "sun" and "may" are also plain words.
 func inDate(before, name, behind string) bool {
 	next := strings.TrimLeft(behind, " ,")
 	switch {
@@ -143,7 +144,7 @@ func inDate(before, name, behind string) bool {
 	return false
 }
 
-// startsWord reports whether s begins with a word that is no number.
+// startsWord reports whether s begins with a word that is not a number.
 func startsWord(s string) bool { return s != "" && isWord(s[0]) && !isDigit(s[0]) }
 
 func isMonth(s string) bool {
@@ -164,8 +165,8 @@ func isWeekday(s string) bool {
 	return false
 }
 
-// place is the length of the place that s begins with, 0 if it is none: a URL or a path ($), a host or an email
-// address (#). before is what stands in front of it.
+// place returns the length of the place that s begins with, or 0 if s begins with none. A place is a URL or a path (with the
+// mark $), or a host or an email address (with the mark #). before is the text in front of s.
 func place(before, s string) (n int, mark byte) {
 	for _, end := range []string{"dial tcp ", "dial udp ", "dial tcp4 ", "dial tcp6 ", "lookup "} {
 		if strings.HasSuffix(before, end) {
@@ -187,7 +188,7 @@ func place(before, s string) (n int, mark byte) {
 	return 0, 0
 }
 
-// bracketed is the length of the IPv6 address in brackets that s begins with, and of its port.
+// bracketed returns the length of the IPv6 address in brackets that s begins with, its port included.
 func bracketed(s string) int {
 	end := strings.IndexByte(s[:min(len(s), 64)], ']')
 	if end < 0 || s[0] != '[' || strings.Count(s[:end], ":") < 2 {
@@ -205,10 +206,10 @@ func bracketed(s string) int {
 	return n
 }
 
-// maxPiece is how long a URL, path or host may be to be known as one.
+// maxPiece is the longest URL, path or host that is recognized.
 const maxPiece = 2 << 10
 
-// piece is the length of what s begins with, up to a space or the punctuation behind it.
+// piece returns the length of the beginning of s, up to a space or to the punctuation before it.
 func piece(s string) int {
 	s = s[:min(len(s), maxPiece)]
 	n := strings.IndexAny(s, " \t\r\n\"'`<>(){},;|")
@@ -227,8 +228,8 @@ func isFile(t string) bool {
 	return found && isWord(t[0]) && strings.Contains(strings.Trim(name, "."), ".")
 }
 
-// isHost reports whether t is a name of the DNS, with or without a port. Names of code, events and fields, such as
-// order.created, have the same form. So without a port, the text in front must point to a host.
+// isHost reports whether t is a DNS name, with or without a port. Names in code, of events and of fields, such as
+// order.created, have the same form. So without a port, the text before t must point to a host.
 func isHost(before, t string) bool {
 	host, port, hasPort := strings.Cut(t, ":")
 	labels := strings.Split(host, ".")
@@ -241,7 +242,7 @@ func isHost(before, t string) bool {
 		return port != "" && strings.Trim(port, "0123456789") == ""
 	}
 	front := strings.TrimRight(before, " :=([")
-	if front != "" && strings.HasSuffix(before, " (") && isDigit(front[len(front)-1]) { // behind its address
+	if front != "" && strings.HasSuffix(before, " (") && isDigit(front[len(front)-1]) { // an address stands before the name
 		return true
 	}
 	at := len(front)
@@ -257,8 +258,8 @@ func isHost(before, t string) bool {
 	return strings.Contains(before, "certificate is valid for ")
 }
 
-// word is the length of the word that s begins with. From its first digit on it takes in what joins the parts of
-// numbers, times, addresses and ids.
+// word returns the length of the word that s begins with. From the first digit on, the word includes the characters that join
+// the parts of numbers, times, addresses and ids.
 func word(s string) (n int, digit bool) {
 	for n < len(s) {
 		switch {
@@ -274,7 +275,7 @@ func word(s string) (n int, digit bool) {
 	return n, digit
 }
 
-// joins reports whether s goes on with the next part of a number.
+// joins reports whether s begins with a separator and the next part of a number.
 func joins(s string) bool {
 	switch next := s[1:]; {
 	case next == "":
@@ -287,7 +288,7 @@ func joins(s string) bool {
 	return strings.IndexByte(".:-", s[0]) >= 0 && isWord(s[1])
 }
 
-// quoted is the length of the quoted value that s begins with; an open one goes to the end.
+// quoted returns the length of the quoted value that s begins with. Without a closing quote, the value goes to the end.
 func quoted(s string) int {
 	for i := 1; i < len(s); i++ {
 		switch {
@@ -300,7 +301,7 @@ func quoted(s string) int {
 	return len(s)
 }
 
-// closes tells a single quote from an apostrophe: its other half ends a word.
+// closes reports whether a single quote has a closing half, which ends a word. Otherwise it is an apostrophe.
 func closes(s string) bool {
 	end := strings.IndexByte(s[1:], '\'') + 1
 	return end > 0 && (end+1 == len(s) || !isWord(s[end+1]))
@@ -308,7 +309,7 @@ func closes(s string) bool {
 
 const uuidLen = 36
 
-// isUUID reports whether s begins with a UUID in its usual form, which may begin with letters only.
+// isUUID reports whether s begins with a UUID in its usual form. A UUID may begin with letters, so it needs its own check.
 func isUUID(s string) bool {
 	if len(s) < uuidLen || len(s) > uuidLen && isWord(s[uuidLen]) {
 		return false
@@ -330,12 +331,12 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
 func isHex(c byte) bool { return isDigit(c) || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F' }
 
-// topFrame is the function that panicked: the first in the trace behind the runtime's own.
+// topFrame returns the function that panicked: the first function in the trace that is not the runtime's.
 func topFrame(trace string) string {
 	if _, after, ok := strings.Cut(trace, "\npanic("); ok {
 		trace = after
-		if _, trace, ok = strings.Cut(trace, "\n"); ok { // the rest of panic(…)
-			_, trace, _ = strings.Cut(trace, "\n") // its file
+		if _, trace, ok = strings.Cut(trace, "\n"); ok { // skips the line of panic(…)
+			_, trace, _ = strings.Cut(trace, "\n") // skips the line of its file
 		}
 	} else {
 		return ""
@@ -344,12 +345,12 @@ func topFrame(trace string) string {
 		if line == "" || line[0] == '\t' || strings.HasPrefix(line, "runtime.") {
 			continue
 		}
-		return line[:max(0, strings.LastIndexByte(line, '('))] // without its arguments: they are addresses
+		return line[:max(0, strings.LastIndexByte(line, '('))] // without the arguments, which are addresses
 	}
 	return ""
 }
 
-// Valid reports whether a failure group could have the fingerprint.
+// Valid reports whether the text has the form of a fingerprint.
 func Valid(s string) bool {
 	for i := range len(s) {
 		if !isHex(s[i]) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// F-11, D-10: dead jobs are grouped by it.
+// F-11, D-10: dead jobs are grouped by the fingerprint.
 func TestFingerprintIgnoresWhatDiffersFromJobToJob(t *testing.T) {
 	t.Parallel()
 	for name, texts := range map[string][]string{
@@ -43,7 +43,8 @@ func TestFingerprintIgnoresWhatDiffersFromJobToJob(t *testing.T) {
 	}
 }
 
-// What is masked of a text, and what stays: hosts and dates have no list of their own, and words are not taken for them.
+// The table shows which parts of a text are masked. Hosts and dates are recognized by their form, and plain words are not taken
+// for them.
 func TestHostsAndDates(t *testing.T) {
 	t.Parallel()
 	for _, c := range [][2]string{
@@ -112,7 +113,7 @@ func TestFingerprintTellsFailuresApart(t *testing.T) {
 	add("parts that run together", Of("kindtype", "", "boom", ""))
 }
 
-// Where a long text is cut depends on the length of the numbers in it.
+// The length of the numbers in a long text changes the place where the text is cut, but not the fingerprint.
 func TestFingerprintOfALongText(t *testing.T) {
 	t.Parallel()
 	long := func(id, end string) string { return "order " + id + ": " + strings.Repeat("detail and ", 500) + end }
@@ -125,7 +126,7 @@ func TestFingerprintOfALongText(t *testing.T) {
 	}
 }
 
-// tracedPanic is the trace of a panic in f.
+// tracedPanic returns the trace of a panic in f.
 func tracedPanic(f func(a any, b []int)) (trace string) {
 	defer func() {
 		_ = recover()
@@ -147,7 +148,7 @@ func indexHere(_ any, b []int) { b[len(b)]++ }
 //go:noinline
 func derefHere(_ any, b []int) { *(*int)(nil) = len(b) }
 
-// F-5: where it happened is what a panic is known by.
+// F-5: the fingerprint of a panic depends on its place.
 func TestPanicsAreToldApartByTheirPlace(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string]func(any, []int){
@@ -183,8 +184,8 @@ func FuzzNormalizeText(f *testing.F) {
 	})
 }
 
-// D-10: the error texts of real libraries, each with the group it belongs to: what is merged too far fails as much as
-// what is merged too little. testdata/errors.jsonl, of which the first third was provoked in the standard library.
+// D-10: testdata/errors.jsonl has error texts of real libraries, each with its group. The test fails if different groups are
+// merged, and if one group is split. The first third of the file was provoked in the standard library.
 func TestFingerprintsOfRealErrors(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("testdata/errors.jsonl")

@@ -10,8 +10,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Job is a job to enqueue. The names are the ones of the SQL function drover_enqueue; a duration is written as in Go, such as
-// 1h30m.
+// Job is a job to enqueue. The names are the same as in the SQL function drover_enqueue. A duration is written as in Go, such
+// as 1h30m.
 type Job struct {
 	Kind        string          `json:"kind"`
 	Args        json.RawMessage `json:"args"` // nil means {}
@@ -31,7 +31,7 @@ type Job struct {
 	Uniqueness  *Unique         `json:"uniqueness"`
 }
 
-// Unique is drover.Unique as drover_enqueue has it.
+// Unique is drover.Unique with the names of drover_enqueue.
 type Unique struct {
 	By         []string `json:"by"`
 	AnyArgs    bool     `json:"any_args"`
@@ -39,7 +39,7 @@ type Unique struct {
 	Key        bool     `json:"key"`
 	Until      string   `json:"until"`
 	OnConflict string   `json:"on_conflict"`
-	Longest    string   `json:"longest"` // of debounce
+	Longest    string   `json:"longest"` // only for debounce
 }
 
 // RawArgs are args that are JSON already.
@@ -54,7 +54,7 @@ func (a RawArgs) Kind() string { return a.Of }
 // MarshalJSON implements json.Marshaler.
 func (a RawArgs) MarshalJSON() ([]byte, error) { return a.Doc, nil }
 
-// Item is the job as the library takes it. An error is an *InvalidError that names the field.
+// Item returns the job for Client.EnqueueMany. An error is an *InvalidError that names the field.
 func (j *Job) Item() (item drover.EnqueueItem, err error) {
 	opts := &drover.EnqueueOpts{
 		ID: j.ID, Queue: j.Queue, Priority: j.Priority, ScheduledAt: j.ScheduledAt, MaxAttempts: j.MaxAttempts, ExpiresAt: j.ExpiresAt,
@@ -78,7 +78,7 @@ func (j *Job) Item() (item drover.EnqueueItem, err error) {
 	}
 	if len(j.Metadata) > 0 && string(j.Metadata) != "null" {
 		d := json.NewDecoder(bytes.NewReader(j.Metadata))
-		d.UseNumber() // an integer of 20 digits stays an integer
+		d.UseNumber() // an integer of 20 digits must stay an integer
 		if err := d.Decode(&opts.Metadata); err != nil {
 			return item, &drover.InvalidError{Field: "Metadata", Reason: "is not a JSON object"}
 		}

@@ -9,7 +9,7 @@ import (
 
 var errNotUnix = errors.New("clusters are made on Unix only")
 
-// cluster has a body on Unix only.
+// cluster has fields only on Unix.
 type cluster struct{}
 
 func newCluster(context.Context, Options, string, func(dir string) (string, error)) (*cluster, error) {

@@ -25,7 +25,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// cluster is a data directory and the postmaster on it. All of its files are in dir, which its keeper removes.
+// cluster is a data directory with its postmaster. All its files are in dir, and the keeper removes dir.
 type cluster struct {
 	dir      string
 	bin      string
@@ -38,11 +38,11 @@ type cluster struct {
 
 	mu     sync.Mutex
 	server *process // nil before the first start
-	killed bool     // the last postmaster ended without cleaning up after itself
+	killed bool     // the last postmaster ended without a clean-up
 }
 
-// newCluster makes a cluster and starts it. The binaries are in bin, or in the directory that unpack returns for the
-// cluster's directory.
+// newCluster makes a cluster and starts it. The binaries are in bin. If unpack is set, it unpacks them into the cluster's
+// directory and returns their place.
 func newCluster(ctx context.Context, o Options, bin string, unpack func(dir string) (string, error)) (*cluster, error) {
 	cred, err := serverUser()
 	if err != nil {
@@ -82,8 +82,8 @@ func (c *cluster) create(ctx context.Context, o Options, unpack func(dir string)
 	return c.createDatabase(ctx)
 }
 
-// initdb asks TCP clients for a password: with trust, every user of this machine could run commands as the
-// server's user through the superuser. The socket needs none, its directory is closed to others.
+// initdb makes the server ask TCP clients for a password. With trust, every user of this machine could become the superuser,
+// and run commands as the server's user. The socket needs no password, because other users cannot enter its directory.
 func (c *cluster) initdb(ctx context.Context) error {
 	if err := os.WriteFile(c.path("password"), []byte(c.password), 0o600); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (c *cluster) initdb(ctx context.Context) error {
 	return nil
 }
 
-// startOnFreePort chooses another port if some other process took the first one before the server did.
+// startOnFreePort chooses another port if another process took the first one before the server did.
 func (c *cluster) startOnFreePort(ctx context.Context, choose func() (int, error)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +132,7 @@ var (
 	errStillUsed = errors.New("the killed server's processes are not gone yet")
 )
 
-// start returns once the server accepts connections. The caller holds mu.
+// start starts the server, and returns once it accepts connections. The caller holds mu.
 func (c *cluster) start(ctx context.Context) error {
 	if err := os.Truncate(c.path("log"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -160,7 +160,8 @@ func (c *cluster) start(ctx context.Context) error {
 	return nil
 }
 
-// socketDir is empty, which means no socket, if the path would be too long for a socket's address.
+// socketDir returns the directory of the socket. It returns "", which means no socket, if the path is too long for the
+// address of a socket.
 func (c *cluster) socketDir() string {
 	if len(c.dir) > 80 {
 		return ""
@@ -168,7 +169,7 @@ func (c *cluster) socketDir() string {
 	return c.dir
 }
 
-// ready reads the postmaster's status file, because a connection might reach some other server.
+// ready reads the postmaster's status file, because a connection might reach another server.
 func (c *cluster) ready(p *process) bool {
 	pidFile, err := os.ReadFile(c.path("data", "postmaster.pid"))
 	lines := strings.Split(string(pidFile), "\n")
@@ -198,7 +199,7 @@ func (c *cluster) createDatabase(ctx context.Context) error {
 	return err
 }
 
-// kill leaves the server as a crash does.
+// kill leaves the server in the state after a crash.
 func (c *cluster) kill() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -206,8 +207,8 @@ func (c *cluster) kill() error {
 	return nil
 }
 
-// restart waits for the processes of a killed server: they end when they notice that their postmaster is
-// gone, and until then a new one does not start.
+// restart waits for the processes of a killed server. They end when they notice that their postmaster is gone, and a new
+// postmaster cannot start before.
 func (c *cluster) restart(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,8 +238,8 @@ func (c *cluster) startAgain(ctx context.Context) error {
 	}
 }
 
-// close stops the server and has the keeper remove the directory. After a kill it first starts the server
-// once more, because only a new postmaster removes the shared memory of a killed one.
+// close stops the server and lets the keeper remove the directory. After a kill it first starts the server again, because
+// only a new postmaster removes the shared memory of a killed one.
 func (c *cluster) close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -246,7 +247,7 @@ func (c *cluster) close() error {
 	if c.killed {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		_ = c.startAgain(ctx) // at worst a few kilobytes stay until the next boot
+		_ = c.startAgain(ctx) // after an error, a few kilobytes of shared memory stay until the next boot
 		c.stop(syscall.SIGINT)
 	}
 	err := c.keeper.close()
@@ -254,7 +255,7 @@ func (c *cluster) close() error {
 	return err
 }
 
-// stop ends the server with sig, and with a stronger signal if that takes too long: SIGINT is a fast shutdown, SIGQUIT an
+// stop ends the server with sig. If that takes too long, it sends a stronger signal. SIGINT is a fast shutdown, SIGQUIT an
 // immediate one. The caller holds mu.
 func (c *cluster) stop(sig syscall.Signal) {
 	p := c.server
@@ -270,7 +271,7 @@ func (c *cluster) stop(sig syscall.Signal) {
 		}
 	}
 	var exit *exec.ExitError
-	c.killed = !p.ended() || errors.As(p.err, &exit) && exit.ExitCode() == -1 // by a signal it cannot handle
+	c.killed = !p.ended() || errors.As(p.err, &exit) && exit.ExitCode() == -1 // exit code -1: ended by a signal that it cannot handle
 	c.server = nil
 }
 
@@ -288,7 +289,7 @@ func (c *cluster) path(elem ...string) string {
 	return filepath.Join(append([]string{c.dir}, elem...)...)
 }
 
-// logTail returns the last lines of what initdb and the server wrote.
+// logTail returns the last lines of the log of initdb and the server.
 func (c *cluster) logTail() string {
 	text, err := os.ReadFile(c.path("log"))
 	if err != nil {
@@ -298,7 +299,7 @@ func (c *cluster) logTail() string {
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
 
-// serverUser is the user that the server runs as, because Postgres refuses to run as root.
+// serverUser returns the user that the server runs as if this process is root, because Postgres refuses to run as root.
 func serverUser() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -321,23 +322,23 @@ func serverUser() (*syscall.Credential, error) {
 	return nil, errors.New("root cannot run Postgres, and there is no user postgres or nobody to run it as")
 }
 
-// process is a child that the keeper knows about.
+// process is a child process that the keeper knows.
 type process struct {
 	pid  int
 	done chan struct{} // closed once the process is gone
 	err  error         // how it ended; set before done is closed
 }
 
-// spawn starts one of the binaries in a session of its own, so that Ctrl-C reaches only the program, which may drain
-// before its database ends. The shell sends its process id to the keeper, closes the keeper's pipe and becomes the
-// program. So the keeper knows every child before it sees the end of the pipe.
+// spawn starts a binary in a session of its own. So Ctrl-C reaches only the Go program, which can drain before its database
+// stops. A shell sends its process id to the keeper, closes the keeper's pipe, and then becomes the binary. So the keeper
+// knows every child before it sees the end of the pipe.
 func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	const script = `echo $$ >&3; exec 3>&-; exec "$@"`
 	log, err := os.OpenFile(c.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() //nolint:errcheck // nothing is written here: the child has its own
+	defer log.Close() //nolint:errcheck // nothing is written here: the child has a descriptor of its own
 	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "sh", filepath.Join(c.bin, program)}, args...)...)
 	cmd.Dir, cmd.Env = c.dir, append(serverEnv(), c.env...)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -348,7 +349,7 @@ func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	}
 	p := &process{pid: cmd.Process.Pid, done: make(chan struct{})}
 	keeper := c.keeper
-	go func() { // ends with the process, which close and start end
+	go func() { // ends with the process, which close or start ends
 		defer close(p.done)
 		p.err = cmd.Wait()
 		keeper.forget()
@@ -356,10 +357,10 @@ func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	return p, nil
 }
 
-// signal reaches only the process itself: a postmaster passes signals on to its children.
+// signal sends a signal to the process alone, because a postmaster passes signals on to its children.
 func (p *process) signal(sig syscall.Signal) {
 	if !p.ended() {
-		_ = syscall.Kill(p.pid, sig) // it may have ended by now
+		_ = syscall.Kill(p.pid, sig) // an error means that it has ended
 	}
 }
 
@@ -372,7 +373,7 @@ func (p *process) ended() bool {
 	}
 }
 
-// serverEnv leaves out what would change the server's behaviour or the language of its messages.
+// serverEnv returns the environment without variables that change the server's behaviour or the language of its messages.
 func serverEnv() []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
@@ -380,17 +381,17 @@ func serverEnv() []string {
 	return append(env, "LC_ALL=C")
 }
 
-// keeper is a shell that makes a directory. When the program closes the pipe, or dies in any way, the shell ends the
-// process whose id it got last, and removes the directory.
+// keeper is a shell that makes a directory. When the Go program closes the pipe, or dies in any way, the shell ends the last
+// process whose id it got, and removes the directory.
 type keeper struct {
 	dir  string
-	pipe *os.File // held by this process alone; the other end is the shell's standard input
+	pipe *os.File // only this process holds this end; the other end is the shell's standard input
 	cmd  *exec.Cmd
 }
 
-// keeperScript ignores the signals that a terminal or a supervisor sends to all processes at once. SIGQUIT is
-// Postgres' immediate shutdown; a postmaster that got SIGKILL would leave shared memory behind, so it comes
-// ten seconds later, to the process group.
+// keeperScript ignores the signals that a terminal or a process supervisor sends to all processes together. It first sends
+// SIGQUIT, which is Postgres' immediate shutdown. After SIGKILL, a postmaster would leave shared memory behind. So SIGKILL
+// follows only ten seconds later, to the process group.
 const keeperScript = `
 exec 2>&1
 trap '' HUP INT TERM
@@ -422,7 +423,7 @@ func startKeeper(parent string, cred *syscall.Credential) (*keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer stdin.Close() //nolint:errcheck // the shell has its own
+	defer stdin.Close() //nolint:errcheck // the shell has a descriptor of its own
 	k := &keeper{dir: dir, pipe: pipe, cmd: exec.Command("/bin/sh", "-c", keeperScript, "drover-pg-keeper", dir, owner)}
 	k.cmd.Dir, k.cmd.Stdin = "/", stdin
 	k.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -440,7 +441,7 @@ func startKeeper(parent string, cred *syscall.Credential) (*keeper, error) {
 	return k, nil
 }
 
-// tempDir is dir, unless that is private to root: then the server, which runs as another user, could not read it.
+// tempDir returns dir, unless dir is private to root. The server runs as another user, and could not enter it.
 func tempDir(dir string, cred *syscall.Credential) string {
 	for up := dir; cred != nil; up = filepath.Dir(up) {
 		info, err := os.Stat(up)
@@ -454,7 +455,7 @@ func tempDir(dir string, cred *syscall.Credential) string {
 	return dir
 }
 
-// forget tells the keeper that the process has ended, before another process gets its id.
+// forget makes the keeper forget a process that has ended, before another process gets the same id.
 func (k *keeper) forget() { _, _ = k.pipe.WriteString("\n") }
 
 func (k *keeper) close() error {

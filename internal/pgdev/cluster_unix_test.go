@@ -50,7 +50,7 @@ func TestClusterIsWhatItSays(t *testing.T) {
 			t.Errorf("the database and its collation are %q, want drover C", got)
 		}
 	})
-	// Whoever connects as the superuser runs commands as the server's user.
+	// A client that connects as the superuser can run commands as the server's user.
 	t.Run("others keep out", func(t *testing.T) {
 		t.Parallel()
 		config, err := pgx.ParseConfig(s.URL())
@@ -114,7 +114,7 @@ func TestPortTakenBetweenChoiceAndBind(t *testing.T) {
 		}
 		return freePort()
 	}})
-	if chosen < 3 || strings.Contains(s.URL(), ":"+strconv.Itoa(taken)+"/") { // another test may take the third, too
+	if chosen < 3 || strings.Contains(s.URL(), ":"+strconv.Itoa(taken)+"/") { // another test may take the third port too
 		t.Errorf("started at %s in choice %d, want the third", s.URL(), chosen)
 	}
 	query[int](t, s, `select 1`)
@@ -162,13 +162,13 @@ func TestKilledServerComesBackWithWhatWasCommitted(t *testing.T) {
 			t.Fatalf("after the restart: %d at %s, want 42 at %s", got, s.URL(), url)
 		}
 	}
-	if err := s.Restart(t.Context()); err != nil { // of a running server
+	if err := s.Restart(t.Context()); err != nil { // the server is running
 		t.Fatal(err)
 	}
 	query[int](t, s, `select n from kept`)
 }
 
-// Only a postmaster removes the shared memory of a killed one; t.Cleanup looks for it.
+// Only a new postmaster removes the shared memory of a killed one. t.Cleanup checks that it is removed.
 func TestCloseAfterKillLeavesNoSharedMemory(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -208,7 +208,7 @@ func TestTempDirThatTheServersUserCannotEnter(t *testing.T) {
 	}{
 		{open, nil, open},
 		{open, other, open},
-		{private, nil, private}, // not root: it is this user's own
+		{private, nil, private}, // not root: the directory belongs to this user
 		{private, other, "/tmp"},
 		{filepath.Join(open, "missing"), other, "/tmp"},
 	} {
@@ -236,13 +236,13 @@ func TestDirectoryThatCannotBeMade(t *testing.T) {
 	}
 }
 
-// A program ends in each of these ways without calling Close.
+// A program can end in each of these ways without a call of Close.
 func TestProgramLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
 	for _, test := range []struct {
 		story string
-		sig   syscall.Signal // zero: it ends by itself
+		sig   syscall.Signal // zero: the program ends by itself
 	}{
 		{"waits", syscall.SIGINT},
 		{"waits", syscall.SIGTERM},
@@ -269,7 +269,7 @@ func TestProgramLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// The program has its directory, but initdb has not finished, when it is killed.
+// The program is killed when it has its directory, but before initdb has finished.
 func TestProgramKilledDuringInitdbLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -300,12 +300,12 @@ func TestCtrlCReachesTheProgramBeforeItsServer(t *testing.T) {
 	left.mustBeGone(t)
 }
 
-// traces are what a running cluster has outside of this process.
+// traces are the files and processes of a running cluster.
 type traces struct {
 	dir    string
 	made   time.Time
 	pids   []int // of the postmaster and its processes
-	killed bool  // without a Close after that, its shared memory stays
+	killed bool  // if no Close follows, the shared memory stays
 }
 
 func whatIsThere(t *testing.T, s *Server) traces {
@@ -331,14 +331,14 @@ func tracesOf(t *testing.T, url, dir string) traces {
 	if err != nil {
 		t.Fatal(err)
 	}
-	version, err := os.Stat(filepath.Join(dir, "data", "PG_VERSION")) // initdb writes it, nobody else
+	version, err := os.Stat(filepath.Join(dir, "data", "PG_VERSION")) // only initdb writes this file
 	if err != nil {
 		t.Fatal(err)
 	}
 	return traces{dir: dir, made: version.ModTime(), pids: append(pids, postmaster)}
 }
 
-// mustBeGone waits: a keeper works on after its program's end.
+// mustBeGone waits until a cluster's traces are gone, because the keeper works on after the end of its program.
 func (l traces) mustBeGone(t *testing.T) {
 	t.Helper()
 	eventually(t, l.dir+" is gone", func() bool {
@@ -358,7 +358,7 @@ func (l traces) mustBeGone(t *testing.T) {
 	}
 }
 
-// processes lists those that have text in their command line.
+// processes lists the processes with the text in their command lines.
 func processes(t *testing.T, text string) []string {
 	t.Helper()
 	out, err := exec.Command("ps", "-A", "-o", "pid=,command=").Output()
@@ -374,8 +374,8 @@ func processes(t *testing.T, text string) []string {
 	return found
 }
 
-// sharedMemory lists segments that one of the processes made; only Linux has the file. A process id comes back in
-// time, so what is older is somebody else's.
+// sharedMemory lists the shared memory segments that the processes made. Only Linux has the file. Process ids are reused, so
+// it leaves out older segments, which other processes made.
 func sharedMemory(pids []int, since time.Time) []string {
 	table, err := os.ReadFile("/proc/sysvipc/shm")
 	if err != nil {
@@ -388,7 +388,7 @@ func sharedMemory(pids []int, since time.Time) []string {
 		if len(f) <= changed {
 			continue
 		}
-		pid, _ := strconv.Atoi(f[creator]) // the heading has words
+		pid, _ := strconv.Atoi(f[creator]) // the heading has no number
 		at, _ := strconv.ParseInt(f[changed], 10, 64)
 		if at >= since.Unix() && slices.Contains(pids, pid) {
 			found = append(found, line)

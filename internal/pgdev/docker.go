@@ -20,14 +20,14 @@ import (
 	"github.com/testcontainers/testcontainers-go/wait"
 )
 
-// silence drops testcontainers' log of each container, so that Options.Log gets one line only.
+// silence turns off testcontainers' log of each container, so that Options.Log gets only one line.
 //
-//nolint:gochecknoglobals // testcontainers' logger is global, too, and setting it twice at once is a race
+//nolint:gochecknoglobals // testcontainers' logger is global too, and two goroutines that set it together would be a race
 var silence = sync.OnceFunc(func() { log.SetDefault(log.NewNoopLogger()) })
 
-// docker runs a container. Testcontainers' reaper removes it when this process dies without a Close.
+// docker runs a container. If this process dies without a Close, testcontainers' reaper removes the container.
 func (o Options) docker(ctx context.Context) (*Server, error) {
-	// Where there is an engine but no registry, testcontainers would try to pull for a quarter of an hour.
+	// With an engine but no registry, testcontainers would try to pull the image for a quarter of an hour.
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	loopback, err := engine(ctx)
@@ -49,7 +49,7 @@ func (o Options) docker(ctx context.Context) (*Server, error) {
 				h.PortBindings = network.PortMap{network.MustParsePort(containerPort): {bind}}
 			}
 		}),
-		// When it is ready for the first time, it runs the image's own set-up, without TCP.
+		// Two times, because the server is first ready for the set-up of the image, without TCP.
 		testcontainers.WithWaitStrategyAndDeadline(2*time.Minute,
 			wait.ForLog("database system is ready to accept connections").WithOccurrence(2)),
 	)
@@ -84,13 +84,13 @@ func (o Options) container(
 	return newServer(u.String(), fmt.Sprintf("%s %s", Docker, o.Image), nil, stop), conn.Close(ctx)
 }
 
-// engine reports whether a container's port can be bound to loopback. It cannot if the engine is on another machine, or
-// if this process itself runs in a container.
+// engine returns an error if no engine answers. loopback reports whether a container's port can be bound to loopback. That is
+// impossible if the engine is on another machine, or if this process runs in a container.
 func engine(ctx context.Context) (loopback bool, err error) {
 	silence()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	// What the provider asks of an engine has no context; asked here first, the answer is remembered.
+	// The provider's own questions to an engine take no context. This call asks first, and the answer is kept.
 	client, err := testcontainers.NewDockerClientWithOpts(ctx)
 	if err != nil {
 		return false, noEngineError(err)
@@ -112,7 +112,7 @@ func noEngineError(err error) error {
 	return fmt.Errorf("no engine answers: %w", err)
 }
 
-// flags are the settings as a server's arguments, in order.
+// flags returns the settings as a server's arguments, sorted by name.
 func flags(settings map[string]string) []string {
 	var args []string
 	for name, value := range settings {

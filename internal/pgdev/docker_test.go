@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Where no engine runs, this proves that the way says so; where one does, that it works. The test with the
-// build tag "docker" insists on an engine.
+// Without an engine, the test checks the error. With an engine, it checks that a server starts. The test with the build tag
+// "docker" requires an engine.
 func TestDockerOrWhyNot(t *testing.T) {
 	t.Parallel()
 	s, err := Start(t.Context(), Options{Ways: []Way{Docker}})

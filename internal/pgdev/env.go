@@ -13,8 +13,8 @@ import (
 // oldest is the oldest version that drover supports.
 const oldest = 15
 
-// fromEnv takes the database that the user named. Five seconds are enough for a server that is up; a longer wait only
-// delays the error.
+// fromEnv uses the database that the user named. A server that is up answers within five seconds. A longer wait would only
+// delay the error.
 func (o Options) fromEnv(ctx context.Context) (*Server, error) {
 	given := o.getenv("DATABASE_URL")
 	if given == "" {

@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// local runs the server binaries that are installed here.
+// local runs server binaries that are installed on this machine.
 func (o Options) local(ctx context.Context) (*Server, error) {
 	inPath, elsewhere := binDirs()
 	if o.BinDir != "" {
@@ -32,13 +32,13 @@ func (o Options) local(ctx context.Context) (*Server, error) {
 	return newServer(c.url(), fmt.Sprintf("%s %s (%s)", Local, b.version, b.dir), c, c.close), nil
 }
 
-// binaries are a directory with postgres and initdb, and their version.
+// binaries is a directory with postgres and initdb, and their version.
 type binaries struct {
 	dir     string
 	version string // "17.2"
 }
 
-// findBinaries returns the first in PATH that are new enough, else the newest elsewhere.
+// findBinaries returns the first binaries in PATH that are new enough, or else the newest ones elsewhere.
 func findBinaries(ctx context.Context, inPath, elsewhere []string) (binaries, error) {
 	var tooOld []string
 	usable := func(dirs []string) []binaries {
@@ -46,7 +46,7 @@ func findBinaries(ctx context.Context, inPath, elsewhere []string) (binaries, er
 		for _, dir := range dirs {
 			b, err := binariesIn(ctx, dir)
 			switch {
-			case err != nil: // no server in this directory, or one that does not run
+			case err != nil: // this directory has no server, or its server does not run
 			case versionNumbers(b.version)[0] < oldest:
 				tooOld = append(tooOld, fmt.Sprintf("%s (%s)", b.version, dir))
 			default:
@@ -73,7 +73,7 @@ func findBinaries(ctx context.Context, inPath, elsewhere []string) (binaries, er
 	return binaries{}, errors.New("no postgres and initdb in PATH or where packages put them")
 }
 
-// binDirs returns the directories of PATH and those where packages put server binaries outside of it.
+// binDirs returns the directories of PATH, and the other directories where packages install server binaries.
 func binDirs() (inPath, elsewhere []string) {
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
 		if filepath.IsAbs(dir) {
@@ -123,7 +123,7 @@ func parseVersion(line string) (string, error) {
 	return fields[0], nil
 }
 
-// versionNumbers reads major and minor of "15.18"; a "19devel" or "18beta1" is 0 of its major.
+// versionNumbers returns the major and the minor number of "15.18". The minor number of "19devel" or "18beta1" is 0.
 func versionNumbers(version string) [2]int {
 	var n [2]int
 	for i, part := range strings.SplitN(version, ".", 2) {
@@ -138,7 +138,7 @@ func compareVersions(a, b string) int {
 	return cmp.Or(cmp.Compare(x[0], y[0]), cmp.Compare(x[1], y[1]))
 }
 
-// freePort returns a loopback port on which no process listens. It is below the range of outgoing connections, so that
+// freePort returns a loopback port on which no process listens. The port is below the range of outgoing connections, so that
 // it stays free while a killed server is down.
 func freePort() (int, error) {
 	var err error

@@ -60,7 +60,7 @@ func TestParseVersion(t *testing.T) {
 	}
 }
 
-// fakeBinaries makes a directory of scripts that know their version, and no more; without one they fail.
+// fakeBinaries makes a directory of scripts that only print their version. Without a version they fail.
 func fakeBinaries(t *testing.T, version string) string {
 	t.Helper()
 	dir := openDir(t)
@@ -76,7 +76,7 @@ func fakeBinaries(t *testing.T, version string) string {
 
 func writeFile(t *testing.T, path, content string, mode os.FileMode) {
 	t.Helper()
-	// A child that another test forks meanwhile would keep the file open for writing, and nobody could execute it.
+	// Another test may fork a child meanwhile, which keeps the file open for writing. Then nobody can execute the file.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(path, []byte(content), mode); err != nil {
@@ -84,7 +84,7 @@ func writeFile(t *testing.T, path, content string, mode os.FileMode) {
 	}
 }
 
-// localBinaries returns where this machine's server binaries are: the tests need them.
+// localBinaries returns the directory of this machine's server binaries, which the tests need.
 func localBinaries(t *testing.T) binaries {
 	t.Helper()
 	inPath, elsewhere := binDirs()

@@ -1,14 +1,14 @@
-// Package pgdev finds a Postgres for the demo, the tests and the benchmarks, or makes one that leaves
-// nothing behind. Start tries four ways in turn and says in one line which it took:
+// Package pgdev finds a Postgres for the demo, the tests and the benchmarks, or makes a server that leaves
+// nothing behind. Start tries four ways in turn, and logs in one line which one it took:
 //
 //  1. [FromEnv]: the database of DATABASE_URL, used as it is and never stopped;
-//  2. [Local]: server binaries on this machine, those in DROVER_PG_BIN if that is set, run as a throwaway cluster on a
-//     free loopback port;
+//  2. [Local]: server binaries on this machine, which run as a temporary cluster on a free loopback port. If
+//     DROVER_PG_BIN is set, it names their directory;
 //  3. [Docker]: a container of a running Docker engine;
 //  4. [Download]: a verified archive of server binaries, kept in the user's cache directory.
 //
-// The databases it makes keep fsync, full_page_writes and synchronous_commit on: what is tested and
-// measured here is what a real server does.
+// The servers that it makes keep fsync, full_page_writes and synchronous_commit on, so that tests and
+// measurements hold for a real server.
 package pgdev
 
 import (
@@ -21,10 +21,10 @@ import (
 	"sync"
 )
 
-// Way is one way to come by a Postgres.
+// Way is one way to get a Postgres.
 type Way string
 
-// The ways, in the order Start tries them.
+// The ways, in the order in which Start tries them.
 const (
 	FromEnv  Way = "DATABASE_URL"
 	Local    Way = "local binaries"
@@ -32,70 +32,74 @@ const (
 	Download Way = "download"
 )
 
-// ErrNotCluster reports Kill or Restart of a server that is no cluster of this process' own.
+// ErrNotCluster reports a call that needs a cluster of this process, such as Kill or Restart, for another server.
 var ErrNotCluster = errors.New("drover: only a cluster made of server binaries can be killed and restarted")
 
 // binVar names a directory of server binaries, to run tests and fault scenarios on another version.
 const binVar = "DROVER_PG_BIN"
 
-// errNotSet is the only reason to go on without DATABASE_URL. Any other problem with it is an error for the user.
+// errNotSet reports that DATABASE_URL is not set. This is the only reason to go on to the next way. Every other problem with
+// the variable is an error for the user.
 var errNotSet = errors.New("not set")
 
 // Options are the settings of Start. The zero value tries all four ways and is silent.
 type Options struct {
-	// Settings are server settings such as "work_mem": "64MB". They reach only servers that Start makes.
-	// Those have max_connections 200, shared_buffers 256MB, timezone UTC and else Postgres' own defaults.
-	// Turning off what makes a commit durable is an error, and so is what Start decides: port and places.
+	// Settings are server settings such as "work_mem": "64MB". They apply only to servers that Start makes.
+	// Such servers have max_connections 200, shared_buffers 256MB, timezone UTC, and otherwise Postgres' defaults.
+	// It is an error to turn off a setting that makes commits durable, or to set what Start decides: the port and
+	// the directories.
 	Settings map[string]string
 
-	// Dir is where a cluster of local binaries puts its files, in a directory that is removed when it ends. A downloaded
-	// server is run from where its files are, so they stay in the temporary directory, which is also what empty means.
+	// Dir is where a cluster of local binaries makes a directory for its files. The directory is removed when the
+	// cluster ends. Empty means the system's temporary directory. A downloaded server ignores Dir: its binaries are
+	// among its files and run from there, so they stay in the temporary directory.
 	Dir string
 
 	// Env is added to the environment of a cluster's processes, as "NAME=value".
 	Env []string
 
-	// Log receives one line with the Postgres that Start took, and why it did not take the ways before.
-	// Nil is not called.
+	// Log gets one line with the way that Start took, and the reasons why the ways before it failed. Nil is not
+	// called.
 	Log func(line string)
 
 	// Ways are tried in this order. Nil means FromEnv, Local, Docker, Download.
 	Ways []Way
 
-	// BinDir is the one directory Local looks into, to run a chosen version. Empty means that of DROVER_PG_BIN,
-	// and without one PATH and then the places where packages put servers, newest first.
+	// BinDir is the only directory in which Local looks, to run a chosen version. Empty means the directory of
+	// DROVER_PG_BIN. Without that, Local looks in PATH, and then for the newest version in the directories where
+	// packages install servers.
 	BinDir string
 
-	// Image is what Docker runs. Empty means "postgres:17-alpine".
+	// Image is the image that Docker runs. Empty means "postgres:17-alpine".
 	Image string
 
-	// BaseURL is the Maven repository Download fetches from. Empty means Maven Central.
+	// BaseURL is the Maven repository of Download. Empty means Maven Central.
 	BaseURL string
 
 	// CacheDir keeps downloaded archives. Empty means "drover/pgdev" in the user's cache directory.
 	CacheDir string
 
-	binEnv bool                // BinDir is that of DROVER_PG_BIN
-	port   func() (int, error) // chooses a cluster's port; a test makes it choose a taken one
-	getenv func(string) string // os.Getenv, but in tests
+	binEnv bool                // BinDir comes from DROVER_PG_BIN
+	port   func() (int, error) // chooses a cluster's port; a test makes it choose a port that is taken
+	getenv func(string) string // os.Getenv, except in tests
 }
 
 // Server is a Postgres that Start found or made. Its methods may be called from any goroutine.
 type Server struct {
 	url     string
 	source  string
-	cluster *cluster     // nil unless this process runs the binaries itself
-	stop    func() error // nil for a database that was there before
-	close   func() error // stop, once
+	cluster *cluster     // nil unless this process runs the binaries
+	stop    func() error // nil for a database that Start did not make
+	close   func() error // calls stop once
 }
 
-// Start returns a Postgres of version 15 or newer, ready for connections. The context bounds the search
-// and the start, not the server's life: Close ends it. A server that Start made is also ended, and its
-// files removed, when the program exits or is killed without a Close.
+// Start returns a Postgres of version 15 or newer, ready for connections. The context bounds the search and the start, but not
+// the life of the server. Close ends the server. If the program exits or is killed without a Close, a server that Start made
+// ends too, and its files are removed.
 //
-// A DATABASE_URL that is set but does not answer is an error, and so is a DROVER_PG_BIN without a server that
-// starts; Start takes no other instead. If no way works, the error says why for each of them, and how to get a
-// Postgres.
+// If DATABASE_URL is set and its server does not answer, Start returns an error, and does not try other ways. The same holds
+// if DROVER_PG_BIN is set and has no server that starts. If no way works, the error gives the reason for each of them, and
+// explains how to get a Postgres.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -120,19 +124,19 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 // URL returns the connection string. A server that Start made has a database "drover" of its own.
 func (s *Server) URL() string { return s.url }
 
-// Source says where the server comes from, for people, such as "local binaries 17.2
+// Source describes the origin of the server for people, such as "local binaries 17.2
 // (/usr/lib/postgresql/17/bin)". It holds no password.
 func (s *Server) Source() string { return s.source }
 
 // Owned reports whether Start made the server, so that Close ends it.
 func (s *Server) Owned() bool { return s.stop != nil }
 
-// Close stops the server and removes its files if it is owned; otherwise it does nothing. It disconnects
-// whoever is connected. Calls after the first return what the first returned.
+// Close stops an owned server, disconnects its clients and removes its files. For other servers it does nothing. Later calls
+// return the result of the first one.
 func (s *Server) Close() error { return s.close() }
 
-// Kill ends the postmaster with SIGKILL, as a crash or the kernel would, and returns once it is gone. Its
-// sessions end as soon as they notice. Only for clusters of server binaries, else ErrNotCluster.
+// Kill ends the postmaster with SIGKILL, as a crash or the kernel would, and returns once the postmaster is gone. Its sessions
+// end as soon as they notice. Kill works only for clusters of server binaries. For other servers it returns ErrNotCluster.
 func (s *Server) Kill() error {
 	if s.cluster == nil {
 		return ErrNotCluster
@@ -140,8 +144,9 @@ func (s *Server) Kill() error {
 	return s.cluster.kill()
 }
 
-// Restart stops the server if it runs, and starts it on the same port with the same data. The context
-// bounds the start, recovery after Kill included. Only for clusters of server binaries, else ErrNotCluster.
+// Restart stops the server if it runs, and starts it on the same port with the same data. The context bounds the start,
+// including the recovery after Kill. Restart works only for clusters of server binaries. For other servers it returns
+// ErrNotCluster.
 func (s *Server) Restart(ctx context.Context) error {
 	if s.cluster == nil {
 		return ErrNotCluster
@@ -185,7 +190,7 @@ func (o Options) withDefaults() (Options, error) {
 		o.BaseURL = mavenCentral
 	}
 	if o.CacheDir == "" {
-		// Without a home directory Download says so when its turn comes.
+		// An error means that there is no home directory. Download reports that when it is tried.
 		if dir, err := os.UserCacheDir(); err == nil {
 			o.CacheDir = filepath.Join(dir, "drover", "pgdev")
 		}
@@ -204,8 +209,8 @@ func (o Options) withDefaults() (Options, error) {
 	return o, err
 }
 
-// serverSettings adds the defaults to the caller's settings. It refuses settings that lose commits, because a test or a
-// figure from such a server means nothing for a real one.
+// serverSettings adds the defaults to the caller's settings. It refuses settings that may lose commits, because tests and
+// measurements on such a server prove nothing about a real one.
 func serverSettings(asked map[string]string) (map[string]string, error) {
 	settings := map[string]string{
 		"max_connections": "200",
@@ -229,7 +234,7 @@ func serverSettings(asked map[string]string) (map[string]string, error) {
 	return settings, errors.Join(errs...)
 }
 
-// taken is the line for Options.Log.
+// taken returns the line for Options.Log.
 func taken(s *Server, failed []error) string {
 	line := "postgres: " + s.source
 	for i, err := range failed {
@@ -255,7 +260,7 @@ func noneError(failed []error) error {
 	return &startError{text: b.String(), failed: failed}
 }
 
-// startError reads as a list, and wraps every reason in it.
+// startError has the reasons of all ways. Its text is a list, and it wraps every reason.
 type startError struct {
 	text   string
 	failed []error

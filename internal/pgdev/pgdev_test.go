@@ -21,7 +21,7 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// TestMain is also the body of the programs that tests start and kill, and looks for goroutines left behind.
+// TestMain also runs the programs that tests start and kill. At the end it looks for goroutines that were left behind.
 func TestMain(m *testing.M) {
 	if story := os.Getenv("PGDEV_TEST_PROGRAM"); story != "" {
 		program(story)
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	left := goroutines()
 	for end := time.Now().Add(30 * time.Second); len(left) > 0 && time.Now().Before(end); left = goroutines() {
-		<-time.After(10 * time.Millisecond) // those that are about to end get the time for it
+		<-time.After(10 * time.Millisecond) // goroutines that are about to end get some time
 	}
 	for _, stack := range left {
 		fmt.Fprintf(os.Stderr, "a goroutine is left:\n%s\n", stack)
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// goroutines are the stacks of those that this package has started.
+// goroutines returns the stacks of the goroutines that this package has started.
 func goroutines() (of []string) {
 	stacks := make([]byte, 1<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
@@ -77,10 +77,10 @@ func TestDatabaseURLIsUsedAsItIs(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	query[int](t, there, `select 1`) // Close left it alone
+	query[int](t, there, `select 1`) // Close did not stop it
 }
 
-// A program that was told to use one database must not write into another.
+// A program with a DATABASE_URL must not write into another database.
 func TestDatabaseURLThatDoesNotAnswerIsAnError(t *testing.T) {
 	t.Parallel()
 	port, err := freePort()
@@ -102,7 +102,7 @@ func TestDatabaseURLThatDoesNotAnswerIsAnError(t *testing.T) {
 func TestDatabaseURLThatHangsIsAnError(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says a word
+	l, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func TestErrorTellsWhyEachOfTheFourWaysFailed(t *testing.T) {
 	}
 }
 
-// DROVER_PG_BIN chooses the server, and nothing takes its place where there is none.
+// DROVER_PG_BIN chooses the server. If there is no server in it, Start uses no other.
 func TestBinariesOfTheEnvironment(t *testing.T) {
 	t.Parallel()
 	empty := t.TempDir()
@@ -183,7 +183,7 @@ func TestSettingsThatLoseCommitsOrMoveTheServerAreRefused(t *testing.T) {
 	}
 }
 
-// start starts a server that is closed, and was removed entirely, when t ends.
+// start starts a server. When t ends, it closes the server and checks that all its traces are gone.
 func start(t *testing.T, o Options) *Server {
 	t.Helper()
 	s, err := Start(t.Context(), o)

@@ -18,12 +18,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// program is what a test starts in a process of its own. It says where its server is, then ends as the
-// story wants, once the test has answered.
+// program runs in a process that a test starts. It prints where its server is. Once the test has answered, it ends in the way
+// that the test has chosen.
 func program(story string) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	if story != "drains" {
-		stop() // the default: an interrupt ends the process
+		stop() // by default, an interrupt ends the process
 	}
 	s, err := Start(context.Background(), Options{Ways: []Way{Local}})
 	if err != nil {
@@ -71,7 +71,7 @@ type testProgram struct {
 	out  *bufio.Reader
 }
 
-// startProgram starts this test binary as a program, in a process group of its own like a shell would.
+// startProgram starts this test binary as a program, in a process group of its own as a shell does.
 func startProgram(t *testing.T, story string) *testProgram {
 	t.Helper()
 	return startProgramIn(t, story, openDir(t))
@@ -91,8 +91,8 @@ func startProgramIn(t *testing.T, story, temp string) *testProgram {
 		t.Fatal(err)
 	}
 	p.in, p.out = in, bufio.NewReader(out)
-	// Under nohup, or in the background of a script, this process ignores these signals, and its children would, too. A
-	// signal that has a handler gets back its default in a child.
+	// Under nohup, or in the background of a script, this process ignores these signals, and its children would inherit that.
+	// With a handler here, a child has the default again.
 	handled := make(chan os.Signal, 1)
 	signal.Notify(handled, syscall.SIGHUP, syscall.SIGINT)
 	defer signal.Stop(handled)
@@ -106,7 +106,7 @@ func startProgramIn(t *testing.T, story, temp string) *testProgram {
 	return p
 }
 
-// openDir is a temporary directory that the server's user can enter, which t.TempDir is not.
+// openDir returns a temporary directory that the server's user can enter. It cannot enter t.TempDir.
 func openDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pgdev-test-")
@@ -124,7 +124,7 @@ func openDir(t *testing.T) string {
 	return dir
 }
 
-// left reads where the program's server is, and looks at what it has started.
+// left reads the place of the program's server, and returns the traces of the server.
 func (p *testProgram) left(t *testing.T) traces {
 	t.Helper()
 	url, dir, ok := strings.Cut(p.line(t), " ")
@@ -150,7 +150,7 @@ func (p *testProgram) answer(t *testing.T) {
 	}
 }
 
-// signal goes to the process group, as from a terminal.
+// signal sends a signal to the process group, as a terminal does.
 func (p *testProgram) signal(t *testing.T, sig syscall.Signal) {
 	t.Helper()
 	if err := syscall.Kill(-p.cmd.Process.Pid, sig); err != nil {

@@ -7,9 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Standby makes a hot standby of the server, a cluster of its own with the same settings and users, and returns once it
-// can be read. It streams from the server for as long as both live. Only for clusters of server binaries, else
-// ErrNotCluster.
+// Standby makes a hot standby of the server, and returns once the standby can be read. The standby is a cluster of its own with
+// the same settings and users, and it streams from the server while both live. Standby works only for clusters of server
+// binaries. For other servers it returns ErrNotCluster.
 func (s *Server) Standby(ctx context.Context) (*Server, error) {
 	if s.cluster == nil {
 		return nil, ErrNotCluster
@@ -21,7 +21,7 @@ func (s *Server) Standby(ctx context.Context) (*Server, error) {
 	return newServer(c.url(), s.source+", standby", c, c.close), nil
 }
 
-// Promote makes a standby a primary, and returns once it takes writes.
+// Promote turns a standby into a primary, and returns once it accepts writes.
 func (s *Server) Promote(ctx context.Context) error {
 	if s.cluster == nil {
 		return ErrNotCluster

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// standby copies the running cluster and starts the copy, which follows it.
+// standby copies the running cluster, and starts the copy as its standby.
 func (c *cluster) standby(ctx context.Context) (*cluster, error) {
 	k, err := startKeeper(filepath.Dir(c.dir), c.cred)
 	if err != nil {
@@ -31,8 +31,8 @@ func (c *cluster) standby(ctx context.Context) (*cluster, error) {
 	return s, nil
 }
 
-// copyTo takes a backup of the data directory. pg_basebackup would do the same, but not all server binaries come with it.
-// The copy begins at the backup's checkpoint, and gets the WAL from the server.
+// copyTo makes a backup of the data directory. pg_basebackup would do the same, but not all server binaries include it. The copy
+// begins at the checkpoint of the backup, and gets the WAL from the server.
 func (c *cluster) copyTo(ctx context.Context, s *cluster) error {
 	conn, err := pgx.Connect(ctx, c.url())
 	if err != nil {
@@ -57,8 +57,8 @@ func (c *cluster) copyTo(ctx context.Context, s *cluster) error {
 	return errors.Join(s.write("backup_label", []byte(label)), s.write("standby.signal", nil), s.write("postgresql.auto.conf", settings))
 }
 
-// copyFiles copies a data directory that is in use: files may grow or disappear meanwhile. It leaves out the files of the
-// running server and its log.
+// copyFiles copies a data directory that is in use, so files may grow or disappear meanwhile. It leaves out the log and the
+// files that belong to the running server.
 func (c *cluster) copyFiles(from string) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -93,7 +93,7 @@ func (c *cluster) copyFiles(from string) error {
 	})
 }
 
-// write writes a file of the data directory for the user whom the server runs as.
+// write writes a file of the data directory, owned by the user that the server runs as.
 func (c *cluster) write(name string, text []byte) error {
 	path := c.path("data", name)
 	return errors.Join(os.WriteFile(path, text, 0o600), c.give(path))

@@ -9,7 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// A standby has what its primary has, takes no writes, and goes on by itself once it is promoted.
+// A standby has the data of its primary and refuses writes. After a promotion it accepts writes without the primary.
 func TestStandbyIsPromoted(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)

@@ -8,24 +8,27 @@ import (
 )
 
 const (
-	// maxDigits bounds a number on either side of its point, exponent applied. Postgres' numeric has 131072 before and
-	// 16383 after it; one bound for both is easier to remember and more than any key or amount needs.
+	// maxDigits bounds the digits of a number on either side of its point, after its exponent is applied. Postgres' numeric
+	// allows 131072 digits before the point and 16383 after it. One bound is easier to remember, and no key or amount needs
+	// more.
 	maxDigits = 16383
 
 	maxPathKey = 40 // bytes of an object key in a fault
 )
 
-// JSONFault says, with the place, why raw cannot be a jsonb value of drover's; "" if it can:
+// JSONFault returns the reason why drover cannot store raw as jsonb, with the place in raw. It returns "" if raw is good.
+// The reasons are:
 //
 //   - it is not one JSON value, or not UTF-8
 //   - a string or key holds NUL or half a surrogate pair, which JSON can write and jsonb cannot hold
 //   - a number has more than 16383 digits before or after the point
 //   - arrays and objects nest deeper than maxDepth
-//   - it is longer than maxBytes, or would be with its numbers written out, as jsonb does: 90 KB of 1e131071
-//     can be inserted and are 1.3 GB to read, so the row could never be claimed
+//   - it is longer than maxBytes, or would be once its numbers are written out. jsonb does that: 90 KB of 1e131071
+//     can be inserted, but are 1.3 GB to read, so the row could never be claimed
 //
-// Spaces that jsonb adds after commas and colons do not count. maxBytes must stay below 256 MiB, jsonb's own
-// bound. Duplicate keys pass, the last one wins, as in Postgres. It reads raw once and allocates only to refuse.
+// The spaces that jsonb adds after commas and colons do not count. maxBytes must be less than 256 MiB, the limit of jsonb
+// itself. Duplicate keys are allowed, and the last one counts, as in Postgres. JSONFault reads raw once, and allocates only
+// if it finds a fault.
 func JSONFault(raw []byte, maxBytes, maxDepth int) string {
 	if len(raw) > maxBytes {
 		return fmt.Sprintf("%d bytes of JSON; at most %d", len(raw), maxBytes)
@@ -40,16 +43,16 @@ func JSONFault(raw []byte, maxBytes, maxDepth int) string {
 	return ""
 }
 
-// jsonScan walks one JSON text. Each method starts at pos and leaves it behind what it read.
+// jsonScan walks through one JSON text. Each method starts at pos, and moves pos behind the text that it read.
 type jsonScan struct {
 	raw      []byte
 	pos      int
 	maxDepth int
-	grown    int // bytes that the numbers so far gain when they are written out
+	grown    int // bytes that the numbers so far will grow by when they are written out
 }
 
-// jsonFault is why a text was refused. Containers put their step before the path on the way out, so that a
-// good text pays nothing for it.
+// jsonFault is the reason why a text is refused. Each container adds its step in front of the path on the way out, so that a
+// good text costs nothing extra.
 type jsonFault struct {
 	reason string
 	at     int
@@ -73,7 +76,7 @@ func (s *jsonScan) document() *jsonFault {
 	return nil
 }
 
-// value reads one value; depth is that of an array or object which starts here.
+// value reads one value. depth is the depth of an array or object that starts here.
 func (s *jsonScan) value(depth int) *jsonFault {
 	switch c := s.peek(); {
 	case c == '{' || c == '[':
@@ -200,7 +203,7 @@ func (s *jsonScan) escape() *jsonFault {
 	return nil
 }
 
-// hex4 reads uXXXX, what follows the backslash of an escape.
+// hex4 reads uXXXX, the part of an escape behind the backslash.
 func (s *jsonScan) hex4() (r rune, ok bool) {
 	if len(s.raw)-s.pos < 5 || s.raw[s.pos] != 'u' {
 		return 0, false
@@ -250,7 +253,7 @@ func (s *jsonScan) number() *jsonFault {
 			return s.unexpected("a digit")
 		}
 		for _, c := range s.raw[first:s.pos] {
-			exponent = min(exponent*10+int(c-'0'), 1<<24) // any bound far beyond what passes below
+			exponent = min(exponent*10+int(c-'0'), 1<<24) // bounded, far beyond the limit that is checked below
 		}
 		if minus {
 			exponent = -exponent
@@ -289,7 +292,7 @@ func (s *jsonScan) accept(c byte) bool {
 	return true
 }
 
-// peek returns the next byte, 0 at the end: JSON has no use for a NUL byte either.
+// peek returns the next byte, or 0 at the end. A NUL byte is not valid JSON either, so 0 is never ambiguous.
 func (s *jsonScan) peek() byte {
 	if s.pos >= len(s.raw) {
 		return 0

@@ -1,4 +1,4 @@
-// Package pgtext makes text and JSON fit for Postgres, or says why they are not.
+// Package pgtext makes text acceptable to Postgres, and checks whether JSON and names are.
 package pgtext
 
 import (
@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Sanitize makes s what Postgres takes as text and as a jsonb string: each NUL and each run of invalid
-// UTF-8 becomes U+FFFD, and the result has at most maxBytes bytes. What is longer ends, on a rune boundary, in
-// a mark that counts the bytes of s left out ("… [+12345 bytes]"), or without one where not even the mark
-// fits; truncated reports it. It looks at no more than twice maxBytes of s, however long s is.
+// Sanitize turns s into a text that Postgres accepts as text and as a jsonb string. Each NUL and each run of invalid UTF-8
+// becomes U+FFFD. The result has at most maxBytes bytes. A longer text is cut on a rune boundary, and ends in a mark that
+// counts the bytes of s left out ("… [+12345 bytes]"). If there is no room even for the mark, the mark is left out.
+// truncated reports a cut. Sanitize reads at most 2*maxBytes bytes of s, however long s is.
 func Sanitize(s string, maxBytes int) (out string, truncated bool) {
 	maxBytes = max(maxBytes, 0)
 	if len(s) <= maxBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {
@@ -18,7 +18,7 @@ func Sanitize(s string, maxBytes int) (out string, truncated bool) {
 	}
 	text := make([]byte, 0, min(len(s)+utf8.UTFMax, maxBytes))
 	room := maxBytes - len(dropMark(len(s)))
-	kept, keptOf := 0, 0 // the longest prefix of text with room for the mark, and how much of s it stands for
+	kept, keptOf := 0, 0 // kept is the longest prefix of text that leaves room for the mark; keptOf is the length of its source in s
 	for pos := 0; pos < len(s); {
 		r, size := utf8.DecodeRuneInString(s[pos:])
 		if r == utf8.RuneError && size == 1 {
@@ -42,7 +42,7 @@ func Sanitize(s string, maxBytes int) (out string, truncated bool) {
 	return string(text), false
 }
 
-// invalidRun counts the bytes at the start of s that are not UTF-8; it stops at most.
+// invalidRun counts the bytes at the start of s that are not UTF-8. It counts no further than most.
 func invalidRun(s string, most int) (n int) {
 	for n < min(len(s), most) {
 		if r, size := utf8.DecodeRuneInString(s[n:]); r != utf8.RuneError || size != 1 {

@@ -56,7 +56,7 @@ func TestSanitizeText(t *testing.T) { // F-10
 	}
 }
 
-// A text of 50 MB costs no more than what is kept of it, whatever it is made of.
+// A text of 50 MB costs no more memory than the part that is kept, whatever it contains.
 //
 //nolint:paralleltest // counts the process' allocations
 func TestSanitizeTextOfFiftyMegabytes(t *testing.T) { // F-10
@@ -117,7 +117,7 @@ func FuzzSanitizeText(f *testing.F) { // F-10
 	})
 }
 
-// cleanAll is the plain way, without a bound.
+// cleanAll is a simple implementation without a bound, to compare with.
 func cleanAll(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }

@@ -6,11 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxIdentifier is how long a name may be in a server that was compiled as usual. Postgres cuts longer names, so two of
-// them may become one.
+// maxIdentifier is the longest name in bytes, in a server with the default build options. Postgres cuts longer names, so two
+// names may become the same.
 const maxIdentifier = 63
 
-// SchemaFault says why name cannot be the name of drover's schema; "" if it can. Quotes, capitals, spaces and dots may.
+// SchemaFault returns the reason why name cannot be the name of drover's schema, or "" if it can. Quotes, capitals, spaces and
+// dots are allowed.
 func SchemaFault(name string) string {
 	switch {
 	case strings.TrimSpace(name) == "":
@@ -21,7 +22,7 @@ func SchemaFault(name string) string {
 		return "invalid UTF-8"
 	case strings.IndexByte(name, 0) >= 0:
 		return fmt.Sprintf("NUL at byte %d", strings.IndexByte(name, 0))
-	case name == "$user": // drover's functions pin a search_path
+	case name == "$user": // drover's functions set a search_path of their own
 		return "in a search_path, it means the schema with the role's name"
 	}
 	return ""

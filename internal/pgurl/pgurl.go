@@ -1,5 +1,5 @@
-// Package pgurl reads the connection string of a database. No error that it returns holds any part of that string:
-// where a string is malformed, nobody knows which part of it is the password.
+// Package pgurl parses the connection string of a database. Its errors quote no part of the string, because in a malformed
+// string any part may be the password.
 package pgurl
 
 import (
@@ -18,8 +18,8 @@ import (
 var errForm = errors.New("it is neither a URL of the scheme postgres, in lower case and with two slashes, nor a list of key=value pairs; " +
 	"in a URL, write each of @ : / ? # % and blanks in a user name or password as its percent escape, such as %40 for @")
 
-// Parse reads a URL or a keyword string. It first removes what env files leave around one: blanks, and one pair of quotes.
-// It refuses whatever Check refuses. The config's ConnString is the string without those.
+// Parse parses a URL or a keyword string. It first removes the blanks and the pair of quotes that env files leave around a
+// value. The config's ConnString is the string without them. Parse refuses every string that Check refuses, and more.
 func Parse(given string) (*pgxpool.Config, error) {
 	text := strings.TrimSpace(given)
 	if n := len(text); n >= 2 && (text[0] == '"' || text[0] == '\'') && text[n-1] == text[0] {
@@ -43,16 +43,16 @@ func hosts(config *pgx.ConnConfig) []string {
 	return all
 }
 
-// path reports whether a host is the directory of a socket.
+// path reports whether a host is the directory of a Unix socket.
 func path(host string) bool { return regexp.MustCompile(`^(/|[A-Z]:\\)[^@=]*$`).MatchString(host) }
 
-// Check refuses a config whose string pgx could read only as something else. A URL in quotes or without its scheme is a
-// keyword string to pgx: it would look for the server elsewhere, such as at PGHOST, and send it the URL as the name or
-// the value of a parameter. An @ in a password that is not escaped makes the rest of it a part of the host.
+// Check refuses a config if pgx has misread its string. pgx takes a URL in quotes, or without its scheme, for a keyword string.
+// It would then connect to another server, such as PGHOST, and send the URL to it as the name or the value of a parameter. If
+// an @ in a password is not escaped, pgx takes the rest of the password for a part of the host.
 func Check(config *pgx.ConnConfig) error { return check(config, false) }
 
-// check is stricter with a string that a person has typed: a pool of an application's may well have a role or a database
-// with such a name, or a dialer for such a host.
+// check is stricter with a string that a person typed. An application's pool may have a role or a database with an odd name,
+// or a dialer for an odd host.
 func check(config *pgx.ConnConfig, typed bool) error {
 	odd := regexp.MustCompile(`(?i)postgres(ql)?://.*:.*@`)
 	if typed {
@@ -80,8 +80,8 @@ func check(config *pgx.ConnConfig, typed bool) error {
 	return nil
 }
 
-// reason is what pgx found wrong, in words of a fixed list. Its own text quotes the string, and hides a password only as
-// well as it can.
+// reason returns the fault that pgx found, in words of a fixed list. The text of pgx quotes the string, and cannot always hide
+// the password.
 func reason(err error) error {
 	text := err.Error()
 	for _, known := range []string{
@@ -91,7 +91,7 @@ func reason(err error) error {
 		"pool_max_conn_idle_time", "pool_health_check_period", "pool_ping_timeout", "statement_cache_capacity", "description_cache_capacity",
 		"default_query_exec_mode",
 	} {
-		var number syscall.Errno // of a file that cannot be read
+		var number syscall.Errno // the error of a file that cannot be read
 		switch {
 		case !strings.Contains(text, known):
 			continue
@@ -105,7 +105,8 @@ func reason(err error) error {
 	return errForm
 }
 
-// Explain hides what the server quotes in its error about a parameter of a new connection. Other errors stay as they are.
+// Explain replaces the server's error about a parameter of a new connection, because the server quotes the parameter. It
+// returns other errors unchanged.
 func Explain(err error) error {
 	var refused *pgconn.PgError
 	var attempt *pgconn.ConnectError
@@ -115,7 +116,7 @@ func Explain(err error) error {
 	return err
 }
 
-// refusedError is a server's refusal without its words.
+// refusedError is a server's error without its text.
 type refusedError struct{ err error }
 
 func (e *refusedError) Error() string {

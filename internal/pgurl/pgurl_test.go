@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Env files keep quotes and blanks around a value.
+// Env files may leave quotes and blanks around a value.
 func TestParseTrims(t *testing.T) {
 	t.Parallel()
 	plain := fmt.Sprintf("postgres://u:%s@h.example:5433/app?sslmode=disable", "secret")
@@ -29,7 +29,7 @@ func TestParseTrims(t *testing.T) {
 	}
 }
 
-// What people have: none of it may be refused.
+// Good strings, as people have them. Parse may refuse none of them.
 func TestParseTakes(t *testing.T) {
 	t.Parallel()
 	for _, given := range []string{
@@ -44,7 +44,7 @@ func TestParseTakes(t *testing.T) {
 	}
 }
 
-// Each of these would lead elsewhere, or show the password when the connection fails.
+// Each of these strings would lead to another server, or show the password when the connection fails.
 func TestParseRefuses(t *testing.T) {
 	t.Parallel()
 	for _, given := range malformed() {
@@ -70,7 +70,7 @@ func malformed() []string {
 	}
 }
 
-// No error holds a secret, neither of reading the string nor of a server that cannot be reached.
+// No error holds a secret: neither an error of parsing nor an error of a server that cannot be reached.
 func FuzzParse(f *testing.F) {
 	const secret = "S3cr3t"
 	for _, seed := range malformed() {
@@ -82,7 +82,7 @@ func FuzzParse(f *testing.F) {
 	} {
 		f.Add(seed)
 	}
-	password := regexp.MustCompile(`[:=@].*` + secret) // any other name with the secret in it may well be just a name, and so may the path of a socket
+	password := regexp.MustCompile(`[:=@].*` + secret) // elsewhere the secret may be a plain name or the path of a socket
 	f.Fuzz(func(t *testing.T, given string) {
 		config, err := Parse(given)
 		if err == nil {

@@ -1,5 +1,6 @@
-// Package tier divides the tests in two. Quick tests run with go test -short. Each takes less than a second when it runs
-// by itself, and none waits for real time to pass or starts a server of its own. Slow tests call Slow first.
+// Package tier divides the tests into quick and slow ones. Quick tests run with go test -short. Each takes less than a second
+// when it runs alone. A quick test does not wait for real time to pass, and does not start a server of its own. Slow tests call
+// Slow first.
 package tier
 
 import (
@@ -10,11 +11,11 @@ import (
 	"testing"
 )
 
-// Skipped is what a slow test says under -short. CI allows no other skip.
+// Skipped is the message of a slow test that is skipped under -short. CI allows no other skip.
 const Skipped = "a slow test, left out by -short"
 
-// Slow marks a slow test: it skips the test under -short. The slow stage of CI finds such tests by this call in the
-// body of their function, so a helper must not make the call for them.
+// Slow marks a slow test, and skips it under -short. The slow stage of CI finds the call in the body of the test function. So a
+// helper must not make the call instead.
 func Slow(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -22,13 +23,14 @@ func Slow(t testing.TB) {
 	}
 }
 
-// Race reports whether the race detector is built in. It makes a pure test ten times slower, and goroutines larger.
+// Race reports whether the race detector is built in. The detector makes a pure test ten times slower, and goroutines larger.
 func Race() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "-race" && s.Value == "true" })
 }
 
-// Size is the environment variable of that name, a number from 1, or else the usual one: .ci/nightly sets larger ones.
+// Size returns the number in the environment variable of that name, which must be at least 1. If the variable is not set, Size
+// returns the usual number. .ci/nightly sets larger numbers.
 func Size(t testing.TB, name string, usual int) int {
 	t.Helper()
 	text := os.Getenv(name)

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-//nolint:gochecknoglobals // always the same
+//nolint:gochecknoglobals // never changes
 var render = sync.OnceValues(Render)
 
 // Create makes a schema with drover's tables.
@@ -26,11 +26,11 @@ func Create(ctx context.Context, conn *pgx.Conn, schema string) error {
 
 // Note describes a new schema, for Reset.
 type Note struct {
-	Print string                     `json:"print"` // of its catalog
-	Rows  map[string]json.RawMessage `json:"rows"`  // what the migrations have written, by table
+	Print string                     `json:"print"` // the result of sqlPrint
+	Rows  map[string]json.RawMessage `json:"rows"`  // rows that the migrations have inserted, by table
 }
 
-// Describe returns the note of a schema that is new.
+// Describe returns the note of a new schema.
 func Describe(ctx context.Context, conn *pgx.Conn, schema string) (Note, error) {
 	n := Note{Rows: map[string]json.RawMessage{}}
 	if err := conn.QueryRow(ctx, sqlPrint, schema).Scan(&n.Print); err != nil {
@@ -49,8 +49,8 @@ func Describe(ctx context.Context, conn *pgx.Conn, schema string) (Note, error) 
 	return n, err
 }
 
-// usedTables are those that have, or had, rows. The size of a table is asked with a lock on it, so no table of another
-// schema may be asked: Postgres is free to test the size before the schema, unless the tables are listed first.
+// usedTables lists the tables that have rows or had rows. To read the size of a table takes a lock on it, so no table of
+// another schema may be asked. Postgres is free to test the size before the schema, unless the tables are listed first.
 func usedTables(ctx context.Context, conn *pgx.Conn, schema string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `
 with tables as materialized (select oid, relname from pg_class where relnamespace = to_regnamespace($1) and relkind = 'r')
@@ -58,8 +58,8 @@ select relname::text from tables where pg_relation_size(oid) > 0`, schema)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// Free reports whether no session has the schema's name as its application_name. A session ends a moment after its client
-// has closed it, so Free waits for that moment.
+// Free reports whether no session has the schema's name as its application_name. A session ends a moment after its client has
+// closed it, so Free waits up to 100 ms.
 func Free(ctx context.Context, conn *pgx.Conn, schema string) (free bool, err error) {
 	const sql = `select not exists (select from pg_stat_activity where application_name = $1 and datname = current_database())`
 	for range 10 {
@@ -71,8 +71,8 @@ func Free(ctx context.Context, conn *pgx.Conn, schema string) (free bool, err er
 	return false, nil
 }
 
-// Reset makes a schema as it was when its note was taken. It reports false, and does nothing, if its catalog has changed.
-// A truncate of a table takes 0.5 ms, so tables without rows are passed over.
+// Reset restores the state in which the schema was described. If the catalog of the schema has changed since, Reset changes
+// nothing and returns false. It skips tables without rows, because the truncate of a table takes 0.5 ms.
 func Reset(ctx context.Context, conn *pgx.Conn, schema string, n Note) (good bool, err error) {
 	if err := conn.QueryRow(ctx, `select (`+sqlPrint+`) = $2`, schema, n.Print).Scan(&good); err != nil || !good {
 		return false, err
@@ -97,9 +97,9 @@ func Reset(ctx context.Context, conn *pgx.Conn, schema string, n Note) (good boo
 	return err == nil, err
 }
 
-// sqlPrint changes with everything in schema $1 except its rows. An oid and its xmin change with each change of a
-// row of a catalog. Rows of pg_class are spelled out, because a truncate changes them. Statistics count as a change: they
-// outlive the rows, and would make the plans of the next test.
+// sqlPrint returns a text that changes with everything in schema $1 except its rows. Each change of a catalog row changes its oid
+// or its xmin. For pg_class the columns are listed instead, because a truncate changes its rows too. Statistics count as a
+// change, because they outlive the rows and would influence the plans of the next test.
 const sqlPrint = `
 select count(*) || md5(string_agg(x, ' ' order by x collate "C")) from (
 	select concat(nspowner, nspacl) from pg_namespace where oid = to_regnamespace($1)

@@ -1,5 +1,4 @@
-// Package upsql renders drover's migrations as one text of SQL. To run it in one call takes half the time that goose
-// needs.
+// Package upsql renders drover's migrations as one text of SQL. One call that runs this text takes half the time of goose.
 package upsql
 
 import (
@@ -11,11 +10,11 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// Render returns the Up halves of all migrations, and the rows that goose writes about them. The schema is the first one
-// of search_path. It does what goose does with the files: each in a transaction of its own, then a row in the version
-// table.
+// Render returns the Up halves of all migrations, with statements that insert goose's rows about them. The text applies to the
+// first schema of the search_path. It has the same effect as goose: each file runs in a transaction of its own, and then adds a
+// row to the version table.
 func Render() (string, error) {
-	names, err := fs.Glob(migrations.FS, "*.sql") // in order of their names
+	names, err := fs.Glob(migrations.FS, "*.sql") // sorted by name
 	if err != nil {
 		return "", err
 	}
@@ -45,14 +44,14 @@ create table %s (
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", name, err)
 		}
-		// goose has the bodies of functions checked, which is a quarter of the work; the tests of package migrations run goose.
+		// No check of function bodies, which is a quarter of the work. The tests of package migrations run goose, which checks them.
 		sql.WriteString("begin;\nset local check_function_bodies = off;\n" + up + "\n")
 		note(version)
 	}
 	return sql.String(), nil
 }
 
-// upHalf returns a goose file's statements between Up and Down. Without goose's lines they are plain SQL.
+// upHalf returns the statements between Up and Down in a goose file. It removes goose's own lines, so the rest is plain SQL.
 func upHalf(text string) (string, error) {
 	var lines []string
 	up := false

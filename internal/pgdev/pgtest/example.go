@@ -8,27 +8,27 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Example is NewPool for an Example function, which has no testing.TB: a pool on an empty schema, and the function
-// that ends both. What goes wrong panics, and so fails the example.
+// Example is NewPool for an Example function, which has no testing.TB. It returns a pool on an empty schema, and a function that
+// closes the pool and drops the schema. Errors panic, and so fail the example.
 func Example() (pool *pgxpool.Pool, end func()) {
 	e := &example{}
 	return NewPool(e), e.end
 }
 
-// MigratedExample is Example on a migrated schema: what NewMigratedPool is to NewPool.
+// MigratedExample is Example on a migrated schema. It is NewMigratedPool for an Example function.
 func MigratedExample() (pool *pgxpool.Pool, end func()) {
 	e := &example{}
 	return NewMigratedPool(e), e.end
 }
 
-// example is as much of a testing.TB as this package needs.
+// example implements the part of testing.TB that this package needs.
 type example struct {
 	testing.TB
 	cleanups []func()
 }
 
 func (*example) Helper()                  {}
-func (*example) Failed() bool             { return false } // one that fails has panicked
+func (*example) Failed() bool             { return false } // a failed example has panicked
 func (*example) Context() context.Context { return context.Background() }
 
 func (e *example) Cleanup(f func()) { e.cleanups = append(e.cleanups, f) }

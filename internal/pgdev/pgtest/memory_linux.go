@@ -5,13 +5,14 @@ import (
 	"syscall"
 )
 
-// memory is a directory in memory with room for a cluster, or empty. The server syncs its files there as anywhere else, and
-// they survive its death. The quick tests take a tenth to a fifth less time than on a disk: each makes a schema of tables.
+// memory returns a directory in memory with room for a cluster, or "" if there is none. The server syncs its files there as
+// elsewhere, and the files survive a crash of the server. The quick tests take a tenth to a fifth less time than on a disk,
+// because each makes a schema with tables.
 func memory() string {
 	const dir, room = "/dev/shm", 4 << 30
 	var fs syscall.Statfs_t
 	info, err := os.Stat(dir)
-	if err != nil || info.Mode().Perm()&0o002 == 0 { // the server may run as somebody else
+	if err != nil || info.Mode().Perm()&0o002 == 0 { // the server may run as another user
 		return ""
 	}
 	if err := syscall.Statfs(dir, &fs); err != nil || fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < room { //nolint:gosec // sizes are not negative

@@ -11,10 +11,10 @@ import (
 	"github.com/drover-queue/drover/internal/upsql"
 )
 
-// NewMigratedPool is NewPool on a schema with all of drover's migrations. To make one takes 120 ms of a processor, which
-// was a third of the quick tests' time. So the schema is one that another test has left, if there is one: its tables
-// are empty, and it has been found otherwise unchanged. The sessions of the pool have the schema's name as their
-// application_name, unless an edit changes that.
+// NewMigratedPool is NewPool on a schema with all of drover's migrations. A new schema takes 120 ms of a processor, which was a
+// third of the quick tests' time. So an earlier test may have used the schema. Its tables are emptied, and it is
+// checked to be otherwise unchanged. The sessions of the pool have the schema's name as their application_name, unless an edit
+// changes that.
 func NewMigratedPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
 	s := migrated.take(tb)
@@ -23,17 +23,17 @@ func NewMigratedPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool
 	return openPool(tb, s.name, append([]func(*pgxpool.Config){named}, edit...))
 }
 
-//nolint:gochecknoglobals // they belong to the cluster
+//nolint:gochecknoglobals // the schemas belong to the cluster
 var migrated schemas
 
-// schemas are those that no test has.
+// schemas is the list of migrated schemas that no test uses now.
 type schemas struct {
-	kept bool // somebody will drop them
+	kept bool // something drops the schemas at the end, so they can be kept
 	mu   sync.Mutex
 	free []*schema
 }
 
-// schema has drover's tables, and the session in which it was made.
+// schema is a schema with drover's tables, and the session that made it.
 type schema struct {
 	name string
 	note upsql.Note
@@ -106,10 +106,10 @@ func (s *schema) reset() bool {
 	return err == nil
 }
 
-// sqlFlush has the server count what this session has done before a test reads the counters.
+// sqlFlush makes the server count the statements of this session before a test reads the counters.
 const sqlFlush = `select pg_stat_force_next_flush()`
 
-// drop leaves a database that was there before as it was.
+// drop removes all schemas, so that a user's database is left unchanged.
 func (l *schemas) drop() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// Tests that run on schemas which goose has not made prove something only if those are the same.
+// Tests run on schemas that goose has not made. They prove something only if these schemas equal the ones of goose.
 func TestMigratedAsGooseDoes(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
@@ -47,7 +47,7 @@ func TestMigratedAsGooseDoes(t *testing.T) {
 	}
 }
 
-// catalogue describes everything in the pool's schema.
+// catalogue returns a description of everything in the pool's schema.
 func catalogue(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	const sql = `

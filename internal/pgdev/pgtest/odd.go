@@ -8,13 +8,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// OddRow is a row of jobs that drover never writes: made by hand, by an older version, by a damaged disk.
+// OddRow is a row of the table jobs that drover never writes. People, older versions and damaged disks make such rows.
 type OddRow struct {
 	Name            string
-	Columns, Values string // as in an insert
+	Columns, Values string // the two lists of an insert
 	Damaged         bool   // call Damage after the insert
 	Unreadable      string // a part of JobInfo.Unreadable, "" if that is empty
-	Slow            bool   // its text is larger than the server can send, which it finds out after a second
+	Slow            bool   // its text is too large to send, which the server finds out after a second
 }
 
 const (
@@ -26,7 +26,7 @@ const (
 	long     = `(select string_agg(md5(n::text), '') from generate_series(1, 400) n)`
 )
 
-// OddRows are rows that nothing which reads many jobs may fail on.
+// OddRows returns odd rows. A statement that reads many jobs must not fail because of one of them.
 func OddRows() []OddRow {
 	rows := []OddRow{
 		{Name: "errors of scalars", Columns: dead + "errors", Values: deadNow + `'[1, "x", null, true, [], {}, ` + goodPart + `]'`, Unreadable: "errors: 5 of 7 entries"},
@@ -106,8 +106,8 @@ func PutOdd(tb testing.TB, pool *pgxpool.Pool, row OddRow) (id string) {
 	return id
 }
 
-// Damage deletes all TOAST chunks of the table jobs, as a failing disk might. Values of the rows there now that are
-// stored outside of the row can no longer be read. The role must be a superuser.
+// Damage deletes all TOAST chunks of the table jobs, as a failing disk might. The present values that are stored outside of
+// their rows can no longer be read. The role must be a superuser.
 func Damage(tb testing.TB, pool *pgxpool.Pool) {
 	tb.Helper()
 	exec(tb, pool, `do $$ declare toast regclass := (select reltoastrelid from pg_class where oid = 'jobs'::regclass); begin

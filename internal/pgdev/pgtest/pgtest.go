@@ -1,4 +1,4 @@
-// Package pgtest gives tests a Postgres: one cluster for the test binary, one schema for the test.
+// Package pgtest gives tests a Postgres: one cluster for each test binary, and one schema for each test.
 package pgtest
 
 import (
@@ -24,17 +24,17 @@ import (
 //nolint:gochecknoglobals // a test binary has one cluster, and tests share nothing but package variables
 var shared server
 
-// server starts on first use.
+// server starts when it is first used.
 type server struct {
 	once sync.Once
 	s    *pgdev.Server
 	err  error
 }
 
-// Main runs the tests, ends the cluster if one was started, and exits. A test binary without it leaves
-// nothing behind either, but does not wait for the cluster's end.
+// Main runs the tests, stops the cluster if one was started, and exits. A test binary without Main leaves nothing behind
+// either, but it does not wait for the end of the cluster.
 //
-// Tests wait more than they compute. So twice as many run at once as there are processors, unless -parallel is set.
+// Tests wait more than they compute. So twice as many tests run together as there are processors, unless -parallel is set.
 func Main(m *testing.M) {
 	parallel := runtime.GOMAXPROCS(0) * 2
 	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil { // before the flags are parsed
@@ -49,8 +49,8 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// URL returns the connection string of the test binary's Postgres: DATABASE_URL if it is set, else of a
-// cluster that is started on the first call. It fails tb if there is none.
+// URL returns the connection string of the test binary's Postgres. This is DATABASE_URL if it is set, or else a cluster that
+// the first call starts. URL fails tb if no server can be found or started.
 func URL(tb testing.TB) string {
 	tb.Helper()
 	s, err := shared.start()
@@ -60,9 +60,9 @@ func URL(tb testing.TB) string {
 	return s.URL()
 }
 
-// NewPool returns a pool of at most 20 connections on an empty schema of tb's own, which is their whole
-// search_path. Each edit may change the pool's settings before it opens. Pool and schema are gone when tb ends;
-// a connection that tb has not given back by then fails it.
+// NewPool returns a pool of at most 20 connections on a new empty schema. The search_path of the connections is this schema
+// alone. Each edit may change the pool's settings before the pool opens. When tb ends, the pool is closed and the schema is
+// dropped. A connection that tb has not released by then fails tb.
 func NewPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
 	name := newName()
@@ -99,7 +99,7 @@ func (s *server) start() (*pgdev.Server, error) {
 	s.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
-		// Tests run in parallel, each with a pool: more connections than the default.
+		// Tests run in parallel, each with a pool. They need more connections than the default.
 		settings := map[string]string{"max_connections": "500"}
 		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings, Dir: memory(), Log: logVerbose})
 	})
@@ -120,13 +120,13 @@ func (s *server) close() error {
 	return s.s.Close()
 }
 
-// dropSchema first ends the sessions that would block it.
+// dropSchema drops the schema. Before that it ends the sessions that would block the drop.
 func dropSchema(tb testing.TB, schema string) {
 	tb.Helper()
 	admin(tb, endSessions(schema)+`; drop schema `+schema+` cascade`)
 }
 
-// endSessions ends the sessions that a failed test left with locks in the schema.
+// endSessions returns a statement that ends the sessions that hold locks in the schema. A failed test may leave such sessions.
 func endSessions(schema string) string {
 	return `
 select pg_terminate_backend(pid) from pg_stat_activity
@@ -136,8 +136,8 @@ where backend_type = 'client backend' and usename = current_user and pid in (
         and '` + schema + `'::regnamespace in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end))`
 }
 
-// closePool bounds the close, which waits for every connection to be given back, and for up to 15 s for the server to end
-// its session.
+// closePool closes a pool, and fails the test after a minute. The close waits until every connection is released, and up to 15 s for the server
+// to end each session.
 func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	tb.Helper()
 	closed := make(chan struct{})
@@ -152,10 +152,10 @@ func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	}
 }
 
-// adminTime bounds what this package itself does in the database.
+// adminTime bounds the statements of this package itself.
 const adminTime = 30 * time.Second
 
-// admin runs one statement on a connection of its own: an idle pool between tests would look like a leak.
+// admin runs one statement on a connection of its own, because an idle pool between tests would look like a leak.
 func admin(tb testing.TB, sql string) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), adminTime)

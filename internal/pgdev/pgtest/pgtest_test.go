@@ -15,7 +15,7 @@ func TestPoolsDoNotSeeEachOther(t *testing.T) {
 	t.Parallel()
 	a, b := pgtest.NewPool(t), pgtest.NewPool(t)
 	exec(t, a, `create table jobs ()`)
-	exec(t, b, `create table jobs ()`) // would exist already
+	exec(t, b, `create table jobs ()`) // would fail if the schemas were the same
 	for _, pool := range []*pgxpool.Pool{a, b} {
 		var path, schema string
 		const sqlWhere = `select current_setting('search_path'), relnamespace::regnamespace::text
@@ -49,7 +49,7 @@ func TestPoolSettings(t *testing.T) {
 	}
 }
 
-// A transaction that somebody forgot would block the drop for ever.
+// A forgotten transaction would block the drop for ever.
 func TestSchemaIsDroppedPastAForgottenTransaction(t *testing.T) {
 	t.Parallel()
 	for name, sql := range map[string]string{

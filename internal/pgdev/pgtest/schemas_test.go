@@ -12,8 +12,8 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
-// A migrated schema that a test has left looks like a new one. This test is not parallel: the schema that one test gives
-// back is that of the next.
+// A used schema looks like a new one. This test is not parallel, because it expects the schema that one test gives back to be
+// the schema of the next one.
 func TestMigratedSchemasAreUsedAgain(t *testing.T) { //nolint:paralleltest // see above
 	var names []string
 	inTest := func(f func(t *testing.T, pool *pgxpool.Pool)) {
@@ -61,7 +61,7 @@ func TestMigratedSchemasAreUsedAgain(t *testing.T) { //nolint:paralleltest // se
 	}
 }
 
-// A session of a test that outlives it keeps the schema from others.
+// If a session outlives its test, no other test gets the schema.
 func TestSchemasWithASessionAreDropped(t *testing.T) { //nolint:paralleltest // as above
 	var schema string
 	var session *pgx.Conn
@@ -73,13 +73,13 @@ func TestSchemasWithASessionAreDropped(t *testing.T) { //nolint:paralleltest // 
 			t.Fatal(err)
 		}
 	})
-	defer session.Close(t.Context()) //nolint:errcheck // nothing is lost with it
+	defer session.Close(t.Context()) //nolint:errcheck // nothing is lost with this connection
 	if now := pgtest.Schema(pgtest.NewMigratedPool(t)); now == schema {
 		t.Error("the schema was given to another test")
 	}
 }
 
-// contents are the rows of each table, and the state of each sequence.
+// contents returns the rows of each table and the state of each sequence.
 func contents(t *testing.T, pool *pgxpool.Pool) map[string]string {
 	t.Helper()
 	all := map[string]string{"sequences": strings.Join(texts(t, pool, `select concat_ws(' ', sequencename, last_value) from pg_sequences where schemaname = current_schema() order by 1`), ", ")}
