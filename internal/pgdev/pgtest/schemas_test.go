@@ -93,7 +93,7 @@ func contents(t *testing.T, pool *pgxpool.Pool) map[string]string {
 	return all
 }
 
-// A table that another test keeps locked holds up no migrated schema, neither a new one nor one that is given back.
+// A test that keeps a table locked holds up no other test, neither at its start nor at its end.
 func TestSchemasDoNotWaitForOtherTables(t *testing.T) {
 	t.Parallel()
 	other := pgtest.NewPool(t)
