@@ -49,10 +49,11 @@ func Describe(ctx context.Context, conn *pgx.Conn, schema string) (Note, error) 
 	return n, err
 }
 
-// usedTables are those that have, or had, rows.
+// usedTables are those that have, or had, rows. The size of a table takes a lock, so the case keeps it from being read for
+// tables of other schemas: conditions with and have no order.
 func usedTables(ctx context.Context, conn *pgx.Conn, schema string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `
-select relname::text from pg_class where relnamespace = to_regnamespace($1) and relkind = 'r' and pg_relation_size(oid) > 0`, schema)
+select relname::text from pg_class where case when relnamespace = to_regnamespace($1) and relkind = 'r' then pg_relation_size(oid) > 0 end`, schema)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/upsql"
 )
 
 // A migrated schema that a test has left looks like a new one. This test is not parallel: the schema that one test gives
@@ -76,6 +77,41 @@ func TestSchemasWithASessionAreDropped(t *testing.T) { //nolint:paralleltest // 
 	defer session.Close(t.Context()) //nolint:errcheck // nothing is lost with it
 	if now := pgtest.Schema(pgtest.NewMigratedPool(t)); now == schema {
 		t.Error("the schema was given to another test")
+	}
+}
+
+// Whoever makes a schema or empties it touches no other one: it would wait for the locks of other tests, and be ended with
+// the sessions that they leave.
+func TestSchemasAreMadeAlone(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewMigratedPool(t)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) //nolint:errcheck // it has only locks
+	if _, err := tx.Exec(t.Context(), `lock table jobs, queues in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	schema := pgtest.Schema(pgtest.NewPool(t)) + "_new"
+	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context()) //nolint:errcheck // nothing is lost with it
+	defer exec(t, pool, `drop schema if exists `+schema+` cascade`)
+	if err := upsql.Create(t.Context(), conn, schema); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `set lock_timeout = '1s'`); err != nil {
+		t.Fatal(err)
+	}
+	note, err := upsql.Describe(t.Context(), conn, schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if good, err := upsql.Reset(t.Context(), conn, schema, note); !good || err != nil {
+		t.Error(good, err)
 	}
 }
 
