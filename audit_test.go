@@ -474,6 +474,50 @@ func TestTwoPeopleWhoSawTheSame(t *testing.T) {
 	}
 }
 
+// The refusal of a change has times in UTC, whatever time zone the session of the first person had, and names no person for
+// what nobody did. Errors that somebody has written by hand hide nothing else.
+func TestWhoWasFirst(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	id := db.enqueue(t, letter{}, nil)
+	db.exec(t, `select set_config('timezone', 'Asia/Tokyo', true), drover_edit($1, '{"priority": 3}', why => E'two\nlines', by => 'ann')`, id)
+	const late = `select abs(extract(epoch from substring(drover_changed('job', $1) from 'ann at (\S+ \S+) UTC: edited .*two\nlines$')::timestamp - now() at time zone 'UTC'))::int`
+	if s := value[*int](t, db, late, id); s == nil || *s > 60 {
+		t.Errorf("%v s from now: %s", s, value[string](t, db, `select drover_changed('job', $1)`, id))
+	}
+	for _, at := range []string{"soon", "infinity", "2026-13-01T00:00:00Z"} {
+		db.exec(t, `update jobs set errors = jsonb_build_array(jsonb_build_object('by', 'ann', 'at', $2::text, 'error', 'x')) where id = $1`, id, at)
+		if text := value[string](t, db, `select drover_changed('job', $1)`, id); !strings.HasSuffix(text, "; ann: x") {
+			t.Errorf("%s: %s", at, text)
+		}
+	}
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job, updated_by, updated_at, regressed_at)
+		values ('00c0ffee00c0ffee', 'job', 'error', 'no', now(), now(), 1, 1, '', 'ann', '2026-01-01 12:00Z', '2026-01-02 12:00Z')`)
+	const back = "the status of this failure is open now, and its policy retry: ann changed it at 2026-01-01 12:00:00 UTC, and it came back at 2026-01-02 12:00:00 UTC"
+	if text := value[string](t, db, `select drover_changed('failure', '00c0ffee00c0ffee')`); text != back {
+		t.Error(text)
+	}
+}
+
+// A session may plan these functions while the table is small, and call them when it has a million rows.
+func TestSeenIsReadByKey(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	id := db.enqueue(t, letter{}, nil)
+	db.exec(t, `analyze jobs`)
+	for _, call := range []string{`drover_seen('job', $1)`, `drover_require_seen('job', $1, drover_seen('job', $1))`, `drover_changed('job', $1)`} {
+		tx, err := db.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var walks int
+		err = tx.QueryRow(t.Context(), `with called as materialized (select `+call+`) select pg_stat_get_xact_numscans('jobs'::regclass) from called`, id).Scan(&walks)
+		if err = errors.Join(err, tx.Rollback(t.Context())); err != nil || walks > 0 {
+			t.Errorf("%s walks the table %d times, %v", call, walks, err)
+		}
+	}
+}
+
 func okay[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

@@ -177,6 +177,7 @@ type RedriveJobs struct {
 	Completed int64 `json:"completed"`      // completed, and not deleted yet
 	Discarded int64 `json:"discarded"`      // discarded again
 	Cancelled int64 `json:"cancelled"`      // cancelled since
+	Left      int64 `json:"left"`           // left as they were: skipped, or the redrive was aborted before their turn
 	More      bool  `json:"more,omitempty"` // the redrive has more jobs than were counted
 }
 

@@ -339,6 +339,32 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	}
 }
 
+// Jobs that an aborted redrive never made due have not been discarded again.
+func TestRedriveJobsOfAnAbortedOne(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'q', 'discarded', now(), 'panic' from generate_series(1, 6)`)
+	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "q"}, Rate: 1}, Audit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.waitFor(t, 20*time.Second, `select r.released > 0 from drover_redrives r, drover_pace()`)
+	db.exec(t, `update jobs set state = 'discarded', finalized_at = now(), discard_reason = 'panic', attempted_at = now() where id = (select min(id) from jobs where finalized_at is null)`)
+	if err := db.client.AbortRedrive(t.Context(), r.ID, Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.waitFor(t, 20*time.Second, `select r.finished_at is not null from drover_redrives r, drover_pace()`)
+	jobs := okay(db.client.Redrive(t.Context(), r.ID)).Jobs
+	if jobs.Discarded != 1 || jobs.Left < 2 || jobs.Left+jobs.Waiting != 5 {
+		t.Errorf("%+v of 6 jobs, one of which was discarded again", jobs)
+	}
+	for most, more := range map[int]bool{5: true, 6: false, 7: false} {
+		if list := okay(pg.ReadOnePlan(t.Context(), db.client.desk.pool, pgx.RowToAddrOfStructByPos[RedriveJobs], sqlRedriveJobs, r.ID, most)); list[0].More != more {
+			t.Errorf("%d of 6 are counted: %+v", most, list[0])
+		}
+	}
+}
+
 // D-4: pause holds, resume goes on, abort leaves the rest dead; each says so of a redrive that has ended.
 func TestRedrivePauseResumeAbort(t *testing.T) {
 	t.Parallel()

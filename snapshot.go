@@ -241,6 +241,9 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 	if more {
 		q.Due = max(q.Due, sampled[due])
 	}
+	if q.OldestDue != nil {
+		q.Due = max(q.Due, 1) // the sample may have missed all that are due
+	}
 	delete(q.Jobs, due)
 	delete(sampled, due)
 	if dead > 0 {

@@ -242,6 +242,28 @@ func TestSnapshotErrors(t *testing.T) {
 	}
 }
 
+// A sample may miss the few jobs of a queue that are due. The oldest one is known all the same.
+func TestSnapshotOfFewDueJobs(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at) select 'k', 'q', now() + interval '1 h' from generate_series(1, 1000)`)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'q', now() - interval '1 h')`)
+	rows, err := db.Query(t.Context(), sqlDepths, 10, snapshotQueues, snapshotHeld, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	var s Snapshot
+	for rows.Next() {
+		if err := s.readDepth(rows); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if q := s.depth(t, "q"); q.OldestDue == nil || q.Due < 1 || !q.Estimated {
+		t.Errorf("%+v", q)
+	}
+}
+
 // Lists are never null.
 func TestSnapshotJSON(t *testing.T) {
 	t.Parallel()

@@ -86,13 +86,19 @@ func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
 
 // sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet
 // has the redrive's mark: see drover_redrive_judge.
+// A job without the mark that was neither made due nor run since the redrive began was skipped, or the redrive was aborted
+// before its turn.
 const sqlRedriveJobs = `
 select count(*) filter (where held), count(*) filter (where not held and state in ('available', 'scheduled', 'parked')), count(*) filter (where state = 'running'),
 	count(*) filter (where state = 'retryable'), count(*) filter (where state = 'completed'), count(*) filter (where not held and state = 'discarded'),
-	count(*) filter (where not held and state = 'cancelled'), count(*) = $2
+	count(*) filter (where not held and state = 'cancelled'), count(*) filter (where state = 'left'), exists (select from jobs where redrive_id = $1 offset $2)
 from (
-	select state, coalesce(paced_at is not null and (state = 'parked' and isfinite(paced_at) or finalized_at = paced_at), false) as held
-	from jobs where redrive_id = $1 limit $2
+	select held, case when not held and state in ('discarded', 'cancelled', 'parked')
+		and coalesce(greatest(redriven_at, attempted_at) < (select created_at from drover_redrives where id = $1), true) then 'left' else state end as state
+	from (
+		select state, redriven_at, attempted_at, coalesce(paced_at is not null and (state = 'parked' and isfinite(paced_at) or finalized_at = paced_at), false) as held
+		from jobs where redrive_id = $1 limit $2
+	) j
 ) j`
 
 const mostRedriveJobs = 10_000 // so many are counted at most

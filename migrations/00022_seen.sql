@@ -13,9 +13,9 @@ end $$;
 -- +goose StatementEnd
 
 -- +goose StatementBegin
-create function drover_seen(subject text, id text) returns text language plpgsql stable as $$
+create function drover_seen(subject text, id text) returns text language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
-	-- Each is by primary key. Ticks, tallies and progress change rows without a person: their columns do not count here.
+	-- Each is by primary key, also in a plan from when the table was small. Ticks, tallies and progress change rows without a person: their columns do not count here.
 	case subject
 	when 'job' then return (select format('%s/%s', j.redrives, j.xmin) from jobs j where j.id = drover_seen.id);
 	when 'pause' then return coalesce((select l.version::text from drover_limits l where l.scope = drover_seen.id and l.held_until > clock_timestamp()), 'none');
@@ -30,17 +30,25 @@ comment on function drover_seen(text, text) is
 	'A text that changes when somebody changes the subject: a job, a pause (id is its scope; none: it is not paused), a failure, a redrive or a schedule. Null: there is no such subject.';
 
 -- +goose StatementBegin
-create function drover_changed(subject text, id text) returns text language plpgsql stable as $$
+create function drover_changed(subject text, id text) returns text language plpgsql stable set enable_seqscan = off set jit = off as $$
 declare
 	stamp constant text := 'YYYY-MM-DD HH24:MI:SS "UTC"';
 	said  text;
+	last  jsonb;
+	at    text;
 begin
 	case subject
 	when 'job' then
+		begin
+			last := (select j.errors->-1 from jobs j where j.id = drover_changed.id and jsonb_typeof(j.errors) = 'array');
+			at := ' at ' || to_char((last->>'at')::timestamptz at time zone 'UTC', stamp);
+		exception when others then
+			null; -- the errors cannot be read, or somebody has written them by hand
+		end;
+		-- drover's own entries have at most 1,000 characters: none is cut before a Redact has seen it whole.
 		select format('since you saw it, the job has changed: it is %s%s%s', j.state,
 			case when j.state in ('available', 'scheduled', 'retryable') and isfinite(j.scheduled_at) then ', due at ' || to_char(j.scheduled_at at time zone 'UTC', stamp) end,
-			(select '; ' || (e->>'by') || coalesce(' at ' || left(replace(e->>'at', 'T', ' '), 19) || ' UTC', '') || ': ' || left(e->>'error', 300)
-				from (select j.errors->-1 as e where jsonb_typeof(j.errors) = 'array') last where e->>'by' <> ''))
+			case when last->>'by' <> '' then format('; %s%s: %s', last->>'by', at, left(last->>'error', 1000)) end)
 		into said from jobs j where j.id = drover_changed.id;
 	when 'pause' then
 		select case
@@ -51,7 +59,8 @@ begin
 		said := coalesce(said, 'the scope ' || id || ' is not paused');
 	when 'failure' then
 		select format('the status of this failure is %s now, and its policy %s%s', g.status, coalesce(g.policy, 'retry'),
-			case when g.updated_by <> '' then format(': %s changed it at %s', g.updated_by, to_char(g.updated_at at time zone 'UTC', stamp)) end)
+			case when g.updated_by <> '' then format(': %s changed it at %s%s', g.updated_by, to_char(g.updated_at at time zone 'UTC', stamp),
+				case when g.status = 'open' and g.regressed_at > g.updated_at then ', and it came back at ' || to_char(g.regressed_at at time zone 'UTC', stamp) end) end)
 		into said from drover_failure_groups g where g.fingerprint = drover_changed.id;
 	when 'redrive' then
 		select format('the redrive is %s now%s', case when r.paused_at is not null then 'paused' else r.state end,
@@ -71,7 +80,7 @@ $$;
 comment on function drover_changed(text, text) is 'A sentence about who changed the subject of drover_seen last, and when.';
 
 -- +goose StatementBegin
-create function drover_require_seen(subject text, id text, seen text, life boolean default false) returns void language plpgsql as $$
+create function drover_require_seen(subject text, id text, seen text, life boolean default false) returns void language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	now_is text;
 begin

@@ -380,6 +380,54 @@ func TestAnOldPageDoesNothingToWhatCameAfter(t *testing.T) {
 	}
 }
 
+// A reason may have several lines. The second person reads all of it, and no part of a secret.
+func TestTheReasonOfTheFirstPerson(t *testing.T) {
+	t.Parallel()
+	const secret = "sk_live_51H8xAbCdEfGhIjKlMnOpQrStUvW" //nolint:gosec // made up
+	h, pool := newSite(t, Options{Authorize: ada, Redact: func(text string) string { return strings.ReplaceAll(text, secret, "(secret)") }}, richSQL)
+	client := newClient(t, pool)
+	by := drover.Audit{By: "bob", Why: "first: drover: line\n" + strings.Repeat("x ", 125) + secret + strings.Repeat(" y", 20) + " the end"}
+	at := "/job?id=" + waitingID
+	first, old := get(t, h, at).ok(t), get(t, h, at).ok(t)
+	if _, err := client.Edit(t.Context(), waitingID, drover.JobEdit{Priority: 3}, by); err != nil {
+		t.Fatal(err)
+	}
+	const sentence = "Since you saw it, the job has changed: it is "
+	do(t, h, request(t, old, "Change this job", "priority", "2")).is(t, http.StatusConflict, sentence+"available, due at ", "; bob at ", "first: drover: line", "(secret)", "the end").lacks(t, secret[:8])
+	if _, err := client.Cancel(t.Context(), waitingID, by); err != nil {
+		t.Fatal(err)
+	}
+	do(t, h, request(t, first, "Change this job", "priority", "2")).is(t, http.StatusConflict, sentence+"cancelled; bob at ", "first: drover: line", "(secret)", "the end").lacks(t, secret[:8])
+}
+
+// A pause that could not be stored in time is not taken for one that somebody else has set meanwhile.
+func TestThePauseOfSomebodyElse(t *testing.T) {
+	t.Parallel()
+	h, pool := newSite(t, Options{Authorize: ada}, richSQL)
+	r := request(t, get(t, h, "/queue?name=emails").ok(t), "Pause queue emails")
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), `select pg_advisory_xact_lock(hashtextextended(drover_channel() || ' limits', 0))`); err != nil {
+		t.Fatal(err)
+	}
+	var form sync.WaitGroup
+	form.Go(func() { do(t, h, r).is(t, http.StatusGatewayTimeout, "did not answer in time") })
+	for range 1000 { // the form waits for its turn
+		if value[bool](t, pool, `select exists (select from pg_locks l join pg_stat_activity using (pid) where locktype = 'advisory' and not granted and application_name = current_setting('application_name'))`) {
+			break
+		}
+	}
+	// Bob's pause passes by the turn: so it is there when the form gives up.
+	if _, err := pool.Exec(t.Context(), `begin; set local session_replication_role = replica;
+		insert into drover_limits (scope, held_at, held_until, updated_by) values ('queue:emails', now(), 'infinity', 'bob'); commit`); err != nil {
+		t.Error(err)
+	}
+	form.Wait()
+}
+
 // A secret is not cut in two before it is looked for, and an unique key is args.
 func TestNothingIsCutBeforeItIsRedacted(t *testing.T) {
 	t.Parallel()

@@ -56,7 +56,7 @@ func lastHand(j *drover.JobInfo) string {
 		return ""
 	}
 	e := j.Errors[len(j.Errors)-1]
-	return fmt.Sprintf("; %s at %s: %s", e.By, stamp(e.At), cut(e.Error, 300))
+	return fmt.Sprintf("; %s at %s: %s", e.By, stamp(e.At), e.Error) // whole: Redact comes later
 }
 
 // stateOfJob is the state in a sentence.

@@ -63,8 +63,8 @@ func (s source) pause(ctx context.Context, scope drover.Scope, until time.Time, 
 	defer cancel()
 	err := s.client.Pause(short, scope, &drover.PauseOpts{Until: until}, by)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		if held, readErr := s.paused(ctx, scope); readErr == nil && held != nil {
-			return nil
+		if held, readErr := s.paused(ctx, scope); readErr == nil && held != nil && held.By == by.By && held.Why == by.Why {
+			return nil // it is stored; a pause by somebody else is not this one
 		}
 	}
 	return err
@@ -175,7 +175,11 @@ func handOfGroup(g *drover.FailureGroup) string {
 	if g.UpdatedAt == nil {
 		return ""
 	}
-	return fmt.Sprintf(": %s changed it at %s", g.UpdatedBy, stamp(*g.UpdatedAt))
+	back := ""
+	if g.Status == drover.FailureOpen && g.RegressedAt != nil && g.RegressedAt.After(*g.UpdatedAt) {
+		back = ", and it came back at " + stamp(*g.RegressedAt)
+	}
+	return fmt.Sprintf(": %s changed it at %s%s", g.UpdatedBy, stamp(*g.UpdatedAt), back)
 }
 
 // policyOf is the policy as the form has it.

@@ -188,12 +188,12 @@ func TestPageOfARedrive(t *testing.T) {
 	t.Parallel()
 	h, _ := newSite(t, Options{}, richSQL, `
 update drover_redrives set canary = 5, canary_failures = 1, max_jobs = 500, per_key = 3, key_from = 'customer.id';
-insert into jobs (kind, queue, redrive_id, state, finalized_at, paced_at, discard_reason, claimed_by, attempted_at, scheduled_at)
-select 'mail', 'q', '`+redriveID+`', s, case when s in ('completed', 'cancelled', 'discarded') then now() end, case held when 'held' then now() when 'place' then timestamptz 'infinity' end, case when s = 'discarded' then 'panic' end, case when s = 'running' then 's-alive' end, case when s = 'running' then now() end, now() - interval '1 s'
-from (values ('completed', '', 3), ('cancelled', '', 1), ('discarded', '', 2), ('discarded', 'held', 4), ('retryable', '', 5), ('available', 'place', 6), ('running', '', 7)) v(s, held, n), generate_series(1, n)`)
-	get(t, h, "/redrive?id="+redriveID).ok(t, "3 completed, 2 discarded again, 5 failed again and wait for a retry, 6 waiting, 7 running, 4 not due yet, 1 cancelled.",
+insert into jobs (kind, queue, redrive_id, state, finalized_at, paced_at, discard_reason, claimed_by, attempted_at, redriven_at, scheduled_at)
+select 'mail', 'q', '`+redriveID+`', s, case when s in ('completed', 'cancelled', 'discarded') then now() end, case held when 'held' then now() when 'place' then timestamptz 'infinity' end, case when s = 'discarded' then 'panic' end, case when s = 'running' then 's-alive' end, case when s = 'running' then now() end, case when held <> 'left' then now() + interval '1 h' end, now() - interval '1 s'
+from (values ('completed', '', 3), ('cancelled', '', 1), ('discarded', '', 2), ('discarded', 'held', 4), ('discarded', 'left', 8), ('retryable', '', 5), ('available', 'place', 6), ('running', '', 7)) v(s, held, n), generate_series(1, n)`)
+	get(t, h, "/redrive?id="+redriveID).ok(t, "3 completed, 2 discarded again, 5 failed again and wait for a retry, 6 waiting, 7 running, 4 not due yet, 1 cancelled, 8 left as they were.",
 		"5 go first; the redrive is aborted if more than 1 of them fail", "500 jobs", "at most 3 out together; the key is <code>customer.id</code> in the args", "by ada (the bank is back)")
-	get(t, h, "/api/redrive?id="+redriveID).ok(t, `"key_from":"customer.id"`, `"limit":500`, `"canary":5`, `"canary_failures":1`, `"jobs":{"held":4,"waiting":6,"running":7,"retrying":5,"completed":3,"discarded":2,"cancelled":1}`)
+	get(t, h, "/api/redrive?id="+redriveID).ok(t, `"key_from":"customer.id"`, `"limit":500`, `"canary":5`, `"canary_failures":1`, `"jobs":{"held":4,"waiting":6,"running":7,"retrying":5,"completed":3,"discarded":2,"cancelled":1,"left":8}`)
 	get(t, h, "/api/redrives").ok(t).lacks(t, `"jobs":`)
 }
 

@@ -95,7 +95,7 @@ func invalid(err error) string {
 
 // refused is why the database does not change something in the state that it is in.
 func refused(err error) string {
-	if match := regexp.MustCompile(`^.*: drover: ([^\n]*) \(SQLSTATE DR002\)`).FindStringSubmatch(err.Error()); match != nil {
+	if match := regexp.MustCompile(`(?s)\([^\s:()]+: drover: (.*?) \(SQLSTATE DR002\)`).FindStringSubmatch(err.Error()); match != nil {
 		return visible(sentence(match[1]))
 	}
 	return "It is in another state by now."

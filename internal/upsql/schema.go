@@ -28,12 +28,15 @@ func Create(ctx context.Context, conn *pgx.Conn, schema string) error {
 type Note struct {
 	Print string                     `json:"print"` // the result of sqlPrint
 	Rows  map[string]json.RawMessage `json:"rows"`  // rows that the migrations have inserted, by table
+
+	Sequences json.RawMessage `json:"sequences"` // last values of the sequences that the migrations have used, by name
 }
 
 // Describe returns the note of a new schema.
 func Describe(ctx context.Context, conn *pgx.Conn, schema string) (Note, error) {
 	n := Note{Rows: map[string]json.RawMessage{}}
-	if err := conn.QueryRow(ctx, sqlPrint, schema).Scan(&n.Print); err != nil {
+	const sequences = `select coalesce(jsonb_object_agg(sequencename, last_value), '{}') from pg_sequences where schemaname = $1 and last_value is not null`
+	if err := conn.QueryRow(ctx, `select (`+sqlPrint+`), (`+sequences+`)`, schema).Scan(&n.Print, &n.Sequences); err != nil {
 		return n, err
 	}
 	used, err := usedTables(ctx, conn, schema)
@@ -83,19 +86,22 @@ func Reset(ctx context.Context, conn *pgx.Conn, schema string, n Note) (good boo
 	}
 	var statements []string
 	for _, table := range used {
-		name, sequences := pgx.Identifier{schema, table}.Sanitize(), ` restart identity`
-		if n.Rows[table] != nil {
-			sequences = ``
-		}
-		statements = append(statements, `truncate `+name+sequences)
+		statements = append(statements, `truncate `+pgx.Identifier{schema, table}.Sanitize())
 	}
 	for table, rows := range n.Rows {
 		statements = append(statements, fmt.Sprintf(`insert into %[1]s select * from jsonb_populate_recordset(null::%[1]s, '%[2]s')`,
 			pgx.Identifier{schema, table}.Sanitize(), strings.ReplaceAll(string(rows), `'`, `''`)))
 	}
+	statements = append(statements, fmt.Sprintf(sqlSequences, schema, n.Sequences))
 	_, err = conn.Exec(ctx, strings.Join(statements, `; `))
 	return err == nil, err
 }
+
+// sqlSequences makes sequences go on as in a new schema. A truncate would restart only those that belong to its table.
+const sqlSequences = `
+select setval(format('%%I.%%I', schemaname, sequencename)::regclass, coalesce(was, start_value), was is not null)
+from pg_sequences cross join lateral (select (nullif('%[2]s', '')::jsonb->>sequencename)::bigint as was) w
+where schemaname = '%[1]s' and last_value is distinct from was`
 
 // sqlPrint returns a text that changes with everything in schema $1 except its rows. Each change of a catalog row changes its oid
 // or its xmin. For pg_class the columns are listed instead, because a truncate changes its rows too. Statistics count as a

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/upsql"
 )
 
 // A used schema looks like a new one. This test is not parallel, because it expects the schema that one test gives back to be
@@ -30,7 +31,8 @@ func TestMigratedSchemasAreUsedAgain(t *testing.T) { //nolint:paralleltest // se
 		fresh = contents(t, pool)
 		exec(t, pool, `insert into jobs (kind) select 'job' from generate_series(1, 100); update jobs set priority = 2; delete from jobs where id = (select max(id) from jobs);
 			update drover_solo set supervisor = 'a'; insert into queues (name) values ('mail');
-			insert into drover_failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job) values ('00000000000000aa', 'job', 'error', '', '', 1, 1, '')`)
+			insert into drover_failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job) values ('00000000000000aa', 'job', 'error', '', '', 1, 1, '');
+			truncate drover_failure_tallies; select drover_pause('all')`)
 		if now := contents(t, pool); maps.Equal(now, fresh) {
 			t.Error("nothing was written")
 		}
@@ -79,6 +81,41 @@ func TestSchemasWithASessionAreDropped(t *testing.T) { //nolint:paralleltest // 
 	}
 }
 
+// To make or to empty a schema takes no lock in other schemas. Otherwise it would wait for other tests, and be ended together
+// with the sessions that they leave.
+func TestSchemasAreMadeAlone(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewMigratedPool(t)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context()) //nolint:errcheck // it has only locks
+	if _, err := tx.Exec(t.Context(), `lock table jobs, queues in access exclusive mode`); err != nil {
+		t.Fatal(err)
+	}
+	schema := pgtest.Schema(pgtest.NewPool(t)) + "_new"
+	conn, err := pgx.Connect(t.Context(), pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context()) //nolint:errcheck // nothing is lost with it
+	defer exec(t, pool, `drop schema if exists `+schema+` cascade`)
+	if err := upsql.Create(t.Context(), conn, schema); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `set lock_timeout = '1s'`); err != nil {
+		t.Fatal(err)
+	}
+	note, err := upsql.Describe(t.Context(), conn, schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if good, err := upsql.Reset(t.Context(), conn, schema, note); !good || err != nil {
+		t.Error(good, err)
+	}
+}
+
 // contents returns the rows of each table and the state of each sequence.
 func contents(t *testing.T, pool *pgxpool.Pool) map[string]string {
 	t.Helper()
@@ -91,22 +128,4 @@ func contents(t *testing.T, pool *pgxpool.Pool) map[string]string {
 		}
 	}
 	return all
-}
-
-// A test that keeps a table locked holds up no other test, neither at its start nor at its end.
-func TestSchemasDoNotWaitForOtherTables(t *testing.T) {
-	t.Parallel()
-	other := pgtest.NewPool(t)
-	exec(t, other, `create table locked as select 1`)
-	tx, err := other.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback(t.Context()) //nolint:errcheck // only the lock matters
-	if _, err := tx.Exec(t.Context(), `lock table locked in access exclusive mode`); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		t.Run("inner", func(t *testing.T) { pgtest.NewMigratedPool(t) }) //nolint:paralleltest // one after the other
-	}
 }
