@@ -5,13 +5,13 @@
 help: ## list these
 	@sed -nE 's/^([a-z]+): ## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-test: ## the quick tests of every module, 1 to 2 minutes: while you edit
+test: ## the quick tests of every module, 2 to 4 minutes: while you edit
 	go test -short work
 
 slow: ## the slow tests, about 5 minutes: when you changed what they test
 	.ci/run setup slow
 
-race: ## the quick tests of the library with the race detector, about 2 minutes: when you touched a goroutine
+race: ## the quick tests of the library with the race detector, about 4 minutes: when you touched a goroutine
 	.ci/run setup race
 
 lint: ## gofumpt, go vet and golangci-lint

@@ -400,7 +400,7 @@ func TestTheReasonOfTheFirstPerson(t *testing.T) {
 	do(t, h, request(t, first, "Change this job", "priority", "2")).is(t, http.StatusConflict, sentence+"cancelled; bob at ", "first: drover: line", "(secret)", "the end").lacks(t, secret[:8])
 }
 
-// A pause that could not be stored in time is not taken for one that somebody else has set meanwhile.
+// A pause that could not be stored in time is not taken for a pause that somebody else has set meanwhile.
 func TestThePauseOfSomebodyElse(t *testing.T) {
 	t.Parallel()
 	h, pool := newSite(t, Options{Authorize: ada}, richSQL)

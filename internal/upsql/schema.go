@@ -97,7 +97,7 @@ func Reset(ctx context.Context, conn *pgx.Conn, schema string, n Note) (good boo
 	return err == nil, err
 }
 
-// sqlSequences makes sequences go on as in a new schema. A truncate would restart only those that belong to its table.
+// sqlSequences makes sequences go on as in a new schema. A truncate would restart only the sequences of its table.
 const sqlSequences = `
 select setval(format('%%I.%%I', schemaname, sequencename)::regclass, coalesce(was, start_value), was is not null)
 from pg_sequences cross join lateral (select (nullif('%[2]s', '')::jsonb->>sequencename)::bigint as was) w

@@ -90,7 +90,7 @@ func TestSchemasAreMadeAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(t.Context()) //nolint:errcheck // it has only locks
+	defer tx.Rollback(t.Context())
 	if _, err := tx.Exec(t.Context(), `lock table jobs, queues in access exclusive mode`); err != nil {
 		t.Fatal(err)
 	}
