@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
@@ -20,7 +23,6 @@ type handler struct {
 	client          *Client
 	workers         map[string]*Worker
 	strategies      map[string]Custom
-	completed       Retention // SupervisorConfig.CompletedRetention
 	lease           time.Duration
 	quarantineAfter int
 	trial           *trial // of Worker.Try; nil: a supervisor runs the jobs
@@ -43,21 +45,27 @@ type task struct {
 // taskOf is the task that a run is part of.
 func taskOf(r *engine.Run) *task { return r.Task.(*task) } //nolint:forcetypeassert // this package made it
 
+// queueDefaults are for jobs whose own options and worker set nothing.
+type queueDefaults struct {
+	maxAttempts int
+	retry       RetryStrategy
+}
+
 // defaultMaxAttempts is how many runs a job has where nobody says otherwise.
 const defaultMaxAttempts = 20
 
 // NewRun implements engine.Handler. It puts the policies of a job in their order: job over worker over queue over default.
 func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.Run {
-	q := policy.(*Queue) //nolint:forcetypeassert // NewSupervisor and AddQueue set it
+	q := policy.(queueDefaults) //nolint:forcetypeassert // Queue.forEngine set it
 	w := h.workers[j.Kind]
 	t := &task{handler: h, worker: w, strategy: w.opts.Retry, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Args: j.Args, Attempt: j.Attempt, Priority: int(j.Lane % 10),
-		MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.MaxAttempts, defaultMaxAttempts), ScheduledAt: j.ScheduledAt,
+		MaxAttempts: cmp.Or(w.opts.MaxAttempts, q.maxAttempts, defaultMaxAttempts), ScheduledAt: j.ScheduledAt,
 	}}
 	t.Task, t.job.task = t, t
 	t.Timeout = w.opts.Timeout
 	if t.strategy == nil {
-		t.strategy = q.Retry
+		t.strategy = q.retry
 	}
 	if w.opts.RetryFor > 0 { // a job without More has been due since its enqueue
 		t.TimeBound, t.TimeLeft = true, w.opts.RetryFor-max(late, 0)
@@ -283,4 +291,66 @@ func publicEvent(e *engine.Event) Event {
 		public.Scope, public.By, public.Why = Scope(e.Scope), e.By, e.Why
 	}
 	return public
+}
+
+// Try calls the worker's handler once, without a database, and returns what a supervisor would make of its return. It
+// is for tests. The package drovertest has more for them.
+//
+// The verdict is what VerdictOf returns, after the worker's own rules: an error that Cases, RetryIf or the strategy would
+// not retry, and a panic with DiscardOnPanic, are VerdictDiscard, and a Permanent error that one of the Cases would
+// retry is VerdictError. Neither attempts nor RetryFor run out. The worker's timeout and middleware do not apply: end ctx
+// to see what the handler makes of that.
+//
+// The handler gets a copy of job. Kind is the worker's. ID, Queue, Priority, Attempt, MaxAttempts and ScheduledAt have
+// the values of a first run where they are zero in job, and empty Args are zero args. Nil means a first run of zero
+// args.
+//
+// In the handler, Job.CompleteTx and Job.SettleTx check their transaction and write nothing. If the handler then
+// returns nil, the settle decides the verdict, and else the error: Try does not know whether the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in its
+// transaction, in the schema that search_path picks.
+//
+// Try panics with an *InvalidError for a worker that Client.NewSupervisor would refuse, and for a job of another kind.
+// If the handler calls runtime.Goexit, for example by t.FailNow of the test, the caller's goroutine ends.
+func (w Worker) Try(ctx context.Context, job *Job) Verdict {
+	var bad problems
+	w.validate(&bad, "worker", 0)
+	if job == nil {
+		job = &Job{}
+	}
+	if w.handle != nil && job.Kind != "" && job.Kind != w.kind {
+		bad.add("job.Kind", "%q is not the worker's, %q", job.Kind, w.kind)
+	}
+	if err := bad.err(); err != nil {
+		panic(err)
+	}
+	trial := &trial{}
+	client := &Client{desk: newDesk(nil, ""), cfg: Config{MaxArgsBytes: defaultMaxArgs}, running: newRegistry(), log: slog.Default()}
+	h := &handler{client: client, trial: trial}
+	t := &task{handler: h, worker: &w, strategy: orDefault(w.opts.Retry), job: *job}
+	j := &t.job
+	j.ID, j.Queue, j.Kind, j.Priority = cmp.Or(j.ID, ulid.Make().String()), cmp.Or(j.Queue, "default"), w.kind, cmp.Or(j.Priority, 5)
+	j.Attempt, j.MaxAttempts = cmp.Or(j.Attempt, 1), cmp.Or(j.MaxAttempts, w.opts.MaxAttempts, defaultMaxAttempts)
+	if j.ScheduledAt.IsZero() {
+		j.ScheduledAt = time.Now()
+	}
+	if len(j.Args) == 0 {
+		j.Args = json.RawMessage("null")
+	}
+	t.Task, j.task, t.Ctx = t, t, ctx
+	t.share()
+	err := h.Handle(ctx, &t.Run)
+	switch failed := t.Uncommitted(); {
+	case err == nil && trial.settled:
+		err = trial.as
+	case err == nil && failed != nil:
+		err = Retry(failed)
+	}
+	v := VerdictOf(err)
+	switch o := t.decide(err); {
+	case o.State == store.Discarded && o.Reason != string(ReasonAttemptsExhausted):
+		v.Kind = VerdictDiscard
+	case o.State == store.Retryable && v.Kind == VerdictDiscard:
+		v.Kind = VerdictError
+	}
+	return v
 }

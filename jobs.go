@@ -194,3 +194,79 @@ const (
 	ReasonRetryBudget       Reason = "retry_budget"       // its RetryBudget had no free slot, and has Discard
 	ReasonRefused           Reason = "refused"            // the database refuses to read or change its row; see its last error
 )
+
+// registry has the engines of a client's running supervisors.
+type registry struct {
+	mu      sync.Mutex
+	engines map[*engine.Engine]bool
+}
+
+func newRegistry() *registry { return &registry{engines: map[*engine.Engine]bool{}} }
+
+func (r *registry) add(e *engine.Engine) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.engines[e] = true
+}
+
+func (r *registry) remove(e *engine.Engine) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.engines, e)
+}
+
+// cancel ends a running job's context in this process.
+func (r *registry) cancel(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for e := range r.engines {
+		e.Cancel(id)
+	}
+}
+
+// wake makes one of this process' own supervisors look for jobs that are due, before a notification comes.
+func (r *registry) wake(jobs ...*newJob) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	type of struct{ queue, kind string }
+	called := map[of]bool{}
+	for _, j := range jobs {
+		of := of{j.Queue, j.Kind}
+		if len(r.engines) == 0 || called[of] || !j.dueNow() {
+			continue
+		}
+		called[of] = true
+		for e := range r.engines {
+			if e.Call(j.Queue, j.Kind) {
+				break
+			}
+		}
+	}
+}
+
+// followLimits makes this process' own supervisors that hear no notifications look at the limits.
+func (r *registry) followLimits() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for e := range r.engines {
+		e.FollowLimits()
+	}
+}
+
+// tick makes this process' own supervisors look for schedules that are due.
+func (r *registry) tick() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for e := range r.engines {
+		e.Tick()
+	}
+}
+
+// redrive makes this process' own supervisors carry on redrives.
+func (r *registry) redrive() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for e := range r.engines {
+		e.Redrive()
+	}
+}

@@ -2,6 +2,7 @@ package drover
 
 import (
 	"strings"
+	"time"
 
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -31,4 +32,48 @@ func (s Scope) check(bad *problems) {
 		return
 	}
 	bad.join(checkName("scope", name))
+}
+
+// RetryBudget bounds how many retries become due in any window of the length Per, over all processes. So many failures
+// together turn into a steady flow of retries. The zero value sets no budget. A budget that another process or psql has
+// stored in the table drover_budgets stays in force.
+//
+// A retry takes the first free slot at or after the end of its backoff. Postgres keeps a calendar of the slots, which
+// are Per / Retries apart. A job uses one budget: its kind's, else its queue's, else the supervisor's for all. Every
+// retry that waits for a backoff uses a slot, including RetryAfter and rescues with a backoff. A first crash, a snooze
+// and a job that is handed back do not.
+type RetryBudget struct {
+	// Retries is how many retries may become due in any Per: 1 to 1,000,000, and at most one a microsecond.
+	Retries int
+
+	// Per is the length of the window, in whole milliseconds, 1 ms to 24 h. Zero means a minute.
+	Per time.Duration
+
+	// Burst is how many retries may become due in the same instant, at most Retries. A window may then hold Burst - 1
+	// more. Zero means 1.
+	Burst int
+
+	// Discard discards a job, reason retry_budget, if there is no free slot within Per after its backoff. By default
+	// the job waits for the next free slot, however far off. Then only its RetryUntil discards it, reason time_budget.
+	Discard bool
+}
+
+func (b *RetryBudget) fillIn(bad *problems, field string) {
+	if *b == (RetryBudget{}) {
+		return
+	}
+	if b.Per == 0 {
+		b.Per = time.Minute
+	}
+	if b.Per < time.Millisecond || b.Per > 24*time.Hour || b.Per%time.Millisecond != 0 {
+		bad.add(field+".Per", "%v is not 1 ms to 24 h in whole milliseconds", b.Per)
+	} else if b.Retries < 1 || b.Retries > 1_000_000 || int64(b.Retries) > b.Per.Microseconds() {
+		bad.add(field+".Retries", "%d is not 1 to 1,000,000, or more than one a microsecond", b.Retries)
+	}
+	if b.Burst == 0 {
+		b.Burst = 1
+	}
+	if b.Burst < 0 || b.Burst > max(b.Retries, 1) {
+		bad.add(field+".Burst", "%d is not 1 to Retries", b.Burst)
+	}
 }

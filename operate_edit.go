@@ -3,9 +3,11 @@ package drover
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/internal/engine"
@@ -191,4 +193,45 @@ func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audi
 	}
 	c.emit(ctx, told{engine.EventEnqueued, Event{JobID: made, Queue: queue, Kind: kind, By: audit.By, Why: audit.Why}})
 	return Receipt{ID: made}, nil
+}
+
+// sqlEdit returns the job's state before the edit.
+const sqlEdit = stateBefore + `(drover_edit($1, $2::jsonb, why => $3, by => $4)).changed from was`
+
+func (s *desk) edit(ctx context.Context, id, edit string, audit Audit) (was State, changed bool, err error) {
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aJob, id); err != nil {
+			return err
+		}
+		err := tx.QueryRow(ctx, sqlEdit, id, edit, audit.Why, audit.by()).Scan(&was, &changed)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return ErrNotFound
+		}
+		return pg.Classify(err)
+	})
+	return was, changed, namesField(patchFault(err))
+}
+
+// sqlRerun also returns the queue and the kind, from the row of the old job.
+const sqlRerun = `select drover_rerun(id, why => $2, by => $3, new_id => $4), queue, kind from jobs where id = $1`
+
+// rerun returns the id of the new job, its queue and its kind. The id is as; if as is empty, the SQL function makes
+// one.
+func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, queue, kind string, err error) {
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, aJob, id); err != nil {
+			return err
+		}
+		var name *string // null if the job was deleted while the function waited for its row
+		err := tx.QueryRow(ctx, sqlRerun, id, audit.Why, audit.by(), pg.OrNull(as)).Scan(&name, &queue, &kind)
+		switch {
+		case errors.Is(err, pgx.ErrNoRows), err == nil && name == nil:
+			return ErrNotFound
+		case err != nil:
+			return pg.Classify(err)
+		}
+		made = *name
+		return nil
+	})
+	return made, queue, kind, namesField(err)
 }

@@ -2,10 +2,12 @@ package drover
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/engine"
@@ -168,4 +170,59 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 		c.emit(ctx, t)
 	}
 	return b, nil
+}
+
+// The statements that change many jobs, one batch each. $1 is the filter, $2 where to go on, $3 whether to wait
+// for rows that other transactions have locked, $4 and $5 who does it and why, and $6 the edit.
+const (
+	sqlCancelMany  = `select changed, running, locked, last, refused::text, ids from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDiscardMany = `select changed, running, locked, last, refused::text, ids from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlEditMany    = `select changed, null::text[], locked, last, refused::text, ids from drover_edit_many($1::jsonb, $6::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text, ids from drover_delete_many($1::jsonb, 'delete', after => $2, wait => $3, by => $4, why => $5)`
+)
+
+// bulkBatch is what one batch did.
+type bulkBatch struct {
+	changed int
+	ids     []string // of the changed jobs
+	running []string // the changed jobs that were running
+	locked  []string // jobs that other transactions have locked
+	refused []Refusal
+	last    *string // where the next batch goes on; nil at the end
+}
+
+// bulk runs one batch. more are the parameters that only this verb has.
+func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, audit Audit, more ...any) (b bulkBatch, err error) {
+	args := append([]any{filter, after, wait, audit.by(), audit.Why}, more...)
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		var refused string
+		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // so that no refusal follows the line in the log
+			return pg.Classify(err)
+		}
+		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused, &b.ids); err != nil {
+			return pg.Classify(err)
+		}
+		return json.Unmarshal([]byte(refused), &b.refused)
+	})
+	return b, err
+}
+
+const sqlSeek = `select coalesce(ids, '{}'), last from drover_seek($1::jsonb, $2, $3)`
+
+// seek lists the jobs that the next batch of a verb would change, and returns where the batch after that goes on.
+func (s *desk) seek(ctx context.Context, verb, filter, after string) (ids []string, last *string, err error) {
+	err = s.pool.QueryRow(ctx, sqlSeek, filter, verb, after).Scan(&ids, &last)
+	return ids, last, pg.Classify(err)
+}
+
+const sqlUnknown = `select drover_unknown($1::jsonb)`
+
+// unknown lists the ids in the filter that no job has.
+func (s *desk) unknown(ctx context.Context, filter string) ([]string, error) {
+	rows, err := s.pool.Query(ctx, sqlUnknown, filter)
+	if err != nil {
+		return nil, pg.Classify(err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	return ids, pg.Classify(err)
 }

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -482,41 +481,4 @@ func (s *desk) wakeQueues(ctx context.Context, jobs []*newJob) {
 	if p.Commit(); len(seen) > 0 {
 		_ = p.Send(ctx, conn.Conn())
 	}
-}
-
-// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value of
-// the caller's. Errors of the application's own checks stay as they are.
-func namesField(err error) error {
-	var server *pgconn.PgError
-	if !errors.As(err, &server) || server.TableName != "jobs" || errors.Is(err, ErrInvalid) {
-		return err
-	}
-	field := ""
-	switch server.ConstraintName {
-	case "jobs_id":
-		field = "ID"
-	case "jobs_names":
-		field = "Kind or Queue"
-	case "jobs_priority":
-		field = "Priority"
-	case "jobs_max_attempts":
-		field = "MaxAttempts"
-	case "jobs_timeout":
-		field = "Timeout"
-	case "jobs_times":
-		field = "ScheduledAt, ExpiresAt or RetryUntil"
-	case "jobs_retry":
-		field = "Retry"
-	case "jobs_concurrency_key":
-		field = "Key"
-	case "jobs_args":
-		field = "args"
-	case "jobs_metadata":
-		field = "Metadata"
-	case "jobs_tags":
-		field = "Tags"
-	default:
-		return err
-	}
-	return &InvalidError{Field: field, Reason: strings.TrimPrefix(server.Message, "drover: "), Err: err}
 }

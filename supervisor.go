@@ -5,11 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,11 +22,12 @@ import (
 // with the pool's settings and hooks (docs/configuration.md lists them). So handlers that take every pooled connection
 // starve neither heartbeat nor settle.
 type Supervisor struct {
-	client  *Client
-	handler *handler
-	engine  *engine.Engine
-	ran     atomic.Bool
-	over    atomic.Bool
+	client    *Client
+	handler   *handler
+	engine    *engine.Engine
+	completed Retention // SupervisorConfig.CompletedRetention
+	ran       atomic.Bool
+	over      atomic.Bool
 }
 
 // NewSupervisor checks the configuration and returns a supervisor that runs nothing yet. It returns every mistake, as
@@ -112,8 +114,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	for i := range queues {
 		ec.Queues = append(ec.Queues, queues[i].forEngine(cfg.CompletedRetention))
 	}
-	h.completed = cfg.CompletedRetention
-	return &Supervisor{client: c, handler: h, engine: engine.New(ec, c.desk.pool)}, nil
+	return &Supervisor{client: c, handler: h, engine: engine.New(ec, c.desk.pool), completed: cfg.CompletedRetention}, nil
 }
 
 // Run claims and runs jobs until ctx is done, then drains: it claims no more, releases jobs that have not started, waits
@@ -129,9 +130,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
 		return errors.New("drover: a Supervisor runs once; make another")
 	}
-	s.client.running.add(s)
+	s.client.running.add(s.engine)
 	defer s.over.Store(true)
-	defer s.client.running.remove(s)
+	defer s.client.running.remove(s.engine)
 	return periodicError(s.engine.Run(ctx, s.logUnservedFollowUps))
 }
 
@@ -152,7 +153,7 @@ func (s *Supervisor) StopNow() { s.engine.StopNow() }
 // AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
 func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	var bad problems
-	q.fillIn(&bad, "Queue", s.handler.completed)
+	q.fillIn(&bad, "Queue", s.completed)
 	served := func() { bad.add("Queue.Name", "%q is served already", q.Name) }
 	if s.engine.Serves(q.Name) {
 		served()
@@ -160,7 +161,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	if err := bad.err(); err != nil {
 		return err
 	}
-	err := s.engine.AddQueue(ctx, q.forEngine(s.handler.completed))
+	err := s.engine.AddQueue(ctx, q.forEngine(s.completed))
 	switch {
 	case errors.Is(err, engine.ErrServed): // by another call, a moment ago
 		served()
@@ -198,78 +199,47 @@ func (s *Supervisor) Stats() Stats {
 	return Stats{running, buffered, abandoned, dropped}
 }
 
-// registry is what supervisors of a client run.
-type registry struct {
-	mu   sync.Mutex
-	sups map[*Supervisor]bool
-}
-
-func newRegistry() *registry { return &registry{sups: map[*Supervisor]bool{}} }
-
-func (r *registry) add(s *Supervisor) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.sups[s] = true
-}
-
-func (r *registry) remove(s *Supervisor) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.sups, s)
-}
-
-// cancel ends a running job's context in this process.
-func (r *registry) cancel(id string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for s := range r.sups {
-		s.engine.Cancel(id)
+// Healthy returns nil if the supervisor works, or an error that names the problem. It is an error if Run has not been
+// called or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a
+// lease, and if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error
+// wraps the database's, or ErrShutdown once Run has returned. A supervisor that drains is healthy until Run returns. So is a
+// supervisor that has nothing to do, or whose jobs fail.
+//
+// Healthy reads only memory, and may be called at any time from any goroutine.
+func (s *Supervisor) Healthy() error {
+	what, err := s.ailment()
+	switch {
+	case what == "":
+		return nil
+	case err != nil:
+		return fmt.Errorf("drover: the supervisor %s: %w", what, err)
 	}
+	return fmt.Errorf("drover: the supervisor %s", what)
 }
 
-// wake makes one of this process' own supervisors look for jobs that are due, before a notification comes.
-func (r *registry) wake(jobs ...*newJob) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	type of struct{ queue, kind string }
-	told := map[of]bool{}
-	for _, j := range jobs {
-		of := of{j.Queue, j.Kind}
-		if len(r.sups) == 0 || told[of] || !j.dueNow() {
-			continue
+// ailment returns what is wrong, empty if nothing is, and the error behind it, if there is one.
+func (s *Supervisor) ailment() (what string, err error) {
+	switch {
+	case !s.ran.Load():
+		return "has not been started by Run", nil
+	case s.over.Load():
+		return "has stopped", ErrShutdown
+	}
+	return s.engine.Ailment()
+}
+
+// Probe returns a handler for the probes of a platform: 200 and "ok" while Healthy returns nil, else 503 and a line that
+// names the problem, without the database's error. Use it for readiness and for alerts. Do not use it for liveness: a
+// supervisor recovers from an outage of the database by itself. A restart does not bring the database back, and costs
+// each running job an attempt.
+func (s *Supervisor) Probe() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		if what, _ := s.ailment(); what != "" {
+			http.Error(w, "the supervisor "+what, http.StatusServiceUnavailable)
+			return
 		}
-		told[of] = true
-		for s := range r.sups {
-			if s.engine.Call(j.Queue, j.Kind) {
-				break
-			}
-		}
-	}
-}
-
-// followLimits makes this process' own supervisors that hear no notifications look at the limits.
-func (r *registry) followLimits() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for s := range r.sups {
-		s.engine.FollowLimits()
-	}
-}
-
-// tick makes this process' own supervisors look for schedules that are due.
-func (r *registry) tick() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for s := range r.sups {
-		s.engine.Tick()
-	}
-}
-
-// redrive makes this process' own supervisors carry on redrives.
-func (r *registry) redrive() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for s := range r.sups {
-		s.engine.Redrive()
-	}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		_, _ = io.WriteString(w, "ok\n") // the client may have gone
+	})
 }

@@ -2,12 +2,14 @@ package drover
 
 import (
 	"cmp"
+	"math"
 	"reflect"
 	"runtime/debug"
 	"time"
 
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -213,7 +215,7 @@ func (q *Queue) forEngine(completed Retention) engine.Queue {
 	eq := engine.Queue{
 		QueuePolicy:     store.QueuePolicy{Name: q.Name, Slots: q.Concurrency, MaxAttempts: positive(q.MaxAttempts), Retry: stored(q.Retry), Keep: q.retention()},
 		DeleteCompleted: cmp.Or(q.CompletedRetention, completed) == DeleteOnCompletion,
-		Policy:          q,
+		Policy:          queueDefaults{q.MaxAttempts, q.Retry},
 	}
 	if b := appendBudget(nil, store.QueueScope(q.Name), q.RetryBudget); b != nil {
 		eq.Budget = &b[0]
@@ -227,13 +229,6 @@ func appendBudget(all []store.BudgetPolicy, scope string, b RetryBudget) []store
 		return all
 	}
 	return append(all, store.BudgetPolicy{Scope: scope, Retries: b.Retries, Per: b.Per, Burst: b.Burst, Discard: b.Discard})
-}
-
-func positive(n int) *int {
-	if n > 0 {
-		return &n
-	}
-	return nil
 }
 
 // stored is a strategy's public form. A Custom without a name has none: a rescuer uses the default for it.
@@ -297,4 +292,61 @@ func (q *Queue) checkRetention(bad *problems, field string, completed Retention)
 	if q.KeepCompleted > 0 && cmp.Or(q.CompletedRetention, completed) == DeleteOnCompletion {
 		bad.add(field+".KeepCompleted", "contradicts DeleteOnCompletion: no completed job is kept")
 	}
+}
+
+// Retention is how long jobs that have ended are kept: KeepFor(7 * 24 * time.Hour), KeepForever or DeleteOnCompletion.
+// The zero value is the default that its field names.
+type Retention time.Duration
+
+const (
+	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. An enqueue that is repeated
+	// under its id after that makes a new job (EnqueueOpts.ID). It is a value for CompletedRetention alone.
+	DeleteOnCompletion Retention = math.MinInt64
+
+	// KeepForever keeps jobs for ever.
+	KeepForever Retention = math.MaxInt64
+)
+
+// KeepFor keeps jobs for d after they have ended. Under 1 s is an *InvalidError of NewSupervisor: KeepFor(0) is not the
+// default, and does not delete jobs as they end.
+func KeepFor(d time.Duration) Retention {
+	if d <= 0 {
+		return -1
+	}
+	return Retention(d)
+}
+
+// String implements fmt.Stringer.
+func (r Retention) String() string {
+	switch r {
+	case DeleteOnCompletion:
+		return "DeleteOnCompletion"
+	case KeepForever:
+		return "KeepForever"
+	}
+	return time.Duration(r).String()
+}
+
+// leastRetention bounds every retention but DeleteOnCompletion.
+const leastRetention = time.Second
+
+// retention checks a retention. DeleteOnCompletion is a value for completed jobs.
+func (p *problems) retention(field string, r Retention, completed bool) {
+	switch {
+	case r == 0 || r == DeleteOnCompletion && completed:
+	case r == DeleteOnCompletion:
+		p.add(field, "DeleteOnCompletion is for completed jobs alone")
+	case r < 0:
+		p.add(field, "is not over 0: KeepFor takes %v or more, and KeepForever keeps all", leastRetention)
+	case r < Retention(leastRetention):
+		p.add(field, "%v is under %v", r, leastRetention)
+	}
+}
+
+// interval is a retention as SQL wants it. A pruner deletes what DeleteOnCompletion has left behind.
+func (r Retention) interval() string {
+	if r == DeleteOnCompletion {
+		return pg.Interval(time.Microsecond)
+	}
+	return pg.Interval(time.Duration(r))
 }

@@ -178,7 +178,7 @@ func TestKnots(t *testing.T) {
 func TestKnotsOfTheRepository(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
-	for dir, most := range map[string]int{"../..": 15, "../engine": 8, "../store": 0, "../pg": 0, "../floors": 0, "../blame": 0} {
+	for dir, most := range map[string]int{"../..": 10, "../engine": 8, "../store": 0, "../pg": 0, "../floors": 0, "../blame": 0} {
 		p, err := load(dir, none)
 		if err != nil {
 			t.Fatal(err)
