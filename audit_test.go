@@ -67,6 +67,9 @@ func auditedVerbs(c *Client) map[string]func(ctx context.Context, id, fingerprin
 			return ret2(c.EditMany(ctx, Filter{IDs: []string{id}}, JobEdit{Priority: 2}, a))
 		},
 		"Rerun": func(ctx context.Context, id, _ string, a Audit) error { return ret2(c.Rerun(ctx, id, nil, a)) },
+		"RerunMany": func(ctx context.Context, id, _ string, a Audit) error {
+			return ret2(c.RerunMany(ctx, Filter{IDs: []string{id}}, RerunPlan{}, a))
+		},
 		"Archive": func(ctx context.Context, id, _ string, a Audit) error {
 			return ret2(c.Archive(ctx, Filter{IDs: []string{id}}, nil, a))
 		},
@@ -159,6 +162,7 @@ func TestJobsKeepTheAudit(t *testing.T) {
 		"Edit":        {"available", history, "edited (priority 2, was 5): so by %s", `select drover_edit($1, '{"priority": 2}', why => 'so', by => $2)`},
 		"EditMany":    {"available", history, "edited (priority 2, was 5): so by %s", `select drover_edit_many(jsonb_build_object('ids', array[$1]), '{"priority": 2}', why => 'so', by => $2)`},
 		"Rerun":       {"completed", rerun, "rerun: so by %s", `select drover_rerun($1, why => 'so', by => $2)`},
+		"RerunMany":   {"completed", rerun, "rerun: so by %s", `select drover_rerun_many(jsonb_build_object('ids', array[$1]), 'so', by => $2)`},
 		"Archive":     {"discarded", archived, "so by %s", `select drover_archive(jsonb_build_object('ids', array[$1]), why => 'so', by => $2)`},
 	} {
 		for _, by := range []string{"ann", ""} {

@@ -78,3 +78,25 @@ func ExampleClient_Rerun() {
 	// available {"Number": 7, "Address": ""} ann true
 	// completed true
 }
+
+// Labels were printed blank for an hour, and no run failed. Each job of that hour runs again, ten a second.
+func ExampleClient_RerunMany() {
+	ctx := context.Background()
+	deliver := func(context.Context, *drover.Job, Parcel) error { return nil }
+	pool, end := migratedPool()
+	defer end()
+	runOnce(pool, drover.Handle(deliver, drover.WorkerOpts{}), Parcel{Number: 7})
+	client, err := drover.New(pool, drover.Config{})
+	must(err)
+
+	blank := drover.Filter{Kind: Parcel{}.Kind(), FinalizedAfter: time.Now().Add(-time.Hour)}
+	why := drover.Audit{By: "ann", Why: "the labels were blank"}
+	done, err := client.RerunMany(ctx, blank, drover.RerunPlan{Rate: 10}, why)
+	fmt.Println(done.Changed, err)
+
+	done, err = client.RerunMany(ctx, blank, drover.RerunPlan{Rate: 10}, why) // a second press of the button
+	fmt.Println(done.Changed, err)
+	// Output:
+	// 1 <nil>
+	// 0 <nil>
+}

@@ -1,6 +1,7 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -193,6 +194,31 @@ func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audi
 	}
 	c.emit(ctx, told{engine.EventEnqueued, Event{JobID: made, Queue: queue, Kind: kind, By: audit.By, Why: audit.Why}})
 	return Receipt{ID: made}, nil
+}
+
+// RerunPlan is how RerunMany enqueues jobs again.
+type RerunPlan struct {
+	// Rate is how many of the new jobs become due in a second. Zero means 50; 0.001 to 5,000.
+	Rate float64
+
+	// DryRun changes nothing. BulkResult.Changed then counts the jobs that RerunMany would try to rerun.
+	DryRun bool
+}
+
+// RerunMany enqueues every completed job that the filter picks again, as Rerun does: for jobs that did the wrong thing
+// without an error. The first of the new jobs is due now, and the others follow at the plan's rate.
+// Filter{State: Scheduled} finds the jobs that are not due yet, and CancelMany stops them.
+//
+// A job that was rerun before stays as it is. So a call that was interrupted, or that two people make, can be repeated:
+// no job is rerun twice. A job that is a rerun itself stays as it is too, unless the filter has IDs. A State other than
+// Completed is an *InvalidError. BulkResult.IDs are the ids of the new jobs. Refused lists each job that Rerun would
+// refuse, or that would expire before it is due. All else is as with CancelMany.
+func (c *Client) RerunMany(ctx context.Context, filter Filter, plan RerunPlan, audit Audit) (BulkResult, error) {
+	var bad problems
+	bad.rate(plan.Rate)
+	return c.many(ctx, filter, bulkVerb{
+		name: "rerun", sql: sqlRerunMany, audit: audit, bad: bad, dry: plan.DryRun, more: []any{cmp.Or(plan.Rate, defaultRate), nil},
+	})
 }
 
 // sqlEdit returns the job's state before the edit.

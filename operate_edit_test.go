@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -326,6 +327,145 @@ func TestRerun(t *testing.T) {
 		if _, err := db.client.Rerun(t.Context(), id, nil, Audit{}); (err == nil) != (state == Completed) || err != nil && !errors.Is(err, ErrState) {
 			t.Errorf("%s: %v", state, err)
 		}
+	}
+}
+
+// Completed jobs of a filter are rerun at the plan's rate, over several batches, each of them once: a second call, two
+// people, and an interrupted walk make no job twice.
+func TestRerunMany(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	var heard eventLog
+	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	ctx, by := t.Context(), Audit{By: "ann", Why: "blank labels"}
+	labels := Filter{Kind: "label"}
+	db.exec(t, `insert into jobs (kind, queue, args, state, finalized_at) select 'label', 'q' || n % 2, jsonb_build_object('n', n), 'completed', now() from generate_series(1, 1200) n`)
+	db.exec(t, `insert into jobs (kind) values ('label')`)
+	db.finished(t, "completed", time.Hour) // of another kind
+	rows := func() int { return value[int](t, db, `select count(*) from jobs`) }
+	before := rows()
+	if would, err := db.client.RerunMany(ctx, labels, RerunPlan{DryRun: true}, Audit{}); err != nil || would.Changed != 1200 || would.IDs != nil || rows() != before {
+		t.Fatalf("a dry run: %d changed, %d rows, %v", would.Changed, rows(), err)
+	}
+	// A walk that was interrupted after its first batch.
+	db.exec(t, `select drover_rerun_many('{"kind": "label"}', batch => 100)`)
+	old := value[[]string](t, db, `select array_agg(id) from jobs where errors->0->>'error' like 'rerun of%'`)
+	at := value[time.Time](t, db, `select clock_timestamp()`)
+	done, err := db.client.RerunMany(ctx, labels, RerunPlan{Rate: 100}, by)
+	if err != nil || done.Changed != 1100 || len(done.IDs) != 1100 || done.Refused != nil {
+		t.Fatalf("%d changed, %d ids, %v, refused %+v", done.Changed, len(done.IDs), err, done.Refused)
+	}
+	if n := value[int](t, db, `select count(distinct args) from jobs where id = any($1)`, append(old, done.IDs...)); n != 1200 {
+		t.Errorf("%d different jobs", n)
+	}
+	first, last := value[time.Time](t, db, `select min(scheduled_at) from jobs where id = any($1)`, done.IDs), value[time.Time](t, db, `select max(scheduled_at) from jobs where id = any($1)`, done.IDs)
+	if first.Before(at) || last.Sub(at) < 10990*time.Millisecond {
+		t.Errorf("1,100 jobs at 100 a second are due from %v to %v after the call", first.Sub(at), last.Sub(at))
+	}
+	if n := value[int](t, db, `select max(n) from (select count(*) n from jobs where id = any($1) and scheduled_at > $2::timestamptz + interval '2 s' group by floor(extract(epoch from scheduled_at))) s`, done.IDs, at); n > 101 {
+		t.Errorf("%d jobs are due within one second", n)
+	}
+	if n := value[int](t, db, `select count(*) from jobs j join jobs o on o.id = j.errors->0->>'job' where j.id = any($1) and j.state in ('scheduled', 'available') and (j.state = 'available') = (j.scheduled_at <= j.created_at)
+		and (j.kind, j.queue, j.args) = (o.kind, o.queue, o.args) and j.errors->0->>'by' = 'ann' and o.errors->-1->>'job' = j.id and o.errors->-1->>'error' = 'rerun as ' || j.id || ': blank labels'`, done.IDs); n != 1100 {
+		t.Errorf("%d of the new jobs are like their old ones", n)
+	}
+	if slices.ContainsFunc(done.IDs, func(id string) bool { return heard.count(id, "enqueued") != 1 }) {
+		t.Error("a job has not one event")
+	}
+	if e := heard.of(done.IDs[0]); len(e) != 1 || e[0].Kind != "label" || e[0].Queue != value[string](t, db, `select queue from jobs where id = $1`, done.IDs[0]) || e[0].By != "ann" {
+		t.Errorf("events of the first: %+v", e)
+	}
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where kind = 'label' and finalized_at is null`)
+	if again, err := db.client.RerunMany(ctx, labels, RerunPlan{}, by); err != nil || again.Changed != 1 { // the job that was available
+		t.Errorf("once more: %+v, %v", again, err)
+	}
+	twice := Filter{IDs: done.IDs[:2]}
+	if again, err := db.client.RerunMany(ctx, twice, RerunPlan{}, by); err != nil || again.Changed != 2 {
+		t.Errorf("reruns that are named: %+v, %v", again, err)
+	}
+	if again, err := db.client.RerunMany(ctx, twice, RerunPlan{}, by); err != nil || again.Changed != 0 {
+		t.Errorf("reruns that are named twice: %+v, %v", again, err)
+	}
+}
+
+// Two people rerun the same jobs together. Each job is rerun once.
+func TestTwoRerunTheSame(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, state, finalized_at) select 'label', 'completed', now() from generate_series(1, 300) n`)
+	ends := make(chan BulkResult, 4)
+	for range cap(ends) {
+		go func() {
+			done, err := db.client.RerunMany(context.WithoutCancel(t.Context()), Filter{Kind: "label"}, RerunPlan{}, Audit{})
+			if err != nil {
+				t.Error(err)
+			}
+			ends <- done
+		}()
+	}
+	var sum int64
+	for range cap(ends) {
+		sum += receive(t, ends).Changed
+	}
+	if n := value[int](t, db, `select count(*) from jobs where state <> 'completed'`); n != 300 || sum != 300 {
+		t.Errorf("300 jobs became %d; the calls say %d", n, sum)
+	}
+}
+
+// A job that cannot be rerun is refused with the reason, and the others are rerun. What makes no sense changes nothing.
+func TestRerunManyRefuses(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ctx := t.Context()
+	good := db.put(t, "state, finalized_at", "'completed', now()")
+	expired := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() - interval '1 s'")
+	late := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() + interval '100 s'") // the third: due in 2,000 s
+	unique := db.put(t, "state, finalized_at, unique_key, unique_scope, unique_until", "'completed', now(), 'a key', 'ended', 'infinity'")
+	owner, err := db.client.Rerun(ctx, unique, nil, Audit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `update jobs set errors = '[]' where id = $1`, unique)
+	done, err := db.client.RerunMany(ctx, Filter{Kind: "letter"}, RerunPlan{Rate: 0.001}, Audit{})
+	if err != nil || done.Changed != 1 || len(done.Refused) != 3 {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	why := map[string]string{expired: "expired at", late: "expires at", unique: owner.ID + " has its unique key"}
+	for _, r := range done.Refused {
+		if !strings.Contains(r.Error, why[r.ID]) || why[r.ID] == "" {
+			t.Errorf("%+v", r)
+		}
+	}
+	if db.get(t, good).Errors[0].Job != done.IDs[0] {
+		t.Errorf("%+v", db.get(t, good).Errors)
+	}
+	before := value[string](t, db, `select string_agg(to_jsonb(j)::text, ' ' order by id) from jobs j`)
+	for field, call := range map[string]func() (BulkResult, error){
+		"Filter": func() (BulkResult, error) { return db.client.RerunMany(ctx, Filter{}, RerunPlan{}, Audit{}) },
+		"Rate": func() (BulkResult, error) {
+			return db.client.RerunMany(ctx, Filter{All: true}, RerunPlan{Rate: math.NaN()}, Audit{})
+		},
+		"Rate ": func() (BulkResult, error) {
+			return db.client.RerunMany(ctx, Filter{All: true}, RerunPlan{Rate: 5001}, Audit{})
+		},
+		"Filter ": func() (BulkResult, error) {
+			return db.client.RerunMany(ctx, Filter{State: Cancelled}, RerunPlan{}, Audit{})
+		},
+		"Filter  ": func() (BulkResult, error) {
+			return db.client.RerunMany(ctx, Filter{State: Cancelled}, RerunPlan{DryRun: true}, Audit{})
+		},
+	} {
+		if done, err := call(); done.Changed != 0 || !slices.Equal(fields(t, unwrapped(err)), []string{strings.TrimSpace(field)}) {
+			t.Errorf("%s: %+v, %v", field, done, err)
+		}
+	}
+	for _, rate := range []string{"0", "null", "'NaN'", "5001"} {
+		if _, err := db.Exec(ctx, `select drover_rerun_many('{"all": true}', rate => `+rate+`)`); pg.SQLState(err) != "22023" {
+			t.Errorf("rate %s: %v", rate, err)
+		}
+	}
+	if after := value[string](t, db, `select string_agg(to_jsonb(j)::text, ' ' order by id) from jobs j`); after != before {
+		t.Errorf("%s\nbecame\n%s", before, after)
 	}
 }
 

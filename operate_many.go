@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -58,6 +59,7 @@ type bulkVerb struct {
 	audit     Audit
 	tell      *told    // the event of a batch; nil: none
 	more      []any    // further parameters of its statement
+	dry       bool     // it only counts
 	bad       problems // mistakes in these parameters
 }
 
@@ -75,6 +77,10 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 		if done.Missing, err = c.desk.unknown(ctx, doc); err != nil {
 			return done, fmt.Errorf("%s jobs: %w", v.name, err)
 		}
+	}
+	if v.dry {
+		done.Changed, err = c.countFor(ctx, v, doc)
+		return done, err
 	}
 	var locked []string
 	for after := ""; ; {
@@ -107,6 +113,20 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 		}
 	}
 	return done, nil
+}
+
+// countFor counts the jobs that the verb would change.
+func (c *Client) countFor(ctx context.Context, v bulkVerb, filter string) (n int64, err error) {
+	for after := ""; ; {
+		ids, last, err := c.desk.seek(ctx, v.name, filter, after)
+		if err != nil {
+			return n, v.failed(err)
+		}
+		if n += int64(len(ids)); last == nil {
+			return n, nil
+		}
+		after = *last
+	}
 }
 
 // Bounds of BulkResult's lists.
@@ -161,6 +181,12 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 	if err != nil {
 		return bulkBatch{}, v.failed(err)
 	}
+	if b.next != nil { // RerunMany: when the next batch's first job is due
+		v.more[1] = *b.next
+	}
+	for i, queue := range b.queues {
+		c.emit(ctx, told{engine.EventEnqueued, Event{JobID: b.ids[i], Queue: queue, Kind: b.kinds[i], By: v.audit.By, Why: v.audit.Why}})
+	}
 	for _, id := range b.running { // their owners emit the events
 		c.running.cancel(id)
 	}
@@ -173,12 +199,14 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 }
 
 // The statements that change many jobs, one batch each. $1 is the filter, $2 where to go on, $3 whether to wait
-// for rows that other transactions have locked, $4 and $5 who does it and why, and $6 the edit.
+// for rows that other transactions have locked, $4 and $5 who does it and why. $6 is the edit, or the rate of reruns, and $7
+// when the first is due.
 const (
-	sqlCancelMany  = `select changed, running, locked, last, refused::text, ids from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
-	sqlDiscardMany = `select changed, running, locked, last, refused::text, ids from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
-	sqlEditMany    = `select changed, null::text[], locked, last, refused::text, ids from drover_edit_many($1::jsonb, $6::jsonb, after => $2, wait => $3, by => $4, why => $5)`
-	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text, ids from drover_delete_many($1::jsonb, 'delete', after => $2, wait => $3, by => $4, why => $5)`
+	sqlCancelMany  = `select changed, running, locked, last, refused::text, ids, null::text[], null::text[], null::timestamptz from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDiscardMany = `select changed, running, locked, last, refused::text, ids, null::text[], null::text[], null::timestamptz from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlEditMany    = `select changed, null::text[], locked, last, refused::text, ids, null::text[], null::text[], null::timestamptz from drover_edit_many($1::jsonb, $6::jsonb, after => $2, wait => $3, by => $4, why => $5)`
+	sqlDeleteMany  = `select changed, null::text[], locked, last, refused::text, ids, null::text[], null::text[], null::timestamptz from drover_delete_many($1::jsonb, 'delete', after => $2, wait => $3, by => $4, why => $5)`
+	sqlRerunMany   = `select changed, null::text[], locked, last, refused::text, ids, queues, kinds, next from drover_rerun_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5, rate => $6, starts => $7)`
 )
 
 // bulkBatch is what one batch did.
@@ -189,6 +217,10 @@ type bulkBatch struct {
 	locked  []string // jobs that other transactions have locked
 	refused []Refusal
 	last    *string // where the next batch goes on; nil at the end
+
+	// of reruns only: the new jobs' queues and kinds, and when the next job is due
+	queues, kinds []string
+	next          *time.Time
 }
 
 // bulk runs one batch. more are the parameters that only this verb has.
@@ -199,7 +231,7 @@ func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, a
 		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // so that no refusal follows the line in the log
 			return pg.Classify(err)
 		}
-		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused, &b.ids); err != nil {
+		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused, &b.ids, &b.queues, &b.kinds, &b.next); err != nil {
 			return pg.Classify(err)
 		}
 		return json.Unmarshal([]byte(refused), &b.refused)

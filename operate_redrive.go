@@ -67,6 +67,9 @@ type redriveDoc struct {
 	Why            string          `json:"why,omitempty"`
 }
 
+// defaultRate is how many jobs become due in a second, if a plan does not say.
+const defaultRate = 50.0
+
 func (c *Client) encodePlan(p RedrivePlan, audit Audit) (string, error) {
 	var bad problems
 	doc := redriveDoc{
@@ -76,9 +79,7 @@ func (c *Client) encodePlan(p RedrivePlan, audit Audit) (string, error) {
 	if mistakes := len(bad.errs); string(doc.Filter) == "{}" && mistakes == 0 {
 		bad.add("Filter", "is empty; set All to redrive every dead job")
 	}
-	if p.Rate != 0 && !(p.Rate >= 0.001 && p.Rate <= 5000) { // false for NaN too
-		bad.add("Rate", "%v is not 0.001 to 5,000 a second", p.Rate)
-	}
+	bad.rate(p.Rate)
 	for _, n := range []struct {
 		field string
 		value int

@@ -141,6 +141,8 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"JobEdit.Retry":       "TestEditOfEachField",
 		"JobEdit.ArgsPatch":   "TestEditOfEachField",
 		"RunOpts.ID":          "TestRerunWithAnID",
+		"RerunPlan.Rate":      "TestRerunMany",
+		"RerunPlan.DryRun":    "TestRerunMany",
 		"ExplainOpts.Redact":  "TestExplainHidesSecrets",
 
 		"Audit.By":  "TestJobsKeepTheAudit",

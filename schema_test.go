@@ -327,6 +327,11 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	}
 	_, err = c.Rerun(ctx, db.put(t, "queue, state, finalized_at", "'other', 'completed', now() + interval '1 h'"), nil, Audit{})
 	c.ok(t, "Rerun", err)
+	many, err = c.RerunMany(ctx, Filter{IDs: []string{db.put(t, "queue, state, finalized_at", "'other', 'completed', now() + interval '1 h'")}}, RerunPlan{}, Audit{})
+	c.ok(t, "RerunMany", err)
+	if many.Changed != 1 {
+		t.Errorf("RerunMany: %+v", many)
+	}
 	groups, err := c.FailureGroups(ctx, FailureFilter{})
 	c.ok(t, "FailureGroups", err)
 	if len(groups) == 0 {

@@ -201,6 +201,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		"Edit":           func() error { _, err := c.Edit(ctx, id, JobEdit{RunNow: true}, Audit{}); return err },
 		"EditMany":       func() error { _, err := c.EditMany(ctx, Filter{All: true}, JobEdit{RunNow: true}, Audit{}); return err },
 		"Rerun":          func() error { _, err := c.Rerun(ctx, id, nil, Audit{}); return err },
+		"RerunMany":      func() error { _, err := c.RerunMany(ctx, Filter{All: true}, RerunPlan{}, Audit{}); return err },
 	}
 	for method := range reflect.TypeOf(c).Methods() {
 		read, change := reads[method.Name], changes[method.Name]

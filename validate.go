@@ -69,6 +69,13 @@ func (p *problems) atLeast(field string, d, least time.Duration) {
 }
 
 // leastTimeout is the shortest Timeout, because the table counts milliseconds.
+// rate checks how many jobs become due in a second. Zero stands for the default.
+func (p *problems) rate(perSecond float64) {
+	if perSecond != 0 && !(perSecond >= 0.001 && perSecond <= 5000) { // false for NaN too
+		p.add("Rate", "%v is not 0.001 to 5,000 a second", perSecond)
+	}
+}
+
 const leastTimeout = time.Millisecond
 
 // attempts checks a number of runs; 0 means unset.

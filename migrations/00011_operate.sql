@@ -256,6 +256,15 @@ comment on function drover_unknown(jsonb) is 'Those of a filter''s ids that no j
 -- +goose StatementBegin
 create function drover_eligible(filter jsonb, verb text) returns text language plpgsql immutable as $$
 begin
+	if verb = 'rerun' then
+		if filter->>'state' <> 'completed' then
+			raise exception 'drover: % jobs cannot be rerun, only completed ones', filter->>'state' using errcode = '22023';
+		end if;
+		-- Not twice, or an interrupted walk could not go on. A job that is a rerun itself would match the filter again as
+		-- soon as it completes.
+		return 'j.state = ''completed'' and not jsonb_path_exists(j.errors, ''$[*] ? (exists (@.job) && @.error starts with "rerun as ")'')'
+			|| case when filter ? 'ids' then '' else ' and (j.errors->0 ? ''job'') is not true' end;
+	end if;
 	if verb <> 'delete' then
 		return 'j.finalized_at is null' || case when verb = 'edit' then ' and j.state <> ''running''' else '' end;
 	end if;
@@ -267,7 +276,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_eligible(jsonb, text) is 'The condition that a verb (cancel, discard, edit, delete) itself sets for a job, besides the filter.';
+comment on function drover_eligible(jsonb, text) is 'The condition that a verb (cancel, discard, edit, delete, rerun) itself sets for a job, besides the filter.';
 
 -- +goose StatementBegin
 create function drover_seek(filter jsonb, verb text, after text default '', batch int default 1000, out ids text[], out last text, out fits text)

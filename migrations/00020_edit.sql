@@ -252,66 +252,87 @@ comment on function drover_edit_many(jsonb, jsonb, text, text, int, boolean, tex
 	'Edits one batch of the waiting jobs that match a filter, as drover_edit does. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
-create function drover_rerun(job_id text, why text default '', by text default null, new_id text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
+create function drover_rerun_jobs(ids text[], how jsonb) returns bigint language plpgsql as $$
 declare
 	was      jobs;
-	who      constant text := left(coalesce(nullif(by, ''), session_user), 128);
-	made     constant text := coalesce(new_id, drover_ulid());
-	reason   constant text := coalesce(': ' || nullif(left(why, 1000), ''), '');
 	at       timestamptz;
-	wrote    bigint;
+	due      timestamptz;
+	made     text;
 	owner    text;
+	wrote    bigint;
 	violated text;
+	reason   constant text := coalesce(': ' || nullif(left(how->>'why', 1000), ''), '');
+	places   constant text[] := array(select jsonb_array_elements_text(how->'places'));
+	reruns   bigint := 0;
 begin
-	perform drover_refuse_job('new_', new_id, 'any', null, null, null, null, null, null, null, null, null);
-	select * into was from jobs j where j.id = job_id for update;
-	if not found then
-		return null;
-	end if;
-	at := clock_timestamp();
-	if was.state <> 'completed' then
-		raise exception 'drover: job % is %, only completed jobs can be rerun', job_id, was.state using errcode = 'DR002',
-			hint = 'Discarded and cancelled jobs can be redriven.';
-	end if;
-	if was.expires_at <= at then
-		raise exception 'drover: job % expired at %', job_id, was.expires_at using errcode = 'DR002';
-	end if;
-	if not exists (select from jobs j where j.id = new_id) then
-		owner := drover_unique_owner(job_id);
-		if owner is not null then
-			raise exception 'drover: job % cannot be rerun, job % has its unique key', job_id, owner using errcode = 'DR002';
+	for was in select o.* from jobs o where o.id = any(ids) order by o.id loop
+		at := clock_timestamp();
+		due := greatest(at, (how->>'starts')::timestamptz + (array_position(places, was.id) - 1) * (how->>'every')::interval);
+		made := coalesce(how->>'new_id', drover_ulid());
+		if was.state <> 'completed' then
+			raise exception 'drover: job % is %, only completed jobs can be rerun', was.id, was.state using errcode = 'DR002',
+				hint = 'Discarded and cancelled jobs can be redriven.';
 		end if;
-	end if;
-	begin
+		if was.expires_at <= due then
+			raise exception 'drover: job % % at %', was.id, case when was.expires_at <= at then 'expired' else 'expires' end, was.expires_at using errcode = 'DR002';
+		end if;
+		if not exists (select from jobs j where j.id = made) then
+			owner := drover_unique_owner(was.id);
+			if owner is not null then
+				raise exception 'drover: job % cannot be rerun, job % has its unique key', was.id, owner using errcode = 'DR002';
+			end if;
+		end if;
 		-- A period is that of the first enqueue, so the new job has no part in it.
-		insert into jobs (id, kind, queue, args, priority, scheduled_at, created_at, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key,
-			unique_key, unique_scope, unique_until, errors)
-		values (made, was.kind, was.queue, was.args, was.priority, at, at, was.max_attempts, was.retry, was.timeout_ms, was.expires_at,
-			case when was.retry_until is not null then at + (least(greatest(was.retry_until, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')
+		insert into jobs (id, kind, queue, args, priority, scheduled_at, state, created_at, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
+			concurrency_key, unique_key, unique_scope, unique_until, errors)
+		values (made, was.kind, was.queue, was.args, was.priority, due, case when due > at then 'scheduled' else 'available' end, at, was.max_attempts, was.retry,
+			was.timeout_ms, was.expires_at,
+			case when was.retry_until is not null then due + (least(greatest(was.retry_until, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')
 				- least(greatest(was.created_at, was.redriven_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')) end,
 			was.tags, was.metadata, was.concurrency_key,
 			case when was.unique_scope <> 'period' then was.unique_key end, nullif(was.unique_scope, 'period'),
 			case when was.unique_scope <> 'period' then timestamptz 'infinity' end,
-			jsonb_build_array(jsonb_build_object('at', at, 'class', 'operator', 'attempt', 0, 'claim_seq', 0, 'by', who, 'job', job_id,
-				'error', format('rerun of %s%s', job_id, reason))));
+			jsonb_build_array(jsonb_build_object('at', at, 'class', 'operator', 'attempt', 0, 'claim_seq', 0, 'by', how->>'by', 'job', was.id,
+				'error', format('rerun of %s%s', was.id, reason))));
 		get diagnostics wrote = row_count;
-	exception when unique_violation then
-		case (select coalesce(j.errors->0->>'job' = job_id, false) from jobs j where j.id = new_id)
-		when true then raise exception 'drover: job % was rerun as % before', job_id, new_id using errcode = 'DR002';
-		when false then raise exception 'drover: there is a job with the id % already', new_id using errcode = 'DR001';
-		else
-			get stacked diagnostics violated = constraint_name;
-			if violated <> 'jobs_unique_idx' then
-				raise; -- by an index of the application's
-			end if;
-			raise exception 'drover: job % cannot be rerun, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(job_id), 'which has ended since') using errcode = 'DR002';
-		end case;
-	end;
-	perform drover_written(wrote, 1);
-	update jobs j set errors = drover_append_error(j.errors, jsonb_build_object('at', at, 'class', 'operator', 'attempt', j.attempt, 'claim_seq', j.claim_seq, 'by', who, 'job', made,
-		'error', format('rerun as %s%s', made, reason)))
-	where j.id = job_id;
-	perform drover_wake(was.queue, at, was.kind);
+		perform drover_written(wrote, 1);
+		update jobs j set errors = drover_append_error(j.errors, jsonb_build_object('at', at, 'class', 'operator', 'attempt', j.attempt, 'claim_seq', j.claim_seq,
+			'by', how->>'by', 'job', made, 'error', format('rerun as %s%s', made, reason)))
+		where j.id = was.id;
+		get diagnostics wrote = row_count;
+		perform drover_written(wrote, 1);
+		reruns := reruns + 1;
+	end loop;
+	return reruns;
+exception when unique_violation then
+	case (select coalesce(j.errors->0->>'job' = was.id, false) from jobs j where j.id = how->>'new_id')
+	when true then raise exception 'drover: job % was rerun as % before', was.id, how->>'new_id' using errcode = 'DR002';
+	when false then raise exception 'drover: there is a job with the id % already', how->>'new_id' using errcode = 'DR001';
+	else
+		get stacked diagnostics violated = constraint_name;
+		if violated <> 'jobs_unique_idx' then
+			raise; -- by an index of the application's
+		end if;
+		raise exception 'drover: job % cannot be rerun, another job (%) has its unique key', was.id, coalesce(drover_unique_owner(was.id), 'which has ended since') using errcode = 'DR002';
+	end case;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_rerun_jobs(text[], jsonb) is
+	'Enqueues completed jobs again that the caller has locked, and returns how many. how: by, why, and new_id for one job, or places (the ids of all jobs of the batch), starts (when the first is due) and every (how much later each next one is). Part of drover_rerun and drover_rerun_many.';
+
+-- +goose StatementBegin
+create function drover_rerun(job_id text, why text default '', by text default null, new_id text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	made constant text := coalesce(new_id, drover_ulid());
+begin
+	perform drover_refuse_job('new_', new_id, 'any', null, null, null, null, null, null, null, null, null);
+	perform from jobs j where j.id = job_id for update;
+	if not found then
+		return null;
+	end if;
+	perform drover_rerun_jobs(array[job_id], jsonb_build_object('by', left(coalesce(nullif(by, ''), session_user), 128), 'why', why, 'new_id', made));
+	perform drover_wake(j.queue, j.scheduled_at, j.kind) from jobs j where j.id = made;
 	return made;
 end
 $$;
@@ -320,13 +341,43 @@ comment on function drover_rerun(text, text, text, text) is
 	'Enqueues a completed job again, due now, as a new job with the same args and settings, and returns its id. The errors of each have an entry of class operator with by (default: the database''s user), why, and the id of the other as job. With new_id that is the new id, and a call that is repeated raises DR002. Raises DR002 too if the job is not completed, has expired, or another job has its unique key. Null: there is no such job.';
 
 -- +goose StatementBegin
+create function drover_rerun_many(filter jsonb, why text default '', rate float8 default 50, after text default '', batch int default 1000, wait boolean default false,
+	by text default null, starts timestamptz default null, out changed int, out locked text[], out last text, out refused jsonb, out ids text[], out queues text[], out kinds text[],
+	out next timestamptz) language plpgsql set enable_seqscan = off set jit = off as $$
+declare
+	held  text[];
+	usual constant text := current_setting('lock_timeout');
+begin
+	if (rate between 0.001 and 5000) is not true then
+		raise exception 'drover: rate: % is not 0.001 to 5000 a second', rate using errcode = '22023';
+	end if;
+	starts := greatest(starts, clock_timestamp());
+	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'rerun', after, batch, wait) h;
+	next := starts + coalesce(cardinality(held), 0) * make_interval(secs => 1 / rate);
+	if not wait then -- for another transaction that has stored a job with a unique key which a job here would get
+		perform set_config('lock_timeout', '250ms', true);
+	end if;
+	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_rerun_jobs($1, $2)', jsonb_build_object('by', left(coalesce(nullif(by, ''), session_user), 128),
+		'why', why, 'places', to_jsonb(held), 'starts', starts, 'every', make_interval(secs => 1 / rate))) w;
+	perform set_config('lock_timeout', usual, true);
+	select array_agg(j.id order by j.id), array_agg(j.queue order by j.id), array_agg(j.kind order by j.id) into ids, queues, kinds
+	from jobs j where j.id in (select o.errors->-1->>'job' from jobs o where o.id = any(drover_without(held, refused)));
+	perform drover_wake(q.queue, q.due, q.kind) from (
+		select j.queue, j.kind, min(j.scheduled_at) as due from jobs j where j.id = any(ids) group by 1, 2 order by 1, 2) q;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_rerun_many(jsonb, text, float8, text, int, boolean, text, timestamptz) is
+	'Enqueues one batch of the completed jobs that match a filter again, as drover_rerun does; so many of the new jobs (rate) become due in a second. Pass last as the next after and next as the next starts, until last is null. Jobs that were rerun before stay as they are, so an interrupted walk can begin anew; so do jobs that are reruns themselves, unless the filter names ids. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}. ids, queues, kinds: the new jobs.';
+
+-- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 20';
 -- +goose StatementEnd
 
 select drover_secure();
 
 -- +goose Down
-drop function drover_rerun, drover_edit_many, drover_edit, drover_edited, drover_edit_jobs, drover_unique_key_again, drover_edit_check;
+drop function drover_rerun_many, drover_rerun, drover_rerun_jobs, drover_edit_many, drover_edit, drover_edited, drover_edit_jobs, drover_unique_key_again, drover_edit_check;
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 19';
 -- +goose StatementEnd

@@ -46,6 +46,7 @@ func writable(t *testing.T, pool *pgxpool.Pool) map[string]map[string]Action {
 		"/many?do=cancel&kind=charge":                     {"Cancel 5 jobs": Cancel},
 		"/many?do=discard&kind=charge":                    {"Discard 5 jobs": Discard},
 		"/many?do=run-now&kind=charge":                    {"Run 3 jobs now": Retry},
+		"/many?do=rerun&state=completed":                  {"Rerun 1 job": Retry},
 		"/many?do=delete&kind=charge":                     {"Delete 2 jobs for good": Delete},
 	}
 }

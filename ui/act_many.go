@@ -16,8 +16,17 @@ type manyVerb struct {
 	button string // "%s" is how many
 	word   string // that must be typed; "" for none
 	edits  bool   // the form has the fields of an edit
+	paced  bool   // the form has a rate
+	note   string // what the page says before it asks
 	of     func(drover.Filter) []drover.State
-	do     func(context.Context, drover.Filter, drover.JobEdit, drover.Audit) (drover.BulkResult, error)
+	count  func(context.Context, drover.Filter) (int64, error) // nil: all jobs of these states
+	do     func(context.Context, drover.Filter, how, drover.Audit) (drover.BulkResult, error)
+}
+
+// how is what a form or a request says besides the filter.
+type how struct {
+	edit drover.JobEdit
+	rate float64
 }
 
 func (s source) manyVerbs() map[string]manyVerb {
@@ -27,16 +36,16 @@ func (s source) manyVerbs() map[string]manyVerb {
 	waiting := func(drover.Filter) []drover.State {
 		return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Parked}
 	}
-	editless := func(do func(context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, drover.Filter, drover.JobEdit, drover.Audit) (drover.BulkResult, error) {
-		return func(ctx context.Context, f drover.Filter, _ drover.JobEdit, by drover.Audit) (drover.BulkResult, error) {
+	plain := func(do func(context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, drover.Filter, how, drover.Audit) (drover.BulkResult, error) {
+		return func(ctx context.Context, f drover.Filter, _ how, by drover.Audit) (drover.BulkResult, error) {
 			return do(ctx, f, by)
 		}
 	}
 	return map[string]manyVerb{
-		"cancel":  {needs: Cancel, button: "Cancel %s", of: unfinished, do: editless(s.client.CancelMany)},
-		"discard": {needs: Discard, button: "Discard %s", of: unfinished, do: editless(s.client.DiscardMany)},
+		"cancel":  {needs: Cancel, button: "Cancel %s", of: unfinished, do: plain(s.client.CancelMany)},
+		"discard": {needs: Discard, button: "Discard %s", of: unfinished, do: plain(s.client.DiscardMany)},
 		"delete": {
-			needs: Delete, button: "Delete %s for good", word: "delete", do: editless(s.client.DeleteMany),
+			needs: Delete, button: "Delete %s for good", word: "delete", do: plain(s.client.DeleteMany),
 			of: func(f drover.Filter) []drover.State { // dead letters only if the filter names them
 				ended := []drover.State{drover.Completed, drover.Cancelled}
 				if f.State == drover.Discarded || f.Reason != "" || len(f.IDs) > 0 {
@@ -50,23 +59,41 @@ func (s source) manyVerbs() map[string]manyVerb {
 			of: func(drover.Filter) []drover.State {
 				return []drover.State{drover.Scheduled, drover.Retryable, drover.Parked}
 			},
-			do: func(ctx context.Context, f drover.Filter, _ drover.JobEdit, by drover.Audit) (drover.BulkResult, error) {
+			do: func(ctx context.Context, f drover.Filter, _ how, by drover.Audit) (drover.BulkResult, error) {
 				return s.client.EditMany(ctx, f, drover.JobEdit{RunNow: true}, by)
 			},
 		},
-		"edit": {needs: Edit, button: "Change %s", edits: true, of: waiting, do: s.client.EditMany},
+		"edit": {
+			needs: Edit, button: "Change %s", edits: true, of: waiting,
+			do: func(ctx context.Context, f drover.Filter, h how, by drover.Audit) (drover.BulkResult, error) {
+				return s.client.EditMany(ctx, f, h.edit, by)
+			},
+		},
+		"rerun": {
+			needs: Retry, button: "Rerun %s", paced: true,
+			note: "Each of them is enqueued again, as a new job. Jobs that were rerun before are left out, and so are jobs that are reruns themselves.",
+			of:   func(drover.Filter) []drover.State { return []drover.State{drover.Completed} },
+			count: func(ctx context.Context, f drover.Filter) (int64, error) {
+				done, err := s.client.RerunMany(ctx, f, drover.RerunPlan{DryRun: true}, drover.Audit{})
+				return done.Changed, err
+			},
+			do: func(ctx context.Context, f drover.Filter, h how, by drover.Audit) (drover.BulkResult, error) {
+				return s.client.RerunMany(ctx, f, drover.RerunPlan{Rate: h.rate}, by)
+			},
+		},
 	}
 }
 
 // manyData is a page that asks before it changes many jobs.
 type manyData struct {
 	Do, Button, Word string
+	Note             string
 	Address, List    string
 	Picks            drover.Filter
 	Needs            Action
 	Count            int64
 	More             bool // there are more than Count
-	Edits            []input
+	Fields           []input
 }
 
 // readMany reads which jobs an address means, and what is to become of them.
@@ -79,7 +106,7 @@ func (s source) readMany(q query) (do string, v manyVerb, f drover.Filter, err e
 	}
 	v, ok := s.manyVerbs()[do]
 	if !ok {
-		return do, v, f, bad("%q is none of cancel, discard, delete, edit and run-now.", cut(do, 40))
+		return do, v, f, bad("%q is none of cancel, discard, delete, edit, rerun and run-now.", cut(do, 40))
 	}
 	if f, err = q.filter(); err == nil && empty(f) {
 		err = bad("Fill in the filter first: without one this would mean every job.")
@@ -95,13 +122,11 @@ func (s source) many(ctx context.Context, q query) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &manyData{Do: do, Word: v.word, Picks: filter, Needs: v.needs, Address: "many?" + q.filterAddress("do", do), List: "jobs?" + q.filterAddress()}
-	if d.Count, d.More, err = s.countOf(ctx, filter, v.of(filter)); err != nil {
+	d := &manyData{Do: do, Word: v.word, Note: v.note, Picks: filter, Needs: v.needs, Address: "many?" + q.filterAddress("do", do), List: "jobs?" + q.filterAddress()}
+	if d.Count, d.More, err = s.countOf(ctx, filter, v); err != nil {
 		return nil, err
 	}
-	if v.edits {
-		d.Edits = editFields()
-	}
+	d.Fields = v.fields()
 	d.Button = fmt.Sprintf(v.button, d.Jobs())
 	return &view{Title: d.Button, Data: d}, nil
 }
@@ -119,18 +144,33 @@ func (d *manyData) Jobs() string {
 	return number(d.Count) + " jobs"
 }
 
-// countOf counts the jobs in these states for a moment. If that was not enough, there are more than n, which then
-// counts only some of the states.
-func (s source) countOf(ctx context.Context, filter drover.Filter, states []drover.State) (n int64, more bool, err error) {
+// fields are what the verb's form asks for.
+func (v manyVerb) fields() []input {
+	switch {
+	case v.edits:
+		return editFields()
+	case v.paced:
+		return []input{{ID: "rate", Key: "rate", Label: "Rate", Hint: "jobs that become due in a second; empty: 50"}}
+	}
+	return nil
+}
+
+// countOf counts for a moment the jobs that the verb would change. If that was not enough, there are more than n, which
+// then counts only some of the states.
+func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (n int64, more bool, err error) {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
-	for _, state := range states {
+	count := v.count
+	if count == nil {
+		count = s.client.Count
+	}
+	for _, state := range v.of(filter) {
 		if filter.State != "" && filter.State != state {
 			continue
 		}
 		one := filter
 		one.State = state
-		of, err := s.client.Count(short, one)
+		of, err := count(short, one)
 		if err != nil && short.Err() != nil && ctx.Err() == nil {
 			return n, true, nil
 		}
@@ -150,15 +190,19 @@ func (s source) manyActs() map[string]act {
 		if v.word != "" {
 			fields = append(fields, "word")
 		}
-		if v.edits {
-			fields = editKeys()
+		for _, field := range v.fields() {
+			fields = append(fields, field.Key)
 		}
 		acts[do] = act{needs: v.needs, fields: fields, run: func(ctx context.Context, p posted) (string, error) {
-			e, err := editOf(p.form)
+			var h how
+			var err error
+			if h.edit, err = editOf(p.form); err == nil {
+				h.rate, err = readRate(p.form.Get("rate"))
+			}
 			if err != nil {
 				return "", err
 			}
-			_, err = s.changeMany(ctx, p.query, do, p.form.Get("word"), e, p.by)
+			_, err = s.changeMany(ctx, p.query, do, p.form.Get("word"), h, p.by)
 			return "many?" + p.query.filterAddress("do", do), err // which says how many are left: none, if nobody adds some
 		}}
 	}
@@ -166,7 +210,7 @@ func (s source) manyActs() map[string]act {
 }
 
 // changeMany does it to all jobs that an address means.
-func (s source) changeMany(ctx context.Context, q query, do, word string, e drover.JobEdit, by drover.Audit) (done drover.BulkResult, err error) {
+func (s source) changeMany(ctx context.Context, q query, do, word string, h how, by drover.Audit) (done drover.BulkResult, err error) {
 	asked, v, filter, err := s.readMany(q)
 	switch {
 	case err != nil:
@@ -176,7 +220,7 @@ func (s source) changeMany(ctx context.Context, q query, do, word string, e drov
 	case word != v.word:
 		return done, badAt("confirm", "Type the word %s to go on. Nothing was changed.", v.word)
 	}
-	done, err = v.do(ctx, filter, e, by)
+	done, err = v.do(ctx, filter, h, by)
 	return done, afterMany(ctx, &done, err)
 }
 

@@ -107,8 +107,8 @@ func (q query) readPlan() (plan drover.RedrivePlan, address string, err error) {
 		}
 	}
 	if rate := q.Get("rate"); rate != "" {
-		if plan.Rate, err = strconv.ParseFloat(rate, 64); err != nil || plan.Rate == 0 {
-			return plan, "", badAt("rate", "Rate: %q is not 0.001 to 5,000 a second.", cut(rate, 40))
+		if plan.Rate, err = readRate(rate); err != nil {
+			return plan, "", err
 		}
 	}
 	plan.KeyFrom = q.Get("key_from")
@@ -179,4 +179,15 @@ func (s source) startPlan(ctx context.Context, plan drover.RedrivePlan, by drove
 		}
 	}
 	return err
+}
+
+// readRate reads how many jobs become due in a second. Empty is zero, the library's default. The client checks the bounds.
+func readRate(text string) (rate float64, err error) {
+	if text == "" {
+		return 0, nil
+	}
+	if rate, err = strconv.ParseFloat(text, 64); err != nil || rate == 0 {
+		return 0, badAt("rate", "Rate: %q is not 0.001 to 5,000 a second.", cut(text, 40))
+	}
+	return rate, nil
 }

@@ -60,6 +60,7 @@ func manyAbout() map[string]string {
 	return map[string]string{
 		"run-now": "Makes all waiting jobs of a filter due now.", "cancel": "Cancels all unfinished jobs of a filter.", "discard": "Discards all unfinished jobs of a filter.",
 		"edit":   "Changes all waiting jobs of a filter.",
+		"rerun":  "Enqueues all completed jobs of a filter again, as new jobs, each of them once.",
 		"delete": "Deletes all ended jobs of a filter for good, dead letters only if the filter names them.",
 	}
 }
@@ -190,15 +191,19 @@ func (s source) changingMany(do string, v manyVerb) func() (body, doing) {
 			fields["confirm"] = &word
 		}
 		var to changes
+		var h how
 		if v.edits {
 			fields = bodyOf(&to)
 		}
+		if v.paced {
+			fields["rate"] = &h.rate
+		}
 		return fields, func(ctx context.Context, p posted) (any, error) {
-			e, err := to.edit()
-			if err != nil {
+			var err error
+			if h.edit, err = to.edit(); err != nil {
 				return nil, err
 			}
-			done, err := s.changeMany(ctx, p.query.as(do), do, word, e, p.by)
+			done, err := s.changeMany(ctx, p.query.as(do), do, word, h, p.by)
 			if err != nil && done.Changed == 0 && len(done.Refused) == 0 {
 				return nil, err
 			}

@@ -35,6 +35,7 @@ func postings(t *testing.T, pool *pgxpool.Pool) []posting {
 		{Edit, "job/edit?id=" + waitingID, `{"why": "w", "priority": 2}`, `"priority":2`, "has these values already"},
 		{Edit, "jobs/edit?kind=charge", `{"why": "w", "priority": 7}`, `"changed":`, "No such job matches"},
 		{Retry, "job/redrive?id=" + deadID, `{"why": "w"}`, `"redrives":1`, "it is available, due at"},
+		{Retry, "jobs/rerun?state=completed", `{"why": "w", "rate": 20}`, `"changed":`, "No such job matches"},
 		{Retry, "job/rerun?id=" + idOf(t, pool, "state = 'completed'"), `{"why": "w", "id": "01KAJ4Y8Q3N6T0V5B7C9D1E2N1"}`, `"id":"01KAJ4Y8Q3N6T0V5B7C9D1E2N1"`, "was rerun as"},
 		{Cancel, "job/cancel?id=" + waitingID, `{"why": "w"}`, `"state":"cancelled"`, "has ended before: it is cancelled"},
 		{Discard, "job/discard?id=" + idOf(t, pool, "queue = 'nobody'"), `{"why": "w"}`, `"discard_reason":"operator"`, "has ended before: it is discarded"},

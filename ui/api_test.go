@@ -20,7 +20,7 @@ func readable() map[string][]string {
 		"failures": {groupID, "card declined"}, "failures?status=resolved": {"[]"}, "failure?id=" + groupID: {`"discarded":1`, `"seen":"open"`},
 		"redrives": {redriveID, `"matched":400`}, "redrive?id=" + redriveID: {`"filter":{"kind":"charge"}`, "the bank is back"}, "redrives/start?kind=charge": {`"coming":1`, `"reason":"attempts_exhausted"`},
 		"periodic": {`"name":"nightly"`}, "schedule?name=nightly": {`"next":["2`, `"schedule":"30 2 * * *"`}, "pauses": {`"scope":"queue:post"`, `"by":"ada"`}, "budgets": {`"per_ms":60000`, `"mode":"defer"`},
-		"jobs/cancel?kind=charge": {`"count":5`, `"filter":{"kind":"charge"}`, `"more":false`}, "jobs/discard?kind=charge": {`"count":5`}, "jobs/run-now?kind=charge": {`"count":3`}, "jobs/edit?kind=charge": {`"count":4`}, "jobs/delete?kind=charge": {`"count":2`},
+		"jobs/cancel?kind=charge": {`"count":5`, `"filter":{"kind":"charge"}`, `"more":false`}, "jobs/discard?kind=charge": {`"count":5`}, "jobs/run-now?kind=charge": {`"count":3`}, "jobs/edit?kind=charge": {`"count":4`}, "jobs/rerun?kind=charge": {`"count":1`}, "jobs/delete?kind=charge": {`"count":2`},
 	}
 }
 

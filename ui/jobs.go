@@ -36,7 +36,7 @@ func (s source) manyLinks(q query, f drover.Filter) (all []manyLink) {
 	if empty(f) {
 		return nil // every job is not meant by a slip
 	}
-	for _, link := range []struct{ do, text string }{{"run-now", "Run them all now"}, {"edit", "Change them all"}, {"cancel", "Cancel them all"}, {"discard", "Discard them all"}, {"delete", "Delete them all"}} {
+	for _, link := range []struct{ do, text string }{{"run-now", "Run them all now"}, {"edit", "Change them all"}, {"rerun", "Rerun them all"}, {"cancel", "Cancel them all"}, {"discard", "Discard them all"}, {"delete", "Delete them all"}} {
 		v := s.manyVerbs()[link.do]
 		if f.State == "" || slices.Contains(v.of(f), f.State) {
 			all = append(all, manyLink{v.needs, link.text + "…", "many?" + q.filterAddress("do", link.do)})

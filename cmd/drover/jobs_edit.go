@@ -122,30 +122,43 @@ func editable(drover.Filter) []drover.State {
 }
 
 func newJobsRerunCommand(a *app) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "rerun ID...",
+	var plan drover.RerunPlan
+	cmd := newManyCommand(a, &cobra.Command{
+		Use:   "rerun [ID...]",
 		Short: "Run completed jobs again, as new jobs",
-		Long: `Enqueue completed jobs again, due now. Each becomes a new job with the same kind, args, queue and options. The
-histories of the old job and of the new job name each other. If you run the command again, it makes more jobs.
+		Long: `Enqueue completed jobs again. Each becomes a new job with the same kind, args, queue and options. The histories
+of the old job and of the new job name each other. To run discarded or cancelled jobs again, use drover jobs
+redrive or drover redrive start: they stay the same jobs.
 
-To run discarded or cancelled jobs again, use drover jobs redrive: they stay the same jobs.`,
-		Example: `  drover jobs rerun 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the label was lost"`,
-		Args:    args(cobra.MinimumNArgs(1)),
-	}
-	by := addAuditFlags(cmd, "kept in the history of both jobs")
-	cmd.RunE = func(cmd *cobra.Command, ids []string) error {
-		if err := by.check(cmd); err != nil {
-			return err
-		}
-		s, err := a.openToChange(cmd.Context())
-		if err != nil {
-			return err
-		}
-		defer s.close()
-		return a.each("rerun", ids, func(id string) (string, error) {
-			receipt, err := s.client.Rerun(cmd.Context(), id, nil, by.audit)
+With ids alone, the new jobs are due now, and each run of the command makes more jobs. With filter flags, so
+many of the new jobs become due in a second (--rate), and no job is rerun twice: jobs that were rerun before
+stay as they are, and so do jobs that are reruns themselves, unless --id names them. So after an interruption
+the same command goes on.`,
+		Example: `  drover jobs rerun 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the label was lost"
+  drover jobs rerun --kind label --finalized-after 2h --rate 10 --why "the labels were blank"`,
+	}, manyVerb{
+		done: "rerun", of: func(drover.Filter) []drover.State { return []drover.State{drover.Completed} }, kept: "kept in the history of both jobs",
+		count: func(c *drover.Client, ctx context.Context, filter drover.Filter) (int64, error) {
+			would, err := c.RerunMany(ctx, filter, drover.RerunPlan{DryRun: true}, drover.Audit{})
+			return would.Changed, err
+		},
+		do: func(c *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error) {
+			return c.RerunMany(ctx, filter, plan, audit)
+		},
+		one: func(c *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) {
+			receipt, err := c.Rerun(ctx, id, nil, audit)
 			return "rerun as " + receipt.ID, err
-		})
-	}
+		},
+		check: func(cmd *cobra.Command) error {
+			switch rate := cmd.Flags().Changed("rate"); {
+			case rate && !(plan.Rate >= 0.001 && plan.Rate <= 5000): // zero would be the default, and NaN is no rate
+				return usagef("--rate %v is not 0.001 to 5,000 a second", plan.Rate)
+			case rate && !givenFilter(cmd):
+				return usagef("--rate goes with flags that pick jobs; with ids alone, the jobs are due now")
+			}
+			return nil
+		},
+	})
+	cmd.Flags().Float64Var(&plan.Rate, "rate", 0, "jobs that become due in a second (default 50)")
 	return cmd
 }

@@ -103,3 +103,30 @@ func TestJobsRerun(t *testing.T) {
 	sh.run(t, "jobs", "show", id).ok(t).says(t, "completed", "rerun as "+made+": lost")
 	sh.run(t, "jobs", "rerun", id, "--by", " ").ends(t, 2, "--by: is empty")
 }
+
+// Completed jobs of a filter run again, each once, after a question that counts only these.
+func TestJobsRerunByFilter(t *testing.T) {
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	for n := range 4 {
+		enqueue(t, client, charge{Order: n}, nil)
+	}
+	if _, err := sh.pool.Exec(t.Context(), `update jobs set state = 'completed', finalized_at = now() where id in (select id from jobs order by id limit 3)`); err != nil {
+		t.Fatal(err)
+	}
+	for flags, want := range map[string]string{
+		"--kind charge --rate 0 --yes": "--rate 0 is not 0.001 to 5,000 a second", "--kind charge --rate NaN --yes": "--rate NaN is not",
+		"--rate 1 01ARZ3NDEKTSV4RRFFQ69G5FAV": "--rate goes with flags that pick jobs", "--state running --yes": "running jobs cannot be rerun, only completed ones",
+		"": "which jobs?", "--kind charge": "3 jobs in database",
+	} {
+		sh.run(t, append([]string{"jobs", "rerun"}, strings.Fields(flags)...)...).ends(t, 2, want)
+	}
+	o := sh.run(t, "jobs", "rerun", "--kind", "charge", "--rate", "0.5", "--why", "blank", "--yes", "--print-ids").ends(t, 0, "3 jobs rerun")
+	made := strings.Fields(o.stdout)
+	if len(made) != 3 {
+		t.Fatalf("%q", o.stdout)
+	}
+	sh.run(t, "jobs", "show", made[0]).ok(t).says(t, "available", ": blank")
+	sh.run(t, "jobs", "show", made[2]).ok(t).says(t, "scheduled", ": blank")
+	sh.run(t, "jobs", "rerun", "--kind", "charge", "--yes").ok(t).says(t, "0 jobs rerun")
+}

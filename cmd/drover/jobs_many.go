@@ -94,7 +94,8 @@ type manyVerb struct {
 	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // changes one job and returns the result; nil: ids are handled like a filter, with a question
 	kept string                                                                                          // where drover keeps --by and --why
 
-	check func(cmd *cobra.Command) error // parses the command's own flags; nil: it has none
+	count func(client *drover.Client, ctx context.Context, filter drover.Filter) (int64, error) // counts the jobs that it would change; nil: all jobs of these states
+	check func(cmd *cobra.Command) error                                                        // parses the command's own flags; nil: it has none
 }
 
 // ended returns the function one of a command that ends jobs.
@@ -206,7 +207,7 @@ func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, aud
 	defer s.close()
 	filter := picked.at(s.now)
 	if !yes {
-		n, err := s.countOf(ctx, filter, v.of(filter))
+		n, err := s.countOf(ctx, filter, v)
 		if err != nil {
 			return err
 		}
@@ -270,9 +271,12 @@ func deletable(f drover.Filter) []drover.State {
 	return ended
 }
 
-// countOf counts the jobs that match the filter and are in one of the states.
-func (s *session) countOf(ctx context.Context, filter drover.Filter, states []drover.State) (n int64, err error) {
-	for _, state := range states {
+// countOf counts the jobs that match the filter and that the verb would change.
+func (s *session) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (n int64, err error) {
+	if v.count != nil {
+		return v.count(s.client, ctx, filter)
+	}
+	for _, state := range v.of(filter) {
 		if filter.State != "" && filter.State != state {
 			continue
 		}

@@ -632,6 +632,27 @@ func mutants() []mutant {
 			tests: []string{"TestTwoPeopleWhoSawTheSame"},
 		},
 		{
+			name: "rerun-many-twice", bug: "a rerun by filter takes up jobs that were rerun before",
+			file:  "migrations/00011_operate.sql",
+			old:   `@.error starts with "rerun as ")`,
+			new:   `@.error starts with "rerun, as ")`,
+			tests: []string{"TestTwoRerunTheSame"},
+		},
+		{
+			name: "rerun-of-reruns", bug: "a rerun by filter takes up its own jobs once they have completed",
+			file:  "migrations/00011_operate.sql",
+			old:   "(j.errors->0 ? ''job'') is not true",
+			new:   "true",
+			tests: []string{"TestRerunMany"},
+		},
+		{
+			name: "rerun-without-pace", bug: "each batch of a rerun begins now",
+			file:  "operate_many.go",
+			old:   "v.more[1] = *b.next",
+			new:   "v.more[1] = nil",
+			tests: []string{"TestRerunMany"},
+		},
+		{
 			name: "activity-twice", bug: "each minute's row has all that ran since the supervisor started",
 			file:  "internal/engine/activity.go",
 			old:   "a.since, a.written = now, sums",
@@ -768,15 +789,15 @@ func mutants() []mutant {
 		{
 			name: "rerun-twice", bug: "a rerun that is repeated with its id is refused as another job's",
 			file:  "migrations/00020_edit.sql",
-			old:   "coalesce(j.errors->0->>'job' = job_id, false)",
+			old:   "coalesce(j.errors->0->>'job' = was.id, false)",
 			new:   "false",
 			tests: []string{"TestRerunWithAnID"},
 		},
 		{
 			name: "rerun-long-reason", bug: "the reason of a rerun is stored in both jobs, however long it is",
 			file:  "migrations/00020_edit.sql",
-			old:   "coalesce(': ' || nullif(left(why, 1000), ''), '')",
-			new:   "coalesce(': ' || nullif(why, ''), '')",
+			old:   "coalesce(': ' || nullif(left(how->>'why', 1000), ''), '')",
+			new:   "coalesce(': ' || nullif(how->>'why', ''), '')",
 			tests: []string{"TestRerunCutsALongReason"},
 		},
 		{
