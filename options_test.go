@@ -161,7 +161,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
 		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
 		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Unique](), reflect.TypeFor[Periodic](),
-		reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[ExplainOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Middleware](),
+		reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[RerunPlan](), reflect.TypeFor[ExplainOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Middleware](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name
