@@ -56,7 +56,7 @@ func Example() {
 		body, err := io.ReadAll(res.Body)
 		must(err)
 		must(res.Body.Close())
-		fmt.Println(res.StatusCode, strings.Contains(string(body), "<td>charge</td>"))
+		fmt.Println(res.StatusCode, strings.Contains(string(body), "<strong>charge</strong>"))
 	}
 	// Output:
 	// 401 false

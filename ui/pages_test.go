@@ -2,6 +2,7 @@ package ui
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -35,7 +36,7 @@ func TestPagesOfARichDatabase(t *testing.T) {
 		"came back", "card declined", "the post is on strike", "nobody</a> has due jobs", ">payments</a>", "supervisor alive").lacks(t, "Nothing does.")
 	get(t, h, "/queue?name=payments").ok(t, "app-1, process 7", "Oldest due", `href="jobs?queue=payments&amp;state=parked"`)
 	get(t, h, "/queue?name=post").ok(t, "This queue is paused by ada (the post is on strike)", "until somebody resumes it")
-	get(t, h, "/jobs").ok(t, waitingID, deadID, "attempts_exhausted", "card declined again")
+	get(t, h, "/jobs").ok(t, waitingID, deadID, "attempts_exhausted", `<span class="error">card declined again</span>`, `<code class="args">{&#34;OrderID&#34;`)
 	get(t, h, "/jobs?state=discarded&queue=payments").ok(t, deadID, `<a href="jobs?state=discarded" aria-current="page">Dead letters</a>`).lacks(t, waitingID, killerID)
 	get(t, h, "/job?id="+waitingID).ok(t, `It has been due since <time datetime="20`, "&#34;OrderID&#34;: 1", "vip", "cust/7", "Metadata", "No run has failed.")
 	get(t, h, "/job?id="+deadID).ok(t, "What comes next", "2 runs have failed", "card declined again", "goroutine 7 [running]", "*bank.Error", "next run 15 s later", "after 31 ms",
@@ -231,4 +232,21 @@ func TestPlotsThatCannotBeRead(t *testing.T) {
 	owner := Handler(newClient(t, pool), Options{Logger: quiet()})
 	get(t, owner, "/").ok(t, "payments", "What needs a person", "Not seen: activity: the database has no such table; run drover migrate up.")
 	get(t, owner, "/queue?name=payments").ok(t, "app-1", "the database has no such table")
+}
+
+// A list shows args as one line: redacted, then cut. Args that are too long for that show their size, and none show nothing.
+func TestArgsInAList(t *testing.T) {
+	t.Parallel()
+	w := words{redact: func(text string) string { return strings.ReplaceAll(text, "4711", "(card)") }}
+	for args, want := range map[string]string{
+		"": "", "{}": "", " { } ": "{ }", `{"card": "4711"}`: `{"card": "(card)"}`,
+		`{"a": "` + strings.Repeat("x", 200) + `4711"}`:          `{"a": "` + strings.Repeat("x", cellLength-7) + "…",
+		`{"a": "` + strings.Repeat("x", cellLength-9) + `4711"}`: `{"a": "` + strings.Repeat("x", cellLength-9) + "(c…",
+		`{"a": "` + strings.Repeat("x", longestLine) + `4711"}`:  size(longestLine+13) + " of args",
+		"{\n\"a\": \"<b>\u202e\"}":                               `{ "a": "<b>\u202e"}`,
+	} {
+		if got := w.line(json.RawMessage(args)); got != want {
+			t.Errorf("%.40s: %s, want %s", args, got, want)
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -30,6 +31,20 @@ func (w words) free(text any) string { return visible(w.clean(fmt.Sprint(text)))
 // cell is free, cut for a table.
 func (w words) cell(text any) string {
 	return cut(strings.Join(strings.Fields(w.free(text)), " "), cellLength)
+}
+
+// longestLine is how many bytes of args a list shows. Redact reads them as a whole, for each job of the list.
+const longestLine = 8 << 10
+
+// line shows args in a list. Args without a field show nothing, and long ones only their size.
+func (w words) line(args json.RawMessage) string {
+	switch {
+	case len(args) > longestLine:
+		return size(len(args)) + " of args"
+	case len(bytes.TrimSpace(args)) <= len("{}"):
+		return ""
+	}
+	return w.cell(string(args))
 }
 
 // piece is a part of a sentence; ISO is set if it is a time.

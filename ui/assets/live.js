@@ -32,7 +32,7 @@
   }
 
   async function read() {
-    if (reading || document.hidden || Date.now() < rest || busy()) return;
+    if (reading || document.hidden || stopped() || Date.now() < rest || busy()) return;
     reading = true;
     const began = Date.now();
     try {
@@ -70,6 +70,29 @@
       if (at >= 0 && again) again.focus({ preventScroll: true });
     }
     document.title = next.title;
+  }
+
+  // Somebody who reads at leisure, or with a screen reader, can stop the updates. The choice holds in this tab.
+  const kept = "drover.stopped";
+  function stopped() {
+    try { return sessionStorage.getItem(kept) === "yes"; } catch { return false; }
+  }
+
+  function offerToStop() {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.id = "stop";
+    const label = () => { button.textContent = stopped() ? "Update this page again" : "Stop updating"; };
+    button.addEventListener("click", () => {
+      try { sessionStorage.setItem(kept, stopped() ? "no" : "yes"); } catch { return; }
+      label();
+      note(stopped() ? "This page is not updated any more." : "");
+      listen();
+      read();
+    });
+    label();
+    if (stopped()) note("This page is not updated any more.");
+    document.getElementById("live").after(button);
   }
 
   function note(text) {
@@ -113,7 +136,7 @@
     clearTimeout(timer);
     if (source) source.close();
     source = null;
-    if (document.hidden) return;
+    if (document.hidden || stopped()) return;
     if (!window.EventSource || broken > 2) {
       timer = setTimeout(async () => { await read(); listen(); }, poll);
       return;
@@ -134,6 +157,7 @@
     document.addEventListener("visibilitychange", () => { if (!document.hidden) read(); listen(); });
     window.addEventListener("pagehide", () => { if (source) source.close(); });
     window.addEventListener("pageshow", (event) => { if (event.persisted) listen(); });
+    offerToStop();
     listen();
   }
 })();

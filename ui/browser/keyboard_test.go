@@ -1,7 +1,9 @@
 package browser
 
 import (
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp/kb"
 )
@@ -81,4 +83,39 @@ func TestSkipLink(t *testing.T) {
 	if now := evaluate[bool](b, `document.querySelector('main').contains(document.activeElement)`); !now {
 		t.Error("the next stop is not in the content")
 	}
+}
+
+// Updates can be stopped, and go on when somebody wants them again.
+func TestStopUpdating(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	b := openTab(t, s.url, wide())
+	b.open("jobs")
+	press := func(text string) {
+		t.Helper()
+		b.tabTo(text)
+		b.press(kb.Enter)
+	}
+	enqueue := func() string {
+		t.Helper()
+		receipt, err := s.client.Enqueue(t.Context(), charge{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return receipt.ID
+	}
+	there := func(id string) func() bool { return func() bool { return strings.Contains(b.text(), id) } }
+	eventually(t, "the first job", there(enqueue()))
+	press("Stop updating")
+	b.shows("This page is not updated any more.")
+	second := enqueue()
+	b.open("jobs?state=available") // the choice holds on the next page, which shows what is there when it is opened
+	b.shows("This page is not updated any more.", second)
+	third := enqueue()
+	time.Sleep(7 * time.Second) // an open page is read again every 5 s
+	if there(third)() {
+		t.Error("the page was updated")
+	}
+	press("Update this page again")
+	eventually(t, "the third job", there(third))
 }
