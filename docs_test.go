@@ -214,6 +214,29 @@ func TestConfigurationTables(t *testing.T) {
 	}
 }
 
+// Each function of the walk in CONTRIBUTING.md is in the file that the walk names.
+func TestWalkOfADeath(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, walk, _ := strings.Cut(string(raw), "\n## A process dies\n")
+	walk, _, _ = strings.Cut(walk, "\n## ")
+	steps := regexp.MustCompile("`(\\w+)`(?: \\| | in\n?)\\s*`([\\w/]+\\.go)`").FindAllStringSubmatch(walk, -1)
+	if len(steps) < 20 {
+		t.Errorf("%d steps", len(steps))
+	}
+	for _, step := range steps {
+		code, err := os.ReadFile(step[2])
+		if err != nil {
+			t.Error(err)
+		} else if !regexp.MustCompile(`(?m)^func (\(.+?\) )?` + step[1] + `\(`).Match(code) {
+			t.Errorf("%s has no function %s", step[2], step[1])
+		}
+	}
+}
+
 // The map in CONTRIBUTING.md names every file of the root package, the engine and the store, and no other.
 func TestMapOfTheFiles(t *testing.T) {
 	t.Parallel()
