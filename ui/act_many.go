@@ -17,7 +17,7 @@ type manyVerb struct {
 	word   string // that must be typed; "" for none
 	edits  bool   // the form has the fields of an edit
 	paced  bool   // the form has a rate
-	note   string // what the page says before it asks
+	note   string // a text of the page, before the question
 	of     func(drover.Filter) []drover.State
 	count  func(context.Context, drover.Filter) (int64, error) // nil: all jobs of these states
 	do     func(context.Context, drover.Filter, how, drover.Audit) (drover.BulkResult, error)

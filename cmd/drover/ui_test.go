@@ -74,7 +74,7 @@ func TestUI(t *testing.T) {
 	sh, client := newMigratedShell(t)
 	enqueue(t, client, charge{Order: 1}, nil)
 	at := startUI(t, sh)
-	if status, text := ask(t, at+"jobs", "", ""); status != http.StatusOK || !strings.Contains(text, "<td>charge</td>") {
+	if status, text := ask(t, at+"jobs", "", ""); status != http.StatusOK || !strings.Contains(text, "<strong>charge</strong>") {
 		t.Errorf("status %d:\n%s", status, text)
 	}
 	_, port, err := net.SplitHostPort(strings.TrimSuffix(strings.TrimPrefix(at, "http://"), "/"))
