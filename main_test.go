@@ -803,7 +803,7 @@ func (s *still) reportAll(t testing.TB) {
 // diary keeps the events of a client.
 type diary struct {
 	mu     sync.Mutex
-	events []told
+	events []emission
 }
 
 func (d *diary) hooks() []Hooks {
@@ -811,7 +811,7 @@ func (d *diary) hooks() []Hooks {
 		return func(_ context.Context, e Event) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			d.events = append(d.events, told{kind, e})
+			d.events = append(d.events, emission{kind, e})
 		}
 	}
 	return []Hooks{{

@@ -53,7 +53,7 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 		return fmt.Errorf("redrive job %s: %w", id, ErrNotFound)
 	}
 	if was == Discarded || was == Cancelled {
-		c.emit(ctx, told{engine.EventRedriven, Event{JobID: id, By: audit.By, Why: audit.Why}})
+		c.emit(ctx, emission{engine.EventRedriven, Event{JobID: id, By: audit.By, Why: audit.Why}})
 	}
 	return nil
 }
@@ -68,16 +68,16 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 //
 // Errors: ErrNotFound, *InvalidError.
 func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, error) {
-	return c.endJob(ctx, "cancel", sqlCancel, id, audit, told{kind: engine.EventCancelled})
+	return c.endJob(ctx, "cancel", sqlCancel, id, audit, emission{kind: engine.EventCancelled})
 }
 
 // Discard ends a job as a dead letter, reason ReasonOperator: for a job that somebody has to look at before it runs
 // again. All else is as with Cancel. Errors: ErrNotFound, *InvalidError.
 func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, error) {
-	return c.endJob(ctx, "discard", sqlDiscard, id, audit, told{engine.EventDiscarded, Event{Reason: ReasonOperator}})
+	return c.endJob(ctx, "discard", sqlDiscard, id, audit, emission{engine.EventDiscarded, Event{Reason: ReasonOperator}})
 }
 
-func (c *Client) endJob(ctx context.Context, verb, sql, id string, audit Audit, t told) (State, error) {
+func (c *Client) endJob(ctx context.Context, verb, sql, id string, audit Audit, t emission) (State, error) {
 	var bad problems
 	audit.checkOne(&bad)
 	if err := bad.err(); err != nil {

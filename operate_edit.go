@@ -192,7 +192,7 @@ func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audi
 	if err != nil {
 		return Receipt{}, fmt.Errorf("rerun job %s: %w", id, err)
 	}
-	c.emit(ctx, told{engine.EventEnqueued, Event{JobID: made, Queue: queue, Kind: kind, By: audit.By, Why: audit.Why}})
+	c.emit(ctx, emission{engine.EventEnqueued, Event{JobID: made, Queue: queue, Kind: kind, By: audit.By, Why: audit.Why}})
 	return Receipt{ID: made}, nil
 }
 

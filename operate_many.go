@@ -33,13 +33,13 @@ type BulkResult struct {
 // key of the application's, a time-out, or damaged data. Refused lists these jobs, and err stays nil. CancelMany
 // gives up with an error only if the first 1,000 jobs are all refused.
 func (c *Client) CancelMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
-	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, audit: audit, tell: &told{kind: engine.EventCancelled}})
+	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, audit: audit, event: &emission{kind: engine.EventCancelled}})
 }
 
 // DiscardMany discards every unfinished job that the filter picks, as Discard does. All else is as with CancelMany.
 func (c *Client) DiscardMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{
-		name: "discard", sql: sqlDiscardMany, audit: audit, tell: &told{engine.EventDiscarded, Event{Reason: ReasonOperator}},
+		name: "discard", sql: sqlDiscardMany, audit: audit, event: &emission{engine.EventDiscarded, Event{Reason: ReasonOperator}},
 	})
 }
 
@@ -57,10 +57,10 @@ func (c *Client) DeleteMany(ctx context.Context, filter Filter, audit Audit) (Bu
 type bulkVerb struct {
 	name, sql string
 	audit     Audit
-	tell      *told    // the event of a batch; nil: none
-	more      []any    // further parameters of its statement
-	dry       bool     // it only counts
-	bad       problems // mistakes in these parameters
+	event     *emission // the event of a batch; nil: none
+	more      []any     // further parameters of its statement
+	dry       bool      // it only counts
+	bad       problems  // mistakes in these parameters
 }
 
 func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
@@ -185,13 +185,13 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 		v.more[1] = *b.next
 	}
 	for i, queue := range b.queues {
-		c.emit(ctx, told{engine.EventEnqueued, Event{JobID: b.ids[i], Queue: queue, Kind: b.kinds[i], By: v.audit.By, Why: v.audit.Why}})
+		c.emit(ctx, emission{engine.EventEnqueued, Event{JobID: b.ids[i], Queue: queue, Kind: b.kinds[i], By: v.audit.By, Why: v.audit.Why}})
 	}
 	for _, id := range b.running { // their owners emit the events
 		c.running.cancel(id)
 	}
-	if waited := b.changed - len(b.running); v.tell != nil && waited > 0 {
-		t := *v.tell
+	if waited := b.changed - len(b.running); v.event != nil && waited > 0 {
+		t := *v.event
 		t.event.Error, t.event.Count, t.event.By, t.event.Why = v.audit.Why, waited, v.audit.By, v.audit.Why
 		c.emit(ctx, t)
 	}

@@ -333,20 +333,20 @@ func (c *Client) Activity(ctx context.Context, queues ...string) ([]QueueActivit
 const sqlActivity = `
 with hour as (
 	select floor(date_part('epoch', now()) / 60)::int - 61 as first, floor(date_part('epoch', now()) / 60)::int - 2 as last
-), told as not materialized (
+), noted as not materialized (
 	select a.*, date_part('epoch', a.at) as until from drover_activity a
 	where a.at > (select to_timestamp(first * 60) from hour) and (cardinality($1::text[]) is null or cardinality($1::text[]) = 0 or a.queue = any($1))
 ), usual as (
 	select queue, ended, sum(started) as started, sum(waited) as waited, sum(completed) as completed, sum(failed) as failed, sum(discarded) as discarded,
 		sum(started * late) as started_late, sum(waited * late) as waited_late, sum(completed * late) as completed_late, sum(failed * late) as failed_late, sum(discarded * late) as discarded_late
-	from told cross join lateral (select floor(until / 60)::int as ended) e cross join lateral (select least((until - ended * 60) / seconds, 1) as late) l
+	from noted cross join lateral (select floor(until / 60)::int as ended) e cross join lateral (select least((until - ended * 60) / seconds, 1) as late) l
 	where seconds <= 90 group by queue, ended
 ), spread as (
 	select queue, ended as minute, started_late as started, waited_late as waited, completed_late as completed, failed_late as failed, discarded_late as discarded from usual
 	union all
 	select queue, ended - 1, started - started_late, waited - waited_late, completed - completed_late, failed - failed_late, discarded - discarded_late from usual
 	union all
-	select queue, minute, started * part, waited * part, completed * part, failed * part, discarded * part from told
+	select queue, minute, started * part, waited * part, completed * part, failed * part, discarded * part from noted
 	cross join lateral generate_series(floor((until - seconds) / 60)::int, floor(until / 60)::int) as minute
 	cross join lateral (select (least(until, minute * 60 + 60) - greatest(until - seconds, minute * 60)) / seconds as part) p
 	where seconds > 90

@@ -87,15 +87,15 @@ type enqueued struct {
 // the wake-ups would be lost around the moment when a supervisor falls asleep.
 func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pg.Pipeline
-	told := enqueued{rows: 1, committed: -1}
+	sent := enqueued{rows: 1, committed: -1}
 	p.Begin()
 	switch {
 	case direct && job.plainUnique:
 		job.reply = uniqueReply{ID: job.ID, Result: "stored"}
 		p.Exec(nil, sqlEnqueueUniquePlan)
-		p.Exec(&told.rows, sqlEnqueueUniquePlain, append([]any{job.ID, job.Kind, string(job.Args), job.Queue, job.Priority}, job.Uniqueness.plain(job.Args)...)...)
+		p.Exec(&sent.rows, sqlEnqueueUniquePlain, append([]any{job.ID, job.Kind, string(job.Args), job.Queue, job.Priority}, job.Uniqueness.plain(job.Args)...)...)
 	case direct:
-		p.Exec(&told.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
+		p.Exec(&sent.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
 	case job.Uniqueness != nil:
 		doc, err := json.Marshal(job)
 		if err != nil {
@@ -103,9 +103,9 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 		}
 		sendUnique(&p, doc, &job.reply)
 	default:
-		p.Query(func(rows pgx.Rows) error { return rows.Scan(&told.existing) }, sqlEnqueue, job.params(false)...)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&sent.existing) }, sqlEnqueue, job.params(false)...)
 	}
-	p.Exec(&told.committed, pg.CommitAndBegin)
+	p.Exec(&sent.committed, pg.CommitAndBegin)
 	switch {
 	case job.quiet:
 	case s.wakesBlindly.Load() || s.functionsOnly.Load():
@@ -118,10 +118,10 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 		p.Exec(nil, sqlWakeAsleep, job.Queue, job.Kind)
 	}
 	p.Commit()
-	if err = p.Send(ctx, conn); told.rows != 1 {
+	if err = p.Send(ctx, conn); sent.rows != 1 {
 		return false, false, ErrNotStored
 	}
-	return told.committed >= 0, told.existing, err
+	return sent.committed >= 0, sent.existing, err
 }
 
 // lacksRight reports whether the role lacks a right that the statement needs.

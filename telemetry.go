@@ -132,8 +132,8 @@ func (h *Hooks) of(kind engine.EventKind) (hook func(context.Context, Event), le
 	return nil, slog.LevelDebug, ""
 }
 
-// An event on its way to the log and the hooks.
-type told struct {
+// emission is an event on its way to the log and the hooks.
+type emission struct {
 	kind  engine.EventKind
 	event Event
 }
@@ -142,7 +142,7 @@ type told struct {
 func (c *Client) subscribers() []engine.Subscriber {
 	subscribers := []engine.Subscriber{{
 		Hears: c.logs,
-		Emit:  func(ctx context.Context, e *engine.Event) { c.logEvent(ctx, told{e.Kind, publicEvent(e)}) },
+		Emit:  func(ctx context.Context, e *engine.Event) { c.logEvent(ctx, emission{e.Kind, publicEvent(e)}) },
 	}}
 	for i := range c.cfg.Hooks {
 		h := &c.cfg.Hooks[i]
@@ -152,7 +152,7 @@ func (c *Client) subscribers() []engine.Subscriber {
 				hook, _, _ := h.of(kind)
 				return hook != nil
 			},
-			Emit: func(ctx context.Context, e *engine.Event) { c.callHook(ctx, h, told{e.Kind, publicEvent(e)}) },
+			Emit: func(ctx context.Context, e *engine.Event) { c.callHook(ctx, h, emission{e.Kind, publicEvent(e)}) },
 		})
 	}
 	return subscribers
@@ -165,14 +165,14 @@ func (c *Client) logs(kind engine.EventKind) bool {
 }
 
 // emit logs the event and calls its hooks in the caller's goroutine.
-func (c *Client) emit(ctx context.Context, t told) {
+func (c *Client) emit(ctx context.Context, t emission) {
 	c.logEvent(ctx, t)
 	for i := range c.cfg.Hooks {
 		c.callHook(ctx, &c.cfg.Hooks[i], t)
 	}
 }
 
-func (c *Client) logEvent(ctx context.Context, t told) {
+func (c *Client) logEvent(ctx context.Context, t emission) {
 	_, level, message := (&Hooks{}).of(t.kind)
 	if c.log.Enabled(ctx, level) {
 		c.log.LogAttrs(ctx, level, message, t.event.attrs()...)
@@ -180,7 +180,7 @@ func (c *Client) logEvent(ctx context.Context, t told) {
 }
 
 // callHook calls a subscriber's hook for the event, if it has one.
-func (c *Client) callHook(ctx context.Context, h *Hooks, t told) {
+func (c *Client) callHook(ctx context.Context, h *Hooks, t emission) {
 	hook, _, _ := h.of(t.kind)
 	if hook == nil {
 		return
@@ -269,8 +269,8 @@ func (e *Event) attrs() []slog.Attr {
 	return attrs
 }
 
-func enqueuedEvent(job *newJob, inTx bool) told {
-	return told{engine.EventEnqueued, Event{
+func enqueuedEvent(job *newJob, inTx bool) emission {
+	return emission{engine.EventEnqueued, Event{
 		JobID: job.ID, Queue: job.Queue, Kind: job.Kind, InTx: inTx, Tags: job.Tags, Metadata: job.Metadata,
 	}}
 }

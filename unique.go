@@ -338,11 +338,11 @@ func askUnique(ctx context.Context, tx pg.Querier, doc []byte) (reply uniqueRepl
 
 // askUniqueMany stores or finds n unique jobs, and returns a reply for each, in their order.
 func askUniqueMany(ctx context.Context, tx pg.Querier, doc []byte, n int) (replies []uniqueReply, err error) {
-	var told string
-	if err := tx.QueryRow(ctx, sqlEnqueueUniqueMany, string(doc), true).Scan(&told); err != nil {
+	var raw string
+	if err := tx.QueryRow(ctx, sqlEnqueueUniqueMany, string(doc), true).Scan(&raw); err != nil {
 		return nil, uniqueError(err)
 	}
-	if err := json.Unmarshal([]byte(told), &replies); err != nil {
+	if err := json.Unmarshal([]byte(raw), &replies); err != nil {
 		return nil, fmt.Errorf("read what became of unique jobs: %w", err)
 	}
 	if len(replies) != n {

@@ -288,7 +288,7 @@ func goOnFrom(first int) string {
 	if first == 1 {
 		return storedBefore(first)
 	}
-	return fmt.Sprintf("%s: mend the line, and give the lines from %d on", storedBefore(first), first)
+	return fmt.Sprintf("%s: correct the line, and give the lines from %d on", storedBefore(first), first)
 }
 
 // readLine parses one line. An unknown key is an error, because it is probably misspelt.

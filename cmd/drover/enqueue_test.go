@@ -130,7 +130,7 @@ func TestEnqueueLines(t *testing.T) {
 	}
 	count(2)
 	sh.input = strings.Repeat(`{"kind": "charge"}`+"\n", 1500) + "{}\n"
-	sh.run(t, "enqueue", "--lines", "-").ends(t, 2, "line 1501: ", "lines 1 to 1000 are stored: mend the line, and give the lines from 1001 on")
+	sh.run(t, "enqueue", "--lines", "-").ends(t, 2, "line 1501: ", "lines 1 to 1000 are stored: correct the line, and give the lines from 1001 on")
 	count(1002)
 }
 

@@ -56,7 +56,7 @@ last page has none.`,
 			return usagef("--limit %d is not 1 to 1000", limit)
 		}
 		if after = place(after); after != "" && len(after) != ulid.EncodedSize && !strings.Contains(after, "/") {
-			return usagef("--after %q is no place in a list: it is told below every page but the last", shorten(after, 40))
+			return usagef("--after %q is no place in a list: every page except the last ends with one", shorten(after, 40))
 		}
 		return flagNames(a.listJobs(cmd.Context(), picked, after, limit))
 	}

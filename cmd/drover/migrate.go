@@ -90,7 +90,7 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 		fmt.Fprintln(a.stdout, "applied", file)
 	}
 	if renamed && upErr == nil {
-		fmt.Fprintln(a.stdout, "mended: the schema was renamed, and drover's functions use its new name now")
+		fmt.Fprintln(a.stdout, "repaired: the schema was renamed, and drover's functions use its new name now")
 	} else if len(applied) == 0 && upErr == nil {
 		fmt.Fprintln(a.stdout, "nothing to do: all migrations are applied")
 	}

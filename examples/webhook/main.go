@@ -1,4 +1,4 @@
-// Webhook is the smallest complete application of drover: it takes orders over HTTP and tells a webhook of each.
+// Webhook is the smallest complete application of drover: it takes orders over HTTP and calls a webhook for each.
 //
 //	docker compose up -d --wait
 //	export DATABASE_URL=postgres://drover:drover@localhost:5432/drover
@@ -30,7 +30,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// OrderPlaced is the job that tells the webhook of an order.
+// OrderPlaced is the job that calls the webhook for an order.
 type OrderPlaced struct {
 	OrderID int64 `json:"order_id"`
 }

@@ -16,8 +16,8 @@ const clockStep = 10 * time.Second
 
 // clockTrouble is what has been logged of the server's clock.
 type clockTrouble struct {
-	since time.Time // of our own clock; zero: all is well
-	told  time.Time // the last line
+	since  time.Time // of our own clock; zero: all is well
+	logged time.Time // the last line
 }
 
 // logClock logs that the server's clock has gone back: at the beginning, once a minute while jobs wait because of it,
@@ -29,12 +29,12 @@ func (c *keeper) logClock(ctx context.Context, conn store.Session, behind time.D
 		c.log.InfoContext(ctx, "the server's clock has got to where it was", slog.Duration("after", now.Sub(t.since)))
 		*t = clockTrouble{}
 		return nil
-	case behind < clockStep, !t.since.IsZero() && now.Sub(t.told) < time.Minute:
+	case behind < clockStep, !t.since.IsZero() && now.Sub(t.logged) < time.Minute:
 		return nil
 	}
 	waits, err := conn.ClockWaits(ctx, c.Bound())
 	first := t.since.IsZero()
-	if t.told = now; first {
+	if t.logged = now; first {
 		t.since = now
 	}
 	if !first && err == nil && waits == 0 {

@@ -390,7 +390,7 @@ func (h *Report) judgeSetAside() (found []Finding) {
 		found = append(found, Finding{
 			LevelWarning, "set_aside",
 			fmt.Sprintf("job %s is set aside, the database refuses its %s: %s (tried %d times, next at %s)", r.ID, r.Path, r.Error, r.Tries, r.RetryAt.UTC().Format(time.RFC3339)),
-			"supervisors leave it alone until then, and the pause doubles; mend what the error names, such as a trigger, a constraint or damaged data, then delete the row here to have the job tried at once, or end the job",
+			"supervisors leave it alone until then, and the pause doubles; correct what the error names, such as a trigger, a constraint or damaged data, then delete the row here to have the job tried at once, or end the job",
 			fmt.Sprintf("delete from %s where path = '%s' and job = '%s';\ndrover jobs cancel %s", h.relation("drover_set_aside"), inLiteral(r.Path), inLiteral(r.ID), r.ID),
 		})
 	}

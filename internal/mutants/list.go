@@ -19,8 +19,8 @@ func mutants() []mutant {
 		{
 			name: "wake-inside", bug: "whether anybody sleeps is asked in the transaction that inserts",
 			file:  "store_pg_enqueue.go",
-			old:   "\tp.Exec(&told.committed, pg.CommitAndBegin)\n\tswitch {\n",
-			new:   "\ttold.committed = 0\n\tswitch {\n",
+			old:   "\tp.Exec(&sent.committed, pg.CommitAndBegin)\n\tswitch {\n",
+			new:   "\tsent.committed = 0\n\tswitch {\n",
 			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
 		},
 		{
