@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +39,7 @@ const (
 	deafFor    = 30 * time.Second
 
 	// askSlot is how often a supervisor that does not listen asks for a slot, times the supervisors that may do the same.
-	askSlot      = 5 * time.Millisecond
+	askSlot      = 4 * time.Millisecond
 	askSlotLeast = 250 * time.Millisecond
 )
 
@@ -133,21 +134,25 @@ func (o *onCall) tend(ctx context.Context, conn store.Session, hears bool) {
 	if !now.Before(o.at) && (o.calls.gotRoom(true) || o.deaf(hears)) && len(o.missing(hears)) > 0 {
 		o.at = now.Add(tryEvery)
 		if o.deaf(hears) {
-			o.at = now.Add(max(askSlotLeast, askSlot*time.Duration(len(*o.sharers.Load()))))
+			o.at = now.Add(o.askPause())
 		}
-		if o.goOn(ctx, conn, hears) {
-			o.deafBy = time.Time{}
-			o.alarm.Wake() // transactions that committed meanwhile have notified no supervisor
-		}
+		o.goOn(ctx, conn, hears)
 	}
 }
 
-// tooLoud reports whether so much was for others that the keeper should stop listening, and notes that it does.
+// askPause is how often a supervisor that does not listen asks for a slot.
+func (o *onCall) askPause() time.Duration {
+	return max(askSlotLeast, askSlot*time.Duration(len(*o.sharers.Load())))
+}
+
+// tooLoud reports whether so much was for others that the keeper should stop listening, and notes that it does. The
+// supervisors that hear the same stop together. They must not ask for slots together.
 func (o *onCall) tooLoud() bool {
 	if !o.noise.over() {
 		return false
 	}
-	o.deafBy, o.noise.left = o.Now().Add(deafFor), noiseBurst
+	now := o.Now()
+	o.deafBy, o.noise.left, o.at = now.Add(deafFor), noiseBurst, now.Add(rand.N(o.askPause())) //nolint:gosec // to spread them
 	return true
 }
 
@@ -168,24 +173,25 @@ func (o *onCall) missing(hears bool) map[string]int64 {
 	return firsts
 }
 
-// goOn takes a free slot in each of these queues, and reports whether it got any.
-func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) bool {
+// goOn takes a free slot in each of these queues.
+func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) {
 	firsts := o.missing(hears)
 	if len(firsts) == 0 {
-		return false
+		return
 	}
 	got, limits, err := conn.GoOnCall(ctx, slices.Collect(maps.Values(firsts)))
 	if err == nil {
 		o.heard(limits)
 	}
-	return o.went(conn, firsts, got, err)
+	o.went(conn, firsts, got, err)
 }
 
-// went notes the slots that it got, by the first slot of their queue, and reports whether there are any.
-func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) bool {
+// went notes the slots that it got, by the first slot of their queue. It has to listen then, and to look: transactions that
+// committed before have notified no supervisor.
+func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) {
 	if err != nil {
 		o.unsure = o.unsure || len(firsts) > 0
-		return false
+		return
 	}
 	o.on(conn)
 	for queue, first := range firsts {
@@ -193,7 +199,10 @@ func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64
 			o.slots[queue] = slot
 		}
 	}
-	return len(got) > 0
+	if len(got) > 0 {
+		o.deafBy = time.Time{}
+		o.alarm.Wake()
+	}
 }
 
 // on notes the connection of the next statement. A new one holds no locks.

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"hash/fnv"
-	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -113,7 +112,7 @@ func (t *trickle) add(n int, now time.Time) {
 
 func (t *trickle) over() bool { return t.left < 0 }
 
-// lookout is of which queues the claimer's connection is the lookout.
+// lookout decides of which queues the claimer's connection is the lookout. As sleep, it is pure.
 type lookout struct {
 	posts   map[string]int64 // the keys of the locks that the connection holds, by queue
 	unknown bool             // it may hold others
@@ -125,33 +124,28 @@ type lookout struct {
 // tryEvery is how often an awake claimer tries to become the lookout: each try costs a statement.
 const tryEvery = 100 * time.Millisecond
 
-// fallAsleep decides whether the claimer sleeps, and of which queues it is the lookout from this claim on: of those with
-// room, if it is awake. The claim in the same round trip closes the gap when it stops being one: it finds the job of each
-// enqueue that committed before and saw it.
-func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Lookout {
-	if c.Cfg.DisableNotify {
-		return nil
-	}
-	c.Asleep = c.Asleep || c.tired(now)
-	crews := *c.crews.Load()
-	note := &store.Lookout{LeaveAll: c.out.unknown}
+// change returns of which queues the claimer is the lookout from this claim on: of those with room, if it is awake. The
+// claim in the same round trip closes the gap when it stops being one: it finds the job of each enqueue that committed before
+// and saw it.
+func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queue string) time.Duration, crews map[string]store.Crew, now time.Time) *store.Lookout {
+	note := &store.Lookout{LeaveAll: o.unknown}
 	stay := map[string]bool{}
-	for i, queue := range claim.Req.Queues {
+	for i, queue := range req.Queues {
 		crew, known := crews[queue]
-		key, posted := c.out.posts[queue]
+		key, posted := o.posts[queue]
 		switch {
-		case claim.order != nil || c.Asleep || !known || posted && key != crew.Lookout:
-		case claim.Req.Rooms[i] == 0:
-			stay[queue] = posted && !c.out.full(queue, now, c.patience(queue))
+		case !awake || !known || posted && key != crew.Lookout:
+		case req.Rooms[i] == 0:
+			stay[queue] = posted && !o.full(queue, now, patience(queue))
 		default:
-			delete(c.out.fullAt, queue)
+			delete(o.fullAt, queue)
 			stay[queue] = posted
-			if !posted && !now.Before(c.out.tryAt) {
+			if !posted && !now.Before(o.tryAt) {
 				note.Take = append(note.Take, crew.Lookout)
 			}
 		}
 	}
-	for queue, key := range c.out.posts {
+	for queue, key := range o.posts {
 		if !stay[queue] {
 			note.Leave = append(note.Leave, key)
 		}
@@ -160,6 +154,27 @@ func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Lookout {
 		return nil
 	}
 	return note
+}
+
+// changed notes what became of a change, and returns the queues of which the claimer is no longer the lookout.
+func (o *lookout) changed(note *store.Lookout, crews map[string]store.Crew, now time.Time) (left []string) {
+	o.unknown = false
+	for queue, key := range o.posts {
+		if note.LeaveAll || slices.Contains(note.Leave, key) {
+			delete(o.posts, queue)
+			delete(o.fullAt, queue)
+			left = append(left, queue)
+		}
+	}
+	for queue, crew := range crews {
+		if slices.Contains(note.Took, crew.Lookout) {
+			o.posts[queue] = crew.Lookout
+		}
+	}
+	if len(note.Took) < len(note.Take) {
+		o.tryAt = now.Add(tryEvery)
+	}
+	return slices.DeleteFunc(left, func(queue string) bool { _, again := o.posts[queue]; return again })
 }
 
 // full notes that a queue has no room, and reports whether it has had none for the given time.
@@ -180,7 +195,16 @@ func (c *claimer) patience(queue string) time.Duration {
 	return 0
 }
 
-// changed notes what became of a note. If we are no longer the lookout of a queue because it has no room, or because claims
+// fallAsleep decides whether the claimer sleeps, and of which queues it is the lookout.
+func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Lookout {
+	if c.Cfg.DisableNotify {
+		return nil
+	}
+	c.Asleep = c.Asleep || c.tired(now)
+	return c.out.change(!c.Asleep && claim.order == nil, claim.Req, c.patience, *c.crews.Load(), now)
+}
+
+// changed notes what became of a change. If we are no longer the lookout of a queue because it has no room, or because claims
 // fail, enqueues that still saw us have notified no other supervisor. So we hand that on.
 func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 	switch {
@@ -190,28 +214,10 @@ func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 		c.out.unknown = true
 		return
 	}
-	c.out.unknown = false
-	crews := *c.crews.Load()
-	left := slices.Collect(maps.Keys(c.out.posts))
-	for queue, key := range c.out.posts {
-		if note.LeaveAll || slices.Contains(note.Leave, key) {
-			delete(c.out.posts, queue)
-			delete(c.out.fullAt, queue)
-		}
+	left := c.out.changed(note, *c.crews.Load(), now)
+	if len(left) > 0 {
+		c.hearing.Asleep(now)
 	}
-	left = slices.DeleteFunc(left, func(queue string) bool { _, still := c.out.posts[queue]; return still })
-	for queue, crew := range crews {
-		if slices.Contains(note.Took, crew.Lookout) {
-			c.out.posts[queue] = crew.Lookout
-		}
-	}
-	if len(note.Took) < len(note.Take) {
-		c.out.tryAt = now.Add(tryEvery)
-	}
-	if len(left) == 0 {
-		return
-	}
-	c.hearing.Asleep(now)
 	if !c.Asleep {
 		for _, queue := range left {
 			c.calls.add(queue, 0, now)
@@ -274,7 +280,11 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case len(c.out.posts) > 0:
 		rest = callPatience - now.Sub(c.fullAt)
 	}
-	if order := c.Solo.Load(); order != nil && !order.idle.Load() && !order.Over.Load() {
+	order := c.Solo.Load()
+	if due := c.NextDue(); c.wantsRoom && order == nil && !due.IsZero() {
+		rest = min(rest, due.Sub(now)) // to hand it on
+	}
+	if order != nil && !order.idle.Load() && !order.Over.Load() {
 		rest = min(rest, order.IdleBy.Sub(now))
 	}
 	for _, q := range c.QueueStates() {

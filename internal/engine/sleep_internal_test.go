@@ -1,10 +1,12 @@
 package engine
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // When a claimer looks again, by what its look has found.
@@ -206,5 +208,79 @@ func TestACallLowersTheFloor(t *testing.T) {
 		if got := (call{due: c.due}).lower(c.floor); !got.At.Equal(c.want.At) || got.ID != c.want.ID {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
+	}
+}
+
+// A claimer becomes and stays the lookout of a queue while it is awake and has room there. It bears a full queue for as long
+// as its runs are short.
+func TestOfWhichQueuesItIsTheLookout(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	for name, c := range map[string]struct {
+		asleep, posted, unknown bool
+		room                    int32
+		patience                time.Duration
+		fullFor                 time.Duration // 0: it was not full until now
+		tried                   time.Duration // since it did not get the lock; 0: it has not tried
+		key                     int64         // of the crew; 0: the queue has none
+		take, leave, leaveAll   bool
+	}{
+		"awake, with room":                       {room: 1, key: 7, take: true},
+		"awake, with room, it is already":        {room: 1, key: 7, posted: true},
+		"awake, with room, another was":          {room: 1, key: 7, tried: tryEvery - 1},
+		"awake, with room, another was long ago": {room: 1, key: 7, tried: tryEvery, take: true},
+		"awake, without a crew":                  {room: 1},
+		"its crew is another now":                {room: 1, key: 8, posted: true, leave: true},
+		"asleep, with room":                      {room: 1, key: 7, asleep: true},
+		"it falls asleep":                        {room: 1, key: 7, asleep: true, posted: true, leave: true},
+		"full, and runs are long":                {key: 7, posted: true, leave: true},
+		"full, and runs are short":               {key: 7, posted: true, patience: callPatience},
+		"full for long although runs are short":  {key: 7, posted: true, patience: callPatience, fullFor: callPatience, leave: true},
+		"full, and it is not the lookout":        {key: 7},
+		"it may hold other locks":                {room: 1, key: 7, unknown: true, take: true, leaveAll: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := lookout{posts: map[string]int64{}, fullAt: map[string]time.Time{}, unknown: c.unknown}
+			crews := map[string]store.Crew{}
+			if c.posted {
+				o.posts["q"] = 7
+			}
+			if c.fullFor > 0 {
+				o.fullAt["q"] = now.Add(-c.fullFor)
+			}
+			if c.tried > 0 {
+				o.tryAt = now.Add(tryEvery - c.tried)
+			}
+			if c.key > 0 {
+				crews["q"] = store.Crew{Lookout: c.key}
+			}
+			req := &store.ClaimRequest{Queues: []string{"q"}, Rooms: []int32{c.room}}
+			note := o.change(!c.asleep, req, func(string) time.Duration { return c.patience }, crews, now)
+			if note == nil {
+				note = &store.Lookout{}
+			}
+			if len(note.Take) > 0 != c.take || len(note.Leave) > 0 != c.leave || note.LeaveAll != c.leaveAll {
+				t.Errorf("%+v", note)
+			}
+		})
+	}
+}
+
+// What the server has answered, and of which queues the claimer is the lookout then.
+func TestAChangeOfTheLookout(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	crews := map[string]store.Crew{"a": {Lookout: 1}, "b": {Lookout: 2}}
+	o := lookout{posts: map[string]int64{"a": 1}, fullAt: map[string]time.Time{"a": now}, unknown: true}
+	left := o.changed(&store.Lookout{Leave: []int64{1}, Take: []int64{2}, Took: []int64{2}}, crews, now)
+	if !slices.Equal(left, []string{"a"}) || len(o.posts) != 1 || o.posts["b"] != 2 || len(o.fullAt) > 0 || o.unknown || !o.tryAt.IsZero() {
+		t.Errorf("left %v: %+v", left, o)
+	}
+	if left = o.changed(&store.Lookout{LeaveAll: true, Take: []int64{1, 2}, Took: []int64{2}}, crews, now); len(left) > 0 || o.posts["b"] != 2 {
+		t.Errorf("left %v: %+v", left, o)
+	}
+	if !o.tryAt.Equal(now.Add(tryEvery)) {
+		t.Error("it has not got one lock, and tries again immediately")
 	}
 }

@@ -1,0 +1,252 @@
+package engine
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// The rules of docs/adr/0051-few-are-woken.md, each with many supervisors. Times are those of synctest, so they may be tight.
+
+// busy is how long a job runs that is to keep its slot.
+const busy = time.Minute
+
+// A job that comes alone is found through a notification. It costs at most three claims, and wakes nobody up.
+func TestALoneJobCostsFewClaims(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 9, 10, func(f *fleet) {
+		const jobs = 40
+		for range jobs {
+			j := f.enqueue(0)
+			pass(100 * time.Millisecond)
+			f.startsWithin(3*fleetTrip, j)
+		}
+		if claims, notes := f.counted(); claims > 3*jobs || notes != jobs || f.awake() > 0 {
+			f.t.Errorf("%d jobs: %d claims, %d notifications, %d awake", jobs, claims, notes, f.awake())
+		}
+	})
+}
+
+// While jobs come in a stream, one supervisor is awake and looks for all of them. It notifies nobody. It falls asleep when
+// nothing has come for a while.
+func TestOneIsAwakeForAStream(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 9, 10, func(f *fleet) {
+		stream := func() {
+			jobs := []*fleetJob{}
+			for range 500 {
+				jobs = append(jobs, f.enqueue(0))
+				pass(2 * time.Millisecond)
+			}
+			pass(2 * AwakePoll)
+			f.startsWithin(AwakePoll+3*fleetTrip, jobs...)
+		}
+		stream()
+		f.forget()
+		stream()
+		if claims, notes := f.counted(); f.awake() != 1 || notes > 0 || claims > 2*500 {
+			f.t.Errorf("%d awake, %d notifications, %d claims", f.awake(), notes, claims)
+		}
+		pass(SleepAfter + 2*AwakePoll)
+		if f.awake() > 0 || f.lookout() {
+			f.t.Errorf("%d awake, there is a lookout: %v", f.awake(), f.lookout())
+		}
+	})
+}
+
+// Two supervisors are notified, and neither claims: other claims hold them up. After 10 ms they hand the job on.
+func TestACallIsHandedOnSoon(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 9, 10, func(f *fleet) {
+		two := f.onCall()
+		f.stall(two, 5*time.Second)
+		j := f.enqueue(0)
+		pass(5 * time.Second)
+		f.startsWithin(12*time.Millisecond, j)
+	})
+}
+
+// A job gets due of which one supervisor knows, and that has no room. It hands the job on.
+func TestADueTimeWhileFull(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 4, 1, func(f *fleet) {
+		for range 10 {
+			full := f.enqueue(busy)
+			pass(10 * time.Second) // until the others look seldom
+			due := time.Now().Add(200 * time.Millisecond)
+			jobs := f.later(due, busy, 1)
+			f.owner(full).alarm.NoteOwn(due)
+			pass(time.Second)
+			f.startsWithin(12*time.Millisecond, jobs...)
+			pass(2 * busy)
+		}
+	})
+}
+
+// Two of all supervisors look for a job when it is due, if all have read when that is.
+func TestTwoLookForWhatAllKnow(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 16, 10, func(f *fleet) {
+		for range 10 {
+			due := time.Now().Add(fleetRest + time.Second)
+			jobs := f.later(due, 0, 1)
+			pass(time.Until(due) - 5*time.Millisecond)
+			f.forget()
+			pass(10 * time.Millisecond)
+			f.startsWithin(3*fleetTrip, jobs...)
+			if claims, _ := f.counted(); claims > 4 {
+				f.t.Errorf("%d claims", claims)
+			}
+		}
+	})
+}
+
+// A lookout takes as much as it has room for. It hands on the rest, and each that fills up does so, until all jobs run or
+// all slots are at work.
+func TestABurstReachesAll(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 64, 10, func(f *fleet) {
+		jobs := f.later(time.Now(), busy, 1000)
+		f.enqueue(busy)
+		pass(time.Second)
+		f.startsWithin(100*time.Millisecond, jobs[:640]...)
+		pass(busy)
+		f.startsWithin(busy+100*time.Millisecond, jobs...)
+	})
+}
+
+// Each supervisor has room for one job. The notifications are too many for those that are not on call, so they stop
+// listening. They still get a job each: they ask for slots, which those without room leave.
+func TestWhoDoesNotListenFindsWork(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 64, 1, func(f *fleet) {
+		jobs := []*fleetJob{}
+		for range 64 {
+			jobs = append(jobs, f.enqueue(busy))
+		}
+		pass(time.Second)
+		f.startsWithin(400*time.Millisecond, jobs...)
+		pass(busy)
+	})
+}
+
+// Many notifications are for those on call alone. The others stop listening, and begin again later.
+func TestTheNoiseEnds(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 64, 10, func(f *fleet) {
+		for range 100 {
+			f.enqueue(0)
+			pass(50 * time.Millisecond)
+		}
+		if n := f.listening(); n > 2*store.CallSlots {
+			f.t.Errorf("%d listen", n)
+		}
+		pass(31 * time.Second)
+		if n := f.listening(); n != 64 {
+			f.t.Errorf("%d listen again", n)
+		}
+	})
+}
+
+// Supervisors without room do not hand on to each other all the time.
+func TestTheFullAreSilent(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 4, 1, func(f *fleet) {
+		for range 4 {
+			f.enqueue(busy)
+			pass(100 * time.Millisecond)
+		}
+		f.forget()
+		jobs := []*fleetJob{}
+		for range 20 {
+			jobs = append(jobs, f.enqueue(busy))
+			pass(500 * time.Millisecond)
+		}
+		if claims, notes := f.counted(); claims+notes > 20 {
+			f.t.Errorf("%d notifications, %d claims", notes, claims)
+		}
+		pass(busy)
+		f.startsWithin(busy, jobs[:4]...)
+		pass(5 * busy)
+	})
+}
+
+// A transaction has met a lookout, and commits when all are asleep. While it is open one looks every tenth of its sleep.
+func TestATransactionThatOutlastsTheLookout(t *testing.T) {
+	t.Parallel()
+	for _, open := range []time.Duration{10 * time.Millisecond, SleepAfter, time.Second, 10 * time.Second} {
+		inFleet(t, 4, 10, func(f *fleet) {
+			for range 6 * TrickleBurst { // until one is awake
+				f.enqueue(0)
+				pass(time.Millisecond)
+			}
+			f.forget()
+			commit := f.begin()
+			pass(open)
+			j := commit()
+			pass(fleetRest)
+			f.startsWithin(open+max(2*AwakePoll, open/10), j)
+			if _, notes := f.counted(); notes > 0 {
+				f.t.Errorf("%d notifications", notes)
+			}
+		})
+	}
+}
+
+// The lookout fills up while jobs come that it notifies nobody of. The others get what it has no room for.
+func TestALookoutThatFillsUp(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 4, 2*TrickleBurst, func(f *fleet) {
+		f.later(time.Now(), PrefetchTime, TrickleBurst)
+		f.enqueue(PrefetchTime)
+		pass(2 * PrefetchTime)
+		if !f.lookout() {
+			f.t.Fatal("nobody is awake")
+		}
+		jobs := []*fleetJob{}
+		for range 8 * TrickleBurst {
+			jobs = append(jobs, f.enqueue(busy))
+			pass(3 * time.Millisecond)
+		}
+		pass(time.Second)
+		f.startsWithin(50*time.Millisecond, jobs...)
+		pass(busy)
+	})
+}
+
+// A heartbeat takes a free slot for a supervisor that does not listen. It listens from then on.
+func TestWhoIsOnCallListens(t *testing.T) {
+	t.Parallel()
+	inFleet(t, store.CallSlots+2, 10, func(f *fleet) {
+		off := []*member{}
+		synctest.Wait() // keepers wait, so their state may be read and changed
+		for _, m := range f.members {
+			if len(m.Keeper.OnCall.slots) == 0 {
+				off = append(off, m)
+				m.Keeper.OnCall.noise.left = -1
+				m.Keeper.Ring()
+			}
+		}
+		pass(10 * time.Millisecond)
+		if len(off) != 2 || f.listening() != store.CallSlots {
+			f.t.Fatalf("%d are off call, %d listen", len(off), f.listening())
+		}
+		for _, m := range f.members {
+			if !slices.Contains(off, m) {
+				m.Draining.Store(true)
+				m.Keeper.Ring()
+			}
+		}
+		pass(2 * fleetTrip)
+		for _, m := range off {
+			m.Keeper.Interrupt()
+		}
+		pass(10 * time.Millisecond)
+		j := f.enqueue(0)
+		pass(time.Second)
+		f.startsWithin(3*fleetTrip, j)
+	})
+}
