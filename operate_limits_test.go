@@ -154,7 +154,7 @@ func TestAPauseWritesOneRow(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	db.exec(t, `insert into jobs (id, kind, queue) select 'p' || lpad(n::text, 25, '0'), 'job', 'emails' from generate_series(1, 5000) n`)
+	db.exec(t, `insert into jobs (id, kind, queue) select 'p' || lpad(n::text, 25, '0'), 'job', 'emails' from generate_series(1, 500) n`)
 	const changes = `select string_agg(format('%s %s', relname, n_tup_ins + n_tup_upd + n_tup_del), ', ' order by relname) from pg_stat_xact_user_tables
 		where schemaname = current_schema() and n_tup_ins + n_tup_upd + n_tup_del > 0`
 	tx, err := db.planner(t).Begin(t.Context()) // a session of its own, that has counted nothing yet

@@ -178,6 +178,17 @@ func TestQuickAndSlowAreAll(t *testing.T) {
 	}
 }
 
+func TestPackagesWithTheMostSlowTestsBegin(t *testing.T) {
+	t.Parallel()
+	names, packages := slowOf([]test{{"a", "TestB", true}, {"b", "TestQuick", false}, {"c", "TestB", true}, {"d", "TestA", true}, {"d", "TestC", true}, {"a", "TestQuick", false}})
+	if want := []string{"TestA", "TestB", "TestC"}; !slices.Equal(names, want) {
+		t.Errorf("slow tests are %q, want %q", names, want)
+	}
+	if want := []string{"d", "a", "c"}; !slices.Equal(packages, want) {
+		t.Errorf("packages are %q, want %q", packages, want)
+	}
+}
+
 func TestTestsAreFoundInTheSource(t *testing.T) {
 	t.Parallel()
 	got, err := testsOf("p", "a_test.go", `package p

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -42,18 +43,28 @@ func printSlow(out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var names, packages []string
+	names, packages := slowOf(tests)
+	if len(names) == 0 {
+		return fmt.Errorf("no test calls slow(t)")
+	}
+	_, err = fmt.Fprintf(out, "^(%s)$\n%s\n", strings.Join(names, "|"), strings.Join(packages, " "))
+	return err
+}
+
+// slowOf returns the names of the slow tests, and their packages. The packages with the most slow tests come first: go test begins
+// them in this order, and a large one that began late would go on alone at the end.
+func slowOf(tests []test) (names, packages []string) {
+	count := map[string]int{}
 	for _, t := range tests {
 		if t.slow {
 			names = append(names, t.name)
 			packages = append(packages, t.pkg)
+			count[t.pkg]++
 		}
 	}
-	if len(names) == 0 {
-		return fmt.Errorf("no test calls slow(t)")
-	}
-	_, err = fmt.Fprintf(out, "^(%s)$\n%s\n", strings.Join(sorted(names), "|"), strings.Join(sorted(packages), " "))
-	return err
+	packages = sorted(packages)
+	slices.SortStableFunc(packages, func(a, b string) int { return count[b] - count[a] })
+	return sorted(names), packages
 }
 
 // whole checks that each test passed in the quick tier or in the slow tier.

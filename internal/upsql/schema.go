@@ -52,12 +52,13 @@ func Describe(ctx context.Context, conn *pgx.Conn, schema string) (Note, error) 
 	return n, err
 }
 
-// usedTables lists the tables that have rows or had rows. To read the size of a table takes a lock on it, so no table of
-// another schema may be asked. Postgres is free to test the size before the schema, unless the tables are listed first.
+// usedTables lists the tables that have rows or had rows, and the tables whose rows have been counted by analyze. To read the size
+// of a table takes a lock on it, so no table of another schema may be asked. Postgres is free to test the size before the schema,
+// unless the tables are listed first.
 func usedTables(ctx context.Context, conn *pgx.Conn, schema string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `
-with tables as materialized (select oid, relname from pg_class where relnamespace = to_regnamespace($1) and relkind = 'r')
-select relname::text from tables where pg_relation_size(oid) > 0`, schema)
+with tables as materialized (select oid, relname, reltuples from pg_class where relnamespace = to_regnamespace($1) and relkind = 'r')
+select relname::text from tables where pg_relation_size(oid) > 0 or reltuples >= 0`, schema)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
@@ -92,32 +93,52 @@ func Reset(ctx context.Context, conn *pgx.Conn, schema string, n Note) (good boo
 		statements = append(statements, fmt.Sprintf(`insert into %[1]s select * from jsonb_populate_recordset(null::%[1]s, '%[2]s')`,
 			pgx.Identifier{schema, table}.Sanitize(), strings.ReplaceAll(string(rows), `'`, `''`)))
 	}
-	statements = append(statements, fmt.Sprintf(sqlSequences, schema, n.Sequences))
-	_, err = conn.Exec(ctx, strings.Join(statements, `; `))
+	if len(statements) > 0 {
+		if _, err := conn.Exec(ctx, strings.Join(statements, `; `)); err != nil {
+			return false, err
+		}
+	}
+	_, err = conn.Exec(ctx, sqlSequences, schema, string(n.Sequences))
 	return err == nil, err
 }
 
 // sqlSequences makes sequences go on as in a new schema. A truncate would restart only the sequences of its table.
 const sqlSequences = `
-select setval(format('%%I.%%I', schemaname, sequencename)::regclass, coalesce(was, start_value), was is not null)
-from pg_sequences cross join lateral (select (nullif('%[2]s', '')::jsonb->>sequencename)::bigint as was) w
-where schemaname = '%[1]s' and last_value is distinct from was`
+select setval(format('%I.%I', schemaname, sequencename)::regclass, coalesce(was, start_value), was is not null)
+from pg_sequences cross join lateral (select (nullif($2, '')::jsonb->>sequencename)::bigint as was) w
+where schemaname = $1 and last_value is distinct from was`
 
 // sqlPrint returns a text that changes with everything in schema $1 except its rows. Each change of a catalog row changes its oid
 // or its xmin. For pg_class the columns are listed instead, because a truncate changes its rows too. Statistics count as a
 // change, because they outlive the rows and would influence the plans of the next test.
+//
+// Almost no catalog has an index that begins with the schema. So pg_depend gives the objects of the schema, and each subquery looks
+// up the rows of one object by index. Joins would read the catalogs of all schemas, some of them in parallel workers.
 const sqlPrint = `
 select count(*) || md5(string_agg(x, ' ' order by x collate "C")) from (
 	select concat(nspowner, nspacl) from pg_namespace where oid = to_regnamespace($1)
-	union all select concat(oid, ':', xmin) from pg_proc where pronamespace = to_regnamespace($1)
-	union all select concat_ws(':', oid, relname, relkind, relowner, relacl, reloptions, relrowsecurity, relpersistence) from pg_class where relnamespace = to_regnamespace($1)
-	union all select concat(oid, ':', xmin) from pg_constraint where connamespace = to_regnamespace($1)
-	union all select concat(oid, ':', xmin) from pg_type where typnamespace = to_regnamespace($1)
-	union all select concat(t.oid, ':', t.xmin) from pg_trigger t join pg_class c on c.oid = tgrelid where relnamespace = to_regnamespace($1)
-	union all select concat(p.oid, ':', p.xmin) from pg_policy p join pg_class c on c.oid = polrelid where relnamespace = to_regnamespace($1)
-	union all select concat(r.oid, ':', r.xmin) from pg_rewrite r join pg_class c on c.oid = ev_class where relnamespace = to_regnamespace($1)
-	union all select concat(d.oid, ':', d.xmin) from pg_attrdef d join pg_class c on c.oid = adrelid where relnamespace = to_regnamespace($1)
-	union all select concat(oid, ':', xmin) from pg_statistic_ext where stxnamespace = to_regnamespace($1)
-	union all select concat(tablename, ' ', attname) from pg_stats where schemaname = $1
-	union all select concat(attrelid, ':', attnum, ':', a.xmin) from pg_attribute a join pg_class c on c.oid = attrelid where relnamespace = to_regnamespace($1) and relkind <> 'i'
+	union all
+	select concat_ws(':', classid, objid,
+		case classid
+		when 'pg_proc'::regclass then (select p.xmin::text from pg_proc p where p.oid = objid)
+		when 'pg_type'::regclass then (select t.xmin::text from pg_type t where t.oid = objid)
+		when 'pg_constraint'::regclass then (select n.xmin::text from pg_constraint n where n.oid = objid)
+		when 'pg_statistic_ext'::regclass then (select e.xmin::text from pg_statistic_ext e where e.oid = objid)
+		when 'pg_class'::regclass then (
+			select concat_ws(' ', ` + sqlRelation + `,
+				(select concat(t.oid, ':', t.xmin) from pg_type t where t.oid = c.reltype),
+				(select concat(e.oid, ':', e.xmin) from pg_type t join pg_type e on e.oid = t.typarray where t.oid = c.reltype),
+				(select string_agg(concat(attnum, ':', a.xmin), ' ' order by attnum) from pg_attribute a where attrelid = c.oid),
+				(select string_agg(concat(d.oid, ':', d.xmin), ' ' order by d.oid) from pg_attrdef d where adrelid = c.oid),
+				(select string_agg(concat(n.oid, ':', n.xmin), ' ' order by n.oid) from pg_constraint n where conrelid = c.oid),
+				(select string_agg(concat(t.oid, ':', t.xmin), ' ' order by t.oid) from pg_trigger t where tgrelid = c.oid),
+				(select string_agg(concat(p.oid, ':', p.xmin), ' ' order by p.oid) from pg_policy p where polrelid = c.oid),
+				(select string_agg(concat(r.oid, ':', r.xmin), ' ' order by r.oid) from pg_rewrite r where ev_class = c.oid),
+				(select string_agg(attname, ' ' order by attname) from pg_stats where schemaname = $1 and tablename = c.relname),
+				(select string_agg((select ` + sqlRelation + ` from pg_class c where c.oid = indexrelid), ' ' order by indexrelid) from pg_index where indrelid = c.oid))
+			from pg_class c where c.oid = objid)
+		end)
+	from pg_depend where refclassid = 'pg_namespace'::regclass and refobjid = to_regnamespace($1)
 ) all_of_it(x)`
+
+const sqlRelation = `concat_ws(':', c.oid, c.relname, c.relkind, c.relowner, c.relacl, c.reloptions, c.relrowsecurity, c.relpersistence)`

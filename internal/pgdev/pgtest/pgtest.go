@@ -42,7 +42,7 @@ func Main(m *testing.M) {
 	}
 	migrated.kept = true
 	code := m.Run()
-	if err := errors.Join(migrated.drop(), shared.close()); err != nil {
+	if err := errors.Join(migrated.drop(shared.owned()), shared.close()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
 	}
@@ -112,6 +112,9 @@ func logVerbose(line string) {
 	}
 }
 
+// owned reports whether close ends the server. The tests have ended before.
+func (s *server) owned() bool { return s.s != nil && s.s.Owned() }
+
 func (s *server) close() error {
 	s.once.Do(func() {})
 	if s.s == nil {
@@ -123,18 +126,16 @@ func (s *server) close() error {
 // dropSchema drops the schema. Before that it ends the sessions that would block the drop.
 func dropSchema(tb testing.TB, schema string) {
 	tb.Helper()
-	admin(tb, endSessions(schema)+`; drop schema `+schema+` cascade`)
+	admin(tb, strings.ReplaceAll(sqlEndSessions, `$1`, `'`+schema+`'`)+`; drop schema `+schema+` cascade`)
 }
 
-// endSessions returns a statement that ends the sessions that hold locks in the schema. A failed test may leave such sessions.
-func endSessions(schema string) string {
-	return `
+// sqlEndSessions ends the sessions that hold locks in schema $1. A failed test may leave such sessions.
+const sqlEndSessions = `
 select pg_terminate_backend(pid) from pg_stat_activity
 where backend_type = 'client backend' and usename = current_user and pid in (
     select l.pid from pg_locks l left join pg_class c on c.oid = l.relation
     where l.database = (select oid from pg_database where datname = current_database())
-        and '` + schema + `'::regnamespace in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end))`
-}
+        and to_regnamespace($1) in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end))`
 
 // closePool closes a pool, and fails the test after a minute. The close waits until every connection is released, and up to 15 s for the server
 // to end each session.

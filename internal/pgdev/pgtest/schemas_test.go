@@ -63,6 +63,69 @@ func TestMigratedSchemasAreUsedAgain(t *testing.T) { //nolint:paralleltest // se
 	}
 }
 
+// What a test adds to its schema is gone in the next test, and so are statistics: they would influence its plans.
+func TestAdditionsToASchemaAreRemoved(t *testing.T) { //nolint:paralleltest // as above
+	additions := []string{
+		`create table effects (id bigint generated always as identity primary key, job text references jobs, at date not null default now())`,
+		`create index on effects (job)`,
+		`create table "Odd Name" (like jobs including all)`,
+		`create view busy as select * from jobs where state = 'running'`,
+		`create sequence numbers`,
+		`create type mood as enum ('good', 'bad')`,
+		`create domain short as text check (length(value) < 10)`,
+		`create function refuse() returns trigger language plpgsql as $$ begin return null; end $$`,
+		`create procedure nothing() language sql as ''`,
+		`create trigger refuse before delete on jobs for each row execute function refuse()`,
+		`create trigger later after insert on queues referencing new table as n for each statement execute function refuse()`,
+		`alter table jobs add constraint "small ""args""" check (pg_column_size(args) < 1000) not valid`,
+		`alter table queues add constraint one_per_limit unique (max_attempts)`,
+		`create policy mine on jobs using (true)`,
+		`create unique index one_at_a_time on jobs (kind) where state = 'running'`,
+		`create index on jobs ((args->>'Order'))`,
+		`create statistics pairs on kind, queue from jobs`,
+		`insert into jobs (kind) select 'job' from generate_series(1, 1000)`,
+		`analyze jobs, queues`,
+	}
+	var name string
+	var fresh []string
+	state := func(t *testing.T, pool *pgxpool.Pool) []string {
+		t.Helper()
+		all := append(catalogue(t, pool), texts(t, pool, `select concat(relname, ' ', reltuples, ' ', relpages) from pg_class where relkind = 'r' and relnamespace = current_schema()::regnamespace`)...)
+		// These lines say of a table that it has triggers. Postgres leaves that as it is when the last trigger goes.
+		return slices.DeleteFunc(all, func(thing string) bool { return strings.HasPrefix(thing, "relation r ") })
+	}
+	t.Run("inner", func(t *testing.T) {
+		pool := pgtest.NewMigratedPool(t)
+		name, fresh = pgtest.Schema(pool), state(t, pool)
+		for _, sql := range additions {
+			exec(t, pool, sql)
+		}
+		if stats := texts(t, pool, `select tablename from pg_stats where schemaname = current_schema()`); len(stats) < 20 {
+			t.Errorf("statistics of %q", stats)
+		}
+	})
+	t.Run("inner", func(t *testing.T) {
+		pool := pgtest.NewMigratedPool(t)
+		if again := pgtest.Schema(pool); again != name {
+			t.Fatalf("the schemas were %s and %s, want the first one again", name, again)
+		}
+		now := state(t, pool)
+		for _, thing := range now {
+			if !slices.Contains(fresh, thing) {
+				t.Errorf("left: %s", thing)
+			}
+		}
+		for _, thing := range fresh {
+			if !slices.Contains(now, thing) {
+				t.Errorf("gone: %s", thing)
+			}
+		}
+		if stats := texts(t, pool, `select tablename from pg_stats where schemaname = current_schema()`); len(stats) > 0 {
+			t.Errorf("statistics of %q", stats)
+		}
+	})
+}
+
 // If a session outlives its test, no other test gets the schema.
 func TestSchemasWithASessionAreDropped(t *testing.T) { //nolint:paralleltest // as above
 	var schema string
