@@ -23,9 +23,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// The waking of many supervisors, in time that synctest makes up: claimers and keepers are the real ones, and their
-// connections lead to a fleet, which stands in for the server. It has jobs, transactions, advisory locks and notifications,
-// and understands the statements of waking alone. That these do on a server what the fleet does is for wake_test.go.
+// fleet is many supervisors that wake each other, in time that synctest makes up. Claimers and
+// keepers are the real ones. Their connections lead to the fleet, which stands in for the server: it
+// has jobs, transactions, advisory locks and notifications, and knows the statements of waking.
+// wake_test.go tests that a server answers these statements so.
 type fleet struct {
 	t       *testing.T
 	mu      sync.Mutex
@@ -386,7 +387,7 @@ func (w *wire) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return &replies
 }
 
-// answer carries out a statement. What it does not know returns no rows.
+// answer carries out a statement. An unknown statement returns no rows.
 func (w *wire) answer(sql string, args []any, notes *[]string) [][]any {
 	f := w.fleet
 	take := func(key int64) bool {

@@ -267,7 +267,7 @@ func TestOfWhichQueuesItIsTheLookout(t *testing.T) {
 	}
 }
 
-// What the server has answered, and of which queues the claimer is the lookout then.
+// The server has answered: of which queues the claimer is the lookout then.
 func TestAChangeOfTheLookout(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_000_000, 0)

@@ -9,7 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// The rules of docs/adr/0051-few-are-woken.md, each with many supervisors. Times are those of synctest, so they may be tight.
+// The rules of docs/adr/0051-few-are-woken.md, each with many supervisors. Synctest makes up the time, so bounds may be tight.
 
 // busy is how long a job runs that is to keep its slot.
 const busy = time.Minute
@@ -118,8 +118,8 @@ func TestABurstReachesAll(t *testing.T) {
 	})
 }
 
-// Each supervisor has room for one job. The notifications are too many for those that are not on call, so they stop
-// listening. They still get a job each: they ask for slots, which those without room leave.
+// Each supervisor has room for one job. The supervisors that are not on call hear too many notifications, and stop
+// listening. They still get a job each: they ask for slots, which supervisors without room leave.
 func TestWhoDoesNotListenFindsWork(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 64, 1, func(f *fleet) {
