@@ -126,7 +126,7 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	db := newQuietDB(t)
 	kinds := []string{"same", "jitter", "by id"}
 	began := time.Now()
-	db.exec(t, `insert into jobs (kind) select ($1::text[])[1 + n % 3] from generate_series(1, 10000) n`, kinds)
+	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), ($1::text[])[1 + n % 3] from generate_series(1, 10000) n`, kinds)
 	for range 8 {
 		db.via(t, Config{}).launch(t, SupervisorConfig{
 			RetryBudget: RetryBudget{Retries: 500, Per: time.Second},

@@ -150,7 +150,7 @@ func TestArchiveAllButTheNewest(t *testing.T) {
 func TestArchiveAndPurgeInBatches(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, state, finalized_at) select 'k', 'completed', now() from generate_series(1, 2500)`)
+	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'completed', now() from generate_series(1, 2500) n`)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -59,8 +59,8 @@ func TestDeadLettersAreFoundByTheirKind(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	db.exec(t, `
-insert into jobs (queue, kind, state, finalized_at, discard_reason, class, fingerprint)
-select 'q' || n % 3, 'k' || n % 5, 'discarded', now() - n % 97 * interval '1 s', (array['attempts_exhausted', 'panic', 'crashed'])[1 + n % 7 % 3], (array['error', 'panic', 'crash', null])[1 + n % 11 % 4],
+insert into jobs (id, queue, kind, state, finalized_at, discard_reason, class, fingerprint)
+select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'q' || n % 3, 'k' || n % 5, 'discarded', now() - n % 97 * interval '1 s', (array['attempts_exhausted', 'panic', 'crashed'])[1 + n % 7 % 3], (array['error', 'panic', 'crash', null])[1 + n % 11 % 4],
 	case when n % 13 > 0 then lpad(to_hex(n % 4), 16, '0') end
 from generate_series(1, 2000) n`)
 	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job)

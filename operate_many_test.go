@@ -333,7 +333,7 @@ func TestVerbsOverMany(t *testing.T) {
 			if name == "delete" {
 				state, values = "state, finalized_at", "'completed', now()"
 			}
-			db.exec(t, `insert into jobs (kind, queue, `+state+`) select 'letter', case n % 22 when 0 then 'other' else 'q' end, `+values+` from generate_series(1, 2200) n`)
+			db.exec(t, `insert into jobs (id, kind, queue, `+state+`) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'letter', case n % 22 when 0 then 'other' else 'q' end, `+values+` from generate_series(1, 2200) n`)
 			told := len(heard.of(""))
 			if done, err := tc.do(db.client, Filter{Queue: "q"}); err != nil || done.Changed != 2100 || len(slices.Compact(done.IDs)) != 2100 {
 				t.Errorf("2100 jobs: %d, %d ids, %v", done.Changed, len(done.IDs), err)
@@ -382,7 +382,7 @@ func TestDeleteManyIsCareful(t *testing.T) {
 	}
 	// Two of them, with more others between than one batch looks at.
 	db.exec(t, `
-insert into jobs (kind, state, finalized_at, discard_reason) select 'letter', 'discarded', now() + n * interval '1 ms', case n when 25000 then 'panic' else 'crashed' end
+insert into jobs (id, kind, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'letter', 'discarded', now() + n * interval '1 ms', case n when 25000 then 'panic' else 'crashed' end
 from generate_series(1, 25000) n`)
 	if n, err := db.client.Count(t.Context(), Filter{Reason: ReasonPanic}); err != nil || n != 2 {
 		t.Errorf("%d to delete, %v", n, err)

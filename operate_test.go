@@ -129,8 +129,8 @@ func TestListOfOldDeadLetters(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	db.exec(t, `
-insert into jobs (queue, kind, state, finalized_at, discard_reason, class, tags)
-select 'q', case when n > 3000 or n = 1 then 'rare' else 'frequent' end, 'discarded', now() - n / 2 * interval '1 s', 'panic', 'panic', '{t}' from generate_series(1, 3025) n`)
+insert into jobs (id, queue, kind, state, finalized_at, discard_reason, class, tags)
+select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'q', case when n > 3000 or n = 1 then 'rare' else 'frequent' end, 'discarded', now() - n / 2 * interval '1 s', 'panic', 'panic', '{t}' from generate_series(1, 3025) n`)
 	want := db.idsOf(t, `select id from jobs where kind = 'rare' order by finalized_at desc, id desc`)
 	for _, filter := range []Filter{{State: Discarded, Kind: "rare"}, {Reason: ReasonPanic, Kind: "rare", Queue: "q"}, {State: Discarded, Kind: "rare", Tags: []string{"t"}}} {
 		var got []string
@@ -264,7 +264,7 @@ func TestGetReadsOneRowWhateverThePlan(t *testing.T) {
 		c.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
 		c.ConnConfig.RuntimeParams["enable_seqscan"] = "off"
 	})
-	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, 20000)`)
+	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k' from generate_series(1, 20000) n`)
 	var plan []string
 	rows, err := pool.Query(t.Context(), `explain `+sqlGet, db.enqueue(t, letter{}, nil))
 	if err == nil {
@@ -534,7 +534,7 @@ func TestDeleteManyByTheEnd(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	old := "now() - interval '2 days'"
-	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select drover_ulid(), 'old', 'completed', `+old+` from generate_series(1, 1100)`)
+	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'old', 'completed', `+old+` from generate_series(1, 1100) n`)
 	db.put(t, "id, state, finalized_at", "'7ZZZZZZZZZZZZZZZZZZZZZZZZZ', 'completed', "+old) // a clock that is ahead, or an id that is no time
 	db.put(t, "id, state, finalized_at", "repeat('z', 26), 'completed', "+old)
 	db.put(t, "id, state, finalized_at", "repeat('~', 26), 'completed', "+old)

@@ -136,10 +136,10 @@ func TestSnapshotIsBounded(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, queue) select 'k', 'deep' from generate_series(1, 40000)`)
-	db.exec(t, `insert into jobs (kind, queue, state, scheduled_at) select 'k', 'deep', 'scheduled', now() + interval '1 h' from generate_series(1, 20000)`)
+	db.exec(t, `insert into jobs (id, kind, queue) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'deep' from generate_series(1, 40000) n`)
+	db.exec(t, `insert into jobs (id, kind, queue, state, scheduled_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'deep', 'scheduled', now() + interval '1 h' from generate_series(1, 20000) n`)
 	db.exec(t, `insert into jobs (kind, queue, crashes) values ('k', 'deep', 1)`)
-	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'dead', 'discarded', now(), 'panic' from generate_series(1, 20000)`)
+	db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'dead', 'discarded', now(), 'panic' from generate_series(1, 20000) n`)
 	db.exec(t, `insert into jobs (kind, queue) select 'k', 'dead' from generate_series(1, $1)`, snapshotJobs-1)
 	db.exec(t, `insert into jobs (kind, queue) values ('k', 'small')`)
 	s := db.snapshot(t)
@@ -373,8 +373,8 @@ func TestCostOfASnapshot(t *testing.T) {
 	} {
 		db := newQuietDB(t)
 		db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-		db.exec(t, `insert into jobs (kind, queue, scheduled_at, priority) select 'k', 'q' || i % 4, `+test.due+`, `+test.priority+` from generate_series(1, 60000) i`)
-		db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'q' || i % 4, 'discarded', now(), 'panic' from generate_series(1, 10000) i`)
+		db.exec(t, `insert into jobs (id, kind, queue, scheduled_at, priority) select (select left(drover_ulid(), 10)) || lpad(i::text, 16, '0'), 'k', 'q' || i % 4, `+test.due+`, `+test.priority+` from generate_series(1, 60000) i`)
+		db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(i::text, 16, '0'), 'k', 'q' || i % 4, 'discarded', now(), 'panic' from generate_series(1, 10000) i`)
 		least, best := math.MaxInt, ""
 		bound := 4*test.most + 2*snapshotSample
 		// Transactions of other tests keep the vacuum from marking pages as visible to all, and changes of their schemas make

@@ -262,7 +262,7 @@ func TestVerbsOverManyGiveUpWhereAllAreRefused(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newTestDB(t)
-	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, 2500)`)
+	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k' from generate_series(1, 2500) n`)
 	db.refusing(t, "update", db.idsOf(t, `select id from jobs`)...)
 	done, err := db.client.CancelMany(t.Context(), Filter{All: true}, Audit{})
 	if err == nil || !strings.Contains(err.Error(), "the first 1000 are all refused") || done.Changed != 0 || len(done.Refused) != maxRefusals {

@@ -15,8 +15,8 @@ import (
 
 const manyJobsSQL = `
 alter table jobs set (autovacuum_enabled = off); -- its reads would be counted, too
-insert into jobs (kind, queue, state, scheduled_at, finalized_at)
-select 'k' || n % 5, 'q' || n % 3, s, now() - n * interval '1 ms', case when s = 'completed' then now() end
+insert into jobs (id, kind, queue, state, scheduled_at, finalized_at)
+select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k' || n % 5, 'q' || n % 3, s, now() - n * interval '1 ms', case when s = 'completed' then now() end
 from (select n, (array['available', 'completed'])[1 + n % 2] as s from generate_series(1, 50000) n) j;
 insert into jobs (kind, queue, state, scheduled_at, finalized_at, discard_reason, class, fingerprint)
 select 'k' || n % 5, 'q' || n % 3, 'discarded', now(), now(), 'panic', 'panic', '` + groupID + `' from generate_series(1, 1000) n;

@@ -77,7 +77,7 @@ func TestPrioritiesFirstThenOldestFirst(t *testing.T) {
 		want = append(want, byPriority[p]...)
 	}
 	// A million jobs of the first priority that are not due yet would stand in the way of a claim by priority alone.
-	db.exec(t, `insert into jobs (kind, priority, scheduled_at, state) select 'job', 1, now() + interval '1 h', 'scheduled' from generate_series(1, 2000)`)
+	db.exec(t, `insert into jobs (id, kind, priority, scheduled_at, state) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', 1, now() + interval '1 h', 'scheduled' from generate_series(1, 2000) n`)
 	got := make(chan string, 90)
 	db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, Workers: handling(func(_ context.Context, j *drover.Job, _ int) error {
 		got <- j.ID
@@ -160,7 +160,7 @@ func TestBusyQueueLeavesRoomInAClaim(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "a", Concurrency: 2500}, {Name: "b", Concurrency: 5}}})
-	db.exec(t, `insert into jobs (kind, queue) select 'job', 'a' from generate_series(1, 2500)`)
+	db.exec(t, `insert into jobs (id, kind, queue) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', 'a' from generate_series(1, 2500) n`)
 	db.exec(t, `insert into jobs (kind, queue) select 'job', 'b' from generate_series(1, 5)`)
 	n := map[string]int{}
 	for _, r := range s.claim(t) {
@@ -205,8 +205,8 @@ func TestUnknownKindsDoNotHoldUpKnownOnes(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, scheduled_at, priority) select 'unknown', now() - interval '1 h', 1 from generate_series(1, 12000)`)
-	db.exec(t, `insert into jobs (kind, scheduled_at) select 'unknown', now() - interval '1 h' from generate_series(1, 12000)`)
+	db.exec(t, `insert into jobs (id, kind, scheduled_at, priority) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'unknown', now() - interval '1 h', 1 from generate_series(1, 12000) n`)
+	db.exec(t, `insert into jobs (id, kind, scheduled_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'unknown', now() - interval '1 h' from generate_series(1, 12000) n`)
 	s := db.stopped(t, drover.SupervisorConfig{})
 	for range 3 {
 		id := db.enqueue(t, job{}, nil)

@@ -479,7 +479,7 @@ func TestMemoryOfManyJobsInFlight(t *testing.T) {
 	p := db.spawn(t, processSpec{Concurrency: 2000, Lease: 30 * time.Second})
 	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_supervisors`)
 	before := p.rss(t)
-	db.exec(t, `insert into jobs (kind, args) select 'errand', jsonb_build_object('do', 'block', 'text', repeat(md5(n::text), 32)) from generate_series(1, 2000) as n`)
+	db.exec(t, `insert into jobs (id, kind, args) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'errand', jsonb_build_object('do', 'block', 'text', repeat(md5(n::text), 32)) from generate_series(1, 2000) as n`)
 	eventually(t, func() bool { return p.said("started") == 2000 })
 	if grown := p.rss(t) - before; grown > 60<<20 && !tier.Race() {
 		t.Errorf("2,000 jobs in flight took %d MiB", grown>>20)

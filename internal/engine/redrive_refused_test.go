@@ -292,8 +292,8 @@ func TestRedriveWithASelectiveFilterMarksInSteps(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	v := newVirtual(t)
-	v.exec(t, `insert into jobs (kind, state, finalized_at, discard_reason, errors, errors_total)
-		select 'job', 'discarded', now() - interval '1 day' + n * interval '1 ms', 'attempts_exhausted',
+	v.exec(t, `insert into jobs (id, kind, state, finalized_at, discard_reason, errors, errors_total)
+		select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', 'discarded', now() - interval '1 day' + n * interval '1 ms', 'attempts_exhausted',
 			jsonb_build_array(jsonb_build_object('class', 'error', 'error', case when n > 29990 then 'needle' else 'hay' end)), 1 from generate_series(1, 30000) n`)
 	v.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'other', 'second', 'discarded', now() - interval '2 days', 'operator' from generate_series(1, 20)`)
 	v.exec(t, `analyze jobs`)

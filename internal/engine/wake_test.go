@@ -798,7 +798,7 @@ func TestHeldSnapshotDelaysNoLateCommit(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	db.hold(t, snapshot)
-	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 30000)`)
+	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job' from generate_series(1, 30000) n`)
 	db.exec(t, `delete from jobs`)
 	const n = 300
 	var mu sync.Mutex

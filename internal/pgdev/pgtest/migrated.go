@@ -104,7 +104,7 @@ func (s *schema) reset() bool {
 	}
 	good, err := upsql.Reset(ctx, s.conn, s.name, s.note)
 	if err == nil && !good {
-		if err = s.mend(ctx); err == nil {
+		if err = s.repair(ctx); err == nil {
 			good, err = upsql.Reset(ctx, s.conn, s.name, s.note)
 		}
 	}

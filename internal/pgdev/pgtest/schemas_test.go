@@ -63,7 +63,7 @@ func TestMigratedSchemasAreUsedAgain(t *testing.T) { //nolint:paralleltest // se
 	}
 }
 
-// What a test adds to its schema is gone in the next test, and so are statistics: they would influence its plans.
+// The additions of a test to its schema are gone in the next test, and so are statistics: they would influence its plans.
 func TestAdditionsToASchemaAreRemoved(t *testing.T) { //nolint:paralleltest // as above
 	additions := []string{
 		`create table effects (id bigint generated always as identity primary key, job text references jobs, at date not null default now())`,

@@ -13,11 +13,11 @@ func objects(ctx context.Context, conn *pgx.Conn, schema string) ([]string, erro
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// mend removes what a test has added to the schema: functions, tables, indexes, constraints, triggers, policies and the
+// repair removes what a test has added to the schema: functions, tables, indexes, constraints, triggers, policies and the
 // statistics of analyze. The caller checks afterwards whether the schema is like a new one. It is not if the test has changed or
-// dropped something. To mend a schema takes a tenth of the time in which a new one is made.
-func (s *schema) mend(ctx context.Context) error {
-	rows, _ := s.conn.Query(ctx, sqlMend, s.name, s.objects)
+// dropped something. To repair a schema takes a tenth of the time in which a new one is made.
+func (s *schema) repair(ctx context.Context) error {
+	rows, _ := s.conn.Query(ctx, sqlRepair, s.name, s.objects)
 	statements, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return err
@@ -43,8 +43,8 @@ union all select 'pg_constraint'::regclass, oid, conrelid from pg_constraint whe
 union all select 'pg_trigger'::regclass, oid, tgrelid from pg_trigger where tgrelid in (select oid from relations) and not tgisinternal
 union all select 'pg_policy'::regclass, oid, polrelid from pg_policy where polrelid in (select oid from relations)`
 
-// sqlMend returns statements that drop the objects of schema $1 that are not in $2. The parts of a new table go with it.
-const sqlMend = `
+// sqlRepair returns statements that drop the objects of schema $1 that are not in $2. The parts of a new table go with it.
+const sqlRepair = `
 select case classid
 	when 'pg_constraint'::regclass then (select format('alter table %s drop constraint if exists %I cascade', relation::regclass, conname) from pg_constraint n where n.oid = objid)
 	when 'pg_trigger'::regclass then (select format('drop trigger if exists %I on %s cascade', tgname, relation::regclass) from pg_trigger t where t.oid = objid)
