@@ -78,7 +78,7 @@ func TestMigrateMendsARenamedSchema(t *testing.T) {
 	sh.exec(t, `alter schema `+name+` rename to `+name+`_2`)
 	renamed := &shell{pool: sh.pool, flags: []string{"--url", pgtest.URL(t), "--schema", name + "_2"}}
 	renamed.run(t, "stats").ends(t, 1, "renamed", "drover migrate up", name+"_2")
-	renamed.run(t, "migrate", "up").ok(t).says(t, "mended")
+	renamed.run(t, "migrate", "up").ok(t).says(t, "repaired")
 	renamed.run(t, "migrate", "up").ok(t).says(t, "nothing to do")
 	renamed.run(t, "stats").ok(t)
 	sh.exec(t, `alter schema `+name+`_2 rename to `+name)
