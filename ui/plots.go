@@ -77,6 +77,33 @@ func hourly(g drover.FailureGroup) plot {
 	return plotOf(fmt.Sprintf("Failed runs, each hour of a day: %s in all, at most %s in an hour", figure(sum), figure(most(values))), values, values)
 }
 
+// course is what became of a redrive's jobs over time.
+type course struct {
+	Due, Done  plot
+	Each       string // the length of a step
+	Fast, Ends string // the most of a step, by the second
+}
+
+const courseSteps = 60 // a short redrive leaves the rest empty
+
+// courseOf draws how many jobs became due and ended; nil if none became due.
+func courseOf(steps []drover.RedriveStep) *course {
+	if len(steps) == 0 {
+		return nil
+	}
+	seconds := steps[0].Seconds
+	due, done, bad := make([]float64, max(len(steps), courseSteps)), make([]float64, max(len(steps), courseSteps)), make([]float64, max(len(steps), courseSteps))
+	again := int64(0)
+	for i, s := range steps {
+		due[i], done[i], bad[i] = float64(s.Due)/seconds, float64(s.Completed+s.Discarded)/seconds, float64(s.Discarded)/seconds
+		again += s.Discarded
+	}
+	c := &course{Each: span(time.Duration(seconds) * time.Second), Fast: figure(most(due)), Ends: figure(most(done))}
+	c.Due = plotOf(fmt.Sprintf("Jobs that became due, a bar for each %s: at most %s a second", c.Each, c.Fast), due, nil)
+	c.Done = plotOf(fmt.Sprintf("Jobs that ended, a bar for each %s: at most %s a second, %s discarded again", c.Each, c.Ends, number(again)), done, bad)
+	return c
+}
+
 func most(values []float64) float64 {
 	if len(values) == 0 {
 		return 0
