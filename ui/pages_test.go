@@ -155,6 +155,16 @@ func TestPlots(t *testing.T) {
 	get(t, h, "/failures").ok(t, "Failed runs, each hour of a day: 10 in all, at most 7 in an hour")
 	get(t, h, "/failure?id="+groupID).ok(t, "Failed runs, each hour of a day: 10 in all, at most 7 in an hour")
 
+	// A sample of a minute without due jobs is the lowest bar, and a minute without a sample is none.
+	if _, err := pool.Exec(t.Context(), `insert into drover_activity (at, seconds, queue, supervisor, started, waited, completed, failed, discarded, due, retrying)
+		select date_trunc('minute', now()) - n * interval '1 min' + interval '1 s', 60, 'payments', '', 0, 0, 0, 0, 0, case n when 40 then 10000 when 3 then 0 else 2500 end, 1 from unnest('{40,20,3}'::int[]) n`); err != nil {
+		t.Fatal(err)
+	}
+	const depth = `aria-label="Jobs that were due and did not run, each minute of an hour: at most 10,000&#43;, 0 lately; 54 minutes are not known"><path d="M21.5 20v-20.0M22.5 20v-20.0M41.5 20v-5.0M42.5 20v-5.0M58.5 20v-0.5M59.5 20v-0.5"/>`
+	get(t, h, "/").ok(t, depth)
+	get(t, h, "/queue?name=payments").ok(t, depth)
+	get(t, h, "/api/activity?queue=payments").ok(t, `"due":10000,"retrying":1`)
+
 	// Without what ran, the rest is shown.
 	tx, err := pool.Begin(t.Context())
 	if err != nil {

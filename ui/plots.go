@@ -22,7 +22,11 @@ const plotHeight = 20
 
 // plotOf draws a bar for each value; bad, if it is not nil, has the part of each. The highest bar fills the height.
 func plotOf(label string, values, bad []float64) plot {
-	top := most(values)
+	return plotUpTo(most(values), label, values, bad)
+}
+
+// plotUpTo is plotOf with the value that fills the height.
+func plotUpTo(top float64, label string, values, bad []float64) plot {
 	draw := func(values []float64) string {
 		var path strings.Builder
 		for i, v := range values {
@@ -40,7 +44,8 @@ const lately = 5
 
 // ran is what ran in a queue within an hour.
 type ran struct {
-	Runs, Failed, Waited         plot
+	Depth, Runs, Failed, Waited  plot
+	Due                          string // when it was sampled last, within the last minutes
 	PerMinute, FailedPart, Waits string // in the last minutes
 }
 
@@ -64,7 +69,39 @@ func ranOf(a *drover.QueueActivity) *ran {
 	r.Runs = plotOf(fmt.Sprintf("Runs that ended, each minute of an hour: at most %s, %s lately", figure(most(ends)), r.PerMinute), ends, failed)
 	r.Failed = plotOf(fmt.Sprintf("The part of them that failed: at most %s %%, %s lately", figure(100*most(parts)), r.FailedPart), parts, parts)
 	r.Waited = plotOf(fmt.Sprintf("How long jobs had been due when they started, on average: at most %s, %s lately", millis(most(waits)), r.Waits), waits, nil)
+	r.depth(a)
 	return r
+}
+
+const mostSampled = 10_000 // a sample counts no more
+
+// depth draws how many jobs waited. A minute without a sample is a gap, and a minute in which none waited has the lowest bar.
+func (r *ran) depth(a *drover.QueueActivity) {
+	values, top := make([]float64, len(a.Minutes)), 0.0
+	r.Due = "–"
+	say := func(n float64) string {
+		if n >= mostSampled {
+			return number(mostSampled) + "+"
+		}
+		return figure(n)
+	}
+	gaps := 0
+	for i, m := range a.Minutes {
+		if m.Due == nil {
+			gaps++
+			continue
+		}
+		n := float64(*m.Due)
+		values[i], top = max(n, 1e-6), max(top, n)
+		if i >= len(a.Minutes)-lately {
+			r.Due = say(n)
+		}
+	}
+	label := fmt.Sprintf("Jobs that were due and did not run, each minute of an hour: at most %s, %s lately", say(top), r.Due)
+	if gaps > 0 {
+		label += fmt.Sprintf("; %d minutes are not known", gaps)
+	}
+	r.Depth = plotUpTo(max(top, 1), label, values, nil)
 }
 
 // hourly draws the failed runs of a day.
