@@ -133,21 +133,22 @@ type Redrive struct {
 
 	CanaryFailures int `json:"canary_failures,omitempty"`
 
-	Matched    int64        `json:"matched"`           // jobs it holds or has held, without Skipped
-	Released   int64        `json:"released"`          // jobs it made due
-	Skipped    int64        `json:"skipped"`           // jobs it left as they were
-	Unkeyed    int64        `json:"unkeyed,omitempty"` // jobs of Matched without a key; PerKey does not cap them
-	Skips      []SkippedJob `json:"skips,omitempty"`   // the first 1,000
-	By         string       `json:"by"`
-	Why        string       `json:"why,omitempty"`
-	ChangedBy  string       `json:"changed_by,omitempty"` // the last to pause, resume or abort it; "drover" if canaries failed
-	ChangedWhy string       `json:"changed_why,omitempty"`
-	ChangedAt  *time.Time   `json:"changed_at,omitempty"`
-	Jobs       *RedriveJobs `json:"jobs,omitempty"` // its jobs by outcome; Client.Redrive sets it, Redrives does not
-	Note       string       `json:"note,omitempty"` // why it was aborted; or "held up: " and the error that it meets now
-	CreatedAt  time.Time    `json:"created_at"`
-	FinishedAt *time.Time   `json:"finished_at,omitempty"`
-	Seen       string       `json:"seen"` // changes when somebody pauses, resumes or aborts it: see Audit.Seen
+	Matched    int64         `json:"matched"`           // jobs it holds or has held, without Skipped
+	Released   int64         `json:"released"`          // jobs it made due
+	Skipped    int64         `json:"skipped"`           // jobs it left as they were
+	Unkeyed    int64         `json:"unkeyed,omitempty"` // jobs of Matched without a key; PerKey does not cap them
+	Skips      []SkippedJob  `json:"skips,omitempty"`   // the first 1,000
+	By         string        `json:"by"`
+	Why        string        `json:"why,omitempty"`
+	ChangedBy  string        `json:"changed_by,omitempty"` // the last to pause, resume or abort it; "drover" if canaries failed
+	ChangedWhy string        `json:"changed_why,omitempty"`
+	ChangedAt  *time.Time    `json:"changed_at,omitempty"`
+	Jobs       *RedriveJobs  `json:"jobs,omitempty"`   // its jobs by outcome; Client.Redrive sets it, Redrives does not
+	Course     []RedriveStep `json:"course,omitempty"` // its jobs over time; Client.Redrive sets it, Redrives does not
+	Note       string        `json:"note,omitempty"`   // why it was aborted; or "held up: " and the error that it meets now
+	CreatedAt  time.Time     `json:"created_at"`
+	FinishedAt *time.Time    `json:"finished_at,omitempty"`
+	Seen       string        `json:"seen"` // changes when somebody pauses, resumes or aborts it: see Audit.Seen
 
 	// Unreadable names the parts of the row that cannot be shown as they are, Filter or Skips, and why. Each of these
 	// parts is zero here. The cause is that somebody has changed the row by hand. Empty: the whole row was read.
@@ -167,6 +168,18 @@ type RedriveJobs struct {
 	Cancelled int64 `json:"cancelled"`      // cancelled since
 	Left      int64 `json:"left"`           // left as they were: skipped, or the redrive was aborted before their turn
 	More      bool  `json:"more,omitempty"` // the redrive has more jobs than were counted
+}
+
+// RedriveStep is how many jobs of a redrive became due in some seconds, and how many ended. The steps have the same length and
+// follow each other, at most 61 of them. The first begins when the first job became due. The last is over when 95 % of the
+// jobs that have ended had ended. Jobs that RedriveJobs does not count are missing. A job that was parked counts as
+// due when its last run became due.
+type RedriveStep struct {
+	At        time.Time `json:"at"`        // its beginning
+	Seconds   float64   `json:"seconds"`   // its length, at least 1
+	Due       int64     `json:"due"`       // jobs that became due
+	Completed int64     `json:"completed"` // jobs that completed
+	Discarded int64     `json:"discarded"` // jobs that were discarded again
 }
 
 // SkippedJob is a job that a redrive left as it was.
@@ -248,7 +261,7 @@ func planError(err error) error {
 	return err
 }
 
-// Redrive reads one redrive, and counts what became of its jobs. Errors: ErrNotFound.
+// Redrive reads one redrive, counts what became of its jobs, and when. Errors: ErrNotFound.
 func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get redrive %q: %w", id, ErrNotFound)
@@ -256,6 +269,9 @@ func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	r, err := c.desk.getRedrive(ctx, id)
 	if err == nil {
 		r.Jobs, err = c.desk.redriveJobs(ctx, id)
+	}
+	if err == nil {
+		r.Course, err = c.desk.redriveCourse(ctx, id)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get redrive %s: %w", id, err)
@@ -421,6 +437,35 @@ func (s *desk) redriveJobs(ctx context.Context, id string) (*RedriveJobs, error)
 		return nil, err
 	}
 	return counts[0], nil
+}
+
+// sqlRedriveCourse reads the jobs of sqlRedriveJobs. Release writes redriven_at, the time at which the job became due, but not
+// to a job that was parked. A job that was not released has an older time there, or none.
+const sqlRedriveCourse = `
+with j as materialized (
+	select due, state, case when finalized_at between due and now() + interval '1 min' then finalized_at end as ended
+	from (select created_at as began from drover_redrives where id = $1) r
+	cross join (select state, redriven_at, scheduled_at, attempted_at, finalized_at from jobs where redrive_id = $1 limit $2) j
+	cross join lateral (select case
+		when redriven_at between began and now() + interval '1 min' then redriven_at
+		when state <> 'parked' and scheduled_at between began and now() and (finalized_at is null or attempted_at >= began) then scheduled_at end as due) d
+	where due is not null
+), span as (
+	select since, until, coalesce((select min(w) from unnest('{1,2,5,10,15,30,60,120,300,600,900,1800,3600,7200,14400,43200,86400}'::float8[]) w where w * 60 >= length), ceil(length / 60)) as step
+	from (select min(due) as since, greatest(max(due), percentile_disc(0.95) within group (order by ended)) as until from j) s
+	cross join lateral (select extract(epoch from until - since)::float8 as length) l
+	where since is not null
+), counted as (
+	select floor(extract(epoch from at - since) / step)::int as n, count(*) filter (where what = 'due') as due,
+		count(*) filter (where what = 'completed') as completed, count(*) filter (where what = 'discarded') as discarded
+	from span cross join (select due as at, 'due' as what from j union all select ended, state from j where ended is not null) e
+	where at <= until group by 1
+)
+select since + n * step * interval '1 s', step, coalesce(due, 0), coalesce(completed, 0), coalesce(discarded, 0)
+from span cross join lateral generate_series(0, floor(extract(epoch from until - since) / step)::int) as n left join counted using (n) order by n`
+
+func (s *desk) redriveCourse(ctx context.Context, id string) ([]RedriveStep, error) {
+	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[RedriveStep], sqlRedriveCourse, id, mostRedriveJobs)
 }
 
 func (s *desk) listRedrives(ctx context.Context, limit int) ([]Redrive, error) {

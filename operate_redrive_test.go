@@ -809,3 +809,47 @@ func TestOddRowsOfRedrives(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
+
+// The course of a redrive has what became due and what ended, in steps whose length follows the redrive's. It reads a bounded
+// number of jobs.
+func TestRedriveCourse(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const id = "01KAJ4Y8Q3N6T0V5B7C9D1E2RE"
+	db.exec(t, `insert into drover_redrives (id, filter, rate, state, matched, started_by, created_at) values ('`+id+`', '{"queue": "q"}', 1, 'running', 12, 'ada', now() - interval '1 h')`)
+	if r := okay(db.client.Redrive(t.Context(), id)); len(r.Course) != 0 {
+		t.Errorf("a redrive without jobs has a course: %+v", r.Course)
+	}
+	at := func(s string) string { return `(select created_at from drover_redrives) + ` + s + ` * interval '1 s'` }
+	db.exec(t, `insert into jobs (kind, queue, redrive_id, state, redriven_at, attempted_at, finalized_at, discard_reason)
+		select 'k', 'q', '`+id+`', case when n % 5 = 0 then 'discarded' else 'completed' end, `+at(`(10 + n / 2)`)+`, `+at(`(12 + n / 2)`)+`, `+at(`(12.5 + n / 2)`)+`, case when n % 5 = 0 then 'panic' end from generate_series(0, 9) n`)
+	db.exec(t, `insert into jobs (kind, queue, redrive_id, state, finalized_at, discard_reason, redriven_at, paced_at) select 'k', 'q', '`+id+`', 'discarded', `+at(`-60`)+`, 'panic', `+at(`-90`)+`, `+at(`-60`))     // held, from an earlier redrive
+	db.exec(t, `insert into jobs (kind, queue, redrive_id, state, scheduled_at, attempted_at, finalized_at, created_at) select 'k', 'q', '`+id+`', 'completed', `+at(`15`)+`, `+at(`15`)+`, `+at(`16`)+`, `+at(`-90`)) // was parked
+	text := func() (all string) {
+		r := okay(db.client.Redrive(t.Context(), id))
+		for _, s := range r.Course {
+			all += fmt.Sprintf("%v+%v: %d %d %d, ", s.At.Sub(r.CreatedAt), s.Seconds, s.Due, s.Completed, s.Discarded)
+		}
+		return all
+	}
+	if got, want := text(), "10s+1: 2 0 0, 11s+1: 2 0 0, 12s+1: 2 1 1, 13s+1: 2 2 0, 14s+1: 2 1 1, 15s+1: 1 2 0, 16s+1: 0 3 0, "; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	db.exec(t, `insert into jobs (kind, queue, redrive_id, state, redriven_at, scheduled_at) select 'k', 'q', '`+id+`', 'available', `+at(`(10 + n * 0.1)`)+`, now() from generate_series(0, 2399) n`)
+	if r := okay(db.client.Redrive(t.Context(), id)); len(r.Course) != 48 || r.Course[0].Seconds != 5 || r.Course[47].Due != 50 {
+		t.Errorf("of four minutes: %d steps, %+v", len(r.Course), r.Course)
+	}
+
+	db.exec(t, `insert into jobs (kind, queue, redrive_id, state, redriven_at, finalized_at) select 'k', 'q', '`+id+`', 'completed', now(), now() from generate_series(1, 20000)`)
+	db.exec(t, `vacuum analyze jobs`)
+	due := int64(0)
+	for _, s := range okay(db.client.Redrive(t.Context(), id)).Course {
+		due += s.Due
+	}
+	if due == 0 || due > mostRedriveJobs {
+		t.Errorf("%d jobs were looked at", due)
+	}
+	if n, scans := db.planner(t).buffersOf(t, strings.NewReplacer("$1", "'"+id+"'", "$2", "1000").Replace(sqlRedriveCourse)); n > 1100 || scans != 0 {
+		t.Errorf("a thousand jobs cost %d buffers, the table was read %d times", n, scans)
+	}
+}

@@ -300,10 +300,16 @@ type ActivityMinute struct {
 	Completed float64   `json:"completed"` // runs
 	Failed    float64   `json:"failed"`    // runs whose jobs are retried or parked
 	Discarded float64   `json:"discarded"` // runs whose jobs were discarded, and jobs that expired
+
+	// Due is how many jobs were due and did not run at one moment of the minute, or of the minute before if it has no
+	// sample. Retrying is how many waited for a retry. Both count at most 10,000. Nil: there is no sample, because the queue was
+	// paused, no supervisor served it, or its supervisors were older.
+	Due      *int64 `json:"due,omitempty"`
+	Retrying *int64 `json:"retrying,omitempty"`
 }
 
 // Activity returns how many jobs ran in the last hour, in these queues, or in all if none is named: at most 1,000, by
-// name. A queue in which nothing ran is left out. The hour ends one to two minutes ago, because each supervisor writes
+// name, and how many jobs waited. A queue in which nothing ran and that nobody served is left out. The hour ends one to two minutes ago, because each supervisor writes
 // its counts once a minute. The counts of the last minute of a process that died are missing. It reads a row for each supervisor,
 // queue and minute, and no jobs. Errors: ErrNotMigrated.
 func (c *Client) Activity(ctx context.Context, queues ...string) ([]QueueActivity, error) {
@@ -312,7 +318,7 @@ func (c *Client) Activity(ctx context.Context, queues ...string) ([]QueueActivit
 		ActivityMinute
 	}
 	rows, err := pg.ReadAll(ctx, c.desk.pool, func(row pgx.CollectableRow) (m minute, err error) {
-		return m, row.Scan(&m.Queue, &m.At, &m.Started, &m.WaitMS, &m.Completed, &m.Failed, &m.Discarded)
+		return m, row.Scan(&m.Queue, &m.At, &m.Started, &m.WaitMS, &m.Completed, &m.Failed, &m.Discarded, &m.Due, &m.Retrying)
 	}, sqlActivity, queues, snapshotQueues)
 	if err != nil {
 		return nil, fmt.Errorf("read how many jobs ran: %w", err)
@@ -335,7 +341,7 @@ with hour as (
 	select floor(date_part('epoch', now()) / 60)::int - 61 as first, floor(date_part('epoch', now()) / 60)::int - 2 as last
 ), noted as not materialized (
 	select a.*, date_part('epoch', a.at) as until from drover_activity a
-	where a.at > (select to_timestamp(first * 60) from hour) and (cardinality($1::text[]) is null or cardinality($1::text[]) = 0 or a.queue = any($1))
+	where a.at > (select to_timestamp((first - 1) * 60) from hour) and (cardinality($1::text[]) is null or cardinality($1::text[]) = 0 or a.queue = any($1))
 ), usual as (
 	select queue, ended, sum(started) as started, sum(waited) as waited, sum(completed) as completed, sum(failed) as failed, sum(discarded) as discarded,
 		sum(started * late) as started_late, sum(waited * late) as waited_late, sum(completed * late) as completed_late, sum(failed * late) as failed_late, sum(discarded * late) as discarded_late
@@ -353,13 +359,16 @@ with hour as (
 ), counted as (
 	select queue, minute, sum(started) as started, sum(waited) as waited, sum(completed) as completed, sum(failed) as failed, sum(discarded) as discarded
 	from spread where minute between (select first from hour) and (select last from hour) and started + completed + failed + discarded > 0 group by queue, minute
+), sampled as materialized (
+	select queue, floor(until / 60)::int + late as minute, late, due, retrying from told cross join generate_series(0, 1) as late where due is not null
 ), named as (
-	select distinct queue from counted order by queue limit $2
+	select queue from counted union select queue from sampled where minute between (select first from hour) and (select last from hour) order by queue limit $2
 )
 select n.queue, to_timestamp(minute * 60), coalesce(round(c.started::numeric, 3), 0)::float8, coalesce(round((c.waited / nullif(c.started, 0) * 1000)::numeric, 3), 0)::float8,
-	coalesce(round(c.completed::numeric, 3), 0)::float8, coalesce(round(c.failed::numeric, 3), 0)::float8, coalesce(round(c.discarded::numeric, 3), 0)::float8
+	coalesce(round(c.completed::numeric, 3), 0)::float8, coalesce(round(c.failed::numeric, 3), 0)::float8, coalesce(round(c.discarded::numeric, 3), 0)::float8, d.due, d.retrying
 from hour cross join named n cross join lateral generate_series(first, last) as minute
 left join counted c using (queue, minute)
+left join (select distinct on (queue, minute) queue, minute, due, retrying from sampled order by queue, minute, late) d using (queue, minute)
 order by n.queue, minute`
 
 // SupervisorState is whether a supervisor works.

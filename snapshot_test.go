@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"math"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -495,6 +497,63 @@ func TestActivityBySpread(t *testing.T) {
 	}
 }
 
+// Of the supervisors that serve a queue, the first in each minute samples how many of its jobs are due and do not run. A
+// paused queue has no sample. The sample counts at most 10,000 jobs, and reads no more by index.
+func TestDepthIsSampledOnce(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, queue, state, scheduled_at, priority, claimed_by, errors_total, attempt, claim_seq)
+		select 'k', 'q', state, now() + due * interval '1 h', 1 + n % 9, case when state = 'running' then 's' end, (state = 'retryable')::int, 1, 1
+		from (values ('available', -1, 20), ('running', -1, 7), ('retryable', -1, 3), ('retryable', 1, 5), ('scheduled', 1, 11)) v(state, due, many), generate_series(1, many) n`)
+	db.exec(t, `insert into jobs (kind, queue, state, scheduled_at) values ('k', 'q', 'parked', 'infinity'), ('k', 'paused', 'available', now())`)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at) select 'k', 'q', 'completed', now() from generate_series(1, 100)`)
+	db.exec(t, `select drover_pause('queue:paused', 'infinity', 'ada', '')`)
+	sample := `select drover_sample_depth('{q,idle,paused}')`
+	rows := func() string {
+		return value[string](t, db, `select coalesce(string_agg(format('%s: %s due, %s retrying', queue, due, retrying), ', ' order by queue, at), '') from drover_activity where supervisor = ''`)
+	}
+	const want = "idle: 0 due, 0 retrying, q: 23 due, 5 retrying"
+	var minute time.Time
+	clock := func() time.Time { return value[time.Time](t, db, `select date_trunc('minute', now())`) }
+	for !minute.Equal(clock()) { // again, if a minute of the clock ended meanwhile
+		minute = clock()
+		db.exec(t, `truncate drover_activity`)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() { db.exec(t, sample) })
+		}
+		all.Wait()
+	}
+	if got := rows(); got != want {
+		t.Errorf("after eight supervisors: %q, want %q", got, want)
+	}
+	db.exec(t, `update drover_activity set at = date_trunc('minute', now()) - interval '4 min 30 s'`)
+	list, err := db.client.Activity(t.Context())
+	if err != nil || len(list) != 2 || list[1].Queue != "q" {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	var known []string
+	for i, m := range list[1].Minutes {
+		if m.Due != nil {
+			known = append(known, fmt.Sprintf("%d min ago: %d, %d", 61-i, *m.Due, *m.Retrying))
+		}
+	}
+	if got := strings.Join(known, "; "); got != "5 min ago: 23, 5; 4 min ago: 23, 5" {
+		t.Errorf("read: %s", got)
+	}
+
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at) select 'k', 'q', now() - n * interval '1 ms' from generate_series(1, 30000) n`)
+	db.exec(t, `vacuum analyze jobs`)
+	if n, scans := db.planner(t).buffersOf(t, sample); n > 2*13_000 || scans != 0 {
+		t.Errorf("a sample costs %d buffers, and reads the table %d times", n, scans)
+	}
+	db.exec(t, `truncate drover_activity`)
+	db.exec(t, sample)
+	if got := rows(); got != "idle: 0 due, 0 retrying, q: 10000 due, 5 retrying" {
+		t.Errorf("of 30,023: %q", got)
+	}
+}
+
 // The runs of a queue are written after it was removed, also if it was added and removed between two writes, or was added
 // again meanwhile. Then the queue is forgotten.
 func TestActivityOfARemovedQueue(t *testing.T) {
@@ -517,7 +576,7 @@ func TestActivityOfARemovedQueue(t *testing.T) {
 	}
 	write := func() (rows string) {
 		s.engine.Activity.Write(t.Context())
-		rows = value[string](t, db, `select coalesce(string_agg(queue || ' ' || completed, ', ' order by queue), '') from drover_activity`)
+		rows = value[string](t, db, `select coalesce(string_agg(queue || ' ' || completed, ', ' order by queue), '') from drover_activity where supervisor <> ''`)
 		db.exec(t, `delete from drover_activity`)
 		return rows
 	}
@@ -557,7 +616,7 @@ func TestActivityThatCannotBeWritten(t *testing.T) {
 	}
 	write := func() (rows string) {
 		s.Activity.Write(t.Context())
-		return value[string](t, db, `select coalesce(string_agg(completed::text, ' ' order by at), '') from drover_activity`)
+		return value[string](t, db, `select coalesce(string_agg(completed::text, ' ' order by at), '') from drover_activity where supervisor <> ''`)
 	}
 	ran(2)
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not today'; end $$`)

@@ -29,7 +29,7 @@ func (s source) pages(w words) map[string]page {
 		"/failure":     {menu: "Failures", template: "failure.html", live: true, cost: 4, load: s.failure, acts: s.failureActs()},
 		"/start":       {menu: "Redrives", template: "start.html", load: s.start, acts: s.startActs()},
 		"/redrives":    {menu: "Redrives", template: "redrives.html", live: true, cost: 4, load: s.redrives},
-		"/redrive":     {menu: "Redrives", template: "redrive.html", live: true, cost: 8, load: s.redrive, acts: s.redriveActs()},
+		"/redrive":     {menu: "Redrives", template: "redrive.html", live: true, cost: 12, load: s.redrive, acts: s.redriveActs()},
 		"/periodic":    {menu: "Periodic", template: "periodic.html", live: true, cost: 4, load: s.periodic},
 		"/schedule":    {menu: "Periodic", template: "schedule.html", live: true, cost: 4, load: s.schedule, acts: s.scheduleActs()},
 		"/pauses":      {menu: "Pauses", template: "pauses.html", live: true, cost: 8, load: s.pausesPage, acts: s.pauseActsOfAll()},

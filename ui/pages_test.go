@@ -156,6 +156,16 @@ func TestPlots(t *testing.T) {
 	get(t, h, "/failures").ok(t, "Failed runs, each hour of a day: 10 in all, at most 7 in an hour")
 	get(t, h, "/failure?id="+groupID).ok(t, "Failed runs, each hour of a day: 10 in all, at most 7 in an hour")
 
+	// A sample of a minute without due jobs is the lowest bar, and a minute without a sample is none.
+	if _, err := pool.Exec(t.Context(), `insert into drover_activity (at, seconds, queue, supervisor, started, waited, completed, failed, discarded, due, retrying)
+		select date_trunc('minute', now()) - n * interval '1 min' + interval '1 s', 60, 'payments', '', 0, 0, 0, 0, 0, case n when 40 then 10000 when 3 then 0 else 2500 end, 1 from unnest('{40,20,3}'::int[]) n`); err != nil {
+		t.Fatal(err)
+	}
+	const depth = `aria-label="Jobs that were due and did not run, each minute of an hour: at most 10,000&#43;, 0 lately; 54 minutes are not known"><path d="M21.5 20v-20.0M22.5 20v-20.0M41.5 20v-5.0M42.5 20v-5.0M58.5 20v-0.5M59.5 20v-0.5"/>`
+	get(t, h, "/").ok(t, depth)
+	get(t, h, "/queue?name=payments").ok(t, depth)
+	get(t, h, "/api/activity?queue=payments").ok(t, `"due":10000,"retrying":1`)
+
 	// Without what ran, the rest is shown.
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
@@ -196,6 +206,20 @@ from (values ('completed', '', 3), ('cancelled', '', 1), ('discarded', '', 2), (
 		"5 go first; the redrive is aborted if more than 1 of them fail", "500 jobs", "at most 3 out together; the key is <code>customer.id</code> in the args", "by ada (the bank is back)")
 	get(t, h, "/api/redrive?id="+redriveID).ok(t, `"key_from":"customer.id"`, `"limit":500`, `"canary":5`, `"canary_failures":1`, `"jobs":{"held":4,"waiting":6,"running":7,"retrying":5,"completed":3,"discarded":2,"cancelled":1,"left":8}`)
 	get(t, h, "/api/redrives").ok(t).lacks(t, `"jobs":`)
+	get(t, h, "/redrive?id="+redriveID).lacks(t, "Its course") // none of the jobs says when it became due
+}
+
+// A redrive's course is two plots: jobs that became due, and jobs that ended.
+func TestPlotsOfARedrive(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{}, richSQL, `
+update drover_redrives set created_at = now() - interval '1 h';
+insert into jobs (kind, queue, redrive_id, state, redriven_at, finalized_at, discard_reason)
+select 'mail', 'q', '`+redriveID+`', case when n < 10 then 'discarded' else 'completed' end, now() - interval '30 min' + n / 10 * interval '1 s', now() - interval '29 min 57 s' + n / 20 * interval '1 s', case when n < 10 then 'panic' end from generate_series(0, 59) n`)
+	get(t, h, "/redrive?id="+redriveID).ok(t, `aria-label="Jobs that became due, a bar for each 1 s: at most 10 a second"><path d="M0.5 20v-20.0M1.5 20v-20.0M2.5 20v-20.0M3.5 20v-20.0M4.5 20v-20.0M5.5 20v-20.0"/><path class="bad" d=""/>`,
+		`viewBox="0 0 60 20"`, `aria-label="Jobs that ended, a bar for each 1 s: at most 20 a second, 10 discarded again"><path d="M3.5 20v-20.0M4.5 20v-20.0M5.5 20v-20.0"/><path class="bad" d="M3.5 20v-10.0"/>`)
+	get(t, h, "/api/redrive?id="+redriveID).ok(t, `"seconds":1,"due":10,"completed":10,"discarded":10}`)
+	get(t, h, "/api/redrives").ok(t).lacks(t, `"course":`)
 }
 
 // A role that may not read what ran, or a database that lacks the table, hides the plots and nothing else.

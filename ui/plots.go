@@ -22,7 +22,11 @@ const plotHeight = 20
 
 // plotOf draws a bar for each value; bad, if it is not nil, has the part of each. The highest bar fills the height.
 func plotOf(label string, values, bad []float64) plot {
-	top := most(values)
+	return plotUpTo(most(values), label, values, bad)
+}
+
+// plotUpTo is plotOf with the value that fills the height.
+func plotUpTo(top float64, label string, values, bad []float64) plot {
 	draw := func(values []float64) string {
 		var path strings.Builder
 		for i, v := range values {
@@ -40,7 +44,8 @@ const lately = 5
 
 // ran is what ran in a queue within an hour.
 type ran struct {
-	Runs, Failed, Waited         plot
+	Depth, Runs, Failed, Waited  plot
+	Due                          string // when it was sampled last, within the last minutes
 	PerMinute, FailedPart, Waits string // in the last minutes
 }
 
@@ -64,7 +69,39 @@ func ranOf(a *drover.QueueActivity) *ran {
 	r.Runs = plotOf(fmt.Sprintf("Runs that ended, each minute of an hour: at most %s, %s lately", figure(most(ends)), r.PerMinute), ends, failed)
 	r.Failed = plotOf(fmt.Sprintf("The part of them that failed: at most %s %%, %s lately", figure(100*most(parts)), r.FailedPart), parts, parts)
 	r.Waited = plotOf(fmt.Sprintf("How long jobs had been due when they started, on average: at most %s, %s lately", millis(most(waits)), r.Waits), waits, nil)
+	r.depth(a)
 	return r
+}
+
+const mostSampled = 10_000 // a sample counts no more
+
+// depth draws how many jobs waited. A minute without a sample is a gap, and a minute in which none waited has the lowest bar.
+func (r *ran) depth(a *drover.QueueActivity) {
+	values, top := make([]float64, len(a.Minutes)), 0.0
+	r.Due = "–"
+	say := func(n float64) string {
+		if n >= mostSampled {
+			return number(mostSampled) + "+"
+		}
+		return figure(n)
+	}
+	gaps := 0
+	for i, m := range a.Minutes {
+		if m.Due == nil {
+			gaps++
+			continue
+		}
+		n := float64(*m.Due)
+		values[i], top = max(n, 1e-6), max(top, n)
+		if i >= len(a.Minutes)-lately {
+			r.Due = say(n)
+		}
+	}
+	label := fmt.Sprintf("Jobs that were due and did not run, each minute of an hour: at most %s, %s lately", say(top), r.Due)
+	if gaps > 0 {
+		label += fmt.Sprintf("; %d minutes are not known", gaps)
+	}
+	r.Depth = plotUpTo(max(top, 1), label, values, nil)
 }
 
 // hourly draws the failed runs of a day.
@@ -75,6 +112,33 @@ func hourly(g drover.FailureGroup) plot {
 		sum += values[i]
 	}
 	return plotOf(fmt.Sprintf("Failed runs, each hour of a day: %s in all, at most %s in an hour", figure(sum), figure(most(values))), values, values)
+}
+
+// course is what became of a redrive's jobs over time.
+type course struct {
+	Due, Done  plot
+	Each       string // the length of a step
+	Fast, Ends string // the most of a step, by the second
+}
+
+const courseSteps = 60 // a short redrive leaves the rest empty
+
+// courseOf draws how many jobs became due and ended; nil if none became due.
+func courseOf(steps []drover.RedriveStep) *course {
+	if len(steps) == 0 {
+		return nil
+	}
+	seconds := steps[0].Seconds
+	due, done, bad := make([]float64, max(len(steps), courseSteps)), make([]float64, max(len(steps), courseSteps)), make([]float64, max(len(steps), courseSteps))
+	again := int64(0)
+	for i, s := range steps {
+		due[i], done[i], bad[i] = float64(s.Due)/seconds, float64(s.Completed+s.Discarded)/seconds, float64(s.Discarded)/seconds
+		again += s.Discarded
+	}
+	c := &course{Each: span(time.Duration(seconds) * time.Second), Fast: figure(most(due)), Ends: figure(most(done))}
+	c.Due = plotOf(fmt.Sprintf("Jobs that became due, a bar for each %s: at most %s a second", c.Each, c.Fast), due, nil)
+	c.Done = plotOf(fmt.Sprintf("Jobs that ended, a bar for each %s: at most %s a second, %s discarded again", c.Each, c.Ends, number(again)), done, bad)
+	return c
 }
 
 func most(values []float64) float64 {

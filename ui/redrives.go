@@ -19,6 +19,7 @@ type redriveData struct {
 	Left  string // the least time that it needs, "" if nothing is known
 	Shown []drover.SkippedJob
 	Runs  bool // it has not ended
+	Plots *course
 }
 
 const (
@@ -61,7 +62,7 @@ func (s source) redrive(ctx context.Context, q query) (*view, error) {
 }
 
 func progressOf(r *drover.Redrive) *redriveData {
-	d := &redriveData{Redrive: *r, Shown: r.Skips[:min(len(r.Skips), mostEntries)], Runs: goesOn(r)}
+	d := &redriveData{Redrive: *r, Shown: r.Skips[:min(len(r.Skips), mostEntries)], Runs: goesOn(r), Plots: courseOf(r.Course)}
 	if left := r.Matched - r.Released; left > 0 && r.Rate > 0 && r.State == drover.RedriveRunning && !r.Paused {
 		d.Left = span(time.Duration(min(float64(left)/r.Rate, 1e8)) * time.Second)
 	}

@@ -36,7 +36,7 @@ func (a *activity) run(ctx context.Context) {
 	}
 }
 
-// Write writes what the tallies gained. The supervisor that prunes also deletes rows that are too old. A removed queue is
+// Write writes what the tallies gained, and samples how many jobs wait. The supervisor that prunes also deletes rows that are too old. A removed queue is
 // written until a minute in which none of its jobs ran.
 func (a *activity) Write(base context.Context) {
 	now, id := a.Now(), a.Lease.Load().ID
@@ -49,10 +49,14 @@ func (a *activity) Write(base context.Context) {
 		}
 	}
 	gains := slices.Collect(maps.Values(byName))
-	if prunes := a.Prunes.Load(); len(gains) > 0 || prunes {
+	var sample []string // a supervisor that stops leaves it to the others
+	if !a.Draining.Load() {
+		sample = a.openQueues()
+	}
+	if prunes := a.Prunes.Load(); len(gains) > 0 || len(sample) > 0 || prunes {
 		ctx, cancel := a.tripContext(base)
 		defer cancel()
-		if err := store.NoteActivity(ctx, a.pool, id, now.Sub(a.since), gains, prunes); err != nil {
+		if err := store.NoteActivity(ctx, a.pool, id, now.Sub(a.since), gains, sample, prunes); err != nil {
 			if pg.Answered(err) { // else the log has a line about an outage
 				a.seldom.log(base, a.log, slog.LevelWarn, "activity", "how many jobs ran could not be written, the plots wait for it", slog.String("error", err.Error()))
 			}

@@ -721,6 +721,20 @@ func mutants() []mutant {
 			tests: []string{"TestActivityBySpread"},
 		},
 		{
+			name: "depth-each-supervisor", bug: "each supervisor samples how many jobs wait",
+			file:  "migrations/00023_depth.sql",
+			old:   "a.queue = q and a.supervisor = '')",
+			new:   "a.queue = q and a.supervisor = 'x')",
+			tests: []string{"TestDepthIsSampledOnce"},
+		},
+		{
+			name: "depth-counts-running", bug: "a sample counts running jobs",
+			file:  "migrations/00023_depth.sql",
+			old:   "j where j.state <> 'running' limit most",
+			new:   "j limit most",
+			tests: []string{"TestDepthIsSampledOnce"},
+		},
+		{
 			name: "hours-not-moved", bug: "failures by the hour stay where they are when an hour is over",
 			file:  "migrations/00013_failures.sql",
 			old:   "coalesce(hours[i + was - newest], 0)",

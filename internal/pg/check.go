@@ -12,7 +12,7 @@ import (
 
 // SchemaVersion is the version of the schema that this library needs.
 const (
-	SchemaVersion   = 22
+	SchemaVersion   = 23
 	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
 )
 

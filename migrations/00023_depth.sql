@@ -1,0 +1,68 @@
+-- drover: how many jobs waited, minute by minute, for the plots of the pages.
+--
+-- Locks: ACCESS EXCLUSIVE on drover_activity, for a moment.
+
+-- +goose Up
+
+-- +goose StatementBegin
+do $$ begin
+	if to_regprocedure('drover_schema_version()') is null then
+		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
+	end if;
+end $$;
+-- +goose StatementEnd
+
+select drover_lock_tables('{drover_activity}');
+alter table drover_activity add column due bigint, add column retrying bigint;
+comment on column drover_activity.due is
+	'Null, except in a row without a supervisor. Such a row is a sample of a queue: how many of its jobs were due and did not run, at most 10,000. At most one each minute, none while the queue is paused.';
+comment on column drover_activity.retrying is 'In a sample: how many jobs waited for a retry, at most 10,000.';
+
+-- +goose StatementBegin
+create function drover_sample_depth(queues text[]) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+declare
+	most constant int := 10000;
+	q    text;
+begin
+	-- A statement that follows the lock sees the sample of whoever had the lock before.
+	for q in select distinct name collate "C" as name from unnest(queues) as name order by name loop
+		continue when not pg_try_advisory_xact_lock(hashtextextended(drover_channel() || ' depth ' || q, 0));
+		continue when exists (select from drover_activity a where a.at >= date_trunc('minute', now()) and a.queue = q and a.supervisor = '');
+		continue when exists (select from drover_limits l where l.scope in ('all', 'queue:' || q) and l.held_until > clock_timestamp());
+		-- Lanes: 1 to 9, and 10 more if a run failed, 20 or 30 more if a process died. jobs_claim_idx has the jobs of a lane by due time.
+		insert into drover_activity (seconds, queue, supervisor, started, waited, completed, failed, discarded, due, retrying)
+		select 60, q, '', 0, 0, 0, 0, 0, (
+			select count(*) from (
+				select from generate_series(1, 39) as lane cross join lateral (
+					select state from jobs j where j.finalized_at is null and j.queue = q and j.lane = lane.lane and j.scheduled_at <= now() order by j.scheduled_at, j.id limit most
+				) j where j.state <> 'running' limit most
+			) due
+		), (
+			select count(*) from (
+				select from generate_series(11, 39) as lane cross join lateral (
+					select state from jobs j where j.finalized_at is null and j.queue = q and j.lane = lane.lane and j.scheduled_at > now() order by j.scheduled_at, j.id limit most
+				) j where j.state = 'retryable' limit most
+			) retrying
+		)
+		on conflict do nothing;
+	end loop;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_sample_depth(text[]) is
+	'Samples how many jobs of these queues are due and do not run: at most once a minute for each queue, however many supervisors call it. Reads at most 10,000 jobs of each lane, by index.';
+
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 23';
+-- +goose StatementEnd
+
+select drover_secure();
+
+-- +goose Down
+select drover_lock_tables('{drover_activity}');
+drop function drover_sample_depth;
+delete from drover_activity where supervisor = '';
+alter table drover_activity drop column due, drop column retrying;
+-- +goose StatementBegin
+create or replace function drover_schema_version() returns int language sql immutable as 'select 22';
+-- +goose StatementEnd
