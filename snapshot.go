@@ -302,16 +302,16 @@ type ActivityMinute struct {
 	Discarded float64   `json:"discarded"` // runs whose jobs were discarded, and jobs that expired
 
 	// Due is how many jobs were due and did not run at one moment of the minute, or of the minute before if it has no
-	// sample. Retrying is how many waited for a retry. Both count at most 10,000. Nil: there is no sample, because the queue was
-	// paused, no supervisor served it, or its supervisors were older.
+	// sample. Retrying is how many waited for a retry. Both count at most 10,000. Nil: there is no sample, because the
+	// queue was paused, or no supervisor served it.
 	Due      *int64 `json:"due,omitempty"`
 	Retrying *int64 `json:"retrying,omitempty"`
 }
 
-// Activity returns how many jobs ran in the last hour, in these queues, or in all if none is named: at most 1,000, by
-// name, and how many jobs waited. A queue in which nothing ran and that nobody served is left out. The hour ends one to two minutes ago, because each supervisor writes
-// its counts once a minute. The counts of the last minute of a process that died are missing. It reads a row for each supervisor,
-// queue and minute, and no jobs. Errors: ErrNotMigrated.
+// Activity returns how many jobs ran in the last hour, and how many waited, in these queues, or in all if none is named: at
+// most 1,000, by name. A queue in which nothing ran and that no supervisor served is left out. The hour ends one to two
+// minutes ago, because each supervisor writes its counts once a minute. The counts of the last minute of a process that died
+// are missing. It reads a row for each supervisor, queue and minute, and no jobs. Errors: ErrNotMigrated.
 func (c *Client) Activity(ctx context.Context, queues ...string) ([]QueueActivity, error) {
 	type minute struct {
 		Queue string
@@ -360,7 +360,7 @@ with hour as (
 	select queue, minute, sum(started) as started, sum(waited) as waited, sum(completed) as completed, sum(failed) as failed, sum(discarded) as discarded
 	from spread where minute between (select first from hour) and (select last from hour) and started + completed + failed + discarded > 0 group by queue, minute
 ), sampled as materialized (
-	select queue, floor(until / 60)::int + late as minute, late, due, retrying from told cross join generate_series(0, 1) as late where due is not null
+	select queue, floor(until / 60)::int + late as minute, late, due, retrying from noted cross join generate_series(0, 1) as late where due is not null
 ), named as (
 	select queue from counted union select queue from sampled where minute between (select first from hour) and (select last from hour) order by queue limit $2
 )

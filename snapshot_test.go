@@ -497,8 +497,8 @@ func TestActivityBySpread(t *testing.T) {
 	}
 }
 
-// Of the supervisors that serve a queue, the first in each minute samples how many of its jobs are due and do not run. A
-// paused queue has no sample. The sample counts at most 10,000 jobs, and reads no more by index.
+// In each minute, one session samples how many jobs of each served queue are due and do not run. A paused queue has no
+// sample, and neither has a queue that no supervisor serves. The sample counts at most 10,000 jobs, and reads no more by index.
 func TestDepthIsSampledOnce(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -508,7 +508,9 @@ func TestDepthIsSampledOnce(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, queue, state, scheduled_at) values ('k', 'q', 'parked', 'infinity'), ('k', 'paused', 'available', now())`)
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at) select 'k', 'q', 'completed', now() from generate_series(1, 100)`)
 	db.exec(t, `select drover_pause('queue:paused', 'infinity', 'ada', '')`)
-	sample := `select drover_sample_depth('{q,idle,paused}')`
+	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, draining, lost_at) values ('s', 3600000, '{q,idle,paused}', false, null), ('t', 3600000, '{q}', false, null),
+		('lost', 3600000, '{other}', false, now()), ('stops', 3600000, '{last}', true, null)`)
+	const sample = `select drover_sample_depth()`
 	rows := func() string {
 		return value[string](t, db, `select coalesce(string_agg(format('%s: %s due, %s retrying', queue, due, retrying), ', ' order by queue, at), '') from drover_activity where supervisor = ''`)
 	}
@@ -523,6 +525,7 @@ func TestDepthIsSampledOnce(t *testing.T) {
 			all.Go(func() { db.exec(t, sample) })
 		}
 		all.Wait()
+		db.exec(t, sample) // after all others
 	}
 	if got := rows(); got != want {
 		t.Errorf("after eight supervisors: %q, want %q", got, want)
@@ -640,5 +643,17 @@ func TestActivityThatCannotBeWritten(t *testing.T) {
 	eventually(t, s.Prunes.Load)
 	if got := write(); got != "4" {
 		t.Errorf("the old row is there: %q", got)
+	}
+	// A sample of how many jobs wait that cannot be written costs nothing else.
+	db.exec(t, `truncate drover_activity`)
+	db.exec(t, `create trigger refuse before insert on drover_activity for each row when (new.supervisor = '') execute function refuse()`)
+	ran(1)
+	if got := write(); got != "1" || len(book.from(slog.LevelWarn)) != 2 {
+		t.Errorf("next to a refused sample: %q, %v", got, book.from(slog.LevelWarn))
+	}
+	db.exec(t, `drop trigger refuse on drover_activity`)
+	write()
+	if got := value[string](t, db, `select string_agg(queue || ' ' || due, ' ') from drover_activity where supervisor = ''`); got != "default 0" {
+		t.Errorf("samples: %q", got)
 	}
 }

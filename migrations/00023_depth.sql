@@ -19,28 +19,37 @@ comment on column drover_activity.due is
 comment on column drover_activity.retrying is 'In a sample: how many jobs waited for a retry, at most 10,000.';
 
 -- +goose StatementBegin
-create function drover_sample_depth(queues text[]) returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
+create function drover_sample_depth() returns void language plpgsql set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 declare
 	most constant int := 10000;
 	q    text;
 begin
-	-- A statement that follows the lock sees the sample of whoever had the lock before.
-	for q in select distinct name collate "C" as name from unnest(queues) as name order by name loop
-		continue when not pg_try_advisory_xact_lock(hashtextextended(drover_channel() || ' depth ' || q, 0));
-		continue when exists (select from drover_activity a where a.at >= date_trunc('minute', now()) and a.queue = q and a.supervisor = '');
-		continue when exists (select from drover_limits l where l.scope in ('all', 'queue:' || q) and l.held_until > clock_timestamp());
-		-- Lanes: 1 to 9, and 10 more if a run failed, 20 or 30 more if a process died. jobs_claim_idx has the jobs of a lane by due time.
+	-- The statements after the lock see the samples of the session that had it before.
+	if not pg_try_advisory_xact_lock(hashtextextended(drover_channel() || ' depth', 0)) then
+		return;
+	end if;
+	for q in
+		select distinct name collate "C" from drover_supervisors s cross join unnest(s.queues) as served(name)
+		where s.lost_at is null and not s.draining
+			and not exists (select from drover_activity a where a.at >= date_trunc('minute', now()) and a.queue = name and a.supervisor = '')
+			and not exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > clock_timestamp())
+		order by 1 limit 1000
+	loop
+		-- Lanes: 1 to 9, and 10 more if a run failed, 20 or 30 more if a process died. jobs_claim_idx has the jobs of a lane by due
+		-- time. The newest come first: the dead rows of jobs that have run are among the oldest.
 		insert into drover_activity (seconds, queue, supervisor, started, waited, completed, failed, discarded, due, retrying)
 		select 60, q, '', 0, 0, 0, 0, 0, (
 			select count(*) from (
 				select from generate_series(1, 39) as lane cross join lateral (
-					select state from jobs j where j.finalized_at is null and j.queue = q and j.lane = lane.lane and j.scheduled_at <= now() order by j.scheduled_at, j.id limit most
+					select state from jobs j where j.finalized_at is null and j.queue = q and j.lane = lane.lane and j.scheduled_at <= now()
+					order by j.scheduled_at desc, j.id desc limit most
 				) j where j.state <> 'running' limit most
 			) due
 		), (
 			select count(*) from (
 				select from generate_series(11, 39) as lane cross join lateral (
-					select state from jobs j where j.finalized_at is null and j.queue = q and j.lane = lane.lane and j.scheduled_at > now() order by j.scheduled_at, j.id limit most
+					select state from jobs j where j.finalized_at is null and j.queue = q and j.lane = lane.lane and j.scheduled_at > now()
+					order by j.scheduled_at, j.id limit most
 				) j where j.state = 'retryable' limit most
 			) retrying
 		)
@@ -49,8 +58,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_sample_depth(text[]) is
-	'Samples how many jobs of these queues are due and do not run: at most once a minute for each queue, however many supervisors call it. Reads at most 10,000 jobs of each lane, by index.';
+comment on function drover_sample_depth() is
+	'Samples how many jobs of each queue with a living supervisor are due and do not run: at most once a minute for each queue. The supervisor that prunes calls it. Reads at most 10,000 jobs of each lane, by index.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 23';

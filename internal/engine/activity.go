@@ -36,8 +36,8 @@ func (a *activity) run(ctx context.Context) {
 	}
 }
 
-// Write writes what the tallies gained, and samples how many jobs wait. The supervisor that prunes also deletes rows that are too old. A removed queue is
-// written until a minute in which none of its jobs ran.
+// Write writes what the tallies gained. The supervisor that prunes also deletes rows that are too old, and samples how many
+// jobs wait. A removed queue is written until a minute in which none of its jobs ran.
 func (a *activity) Write(base context.Context) {
 	now, id := a.Now(), a.Lease.Load().ID
 	sums := map[*QueueState]store.Activity{}
@@ -49,14 +49,10 @@ func (a *activity) Write(base context.Context) {
 		}
 	}
 	gains := slices.Collect(maps.Values(byName))
-	var sample []string // a supervisor that stops leaves it to the others
-	if !a.Draining.Load() {
-		sample = a.openQueues()
-	}
-	if prunes := a.Prunes.Load(); len(gains) > 0 || len(sample) > 0 || prunes {
+	if prunes := a.Prunes.Load(); len(gains) > 0 || prunes {
 		ctx, cancel := a.tripContext(base)
 		defer cancel()
-		if err := store.NoteActivity(ctx, a.pool, id, now.Sub(a.since), gains, sample, prunes); err != nil {
+		if err := store.NoteActivity(ctx, a.pool, id, now.Sub(a.since), gains, prunes); err != nil {
 			if pg.Answered(err) { // else the log has a line about an outage
 				a.seldom.log(base, a.log, slog.LevelWarn, "activity", "how many jobs ran could not be written, the plots wait for it", slog.String("error", err.Error()))
 			}
@@ -67,4 +63,16 @@ func (a *activity) Write(base context.Context) {
 		return q.Pending.Load() == 0 && q.tally.read(q.Name) == a.written[q]
 	})
 	a.since, a.written = now, sums
+	if a.Prunes.Load() && !a.Draining.Load() {
+		a.sampleDepth(base)
+	}
+}
+
+// sampleDepth notes how many jobs wait in each queue.
+func (a *activity) sampleDepth(base context.Context) {
+	ctx, cancel := a.tripContext(base)
+	defer cancel()
+	if err := store.SampleDepth(ctx, a.pool); err != nil && pg.Answered(err) {
+		a.seldom.log(base, a.log, slog.LevelWarn, "depth", "how many jobs wait could not be counted, the plots have a gap", slog.String("error", err.Error()))
+	}
 }

@@ -723,9 +723,16 @@ func mutants() []mutant {
 		{
 			name: "depth-each-supervisor", bug: "each supervisor samples how many jobs wait",
 			file:  "migrations/00023_depth.sql",
-			old:   "a.queue = q and a.supervisor = '')",
-			new:   "a.queue = q and a.supervisor = 'x')",
+			old:   "a.queue = name and a.supervisor = '')",
+			new:   "a.queue = name and a.supervisor = 'x')",
 			tests: []string{"TestDepthIsSampledOnce"},
+		},
+		{
+			name: "depth-never-sampled", bug: "no supervisor samples how many jobs wait",
+			file:  "internal/engine/activity.go",
+			old:   "a.Prunes.Load() && !a.Draining.Load()",
+			new:   "a.Prunes.Load() && a.Draining.Load()",
+			tests: []string{"TestActivityThatCannotBeWritten"},
 		},
 		{
 			name: "depth-counts-running", bug: "a sample counts running jobs",

@@ -30,13 +30,11 @@ insert into drover_activity (seconds, queue, supervisor, started, waited, comple
 select greatest(least($2::float8, 3600), 0.001), queue, $1, started, waited / 1e6, completed, failed, discarded
 from unnest($3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[]) as a(queue, started, waited, completed, failed, discarded)
 on conflict do nothing`
-	sqlSampleDepth    = `select drover_sample_depth($1)`
 	sqlForgetActivity = `delete from drover_activity where at < now() - interval '2 hours'`
 )
 
-// NoteActivity writes what a supervisor's queues have done in the given time. It samples the depth of the queues to sample,
-// except where another supervisor has done it within the minute. With forget it deletes old rows.
-func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time.Duration, queues []Activity, sample []string, forget bool) error {
+// NoteActivity writes what a supervisor's queues have done in the given time. With forget it deletes old rows.
+func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time.Duration, queues []Activity, forget bool) error {
 	s, done, err := Borrow(ctx, pool)
 	if err != nil {
 		return err
@@ -54,12 +52,24 @@ func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time
 	if len(queues) > 0 {
 		p.Exec(nil, sqlNoteActivity, supervisor, in.Seconds(), names, started, waited, completed, failed, discarded)
 	}
-	if len(sample) > 0 {
-		p.Exec(nil, sqlSampleDepth, sample)
-	}
 	if forget {
 		p.Exec(nil, sqlForgetActivity)
 	}
+	p.Commit()
+	return p.Send(ctx, s.Conn)
+}
+
+// SampleDepth notes how many jobs wait in each queue that has a living supervisor. A transaction of its own: a statement
+// time-out must not lose what ran.
+func SampleDepth(ctx context.Context, pool *pg.Pool) error {
+	s, done, err := Borrow(ctx, pool)
+	if err != nil {
+		return err
+	}
+	defer done()
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, `select drover_sample_depth()`)
 	p.Commit()
 	return p.Send(ctx, s.Conn)
 }
