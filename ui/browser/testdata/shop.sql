@@ -49,5 +49,12 @@ union all
 select now() - n * interval '1 min', 60, 'email', '01KAJ4Y8Q3N6T0V5B7C9D1E2S1', n * 17 % 7, 0.03 * (n * 17 % 7), n * 17 % 7 - n * 17 % 7 / 6, n * 17 % 7 / 6, 0 from generate_series(1, 75) n
 union all
 select now() - n * interval '1 min', 60, 'reports', '01KAJ4Y8Q3N6T0V5B7C9D1E2S2', 1, 0.4, 1, 0, 0 from generate_series(7, 75, 15) n;
+insert into drover_activity (at, seconds, queue, supervisor, started, waited, completed, failed, discarded, due, retrying)
+select now() - n * interval '1 min', 60, q, '', 0, 0, 0, 0, 0, case q when 'payments' then case when n between 16 and 50 then 260 - abs(n - 30) * 9 + n * 37 % 11 else 14 end when 'email' then n * 17 % 5 when 'reports' then 0 else 12000 end, 0
+from generate_series(0, 75) n cross join unnest('{payments,email,reports}'::text[]) q;
+insert into jobs (kind, queue, args, redrive_id, redrives, state, attempt, redriven_at, scheduled_at, attempted_at, finalized_at, discard_reason, created_at)
+select 'charge_card', 'payments', jsonb_build_object('order_id', 3000 + n), '01KAJ4Y8Q3N6T0V5B7C9D1E2RE', 1, case when bad then 'discarded' else 'completed' end, 1, at, at, at + interval '1 s', at + (1.2 + n % 7 * 0.4) * interval '1 s',
+	case when bad then 'attempts_exhausted' end, now() - interval '2 h'
+from generate_series(0, 149) n cross join lateral (select now() - interval '30 s' + n / 20.0 * interval '3 s' as at, n % 17 = 0 as bad) x;
 update drover_failure_groups set hours = case fingerprint when 'b4c0ffee00c0ffee' then '{331,4,0,0,2,0,0,0,0,1}' when '1d0000000000feed' then '{6,4,0,3,5,1,0,2,8,3,0,2}' else '{1,2}' end::bigint[];
 analyze jobs;
