@@ -392,15 +392,15 @@ func TestPlansOfTheDead(t *testing.T) {
 	}
 	fill := func(n int) {
 		db.exec(t, `
-insert into jobs (id, kind, queue, state, finalized_at, discard_reason, class, fingerprint, errors)
-select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k' || n % 20, 'q' || n % 5, 'discarded', now() - n * interval '1 ms', (array['attempts_exhausted', 'panic', 'unrecoverable'])[1 + n % 3],
+insert into jobs (kind, queue, state, finalized_at, discard_reason, class, fingerprint, errors)
+select 'k' || n % 20, 'q' || n % 5, 'discarded', now() - n * interval '1 ms', (array['attempts_exhausted', 'panic', 'unrecoverable'])[1 + n % 3],
 	case when n % 50 > 0 then 'error' end, case when n % 50 > 0 then 'f' || n % 40 end,
 	jsonb_build_array(jsonb_build_object('class', 'error', 'error', 'connection refused ' || n)) from generate_series(1, $1) n`, n)
 	}
 	check("no statistics", pages...)
 	db.exec(t, `analyze jobs`)
 	check("analyzed empty", pages...)
-	db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, class) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k' || n % 20, 'q' || n % 5, 'completed', now(), 'error' from generate_series(1, $1) n`, n)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, class) select 'k' || n % 20, 'q' || n % 5, 'completed', now(), 'error' from generate_series(1, $1) n`, n)
 	fill(100)
 	few := make([]bound, 0, len(pages)+len(all))
 	for _, b := range append(pages[:6:6], all...) {
