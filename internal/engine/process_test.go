@@ -524,7 +524,9 @@ func TestSingleAttemptAndAKilledProcess(t *testing.T) {
 	second := db.spawn(t, spec)
 	db.waitFor(t, 3*time.Minute, `select started_seq is not null from jobs where id = $1`, unstarted)
 	eventually(t, func() bool { return second.said("started "+unstarted+" 1") == 1 })
-	if !value[bool](t, db, `select started_seq = 2 and claim_seq = 2 and crashes = 0 and errors_total = 0 from jobs where id = $1`, unstarted) {
+	// The claim that started is the last one. It is not always the second: a claim that was on its way while the job was set
+	// aside may have taken it once more, and then its start was refused again.
+	if !value[bool](t, db, `select started_seq = claim_seq and claim_seq >= 2 and crashes = 0 and errors_total = 0 from jobs where id = $1`, unstarted) {
 		t.Errorf("its start is not noted, or it was blamed: %s", db.theRows(t, []string{unstarted}))
 	}
 	third := db.spawn(t, spec)
