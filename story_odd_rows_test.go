@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // oddFilters are filters of every shape; those with all pick every job of kind odd.
@@ -156,7 +157,7 @@ func TestOddRowsAreRead(t *testing.T) {
 // F-15: rows whose text is larger than the server can send are listed without it.
 func TestHugeRowsAreRead(t *testing.T) {
 	t.Parallel()
-	slow(t)
+	tier.Nightly(t, "the server writes rows of over a gigabyte as text, some ten times")
 	db := newTestDB(t)
 	pgtest.DropChecks(t, db.Pool)
 	good := db.enqueue(t, letter{To: "x"}, nil)

@@ -47,7 +47,7 @@ func newServer(t *testing.T) *server {
 // The stories share a server: starting one takes longer than most of them.
 func TestOnAServer(t *testing.T) {
 	t.Parallel()
-	tier.Slow(t)
+	tier.Nightly(t, "it runs each benchmark in small, which the night runs in full")
 	server := newServer(t)
 	t.Run("every job runs exactly once", func(t *testing.T) { everyJobRunsExactlyOnce(t, server) })
 	t.Run("every scenario", func(t *testing.T) { everyScenario(t, server) })

@@ -26,6 +26,9 @@ const log = `
 {"Action":"run","Package":"p","Test":"TestSlow"}
 {"Action":"output","Package":"p","Test":"TestSlow","Output":"    tier.go:18: a slow test, left out by -short\n"}
 {"Action":"skip","Package":"p","Test":"TestSlow"}
+{"Action":"run","Package":"p","Test":"TestByNight"}
+{"Action":"output","Package":"p","Test":"TestByNight","Output":"    tier.go:18: a test for the night, DROVER_NIGHTLY=1 runs it: rows of a gigabyte\n"}
+{"Action":"skip","Package":"p","Test":"TestByNight"}
 {"Action":"output","Package":"p","Output":"FAIL\n"}
 {"Action":"output","Package":"p","Output":"FAIL\tp\t1.2s\n"}
 {"Action":"fail","Package":"p"}
@@ -168,7 +171,7 @@ func TestQuickAndSlowAreAll(t *testing.T) {
 	slow := parsed(t, `
 {"Action":"run","Package":"p","Test":"TestSlow"}
 {"Action":"pass","Package":"p","Test":"TestSlow"}`)
-	tests := []test{{"p", "TestA", false}, {"p", "TestB", false}, {"p", "TestSlow", true}, {"q", "TestA", false}, {"p", "TestForgotten", true}}
+	tests := []test{{"p", "TestA", false, ""}, {"p", "TestB", false, ""}, {"p", "TestSlow", true, ""}, {"q", "TestA", false, ""}, {"p", "TestForgotten", true, ""}}
 	missing, inQuick, inSlow := missing(tests, quick, slow)
 	if want := []string{"p TestA/part", "p TestForgotten", "q TestA"}; !slices.Equal(missing, want) {
 		t.Errorf("missing are %q, want %q", missing, want)
@@ -180,7 +183,7 @@ func TestQuickAndSlowAreAll(t *testing.T) {
 
 func TestPackagesWithTheMostSlowTestsBegin(t *testing.T) {
 	t.Parallel()
-	names, packages := slowOf([]test{{"a", "TestB", true}, {"b", "TestQuick", false}, {"c", "TestB", true}, {"d", "TestA", true}, {"d", "TestC", true}, {"a", "TestQuick", false}})
+	names, packages := slowOf([]test{{"a", "TestB", true, ""}, {"b", "TestQuick", false, ""}, {"c", "TestB", true, ""}, {"d", "TestA", true, ""}, {"d", "TestC", true, ""}, {"a", "TestQuick", false, ""}})
 	if want := []string{"TestA", "TestB", "TestC"}; !slices.Equal(names, want) {
 		t.Errorf("slow tests are %q, want %q", names, want)
 	}
@@ -196,6 +199,7 @@ import "testing"
 func TestMain(m *testing.M) {}
 func TestQuick(t *testing.T) { t.Log("slow(t)") }
 func TestSlow(t *testing.T) { t.Parallel(); slow(t) }
+func TestByNight(t *testing.T) { t.Parallel(); tier.Nightly(t, "rows of a gigabyte"); slow(t) }
 func TestSubtestIsSlow(t *testing.T) { t.Run("x", func(t *testing.T) { tier.Slow(t) }) }
 func TestOther(t *testing.T) { other.Slow(t); x.slow(t) }
 func (s suite) TestMethod(t *testing.T) {}
@@ -214,15 +218,21 @@ func ExampleNotRun() {}
 		t.Fatal(err)
 	}
 	want := []test{
-		{"p", "TestQuick", false},
-		{"p", "TestSlow", true},
-		{"p", "TestSubtestIsSlow", true},
-		{"p", "TestOther", false},
-		{"p", "FuzzIt", false},
-		{"p", "ExampleA", false},
-		{"p", "ExampleB", false},
+		{"p", "TestQuick", false, ""},
+		{"p", "TestSlow", true, ""},
+		{"p", "TestByNight", false, "rows of a gigabyte"},
+		{"p", "TestSubtestIsSlow", true, ""},
+		{"p", "TestOther", false, ""},
+		{"p", "FuzzIt", false, ""},
+		{"p", "ExampleA", false, ""},
+		{"p", "ExampleB", false, ""},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("found %v, want %v", got, want)
+	}
+	for _, reason := range []string{`""`, `why`} {
+		if _, err := testsOf("p", "a_test.go", "package p\nfunc TestA(t *testing.T) { tier.Nightly(t, "+reason+") }"); err == nil || !strings.Contains(err.Error(), "TestA: tier.Nightly wants a reason") {
+			t.Errorf("a test for the night with the reason %s: %v", reason, err)
+		}
 	}
 }

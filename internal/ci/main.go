@@ -1,9 +1,12 @@
-// Command ci answers two questions for .ci/run: which tests are slow, and whether the results of a test run are good.
+// Command ci answers two questions for .ci/run and .ci/nightly: which tests are slow, or for the night, and whether the results
+// of a test run are good.
 //
 //	go run ./internal/ci slow               the slow tests: a pattern for -run, then the packages they are in
+//	go run ./internal/ci nightly            the tests that only .ci/nightly runs: on each line a name, its package, and why
 //	go run ./internal/ci judge LOG          fails if the results in LOG are not good; prints a line FLAKY for each
 //	                                        test that failed and then passed
-//	go run ./internal/ci whole QUICK SLOW   fails unless each test of the workspace has passed in one of the two
+//	go run ./internal/ci whole QUICK SLOW   fails unless each test of the workspace has passed in one of the two, or is one of
+//	                                        at most ten for the night
 //
 // A log holds the output of go test -json, as gotestsum writes it with -jsonfile. A test that was run again has a second result
 // in the log.
@@ -29,13 +32,15 @@ func run(out io.Writer, args []string) error {
 	switch {
 	case len(args) == 1 && args[0] == "slow":
 		return printSlow(out)
+	case len(args) == 1 && args[0] == "nightly":
+		return printNightly(out)
 	case len(args) == 2 && args[0] == "judge":
 		r, err := read(args[1])
 		return errors.Join(r.judge(out), err)
 	case len(args) == 3 && args[0] == "whole":
 		return whole(out, args[1], args[2])
 	}
-	return fmt.Errorf("want slow, judge LOG, or whole QUICK SLOW, not %q", strings.Join(args, " "))
+	return fmt.Errorf("want slow, nightly, judge LOG, or whole QUICK SLOW, not %q", strings.Join(args, " "))
 }
 
 func printSlow(out io.Writer) error {
@@ -49,6 +54,19 @@ func printSlow(out io.Writer) error {
 	}
 	_, err = fmt.Fprintf(out, "^(%s)$\n%s\n", strings.Join(names, "|"), strings.Join(packages, " "))
 	return err
+}
+
+func printNightly(out io.Writer) error {
+	tests, err := inventory("work")
+	if err != nil {
+		return err
+	}
+	for _, t := range tests {
+		if t.nightly != "" {
+			fmt.Fprintln(out, t.name, t.pkg, t.nightly)
+		}
+	}
+	return nil
 }
 
 // slowOf returns the names of the slow tests, and their packages. The packages with the most slow tests come first. Because go test
@@ -67,7 +85,10 @@ func slowOf(tests []test) (names, packages []string) {
 	return sorted(names), packages
 }
 
-// whole checks that each test passed in the quick tier or in the slow tier.
+// mostNightly is how many tests may be left to .ci/nightly.
+const mostNightly = 10
+
+// whole checks that each test passed in the quick tier or in the slow tier. A few tests for the night are left out.
 func whole(out io.Writer, quickLog, slowLog string) error {
 	tests, err := inventory("work")
 	if err != nil {
@@ -81,8 +102,13 @@ func whole(out io.Writer, quickLog, slowLog string) error {
 	if err != nil {
 		return err
 	}
+	all := len(tests)
+	tests = slices.DeleteFunc(tests, func(t test) bool { return t.nightly != "" })
 	missing, inQuick, inSlow := missing(tests, quick, slow)
-	fmt.Fprintf(out, "%d tests: %d in the quick tier, %d in the slow tier\n", len(tests), inQuick, inSlow)
+	fmt.Fprintf(out, "%d tests: %d in the quick tier, %d in the slow tier, %d for the night\n", all, inQuick, inSlow, all-len(tests))
+	if n := all - len(tests); n > mostNightly {
+		return fmt.Errorf("%d tests are for the night, at most %d may be", n, mostNightly)
+	}
 	if len(missing) > 0 {
 		return fmt.Errorf("%d tests passed in neither tier (a slow one calls slow(t) in its own body):\n%s", len(missing), strings.Join(missing, "\n"))
 	}

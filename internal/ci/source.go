@@ -14,13 +14,15 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 // test is a function that go test runs.
 type test struct {
 	pkg, name string
-	slow      bool // its body marks it as slow
+	slow      bool   // its body marks it as slow
+	nightly   string // its body marks it as one for the night, for this reason
 }
 
 // inventory lists the tests, fuzz targets and checked examples in the source of the packages. If build constraints leave out a
@@ -77,12 +79,16 @@ func testsOf(pkg, file string, src any) (tests []test, err error) {
 	}
 	for _, decl := range f.Decls {
 		if fn, ok := decl.(*ast.FuncDecl); ok && isTest(fn) {
-			tests = append(tests, test{pkg, fn.Name.Name, callsSlow(fn)})
+			nightly, err := callsNightly(fn)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", file, fn.Name.Name, err)
+			}
+			tests = append(tests, test{pkg, fn.Name.Name, nightly == "" && callsSlow(fn), nightly})
 		}
 	}
 	for _, e := range doc.Examples(f) {
 		if e.Output != "" || e.EmptyOutput { // go test only compiles other examples
-			tests = append(tests, test{pkg, "Example" + e.Name, false})
+			tests = append(tests, test{pkg, "Example" + e.Name, false, ""})
 		}
 	}
 	return tests, nil
@@ -108,6 +114,31 @@ func callsSlow(fn *ast.FuncDecl) (found bool) {
 		return !found
 	})
 	return found
+}
+
+// callsNightly returns the reason that fn gives to tier.Nightly, or "" if it does not call that.
+func callsNightly(fn *ast.FuncDecl) (why string, err error) {
+	ast.Inspect(fn, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok || why != "" || err != nil {
+			return why == "" && err == nil
+		}
+		f, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok || f.Sel.Name != "Nightly" {
+			return true
+		}
+		if of, ok := f.X.(*ast.Ident); !ok || of.Name != "tier" || len(call.Args) != 2 {
+			return true
+		}
+		if text, ok := call.Args[1].(*ast.BasicLit); ok {
+			why, err = strconv.Unquote(text.Value)
+		}
+		if why == "" && err == nil {
+			err = errors.New("tier.Nightly wants a reason, as a literal")
+		}
+		return false
+	})
+	return why, err
 }
 
 func sorted(list []string) []string {

@@ -21,7 +21,7 @@ import (
 // Every deliberate bug compiles: one that does not, since a name in its line changed, tests nothing.
 func TestEveryMutantCompiles(t *testing.T) {
 	t.Parallel()
-	tier.Slow(t)
+	tier.Nightly(t, "a compiler's work for each deliberate bug; the night also runs these bugs, and a quick test checks that each fits its file")
 	root, err := moduleRoot(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -38,41 +38,47 @@ func TestEveryMutantCompiles(t *testing.T) {
 			exports[words[0]], files[words[1]], paths[words[1]] = words[2], words[3:], words[0]
 		}
 	}
+	fset := token.NewFileSet()
+	imports := importer.ForCompiler(fset, "gc", func(name string) (io.ReadCloser, error) {
+		if exports[name] == "" {
+			return nil, fmt.Errorf("no export data of %s", name)
+		}
+		return os.Open(exports[name])
+	})
+	parsed := map[string]*ast.File{} // the files as they are
 	for _, m := range mutants() {
 		if path.Ext(m.file) != ".go" {
 			continue
 		}
-		fset, dir := token.NewFileSet(), filepath.Join(root, path.Dir(m.file))
-		var parsed []*ast.File
+		dir := filepath.Join(root, path.Dir(m.file))
+		var all []*ast.File
 		for _, name := range files[dir] {
-			src, err := os.ReadFile(filepath.Join(dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			text := string(src)
-			if name == path.Base(m.file) {
-				if text, err = m.apply(text); err != nil {
+			file := filepath.Join(dir, name)
+			f := parsed[file]
+			if f == nil || name == path.Base(m.file) {
+				src, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				text := string(src)
+				if name == path.Base(m.file) {
+					if text, err = m.apply(text); err != nil {
+						t.Errorf("%s: %v", m.name, err)
+					}
+				}
+				if f, err = parser.ParseFile(fset, name, text, parser.SkipObjectResolution); err != nil {
 					t.Errorf("%s: %v", m.name, err)
+					continue
+				}
+				if name != path.Base(m.file) {
+					parsed[file] = f
 				}
 			}
-			f, err := parser.ParseFile(fset, name, text, 0)
-			if err != nil {
-				t.Errorf("%s: %v", m.name, err)
-				continue
-			}
-			parsed = append(parsed, f)
+			all = append(all, f)
 		}
-		conf := types.Config{
-			Error: func(err error) { t.Errorf("%s: %v", m.name, err) },
-			Importer: importer.ForCompiler(fset, "gc", func(name string) (io.ReadCloser, error) {
-				if exports[name] == "" {
-					return nil, fmt.Errorf("no export data of %s", name)
-				}
-				return os.Open(exports[name])
-			}),
-		}
-		_, _ = conf.Check(paths[dir], fset, parsed, nil) // Error has its errors
-		if len(parsed) == 0 {
+		conf := types.Config{Error: func(err error) { t.Errorf("%s: %v", m.name, err) }, Importer: imports}
+		_, _ = conf.Check(paths[dir], fset, all, nil) // Error has its errors
+		if len(all) == 0 {
 			t.Errorf("%s: no files in %s", m.name, dir)
 		}
 	}

@@ -1,6 +1,6 @@
-// Package tier divides the tests into quick and slow ones. Quick tests run with go test -short. Each takes less than a second
+// Package tier divides the tests into quick and slow ones, and a few that only .ci/nightly runs. Quick tests run with go test -short. Each takes less than a second
 // when it runs alone. A quick test does not wait for real time to pass, and does not start a server of its own. Slow tests call
-// Slow first.
+// Slow first. Tests for the night call Nightly instead.
 package tier
 
 import (
@@ -20,6 +20,18 @@ func Slow(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip(Skipped)
+	}
+}
+
+// SkippedByDay is the message of a test for the night that is skipped.
+const SkippedByDay = "a test for the night, DROVER_NIGHTLY=1 runs it"
+
+// Nightly marks a test that only .ci/nightly runs, and says why: it would slow down or disturb the other tests. It skips the test
+// unless the environment has DROVER_NIGHTLY=1. CI finds the call in the body of the test function, and allows ten such tests.
+func Nightly(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv("DROVER_NIGHTLY") != "1" {
+		t.Skipf("%s: %s", SkippedByDay, why)
 	}
 }
 
