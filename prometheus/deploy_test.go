@@ -85,6 +85,7 @@ func rules(t *testing.T) (all []rule) {
 // Prometheus takes the rules, and each alert fires and rests as its unit tests want.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	promtool := tool(t, "promtool")
 	for _, args := range [][]string{{"check", "rules", rulesFile}, {"test", "rules", ruleTestsFile}} {
 		if out, err := exec.CommandContext(t.Context(), promtool, args...).CombinedOutput(); err != nil {

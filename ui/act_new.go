@@ -106,10 +106,8 @@ func (q query) readPlan() (plan drover.RedrivePlan, address string, err error) {
 			return plan, "", err
 		}
 	}
-	if rate := q.Get("rate"); rate != "" {
-		if plan.Rate, err = readRate(rate); err != nil {
-			return plan, "", err
-		}
+	if plan.Rate, err = readRate(q.Get("rate")); err != nil {
+		return plan, "", err
 	}
 	plan.KeyFrom = q.Get("key_from")
 	return plan, "start?" + q.filterAddress(pairs...), nil

@@ -4,11 +4,14 @@ import (
 	"fmt"
 	"os/user"
 	"testing"
+
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // Each command that changes something stores --by and --why. Without --by it stores the name of the user who runs it.
 func TestEveryVerbKeepsByAndWhy(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	sh, client := newMigratedShell(t)
 	me, err := user.Current()
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/tier"
 )
 
 // queueList is the JSON of queues list.
@@ -18,6 +19,7 @@ type queueList struct {
 // queues are paused and resumed. Every command that shows waiting jobs shows the pause.
 func TestQueues(t *testing.T) {
 	t.Parallel()
+	tier.Slow(t)
 	sh, client := newMigratedShell(t)
 	sh.run(t, "queues", "list").ok(t).says(t, "no queue has jobs or supervisors\n\nnothing is paused")
 	if got := decode[queueList](t, sh.run(t, "queues", "list", "--json").ok(t)); got.Queues == nil || got.Pauses == nil || len(got.Queues)+len(got.Pauses) != 0 {

@@ -3,7 +3,6 @@ package browser
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/chromedp/chromedp/kb"
 )
@@ -106,13 +105,16 @@ func TestStopUpdating(t *testing.T) {
 	}
 	there := func(id string) func() bool { return func() bool { return strings.Contains(b.text(), id) } }
 	eventually(t, "the first job", there(enqueue()))
+	if s.streams.Load() == 0 {
+		t.Fatal("the first job came without a stream")
+	}
 	press("Stop updating")
 	b.shows("This page is not updated any more.")
 	second := enqueue()
 	b.open("jobs?state=available") // the choice holds on the next page, which shows what is there when it is opened
 	b.shows("This page is not updated any more.", second)
+	eventually(t, "no stream is open", func() bool { return s.streams.Load() == 0 }) // all that an open page hears
 	third := enqueue()
-	time.Sleep(7 * time.Second) // an open page is read again every 5 s
 	if there(third)() {
 		t.Error("the page was updated")
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -17,9 +18,10 @@ import (
 
 // site serves the pages of a database of its own, at a prefix as an application would.
 type site struct {
-	url    string
-	pool   *pgxpool.Pool
-	client *drover.Client
+	url     string
+	pool    *pgxpool.Pool
+	client  *drover.Client
+	streams atomic.Int32 // that pages have open
 }
 
 // newSite serves a database in which files of testdata were run. Everybody is ada, who may do everything.
@@ -44,9 +46,17 @@ func newSite(t *testing.T, files ...string) *site {
 		Authorize: func(*http.Request, ui.Action) (string, bool) { return "ada", true },
 	})
 	app := http.NewServeMux()
-	app.Handle("/drover/", http.StripPrefix("/drover", pages))
+	s := &site{pool: pool, client: client}
+	app.Handle("/drover/", http.StripPrefix("/drover", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Accept") == "text/event-stream" {
+			s.streams.Add(1)
+			defer s.streams.Add(-1)
+		}
+		pages.ServeHTTP(w, r)
+	})))
 	app.HandleFunc("/favicon.ico", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) }) // browsers ask the application for it
-	return &site{url: serve(t, app) + "/drover/", pool: pool, client: client}
+	s.url = serve(t, app) + "/drover/"
+	return s
 }
 
 // serve serves until the test ends, and its tabs are closed.
