@@ -96,6 +96,7 @@ func (c *poison) holdsUpNobody(t *testing.T, supervisors int) {
 	db.soon(t, time.Minute, "the others wait for the refused one", `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, id)
 	within(t, 2*time.Minute, func() bool { // another job has to pass, or no single one may be at fault
 		db.enqueue(t, job{3}, nil)
+		after(t, 20*time.Millisecond)
 		return value[bool](t, db, `select `+c.becomes+` from jobs where id = $1`, id)
 	})
 	if n := value[int](t, db, `select max(claim_seq) from jobs where id <> $1`, id); n > 2 {
