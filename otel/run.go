@@ -47,7 +47,7 @@ func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner contex
 	if t.named {
 		name = t.opts.SpanName(process, job.Queue, job.Kind)
 	}
-	inner, span = t.start(parent, name, append(opts, asConsumer, begin.attrs)...)
+	inner, span = t.start(parent, name, append(opts, begin.kind, begin.attrs)...)
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String(messageID, text(job.ID, maxName)), attribute.Int("drover.attempt", job.Attempt),
 			attribute.Int("drover.max_attempts", job.MaxAttempts))
@@ -66,6 +66,7 @@ func (t *Telemetry) ofJob(job *drover.Job) beginning {
 		return begin
 	}
 	begin.name = conventional(process, job.Queue, job.Kind)
+	begin.kind = trace.WithSpanKind(trace.SpanKindConsumer)
 	begin.attrs = trace.WithAttributes(append(common(process),
 		attribute.String(destination, text(job.Queue, maxName)), attribute.String(ofKind, text(job.Kind, maxName)))...)
 	if t.queues.Label(job.Queue) == job.Queue && t.kinds.Label(job.Kind) == job.Kind {
@@ -79,10 +80,9 @@ func (t *Telemetry) ofJob(job *drover.Job) beginning {
 // beginning is how the spans of a queue and kind begin.
 type beginning struct {
 	name  string // of the conventions
+	kind  trace.SpanStartOption
 	attrs trace.SpanStartOption
 }
-
-var asConsumer = trace.WithSpanKind(trace.SpanKindConsumer)
 
 // relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. It links to the
 // enqueue in both cases. If the context has a span already, from a middleware further out, that span stays the parent.
