@@ -106,7 +106,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (rec
 		ctx, end = c.begin(ctx, false, EnqueueItem{args, opts})
 		defer func() { end([]Receipt{receipt}, err) }()
 	}
-	job, err := c.prepare(ctx, args, opts)
+	job, err := c.prepare(ctx, args, opts, nil)
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -132,7 +132,7 @@ func (c *Client) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueO
 		ctx, end = c.begin(ctx, true, EnqueueItem{args, opts})
 		defer func() { end([]Receipt{receipt}, err) }()
 	}
-	job, err := c.prepare(ctx, args, opts)
+	job, err := c.prepare(ctx, args, opts, nil)
 	if err != nil {
 		return Receipt{}, err
 	}
@@ -228,8 +228,9 @@ func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
 func (c *Client) prepareAll(ctx context.Context, items []EnqueueItem) ([]*newJob, error) {
 	var bad problems
 	jobs := make([]*newJob, 0, len(items))
+	var before lastMetadata
 	for i, b := range items {
-		job, err := c.prepare(ctx, b.Args, b.Opts)
+		job, err := c.prepare(ctx, b.Args, b.Opts, &before)
 		if err != nil {
 			bad.at(fmt.Sprintf("items[%d]", i), err)
 		}
@@ -241,15 +242,15 @@ func (c *Client) prepareAll(ctx context.Context, items []EnqueueItem) ([]*newJob
 	return jobs, nil
 }
 
-// encode validates one job.
-func (c *Client) encode(args Args, opts *EnqueueOpts) (*newJob, error) {
+// encode validates one job. before has the metadata of the batch's job before it; nil: there is none.
+func (c *Client) encode(args Args, opts *EnqueueOpts, before *lastMetadata) (*newJob, error) {
 	var bad problems
 	if opts == nil {
 		opts = &EnqueueOpts{}
 	}
 	job := &newJob{quiet: opts.DisableNotify || c.cfg.DisableNotify, ID: opts.ID, Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.Key}
 	c.encodeArgs(&bad, job, args)
-	job.encodeOptions(&bad, opts)
+	job.encodeOptions(&bad, opts, before)
 	job.Uniqueness = opts.Unique.encode(&bad, job.Args, job.ConcurrencyKey, !job.dueNow())
 	if err := bad.err(); err != nil {
 		return nil, err
@@ -294,7 +295,7 @@ func (c *Client) lostField(args Args) string {
 	return text
 }
 
-func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
+func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts, before *lastMetadata) {
 	if j.Queue == "" {
 		j.Queue = "default"
 	}
@@ -359,7 +360,7 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts) {
 		}
 	}
 	bad.join(checkText("Key", opts.Key, 256))
-	j.encodeMetadata(bad, "Metadata", opts.Metadata)
+	j.encodeMetadata(bad, "Metadata", opts.Metadata, before)
 }
 
 // encodeOwn returns the stored form of a job's own strategy. A Custom needs a name, because functions cannot be
@@ -370,10 +371,15 @@ func encodeOwn(bad *problems, field string, strategy RetryStrategy) json.RawMess
 	return raw
 }
 
-func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string]any) {
+func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string]any, before *lastMetadata) {
 	if metadata == nil {
 		return
 	}
+	if before.same(metadata) {
+		j.Metadata = before.raw
+		return
+	}
+	mistakes := len(bad.errs)
 	for key := range metadata {
 		if len(key) >= 7 && key[:7] == "drover:" {
 			bad.add(field, "key %q: keys that begin with drover: are drover's own", key)
@@ -382,6 +388,49 @@ func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string
 	raw, err := encodeJSON(field, metadata, 64<<10)
 	bad.join(err)
 	j.Metadata = raw
+	if len(bad.errs) == mistakes {
+		before.keep(metadata, raw)
+	}
+}
+
+// lastMetadata are the last metadata of a batch that had nothing but a few strings, and their JSON. The jobs of a batch
+// often have the same, such as a trace's. It keeps the strings and not the map, which middleware may change.
+type lastMetadata struct {
+	pairs [4][2]string
+	n     int // of pairs; 0: none
+	raw   json.RawMessage
+}
+
+func (l *lastMetadata) same(metadata map[string]any) bool {
+	if l == nil || l.n == 0 || len(metadata) != l.n {
+		return false
+	}
+	for _, pair := range l.pairs[:l.n] {
+		if value, ok := metadata[pair[0]].(string); !ok || value != pair[1] {
+			return false
+		}
+	}
+	return true
+}
+
+func (l *lastMetadata) keep(metadata map[string]any, raw json.RawMessage) {
+	if l == nil {
+		return
+	}
+	l.n = 0
+	if len(metadata) > len(l.pairs) {
+		return
+	}
+	n := 0
+	for key, value := range metadata {
+		text, ok := value.(string)
+		if !ok {
+			return
+		}
+		l.pairs[n] = [2]string{key, text}
+		n++
+	}
+	l.n, l.raw = n, raw
 }
 
 // maxTimeout is how the table stores NoTimeout: a hundred years.

@@ -124,9 +124,9 @@ func (c *Client) observing(ctx context.Context, look func()) {
 }
 
 // prepare is a job as middleware leaves it, validated.
-func (c *Client) prepare(ctx context.Context, args Args, opts *EnqueueOpts) (*newJob, error) {
+func (c *Client) prepare(ctx context.Context, args Args, opts *EnqueueOpts, before *lastMetadata) (*newJob, error) {
 	if len(c.layers.before) == 0 {
-		return c.encode(args, opts)
+		return c.encode(args, opts, before)
 	}
 	item := ownItem(args, opts)
 	for _, l := range c.layers.before {
@@ -143,7 +143,7 @@ func (c *Client) prepare(ctx context.Context, args Args, opts *EnqueueOpts) (*ne
 	if item.Opts != nil && len(item.Opts.Metadata) == 0 && (opts == nil || opts.Metadata == nil) {
 		item.Opts.Metadata = nil // nobody has set any
 	}
-	return c.encode(item.Args, item.Opts)
+	return c.encode(item.Args, item.Opts, before)
 }
 
 // ownItem is a copy for middleware to change: the caller may use the same options for its next job.

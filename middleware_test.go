@@ -162,7 +162,7 @@ func TestMiddlewareThatOnlyLooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for opts, want := range map[*EnqueueOpts]bool{nil: true, {}: true, {Metadata: map[string]any{}}: false} {
-		job, err := client.prepare(t.Context(), dyn{kind: "k"}, opts)
+		job, err := client.prepare(t.Context(), dyn{kind: "k"}, opts, nil)
 		if err != nil || job.plain != want {
 			t.Errorf("%+v: plain = %v, %v", opts, job.plain, err)
 		}
@@ -430,8 +430,8 @@ func TestAllocationsWithoutMiddleware(t *testing.T) { //nolint:paralleltest // i
 		t.Fatal(err)
 	}
 	args := Args(letter{"ada@example.com"})
-	encode := testing.AllocsPerRun(100, func() { _, _ = client.encode(args, nil) })
-	prepare := testing.AllocsPerRun(100, func() { _, _ = client.prepare(t.Context(), args, nil) })
+	encode := testing.AllocsPerRun(100, func() { _, _ = client.encode(args, nil, nil) })
+	prepare := testing.AllocsPerRun(100, func() { _, _ = client.prepare(t.Context(), args, nil, nil) })
 	if prepare != encode {
 		t.Errorf("%v allocations without middleware, %v for encoding alone", prepare, encode)
 	}

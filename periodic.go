@@ -167,7 +167,7 @@ func (c *Client) encodePeriodicJob(bad *problems, p *Periodic) *newJob {
 		}
 		bad.join(err)
 	}
-	job.encodeOptions(&settings, &opts)
+	job.encodeOptions(&settings, &opts, nil)
 	if u := opts.Unique; u != nil && u.OnConflict != "" && u.OnConflict != KeepExisting {
 		settings.add("Unique.OnConflict", "is not KeepExisting: a tick changes no job")
 	} else {

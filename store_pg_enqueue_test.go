@@ -204,7 +204,7 @@ func copyStreamArrives(t *testing.T, db *testDB, metadata map[string]any) {
 	t.Helper()
 	var jobs []*newJob
 	for i, to := range []string{"", "é\u2028\"<&>", strings.Repeat("x", 200<<10), "last"} {
-		job, err := db.client.encode(letter{to}, &EnqueueOpts{Queue: fmt.Sprint("q", i), Priority: i + 1, Metadata: []map[string]any{metadata, nil}[i%2]})
+		job, err := db.client.encode(letter{to}, &EnqueueOpts{Queue: fmt.Sprint("q", i), Priority: i + 1, Metadata: []map[string]any{metadata, nil}[i%2]}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -418,7 +418,7 @@ func TestATriggerInABatch(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs`); n != 0 {
 		t.Errorf("%d jobs of refused batches", n)
 	}
-	lost, err := db.client.encode(letter{"nobody"}, nil)
+	lost, err := db.client.encode(letter{"nobody"}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -597,6 +597,91 @@ func TestPlainUniqueJobsTakeNoFunction(t *testing.T) {
 		calls, _ := sent.since()
 		if got := slices.Sorted(maps.Keys(calls)); !slices.Equal(got, slices.Sorted(slices.Values(c.want))) || told != c.wakes {
 			t.Errorf("%s: sent %q, woken %v; want %q, %v", c.name, got, told, c.want, c.wakes)
+		}
+	}
+}
+
+// The jobs of a batch that have the same metadata share their JSON. Middleware may keep the map, and change it.
+func TestSameMetadataAreEncodedOnce(t *testing.T) { //nolint:paralleltest // it counts allocations
+	db := newTestDB(t)
+	trace := func() map[string]any { return map[string]any{"traceparent": "00-0af7", "tracestate": "a=1"} }
+	first := trace()
+	var before lastMetadata
+	encode := func(metadata map[string]any) string {
+		t.Helper()
+		job, err := db.client.encode(letter{"a"}, &EnqueueOpts{Metadata: metadata}, &before)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(job.Metadata)
+	}
+	want := encode(first)
+	first["traceparent"] = "changed"
+	for _, test := range []struct {
+		metadata map[string]any
+		want     string
+	}{
+		{trace(), want},
+		{first, `{"traceparent":"changed","tracestate":"a=1"}`},
+		{map[string]any{"traceparent": "changed"}, `{"traceparent":"changed"}`},
+		{map[string]any{"traceparent": 1}, `{"traceparent":1}`},
+		{map[string]any{"tracestate": "changed"}, `{"tracestate":"changed"}`},
+		{map[string]any{}, `{}`},
+		{nil, ``},
+		{map[string]any{"a": "1", "b": "2", "c": "3", "d": "4", "e": "5"}, `{"a":"1","b":"2","c":"3","d":"4","e":"5"}`},
+		{trace(), want},
+	} {
+		if got := encode(test.metadata); got != test.want {
+			t.Errorf("%v is stored as %s, want %s", test.metadata, got, test.want)
+		}
+	}
+	for range 2 {
+		if _, err := db.client.encode(letter{"a"}, &EnqueueOpts{Metadata: map[string]any{"drover:x": "y"}}, &before); err == nil {
+			t.Error("a key of drover's own is taken")
+		}
+	}
+	metadata := trace()
+	alone := testing.AllocsPerRun(100, func() { _, _ = db.client.encode(letter{"a"}, &EnqueueOpts{Metadata: nil}, &before) })
+	encode(metadata)
+	if n := testing.AllocsPerRun(100, func() { _, _ = db.client.encode(letter{"a"}, &EnqueueOpts{Metadata: metadata}, &before) }); n > alone {
+		t.Errorf("%v allocations with the metadata of the job before, %v without metadata", n, alone)
+	}
+}
+
+// The trigger that looks at metadata is not called for a trace's: it would cost an enqueue more than the row.
+func TestSmallMetadataCallNoTrigger(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	called := func(metadata string) int {
+		t.Helper()
+		tx, err := db.Pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(t.Context()) }()
+		if _, err := tx.Exec(t.Context(), `set local track_functions = 'all'`); err != nil {
+			t.Fatal(err)
+		}
+		calls := func() (n int) { // of the session, which may have had other transactions
+			const sql = `select coalesce(sum(calls), 0) from pg_stat_xact_user_functions where funcid = 'drover_bounds'::regproc`
+			if err := tx.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		before := calls()
+		if _, err := tx.Exec(t.Context(), `insert into jobs (kind, metadata) select 'k', '`+metadata+`' from generate_series(1, 3)`); err != nil {
+			t.Fatal(err)
+		}
+		return calls() - before
+	}
+	const parent = `"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"`
+	for metadata, want := range map[string]int{
+		`{` + parent + `}`: 0, `{` + parent + `, "tracestate": "a=1", "tenant": {"id": [7]}}`: 0,
+		`{"a": "` + strings.Repeat("x", 600) + `"}`: 3, `{"drover:follow_up": 1}`: 3,
+	} {
+		if n := called(metadata); n != want {
+			t.Errorf("%d calls for three jobs with %.80s, want %d", n, metadata, want)
 		}
 	}
 }

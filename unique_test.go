@@ -167,7 +167,7 @@ func TestUniqueKeysOfTheClient(t *testing.T) {
 			if u.Key {
 				opts.Key = "k\\é<"
 			}
-			job, err := db.client.encode(payload{json.RawMessage(args)}, opts)
+			job, err := db.client.encode(payload{json.RawMessage(args)}, opts, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -412,9 +412,12 @@ comment on function drover_bounds() is 'Refuses args, metadata and tags beyond t
 
 -- An AFTER trigger: so COPY still stores many rows at once. Claims and settles name none of these columns, so it is
 -- never queued for them. Nor is it for small args: 516 bytes hold neither 65 levels, which take 8 bytes each, nor
--- numbers of more than 5 MB of text.
+-- numbers of more than 5 MB of text. Nor is it for small metadata, such as a trace's: the condition itself sees their
+-- bounds, and that no key is drover's own. The function would cost an enqueue more than the rest of the row.
 create trigger jobs_bounds after insert or update of args, metadata, tags on jobs for each row
-	when (pg_column_size(new.args) > 516 or pg_column_compression(new.args) is not null or new.metadata is not null or new.tags is not null)
+	when (pg_column_size(new.args) > 516 or pg_column_compression(new.args) is not null or new.tags is not null
+		or pg_column_size(new.metadata) > 516 or pg_column_compression(new.metadata) is not null
+		or jsonb_typeof(new.metadata) <> 'object' or octet_length(new.metadata::text) > 4096 or new.metadata::text like '%"drover:%')
 	execute function drover_bounds();
 
 -- Serves claim, near sweep, full sweep, next due and rescue (store_pg_*.go). No column that a claim changes may be in

@@ -2,9 +2,12 @@ package droverotel_test
 
 import (
 	"context"
+	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
@@ -74,5 +77,61 @@ func BenchmarkMiddleware(b *testing.B) {
 				_ = m.Run(b.Context(), job, func(context.Context) error { return nil })
 			}
 		})
+	}
+}
+
+// asked counts how often a job's context is written and read.
+type asked struct {
+	propagation.TraceContext
+	written atomic.Int64
+}
+
+func (a *asked) Inject(ctx context.Context, c propagation.TextMapCarrier) {
+	a.written.Add(1)
+	a.TraceContext.Inject(ctx, c)
+}
+
+// The jobs of a call get the same context, so the propagator writes it once. The next call gets its own.
+func TestContextIsWrittenOnceForACall(t *testing.T) {
+	t.Parallel()
+	propagator := &asked{}
+	r := newRig(t, func(o *droverotel.Options) { o.Propagator = propagator })
+	parents := map[any]bool{}
+	for range 2 {
+		receipts, err := r.client.EnqueueMany(t.Context(), slices.Repeat([]drover.EnqueueItem{{Args: work{}}}, 30))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, receipt := range receipts {
+			parents[r.metadata(t, receipt.ID)["traceparent"]] = true
+		}
+	}
+	if n := propagator.written.Load(); n != 2 || len(parents) != 2 || parents[nil] {
+		t.Errorf("written %d times for two calls, as %v", n, parents)
+	}
+}
+
+// A run of a trace that is not sampled allocates little more than OpenTelemetry does: the traceparent and its carrier, the
+// options of the span, and the two closures of a run.
+func TestAllocationsOfARun(t *testing.T) { //nolint:paralleltest // it counts allocations
+	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.NeverSample())))
+	_, opts := newMetrics(droverotel.Options{TracerProvider: tracers})
+	tel := newTelemetry(t, opts)
+	m, hooks := tel.Middleware(), tel.Hooks()
+	job := &drover.Job{
+		ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV", Kind: "work", Queue: "default", Attempt: 1,
+		Metadata: []byte(`{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}`),
+	}
+	next := func(context.Context) error { return nil }
+	if n := testing.AllocsPerRun(1000, func() { _ = m.Run(t.Context(), job, next) }); n > 14 {
+		t.Errorf("%v allocations", n)
+	}
+	e := drover.Event{Queue: "default", Kind: "work", Duration: time.Second, Wait: time.Second}
+	for name, hook := range map[string]func(context.Context, drover.Event){
+		"Enqueued": hooks.Enqueued, "Started": hooks.Started, "Completed": hooks.Completed,
+	} {
+		if n := testing.AllocsPerRun(1000, func() { hook(t.Context(), e) }); n != 0 {
+			t.Errorf("%v allocations for %s", n, name)
+		}
 	}
 }

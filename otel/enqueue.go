@@ -84,7 +84,7 @@ func (t *Telemetry) beginEnqueue(ctx context.Context, call drover.EnqueueCall) (
 		attrs = append(attrs, attribute.Int("messaging.batch.message_count", b.jobs))
 	}
 	inner, span := t.start(ctx, t.opts.SpanName(send, b.queue, b.kind), trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(attrs...))
-	return inner, func(receipts []drover.Receipt, err error) {
+	return context.WithValue(inner, callKey{t}, &injection{}), func(receipts []drover.Receipt, err error) {
 		t.endEnqueue(span, call.Items, receipts, err)
 		t.measureEnqueue(inner, b, call.Items, time.Since(began), err)
 	}
@@ -122,10 +122,10 @@ func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.
 		failed = failedEnqueue(err)
 		for _, item := range items {
 			queue, kind := named(item)
-			t.instruments.sent.Add(ctx, 1, t.instruments.sets.of(setKey{sent, t.queues.Label(queue), t.kinds.Label(kind), failed, ""}))
+			t.instruments.sent.Add(ctx, 1, t.instruments.sets.of(setKey{sent, t.queues.Label(queue), t.kinds.Label(kind), failed, ""}).add...)
 		}
 	}
-	t.instruments.operation.Record(ctx, took.Seconds(), t.instruments.sets.of(setKey{operated, t.queues.Label(b.queue), "", failed, ""}))
+	t.instruments.operation.Record(ctx, took.Seconds(), t.instruments.sets.of(setKey{operated, t.queues.Label(b.queue), "", failed, ""}).record...)
 }
 
 // failedEnqueue returns the error.type of an enqueue.

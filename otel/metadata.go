@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/drover-queue/drover"
@@ -44,24 +46,53 @@ func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error 
 			return nil
 		}
 	}
-	c := carrier{}
-	t.opts.Propagator.Inject(ctx, c) // into c, and not into the metadata: it may panic halfway
+	c := t.injected(ctx)
 	size := 0
 	for key, value := range c {
-		_, taken := metadata[key]
-		if taken || key == "" || len(value) > maxValue || !storable(key) || !storable(value) || strings.HasPrefix(key, "drover:") {
-			delete(c, key)
-			continue
+		if _, taken := metadata[key]; !taken {
+			size += 6*(len(key)+len(value)) + 6 // as the longest JSON
 		}
-		size += 6*(len(key)+len(value)) + 6 // as the longest JSON
 	}
-	if len(c) == 0 || size > maxInjected*6 || !hasRoom(metadata, size) {
+	if size == 0 || size > maxInjected*6 || !hasRoom(metadata, size) {
 		return nil
 	}
 	for key, value := range c {
-		metadata[key] = value
+		if _, taken := metadata[key]; !taken {
+			metadata[key] = value
+		}
 	}
 	return nil
+}
+
+// callKey is the key of an *injection in the context of an enqueue.
+type callKey struct{ of *Telemetry }
+
+// injection has the fields that all jobs of a call get. All of them get the context of the call, so the propagator is
+// asked once.
+type injection struct {
+	once   sync.Once
+	fields carrier
+}
+
+// injected returns what the propagator writes about the context, without the fields that no metadata can hold.
+func (t *Telemetry) injected(ctx context.Context) carrier {
+	call, found := ctx.Value(callKey{t}).(*injection)
+	if !found { // beginEnqueue panicked
+		return t.injectInto(ctx)
+	}
+	call.once.Do(func() { call.fields = t.injectInto(ctx) })
+	return call.fields
+}
+
+func (t *Telemetry) injectInto(ctx context.Context) carrier {
+	c := carrier{}
+	t.opts.Propagator.Inject(ctx, c) // into c, and not into the metadata: it may panic halfway
+	for key, value := range c {
+		if key == "" || len(value) > maxValue || !storable(key) || !storable(value) || strings.HasPrefix(key, "drover:") {
+			delete(c, key)
+		}
+	}
+	return c
 }
 
 // storable reports whether Postgres takes the text.
@@ -90,6 +121,23 @@ func hasRoom(metadata map[string]any, more int) bool {
 
 const traceparent = "traceparent" // of the W3C
 
+// parent is a carrier that has a traceparent alone. It is no map, because each run makes one.
+type parent string
+
+func (p *parent) Get(key string) string {
+	if key != traceparent {
+		return ""
+	}
+	return string(*p)
+}
+
+func (p *parent) Set(key, value string) {
+	if key == traceparent {
+		*p = parent(value)
+	}
+}
+func (*parent) Keys() []string { return []string{traceparent} }
+
 // alone returns the traceparent of metadata that have nothing else, as Postgres writes them. To parse them as any JSON takes
 // longer than the rest of the run's span.
 func alone(raw json.RawMessage) (value string, found bool) {
@@ -103,12 +151,12 @@ func alone(raw json.RawMessage) (value string, found bool) {
 
 // carried reads the propagator's fields out of stored metadata, which anybody may have written. A field counts as
 // missing if it has another type, or is too long.
-func carried(raw json.RawMessage, fields []string) carrier {
+func carried(raw json.RawMessage, fields []string) propagation.TextMapCarrier {
 	if len(raw) == 0 || len(fields) == 0 {
 		return nil
 	}
 	if value, found := alone(raw); found && slices.Contains(fields, traceparent) {
-		return carrier{traceparent: value}
+		return new(parent(value))
 	}
 	var all map[string]json.RawMessage
 	if json.Unmarshal(raw, &all) != nil {
@@ -124,6 +172,9 @@ func carried(raw json.RawMessage, fields []string) carrier {
 			c = carrier{}
 		}
 		c[field] = value
+	}
+	if c == nil {
+		return nil // and not a nil map in an interface
 	}
 	return c
 }

@@ -24,7 +24,7 @@ type instruments struct {
 }
 
 func newInstruments(meter metric.Meter) (in instruments, err error) {
-	in.sets = &sets{made: map[setKey]metric.MeasurementOption{}}
+	in.sets = &sets{made: map[setKey]*labelled{}}
 	in.counts, in.histograms = map[meters.Meter]metric.Int64Counter{}, map[meters.Meter]metric.Float64Histogram{}
 	errs := make([]error, 4, 20)
 	short := []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10} // the conventions'
@@ -73,7 +73,7 @@ func (in *instruments) begin() {
 		}
 	}
 	for _, reason := range meters.Reasons() {
-		in.counts[meters.DeadLetters].Add(context.Background(), 0, in.sets.of(setKey{meter: meters.DeadLetters, a: string(reason)}))
+		in.counts[meters.DeadLetters].Add(context.Background(), 0, in.sets.of(setKey{meter: meters.DeadLetters, a: string(reason)}).add...)
 	}
 }
 
@@ -82,26 +82,26 @@ func (t *Telemetry) count(ctx context.Context, m meters.Meter, value float64, l 
 	defer t.guard()
 	switch in := &t.instruments; {
 	case m == meters.Enqueued:
-		in.sent.Add(ctx, int64(value), in.sets.of(setKey{sent, l[0], l[1], "", l[2]}))
+		in.sent.Add(ctx, int64(value), in.sets.of(setKey{sent, l[0], l[1], "", l[2]}).add...)
 	case m == meters.RunDuration: // the middleware measures it, with the context of its span
 	case in.histograms[m] != nil:
-		in.histograms[m].Record(ctx, value, in.sets.of(setKey{m, l[0], l[1], l[2], l[3]}))
+		in.histograms[m].Record(ctx, value, in.sets.of(setKey{m, l[0], l[1], l[2], l[3]}).record...)
 	default:
-		in.counts[m].Add(ctx, int64(value), in.sets.of(setKey{m, l[0], l[1], l[2], l[3]}))
+		in.counts[m].Add(ctx, int64(value), in.sets.of(setKey{m, l[0], l[1], l[2], l[3]}).add...)
 	}
 }
 
 // measureStart counts a run that begins.
 func (t *Telemetry) measureStart(ctx context.Context, job *drover.Job) {
 	defer t.guard()
-	t.instruments.consumed.Add(ctx, 1, t.instruments.sets.of(setKey{consumed, t.queues.Label(job.Queue), t.kinds.Label(job.Kind), "", ""}))
+	t.instruments.consumed.Add(ctx, 1, t.instruments.sets.of(setKey{consumed, t.queues.Label(job.Queue), t.kinds.Label(job.Kind), "", ""}).add...)
 }
 
 // measureRun takes the context of the run's span, so that an exemplar can name the span.
 func (t *Telemetry) measureRun(ctx context.Context, job *drover.Job, took time.Duration, failed string) {
 	defer t.guard()
 	t.instruments.process.Record(ctx, took.Seconds(),
-		t.instruments.sets.of(setKey{processed, t.queues.Label(job.Queue), t.kinds.Label(job.Kind), failed, ""}))
+		t.instruments.sets.of(setKey{processed, t.queues.Label(job.Queue), t.kinds.Label(job.Kind), failed, ""}).record...)
 }
 
 // The meters of the conventions, after drover's own.
@@ -122,17 +122,25 @@ type setKey struct {
 // sets keeps attributes that were made. It is bounded, because all values are.
 type sets struct {
 	mu   sync.RWMutex
-	made map[setKey]metric.MeasurementOption
+	made map[setKey]*labelled
 }
 
-func (s *sets) of(key setKey) metric.MeasurementOption {
+// labelled are the attributes of a measurement as the arguments of an instrument's methods, which keeps each call from
+// allocating them.
+type labelled struct {
+	add    []metric.AddOption
+	record []metric.RecordOption
+}
+
+func (s *sets) of(key setKey) *labelled {
 	s.mu.RLock()
 	option := s.made[key]
 	s.mu.RUnlock()
 	if option != nil {
 		return option
 	}
-	option = metric.WithAttributeSet(attribute.NewSet(attributesOf(key)...))
+	attrs := metric.WithAttributeSet(attribute.NewSet(attributesOf(key)...))
+	option = &labelled{[]metric.AddOption{attrs}, []metric.RecordOption{attrs}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.made[key] = option

@@ -42,8 +42,12 @@ func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.
 func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner context.Context, span trace.Span) {
 	defer t.guard()
 	parent, opts := t.relate(ctx, job)
-	opts = append(opts, trace.WithSpanKind(trace.SpanKindConsumer), t.ofJob(job))
-	inner, span = t.start(parent, t.opts.SpanName(process, job.Queue, job.Kind), opts...)
+	begin := t.ofJob(job)
+	name := begin.name
+	if t.named {
+		name = t.opts.SpanName(process, job.Queue, job.Kind)
+	}
+	inner, span = t.start(parent, name, append(opts, begin.kind, begin.attrs)...)
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String(messageID, text(job.ID, maxName)), attribute.Int("drover.attempt", job.Attempt),
 			attribute.Int("drover.max_attempts", job.MaxAttempts))
@@ -53,17 +57,31 @@ func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner contex
 
 // ofJob returns the attributes with which a run's span begins, and by which a sampler may decide. They are the same for all
 // jobs of a queue and kind, so they are made once, unless there are too many queues or kinds.
-func (t *Telemetry) ofJob(job *drover.Job) trace.SpanStartOption {
+func (t *Telemetry) ofJob(job *drover.Job) beginning {
 	key := [2]string{job.Queue, job.Kind}
-	if made, found := t.begins.Load(key); found {
-		return made.(trace.SpanStartOption) //nolint:forcetypeassert // it stores nothing else
+	t.begun.RLock()
+	begin, found := t.begins[key]
+	t.begun.RUnlock()
+	if found {
+		return begin
 	}
-	option := trace.WithAttributes(append(common(process),
+	begin.name = conventional(process, job.Queue, job.Kind)
+	begin.kind = trace.WithSpanKind(trace.SpanKindConsumer)
+	begin.attrs = trace.WithAttributes(append(common(process),
 		attribute.String(destination, text(job.Queue, maxName)), attribute.String(ofKind, text(job.Kind, maxName)))...)
 	if t.queues.Label(job.Queue) == job.Queue && t.kinds.Label(job.Kind) == job.Kind {
-		t.begins.Store(key, option)
+		t.begun.Lock()
+		defer t.begun.Unlock()
+		t.begins[key] = begin
 	}
-	return option
+	return begin
+}
+
+// beginning is how the spans of a queue and kind begin.
+type beginning struct {
+	name  string // of the conventions
+	kind  trace.SpanStartOption
+	attrs trace.SpanStartOption
 }
 
 // relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. It links to the
@@ -74,8 +92,11 @@ func (t *Telemetry) relate(ctx context.Context, job *drover.Job) (context.Contex
 	if c == nil {
 		return ctx, opts
 	}
-	ambient := trace.SpanFromContext(ctx)
-	parent := t.opts.Propagator.Extract(trace.ContextWithSpanContext(ctx, trace.SpanContext{}), c)
+	ambient, empty := trace.SpanFromContext(ctx), ctx
+	if ambient.SpanContext().IsValid() {
+		empty = trace.ContextWithSpanContext(ctx, trace.SpanContext{}) // a propagator that finds nothing returns it
+	}
+	parent := t.opts.Propagator.Extract(empty, c)
 	created := trace.SpanContextFromContext(parent)
 	if created.IsValid() {
 		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: created}))

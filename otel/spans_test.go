@@ -554,6 +554,47 @@ func TestSkipUnsampled(t *testing.T) {
 	}
 }
 
+// If the caller has set a part of the trace, the enqueue adds no other part of its own.
+func TestTraceOfTheCallerIsNotMixed(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, nil)
+	state, err := trace.ParseTraceState("a=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := trace.ContextWithRemoteSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{
+		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1}, TraceFlags: trace.FlagsSampled, TraceState: state,
+	}))
+	own := r.enqueue(t, ctx, "", &drover.EnqueueOpts{Metadata: map[string]any{"traceparent": "mine"}})
+	other := r.enqueue(t, ctx, "", nil)
+	if mine := r.metadata(t, own); mine["traceparent"] != "mine" || mine["tracestate"] != nil {
+		t.Errorf("metadata %v", mine)
+	}
+	if theirs := r.metadata(t, other); theirs["tracestate"] != "a=1" {
+		t.Errorf("metadata %v", theirs)
+	}
+}
+
+// How a span begins is made once for each queue and kind.
+func TestSpansOfTwoQueues(t *testing.T) {
+	t.Parallel()
+	spans := tracetest.NewInMemoryExporter()
+	tel := newTelemetry(t, droverotel.Options{TracerProvider: sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))})
+	run := tel.Middleware().Run
+	for _, queue := range []string{"a", "b", "a"} {
+		if err := run(t.Context(), &drover.Job{Queue: queue, Kind: "k"}, func(context.Context) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for _, span := range spans.GetSpans() {
+		got = append(got, span.Name+" of "+attributes(span.Attributes)["messaging.destination.name"])
+	}
+	if want := []string{"process a of a", "process b of b", "process a of a"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // One call is one span, however many jobs it stores.
 func TestBatchIsOneSpan(t *testing.T) {
 	t.Parallel()

@@ -97,18 +97,21 @@ func (o Options) withDefaults() (Options, error) {
 		o.NewTrace = func(_ *drover.Job, age time.Duration) bool { return age > time.Hour }
 	}
 	if o.SpanName == nil {
-		o.SpanName = func(operation, queue, _ string) string {
-			if queue == "" {
-				return operation
-			}
-			return operation + " " + queue
-		}
+		o.SpanName = conventional
 	}
 	or(&o.MaxKinds, 1000)
 	or(&o.MaxQueues, 100)
 	or(&o.MaxAge, 5*time.Second)
 	or(&o.Timeout, 5*time.Second)
 	return o, nil
+}
+
+// conventional is the name of a span by the conventions.
+func conventional(operation, queue, _ string) string {
+	if queue == "" {
+		return operation
+	}
+	return operation + " " + queue
 }
 
 func or[T int | time.Duration](value *T, standard T) {
@@ -134,7 +137,9 @@ type Telemetry struct {
 	tracer        trace.Tracer
 	instruments   instruments
 	kinds, queues *meters.Names
-	begins        sync.Map // attributes of runs by queue and kind
+	named         bool // Options.SpanName is set
+	begun         sync.RWMutex
+	begins        map[[2]string]beginning // by queue and kind
 	process       meters.Process
 	database      meters.Database
 	reported      atomic.Int64 // when the last panic was, in seconds
@@ -148,10 +153,12 @@ func New(opts Options) (t *Telemetry, err error) {
 			t, err = nil, fmt.Errorf("droverotel: a provider or the propagator panicked: %v", p)
 		}
 	}()
+	named := opts.SpanName != nil
 	if opts, err = opts.withDefaults(); err != nil {
 		return nil, err
 	}
 	t = &Telemetry{
+		named: named, begins: map[[2]string]beginning{},
 		opts: opts, fields: opts.Propagator.Fields(), tracer: opts.TracerProvider.Tracer(scope, trace.WithSchemaURL(schema)),
 		kinds: &meters.Names{Most: opts.MaxKinds}, queues: &meters.Names{Most: opts.MaxQueues},
 	}

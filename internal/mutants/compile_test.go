@@ -26,7 +26,7 @@ func TestEveryMutantCompiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-f", `{{.ImportPath}} {{.Dir}} {{.Export}} {{join .GoFiles " "}}`, "./...")
+	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-f", `{{.ImportPath}} {{.Dir}} {{.Export}} {{join .GoFiles " "}}`, "./...", "./otel")
 	list.Dir = root
 	out, err := list.Output()
 	if err != nil {

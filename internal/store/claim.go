@@ -171,9 +171,7 @@ func (m *More) read(text []byte) (err error) {
 	if text[0] == 'm' {
 		age, metadata, _ := bytes.Cut(text[1:], []byte{' '})
 		if string(metadata) != "null" {
-			if err := json.Unmarshal(metadata, &m.Metadata); err != nil { // checks and copies; text is the driver's
-				return err
-			}
+			m.Metadata = bytes.Clone(metadata) // JSON, because the column is jsonb; text is the driver's
 		}
 		m.AgeMS, err = strconv.ParseInt(string(age), 10, 64)
 		return err
