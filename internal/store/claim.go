@@ -171,7 +171,12 @@ func (m *More) read(text []byte) (err error) {
 	if text[0] == 'm' {
 		age, metadata, _ := bytes.Cut(text[1:], []byte{' '})
 		if string(metadata) != "null" {
-			m.Metadata = bytes.Clone(metadata) // JSON, because the column is jsonb; text is the driver's
+			m.Metadata = bytes.Clone(metadata) // text is the driver's
+		}
+		if len(metadata) > 10_000 { // so large a jsonb may be nested more deeply than encoding/json reads
+			if err := json.Unmarshal(metadata, &m.Metadata); err != nil {
+				return err
+			}
 		}
 		m.AgeMS, err = strconv.ParseInt(string(age), 10, 64)
 		return err
