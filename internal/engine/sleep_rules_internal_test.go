@@ -133,6 +133,22 @@ func TestWhoDoesNotListenFindsWork(t *testing.T) {
 	})
 }
 
+// The supervisors on call fill up, and the last one tells all. Who has room takes a free slot immediately. Otherwise the
+// next job would notify nobody until a heartbeat.
+func TestWhoHasRoomTakesFreeSlots(t *testing.T) {
+	t.Parallel()
+	inFleet(t, store.CallSlots+2, 1, func(f *fleet) {
+		jobs := []*fleetJob{}
+		for range store.CallSlots + 2 {
+			jobs = append(jobs, f.enqueue(busy))
+			pass(20 * time.Millisecond)
+		}
+		pass(fleetRest)
+		f.startsWithin(12*time.Millisecond, jobs...)
+		pass(busy)
+	})
+}
+
 // Many notifications are for those on call alone. The others stop listening, and begin again later.
 func TestTheNoiseEnds(t *testing.T) {
 	t.Parallel()
