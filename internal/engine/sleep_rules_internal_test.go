@@ -133,8 +133,8 @@ func TestWhoDoesNotListenFindsWork(t *testing.T) {
 	})
 }
 
-// The supervisors on call fill up, and the last one tells all. Who has room takes a free slot immediately. Otherwise the
-// next job would notify nobody until a heartbeat.
+// The supervisors on call fill up, and the last of them notifies all. Supervisors that have room take the free slots.
+// Otherwise the next enqueue would find nobody on call, until a heartbeat.
 func TestWhoHasRoomTakesFreeSlots(t *testing.T) {
 	t.Parallel()
 	inFleet(t, store.CallSlots+2, 1, func(f *fleet) {
