@@ -138,14 +138,15 @@ func TestWhoDoesNotListenFindsWork(t *testing.T) {
 func TestWhoHasRoomTakesFreeSlots(t *testing.T) {
 	t.Parallel()
 	inFleet(t, store.CallSlots+2, 1, func(f *fleet) {
-		jobs := []*fleetJob{}
-		for range store.CallSlots + 2 {
-			jobs = append(jobs, f.enqueue(busy))
-			pass(20 * time.Millisecond)
+		for range 5 { // a heartbeat may come just then
+			jobs := []*fleetJob{}
+			for range store.CallSlots + 2 {
+				jobs = append(jobs, f.enqueue(busy))
+				pass(20 * time.Millisecond)
+			}
+			pass(2 * busy)
+			f.startsWithin(12*time.Millisecond, jobs...)
 		}
-		pass(fleetRest)
-		f.startsWithin(12*time.Millisecond, jobs...)
-		pass(busy)
 	})
 }
 
