@@ -676,7 +676,7 @@ begin
 			if idle <> '{}' then
 				picked := array(
 					select j.id from jobs j
-					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle) and j.scheduled_at <= as_of + ahead -- or somebody has put it off
+					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle) and j.scheduled_at <= as_of + ahead -- a job that is due later was put off by somebody
 						and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
 						and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
 					order by j.id limit batch for update of j skip locked);

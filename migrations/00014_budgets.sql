@@ -55,7 +55,7 @@ comment on function drover_slot(bigint, int, bigint, int) is 'The first slot of 
 -- +goose StatementBegin
 create function drover_slot_due(slot bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
 	-- Slots n and n + retries are exactly per_ms apart. So no window of that length, without its
-	-- end, has more than so many.
+	-- end, has more than retries slots.
 	select first / retries * per_ms * 1000 + first % retries * per_ms * 1000 / retries from (select slot - slot % burst as first) s
 $$;
 -- +goose StatementEnd

@@ -144,7 +144,7 @@ begin
 	if jsonb_typeof(docs) is distinct from 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
-	-- Most calls store one new job. This does the same without arrays, in half of the time.
+	-- Most calls store one new job. This part does so without arrays, in half of the time.
 	if single then
 		select * into g from jsonb_to_record(batch) as d(id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz, delay interval,
 			max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text, uniqueness jsonb);
