@@ -1,5 +1,5 @@
--- drover: jobs, the queues, kinds and supervisors that serve them, and the way in. Unqualified names: search_path
--- picks the schema.
+-- drover: jobs; the queues, kinds and supervisors that serve them; enqueues. Names are not
+-- qualified: search_path picks the schema.
 --
 --   goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up
 --
@@ -11,7 +11,7 @@
 do $$
 declare
 	foreign_name text;
-	version      int := 10; -- of a drover that is here already
+	version      int := 10; -- of a drover that is already in the schema
 	versions     regclass; -- a version table of goose
 	used         boolean;
 	fresh        boolean := false;
@@ -29,8 +29,9 @@ begin
 	if version < 10 then
 		raise exception 'drover: schema "%" holds version % of drover''s tables, from before the first release, which cannot be migrated: take it down with the files that made it, or drop the schema', current_schema(), version;
 	end if;
-	-- goose has made the version table of this run, and it holds no version yet. Without -table that is goose_db_version.
-	-- If there are versions in it, and no other version table is empty, it is an application's.
+	-- goose has made the version table of this run, and it holds no version yet. Without -table
+	-- that is goose_db_version. If it has versions, and no other version table is empty, it belongs
+	-- to an application.
 	for versions in
 		select c.oid from pg_class c where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('r', 'p')
 			and (select count(*) from pg_attribute a where a.attrelid = c.oid and a.attname in ('version_id', 'is_applied', 'tstamp')) = 3
@@ -70,7 +71,8 @@ comment on function drover_schema_version() is 'The version of drover''s schema:
 -- +goose StatementBegin
 create function drover_secure(home regproc default 'drover_schema_version') returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-	-- The default of home is stored as an OID, so it is in the schema of this function, whatever its name is by now.
+	-- The default of home is stored as an OID. So it is in the schema of this function, even if
+	-- that was renamed.
 	own constant regnamespace := (select pronamespace from pg_proc where oid = home);
 	f   record;
 begin
@@ -115,8 +117,9 @@ declare
 	ms constant bigint := floor(extract(epoch from clock_timestamp()) * 1000);
 	r  constant bytea := uuid_send(gen_random_uuid());
 begin
-	-- 48 bits of milliseconds in 10 digits, then 16 random digits: the low 5 bits of each byte of a v4 uuid. In byte 6 only 4
-	-- bits are random, so the fifth is one of the 3 that byte 7 has left. Written out, because a loop takes six times as long.
+	-- 48 bits of milliseconds in 10 digits, then 16 random digits: the low 5 bits of each byte of a
+	-- v4 uuid. Byte 6 has only 4 random bits there, so the fifth is one of the 3 that byte 7 has
+	-- left. The digits are written out, because a query over them takes six times as long.
 	return concat(
 		substr(d, (ms >> 45 & 31)::int + 1, 1), substr(d, (ms >> 40 & 31)::int + 1, 1), substr(d, (ms >> 35 & 31)::int + 1, 1),
 		substr(d, (ms >> 30 & 31)::int + 1, 1), substr(d, (ms >> 25 & 31)::int + 1, 1), substr(d, (ms >> 20 & 31)::int + 1, 1),
@@ -135,8 +138,8 @@ comment on function drover_ulid() is 'A fresh ULID, for jobs inserted by hand; c
 
 -- +goose StatementBegin
 create function drover_append_error(errors jsonb, entry jsonb) returns jsonb language sql immutable as $$
-	-- Appending without a bound is quadratic in WAL. Operators' entries have a bound of their own, so that no verb over
-	-- many jobs costs a job the story of its failures.
+	-- Without a bound, each entry would write all earlier ones to the WAL again. Operators' entries
+	-- have a bound of their own, so that they never push out the failures of a job.
 	select case when entry @> '{"class": "operator"}' or errors @> '[{"class": "operator"}]' then (
 		select coalesce(jsonb_agg(case when e.operators or n.operators or jsonb_typeof(e.value) <> 'object' then e.value else e.value - 'trace' end order by e.at)
 			filter (where e.operators <> n.operators or e.nth <> 6 or e.of < case when n.operators then 10 else 20 end), '[]') || jsonb_build_array(entry)
@@ -152,7 +155,8 @@ comment on function drover_append_error(jsonb, jsonb) is
 
 -- +goose StatementBegin
 create function drover_strategy_ok(retry jsonb) returns boolean language sql immutable as $$
-	-- What passes here a worker can read; keys of another type of strategy are refused as it refuses them.
+	-- A worker can read every strategy that passes this check. As in a worker, keys of another type
+	-- of strategy are refused.
 	select retry is null or coalesce(
 		jsonb_typeof(retry) = 'object' and pg_column_size(retry) <= 1024
 		and case retry->>'type'
@@ -177,9 +181,10 @@ $$;
 -- +goose StatementEnd
 comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strategy has the public form, e.g. {"type":"exponential","base":"15s","multiplier":2,"max":"1h","jitter":"up:0.25"}.';
 
--- Fixed-width columns first, then what a claim changes side by side, so that the WAL of a claim holds little more
--- than those. Fillfactor 30 leaves room on the page for three versions of a row (fresh, running, completed): HOT
--- claims, and half a vacuum's work saved. Set 45 where completed jobs are deleted at once:
+-- Fixed-width columns come first. The columns that a claim changes are next to each other, so that
+-- a claim writes little more than these to the WAL. Fillfactor 30 leaves room on the page for three
+-- versions of a row (fresh, running, completed). So claims are HOT updates, and vacuum has half of
+-- the work. Set 45 if completed jobs are deleted immediately:
 --   alter table jobs set (fillfactor = 45);
 create table jobs (
 	scheduled_at  timestamptz not null default greatest(now(), statement_timestamp()),
@@ -226,9 +231,10 @@ create table jobs (
 	unique_scope   text collate "C",
 	unique_until   timestamptz,
 
-	-- Each statement that writes to the table reads, plans and compiles these CHECKs, at some 35 instructions for
-	-- each character of their stored form (ADR 21), and each claim and settle evaluates them. So they are few and
-	-- short, a list is one array constant, and none reads args, metadata or tags: the trigger jobs_bounds does that.
+	-- Each statement that writes to the table reads, plans and compiles these CHECKs, which costs
+	-- some 35 instructions for each character of their stored form (ADR 21). Each claim and settle
+	-- evaluates them. So they are few and short, and a list is one array constant. None reads args,
+	-- metadata or tags: the trigger jobs_bounds checks these.
 	constraint jobs_state check (state = any ('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}')),
 	constraint jobs_running_is_claimed check ((state = 'running') = (claimed_by is not null)),
 	constraint jobs_final_is_finalized check ((state = any ('{completed,discarded,cancelled}')) = (finalized_at is not null)),
@@ -243,7 +249,8 @@ create table jobs (
 	constraint jobs_max_attempts check (max_attempts > 0),
 	constraint jobs_timeout check (timeout_ms > 0),
 	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
-	-- ASCII: some functions store an id in front of other text, and cut it off again by its length.
+	-- ASCII, because some functions store an id in front of other text, and cut it off again by its
+	-- length.
 	constraint jobs_id check (octet_length(id) = 26 and length(id) = 26),
 	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
 	constraint jobs_retry check (retry is null or drover_strategy_ok(retry)),
@@ -251,7 +258,8 @@ create table jobs (
 	constraint jobs_paced check (paced_at is null or redrive_id is not null)
 ) with (
 	fillfactor = 30,
-	-- A share of the table would let millions of dead claim-index entries pile up beside a day of kept rows.
+	-- With a share of the table as the threshold, millions of dead entries would pile up in the
+	-- claim index next to a day of kept rows.
 	autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
 	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
@@ -313,9 +321,10 @@ begin
 	if size > 8 * deepest and jsonb_path_exists(doc, format('strict $.**{%s} ? (@.type() == "array" || @.type() == "object")', deepest)::jsonpath) then
 		return format('nested deeper than %s', deepest);
 	end if;
-	-- The text of a number stored in 16 bytes may have 147,456 characters; other values have at most six for each
-	-- byte. So the numbers are written out first, until they exceed the bound, and the whole value only if that is
-	-- safe and the answer is still open.
+	-- The text of a number that is stored in 16 bytes may have 147,456 characters. Other values
+	-- have at most six characters for each byte. So the numbers are written out first, until they
+	-- exceed the bound. The whole value is written out only if that is safe and the answer is still
+	-- open.
 	if size <= 2048 then
 		return case when most_text < 9216 * size and octet_length(doc::text) > most_text then too_long end;
 	end if;
@@ -348,7 +357,7 @@ comment on function drover_digits(jsonb, int) is 'How many bytes of text the num
 
 -- +goose StatementBegin
 create function drover_unseen() returns text language sql immutable as $$
-	-- As checkSeen in Go has it.
+	-- As in checkSeen in Go.
 	select E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$'
 $$;
 -- +goose StatementEnd
@@ -365,7 +374,7 @@ declare
 begin
 	if pg_column_size(new.args #> '{}') > 2048 or jsonb_path_exists(new.args, 'strict $.**{64} ? (@.type() == "array" || @.type() == "object")') then
 		field := 'args';
-		-- A follow-up holds the args of the job that it follows, and those may be a follow-up's too.
+		-- A follow-up holds the args of the job that it follows, which may be a follow-up itself.
 		fault := drover_json_fault(new.args, 25165824, 25165824, 64 + coalesce(follow_up, 0));
 	end if;
 	if fault is null and new.metadata is not null then
@@ -377,8 +386,8 @@ begin
 			'$.keyvalue() ? (@.key starts with "drover:")') then
 			fault := 'keys that begin with "drover:" are drover''s own';
 		else
-			-- A client sends at most 64 KiB. The text here has a space after each comma and colon, and jsonb takes up
-			-- to six times as much.
+			-- A client sends at most 64 KiB. Here the text has a space after each comma and colon,
+			-- and jsonb needs up to six times as much.
 			fault := drover_json_fault(new.metadata, 131072, 524288, 64);
 		end if;
 	end if;
@@ -410,40 +419,46 @@ $$;
 -- +goose StatementEnd
 comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md, whoever inserts or updates them: they would be slow or impossible to read.';
 
--- An AFTER trigger: so COPY still stores many rows at once. Claims and settles name none of these columns, so it is
--- never queued for them. Nor is it for small args: 516 bytes hold neither 65 levels, which take 8 bytes each, nor
--- numbers of more than 5 MB of text. Nor is it for small metadata, such as a trace's: the condition itself sees their
--- bounds, and that no key is drover's own. The function would cost an enqueue more than the rest of the row.
+-- An AFTER trigger, so that COPY still stores many rows together. It is never queued for claims and
+-- settles, because these name none of its columns. Nor is it queued for small args: 516 bytes
+-- cannot hold 65 levels, which need 8 bytes each, or numbers with more than 5 MB of text. Nor is it
+-- queued for small metadata, such as a trace's: the condition itself checks their bounds, and that
+-- no key is drover's own. The function would cost an enqueue more than the rest of the row.
 create trigger jobs_bounds after insert or update of args, metadata, tags on jobs for each row
 	when (pg_column_size(new.args) > 516 or pg_column_compression(new.args) is not null or new.tags is not null
 		or pg_column_size(new.metadata) > 516 or pg_column_compression(new.metadata) is not null
 		or jsonb_typeof(new.metadata) <> 'object' or octet_length(new.metadata::text) > 4096 or new.metadata::text like '%"drover:%')
 	execute function drover_bounds();
 
--- Serves claim, near sweep, full sweep, next due and rescue (store_pg_*.go). No column that a claim changes may be in
--- here, predicate included, or claims are no longer HOT: that is why state is not.
+-- Serves claim, near sweep, full sweep, next due and rescue (internal/store). It must not contain a
+-- column that a claim changes, not even in its predicate, or claims would no longer be HOT updates.
+-- So it does not contain state.
 create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null;
 
--- Serves the lists, counts and views of discarded jobs; empty until something is discarded. A claim leaves its columns alone.
+-- Serves the lists, counts and views of discarded jobs. It is empty until something is discarded. A
+-- claim does not change its columns.
 create index jobs_discarded_idx on jobs (finalized_at, id) where discard_reason is not null;
 
--- Serves the summary of dead letters (index only), failure groups, and lists of one group. A claim leaves its columns alone.
+-- Serves the summary of dead letters (index only), failure groups, and lists of one group. A claim
+-- does not change its columns.
 create index jobs_discarded_groups_idx on jobs (queue, kind, discard_reason, class, fingerprint, finalized_at, id) where discard_reason is not null;
 
--- Serves paced redrives (drover_pace). A claim leaves its columns alone.
+-- Serves paced redrives (drover_pace). A claim does not change its columns.
 create index jobs_redrive_idx on jobs (redrive_id, queue, pace_key, paced_at, id) where redrive_id is not null;
 
--- Serves the release of parked jobs and their count in a group; empty unless a policy parks. A claim leaves its columns alone.
--- Not "finalized_at is null": where few jobs are unfinished the planner would read jobs_claim_idx for it, dead entries and all.
+-- Serves the release of parked jobs and their count in a group. It is empty unless a policy parks.
+-- A claim does not change its columns. The condition is not "finalized_at is null": if few jobs are
+-- unfinished, the planner would then read jobs_claim_idx with all its dead entries.
 create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity';
 
--- Serves unique jobs (drover_enqueue_unique). The columns are null for all other jobs. A claim changes unique_until only
--- for a job that is unique until it has started, and finalized_at never. A job that ends leaves the index by itself, on every
--- path: finalized_at is set. A period is finite, and outlives the job's end.
+-- Serves unique jobs (drover_enqueue_unique). The columns are null for all other jobs. A claim
+-- changes unique_until only for a job that is unique until it has started, and never changes
+-- finalized_at. Whatever ends a job sets finalized_at, so the job leaves the index. A period is
+-- finite, and lasts beyond the job's end.
 create unique index jobs_unique_idx on jobs (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity');
 
--- A fingerprint belongs to one kind. Not knowing it the planner takes the summary for one of a hundred times the groups,
--- and spends a second of JIT on it.
+-- A fingerprint belongs to one kind. Without this statistic the planner expects a hundred times as
+-- many groups in the summary, and spends a second on JIT.
 create statistics jobs_failures (ndistinct) on kind, fingerprint from jobs;
 
 create table queues (
@@ -509,9 +524,9 @@ create table drover_supervisors (
 	build      text collate "C" not null default '',
 	process    text collate "C",
 	crew       bigint, -- null: it is never notified
-	limits_seen bigint, -- null until a limit is followed: it takes no room in the rows of those who have none
-	-- The epoch is in the key so that raising it conflicts with the key share lock of claims under way, and a
-	-- heartbeat does not.
+	limits_seen bigint, -- null until a limit is followed; null needs no room in the row
+	-- The epoch is part of the key. So a raise of the epoch waits for the key share locks of claims
+	-- under way, and a heartbeat does not wait.
 	primary key (id, epoch)
 ) with (fillfactor = 50);
 comment on table drover_supervisors is 'One row a running supervisor. beat rises while it lives; when it stops for a lease, others rescue its jobs.';
@@ -570,9 +585,10 @@ comment on column drover_set_aside.tries is 'How often it was refused. The pause
 
 -- +goose StatementBegin
 create function drover_rows_fault(code text) returns boolean language sql immutable as $$
-	-- A batch fails because of one of its rows, or as a whole: because of the connection, the server, the role, the
-	-- schema, or another transaction that was in the way. 53200 and 57014 may be one row's fault all the same: it is
-	-- too large for the memory, or causes a time-out. The library has the same list (internal/pg/faults.go).
+	-- A batch fails because of one of its rows, or as a whole: because of the connection, the
+	-- server, the role, the schema, or another transaction that was in the way. 53200 and 57014 may
+	-- be the fault of one row, which is too large for the memory or causes a time-out. The library
+	-- has the same list (internal/pg/faults.go).
 	select code in ('53200', '57014') or left(code, 2) not in ('08', '25', '26', '28', '3D', '3F', '40', '53', '57')
 $$;
 -- +goose StatementEnd
@@ -599,7 +615,7 @@ begin
 			began := began or took > 0;
 			at := at + step;
 			step := least(2 * step, n);
-		exception when others then -- this does not catch a time-out of the whole statement, which ends the walk
+		exception when others then -- a time-out of the whole statement is not caught, and ends the walk
 			get stacked diagnostics code = returned_sqlstate, why = message_text;
 			if not drover_rows_fault(code) or not began and jsonb_array_length(refused) >= most then
 				raise;
@@ -639,7 +655,7 @@ declare
 	entry jsonb;
 	entry_was jsonb;
 	times int;
-	kept  constant int := 12; -- refusals before it is discarded after all: some five hours
+	kept  constant int := 12; -- so many refusals before it is discarded: some five hours
 begin
 	select state, claim_seq, attempt into j from jobs where id = job_id and finalized_at is null for update skip locked;
 	if not found or j.claim_seq <> seq then
@@ -663,7 +679,7 @@ begin
 		where id = job_id returning state into became;
 		return;
 	exception when others then
-		null; -- its errors cannot be read or written, or a trigger of the application's refuses this as well
+		null; -- its errors cannot be read or written, or an application's trigger refuses this as well
 	end;
 	begin
 		if not later then
@@ -684,7 +700,8 @@ comment on function drover_refuse(text, text, int, text, text, boolean) is
 
 -- +goose StatementBegin
 create function drover_channel() returns text language sql stable as $$
-	-- A channel's name has 63 bytes at most. Cut to that, schemas whose names begin alike would wake each other.
+	-- A channel's name has at most 63 bytes. If long names were cut, schemas whose names begin
+	-- alike would wake each other.
 	select 'drover_' || case when octet_length(current_schema()) <= 56 then current_schema()::text else to_hex(hashtextextended(current_schema()::text, 0)) end
 $$;
 -- +goose StatementEnd
@@ -693,8 +710,9 @@ comment on function drover_channel() is 'The NOTIFY channel of this schema''s qu
 -- +goose StatementBegin
 create function drover_notify(payload text) returns void language plpgsql as $$
 begin
-	-- drover_wake has the same conditions. Above half, the queue of notifications may soon be full, and then the caller's
-	-- commit would fail. A setting that was local to an earlier transaction is empty.
+	-- drover_wake has the same conditions. If the queue of notifications is more than half full, it
+	-- may soon be full, and then the caller's commit would fail. A setting that was local to an
+	-- earlier transaction is empty now.
 	if coalesce(nullif(current_setting('drover.notify', true), ''), 'on')::boolean and pg_notification_queue_usage() <= 0.5 then
 		perform pg_notify(drover_channel(), payload);
 	end if;
@@ -724,7 +742,7 @@ begin
 			exit when kind is not null; -- it looks by itself, and one is enough
 			continue;
 		end if;
-		-- The two to notify change every second: a burst soon meets one that is awake.
+		-- Every second it notifies two others, so a burst soon meets a supervisor that is awake.
 		slots := array(
 			select k from (select c.on_call + (i + extract(epoch from clock_timestamp())::bigint) % 8 as k from generate_series(0, 7) as i) s
 			where k is distinct from passes and not (pg_try_advisory_lock_shared(k) and pg_advisory_unlock_shared(k)) limit 2);
@@ -751,7 +769,7 @@ declare
 	until  timestamptz;
 	turn   bigint;
 begin
-	-- Time-outs of the session's own would end more than the wait. 0 is none.
+	-- The session's own time-outs would end more than the wait. 0 means none.
 	until := clock_timestamp() + least(patience, (select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
 	for turn in select distinct hashtextextended(drover_channel() || ' turn ' || queue, 0) as key from unnest(queues) as queue order by key loop
 		perform set_config('lock_timeout', greatest(1, ceil(extract(epoch from until - clock_timestamp()) * 1000))::text, true);
@@ -760,7 +778,7 @@ begin
 	perform set_config('lock_timeout', usual, true);
 	return true;
 exception when lock_not_available then
-	return false; -- the setting is as it was: what the block did is undone
+	return false; -- the error has undone the change of the setting
 end
 $$;
 -- +goose StatementEnd
@@ -769,8 +787,8 @@ comment on function drover_take_turn(text[], interval) is 'Makes claims of queue
 -- +goose StatementBegin
 create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out since timestamptz, out waiting bigint) language plpgsql stable as $$
 begin
-	-- clock_timestamp() is read after the snapshot was taken: what others have written by then was earlier, unless the
-	-- clock has gone back.
+	-- clock_timestamp() is read after the snapshot was taken. So all times in the snapshot are
+	-- earlier, unless the clock has gone back.
 	select max(s.clock_at), min(s.behind_since) filter (where isfinite(s.behind_since)) into latest, since from drover_supervisors s where isfinite(s.clock_at);
 	if latest - clock_timestamp() >= interval '10 s' then
 		latest := least(latest, timestamptz '9999-12-30+00');
@@ -781,8 +799,9 @@ begin
 		waiting := 0;
 		return;
 	end if;
-	-- The queues, and of each lane of each what is due between now and then, a heartbeat included that did not come: by
-	-- jobs_claim_idx. What happened to a job in the future was before the clock went back.
+	-- For each lane of each queue, this reads by jobs_claim_idx the jobs that are due from now to
+	-- the latest time, and a minute beyond it, because a heartbeat may be missing. Events of a job
+	-- that lie in the future happened before the clock went back.
 	with recursive held(name) as (
 		select min(j.queue) from jobs j where j.finalized_at is null
 		union all
@@ -810,7 +829,7 @@ create function drover_lock_tables(tables text[], patience interval default '1 m
 declare
 	usual   text := current_setting('lock_timeout');
 	bounds  interval[] := array[current_setting('statement_timeout')::interval, current_setting('transaction_timeout', true)::interval];
-	-- All waits together are over before anybody that waits for this one looks for a deadlock.
+	-- All waits together end before a session that waits for this one looks for a deadlock.
 	wait    interval := least(interval '250 ms', current_setting('deadlock_timeout')::interval / 2) / cardinality(tables);
 	until   timestamptz := clock_timestamp() + least(patience, nullif(usual::interval, interval '0'),
 		(select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
@@ -822,7 +841,7 @@ begin
 			execute 'lock table ' || (select string_agg(quote_ident(name), ', ' order by place) from unnest(tables) with ordinality as t (name, place));
 			perform set_config('lock_timeout', usual, true);
 			return;
-		exception when lock_not_available then -- and nothing is locked any more
+		exception when lock_not_available then -- the error has released all locks
 			if clock_timestamp() > until then
 				select string_agg(case when l.pid is null then 'a prepared transaction, see pg_prepared_xacts'
 					else format('process %s%s, in its transaction since %s', l.pid, ' (' || nullif(a.application_name, '') || ')', a.xact_start) end, '; '
@@ -925,7 +944,8 @@ begin
 	if scheduled_at > '10000-01-01 00:00:00Z' then -- a driver may round up to that
 		raise exception 'drover: scheduled_at: % is after the year 9999', scheduled_at using errcode = '22023';
 	end if;
-	-- A time in the past is now: behind the supervisors' floors the job would wait for a sweep.
+	-- A time in the past becomes now: behind the supervisors' floors the job would wait for a
+	-- sweep.
 	return greatest(coalesce(scheduled_at, greatest(now(), statement_timestamp()) + delay), now(), statement_timestamp());
 end
 $$;
@@ -1005,7 +1025,7 @@ create function drover_enqueue_many(batch jsonb, wake boolean default true, home
 declare
 	existing text[];
 	refused  text[]; -- not stored by this round
-	missing  text[]; -- those of them that no job has
+	missing  text[]; -- refused ids that no job has
 	strays   bigint; -- stored under ids that are not in the batch
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
@@ -1015,8 +1035,9 @@ begin
 	if jsonb_typeof(batch) <> 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
-	-- One row a job; the keys are drover_enqueue's parameters, the id is the caller's. Of several jobs with one id the
-	-- first is stored, and the others are told as there before.
+	-- One row for each job. The keys are drover_enqueue's parameters, and the id comes from the
+	-- caller. If several jobs have one id, the first of them is stored, and the id is returned for
+	-- the others as if it had been there before.
 	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		with given as materialized (
 			select g.ordinality as n, g.id,

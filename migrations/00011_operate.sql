@@ -59,7 +59,8 @@ begin
 			raise exception 'drover: priority % is not 1 to 9', value using errcode = '22023';
 		end if;
 	end loop;
-	-- A script whose variable is not set sends a filter such as {"args": {}}, which every job matches.
+	-- A script whose variable is not set sends a filter such as {"args": {}}, which every job
+	-- matches.
 	if verb is not null and not coalesce((filter->>'all')::boolean, false)
 		and not exists (select from jsonb_each(filter) as f(key, value) where f.key <> 'all' and (f.key = 'ids' or f.value not in ('{}', '[]', '""'))) then
 		raise exception 'drover: % needs a filter', verb using errcode = '22023', hint = 'To mean every job say {"all": true}.';
@@ -103,7 +104,7 @@ begin
 		return drover_where(filter, verb);
 	end if;
 	perform drover_where(filter, verb); -- refuses
-	-- Of a discarded job the state is in no index, the reason is.
+	-- The state of a discarded job is in no index, but its reason is.
 	return 'j.discard_reason is not null and ' || drover_where(case when filter->>'state' = 'discarded' then filter - 'state' else filter end);
 end
 $$;
@@ -157,7 +158,7 @@ $$;
 comment on function drover_find_carefully(jsonb) is
 	'drover_find for a table with rows that cannot be read: a row does not fit if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags, args or periodic, so it is used only after drover_find has failed.';
 
--- One sane plan whatever the statistics say, as in the library's own transactions.
+-- One good plan whatever the statistics are, as in the library's own transactions.
 -- +goose StatementBegin
 create function drover_page(filter jsonb, after text, page int) returns text[] language plpgsql stable set enable_seqscan = off set jit = off as $$
 declare
@@ -174,9 +175,10 @@ begin
 			ids := '{}';
 			place := after;
 			if drover_dead(filter) then
-				-- First look at the next 2,000 dead letters in order: that costs some milliseconds, and finds a page
-				-- of anything frequent. When a million jobs have just died, the statistics still say that there are
-				-- few dead letters, and the planner would sort all that fit.
+				-- First look at the next 2,000 dead letters in order. That costs some milliseconds,
+				-- and finds a page of all that is frequent. When a million jobs have just died, by
+				-- the statistics there are still few dead letters, so the planner would sort all
+				-- that match.
 				execute 'select coalesce(array_agg(w.id), ''{}'') from (select j.id from (select j.* from jobs j where j.discard_reason is not null'
 					|| drover_beyond(filter, after, true) || ' limit $2) j where ' || fits || ' limit $1) w' into ids using page, reach;
 				if cardinality(ids) < page then
@@ -187,8 +189,10 @@ begin
 			if cardinality(ids) < page and place is not null then
 				rest := drover_beyond(filter, place, true);
 				if drover_dead(filter) and filter - '{state,queue,kind,reason,class,fingerprint,finalized_after,finalized_before,all}'::text[] = '{}' then
-					-- Few of the newest fit. The rest may have died long before, so no index is walked in order: all columns of
-					-- this filter are in jobs_discarded_groups_idx. No index is in the order of an expression.
+					-- Few of the newest match. The others may have died long before, so no index is
+					-- walked in order. Instead, jobs_discarded_groups_idx finds them, which has all
+					-- columns of this filter. It sorts by an expression, so that no index is read
+					-- in its order.
 					rest := replace(rest, 'order by j.finalized_at ', 'order by j.finalized_at + interval ''0'' ');
 				end if;
 				execute 'select array_agg(w.id) from (select j.id from jobs j where ' || fits || rest || ' limit $1) w' into more using page - cardinality(ids);
@@ -228,8 +232,8 @@ comment on function drover_count(jsonb) is 'How many jobs a filter picks. An ind
 -- +goose StatementBegin
 create function drover_quarantined(most int default 10) returns table (id text, queue text, kind text, finalized_at timestamptz)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = on set jit = off as $$
-	-- The index leads from one kind that has dead letters to the next, so the others are not read. Up to 1,000 jobs of each
-	-- kind are looked at.
+	-- The index leads from one kind that has dead letters to the next, so the others are not read.
+	-- Up to 1,000 jobs of each kind are looked at.
 	with recursive dead(queue, kind) as (
 		(select j.queue, j.kind from jobs j where j.discard_reason is not null order by j.queue, j.kind limit 1)
 		union all
@@ -260,8 +264,8 @@ begin
 		if filter->>'state' <> 'completed' then
 			raise exception 'drover: % jobs cannot be rerun, only completed ones', filter->>'state' using errcode = '22023';
 		end if;
-		-- Not twice, or an interrupted walk could not go on. A job that is a rerun itself would match the filter again as
-		-- soon as it completes.
+		-- No job is rerun twice, so that an interrupted walk can go on. A job that is a rerun
+		-- itself would match the filter again as soon as it completes.
 		return 'j.state = ''completed'' and not jsonb_path_exists(j.errors, ''$[*] ? (exists (@.job) && @.error starts with "rerun as ")'')'
 			|| case when filter ? 'ids' then '' else ' and (j.errors->0 ? ''job'') is not true' end;
 	end if;
@@ -271,7 +275,7 @@ begin
 	if filter->>'state' <> all('{completed,discarded,cancelled}') then
 		raise exception 'drover: % jobs cannot be deleted, only those that have ended', filter->>'state' using errcode = '22023';
 	end if;
-	-- The filter has to ask for dead letters, or none is deleted.
+	-- Dead letters are deleted only if the filter asks for them.
 	return 'j.finalized_at is not null' || case when drover_dead(filter) or filter ? 'ids' then '' else ' and j.discard_reason is null' end;
 end
 $$;
@@ -290,7 +294,7 @@ begin
 	fits := drover_find(filter, verb) || eligible;
 	loop
 		begin
-			-- Of dead letters at most reach are looked at, for the reason given in drover_page.
+			-- At most reach dead letters are looked at, for the reason in drover_page.
 			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
 				|| case when drover_dead(filter) then '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits
 					else 'jobs j where ' || fits || beyond end || ' limit $1) w' into ids, last using batch, filter, reach;
@@ -320,8 +324,8 @@ declare
 	walked text[];
 	fits text;
 begin
-	-- Jobs are found in the order of the walk. Then they are locked in the order of ids, as in every verb, and
-	-- checked again under the lock.
+	-- Jobs are found in the order of the walk. Then they are locked in the order of ids, as in
+	-- every verb, and checked again under the lock.
 	select s.ids, s.last, s.fits into walked, last, fits from drover_seek(filter, verb, after, batch) s;
 	execute 'select array_agg(h.id) from (select j.id from jobs j where j.id = any($1) and ' || fits
 		|| ' order by j.id for update' || case when wait then '' else ' skip locked' end || ') h' into held using walked;
@@ -364,7 +368,7 @@ begin
 	)
 	delete from drover_set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
 exception when insufficient_privilege then
-	null; -- then the rows stay, and do no harm: each path looks only at jobs it could take
+	null; -- the rows stay, and do no harm: each path looks only at jobs that it could take
 end
 $$;
 -- +goose StatementEnd
@@ -396,8 +400,8 @@ begin
 	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
 	select w.done, w.refused into changed, refused from drover_walk(ids, format(ending, append), doc) w;
 	if refused <> '[]' then
-		-- Either the database refuses the entry for their errors, or it refuses the end itself: try without the
-		-- entry.
+		-- Either the database refuses the entry for their errors, or it refuses the end itself: try
+		-- without the entry.
 		begin
 			select changed + w.done, w.refused into changed, refused
 			from drover_walk(array(select r->>'id' from jsonb_array_elements(refused) as r), format(ending, ''), doc) w;
@@ -408,8 +412,8 @@ begin
 		end;
 	end if;
 	for job in select r->>'id' from jsonb_array_elements(refused) as r loop
-		-- The CHECKs cannot read a damaged column either, so such a row cannot be changed at all before the column is
-		-- replaced.
+		-- The CHECKs cannot read a damaged column either, so such a row cannot be changed at all
+		-- before the column is replaced.
 		select string_agg(case p.part
 			when 'args' then ', args = to_jsonb(''(unreadable)''::text)'
 			when 'errors' then ', errors = jsonb_build_array(' || entry || ' || jsonb_build_object(''error'', left($2->>''error'', 800) || ''; the errors before this could not be read''))'
@@ -427,7 +431,7 @@ begin
 		end;
 	end loop;
 	ended := drover_without(ids, refused);
-	if cardinality(ended) <> changed then -- a trigger of the application's has held some back
+	if cardinality(ended) <> changed then -- an application's trigger has held some back
 		ended := array(select i.id from unnest(ended) as i(id) where (select j.finalized_at from jobs j where j.id = i.id) is not null order by 1);
 	end if;
 	running := drover_without(running, refused);
@@ -445,7 +449,8 @@ declare
 	was text;
 	refused jsonb;
 begin
-	-- A running job is cancelled at once: its row is final, its owner's outcome is refused, and the owner is told.
+	-- A running job is cancelled immediately. Its row is final, its owner's outcome is refused, and
+	-- the owner is notified.
 	select state into was from jobs where id = job_id for update;
 	if was not in ('completed', 'discarded', 'cancelled') then
 		refused := (select e.refused from drover_end(array[job_id], 'cancelled', why, by) e);
@@ -522,7 +527,7 @@ begin
 	select w.done, w.refused into changed, refused
 	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
 	ids := drover_without(held, refused);
-	if cardinality(ids) <> changed then -- a trigger of the application's has held some back
+	if cardinality(ids) <> changed then -- an application's trigger has held some back
 		ids := array(select i.id from unnest(ids) as i(id) where not exists (select from jobs j where j.id = i.id) order by 1);
 	end if;
 	perform drover_forget_refused(ids);
@@ -567,8 +572,9 @@ comment on function drover_failed_at(jsonb, boolean) is 'The time of the newest,
 -- +goose StatementBegin
 create function drover_shown(value jsonb) returns jsonb language plpgsql immutable as $$
 begin
-	-- A small value is stored in the row itself, so it can be read whenever the row can. Its text is not too large to
-	-- send: even a thousand bytes of numbers such as 1e131071 make only some 400 MB.
+	-- A small value is stored in the row itself, so it can be read whenever the row can. Its text
+	-- is not too large to send: even a thousand bytes of numbers such as 1e131071 make only some
+	-- 400 MB.
 	if pg_column_size(value) > 1000 then
 		perform length(value::text);
 	end if;
@@ -595,8 +601,9 @@ left join queues q on q.name = j.queue
 where j.discard_reason is not null;
 comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';
 
--- The counts come from jobs_discarded_groups_idx alone; each group's newest job is the end of its range there. An index
--- finds a null by is null only, so there are four such ranges; all but one are never read.
+-- The counts come from jobs_discarded_groups_idx alone. Each group's newest job is the end of its
+-- range in that index. An index finds a null only by "is null", so there are four such ranges, and
+-- three of them are never read.
 create view discarded_summary as
 select g.queue, g.kind, g.reason, g.class, g.fingerprint, g.jobs, g.first_discarded_at, g.last_discarded_at,
 	drover_error_text(n.errors) as newest_error, n.id as newest_id

@@ -1,5 +1,6 @@
--- drover: paced redrives. Dead jobs come back at a rate, the same few of one key at a time, and no faster than they
--- are claimed. A redrive is a row: whoever ticks next (drover_pace) goes on where the last one was.
+-- drover: paced redrives. Dead jobs come back at a rate, only a few of one key at a time, and no
+-- faster than they are claimed. A redrive is a row. The next session that calls drover_pace goes on
+-- where the last one ended.
 --
 -- Locks: creates new objects only.
 
@@ -114,7 +115,8 @@ comment on function drover_key_patched(jobs, jsonb) is 'The unique key that a de
 -- +goose StatementBegin
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
 	by text default null, why text default '') returns setof text language sql as $$
-	-- The jobs' rows are locked by the caller. Dead jobs begin anew; parked ones go on where they were.
+	-- The caller has locked the jobs' rows. Dead jobs begin anew, and parked jobs go on where they
+	-- were.
 	update jobs j set
 		state = case when j.finalized_at is null and j.errors_total > 0 then 'retryable' else 'available' end,
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
@@ -154,7 +156,8 @@ begin
 		return null;
 	end if;
 	if j.state not in ('discarded', 'cancelled') then
-		-- A second redrive of a job that waits changes nothing; one that wants to change it must say so first.
+		-- A second redrive of a job that waits changes nothing. If it asks for a change, it is
+		-- refused.
 		if j.redrives > 0 and j.state in ('available', 'scheduled', 'retryable', 'parked') then
 			if max_attempts <> coalesce(j.max_attempts, 0) or drover_merge_patch(j.args, args_patch) <> j.args then
 				raise exception 'drover: job % was redriven before and waits; cancel it first to change it', job_id using errcode = 'DR002';
@@ -169,7 +172,7 @@ begin
 	if args_patch is not null and (jsonb_typeof(j.args) <> 'object' or jsonb_typeof(args_patch) <> 'object') then
 		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
 	end if;
-	update jobs set paced_at = null where id = job_id and paced_at is not null; -- whatever redrive holds it
+	update jobs set paced_at = null where id = job_id and paced_at is not null; -- it leaves the redrive that holds it
 	begin
 		if args_patch is not null and j.unique_key is not null then
 			update jobs set unique_key = drover_key_patched(jobs, args_patch) where id = job_id;
@@ -182,7 +185,7 @@ begin
 	exception when unique_violation then
 		get stacked diagnostics violated = constraint_name;
 		if violated <> 'jobs_unique_idx' then
-			raise; -- the application's
+			raise; -- an application's index is violated
 		end if;
 		raise exception 'drover: job % cannot be redriven, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(job_id), 'which has ended since') using errcode = 'DR002';
 	end;
@@ -212,7 +215,8 @@ begin
 	end if;
 	r.filter := coalesce(plan->'filter', '{}');
 	perform drover_where(r.filter, 'a redrive');
-	-- Times are read with this session's DateStyle and TimeZone, and stored in a form that every session reads alike.
+	-- Times are read with this session's DateStyle and TimeZone, and stored in a form that every
+	-- session reads alike.
 	foreach moment in array '{created_after,created_before,finalized_after,finalized_before}'::text[] loop
 		if r.filter ? moment then
 			r.filter := jsonb_set(r.filter, array[moment], to_jsonb((r.filter->>moment)::timestamptz));
@@ -253,7 +257,7 @@ comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan; rais
 
 -- +goose StatementBegin
 create function drover_redrive_candidates(r drover_redrives) returns text language sql stable set datestyle = iso as $$
-	-- Which jobs a redrive is for, as a condition on jobs j: those that were dead when it began and that no other
+	-- A condition on jobs j: the jobs that were dead when the redrive began and that no other
 	-- redrive holds. The time becomes a literal that another session reads.
 	select drover_where(r.filter) || case
 		when r.filter ? 'ids' then ' and j.state in (''discarded'', ''cancelled'')'
@@ -268,7 +272,7 @@ comment on function drover_redrive_candidates(drover_redrives) is 'The jobs a re
 
 -- +goose StatementBegin
 create function drover_redrive_key(r drover_redrives) returns text language sql stable as $$
-	-- The key of a job j in a redrive, null for none.
+	-- The key of a job j in a redrive; null if it has none.
 	select case when r.per_key is null then 'null::text' when r.key_from is null then 'j.concurrency_key'
 		else format('nullif(j.args #>> %L, '''')', string_to_array(r.key_from, '.')) end
 $$;
@@ -290,7 +294,7 @@ begin
 		end if;
 	end if;
 	if r.per_key is null then
-		return; -- nothing to check: do not count, which would read every row that fits
+		return; -- nothing to check: a count would read every row that matches
 	end if;
 	begin
 		execute format('select count(*), count(%s) from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r)) into fit, keyed;
@@ -326,7 +330,7 @@ begin
 		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where not exists (select from jobs j where j.id = i.id)) u on true
 	on conflict (id) do nothing
 	returning id into named;
-	if named is null then -- another session was faster
+	if named is null then -- another session has stored it since
 		raise exception 'drover: the redrive % was started before', r.id using errcode = 'DR002';
 	end if;
 	perform drover_notify('redrive ' || named);
@@ -345,7 +349,7 @@ declare
 	r drover_redrives := drover_redrive_plan(plan);
 	expired constant text := 'coalesce(j.expires_at <= now(), false)';
 	held    constant text := '(coalesce(j.paced_at = j.finalized_at, false) and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))';
-	-- Those that the limit leaves out. What is skipped does not count, as when the redrive marks.
+	-- Jobs that the limit leaves out. As when the redrive marks jobs, skipped jobs do not count.
 	beyond  constant text := case when r.max_jobs is null then 'false' else format('count(*) filter (where not %s and not %s) over (order by %s rows unbounded preceding) > %s',
 		expired, held, case when r.filter->>'state' in ('cancelled', 'parked') or r.filter ? 'ids' then 'j.id' else 'j.finalized_at, j.id' end, r.max_jobs) end;
 begin
@@ -370,7 +374,8 @@ declare
 	code text;
 	why  text;
 begin
-	-- In random order: otherwise a hundred bad rows next to each other would look as if all rows were bad.
+	-- In random order: otherwise a hundred bad rows next to each other would look as if all rows
+	-- were bad.
 	select w.done, w.refused into done, refused
 	from drover_walk(array(select id from unnest(ids) as i(id) order by random()), statement, doc) w;
 exception when others then
@@ -378,7 +383,8 @@ exception when others then
 	if not drover_rows_fault(code) or code like '42%' then -- class 42: a right or a table is missing
 		raise;
 	end if;
-	-- None of a hundred passed. All of these count as refused, and the redrive goes on with other jobs.
+	-- None of a hundred passed. All of these count as refused, and the redrive goes on with other
+	-- jobs.
 	done := 0;
 	refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
 end
@@ -440,9 +446,9 @@ begin
 	if not found or r.state <> 'marking' or r.paused_at is not null then
 		return;
 	end if;
-	-- Dead letters are walked by the index on finalized_at, other jobs by primary key. A condition on the short
-	-- columns picks up to a batch of the next rows; only those are read whole. So a step ends soon, even if nothing
-	-- fits.
+	-- Dead letters are walked by the index on finalized_at, other jobs by primary key. A condition
+	-- on the short columns picks up to a batch of the next rows, and only these rows are read
+	-- whole. So a step ends soon, even if nothing matches.
 	named := r.filter ? 'ids';
 	fits := drover_redrive_candidates(r);
 	quick := drover_where(r.filter - '{ids,error,tags,args,periodic}'::text[]);
@@ -492,7 +498,7 @@ begin
 			end if;
 			ids := coalesce(ids, '{}');
 			ended := last_id is null;
-			last_id := coalesce(last_id, ids[cardinality(ids)]); -- go on behind these, even if some of them are locked
+			last_id := coalesce(last_id, ids[cardinality(ids)]); -- go on after these, even if some of them are locked
 			last_at := coalesce(last_at, at);
 		end if;
 		looked := looked + 1;
@@ -503,15 +509,15 @@ begin
 			if not drover_rows_fault(sqlstate) then
 				raise;
 			end if;
-			-- Some row cannot be read, so it is not known whether it fits.
+			-- Some row cannot be read, so it is not known whether it matches.
 			select w.refused into bad from drover_redrive_walk(ids, 'select count(why) + count(key) from (' || reading || ') j') w;
 			refused := refused || bad;
 			ids := array(select i.id from unnest(ids) with ordinality as i(id, n) where i.id <> all(array(select b->>'id' from jsonb_array_elements(bad) b)) order by i.n);
 			execute 'select jsonb_object_agg(id, jsonb_build_array(why, key)) from (' || reading || ') j' into seen using ids;
 		end;
 		seen := coalesce(seen, '{}');
-		-- Of the jobs that fit, take the first ones, as many as the plan's limit still allows. List the others in
-		-- front of those as skipped.
+		-- Take the first matching jobs, as many as the plan's limit still allows. List the jobs
+		-- that were passed over on the way as skipped.
 		select coalesce(array_agg(s.id order by s.n) filter (where s.why is null), '{}'),
 			skips || coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'why', s.why) order by s.n) filter (where s.why is not null), '[]')
 		into fit, skips
@@ -533,7 +539,8 @@ begin
 			taken := taken + cardinality(mine);
 			delete from drover_set_aside s where s.path = 'redrive' and s.job = any(mine); -- a new chance
 		end if;
-		-- A job that fits and was not marked is locked, or has just changed: it is looked at again.
+		-- A job that matches and was not marked is locked, or has just changed. It is looked at
+		-- again.
 		free := array(select b->>'id' from jsonb_array_elements(bad) b);
 		locked := (select coalesce(jsonb_object_agg(f.id, coalesce(r.locked->f.id, to_jsonb(clock_timestamp()))), '{}')
 			from unnest(fit) as f(id) where f.id <> all(mine) and f.id <> all(free));
@@ -578,13 +585,13 @@ comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs, an array of 
 create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
 language plpgsql set enable_seqscan = off set jit = off set lock_timeout = '1s' as $$
 declare
-	-- Slots are given out so far ahead, and no further: workers that stop leave a second's worth of jobs overdue, not more.
+	-- How far ahead slots are given out. If workers stop, only the jobs of a second become overdue.
 	ahead constant interval := '1 second';
 	patience constant interval := '500 milliseconds';
-	-- A smaller batch means that a tick was cut off. Then the tick picks its work at random, so that the same row
-	-- does not cut off every tick.
+	-- A smaller batch means that a tick was cut off. Then the tick picks its work at random, so
+	-- that the same row does not cut off every tick.
 	careful constant boolean := batch < 1000;
-	spare constant int := 100; -- so many more are looked at, to replace those that others have locked
+	spare constant int := 100; -- so many more jobs are looked at, to replace jobs that others have locked
 	q drover_redrive_queues;
 	r drover_redrives;
 	marking boolean := false;
@@ -610,8 +617,9 @@ declare
 begin
 	released := 0;
 	refused := '[]';
-	-- Each redrive and each queue has an exception block of its own, so that an error in one does not stop the
-	-- others. A tick marks for about a second, or for a quarter of one if other redrives wait for their slots.
+	-- Each redrive and each queue has an exception block of its own, so that an error in one does
+	-- not stop the others. A tick marks for about a second, or for a quarter of one if other
+	-- redrives wait for their slots.
 	select clock_timestamp() + f.time, f.time / greatest(1, f.markings) into until, share from (
 		select case when count(*) > count(*) filter (where state = 'marking') then interval '250 milliseconds' else interval '1 second' end as time,
 			count(*) filter (where state = 'marking') as markings
@@ -632,8 +640,8 @@ begin
 			update drover_redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
 		end;
 	end loop;
-	-- Of the jobs that are set aside and whose pause is over: try again to take the marked ones out, forget the
-	-- others.
+	-- These jobs were set aside, and their pause is over. Try again to take the marked jobs out,
+	-- and forget the others.
 	ids := array(select s.job from drover_set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
 	if ids <> '{}' then
 		perform drover_redrive_take_out(array(select j.id from jobs j where j.id = any(ids) and j.paced_at is not null order by j.id for update skip locked));
@@ -647,15 +655,16 @@ begin
 		end;
 	end loop;
 	if not exists (select from drover_redrives where finished_at is null and paused_at is null) then
-		return; -- null: nothing to do until someone says so
+		return; -- null: nothing to do until a redrive begins or goes on
 	end if;
 	capped := exists (select from drover_redrives where finished_at is null and paused_at is null and per_key is not null);
 	wait := '1 second'; -- someone else is at it
 	for q in select * from drover_redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
 		begin
-			-- Keep the released jobs that nobody has claimed since. If some of a kind are late, nobody works that
-			-- kind: all its jobs except one are taken back, and no more of them are let go until that one is claimed.
+			-- Keep the released jobs that nobody has claimed since. If jobs of a kind are late,
+			-- nobody works on that kind. Then all its jobs except one are taken back, and no more
+			-- are released until that job is claimed.
 			q.released := coalesce((
 				select jsonb_object_agg(j.id, j.claim_seq) from jobs j
 				where j.id = any(array(select jsonb_object_keys(q.released))) and j.queue = q.queue
@@ -667,11 +676,12 @@ begin
 			if idle <> '{}' then
 				picked := array(
 					select j.id from jobs j
-					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle) and j.scheduled_at <= as_of + ahead -- else somebody has put it off
+					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle) and j.scheduled_at <= as_of + ahead -- a job that is due later was put off by somebody
 						and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
 						and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
 					order by j.id limit batch for update of j skip locked);
-				-- A job that cannot be taken back stays due: it is forgotten here, and not tried again.
+				-- A job that cannot be taken back stays due. It is forgotten here, and not tried
+				-- again.
 				perform drover_redrive_walk(picked, '
 					with back as (
 						update jobs set state = ''parked'', scheduled_at = ''infinity'', paced_at = coalesce(redriven_at, ($2 #>> ''{}'')::timestamptz)
@@ -754,8 +764,8 @@ create function drover_redrive_next(r drover_redrives, of_queue text, after_key 
 declare
 	keys text[];
 begin
-	-- A dead job that the redrive holds has paced_at = finalized_at; one that an operator ended in its hands has not.
-	-- Jobs without a key go by their turn.
+	-- A dead job that the redrive holds has paced_at = finalized_at. If an operator has ended a job
+	-- that the redrive had taken up, the two differ. Jobs without a key go in their order.
 	picked := array(
 		select j.id from jobs j
 		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of
@@ -765,7 +775,8 @@ begin
 	if r.per_key is null then
 		return;
 	end if;
-	-- Of the keys the next 500 are looked at, round and round: each has its next jobs, as many as its cap leaves room for.
+	-- Look at the next 500 keys, and begin anew after the last one. Of each key pick the next jobs,
+	-- as many as its cap leaves room for.
 	keys := array(
 		with recursive walk(key) as (
 			(select j.pace_key from jobs j where j.redrive_id = r.id and j.queue = of_queue and j.pace_key > after_key order by j.pace_key limit 1)
@@ -809,7 +820,8 @@ declare
 	taken  jsonb;
 	again  int;
 begin
-	-- Jobs that others have locked are passed over. fresh: not counted as released yet.
+	-- Jobs that other transactions have locked are passed over. fresh: the job is not counted as
+	-- released yet.
 	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total, 'unique', h.uniq)) from (
 		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.unique_scope <> 'period', false) as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
@@ -818,7 +830,8 @@ begin
 		order by case when shuffled then random() end, p.nth limit n for update of j skip locked) h), '{}');
 	stale := array(select e.key from jsonb_each(held) as e(key, value) where (e.value->>'stale')::boolean);
 	perform drover_redrive_take_out(stale);
-	-- Of the jobs with one unique key only one can be there, and none while another job has the key.
+	-- Only one of the jobs with the same unique key can come back, and none while another job has
+	-- the key.
 	taken := case when not jsonb_path_exists(held, '$.*.unique ? (@ == true)') then '[]' else (
 		select coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', format('job %s has its unique key', coalesce(u.owner, u.first))) order by u.id), '[]') from (
 			select j.id, drover_unique_owner(j.id) as owner, first_value(j.id) over (partition by j.unique_key order by p.nth) as first
@@ -864,7 +877,8 @@ declare
 	error text;
 begin
 	if r.state = 'canary' then
-		-- A canary is well once it has completed (and perhaps been deleted), ill once a run of it has failed.
+		-- A canary is well once it has completed (and perhaps been deleted), ill once a run of it
+		-- has failed.
 		select count(*) filter (where j.errors_total > c.value::int or j.state in ('discarded', 'cancelled')),
 			count(*) filter (where j.finalized_at is null and j.errors_total <= c.value::int),
 			min(drover_last_error(j.errors)->>'error') filter (where j.errors_total > c.value::int)
@@ -896,8 +910,9 @@ declare
 	held text[];
 	refused jsonb;
 begin
-	-- Dead jobs stay dead. Those that have run under it and wait for a place go on by themselves; parked ones that have
-	-- not stay parked. Those that are out count for their keys until they have ended.
+	-- Dead jobs stay dead. Jobs that have run under the redrive and wait for a place go on by
+	-- themselves. Parked jobs that have not run under it stay parked. Jobs that were released count
+	-- for their keys until they have ended.
 	held := array(
 		select j.id from jobs j where j.redrive_id = r.id and (isfinite(j.paced_at) or j.paced_at = 'infinity' and j.finalized_at is not null)
 			and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true

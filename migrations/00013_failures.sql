@@ -1,4 +1,5 @@
--- drover: failure groups: what goes wrong, counted by fingerprint, and what becomes of the jobs it happens to.
+-- drover: failure groups. Failed runs are counted by their fingerprints, and a policy decides what
+-- becomes of their jobs.
 --
 -- Locks: creates new objects only.
 
@@ -103,7 +104,8 @@ declare
 	room int := 10000 - (select count(*) from drover_failure_groups);
 	took bigint;
 begin
-	-- Counters stop at the largest value of their type. Times are cut to the years that Go and JSON can hold.
+	-- Counters stop at the largest value of their type. Times are cut to the years that Go and JSON
+	-- can hold.
 	with taken as (
 		delete from drover_failure_tallies where id = any(ids::bigint[]) returning *
 	), summed as (
@@ -152,15 +154,17 @@ declare
 	code     text;
 	why      text;
 begin
-	-- One caller at a time: so none waits for another, none deadlocks, and only one sees a group come back. A caller
-	-- that finds the table locked, by another or by a person's open transaction, leaves the work for the next time.
+	-- One caller at a time. So no caller waits for another, there is no deadlock, and only one
+	-- caller sees a group come back. If the table is locked, by another caller or by a person's
+	-- open transaction, the work is left for the next time.
 	begin
 		lock table drover_failure_groups in share row exclusive mode nowait;
 	exception when lock_not_available then
 		return;
 	end;
 	resolved := array(select g.fingerprint from drover_failure_groups g where g.status = 'resolved');
-	-- In random order: otherwise a hundred bad tallies next to each other would look as if all were bad.
+	-- In random order: otherwise a hundred bad tallies next to each other would look as if all were
+	-- bad.
 	ids := array(select t.id::text from (select f.id from drover_failure_tallies f order by f.id limit page) t order by random());
 	begin
 		select w.refused into refused from drover_walk(ids, 'select drover_failures_put($1)') w;
@@ -172,7 +176,7 @@ begin
 		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', why)) from unnest(ids) as i(id));
 	end;
 	if refused <> '[]' then
-		-- Tallies are only a statistic: those that cannot be added are dropped.
+		-- Tallies are only a statistic. If a tally cannot be added, it is dropped.
 		bad := array(select r->>'id' from jsonb_array_elements(refused) r);
 		raise warning 'drover: dropped % tallies of failures that drover_failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
 		begin
@@ -264,7 +268,8 @@ begin
 	where f.fingerprint = drover_failure_policy.fingerprint
 		and (f.policy, f.park_build) is distinct from (drover_failure_policy.policy, case when drover_failure_policy.policy = 'park' then newest end);
 	if g.policy = 'park' and policy is distinct from 'park' then
-		-- Jobs that are locked or refused here keep their build; drover_unpark releases them all the same.
+		-- Jobs that are locked or refused here keep their build; drover_unpark releases them all
+		-- the same.
 		parked := array(
 			select j.id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
 			order by j.id for update skip locked);
@@ -287,8 +292,9 @@ declare
 	ids text[] := '{}';
 	bad text[];
 begin
-	-- The newest build's row is the turn to do this, and holds the last slot given: whoever is next goes on there. Slots
-	-- are given for 1,000 jobs ahead at most.
+	-- The session that locks the newest build's row has the turn to do this. The row holds the last
+	-- slot that was given, and the next session goes on there. Slots are given for at most 1,000
+	-- jobs ahead.
 	perform from drover_builds b where b.build = newest for update skip locked;
 	if not found then
 		return 0;
@@ -297,11 +303,12 @@ begin
 		select g.fingerprint from drover_failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
 	)
 	update drover_failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
-	-- A slot further ahead than drover ever gives one was set by hand, and is ignored.
+	-- If a slot is further ahead than drover ever gives one, it was set by hand, and is ignored.
 	start := greatest(clock_timestamp(), (select max(slots_to) from drover_builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
 	room := greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int);
-	-- First the jobs that older builds parked, then those that the newest build parked under a policy that was
-	-- lifted. Jobs that others have locked, or that are set aside, leave their places to the next ones.
+	-- First come the jobs that older builds parked, then the jobs that the newest build parked
+	-- under a policy that was lifted. The next jobs take the places of jobs that other transactions
+	-- have locked, or that are set aside.
 	for over in
 		select o.build from (select '' as build union all select b.build from drover_builds b where b.build <> newest union all select newest) o
 		where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')
@@ -341,8 +348,9 @@ comment on function drover_unpark(int) is
 -- +goose StatementBegin
 create function drover_discarded_with(of_kind text, print text) returns bigint language sql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-	-- jobs_discarded_groups_idx leads from one queue that has dead letters to the next, and so to the reasons and the classes
-	-- of each: only the entries of this fingerprint are counted one by one.
+	-- jobs_discarded_groups_idx leads from one queue that has dead letters to the next, and in each
+	-- queue to its reasons and classes. So only the entries of this fingerprint are counted one by
+	-- one.
 	with recursive queues(queue) as (
 		(select j.queue from jobs j where j.discard_reason is not null order by j.queue limit 1)
 		union all
@@ -383,7 +391,7 @@ select drover_secure();
 select drover_lock_tables('{jobs,drover_failure_groups,drover_failure_tallies,drover_builds}');
 drop view failures;
 drop function drover_discarded_with;
--- A parked job would wait for ever without what releases it.
+-- Without the functions that release it, a parked job would wait for ever.
 update jobs set state = 'retryable', scheduled_at = clock_timestamp() where state = 'parked' and parked_build is not null;
 drop function drover_unpark, drover_failure_policy, drover_walk_parked, drover_failure_status,
 	drover_failures_add, drover_failures_put, drover_hours, drover_newest_build;

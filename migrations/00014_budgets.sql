@@ -19,7 +19,7 @@ create table drover_budgets (
 	burst      int     not null default 1 check (burst between 1 and retries),
 	discard    boolean not null default false,
 	updated_at timestamptz not null default now(),
-	-- Slots are a microsecond apart at least: the clock tells no finer ones apart.
+	-- Slots are at least a microsecond apart: the clock has no smaller steps.
 	check (retries <= per_ms * 1000)
 );
 comment on table drover_budgets is 'Retry budgets: any per_ms hold at most so many retries. A change applies to the next retry that fails, in every process.';
@@ -45,7 +45,8 @@ comment on column drover_budget_slots.used is 'Which of them a retry has; none i
 
 -- +goose StatementBegin
 create function drover_slot(at_us bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
-	-- Of whole windows and of the rest, so that nothing overflows; the rest rounded up, to the first slot of a burst.
+	-- Whole windows and the rest are computed apart, so that nothing overflows. The rest is rounded
+	-- up to the first slot of a burst.
 	select (at_us / (per_ms * 1000) * retries + (at_us % (per_ms * 1000) * retries + per_ms * 1000 - 1) / (per_ms * 1000) + burst - 1) / burst * burst
 $$;
 -- +goose StatementEnd
@@ -53,7 +54,8 @@ comment on function drover_slot(bigint, int, bigint, int) is 'The first slot of 
 
 -- +goose StatementBegin
 create function drover_slot_due(slot bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
-	-- Slots n and n + retries are per_ms apart to the microsecond: no window of that length, its end left out, has more.
+	-- Slots n and n + retries are exactly per_ms apart. So no window of that length, without its
+	-- end, has more than retries slots.
 	select first / retries * per_ms * 1000 + first % retries * per_ms * 1000 / retries from (select slot - slot % burst as first) s
 $$;
 -- +goose StatementEnd
@@ -74,7 +76,8 @@ declare
 	next    bigint;       -- none before it is free for the retries that follow: their backoffs are longer
 	free    int;
 begin
-	-- Budgets, and in each the chunks, in ascending order, so that two calls cannot deadlock.
+	-- Budgets, and the chunks of each budget, in ascending order, so that two calls cannot
+	-- deadlock.
 	for w in
 		select g.n::int, b.scope, b.retries, b.per_ms, b.burst, at + g.delay as due, at + g.latest + 1 as late,
 			case when b.discard then at + g.delay + b.per_ms * 1000 end as spent
@@ -154,7 +157,8 @@ declare
 	slot  bigint := first;
 	used  bit(1000);
 begin
-	-- Of the chunks that hold the slots from first to before past, the bits of those.
+	-- The bits of the slots from first to the one before past, from all chunks that hold these
+	-- slots.
 	select coalesce(sum(bit_count(substring(s.used from f.from_bit + 1 for f.to_bit - f.from_bit))), 0) into reserved
 	from drover_budget_slots s
 	cross join lateral (select greatest(first - s.chunk * 1000, 0)::int as from_bit, least(past - s.chunk * 1000, 1000)::int as to_bit) f

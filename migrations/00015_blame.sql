@@ -1,4 +1,5 @@
--- drover: who killed the process. What deaths are evidence against, and who may run a proven suspect.
+-- drover: which job killed the process. The evidence that deaths leave, and which supervisor may
+-- run a proven suspect.
 --
 -- Locks: creates new objects only.
 

@@ -42,8 +42,9 @@ begin
 	if not found then
 		return;
 	end if;
-	-- Parts of the dead job that cannot be read, because they are damaged or too large as text, are left out. Each
-	-- value is a separate argument: a whole row would be read before this function could catch the error.
+	-- Parts of the dead job that cannot be read, because they are damaged or too large as text, are
+	-- left out. Each value is a separate argument, because a whole row would be read before this
+	-- function could catch the error.
 	begin
 		depth := drover_follow_up_depth(metadata);
 	exception when others then
@@ -53,7 +54,7 @@ begin
 		return;
 	end if;
 	begin
-		-- Args are left out if they could make those of the new job too large.
+		-- Args are left out if they could make the args of the new job too large.
 		given := case when octet_length(args::text) <= 3145728 then args end;
 	exception when others then
 		given := null;
@@ -64,8 +65,8 @@ begin
 		error := null;
 	end;
 	begin
-		-- Due when this statement runs, not when the transaction began: a time behind the supervisors' floors would
-		-- have to wait for a sweep.
+		-- Due when this statement runs, not when the transaction began: a time behind the
+		-- supervisors' floors would have to wait for a sweep.
 		insert into jobs (kind, queue, scheduled_at, metadata, args)
 		values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
 			'job_id', job_id, 'job_kind', job_kind, 'queue', job_queue, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
@@ -89,7 +90,7 @@ comment on function drover_make_follow_up(text, text, text, text, text, text, in
 
 -- +goose StatementBegin
 create function drover_follow_up_depth(metadata jsonb) returns int language sql immutable as $$
-	-- Clamped before it becomes an integer: SQL can store anything under that key.
+	-- Bounded before it becomes an integer, because SQL can store anything under that key.
 	select case when jsonb_typeof(metadata->'drover:follow_up') = 'number'
 		then greatest(least((metadata->>'drover:follow_up')::numeric, 3), 0)::int else 0 end
 $$;
@@ -138,7 +139,7 @@ begin
 		if f.refused is not null then
 			perform drover_set_aside('follow-up', f.refused);
 			refused := refused || f.refused;
-		else -- enqueued, or its job is no longer discarded
+		else -- it was enqueued, or its job is no longer discarded
 			delete from drover_set_aside where path = 'follow-up' and job = note;
 			made := made + coalesce(f.made, false)::int;
 		end if;
@@ -149,8 +150,8 @@ $$;
 comment on function drover_follow_up_again(text[]) is
 	'Of the follow-ups of these jobs, tries again to enqueue those that were set aside and whose pause is over, from the dead jobs as they are now. Follow-ups of jobs that are gone or no longer discarded are dropped.';
 
--- Every path into discarded changes discard_reason; claim and complete do not name it, so for them the trigger is
--- never queued.
+-- Every discard changes discard_reason. Claims and completions do not name this column, so the
+-- trigger is never queued for them.
 create trigger jobs_follow_up after update of discard_reason on jobs for each row
 	when (old.discard_reason is null and new.discard_reason is not null) execute function drover_follow_up();
 
@@ -161,7 +162,7 @@ create table jobs_archive (
 	archived_why text,
 	primary key (id)
 );
-alter table jobs_archive drop column lane; -- priority and errors tell it
+alter table jobs_archive drop column lane; -- it follows from priority and errors
 alter table jobs_archive drop column unique_until; -- a job stays in jobs until its period is over
 comment on table jobs_archive is 'Jobs that have ended and were put away: the columns of jobs, and when, by whom and why. Nothing here is deleted but by drover_purge.';
 comment on column jobs_archive.archived_at is 'When it was moved here.';
@@ -181,7 +182,7 @@ comment on function drover_job_columns() is 'The columns that are kept when a jo
 -- +goose StatementBegin
 create function drover_walk_on(ids text[], statement text, out done bigint, out refused jsonb) language plpgsql as $$
 declare
-	few constant int := 100; -- so many may be refused in a row before drover_walk gives up
+	few constant int := 100; -- how many may be refused in a row before drover_walk gives up
 	w   record;
 begin
 	begin
@@ -194,7 +195,7 @@ begin
 			raise;
 		end if;
 	end;
-	-- The first hundred are all refused. Jobs after them may pass.
+	-- The first hundred jobs are all refused. Later jobs may pass.
 	done := 0;
 	refused := '[]';
 	for at in 1 .. cardinality(ids) by few loop
@@ -223,7 +224,8 @@ begin
 			raise;
 		end if;
 	end;
-	-- The condition has met a row that cannot be read. Find that row among the next ids, and pick the others.
+	-- The condition has met a row that cannot be read. Find that row among the next ids, and pick
+	-- the others.
 	execute format('select array_agg(id order by id) from (select id from %I where id > $1 order by id limit $2) w', source) into walked using after, batch;
 	last := walked[batch];
 	select w.refused into refused from drover_walk_on(walked, format('select count(*) from %I j where j.id = any($1) and %s', source, condition)) w;
@@ -240,7 +242,7 @@ create function drover_archivable(filter jsonb, keep int default 0, batch int de
 	out ids text[], out last text, out refused jsonb) language plpgsql as $$
 begin
 	if keep > 0 then
-		-- A kind's newest are counted among those that fit.
+		-- The newest jobs of a kind are counted among the jobs that match.
 		execute format('select array_agg(id order by id) from (select id from
 			(select j.id, row_number() over (partition by j.kind order by j.finalized_at desc, j.id desc) as n from jobs j where j.finalized_at is not null and %s) j
 			where n > $3 and id > $1 order by id limit $2) c', drover_where(filter, 'archive')) into ids using after, batch, keep;
@@ -282,7 +284,8 @@ begin
 	into conflicts, fit, lasting
 	from (select j.id, exists (select from jobs_archive a where a.id = j.id) as there, j.unique_until, (j.unique_scope = 'period' and j.unique_until > now()) is true as lasts from jobs j
 		where j.id = any(ids) and j.finalized_at is not null order by j.id for update skip locked) h;
-	-- One statement, which fails if it stores fewer than it deletes: no job is ever in neither table.
+	-- One statement, which fails if it stores fewer jobs than it deletes. So every job is always in
+	-- one of the tables.
 	select w.done, w.refused || lasting into moved, refused from drover_walk_on(fit, format('
 		with gone as (
 			delete from jobs where id = any($1) returning *
@@ -398,8 +401,9 @@ comment on function drover_export(jsonb, int, text) is
 
 -- +goose StatementBegin
 create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
-	-- The months, the days and the time of an interval may each be huge, with different signs, and the interval as a
-	-- whole may still compare as a sensible one. Such a setting deletes nothing.
+	-- The months, the days and the time of an interval may each be huge, with different signs,
+	-- while the interval as a whole still compares like a usual one. Such a setting deletes
+	-- nothing.
 	select case when kept between interval '0' and interval '1000 years' and extract(year from kept) between -2000 and 2000
 		then case when now() - kept <= now() then now() - kept end end
 $$;
@@ -412,8 +416,8 @@ declare
 	told jsonb := refused;
 begin
 	if done = 0 and jsonb_array_length(refused) > 100 then
-		-- More than a hundred were refused and none passed, so no single job is at fault. One is noted for all, and
-		-- all are tried again as usual.
+		-- More than a hundred jobs were refused and none passed, so no single job is at fault. One
+		-- row is written for all of them, and all are tried again as usual.
 		told := jsonb_build_array(refused->0 || jsonb_build_object('error', left(format('%s (and the same or another error for %s other jobs; none passed)',
 			refused->0->>'error', jsonb_array_length(refused) - 1), 1000)));
 	end if;
@@ -445,10 +449,10 @@ declare
 	strange text := drover_ulid_at(greatest(now() + interval '1 day', before));
 	rest    text[] := '{}';
 begin
-	-- Walks the primary key. An id is a ULID, so a job that ended before some time also has an id from before it.
-	-- That saves an index on finalized_at, which every completion would have to maintain. Ids that are not ULIDs sort
-	-- anywhere: those above every ULID of today are walked as well (whole), the others once the ULIDs around them are
-	-- old enough.
+	-- Walks the primary key. An id is a ULID, so a job that ended before a certain time also has an
+	-- id from before that time. This saves an index on finalized_at, to which every completion
+	-- would write. Ids that are not ULIDs sort anywhere. Ids above every ULID of today are walked
+	-- as well (whole). The others are reached once the ULIDs around them are old enough.
 	ids := array(select j.id from jobs j where j.id > after and j.id < drover_ulid_at(before) order by j.id limit batch);
 	if whole and before is not null and cardinality(ids) < batch then
 		rest := array(select j.id from jobs j where j.id > after and j.id >= strange order by j.id limit batch - cardinality(ids));
@@ -492,9 +496,9 @@ begin
 			when j.state = 'completed' then case when q.own_completed then q.completed_before else now() - completed end
 			when j.state = 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
 			when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before) end
-			-- While its period lasts, its row is what keeps others like it out.
+			-- While its period lasts, its row keeps out other jobs that are like it.
 			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
-			-- A redrive that is under way has a hold on it.
+			-- A redrive that is under way holds it.
 			and (j.finalized_at = j.paced_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
 		order by j.id for update of j skip locked
 	)
@@ -505,7 +509,7 @@ begin
 			from drover_walk_on(doomed, 'with gone as (delete from jobs where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
 			refused := refused || drover_note_refused('prune', bad, deleted);
 		exception when others then
-			deleted := 0; -- no single job is at fault; archiving goes on all the same
+			deleted := 0; -- no single job is at fault, and archiving goes on
 			refused := refused || jsonb_build_object('path', 'prune', 'error', sqlerrm, 'code', sqlstate);
 		end;
 	end if;

@@ -1,4 +1,5 @@
--- drover: limits on what may start: a queue, a kind or everything is paused, until a time or until somebody resumes it.
+-- drover: limits on what may start: a queue, a kind or everything is paused, until a time or until
+-- somebody resumes it.
 --
 -- Locks: creates new objects only.
 
@@ -36,8 +37,9 @@ comment on column drover_limits.held_until is 'No job of the scope starts before
 -- +goose StatementBegin
 create function drover_limits_turn() returns trigger language plpgsql as $$
 begin
-	-- Numbers are given and committed in one order, so a supervisor that has seen one has seen all before it. The lock
-	-- comes before those of rows: a change by hand must not be in a deadlock with drover_pause.
+	-- Numbers are given and committed in the same order. So a supervisor that has seen a number has
+	-- seen all earlier ones. This lock is taken before the locks of rows, so that a change by hand
+	-- cannot deadlock with drover_pause.
 	perform pg_advisory_xact_lock(hashtextextended(drover_channel() || ' limits', 0));
 	return null;
 end
@@ -71,7 +73,7 @@ create trigger drover_limits_notify after insert or update or delete or truncate
 -- +goose StatementBegin
 create function drover_check_scope(scope text) returns void language plpgsql immutable as $$
 declare
-	-- as checkSeen in Go has it
+	-- As in checkSeen in Go.
 	unseen constant text := drover_unseen();
 	name   constant text := substr(scope, position(':' in scope) + 1);
 begin

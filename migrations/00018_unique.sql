@@ -1,5 +1,5 @@
--- drover: unique jobs. Of the jobs that are alike only one is there at a time: until it has ended, until it has
--- started, or for a period. jobs has the columns and the index (00010_jobs.sql).
+-- drover: unique jobs. Only one of the jobs that are alike is there at a time: until it has ended,
+-- until it has started, or for a period. jobs has the columns and the index (00010_jobs.sql).
 --
 -- Locks: creates new objects only.
 
@@ -67,7 +67,7 @@ declare
 	key   text;
 	fault text;
 begin
-	-- Writing out as text what the table refuses could take a gigabyte.
+	-- The text of args that the table refuses could be a gigabyte.
 	if pg_column_size(args) > 516 then
 		fault := drover_json_fault(args, 25165824, 25165824, 64);
 		if fault is not null then
@@ -79,13 +79,14 @@ begin
 			select jsonb_object_agg(b #>> '{}', args->(b #>> '{}')), min(b #>> '{}') filter (where (jsonb_typeof(b) = 'string' and args ? (b #>> '{}')) is not true)
 			into doc, fault from jsonb_array_elements(u->'by') as b where b <> 'null';
 		end if;
-		-- drover_refuse_uniqueness finds out which field is wrong. Calling it costs more than this check.
+		-- drover_refuse_uniqueness finds out which field is wrong. Calling it costs more than this
+		-- check.
 		if (jsonb_typeof(u) = 'object' and u - '{by,until}'::text[] = '{}' and coalesce(u->'until', '"ended"') in ('"ended"', '"started"')
 			and (not u ? 'by' or fault is null and jsonb_typeof(args) = 'object' and jsonb_typeof(u->'by') = 'array' and jsonb_array_length(u->'by') between 1 and 32 and not u->'by' @> '[null]')) is not true then
 			perform drover_refuse_uniqueness(at, u, args, concurrency_key, later);
 		end if;
 	end if;
-	-- A JSON value ends where it ends, so no two choices are written alike.
+	-- The end of a JSON value is never in doubt, so no two choices give the same key.
 	key := to_jsonb(kind)::text
 		|| case when u->'any_args' = 'true' then '' when u ? 'by' then ' by ' || doc::text else ' ' || doc::text end
 		|| case when u->'queue' = 'true' then ' queue ' || to_jsonb(queue)::text else '' end
@@ -119,12 +120,12 @@ declare
 	single  constant boolean := jsonb_typeof(batch) = 'object';
 	docs    constant jsonb := case when single then jsonb_build_array(batch) else batch end;
 	ids     text[];
-	keys    text[];  -- null: the job is not unique, and not for this function
+	keys    text[];  -- null: the job is not unique, and this function ignores it
 	modes   text[];  -- what to do if another one is there
 	owners  text[];  -- the job that is there in the end
 	results text[];
 	todo    int[];   -- places in the batch
-	firsts  int[];   -- of the jobs with one key the first
+	firsts  int[];   -- the first job of each key
 	known   int[];
 	stored  text[];
 	done    int[];
@@ -143,7 +144,7 @@ begin
 	if jsonb_typeof(docs) is distinct from 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
-	-- One job that nobody has stored before, which is what most are: the same without arrays, for half of the time.
+	-- Most calls store one new job. This part does so without arrays, in half of the time.
 	if single then
 		select * into g from jsonb_to_record(batch) as d(id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz, delay interval,
 			max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text, uniqueness jsonb);
@@ -196,7 +197,7 @@ begin
 		cross join lateral (select case when single then '' else format('batch[%s].', g.ordinality - 1) end as prefix) at
 	) g;
 
-	-- One id for two unique jobs: the first one has it.
+	-- Two unique jobs of the batch have one id.
 	if not single then
 		select t.id into own from unnest(ids, keys) as t(id, key) where t.key is not null group by t.id having count(distinct t.key) > 1 order by t.id limit 1;
 		if own is not null then
@@ -206,10 +207,10 @@ begin
 
 	for round in 1..10 loop
 		exit when todo = '{}';
-		-- A repeated enqueue: the job of that id is there, whatever has become of it.
+		-- A repeated enqueue: the job with that id is there, in whatever state.
 		known := array(select t.n from unnest(ids) with ordinality as t(id, n) where (t.n in (select unnest(todo))) is true and (select true from jobs j where j.id = t.id));
 		if known <> '{}' then
-			-- Its args may have been replaced since: with the same key it is the same job.
+			-- Its args may have been replaced since. If it has the same key, it is the same job.
 			perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
 			from rows from (jsonb_to_recordset(docs) as (id text, kind text, args jsonb, queue text)) with ordinality as g
 			where g.ordinality = any(known) and (select j.unique_key from jobs j where j.id = g.id) is distinct from keys[g.ordinality];
@@ -220,9 +221,10 @@ begin
 			todo := array(select t from unnest(todo) as t where t <> all(known));
 		end if;
 
-		-- Look before the insert: an insert that meets the job in the way waits for every transaction that has changed it,
-		-- such as its handler's. LIMIT 1 here, and scalar subqueries elsewhere, keep the planner from a join, which would
-		-- read all of an index if the plan is from when the table was small.
+		-- Look before the insert: an insert that meets the job in the way waits for every
+		-- transaction that has changed it, such as its handler's. LIMIT 1 here, and scalar
+		-- subqueries elsewhere, keep the planner from a join, which would read all of an index if
+		-- the plan is from when the table was small.
 		done := '{}';
 		for h in
 			select t.n::int as n, t.mode, j.id, j.in_force, j.waits, j.scope
@@ -241,7 +243,8 @@ begin
 			elsif h.mode <> 'keep' and h.waits then
 				continue when not drover_replace_waiting(h.id, docs->(h.n - 1), keys[h.n]);
 			elsif h.scope = 'started' and wake then
-				-- No claim takes it before the caller's transaction has ended: its handler sees what the caller has written.
+				-- No claim takes the job before the caller's transaction has ended. So its handler
+				-- sees what the caller has written.
 				perform from jobs j where j.id = h.id and j.unique_key = keys[h.n] and j.unique_until is not null and j.finalized_at is null for key share;
 				continue when not found;
 			end if;
@@ -252,8 +255,9 @@ begin
 		todo := array(select t from unnest(todo) as t where (t in (select unnest(done))) is not true);
 		exit when todo = '{}';
 
-		-- In the order of the keys, so that two batches seldom deadlock: only over jobs that a later round finds. The arbiter
-		-- is named: if an index of the application's is violated, that is an error, and no job counts as there.
+		-- In the order of the keys, so that two batches can deadlock only over jobs that a later
+		-- round finds. The arbiter index is named. So a violation of an application's index is an
+		-- error, and does not mean that the job is there.
 		firsts := array(select min(t.n) from unnest(keys) with ordinality as t(key, n) where (t.n in (select unnest(todo))) is true group by t.key);
 		with fresh as (
 			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
@@ -322,7 +326,8 @@ begin
 		timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text);
 	at := drover_due(g.scheduled_at, g.delay);
 	if debounce then
-		-- What is due now is due when it is written, or it would lie behind the supervisors' floors.
+		-- A job that is due now is due when it is written, or it would lie behind the supervisors'
+		-- floors.
 		update jobs j set scheduled_at = greatest(least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval), clock_timestamp()),
 			state = case when least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval) > clock_timestamp() then 'scheduled' else 'available' end
 		where j.id = job_id and j.unique_key = key and j.unique_until > clock_timestamp() and j.state in ('available', 'scheduled') and j.claim_seq = 0;

@@ -1,4 +1,5 @@
--- drover: periodic jobs: schedules, and the ticks that make jobs of them. docs/adr/0042 says why the ticks are computed here.
+-- drover: periodic jobs: schedules, and the ticks that enqueue their jobs. docs/adr/0042 explains
+-- why the ticks are computed here.
 --
 -- Locks: creates new objects only.
 
@@ -67,7 +68,7 @@ comment on column drover_periodic.last_job is 'The last job that was made.';
 comment on column drover_periodic.skipped is 'Ticks that made no job: they were missed, or the last job had not ended. More than a thousand at once count as a thousand.';
 comment on column drover_periodic.problem is 'Why the last tick that failed made no job.';
 
--- Serves the look for what is due (internal/store/periodic.go).
+-- Serves the look for schedules that are due (internal/store/periodic.go).
 create index drover_periodic_next_idx on drover_periodic (next_at, name) where next_at is not null;
 
 -- +goose StatementBegin
@@ -182,7 +183,8 @@ begin
 	days := drover_cron_field(fields[3], 'day of the month', 1, 31);
 	months := drover_cron_field(fields[4], 'month', 1, 12, '{jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}');
 	weekdays := array(select distinct n % 7 from unnest(drover_cron_field(fields[5], 'day of the week', 0, 7, '{sun,mon,tue,wed,thu,fri,sat}')) as n order by 1);
-	-- As in every cron: a day matches either of the two if both are restricted, and must match both if one begins with a star.
+	-- As in every cron: if both fields are restricted, a day has to match one of them. If one
+	-- begins with a star, the day has to match both.
 	either := fields[3] not like '*%' and fields[5] not like '*%';
 end
 $$;
@@ -228,14 +230,16 @@ begin
 				again := (l - behind) at time zone 'UTC';
 				if first at time zone zone = l then
 					found := found || first;
-					-- The hour comes again. A schedule of every hour goes on in it, any other has had its time.
+					-- The hour comes twice. A schedule of every hour ticks in both. Any other
+					-- schedule ticks only in the first.
 					if again at time zone zone = l and cardinality(hours) = 24 then
 						found := found || again;
 					end if;
 				elsif again at time zone zone = l then
 					found := found || again;
 				else
-					-- The clocks leave this time out: halve what is between the two until the jump is found.
+					-- The clocks leave this time out. Halve the time between the two instants until
+					-- the jump is found.
 					if jump is null then
 						lo := least(first, again);
 						hi := greatest(first, again);
@@ -324,7 +328,8 @@ begin
 					end loop;
 				end loop;
 			else
-				-- One more than are wanted: the first may be the last of the day before, moved by a gap over midnight.
+				-- One tick more than needed, because the first may be the last tick of the day
+				-- before, moved by a gap over midnight.
 				foreach tick in array drover_cron_day(d, c.hours, c.minutes, c.seconds, zone, before, behind, after, most - cardinality(ticks) + 1) loop
 					if tick is distinct from ticks[cardinality(ticks)] then
 						if tick > upto or cardinality(ticks) >= most then
@@ -351,7 +356,8 @@ comment on function drover_periodic_ticks(text, text, timestamptz, timestamptz, 
 -- +goose StatementBegin
 create function drover_periodic_zone(zone text) returns text language plpgsql stable as $$
 begin
-	-- Not what Postgres would read as well: abbreviations, which know no summer time, and rules such as Foo/Bar5.
+	-- Postgres would also read abbreviations, which have no summer time, and rules such as
+	-- Foo/Bar5. These are refused.
 	if zone = 'UTC' or zone ~ '^[A-Za-z]+(/[A-Za-z_-]+)+$' or zone ~ '^Etc/GMT[+-]?[0-9]{1,2}$' then
 		perform now() at time zone zone;
 		return zone;
@@ -391,7 +397,7 @@ begin
 	elsif jsonb_typeof(p.options) is distinct from 'object' then
 		perform drover_periodic_refuse('options', 'is not a JSON object');
 	end if;
-	-- The list of options stands here, and in Go in encodePeriodicJob (periodic.go).
+	-- encodePeriodicJob in Go (periodic.go) has the same list of options.
 	begin
 		select * into o from jsonb_to_record(p.options) as o(queue text, priority int, delay interval, max_attempts int, retry jsonb, timeout interval,
 			tags jsonb, metadata jsonb, concurrency_key text, uniqueness jsonb);
@@ -414,7 +420,8 @@ begin
 		perform drover_unique_key('options.', o.uniqueness, p.kind, p.args, coalesce(o.queue, 'default'), o.concurrency_key, true);
 	end if;
 	perform drover_refuse_job('options.', null, p.kind, o.queue, o.priority, o.max_attempts, o.retry, o.timeout, null, null, o.tags, o.metadata, o.concurrency_key);
-	-- Else each tick would meet the bounds of drover_bounds. Of those of metadata, 8 KiB are for what drover adds.
+	-- Without this check, drover_bounds would refuse the job of each tick. 8 KiB of the bound on
+	-- metadata are reserved for what drover adds.
 	fault := drover_json_fault(p.args, 25165824, 25165824, 64);
 	if fault is not null then
 		perform drover_periodic_refuse('args', fault);
@@ -446,7 +453,7 @@ create function drover_periodic_put(p drover_periodic) returns timestamptz langu
 declare
 	was drover_periodic;
 begin
-	-- One row a call, and callers go by name: no deadlock.
+	-- Each call locks one row, and callers go in the order of names. So there is no deadlock.
 	loop
 		select * into was from drover_periodic where name = p.name for update;
 		exit when found;
@@ -474,7 +481,7 @@ begin
 	p.anchor := was.anchor;
 	p.paused_until := was.paused_until;
 	p.next_at := was.next_at;
-	if (was.schedule, was.zone) is distinct from (p.schedule, p.zone) then -- else it goes on as it was: a deploy moves no tick
+	if (was.schedule, was.zone) is distinct from (p.schedule, p.zone) then -- otherwise it goes on as it was: a deploy moves no tick
 		p.anchor := clock_timestamp();
 		p.next_at := drover_periodic_first(p, clock_timestamp());
 	end if;
@@ -552,7 +559,8 @@ begin
 			continue;
 		end if;
 		alive := array(select s.id from drover_supervisors s where s.id = any(was.declared_by) and s.lost_at is null and s.id <> supervisor order by 1);
-		-- Where an older build starts anew, the settings of the newer one stay while a supervisor of that lives.
+		-- If an older build starts, the settings of the newer build stay while a supervisor of the
+		-- newer build lives.
 		if (select b.first_seen from drover_builds b where b.build = build) < (select b.first_seen from drover_builds b where b.build = was.build)
 			and exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build) then
 			update drover_periodic o set declared_by = alive || supervisor where o.name = p.name;
@@ -597,7 +605,8 @@ begin
 		return true;
 	end if;
 	p.paused_until := until;
-	-- What comes due meanwhile is no missed tick: the next one is that after the pause.
+	-- Ticks during the pause do not count as missed. The next tick is the first one after the
+	-- pause.
 	update drover_periodic o set paused_until = until, next_at = drover_periodic_first(p, clock_timestamp()),
 		updated_at = clock_timestamp(), updated_by = drover_periodic_by(by), updated_why = coalesce(left(why, 1000), '')
 	where o.name = p.name;
@@ -684,7 +693,8 @@ declare
 	fresh boolean;
 	due  constant timestamptz := tick + random() * p.jitter_ms * interval '1 ms' + coalesce((p.options->>'delay')::interval, interval '0');
 begin
-	-- The way of all jobs in, which refuses marks of drover's in their metadata: it is added to the row.
+	-- The usual enqueue refuses drover's own keys in metadata. So the mark is added to the stored
+	-- row.
 	doc := jsonb_build_array(p.options - 'delay' || jsonb_build_object('id', own, 'kind', p.kind, 'args', p.args, 'scheduled_at', due));
 	if p.options->'uniqueness' <> 'null' then
 		select u.job_id, u.result = 'stored' into holder, fresh from drover_enqueue_unique(doc) u;
@@ -709,7 +719,7 @@ comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb,
 
 -- +goose StatementBegin
 create function drover_periodic_busy(p drover_periodic) returns boolean language sql volatile as $$
-	-- By primary key; a function that is volatile sees jobs of this transaction.
+	-- By primary key. It is volatile, so that it sees jobs of this transaction.
 	select p.overlap = 'skip' and exists (select from jobs j where j.id = p.last_job and j.finalized_at is null)
 $$;
 -- +goose StatementEnd
@@ -754,7 +764,7 @@ create function drover_periodic_fire(name text, supervisor text default '', out 
 language plpgsql as $$
 declare
 	p      drover_periodic;
-	most   constant int := 1000;            -- ticks that are told apart
+	most   constant int := 1000;            -- how many ticks are listed
 	grace  constant interval := '1 minute'; -- a tick that is later was missed
 	at     timestamptz;
 	due    timestamptz[]; -- oldest first
@@ -779,11 +789,12 @@ begin
 	end if;
 	fired := true;
 	at := clock_timestamp();
-	-- All that is due, by the row's own tick.
+	-- All ticks that are due, beginning with the row's own next tick.
 	keep := case when p.catch_up = 'all' then 100 else 1 end;
 	due := p.next_at || drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, most, at);
 	if cardinality(due) > most then
-		-- Too many to list. The newest are those after a time that halving finds: ticks are a second apart at least.
+		-- Too many to list. Halving finds the time after which the newest ticks lie: ticks are at
+		-- least a second apart.
 		missed := most;
 		lo := p.next_at;
 		hi := at;
@@ -819,9 +830,9 @@ begin
 				missed := missed + 1;
 				why := format('unique: job %s is there', holder);
 			end if;
-		exception when others then -- this does not catch a time-out of the whole statement
+		exception when others then -- a time-out of the whole statement is not caught
 			get stacked diagnostics code = returned_sqlstate, fault = message_text;
-			if code = '55P03' or not drover_rows_fault(code) then -- a lock that was not to be had: the tick stays due
+			if code = '55P03' or not drover_rows_fault(code) then -- a lock was not free: the tick stays due
 				raise;
 			end if;
 			fault := left(fault, 1000);
@@ -861,7 +872,7 @@ begin
 	return next p.next_at;
 	return query select unnest(drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, least(n, 1000) - 1));
 exception when data_exception then
-	null; -- somebody has edited the row: the next tick will note it
+	null; -- somebody has edited the row: the next tick notes it
 end
 $$;
 -- +goose StatementEnd

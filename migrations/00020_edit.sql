@@ -1,5 +1,5 @@
--- drover: editing waiting jobs (when they are due, priority, queue, args, attempts, strategy), and running completed
--- jobs again.
+-- drover: editing waiting jobs (when they are due, priority, queue, args, attempts, strategy), and
+-- running completed jobs again.
 --
 -- Locks: creates new objects only.
 
@@ -65,8 +65,9 @@ declare
 	tail text;
 	head constant text := to_jsonb(j.kind)::text || ' by ';
 begin
-	-- What its enqueue chose is not stored: it is the choice that gives the key which the job has. The fields of the args
-	-- that count are in the key, unless that is a hash.
+	-- It is not stored what the enqueue chose. So all choices are tried, until one gives the key
+	-- that the job has. The names of the fields that count are in the key, unless the key is a
+	-- hash.
 	for u in
 		select jsonb_build_object('queue', q.counts, 'key', k.counts) || f.form
 		from (values (false), (true)) q(counts), (values (false), (true)) k(counts), (values (jsonb '{}'), ('{"any_args": true}'), ('{"by": []}')) f(form)
@@ -120,7 +121,8 @@ begin
 			j.scheduled_at := due;
 			what := what || format('due %s, was %s', case when due > at then to_char(due at time zone 'UTC', utc) else 'now' end,
 				case when was.state = 'parked' then 'parked' else to_char(was.scheduled_at at time zone 'UTC', utc) end);
-			-- A parked job gives up what it waits for. A redrive that caps its key goes on to count it.
+			-- A parked job gives up what it waits for. A redrive that caps its key goes on to count
+			-- it.
 			j.state := case when was.state = 'retryable' or was.state = 'parked' and was.errors_total > 0 then 'retryable' when due > at then 'scheduled' else 'available' end;
 			if was.state = 'parked' then
 				j.parked_build := null;
@@ -158,7 +160,8 @@ begin
 		continue when what = '{}';
 		if was.unique_key is not null and (j.args <> was.args or j.queue <> was.queue) then
 			j.unique_key := drover_unique_key_again(was, j.args, j.queue);
-			-- A job whose period is over has the key no more. If somebody else changes that job just now, it counts as there.
+			-- A job whose period is over no longer has the key. If another transaction is changing
+			-- that job, it counts as there.
 			update jobs o set unique_until = null where o.id = (select h.id from jobs h where h.unique_key = j.unique_key and h.id <> was.id
 				and h.unique_until <= clock_timestamp() and (h.finalized_at is null or h.unique_until < 'infinity') for no key update skip locked);
 		end if;
@@ -172,14 +175,14 @@ begin
 		end if;
 		edited := edited + 1;
 		if j.queue <> was.queue and j.paced_at is not null then
-			insert into drover_redrive_queues (queue) values (j.queue) on conflict do nothing; -- or no tick of the redrive would look there
+			insert into drover_redrive_queues (queue) values (j.queue) on conflict do nothing; -- otherwise no tick of the redrive would look there
 		end if;
 	end loop;
 	return edited;
 exception when unique_violation then
 	get stacked diagnostics violated = constraint_name;
 	if violated <> 'jobs_unique_idx' then
-		raise; -- the application's
+		raise; -- an application's index is violated
 	end if;
 	raise exception 'drover: job % would get the unique key of job %', was.id,
 		coalesce((select o.id from jobs o where o.unique_key = j.unique_key and o.unique_until is not null and (o.finalized_at is null or o.unique_until < 'infinity')
@@ -240,7 +243,7 @@ begin
 	end if;
 	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_edit_jobs($1, $2)', doc) w;
 	perform set_config('lock_timeout', usual, true);
-	-- Jobs that are like that already have not moved.
+	-- Jobs that are already like that have not moved.
 	ids := array(select h.id from unnest(held, was) as h(id, at) where (select j.ctid from jobs j where j.id = h.id) <> h.at order by 1);
 	if changed > 0 then
 		perform drover_edited(ids);
@@ -282,7 +285,7 @@ begin
 				raise exception 'drover: job % cannot be rerun, job % has its unique key', was.id, owner using errcode = 'DR002';
 			end if;
 		end if;
-		-- A period is that of the first enqueue, so the new job has no part in it.
+		-- A period belongs to the first enqueue, so the new job has none.
 		insert into jobs (id, kind, queue, args, priority, scheduled_at, state, created_at, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
 			concurrency_key, unique_key, unique_scope, unique_until, errors)
 		values (made, was.kind, was.queue, was.args, was.priority, due, case when due > at then 'scheduled' else 'available' end, at, was.max_attempts, was.retry,
@@ -311,7 +314,7 @@ exception when unique_violation then
 	else
 		get stacked diagnostics violated = constraint_name;
 		if violated <> 'jobs_unique_idx' then
-			raise; -- by an index of the application's
+			raise; -- an application's index is violated
 		end if;
 		raise exception 'drover: job % cannot be rerun, another job (%) has its unique key', was.id, coalesce(drover_unique_owner(was.id), 'which has ended since') using errcode = 'DR002';
 	end case;

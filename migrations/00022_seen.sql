@@ -1,4 +1,5 @@
--- drover: a change that depends on what its caller has seen. Two people who press the same button have one effect.
+-- drover: a change that depends on what its caller has seen. Two people who press the same button
+-- have one effect.
 --
 -- Locks: creates new objects only.
 
@@ -15,7 +16,8 @@ end $$;
 -- +goose StatementBegin
 create function drover_seen(subject text, id text) returns text language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
-	-- Each is by primary key, also in a plan from when the table was small. Ticks, tallies and progress change rows without a person: their columns do not count here.
+	-- Each reads by primary key, also in a plan from when the table was small. Ticks, tallies and
+	-- progress change rows without a person. So their columns do not count here.
 	case subject
 	when 'job' then return (select format('%s/%s', j.redrives, j.xmin) from jobs j where j.id = drover_seen.id);
 	when 'pause' then return coalesce((select l.version::text from drover_limits l where l.scope = drover_seen.id and l.held_until > clock_timestamp()), 'none');
@@ -45,7 +47,8 @@ begin
 		exception when others then
 			null; -- the errors cannot be read, or somebody has written them by hand
 		end;
-		-- drover's own entries have at most 1,000 characters: none is cut before a Redact has seen it whole.
+		-- drover's own entries have at most 1,000 characters. So none is cut before a Redact has
+		-- seen it whole.
 		select format('since you saw it, the job has changed: it is %s%s%s', j.state,
 			case when j.state in ('available', 'scheduled', 'retryable') and isfinite(j.scheduled_at) then ', due at ' || to_char(j.scheduled_at at time zone 'UTC', stamp) end,
 			case when last->>'by' <> '' then format('; %s%s: %s', last->>'by', at, left(last->>'error', 1000)) end)
@@ -84,7 +87,8 @@ create function drover_require_seen(subject text, id text, seen text, life boole
 declare
 	now_is text;
 begin
-	-- The row stays locked until the change that follows in this transaction has been committed: so nobody changes it in between.
+	-- The row stays locked until the change that follows in this transaction has been committed. So
+	-- nobody changes it in between.
 	case subject
 	when 'job' then perform from jobs j where j.id = drover_require_seen.id for update;
 	when 'failure' then perform from drover_failure_groups g where g.fingerprint = drover_require_seen.id for no key update;

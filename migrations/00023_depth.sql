@@ -35,8 +35,9 @@ begin
 			and not exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > clock_timestamp())
 		order by 1 limit 1000
 	loop
-		-- Lanes: 1 to 9, and 10 more if a run failed, 20 or 30 more if a process died. jobs_claim_idx has the jobs of a lane by due
-		-- time. The newest come first: the dead rows of jobs that have run are among the oldest.
+		-- Lanes: 1 to 9, and 10 more if a run failed, 20 or 30 more if a process died.
+		-- jobs_claim_idx has the jobs of a lane by due time. The newest come first: the dead rows
+		-- of jobs that have run are among the oldest.
 		insert into drover_activity (seconds, queue, supervisor, started, waited, completed, failed, discarded, due, retrying)
 		select 60, q, '', 0, 0, 0, 0, 0, (
 			select count(*) from (

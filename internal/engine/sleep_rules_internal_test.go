@@ -133,6 +133,23 @@ func TestWhoDoesNotListenFindsWork(t *testing.T) {
 	})
 }
 
+// The supervisors on call fill up, and the last of them notifies all. Supervisors that have room take the free slots.
+// Otherwise the next enqueue would find nobody on call, until a heartbeat.
+func TestWhoHasRoomTakesFreeSlots(t *testing.T) {
+	t.Parallel()
+	inFleet(t, store.CallSlots+2, 1, func(f *fleet) {
+		for range 5 { // a heartbeat may come just then
+			jobs := []*fleetJob{}
+			for range store.CallSlots + 2 {
+				jobs = append(jobs, f.enqueue(busy))
+				pass(20 * time.Millisecond)
+			}
+			pass(2 * busy)
+			f.startsWithin(12*time.Millisecond, jobs...)
+		}
+	})
+}
+
 // Many notifications are for those on call alone. The others stop listening, and begin again later.
 func TestTheNoiseEnds(t *testing.T) {
 	t.Parallel()

@@ -281,6 +281,14 @@ func mutants() []mutant {
 			in:    "internal/engine",
 		},
 		{
+			name: "told-and-not-on-call", bug: "a supervisor with room leaves the slots free that others have left, until its heartbeat",
+			file:  "internal/engine/oncall.go",
+			old:   "		o.calls.want() // other supervisors have left their slots\n",
+			new:   "",
+			tests: []string{"TestWhoHasRoomTakesFreeSlots"},
+			in:    "internal/engine",
+		},
+		{
 			name: "all-ask-together", bug: "supervisors that have heard the same ask for a slot at the same moment",
 			file:  "internal/engine/oncall.go",
 			old:   "now.Add(rand.N(o.askPause()))",
