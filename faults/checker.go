@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -33,6 +34,7 @@ func check(h *history) []violation {
 			{"I7", acceptedStale},
 			{"I8", wrongEffects},
 			{"I9", wrongDelays},
+			{"I12", miscounted},
 		} {
 			for _, what := range rule.broken(&h.policy, j) {
 				found = append(found, violation{rule.invariant, j.id, what, j.story()})
@@ -315,6 +317,29 @@ func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 		most := time.Duration(float64(least) * (1 + p.Jitter))
 		if longest, shortest := is.ScheduledAt.Sub(is.Begun), is.ScheduledAt.Sub(is.Written); longest < least-time.Millisecond || shortest > most+time.Millisecond {
 			broken = append(broken, fmt.Sprintf("attempt %d waits %v to %v, want %v to %v", was.Attempt, shortest, longest, least, most))
+		}
+	}
+	return broken
+}
+
+// miscounted is I12: each call of a handler has one end event of its own process. If the process may have died, it may
+// have none.
+func miscounted(p *policy, j *jobHistory) (broken []string) {
+	type count struct{ calls, ends int }
+	workers := map[string]count{}
+	for _, n := range j.notes {
+		c := workers[n.Worker]
+		switch {
+		case n.What == "start":
+			c.calls++
+		case n.Ran:
+			c.ends++
+		}
+		workers[n.Worker] = c
+	}
+	for _, name := range slices.Sorted(maps.Keys(workers)) {
+		if c := workers[name]; c.ends > c.calls || c.ends < c.calls && p.EveryoneStaysAlive {
+			broken = append(broken, fmt.Sprintf("worker %s called the handler %d times, and reported the end of %d runs", name, c.calls, c.ends))
 		}
 	}
 	return broken

@@ -87,6 +87,7 @@ func (l *life) write(ms int, writer string) {
 func (l *life) note(ms int, what, err string) {
 	l.h.notes = append(l.h.notes, note{
 		At: at(ms), Worker: l.v.Writer, What: what, Job: l.v.Job, Supervisor: l.v.ClaimedBy, Attempt: l.v.Attempt, Err: err,
+		Ran: what == "completed" || what == "failed",
 	})
 }
 
@@ -270,6 +271,14 @@ func TestCheckerFindsEachBreach(t *testing.T) {
 		"goroutines leak":  {"I10", func(h *history) { h.resources.After.Goroutines = 40 }},
 		"an idle transaction is left": {"I10", func(h *history) {
 			h.resources.After.IdleInTx = 1
+		}},
+		"a run ends twice": {"I12", func(h *history) {
+			h.notes = append(h.notes, note{Worker: "w1", What: "stale", Job: "F", Supervisor: "S1", Ran: true})
+		}},
+		"a run has no end": {"I12", func(h *history) {
+			h.policy.EveryoneStaysAlive = true
+			h.notes = slices.DeleteFunc(h.notes, func(n note) bool { return n.Job == "C" })
+			h.notes = append(h.notes, note{Worker: "w1", What: "start", Job: "F"})
 		}},
 		"no recovery":     {"I11", func(h *history) { h.faults[0].Ended = at(90_000) }},
 		"a late recovery": {"I11", func(h *history) { h.policy.Recovery = 100 * time.Millisecond }},

@@ -60,13 +60,14 @@ type call struct {
 type note struct {
 	At         time.Time `json:"at"`
 	Worker     string    `json:"worker"`
-	What       string    `json:"what"` // start, end, cancelled; completed, failed, discarded, stale, released; noops; of gauges: gauge
+	What       string    `json:"what"` // of handlers: start, end, cancelled; of hooks: completed, failed, discarded, parked, snoozed, called off, stale, released; noops; of gauges: gauge
 	Job        string    `json:"job,omitempty"`
 	Supervisor string    `json:"supervisor,omitempty"`
 	Attempt    int       `json:"attempt,omitempty"`
 	Err        string    `json:"err,omitempty"`
 	Goroutines int       `json:"goroutines,omitempty"`
 	Running    int       `json:"running,omitempty"`
+	Ran        bool      `json:"ran,omitempty"` // of hooks: the event ends a run of this worker's handler
 	Count      int       `json:"count,omitempty"`
 	Heap       int       `json:"heap,omitempty"`     // bytes that the last collection found alive
 	Resident   int       `json:"resident,omitempty"` // bytes

@@ -109,13 +109,14 @@ func (w *worker) hooks() drover.Hooks {
 			if e.Kind == (task{}).Kind() {
 				w.log.write(note{
 					At: w.now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
+					Ran: e.Duration > 0 && e.Class != drover.ClassCrash, // a crash is of another process' run
 				})
 			}
 		}
 	}
 	return drover.Hooks{
-		Completed: tell("completed"), Failed: tell("failed"), Discarded: tell("discarded"),
-		StaleSettle: tell("stale"), Released: tell("released"),
+		Completed: tell("completed"), Failed: tell("failed"), Discarded: tell("discarded"), Parked: tell("parked"),
+		Snoozed: tell("snoozed"), Cancelled: tell("called off"), StaleSettle: tell("stale"), Released: tell("released"),
 	}
 }
 
