@@ -441,7 +441,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_end(text[], text, text, text) is
-	'Ends jobs that the caller has locked and found unfinished, notes in their errors who did it and why, and notifies the owners of those that run. ended: their ids. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}, the jobs that the database does not allow to end.';
+	'Ends jobs that the caller has locked and found unfinished, notes in their errors who did it and why, and notifies the owners of the jobs that run. ended: the ids of the jobs. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}, the jobs that the database does not allow to end.';
 
 -- +goose StatementBegin
 create function drover_cancel(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$

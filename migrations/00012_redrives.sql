@@ -55,9 +55,9 @@ comment on column drover_redrives.key_from is 'Where in the args a job''s key is
 comment on column drover_redrives.canary is 'How many jobs go first. The others wait until these have completed.';
 comment on column drover_redrives.canary_failures is 'More failed canaries than this abort the redrive.';
 comment on column drover_redrives.started_by is 'The person or program that began it. The column why has the reason.';
-comment on column drover_redrives.changed_by is 'Who last paused, resumed or aborted it; changed_why says why, and changed_at when. drover: its failed canaries.';
+comment on column drover_redrives.changed_by is 'The person or program that last paused, resumed or aborted it; changed_why has the reason, and changed_at the time. drover: its canaries failed.';
 comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
-comment on column drover_redrives.matched is 'Jobs it holds or has held, without those it skipped.';
+comment on column drover_redrives.matched is 'How many jobs it holds or has held, without the jobs that it skipped.';
 comment on column drover_redrives.released is 'Jobs it made due.';
 comment on column drover_redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
 comment on column drover_redrives.skipped is 'Jobs it left as they were.';
@@ -867,7 +867,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_let_go(drover_redrives, text[], timestamptz, int, boolean) is
-	'Makes jobs due, from the given slot on: the first n of the picked ones that are not locked, except those that have expired. gone: the jobs made due. going: how many of them for the first time. used: how many slots were used. refused: jobs that the database refuses to change; they are skipped. Part of drover_pace.';
+	'Makes jobs due, from the given slot on: the first n of the picked jobs that are not locked and have not expired. gone: the jobs made due. going: how many of them for the first time. used: how many slots were used. refused: jobs that the database refuses to change; they are skipped. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_judge(r drover_redrives) returns void language plpgsql as $$
