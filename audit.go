@@ -11,11 +11,11 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Audit says who changes something, and why. It is the last argument of every method of Client that changes what is
-// already there, and it is kept where the change leaves a trace: in the job's history, in the row of the redrive, of
-// the failure group, of the pause, of the schedule or of the archived job. DeleteMany, PurgeArchive, Restore and
-// DeletePeriodic leave no row to keep it in, so they
-// write it to Config.Logger, at level info, and to the server's log. Nothing is kept of a call that changes nothing.
+// Audit names the person or program that changes something, and the reason. It is the last argument of every method of
+// Client that changes existing rows. drover keeps it in the job's history, or in the row of the redrive, the failure
+// group, the pause, the schedule or the archived job. DeleteMany, PurgeArchive, Restore and DeletePeriodic leave no row
+// to keep it in, so they write it to Config.Logger, at level info, and to the server's log. If a call changes nothing,
+// its Audit is not kept.
 //
 // The zero value is ready to use. A By or Why that is too long or has invisible characters is an *InvalidError.
 type Audit struct {
@@ -28,9 +28,9 @@ type Audit struct {
 
 	// Seen makes the change depend on what the caller saw: it is the Seen of the JobInfo, the PauseInfo, the FailureGroup,
 	// the PeriodicJob or the Redrive that somebody looked at before they decided, or NotPaused. If somebody has changed
-	// that since, nothing is changed, and the error is ErrState; its text names who it was, and when. So a button that
-	// two people press has one effect. The database compares it while the row is locked. Empty: the change is made
-	// anyway. Methods that change many jobs, start a redrive, or set a schedule refuse it with an *InvalidError.
+	// that since, nothing is changed, and the error is ErrState; its text names that person, and the time. So a button
+	// that two people press has one effect. The database compares Seen while the row is locked. If Seen is empty, the
+	// change is made anyway. Methods that change many jobs, start a redrive, or set a schedule refuse it with an *InvalidError.
 	Seen string
 }
 
@@ -43,7 +43,7 @@ const (
 	maxSeen = 512
 )
 
-// check reports what of an Audit is refused.
+// check reports the mistakes in an Audit.
 func (a Audit) check(bad *problems) {
 	if a.Seen != "" {
 		bad.add("Seen", "is for changes of one job, pause, failure group, schedule or redrive")
@@ -51,7 +51,7 @@ func (a Audit) check(bad *problems) {
 	a.checkOne(bad)
 }
 
-// checkOne is check for a change of one thing that may have been seen.
+// checkOne is check for a method that changes one row, so that Seen is allowed.
 func (a Audit) checkOne(bad *problems) {
 	bad.join(checkText("Seen", a.Seen, maxSeen))
 	if err := checkText("By", a.By, maxBy); err != nil {
@@ -71,7 +71,7 @@ func (a Audit) checkOne(bad *problems) {
 	}
 }
 
-// by is By as the SQL functions take it: null means the session's user.
+// by returns By for the SQL functions, which take null for the session's user.
 func (a Audit) by() any { return pg.OrNull(a.By) }
 
 // logChange records a change that leaves no row to keep an Audit in.
@@ -97,7 +97,7 @@ func (a Audit) attrs(attrs ...any) []any {
 	return attrs
 }
 
-// subject is what an Audit.Seen is about.
+// subject is the kind of row that an Audit.Seen is about.
 type subject string
 
 const (
@@ -107,7 +107,7 @@ const (
 	aRedrive  subject = "redrive"
 	aSchedule subject = "schedule"
 
-	// The change does not depend on what happens without a person: the runs of a job, the ticks of a schedule.
+	// The change goes through even if something has happened since without a person: a job ran, a schedule ticked.
 	aJobsLife      subject = aJob + life
 	aSchedulesLife subject = aSchedule + life
 

@@ -19,8 +19,8 @@ type EnqueueOpts struct {
 	// ID is a ULID that you choose. It makes the enqueue idempotent: a repeated enqueue returns the existing job, for
 	// as long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion
 	// it goes immediately, so a repeated enqueue may store the job again and run it twice. The same is true after the
-	// row was pruned, archived or deleted. The id's time should be about now, because the pruner goes by it. Empty
-	// makes a fresh id.
+	// row was pruned, archived or deleted. The time in the id should be about now, because the pruner uses it as the
+	// age of the job. Empty means a new id.
 	ID string
 
 	// Queue defaults to "default".
@@ -49,7 +49,7 @@ type EnqueueOpts struct {
 	// error.
 	Timeout time.Duration
 
-	// ExpiresAt is when the job is no longer worth a run: from then on it is discarded as expired instead. Zero means
+	// ExpiresAt is the time from which the job is no longer worth a run. From then on it is discarded as expired instead. Zero means
 	// never. It must be after ScheduledAt.
 	ExpiresAt time.Time
 
@@ -61,19 +61,19 @@ type EnqueueOpts struct {
 	// characters, no invisible characters such as U+200B, and no spaces at their ends.
 	Tags []string
 
-	// Key names what the job must not overload, such as a customer: up to 256 bytes. A paced redrive runs at most
+	// Key names something that the job must not overload, such as a customer, in up to 256 bytes. A paced redrive runs at most
 	// RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. It has no other effect. Zero
 	// means none.
 	Key string
 
 	// Unique makes the job the only one among the jobs that are like it. Nil means that it is not unique. If another
-	// job like it exists, the receipt has that job's id. ID does not change that: it is only for a repeated enqueue
-	// of the same job.
+	// job like it exists, the receipt has that job's id, also if you have set ID. ID is only for a repeated enqueue of
+	// the same job.
 	Unique *Unique
 
 	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that it does afterwards in the same
-	// transaction: Postgres refuses to prepare a transaction that has sent one. It sets drover.notify to off, local
-	// to the transaction. Sleeping supervisors find the job after up to PollInterval. If the transaction commits more
+	// transaction. Use it in a transaction that will be prepared, because Postgres refuses to prepare a transaction with
+	// a NOTIFY. It sets drover.notify to off, local to the transaction. Sleeping supervisors find the job after up to PollInterval. If the transaction commits more
 	// than 20 s after the call, the job may wait for the next full sweep. A schedule's jobs cannot have it.
 	DisableNotify bool
 
@@ -85,7 +85,7 @@ type EnqueueOpts struct {
 // Receipt names the row that an enqueue stored or found. If there is no error, the table has that row, whatever
 // indexes, constraints and triggers the application has put on jobs.
 type Receipt struct {
-	ID        string // of the row; a unique job that was there before has an id of its own
+	ID        string // of the row; if a unique job was there before, this is the id of that job
 	Existing  bool   // the job was there before: it has the given ID, or it is like this one (Unique)
 	Replaced  bool   // the existing job got the new args and options: see ReplaceWaiting
 	Debounced bool   // the existing job got the new due time: see Debounce
@@ -94,8 +94,9 @@ type Receipt struct {
 // Enqueue stores one job in a transaction of its own, in one round trip. If all supervisors are asleep, it notifies
 // two of them.
 //
-// If an error leaves the outcome open (a lost connection), repeat the call with the same EnqueueOpts.ID. Do so while
-// the job's row is kept: with DeleteOnCompletion the job may have run and gone by then, and runs again.
+// After an error that leaves the outcome open, such as a lost connection, repeat the call with the same EnqueueOpts.ID.
+// Do so while the job's row is kept. With DeleteOnCompletion, the job may have run and been deleted by then. Then the
+// repeated call stores it again, and it runs twice.
 //
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrUniqueDeadlock, ErrNotMigrated,
 // ErrReadOnly. An error of an application's own index, constraint or trigger on jobs is returned as the driver's
@@ -118,7 +119,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (rec
 	return c.enqueued(ctx, job, existing, false), nil
 }
 
-// EnqueueTx stores one job in the caller's transaction: the job exists if and when that commits. A pgx.Tx is a Tx;
+// EnqueueTx stores one job in the caller's transaction: the job exists once the transaction has committed. A pgx.Tx is a Tx;
 // SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit notifies two of them. A supervisor
 // that falls asleep before the commit finds the job by polling, at the latest after PollInterval. If the transaction
 // commits more than 20 s after the call, the job may wait for the next full sweep (15 s × supervisors). A transaction
@@ -214,17 +215,17 @@ type newJob struct {
 	ConcurrencyKey string `json:"concurrency_key,omitempty"`
 
 	Uniqueness *uniqueness `json:"uniqueness,omitempty"`
-	reply      uniqueReply // of the database, about a unique job
+	reply      uniqueReply // the database's answer, if the job is unique
 
-	quiet       bool // it sends no NOTIFY
-	plain       bool // it sets only a queue, a priority, a kind and args; its id is drover's
+	quiet       bool // the enqueue sends no NOTIFY
+	plain       bool // it sets only a queue, a priority, a kind and args; drover has made its id
 	copied      bool // plain, or plain with metadata: a batch stores it by COPY
 	plainUnique bool // plain except that it is unique; it has short args, and an existing job stays as it is
 }
 
 func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
 
-// prepareAll prepares each item. Its error names every bad one.
+// prepareAll prepares each item. Its error names every bad item.
 func (c *Client) prepareAll(ctx context.Context, items []EnqueueItem) ([]*newJob, error) {
 	var bad problems
 	jobs := make([]*newJob, 0, len(items))
@@ -242,7 +243,8 @@ func (c *Client) prepareAll(ctx context.Context, items []EnqueueItem) ([]*newJob
 	return jobs, nil
 }
 
-// encode validates one job. before has the metadata of the batch's job before it; nil: there is none.
+// encode validates one job, and encodes its args and options. before has metadata of an earlier job of the batch; it is nil
+// for a single enqueue.
 func (c *Client) encode(args Args, opts *EnqueueOpts, before *lastMetadata) (*newJob, error) {
 	var bad problems
 	if opts == nil {
@@ -260,7 +262,7 @@ func (c *Client) encode(args Args, opts *EnqueueOpts, before *lastMetadata) (*ne
 	if u := job.Uniqueness; u == nil {
 		job.plain, job.copied = bare && job.Metadata == nil, bare
 	} else {
-		// Postgres may write longer args as a much longer text. The function bounds that text first.
+		// Postgres may write longer args as a much longer text, so they need the function that bounds that text first.
 		job.plainUnique = bare && job.Metadata == nil && u.OnConflict == "" && len(job.Args) <= 512
 	}
 	return job, nil
@@ -284,7 +286,8 @@ func (c *Client) encodeArgs(bad *problems, job *newJob, args Args) {
 	bad.join(err)
 }
 
-// lostField checks each type of args once, and remembers the result.
+// lostField reports a field of args that encoding/json would leave out; "" if there is none. It checks each type once, and
+// remembers the result.
 func (c *Client) lostField(args Args) string {
 	t := reflect.TypeOf(args)
 	lost, known := c.lost.Load(t)
@@ -393,11 +396,12 @@ func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string
 	}
 }
 
-// lastMetadata are the last metadata of a batch that had nothing but a few strings, and their JSON. The jobs of a batch
-// often have the same, such as a trace's. It keeps the strings and not the map, which middleware may change.
+// lastMetadata keeps the metadata of an earlier job of the batch, and their JSON, if they are only a few strings. Often all
+// jobs of a batch have the same metadata, such as a trace's. It keeps the strings and not the map, because middleware may
+// change the map.
 type lastMetadata struct {
 	pairs [4][2]string
-	n     int // of pairs; 0: none
+	n     int // how many of pairs are set; 0 means that no metadata are kept
 	raw   json.RawMessage
 }
 
@@ -436,7 +440,7 @@ func (l *lastMetadata) keep(metadata map[string]any, raw json.RawMessage) {
 // maxTimeout is how the table stores NoTimeout: a hundred years.
 const maxTimeout = 100 * 365 * 24 * time.Hour
 
-// instant refuses times that Postgres or JSON cannot hold.
+// instant returns t in UTC. It reports a time that Postgres or JSON cannot hold as a mistake.
 func instant(bad *problems, field string, t time.Time) *time.Time {
 	t = t.UTC() // before the check, because the year may differ in UTC
 	if y := t.Year(); y < 1 || y > 9999 {
@@ -445,7 +449,8 @@ func instant(bad *problems, field string, t time.Time) *time.Time {
 	return &t
 }
 
-// kindOf calls args.Kind. Nil args, and a method that panics, as on a nil pointer, are errors.
+// kindOf calls args.Kind. It returns an error if args is nil, or if the method panics, for example because it is called on a
+// nil pointer.
 func kindOf(args Args) (kind string, err error) {
 	if args == nil {
 		return "", fmt.Errorf("is nil")
@@ -469,13 +474,13 @@ func (c *Client) enqueued(ctx context.Context, job *newJob, existing, inTx bool)
 	return receipt
 }
 
-// receipt is the receipt of a unique job.
+// receipt makes the receipt of a unique job from the reply of the database.
 func (j *newJob) receipt() Receipt {
 	r := j.reply
 	return Receipt{ID: r.ID, Existing: r.Result != "stored", Replaced: r.Result == "replaced", Debounced: r.Result == "debounced"}
 }
 
-// enqueuedAll makes the receipts, and emits an event for each stored job. existing has for each id the number of jobs
+// enqueuedAll makes the receipts, and emits an event for each stored job. existing maps an id to the number of its jobs in this batch
 // that were not stored. If several jobs of a batch have the same id, either none of them was stored, or only the
 // first.
 func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int, inTx bool) []Receipt {

@@ -18,20 +18,21 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// handler answers what the engine asks: which policies a job has, what its handler does, and what its end means.
+// handler implements engine.Handler: it returns a job's policies, calls the worker's handler, and decides the outcome of
+// the run.
 type handler struct {
 	client          *Client
 	workers         map[string]*Worker
 	strategies      map[string]Custom
 	lease           time.Duration
 	quarantineAfter int
-	trial           *trial // of Worker.Try; nil: a supervisor runs the jobs
+	trial           *trial // set by Worker.Try; nil if a supervisor runs the jobs
 }
 
 var _ engine.Handler = (*handler)(nil)
 
-// task is a run with what this package knows of it. The engine's part and the Job that the handler sees are one
-// allocation.
+// task is a run together with this package's data about it. The engine's part and the Job that the handler sees are in
+// one allocation.
 type task struct {
 	engine.Run
 	job       Job
@@ -51,7 +52,7 @@ type queueDefaults struct {
 	retry       RetryStrategy
 }
 
-// defaultMaxAttempts is how many runs a job has where nobody says otherwise.
+// defaultMaxAttempts is how many runs a job has if neither its options nor its worker nor its queue set a number.
 const defaultMaxAttempts = 20
 
 // NewRun implements engine.Handler. It puts the policies of a job in their order: job over worker over queue over default.
@@ -83,13 +84,13 @@ func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.R
 	return &t.Run
 }
 
-// share copies into the run what the engine needs to know of the job.
+// share copies into the run the settings of the job that the engine needs.
 func (t *task) share() {
 	j := &t.job
 	t.Queue, t.Kind, t.Attempt, t.MaxAttempts, t.Crashes, t.Redrives = j.Queue, j.Kind, j.Attempt, j.MaxAttempts, j.Crashes, j.Redrives
 }
 
-// override applies what this one job says.
+// override applies the settings of this one job, which take precedence over its worker's and its queue's.
 func (t *task) override(more *store.More) {
 	job := &t.job
 	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
@@ -145,7 +146,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	}
 	if failed := guarded(func() { o = t.endedBy(why, exit) }); failed != "" {
 		undecided := errors.New("outcome could not be decided: " + failed)
-		o = t.failed(undecided, worthRetry(undecided)) // no code of the application decides this time
+		o = t.failed(undecided, worthRetry(undecided)) // no code of the application is called this time
 	}
 	return o
 }
@@ -154,7 +155,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	var undecided *engine.UndecidedError
 	switch {
-	case errors.Is(why, ErrNotCommitted): // first, because it wraps an error of the caller's transaction, which may be anything
+	case errors.Is(why, ErrNotCommitted): // checked first, because it wraps an error of the caller's transaction, which may match any of the other cases
 	case errors.Is(why, engine.ErrExit):
 		return t.decide(exit)
 	case errors.Is(why, engine.ErrTimeout):
@@ -272,7 +273,7 @@ func (h *handler) readStrategy(id string, stored *string) RetryStrategy {
 	return strategy
 }
 
-// publicEvent is an event of the engine as hooks see it.
+// publicEvent converts an event of the engine into the Event that hooks get.
 func publicEvent(e *engine.Event) Event {
 	o := &e.End
 	public := Event{
@@ -282,7 +283,7 @@ func publicEvent(e *engine.Event) Event {
 	if e.Labels != nil {
 		public.Tags, public.Metadata = e.Labels.Tags, e.Labels.Metadata
 	}
-	switch e.Kind { //nolint:exhaustive // the others have none of these
+	switch e.Kind { //nolint:exhaustive // other events have none of these fields
 	case engine.EventFailed, engine.EventSnoozed, engine.EventRescued:
 		public.Backoff, public.Next = o.Delay, e.Next
 	case engine.EventFailureReopened:
@@ -296,18 +297,19 @@ func publicEvent(e *engine.Event) Event {
 // Try calls the worker's handler once, without a database, and returns what a supervisor would make of its return. It
 // is for tests. The package drovertest has more for them.
 //
-// The verdict is what VerdictOf returns, after the worker's own rules: an error that Cases, RetryIf or the strategy would
-// not retry, and a panic with DiscardOnPanic, are VerdictDiscard, and a Permanent error that one of the Cases would
-// retry is VerdictError. Neither attempts nor RetryFor run out. The worker's timeout and middleware do not apply: end ctx
-// to see what the handler makes of that.
+// The verdict is the result of VerdictOf, changed by the worker's own rules. It is VerdictDiscard for an error that Cases,
+// RetryIf or the strategy would not retry, and for a panic with DiscardOnPanic. It is VerdictError for a Permanent error
+// that one of the Cases would retry. Neither attempts nor RetryFor run out. The worker's timeout and middleware do not
+// apply. To see how the handler reacts to the end of its context, end ctx.
 //
 // The handler gets a copy of job. Kind is the worker's. ID, Queue, Priority, Attempt, MaxAttempts and ScheduledAt have
 // the values of a first run where they are zero in job, and empty Args are zero args. Nil means a first run of zero
 // args.
 //
 // In the handler, Job.CompleteTx and Job.SettleTx check their transaction and write nothing. If the handler then
-// returns nil, the settle decides the verdict, and else the error: Try does not know whether the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in its
-// transaction, in the schema that search_path picks.
+// returns nil, the settle decides the verdict, otherwise the returned error does: Try does not know whether the
+// transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in its transaction, in the schema that
+// search_path picks.
 //
 // Try panics with an *InvalidError for a worker that Client.NewSupervisor would refuse, and for a job of another kind.
 // If the handler calls runtime.Goexit, for example by t.FailNow of the test, the caller's goroutine ends.

@@ -38,13 +38,13 @@ type Job struct {
 	Kind        string          //
 	Args        json.RawMessage // as jsonb keeps them; the handler also gets them decoded
 	Attempt     int             // the number of this run among the runs that count, from 1
-	MaxAttempts int             // how many such runs there may be: as set for the job, else worker, else queue, else 20
+	MaxAttempts int             // the limit of such runs: the job's own, else its worker's, else its queue's, else 20
 	Priority    int             // 1 to 9, lower is sooner
 	ScheduledAt time.Time       // when this run was due, by the server's clock
 	LastError   string          // text of the last failed run's error, "" if none failed
 	LastDelay   time.Duration   // the wait before this run, 0 on the first
 	Failures    int             // how many runs have failed so far
-	Crashes     int             // process deaths that it is suspected of, less one for each run survived since
+	Crashes     int             // process deaths of which the job is suspected, less one for each run that its process has survived since
 	Redrives    int             // how often an operator has redriven it
 	Snoozes     int             // how many runs ended in a snooze
 	Tags        []string        //
@@ -109,13 +109,13 @@ type Client struct {
 	log     *slog.Logger
 	running *registry // the runs of this client's supervisors
 	process string    // names this client in drover_supervisors, because its supervisors die together
-	lost    sync.Map  // per type of args enqueued so far, the field that is lost; see lostField
+	lost    sync.Map  // for each type of args enqueued so far: the field that would be lost, if any; see lostField
 }
 
 // New returns a client that uses the application's pool. Config.Schema names drover's schema; if it is empty, the
-// pool's search_path picks it. New does not connect to the server. It returns an *InvalidError for a mistake in cfg, for a nil pool, and for a pool with a
-// malformed connection string, such as a URL in quotes: pgx would send the URL, with its password, to the server of
-// PGHOST.
+// pool's search_path picks it. New does not connect to the server. It returns an *InvalidError for a mistake in cfg, for a
+// nil pool, and for a pool with a malformed connection string, such as a URL in quotes: pgx would send the URL, with its
+// password, to the server of PGHOST.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	var bad problems
 	if pool == nil {

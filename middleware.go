@@ -17,17 +17,17 @@ type Middleware struct {
 	// BeginEnqueue is called once for each call of Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx and Job.EnqueueTx, before
 	// any job is looked at. Use it to time the call, or to put a span around it. It can change nothing but the context,
 	// and must derive that from ctx. The other functions of an enqueue, the statements and the hook Enqueued get this
-	// context. drover calls the function that BeginEnqueue returns once, at the end of the call, with what the call
-	// returns: receipts in the order of the items, or nil with an error. BeginEnqueue may return nil for both. drover
-	// recovers and logs a panic of either function.
+	// context. BeginEnqueue also returns a function, which drover calls once, at the end of the call, with the results of
+	// the call: receipts in the order of the items, or nil and an error. BeginEnqueue may return nil for both. If either
+	// function panics, drover recovers and logs that.
 	//
-	// Like Enqueue, it is not called for jobs that the database makes.
+	// Like Enqueue, BeginEnqueue is not called for jobs that the database makes.
 	BeginEnqueue func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error))
 
 	// Enqueue is called for each job, before the job is validated and written, in the goroutine and with the context of
 	// the Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx or Job.EnqueueTx. It may change item. item.Opts and
-	// item.Opts.Metadata are never nil, and are copies of the caller's; values inside of Metadata are the caller's own. drover validates and stores what Enqueue leaves
-	// there.
+	// item.Opts.Metadata are never nil, and are copies of the caller's; values inside of
+	// Metadata are the caller's own. drover then validates and stores item as Enqueue has changed it.
 	//
 	// If it returns an error, nothing is written, and the enqueue returns an *InvalidError that names the middleware and
 	// wraps the error. A panic counts as an error.
@@ -36,13 +36,13 @@ type Middleware struct {
 	Enqueue func(ctx context.Context, item *EnqueueItem) error
 
 	// Run is called for each run, around the handler. It calls next with ctx, or with a context derived from it, and
-	// returns the error of next, or another. The error of the first middleware of Config.Middleware counts as the
-	// handler's. Run may change job before it calls next, such as job.Args, which are decoded in next. The
-	// run's timeout includes Run.
+	// returns the error of next, or another. The error that the first middleware of Config.Middleware returns counts
+	// as the handler's. Run may change job before it calls next. For example, it may change job.Args, because next
+	// decodes them. The run's timeout includes Run.
 	//
 	// If the handler or an inner middleware panics, next returns an error: see VerdictOf. A panic of Run itself counts as
-	// a panic of the handler. If Run does not call next, the handler does not run, and a nil from Run completes the job
-	// all the same. next calls the handler once in a run. If Run calls next again, or after it has returned itself, next
+	// a panic of the handler. If Run does not call next, the handler does not run; if Run then returns nil,
+	// the job is completed all the same. next calls the handler once in a run. If Run calls next again, or after it has returned itself, next
 	// only returns an error. If Run returns while next still runs in another goroutine, the run ends when next has
 	// returned.
 	Run func(ctx context.Context, job *Job, next func(context.Context) error) error
@@ -66,11 +66,11 @@ type enqueueFunc struct {
 // runFunc is one Run of Config.Middleware.
 type runFunc = func(context.Context, *Job, func(context.Context) error) error
 
-// layers are the functions of all middleware by what they wrap, the outermost first.
+// layers are the functions of Config.Middleware, sorted by kind. In each list the outermost function comes first.
 type layers struct {
-	begins []beginFunc
-	before []enqueueFunc
-	around []runFunc
+	begins []beginFunc   // called once for each call of an enqueue method
+	before []enqueueFunc // called before each job is stored
+	around []runFunc     // called around each handler
 }
 
 func newLayers(all []Middleware) (l layers) {
@@ -88,7 +88,8 @@ func newLayers(all []Middleware) (l layers) {
 	return l
 }
 
-// begin calls each BeginEnqueue, the outermost first, and returns what calls their ends, the outermost last.
+// begin calls each BeginEnqueue, the outermost first. The function that it returns calls the functions that these have
+// returned, the outermost last.
 func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (context.Context, func([]Receipt, error)) {
 	ends := make([]func([]Receipt, error), 0, len(c.layers.begins))
 	items = slices.Clone(items) // a function that sorts them must not change what is stored
@@ -113,7 +114,8 @@ func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (co
 	}
 }
 
-// observing calls a function that only looks on: its panic costs the enqueue nothing.
+// observing calls a function that only observes an enqueue. If the function panics, the enqueue goes on, and the panic is
+// logged.
 func (c *Client) observing(ctx context.Context, look func()) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -123,7 +125,7 @@ func (c *Client) observing(ctx context.Context, look func()) {
 	look()
 }
 
-// prepare is a job as middleware leaves it, validated.
+// prepare lets each Enqueue of the middleware change the job, then validates and encodes it.
 func (c *Client) prepare(ctx context.Context, args Args, opts *EnqueueOpts, before *lastMetadata) (*newJob, error) {
 	if len(c.layers.before) == 0 {
 		return c.encode(args, opts, before)
@@ -141,12 +143,12 @@ func (c *Client) prepare(ctx context.Context, args Args, opts *EnqueueOpts, befo
 		}
 	}
 	if item.Opts != nil && len(item.Opts.Metadata) == 0 && (opts == nil || opts.Metadata == nil) {
-		item.Opts.Metadata = nil // nobody has set any
+		item.Opts.Metadata = nil // neither the caller nor a middleware has set any
 	}
 	return c.encode(item.Args, item.Opts, before)
 }
 
-// ownItem is a copy for middleware to change: the caller may use the same options for its next job.
+// ownItem copies args and opts for middleware to change, because the caller may use the same options for its next job.
 func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 	item := &EnqueueItem{Args: args, Opts: &EnqueueOpts{}}
 	if opts == nil {
@@ -162,8 +164,8 @@ func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 	return item
 }
 
-// ask calls one Enqueue. A refusal is an *InvalidError, like a mistake in the job: nothing was written, and a transaction
-// goes on.
+// ask calls the Enqueue of one middleware. If that refuses the job, ask returns an *InvalidError, like for a mistake in the
+// job: nothing has been written, and the caller's transaction can go on.
 func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
 	field := fmt.Sprintf("Middleware[%d].Enqueue", l.at)
 	defer func() {
@@ -173,7 +175,7 @@ func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err
 		}
 	}()
 	if err := l.call(ctx, item); err != nil {
-		kind, _ := kindOf(item.Args) // if the args have none, the middleware's own text has to do
+		kind, _ := kindOf(item.Args) // "" if args is nil or its Kind panics; then the middleware's own text has to do
 		return &InvalidError{Field: field, Reason: fmt.Sprintf("refused kind %q: %v", kind, err), Err: err}
 	}
 	return nil
@@ -181,8 +183,8 @@ func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err
 
 var errNextAgain = errors.New("drover: a middleware called next again, or after its Run had returned: the handler runs once in a run")
 
-// through runs a job through the middleware that is left, and its handler. A panic becomes an error at each step. So it
-// reaches the middleware around it as any failure does, and cannot end the process if next is called in a goroutine.
+// through runs a job through the remaining middleware and its handler. At each step a panic becomes an error. So the next
+// middleware outside sees it like any failure, and it cannot end the process if next is called in a goroutine.
 func through(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -195,13 +197,13 @@ func through(ctx context.Context, job *Job, around []runFunc, handle func(contex
 	return aroundNext(ctx, job, around, handle)
 }
 
-// aroundNext calls the first middleware, and returns once next has returned, too: the end of a run is the end of its
-// handler. It is a function of its own because its variables are allocated.
+// aroundNext calls the first middleware. It returns only after next has returned, too, so that a run does not end before its
+// handler. It is separate from through because its variables are allocated, and a run without middleware needs none.
 func aroundNext(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) error {
 	var called atomic.Bool
 	over := make(chan struct{})
 	defer func() {
-		if called.Swap(true) { // from now on a next would run a job that may be another supervisor's
+		if called.Swap(true) { // a later call of next must not run the job, which may belong to another supervisor by then
 			<-over
 		}
 	}()

@@ -18,17 +18,17 @@ import (
 // change in any version.
 type Explanation struct {
 	Job   JobInfo     `json:"job"`
-	At    time.Time   `json:"at"`           // when it was looked at, by the server's clock
+	At    time.Time   `json:"at"`           // when Explain read the job, by the server's clock
 	Story []StoryStep `json:"story"`        // oldest first
-	Now   string      `json:"now"`          // its run, the reason why it waits, or its end
-	Next  string      `json:"next"`         // the next thing that happens by itself, when, and why
-	Do    []Advice    `json:"do,omitempty"` // things that an operator can do
+	Now   string      `json:"now"`          // how it runs, why it waits, or how it ended
+	Next  string      `json:"next"`         // what drover does next with the job, when, and why
+	Do    []Advice    `json:"do,omitempty"` // actions that an operator can take
 }
 
 // Advice is an action that an operator can take.
 type Advice struct {
 	What    string `json:"what"`
-	Command string `json:"command,omitempty"` // of the drover command; "" if there is none
+	Command string `json:"command,omitempty"` // a command line of drover; "" if there is none
 }
 
 // StoryStep is one thing that happened to a job.
@@ -64,7 +64,8 @@ func (c *Client) Explain(ctx context.Context, id string, opts *ExplainOpts) (*Ex
 	return explain(job, around, opts.Redact), nil
 }
 
-// explain decides what to say. It reads nothing. Nil hides nothing.
+// explain puts the sentences together, and queries nothing. hide removes secrets from quoted texts; if it is nil, texts are
+// quoted as they are.
 func explain(j *JobInfo, f *surroundings, hide func(string) string) *Explanation {
 	x := &explainer{JobInfo: j, f: f, hide: hide, e: &Explanation{Job: *j, At: f.now}}
 	x.past()
@@ -110,7 +111,7 @@ func (x *explainer) do(what, format string, args ...any) {
 	x.e.Do = append(x.e.Do, Advice{what, fmt.Sprintf(format, args...)})
 }
 
-// at is a time with how far away it is.
+// at returns the text of a time, with the distance to it: "2026-01-02 15:04:05 UTC (in 5 minutes)".
 func (x *explainer) at(t time.Time) string {
 	text := t.UTC().Format("2006-01-02 15:04:05 UTC")
 	if d := t.Sub(x.f.now); d > 0 {
@@ -119,7 +120,7 @@ func (x *explainer) at(t time.Time) string {
 	return text + " (" + roughly(x.f.now.Sub(t)) + " ago)"
 }
 
-// roughly is a duration as people say it.
+// roughly returns a duration in whole days, hours, minutes, seconds or milliseconds, such as "3 hours".
 func roughly(d time.Duration) string {
 	for _, unit := range []struct {
 		least, one time.Duration
@@ -132,8 +133,8 @@ func roughly(d time.Duration) string {
 	return fmt.Sprintf("%d ms", d.Milliseconds())
 }
 
-// oneLine is the start of a text, without secrets and line breaks. It cuts no word in two: the pages redact the sentence once
-// more, and would not know the first half of a secret.
+// oneLine returns the start of a text, without secrets and line breaks. It never cuts a word in two: the web pages redact
+// the sentence once more, and would not recognise the first half of a secret.
 func (x *explainer) oneLine(text string) string {
 	const most = 300
 	text = strings.Join(strings.Fields(redact(x.hide, text)), " ")
@@ -147,12 +148,12 @@ func (x *explainer) oneLine(text string) string {
 	return strings.TrimRight(text, ".")
 }
 
-// partOfWord reports whether tokens, keys and numbers of cards have such characters.
+// partOfWord reports whether r may be part of a word, a token, a key or a card number, which oneLine must not cut in two.
 func partOfWord(r rune) bool {
 	return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_-+/=.", r)
 }
 
-// past goes through the job's errors.
+// past adds what has happened to the job to the story: mostly the entries of its errors.
 func (x *explainer) past() {
 	x.step(x.CreatedAt, "enqueued in queue %s", x.Queue)
 	runs := 0
@@ -161,7 +162,7 @@ func (x *explainer) past() {
 			runs++
 		}
 	}
-	last := 0 // attempt of the entry before, to see where entries are left out
+	last := 0 // highest attempt of the entries so far; a gap after it shows that entries were left out
 	for i := range x.Errors {
 		e := &x.Errors[i]
 		if left := x.ErrorsTotal - runs; left > 0 && e.Attempt > last+1 && last > 0 {
@@ -184,7 +185,7 @@ func (x *explainer) past() {
 		x.step(*x.FinalizedAt, "completed, %s after it was claimed", roughly(x.FinalizedAt.Sub(*x.AttemptedAt)))
 	case x.State == Running && x.AttemptedAt != nil:
 		x.step(*x.AttemptedAt, "claimed for attempt %d", x.Attempt)
-	case x.FinalizedAt != nil && x.byWhom() == "": // else its entry says so
+	case x.FinalizedAt != nil && x.byWhom() == "": // otherwise an entry of Errors has added that step
 		x.step(*x.FinalizedAt, "%s", x.State)
 	}
 	slices.SortStableFunc(x.e.Story, func(a, b StoryStep) int { return a.At.Compare(b.At) })
@@ -197,7 +198,7 @@ func times(n int) string {
 	return fmt.Sprintf("%d times", n)
 }
 
-// entryText says what an entry of the errors is about.
+// entryText describes an entry of the job's errors.
 func (x *explainer) entryText(e *RunError) string {
 	text, took := x.oneLine(e.Error), roughly(pg.Span(e.DurationMS, time.Millisecond))
 	run := fmt.Sprintf("attempt %d", e.Attempt)
@@ -266,7 +267,7 @@ func (x *explainer) run() {
 	x.do("Stop it", "drover jobs cancel %s", x.ID)
 }
 
-// attempt is the number of an attempt, and of how many.
+// attempt returns "Attempt n of m", or "Attempt n" if the job has no limit of attempts.
 func (x *explainer) attempt(n int) string {
 	if x.MaxAttempts == Unlimited {
 		return fmt.Sprintf("Attempt %d", n)
@@ -274,7 +275,7 @@ func (x *explainer) attempt(n int) string {
 	return fmt.Sprintf("Attempt %d of %d", n, x.MaxAttempts)
 }
 
-// parked explains a job that waits for something that has no time.
+// parked explains a parked job: it waits for an event, such as a new build or its turn in a redrive, and not for a due time.
 func (x *explainer) parked() {
 	r := &x.f.redrive
 	switch build := x.f.parkedBuild; {
@@ -308,7 +309,7 @@ func (x *explainer) parked() {
 
 func trimNumber(n float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0") }
 
-// waiting explains a job that waits for a time, or is due.
+// waiting explains a job that waits for its due time, or is due and waits for a claim.
 func (x *explainer) waiting() {
 	late := x.f.now.Sub(x.ScheduledAt)
 	if late < 0 {
@@ -345,7 +346,7 @@ func (x *explainer) waiting() {
 	}
 }
 
-// whyLater says why a job is due later.
+// whyLater returns the reason why a job is not due yet, as the end of a sentence; empty if there is none to name.
 func (x *explainer) whyLater() string {
 	switch last := x.lastRun(false); {
 	case x.State == Retryable && last != nil && last.Class == ClassCrash:
@@ -360,7 +361,8 @@ func (x *explainer) whyLater() string {
 	return ""
 }
 
-// lastRun is the entry of its newest failed run, or refusal.
+// lastRun returns the entry of the job's newest failed run. With refusals, an entry about a refusal by the database counts
+// too.
 func (x *explainer) lastRun(refusals bool) *RunError {
 	for i := range slices.Backward(x.Errors) {
 		if c := x.Errors[i].Class; c != ClassOperator && (refusals || c != ClassRefused) {
@@ -380,7 +382,7 @@ func atLeast(n int) string {
 	return fmt.Sprintf("%d jobs are", n)
 }
 
-// supervisors is so many of them, with what one does or several do.
+// supervisors returns "n living supervisors" and the verb: one if n is 1, otherwise several.
 func supervisors(n int, one, several string) string {
 	if n == 1 {
 		return "1 living supervisor " + one
@@ -388,7 +390,8 @@ func supervisors(n int, one, several string) string {
 	return fmt.Sprintf("%d living supervisors %s", n, several)
 }
 
-// obstacles names what keeps the job from starting even if it is due. It reports whether there is anything.
+// obstacles adds sentences about everything that keeps the job from starting even if it is due: pauses, and supervisors that
+// are missing. It reports whether anything holds the job.
 func (x *explainer) obstacles() bool {
 	held := len(x.f.pauses) > 0 || slices.ContainsFunc(x.f.asides, func(a aside) bool { return a.path == "claim" })
 	for _, l := range x.f.pauses {
@@ -471,7 +474,7 @@ func (x *explainer) end() {
 	x.do("Run it again, when the cause is gone", "drover jobs redrive %s", x.ID)
 }
 
-// byWhom names the operator who ended the job, and why; empty if it was none.
+// byWhom returns the operator who ended the job, with the reason given; empty if no operator did.
 func (x *explainer) byWhom() string {
 	for _, e := range slices.Backward(x.Errors) {
 		if e.Class != ClassOperator || !strings.HasPrefix(e.Error, string(x.State)) {
@@ -485,7 +488,7 @@ func (x *explainer) byWhom() string {
 	return ""
 }
 
-// reason says in words why it was discarded.
+// reason describes the job's DiscardReason in words.
 func (x *explainer) reason() string {
 	switch x.DiscardReason {
 	case ReasonAttemptsExhausted:
@@ -543,29 +546,30 @@ select path, error, least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00') 
 // mostAhead bounds how many rows in front of a job are counted.
 const mostAhead = 1000
 
-// surroundings is what is known of a job besides its JobInfo. The zero value of a part says that there is none.
+// surroundings is what Explain reads about a job besides its JobInfo. A zero field means that there is no such thing, for
+// example no redrive.
 type surroundings struct {
 	now                   time.Time
 	lane                  int
 	lastDelay             time.Duration
 	expiresAt, retryUntil *time.Time
-	ahead                 int // due before it in its lane; mostAhead: at least so many
+	ahead                 int // jobs due before it in its lane; mostAhead means that many or more
 
 	parkedBuild *string
 	fingerprint string
 	redrive     redriveOf
 
-	serving, able int // living supervisors of its queue, and those with a worker for its kind
-	slots         int64
+	serving, able int   // living supervisors of its queue; the supervisors among them with a worker for its kind
+	slots         int64 // of the able supervisors, in its queue
 	pauses        []PauseInfo
 	asides        []aside
 	owner         *SupervisorInfo
 }
 
-// redriveOf is the redrive that took a job up last.
+// redriveOf is the newest redrive that picked the job.
 type redriveOf struct {
 	id, state, note, key string
-	holds, paused        bool // whether it holds the job back; whether it is paused
+	holds, paused        bool // the redrive keeps the job parked; the redrive is paused
 	rate                 float64
 }
 
@@ -575,7 +579,7 @@ type aside struct {
 	retryAt   time.Time
 }
 
-// surroundings reads them. The job may have gone meanwhile: ErrNotFound.
+// surroundings reads the surroundings of job j. It returns ErrNotFound if the job's row has been deleted meanwhile.
 func (s *desk) surroundings(ctx context.Context, j *JobInfo) (*surroundings, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {

@@ -20,12 +20,12 @@ import (
 // maxUncounted is how many runs of a job DontCount gives back.
 const maxUncounted = 100
 
-// draft is the outcome of a run while it is decided.
+// draft is the outcome of a run that is not fully decided yet.
 type draft struct {
 	engine.Outcome
 	task      *task
 	err       error
-	errorCase *ErrorCase // the case that matches err; nil: none
+	errorCase *ErrorCase // the ErrorCase that matches err; nil if none does
 	death     *blame.Death
 }
 
@@ -68,7 +68,7 @@ func (t *task) failed(err error, v reading) engine.Outcome {
 	return e.done()
 }
 
-// interrupted reports whether the run was cut short for a reason that is not the job's.
+// interrupted reports whether the run was cut short, and its job did not cause that.
 func (t *task) interrupted() bool {
 	cause := t.Cause()
 	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost) || errors.Is(cause, ErrCancelled)
@@ -134,11 +134,11 @@ func (e *draft) discard(reason Reason) {
 	e.State, e.Reason, e.Event, e.Delay = store.Discarded, string(reason), engine.EventDiscarded, 0 // no run follows
 }
 
-// worthRetry reads an error that is not the handler's. RetryIf and the cases would not know it, so they are not
-// asked.
+// worthRetry is the verdict on an error that did not come from the handler. RetryIf and Cases are written for errors of
+// the handler, so they are not called.
 func worthRetry(err error) reading { return read(Retry(err)) }
 
-// retry puts the job off. It discards the job if attempts, time or the strategy have run out.
+// retry makes the job due later. It discards the job if it has no attempt or no time left, or if the strategy stops.
 func (e *draft) retry(v reading) {
 	t := e.task
 	e.Uncounted = v.Kind == VerdictDontCount && t.uncounted < maxUncounted
@@ -170,8 +170,8 @@ func (e *draft) retry(v reading) {
 	}
 }
 
-// throttledDelay lengthens the wait that a server asked for, by up to a fifth of it. So jobs that one server has sent
-// away do not come back together.
+// throttledDelay lengthens the wait of a RetryAfter by up to a fifth, so that jobs of the same server do not come back
+// together.
 func throttledDelay(id string, attempt int, d time.Duration) time.Duration {
 	return JitterUp(0.2).apply(d, id, attempt)
 }
@@ -238,7 +238,7 @@ func (t *task) backoff(strategy RetryStrategy, err error) (time.Duration, bool) 
 
 const (
 	maxErrorText  = 640      // with a type of up to 60 bytes, an entry of 1 KiB still has room
-	maxErrorTrace = 8 << 10  // only the newest entry has one
+	maxErrorTrace = 8 << 10  // only the newest entry has a trace
 	traceBuffer   = 16 << 10 // sanitizing keeps at most half of it
 	maxErrorRead  = 64 << 10 // bytes that are read of a longer text
 )
@@ -269,8 +269,8 @@ func (e *draft) entry() json.RawMessage {
 		shown = ownStack(e.err)
 	}
 	// The fingerprint is made from the whole text, because the place of a cut depends on the very numbers that a
-	// fingerprint ignores. A trace counts only if it is of a panic. The place of a time-out would split the group,
-	// and so would the place of an error that many places make.
+	// fingerprint ignores. A trace is part of it only for a panic. The trace of a time-out, or of an error that many
+	// places return, would split the failures of one cause into several groups.
 	e.Fingerprint = fingerprint.Of(t.Kind, kind, text, trace)
 	row := store.ErrorEntry{
 		Attempt: t.Attempt, ClaimSeq: t.Seq, Class: e.Class, Case: named, Error: e.Text, Type: kind,
@@ -281,7 +281,7 @@ func (e *draft) entry() json.RawMessage {
 		row.Beside, row.Spared = &e.death.Beside, e.death.Spares(t.Crashes)
 	}
 	raw, err := json.Marshal(row)
-	if err != nil { // strings and ints only: cannot happen
+	if err != nil { // cannot happen: the entry has only strings and numbers
 		raw = json.RawMessage(`{"class":"error","error":"outcome could not be encoded"}`)
 	}
 	return raw
@@ -299,7 +299,7 @@ func (c *Client) clean(text string, bound int) string {
 	return text
 }
 
-// stack is the trace of the panicking goroutine.
+// stack returns the stack trace of the panicking goroutine.
 func stack() string {
 	buf := make([]byte, traceBuffer)
 	return string(buf[:runtime.Stack(buf, false)])

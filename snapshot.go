@@ -14,18 +14,19 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Snapshot shows what waits, who works, and what needs a person. It is for dashboards, metrics and probes. Its parts are
-// read one after the other, so they may be a moment apart. A part that could not be read is zero here, and NotSeen names it.
+// Snapshot shows the jobs that wait, the supervisors that work, and the problems that need a person. It is for dashboards,
+// metrics and probes. Its parts are read one after the other, so they may be a moment apart. If a part could not be read, its
+// fields are zero, and NotSeen names it.
 type Snapshot struct {
 	At          time.Time        `json:"at"`          // by the server's clock
 	Level       Level            `json:"level"`       // the worst level of Findings; LevelOK if there are none
 	Findings    []Finding        `json:"findings"`    // everything that needs a person, worst first
 	Queues      []QueueDepth     `json:"queues"`      // by name, at most 1,000
 	Pauses      []PauseInfo      `json:"pauses"`      // the scopes that are paused, in order, at most 1,000
-	Suspects    int64            `json:"suspects"`    // jobs in Queues that wait or run after a process died while they ran
+	Suspects    int64            `json:"suspects"`    // jobs in Queues that have not ended, and whose process died in an earlier run
 	SetAside    int64            `json:"set_aside"`   // jobs in the table drover_set_aside: the database refuses to read or to change them
-	Quarantined []QuarantinedJob `json:"quarantined"` // the newest jobs with ReasonCrashed, at most 10
-	Redrives    []Redrive        `json:"redrives"`    // those in progress, at most 100, oldest first
+	Quarantined []QuarantinedJob `json:"quarantined"` // the newest dead letters with ReasonCrashed, at most 10
+	Redrives    []Redrive        `json:"redrives"`    // redrives in progress, at most 100, oldest first
 	Supervisors SupervisorCounts `json:"supervisors"` // in all processes
 	NotSeen     []NotSeen        `json:"not_seen"`    // the parts that could not be read
 }
@@ -55,7 +56,7 @@ type QueueDepth struct {
 	Queue     string          `json:"queue"`
 	Jobs      map[State]int64 `json:"jobs"`                 // by state, without Completed and Cancelled: Client.Counts has these
 	Estimated bool            `json:"estimated,omitempty"`  // some of Jobs are estimates from a sample: the queue has over 200 unfinished jobs, or over 200 dead letters
-	Due       int64           `json:"due"`                  // of Jobs, wait for a claim: their time has come. Paused jobs count
+	Due       int64           `json:"due"`                  // the jobs among Jobs that are due and wait for a claim, paused jobs included
 	Paused    bool            `json:"paused,omitempty"`     // no job of it starts: the queue is paused, or all jobs are
 	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count. While a kind is paused, only the first 1,000 due jobs of each lane are looked at
 }
@@ -73,27 +74,27 @@ type SupervisorCounts struct {
 	Alive    int `json:"alive"`
 	Draining int `json:"draining"` // finish their jobs and claim no more
 	Silent   int `json:"silent"`   // no heartbeat for a lease
-	Lost     int `json:"lost"`     // others rescue their jobs
+	Lost     int `json:"lost"`     // declared dead; other supervisors rescue their jobs
 }
 
-// NotSeen is a part of a Snapshot that could not be read, or not as a whole.
+// NotSeen is a part of a Snapshot that could not be read, or only partly.
 type NotSeen struct {
-	Part string `json:"part"` // depths (Queues and Suspects), pauses, quarantined, redrives, supervisors, set_aside, or a part that only findings come from
+	Part string `json:"part"` // depths (Queues and Suspects), pauses, quarantined, redrives, supervisors, set_aside, or a part that only Findings uses
 	Why  string `json:"why"`
 }
 
 const (
 	snapshotQueues   = 1000
-	snapshotJobs     = 200 // counted in a queue: jobs that have not ended, and dead letters
-	snapshotSample   = 200 // pages of the table from which the rest is estimated
+	snapshotJobs     = 200 // of each queue, so many jobs that have not ended are counted, and so many dead letters
+	snapshotSample   = 200 // pages of the table in the sample that estimates larger numbers
 	snapshotRedrives = 100
-	snapshotHeld     = 1000 // jobs of a lane in which a job that is not paused is looked for, while a kind is paused
+	snapshotHeld     = 1000 // while a kind is paused: how many jobs of each lane are searched for the oldest job that is not paused
 )
 
 // Snapshot reads the state of the whole queue. It changes nothing. It counts a bounded number of jobs in each queue, by
-// index, and each of its parts ends after 2 s at the latest. The role needs select on drover's tables; a part that it may
-// not read is in NotSeen, and no error. On a standby, NotSeen also lists the parts that only the primary knows. Retry
-// budgets are a read of their own: RetryBudgets. Errors: ErrNotMigrated.
+// index, and each of its parts ends after 2 s at the latest. The role needs select on drover's tables. If it may not read a
+// part, NotSeen lists that part, and Snapshot returns no error. On a standby, NotSeen also lists the parts that only the primary knows. To read
+// retry budgets, call RetryBudgets. Errors: ErrNotMigrated.
 func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Quarantined: []QuarantinedJob{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
 	h, err := health.Brief(ctx, c.desk.pool,
@@ -108,7 +109,7 @@ func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
 	return s, nil
 }
 
-// take adds what the look at the health has found.
+// take copies the results of the health report into the snapshot.
 func (s *Snapshot) take(h *health.Report) {
 	s.At, s.Level, s.SetAside = h.At, Level(h.Level), h.SetAside.Rows
 	s.Supervisors = SupervisorCounts(h.Supervisors)
@@ -119,7 +120,7 @@ func (s *Snapshot) take(h *health.Report) {
 	}
 	for _, n := range h.NotSeen {
 		s.NotSeen = append(s.NotSeen, NotSeen{n.Part, n.Why})
-		switch n.Part { // rows that came before the error
+		switch n.Part { // drop the rows that were read before the error
 		case "depths":
 			s.Queues, s.Suspects = []QueueDepth{}, 0
 		case "pauses":
@@ -146,13 +147,13 @@ func (s *Snapshot) take(h *health.Report) {
 
 // sqlDepths counts up to $1 unfinished jobs and up to $1 dead letters in each of the first $2 queues. jobs_claim_idx and
 // jobs_discarded_groups_idx give the queues and their jobs. Each scan is in the order of its index, so its limit ends it.
-// A min(), a bitmap or a sort would read all dead letters if the statistics are from before they came; sqlDepthsPlan
-// forbids the last two. The order also counts suspects first, because they have the highest lanes. The oldest due job is
-// the first job of a lane; the index leads from one lane that has jobs to the next. Nothing is late in a paused queue. Only
-// while a kind is paused, the oldest due job of another kind is looked for, among the first $3 jobs of each lane.
+// With old statistics, a plan with min(), a bitmap or a sort would read all dead letters; sqlDepthsPlan forbids bitmaps and
+// sorts. Suspects have the highest lanes, so this order counts them first. The oldest due job is the first job of a lane; the
+// index leads from one lane that has jobs to the next. A paused queue has no oldest due job. While a kind is paused, the
+// query searches the first $3 jobs of each lane for the oldest due job of another kind.
 //
-// If a queue has more jobs than are counted, a sample of about $4 pages of the table estimates how many. It is the same
-// pages each time, so that an estimate does not jump. Without such a queue the sample is not read.
+// If a queue has more jobs than are counted, a sample of about $4 pages of the table estimates how many. It reads the
+// same pages each time, so that an estimate does not jump. If no queue has that many jobs, the sample is not read.
 const (
 	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 	sqlDepths     = `
@@ -229,20 +230,20 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 	var jobs, sample string
 	var sampled map[State]int64
 	var suspects, dead int64
-	var more, moreDead bool // than was counted
+	var more, moreDead bool // the queue has more jobs, or more dead letters, than were counted
 	if err := rows.Scan(&q.Queue, &jobs, &suspects, &more, &dead, &moreDead, &sample, &q.Paused, &q.OldestDue); err != nil {
 		return err
 	}
 	if err := errors.Join(json.Unmarshal([]byte(jobs), &q.Jobs), json.Unmarshal([]byte(sample), &sampled)); err != nil {
 		return err
 	}
-	const due = "due" // is among the states there
+	const due = "due" // a key next to the states in both maps
 	q.Due = q.Jobs[due]
 	if more {
 		q.Due = max(q.Due, sampled[due])
 	}
 	if q.OldestDue != nil {
-		q.Due = max(q.Due, 1) // the sample may have missed all that are due
+		q.Due = max(q.Due, 1) // the sample may have missed all due jobs
 	}
 	delete(q.Jobs, due)
 	delete(sampled, due)
@@ -255,7 +256,7 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 			q.Jobs[state] = max(q.Jobs[state], n)
 		}
 	}
-	if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // else take cuts the queue off
+	if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // take drops the queues after that
 		s.Suspects += suspects
 	}
 	return nil
@@ -275,8 +276,8 @@ func (s *Snapshot) readQuarantined(rows pgx.Rows) error {
 	return err
 }
 
-// sqlOpenRedrives reads the redrives in progress by redrives_unfinished_idx. An aborted one is there until supervisors have
-// let go of its jobs.
+// sqlOpenRedrives reads the redrives in progress by redrives_unfinished_idx. An aborted redrive stays unfinished until
+// supervisors have released its jobs.
 const sqlOpenRedrives = sqlRedrives + `where finished_at is null and state <> 'aborted' order by id limit $1`
 
 func (s *Snapshot) readRedrive(rows pgx.Rows) error {
@@ -285,14 +286,14 @@ func (s *Snapshot) readRedrive(rows pgx.Rows) error {
 	return err
 }
 
-// QueueActivity is what ran in a queue.
+// QueueActivity counts the runs of a queue, minute by minute.
 type QueueActivity struct {
 	Queue   string           `json:"queue"`
-	Minutes []ActivityMinute `json:"minutes"` // all of them, oldest first, one after the other
+	Minutes []ActivityMinute `json:"minutes"` // every minute of the hour, oldest first
 }
 
 // ActivityMinute is one minute of QueueActivity. Supervisors count over a minute that begins at any second, and their
-// counts are spread evenly over the two minutes of the clock that they touch: so they are no whole numbers.
+// counts are spread evenly over the two minutes of the clock that they touch. So the counts are not whole numbers.
 type ActivityMinute struct {
 	At        time.Time `json:"at"`        // its beginning, by the server's clock
 	Started   float64   `json:"started"`   // runs
@@ -301,9 +302,9 @@ type ActivityMinute struct {
 	Failed    float64   `json:"failed"`    // runs whose jobs are retried or parked
 	Discarded float64   `json:"discarded"` // runs whose jobs were discarded, and jobs that expired
 
-	// Due is how many jobs were due and did not run at one moment of the minute, or of the minute before if it has no
-	// sample. Retrying is how many waited for a retry. Both count at most 10,000. Nil: there is no sample, because the
-	// queue was paused, or no supervisor served it.
+	// Due is how many jobs were due and did not run, and Retrying how many waited for a retry. Both are sampled at one
+	// moment of the minute, or of the minute before if this one has no sample, and count at most 10,000. Nil means that
+	// there is no sample, because the queue was paused, or no supervisor served it.
 	Due      *int64 `json:"due,omitempty"`
 	Retrying *int64 `json:"retrying,omitempty"`
 }
@@ -371,7 +372,7 @@ left join counted c using (queue, minute)
 left join (select distinct on (queue, minute) queue, minute, due, retrying from sampled order by queue, minute, late) d using (queue, minute)
 order by n.queue, minute`
 
-// SupervisorState is whether a supervisor works.
+// SupervisorState shows whether a supervisor works.
 type SupervisorState string
 
 // The states of a supervisor.
@@ -379,7 +380,7 @@ const (
 	SupervisorAlive    SupervisorState = "alive"
 	SupervisorDraining SupervisorState = "draining" // finishes its jobs and claims no more
 	SupervisorSilent   SupervisorState = "silent"   // no heartbeat for a lease
-	SupervisorLost     SupervisorState = "lost"     // others rescue its jobs
+	SupervisorLost     SupervisorState = "lost"     // declared dead; other supervisors rescue its jobs
 )
 
 // SupervisorInfo is a supervisor of any process, as its row in the database shows it.
@@ -390,10 +391,10 @@ type SupervisorInfo struct {
 	Build    string          `json:"build,omitempty"` // SupervisorConfig.Build
 	Queues   []string        `json:"queues"`
 	State    SupervisorState `json:"state"`
-	BeatAt   time.Time       `json:"beat_at"`   // of the last heartbeat, by the server's clock
+	BeatAt   time.Time       `json:"beat_at"`   // when it last sent a heartbeat, by the server's clock
 	InFlight int             `json:"in_flight"` // jobs that ran at the last heartbeat
 	Slots    int64           `json:"slots"`     // how many jobs can run at the same time, in all of Queues
-	LeaseMS  int64           `json:"lease_ms"`  // in milliseconds
+	LeaseMS  int64           `json:"lease_ms"`  // SupervisorConfig.Lease, in milliseconds
 
 	QueueSlots map[string]int64 `json:"queue_slots"` // how many jobs of each queue can run at the same time
 }

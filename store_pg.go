@@ -22,7 +22,7 @@ import (
 type desk struct {
 	pool          *pg.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
-	wakesBlindly  atomic.Bool // it may not read drover_crews, and calls drover_wake each time
+	wakesBlindly  atomic.Bool // this role may not read drover_crews, so each enqueue calls drover_wake
 }
 
 func newDesk(pool *pgxpool.Pool, schema string) *desk {
@@ -31,7 +31,7 @@ func newDesk(pool *pgxpool.Pool, schema string) *desk {
 	}}}
 }
 
-// in is the caller's transaction, with drover's names qualified in what drover sends through it.
+// in wraps the caller's transaction, so that the names in drover's statements are qualified if Config.Schema is set.
 func (s *desk) in(tx pg.Querier) pg.Querier { return s.pool.Names.In(tx) }
 
 // namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value of

@@ -96,7 +96,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	host, _ := os.Hostname() // for people; empty will do
+	host, _ := os.Hostname() // only people read it, so it may be empty
 	ec := engine.Config{
 		Handler: h, Subscribers: c.subscribers(), Stacks: c.stacks, Log: c.log, Clean: func(text string) string { return c.clean(text, maxErrorText) },
 		Keep:  store.Keeping{Completed: keepFor(cfg.CompletedRetention), Cancelled: keepFor(cfg.CancelledRetention)},
@@ -124,8 +124,9 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 // Supervisor runs once.
 //
 // Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly, ErrServerTooOld,
-// ErrPooler, an *InvalidError of a hook of the pool or of a schedule that the database refuses, or an error of the server, such as the one for a wrong password. It
-// waits, at the start as later, if a server refuses connections or has none left, or if a lock is held too long.
+// ErrPooler, an *InvalidError for a hook of the pool or a schedule that the database refuses, or an error of the server,
+// such as its error for a wrong password. If a server refuses connections or has none left, or a lock is held too long,
+// Run waits, at the start and later.
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
 		return errors.New("drover: a Supervisor runs once; make another")
@@ -147,7 +148,8 @@ func (s *Supervisor) logUnservedFollowUps(ctx context.Context) {
 	}
 }
 
-// StopNow makes a Run that is stopping cancel its running jobs immediately instead of draining: for a second signal.
+// StopNow makes a Run that is stopping cancel its running jobs immediately, without draining. Call it, for example, on a
+// second signal.
 func (s *Supervisor) StopNow() { s.engine.StopNow() }
 
 // AddQueue starts claiming from another queue. Errors: *InvalidError for a mistake in q, ErrShutdown.
@@ -185,7 +187,7 @@ func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 	return nil
 }
 
-// Stats are a supervisor's figures of the moment.
+// Stats are a supervisor's current figures.
 type Stats struct {
 	Running       int   // handlers at work
 	Buffered      int   // claimed, not started
@@ -217,7 +219,8 @@ func (s *Supervisor) Healthy() error {
 	return fmt.Errorf("drover: the supervisor %s", what)
 }
 
-// ailment returns what is wrong, empty if nothing is, and the error behind it, if there is one.
+// ailment returns a text that names the problem, and the error that caused it, if any. The text is empty if the supervisor
+// is healthy.
 func (s *Supervisor) ailment() (what string, err error) {
 	switch {
 	case !s.ran.Load():

@@ -14,7 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// SupervisorConfig are the settings of a supervisor. Queues and Workers are needed, the rest has defaults.
+// SupervisorConfig are the settings of a supervisor. Queues and Workers are required, all other fields have defaults.
 type SupervisorConfig struct {
 	// Queues are the queues that it claims from.
 	Queues []Queue
@@ -28,7 +28,8 @@ type SupervisorConfig struct {
 	// database can find, such as an unknown zone, are an *InvalidError of Run, before anything is stored.
 	Periodic []Periodic
 
-	// Strategies are Customs that single jobs may refer to by name, besides the Customs of Workers and Queues.
+	// Strategies are further Custom strategies that single jobs may refer to by name, as they may to the Customs of Workers
+	// and Queues.
 	Strategies []Custom
 
 	// Timeout bounds a run, if its worker sets no timeout. Zero means 5 minutes, NoTimeout none; under 1 ms is an error.
@@ -39,12 +40,12 @@ type SupervisorConfig struct {
 	// supervisor sends a heartbeat six times a lease.
 	Lease time.Duration
 
-	// PollInterval is the longest an idle supervisor goes without looking. Zero means 5 s, or with DisableNotify
-	// 250 ms, and 1 s once it has found nothing for 10 s; under 1 ms is an error.
+	// PollInterval is how long an idle supervisor waits at most before it looks for jobs again. Zero means 5 s. With
+	// DisableNotify, zero means 250 ms, and 1 s once it has found nothing for 10 s. Under 1 ms is an error.
 	PollInterval time.Duration
 
-	// DisableNotify turns LISTEN off, at the price of more polls: for poolers that refuse it, or that accept it and pass no
-	// notification on, such as PgBouncer in transaction mode. Without it, a supervisor whose LISTEN fails polls every
+	// DisableNotify turns LISTEN off, at the price of more polls. Use it behind a pooler that refuses LISTEN, or that
+	// accepts it and passes no notification on, such as PgBouncer in transaction mode. Without it, a supervisor whose LISTEN fails polls every
 	// PollInterval and tries LISTEN again.
 	DisableNotify bool
 
@@ -54,7 +55,7 @@ type SupervisorConfig struct {
 	// platforms allow.
 	DrainTimeout time.Duration
 
-	// CompletedRetention is how long completed jobs are kept, CancelledRetention cancelled ones. Zero means
+	// CompletedRetention is how long completed jobs are kept, CancelledRetention how long cancelled jobs are. Zero means
 	// KeepFor(24 * time.Hour); under 1 s is an error. DeleteOnCompletion is for completed jobs alone. A Queue may have
 	// its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started first prunes the
 	// queues of all supervisors, once a minute.
@@ -69,8 +70,8 @@ type SupervisorConfig struct {
 	// setting of the supervisor that rescues the job holds, so it should be the same in all processes.
 	QuarantineAfter int
 
-	// Build names the running version, for kinds, supervisors, schedules, and FailurePark. A version that was not seen before is newer
-	// than all others. Zero means the version of the main module, from the binary. Longer names are cut to 128 bytes.
+	// Build names the running version of your program. Kinds, supervisors, schedules and FailurePark use it. A version that
+	// drover has not seen before counts as newer than all others. Zero means the version of the main module, from the binary. Longer names are cut to 128 bytes.
 	Build string
 }
 
@@ -92,7 +93,7 @@ type Queue struct {
 	RetryBudget RetryBudget
 
 	// CompletedRetention and CancelledRetention are how long its completed and its cancelled jobs are kept. Zero means the
-	// setting of SupervisorConfig. Values that are an error there are an error here too. The settings of the supervisor
+	// setting of SupervisorConfig. The same values are errors. The settings of the supervisor
 	// that started last hold for the queue in all processes, except DeleteOnCompletion, which each supervisor does for
 	// itself.
 	CompletedRetention Retention
@@ -110,8 +111,8 @@ type Queue struct {
 	// about once a minute. CompletedRetention applies as well. Zero keeps all; 1 to 100,000. It excludes DeleteOnCompletion.
 	KeepCompleted int
 
-	// KeepDiscarded is how many of its discarded jobs of each kind stay where operators find them, at most: the last ones
-	// by their end. Older ones are moved to the archive. DiscardedRetention applies as well. Zero keeps all; 1 to 100,000.
+	// KeepDiscarded bounds how many of its discarded jobs of each kind stay in the table jobs: the jobs that ended last.
+	// Older jobs are moved to the archive. DiscardedRetention applies as well. Zero keeps all; 1 to 100,000.
 	KeepDiscarded int
 
 	// KeepArchived keeps the last discarded jobs of each kind in the archive, this many of them. Jobs that ended earlier are
@@ -169,7 +170,7 @@ func (q *Queue) fillIn(bad *problems, field string, completed Retention) {
 	q.RetryBudget.fillIn(bad, field+".RetryBudget")
 }
 
-// name makes a Custom known by its name to jobs that refer to it. The same one may stand in several places.
+// name registers a Custom under its name, for jobs that refer to it. The same Custom may be set in several places.
 func (h *handler) name(bad *problems, field string, strategy RetryStrategy) {
 	custom, ok := strategy.(Custom)
 	if !ok || custom.Name == "" || custom.Func == nil {
@@ -197,7 +198,7 @@ func (h *handler) named(bad *problems, field string, strategy RetryStrategy) Ret
 
 const maxBuild = 128 // bytes
 
-// policy is what the worker stores for other processes.
+// policy returns the worker's settings in the form that is stored for other processes.
 func (w *Worker) policy() store.KindPolicy {
 	policy := store.KindPolicy{Kind: w.kind, MaxAttempts: positive(w.opts.MaxAttempts), Retry: stored(w.opts.Retry)}
 	if w.opts.Timeout < maxTimeout {
@@ -210,7 +211,7 @@ func (w *Worker) policy() store.KindPolicy {
 	return policy
 }
 
-// forEngine is the queue as the engine serves it. completed is the supervisor's CompletedRetention.
+// forEngine converts the queue's settings for the engine. completed is the supervisor's CompletedRetention.
 func (q *Queue) forEngine(completed Retention) engine.Queue {
 	eq := engine.Queue{
 		QueuePolicy:     store.QueuePolicy{Name: q.Name, Slots: q.Concurrency, MaxAttempts: positive(q.MaxAttempts), Retry: stored(q.Retry), Keep: q.retention()},
@@ -231,7 +232,8 @@ func appendBudget(all []store.BudgetPolicy, scope string, b RetryBudget) []store
 	return append(all, store.BudgetPolicy{Scope: scope, Retries: b.Retries, Per: b.Per, Burst: b.Burst, Discard: b.Discard})
 }
 
-// stored is a strategy's public form. A Custom without a name has none: a rescuer uses the default for it.
+// stored returns the form of a strategy that is stored. A Custom without a name has none, so a process that rescues the
+// job uses the default.
 func stored(strategy RetryStrategy) *string {
 	if custom, ok := strategy.(Custom); strategy == nil || ok && custom.Name == "" {
 		return nil
@@ -327,7 +329,7 @@ func (r Retention) String() string {
 	return time.Duration(r).String()
 }
 
-// leastRetention bounds every retention but DeleteOnCompletion.
+// leastRetention is the shortest retention, except DeleteOnCompletion.
 const leastRetention = time.Second
 
 // retention checks a retention. DeleteOnCompletion is a value for completed jobs.

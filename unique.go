@@ -19,8 +19,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Unique makes a job the only one of its kind with its args. An enqueue that finds another job like
-// it returns that one: see Receipt. The zero value compares all the args, and keeps others out
+// Unique makes a job the only one of its kind with its args. If an enqueue finds another job like
+// it, it returns that other job: see Receipt. The zero value compares all the args, and keeps others out
 // until the job has ended.
 //
 // The database guarantees it, for all producers: single, in bulk, in transactions, and from SQL.
@@ -112,11 +112,11 @@ type uniqueness struct {
 	Longest    string   `json:"longest,omitempty"`
 }
 
-// most of the args' fields that a unique job may name.
+// maxUniqueBy bounds how many fields of the args a unique job may name.
 const maxUniqueBy = 32
 
-// encode checks how a job with these args and this key is unique; later says that it has a Delay or
-// a ScheduledAt.
+// encode checks the settings for a job with these args and this key, and encodes them. later is true
+// if the job has a Delay or a ScheduledAt.
 func (u *Unique) encode(bad *problems, args json.RawMessage, key string, later bool) *uniqueness {
 	if u == nil {
 		return nil
@@ -174,7 +174,8 @@ func (u *Unique) checkBy(bad *problems, args json.RawMessage) {
 	}
 }
 
-// uniqueSpan is a duration that was written as text, as SQL wants it. It reports wrong for what is none.
+// uniqueSpan converts a duration that was written as text for SQL. It reports wrong if the text is no
+// duration.
 func uniqueSpan(bad *problems, field, text, wrong string) string {
 	d, err := time.ParseDuration(text)
 	switch {
@@ -190,8 +191,8 @@ func uniqueSpan(bad *problems, field, text, wrong string) string {
 const leastUnique = time.Millisecond
 
 // of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in
-// another way, and the line separators that Go escapes. It only sorts batches: the database's own
-// is what counts.
+// another way, and the line separators that Go escapes. It is only used to sort batches:
+// the key that the database computes decides.
 func (u *uniqueness) of(kind string, raw json.RawMessage, queue, key string) string {
 	var b bytes.Buffer
 	writeJSONB(&b, kind)
@@ -261,15 +262,16 @@ func writeJSONB(b *bytes.Buffer, value any) {
 	}
 }
 
-// sqlEnqueueUnique stores a unique job, or finds the job that is there. $2: whether to wake
-// sleepers. It reads jobs_unique_idx before it inserts; the function says why that is safe.
+// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. $2: whether to wake
+// sleepers. It reads jobs_unique_idx before it inserts; a comment in the function explains why that
+// is safe.
 const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, $2)`
 
 // sqlEnqueueUniquePlain is sqlEnqueuePlain for a unique job: without a function, whose call and
-// whose JSON cost as much as the insert. It inserts nothing if another job is there; then
-// sqlEnqueueUnique finds out which. The key is written as drover_unique_key writes it. $6 is what
-// counts of the args, null for nothing, and $7 says in which form. The look is a scalar subquery,
-// so that no join can take the place of jobs_unique_idx.
+// whose JSON cost as much as the insert. If another job has the key, it inserts nothing;
+// then sqlEnqueueUnique finds that job. The key is written as drover_unique_key writes it. $6 is the
+// part of the args that is compared, null for none, and $7 is its form. The search for another job is
+// a scalar subquery, so that it always uses jobs_unique_idx and never a join.
 const sqlEnqueueUniquePlain = `
 insert into jobs (id, kind, args, queue, priority, unique_key, unique_scope, unique_until)
 select $1, $2, $3::jsonb, $4, $5, k.key, $9, coalesce(greatest(now(), statement_timestamp()) + $10::interval, 'infinity')
@@ -283,18 +285,18 @@ where (select o.id from jobs o where o.unique_key = k.key and o.unique_until is 
 on conflict (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity') do nothing
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
 
-// sqlEnqueueUniquePlan goes before it: with a plan from when the table was small it might read the
-// table.
+// sqlEnqueueUniquePlan goes before it. Otherwise a plan that was made when the table was small might
+// read the whole table.
 const sqlEnqueueUniquePlan = `set local enable_seqscan = off`
 
-// sqlEnqueueUniqueMany does it for a JSON array, in the order of the array.
+// sqlEnqueueUniqueMany stores or finds the unique jobs of a JSON array, in the order of the array.
 const sqlEnqueueUniqueMany = `
 select coalesce(jsonb_agg(jsonb_build_object('id', u.job_id, 'result', u.result) order by u.n), '[]')::text
 from drover_enqueue_unique($1::jsonb, $2) with ordinality as u(id, job_id, result, n)`
 
-// uniqueReply is what has become of a unique job.
+// uniqueReply is the database's answer to the enqueue of a unique job.
 type uniqueReply struct {
-	ID     string `json:"id"`     // of the job that is there
+	ID     string `json:"id"`     // of the job that exists after the enqueue
 	Result string `json:"result"` // stored, existing, replaced or debounced
 }
 
@@ -316,7 +318,7 @@ func (u *uniqueness) plain(args json.RawMessage) []any {
 	return []any{counts, form, u.Queue, "period", u.Until}
 }
 
-// chosen is a JSON object of the fields that By names.
+// chosen returns a JSON object with the fields of args that By names.
 func (u *uniqueness) chosen(args json.RawMessage) string {
 	var fields map[string]json.RawMessage
 	_ = json.Unmarshal(args, &fields) // an object: see checkBy
@@ -359,5 +361,5 @@ func uniqueError(err error) error {
 	return pg.Classify(err)
 }
 
-// deadlocked reports an error after which the same transaction may go through.
+// deadlocked reports whether err is a deadlock, so that the same transaction may succeed when it is repeated.
 func deadlocked(err error) bool { return errors.Is(err, ErrUniqueDeadlock) }

@@ -44,20 +44,23 @@ type WorkerOpts struct {
 	DiscardOnPanic bool
 
 	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable.
-	// Nil retries all errors. drover calls it for errors that handlers return, except Discard, Retry, RetryAfter and
-	// DontCount, which decide by themselves, and except errors whose method Permanent() bool returns true: these discard
-	// the job. It does not call it for panics, or if the handler ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
+	// Nil retries all errors. drover calls it for errors that handlers return, with two exceptions. Discard, Retry,
+	// RetryAfter and DontCount decide by themselves. An error whose method Permanent() bool returns true discards the job.
+	// drover does not call RetryIf for panics, or if the handler ignores its timeout. The function must be safe for
+	// concurrent use. If it panics, the job is retried.
 	RetryIf func(error) bool
 
 	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not
 	// called. Cases see the same errors as RetryIf. The settings of a case take precedence over the job's, the
 	// worker's and the queue's.
 	//
-	// Return Discard for an error that the handler itself recognises. Use RetryIf for a yes or no about all errors of a
-	// kind. Use Cases for errors that need a pace, a number of attempts or a name in the history of their own.
+	// If the handler itself recognises an error that no retry can help, return Discard. Use RetryIf to decide for all
+	// errors of a kind whether they are retried. Use Cases if an error needs its own delays, its own number of attempts,
+	// or a name in the job's history.
 	Cases []ErrorCase
 
-	// FollowUp is a job to enqueue when a job of this kind is discarded, by any hand. Nil means none.
+	// FollowUp is a job to enqueue when a job of this kind is discarded, whether drover, a handler or an operator discards
+	// it. Nil means none.
 	FollowUp *FollowUp
 }
 
@@ -68,22 +71,22 @@ const Unlimited = math.MaxInt32
 // ErrorCase decides about a run that failed with an error it matches. Settings that it leaves zero come from the job,
 // then its worker, its queue, and the default.
 type ErrorCase struct {
-	// Name is recorded in the run's entry in errors (RunError.Case). It is needed, at most 64 bytes, and must differ
-	// from the names of the worker's other cases.
+	// Name is recorded in the run's entry in errors (RunError.Case). It is required, has at most 64 bytes, and must
+	// differ from the names of the worker's other cases.
 	Name string
 
-	// If reports whether the case matches an error. It is needed, and must be safe for concurrent use. If it panics,
+	// If reports whether the case matches an error. It is required, and must be safe for concurrent use. If it panics,
 	// the case does not match.
 	If func(error) bool
 
 	// Discard discards the job without a retry, as unrecoverable. It excludes Retry and MaxAttempts.
 	Discard bool
 
-	// Retry decides how long the job waits, instead of the strategies of job, worker and queue. Nil leaves it to them.
+	// Retry decides how long the job waits, instead of the strategies of job, worker and queue. Nil means that these decide.
 	Retry RetryStrategy
 
-	// MaxAttempts is how many runs a job that fails with such an error may have had in all, instead of the MaxAttempts
-	// of job, worker and queue. Zero leaves it to them. See Unlimited.
+	// MaxAttempts replaces the MaxAttempts of job, worker and queue for a job that fails with such an error. All of the
+	// job's runs so far count, whatever their errors. Zero means that job, worker and queue decide. See Unlimited.
 	MaxAttempts int
 }
 
@@ -103,7 +106,7 @@ func (c *ErrorCase) validate(bad *problems, field string) {
 	bad.attempts(field+".MaxAttempts", c.MaxAttempts)
 }
 
-// maxCaseName leaves room for the rest of an entry of 1 KiB.
+// maxCaseName bounds ErrorCase.Name, so that the rest of an entry in errors fits into its 1 KiB.
 const maxCaseName = 64
 
 // Worker handles the jobs of one kind. Handle makes one.
@@ -141,13 +144,13 @@ func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, o
 	return w
 }
 
-// Kind returns the kind of the jobs that the worker handles, "" if Handle has not made the worker.
+// Kind returns the kind of the jobs that the worker handles. It is "" for a Worker that Handle has not made.
 func (w Worker) Kind() string { return w.kind }
 
 // kindOfType returns the kind of the zero value of A. If A is a pointer, it points to a zero value.
 func kindOfType[A Args]() (string, error) {
 	t := reflect.TypeFor[A]()
-	switch t.Kind() { //nolint:exhaustive // all others are plain
+	switch t.Kind() { //nolint:exhaustive // for all other types the zero value will do
 	case reflect.Interface:
 		return "", fmt.Errorf("%v is an interface; a worker's args need a type of their own", t)
 	case reflect.Pointer:
@@ -192,19 +195,19 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 // FollowUp is a job that is enqueued when another job is discarded, for example to refund a customer, to notify a
 // person or to open a ticket. Its args are a DiscardedJob.
 //
-// The database itself enqueues it in the transaction that discards the job, for any reason and by any hand: the end of
-// a run, a rescue, an operator, or psql. A job that is redriven and discarded again gets another follow-up. A follow-up
+// The database itself enqueues it in the transaction that discards the job. The reason does not matter, nor whether the end
+// of a run, a rescue, an operator, or SQL in psql discards the job. A job that is redriven and discarded again gets another follow-up. A follow-up
 // may have a follow-up of its own, at most three deep.
 //
 // If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same.
 // The supervisor that prunes tries to enqueue the follow-up again until that succeeds, or the job is gone or no longer
 // discarded.
 //
-// Some supervisor must have a worker of the follow-up's kind and serve its queue, or the follow-up waits for ever. A
+// A supervisor must have a worker for the follow-up's kind and serve its queue, otherwise the follow-up waits for ever. A
 // supervisor that enqueues follow-ups and does not handle them itself logs that when it starts. A FollowUp is stored in
 // the table drover_kinds.
 type FollowUp struct {
-	// Kind is the kind of the follow-up. It is needed, and must differ from the worker's own kind.
+	// Kind is the kind of the follow-up. It is required, and must differ from the worker's own kind.
 	Kind string
 
 	// Queue is the queue of the follow-up. Zero means "default".
@@ -217,14 +220,14 @@ type FollowUp struct {
 //
 //	func (ChargeFailed) Kind() string { return "charge_failed" }
 //
-// Its fields are not named ID and Kind, because they are in the args of another job, which has an id and a kind itself.
+// Its fields are named JobID and JobKind, because the follow-up that has them in its args has an id and a kind of its own.
 type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	JobKind     string          `json:"job_kind"`
 	Queue       string          `json:"queue"`
 	Args        json.RawMessage `json:"args"` // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Job returns them) or not readable
 	Reason      Reason          `json:"reason"`
-	Error       string          `json:"error"` // of the last failed run, as are Class and Fingerprint; "" if none failed
+	Error       string          `json:"error"` // Error, Class and Fingerprint are of the last failed run; "" if no run failed
 	Class       Class           `json:"class"`
 	Fingerprint string          `json:"fingerprint"`
 	Attempts    int             `json:"attempts"`

@@ -66,7 +66,7 @@ $$;
 -- +goose StatementBegin
 create function drover_schema_version() returns int language sql immutable as 'select 10';
 -- +goose StatementEnd
-comment on function drover_schema_version() is 'The version of drover''s schema: what a process asks before it works, whatever tool migrated.';
+comment on function drover_schema_version() is 'The version of drover''s schema. A process checks it before it works. Every migration tool sets it.';
 
 -- +goose StatementBegin
 create function drover_secure(home regproc default 'drover_schema_version') returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
@@ -94,7 +94,7 @@ $$;
 -- +goose StatementEnd
 revoke execute on function drover_secure from public;
 comment on function drover_secure(regproc) is
-	'Ends each migration, and mends a schema that was renamed. Every function finds drover''s tables whatever the caller''s search_path, and nothing of the caller''s: pg_temp comes last. The enqueue functions and drover_wake run as their owner, so that a producer needs no right but to execute them.';
+	'Ends each migration, and repairs a schema that was renamed. It pins the search_path of each function, so that the function finds drover''s tables and never a caller''s table: pg_temp comes last. The enqueue functions and drover_wake run as their owner, so that a producer only needs the right to execute them.';
 
 -- +goose StatementBegin
 create function drover_check_schema(home regproc default 'drover_schema_version') returns void language plpgsql stable as $$
@@ -264,25 +264,25 @@ create table jobs (
 	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
 );
-comment on table jobs is 'One row a job, from enqueue to its end. Discarded jobs stay here until an operator says otherwise.';
-comment on column jobs.id is 'ULID: sorts by the time of enqueueing. Made by the client, or by drover_ulid().';
+comment on table jobs is 'One row for each job, from its enqueue to its end. Discarded jobs stay here unless their queue''s settings or an operator remove them.';
+comment on column jobs.id is 'A ULID, so jobs sort by the time of their enqueue. The client or drover_ulid() makes it.';
 comment on column jobs.queue is 'The queue whose supervisors claim it.';
-comment on column jobs.kind is 'Names the worker. A kind that no running process knows waits.';
-comment on column jobs.state is 'available, scheduled, retryable: claimed once scheduled_at is past. parked: waits for a gate. running. Final: completed, discarded, cancelled.';
+comment on column jobs.kind is 'Names the worker. If no running process has a worker for the kind, the job waits.';
+comment on column jobs.state is 'available, scheduled, retryable: claimed once scheduled_at is past. parked: waits for a newer build, or for its place in a redrive. running. Final: completed, discarded, cancelled.';
 comment on column jobs.priority is '1 to 9, lower is sooner.';
-comment on column jobs.lane is 'Where the claim looks: priority + 0 fresh, 10 after a failure, 20 after a crash, 30 after two.';
-comment on column jobs.scheduled_at is 'Due time. A retry is due here too: nothing promotes it.';
+comment on column jobs.lane is 'Claims go lane by lane. It is the priority, plus 10 after a failure, 20 after a crash, or 30 after two crashes.';
+comment on column jobs.scheduled_at is 'Due time, also of a retry. A claim takes the job from then on; nothing has to promote it first.';
 comment on column jobs.created_at is 'When it was enqueued.';
-comment on column jobs.attempt is 'Runs that count, from 1; raised by the claim, so a crash is counted; given back by snooze, release and redrive.';
+comment on column jobs.attempt is 'How many runs count so far. The claim raises it, so a crash counts. Snooze, release and redrive lower it.';
 comment on column jobs.max_attempts is 'Total runs this job may have. Null: its worker''s (kinds), then its queue''s (queues), then 20.';
 comment on column jobs.claim_seq is 'Claims so far, never decreasing. With id, claimed_by and attempted_at the fence of every write that ends a run.';
 comment on column jobs.claimed_by is 'The supervisor that runs it; null unless running.';
-comment on column jobs.attempted_at is 'When it was last claimed. Part of the fence: it tells two jobs apart that had one id after another.';
+comment on column jobs.attempted_at is 'When it was last claimed. It is part of the fence: it distinguishes two jobs that had the same id one after the other.';
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
 comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
-comment on column jobs.args is 'What the worker gets.';
-comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. Of the runs'' entries the first 5 and last 15 are kept, of the operators'' the first 5 and last 5, whatever becomes of the job.';
-comment on column jobs.errors_total is 'Failed runs, those no longer in errors included.';
+comment on column jobs.args is 'The arguments that the worker gets.';
+comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and the last 15 entries of runs are kept, and the first 5 and the last 5 entries of operators, whatever becomes of the job.';
+comment on column jobs.errors_total is 'How many runs have failed, including runs that are no longer in errors.';
 comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
 comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
 comment on column jobs.last_delay_ms is 'The last wait before a retry.';
@@ -294,17 +294,17 @@ comment on column jobs.redriven_at is 'When that was last.';
 comment on column jobs.snoozes is 'Runs that ended in a snooze; null is none.';
 comment on column jobs.uncounted is 'Failed runs that gave their attempt back (DontCount); null is none.';
 comment on column jobs.tags is 'Free words to find it by.';
-comment on column jobs.metadata is 'Free JSON beside the args; drover''s own keys begin with "drover:".';
+comment on column jobs.metadata is 'Free JSON next to the args. Keys that begin with "drover:" are drover''s own.';
 comment on column jobs.class is 'Class of the last failed run, as in its errors entry.';
 comment on column jobs.fingerprint is 'Fingerprint of the last failed run, as in its errors entry: what went wrong, without its numbers and names.';
-comment on column jobs.concurrency_key is 'What it must not overload, e.g. a customer: a paced redrive runs at most so many of one key at once.';
-comment on column jobs.redrive_id is 'The redrive that took it up last.';
+comment on column jobs.concurrency_key is 'Names something that the job must not overload, e.g. a customer. A paced redrive can limit how many jobs of one key run at the same time.';
+comment on column jobs.redrive_id is 'The newest redrive that picked it.';
 comment on column jobs.pace_key is 'Its key in that redrive.';
-comment on column jobs.paced_at is 'While a redrive holds it back: since when it could go, of a dead job its finalized_at. infinity: let go, and counted for its key until it ends. Null: no redrive has a hold on it.';
+comment on column jobs.paced_at is 'While a redrive holds the job: since when it could be released; for a dead job, its finalized_at. infinity: the redrive has released it, and counts it for its key until it ends. Null: no redrive holds it.';
 comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
-comment on column jobs.started_seq is 'Of a job that has a single attempt as the process sees it that claimed it: the claim under which its handler may have been called.';
+comment on column jobs.started_seq is 'For a job with a single attempt, by the settings of the process that claimed it: the claim_seq under which its handler may have been called.';
 comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
-comment on column jobs.unique_key is 'What it is the only one of: its kind, and of its args, queue and concurrency_key what its enqueue chose. Kept after its end. Null: it is not unique.';
+comment on column jobs.unique_key is 'Jobs that are alike have the same key. It is made of the kind, and of the args, queue and concurrency_key as the enqueue chose. It stays after the job''s end. Null: the job is not unique.';
 comment on column jobs.unique_scope is 'How long it is the only one of its unique_key: until it has ended, until it has started, or for a period. Null: it is not unique.';
 comment on column jobs.unique_until is 'The end of its period, whatever becomes of it. infinity: until it has ended; when finalized_at is set, another job may have its unique_key. Null: another job may have it now.';
 
@@ -417,7 +417,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md, whoever inserts or updates them: they would be slow or impossible to read.';
+comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md in every insert and update, because they would be slow or impossible to read.';
 
 -- An AFTER trigger, so that COPY still stores many rows together. It is never queued for claims and
 -- settles, because these name none of its columns. Nor is it queued for small args: 516 bytes
@@ -478,9 +478,9 @@ create table queues (
 		and discarded_retention between interval '0' and interval '1000 years' and archive_discarded_after between interval '0' and interval '1000 years'),
 	constraint queues_archived_or_deleted check (discarded_retention is null or archive_discarded_after is null)
 );
-comment on table queues is 'Queues a supervisor has served, with the policies that must not live in one process'' code alone.';
-comment on column queues.completed_retention is 'How long its completed jobs are kept; null: as the supervisor says that prunes.';
-comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept; null: as the supervisor says that prunes.';
+comment on table queues is 'Queues that a supervisor has served, and their policies, which all processes read here.';
+comment on column queues.completed_retention is 'How long its completed jobs are kept. Null: as set for the supervisor that prunes.';
+comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept. Null: as set for the supervisor that prunes.';
 comment on column queues.discarded_retention is 'How long its discarded jobs are kept before they are deleted; null: for ever.';
 comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
 comment on column queues.keep_completed is 'How many of its completed jobs of each kind are kept, the newest by their end; null: all.';
@@ -500,7 +500,7 @@ create table drover_kinds (
 	constraint kinds_follow_up_queue check ((follow_up_kind is null) = (follow_up_queue is null) and follow_up_queue <> '' and octet_length(follow_up_queue) <= 128)
 );
 comment on table drover_kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
-comment on column drover_kinds.follow_up_kind is 'The kind of the job that is enqueued when one of this kind is discarded; null: none.';
+comment on column drover_kinds.follow_up_kind is 'The kind of the job that is enqueued when a job of this kind is discarded; null: none.';
 comment on column drover_kinds.follow_up_queue is 'The queue of that job.';
 
 create table drover_supervisors (
@@ -529,12 +529,12 @@ create table drover_supervisors (
 	-- under way, and a heartbeat does not wait.
 	primary key (id, epoch)
 ) with (fillfactor = 50);
-comment on table drover_supervisors is 'One row a running supervisor. beat rises while it lives; when it stops for a lease, others rescue its jobs.';
-comment on column drover_supervisors.epoch is 'Raised to end all claims begun before: by the supervisor itself after a lost reply, by others when it fell silent.';
+comment on table drover_supervisors is 'One row for each running supervisor. beat rises while it lives. If beat has not risen for a lease, other supervisors rescue its jobs.';
+comment on column drover_supervisors.epoch is 'A raise ends all claims that began before. The supervisor raises it itself after a lost reply; others raise it when the supervisor is silent.';
 comment on column drover_supervisors.clock_at is 'The latest time that the server''s clock has shown at a beat: later than now if the clock has gone back.';
-comment on column drover_supervisors.behind_since is 'Since when, by the clock as it is now, that has been behind clock_at by 10 s or more. Null: it is not.';
-comment on column drover_supervisors.lost_at is 'When others found it silent; its jobs are being rescued.';
-comment on column drover_supervisors.silent_ms is 'How long others had seen no beat after silent_at_beat when one of them last wrote this down; counts while beat = silent_at_beat.';
+comment on column drover_supervisors.behind_since is 'Since when the server''s clock has been 10 s or more behind clock_at, by the clock as it is now. Null: it is not that far behind.';
+comment on column drover_supervisors.lost_at is 'When other supervisors found it silent. They are rescuing its jobs.';
+comment on column drover_supervisors.silent_ms is 'How long other supervisors have seen no beat after silent_at_beat. It counts only while beat = silent_at_beat.';
 comment on column drover_supervisors.slots is 'Concurrency by queue.';
 comment on column drover_supervisors.limits_seen is 'The newest version of drover_limits that it follows: nothing that was paused by then starts there. Null: none yet.';
 comment on column drover_supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
@@ -550,12 +550,12 @@ create table drover_crews (
 	channel text not null,
 	primary key (queue, crew)
 );
-comment on table drover_crews is 'The supervisors that serve the same kinds in a queue are a crew. Who is awake or on call is told by advisory locks, which end with their connection; no row is written for it.';
+comment on table drover_crews is 'The supervisors that serve the same kinds in a queue are a crew. Advisory locks show which of them are awake or on call: such a lock ends with its connection, and no row is written for it.';
 comment on column drover_crews.crew is 'A hash of the kinds; drover_supervisors.crew has it, too.';
-comment on column drover_crews.lookout is 'The lock of the one that looks for jobs all the time and has room. While it is held, enqueues notify nobody.';
-comment on column drover_crews.on_call is 'This lock and the seven after it are held by those that an enqueue may notify.';
-comment on column drover_crews.channel is 'What drover_channel() returns. To call that for each enqueue would cost as much again as all the rest.';
-comment on column drover_crews.polls is 'The longest that any of them goes without a look: nobody need be notified of a job that is due later than that.';
+comment on column drover_crews.lookout is 'The lock of the supervisor that looks for jobs all the time and has room. While it is held, enqueues notify nobody.';
+comment on column drover_crews.on_call is 'Supervisors that an enqueue may notify hold this lock or one of the seven after it.';
+comment on column drover_crews.channel is 'The result of drover_channel(). Calling that in each enqueue would double the cost of the enqueue.';
+comment on column drover_crews.polls is 'The longest poll interval in the crew. An enqueue notifies nobody of a job that is due later than that.';
 
 create view drover_on_duty as
 select c.queue, c.crew, case when l.key = c.lookout then 'lookout' else 'on call' end as duty, l.pid
@@ -578,8 +578,8 @@ create table drover_set_aside (
 	retry_at timestamptz      not null,
 	primary key (path, job)
 ) with (fillfactor = 50);
-comment on table drover_set_aside is 'Jobs that the database refuses to read or to change, if not even the refusal can be written into their own rows. Every process leaves such a job alone until retry_at. Delete a row here to have its job tried at once.';
-comment on column drover_set_aside.path is 'What was refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
+comment on table drover_set_aside is 'Jobs that the database refuses to read or to change, if not even the refusal can be written into their own rows. Every process leaves such a job alone until retry_at. Delete a row here to have its job tried immediately.';
+comment on column drover_set_aside.path is 'The step that was refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
 comment on column drover_set_aside.code is 'The SQLSTATE; empty if the error did not come from the server.';
 comment on column drover_set_aside.tries is 'How often it was refused. The pause doubles each time, from 15 seconds to a day.';
 
@@ -696,7 +696,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse(text, text, int, text, text, boolean) is
-	'Takes an unfinished job that the database refuses to hand out or to settle out of the way of others. Puts it off up to twelve times (later), or discards it, reason refused; the error goes into its errors. If the database refuses that as well, sets the job aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
+	'Moves an unfinished job out of the way of others, because the database refuses its claim or its settle. Postpones it up to twelve times (later), or discards it, reason refused. The error goes into its errors. If the database refuses that as well, sets the job aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
 
 -- +goose StatementBegin
 create function drover_channel() returns text language sql stable as $$
@@ -759,7 +759,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_wake(text, timestamptz, text, bigint) is
-	'Notifies two of the supervisors on call for a queue, unless one that is awake has room. kind null: of each crew. passes: a supervisor hands on what it cannot look for, and this is its own lock; if nobody else is on call, all that listen are told. Returns whether somebody on call was told.';
+	'Notifies two of the supervisors on call for a queue, unless one that is awake has room. kind null: two of each crew. passes: the own lock of a supervisor that has no room and hands the call on; if nobody else is on call, all supervisors that listen are notified. Returns whether a supervisor on call was notified.';
 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
@@ -782,7 +782,7 @@ exception when lock_not_available then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_take_turn(text[], interval) is 'Makes claims of queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time, go on without.';
+comment on function drover_take_turn(text[], interval) is 'Makes claims of queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time; the caller goes on without it.';
 
 -- +goose StatementBegin
 create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out since timestamptz, out waiting bigint) language plpgsql stable as $$
@@ -822,7 +822,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_clock(int, text) is
-	'If the server''s clock has gone back by 10 s or more: the latest time that it has shown, since when supervisors have seen it behind that, and how many jobs from before wait until it gets there again, counted up to so many a lane. Else nulls and 0.';
+	'If the server''s clock has gone back by 10 s or more: the latest time that it has shown, since when supervisors have seen it behind that, and how many jobs wait until it reaches that time again, counted up to a bound in each lane. Otherwise nulls and 0.';
 
 -- +goose StatementBegin
 create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$
@@ -859,7 +859,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_lock_tables(text[], interval) is
-	'For migrations: locks tables exclusively, all or none, so that no statement, whatever order it locks them in, is in a deadlock with it, and nobody waits long behind somebody else''s long transaction.';
+	'For migrations: locks tables exclusively, all or none. So no statement can deadlock with it, in whatever order it locks the tables, and nobody waits long behind another session''s long transaction.';
 
 -- +goose StatementBegin
 create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns text[] language plpgsql as $$
@@ -950,7 +950,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_due(timestamptz, interval) is 'When a job enqueued with these is due.';
+comment on function drover_due(timestamptz, interval) is 'When a job is due that is enqueued with this time or delay.';
 
 -- +goose StatementBegin
 create function drover_enqueue(
@@ -1018,7 +1018,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, jsonb, regproc) is
-	'Enqueues one job and tells its id; repeating an id gives the job there is, as long as its row is kept: not after it was deleted on completion, pruned or archived. uniqueness: the job is stored only if no other is like it (see drover_enqueue_unique). E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
+	'Enqueues one job and returns its id. A repeated id returns the existing job, as long as its row is kept: not after it was deleted on completion, pruned or archived. uniqueness: the job is stored only if no other job is like it (see drover_enqueue_unique). E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
 
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns setof text language plpgsql as $$
@@ -1093,7 +1093,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue_many(jsonb, boolean, regproc) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s; tells the ids that were there before, once for every job not stored. Of jobs with uniqueness it tells the ids that were not stored because another job is like them; drover_enqueue_unique says which.';
+comment on function drover_enqueue_many(jsonb, boolean, regproc) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s. Returns the ids that existed before, once for every job not stored. If a job with uniqueness is not stored because another job is like it, its id is returned, too; drover_enqueue_unique also returns the id of that other job.';
 
 -- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
@@ -1110,7 +1110,7 @@ create function drover_last_error(errors jsonb) returns jsonb language sql immut
 	select e from jsonb_array_elements(errors) with ordinality as x(e, n) where e->>'class' <> 'operator' order by n desc limit 1
 $$;
 -- +goose StatementEnd
-comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that tells of a run.';
+comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that is about a run.';
 
 create view job_counts as
 select queue, state, count(*) as jobs, min(scheduled_at) filter (where finalized_at is null and scheduled_at <= now() and state <> 'running') as oldest_due

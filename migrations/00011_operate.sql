@@ -88,14 +88,14 @@ create function drover_dead(filter jsonb) returns boolean language sql immutable
 	select coalesce(filter->>'state' = 'discarded' or filter ? 'reason', false)
 $$;
 -- +goose StatementEnd
-comment on function drover_dead(jsonb) is 'Whether a filter picks dead letters alone. Those are walked by (finalized_at, id), all others by id.';
+comment on function drover_dead(jsonb) is 'Whether a filter picks dead letters alone. Dead letters are walked by (finalized_at, id), other jobs by id.';
 
 -- +goose StatementBegin
 create function drover_cursor(filter jsonb, finalized_at timestamptz, id text) returns text language sql stable as $$
 	select case when drover_dead(filter) then coalesce(to_jsonb(finalized_at) #>> '{}', 'infinity') || '/' else '' end || id
 $$;
 -- +goose StatementEnd
-comment on function drover_cursor(jsonb, timestamptz, text) is 'Where a job stands in the lists of this filter: what drover_list takes as after.';
+comment on function drover_cursor(jsonb, timestamptz, text) is 'The place of a job in the lists of this filter. drover_list takes it as after.';
 
 -- +goose StatementBegin
 create function drover_find(filter jsonb, verb text default null) returns text language plpgsql stable as $$
@@ -109,7 +109,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_find(jsonb, text) is 'drover_where, in words that jobs_discarded_idx and jobs_discarded_groups_idx serve where dead letters are meant.';
+comment on function drover_find(jsonb, text) is 'Like drover_where, but a condition on dead letters is written so that jobs_discarded_idx and jobs_discarded_groups_idx can serve it.';
 
 -- +goose StatementBegin
 create function drover_beyond(filter jsonb, after text, down boolean) returns text language plpgsql stable as $$
@@ -156,7 +156,7 @@ create function drover_find_carefully(filter jsonb) returns text language sql st
 $$;
 -- +goose StatementEnd
 comment on function drover_find_carefully(jsonb) is
-	'drover_find for a table with rows that cannot be read: a row does not fit if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags, args or periodic, so it is used only after drover_find has failed.';
+	'drover_find for a table with rows that cannot be read: a row does not match if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags, args or periodic, so it is used only after drover_find has failed.';
 
 -- One good plan whatever the statistics are, as in the library's own transactions.
 -- +goose StatementBegin
@@ -227,7 +227,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_count(jsonb) is 'How many jobs a filter picks. An index alone tells of dead letters by queue, kind, reason, class, fingerprint and finalized_at; all else reads the rows.';
+comment on function drover_count(jsonb) is 'How many jobs a filter picks. For dead letters by queue, kind, reason, class, fingerprint and finalized_at, an index is enough. Other filters read the rows.';
 
 -- +goose StatementBegin
 create function drover_quarantined(most int default 10) returns table (id text, queue text, kind text, finalized_at timestamptz)
@@ -255,7 +255,7 @@ create function drover_unknown(filter jsonb) returns setof text language sql sta
 	select distinct f.id from jsonb_array_elements_text(filter->'ids') as f(id) where not exists (select from jobs j where j.id = f.id) order by 1
 $$;
 -- +goose StatementEnd
-comment on function drover_unknown(jsonb) is 'Those of a filter''s ids that no job has.';
+comment on function drover_unknown(jsonb) is 'The ids of a filter that no job has.';
 
 -- +goose StatementBegin
 create function drover_eligible(filter jsonb, verb text) returns text language plpgsql immutable as $$
@@ -315,7 +315,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_seek(jsonb, text, text, int) is
-	'The next jobs that a verb (cancel, discard, delete) would change: up to batch jobs that fit the filter and the verb''s own condition. fits: both, as a condition on jobs j. last: where the next batch goes on, null at the end. Locks nothing.';
+	'The next jobs that a verb (cancel, discard, delete) would change: up to batch jobs that match the filter and the verb''s own condition. fits: both, as a condition on jobs j. last: where the next batch goes on, null at the end. Locks nothing.';
 
 -- +goose StatementBegin
 create function drover_hold(filter jsonb, verb text, after text, batch int, wait boolean, out held text[], out locked text[], out last text)
@@ -337,7 +337,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_hold(jsonb, text, text, int, boolean) is
-	'One batch of a verb: locks up to so many jobs that fit the filter and the verb''s own condition. locked: others hold these. last: where the next batch goes on, null at the end.';
+	'One batch of a verb: locks up to so many jobs that match the filter and the verb''s own condition. locked: other transactions hold these. last: where the next batch goes on, null at the end.';
 
 -- +goose StatementBegin
 create function drover_parts(job_id text) returns table (part text, value text, why text) language plpgsql stable set enable_seqscan = off set jit = off as $$
@@ -441,7 +441,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_end(text[], text, text, text) is
-	'Ends jobs that the caller has locked and found unfinished, notes in their errors who did it and why, and notifies the owners of those that run. ended: their ids. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}: the jobs that the database does not let end.';
+	'Ends jobs that the caller has locked and found unfinished, notes in their errors who did it and why, and notifies the owners of the jobs that run. ended: the ids of the jobs. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}, the jobs that the database does not allow to end.';
 
 -- +goose StatementBegin
 create function drover_cancel(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -539,7 +539,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean, text, text) is
-	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' must be said. by and why go to the server''s log, because the rows are gone.';
+	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. by and why go to the server''s log, because the rows are gone.';
 
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$

@@ -48,16 +48,16 @@ create table drover_redrives (
 	check (finished_at is null or state in ('done', 'aborted'))
 ) with (fillfactor = 50);
 comment on table drover_redrives is 'Bulk redrives, each with its progress. drover_redrive_start begins one, supervisors carry it on.';
-comment on column drover_redrives.state is 'marking: finding its jobs. canary: the first few are out. running. done. aborted: what was not released stays dead.';
-comment on column drover_redrives.rate is 'Jobs a second that get due in one queue; redrives of one queue share its slots.';
-comment on column drover_redrives.per_key is 'Jobs of one key that are out at once in one queue, over all supervisors.';
+comment on column drover_redrives.state is 'marking: finding its jobs. canary: the first few jobs are released. running. done. aborted: jobs that were not released stay dead.';
+comment on column drover_redrives.rate is 'How many jobs become due in a second in one queue. Redrives of one queue share its slots.';
+comment on column drover_redrives.per_key is 'How many released jobs of one key may be unfinished at the same time in one queue, over all supervisors.';
 comment on column drover_redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
-comment on column drover_redrives.canary is 'So many go first; the others wait until these have ended well.';
+comment on column drover_redrives.canary is 'How many jobs go first. The others wait until these have completed.';
 comment on column drover_redrives.canary_failures is 'More failed canaries than this abort the redrive.';
-comment on column drover_redrives.started_by is 'Who began it; why says why.';
-comment on column drover_redrives.changed_by is 'Who last paused, resumed or aborted it; changed_why says why, and changed_at when. drover: its failed canaries.';
+comment on column drover_redrives.started_by is 'The person or program that began it. The column why has the reason.';
+comment on column drover_redrives.changed_by is 'The person or program that last paused, resumed or aborted it; changed_why has the reason, and changed_at the time. drover: its canaries failed.';
 comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
-comment on column drover_redrives.matched is 'Jobs it holds or has held, without those it skipped.';
+comment on column drover_redrives.matched is 'How many jobs it holds or has held, without the jobs that it skipped.';
 comment on column drover_redrives.released is 'Jobs it made due.';
 comment on column drover_redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
 comment on column drover_redrives.skipped is 'Jobs it left as they were.';
@@ -579,7 +579,7 @@ create function drover_redrive_skip(redrive text, skips jsonb) returns void lang
 	where id = redrive and drover_redrive_skip.skips <> '[]'
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs, an array of {id, why}, to the list of those that a redrive left as they were.';
+comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs, an array of {id, why}, to the list of jobs that a redrive left as they were.';
 
 -- +goose StatementBegin
 create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
@@ -867,7 +867,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_let_go(drover_redrives, text[], timestamptz, int, boolean) is
-	'Makes jobs due, from the given slot on: the first n of the picked ones that are not locked, except those that have expired. gone: the jobs made due. going: how many of them for the first time. used: how many slots were used. refused: jobs that the database refuses to change; they are skipped. Part of drover_pace.';
+	'Makes jobs due, from the given slot on: the first n of the picked jobs that are not locked and have not expired. gone: the jobs made due. going: how many of them for the first time. used: how many slots were used. refused: jobs that the database refuses to change; they are skipped. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_judge(r drover_redrives) returns void language plpgsql as $$

@@ -37,7 +37,7 @@ create table drover_failure_groups (
 	constraint failure_groups_resolved check ((status = 'resolved') = (resolved_at is not null)),
 	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
 ) with (fillfactor = 50);
-comment on table drover_failure_groups is 'One row a fingerprint: failures of one kind of job with one cause, as far as their texts tell. At most 10,000; what is new beyond goes into one row a kind.';
+comment on table drover_failure_groups is 'One row for each fingerprint: failures of one kind of job with one cause, as far as their texts show. At most 10,000 rows; after that, new failures go into one row for each kind.';
 comment on column drover_failure_groups.sample is 'The text of one of them: redacted, bounded.';
 comment on column drover_failure_groups.count is 'Failed runs.';
 comment on column drover_failure_groups.jobs is 'Jobs they happened to: those whose errors did not hold the fingerprint before.';
@@ -237,7 +237,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_walk_parked(text[], text, jsonb) is 'drover_walk over parked jobs that the caller has locked. bad: those that the database refuses to change; they are set aside.';
+comment on function drover_walk_parked(text[], text, jsonb) is 'drover_walk over parked jobs that the caller has locked. bad: the jobs that the database refuses to change; they are set aside.';
 
 -- +goose StatementBegin
 create function drover_failure_policy(fingerprint text, policy text, by text default null, build text default null, why text default '') returns boolean language plpgsql as $$

@@ -22,12 +22,12 @@ create table drover_budgets (
 	-- Slots are at least a microsecond apart: the clock has no smaller steps.
 	check (retries <= per_ms * 1000)
 );
-comment on table drover_budgets is 'Retry budgets: any per_ms hold at most so many retries. A change applies to the next retry that fails, in every process.';
-comment on column drover_budgets.scope is 'kind:NAME, queue:NAME or all. A job spends from one budget: its kind''s, else its queue''s, else that of all.';
+comment on table drover_budgets is 'Retry budgets: a window of per_ms has at most so many retries. A change applies from the next failed run on, in every process.';
+comment on column drover_budgets.scope is 'kind:NAME, queue:NAME or all. A job spends from one budget: its kind''s, else its queue''s, else the budget of all.';
 comment on column drover_budgets.retries is 'How many retries may be due in any per_ms.';
 comment on column drover_budgets.per_ms is 'The length of the window.';
-comment on column drover_budgets.burst is 'How many may be due in one instant; above 1 a window may hold so many more, less one.';
-comment on column drover_budgets.discard is 'What happens to a retry for which the next per_ms after its backoff are spent: discarded, reason retry_budget, rather than put off.';
+comment on column drover_budgets.burst is 'How many retries may be due in one instant. With a burst above 1, a window may hold burst - 1 retries more.';
+comment on column drover_budgets.discard is 'If no slot is free within per_ms after a retry''s backoff, the job is discarded, reason retry_budget, and not postponed.';
 
 create table drover_budget_slots (
 	scope   text collate "C" not null,
@@ -40,8 +40,8 @@ create table drover_budget_slots (
 ) with (fillfactor = 50);
 comment on table drover_budget_slots is
 	'The calendar of each budget: slots per_ms / retries apart, a thousand to a row. Slot n is due n * per_ms / retries after 1970; burst slots share the instant of their first. A budget that is changed begins a new one.';
-comment on column drover_budget_slots.chunk is 'Slots chunk * 1000 and the 999 after it.';
-comment on column drover_budget_slots.used is 'Which of them a retry has; none is ever given back.';
+comment on column drover_budget_slots.chunk is 'The row has slot chunk * 1000 and the 999 slots after it.';
+comment on column drover_budget_slots.used is 'The slots that retries have taken. No slot is ever given back.';
 
 -- +goose StatementBegin
 create function drover_slot(at_us bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
@@ -146,7 +146,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_reserve(text[], text[], bigint[], bigint[]) is
-	'Takes for each retry, given its kind, queue, backoff and longest wait (null: any) in microseconds, the first free slot of its budget; tells when that is and how far off, or the reason of a discard. No row for a retry without a budget.';
+	'Takes for each retry, given its kind, queue, backoff and longest wait (null: any) in microseconds, the first free slot of its budget; returns when that is and how far off, or the reason of a discard. There is no row for a retry without a budget.';
 
 -- +goose StatementBegin
 create function drover_budget(b drover_budgets, out reserved int, out free int, out next_free timestamptz) language plpgsql stable as $$
@@ -178,13 +178,13 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_budget(drover_budgets) is 'What a budget has reserved and free in the window that begins now, and when its next free slot is.';
+comment on function drover_budget(drover_budgets) is 'How many retries of a budget are reserved and free in the window that begins now, and when its next free slot is.';
 
 create view retry_budgets as
 select b.scope, b.retries, b.per_ms * interval '1 ms' as per, b.burst, case when b.discard then 'discard' else 'defer' end as mode,
 	l.reserved, l.free, l.next_free
 from drover_budgets b cross join lateral drover_budget(b) l;
-comment on view retry_budgets is 'The retry budgets, and what is left of each for the window that begins now.';
+comment on view retry_budgets is 'The retry budgets, and how many retries are left of each in the window that begins now.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 14';

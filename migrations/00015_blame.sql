@@ -29,16 +29,16 @@ create table drover_ended_supervisors (
 	blamed       text[]      not null default '{}',
 	explained_by text collate "C"
 );
-comment on table drover_ended_supervisors is 'Supervisors that ended in the last day: how often processes die, and what each death was taken for.';
+comment on table drover_ended_supervisors is 'Supervisors that ended in the last day. It shows how often processes die, and which cause drover assumed for each death.';
 comment on column drover_ended_supervisors.ended_at is 'Its last sign of life.';
-comment on column drover_ended_supervisors.died is 'It fell silent and has not spoken again.';
-comment on column drover_ended_supervisors.draining is 'It was being stopped: no evidence against anybody.';
-comment on column drover_ended_supervisors.mass is 'Others fell silent within two thirds of a lease of it: evidence for a first crash only.';
+comment on column drover_ended_supervisors.died is 'It fell silent, and has sent no heartbeat since.';
+comment on column drover_ended_supervisors.draining is 'It was being stopped, so its death is no evidence against any job.';
+comment on column drover_ended_supervisors.mass is 'Other supervisors fell silent less than two thirds of a lease before or after it: this is evidence for a first crash only.';
 comment on column drover_ended_supervisors.shared is 'Another supervisor ran in its process: no job was alone there.';
-comment on column drover_ended_supervisors.degree is 'Highest crashes among the jobs that had started: only those are suspected.';
-comment on column drover_ended_supervisors.beside is 'How many jobs had started beside each.';
-comment on column drover_ended_supervisors.blamed is 'Jobs that it counts against.';
-comment on column drover_ended_supervisors.explained_by is 'The quarantined job that is taken for the cause.';
+comment on column drover_ended_supervisors.degree is 'The highest crashes among the jobs that had started. Only jobs with that many crashes are suspected.';
+comment on column drover_ended_supervisors.beside is 'How many other jobs had started next to each of the suspects.';
+comment on column drover_ended_supervisors.blamed is 'The jobs against which this death counts.';
+comment on column drover_ended_supervisors.explained_by is 'The quarantined job that drover takes for the cause.';
 
 create table drover_solo (
 	one        boolean primary key default true check (one),
@@ -46,7 +46,7 @@ create table drover_solo (
 	taken_at   timestamptz
 );
 insert into drover_solo default values;
-comment on table drover_solo is 'One row: the supervisor whose turn it is to run strong suspects, one at a time, with nothing beside them. Null: nobody''s. Free for all once that one is not alive.';
+comment on table drover_solo is 'One row: the supervisor that has the turn to run strong suspects, one at a time and with no other job. Null: no supervisor has the turn. If that supervisor is not alive, any other may take the turn.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 15';

@@ -148,7 +148,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_follow_up_again(text[]) is
-	'Of the follow-ups of these jobs, tries again to enqueue those that were set aside and whose pause is over, from the dead jobs as they are now. Follow-ups of jobs that are gone or no longer discarded are dropped.';
+	'Tries again to enqueue the follow-ups of these jobs that were set aside and whose pause is over, from the dead jobs as they are now. If a job is gone or no longer discarded, its follow-up is dropped.';
 
 -- Every discard changes discard_reason. Claims and completions do not name this column, so the
 -- trigger is never queued for them.
@@ -164,9 +164,9 @@ create table jobs_archive (
 );
 alter table jobs_archive drop column lane; -- it follows from priority and errors
 alter table jobs_archive drop column unique_until; -- a job stays in jobs until its period is over
-comment on table jobs_archive is 'Jobs that have ended and were put away: the columns of jobs, and when, by whom and why. Nothing here is deleted but by drover_purge.';
+comment on table jobs_archive is 'Jobs that have ended and were put away: the columns of jobs, and when, by whom and why. Only drover_purge and the queue''s keep_archived delete rows here.';
 comment on column jobs_archive.archived_at is 'When it was moved here.';
-comment on column jobs_archive.archived_by is 'Who moved it here; archived_why says why. Null: its queue''s retention did.';
+comment on column jobs_archive.archived_by is 'The person or program that moved it here. Null: its queue''s retention moved it.';
 
 -- +goose StatementBegin
 create function drover_job_columns() returns text language sql stable as $$
@@ -177,7 +177,7 @@ create function drover_job_columns() returns text language sql stable as $$
 		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> all('{archived_at,archived_by,archived_why}')
 $$;
 -- +goose StatementEnd
-comment on function drover_job_columns() is 'The columns that are kept when a job moves: those that jobs and jobs_archive both have, with the same type, and that are generated in neither.';
+comment on function drover_job_columns() is 'The columns that are kept when a job moves: jobs and jobs_archive both have them, with the same type, and generate them in neither table.';
 
 -- +goose StatementBegin
 create function drover_walk_on(ids text[], statement text, out done bigint, out refused jsonb) language plpgsql as $$
@@ -235,7 +235,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pick(text, text, text, int) is
-	'The next ids of a table that fit a condition on j, after the given one. A row for which the condition cannot be read is listed in refused, with its error. last: where to go on, null at the end.';
+	'The next ids of a table that match a condition on j, after the given id. A row for which the condition cannot be read is listed in refused, with its error. last: where to go on, null at the end.';
 
 -- +goose StatementBegin
 create function drover_archivable(filter jsonb, keep int default 0, batch int default 1000, after text default '',
@@ -271,7 +271,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_archive(jsonb, int, int, text, text, text) is
-	'Moves jobs that have ended from jobs to jobs_archive, all that fit except the newest keep of each kind, one batch by id after the given one. The rows keep by (null: the session''s user) and why. last: where it got to, null at the end. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, each with its error; they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
+	'Moves jobs that have ended from jobs to jobs_archive, all that match except the newest keep of each kind, one batch by id after the given id. The rows keep by (null: the session''s user) and why. last: where it got to, null at the end. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, each with its error; they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
 
 -- +goose StatementBegin
 create function drover_put_away(ids text[], by text default null, why text default null, out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
@@ -426,7 +426,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the jobs that drover_walk_on refused; if those are more than a hundred and none passed, one job for all of them. Returns the jobs to log, each with its path.';
+comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the jobs that drover_walk_on refused; if more than a hundred were refused and none passed, it sets aside one job for all of them. Returns the jobs to log, each with its path.';
 
 -- +goose StatementBegin
 create function drover_tidy_set_aside() returns void language sql as $$
@@ -463,7 +463,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_next(text, interval, interval, int, boolean) is
-	'The ids that drover_retain takes up next, after the given one: old ones, and then, if whole is set, those above every ULID of today (odd).';
+	'The ids that drover_retain takes up next, after the given one: old ids, and then, if whole is set, ids above every ULID of today (odd).';
 
 -- +goose StatementBegin
 create function drover_retain_these(ids text[], completed interval, cancelled interval, surplus timestamptz default null, out deleted bigint, out archived bigint, out refused jsonb)
@@ -545,7 +545,7 @@ create function drover_retain_archived(ids text[], surplus timestamptz, out dele
 		drover_walk_on(held.there, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w
 $$;
 -- +goose StatementEnd
-comment on function drover_retain_archived(text[], timestamptz) is 'Deletes those of these jobs from jobs_archive for ever that ended before surplus; their queue keeps enough newer ones. refused: jobs that the database refuses to delete, each with its error.';
+comment on function drover_retain_archived(text[], timestamptz) is 'Deletes the given jobs from jobs_archive for ever if they ended before surplus; their queue keeps enough newer jobs. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000, whole boolean default true,

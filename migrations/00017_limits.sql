@@ -28,9 +28,9 @@ create table drover_limits (
 	constraint limits_held check ((held_at is null) = (held_until is null) and isfinite(coalesce(held_at, now())) and isfinite(updated_at) and coalesce(held_until, 'infinity') > '-infinity')
 );
 comment on table drover_limits is
-	'What may not start now, one row for each scope. A row stays when its pause is over, and says who ended it. Supervisors notice each change, also a change by hand; if a row is deleted, its pause is over. People read the view job_limits.';
+	'Pauses, one row for each scope whose jobs may not start. A row stays when its pause is over, and names the person who ended it. Supervisors notice each change, also a change by hand; if a row is deleted, its pause is over. People read the view job_limits.';
 comment on column drover_limits.scope is 'all, queue:NAME or kind:NAME.';
-comment on column drover_limits.version is 'Set with each change. drover_supervisors.limits_seen says how far each supervisor has followed.';
+comment on column drover_limits.version is 'Set with each change. drover_supervisors.limits_seen has the newest version that a supervisor follows.';
 comment on column drover_limits.held_at is 'When the pause began. Null: the scope is not paused.';
 comment on column drover_limits.held_until is 'No job of the scope starts before this time; infinity: until somebody resumes it. Null: the scope is not paused.';
 
@@ -124,7 +124,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pause(text, timestamptz, text, text) is
-	'Pauses all, queue:NAME or kind:NAME: no job of it starts before a time, or until it is resumed. Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow within moments of the commit; job_limits.unconfirmed names the ones that have not yet. Returns the number of the change.';
+	'Pauses all, queue:NAME or kind:NAME: no job of it starts before a time, or until it is resumed. Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow within moments of the commit; job_limits.unconfirmed names the supervisors that have not followed yet. Returns the number of the change.';
 
 -- +goose StatementBegin
 create function drover_resume(scope text, by text default null, why text default '') returns boolean language plpgsql as $$
@@ -154,7 +154,7 @@ comment on function drover_unconfirmed(bigint) is
 create view job_limits as
 select l.scope, l.held_at, l.held_until, drover_unconfirmed(l.version) as unconfirmed, l.updated_at, l.updated_by, l.updated_why
 from drover_limits l where l.held_until > now();
-comment on view job_limits is 'What is paused now, since when and until when, by whom and why. It reads no jobs.';
+comment on view job_limits is 'The scopes that are paused now: since when, until when, by whom and why. The view reads no jobs.';
 comment on column job_limits.unconfirmed is
 	'The supervisors that have not confirmed yet, so jobs of the scope may still start there. {}: no process starts such jobs any more. A process that does not answer is named until its lease is over.';
 

@@ -96,7 +96,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_unique_key(text, jsonb, text, jsonb, text, text, boolean) is
-	'What a job is the only one of: its kind, args (all, those named in by, or none), queue and concurrency_key, as text; a hash if that is longer than 200 bytes. Raises 22023 if uniqueness makes no sense.';
+	'The unique key of a job: its kind, args (all, the fields named in by, or none), queue and concurrency_key, as text; a hash if that is longer than 200 bytes. Raises 22023 if uniqueness makes no sense.';
 
 -- +goose StatementBegin
 create function drover_span_fault(span text) returns text language plpgsql stable as $$
@@ -311,7 +311,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_enqueue_unique(jsonb, boolean, regproc) is
-	'Enqueues the unique jobs of a JSON array like that of drover_enqueue_many: those with a key uniqueness, an object with by, any_args, queue, key (what counts besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). Returns for each its id, the id of the job that is there, and stored, existing, replaced or debounced. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
+	'Enqueues the unique jobs of a JSON array like the array of drover_enqueue_many. A unique job has the key uniqueness, an object with by, any_args, queue, key (what counts besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). Returns for each its id, the id of the job that exists, and one of stored, existing, replaced and debounced. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
 
 -- +goose StatementBegin
 create function drover_replace_waiting(job_id text, doc jsonb, key text) returns boolean language plpgsql as $$
@@ -350,7 +350,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_replace_waiting(text, jsonb, text) is
-	'Gives a waiting job the args and settings of another one like it, or, to debounce, its time. False: the job no longer waits, or no longer has the unique key. Part of drover_enqueue_unique.';
+	'Gives a waiting job the args and settings of another job like it. To debounce, gives it only the other job''s time. False: the job no longer waits, or no longer has the unique key. Part of drover_enqueue_unique.';
 
 -- +goose StatementBegin
 create function drover_unique_owner(job_id text) returns text language plpgsql set enable_seqscan = off as $$

@@ -56,16 +56,16 @@ comment on column drover_periodic.schedule is 'Five cron fields, six with the se
 comment on column drover_periodic.zone is 'The time zone in which the cron fields are read.';
 comment on column drover_periodic.anchor is '@every counts from here.';
 comment on column drover_periodic.jitter_ms is 'Each job is due at a random time in the jitter_ms after its tick.';
-comment on column drover_periodic.catch_up is 'What becomes of ticks that nobody could enqueue in time. skip: none is made good; once: the newest; all: the newest 100.';
+comment on column drover_periodic.catch_up is 'Which of the missed ticks make a job later. skip: none; once: the newest; all: the newest 100.';
 comment on column drover_periodic.overlap is 'skip: a tick makes no job while the last one has not ended.';
-comment on column drover_periodic.run_at_start is 'The first tick is when the row was made. A schedule that is there already does not tick for it.';
+comment on column drover_periodic.run_at_start is 'The schedule ticks when its row is made. A schedule that exists already does not tick because of this setting.';
 comment on column drover_periodic.paused_until is 'No tick before this time; infinity: until it is resumed.';
 comment on column drover_periodic.build is 'The build that declared it, for a schedule that is declared in code. The settings of the newest build hold.';
 comment on column drover_periodic.declared_by is 'The supervisors that have declared it in code; it ticks only while one of them lives. Null: it was made at run time, and ticks until it is deleted.';
 comment on column drover_periodic.next_at is 'The next tick. Null: none, because it is paused until it is resumed.';
-comment on column drover_periodic.last_at is 'The last tick that was dealt with, also one that made no job.';
+comment on column drover_periodic.last_at is 'The last tick that was handled, whether or not it made a job.';
 comment on column drover_periodic.last_job is 'The last job that was made.';
-comment on column drover_periodic.skipped is 'Ticks that made no job: they were missed, or the last job had not ended. More than a thousand at once count as a thousand.';
+comment on column drover_periodic.skipped is 'Ticks that made no job: they were missed, or the last job had not ended. If more than a thousand are skipped together, they count as a thousand.';
 comment on column drover_periodic.problem is 'Why the last tick that failed made no job.';
 
 -- Serves the look for schedules that are due (internal/store/periodic.go).
@@ -368,7 +368,7 @@ exception when invalid_parameter_value then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_zone(text) is 'The zone, if it is one. Raises 22023 else.';
+comment on function drover_periodic_zone(text) is 'Returns the zone. Raises 22023 if there is no such time zone.';
 
 -- +goose StatementBegin
 create function drover_periodic_check(p drover_periodic) returns void language plpgsql stable as $$
@@ -525,7 +525,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_set(text, text, text, jsonb, text, jsonb, interval, text, text, boolean, text, text) is
-	'Stores a schedule at run time, under a new name or in place of the one that has it, and returns its next tick. E.g. select drover_periodic_set(''nightly'', ''report'', ''0 2 * * *'', zone => ''Europe/Berlin'', options => ''{"queue": "reports"}'')';
+	'Stores a schedule at run time, and returns its next tick. A schedule that has the name already is replaced. E.g. select drover_periodic_set(''nightly'', ''report'', ''0 2 * * *'', zone => ''Europe/Berlin'', options => ''{"queue": "reports"}'')';
 
 -- +goose StatementBegin
 create function drover_periodic_declare(supervisor text, build text, doc jsonb, wait boolean default true) returns text[] language plpgsql as $$
@@ -583,7 +583,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_declare(text, text, jsonb, boolean) is
-	'Stores the schedules that a supervisor declares in code: an array of objects with the columns of drover_periodic. Returns the names that are not stored because a schedule made at run time has them. With wait => false those that another transaction has locked stay as they are.';
+	'Stores the schedules that a supervisor declares in code: an array of objects with the columns of drover_periodic. Returns the names that are not stored because a schedule made at run time has them. With wait => false, schedules that another transaction has locked stay as they are.';
 
 -- +goose StatementBegin
 create function drover_periodic_pause(name text, until timestamptz default 'infinity', by text default null, why text default '') returns boolean language plpgsql as $$
@@ -614,7 +614,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_pause(text, timestamptz, text, text) is 'No tick of a schedule before a time, or until it is resumed. What it would have ticked meanwhile is left out. False: there is no such schedule.';
+comment on function drover_periodic_pause(text, timestamptz, text, text) is 'Pauses a schedule until a time, or until it is resumed. Its ticks meanwhile are left out. False: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_resume(name text, by text default null, why text default '') returns boolean language plpgsql as $$
@@ -683,7 +683,7 @@ create function drover_periodic_id(name text, generation text, tick timestamptz)
 		generate_series(0, 15) as i
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_id(text, text, timestamptz) is 'The id of the job of a tick. It is the same whoever computes it, so that no tick can make two jobs.';
+comment on function drover_periodic_id(text, text, timestamptz) is 'The id of the job of a tick. Every session computes the same id, so that no tick can make two jobs.';
 
 -- +goose StatementBegin
 create function drover_periodic_enqueue(p drover_periodic, tick timestamptz, mark jsonb default '{}', new_id text default null, out made text, out holder text) language plpgsql as $$
@@ -723,7 +723,7 @@ create function drover_periodic_busy(p drover_periodic) returns boolean language
 	select p.overlap = 'skip' and exists (select from jobs j where j.id = p.last_job and j.finalized_at is null)
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_busy(drover_periodic) is 'Whether a schedule may not tick because its last job has not ended.';
+comment on function drover_periodic_busy(drover_periodic) is 'True if a schedule may not tick because its last job has not ended.';
 
 -- +goose StatementBegin
 create function drover_periodic_run(name text, by text default null, why text default '', new_id text default null) returns text language plpgsql as $$
@@ -757,7 +757,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_run(text, text, text, text) is
-	'Enqueues a job of a schedule now, besides its ticks, also if it is paused, and returns its id, which is new_id if that is given; a call that is repeated with it raises DR002. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
+	'Enqueues a job of a schedule now, besides its ticks, also if it is paused, and returns its id. If new_id is given, it is the id; a second call with it raises DR002. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_fire(name text, supervisor text default '', out fired boolean, out made text[], out missed bigint, out why text, out fault text, out wait_s float8)
@@ -850,7 +850,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_fire(text, text) is
-	'Deals with all ticks of a schedule that are due: enqueues their jobs, or skips them, and moves the schedule on. supervisor: who asks; a schedule that is declared in code ticks only for those that declare it. fired: false if nothing was due, or somebody else is at it. What the database refuses is noted in the row. wait_s: seconds until its next tick.';
+	'Handles all due ticks of a schedule: enqueues their jobs, or skips them, and sets the next tick. supervisor: the caller; a schedule that is declared in code ticks only for supervisors that declare it. fired: false if no tick was due, or another session is handling them. If the database refuses a job, the row of the schedule has the error. wait_s: seconds until its next tick.';
 
 -- +goose StatementBegin
 create function drover_periodic_failed(name text, error text) returns void language sql as $$

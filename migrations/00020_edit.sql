@@ -191,7 +191,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_edit_jobs(text[], jsonb) is
-	'Edits waiting jobs that the caller has locked, by an edit that is checked and has by and why. Returns how many it changed: a job that is like that already stays as it is. Part of drover_edit and drover_edit_many.';
+	'Edits waiting jobs that the caller has locked, by an edit that is checked and has by and why. Returns how many it changed: a job that has the new values already stays as it is. Part of drover_edit and drover_edit_many.';
 
 -- +goose StatementBegin
 create function drover_edited(ids text[]) returns void language plpgsql as $$
@@ -203,7 +203,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_edited(text[]) is 'Tells supervisors of jobs that were edited: wakes a sleeper for those that may be due earlier, and lets those that were set aside be tried at once.';
+comment on function drover_edited(text[]) is 'Makes supervisors notice edited jobs. It wakes sleeping supervisors if a job may be due earlier now. Jobs that were set aside are tried again immediately.';
 
 -- +goose StatementBegin
 create function drover_edit(job_id text, edit jsonb, why text default '', by text default null, out state text, out changed boolean)
@@ -225,7 +225,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_edit(text, jsonb, text, text) is
-	'Changes a waiting job: an object with some of run_now (true), scheduled_at, delay, priority, queue, max_attempts, retry, args_patch. Attempts, failures and errors stay; the errors get an entry with by (default: the database''s user) and why. A job that runs or has ended stays as it is, and so does one that is like that already. Returns the job''s state now (null: there is no such job), and whether it was changed. E.g. select * from drover_edit(''01KAJ4Y8Q3N6T0V5B7C9D1E2FG'', ''{"run_now": true}'', why => ''the bank is back'')';
+	'Changes a waiting job: an object with some of run_now (true), scheduled_at, delay, priority, queue, max_attempts, retry, args_patch. Attempts, failures and errors stay; the errors get an entry with by (default: the database''s user) and why. A job that runs or has ended stays as it is, and so does a job that has the new values already. Returns the job''s state now (null: there is no such job), and whether it was changed. E.g. select * from drover_edit(''01KAJ4Y8Q3N6T0V5B7C9D1E2FG'', ''{"run_now": true}'', why => ''the bank is back'')';
 
 -- +goose StatementBegin
 create function drover_edit_many(filter jsonb, edit jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
