@@ -80,7 +80,7 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 	}
 	h.Bound = c.Cfg.Lease / 12
 	for !h.Ended() {
-		if _, err := conn.Scan(ctx, h, nil); err != nil {
+		if _, err := conn.Scan(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan
 		c.logUnread(ctx, h)
 		err := errors.Join(errs...)
 		if err == nil && !h.Ended() {
-			_, err = conn.Scan(ctx, h, nil)
+			_, err = conn.Scan(ctx, h)
 		} else if err == nil {
 			return nil
 		}
@@ -396,4 +396,15 @@ func StartedJobs(held []store.Held) map[string]bool {
 		}
 	}
 	return started
+}
+
+// union returns a, followed by the elements of b that a lacks.
+func union(a, b []string) []string {
+	all := slices.Clone(a)
+	for _, s := range b {
+		if !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all
 }
