@@ -202,9 +202,9 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 					if found := regexp.MustCompile(`^\s*(SubPlan \d+)$`).FindStringSubmatch(strings.TrimRight(line, "\n")); found != nil {
 						subplan = found[1]
 					}
-					for _, list := range []string{"unnest(o.in_flight)", "Output: a.job", "unnest('{", "unnest($8"} {
+					for _, list := range []string{`unnest\(o(_\d+)?\.in_flight\)`, `Output: a(_\d+)?\.job`} {
 						switch {
-						case subplan == "" || !strings.Contains(line, list):
+						case subplan == "" || !regexp.MustCompile(list).MatchString(line):
 						case strings.Contains(plan, "(hashed "+subplan+")"):
 							hashed++
 						default:
@@ -212,7 +212,7 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 						}
 					}
 				}
-				if hashed < 3 || searched > 0 || strings.Contains(plan, "ANY (s.in_flight)") {
+				if hashed < 2 || searched > 0 || strings.Contains(plan, "ANY (s.in_flight)") {
 					t.Errorf("%s, %s, %s: %d lists are hashed, %d searched:\n%s", st.name, when, mode, hashed, searched, plan)
 				}
 			}

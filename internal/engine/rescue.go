@@ -397,14 +397,3 @@ func StartedJobs(held []store.Held) map[string]bool {
 	}
 	return started
 }
-
-// union returns a, followed by the elements of b that a lacks.
-func union(a, b []string) []string {
-	all := slices.Clone(a)
-	for _, s := range b {
-		if !slices.Contains(all, s) {
-			all = append(all, s)
-		}
-	}
-	return all
-}
