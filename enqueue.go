@@ -49,8 +49,8 @@ type EnqueueOpts struct {
 	// error.
 	Timeout time.Duration
 
-	// ExpiresAt is the time from which the job is no longer worth a run. From then on it is discarded as expired instead. Zero means
-	// never. It must be after ScheduledAt.
+	// ExpiresAt is the time from which the job is no longer worth a run. From then on it is discarded as expired
+	// instead. Zero means never. It must be after ScheduledAt.
 	ExpiresAt time.Time
 
 	// RetryUntil ends the retries: if the next one would be due later, the job is discarded, reason time_budget. Zero
@@ -61,9 +61,9 @@ type EnqueueOpts struct {
 	// characters, no invisible characters such as U+200B, and no spaces at their ends.
 	Tags []string
 
-	// Key names something that the job must not overload, such as a customer, in up to 256 bytes. A paced redrive runs at most
-	// RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. It has no other effect. Zero
-	// means none.
+	// Key names something that the job must not overload, such as a customer, in up to 256 bytes. A paced redrive runs
+	// at most RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. It has no other effect.
+	// Zero means none.
 	Key string
 
 	// Unique makes the job the only one among the jobs that are like it. Nil means that it is not unique. If another
@@ -72,9 +72,10 @@ type EnqueueOpts struct {
 	Unique *Unique
 
 	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that it does afterwards in the same
-	// transaction. Use it in a transaction that will be prepared, because Postgres refuses to prepare a transaction with
-	// a NOTIFY. It sets drover.notify to off, local to the transaction. Sleeping supervisors find the job after up to PollInterval. If the transaction commits more
-	// than 20 s after the call, the job may wait for the next full sweep. A schedule's jobs cannot have it.
+	// transaction. Use it in a transaction that will be prepared, because Postgres refuses to prepare a transaction
+	// with a NOTIFY. It sets drover.notify to off, local to the transaction. Sleeping supervisors find the job after up
+	// to PollInterval. If the transaction commits more than 20 s after the call, the job may wait for the next full
+	// sweep. A schedule's jobs cannot have it.
 	DisableNotify bool
 
 	// Metadata is marshalled to a JSON object that is kept next to the args. Nil means none. Keys that begin with
@@ -119,11 +120,12 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (rec
 	return c.enqueued(ctx, job, existing, false), nil
 }
 
-// EnqueueTx stores one job in the caller's transaction: the job exists once the transaction has committed. A pgx.Tx is a Tx;
-// SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit notifies two of them. A supervisor
-// that falls asleep before the commit finds the job by polling, at the latest after PollInterval. If the transaction
-// commits more than 20 s after the call, the job may wait for the next full sweep (15 s × supervisors). A transaction
-// that is to be prepared needs DisableNotify. The hook Enqueued is called before the commit, with Event.InTx.
+// EnqueueTx stores one job in the caller's transaction: the job exists once the transaction has committed. A pgx.Tx is
+// a Tx; SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit notifies two of them. A
+// supervisor that falls asleep before the commit finds the job by polling, at the latest after PollInterval. If the
+// transaction commits more than 20 s after the call, the job may wait for the next full sweep (15 s × supervisors). A
+// transaction that is to be prepared needs DisableNotify. The hook Enqueued is called before the commit, with
+// Event.InTx.
 //
 // EnqueueTx returns the errors of Enqueue. After an error other than an *InvalidError, the transaction can only be
 // rolled back.
@@ -449,8 +451,8 @@ func instant(bad *problems, field string, t time.Time) *time.Time {
 	return &t
 }
 
-// kindOf calls args.Kind. It returns an error if args is nil, or if the method panics, for example because it is called on a
-// nil pointer.
+// kindOf calls args.Kind. It returns an error if args is nil, or if the method panics, for example because it is
+// called on a nil pointer.
 func kindOf(args Args) (kind string, err error) {
 	if args == nil {
 		return "", fmt.Errorf("is nil")
@@ -480,9 +482,9 @@ func (j *newJob) receipt() Receipt {
 	return Receipt{ID: r.ID, Existing: r.Result != "stored", Replaced: r.Result == "replaced", Debounced: r.Result == "debounced"}
 }
 
-// enqueuedAll makes the receipts, and emits an event for each stored job. existing maps an id to the number of its jobs in this batch
-// that were not stored. If several jobs of a batch have the same id, either none of them was stored, or only the
-// first.
+// enqueuedAll makes the receipts, and emits an event for each stored job. existing maps an id to the number of its
+// jobs in this batch that were not stored. If several jobs of a batch have the same id, either none of them was
+// stored, or only the first.
 func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int, inTx bool) []Receipt {
 	receipts := make([]Receipt, len(jobs))
 	for i, job := range slices.Backward(jobs) {

@@ -45,8 +45,8 @@ type SupervisorConfig struct {
 	PollInterval time.Duration
 
 	// DisableNotify turns LISTEN off, at the price of more polls. Use it behind a pooler that refuses LISTEN, or that
-	// accepts it and passes no notification on, such as PgBouncer in transaction mode. Without it, a supervisor whose LISTEN fails polls every
-	// PollInterval and tries LISTEN again.
+	// accepts it and passes no notification on, such as PgBouncer in transaction mode. Without DisableNotify, a supervisor
+	// whose LISTEN fails polls every PollInterval and tries LISTEN again.
 	DisableNotify bool
 
 	// DrainTimeout is how long a stop waits for running jobs before it cancels their contexts. Zero means 20 s, under 1 ms
@@ -71,7 +71,8 @@ type SupervisorConfig struct {
 	QuarantineAfter int
 
 	// Build names the running version of your program. Kinds, supervisors, schedules and FailurePark use it. A version that
-	// drover has not seen before counts as newer than all others. Zero means the version of the main module, from the binary. Longer names are cut to 128 bytes.
+	// drover has not seen before counts as newer than all others. Zero means the version of the main module, from the
+	// binary. Longer names are cut to 128 bytes.
 	Build string
 }
 
