@@ -36,12 +36,12 @@ func plainFiles() []string {
 		"operate_edit_test.go", "operate_explain.go", "operate_explain_test.go",
 		"operate_failures.go", "operate_filter.go", "operate_jobs.go", "operate_limits.go",
 		"operate_limits_test.go", "operate_many.go", "operate_many_test.go", "operate_periodic.go",
-		"operate_periodic_test.go", "operate_redrive.go", "otel/*.go", "outcome.go", "periodic.go",
-		"prometheus/*.go", "retry_strategy.go", "sanitize.go", "snapshot.go", "snapshot_test.go",
-		"store_pg.go", "store_pg_enqueue.go", "supervisor.go", "supervisor_config.go",
-		"telemetry.go", "try_test.go", "tx.go", "tx_test.go", "ui/*.go", "unique.go",
-		"unique_test.go", "validate.go", "verdict.go", "verdict_test.go", "words_test.go",
-		"worker.go",
+		"operate_periodic_test.go", "operate_redrive.go", "operate_test.go", "otel/*.go",
+		"outcome.go", "periodic.go", "prometheus/*.go", "retry_strategy.go", "sanitize.go",
+		"snapshot.go", "snapshot_test.go", "store_pg.go", "store_pg_enqueue.go", "supervisor.go",
+		"supervisor_config.go", "telemetry.go", "try_test.go", "tx.go", "tx_test.go", "ui/*.go",
+		"unique.go", "unique_test.go", "validate.go", "verdict.go", "verdict_test.go",
+		"words_test.go", "worker.go",
 	}
 }
 
