@@ -125,7 +125,7 @@ func (o ownOnlyToWrite) MarshalJSON() ([]byte, error) {
 func (r *reader) UnmarshalJSON([]byte) error          { return nil }
 func (w *pointerWriter) MarshalJSON() ([]byte, error) { return json.Marshal(w.Written) }
 
-// A type is refused if, and only if, a field of it does not come back from JSON.
+// An args type is refused exactly if one of its fields does not survive JSON.
 func TestLostFields(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1e9, 0).UTC()
@@ -193,7 +193,7 @@ func TestLostFields(t *testing.T) {
 func (shipping) Kind() string       { return "shipping" }
 func (ownOnlyToWrite) Kind() string { return "ship" }
 
-// Such args are refused by every enqueue, and by the worker that would read them.
+// Every enqueue refuses args that lose a field, and so does a worker that would read them.
 func TestArgsThatLoseAFieldAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

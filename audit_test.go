@@ -19,7 +19,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
-// Every method of Client that changes what is there takes an Audit as its last argument.
+// Every method of Client that changes existing rows takes an Audit as its last argument.
 func TestEveryVerbTakesAnAudit(t *testing.T) {
 	t.Parallel()
 	const others = " Activity Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx Explain ExportArchive FailureGroup FailureGroups Job Jobs" +
@@ -107,7 +107,7 @@ func auditedVerbs(c *Client) map[string]func(ctx context.Context, id, fingerprin
 	}
 }
 
-// A bad Audit is refused by every verb, with its field, before anything is written or looked up.
+// Every verb refuses a bad Audit before it reads or writes anything. The error names the field.
 func TestEveryVerbRefusesABadAudit(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -145,7 +145,8 @@ func TestEveryVerbRefusesABadAudit(t *testing.T) {
 	}
 }
 
-// Each verb over jobs leaves who did it and why where it leaves a trace. Without By that is the database's user.
+// Each verb over jobs records the person and the reason in the job's history. Without By, it
+// records the database's user.
 func TestJobsKeepTheAudit(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -189,7 +190,7 @@ func TestJobsKeepTheAudit(t *testing.T) {
 	}
 }
 
-// A redrive, a failure group and a schedule keep who changed them last and why.
+// A redrive, a failure group and a schedule keep the name and the reason of their last change.
 func TestRowsKeepTheAudit(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -236,7 +237,7 @@ func TestRowsKeepTheAudit(t *testing.T) {
 		{"RunPeriodic", Audit{By: "eve", Why: "h"}, run, "h by eve"},
 		{"RunPeriodic", Audit{}, run, " by " + me},
 		{"PauseRedrive", Audit{By: "bob", Why: "a"}, redrive, "a by bob"},
-		{"PauseRedrive", Audit{By: "cat", Why: "again"}, redrive, "a by bob"}, // it changed nothing
+		{"PauseRedrive", Audit{By: "cat", Why: "again"}, redrive, "a by bob"}, // the redrive was paused already
 		{"ResumeRedrive", Audit{By: "cat", Why: "b"}, redrive, "b by cat"},
 		{"ResumeRedrive", Audit{By: "dan", Why: "again"}, redrive, "b by cat"},
 		{"PauseRedrive", Audit{}, redrive, " by " + me},
@@ -249,7 +250,7 @@ func TestRowsKeepTheAudit(t *testing.T) {
 		{"SetFailurePolicy", Audit{}, group, " by " + me},
 	} {
 		if tc.verb == "SetFailurePolicy" && tc.audit == (Audit{}) {
-			db.exec(t, `update drover_failure_groups set policy = null`) // so that it changes something
+			db.exec(t, `update drover_failure_groups set policy = null`) // so that the verb changes something
 		}
 		if err := auditedVerbs(db.client)[tc.verb](t.Context(), r.ID, print, tc.audit); err != nil {
 			t.Fatalf("%s: %v", tc.verb, err)
@@ -261,7 +262,7 @@ func TestRowsKeepTheAudit(t *testing.T) {
 	if r, err := db.client.Redrive(t.Context(), r.ID); err != nil || r.By != "ann" || r.Why != "begun" || r.Note != "c" {
 		t.Errorf("%+v, %v", r, err)
 	}
-	// Null means nothing, in psql.
+	// In SQL, null for an argument means that it is not given.
 	id := value[string](t, db, `select drover_redrive_start('{"filter": {"all": true}}')`)
 	for _, sql := range []string{
 		`select drover_redrive_pause($1, why => null)`, `select drover_redrive_abort($1, null)`, `select drover_failure_status('` + print + `', 'open', why => null) where $1 <> ''`,
@@ -274,8 +275,8 @@ func TestRowsKeepTheAudit(t *testing.T) {
 	}
 }
 
-// Where no row is left to keep it, the client's log and the server's have who did it and why; of what changed nothing
-// they have no line.
+// A deletion leaves no row for the audit, so the client and the server log the person and the
+// reason. They log nothing for a call that changed nothing.
 func TestDeletionsLogTheAudit(t *testing.T) {
 	t.Parallel()
 	var log lockedBuffer
@@ -309,7 +310,7 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 			return id
 		}
 		id := put()
-		for range 2 { // the second finds nothing
+		for range 2 { // the second call finds nothing
 			if err := auditedVerbs(db.client)[tc.verb](t.Context(), id, "", Audit{By: "ann", Why: "no use"}); err != nil && !errors.Is(err, ErrNotFound) {
 				t.Fatalf("%s: %v", tc.verb, err)
 			}
@@ -332,7 +333,7 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 			db.exec(t, `delete from jobs`)
 		}
 		if tc.verb == "DeletePeriodic" {
-			continue // by name, so one at a time
+			continue // this verb deletes one schedule by its name
 		}
 		put()
 		put()
@@ -347,7 +348,7 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 	}
 }
 
-// A policy that a group has already changes nothing, and keeps who set it.
+// Setting a policy that the group has already changes nothing. UpdatedBy keeps the earlier name.
 func TestAPolicyThatIsSetAgainKeepsItsAudit(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -372,7 +373,8 @@ func TestAPolicyThatIsSetAgainKeepsItsAudit(t *testing.T) {
 	}
 }
 
-// Of two people who decide by the same state, one changes it. The other one learns who that was, and when.
+// Two people decide on a change after they saw the same state. The first change succeeds. The
+// second one fails, and its error names the first person and the time.
 func TestTwoPeopleWhoSawTheSame(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -459,7 +461,7 @@ func TestTwoPeopleWhoSawTheSame(t *testing.T) {
 	if _, err := c.Cancel(t.Context(), id, Audit{Seen: seen}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "it is available, due at ") {
 		t.Error(err)
 	}
-	// A tick does not keep anybody from pausing the schedule.
+	// A schedule can be paused with the old Seen after it has made another job.
 	seen = seenSchedule()
 	db.exec(t, `update drover_periodic set last_job = 'another', jobs = jobs + 1`)
 	if err := c.PausePeriodic(t.Context(), "nightly", time.Time{}, Audit{Seen: seen}); err != nil {
@@ -478,8 +480,9 @@ func TestTwoPeopleWhoSawTheSame(t *testing.T) {
 	}
 }
 
-// The refusal of a change has times in UTC, whatever time zone the session of the first person had, and names no person for
-// what nobody did. Errors that somebody has written by hand hide nothing else.
+// The refusal of a change gives times in UTC, whatever the time zone of the first person's session.
+// It names no person for a change that drover made. Entries that were written by hand do not break
+// it.
 func TestWhoWasFirst(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -503,7 +506,8 @@ func TestWhoWasFirst(t *testing.T) {
 	}
 }
 
-// A session may plan these functions while the table is small, and call them when it has a million rows.
+// A session may plan these functions while the table is small, and call them when it has a million
+// rows.
 func TestSeenIsReadByKey(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -28,7 +28,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// letter is the job of these tests.
+// letter is the args of a job, which most of these tests enqueue.
 type letter struct {
 	To string `json:"to"`
 }
@@ -52,7 +52,7 @@ type way struct {
 	enqueue func(context.Context, Args, *EnqueueOpts) (Receipt, error)
 }
 
-// ways are all of them; each ends with a commit.
+// ways returns all ways into the queue. Each one ends with a commit.
 func (db *testDB) ways(t *testing.T) []way {
 	t.Helper()
 	std := stdlib.OpenDBFromPool(db.Pool)
@@ -97,7 +97,8 @@ func (db *testDB) ways(t *testing.T) []way {
 	}
 }
 
-// enqueueOptions is every option with what it must do to the row, which without it must not be so.
+// enqueueOptions lists every option with a condition. A row meets the condition with the option,
+// and does not meet it without.
 func enqueueOptions() []struct {
 	field     string
 	opts      EnqueueOpts
@@ -166,7 +167,7 @@ func TestEveryOptionIsInTheTable(t *testing.T) {
 		seen[tc.field] = true
 	}
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[EnqueueOpts]()) {
-		if !seen[field.Name] && field.Name != "DisableNotify" { // it is of the transaction, and changes no row
+		if !seen[field.Name] && field.Name != "DisableNotify" { // DisableNotify applies to the transaction, and changes no row
 			t.Errorf("EnqueueOpts.%s has no case", field.Name)
 		}
 	}
@@ -196,7 +197,8 @@ from jobs where id = $1`
 	}
 }
 
-// A supervisor's floors have passed a time in the past: the job would wait for a sweep.
+// A job with a due time in the past is due now. Supervisors no longer scan that far back, so the
+// job would wait for a full sweep.
 func TestATimeInThePastIsNow(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -231,7 +233,7 @@ func offline(t *testing.T, cfg Config) *Client {
 	return client
 }
 
-// fields lists the fields of all *InvalidError in err, and fails if there is anything else in it.
+// fields lists the fields of all *InvalidError in err, and fails if err holds any other error.
 func fields(t *testing.T, err error) (names []string) {
 	t.Helper()
 	switch e := err.(type) { //nolint:errorlint // takes the tree apart
@@ -256,7 +258,8 @@ type panicky struct{ letter }
 
 func (panicky) Kind() string { panic("boom") }
 
-// E-7: bad input is told with its field before anything is sent; here nothing can be sent.
+// E-7: bad input is refused before anything is sent, and the error names the field. This client
+// cannot send anything.
 func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 	t.Parallel()
 	nested := func(depth int) any {
@@ -352,7 +355,7 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 	}
 }
 
-// The bounds themselves are inside.
+// A value that is exactly at a bound is allowed.
 func TestInputAtItsBounds(t *testing.T) {
 	t.Parallel()
 	db := newTestDBWith(t, Config{Kinds: []string{"letter", "payload", strings.Repeat("k", 128)}})
@@ -376,7 +379,7 @@ func TestInputAtItsBounds(t *testing.T) {
 	}
 }
 
-// E-7: every mistake is told at once.
+// E-7: one error reports every mistake.
 func TestAllMistakesAreToldAtOnce(t *testing.T) {
 	t.Parallel()
 	client := offline(t, Config{Kinds: []string{"letter"}})
@@ -391,15 +394,15 @@ func TestAllMistakesAreToldAtOnce(t *testing.T) {
 		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "Key", "Metadata",
 	}
 	if got := fields(t, err); !slices.Equal(got, want) {
-		t.Errorf("told\n%q, want\n%q", got, want)
+		t.Errorf("the error names\n%q, want\n%q", got, want)
 	}
 	_, err = client.EnqueueMany(t.Context(), []EnqueueItem{{anyKind("a"), nil}, {letter{}, nil}, {nil, nil}, {letter{}, &EnqueueOpts{Priority: 10}}})
 	if got, want := fields(t, err), []string{"items[0].kind", "items[2].args", "items[3].Priority"}; !slices.Equal(got, want) {
-		t.Errorf("told %q, want %q", got, want)
+		t.Errorf("the error names %q, want %q", got, want)
 	}
 }
 
-// X-5: the options of Config that an enqueue looks at.
+// X-5: an enqueue obeys the options MaxArgsBytes and Kinds of Config.
 func TestConfigOfAnEnqueue(t *testing.T) {
 	t.Parallel()
 	small := offline(t, Config{MaxArgsBytes: 10})
@@ -419,7 +422,7 @@ func TestConfigOfAnEnqueue(t *testing.T) {
 	}
 	_, err := New(nil, Config{MaxArgsBytes: -1, Kinds: []string{"\x00"}})
 	if got := fields(t, err); !slices.Equal(got, []string{"pool", "Config.MaxArgsBytes", "Config.Kinds"}) {
-		t.Errorf("New told %q", got)
+		t.Errorf("the error of New names %q", got)
 	}
 }
 
@@ -443,12 +446,12 @@ func TestEnqueueTellsItsHooks(t *testing.T) {
 	for _, way := range db.ways(t) {
 		receipt, err := way.enqueue(t.Context(), letter{"secret"}, opts)
 		if err != nil || told[receipt.ID] != 1 {
-			t.Errorf("%s: told %d times, %v", way.name, told[receipt.ID], err)
+			t.Errorf("%s: %d events, %v", way.name, told[receipt.ID], err)
 		}
-		// One that was there before is not enqueued.
+		// An enqueue that finds an existing job emits no event.
 		again, err := way.enqueue(t.Context(), letter{"secret"}, &EnqueueOpts{Queue: "post", ID: receipt.ID})
 		if err != nil || again != (Receipt{ID: receipt.ID, Existing: true}) || told[receipt.ID] != 1 {
-			t.Errorf("%s: %+v told %d times, %v", way.name, again, told[receipt.ID], err)
+			t.Errorf("%s again: %+v, %d events, %v", way.name, again, told[receipt.ID], err)
 		}
 	}
 	if log := text.String(); strings.Count(log, `msg="job enqueued"`) != len(told) || strings.Contains(log, "secret") {
@@ -467,7 +470,7 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 				t.Fatal(first.name, r, err)
 			}
 			name := first.name + ", then " + second.name
-			// Other settings do not make it another job, nor does the case of the id.
+			// An id in lower case, or with other settings, still means the same job.
 			r, err := second.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: strings.ToLower(id), Priority: 1, Delay: time.Hour})
 			if err != nil || r != (Receipt{ID: id, Existing: true}) {
 				t.Errorf("%s: %+v, %v", name, r, err)
@@ -486,7 +489,7 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 			}
 		}
 	}
-	// It holds while the row exists, whatever has become of the job.
+	// The id means the same job while its row exists, in every state of the job.
 	done := db.enqueue(t, letter{"a"}, nil)
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, done)
 	if r, err := db.client.Enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: done}); err != nil || !r.Existing {
@@ -529,7 +532,7 @@ func TestManyProducersWithOneID(t *testing.T) {
 	}
 }
 
-// Two batches that come with the same ids in opposite orders wait for each other, and do not deadlock.
+// Batches have the same ids in opposite orders. They wait for each other and do not deadlock.
 func TestBatchesInOppositeOrders(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -560,7 +563,8 @@ func TestBatchesInOppositeOrders(t *testing.T) {
 	}
 }
 
-// E-6: none of several jobs with one id in a batch gets lost unsaid.
+// E-6: a batch has several jobs with one id. If they are equal, the first is stored and the
+// receipts of the others have Existing set. If they differ, the batch is refused.
 func TestOneIDTwiceInABatch(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -615,11 +619,12 @@ func TestOneIDTwiceInABatch(t *testing.T) {
 	}
 }
 
-// wire is what the connections of a pool go through. It counts round trips, and can lose a reply.
+// wire stands between a pool's connections and the server. It counts round trips, and can lose a
+// reply.
 type wire struct {
 	mu    sync.Mutex
 	turns int
-	lose  func(written []byte) bool // lose the reply to what fits, once
+	lose  func(written []byte) bool // lose the reply to the next message for which it returns true
 }
 
 type wireConn struct {
@@ -657,7 +662,7 @@ func (c *wireConn) Read(p []byte) (int, error) {
 	c.wire.mu.Lock()
 	defer c.wire.mu.Unlock()
 	c.reading = true
-	if c.losing { // the server has answered, and so has committed
+	if c.losing { // the server has answered, so it has committed
 		_ = c.Close()
 		return 0, errors.New("the network is gone")
 	}
@@ -670,7 +675,7 @@ func (w *wire) loseReplyTo(fits func(written []byte) bool) {
 	w.lose = fits
 }
 
-// E-9: one round trip once the statements are cached.
+// E-9: an enqueue takes one round trip once its statements are cached.
 func TestEnqueueIsOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
@@ -703,7 +708,7 @@ func TestEnqueueIsOneRoundTrip(t *testing.T) {
 	}
 }
 
-// E-6, N-3: the reply to a commit is lost; the same id again finds the job.
+// E-6, N-3: the reply to a commit is lost. A second enqueue with the same id finds the job.
 func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
@@ -717,7 +722,7 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 			t.Fatal("the reply was not lost")
 		}
 		if lost.ID != opts.ID {
-			t.Errorf("receipt %+v beside an error of unknown outcome, want the id to repeat it with", lost)
+			t.Errorf("receipt %+v with an error of unknown outcome, want the id for a second call", lost)
 		}
 		again, err := db.client.Enqueue(t.Context(), letter{}, opts)
 		if err != nil || again != (Receipt{ID: opts.ID, Existing: true}) {
@@ -738,7 +743,7 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 	}
 }
 
-// newTestDBOn is newTestDB on a pool of the caller's, in a migrated schema.
+// newTestDBOn is newTestDB with the caller's pool, whose schema is migrated.
 func newTestDBOn(t *testing.T, pool *pgxpool.Pool, cfg Config) *testDB {
 	t.Helper()
 	return &testDB{pool, newClientOn(t, pool, cfg)}
@@ -753,7 +758,7 @@ func newClientOn(t testing.TB, pool *pgxpool.Pool, cfg Config) *Client {
 	return client
 }
 
-// samePool is another pool on the database of db.
+// samePool returns a second pool on the database of db, with an edited configuration.
 func (db *testDB) samePool(t *testing.T, edit func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config := db.Config()
@@ -766,7 +771,8 @@ func (db *testDB) samePool(t *testing.T, edit func(*pgxpool.Config)) *pgxpool.Po
 	return pool
 }
 
-// Poolers that know no prepared statements need other modes of the driver.
+// Enqueues work in every execution mode of pgx. Connection poolers without prepared statements need
+// modes other than the default.
 func TestEnqueueInEveryExecMode(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -795,7 +801,7 @@ func TestEnqueueInEveryExecMode(t *testing.T) {
 	}
 }
 
-// E-5: a role that may execute drover_enqueue, and nothing else, needs nothing else.
+// E-5: a role can enqueue if its only privilege is to execute drover_enqueue.
 func TestProducerRole(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -860,7 +866,8 @@ func TestProducerRole(t *testing.T) {
 		}
 	}
 
-	// X-7: what the role puts in the way of the names is not what the function finds.
+	// X-7: the role creates its own tables and functions with drover's names. drover_enqueue
+	// ignores them.
 	for _, sql := range []string{
 		`create temp table jobs (id text, kind text)`,
 		`create temp table drover_crews (queue text, crew bigint, kinds text[], lookout bigint, on_call bigint, polls interval)`,
@@ -905,8 +912,8 @@ func TestProducerRole(t *testing.T) {
 	}
 }
 
-// A supervisor that falls asleep between an enqueue's insert and its commit has not seen the job, and must be woken: so
-// who sleeps is asked behind the commit.
+// A supervisor falls asleep between an enqueue's insert and its commit. It has not seen the job, so
+// it must be woken: drover looks for sleeping supervisors after the commit.
 func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 	t.Parallel()
 	for name, enqueue := range map[string]func(*Client) error{
@@ -919,7 +926,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newTestDB(t)
-			// A commit waits for the gate.
+			// The enqueue's commit waits until the test releases its lock on the table gate.
 			db.exec(t, `create table gate ()`)
 			db.exec(t, `create function pass() returns trigger language plpgsql as 'begin perform from gate; return null; end'`)
 			db.exec(t, `create constraint trigger pass after insert on jobs deferrable initially deferred for each row execute function pass()`)
@@ -949,13 +956,14 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 				}
 			})
 			if len(told) != 1 || !wakes(told[0], "default") {
-				t.Errorf("told %q, want one wake-up", told)
+				t.Errorf("notifications %q, want one wake-up", told)
 			}
 		})
 	}
 }
 
-// woken reports whether what do enqueues wakes a supervisor that serves the queue default and sleeps for good.
+// woken reports whether the enqueues of do wake a supervisor of the queue default. That supervisor
+// sleeps until it is woken.
 func woken(t *testing.T, db *testDB, do func()) bool {
 	t.Helper()
 	db.exec(t, `delete from drover_crews`)
@@ -963,12 +971,12 @@ func woken(t *testing.T, db *testDB, do func()) bool {
 	return notes(t, db, do) != nil
 }
 
-// wakes reports whether a notification names somebody on call in the queue.
+// wakes reports whether a notification names a sleeping supervisor of the queue.
 func wakes(note, queue string) bool {
 	return strings.HasPrefix(note, "wake ") && strings.HasSuffix(note, " "+queue)
 }
 
-// notes are the notifications that were sent while do ran.
+// notes returns the notifications that were sent while do ran.
 func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 	t.Helper()
 	conn, err := db.Acquire(t.Context())
@@ -1001,8 +1009,9 @@ func notes(t *testing.T, db *testDB, do func()) (payloads []string) {
 	return payloads
 }
 
-// Two of those on call are told, of the crews that serve the kind, unless one that is awake serves it, too, or all look
-// before the job is due.
+// An enqueue wakes two sleeping supervisors (on call) whose crew serves the job's queue and kind.
+// It wakes none if a supervisor that serves them is awake, or if every supervisor polls before the
+// job is due.
 func TestAnEnqueueNotifiesTwoOnCall(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -1056,7 +1065,7 @@ func TestAnEnqueueNotifiesTwoOnCall(t *testing.T) {
 	}
 }
 
-// E-8: one line of SQL in any language is a valid job.
+// E-8: one INSERT, from any language, enqueues a valid job.
 func TestAPlainInsertIsAValidJob(t *testing.T) {
 	t.Parallel()
 	ran := make(chan *Job, 10)
@@ -1092,7 +1101,8 @@ values ('letter', '{"to": "all"}', 3, '{"type": "constant", "delay": "30s"}', 10
 	}
 }
 
-// E-1, E-3: COPY and function in one batch, receipts in the order of the batch, all or none.
+// E-1, E-3: some jobs of a batch go by COPY and others by a function. The receipts have the order
+// of the batch. A batch is stored completely or not at all.
 func TestEnqueueManyKeepsTheOrder(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -1152,7 +1162,7 @@ from unnest($1::text[]) with ordinality as r(id, nth), jobs j, cast(args->>'to' 
 	}
 }
 
-// Args of the greatest size there is get in, however much bigger jsonb makes them.
+// Args of the greatest size that a Config allows are stored, although jsonb makes them larger.
 func TestArgsOfTheGreatestSize(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -1166,7 +1176,7 @@ func TestArgsOfTheGreatestSize(t *testing.T) {
 	}
 }
 
-// E-7: what the functions are asked from psql is checked as well.
+// E-7: the SQL functions check their arguments, too.
 func TestBadInputIsRefusedBySQL(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -1241,7 +1251,8 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	}
 }
 
-// Where transactions are read-only by default drover's own say otherwise, and work; the caller's own do not.
+// A database may make transactions read-only by default. drover begins its own transactions as
+// read-write. An enqueue in the caller's read-only transaction fails with ErrReadOnly.
 func TestReadOnlyByDefault(t *testing.T) {
 	t.Parallel()
 	migrated := newTestDB(t)
@@ -1280,8 +1291,9 @@ func TestReadOnlyByDefault(t *testing.T) {
 	}
 }
 
-// A job has the time of the statement that stores it: what its transaction did before is no lateness of the job's. In a
-// procedure that commits, whose statement is its call, it has the time of its transaction.
+// A job is as old as the statement that stores it, so earlier work of its transaction does not make
+// the job look late. A procedure that commits is one statement, so there the job is as old as its
+// transaction.
 func TestTimeOfAJob(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -1318,7 +1330,8 @@ func TestTimeOfAJob(t *testing.T) {
 	}
 }
 
-// C2: what ends the promise of EnqueueOpts.ID. A reply was lost, the job ran meanwhile, and its row has gone.
+// C2: an enqueue is repeated with the same EnqueueOpts.ID after the job has ended. The second call
+// finds the job while its row is kept. After the row was deleted, the job runs a second time.
 func TestTheSameIDAfterItsRowHasGone(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A size that only an environment variable reaches is reached at night, and the tests that are named there exist.
+// The nightly run sets every environment variable that enlarges a test, and every test that it
+// names exists.
 func TestNightlyKnowsEverySizeAndTest(t *testing.T) {
 	t.Parallel()
 	script, err := os.ReadFile(".ci/nightly")

@@ -20,7 +20,8 @@ import (
 
 const jobRow = `select to_jsonb(j)::text from jobs j where id = $1`
 
-// Each field of an edit changes its own columns and no other, and the history says what was before.
+// Each field of an edit changes its own columns and no others. The history keeps the values from
+// before.
 func TestEditOfEachField(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -28,7 +29,7 @@ func TestEditOfEachField(t *testing.T) {
 	for name, tc := range map[string]struct {
 		columns, values string
 		edit            JobEdit
-		changes         []string // besides errors
+		changes         []string // the columns that change, besides errors
 		holds           string
 		entry           string
 	}{
@@ -128,7 +129,7 @@ func TestEditOfEachField(t *testing.T) {
 	}
 }
 
-// What is like that already stays as it is, and nothing tells of it.
+// An edit to the values that a job already has changes nothing, and adds no entry to its history.
 func TestEditThatChangesNothing(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -151,8 +152,8 @@ func TestEditThatChangesNothing(t *testing.T) {
 	}
 }
 
-// Waiting jobs are edited, one and by filter. A job that runs or has ended stays as it is, and Edit returns its state in
-// the error.
+// Edit and EditMany change waiting jobs. A job that runs or has ended stays as it is, and Edit
+// returns its state in the error.
 func TestEditByState(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -193,7 +194,8 @@ func TestEditByState(t *testing.T) {
 	}
 }
 
-// Q-6: what makes no sense is refused with the name of the field, in Go and in SQL, before anything is written.
+// Q-6: invalid edits are refused in Go and in SQL, before anything is written. The error names the
+// field.
 func TestEditIsRefused(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -235,7 +237,7 @@ func TestEditIsRefused(t *testing.T) {
 	}
 }
 
-// Q-6: an edit that does not fit its job is refused, alone and by filter, and the job stays as it is.
+// Q-6: an edit that is invalid for its job is refused by Edit and EditMany. The job stays as it is.
 func TestEditThatDoesNotFitTheJob(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -265,7 +267,7 @@ func TestEditThatDoesNotFitTheJob(t *testing.T) {
 	}
 }
 
-// unwrapped is the InvalidError, or what joins several.
+// unwrapped returns the InvalidError in err, or the error that joins several of them.
 func unwrapped(err error) error {
 	var invalid *InvalidError
 	if _, joined := err.(interface{ Unwrap() []error }); !joined && errors.As(err, &invalid) {
@@ -274,7 +276,7 @@ func unwrapped(err error) error {
 	return err
 }
 
-// A rerun is a new job like the old one, and each names the other.
+// A rerun is a new job with the settings of the old one. Each of the two names the other.
 func TestRerun(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -330,8 +332,8 @@ func TestRerun(t *testing.T) {
 	}
 }
 
-// Completed jobs of a filter are rerun at the plan's rate, over several batches, each of them once: a second call, two
-// people, and an interrupted walk make no job twice.
+// RerunMany reruns the completed jobs of a filter at the plan's rate, in several batches. Each job
+// is rerun once, even if an earlier call was interrupted or the call is repeated.
 func TestRerunMany(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -341,13 +343,13 @@ func TestRerunMany(t *testing.T) {
 	labels := Filter{Kind: "label"}
 	db.exec(t, `insert into jobs (kind, queue, args, state, finalized_at) select 'label', 'q' || n % 2, jsonb_build_object('n', n), 'completed', now() from generate_series(1, 1200) n`)
 	db.exec(t, `insert into jobs (kind) values ('label')`)
-	db.finished(t, "completed", time.Hour) // of another kind
+	db.finished(t, "completed", time.Hour) // a job of another kind
 	rows := func() int { return value[int](t, db, `select count(*) from jobs`) }
 	before := rows()
 	if would, err := db.client.RerunMany(ctx, labels, RerunPlan{DryRun: true}, Audit{}); err != nil || would.Changed != 1200 || would.IDs != nil || rows() != before {
 		t.Fatalf("a dry run: %d changed, %d rows, %v", would.Changed, rows(), err)
 	}
-	// A walk that was interrupted after its first batch.
+	// An earlier rerun was interrupted after its first batch.
 	db.exec(t, `select drover_rerun_many('{"kind": "label"}', batch => 100)`)
 	old := value[[]string](t, db, `select array_agg(id) from jobs where errors->0->>'error' like 'rerun of%'`)
 	at := value[time.Time](t, db, `select clock_timestamp()`)
@@ -412,14 +414,15 @@ func TestTwoRerunTheSame(t *testing.T) {
 	}
 }
 
-// A job that cannot be rerun is refused with the reason, and the others are rerun. What makes no sense changes nothing.
+// A job that cannot be rerun is refused with the reason, and the others are rerun. An invalid plan
+// changes nothing.
 func TestRerunManyRefuses(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	ctx := t.Context()
 	good := db.put(t, "state, finalized_at", "'completed', now()")
 	expired := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() - interval '1 s'")
-	late := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() + interval '100 s'") // the third: due in 2,000 s
+	late := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() + interval '100 s'") // its rerun would be the third, due in 2,000 s
 	unique := db.put(t, "state, finalized_at, unique_key, unique_scope, unique_until", "'completed', now(), 'a key', 'ended', 'infinity'")
 	owner, err := db.client.Rerun(ctx, unique, nil, Audit{})
 	if err != nil {
@@ -469,7 +472,8 @@ func TestRerunManyRefuses(t *testing.T) {
 	}
 }
 
-// RunPeriodic takes an id as Rerun does.
+// RunPeriodic accepts an id for the new job, as Rerun does. A second call with that id makes no
+// job.
 func TestRunPeriodicWithAnID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -479,7 +483,7 @@ func TestRunPeriodicWithAnID(t *testing.T) {
 	if err != nil || id != opts.ID {
 		t.Fatalf("%s, %v", id, err)
 	}
-	for range 2 { // as the last job of its schedule, and as an older one
+	for range 2 { // first the id is the last job of its schedule, then an older one
 		if _, err := db.client.RunPeriodic(t.Context(), "a", opts, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "before") {
 			t.Errorf("again: %v", err)
 		}
@@ -510,7 +514,7 @@ func TestRerunWithAnID(t *testing.T) {
 	if err != nil || receipt.ID != strings.ToUpper(opts.ID) {
 		t.Fatalf("%+v, %v", receipt, err)
 	}
-	for range 11 { // entries of operators do not make it forget
+	for range 11 { // many later entries in the history must not hide the first rerun
 		if _, err := db.client.Rerun(t.Context(), id, nil, Audit{}); err != nil {
 			t.Fatal(err)
 		}
@@ -524,7 +528,7 @@ func TestRerunWithAnID(t *testing.T) {
 	if _, err := db.client.Rerun(t.Context(), id, &RunOpts{ID: "x"}, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{"ID"}) {
 		t.Errorf("no id: %v", err)
 	}
-	for _, bad := range []string{"", "x", strings.Repeat("é", 13)} { // as other functions refuse an id: by its name, without the row in the error
+	for _, bad := range []string{"", "x", strings.Repeat("é", 13)} { // the error names new_id and leaves out the row, as in other functions
 		if _, err := db.Exec(t.Context(), `select drover_rerun($1, new_id => $2)`, id, bad); pg.SQLState(err) != "22023" || !strings.HasPrefix(pg.Refusal(err), "drover: new_id: ") {
 			t.Errorf("new_id %q: %v", bad, err)
 		}
@@ -534,7 +538,7 @@ func TestRerunWithAnID(t *testing.T) {
 	}
 }
 
-// SECURITY.md: of a reason from SQL, 1,000 characters are kept.
+// SECURITY.md: drover keeps 1,000 characters of a reason that was given in SQL.
 func TestRerunCutsALongReason(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -548,7 +552,7 @@ func TestRerunCutsALongReason(t *testing.T) {
 	}
 }
 
-// What ParseRetryStrategy reads is what the column holds.
+// ParseRetryStrategy reads the JSON that the column retry holds.
 func TestParseRetryStrategy(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]RetryStrategy{
@@ -567,7 +571,8 @@ func TestParseRetryStrategy(t *testing.T) {
 	}
 }
 
-// idle runs a supervisor of the queue default that has looked as far as its clock goes, and sleeps for an hour.
+// idle runs a supervisor of the queue default. It has scanned for jobs up to the present, and its
+// poll interval is an hour.
 func (db *testDB) idle(t *testing.T, cfg SupervisorConfig) {
 	t.Helper()
 	cfg.PollInterval = time.Hour
@@ -577,9 +582,10 @@ func (db *testDB) idle(t *testing.T, cfg SupervisorConfig) {
 	db.asleep(t)
 }
 
-// An idle supervisor whose floors are beyond the old place of a job starts it soon after the edit: one that was due later,
-// one that was due for a long time in a queue that nobody serves, one of many by filter. The sweep that would find them at
-// last comes with a heartbeat, and there is none.
+// An idle supervisor starts an edited job soon, although its floors (the times from which its
+// claims scan) have passed the job's old place. The job was due later, or was overdue in a queue
+// without a supervisor. A full sweep would find it too, but sweeps come with heartbeats, and there
+// is none here.
 func TestEditedJobStartsSoon(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -607,7 +613,7 @@ func TestEditedJobStartsSoon(t *testing.T) {
 		}},
 	} {
 		id := db.enqueue(t, dyn{kind: "edited"}, &tc.opts)
-		if tc.opts.Queue != "" { // long ago
+		if tc.opts.Queue != "" { // the job has been overdue for an hour
 			db.exec(t, `update jobs set scheduled_at = now() - interval '1 h', created_at = now() - interval '1 h' where id = $1`, id)
 		}
 		db.asleep(t)
@@ -621,7 +627,8 @@ func TestEditedJobStartsSoon(t *testing.T) {
 	}
 }
 
-// A job that is due keeps its place when it is to run now, and goes behind the others of another lane.
+// A due job keeps its place when an edit makes it run now. When an edit changes its priority or
+// queue, the job goes to the end of its new lane.
 func TestEditedJobsPlaceInItsLane(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -638,7 +645,8 @@ func TestEditedJobsPlaceInItsLane(t *testing.T) {
 	}
 }
 
-// A claim is under way: Edit waits for it, and finds a running job. If the claim is rolled back, the job is edited.
+// Edit waits for a claim that holds the job. If the claim commits, Edit finds a running job. If it
+// is rolled back, Edit changes the job.
 func TestEditMeetsAClaim(t *testing.T) {
 	t.Parallel()
 	for name, claimed := range map[string]bool{"committed": true, "rolled back": false} {
@@ -690,8 +698,8 @@ func TestEditMeetsAClaim(t *testing.T) {
 	}
 }
 
-// Supervisors run jobs, operators cancel and edit them, all at once: each job ends once, and each entry of its history is
-// of something that happened.
+// Supervisors run jobs while operators cancel and edit them. Each job ends once, and its history
+// has only entries of changes that happened.
 func TestEditsBesideRunsAndCancels(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -730,7 +738,7 @@ func TestEditsBesideRunsAndCancels(t *testing.T) {
 		}
 	}
 	db.waitFor(t, 30*time.Second, `select count(*) = 300 from jobs where state in ('completed', 'cancelled')`)
-	// A claim may be given back, where a job has waited for a slot for a second.
+	// A supervisor may give a claim back when the job has waited a second for a slot.
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and attempt <> 1 or jsonb_path_exists(errors, '$[*] ? (@.class != "operator")')`); n > 0 {
 		t.Errorf("%d jobs ran again or failed", n)
 	}
@@ -745,7 +753,8 @@ func TestEditsBesideRunsAndCancels(t *testing.T) {
 	}
 }
 
-// By filter: more than a batch; rows that others hold come last; rows that the database refuses are listed.
+// EditMany changes more jobs than one batch holds. It edits rows that other transactions hold last,
+// and lists rows that the database refuses.
 func TestEditManyPassesRefusedAndLockedJobs(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -775,7 +784,7 @@ func TestEditManyPassesRefusedAndLockedJobs(t *testing.T) {
 	if got.err != nil || got.done.Changed != 2498 || !slices.Equal(refusedIDs(got.done), want) {
 		t.Errorf("%d changed, %+v refused, %v", got.done.Changed, got.done.Refused, got.err)
 	}
-	// A row that nobody lets go: the verb waits no longer than its context.
+	// Another transaction keeps its lock on a row. EditMany waits no longer than its context.
 	defer db.hold(t, `select from jobs where id = $1 for update`, locked)()
 	until, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -791,7 +800,8 @@ func TestEditManyPassesRefusedAndLockedJobs(t *testing.T) {
 	}
 }
 
-// A retry that waits for its slot of a budget runs at once when an operator says so. The slot stays taken.
+// A retry waits for its slot in the retry budget. An operator's RunNow starts it immediately, and
+// the slot stays taken.
 func TestRunNowJumpsTheRetryBudget(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -823,8 +833,8 @@ func TestRunNowJumpsTheRetryBudget(t *testing.T) {
 	}
 }
 
-// Another time ends a park, by a policy and by a redrive; other edits leave the job parked, and a redrive finds it in the
-// queue that it was moved to.
+// A policy or a redrive has parked the job. An edit of its time ends the park. Other edits leave
+// the job parked, and a redrive finds it in its new queue.
 func TestEditOfAParkedJob(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -862,7 +872,8 @@ func TestEditOfAParkedJob(t *testing.T) {
 	holds(moved, `state = 'available' and scheduled_at < now() + interval '10 s'`)
 }
 
-// A job that a redrive has made due, and that was moved to a queue where nobody runs it, does not hold up the redrive.
+// An edit moves a job that a redrive has made due to another queue. The redrive no longer waits for
+// it.
 func TestEditTakesAJobOutOfItsQueuesRedrive(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -878,7 +889,7 @@ func TestEditTakesAJobOutOfItsQueuesRedrive(t *testing.T) {
 	}
 }
 
-// A job that was set aside is tried at once after an edit.
+// An edit of a job that was set aside removes the mark, so the job is tried immediately.
 func TestEditOfAJobThatIsSetAside(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -892,8 +903,8 @@ func TestEditOfAJobThatIsSetAside(t *testing.T) {
 	}
 }
 
-// A unique job's key follows its args and its queue, whatever counts in it: an enqueue with the new args finds it, and one
-// with the old args does not.
+// An edit of a unique job's args or queue changes its unique key. An enqueue with the new args
+// finds the job, and an enqueue with the old args does not.
 func TestEditOfAUniqueJob(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -903,7 +914,7 @@ func TestEditOfAUniqueJob(t *testing.T) {
 		unique Unique
 		to     string
 		edit   JobEdit
-		stays  bool // nothing of what counts changes
+		stays  bool // the edit changes no part of the unique key
 	}{
 		"all the args":          {unique: Unique{}, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
 		"all the args, a hash":  {unique: Unique{Until: UntilStarted}, to: long, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
@@ -937,7 +948,7 @@ func TestEditOfAUniqueJob(t *testing.T) {
 	}
 }
 
-// anyArgs are args of any kind and fields.
+// anyArgs are args of any kind with any fields.
 type anyArgs struct {
 	kind string
 	doc  map[string]any
@@ -946,8 +957,9 @@ type anyArgs struct {
 func (a anyArgs) Kind() string                 { return a.kind }
 func (a anyArgs) MarshalJSON() ([]byte, error) { return json.Marshal(a.doc) }
 
-// Another job has the key that an edit would give, or the new key is not known: the job stays as it is, and by filter the
-// others are edited. Somebody who has not committed yet holds up nobody by filter.
+// An edit would give a job the unique key of another job, or a key that drover cannot compute. The
+// job stays as it is, and EditMany edits the others. EditMany does not wait for an open transaction
+// that has enqueued the same key.
 func TestEditToAUniqueKeyThatIsTaken(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -988,12 +1000,12 @@ func TestEditToAUniqueKeyThatIsTaken(t *testing.T) {
 	defer stop()
 	done, err = db.client.EditMany(short, Filter{IDs: []string{other, plain}}, JobEdit{ArgsPatch: json.RawMessage(`{"to": "dan"}`)}, Audit{})
 	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{other}) {
-		t.Errorf("beside an open transaction with the key: %+v, %v", done, err)
+		t.Errorf("while an open transaction has the key: %+v, %v", done, err)
 	}
 }
 
-// A job that a redrive has made due and somebody has put off stays put off, even if nobody runs its kind and the redrive
-// takes back what it has made due.
+// A redrive has made a job due, and an operator has put it off. The job keeps its new time, even
+// when the redrive takes back the jobs that nobody has started.
 func TestRedriveLeavesRescheduledJobsAlone(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -1016,7 +1028,8 @@ func TestRedriveLeavesRescheduledJobsAlone(t *testing.T) {
 	}
 }
 
-// An edit that makes a job due wakes a supervisor that sleeps, and one that does not wakes nobody.
+// An edit that makes a job due before the next poll wakes a sleeping supervisor. Other edits wake
+// none.
 func TestEditWakesASleeper(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -1050,7 +1063,7 @@ func TestEditWakesASleeper(t *testing.T) {
 	}
 }
 
-// The other job's period is over, so the key is free.
+// An edit may give a job the unique key of another job whose period is over.
 func TestEditToAUniqueKeyWhosePeriodIsOver(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)

@@ -15,7 +15,8 @@ import (
 	"github.com/drover-queue/drover/internal/engine"
 )
 
-// D-2: pages of dead letters, latest discarded first, whatever arrives, goes or ends at the same instant meanwhile.
+// D-2: pages list dead letters with the latest discarded first. They stay complete and in order
+// while dead letters are added and removed, and when several were discarded at the same instant.
 func TestPagesOfTheDead(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -38,8 +39,8 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 				got = append(got, j.ID)
 			}
 			if n%20 == 1 {
-				db.put(t, "state, finalized_at, discard_reason", "'discarded', clock_timestamp(), 'panic'") // above
-				gone := page.Jobs[len(page.Jobs)-1].ID                                                      // at which the next page goes on
+				db.put(t, "state, finalized_at, discard_reason", "'discarded', clock_timestamp(), 'panic'") // sorts before this page
+				gone := page.Jobs[len(page.Jobs)-1].ID                                                      // the next page continues after this job
 				db.exec(t, `update jobs set state = 'available', discard_reason = null, finalized_at = null where id = $1`, gone)
 				stay = slices.DeleteFunc(stay, func(id string) bool { return id == gone })
 				got = slices.DeleteFunc(got, func(id string) bool { return id == gone })
@@ -60,7 +61,8 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 	}
 }
 
-// D-2, F-11: every group once, with its newest job; null is a value like others.
+// D-2, F-11: Summary lists every group once, with its newest job. A null class or fingerprint forms
+// a group of its own.
 func TestSummary(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -84,7 +86,7 @@ func TestSummary(t *testing.T) {
 		{"post", "panic", "error", "f1"},
 	} {
 		put(group[0], group[1], group[2], group[3], "05", "older")
-		newest := put(group[0], group[1], group[2], group[3], "09", fmt.Sprint("newest ", n)) // the same instant, another id
+		newest := put(group[0], group[1], group[2], group[3], "09", fmt.Sprint("newest ", n)) // the next job has the same instant and another id
 		if again := put(group[0], group[1], group[2], group[3], "09", fmt.Sprint("newest ", n)); again > newest {
 			newest = again
 		}
@@ -122,7 +124,8 @@ func (db *testDB) inEveryState(t *testing.T, tag string) map[State]string {
 	return ids
 }
 
-// D-8: a job is discarded like it is cancelled: what has ended stays, a running one is final at once.
+// D-8: Discard works like Cancel: a job that has ended stays as it is, and a running job ends
+// immediately.
 func TestDiscardByAnOperator(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -145,7 +148,7 @@ func TestDiscardByAnOperator(t *testing.T) {
 			j.Errors[0].Class != "operator" || j.Errors[0].Error != "discarded: bad address" || j.Errors[0].At.IsZero() {
 			t.Errorf("%s became %+v", state, j)
 		}
-		if state == Running { // its owner tells; here there is none
+		if state == Running { // its supervisor would emit the event; here there is none
 			if !slices.Equal(sent, []string{"cancel " + id}) || len(heard.of(id)) != 0 {
 				t.Errorf("%q, %+v for a running job", sent, heard.of(id))
 			}
@@ -163,8 +166,9 @@ func TestDiscardByAnOperator(t *testing.T) {
 	}
 }
 
-// F-13, D-8: an operator's discard of a running job, from this process and another, single or by filter: the handler's
-// context ends, whatever it returns is refused, and its end is told once.
+// F-13, D-8: an operator discards a running job, by id or by filter, from this process or from
+// another. The handler's context ends, and its return value does not count. One event reports the
+// end of the job.
 func TestDiscardOfARunningJob(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -209,13 +213,14 @@ func TestDiscardOfARunningJob(t *testing.T) {
 	eventually(t, func() bool { return sup.Stats() == Stats{} })
 }
 
-// F-13: without LISTEN the heartbeat tells.
+// F-13: without LISTEN, a supervisor learns from its next heartbeat that an operator discarded its
+// job.
 func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	elsewhere := db.via(t, Config{}).client
 	started, cause := make(chan struct{}), make(chan error, 1)
-	// A lease that ended before the heartbeat heard of it would end the run, too.
+	// The lease is long, because the end of a short one would end the run, too.
 	sup := db.run(t, SupervisorConfig{DisableNotify: true, Lease: time.Hour, Queues: []Queue{{}}, Workers: []Worker{
 		dynWorker("long", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
 			close(started)
@@ -229,22 +234,23 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	if _, err := elsewhere.Discard(t.Context(), id, Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.Keeper.Interrupt() // the next beat comes at once
+	sup.engine.Keeper.Interrupt() // the next heartbeat comes immediately
 	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}
 }
 
-// D-8: the verbs over many, on jobs in every state, more than a batch of them, and ids that nobody has.
+// D-8: CancelMany, DiscardMany and DeleteMany change the right jobs among jobs of every state. They
+// work on more jobs than one batch holds, and with ids that no job has.
 func TestVerbsOverMany(t *testing.T) {
 	t.Parallel()
 	const unknown = "00000000000000000000000000"
 	unfinished := []State{Available, Scheduled, Retryable, Parked, Running}
 	for name, tc := range map[string]struct {
 		do      func(c *Client, f Filter) (BulkResult, error)
-		changes []State // of a filter that names no state
+		changes []State // the states that change with a filter without a state
 		byIDs   []State
-		becomes State // "" is gone
+		becomes State // the state afterwards; "" if the job is deleted
 		entry   string
 	}{
 		"cancel": {
@@ -310,7 +316,8 @@ func TestVerbsOverMany(t *testing.T) {
 						}
 					}
 				}
-				// One event for those that waited; the owner of the running one tells of that.
+				// One event counts the jobs that were not running. A running job's supervisor
+				// reports its end.
 				if tc.becomes == "" {
 					return
 				}
@@ -327,7 +334,7 @@ func TestVerbsOverMany(t *testing.T) {
 			}
 			tell(filter, ids, tc.byIDs)
 
-			// More than two batches, without one of the unknown ids that come with it.
+			// The filter matches more jobs than two batches hold.
 			state := "state, claimed_by"
 			values := "'available', null"
 			if name == "delete" {
@@ -355,7 +362,8 @@ func TestVerbsOverMany(t *testing.T) {
 	}
 }
 
-// D-1, D-8: dead letters go only where the filter names them, unfinished jobs never, and from psql not without a word.
+// D-1, D-8: DeleteMany deletes dead letters only if the filter asks for them, and never an
+// unfinished job. In SQL, deleting dead letters needs a confirmation.
 func TestDeleteManyIsCareful(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -380,7 +388,7 @@ func TestDeleteManyIsCareful(t *testing.T) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
-	// Two of them, with more others between than one batch looks at.
+	// Two jobs match the filter. Between them are more other jobs than one batch reads.
 	db.exec(t, `
 insert into jobs (id, kind, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'letter', 'discarded', now() + n * interval '1 ms', case n when 25000 then 'panic' else 'crashed' end
 from generate_series(1, 25000) n`)
@@ -403,7 +411,8 @@ from generate_series(1, 25000) n`)
 	}
 }
 
-// D-8: a row that someone holds does not hold up the others, and is not forgotten.
+// D-8: another transaction holds some rows. The other jobs are changed first, and these rows after
+// their release.
 func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -432,7 +441,7 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 		ended <- result{done, err}
 	}()
 	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where state = 'cancelled'`) == 2 })
-	// One of the two is no longer wanted by the filter once it is free.
+	// One of the two locked jobs is completed before its release, so it stays as it is.
 	if _, err := tx.Exec(t.Context(), `update jobs set state = 'completed', finalized_at = now() where id = $1`, ids[3]); err != nil {
 		t.Fatal(err)
 	}
@@ -447,12 +456,13 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 	}
 }
 
-// D-8: a bulk cancel in the midst of claims and settles: each job ends once, in one state, and that is told once.
+// D-8: jobs are cancelled and discarded by filter while others are claimed and settled. Each job
+// ends once, in one state, and is reported once.
 func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	t.Parallel()
 	var d diary
 	var mu sync.Mutex
-	cancelled, discarded := 0, 0 // in one event for many
+	cancelled, discarded := 0, 0 // the jobs that were counted in events without a JobID
 	count := func(n *int) func(context.Context, Event) {
 		return func(_ context.Context, e Event) {
 			if e.JobID == "" {
@@ -490,21 +500,23 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 		return n
 	}
 	if n := one(engine.EventCompleted); n != counts[Completed] {
-		t.Errorf("%d told as completed, %d are", n, counts[Completed])
+		t.Errorf("%d reported as completed, %d are", n, counts[Completed])
 	}
-	// A job that had been claimed and not started ends without a run: its buffered run tells of it.
+	// A job that was claimed and not yet started ends without a run. Its supervisor reports its
+	// end.
 	if n := one(engine.EventCancelled) + cancelled; n != counts[Cancelled] {
-		t.Errorf("%d told as cancelled, %d are", n, counts[Cancelled])
+		t.Errorf("%d reported as cancelled, %d are", n, counts[Cancelled])
 	}
 	if n := one(engine.EventDiscarded) + discarded; n != counts[Discarded] {
-		t.Errorf("%d told as discarded, %d are", n, counts[Discarded])
+		t.Errorf("%d reported as discarded, %d are", n, counts[Discarded])
 	}
 	if d.count(engine.EventStaleSettle, "") != 0 {
 		t.Error("an operator's verb was taken for a lost lease")
 	}
 }
 
-// IDs are those of the jobs that changed, as Changed counts them. A trigger of the application's may hold rows back.
+// IDs lists the jobs that changed, and Changed counts them. An application's trigger may keep a row
+// from changing.
 func TestIDsAreOfJobsThatChanged(t *testing.T) {
 	t.Parallel()
 	for name, verb := range map[string]func(*testDB) (BulkResult, error){

@@ -21,7 +21,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// put stores a job as SQL has it and returns its id: columns and values as in an insert.
+// put inserts a job with the given columns and values, both in SQL, and returns its id.
 func (db *testDB) put(t *testing.T, columns, values string) string {
 	t.Helper()
 	t.Helper()
@@ -64,7 +64,7 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 		},
 	}
 	got := db.get(t, id)
-	if !strings.HasPrefix(got.Seen, "5/") { // redrives
+	if !strings.HasPrefix(got.Seen, "5/") { // Seen begins with the number of redrives
 		t.Errorf("seen = %q", got.Seen)
 	}
 	want.Seen = got.Seen
@@ -88,7 +88,7 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 		t.Errorf("last error %q, want that of a run", got.LastError())
 	}
 
-	// The effective maximum: the job's own, its kind's, its queue's, 20.
+	// MaxAttempts is the job's own value, else its kind's, else its queue's, else 20.
 	for want, columns := range map[int][2]string{
 		2: {"max_attempts, queue", "2, 'post'"}, 7: {"queue", "'post'"},
 	} {
@@ -124,7 +124,8 @@ func TestIDsThatNoRowHas(t *testing.T) {
 	}
 }
 
-// Dead letters behind thousands of newer ones are listed in the same order, page by page.
+// Pages list dead letters in the order of their end, even if thousands of newer ones come before
+// them.
 func TestListOfOldDeadLetters(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -150,7 +151,7 @@ select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'q', case whe
 	}
 }
 
-// D-2: each filter picks what it says and nothing else.
+// D-2: each filter lists the jobs that match it, and no others.
 func TestListFilters(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -182,14 +183,14 @@ func TestListFilters(t *testing.T) {
 	_, err := db.client.Jobs(t.Context(), Filter{State: "odd", Queue: "\x00", Error: "\xff", Tags: []string{strings.Repeat("t", 1025)}}, "\x00", 1001)
 	want := []string{"limit", "Filter.State", "Filter.Queue", "Filter.Error", "Filter.Tags[0]", "after"}
 	if got := fields(t, err); !slices.Equal(got, want) {
-		t.Errorf("told %q, want %q", got, want)
+		t.Errorf("listed %q, want %q", got, want)
 	}
 	if _, err := db.client.Jobs(t.Context(), Filter{}, "", -1); !errors.Is(err, ErrInvalid) {
 		t.Errorf("limit -1: %v", err)
 	}
 }
 
-// listed gives the first letters of the ids.
+// listed returns the first characters of the ids that the filter lists.
 func listed(t *testing.T, db *testDB, f Filter) (ids string) {
 	t.Helper()
 	page, err := db.client.Jobs(t.Context(), f, "", 0)
@@ -202,7 +203,7 @@ func listed(t *testing.T, db *testDB, f Filter) (ids string) {
 	return ids
 }
 
-// D-2: paging tells every job that was there once, while others come and go.
+// D-2: pages list every job exactly once, while other jobs are added and deleted.
 func TestPagingIsComplete(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -237,14 +238,14 @@ func TestPagingIsComplete(t *testing.T) {
 			}
 			if n%10 == 0 {
 				db.enqueue(t, letter{"new"}, nil)
-				db.exec(t, `delete from jobs where id = $1`, page.Jobs[0].ID) // one that has been told
+				db.exec(t, `delete from jobs where id = $1`, page.Jobs[0].ID) // a job that was listed
 				delete(seen, page.Jobs[0].ID)
 				receipts = slices.DeleteFunc(receipts, func(r Receipt) bool { return r.ID == page.Jobs[0].ID })
 			}
 		}
 		for _, r := range receipts {
 			if seen[r.ID] != 1 {
-				t.Errorf("limit %d: job %s told %d times", limit, r.ID, seen[r.ID])
+				t.Errorf("limit %d: job %s listed %d times", limit, r.ID, seen[r.ID])
 			}
 		}
 	}
@@ -254,7 +255,8 @@ func TestPagingIsComplete(t *testing.T) {
 	}
 }
 
-// One plan for Get and List would walk the table for a single job.
+// Reading a job by its id reads one row. A query plan shared with lists would scan the table for
+// it.
 func TestGetReadsOneRowWhateverThePlan(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -400,7 +402,7 @@ func TestRedriveRefuses(t *testing.T) {
 			t.Errorf("%s: changed\n%s to\n%s", name, before, after)
 		}
 	}
-	// Without a patch args may be anything.
+	// Without a patch, the args need not be an object.
 	if err := db.client.RedriveJob(t.Context(), db.put(t, dead+", args", deadValues+", '[1]'"), &RedriveOpts{MaxAttempts: 1}, Audit{}); err != nil {
 		t.Error(err)
 	}
@@ -412,7 +414,7 @@ func TestRedriveRefuses(t *testing.T) {
 	}
 }
 
-// D-3: however many operators press the button, it is one redrive.
+// D-3: sixteen operators redrive the same job together. It is redriven once.
 func TestSixteenRedrivesAtOnce(t *testing.T) {
 	t.Parallel()
 	var events atomic.Int32
@@ -432,7 +434,7 @@ func TestSixteenRedrivesAtOnce(t *testing.T) {
 	if !value[bool](t, db, `select redrives = 1 and jsonb_array_length(errors) = 1 and max_attempts = 3 from jobs where id = $1`, id) || events.Load() != 1 {
 		t.Errorf("%+v, %d events", db.get(t, id), events.Load())
 	}
-	// So it is once the job has failed again and waits.
+	// Another redrive changes nothing while the job waits for a retry.
 	db.exec(t, `update jobs set state = 'retryable', attempt = 1 where id = $1`, id)
 	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
 		t.Error(err)
@@ -442,7 +444,7 @@ func TestSixteenRedrivesAtOnce(t *testing.T) {
 	}
 }
 
-// D-3: a redriven job has all its attempts again.
+// D-3: a redriven job starts again from its first attempt.
 func TestARedrivenJobRunsAgain(t *testing.T) {
 	t.Parallel()
 	ends, hooks := endHooks()
@@ -479,7 +481,7 @@ func TestARedrivenJobRunsAgain(t *testing.T) {
 	}
 }
 
-// F-13: cancelling ends what has not ended, and nothing else.
+// F-13: Cancel ends a job that has not ended, and changes no job that has.
 func TestCancel(t *testing.T) {
 	t.Parallel()
 	var events atomic.Int32
@@ -512,7 +514,7 @@ func TestCancel(t *testing.T) {
 		case j.Errors[0].Class != "operator" || j.Errors[0].Error != "cancelled: no use" || j.Errors[0].At.IsZero():
 			t.Errorf("%s has the entry %+v", state, j.Errors[0])
 		}
-		// The owner of a running job tells of its end; here there is none.
+		// The supervisor of a running job would emit its event. Here there is no supervisor.
 		if want := []string{"cancel " + id}; state == Running && (!slices.Equal(sent, want) || events.Load() != 0) {
 			t.Errorf("%q, %d events for a running job", sent, events.Load())
 		} else if state != Running && (len(sent) != 0 || events.Load() != 1) {
@@ -529,13 +531,13 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// D-1: only what is completed, and ended before the cutoff, goes.
+// D-1: DeleteMany deletes only completed jobs that ended before the cutoff.
 func TestDeleteManyByTheEnd(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	old := "now() - interval '2 days'"
 	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'old', 'completed', `+old+` from generate_series(1, 1100) n`)
-	db.put(t, "id, state, finalized_at", "'7ZZZZZZZZZZZZZZZZZZZZZZZZZ', 'completed', "+old) // a clock that is ahead, or an id that is no time
+	db.put(t, "id, state, finalized_at", "'7ZZZZZZZZZZZZZZZZZZZZZZZZZ', 'completed', "+old) // an id from a clock that is ahead, or an id without a time
 	db.put(t, "id, state, finalized_at", "repeat('z', 26), 'completed', "+old)
 	db.put(t, "id, state, finalized_at", "repeat('~', 26), 'completed', "+old)
 	kept := []string{
@@ -568,7 +570,8 @@ func TestDeleteManyByTheEnd(t *testing.T) {
 	}
 }
 
-// drover_delete_many walks the ids in batches, by their ends, around rows that someone holds.
+// drover_delete_many reads the ids in batches, and deletes the jobs that ended before the given
+// time. It passes over locked rows.
 func TestDeleteManyWalk(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -615,7 +618,7 @@ insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if s := remove("", "completed", 1000); s.changed != 1 { // the one that was held
+	if s := remove("", "completed", 1000); s.changed != 1 { // the job whose row was locked
 		t.Errorf("%+v", s)
 	}
 	if s := remove("", "cancelled", 1000); s.changed != 1 {
@@ -626,7 +629,7 @@ insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_
 	}
 }
 
-// D-8: all of it from psql, by the names of the arguments.
+// D-8: the SQL functions do everything from psql, with named arguments.
 func TestTheFunctionsFromPSQL(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -686,7 +689,7 @@ func TestTheFunctionsFromPSQL(t *testing.T) {
 	}
 }
 
-// The table itself refuses what cannot be.
+// The table's constraints refuse rows in an impossible state.
 func TestIllegalStatesAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -776,13 +779,15 @@ func TestULIDsMadeBySQL(t *testing.T) {
 	db := newTestDB(t)
 	before := time.Now().Add(-time.Minute)
 	db.exec(t, `create table made as select n, drover_ulid() as id from generate_series(1, 10000) n`)
-	// Unique, valid, and in the order of their making up to the millisecond.
+	// The ids are unique and valid. Their order is the order in which they were made, up to a
+	// millisecond.
 	if !value[bool](t, db, `
 with steps as (select id, lag(id) over (order by n) as previous from made)
 select count(distinct id) = 10000 and bool_and(id ~ '^0[0-9A-HJKMNP-TV-Z]{25}$') and bool_and(left(id, 10) >= coalesce(left(previous, 10), '')) from steps`) {
 		t.Error("not unique, not valid, or not in order")
 	}
-	// Each of the 16 random digits takes all 32 values, and each about as often: 312 times of 10,000, give or take 18.
+	// Each of the 16 random digits takes all 32 values about equally often: about 312 times in
+	// 10,000, with a standard deviation near 18.
 	if odd := value[string](t, db, `
 with digits as (select at, substr(id, at, 1) as digit, count(*) as times from made, generate_series(11, 26) at group by 1, 2),
 places as (select at, count(*) as values, min(times) as least, max(times) as most from digits group by 1)
@@ -817,7 +822,8 @@ where values <> 32 or least < 200 or most > 450`); odd != "" {
 	}
 }
 
-// F-2, F-10: the first 5 and the last 15 entries stay, in order, and a trace in the newest only.
+// F-2, F-10: a job's history keeps its first 5 and its last 15 entries, in order. Only the newest
+// keeps its stack trace.
 func TestAppendErrorIsBounded(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -846,11 +852,12 @@ func TestAppendErrorIsBounded(t *testing.T) {
 	}
 }
 
-// F-2: operators' entries push out no run's and no trace, and are bounded themselves.
+// F-2: entries of operators push no entry of a run and no stack trace out of the history. Their own
+// number is bounded, too.
 func TestOperatorsEntriesPushOutNoRuns(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	var runs, acts, order []int // their numbers in the order in which they were added
+	var runs, acts, order []int // the numbers of the entries, in the order in which they were added
 	operator := map[int]bool{}
 	errs := `[]`
 	for n := range 120 {
@@ -889,7 +896,8 @@ func TestOperatorsEntriesPushOutNoRuns(t *testing.T) {
 	}
 }
 
-// F-2, F-10: the trace of a dead letter survives its redrive, until the next run has one.
+// F-2, F-10: a dead letter keeps its stack trace after a redrive, until the next run records
+// another one.
 func TestATraceSurvivesOperators(t *testing.T) {
 	t.Parallel()
 	discarded := make(chan struct{}, 1)
@@ -910,7 +918,7 @@ func TestATraceSurvivesOperators(t *testing.T) {
 		}
 		return at
 	}
-	for n := range 3 { // a run, an operator's entry, and so on
+	for n := range 3 { // each round adds an entry of a run and an entry of an operator
 		next <- struct{}{}
 		<-discarded
 		if err := db.client.RedriveJob(t.Context(), id, nil, Audit{By: "ada"}); err != nil {
@@ -923,7 +931,7 @@ func TestATraceSurvivesOperators(t *testing.T) {
 	close(next)
 }
 
-// strategies are some of every kind, at their bounds too.
+// strategies returns retry strategies of every kind, some of them at their bounds.
 func strategies() []RetryStrategy {
 	all := []RetryStrategy{nil, Custom{Name: "n"}, Custom{Name: strings.Repeat("é", 64), Max: time.Hour, Jitter: FullJitter}, Every(time.Nanosecond)}
 	jitters := []Jitter{
@@ -942,7 +950,8 @@ func strategies() []RetryStrategy {
 	return all
 }
 
-// Every strategy that can be encoded is accepted, and what is accepted can be decoded.
+// drover_strategy_ok accepts every strategy that Go encodes, and Go decodes every strategy that it
+// accepts.
 func TestStoredStrategiesPassTheCheck(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -981,7 +990,8 @@ func TestStoredStrategiesPassTheCheck(t *testing.T) {
 		t.Errorf("%s was accepted", raw)
 	}
 
-	// Good ones with something cut out, doubled or put in: whatever passes can be read by a worker.
+	// Bytes of good strategies are cut out, copied or replaced. A worker can read each result that
+	// drover_strategy_ok accepts.
 	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same every time
 	var mutants []string
 	for len(mutants) < 20000 {
@@ -1001,14 +1011,14 @@ func TestStoredStrategiesPassTheCheck(t *testing.T) {
 	}
 	for _, raw := range accepted(t, db, mutants, true) {
 		_, err := decodeStrategy([]byte(raw), known)
-		tooLong := strings.Contains(fmt.Sprint(err), "is not a duration") || strings.Contains(fmt.Sprint(err), "0 to 100 years") // a bound that no pattern tells
+		tooLong := strings.Contains(fmt.Sprint(err), "is not a duration") || strings.Contains(fmt.Sprint(err), "0 to 100 years") // no regular expression checks this bound
 		if err != nil && !errors.Is(err, errUnknownStrategy) && !tooLong {
 			t.Errorf("%s was accepted, but: %v", raw, err)
 		}
 	}
 }
 
-// accepted lists what drover_strategy_ok says of, yes or no.
+// accepted lists the strategies for which drover_strategy_ok returns ok.
 func accepted(t *testing.T, db *testDB, raw []string, ok bool) []string {
 	t.Helper()
 	rows, _ := db.Query(t.Context(), `select r from unnest($1::text[]) as r where coalesce(drover_strategy_ok(r::jsonb), false) = $2`, raw, ok)
@@ -1019,7 +1029,8 @@ func accepted(t *testing.T, db *testDB, raw []string, ok bool) []string {
 	return list
 }
 
-// D-3: a change that comes with the second redrive of a waiting job is not dropped without a word.
+// D-3: a redrive of a job that waits already is refused if it carries a change, so the change is
+// not lost silently.
 func TestRedriveAgainWithAChange(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -1040,7 +1051,8 @@ func TestRedriveAgainWithAChange(t *testing.T) {
 	}
 }
 
-// A page of large jobs ends early, with rows that can be read as well as with one that cannot. No job is passed over.
+// A page of large jobs ends early, and the pages together list every job. This also holds if one of
+// the rows cannot be read.
 func TestPagesOfLargeJobs(t *testing.T) {
 	t.Parallel()
 	slow(t)

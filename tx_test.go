@@ -24,7 +24,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// testTx is a transaction of either kind.
+// testTx is a transaction of pgx or of database/sql.
 type testTx struct {
 	tx               Tx
 	commit, rollback func() error
@@ -42,7 +42,7 @@ type beginner struct {
 	begin func(ctx context.Context, level string) (testTx, error)
 }
 
-// beginners are pgx and database/sql.
+// beginners begin transactions of pgx and of database/sql.
 func (db *testDB) beginners(t *testing.T) []beginner {
 	t.Helper()
 	std := stdlib.OpenDBFromPool(db.Pool)
@@ -68,7 +68,8 @@ func (db *testDB) beginners(t *testing.T) []beginner {
 	}
 }
 
-// E-2: what is enqueued in a transaction is there if and when that commits.
+// E-2: jobs that are enqueued in a transaction become visible when it commits, and only then. A
+// rollback leaves none of them.
 func TestEnqueueTxFollowsItsTransaction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -108,7 +109,8 @@ func TestEnqueueTxFollowsItsTransaction(t *testing.T) {
 	}
 }
 
-// A transaction whose snapshot is older than the job of that id cannot say what it is; it must not say it is new.
+// A transaction enqueues an id of an existing job that its own snapshot does not show. EnqueueTx
+// fails, because it can neither see the job nor report it as new.
 func TestEnqueueTxOfAnIDThatItsSnapshotMisses(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -133,7 +135,7 @@ func TestEnqueueTxOfAnIDThatItsSnapshotMisses(t *testing.T) {
 	}
 }
 
-// After an error the transaction can only be rolled back, and says so.
+// After an error of EnqueueTx the transaction can only be rolled back. A commit fails.
 func TestAFailedEnqueueTxFailsItsTransaction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -158,7 +160,8 @@ type ended struct {
 	Event
 }
 
-// endHooks tell of all ends of runs.
+// endHooks returns hooks for every way in which a run ends, and the channel that receives their
+// events.
 func endHooks() (chan ended, []Hooks) {
 	ends := make(chan ended, 1000)
 	tell := func(how string) func(context.Context, Event) {
@@ -170,7 +173,7 @@ func endHooks() (chan ended, []Hooks) {
 	}}
 }
 
-// txDB is a database with a supervisor whose handler each test step chooses.
+// txDB is a database with a supervisor. Each step of a test chooses the next job's handler.
 type txDB struct {
 	*testDB
 	ends    chan ended
@@ -210,15 +213,16 @@ func (db *txDB) effects(t *testing.T, id string) int {
 
 var errNope = errors.New("nope")
 
-// F-9: the handler's rows and how its run ended commit together, whatever the handler returns afterwards; every
-// verdict does in its transaction what it does when it is returned.
+// F-9: the handler's rows and the outcome of its run commit together. The error that the handler
+// returns afterwards does not count. Every verdict has the same effect through SettleTx as when the
+// handler returns it.
 func TestSettleTxCommitsWithTheHandlersRows(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, 0)
 	for name, tc := range map[string]struct {
 		settle func(context.Context, *Job, Tx) error
 		how    string
-		row    string // condition of the row
+		row    string // a condition that the job's row must meet
 	}{
 		"CompleteTx": {
 			func(ctx context.Context, j *Job, tx Tx) error { return j.CompleteTx(ctx, tx) }, "completed",
@@ -295,7 +299,8 @@ func TestSettleTxCommitsWithTheHandlersRows(t *testing.T) {
 	}
 }
 
-// F-9: without a commit neither the rows nor the end are there; what the handler returned counts, and nil is an error.
+// F-9: a rollback removes the handler's rows and the outcome. Then the handler's return value
+// decides, and nil counts as an error.
 func TestSettleTxRolledBack(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []Retention{0, DeleteOnCompletion} {
@@ -330,7 +335,7 @@ func TestSettleTxRolledBack(t *testing.T) {
 					t.Errorf("%s: not so in the row: %s", name, tc.row)
 				}
 			}
-			// A second transaction may do what the first one did not.
+			// After a rollback, the handler may settle in another transaction.
 			end := db.once(t, func(ctx context.Context, j *Job) error {
 				for range 3 {
 					tx, err := b.begin(ctx, "read committed")
@@ -354,7 +359,8 @@ func TestSettleTxRolledBack(t *testing.T) {
 	}
 }
 
-// F-9: where completed jobs are not kept CompleteTx deletes the row with the handler's own; other ends keep it.
+// F-9: with DeleteOnCompletion, CompleteTx deletes the job's row in the handler's transaction.
+// Other outcomes keep the row.
 func TestCompleteTxWithDeleteOnCompletion(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, DeleteOnCompletion)
@@ -377,8 +383,10 @@ func TestCompleteTxWithDeleteOnCompletion(t *testing.T) {
 	}
 }
 
-// F-8, F-9: whoever lost the job fails its transaction, at every isolation level, and tells nothing but stale_settle,
-// whether its handler returns the error or nil. Where the transaction can look, the error is ErrLeaseLost.
+// F-8, F-9: another supervisor has claimed the job, so the first handler's transaction fails at
+// every isolation level. The run emits no end event except stale_settle, whether its handler
+// returns the error or nil. The error is ErrLeaseLost at read committed. At the other levels it is
+// the database's serialization failure.
 func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []Retention{0, DeleteOnCompletion} {
@@ -406,7 +414,8 @@ func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 							}
 							db.exec(t, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'other' where id = $1`, j.ID) //nolint:contextcheck // the test's own
 							err = settle(ctx, j, tx.tx)
-							// A heartbeat may have found it out before, and have ended the context, for the same cause.
+							// A heartbeat may have noticed the lost lease earlier. It then ended
+							// the context with this cause.
 							right := errors.Is(err, ErrLeaseLost)
 							if level != "read committed" {
 								right = serialization(err)
@@ -435,7 +444,7 @@ func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 	}
 }
 
-// A job that was cancelled meanwhile is nobody's to settle.
+// An operator cancels a job while it runs. Its handler can no longer complete it.
 func TestCompleteTxOfACancelledJob(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, 0)
@@ -461,7 +470,8 @@ func TestCompleteTxOfACancelledJob(t *testing.T) {
 	}
 }
 
-// F-9: the next job is there if and only if the run's transaction commits.
+// F-9: a job that a handler enqueues with Job.EnqueueTx exists only if the handler's transaction
+// commits.
 func TestJobEnqueueTx(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, 0)
@@ -495,7 +505,8 @@ func TestJobEnqueueTx(t *testing.T) {
 	}
 }
 
-// F-9: a run settles once, and is told so the second time; after a rollback it may settle again.
+// F-9: a run settles once. A second settle fails with ErrState. After a rollback the run may settle
+// again.
 func TestASecondSettleInOneRun(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []Retention{0, DeleteOnCompletion} {
@@ -544,7 +555,7 @@ func TestASecondSettleInOneRun(t *testing.T) {
 	}
 }
 
-// Outside a handler a Job is nobody's.
+// A Job that no handler was given cannot be settled: its methods return ErrLeaseLost.
 func TestAJobOutsideItsRunSettlesNothing(t *testing.T) {
 	t.Parallel()
 	j := &Job{ID: ulid.Make().String()}
@@ -556,7 +567,7 @@ func TestAJobOutsideItsRunSettlesNothing(t *testing.T) {
 	}
 }
 
-// What SettleTx sends is what store.SQLSettle reads: no key that nobody knows.
+// store.SQLSettle reads every key of the document that SettleTx sends.
 func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	t.Parallel()
 	n, text, at := int64(1), "t", time.Now()
@@ -579,7 +590,8 @@ func TestChangesAreWhatTheSQLReads(t *testing.T) {
 	}
 }
 
-// F-9: a pool in the place of a transaction would complete the job outside the handler's.
+// F-9: a pool is refused as a transaction. The job would be completed outside of the handler's
+// transaction.
 func TestAPoolIsNoTransaction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -594,10 +606,8 @@ func TestAPoolIsNoTransaction(t *testing.T) {
 	}
 }
 
-// What a handler hears when its transaction is refused, and that nil does not complete a job whose settle failed.
-
-// skew makes the transaction's next statement fail with a serialization failure that has nothing to do with any job: two
-// transactions read what the other one writes.
+// skew makes the transaction's next statement fail with a serialization failure that concerns no
+// job. Two transactions each read a row that the other one writes.
 func (db *txDB) skew(t *testing.T, ctx context.Context, tx testTx) {
 	t.Helper()
 	other, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
@@ -615,14 +625,15 @@ func (db *txDB) skew(t *testing.T, ctx context.Context, tx testTx) {
 	}
 }
 
-// serialization reports whether a handler got the database's serialization failure, and no word about its job.
+// serialization reports whether err is the database's serialization failure, and no error about the
+// job.
 func serialization(err error) bool {
 	var pg *pgconn.PgError
 	return !errors.Is(err, ErrLeaseLost) && !errors.Is(err, ErrState) && errors.As(err, &pg) && pg.Code == "40001"
 }
 
-// A serialization failure is returned as it is while the claim holds. A handler that takes it for a lost job and returns
-// nil has not completed its job.
+// While the supervisor still holds the job, a settle returns the database's serialization failure
+// unchanged. A handler that returns nil after it has not completed its job: the run fails.
 func TestASerializationFailureIsNoLostLease(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []Retention{0, DeleteOnCompletion} {
@@ -646,7 +657,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 					"SettleTx":   func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, errNope) },
 					"EnqueueTx": func(ctx context.Context, j *Job, tx Tx) error {
 						_, err := j.EnqueueTx(ctx, tx, letter{"child"}, nil)
-						return errors.Join(err, j.CompleteTx(ctx, tx)) // of a transaction that has failed
+						return errors.Join(err, j.CompleteTx(ctx, tx)) // the transaction has failed before
 					},
 				} {
 					for _, again := range []bool{false, true} {
@@ -691,7 +702,8 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 	}
 }
 
-// Whatever the reason of a failed settle: nil does not complete the job.
+// After a failed settle, nil from the handler does not complete the job, whatever made the settle
+// fail.
 func TestNilAfterAFailedSettle(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []Retention{0, DeleteOnCompletion} {
@@ -755,7 +767,8 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 				t.Errorf("%s: ended %s: %+v", name, end.how, row)
 			}
 		}
-		// What the handler says instead counts, and so does a transaction that commits after all.
+		// After a failed settle, an error from the handler decides, and so does a transaction that
+		// commits.
 		end := db.once(t, func(ctx context.Context, j *Job) error {
 			if err := j.CompleteTx(ctx, db.Pool); err == nil {
 				t.Error("no error")
@@ -779,12 +792,13 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 			return tx.Commit(ctx)
 		})
 		if end.how != "completed" {
-			t.Errorf("a failed settle beside one that commits: %s", end.how)
+			t.Errorf("a settle that commits, with a failed one after it: %s", end.how)
 		}
 	}
 }
 
-// A failed settle in a run that a stop cut short is the stop's doing: the job is handed back.
+// The supervisor stops while a handler runs, and the handler's settle fails. The run does not count
+// as failed: the supervisor hands the job back.
 func TestAFailedSettleInAStop(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -806,7 +820,8 @@ func TestAFailedSettleInAStop(t *testing.T) {
 	}
 }
 
-// A transaction whose snapshot is older than the claim sees no claim, and can say nothing about the lease.
+// A transaction whose snapshot is older than the claim cannot see the claim. CompleteTx fails with
+// an error that names this cause, and not with ErrLeaseLost.
 func TestSettleInASnapshotBeforeTheClaim(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, 0)
@@ -830,7 +845,7 @@ func TestSettleInASnapshotBeforeTheClaim(t *testing.T) {
 	}
 }
 
-// C3: SettleTx counts from its call, however long ago its transaction began.
+// C3: SettleTx counts delays from the time of its call, however long ago its transaction began.
 func TestSettleTxCountsFromItsCall(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -838,7 +853,7 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 	for _, b := range db.beginners(t) {
 		for name, c := range map[string]struct {
 			err error
-			row string // with $2, when SettleTx was called
+			row string // a condition of the row; $2 is the time when SettleTx was called
 		}{
 			"an error":        {errNope, `scheduled_at >= $2::timestamptz + interval '1 hour' and (errors->-1->>'at')::timestamptz >= $2::timestamptz and (select min(at) >= $2::timestamptz from drover_failure_tallies where last_job = $1)`},
 			"RetryAfter":      {RetryAfter(time.Hour, errNope), `scheduled_at >= $2::timestamptz + last_delay_ms * interval '1 ms'`},
@@ -859,7 +874,7 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 				if err = errors.Join(err, j.SettleTx(ctx, tx.tx, c.err)); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
-				// The row tells before the commit: a job that is due at once may run by then.
+				// The row is read before the commit: a job that is due now may run right after it.
 				var right bool
 				if err := tx.tx.QueryRow(ctx, `select coalesce(`+c.row+`, false) from jobs where id = $1 and $2::timestamptz is not null`, j.ID, called).Scan(&right); err != nil || !right {
 					t.Errorf("%s by %s: %t, %v", name, b.name, right, err)
@@ -876,20 +891,21 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 	}
 }
 
-// hands is a type of a caller's that stands in front of a pool or a transaction.
+// hands is an application's type that wraps a pool or a transaction and passes queries on to it.
 type hands[T any] struct{ Of T }
 
 func (h hands[T]) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return any(h.Of).(Tx).QueryRow(ctx, sql, args...)
 }
 
-// lazy is one that has yet to begin, and names no connection.
+// lazy is a transaction that has not begun yet, so it has no connection.
 type lazy struct{ Tx }
 
 func (lazy) Conn() *pgx.Conn { return nil }
 
-// D-3: what commits each statement by itself is refused, whatever type stands in front of it: a job would be stored, or
-// completed, though its handler fails.
+// D-3: a pool or a connection without a transaction is refused, even behind another type. It
+// commits each statement by itself, so the job would be stored although the caller's own work
+// fails.
 func TestWhatIsNoTransaction(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -957,7 +973,7 @@ func TestWhatIsNoTransaction(t *testing.T) {
 	if _, err := db.client.EnqueueTx(ctx, tx(`select 1 / 0`), job{1}, nil); !errors.As(err, &server) || server.Code != "25P02" {
 		t.Errorf("EnqueueTx with a transaction that failed = %v", err)
 	}
-	if _, err := db.client.EnqueueTx(ctx, over, job{1}, nil); !errors.Is(err, pgx.ErrTxClosed) { // its connection may be in another one
+	if _, err := db.client.EnqueueTx(ctx, over, job{1}, nil); !errors.Is(err, pgx.ErrTxClosed) { // its connection may serve another transaction by now
 		t.Errorf("EnqueueTx with a transaction that is over = %v", err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n > 0 {
@@ -982,7 +998,8 @@ func TestWhatIsNoTransaction(t *testing.T) {
 	db.soon(t, time.Minute, "the job has changed, or runs for ever", `select state = 'discarded' from jobs where id = '`+id+`'`)
 }
 
-// newPreparingDB is a database of a server of its own that lets transactions be prepared, which is not the default.
+// newPreparingDB returns a database on its own server, which allows prepared transactions. They are
+// off by default.
 func newPreparingDB(t *testing.T) *testDB {
 	t.Helper()
 	server, err := pgdev.Start(t.Context(), pgdev.Options{
@@ -1015,7 +1032,8 @@ func newPreparingDB(t *testing.T) *testDB {
 	return newTestDBOn(t, pool, Config{Logger: slog.New(slog.DiscardHandler)})
 }
 
-// prepare does something in a transaction with drover.notify as given, and prepares it.
+// prepare runs do in a transaction with the given value of drover.notify, and prepares the
+// transaction.
 func (db *testDB) prepare(ctx context.Context, name, notify string, do func(tx pgx.Tx) error) error {
 	conn, err := db.Acquire(ctx)
 	if err != nil {
@@ -1042,15 +1060,16 @@ type blocked struct{}
 
 func (blocked) Kind() string { return "blocked" }
 
-// settled is a job whose handler settles it in a transaction that is prepared.
+// settled is a job whose handler settles it in a prepared transaction.
 type settled struct {
 	With string `json:"with"`
 }
 
 func (settled) Kind() string { return "settled" }
 
-// Whatever drover does in a caller's transaction can be prepared with drover.notify off, and is found once it is committed;
-// with notifications Postgres refuses.
+// With drover.notify off, a caller's transaction that enqueues, settles or cancels can be prepared.
+// Supervisors find its changes once it is committed. With notifications on, Postgres refuses to
+// prepare it.
 func TestTransactionsThatArePrepared(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -1152,7 +1171,8 @@ func TestTransactionsThatArePrepared(t *testing.T) {
 	}
 }
 
-// DisableNotify in Go does what the setting does, for its transaction alone.
+// DisableNotify in Go sends no notification, like the setting drover.notify. It applies to one
+// transaction: the next transaction of the same session notifies again.
 func TestDisableNotifyOfAnEnqueue(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -1169,7 +1189,7 @@ func TestDisableNotifyOfAnEnqueue(t *testing.T) {
 		},
 		"EnqueueTx": inTx(func(tx pgx.Tx) error {
 			_, err := db.client.EnqueueTx(t.Context(), tx, letter{}, opts)
-			_, then := db.client.EnqueueTx(t.Context(), tx, letter{}, nil) // it holds until the end of the transaction
+			_, then := db.client.EnqueueTx(t.Context(), tx, letter{}, nil) // DisableNotify lasts until the transaction ends
 			return errors.Join(err, then)
 		}),
 		"EnqueueManyTx": inTx(func(tx pgx.Tx) error {
