@@ -232,14 +232,21 @@ type jobHistory struct {
 	inside, outside []effect
 	versions        []version // in the order of writing
 	row             *row      // nil: it is not there
+
+	heard map[string]time.Time // when each worker wrote its last note, of any job
 }
 
 // byJob sorts the history out, jobs in the order of their ids.
 func (h *history) byJob() []*jobHistory {
-	jobs := map[string]*jobHistory{}
+	jobs, heard := map[string]*jobHistory{}, map[string]time.Time{}
+	for _, n := range h.notes {
+		if n.At.After(heard[n.Worker]) {
+			heard[n.Worker] = n.At
+		}
+	}
 	of := func(id string) *jobHistory {
 		if jobs[id] == nil {
-			jobs[id] = &jobHistory{id: id}
+			jobs[id] = &jobHistory{id: id, heard: heard}
 		}
 		return jobs[id]
 	}
