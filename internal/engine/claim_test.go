@@ -671,11 +671,11 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 	}
 	for _, owner := range []string{"nobody", ""} { // the owner's, and an orphan's
 		h := store.NewScan(owner, []string{"default"}, false)
-		first, err := conn.Scan(t.Context(), h, nil)
+		first, err := conn.Scan(t.Context(), h)
 		if err != nil || len(first) != 0 || len(h.Lanes) != 1 {
 			t.Fatalf("first page: %v, %v, %d lanes to go on with", first, err, len(h.Lanes))
 		}
-		second, err := conn.Scan(t.Context(), h, nil)
+		second, err := conn.Scan(t.Context(), h)
 		if err != nil || len(second) != 1 || second[0].Owner != "nobody" || !h.Ended() {
 			t.Fatalf("second page: %v, %v, %d lanes to go on with", second, err, len(h.Lanes))
 		}

@@ -9,7 +9,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// FindOut takes one step to end the doubt about a claim whose reply was lost.
+// FindOut takes one step to end the doubt about a claim whose reply was lost. Its pages follow one another without a
+// pause, because no claim is made meanwhile.
 func (c *claimer) FindOut(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
 	defer cancel()
@@ -25,9 +26,8 @@ func (c *claimer) FindOut(base context.Context) {
 }
 
 // recoverClaim first raises the epoch: once the server confirms it, the lost claim cannot commit any more. A scan alone
-// could come before that commit. Then it scans, one page a call, for jobs that run in this supervisor's name and are
-// unknown to it, and releases them. A lapsed lease is no reason to stop: the keeper may renew it, and no other
-// supervisor would rescue these jobs.
+// could come before that commit. Then it looks at one page a call. A lapsed lease is no reason to stop: the keeper may
+// renew it, and no other supervisor would rescue these jobs.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.Lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.ID {
@@ -46,20 +46,14 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 		c.hunt = store.NewScan(l.ID, union(c.Doubt, c.QueueNames()), false)
 		c.hunt.Own = true
 	}
-	// We list our runs before the scan. A job that is settled in between is in our list, and no longer runs in the
-	// database.
-	known := slices.Concat(c.Unsettled.All(), c.RefusedRuns.All())
-	held, err := conn.Scan(ctx, c.hunt, Fences(known))
-	if err != nil {
-		return err
+	forgotten, err := c.Audit.look(ctx, conn, c.hunt, l, true)
+	if forgotten {
+		c.rewound()
 	}
-	if err := c.Audit.release(ctx, conn, c.withoutReruns(held, known), l); err != nil {
-		return err
-	}
-	if c.hunt.Ended() {
+	if err == nil && c.hunt.Ended() {
 		c.Doubt, c.hunt = nil, nil
 	}
-	return nil
+	return err
 }
 
 // union returns a, followed by the elements of b that a lacks.
@@ -77,20 +71,6 @@ func union(a, b []string) []string {
 func (c *claimer) rewound() {
 	c.resetFloors()
 	c.Audit.Reconnected()
-}
-
-// withoutReruns leaves out the jobs whose handlers may be at work here under a later claim, which the database has
-// forgotten. When such a run ends, its settle matches no row, and an audit releases the job.
-func (c *claimer) withoutReruns(held []store.Held, known []*Run) []store.Held {
-	return slices.DeleteFunc(held, func(j store.Held) bool {
-		again := slices.ContainsFunc(known, func(r *Run) bool {
-			return r.ID == j.ID && r.ClaimedAt.After(j.AttemptedAt.Time)
-		})
-		if again {
-			c.rewound()
-		}
-		return again
-	})
 }
 
 // resetFloors forgets how far claims have read.

@@ -59,10 +59,10 @@ func theStatements(s *still, ids []string) []planned {
 		{"settle", store.SQLSettle, store.SettleArgs(req.Supervisor, changes), true, len(ids)},
 		{"settle in a transaction", store.SQLSettleTx, []any{req.Supervisor, string(inTx)}, true, 1},
 		{"look", store.SQLLook, []any{ids}, true, len(ids)},
-		{"hunt", store.SQLScan, []any{"nobody", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, ids[:1], at[:1], false, []string{store.PathRescue}}, true, 0},
+		{"hunt", store.SQLScan, []any{"nobody", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, false, []string{store.PathRescue}}, true, 0},
 		{"heartbeat", store.SQLBeat, []any{req.Supervisor, 1, ids, false, queues[:1], []int16{floors.TierStrong}, []string{"job"}}, true, 0},
 		{"sweep", store.SQLSweep, []any{queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, []string{"job"}}, true, 0},
-		{"hunt for orphans", store.SQLScan, []any{"", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, ids[:1], at[:1], false, []string{store.PathRescue}}, true, 0},
+		{"hunt for orphans", store.SQLScan, []any{"", queues, sweep.Lanes, sweep.FloorAt, sweep.FloorID, store.HuntPage, false, false, []string{store.PathRescue}}, true, 0},
 		{"gone", store.SQLGone, []any{req.Supervisor, ids, at}, true, len(ids)},
 		{"complete in a transaction", store.SQLCompleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
 		{"delete in a transaction", store.SQLCompleteDeleteTx, []any{ids[0], 1, "nobody", at[0]}, false, 1},
@@ -202,9 +202,9 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 					if found := regexp.MustCompile(`^\s*(SubPlan \d+)$`).FindStringSubmatch(strings.TrimRight(line, "\n")); found != nil {
 						subplan = found[1]
 					}
-					for _, list := range []string{"unnest(o.in_flight)", "Output: a.job", "unnest('{", "unnest($8"} {
+					for _, list := range []string{`unnest\(o(_\d+)?\.in_flight\)`, `Output: a(_\d+)?\.job`} {
 						switch {
-						case subplan == "" || !strings.Contains(line, list):
+						case subplan == "" || !regexp.MustCompile(list).MatchString(line):
 						case strings.Contains(plan, "(hashed "+subplan+")"):
 							hashed++
 						default:
@@ -212,7 +212,7 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 						}
 					}
 				}
-				if hashed < 3 || searched > 0 || strings.Contains(plan, "ANY (s.in_flight)") {
+				if hashed < 2 || searched > 0 || strings.Contains(plan, "ANY (s.in_flight)") {
 					t.Errorf("%s, %s, %s: %d lists are hashed, %d searched:\n%s", st.name, when, mode, hashed, searched, plan)
 				}
 			}

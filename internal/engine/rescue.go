@@ -80,7 +80,7 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 	}
 	h.Bound = c.Cfg.Lease / 12
 	for !h.Ended() {
-		if _, err := conn.Scan(ctx, h, nil); err != nil {
+		if _, err := conn.Scan(ctx, h); err != nil {
 			return err
 		}
 	}
@@ -143,7 +143,7 @@ func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan
 		c.logUnread(ctx, h)
 		err := errors.Join(errs...)
 		if err == nil && !h.Ended() {
-			_, err = conn.Scan(ctx, h, nil)
+			_, err = conn.Scan(ctx, h)
 		} else if err == nil {
 			return nil
 		}

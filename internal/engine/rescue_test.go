@@ -218,7 +218,7 @@ func TestHuntReadsGarbage(t *testing.T) {
 	db.exec(t, `update drover_supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
 	db.stopped(t, drover.SupervisorConfig{})
 	h := store.NewScan("dead", []string{"default"}, false)
-	held, err := store.Session{Conn: dialed(t, db)}.Scan(t.Context(), h, nil)
+	held, err := store.Session{Conn: dialed(t, db)}.Scan(t.Context(), h)
 	if err != nil || len(held) != 2 || len(h.Unread) > 0 {
 		t.Fatalf("%d jobs, %v, %v", len(held), h.Unread, err)
 	}
@@ -501,7 +501,7 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := store.NewScan("", []string{"default"}, true)
-	if found, err := (store.Session{Conn: conn}).Scan(t.Context(), h, nil); err != nil || len(found) != 2 {
+	if found, err := (store.Session{Conn: conn}).Scan(t.Context(), h); err != nil || len(found) != 2 {
 		t.Fatal(found, err)
 	}
 	pg.CloseConn(t.Context(), conn)

@@ -85,7 +85,7 @@ func TestAStartBesideARescue(t *testing.T) {
 				called = begins()
 			}
 			h := store.NewScan(owner, []string{"default"}, false)
-			held, err := conn.Scan(t.Context(), h, nil)
+			held, err := conn.Scan(t.Context(), h)
 			if err != nil || len(held) != 1 {
 				t.Fatal(held, err)
 			}

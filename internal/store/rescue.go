@@ -20,31 +20,31 @@ import (
 //
 // No index serves claimed_by, so it reads jobs_claim_idx: up to a minute from now, or with $7 to the end, because the
 // server's clock may have gone back. It reads by pages, because behind a million due jobs a search in one statement
-// could run out of time, again and again from the start. It leaves out jobs $8, claimed at $9, which are known to be
-// held, and jobs that were set aside on one of the paths $11, until their pause is over.
+// could run out of time, again and again from the start. It leaves out jobs that were set aside on one of the paths $9,
+// until their pause is over.
 //
 // Rows may have been changed by hand, so it computes nothing with infinite times or with numbers of another type,
-// which could fail. Values stored outside of the row may be damaged. With $10 it does not read them.
+// which could fail. Values stored outside of the row may be damaged. With $8 it does not read them.
 const SQLScan = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
-	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), case when j.held and not $10 then j.retry::text end, coalesce(k.retry, q.retry)::text,
-	case when $10 then false else
+	coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20), case when j.held and not $8 then j.retry::text end, coalesce(k.retry, q.retry)::text,
+	case when $8 then false else
 		(j.id in (select f from drover_supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,
-	coalesce(case when not $10 and jsonb_typeof(s.slots->j.queue) = 'number' then least(greatest((s.slots->j.queue)::numeric, 0), 1e6)::int end, 0),
+	coalesce(case when not $8 and jsonb_typeof(s.slots->j.queue) = 'number' then least(greatest((s.slots->j.queue)::numeric, 0), 1e6)::int end, 0),
 	coalesce(coalesce(s.host, e.host) || ', process ' || coalesce(s.pid, e.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
 	case when isfinite(coalesce(s.beat_at, e.ended_at)) and isfinite(j.attempted_at)
 		then greatest(extract(epoch from coalesce(s.beat_at, e.ended_at) - j.attempted_at), 0) else 0 end::float8
 		+ least(coalesce(s.lease_ms, 0), 1e12) / 12e3, -- least ignores a null
-	case when j.held and j.crashes > 0 and not $10 then (
+	case when j.held and j.crashes > 0 and not $8 then (
 		select jsonb_agg(jsonb_build_object('supervisor', left(e->>'supervisor', 100), 'duration_ms',
 			case when jsonb_typeof(e->'duration_ms') = 'number' then least(greatest((e->'duration_ms')::numeric, 0), 1e10)::bigint else 0 end))
 		from jsonb_array_elements(case when jsonb_typeof(j.errors) = 'array' then j.errors else '[]' end) as e where e->>'class' = 'crash' and not e ? 'spared') end
 from unnest($2::text[], $3::smallint[], $4::timestamptz[], $5::text[]) as l(queue, lane, from_at, from_id)
 cross join lateral (
-	select *, state = 'running' and ((id, attempted_at) in (select unnest($8::text[]), unnest($9::timestamptz[]))) is not true and case when $1 = ''
+	select *, state = 'running' and case when $1 = ''
 			then not exists (select from drover_supervisors o where o.id = claimed_by) else claimed_by = $1 end
-			and (id in (select a.job from drover_set_aside a where a.path = any($11) and a.retry_at > now())) is not true as held
+			and (id in (select a.job from drover_set_aside a where a.path = any($9) and a.retry_at > now())) is not true as held
 	from (
 		select *, row_number() over (order by scheduled_at, id) as n from (
 			select id, queue, lane, scheduled_at, state, claimed_by, kind, attempt, claim_seq, crashes, last_delay_ms, max_attempts, retry,
@@ -165,11 +165,11 @@ type CrashEntry struct {
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// Scan reads one page of each lane of h and moves h on. It leaves out the known runs. A lane that cannot be read does
+// Scan reads one page of each lane of h and moves h on. A lane that cannot be read does
 // not keep the other lanes from being read. If its page takes too long, the next try has fewer rows, down to
 // leastHuntPage. Otherwise the page is read again without the columns that may be stored outside of a row. If that
 // fails too, the lane is skipped.
-func (s Session) Scan(ctx context.Context, h *Scan, known []Fence) ([]Held, error) {
+func (s Session) Scan(ctx context.Context, h *Scan) ([]Held, error) {
 	var held []Held
 	var rest []ScanLane
 	tried := 0
@@ -177,7 +177,7 @@ func (s Session) Scan(ctx context.Context, h *Scan, known []Fence) ([]Held, erro
 		if err := pg.TimeFor(ctx, h.Bound); err != nil {
 			return err
 		}
-		more, full, err := s.huntLanes(ctx, h, lanes, known, bare)
+		more, full, err := s.huntLanes(ctx, h, lanes, bare)
 		if err != nil {
 			return err
 		}
@@ -204,7 +204,7 @@ func (s Session) Scan(ctx context.Context, h *Scan, known []Fence) ([]Held, erro
 }
 
 // huntLanes returns the jobs on the next page of the lanes, and the lanes that may have more.
-func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, known []Fence, bare bool) (held []Held, rest []ScanLane, err error) {
+func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, bare bool) (held []Held, rest []ScanLane, err error) {
 	var p pipeline
 	var queues, fromID []string
 	var numbers []int16
@@ -213,7 +213,6 @@ func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, known
 		queues, numbers = append(queues, l.key.Queue), append(numbers, l.key.N)
 		fromAt, fromID = append(fromAt, l.fromAt), append(fromID, l.fromID)
 	}
-	knownIDs, knownAt := Claims(known)
 	p.Begin()
 	if h.Bound > 0 {
 		p.Exec(nil, pg.BoundPlan, h.Bound.Milliseconds())
@@ -249,7 +248,7 @@ func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, known
 			held = append(held, j)
 		}
 		return nil
-	}, SQLScan, h.Owner, queues, numbers, fromAt, fromID, h.Page, h.All, knownIDs, knownAt, bare, h.asidePaths())
+	}, SQLScan, h.Owner, queues, numbers, fromAt, fromID, h.Page, h.All, bare, h.asidePaths())
 	p.Commit()
 	if err := p.Send(ctx, s.Conn); err != nil {
 		return nil, nil, err

@@ -95,7 +95,7 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 	}
 	conn, err := t.link.Get(ctx)
 	if err == nil {
-		err = a.look(ctx, conn, l)
+		_, err = a.look(ctx, conn, a.Hunt, l, false)
 	}
 	took := a.Now().Sub(now)
 	a.Next = now.Add(AuditShare * max(took, time.Millisecond))
@@ -117,27 +117,48 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 	}
 }
 
-// look audits one page. It lists the known runs before it reads the page: a job that is settled in between is in the
-// list, and no longer runs in the database. A job with any known run has to wait: its handler may still be at work.
-func (a *audit) look(ctx context.Context, conn store.Session, l *lease) error {
-	known := map[string]bool{}
-	for _, r := range slices.Concat(a.Unsettled.All(), a.RefusedRuns.All()) {
-		known[r.ID] = true
-	}
-	held, err := conn.Scan(ctx, a.Hunt, nil)
-	var unknown []store.Held
-	for _, j := range held {
-		if !known[j.ID] {
-			unknown = append(unknown, j)
+// look reads one page and releases the jobs that nobody works on. It lists the known runs before it reads the page: a
+// job that is settled in between is in the list, and no longer runs in the database. forgotten is whether a claim that
+// is known here is missing in the database.
+func (a *audit) look(ctx context.Context, conn store.Session, h *store.Scan, l *lease, lost bool) (forgotten bool, err error) {
+	known := latestClaims(slices.Concat(a.Unsettled.All(), a.RefusedRuns.All()))
+	held, err := conn.Scan(ctx, h)
+	h.Found = nil
+	held = slices.DeleteFunc(held, func(j store.Held) bool {
+		forgotten = forgotten || lost && known[j.ID].After(j.AttemptedAt.Time)
+		return mayBeAtWork(known, &j, lost)
+	})
+	if !lost {
+		a.logUnread(ctx, h)
+		if len(held) > 0 {
+			a.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
+				slog.String("supervisor", l.ID), slog.Int("count", len(held)))
 		}
 	}
-	a.Hunt.Found = nil
-	a.logUnread(ctx, a.Hunt)
-	if len(unknown) > 0 {
-		a.log.WarnContext(ctx, "jobs that nobody works on ran in this supervisor's name, they are given back",
-			slog.String("supervisor", l.ID), slog.Int("count", len(unknown)))
+	return forgotten, errors.Join(err, a.release(ctx, conn, held, l))
+}
+
+// latestClaims returns the time of the latest claim of each job that the runs are of.
+func latestClaims(runs []*Run) map[string]time.Time {
+	latest := map[string]time.Time{}
+	for _, r := range runs {
+		if at, ok := latest[r.ID]; !ok || r.ClaimedAt.After(at) {
+			latest[r.ID] = r.ClaimedAt
+		}
 	}
-	return errors.Join(err, a.release(ctx, conn, unknown, l))
+	return latest
+}
+
+// mayBeAtWork reports whether a known run keeps a job from being released. known has the latest claim of each job.
+//
+// In an audit any run does: somebody may have changed the row under a handler that is at work. When the run ends, its
+// settle matches no row, and the next audit releases the job.
+//
+// After a lost claim an older run does not: it is the deaf handler of a claim that has ended, and the lost claim took
+// the job again. A run of the same claim does, and so does a run of a later claim, which the database has forgotten.
+func mayBeAtWork(known map[string]time.Time, j *store.Held, lost bool) bool {
+	claimed, ok := known[j.ID]
+	return ok && (!lost || !claimed.Before(j.AttemptedAt.Time))
 }
 
 // release ends runs in this supervisor's name that it did not know of. Most of the jobs become available as if they had
