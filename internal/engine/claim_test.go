@@ -63,6 +63,44 @@ func TestClaimOfJobsWithMetadata(t *testing.T) {
 	t.Errorf("%d jobs were not claimed", len(checks))
 }
 
+// F-15: metadata and tags that are far too large are not sent, because their text would take the server seconds. Values just
+// below the bound are, and so is a value that is small uncompressed.
+func TestLargeMetadataAreNotSent(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs disable trigger jobs_bounds`) // it refuses such rows
+	s := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 100}}})
+	for name, c := range map[string]struct {
+		column, value string
+		sent          bool
+	}{
+		"metadata that compress well":  {"metadata", `jsonb_build_object('x', repeat(chr(1), 2000000))`, false},
+		"metadata that do not":         {"metadata", `jsonb_build_object('x', (select string_agg(md5(n::text), '') from generate_series(1, 40000) n))`, false},
+		"an array":                     {"metadata", `jsonb_build_array(repeat('x', 2000000))`, false},
+		"a scalar":                     {"metadata", `to_jsonb(repeat('x', 2000000))`, false},
+		"tags":                         {"tags", `array['a', repeat('x', 2000000)]`, false},
+		"metadata and tags together":   {"metadata, tags", `jsonb_build_object('x', repeat('x', 600000)), array[repeat('x', 600000)]`, false},
+		"metadata just below":          {"metadata", `jsonb_build_object('x', repeat('x', 1000000))`, true},
+		"tags just below, with a null": {"tags", `array[null, repeat('x', 1000000)]`, true},
+		"small ones":                   {"metadata, tags", `'{"a": 1}', '{b}'`, true},
+	} {
+		db.exec(t, `truncate jobs`)
+		db.exec(t, `insert into jobs (kind, `+c.column+`) values ('job', `+c.value+`)`)
+		s.Claimer.Wake()
+		plan := s.Claimer.Request(s.Now())
+		s.Claimer.Trip(t.Context(), plan)
+		if len(plan.Reply.Jobs) != 1 {
+			t.Fatalf("%s: %d jobs were claimed", name, len(plan.Reply.Jobs))
+		}
+		switch more := plan.Reply.Jobs[0].More; {
+		case c.sent && more.Unreadable != nil:
+			t.Errorf("%s: %v", name, more.Unreadable)
+		case !c.sent && (more.Unreadable == nil || plan.Reply.Bytes > 100):
+			t.Errorf("%s: %d bytes were sent; %v", name, plan.Reply.Bytes, more.Unreadable)
+		}
+	}
+}
+
 // Q-1
 func TestPrioritiesFirstThenOldestFirst(t *testing.T) {
 	t.Parallel()

@@ -396,7 +396,6 @@ func busiest(instants []time.Time, window time.Duration) (most int) {
 // put stores a job as SQL has it and returns its id: columns and values as in an insert.
 func (db *testDB) put(t *testing.T, columns, values string) string {
 	t.Helper()
-	t.Helper()
 	return value[string](t, db, `insert into jobs (kind, `+columns+`) values ('letter', `+values+`) returning id`)
 }
 

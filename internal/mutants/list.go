@@ -421,6 +421,14 @@ func mutants() []mutant {
 			in:    "internal/engine",
 		},
 		{
+			name: "claim-sends-large-metadata", bug: "a claim makes text of metadata of any size",
+			file:  "internal/store/claim.go",
+			old:   "when ` + oddSize + ` then '!' || ` + rawSize + `",
+			new:   "when false then '!' || ` + rawSize + `",
+			tests: []string{"TestLargeMetadataAreNotSent"},
+			in:    "internal/engine",
+		},
+		{
 			name: "claim-unfenced", bug: "a claim does not ask whether its epoch is over",
 			file:  "internal/store/claim.go",
 			old:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
