@@ -20,7 +20,7 @@ import (
 //nolint:gochecknoglobals // a flag of the test binary
 var updateAPI = flag.Bool("update-api", false, "write testdata/api.txt anew")
 
-// What is exported is what users build on: a change of it is seen in a diff, and made on purpose. After one:
+// Users build on the exported names, so a change of them is made on purpose and shows in a diff. After a change:
 //
 //	go test -run TestExportedAPI . -update-api
 func TestExportedAPI(t *testing.T) {

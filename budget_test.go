@@ -112,14 +112,14 @@ func TestNoWindowHoldsMoreThanTheBudget(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where scheduled_at < created_at + case kind when 'later' then interval '1 hour' else interval '5 ms' end`); n > 0 {
 		t.Errorf("%d retries come before their backoff", n)
 	}
-	// What the history and the strategy of the next failure are told is the wait that happens.
+	// The history, and the strategy at the next failure, get the wait that really happens.
 	if n := value[int](t, db, `select count(*) from jobs where (errors->0->>'delay_ms')::bigint is distinct from last_delay_ms
 		or abs(extract(epoch from scheduled_at - (errors->0->>'at')::timestamptz) - last_delay_ms / 1000.0) > 5`); n > 0 {
 		t.Errorf("%d jobs are told of another wait than theirs", n)
 	}
 }
 
-// B-2: 10,000 jobs that fail at once under 500 a second become a ramp, whatever their backoffs.
+// B-2: 10,000 jobs that fail together under 500 a second become a ramp, whatever their backoffs.
 func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -252,7 +252,7 @@ func TestWhoseBudgetAJobSpends(t *testing.T) {
 	}
 }
 
-// B-1: what is left of a budget can be read.
+// B-1: the rest of a budget can be read.
 func TestRemainingBudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -277,13 +277,14 @@ func TestRemainingBudget(t *testing.T) {
 	if b.Reserved < 29 || b.Reserved+b.Free != 100 || !b.NextFree.Equal(last.Add(24*time.Hour/100)) {
 		t.Errorf("after 30 retries, the last at %v: %+v", last, b)
 	}
-	db.exec(t, `update drover_budgets set retries = 10`) // all at once: a calendar of its own
+	db.exec(t, `update drover_budgets set retries = 10`) // together: a calendar of its own
 	if b := left(); b.Retries != 10 || b.Reserved != 0 || b.Free != 10 {
 		t.Errorf("of a changed budget: %+v", b)
 	}
 }
 
-// A budget changed in psql applies to the next failure; one that is new, from the next heartbeat on; one that is gone to none.
+// A budget that was changed in psql applies to the next failure. A new budget applies from the next heartbeat on. A
+// budget that was removed applies to none.
 func TestABudgetChangedByHandApplies(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -308,7 +309,7 @@ func TestABudgetChangedByHandApplies(t *testing.T) {
 	outcome(runs[30:], "8 retry_budget, 2 retryable")
 }
 
-// What waits for no backoff spends nothing, nor does what ends.
+// A job that waits for no backoff uses no slot, and a job that ends uses none either.
 func TestWhatSpendsABudget(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -605,7 +606,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 					wanting[i].Latest = &latest
 				}
 			}
-			wanting[0].Kind, wanting[0].Queue, wanting[0].Latest = "other", "other", nil // granted: tells what the server's clock said
+			wanting[0].Kind, wanting[0].Queue, wanting[0].Latest = "other", "other", nil // granted: it shows the server's clock
 			slots, err := store.Session{Conn: conn}.Reserve(t.Context(), wanting)
 			if err != nil {
 				t.Fatal(err)
@@ -650,7 +651,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 	}
 }
 
-// B-1: reservations in any order, from many processes at once, wait for each other and give no slot twice.
+// B-1: reservations in any order, from many processes together, wait for each other and give no slot twice.
 func TestReservationsAtOnce(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -27,7 +27,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// What the documents say is held to what the code does.
+// The documents say the same as the code.
 
 // block is a fenced block of a Markdown file.
 type block struct {
@@ -139,7 +139,7 @@ func TestSQLOfTheDocuments(t *testing.T) {
 		return conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll()
 	}
 
-	// One session waits for another, for what tells of locks.
+	// One session waits for another, so that there is a lock to show.
 	for _, exec := range []func(*pgconn.PgConn) error{
 		func(holder *pgconn.PgConn) error {
 			return holder.Exec(t.Context(), `select pg_advisory_lock(1)`).Close()
@@ -460,7 +460,7 @@ union select conname from pg_constraint where connamespace = current_schema()::r
 	full := regexp.MustCompile(`\bdrover_[a-z_]+`)
 	refuse := func(file string, line int, text string, patterns ...*regexp.Regexp) {
 		if !slices.ContainsFunc(append(names, "drover_"), func(name string) bool { return strings.Contains(text, name) }) {
-			return // at once: most lines name none
+			return // quickly: most lines name none
 		}
 		for _, found := range full.FindAllString(text, -1) {
 			if !slices.Contains(known, found) {

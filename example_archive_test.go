@@ -15,7 +15,7 @@ type ParcelLost struct{ drover.DiscardedJob }
 
 func (ParcelLost) Kind() string { return "parcel_lost" }
 
-// Whoever discards a parcel's job, somebody hears of it.
+// Somebody hears of each discarded job of a parcel, by whatever it was discarded.
 func ExampleHandle_followUp() {
 	pool, end := migratedPool()
 	defer end()
@@ -60,7 +60,7 @@ func ExampleClient_Archive() {
 	// 0 <nil>
 }
 
-// What was archived can be redriven after all.
+// An archived job can be redriven after all.
 func ExampleClient_Restore() {
 	ctx := context.Background()
 	client, id, end := withDiscarded()

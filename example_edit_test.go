@@ -32,7 +32,7 @@ func ExampleClient_Edit() {
 	// available 1 {"Number": 7, "Address": "Lake Road 1"} 1 ann
 }
 
-// What goes to a slow endpoint moves to a queue of its own, waits a while, and is tried more often and less eagerly.
+// Jobs for a slow endpoint move to a queue of their own, wait a while, and are tried more often and less eagerly.
 func ExampleClient_EditMany() {
 	ctx := context.Background()
 	client, end := newClient()

@@ -100,7 +100,7 @@ func ExampleClient_Enqueue_idempotent() {
 	// true
 }
 
-// Every mistake is told, before anything is written.
+// Every mistake is reported, before anything is written.
 func ExampleClient_Enqueue_refused() {
 	client, end := newClient()
 	defer end()

@@ -7,7 +7,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// What fails, most recent first.
+// The failures, most recent first.
 func ExampleClient_FailureGroups() {
 	client, _, end := withDiscarded()
 	defer end()
@@ -40,7 +40,7 @@ func ExampleClient_FailureGroup() {
 	// open true
 }
 
-// The fault is mended; should it come back, Hooks.FailureReopened tells.
+// The fault is fixed. If it comes back, Hooks.FailureReopened is called.
 func ExampleClient_SetFailureStatus() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
@@ -59,7 +59,7 @@ func ExampleClient_SetFailureStatus() {
 	// 0 open
 }
 
-// No retry will mend it: jobs that fail so are discarded at once, until the policy is lifted.
+// A retry does not help: jobs that fail like this are discarded immediately, until the policy is lifted.
 func ExampleClient_SetFailurePolicy() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()

@@ -27,7 +27,7 @@ func ExampleHandle() {
 	// completed
 }
 
-// No retry can mend this.
+// A retry does not help here.
 func ExampleDiscard() {
 	deliver := func(_ context.Context, _ *drover.Job, p Parcel) error {
 		if p.Address == "" {

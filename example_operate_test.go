@@ -95,7 +95,7 @@ func ExampleClient_Counts() {
 	// Output: default discarded 1
 }
 
-// A page for operators: what each queue holds, and what somebody has to do now.
+// A page for operators: the jobs of each queue, and everything that needs a person now.
 func ExampleClient_Snapshot() {
 	ctx := context.Background()
 	client, _, end := withDiscarded()
@@ -232,7 +232,7 @@ func ExampleClient_CancelMany() {
 	// drover: Filter: is empty; to mean every job say All
 }
 
-// An id that no job has is told of, and keeps nothing from the others.
+// An id that no job has is reported. The others are treated as usual.
 func ExampleClient_DiscardMany() {
 	ctx := context.Background()
 	client, end := newClient()

@@ -31,7 +31,7 @@ func ExampleClient_Pause() {
 	// queue:emails is paused by ada: the mail provider is down; it ends by itself: false
 }
 
-// What is paused, for a page of your own. Unconfirmed names the supervisors where such jobs may still start.
+// The pauses, for a page of your own. Unconfirmed names the supervisors where such jobs may still start.
 func ExampleClient_Pauses() {
 	client, end := newClient()
 	defer end()

@@ -107,7 +107,7 @@ func ExampleJob_Periodic() {
 	// Output: enqueued by hand
 }
 
-// What an operator's page shows.
+// For an operator's page.
 func ExampleClient_PeriodicJobs() {
 	client, end := periodicClient()
 	defer end()
@@ -172,7 +172,7 @@ func ExampleClient_ResumePeriodic() {
 	// Output: active 10
 }
 
-// One run now, besides those of the schedule. With OverlapSkip there is no second one before it has ended.
+// One run now, besides the runs of the schedule. With OverlapSkip there is no second one before it has ended.
 func ExampleClient_RunPeriodic() {
 	client, end := periodicClient()
 	defer end()
@@ -189,7 +189,7 @@ func ExampleClient_RunPeriodic() {
 	// true
 }
 
-// A deleted schedule stops at once. Its jobs stay.
+// A deleted schedule stops immediately. Its jobs stay.
 func ExampleClient_DeletePeriodic() {
 	client, end := periodicClient()
 	defer end()

@@ -8,7 +8,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// What would come back, and why it died.
+// The jobs that would come back, and why they died.
 func ExampleClient_PreviewRedrive() {
 	client, _, end := withDiscarded()
 	defer end()
@@ -82,7 +82,7 @@ func ExampleClient_Redrive() {
 	// Output: running: 0 of 1 released
 }
 
-// What it has not released stays dead.
+// The jobs that it has not released stay dead.
 func ExampleClient_AbortRedrive() {
 	client, id, end := withRedrive()
 	defer end()

@@ -95,7 +95,7 @@ func ExampleParseRetryStrategy() {
 	// Output: 1m0s <nil>
 }
 
-// waits are those of five jobs that fail at the same time.
+// waits are the waits of five jobs that fail at the same time.
 func waits(jitter drover.Jitter) (waits []time.Duration) {
 	retry := drover.Constant{Delay: time.Minute, Jitter: jitter}
 	for _, job := range []string{"A", "B", "C", "D", "E"} {

@@ -248,7 +248,7 @@ func ExampleSupervisor_Probe() {
 	defer stop()
 
 	var sup *drover.Supervisor
-	ready := func() (int, string) { // what http.Handle("/ready", sup.Probe()) answers
+	ready := func() (int, string) { // the answer of http.Handle("/ready", sup.Probe())
 		answer := httptest.NewRecorder()
 		sup.Probe().ServeHTTP(answer, httptest.NewRequestWithContext(ctx, http.MethodGet, "/ready", nil))
 		return answer.Code, strings.TrimSpace(answer.Body.String())

@@ -9,7 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
-// What the examples share. An application has a pool and a migrated database before it meets drover; each example
+// The examples share this. An application has a pool and a migrated database before it meets drover; each example
 // gets one of its own.
 
 // Parcel is a kind of job.

@@ -42,7 +42,7 @@ func (db *testDB) followUps(t testing.TB) map[string][]DiscardedJob {
 	return all
 }
 
-// F-14: whoever discards, the same transaction enqueues the follow-up, once.
+// F-14: on every path into discarded, the same transaction enqueues the follow-up, once.
 func TestFollowUpOnEveryPath(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -436,7 +436,7 @@ func TestADiscardByARoleThatMayDoNothingElse(t *testing.T) {
 	}
 }
 
-// A trigger of the application's that removes dead jobs at once does not take their follow-ups away.
+// If a trigger of the application removes dead jobs immediately, their follow-ups stay.
 func TestFollowUpOfAJobThatIsGoneAtOnce(t *testing.T) {
 	t.Parallel()
 	db := following(t, Config{Logger: quiet()})

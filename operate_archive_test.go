@@ -77,7 +77,7 @@ func TestArchiveAndRestore(t *testing.T) {
 	if back, err := db.client.Restore(t.Context(), Filter{Class: "panic", Tags: []string{"b c"}}, Audit{}); err != nil || back.Jobs != 1 {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
-	// An id that is in use again stays where it is, and is told.
+	// A job whose id is in use again stays where it is, and is reported.
 	clash := old[1]
 	db.exec(t, `insert into jobs (id, kind) values ($1, 'another')`, clash)
 	back, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{})
@@ -102,7 +102,7 @@ func TestArchiveAndRestore(t *testing.T) {
 	}
 }
 
-// An id that the archive has already stays in jobs, and is told.
+// A job whose id the archive has already stays in jobs, and is reported.
 func TestArchiveOfAnIDThatIsThere(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -120,7 +120,7 @@ func TestArchiveOfAnIDThatIsThere(t *testing.T) {
 	}
 }
 
-// D-7: all but the last N of each kind, of those that fit.
+// D-7: of the jobs that match, all except the last N of each kind.
 func TestArchiveAllButTheNewest(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -264,7 +264,7 @@ func TestExportArchive(t *testing.T) {
 	if n, err := db.client.ExportArchive(t.Context(), writerFunc(func([]byte) (int, error) { return 0, full }), Filter{}); n != 0 || !errors.Is(err, full) {
 		t.Errorf("a writer that fails: %d, %v", n, err)
 	}
-	if _, err := db.client.ExportArchive(t.Context(), io.Discard, Filter{}); err != nil { // the connection is fit for use
+	if _, err := db.client.ExportArchive(t.Context(), io.Discard, Filter{}); err != nil { // the connection can be used
 		t.Error(err)
 	}
 }
@@ -420,8 +420,8 @@ func TestMovingWithADeadline(t *testing.T) {
 	}
 }
 
-// F-15: columns of the application's own stop neither pruning nor archiving nor restoring. One that both tables have is
-// kept; one that must not be null holds up the jobs that have no value for it, and no others.
+// F-15: columns of the application's own stop neither pruning nor archiving nor restoring. A column that both
+// tables have is kept. A column that must not be null holds up only the jobs that have no value for it.
 func TestColumnsOfTheApplication(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

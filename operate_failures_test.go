@@ -109,7 +109,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 	s := db.stopped(t, SupervisorConfig{})
 	ids := db.running(t, s.Lease.Load().ID, 300)
 	var batch []*engine.Run
-	for i, id := range ids { // one batch: 200 of one cause, 99 of another, and one that nobody wants
+	for i, id := range ids { // one batch: 200 of one cause, 99 of another, and a job that nobody wants
 		switch {
 		case i == 299:
 			batch = append(batch, s.failedRun(id, Cancel(errors.New("not wanted"))))
@@ -227,7 +227,7 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 	}
 }
 
-// D-10: a resolved group that comes back is told of once; an ignored one is counted and stays ignored.
+// D-10: a resolved group that comes back is reported once. An ignored group is counted and stays ignored.
 func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -275,7 +275,7 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	}
 }
 
-// D-10: the supervisor that adds the failures up tells of the regression; at its stop nothing is left to add.
+// D-10: the supervisor that adds up the failures reports the regression. At its stop nothing is left to add.
 func TestARegressionReachesTheHooks(t *testing.T) {
 	t.Parallel()
 	var book diary
@@ -335,8 +335,8 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 	}
 }
 
-// D-10: what a group's policy discards or parks, every process does from its next settle on; a newer build releases
-// what was parked, and the policy is over.
+// D-10: every process obeys a group's policy from its next settle on, and discards or parks the jobs. A newer build
+// releases the parked jobs, and the policy is over.
 func TestPolicyOfAFailureGroup(t *testing.T) {
 	t.Parallel()
 	var book diary
@@ -402,7 +402,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 		t.Errorf("after the policy a job is %s", state)
 	}
 
-	// Every settled run has told one end, the one the row shows.
+	// Every settled run has one end event, with the end that the row shows.
 	for _, s := range []*still{old, old2} {
 		s.reportAll(t)
 	}
@@ -496,7 +496,7 @@ func TestFailureGroupsAreBounded(t *testing.T) {
 	}
 }
 
-// What cannot be is refused before anything is written, and a group that is not there is not found.
+// Bad input is refused before anything is written. A group that does not exist is ErrNotFound.
 func TestFailureVerbsRefuseBadInput(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -533,7 +533,7 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 	}
 }
 
-// What a handler settles in its own transaction follows the policy and tells of it.
+// A settle in the handler's own transaction obeys the policy and reports it.
 func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	var book diary
@@ -616,8 +616,8 @@ func TestOddFailureGroup(t *testing.T) {
 	}
 }
 
-// F-15: of the parked jobs, one that the database refuses to change is set aside, one that is locked is passed over,
-// and the jobs of other builds after them come back. The refused one is tried again after its pause.
+// F-15: if the database refuses to change a parked job, the job is set aside. If a parked job is locked, it is passed
+// over. The jobs of other builds after them come back. The refused job is tried again after its pause.
 func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -683,7 +683,7 @@ func TestPolicyIsLiftedBesideARefusedAndALockedJob(t *testing.T) {
 	}
 }
 
-// O-4: a group counts its failed runs by the hour. What comes late goes into its own hour.
+// O-4: a group counts its failed runs by the hour. Late failures go into the hour in which they happened.
 func TestFailuresByTheHour(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

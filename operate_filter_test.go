@@ -38,7 +38,7 @@ func (db *testDB) listed(t testing.TB, f Filter) []string {
 	return ids
 }
 
-// D-2, D-8, X-5: what every key of a filter picks, in Go and in SQL, in lists and counts.
+// D-2, D-8, X-5: every key of a filter picks the same jobs in Go and in SQL, in lists and counts.
 func TestEveryKeyOfAFilter(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)

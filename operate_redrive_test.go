@@ -60,7 +60,7 @@ where finalized_at is null and state in ('available', 'scheduled', 'retryable') 
 update jobs set state = 'completed', claimed_by = null, finalized_at = $1 where finalized_at is null and state = 'running' and queue = 'default'`
 )
 
-// work starts and ends what is due and tells how many.
+// work starts and ends the jobs that are due, and returns how many there were.
 func (v *virtual) work(t testing.TB) int {
 	t.Helper()
 	tag, err := v.Exec(t.Context(), virtualStart, v.at)
@@ -118,7 +118,7 @@ func TestRedriveIsPaced(t *testing.T) {
 	ticks := 0
 	for ; r.State == RedriveRunning && ticks < 10_000; ticks++ {
 		switch {
-		case ticks == tick(300) || ticks == tick(2500): // whoever ticks dies before the commit
+		case ticks == tick(300) || ticks == tick(2500): // the ticking process dies before the commit
 			tx, err := v.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -162,7 +162,7 @@ func TestRedriveIsPaced(t *testing.T) {
 	if n := busiest(due, time.Second); n > 51 {
 		t.Errorf("%d jobs due within a second", n)
 	}
-	// What was overdue when the workers came back is one job, not all.
+	// Only one job is overdue when the workers come back, not all.
 	if n := busiest(starts, 999*time.Millisecond); n > 51+13 { // starts are seen by quarters of a second
 		t.Errorf("%d jobs started within a second", n)
 	}
@@ -209,7 +209,7 @@ func TestRedriveCapsKeys(t *testing.T) {
 	}
 }
 
-// fail ends those of the running jobs that fit, as a settle of failed runs does: to be retried in a second.
+// fail ends the running jobs that match, as a settle of failed runs does: they are retried in a second.
 func (v *virtual) fail(t testing.TB, fit string) {
 	t.Helper()
 	rows, err := v.Query(t.Context(), `select id, claim_seq, coalesce(attempted_at, '0001-01-01 00:00:00Z') from jobs where state = 'running' and `+fit)
@@ -308,7 +308,7 @@ func TestRedriveCanary(t *testing.T) {
 	}
 }
 
-// D-4: a preview counts by kind and fingerprint and changes nothing; a limit takes those that ended first.
+// D-4: a preview counts by kind and fingerprint and changes nothing. A limit takes the jobs that ended first.
 func TestRedrivePreviewAndLimit(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
@@ -428,7 +428,7 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	// What it left can be taken up again.
+	// The jobs that it left can be redriven again.
 	again, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}}, Audit{})
 	if err != nil || again.Matched == 0 || again.Skipped != 0 {
 		t.Errorf("%+v, %v", again, err)
@@ -440,7 +440,7 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 
 func second[A, B any](_ A, b B) B { return b }
 
-// D-4, F-13: what an operator ends in a redrive's hands stays ended, and its place is free.
+// D-4, F-13: if an operator ends a job that a redrive holds, the job stays ended, and its place is free.
 func TestJobsEndedInARedrivesHands(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
@@ -591,7 +591,7 @@ func TestRedriveChangesArgs(t *testing.T) {
 	}
 }
 
-// D-5: however many tick at once, the pace is one.
+// D-5: however many processes tick together, there is one pace.
 func TestManyTickersPaceAsOne(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -653,7 +653,7 @@ func (g *errgroup) Wait() error {
 	return errors.Join(g.errs...)
 }
 
-// D-5: supervisors carry a redrive on, whoever began it, and one that comes later takes over.
+// D-5: supervisors carry on a redrive that any session began. A supervisor that starts later takes over.
 func TestSupervisorsCarryRedrivesOn(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)

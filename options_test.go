@@ -21,7 +21,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// every option has a test that fails when the option is ignored. Whoever adds one names its test here.
+// every option has a test that fails when the option is ignored. Name the test of a new option here.
 func TestEveryOptionHasATest(t *testing.T) {
 	t.Parallel()
 	named := map[string]string{
@@ -265,7 +265,7 @@ func TestJobsWaitUntilTheyAreDue(t *testing.T) {
 	}
 }
 
-// Concurrency is how many run at once: all of them, and no more.
+// Concurrency is how many jobs run at the same time: all of them, and no more.
 func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -302,7 +302,7 @@ func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 	}
 }
 
-// The table tells others how long the lease is, and six heartbeats fit into it.
+// The table shows others how long the lease is, and there are six heartbeats in a lease.
 func TestLeaseSetsThePaceOfHeartbeats(t *testing.T) {
 	t.Parallel()
 	slow(t)

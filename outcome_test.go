@@ -66,7 +66,7 @@ from jobs where id = $1`, id).Scan(&r.State, &r.Reason, &r.Attempt, &r.ClaimSeq,
 	return r
 }
 
-// Errors that are out to get whoever handles them.
+// Errors that do harm when they are handled.
 type (
 	panicsInError  struct{}
 	panicsInUnwrap struct{}
@@ -325,7 +325,7 @@ func TestHowARunCanEnd(t *testing.T) {
 			checkEnd(t, e.Attempt, 1, "entry's attempt")
 			checkEnd(t, e.ClaimSeq, 1, "entry's claim_seq")
 			checkEnd(t, e.Supervisor, sup.engine.Lease.Load().ID, "entry's supervisor")
-			if e.Class != ClassTimeout { // one that returns late has a trace, on time it has none
+			if e.Class != ClassTimeout { // if the handler returns late there is a trace, on time there is none
 				checkEnd(t, e.Trace != "", c.want.trace, "trace")
 			}
 			if !strings.Contains(e.Error, c.want.text) {
@@ -355,7 +355,7 @@ type decodes struct{ N int }
 
 func (decodes) Kind() string { return "decodes" }
 
-// F-7: args that do not fit end the job, and a kind that is not known here waits.
+// F-7: if the args do not decode, the job ends. A kind that is not known here waits.
 func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -513,7 +513,7 @@ func (e longTypeName[T]) Error() string { return e.text }
 
 type fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis struct{}
 
-// F-10: what stands in errors is valid, bounded and without secrets, whatever handlers return.
+// F-10: the column errors is valid, bounded and without secrets, whatever handlers return.
 func TestErrorsEntriesAreSanitised(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
@@ -527,8 +527,8 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 	cases := []struct {
 		name string
 		err  error
-		want string // what the text begins with
-		mark bool   // it tells that it was cut
+		want string // the beginning of the text
+		mark bool   // it shows that it was cut
 	}{
 		{name: "nul", err: errors.New("a\x00b"), want: "a\uFFFDb"},
 		{name: "invalid utf-8", err: errors.New("a\xff\xfe\xc3b"), want: "a\uFFFDb"},
@@ -598,7 +598,7 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 	}
 }
 
-// The type in an entry is that of the handler's error, not of what drover wraps it in.
+// The type in an entry is the type of the handler's error, not of drover's wrapper.
 func TestAVerdictIsNotTheErrorsType(t *testing.T) {
 	t.Parallel()
 	for _, wrap := range []func(error) error{Discard, Retry, DontCount, func(err error) error { return RetryAfter(0, err) }} {
@@ -610,7 +610,7 @@ func TestAVerdictIsNotTheErrorsType(t *testing.T) {
 	}
 }
 
-// F-12: what the database refuses for its data holds up nobody, and is recorded without what it was refused for.
+// F-12: an outcome that the database refuses because of its data holds up nobody. It is recorded without the data.
 func TestOneRefusedOutcomeInABatch(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -626,7 +626,7 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	poison := receipts[321].ID
-	// All end at once, so that they are settled together.
+	// All end at the same time, so that they are settled together.
 	all := make(chan struct{})
 	running := atomic.Int64{}
 	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: n}}, Workers: []Worker{

@@ -63,7 +63,7 @@ func TestRetryScheduleGoldens(t *testing.T) { // R-1, R-2, R-3
 	goldenJSON(t, "retry_schedules.json", rows)
 }
 
-// What is stored, with every default filled in, and back.
+// The stored form, with every default filled in, and back.
 func TestRetryStoredGoldens(t *testing.T) {
 	t.Parallel()
 	fib := fibonacciMinutes()
@@ -299,7 +299,7 @@ func TestJitterSurvivesTheCap(t *testing.T) { // R-5
 		t.Errorf("at the cap %d jobs come back after %v to %v, want 850 s or more of 1h to 1h15m", jobs, first, last)
 	}
 
-	// What happens beyond Max must not show: the wait is that of a job which asked for Max.
+	// A wait beyond Max must not show: a job that asked for Max waits as long.
 	for _, j := range []Jitter{JitterUp(1), JitterDown(0.5), JitterSymmetric(0.3), FullJitter, EqualJitter, JitterAbs(time.Minute)} {
 		at := Constant{Delay: time.Hour, Jitter: j}
 		for name, s := range map[string]RetryStrategy{
@@ -374,7 +374,7 @@ func TestWaitsNeverShrink(t *testing.T) { // R-6
 	}
 }
 
-// All mistakes at once, each with the field it was written in.
+// All mistakes together, each with the field in which it was written.
 func TestStrategySettingsAreRefused(t *testing.T) {
 	t.Parallel()
 	fn := fibonacciMinutes().Func
@@ -725,7 +725,7 @@ func golden(t *testing.T, name, got string) {
 	}
 }
 
-// What the documents say about the default, from the strategy itself: the jitter is part of it.
+// The documents' numbers of the default strategy are computed from the strategy itself, with its jitter.
 func TestFiguresOfTheDefaultRetry(t *testing.T) {
 	t.Parallel()
 	totals := make([]float64, 10_000) // hours between the first run and the last

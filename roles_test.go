@@ -110,8 +110,8 @@ func refused(err error) bool {
 	return errors.As(err, &server) && server.Code == "42501"
 }
 
-// X-7, E-5: each role does all of its work: what a producer enqueues a worker claims, fails, retries within a budget,
-// snoozes, discards with a follow-up, archives, prunes and rescues; a reader reads; an operator operates.
+// X-7, E-5: each role can do all of its work. A producer enqueues. A worker claims these jobs, fails them, retries them
+// within a budget, snoozes, discards with a follow-up, archives, prunes and rescues. A reader reads, an operator operates.
 func TestRolesDoTheirWork(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -171,7 +171,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	c.waitFor(t, time.Minute, `select count(*) = 1 from jobs_archive`)
 	c.waitFor(t, time.Minute, `select not exists (select from jobs where id = drover_ulid_at('2020-01-01'))`) // rescued, completed, pruned
 
-	// What a reader reads.
+	// Statements of a reader.
 	fingerprint := value[string](t, c.testDB, `select fingerprint from drover_failure_groups limit 1`)
 	for what, read := range map[string]func(*Client) error{
 		"Check":         func(r *Client) error { return r.Check(ctx) },
@@ -201,7 +201,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		}
 	}
 
-	// What an operator does, and no other role.
+	// Statements of an operator, and of no other role.
 	waiting := c.enqueueWaiting(t, 3)
 	verbs := []struct {
 		what string

@@ -83,7 +83,7 @@ func constants(t *testing.T) (named map[string]string, all map[string]bool) {
 			files = append(files, file)
 		}
 		info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Defs: map[*ast.Ident]types.Object{}}
-		// What is imported from elsewhere is empty. No statement is made of it, so the errors are not of interest.
+		// Imported packages are empty. No statement is made of them, so the errors do not matter.
 		config := types.Config{Importer: known, Error: func(error) {}}
 		known[path.Join(module, dir)], _ = config.Check(path.Join(module, dir), fset, files, info)
 		for _, typed := range info.Types {

@@ -110,8 +110,8 @@ func TestARefusedParameterIsNotQuoted(t *testing.T) {
 	}
 }
 
-// X-7: what a job's error says cannot pass for a line of the log, nor move a terminal's cursor: a record is a line, its
-// message is ours, and what is not printable is escaped.
+// X-7: the text of a job's error cannot pass for a line of the log, nor move a terminal's cursor. A record is a line, its
+// message is ours, and characters that cannot be printed are escaped.
 func TestLogsCannotBeForged(t *testing.T) {
 	t.Parallel()
 	const forged = "card declined\nlevel=ERROR msg=\"all jobs lost\"\r\n{\"msg\":\"all jobs lost\"}\x1b[2J\x1b]0;owned\a\u2028"
@@ -197,7 +197,7 @@ func TestDetailsOfDatabaseErrorsStayOut(t *testing.T) {
 	}
 }
 
-// X-7: whatever goes wrong with a connection, its password is told nowhere.
+// X-7: whatever goes wrong with a connection, its password appears nowhere.
 func TestNoErrorTellsThePassword(t *testing.T) {
 	t.Parallel()
 	const secret = "correct-horse-battery"
@@ -286,8 +286,8 @@ func TestNamesAreNames(t *testing.T) {
 	}
 }
 
-// X-7: what a caller's own session puts before drover's names is not what drover's functions find: neither in pg_temp nor
-// in a schema that stands first.
+// X-7: a caller's own session cannot make drover's functions find objects of its own, neither in pg_temp nor in a schema
+// that comes first in search_path.
 func TestFunctionsIgnoreWhatHidesTheirNames(t *testing.T) {
 	t.Parallel()
 	c := newCast(t)
@@ -408,8 +408,8 @@ func tooMuch() []struct{ field, sql string } {
 	}
 }
 
-// F-15, X-7: drover_enqueue and drover_enqueue_many refuse quickly what a producer may not store, and name the field.
-// The table refuses, whoever writes to it, what would be costly to read.
+// F-15, X-7: drover_enqueue and drover_enqueue_many quickly refuse values that a producer may not store, and name the
+// field. The table refuses from everybody the values that would be costly to read.
 func TestDoorsAreShut(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -469,7 +469,7 @@ func TestDoorsAreShut(t *testing.T) {
 			continue
 		}
 		if tc.sql == `'{"drover:follow_up": 1}'::jsonb` {
-			continue // what a follow-up has
+			continue // a follow-up's own
 		}
 		_, inserted := c.Exec(t.Context(), `insert into jobs (kind, `+tc.field+`) values ('k', `+column+`)`)
 		c.exec(t, `insert into jobs (kind) values ('k')`)
@@ -529,7 +529,8 @@ func TestDoorsSeeWhatIsCompressed(t *testing.T) {
 	}
 }
 
-// F-15, E-7: what is accepted at the bounds, by SQL or by a Client, can be claimed, read and discarded with its follow-ups.
+// F-15, E-7: a job that is accepted at the bounds, by SQL or by a Client, can be claimed, read and discarded with its
+// follow-ups.
 func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	t.Parallel()
 	slow(t)

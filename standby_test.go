@@ -122,8 +122,8 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	return r.ID, groups[0].Fingerprint
 }
 
-// wantReadsOnly calls each method of the client: one that reads works and finds something, one that changes something
-// fails because of the server.
+// wantReadsOnly calls each method of the client. A method that reads works and finds something. A method that changes
+// something fails because of the server.
 func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 	t.Helper()
 	ctx, c := t.Context(), db.client

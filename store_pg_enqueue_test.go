@@ -71,8 +71,8 @@ func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 
 func (tr *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// E-5, E-9: a plain job takes no function where the role may write to jobs. One that may not, or may not see who sleeps,
-// is refused once; what it enqueues is there once, and wakes.
+// E-5, E-9: a plain job is enqueued without a function if the role may write to jobs. If the role may not, or may not
+// see who sleeps, it is refused once. Its job is there once all the same, and wakes a supervisor.
 func TestPlainJobsTakeNoFunction(t *testing.T) {
 	t.Parallel()
 	direct, byFunction := []string{sqlEnqueuePlain, sqlWakeAsleep}, []string{sqlEnqueue, sqlWakeNow}
@@ -398,8 +398,8 @@ func TestReceiptsAreRows(t *testing.T) {
 	}
 }
 
-// E-13: a trigger that drops some rows of a batch, or lets a row in under another id, refuses all of it; one that changes
-// what it may change refuses nothing, and the batch still goes by COPY.
+// E-13: a trigger that drops some rows of a batch, or lets a row in under another id, refuses all of it. A trigger that
+// changes only columns that it may change refuses nothing, and the batch still goes by COPY.
 func TestATriggerInABatch(t *testing.T) {
 	t.Parallel()
 	tr := &tracer{}

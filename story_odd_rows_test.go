@@ -218,7 +218,7 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 		cursed int // of the first jobs
 		do     func(*testing.T, *testDB) (BulkResult, error)
 		event  string
-		left   string // those that were not changed
+		left   string // the jobs that were not changed
 	}{
 		{"cancel", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
 			t.Helper()

@@ -21,7 +21,7 @@ import (
 	"github.com/drover-queue/drover/internal/engine"
 )
 
-// eventLog is a subscriber that remembers what it was told. The zero value is ready.
+// eventLog is a subscriber that remembers its events. The zero value is ready.
 type eventLog struct {
 	mu     sync.Mutex
 	events []loggedEvent
@@ -33,7 +33,7 @@ type loggedEvent struct {
 	Event
 }
 
-// endEvents are those of which every run that started has exactly one.
+// endEvents are the events of which every run that started has exactly one.
 func endEvents() []string {
 	return []string{"completed", "failed", "discarded", "snoozed", "cancelled", "released", "stale_settle", "parked"}
 }
@@ -62,7 +62,7 @@ func (l *eventLog) hooks() Hooks {
 	}
 }
 
-// of returns the events of one job; "" for those that are about none.
+// of returns the events of one job. For "" it returns the events that are about no job.
 func (l *eventLog) of(id string) []loggedEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -313,7 +313,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	}
 }
 
-// checkEndEvent looks for what every end event of its name must tell.
+// checkEndEvent checks the fields that every end event of its name must have.
 func checkEndEvent(t *testing.T, kind, supervisor string, e loggedEvent) {
 	t.Helper()
 	failed := e.name == "failed" || e.name == "discarded" && e.Reason != ReasonExpired
@@ -391,7 +391,7 @@ func TestAHookThatCallsGoexit(t *testing.T) {
 	eventually(t, func() bool { return started.Load() == 2 && completed.Load() == 2 })
 }
 
-// O-1: what the log says of each event, at its level, and never the args.
+// O-1: each event has its line in the log, at its level and never with the args.
 func TestEventsInTheLog(t *testing.T) {
 	t.Parallel()
 	var logged lockedBuffer
@@ -515,7 +515,7 @@ func TestAPanickingHookIsLogged(t *testing.T) {
 // brokenLog is a log handler that panics whenever it is called.
 type brokenLog struct{ slog.Handler }
 
-// A log handler that panics ends neither an enqueue, nor a run, nor the process. What it does not write is not lost.
+// A log handler that panics ends neither an enqueue, nor a run, nor the process. The lines that it does not write are not lost.
 func TestAPanickingLogHandler(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -725,8 +725,8 @@ func TestEventsKeepTheLabelsOfTheEnqueue(t *testing.T) {
 	}
 }
 
-// Two supervisors of one client, a subscriber that exits, one that panics, one that calls the client, one that is slow:
-// every subscriber gets each end event once, and the stop is quick.
+// Two supervisors have one client, with subscribers of which one exits, another panics, a third calls the client, and a
+// fourth is slow. Every subscriber gets each end event once, and the stop is quick.
 func TestEventsUnderStress(t *testing.T) {
 	t.Parallel()
 	slow(t)

@@ -21,7 +21,7 @@ import (
 
 const testMaxJSON = 64 << 10
 
-// jsonCase is one JSON text: what checkJSON says of it, "" for nothing, and whether Postgres takes it although
+// jsonCase is one JSON text, with the error of checkJSON, "" for none, and whether Postgres accepts it although
 // checkJSON does not.
 type jsonCase struct {
 	name, raw, refusal string
@@ -163,7 +163,8 @@ func checkInvalid(t *testing.T, err error, field, reason string) {
 	}
 }
 
-// Postgres takes and gives back whatever checkJSON accepts, and refuses what it refuses but for our own bounds.
+// Postgres takes and returns every text that checkJSON accepts. It refuses every text that checkJSON refuses, except
+// texts beyond our own bounds.
 func TestPostgresAgreesWithCheckJSON(t *testing.T) { // E-7
 	t.Parallel()
 	cases := jsonCases()

@@ -19,7 +19,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// E-10: what a handler is told about its job.
+// E-10: a handler gets these facts about its job.
 func TestTheHandlerSeesItsJob(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -288,7 +288,7 @@ func TestAnUnknownStrategyFallsBackToTheWorkers(t *testing.T) {
 	}
 }
 
-// what a Custom sees, and that a panic inside it leads to the default.
+// a Custom gets all of these arguments, and a panic inside it leads to the default.
 func TestACustomStrategySeesTheFailure(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -344,7 +344,7 @@ func (nulKind) Kind() string    { return "a\x00b" }
 func (kindPanics) Kind() string { panic("no kind") }
 func (noKind) Kind() string     { return "" }
 
-// What jsonb makes of args, and what a handler gets: as the documentation of Job and docs/sql.md say.
+// jsonb changes args as the documentation of Job and docs/sql.md say, and a handler gets them so.
 func TestArgsAsPostgresKeepsThem(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
@@ -405,7 +405,7 @@ func TestPointerArgs(t *testing.T) {
 	}
 }
 
-// Every mistake of a configuration is told at once, by the name of its field.
+// All mistakes of a configuration are reported together, each by the name of its field.
 func TestConfigurationMistakes(t *testing.T) {
 	t.Parallel()
 	db := newTestDBWith(t, Config{Logger: quiet()})

@@ -54,8 +54,8 @@ func TestOnAServer(t *testing.T) {
 	t.Run("interruption", func(t *testing.T) { interruption(t, server) })
 }
 
-// What a burn-down leaves behind shows that every job ran, and none twice: a burn that counts other than one call a job
-// is an error by itself.
+// The rows after a burn-down show that every job ran, and none twice. A burn that counts anything but one call a job is
+// an error by itself.
 func everyJobRunsExactlyOnce(t *testing.T, server *server) {
 	t.Helper()
 	const n = 2000
@@ -139,7 +139,7 @@ func (broken) insert(context.Context, int) error                     { return er
 func (broken) close(context.Context) error                           { return nil }
 func (broken) burn(context.Context, int, int) (time.Duration, error) { return 0, nil }
 
-// Every scenario gives all its figures, with a contender in the field that fails and one that is not there.
+// Every scenario gives all its figures, with a contender in the field that fails and another that is not there.
 func everyScenario(t *testing.T, server *server) {
 	t.Helper()
 	want := map[string][]string{
@@ -267,7 +267,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A name that there is not is answered with those that there are.
+// The error for an unknown name lists the known names.
 func TestParseTellsTheNames(t *testing.T) {
 	t.Parallel()
 	_, err := parse([]string{"--scenario", "nap"}, io.Discard)
@@ -278,7 +278,8 @@ func TestParseTellsTheNames(t *testing.T) {
 	}
 }
 
-// Who is in none of the chosen scenarios is neither warmed up nor told of; with nobody left there is nothing to start.
+// A contender that is in none of the chosen scenarios is neither warmed up nor reported. With nobody left there is
+// nothing to start.
 func TestTakingPart(t *testing.T) {
 	t.Parallel()
 	named := func(name string) []scenario {

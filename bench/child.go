@@ -16,7 +16,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Worker processes are this program again, told by its environment what to do. A child says "ready", runs a supervisor
+// Worker processes are this program again, with instructions in its environment. A child says "ready", runs a supervisor
 // from the line "go" to the end of its standard input, and says how many calls its handler got. So it ends when its
 // parent does, however that ends.
 const (

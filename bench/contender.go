@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// contender is a queue in a database of its own, from setUp to close. It is for one goroutine, but for enqueuer.
+// contender is a queue in a database of its own, from setUp to close. It is for one goroutine, except enqueuer.
 type contender interface {
 	// setUp migrates the empty database at url.
 	setUp(ctx context.Context, url string) error
@@ -22,7 +22,7 @@ type contender interface {
 	close(ctx context.Context) error
 }
 
-// What a scenario asks beyond a burn-down. A contender that does not answer takes no part in it.
+// The interfaces of scenarios beyond a burn-down. A contender without one takes no part in its scenario.
 type (
 	// failer burns n jobs down that all fail in their first attempt, and are retried 1 ms later.
 	failer interface {
@@ -36,7 +36,7 @@ type (
 
 	// idler runs workers on an empty queue and measures from the call that enqueues to the start of the handler, for one job
 	// at a time, each as long after the last one started as gaps say: enqueued by a client that runs no workers, then by the
-	// one that does, which need not ask the database who sleeps.
+	// client of the workers, which need not ask the database who sleeps.
 	idler interface {
 		latency(ctx context.Context, gaps []time.Duration) (apart, same []time.Duration, err error)
 	}
@@ -53,8 +53,8 @@ type (
 		enqueueMany(ctx context.Context, n, goroutines int) error
 	}
 
-	// liver runs workers, and once they have started a first job, producers store the numbered jobs of a live load; it tells
-	// the load when each has started.
+	// liver runs workers, and once they have started a first job, producers store the numbered jobs of a live load; it reports
+	// to the load when each has started.
 	liver interface {
 		live(ctx context.Context, l *live) error
 	}

@@ -28,12 +28,12 @@ var errInjected = errors.New("bench: injected failure")
 // insertChunk is how many jobs the Go contenders store in one transaction.
 const insertChunk = 10_000
 
-// droverQueue is drover, with completed jobs kept for ever or deleted at once.
+// droverQueue is drover, with completed jobs kept for ever or deleted immediately.
 type droverQueue struct {
 	keep   bool
 	pool   *pgxpool.Pool
 	client *drover.Client // enqueues, as an application's other processes do
-	runner *drover.Client // runs the supervisors: what it enqueues itself would wake them past the database
+	runner *drover.Client // runs the supervisors; its own enqueues would wake them without the database
 	first  string         // ids of the last insert are greater
 }
 

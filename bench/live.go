@@ -18,7 +18,7 @@ type liveLoad struct {
 	lasts         time.Duration
 }
 
-// producers of each kind; with those of the pool left over for the queue.
+// producers of each kind; the pool has connections left over for the queue.
 const liveProducers = 8
 
 // live notes when each of a load's jobs was committed and when it started. The jobs are numbered, the late ones last; in

@@ -1,5 +1,5 @@
-// Command bench compares job queues side by side on one Postgres that it starts, and tells what it found as a table, as
-// JSON and as plots. The README beside it says what is compared and how.
+// Command bench compares job queues side by side on one Postgres that it starts, and reports the results as a table, as
+// JSON and as plots. README.md in this directory describes the comparisons.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process at once
+	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process immediately
 	var err error
 	if os.Getenv(envChild) != "" {
 		err = runChild(ctx, os.Getenv, os.Stdin, os.Stdout)
@@ -98,7 +98,7 @@ func among(values *[]string, names []string) func(string) error {
 	}
 }
 
-// chosen is those of all whose name was given; no name means all.
+// chosen returns the elements of all whose names were given. No name means all.
 func chosen[T any](all []T, names []string, name func(T) string) []T {
 	return slices.DeleteFunc(all, func(v T) bool { return len(names) > 0 && !slices.Contains(names, name(v)) })
 }
@@ -106,7 +106,7 @@ func chosen[T any](all []T, names []string, name func(T) string) []T {
 // errFailed reports that the figures are not complete.
 var errFailed = errors.New("a contender failed")
 
-// run measures and tells. After a Ctrl-C it tells what it has.
+// run measures and reports. After a Ctrl-C it reports the results so far.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	o, err := parse(args, stderr)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// What the Go contenders share: how a burn-down's end is found, how waits are measured.
+// The Go contenders share how a burn-down's end is found and how waits are measured.
 
 // openPool gives every Go contender the same number of connections.
 func openPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
@@ -97,7 +97,7 @@ func burnDown(
 	return last.Sub(began), checkCalls(calls.Load(), n*attempts)
 }
 
-// backlog is the jobs behind the id first of which sql tells whether any is unfinished.
+// backlog is the jobs behind the id first. sql returns whether any of them is unfinished.
 type backlog struct {
 	pool  *pgxpool.Pool
 	sql   string

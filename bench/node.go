@@ -8,7 +8,7 @@ import (
 	"github.com/drover-queue/drover/bench/peers"
 )
 
-// nodeQueue is a queue that runs on Node.js. How many jobs it runs at once is among its settings in package peers.
+// nodeQueue is a queue that runs on Node.js. Package peers sets how many jobs it runs at the same time.
 type nodeQueue struct {
 	name string
 	peer *peers.Peer

@@ -113,7 +113,7 @@ type ratio struct {
 	lower       bool // the figure is better when it is lower
 }
 
-// ratiosOf leaves out those of which a side is missing.
+// ratiosOf leaves out the ratios of which a side is missing.
 func ratiosOf(ratios []ratio, results []Result) []RatioValue {
 	values := []RatioValue{}
 	find := func(contender, name string) (Figure, bool) {

@@ -83,7 +83,8 @@ func TestNumber(t *testing.T) {
 	}
 }
 
-// exampleReport has of everything one: rounds, a contender that is not there, one that failed, ratios, an interruption.
+// exampleReport has one of everything: rounds, a contender that is not there, a contender that failed, ratios, an
+// interruption.
 func exampleReport() *Report {
 	rate := func(median, low, high float64) []Figure {
 		return []Figure{{Name: figureBurn, Unit: jobsPerSecond, Values: []float64{low, median, high}, Median: median, Min: low, Max: high}}
@@ -162,7 +163,7 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-// A reader that has gone away is told as the report's error, not swallowed.
+// A reader that has gone away is an error of the report, and not swallowed.
 func TestReportToAClosedPipe(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe()

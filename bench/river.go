@@ -16,8 +16,8 @@ import (
 	"github.com/drover-queue/drover/internal/drive"
 )
 
-// riverQueue is River. Its settings are those of its own bench command with the shortest fetch cooldown it takes, or its
-// defaults with the 100 workers of its documentation's examples.
+// riverQueue is River. It has the settings of its own bench command with the shortest fetch cooldown that it takes, or
+// its defaults with the 100 workers of its documentation's examples.
 type riverQueue struct {
 	defaults bool
 	pool     *pgxpool.Pool

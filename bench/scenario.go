@@ -19,7 +19,7 @@ import (
 type scenario struct {
 	name  string
 	title func(sizes) string
-	notes []string // what to know when reading the figures
+	notes []string // for readers of the figures
 
 	contenders []string // that take part in it
 	rounds     func(asked int) int
@@ -119,9 +119,9 @@ const (
 	figureBuffersShare = "claim, full / empty"
 )
 
-// What stands before the name of a percentile.
+// The words before the name of a percentile.
 const (
-	everyJob    = "" // where there are no others to tell them from
+	everyJob    = "" // where there are no other jobs
 	allJobs     = "all, "
 	lateCommits = "late commits, "
 	sameClient  = "same client, "
@@ -289,7 +289,7 @@ func runBurn(ctx context.Context, t *trial) error {
 }
 
 // runHeld burns down in an empty table, behind the rows that many jobs have left, and behind as many more that a snapshot
-// pins: what the rows cost and what the snapshot costs are told apart. The workers that are timed have made the dead rows.
+// pins. So the cost of the rows and the cost of the snapshot are separate figures. The workers that are timed have made the dead rows.
 func runHeld(ctx context.Context, t *trial) error {
 	free, err := t.burnSteadily(ctx, t.Jobs/10)
 	if err != nil {
@@ -324,8 +324,8 @@ func (t *trial) burnSteadily(ctx context.Context, behind int) (rate float64, err
 	return rate * float64(t.Jobs) / float64(behind+t.Jobs), err
 }
 
-// runLate lets the dead rows get old, as those of a snapshot are that has been held for long: a sweep of the last 20 s
-// reads all that are younger.
+// runLate lets the dead rows get old, like the dead rows under a snapshot that has been held for long. A sweep of the
+// last 20 s reads all younger rows.
 func runLate(ctx context.Context, t *trial) error {
 	release, err := hold(ctx, t.url)
 	if err != nil {

@@ -62,7 +62,8 @@ func (s *server) close(ctx context.Context) error {
 	return s.cluster.Close()
 }
 
-// createDatabase makes an empty database and returns its URL, and what drops it whoever is still connected.
+// createDatabase makes an empty database and returns its URL, and a function that drops it even if sessions are still
+// connected.
 func (s *server) createDatabase(ctx context.Context) (_ string, drop func() error, err error) {
 	s.made++
 	name := fmt.Sprintf("bench_%d", s.made)
@@ -89,7 +90,7 @@ func (s *server) createDatabase(ctx context.Context) (_ string, drop func() erro
 	}, nil
 }
 
-// settle brings a database into the state of one that has been there for a while, right after a checkpoint.
+// settle brings a database into the state of a database that has been there for a while, right after a checkpoint.
 func settle(ctx context.Context, url string) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -142,7 +143,7 @@ func (s *server) describe(ctx context.Context, r *Report) error {
 	return err
 }
 
-// Machine is the hardware, as far as the system tells.
+// Machine is the hardware, as far as the system shows it.
 type Machine struct {
 	CPUs   int    `json:"cpus"`
 	CPU    string `json:"cpu"`
@@ -171,7 +172,7 @@ func procField(path, name string) string {
 	return "unknown"
 }
 
-// versions are those of what is compared.
+// versions are the versions of the contenders.
 func versions() map[string]string {
 	v := map[string]string{"go": runtime.Version(), "drover": "this working tree"}
 	info, ok := debug.ReadBuildInfo()

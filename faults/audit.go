@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// sqlAudit makes the database record what happens, beside the library.
+// sqlAudit makes the database record what happens, independently of the library.
 const sqlAudit = `
 create function right_time() returns timestamptz language sql as $$
 	select clock_timestamp() - coalesce(nullif(current_setting('faults.clock_error', true), ''), '0')::interval

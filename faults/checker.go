@@ -65,7 +65,7 @@ func (j *jobHistory) deleted() bool {
 	return slices.ContainsFunc(j.versions, func(v version) bool { return v.Op == "DELETE" })
 }
 
-// lost is I1: what was acknowledged is there, or was deleted by the library's own hand, which the audit saw.
+// lost is I1: each acknowledged job is there, or the audit saw the library itself delete it.
 func lost(_ *policy, j *jobHistory) []string {
 	if j.said("ok") && j.row == nil && !j.deleted() {
 		return []string{"acknowledged, but not in the table"}
@@ -73,9 +73,9 @@ func lost(_ *policy, j *jobHistory) []string {
 	return nil
 }
 
-// unasked is I2: what failed is not there, what is unknown at most once.
+// unasked is I2: a job whose enqueue failed is not there. A job whose enqueue is unknown is there at most once.
 func unasked(_ *policy, j *jobHistory) (broken []string) {
-	inserts, deletes := 0, 0 // what an operator puts into the archive and takes out of it again is deleted and inserted
+	inserts, deletes := 0, 0 // an operator's archiving deletes a row, and restoring inserts it again
 	for _, v := range j.versions {
 		switch v.Op {
 		case "INSERT":
@@ -88,7 +88,7 @@ func unasked(_ *policy, j *jobHistory) (broken []string) {
 	for _, c := range j.calls {
 		answered[c.What]++
 	}
-	unsure := answered["invoke"] - answered["ok"] - answered["fail"] // without an answer, or with one that says so
+	unsure := answered["invoke"] - answered["ok"] - answered["fail"] // without an answer, or with an answer that leaves it open
 	switch {
 	case inserts-deletes > 1:
 		broken = append(broken, fmt.Sprintf("stored %d times, deleted %d times", inserts, deletes))
@@ -184,7 +184,7 @@ func kept(all []entry) (texts []string) {
 // entry is one of a job's errors.
 type entry struct {
 	text     string
-	operator bool // what was done to the job between its runs
+	operator bool // somebody changed the job between its runs
 }
 
 // misreported is I6, for jobs that are not discarded too: their errors are there just so.
@@ -192,7 +192,7 @@ func misreported(p *policy, j *jobHistory) (broken []string) {
 	if j.row == nil {
 		return nil
 	}
-	failures, ended := 0, 0 // ended: runs of jobs that an operator discarded meanwhile, which their workers tell of
+	failures, ended := 0, 0 // ended: runs of jobs that an operator discarded meanwhile, which their workers report
 	var entries []entry
 	for was, is := range j.steps() {
 		switch is.ErrorsTotal - was.ErrorsTotal {
@@ -237,7 +237,7 @@ func (j *jobHistory) returned(text string) bool {
 	return slices.ContainsFunc(j.notes, func(n note) bool { return n.What == "end" && n.Err == text })
 }
 
-// acceptedStale is I7. Two witnesses: who wrote the version that ended a run, and what each supervisor was told.
+// acceptedStale is I7. There are two witnesses: the writer of the version that ended a run, and each supervisor's events.
 func acceptedStale(_ *policy, j *jobHistory) (broken []string) {
 	type outcome struct{ supervisor, what string }
 	claimer := ""

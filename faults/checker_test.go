@@ -116,7 +116,7 @@ func (l *life) fail(ms int, text string, delay time.Duration) {
 	l.keepRow()
 }
 
-// discard makes the last failure one that ended the job.
+// discard makes the last failure end the job.
 func (l *life) discard() {
 	last := &l.h.versions[len(l.h.versions)-1]
 	last.State, l.v.State = "discarded", "discarded"

@@ -25,11 +25,11 @@ type history struct {
 	gauges []note      // workers, twice a second
 	sizes  []tableSize // of jobs, where the scenario measures it
 	waits  []wait      // for locks, where the scenario samples them
-	races  []string    // what the race detector said
+	races  []string    // reports of the race detector
 
 	deadlocks int // that the server has counted since its start
-	victims   int // lines in the logs of workers and producers that tell of one
-	wentBack  int // lines that tell of a database that went back
+	victims   int // lines about a deadlock in the logs of workers and producers
+	wentBack  int // lines about a database that went back
 
 	faults    []fault
 	resources *resources // nil: not measured
@@ -132,12 +132,12 @@ type wait struct {
 // fault is one thing done to the system.
 type fault struct {
 	What   string    `json:"what"`
-	Worker string    `json:"worker,omitempty"` // whom it hit, if one
+	Worker string    `json:"worker,omitempty"` // the worker that it hit, if it hit one
 	Count  int       `json:"count"`
 	Begun  time.Time `json:"begun"`
 	Ended  time.Time `json:"ended"`
 
-	Forgotten time.Time `json:"forgotten,omitzero"` // what was committed after this is forgotten; zero: nothing is
+	Forgotten time.Time `json:"forgotten,omitzero"` // the database has forgotten all later commits; zero: none
 }
 
 // resources are gauges before the load and after it.
@@ -202,7 +202,7 @@ func readJournals[T any](dir, prefix string) (lines []T, err error) {
 	return lines, nil
 }
 
-// countLines tells how many lines hold a text, in all files of a directory whose names begin so.
+// countLines counts the lines that contain a text, in all files of a directory whose names begin with a prefix.
 func countLines(dir, text string, prefixes ...string) (n int, err error) {
 	for _, prefix := range prefixes {
 		names, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
@@ -278,7 +278,7 @@ func (h *history) byJob() []*jobHistory {
 	return sorted
 }
 
-// story tells the job's life from all sources, in the order of their clocks.
+// story describes the job's life from all sources, in the order of their clocks.
 func (j *jobHistory) story() []string {
 	type line struct {
 		at   time.Time

@@ -7,7 +7,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// task is a job of the load. What a run does follows from Seed and the attempt, in whatever process it runs.
+// task is a job of the load. A run's behavior follows from Seed and the attempt, in whatever process it runs.
 type task struct {
 	Seed uint64 `json:"seed"`
 	Do   string `json:"do,omitempty"`   // "": an effect outside; tx: one in the database too; else see misbehave
@@ -76,7 +76,7 @@ func (l *load) newTask(rng *rand.Rand) task {
 	return t
 }
 
-// fails tells whether a run fails.
+// fails reports whether a run fails.
 func (t *task) fails(attempt int, share float64) bool {
 	return t.Dead || rand.New(rand.NewPCG(t.Seed, uint64(attempt))).Float64() < share //nolint:gosec // small and positive
 }

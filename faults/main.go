@@ -113,9 +113,9 @@ func choose(only string) (chosen []scenario, err error) {
 	return chosen, nil
 }
 
-// run takes the scenarios in lanes, the longest first, and afterwards one by one those that need the machine for
-// themselves. Those with much load follow one another in the first lane, and in the second once the others are done: three
-// of them are more than two cores can do.
+// run takes the scenarios in lanes, the longest first. Afterwards it runs the scenarios that need the machine for
+// themselves, one by one. Scenarios with much load follow one another in the first lane, and in the second once the
+// others are done, because three of them are more than two cores can do.
 func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report) error {
 	chosen = slices.DeleteFunc(chosen, func(sc scenario) bool { return r.has(sc.id) })
 	s.prepare(ctx, chosen)
@@ -153,7 +153,7 @@ func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report
 	return errors.Join(errs...)
 }
 
-// lightLoad is what a scenario may ask for, in jobs a second, to run beside one that asks for more.
+// lightLoad is how many jobs a second a scenario may ask for, if it is to run next to a scenario that asks for more.
 const lightLoad = 50
 
 func queueOf(scenarios []scenario) <-chan scenario {

@@ -20,7 +20,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// producerSpec is what a producer process is told.
+// producerSpec is the configuration of a producer process.
 type producerSpec struct {
 	URL, Name, Dir string
 	Seed           uint64
@@ -29,7 +29,7 @@ type producerSpec struct {
 }
 
 const (
-	enqueuers      = 4 // one that waits for its deadline must not stop the producer
+	enqueuers      = 4 // an enqueue that waits for its deadline must not stop the producer
 	enqueueTimeout = 5 * time.Second
 )
 
@@ -93,7 +93,7 @@ func (spec *producerSpec) enqueue(client *drover.Client, log *journal, t task) {
 	}
 }
 
-// answerOf says what an error tells of an enqueue. An error of severity ERROR rolled it back; FATAL and a lost
+// answerOf says how an enqueue with this error ended. An error of severity ERROR rolled it back; FATAL and a lost
 // connection leave it open.
 func answerOf(err error) string {
 	var db *pgconn.PgError
@@ -143,7 +143,7 @@ func connectClient(ctx context.Context, url, name string, most int) (*drover.Cli
 	return client, pool, err
 }
 
-// quietClient logs nothing: what happens to jobs stands in the journals.
+// quietClient logs nothing: the journals have the jobs' lives.
 func quietClient(pool *pgxpool.Pool) (*drover.Client, error) {
 	return drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 }

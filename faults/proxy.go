@@ -19,12 +19,12 @@ type proxy struct {
 	server string // where new connections go
 	pairs  map[*pair]bool
 	open   chan struct{} // closed while bytes pass
-	heard  chan struct{} // closed while those of listeners do
+	heard  chan struct{} // closed while connections of listeners do
 	heards int           // connections that have sent LISTEN
 	hung   int           // of these, those with bytes that did not pass
 	steal  int           // so many replies to COMMIT are still to be dropped
 	stolen int
-	most   int // connections at once
+	most   int // connections at the same time
 	closed bool
 }
 
@@ -68,7 +68,7 @@ func (p *proxy) close() {
 	p.done.Wait()
 }
 
-// cut resets all connections and tells how many there were.
+// cut resets all connections and returns how many there were.
 func (p *proxy) cut() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,7 +106,7 @@ func (p *proxy) hangListeners(on bool) {
 	shut(&p.heard, on)
 }
 
-// shut makes a gate one that opens later, or opens it.
+// shut makes a gate open later, or opens it.
 func shut(gate *chan struct{}, on bool) {
 	select {
 	case <-*gate:
@@ -120,7 +120,7 @@ func shut(gate *chan struct{}, on bool) {
 	}
 }
 
-// listeners counts the connections that have sent LISTEN so far, and those that hung for it.
+// listeners counts the connections that have sent LISTEN so far, and the connections that hung because of it.
 func (p *proxy) listeners() (all, hung int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

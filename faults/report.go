@@ -33,7 +33,7 @@ type result struct {
 	Violations []violation `json:"violations,omitempty"`
 }
 
-// count fills in what the history tells without judging.
+// count fills in the history's numbers, without judging them.
 func (r *result) count(h *history) {
 	jobs := h.byJob()
 	if len(h.faults) > 0 {
@@ -128,12 +128,12 @@ func (r *report) resume() error {
 	return nil
 }
 
-// has tells whether a scenario has run.
+// has reports whether a scenario has run.
 func (r *report) has(id string) bool {
 	return slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == id })
 }
 
-// passed tells whether all of these have.
+// passed reports whether all of these have passed.
 func (r *report) passed(chosen []scenario) bool {
 	return !slices.ContainsFunc(chosen, func(sc scenario) bool {
 		return !slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == sc.id && s.Verdict == "pass" })
@@ -180,7 +180,7 @@ func (r *report) write() error {
 			s.Jobs, s.Runs, s.Duplicates, s.Refused, s.Lost, s.Recovery, s.Seconds, s.Verdict)
 	}
 	for i := range r.Scenarios {
-		r.Scenarios[i].tell(&b)
+		r.Scenarios[i].violated(&b)
 	}
 	return os.WriteFile(filepath.Join(r.dir, "report.md"), []byte(b.String()), 0o644)
 }
@@ -209,8 +209,8 @@ func total(scenarios []result) result {
 	return sum
 }
 
-// tell describes what a scenario that failed has broken.
-func (r *result) tell(b *strings.Builder) {
+// violated describes the invariants that a failed scenario has broken.
+func (r *result) violated(b *strings.Builder) {
 	if r.Verdict == "pass" {
 		return
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// scenario is one row of the list that the README tells of.
+// scenario is one row of the list that the README describes.
 type scenario struct {
 	id, what     string
 	quick, full  int  // rounds
@@ -21,13 +21,13 @@ type scenario struct {
 	tag          string                                    // workers are built with it; empty: they are this program
 	racy         bool                                      // its handlers race on purpose
 	unmeasured   bool                                      // workers change, so there is nothing to compare resources with
-	clock        bool                                      // the server's clock and those of some workers are wrong
+	clock        bool                                      // the clocks of the server and of some workers are wrong
 	own          bool                                      // it needs a cluster of its own, of which nothing is left in the end
 	dirty        bool                                      // runs return texts that no row can hold
 	change       func(l *load, full bool)                  // of the usual load; nil: none
-	before       func(ctx context.Context, w *world) error // in the place of migrations.Up
+	before       func(ctx context.Context, w *world) error // instead of migrations.Up
 	run          func(ctx context.Context, w *world, rounds int) error
-	extra        func(h *history) []string // what else must hold; nil: nothing
+	extra        func(h *history) []string // returns violations of other rules; may be nil
 }
 
 // scenarios are all of them, in the order of worth.

@@ -78,8 +78,8 @@ func (w *world) setClockError(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// stepClock moves the server's clock on and back in turn, and last on: what was enqueued under a clock that went ahead is
-// due when it gets there again. Between steps a worker whose own clock is wrong sleeps until others have its jobs.
+// stepClock moves the server's clock on and back in turn, and last on. A job that was enqueued under a clock that went
+// ahead is due when the clock gets there again. Between steps a worker whose own clock is wrong sleeps until others have its jobs.
 func stepClock(ctx context.Context, w *world, rounds int) error {
 	last := rounds / 2 * 2
 	for n := range last + 1 {
@@ -109,8 +109,8 @@ const (
 )
 
 // stepClockBack moves the server's clock on by an hour and back, while a backlog is due that it was on. The backlog waits
-// then: by the clock it is not due. What is enqueued meanwhile runs, and health names the step and the jobs. Once the
-// clock is where it was the backlog runs.
+// then: by the clock it is not due. New jobs run meanwhile, and health names the step and the jobs. Once the
+// clock is where it was, the backlog runs.
 func stepClockBack(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := w.moveClock(ctx, longStep); err != nil {
@@ -176,7 +176,7 @@ func (w *world) moveClock(ctx context.Context, to time.Duration) error {
 }
 
 // clocksChangeNothing holds where the workers' clocks were as wrong as they should be, no run is blamed on the death of a
-// process that did not sleep, and what was due at once began soon but for what the server's clock has put off.
+// process that did not sleep, and each job that was due immediately began soon, unless the server's clock put it off.
 func clocksChangeNothing(h *history) (broken []string) {
 	wrong := map[string]bool{}
 	for _, j := range h.byJob() {

@@ -179,9 +179,9 @@ func stormLasts(jobs int) (lead, spread time.Duration) {
 	return 2 * time.Second, 10 * time.Second
 }
 
-// storm lets jobs fail at once, beside the usual load, and waits until their retries are done.
+// storm lets jobs fail together, next to the usual load, and waits until their retries are done.
 func storm(ctx context.Context, w *world, jobs int) error {
-	if err := pause(ctx, 3*time.Second); err != nil { // what claimsKeepUp compares with
+	if err := pause(ctx, 3*time.Second); err != nil { // claimsKeepUp compares with this
 		return err
 	}
 	lead, spread := stormLasts(jobs)
@@ -203,7 +203,7 @@ func storm(ctx context.Context, w *world, jobs int) error {
 		`select not exists (select from jobs where finalized_at is null and errors_total > 0)`)
 }
 
-// stormIsFlat holds where no second has more retries due than a fifth above an even spread: 2 % of those of a minute.
+// stormIsFlat holds where no second has more retries due than a fifth above an even spread: 2 % of a minute's retries.
 func stormIsFlat(h *history) (broken []string) {
 	var dues []time.Time
 	for _, j := range h.byJob() {

@@ -26,7 +26,7 @@ func herdScenarios() []scenario {
 	}}
 }
 
-// What must hold next to 64 idle supervisors.
+// The bounds next to 64 idle supervisors.
 const (
 	herdSize      = 64
 	herdSlots     = 10

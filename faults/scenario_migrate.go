@@ -73,8 +73,8 @@ func runMigrator() error {
 	return applyNext(ctx, pool)
 }
 
-// nextMigration stands for one that a later version brings, until there is one: it takes the locks that a column, an
-// index and a function made anew need.
+// nextMigration stands for a migration of a later version, until there is one. It takes the locks that a new column, a
+// new index and a replaced function need.
 const nextMigration = `-- +goose Up
 select drover_lock_tables('{jobs,queues}');
 alter table jobs add column later text;
@@ -123,7 +123,7 @@ func applyNext(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
-// migrators runs so many migrating processes at once, on one database.
+// migrators runs so many migrating processes together, on one database.
 func (w *world) migrators(database string, n int, next bool) error {
 	all := make([]*child, n)
 	var errs []error
@@ -185,7 +185,7 @@ select string_agg(what, E'\n' order by what) from (
 	select 'version ' || version_id || ' ' || count(*) from drover_goose_version group by version_id
 ) as all_of_it (what)`
 
-// migrateEmpty has so many processes migrate a new database, and tells what is in it then.
+// migrateEmpty has so many processes migrate a new database, and returns what is in it then.
 func (w *world) migrateEmpty(ctx context.Context, name string, processes int) (schema string, err error) {
 	name = "faults_S-6_" + name
 	if _, err := w.pool.Exec(ctx, fmt.Sprintf(`create database %q`, name)); err != nil {
@@ -208,8 +208,8 @@ func (w *world) migrateEmpty(ctx context.Context, name string, processes int) (s
 	return schema, err
 }
 
-// migrateUnderLoad deploys: four processes of this version migrate while those of the old one work, then both work, and
-// then the old ones stop.
+// migrateUnderLoad deploys: four processes of this version migrate while processes of the old version work. Then both
+// work, and then the old ones stop.
 func (w *world) migrateUnderLoad(ctx context.Context) error {
 	if err := pause(ctx, 2*time.Second); err != nil {
 		return err

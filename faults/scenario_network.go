@@ -63,7 +63,7 @@ func cutConnections(ctx context.Context, w *world, rounds int) error {
 			return err
 		}
 	}
-	const own = 3 // of a supervisor beside the pool, and as many again for cancel requests and connections on their way out
+	const own = 3 // of a supervisor besides the pool, and three for cancel requests and connections on their way out
 	if _, most := w.workerNet.counts(); most > w.load.Workers*(w.load.Slots+poolSpare+2*own) {
 		return fmt.Errorf("%d connections at once", most)
 	}
@@ -129,7 +129,7 @@ func loseReplies(ctx context.Context, w *world, replies int) error {
 	return errors.Join(err, failed)
 }
 
-// hangListener lets connections hang from their LISTEN on, and those that replace them. Jobs come one by one, before
+// hangListener lets connections hang from their LISTEN on, and their replacements as well. Jobs come one by one, before
 // the fault, under it and after it, each to a supervisor that sleeps.
 func hangListener(ctx context.Context, w *world, rounds int) error {
 	net := w.workerNet
@@ -189,7 +189,7 @@ func (w *world) wakeUps(ctx context.Context, jobs int, later time.Duration) erro
 	return nil
 }
 
-// pollsGoOn holds where jobs start at once while a notification can be heard, and within a poll while none can.
+// pollsGoOn holds if jobs start immediately while a notification can be heard, and within a poll while none can.
 func pollsGoOn(h *history) (broken []string) {
 	const atOnce = 200 * time.Millisecond
 	for i, f := range h.faults {

@@ -29,10 +29,10 @@ func operatorScenarios() []scenario {
 	}
 }
 
-// redriveRate is that of L-2, in jobs a second.
+// redriveRate is the rate of L-2, in jobs a second.
 func redriveRate(jobs int) float64 { return max(200, float64(jobs)/90) }
 
-// redrivePaced redrives dead jobs. Whoever made jobs due last is killed after each third of them.
+// redrivePaced redrives dead jobs. After each third of them it kills the process that made jobs due last.
 func redrivePaced(ctx context.Context, w *world, jobs int) error {
 	if _, err := w.enqueue(ctx, w.many(jobs, 1, "fail"), drover.EnqueueOpts{MaxAttempts: 1}); err != nil {
 		return err
@@ -138,11 +138,11 @@ type operator struct {
 	pool    *pgxpool.Pool
 	rng     *rand.Rand
 	name    string
-	verb    func(ctx context.Context, o *operator) (int64, error) // tells how many rows it changed
+	verb    func(ctx context.Context, o *operator) (int64, error) // returns how many rows it changed
 	changed int64
 }
 
-// operators are those that L-5 lets meet.
+// operators are the verbs that L-5 runs against one another.
 func (w *world) operators(client *drover.Client, pool *pgxpool.Pool) []*operator {
 	all := []*operator{
 		{name: "cancel many", verb: many((*drover.Client).CancelMany)},
@@ -265,7 +265,7 @@ func lock(ctx context.Context, o *operator) (n int64, err error) {
 	return n, nil
 }
 
-// huntDeadlocks lets operators work for as many seconds, beside the usual load and while workers are killed.
+// huntDeadlocks lets operators work for as many seconds, next to the usual load and while workers are killed.
 func huntDeadlocks(ctx context.Context, w *world, seconds int) error {
 	client, pool, err := connectClient(ctx, w.url, "operator", 16)
 	if err != nil {

@@ -60,8 +60,8 @@ func (w *worker) ticked(ctx context.Context, job *drover.Job, t tick) error {
 	return err
 }
 
-// tickOn kills workers, then all of them at once. Up to there no tick may be left out but those that must wait for the
-// schedule's last job, or come due with a newer one. Then the clock goes forward, back, and forward again.
+// tickOn kills workers, then all of them together. Up to there a tick may be left out only if it must wait for the
+// schedule's last job, or comes due with a newer tick. Then the clock goes forward, back, and forward again.
 func tickOn(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := errors.Join(pause(ctx, time.Second), w.kill(w.anyWorker())); err != nil {
@@ -97,7 +97,7 @@ func (w *world) pauseSchedules(ctx context.Context) error {
 // tally is what became of a schedule's ticks.
 type tally struct {
 	Name    string
-	Due     int64 // up to the last one that was dealt with: by arithmetic, not by what drover counts
+	Due     int64 // ticks up to the last one with a job or a skip: by arithmetic, not by drover's own count
 	Made    int64 // that have a job
 	Twice   int64 // that have several
 	Skipped int64 // that drover says it has left out
@@ -118,8 +118,8 @@ select p.name, round(extract(epoch from p.last_at - p.anchor) / 4)::bigint,
 	(select count(*) from ticked t where t.schedule = p.name and not exists (select from jobs j where j.id = t.job and (j.metadata->'drover:periodic'->>'tick')::timestamptz = t.tick))
 from drover_periodic p order by p.name`
 
-// ticksAreTold waits until the jobs of ticks have run, and holds where each tick made one job or is told to be left out. Of
-// the schedule that makes all ticks good at most so many may be.
+// ticksAreTold waits until the jobs of ticks have run, and holds if each tick made one job or is reported as skipped. Of
+// the schedule that catches up with all ticks, at most so many may be skipped.
 func (w *world) ticksAreTold(ctx context.Context, most int64) error {
 	err := w.eventually(ctx, "the jobs of ticks have run", time.Minute,
 		`select not exists (select from jobs where kind = 'tick' and finalized_at is null and scheduled_at < clock_timestamp() - interval '5 s')`)

@@ -38,7 +38,7 @@ type pooler struct {
 	stdin io.Closer
 }
 
-// execModes are pgx's. The first is one that every pooler knows.
+// execModes are pgx's. Every pooler can do the first.
 func execModes() []string {
 	return []string{"exec", "cache_describe", "simple_protocol", "cache_statement", "describe_exec"}
 }

@@ -74,7 +74,7 @@ type idRace struct {
 	task   task
 }
 
-// run fails unless the half that commits is told that one of them has stored the job, and no more than one.
+// run fails unless, of the half that commits, exactly one gets the answer that it has stored the job.
 func (r *idRace) run(ctx context.Context, order []int) error {
 	var ready, all sync.WaitGroup
 	start, errs, stored := make(chan struct{}), make([]error, racers), make([]bool, racers)

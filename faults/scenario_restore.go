@@ -26,8 +26,8 @@ func restoreScenarios() []scenario {
 	}
 }
 
-// restoreBackups copies the server's directory while the load is on, lets the work go on, and puts the copy in the place of
-// the directory. Connections are cut in between: then supervisors raise their epochs, and the database forgets that too.
+// restoreBackups copies the server's directory while the load is on, lets the work go on, and replaces the directory with
+// the copy. Connections are cut in between: then supervisors raise their epochs, and the database forgets that too.
 func restoreBackups(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -91,7 +91,7 @@ func (w *world) worksOn(ctx context.Context) error {
 	if err := w.recovered(ctx, time.Minute); err != nil {
 		return err
 	}
-	const most = 500 // a second, beside the load
+	const most = 500 // a second, in addition to the load
 	commits := func() (n int, err error) {
 		err = w.pool.QueryRow(ctx, `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`).Scan(&n)
 		return n, err
@@ -114,7 +114,7 @@ func (w *world) worksOn(ctx context.Context) error {
 // backup is a copy of the server's directory.
 type backup struct {
 	data string
-	at   time.Time // what was committed before this is in it
+	at   time.Time // it has all commits before this
 }
 
 // backUp copies the directory of the running server, as the manual says under "Making a Base Backup Using the Low Level API".
@@ -159,7 +159,7 @@ func (b *backup) write(name, text string) error {
 	return nil
 }
 
-// restore puts the copy in the place of the directory. Processes of the killed server that still end write to the old one.
+// restore replaces the directory with the copy. Processes of the killed server that still end write to the old one.
 func (b *backup) restore() error {
 	gone := b.data + ".gone"
 	return errors.Join(os.RemoveAll(gone), os.Rename(b.data, gone), os.Rename(b.copied(), b.data), os.RemoveAll(gone))

@@ -55,7 +55,7 @@ begin
 end
 $$`
 
-// badRow is one that no claim can take, or that reads oddly.
+// badRow is a row that no claim can take, or that reads oddly.
 type badRow struct{ name, columns, values string }
 
 func badRows() []badRow {
@@ -77,7 +77,7 @@ func badRows() []badRow {
 	}
 }
 
-// poisonRows inserts each poison under load, then all of them at once, then under a process that is killed, among the
+// poisonRows inserts each poison under load, then all of them together, then under a process that is killed, among the
 // dead jobs of a redrive, and among jobs that are pruned.
 func poisonRows(ctx context.Context, w *world, rounds int) error {
 	if _, err := w.pool.Exec(ctx, sqlUnguarded); err != nil {
@@ -299,8 +299,8 @@ const (
 	quickLease = 2 * time.Second
 )
 
-// notDelayed holds if 99 of 100 good jobs started within the bound, or at most twice as late as before. What a kill
-// delays is bounded elsewhere.
+// notDelayed holds if 99 of 100 good jobs started within the bound, or at most twice as late as before. The delay by
+// a kill is bounded elsewhere.
 func notDelayed(most time.Duration) func(*history) []string {
 	return func(h *history) []string {
 		before, after := h.startDelays()
@@ -387,7 +387,7 @@ insert into own select id from jobs where queue = 'pruned' limit 1`, `drop table
 	if err := w.recovered(ctx, 10*time.Second); err != nil {
 		return err
 	}
-	// What was put off or set aside runs once nothing refuses it any more.
+	// Jobs that were put off or set aside run once nothing refuses them any more.
 	err = w.eventually(ctx, "what was refused has run or is a dead letter", time.Minute, `
 with again as (update drover_set_aside set retry_at = now() where retry_at > now() returning 1),
 	due as (update jobs set scheduled_at = now() where class = 'refused' and state in ('scheduled', 'retryable') and scheduled_at > now() returning 1)

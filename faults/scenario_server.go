@@ -92,7 +92,7 @@ func killForgetfulServer(ctx context.Context, w *world, rounds int) error {
 
 // terminateBackends does so for as many seconds.
 func terminateBackends(ctx context.Context, w *world, seconds int) error {
-	const calm = 4 * time.Second // what keepsPace compares with
+	const calm = 4 * time.Second // keepsPace compares with this
 	if err := pause(ctx, calm); err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (w *world) lock(ctx context.Context, d time.Duration) error {
 }
 
 // holdSnapshot leaves a transaction open while no-op jobs leave so many dead rows behind, and compares how fast they are
-// worked off with a twin in which nobody has forgotten anything, in turn: what else the machine does meets both.
+// worked off with a twin in which nobody has forgotten anything, in turn, so that other work of the machine meets both.
 func holdSnapshot(ctx context.Context, w *world, dead int) (err error) {
 	twin, err := w.twin(ctx)
 	if twin != nil {
@@ -247,7 +247,7 @@ func keepsBeating(w, twin *world) error {
 // forgotten is the name of the session that holds a snapshot.
 const forgotten = "forgotten"
 
-// sideBySide works off as many no-op jobs in two worlds, one after the other, and tells how many a second.
+// sideBySide works off as many no-op jobs in two worlds, one after the other, and returns how many a second.
 func sideBySide(ctx context.Context, a, b *world, jobs int) (rateA, rateB float64, err error) {
 	if rateA, err = a.workOff(ctx, jobs); err != nil {
 		return 0, 0, err

@@ -114,7 +114,7 @@ const (
 )
 
 // nothingGrows holds where neither the workers that lived through it nor the table have grown. A run of less than two
-// minutes tells of the table only, and little.
+// minutes says little, and only of the table.
 func nothingGrows(h *history) (broken []string) {
 	byWorker := map[string][]note{}
 	for _, n := range h.gauges {

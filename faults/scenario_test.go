@@ -98,7 +98,7 @@ func TestRacesAndDeadlocksAreViolations(t *testing.T) {
 	}
 }
 
-// What a database forgot explains what followed from it, and nothing else.
+// A database that forgot commits explains only what followed from that.
 func TestForgottenCommitsExplain(t *testing.T) {
 	t.Parallel()
 	h := &history{

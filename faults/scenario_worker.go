@@ -227,7 +227,7 @@ where j.state = 'running' and (j.args->>'ms')::int > 1000 and a.writer = $1
 order by j.attempted_at limit 1`
 
 // sqlTakenOver is whether a run of worker $1 under its present lease was ended by another after $2, and its job completed by
-// another. What it left behind when it lost an earlier lease does not count.
+// another. Runs that it left behind with an earlier lease do not count.
 const sqlTakenOver = `
 select exists (
 	select from audit mine
@@ -239,7 +239,7 @@ select exists (
 		and mine.claimed_by = (select claimed_by from audit where writer = $1 and state = 'running' order by n desc limit 1)
 )`
 
-// zombiesAreRefused holds where a worker that woke had its handlers cancelled at once, because the lease was lost, and
+// zombiesAreRefused holds if a worker that woke had its handlers cancelled immediately, because the lease was lost, and
 // its outcomes refused.
 func zombiesAreRefused(h *history) (broken []string) {
 	for _, f := range h.faults {

@@ -19,7 +19,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// workerSpec is what a worker process is told.
+// workerSpec is the configuration of a worker process.
 type workerSpec struct {
 	URL, Name, Dir string
 	Load           load
@@ -102,7 +102,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 	return sup.Run(ctx) // the pool ends with the process: deaf handlers would keep its Close from returning
 }
 
-// hooks tell how the library says that runs ended.
+// hooks record how runs ended, as the library reports it.
 func (w *worker) hooks() drover.Hooks {
 	tell := func(what string) func(context.Context, drover.Event) {
 		return func(_ context.Context, e drover.Event) {

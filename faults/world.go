@@ -168,7 +168,7 @@ func (w *world) start(ctx context.Context) error {
 	if err := w.eventually(ctx, "all workers are up", 30*time.Second, `select count(*) = $1 from drover_supervisors`, w.load.Workers); err != nil {
 		return err
 	}
-	up := time.Now() // what was measured before is of processes that were starting
+	up := time.Now() // earlier figures are of processes that were starting
 	err := until(ctx, "all workers are measured", 30*time.Second, func() (bool, error) {
 		before, err := w.gauge(ctx, up)
 		w.resources.Before = before
@@ -221,7 +221,7 @@ func (w *world) startProducers() error {
 	return nil
 }
 
-// childErrors is a file: what a runtime says of a crash is many pages.
+// childErrors is a file, because a runtime's report of a crash has many pages.
 func (w *world) childErrors() *os.File {
 	if w.stderr == nil {
 		file, err := os.OpenFile(filepath.Join(w.dir, "stderr"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -347,7 +347,7 @@ func raceReports(name string) (found []string, err error) {
 	return found, err
 }
 
-// gauge reads what server and workers hold, of those that were measured after a time.
+// gauge reads what server and workers hold, as measured after a certain time.
 func (w *world) gauge(ctx context.Context, since time.Time) (g gauge, err error) {
 	err = w.pool.QueryRow(ctx, `
 select count(*), count(*) filter (where state like 'idle in transaction%'),
@@ -371,12 +371,12 @@ from pg_stat_activity where datname = current_database() and application_name ~ 
 	return g, nil
 }
 
-// notes are those of one worker so far.
+// notes are one worker's notes so far.
 func (w *world) notes(c *child) ([]note, error) {
 	return readJournals[note](w.dir, "notes-"+c.name+".")
 }
 
-// eventually polls until the database says yes. What fails meanwhile is tried again.
+// eventually polls until the database says yes. A query that fails is tried again.
 func (w *world) eventually(ctx context.Context, what string, atMost time.Duration, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
@@ -396,7 +396,7 @@ func (w *world) isSo(ctx context.Context, sql string, args ...any) (yes bool, er
 	return yes, err
 }
 
-// until polls until a condition holds that is not the database's to tell.
+// until polls until a condition holds that the database does not know.
 func until(ctx context.Context, what string, atMost time.Duration, yes func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()

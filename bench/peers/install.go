@@ -72,7 +72,7 @@ func findNode(ctx context.Context, lookPath func(string) (string, error)) (strin
 }
 
 // install returns the directory in cache that has the programs and their packages. Its name is their hash, and it
-// appears whole or not at all, whoever else is installing.
+// appears whole or not at all, even if other processes install too.
 func install(ctx context.Context, npm, cache string) (string, error) {
 	sub, err := fs.Sub(files, "node")
 	if err != nil {
@@ -119,8 +119,8 @@ func hash(files fs.FS) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)[:8]), err
 }
 
-// npmInstall installs what the lock file has, but for what is optional: that is compiled code for some platforms, which
-// npm ci wants in the lock file for all of them.
+// npmInstall installs the packages of the lock file, except the optional ones. These are compiled code for some
+// platforms, and npm ci wants them in the lock file for all platforms.
 func npmInstall(ctx context.Context, npm, dir string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, installLimit, fmt.Errorf("not done after %v", installLimit))
 	defer cancel()

@@ -49,7 +49,7 @@ func Open(ctx context.Context, name, url string) (*Peer, error) {
 	return p, nil
 }
 
-// preset returns the program that drives a peer, and what it is told.
+// preset returns the program that drives a peer, and its settings.
 //
 // graphile-worker's performance page has 24 jobs at a time, batches of completions without delay, and a local queue of
 // 500; with 2,000, a job takes a tenth less CPU. BullMQ's PostgreSQL page has 8 to 32 jobs at a time, connections for as

@@ -29,7 +29,7 @@ const (
 	largest = 1e15 // of what is drawn; there is no room for longer labels
 )
 
-// colour returns one of seven that people with any colour vision tell apart on white.
+// colour returns one of seven colours that people with any colour vision can distinguish on white.
 func colour(i int) string {
 	return [...]string{"#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#7f7f7f"}[i%7]
 }
@@ -45,7 +45,7 @@ func (d *drawing) rect(x, y, w, h float64, fill string) {
 	d.printf(`<rect x="%s" y="%s" width="%s" height="%s" fill="%s"/>`, px(x), px(y), px(w), px(h), fill)
 }
 
-// text puts the middle of the text's height at y; anchor is start, middle or end. What is wider than room is cut.
+// text puts the middle of the text's height at y; anchor is start, middle or end. Text that is wider than room is cut.
 func (d *drawing) text(x, y float64, anchor, fill, weight, s string, room float64) {
 	d.printf(`<text x="%s" y="%s" text-anchor="%s" fill="%s" font-weight="%s">%s</text>`,
 		px(x), px(y+0.35*size), anchor, fill, weight, escape(cut(s, room)))
@@ -55,7 +55,7 @@ func (d *drawing) printf(format string, args ...any) {
 	fmt.Fprintf(&d.body, format+"\n", args...)
 }
 
-// document is the whole drawing, height tall, under its title. What says what the numbers are.
+// document is the whole drawing, height tall, under its title. Its field What describes the numbers.
 func (d *drawing) document(title, what string, height float64) []byte {
 	var page drawing
 	page.printf(`<svg xmlns="http://www.w3.org/2000/svg" role="img" width="%s" height="%s" viewBox="0 0 %[1]s %[2]s"`+
@@ -81,9 +81,9 @@ type scale struct {
 	decimals        int
 }
 
-// newScale has about five ticks at round numbers. Its ends are among them, where it is told to go beyond the values.
+// newScale has about five ticks at round numbers. If it is to go beyond the values, its ends are among the ticks.
 func newScale(lowest, highest, from, to float64, beyond bool) scale {
-	if most := max(1, math.Abs(lowest), math.Abs(highest)); highest-lowest < 1e-9*most { // no labels tell them apart
+	if most := max(1, math.Abs(lowest), math.Abs(highest)); highest-lowest < 1e-9*most { // no labels could distinguish them
 		highest = lowest + most
 	}
 	step := math.Pow(10, math.Floor(math.Log10((highest-lowest)/5)))
@@ -109,7 +109,7 @@ func (s scale) at(v float64) float64 {
 
 func (s scale) label(tick float64) string { return grouped(tick, s.decimals) }
 
-// axis writes the ticks' labels around y, those that have room beside the one before.
+// axis writes the ticks' labels around y, if they have room next to the label before.
 func (d *drawing) axis(s scale, y float64) {
 	free := math.Inf(-1)
 	for _, tick := range s.ticks {

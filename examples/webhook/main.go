@@ -5,7 +5,7 @@
 //	go run ./examples/webhook -to https://example.com/hook
 //	curl -X POST localhost:8080/orders
 //
-// An order and its job are stored in one transaction. Ctrl-C stops it gracefully: what runs is finished or handed
+// An order and its job are stored in one transaction. Ctrl-C stops it gracefully: running jobs are finished or handed
 // back. A second Ctrl-C cancels what still runs.
 package main
 

@@ -1,5 +1,5 @@
-// Package bench measures the queue on a real server, through the public API and nothing else: what drover bench
-// prints. Each step works in an empty schema of its own, which it drops.
+// Package bench measures the queue on a real server, through the public API and nothing else. drover bench prints its
+// report. Each step works in an empty schema of its own, which it drops.
 package bench
 
 import (
@@ -24,14 +24,14 @@ const (
 	Burn    Step = "burn"    // insert and run Options.Jobs jobs
 	Latency Step = "latency" // from the call of Enqueue to the handler
 	Retry   Step = "retry"   // how late retries start
-	Idle    Step = "idle"    // what an idle supervisor asks of the server
-	Memory  Step = "memory"  // what jobs in flight cost the process
+	Idle    Step = "idle"    // the load of an idle supervisor on the server
+	Memory  Step = "memory"  // the memory of jobs in flight
 )
 
 // Steps returns all steps, in order.
 func Steps() []Step { return []Step{Burn, Latency, Retry, Idle, Memory} }
 
-// Options say what to measure. Every zero value is an error, but for Payload, Keep, FailRate and Progress.
+// Options choose the measurements. Every zero value is an error, except of Payload, Keep, FailRate and Progress.
 type Options struct {
 	// Config is the database; its search_path, application_name and size of the pool are replaced.
 	Config *pgxpool.Config
@@ -41,15 +41,15 @@ type Options struct {
 	Queues  int // in the burn-down, at most Workers
 
 	Keep     bool    // keep completed jobs instead of deleting them
-	Payload  int     // bytes of args beside a number
+	Payload  int     // bytes of args besides a number
 	FailRate float64 // share of the jobs whose first attempt fails, 0 to 1
 
 	Samples int           // jobs behind each percentile
 	IdleFor time.Duration // how long the idle supervisor is watched
 
-	Steps []Step // what to measure
+	Steps []Step // the measurements
 
-	// Progress is told what is being done. Nil is silent.
+	// Progress is called with a line about the current step. Nil is silent.
 	Progress func(string)
 
 	// Logger is the supervisors'.
@@ -66,7 +66,7 @@ type Percentiles struct {
 	Max float64 `json:"max"`
 }
 
-// Report is what was measured. What was not, or what the server does not tell, is null.
+// Report has the results. A figure is null if it was not measured, or if the server does not report it.
 type Report struct {
 	Jobs      int     `json:"jobs"`
 	Workers   int     `json:"workers"`
@@ -110,7 +110,7 @@ type Report struct {
 	Go       string            `json:"go"`
 	Server   string            `json:"server"`
 	Settings map[string]string `json:"settings"`
-	Notes    []string          `json:"notes"` // what could not be measured, and why
+	Notes    []string          `json:"notes"` // figures that could not be measured, and why
 }
 
 // ErrCount reports that handlers were called more or less often than the jobs and their failures ask for.
@@ -194,7 +194,7 @@ func (o *Options) step(ctx context.Context, r *Report, step Step) (err error) {
 		case left != nil:
 			err = errors.Join(err, left)
 		case err != nil && errors.Is(context.Cause(ctx), context.Canceled):
-			err = context.Canceled // what failed because of it does not matter
+			err = context.Canceled // errors because of it do not matter
 		}
 	}()
 	switch step {

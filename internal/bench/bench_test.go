@@ -19,7 +19,7 @@ func TestPercentiles(t *testing.T) {
 	}
 }
 
-// What is expected of the handlers is what they do: the failures are as many as fails picks, spread evenly.
+// The handlers fail as expected: as often as fails picks, spread evenly.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	for _, rate := range []float64{0, 0.001, 0.1, 1. / 3, 0.5, 0.99, 1} {

@@ -31,7 +31,7 @@ func (s *scratch) burn(ctx context.Context, r *Report) error {
 		return err
 	}
 	if !s.Keep {
-		// As the migration recommends where completed jobs are deleted at once.
+		// As the migration recommends if completed jobs are deleted immediately.
 		if _, err := s.pool.Exec(ctx, `alter table jobs set (fillfactor = 45)`); err != nil {
 			return fmt.Errorf("set the fill factor: %w", err)
 		}
@@ -139,8 +139,8 @@ func (s *scratch) queue(i int) string {
 	return fmt.Sprintf("bench_%d", i+1)
 }
 
-// settleDown brings the table into the state of one that has been there for a while, and starts the run right after a
-// checkpoint, so that none is likely to come in its middle.
+// settleDown brings the table into the state of a table that has been there for a while. It starts the run right after
+// a checkpoint, so that none is likely to come in its middle.
 func (s *scratch) settleDown(ctx context.Context, r *Report) error {
 	s.progress("burn: vacuum, analyze, checkpoint")
 	if _, err := s.pool.Exec(ctx, `vacuum (analyze) jobs`, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -212,7 +212,7 @@ func (s *scratch) awaitLast(ctx context.Context, calls *atomic.Int64, want int64
 	}
 	err = drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		var unfinished bool
-		last = time.Now() // what this query sees was so by now
+		last = time.Now() // the query's result was true by now at the latest
 		s.meter.asked++
 		err := s.meter.conn.QueryRow(ctx, sqlUnfinished).Scan(&unfinished)
 		return !unfinished, err
@@ -225,7 +225,7 @@ func (s *scratch) failures(n int) int64 { return int64(math.Floor(float64(n) * s
 
 func (s *scratch) fails(n int) bool { return s.failures(n+1) > s.failures(n) }
 
-// reportHOT tells which share of the claims' updates were HOT. All updates are claims and settles; a settle changes an
+// reportHOT reports which share of the claims' updates were HOT. All updates are claims and settles; a settle changes an
 // indexed column or its predicate, so it never is.
 func (s *scratch) reportHOT(ctx context.Context, r *Report) error {
 	all, hot, err := s.meter.updates(ctx)

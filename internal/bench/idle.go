@@ -33,7 +33,7 @@ func (s *scratch) idle(ctx context.Context, r *Report) (err error) {
 	if err := s.awaitSleep(running); err != nil {
 		return err
 	}
-	// Its polls are still getting rarer, and sessions tell their commits up to ten seconds late.
+	// Its polls are still getting rarer, and sessions report their commits up to ten seconds late.
 	if err := drive.Pause(running, s.IdleFor+s.IdleFor/5); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 			return err
 		}
 	}
-	debug.FreeOSMemory() // what earlier steps have left would hide the growth
+	debug.FreeOSMemory() // memory that earlier steps have left would hide the growth
 	before, err := rss()
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 	return nil
 }
 
-// rss is the resident memory of this process, where the kernel tells it in a file.
+// rss is the resident memory of this process, where the kernel has it in a file.
 func rss() (int64, error) {
 	raw, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

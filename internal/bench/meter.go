@@ -14,7 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/drive"
 )
 
-// sqlSettings are those that decide what a figure means.
+// sqlSettings are the settings on which the meaning of a figure depends.
 const sqlSettings = `
 select name, current_setting(name) from pg_settings where name in ('fsync', 'full_page_writes', 'synchronous_commit',
 	'shared_buffers', 'max_wal_size', 'checkpoint_timeout', 'wal_level', 'wal_compression', 'autovacuum', 'shared_preload_libraries')`
@@ -51,8 +51,8 @@ func (r *Report) describeServer(ctx context.Context, config *pgxpool.Config) err
 	return nil
 }
 
-// meter reads the server's counters on a connection of its own, whose statements it leaves out of what it tells. It
-// is for one goroutine.
+// meter reads the server's counters on a connection of its own, whose own statements it does not count. It is
+// for one goroutine.
 type meter struct {
 	conn       *pgx.Conn
 	config     *pgxpool.Config
@@ -74,8 +74,8 @@ func (m *meter) close(ctx context.Context) {
 	_ = m.conn.Close(ctx) // nothing is lost with this connection
 }
 
-// extend makes the extensions usable that count statements and take WAL apart: those that are there, else new ones in
-// the scratch schema. A server that has none, or a role that may not, is told in the notes.
+// extend makes the extensions usable that count statements and take WAL apart. It takes the installed ones, else it
+// creates them in the scratch schema. If the server has none, or the role may not, the notes say so.
 func (m *meter) extend(ctx context.Context, r *Report) error {
 	for _, e := range []struct {
 		name, probe string
@@ -121,7 +121,7 @@ func (r *Report) note(text string) {
 	}
 }
 
-// counters are the server's, all of them rising. WAL and commits are counted whoever causes them: nobody else should
+// counters are the server's, all of them rising. WAL and commits of all sessions are counted, so nobody else should
 // use the server meanwhile.
 type counters struct {
 	wal        int64 // position in the log, bytes
@@ -186,7 +186,7 @@ func (m *meter) flush(ctx context.Context, pool *pgxpool.Pool) error {
 }
 
 // imageBytes is how much of the log between two positions is full-page images; ok is false if the server does not
-// tell. It must be asked before the next checkpoint, which may remove that part of the log.
+// report it. It must be asked before the next checkpoint, which may remove that part of the log.
 func (m *meter) imageBytes(ctx context.Context, from, to int64) (bytes int64, ok bool, err error) {
 	if m.walInspect == "" {
 		return 0, false, nil

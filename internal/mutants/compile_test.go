@@ -18,7 +18,7 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-// Every deliberate bug compiles: one that does not, since a name in its line changed, tests nothing.
+// Every deliberate bug compiles. If it does not, because a name in its line changed, it tests nothing.
 func TestEveryMutantCompiles(t *testing.T) {
 	t.Parallel()
 	tier.Nightly(t, "a compiler's work for each deliberate bug; the night also runs these bugs, and a quick test checks that each fits its file")

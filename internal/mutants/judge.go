@@ -101,7 +101,7 @@ func judge(r result) (verdict, error) {
 		if len(lines) == 0 {
 			continue
 		}
-		said = lines[len(lines)-1][1] // what comes before may be a log
+		said = lines[len(lines)-1][1] // earlier lines may be a log
 		if !ranOut(said) {
 			return verdict{caught: r.broken == "", by: name, assertion: said}, nil
 		}
@@ -109,7 +109,7 @@ func judge(r result) (verdict, error) {
 	return verdict{by: strings.Join(r.failed, ", "), assertion: said}, nil
 }
 
-// ranOut reports whether a failure is that of a wait: "not within" a duration as a person or Go writes it, then a colon or
+// ranOut reports whether a wait ran out: "not within" a duration as a person or Go writes it, then a colon or
 // the end.
 func ranOut(assertion string) bool {
 	return regexp.MustCompile(`: not within (a minute|\d+ m?s|(\d+(\.\d+)?(h|m|s|ms|µs|ns))+)(:|$)`).MatchString(assertion)

@@ -6,7 +6,7 @@
 //	go run ./internal/mutants -only NAME    one, or several separated by commas
 //	go run ./internal/mutants -list         what there is
 //
-// Nothing in the tree is changed: the go command reads the changed file in the place of the original (-overlay). The
+// Nothing in the tree is changed: the go command reads the changed file instead of the original (-overlay). The
 // report is a Markdown table on the standard output.
 package main
 
@@ -130,7 +130,7 @@ func try(ctx context.Context, root string, m mutant) (verdict, error) {
 	return judge(r)
 }
 
-// overlay writes the changed file and the go command's instruction to read it in the place of the original.
+// overlay writes the changed file and the go command's instruction to read it instead of the original.
 func (m mutant) overlay(root, dir string) (string, error) {
 	original := filepath.Join(root, m.file)
 	raw, err := os.ReadFile(original)

@@ -66,7 +66,7 @@ func exists(t *testing.T, dir, test string) bool {
 	})
 }
 
-// What counts as caught: an assertion, and neither a time-out nor a wait that ran out.
+// A bug counts as caught by an assertion, and not by a time-out or a wait that ran out.
 func TestJudge(t *testing.T) {
 	t.Parallel()
 	const failed = `{"Action":"fail","Test":"TestA"}` + "\n" + `{"Action":"fail"}`
@@ -98,7 +98,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// What is a wait that ran out, and what only reads like one.
+// Some texts are of a wait that ran out, and some only read like that.
 func TestRanOut(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{

@@ -35,8 +35,8 @@ type browser struct {
 	err  error
 }
 
-// start returns the context of the browser. It fails the test if there is no Chromium, because one that was skipped would
-// look like one that passed.
+// start returns the context of the browser. It fails the test if there is no Chromium, because a skipped test would
+// look like a passed test.
 func (b *browser) start(t *testing.T) context.Context {
 	t.Helper()
 	b.once.Do(func() { b.ctx, b.end, b.err = startChromium() })

@@ -55,7 +55,7 @@ func (b *tab) press(keys string, options ...chromedp.KeyOption) {
 	}
 }
 
-// focusedName is the text of what has the focus, of a field that of its label.
+// focusedName is the text of the element that has the focus. For a field it is the text of the label.
 const focusedName = `(() => {
 	const e = document.activeElement
 	return ((e.labels && e.labels[0] || e).textContent || '').trim().replace(/\s+/g, ' ')

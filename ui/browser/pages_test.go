@@ -34,7 +34,7 @@ func shopPages() map[string]string {
 	}
 }
 
-// hostilePages are those of things with names that somebody meant badly.
+// hostilePages are the pages of things with hostile names.
 func hostilePages() map[string]string {
 	const script, img = "<script>alert(1)</script>", `"><img src=x onerror=alert(1)>`
 	pages := map[string]string{
@@ -52,15 +52,15 @@ func hostilePages() map[string]string {
 	return pages
 }
 
-// fits tells what of the page is wider than the window. A wide table scrolls in a region of its own.
-const fits = `(() => {
+// tooWide returns the elements of the page that are wider than the window. A wide table scrolls in a region of its own.
+const tooWide = `(() => {
 	const width = document.documentElement.clientWidth
 	if (document.documentElement.scrollWidth <= width && window.innerWidth - width < 30) return []
 	const wide = [...document.body.querySelectorAll('*')].filter(e => e.getBoundingClientRect().right > width + 0.5 && !e.closest('.scroll'))
 	return ['the page has ' + document.documentElement.scrollWidth + ' pixels', ...wide.slice(0, 5).map(e => e.outerHTML.slice(0, 120))]
 })()`
 
-// markup tells of elements that the pages never make.
+// markup reports elements that the pages never make.
 const markup = `[...document.querySelectorAll('script:not([src^="live.js"]), img, iframe, main svg:not(.plot), object, embed, style, b, i, [onclick], [onerror], [onload], [onmouseover], a[href^="javascript:"]')].map(e => e.outerHTML.slice(0, 120))`
 
 // walk opens each page and looks at it at three sizes.
@@ -71,7 +71,7 @@ func walk(t *testing.T, s *site, shots string, pages map[string]string, l look, 
 		b.open(at)
 		for _, width := range []int64{320, 1024, 2560} {
 			b.size(width, l.height)
-			for _, wrong := range evaluate[[]string](b, fits) {
+			for _, wrong := range evaluate[[]string](b, tooWide) {
 				t.Errorf("%s, %d pixels wide: %s", at, width, wrong)
 			}
 			if l.scripts {
@@ -118,8 +118,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// What somebody meant badly is shown as text, however long it is: nothing of it becomes an element or a script, and no page
-// becomes wider than its window.
+// A hostile name is shown as text, however long it is. Nothing of it becomes an element or a script, and no page becomes
+// wider than its window.
 func TestHostileTexts(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "hostile.sql")

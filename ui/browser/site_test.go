@@ -33,7 +33,7 @@ func newSite(t *testing.T, files ...string) *site {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := pool.Exec(t.Context(), string(sql)); err != nil { // without args: all statements at once
+		if _, err := pool.Exec(t.Context(), string(sql)); err != nil { // without args: all statements in one call
 			t.Fatalf("%s: %v", file, err)
 		}
 	}

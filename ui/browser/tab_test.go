@@ -31,7 +31,7 @@ type tab struct {
 
 	mu     sync.Mutex
 	at     string   // the page that it shows, for messages
-	faults []string // what the browser reported
+	faults []string // errors that the browser reported
 	bytes  float64  // that it has received
 }
 
@@ -143,7 +143,7 @@ func (b *tab) load(steps ...chromedp.Action[chromedp.Void]) int64 {
 	return response.Status
 }
 
-// hear notes events. The browser tells them before it answers the next command.
+// hear notes events. The browser sends them before it answers the next command.
 func (b *tab) hear(ev any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -192,7 +192,7 @@ func (b *tab) here() string {
 func (b *tab) reported() (faults []string) {
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	if _, err := chromedp.Run(ctx, chromedp.Evaluate[int]("1")); err != nil { // what was before has been heard with the answer
+	if _, err := chromedp.Run(ctx, chromedp.Evaluate[int]("1")); err != nil { // earlier events have come with the answer
 		faults = append(faults, fmt.Sprintf("%s: the tab does not answer: %v", b.here(), err))
 	}
 	b.mu.Lock()

@@ -32,7 +32,7 @@ func TestWhatABadPageDoesIsReported(t *testing.T) {
 	}
 	b.open("")
 	reports("asks for http://127.0.0.2:9/x.png", "writes to the console", "a dialog: hello", "a script fails")
-	if wide := evaluate[[]string](b, fits); len(wide) < 2 || !strings.Contains(wide[1], "3000px") {
+	if wide := evaluate[[]string](b, tooWide); len(wide) < 2 || !strings.Contains(wide[1], "3000px") {
 		t.Errorf("what does not fit: %q", wide)
 	}
 	if found := evaluate[[]string](b, markup); len(found) != 2 {
