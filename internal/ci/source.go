@@ -79,11 +79,11 @@ func testsOf(pkg, file string, src any) (tests []test, err error) {
 	}
 	for _, decl := range f.Decls {
 		if fn, ok := decl.(*ast.FuncDecl); ok && isTest(fn) {
-			nightly, err := callsNightly(fn)
+			slow, nightly, err := tierOf(fn)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %s: %w", file, fn.Name.Name, err)
 			}
-			tests = append(tests, test{pkg, fn.Name.Name, nightly == "" && callsSlow(fn), nightly})
+			tests = append(tests, test{pkg, fn.Name.Name, nightly == "" && slow, nightly})
 		}
 	}
 	for _, e := range doc.Examples(f) {
@@ -100,45 +100,38 @@ func isTest(fn *ast.FuncDecl) bool {
 		(strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Fuzz"))
 }
 
-func callsSlow(fn *ast.FuncDecl) (found bool) {
-	ast.Inspect(fn, func(n ast.Node) bool {
-		if call, ok := n.(*ast.CallExpr); ok {
-			switch f := call.Fun.(type) {
-			case *ast.Ident:
-				found = found || f.Name == "slow"
-			case *ast.SelectorExpr:
-				of, ok := f.X.(*ast.Ident)
-				found = found || ok && of.Name == "tier" && f.Sel.Name == "Slow"
-			}
-		}
-		return !found
-	})
-	return found
-}
-
-// callsNightly returns the reason that fn gives to tier.Nightly, or "" if it does not call that.
-func callsNightly(fn *ast.FuncDecl) (why string, err error) {
+// tierOf reports whether fn is marked as slow, and returns the reason that it gives to tier.Nightly, or "" if it does not
+// call that.
+func tierOf(fn *ast.FuncDecl) (slow bool, nightly string, err error) {
 	ast.Inspect(fn, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)
-		if !ok || why != "" || err != nil {
-			return why == "" && err == nil
+		if !ok || nightly != "" || err != nil {
+			return nightly == "" && err == nil
 		}
-		f, ok := call.Fun.(*ast.SelectorExpr)
-		if !ok || f.Sel.Name != "Nightly" {
+		if id, ok := call.Fun.(*ast.Ident); ok {
+			slow = slow || id.Name == "slow"
 			return true
 		}
-		if of, ok := f.X.(*ast.Ident); !ok || of.Name != "tier" || len(call.Args) != 2 {
+		f, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok {
+			return true
+		}
+		if of, ok := f.X.(*ast.Ident); !ok || of.Name != "tier" {
+			return true
+		}
+		slow = slow || f.Sel.Name == "Slow"
+		if f.Sel.Name != "Nightly" || len(call.Args) != 2 {
 			return true
 		}
 		if text, ok := call.Args[1].(*ast.BasicLit); ok {
-			why, err = strconv.Unquote(text.Value)
+			nightly, err = strconv.Unquote(text.Value)
 		}
-		if why == "" && err == nil {
+		if nightly == "" && err == nil {
 			err = errors.New("tier.Nightly wants a reason, as a literal")
 		}
 		return false
 	})
-	return why, err
+	return slow, nightly, err
 }
 
 func sorted(list []string) []string {

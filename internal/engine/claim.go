@@ -317,18 +317,19 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
-	i := slices.IndexFunc(c.QueueStates(), func(q *QueueState) bool { return q.Name == order.Queue })
-	switch idle := c.Unsettled.Len() == 0; {
+	queues, idle := c.QueueStates(), c.Unsettled.Len() == 0
+	i := slices.IndexFunc(queues, func(q *QueueState) bool { return q.Name == order.Queue && !q.held() })
+	switch {
 	case order.Over.Load():
 		return nil
-	case i < 0 || c.QueueStates()[i].held() || order.idle.Load() && idle || !order.idle.Load() && !idle && !now.Before(order.IdleBy):
+	case order.ends(i >= 0, idle, now):
 		order.Over.Store(true)
 		c.beatSoon()
 		return nil
 	case !idle:
 		return nil
 	}
-	p := &Plan{Lease: l, order: order, groups: []claimGroup{{c.QueueStates()[i], floors.TierStrong, 1}}}
+	p := &Plan{Lease: l, order: order, groups: []claimGroup{{queues[i], floors.TierStrong, 1}}}
 	p.Req = c.Lanes(l, p.groups, floors.Sweep{}, nil)
 	p.Req.Rooms = []int32{1}
 	c.leaveOut(p, now)
@@ -442,8 +443,7 @@ func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.
 	c.Near.Swept(p.Sweep, took, now)
 	c.calls.took(took)
 	if p.order != nil {
-		p.order.ran.Store(len(reply.Jobs) > 0)
-		p.order.idle.Store(true)
+		p.order.claimed(len(reply.Jobs) > 0)
 	} else {
 		c.sort(p)
 		c.advance(p)

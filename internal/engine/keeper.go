@@ -331,8 +331,8 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 			}
 			return c.tendFailures(ctx, conn)
 		}},
-		{"writing what the tables have forgotten", func() error { return c.rewriteOwnRows(ctx, conn, l, reply) }},
-		{"the turn to run strong suspects", func() error { return c.takeTurns(ctx, conn, l, reply.Solo) }},
+		{"writing what the tables have forgotten", func() error { return c.rewriteCrews(ctx, conn, l, reply) }},
+		{"the turn to run strong suspects", func() error { return c.takeTurns(ctx, conn, l, reply) }},
 		{"taking back a death", func() error { return c.UndoCrashes(ctx, conn, c.Bound(), c.Cfg.Lease/12) }},
 		{"full sweep", func() error { return c.Sweep(ctx, conn, l, reply) }},
 		{"looking for jobs that wait for the server's clock", func() error { return c.logClock(ctx, conn, reply.Behind) }},
@@ -345,6 +345,37 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 			c.log.WarnContext(ctx, step.name+" failed, goes on with the next beat", slog.String("error", err.Error()))
 		}
 	}
+	return nil
+}
+
+// takeTurns takes, keeps or releases the turn to run strong suspects.
+func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	now, order := c.Now(), c.Solo.Load()
+	wanted := reply.Solo != "" && !c.Draining.Load()
+	switch {
+	case order != nil && !order.Over.Load():
+		return nil
+	case order != nil && (!wanted || !c.turns.GoesOn(now, order.ran.Load())):
+		if err := conn.ReleaseSolo(ctx, l.ID); err != nil {
+			return err
+		}
+		c.turns.End(now, order.idle.Load())
+		c.Solo.Store(nil)
+		c.alarm.Wake()
+		return nil
+	case order == nil && (!wanted || !c.turns.May(now)):
+		if !reply.Turn {
+			return nil
+		}
+		return conn.ReleaseSolo(ctx, l.ID) // the database has gone back: no other supervisor could take this turn of ours
+	case order == nil:
+		if taken, err := conn.TakeSolo(ctx, l.ID); err != nil || !taken {
+			return err
+		}
+		c.turns.Begin(now)
+	}
+	c.Solo.Store(&SoloOrder{Queue: reply.Solo, IdleBy: now.Add(c.turns.Patience)})
+	c.alarm.Wake()
 	return nil
 }
 

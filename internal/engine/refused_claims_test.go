@@ -44,19 +44,18 @@ func insertJob(columns, values string) string {
 }
 
 func poisons() []poison {
-	insert := insertJob
 	deep := strings.Repeat(`{"a":`, 10_001) + `1` + strings.Repeat(`}`, 10_001)
 	return []poison{
-		{"attempt at its end", insert("attempt", "2147483647"), "", discardedByTheClaim},
-		{"claim_seq at its end", insert("claim_seq", "2147483647"), "", discardedByTheClaim},
-		{"deep metadata", insert("metadata", "'"+deep+"'"), "", `state = 'discarded' and discard_reason = 'undecodable' and errors->-1->>'error' like 'row cannot be read: %'`},
-		{"errors that are no entries", insert("errors_total, errors", `3, '[1, "x", null, {"class": {}, "error": []}]'`), "", `state = 'completed'`},
+		{"attempt at its end", insertJob("attempt", "2147483647"), "", discardedByTheClaim},
+		{"claim_seq at its end", insertJob("claim_seq", "2147483647"), "", discardedByTheClaim},
+		{"deep metadata", insertJob("metadata", "'"+deep+"'"), "", `state = 'discarded' and discard_reason = 'undecodable' and errors->-1->>'error' like 'row cannot be read: %'`},
+		{"errors that are no entries", insertJob("errors_total, errors", `3, '[1, "x", null, {"class": {}, "error": []}]'`), "", `state = 'completed'`},
 		{
-			"a trigger against the claim", insert("args", `'{"bad": 1}'`), "new.state = 'running'",
+			"a trigger against the claim", insertJob("args", `'{"bad": 1}'`), "new.state = 'running'",
 			`state = 'scheduled' and scheduled_at > now() and class = 'refused' and attempt = 0`,
 		},
 		{
-			"a trigger against any change", insert("args", `'{"bad": 1}'`), "true",
+			"a trigger against any change", insertJob("args", `'{"bad": 1}'`), "true",
 			`state = 'available' and exists (select from drover_set_aside where path = 'claim' and job = jobs.id and error = 'no')`,
 		},
 	}

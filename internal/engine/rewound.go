@@ -35,24 +35,20 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 	return false
 }
 
-// rewriteOwnRows repairs our rows after a restore or failover, when they may be older than our last write. Enqueues
-// would notify nobody if our crew's row is missing. No supervisor would run strong suspects if the database shows a turn
-// of ours.
-func (c *keeper) rewriteOwnRows(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
-	var reg *store.Registration
-	if queues := c.QueueStates(); !c.Cfg.DisableNotify && reply.Crews < len(queues) {
-		reg = c.registration(l.ID, queues)
-	}
-	idle := reply.Turn && c.Solo.Load() == nil
-	if reg == nil && !idle {
+// rewriteCrews adds the missing rows of our crews after a restore or failover. Without them, enqueues would notify
+// nobody.
+func (c *keeper) rewriteCrews(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	queues := c.QueueStates()
+	if c.Cfg.DisableNotify || reply.Crews >= len(queues) {
 		return nil
 	}
-	err := conn.RewriteRows(ctx, l.ID, reg, idle)
-	if reg != nil && err == nil {
-		c.crews.Store(&reg.Crews)
-		c.alarm.Wake()
+	reg := c.registration(l.ID, queues)
+	if err := conn.RewriteCrews(ctx, l.ID, reg); err != nil {
+		return err
 	}
-	return err
+	c.crews.Store(&reg.Crews)
+	c.alarm.Wake()
+	return nil
 }
 
 // BeatPacer makes a pause between beats that come before their time, longer each time, because each of them may lead to

@@ -246,13 +246,3 @@ func (s *Shared) walkBound() time.Duration { return min(s.Cfg.Lease/12, time.Sec
 func (s *Shared) tripContext(base context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(base, min(TripTimeout, s.Cfg.Lease/2))
 }
-
-// SoloOrder makes the claimer run one strong suspect of a queue alone. The claimer claims nothing until all its runs are
-// settled. It then claims the suspect, and nothing more until the keeper has decided how to go on.
-type SoloOrder struct {
-	Queue  string
-	IdleBy time.Time   // when the claimer gives up waiting
-	idle   atomic.Bool // all other runs were settled
-	ran    atomic.Bool // a suspect was claimed
-	Over   atomic.Bool
-}

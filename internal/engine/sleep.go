@@ -280,12 +280,11 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case len(c.out.posts) > 0:
 		rest = callPatience - now.Sub(c.fullAt)
 	}
-	order := c.Solo.Load()
-	if due := c.NextDue(); c.wantsRoom && order == nil && !due.IsZero() {
+	switch order, due := c.Solo.Load(), c.NextDue(); {
+	case order != nil:
+		rest = min(rest, order.rest(now))
+	case c.wantsRoom && !due.IsZero():
 		rest = min(rest, due.Sub(now)) // to hand it on
-	}
-	if order != nil && !order.idle.Load() && !order.Over.Load() {
-		rest = min(rest, order.IdleBy.Sub(now))
 	}
 	for _, q := range c.QueueStates() {
 		if q.Buffer.Len() > 0 {

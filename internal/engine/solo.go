@@ -1,36 +1,36 @@
 package engine
 
 import (
-	"context"
-
-	"github.com/drover-queue/drover/internal/store"
+	"sync/atomic"
+	"time"
 )
 
-// takeTurns takes, keeps or releases the turn to run strong suspects. queue has a due one; empty: no queue has.
-func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, queue string) error {
-	now, order := c.Now(), c.Solo.Load()
-	draining := c.Draining.Load()
-	switch {
-	case order != nil && !order.Over.Load():
-		return nil
-	case order != nil && (queue == "" || draining || !c.turns.GoesOn(now, order.ran.Load())):
-		if err := conn.ReleaseSolo(ctx, l.ID); err != nil {
-			return err
-		}
-		c.turns.End(now, order.idle.Load())
-		c.Solo.Store(nil)
-		c.alarm.Wake()
-		return nil
-	case order == nil:
-		if queue == "" || draining || !c.turns.May(now) {
-			return nil
-		}
-		if taken, err := conn.TakeSolo(ctx, l.ID); err != nil || !taken {
-			return err
-		}
-		c.turns.Begin(now)
+// SoloOrder makes the claimer run one strong suspect of a queue alone. The claimer claims nothing until all its runs are
+// settled. It then claims the suspect, and nothing more until the keeper has decided how to go on.
+type SoloOrder struct {
+	Queue  string
+	IdleBy time.Time   // when the claimer gives up waiting
+	idle   atomic.Bool // all other runs were settled
+	ran    atomic.Bool // a suspect was claimed
+	Over   atomic.Bool
+}
+
+// ends reports whether the claimer has carried the order out, or cannot: the suspect is settled, the queue is not open,
+// or the other runs have not ended in time. idle is whether all runs are settled.
+func (o *SoloOrder) ends(open, idle bool, now time.Time) bool {
+	return !open || o.idle.Load() && idle || !o.idle.Load() && !idle && !now.Before(o.IdleBy)
+}
+
+// claimed notes that the claim was made, and whether there was a suspect.
+func (o *SoloOrder) claimed(ran bool) {
+	o.ran.Store(ran)
+	o.idle.Store(true)
+}
+
+// rest returns how long the claimer waits at most until its other runs have ended.
+func (o *SoloOrder) rest(now time.Time) time.Duration {
+	if o.idle.Load() || o.Over.Load() {
+		return time.Hour
 	}
-	c.Solo.Store(&SoloOrder{Queue: queue, IdleBy: now.Add(c.turns.Patience)})
-	c.alarm.Wake()
-	return nil
+	return o.IdleBy.Sub(now)
 }

@@ -399,20 +399,14 @@ func (s Session) Forget(ctx context.Context, id string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// RewriteRows repairs a supervisor's rows after the database went back to an older state. If reg is not nil, it adds the
-// missing crews of its queues, and with releaseSolo it frees the turn to run strong suspects.
-func (s Session) RewriteRows(ctx context.Context, id string, reg *Registration, releaseSolo bool) error {
+// RewriteCrews adds the missing crews of a supervisor's queues, after the database went back to an older state.
+func (s Session) RewriteCrews(ctx context.Context, id string, reg *Registration) error {
 	var p pipeline
 	p.Begin()
-	if reg != nil {
-		for _, q := range reg.Queues {
-			p.Exec(nil, sqlRegisterCrew, q.Name, id, reg.crew(), pg.Interval(reg.Polls))
-		}
-		p.readCrews(id, &reg.Crews)
+	for _, q := range reg.Queues {
+		p.Exec(nil, sqlRegisterCrew, q.Name, id, reg.crew(), pg.Interval(reg.Polls))
 	}
-	if releaseSolo {
-		p.Exec(nil, sqlReleaseSolo, id)
-	}
+	p.readCrews(id, &reg.Crews)
 	p.Commit()
 	return p.Send(ctx, s.Conn)
 }
