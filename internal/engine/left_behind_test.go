@@ -25,7 +25,7 @@ import (
 // that commit late or hold rows, old due times, other priorities, retries, rescues, queues that go and come back, kinds
 // that only some know, lost replies, steps of the server's clock. After every claim and sweep:
 //
-//   - a claim has taken what was due in front of its floors,
+//   - a claim has taken what was due in front of its floors, a near sweep what was up to 20 s behind them,
 //   - and once a full sweep is over, claims that read each row once have taken all.
 //
 // Time does not pass here: due times are moved instead.
@@ -316,7 +316,7 @@ func (w *scene) lose(r *rapid.T) bool {
 
 func (w *scene) claim(r *rapid.T) bool {
 	p := w.procThat(r, func(p *proc) bool { return p.under == nil })
-	return p != nil && w.claimAll(p)
+	return p != nil && w.claimAll(p, 0)
 }
 
 // nearSweep is a claim that all windows are due for.
@@ -326,11 +326,12 @@ func (w *scene) nearSweep(r *rapid.T) bool {
 		return false
 	}
 	p.ahead += time.Minute
-	return w.claimAll(p)
+	return w.claimAll(p, 20*time.Second)
 }
 
-// claimAll is a claim in one step. Of a process with room for all it must leave nothing in front of the floors.
-func (w *scene) claimAll(p *proc) bool {
+// claimAll is a claim in one step. Of a process with room for all it must leave nothing in front of the floors, less
+// the width of a near sweep.
+func (w *scene) claimAll(p *proc, width time.Duration) bool {
 	were := maps.Clone(p.Claimer.Floors.Lanes)
 	if !w.request(p) {
 		return false
@@ -341,9 +342,12 @@ func (w *scene) claimAll(p *proc) bool {
 	if p.slots < 100 {
 		return true
 	}
-	for key := range were {
+	for key, f := range were {
 		if now := p.Claimer.Floors.Get(key); now.At.After(at) && key.N < floors.TierSuspect && slices.Contains(p.QueueNames(), key.Queue) {
 			w.tb.Fatalf("after a claim at %v the floor of %v is at %v: the server's clock went back", at, key, now.At)
+		}
+		if width > 0 {
+			were[key] = floors.Floor{At: f.At.Add(-width)}
 		}
 	}
 	w.nothingLeft(p, at, were, "by a claim")

@@ -14,19 +14,21 @@ import (
 // than any claim of ours with an id below the oldest one then open. Older rows that a snapshot pins are not read again.
 //
 // Some rows carry an older time: they were moved by hand, written late in a long statement, or locked while a sweep
-// looked. The full sweep finds these.
+// looked. A fourth sweep covers all of the 20 s for them, for at most a two-hundredth of the time.
 type Near struct {
 	mu      sync.Mutex
-	Windows [3]window
+	Windows [4]window
 	Sharing int           // how many supervisors share the near sweeps
 	Past    []Seen        // as claims saw them, oldest first, at least pastStep apart
 	usual   time.Duration // how long a claim without a near sweep takes, a moving average
 }
 
-// window is one of the three near sweeps.
+// window is one of the four near sweeps.
 type window struct {
 	Width time.Duration
 	every time.Duration // the shortest time between two sweeps
+	part  int           // a sweep may take one part in so many of the time
+	whole bool          // always look at the whole width, whatever transactions were open
 	Cost  time.Duration // how much longer its last sweep took than a usual claim, at least a tenth of it
 	Next  time.Time
 	since map[Lane]uint64 // oldest transaction id in progress when it last looked into a lane; no entry: unknown
@@ -49,7 +51,11 @@ const (
 func NewNear() *Near {
 	n := &Near{Sharing: 1}
 	for i, width := range []time.Duration{200 * time.Millisecond, 2 * time.Second, 20 * time.Second} {
-		n.Windows[i] = window{Width: width, every: width / 20, since: map[Lane]uint64{}}
+		n.Windows[i] = window{Width: width, every: width / 20, part: 10}
+	}
+	n.Windows[3] = window{Width: 20 * time.Second, every: 200 * time.Millisecond, part: 200, whole: true}
+	for i := range n.Windows {
+		n.Windows[i].since = map[Lane]uint64{}
 	}
 	return n
 }
@@ -68,14 +74,16 @@ func (n *Near) Lower(s Sweep, key Lane, f Floor) Floor {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	low := Floor{At: f.At.Add(-s.Width)}
-	for i := len(n.Past) - 1; i >= 0; i-- {
-		if n.Past[i].Own >= n.Windows[s.Window].since[key] {
-			continue
+	if w := &n.Windows[s.Window]; !w.whole {
+		for i := len(n.Past) - 1; i >= 0; i-- {
+			if n.Past[i].Own >= w.since[key] {
+				continue
+			}
+			if from := n.Past[i].At.Add(-writing); low.At.Before(from) {
+				low.At = from
+			}
+			break
 		}
-		if from := n.Past[i].At.Add(-writing); low.At.Before(from) {
-			low.At = from
-		}
-		break
 	}
 	if f.Before(low) {
 		return f
@@ -147,7 +155,7 @@ func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 
 // Swept records how long a claim took, with a sweep or without, and sets when the windows are due again. A sweep covers
 // the narrower ones too, which cost no more than it did. A window is due again once its own cost, for all supervisors
-// that share the sweeps, is no more than a tenth of the time. A wide sweep over many dead rows must not hold up the
+// that share the sweeps, is no more than its part of the time. A wide sweep over many dead rows must not hold up the
 // narrow ones, which find most of the late jobs.
 func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
@@ -161,6 +169,6 @@ func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
 	for i := range n.Windows[:s.Window+1] {
 		w := &n.Windows[i]
 		w.Cost = min(w.Cost, cost)
-		w.Next = now.Add(max(w.Cost*time.Duration(10*n.Sharing-1), w.every))
+		w.Next = now.Add(max(w.Cost*time.Duration(w.part*n.Sharing-1), w.every))
 	}
 }

@@ -12,9 +12,16 @@ var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC) //nolint:gochecknoglobal
 
 func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 	t.Parallel()
+	const whole = 3
 	n := NewNear()
-	due := func(after time.Duration) string { return n.Due(noon.Add(after)).Width.String() }
-	if got := due(0); got != "20s" {
+	due := func(after time.Duration) string {
+		s := n.Due(noon.Add(after))
+		if s.Width > 0 && n.Windows[s.Window].whole {
+			return "whole"
+		}
+		return s.Width.String()
+	}
+	if got := due(0); got != "whole" {
 		t.Fatalf("due at first = %v", got)
 	}
 	swept := func(window int, cost time.Duration) {
@@ -28,16 +35,17 @@ func TestNearSweepsTakeTheirPartOfTheTime(t *testing.T) {
 			}
 		}
 	}
-	swept(2, time.Millisecond)
-	expect("a wide sweep of 1 ms", map[time.Duration]string{
-		9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms", 99 * time.Millisecond: "200ms", 100 * time.Millisecond: "2s",
-		999 * time.Millisecond: "2s", time.Second: "20s",
+	swept(whole, time.Millisecond)
+	expect("a whole sweep of 1 ms", map[time.Duration]string{
+		9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms", 100 * time.Millisecond: "2s", 199 * time.Millisecond: "2s", 200 * time.Millisecond: "whole",
+	})
+	swept(whole, time.Second)
+	expect("a whole sweep of 1 s", map[time.Duration]string{
+		9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms", // only its own cost holds a sweep back
+		999 * time.Millisecond: "2s", time.Second: "20s", 198 * time.Second: "20s", 199 * time.Second: "whole",
 	})
 	swept(2, time.Second)
-	expect("a wide sweep of 1 s", map[time.Duration]string{
-		9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms", 100 * time.Millisecond: "2s", // only its own cost holds a sweep back
-		8900 * time.Millisecond: "2s", 9 * time.Second: "20s",
-	})
+	expect("a wide sweep of 1 s", map[time.Duration]string{8900 * time.Millisecond: "2s", 9 * time.Second: "20s"})
 	swept(0, 100*time.Millisecond)
 	swept(2, time.Millisecond)
 	expect("a narrow sweep of 100 ms, then a wide one of 1 ms", map[time.Duration]string{9 * time.Millisecond: "0s", 10 * time.Millisecond: "200ms"})
@@ -108,6 +116,9 @@ func TestHowFarBackTransactionsInProgressCanHaveWritten(t *testing.T) {
 	if got := n.Lower(sweep, Lane{"q", 6}, floor).At; !got.Equal(all) {
 		t.Errorf("a lane that no sweep has looked into: from %v", got)
 	}
+	if got := n.Lower(Sweep{Window: 3, Width: time.Hour}, lane, floor).At; !got.Equal(all) {
+		t.Errorf("a whole sweep looks from %v", got)
+	}
 	for i := range 2 * pastMost {
 		n.Saw(Seen{At: at(10 + float64(i)), Own: uint64(1000 + i)})
 	}
@@ -121,8 +132,8 @@ func TestHowFarBackTransactionsInProgressCanHaveWritten(t *testing.T) {
 }
 
 // A model of one lane, a server's clock and its transaction ids: jobs have the time of their statement, get an id a
-// little later, and commit late. Near sweeps find every job that commits no later than a window is wide. The next sweep
-// of that window finds it.
+// little later, and commit late. Near sweeps alone, without the whole one, find every job that commits no later than a
+// window is wide. The next sweep of that window finds it.
 func TestNearSweepsFindAllThatWasInProgress(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(300) {
@@ -146,6 +157,7 @@ func nearSweepsModel(r *rand.Rand) error {
 	pace := 1 + r.IntN(300)
 	for i := range 600 {
 		now = now.Add(time.Duration(r.IntN(pace)) * time.Millisecond)
+		n.Windows[3].Next = now.Add(time.Hour)
 		if r.IntN(3) > 0 {
 			begins := now.Add(time.Duration(r.Int64N(int64(writing))))
 			jobs = append(jobs, &job{key: Floor{now, fmt.Sprintf("%05d", i)}, begins: begins, ends: begins.Add(late[r.IntN(len(late))])})
