@@ -102,7 +102,7 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 			if value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`) {
 				t.Error("the dead supervisor is not forgotten")
 			}
-			if n := strings.Count(strings.Join(book.from(slog.LevelWarn), "\n"), "cannot be rescued as usual"); n > 1 {
+			if n := strings.Count(strings.Join(book.from(slog.LevelWarn), "\n"), "the database refuses a job"); n > 1 {
 				t.Errorf("%d logs about one job in a moment", n)
 			}
 		})

@@ -147,14 +147,6 @@ type Held struct {
 // the row by hand.
 func (j *Held) Unfenced() bool { return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }
 
-// ClaimedAt is the time of the claim, nil if a settle cannot name it.
-func (j *Held) ClaimedAt() *time.Time {
-	if !j.AttemptedAt.Valid || j.Unfenced() {
-		return nil
-	}
-	return &j.AttemptedAt.Time
-}
-
 // Once reports whether the job must not run again if its handler may have begun. A start that the owner has noted
 // decides it, because the settings in the tables may have changed since.
 func (j *Held) Once() bool { return j.StartedSeq || j.MaxAttempts == 1 }
