@@ -47,25 +47,50 @@ func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, lon
 	return errors.Join(errs...)
 }
 
-// undoCrashesOf is patient: a server that was slow for a moment must not leave a job with a crash for good.
+// undoCrashesOf is patient: a server that was slow for a moment must not leave a job with a crash for good. done is
+// whether nothing is left to take back.
 func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
-	late := false
-	done, err = conn.UndoCrashes(ctx, l.ID, bound, longer, func(job string, err error) (again bool) {
-		if pg.TimedOut(err) && l.Late[job]+1 < PatientBeats {
-			l.Late[job]++
-			late = true
-			return true
-		}
-		if c.seldom.Allow("take back "+job, c.Now()) {
-			c.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
-				slog.String("job_id", job), slog.String("error", err.Error()))
-		}
-		return false
-	})
-	if late {
-		err = cmp.Or(err, pg.ErrNoTime)
+	blamed, all, err := conn.Blamed(ctx, l.ID, longer)
+	if err != nil || len(blamed) == 0 {
+		return all, err
 	}
-	return done, err
+	takeBack := func(jobs []string, bound time.Duration) error {
+		if err := pg.TimeFor(ctx, 2*bound); err != nil {
+			return err
+		}
+		return conn.TakeBack(ctx, l.ID, jobs, bound)
+	}
+	// Each statement rewrites the list of blamed jobs, and a long one would run into its bound.
+	walk := func(jobs []string, try func([]string) error, refused func(string, error) error) (err error) {
+		for part := range slices.Chunk(jobs, store.MaxSettle) {
+			if err = pg.Bisect(part, try, refused); err != nil {
+				break
+			}
+		}
+		return err
+	}
+	a, err := pickApart(walk, blamed, func(jobs []string) (int, error) { return len(jobs), takeBack(jobs, bound) }, nil)
+	left := a.patiently(
+		func(job string) error { return takeBack([]string{job}, longer) },
+		func(job string, err error) bool {
+			if pg.TimedOut(err) {
+				l.Late[job]++
+			}
+			return l.Late[job] < PatientBeats
+		})
+	for _, b := range a.refused {
+		if fault := pg.TimeFor(ctx, bound); fault != nil {
+			return false, cmp.Or(err, fault)
+		}
+		c.seldom.log(ctx, c.log, slog.LevelWarn, "take back "+b.item, "crash not taken back, the database refuses to change the job",
+			slog.String("job_id", b.item), slog.String("error", b.err.Error()))
+		err = cmp.Or(err, conn.LeaveBlame(ctx, l.ID, b.item))
+	}
+	if err != nil || left > 0 {
+		return false, cmp.Or(err, pg.ErrNoTime)
+	}
+	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // locked rows are left, and new ones
+	return all && len(blamed) == 0, err
 }
 
 // Rescue frees the jobs of a lost supervisor. It first finds all of them, page by page over as many beats as needed,
