@@ -91,21 +91,27 @@ func (r *Run) endByOperator(row store.SeenJob) {
 }
 
 // simplify leaves out of the outcome what the database may have refused: the errors entry, or the deletion of a job that is
-// not kept.
-func (r *Run) simplify() {
+// not kept. It returns false if it did so before, or after a first time-out, which may pass by itself.
+func (r *Run) simplify(why error) bool {
+	if r.simpler || pg.TimedOut(why) && r.Refusals == 0 {
+		return false
+	}
 	r.simpler = true
 	o := &r.End
 	if o.completes() {
 		r.DeleteCompleted = false
-		return
+		return true
 	}
-	o.Text, o.Fingerprint = "outcome could not be encoded", ""
-	raw, err := json.Marshal(store.ErrorEntry{
-		Attempt: r.Attempt, ClaimSeq: r.Seq, Class: o.Class, Error: o.Text,
-		DurationMS: store.InMillis(o.Duration), Supervisor: r.Owner,
-	})
-	if err == nil && o.Entry != nil {
-		o.Entry = raw
+	if o.Entry != nil {
+		o.Text, o.Fingerprint = "outcome could not be encoded", ""
+		raw, err := json.Marshal(store.ErrorEntry{
+			Attempt: r.Attempt, ClaimSeq: r.Seq, Class: o.Class, Error: o.Text,
+			DurationMS: store.InMillis(o.Duration), Supervisor: r.Owner,
+		})
+		if err == nil {
+			o.Entry = raw
+		}
 	}
 	o.Delay = min(o.Delay, pg.MaxSpan)
+	return true
 }

@@ -628,6 +628,19 @@ func (s *still) beat(t testing.TB) {
 	}
 }
 
+// takeBack takes the death of a supervisor back, in one beat.
+func (s *still) takeBack(ctx context.Context, id string) error {
+	conn, err := s.Keeper.Link.Get(ctx)
+	if err != nil {
+		return err
+	}
+	s.Keeper.NoteLost(id)
+	if err := s.Keeper.UndoCrashes(ctx, conn, time.Minute, time.Minute); err != nil || len(s.Keeper.Was) == 0 {
+		return err
+	}
+	return fmt.Errorf("the death of %s is not taken back", id)
+}
+
 // claim is one round of the claimer; it returns what it put into the buffers.
 func (s *still) claim(t testing.TB) (runs []*engine.Run) {
 	t.Helper()

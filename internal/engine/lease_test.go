@@ -322,12 +322,8 @@ func TestTakingADeathBackLeavesTheRedriveItsJobs(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) from jobs))`)
 	s := db.stopped(t, drover.SupervisorConfig{})
-	conn, err := s.Keeper.Link.Get(t.Context())
-	if err != nil {
+	if err := s.takeBack(t.Context(), "dead"); err != nil {
 		t.Fatal(err)
-	}
-	if done, err := conn.UndoCrashes(t.Context(), "dead", time.Second, time.Second, nil); err != nil || !done {
-		t.Fatalf("takeBack = %v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where crashes = 0 and paced_at is not null`); n != 2 {
 		t.Errorf("%d of 2 jobs are still the redrive's", n)

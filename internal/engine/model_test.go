@@ -668,17 +668,13 @@ func (m *reference) takeBack(r *rapid.T) bool {
 		return false
 	}
 	s := rapid.SampledFrom(alive).Draw(r, "supervisor")
-	conn, err := s.Keeper.Link.Get(r.Context())
-	if err != nil {
-		r.Fatal(err)
-	}
 	lastCrash := map[string]bool{} // jobs whose newest failed run ended with this death
 	for _, id := range s.blamed {
 		lastCrash[id] = value[bool](m.tb, m.testDB, `select count(*) > 0 from jobs where id = $1 and drover_last_error(errors)->>'supervisor' = $2
 			and drover_last_error(errors)->>'class' = 'crash'`, id, s.id)
 	}
-	if done, err := conn.UndoCrashes(r.Context(), s.id, time.Minute, time.Minute, nil); err != nil || !done {
-		r.Fatalf("takeBack = %v, %v", done, err)
+	if err := s.takeBack(r.Context(), s.id); err != nil {
+		r.Fatal(err)
 	}
 	s.judged = false
 	for _, id := range s.blamed {

@@ -167,11 +167,12 @@ func (a *audit) release(ctx context.Context, conn store.Session, held []store.He
 	var errs []error
 	for i := range held {
 		j := &held[i]
-		if j.Unfenced() {
-			errs = append(errs, a.refuseUnfenced(ctx, conn, l.ID, j))
+		r := a.Handler.Crashed(j, Crash{Owner: l.ID, Own: true, Started: j.StartedSeq})
+		if j.Unfenced() { // a job with a single attempt is discarded, others are put off
+			_, err := a.refuseOn(ctx, conn, r, &store.Refused{Path: store.PathRescue, Why: errUnfenced, Later: !j.Once()}, a.Cfg.Lease/24)
+			errs = append(errs, err)
 			continue
 		}
-		r := a.Handler.Crashed(j, Crash{Owner: l.ID, Own: true, Started: j.StartedSeq})
 		r.Lease = l
 		a.Unsettled.Add(r)
 		a.settler.Settle(r)
@@ -180,12 +181,3 @@ func (a *audit) release(ctx context.Context, conn store.Session, held []store.He
 }
 
 var errUnfenced = errors.New("its attempted_at is no time that a settle can name")
-
-// refuseUnfenced takes care of a job whose attempted_at no settle can match: it puts the job off, or discards it if
-// the job has a single attempt.
-func (a *audit) refuseUnfenced(ctx context.Context, conn store.Session, owner string, j *store.Held) error {
-	_, err := conn.Refuse(ctx, &store.Refused{
-		Path: store.PathRescue, Owner: owner, ID: j.ID, Seq: j.ClaimSeq, Why: errUnfenced, Later: !j.Once(),
-	}, a.Cfg.Lease/24)
-	return err
-}

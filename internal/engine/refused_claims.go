@@ -62,21 +62,19 @@ func (r *RefusedClaims) Asked(n int, reply *store.ClaimReply, err error) {
 
 // ReadAside reads which jobs are set aside, and forgets lanes that were left out long enough.
 func (c *claimer) ReadAside(base context.Context) {
-	ctx, cancel := c.tripContext(base)
-	defer cancel()
 	now := c.Now()
-	conn, err := c.Link.Get(ctx)
 	var jobs []store.AsideJob
-	if err == nil {
+	err := c.roundTrip(base, &c.Link, func(ctx context.Context, conn store.Session) (err error) {
 		jobs, err = conn.Aside(ctx, c.QueueNames(), c.Kinds)
-	}
+		return err
+	})
 	if err != nil {
 		c.Refused.readAt = now.Add(asideEvery)
 		if !pg.RowsFault(err) {
 			c.Trouble.Failed(base, c.Shared, "reading which jobs are set aside", err)
 			return
 		}
-		c.seldom.log(ctx, c.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
+		c.seldom.log(base, c.log, slog.LevelWarn, "set_aside", "the list of jobs that are set aside could not be read", slog.String("error", err.Error()))
 		return
 	}
 	c.Refused.Aside, c.Refused.due, c.Refused.strong, c.Refused.readAt = nil, nil, nil, time.Time{}
@@ -116,17 +114,22 @@ func (c *claimer) TendAside(base context.Context) {
 
 // tryAside claims a job that is set aside, by itself, unless another process does.
 func (c *claimer) tryAside(base context.Context, p *Plan, id string) error {
-	ctx, cancel := c.tripContext(base)
-	defer cancel()
-	conn, err := c.Link.Get(ctx)
-	if err != nil {
+	mine := false
+	err := c.roundTrip(base, &c.Link, func(ctx context.Context, conn store.Session) (err error) {
+		mine, err = conn.TryAside(ctx, store.PathClaim, id)
+		return err
+	})
+	if err != nil || !mine {
 		return err
 	}
-	if mine, err := conn.TryAside(ctx, store.PathClaim, id); err != nil || !mine {
+	a, err := c.claimParts(base, p, []store.Head{{ID: id}})
+	switch {
+	case err != nil:
 		return err
+	case a.passed > 0:
+		return c.forgetAside(base, []string{id})
 	}
-	_, err = c.claimParts(base, p, []store.Head{{ID: id, ClaimSeq: -1}}, c.Now().Add(c.Cfg.Lease/4))
-	return err
+	return c.refuseAll(base, a.refused, true) // it stays set aside
 }
 
 // forgetAside takes jobs off the list, so that claims ask for them again.
@@ -134,13 +137,9 @@ func (c *claimer) forgetAside(base context.Context, ids []string) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	ctx, cancel := c.tripContext(base)
-	defer cancel()
-	conn, err := c.Link.Get(ctx)
-	if err != nil {
-		return err
-	}
-	return conn.Passed(ctx, store.PathClaim, ids)
+	return c.roundTrip(base, &c.Link, func(ctx context.Context, conn store.Session) error {
+		return conn.Passed(ctx, store.PathClaim, ids)
+	})
 }
 
 // leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
@@ -196,29 +195,29 @@ func (c *claimer) PickApart(base context.Context) {
 		order.idle.Store(true)
 	}
 	heads, err := c.candidates(base, p, false)
-	var w walked
+	var a apart[store.Head]
 	if err == nil {
-		w, err = c.claimParts(base, p, heads, c.Now().Add(c.Cfg.Lease/4))
+		a, err = c.claimParts(base, p, heads)
 	}
-	if err == nil && w.claimed == 0 && len(w.refused) > 0 && p.order == nil {
+	if err == nil && a.passed == 0 && len(a.refused) > 0 && p.order == nil {
 		var others []store.Head
 		if others, err = c.candidates(base, p, true); err == nil {
-			more, fault := c.claimParts(base, p, w.without(others), c.Now().Add(c.Cfg.Lease/4))
-			w.claimed, w.refused, err = more.claimed, append(w.refused, more.refused...), fault
+			more, fault := c.claimParts(base, p, without(others, a.refused))
+			a.passed, a.refused, err = more.passed, append(a.refused, more.refused...), fault
 		}
 	}
-	if err == nil && w.claimed == 0 {
-		if len(w.refused) == 1 && pg.TimedOut(w.refused[0].err) { // no other job is due that could pass
-			w.refused[0].ClaimSeq = -1
-		} else {
-			w.refused = slices.DeleteFunc(w.refused, func(r refusedHead) bool { return !pg.Lasting(r.err) })
+	slow := false
+	if err == nil && a.passed == 0 {
+		slow = len(a.refused) == 1 && pg.TimedOut(a.refused[0].err) // no other job is due that could pass
+		if !slow {
+			a.refused = slices.DeleteFunc(a.refused, func(r refusal[store.Head]) bool { return !pg.Lasting(r.err) })
 		}
-		if len(w.refused) == 0 { // nothing passed, or nothing was there
+		if len(a.refused) == 0 { // nothing passed, or nothing was there
 			err = why
 		}
 	}
 	if err == nil {
-		err = c.refuseAll(base, w.refused)
+		err = c.refuseAll(base, a.refused, slow)
 	}
 	if err != nil {
 		c.failed(base, nil, err)
@@ -233,19 +232,15 @@ func (c *claimer) PickApart(base context.Context) {
 func (c *claimer) candidates(base context.Context, p *Plan, last bool) (all []store.Head, err error) {
 	read := 0
 	list := func(lanes []int) error {
-		ctx, cancel := c.tripContext(base)
-		defer cancel()
-		conn, err := c.connect(ctx)
-		if err != nil {
+		return c.roundTrip(base, &c.Link, func(ctx context.Context, conn store.Session) error {
+			heads, err := conn.Candidates(ctx, p.Req.Only(lanes), last, c.walkBound())
+			if err == nil {
+				all = append(all, heads...)
+				read += len(lanes)
+				interleave(all)
+			}
 			return err
-		}
-		heads, err := conn.Candidates(ctx, p.Req.Only(lanes), last, c.walkBound())
-		if err == nil {
-			all = append(all, heads...)
-			read += len(lanes)
-			interleave(all)
-		}
-		return err
+		})
 	}
 	lanes := make([]int, len(p.Req.Lanes))
 	for i := range lanes {
@@ -289,68 +284,27 @@ func interleave(heads []store.Head) {
 	slices.SortStableFunc(heads, func(a, b store.Head) int { return cmp.Compare(a.Nth, b.Nth) })
 }
 
-// connect returns the claimer's connection. Its error blames no row, not even if it is a time-out.
-func (c *claimer) connect(ctx context.Context) (store.Session, error) {
-	conn, err := c.Link.Get(ctx)
-	if err != nil {
-		return store.Session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
-	}
-	return conn, nil
-}
-
-// walked is the result of a walk over jobs to claim.
-type walked struct {
-	claimed int // jobs
-	refused []refusedHead
-}
-
-type refusedHead struct {
-	store.Head
-	err error
-}
-
 // without removes the refused jobs from a list.
-func (w *walked) without(heads []store.Head) []store.Head {
+func without(heads []store.Head, refused []refusal[store.Head]) []store.Head {
 	return slices.DeleteFunc(heads, func(h store.Head) bool {
-		return slices.ContainsFunc(w.refused, func(r refusedHead) bool { return r.ID == h.ID })
+		return slices.ContainsFunc(refused, func(r refusal[store.Head]) bool { return r.item.ID == h.ID })
 	})
 }
 
-// claimParts claims and starts the jobs in parts until the given end: first one job, then two, four and so on.
-func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head, end time.Time) (w walked, err error) {
-	tried := 0
-	err = pg.BisectFailed(heads, func(part []store.Head) error {
+// claimParts claims and starts the jobs in parts for at most a quarter of a lease: first one job, then two, four and so
+// on.
+func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) (a apart[store.Head], err error) {
+	end, tried := c.Now().Add(c.Cfg.Lease/4), 0
+	a, err = pickApart(pg.BisectFailed, heads, func(part []store.Head) (int, error) {
 		if tried++; tried > 1 && (c.Now().After(end) || c.Draining.Load()) {
-			return errWalkTooLong
+			return 0, errWalkTooLong
 		}
-		n, err := c.claimPart(base, p, part)
-		w.claimed += n
-		return err
-	}, func(h store.Head, err error) error {
-		w.refused = append(w.refused, refusedHead{h, err})
-		return nil
-	})
+		return c.claimPart(base, p, part)
+	}, nil)
 	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // all of a hundred were refused
 		err = nil // the next claim goes on
 	}
-	if len(heads) > 0 && heads[0].ClaimSeq < 0 && err == nil { // the job was set aside, and stays so
-		err = c.refuseAll(base, w.refused)
-	}
-	return w, err
-}
-
-// refuseAll takes jobs out of the way of others while there is time, at least one.
-func (c *claimer) refuseAll(base context.Context, refused []refusedHead) error {
-	end := c.Now().Add(c.Cfg.Lease / 4)
-	for i, r := range refused {
-		if i > 0 && (c.Now().After(end) || c.Draining.Load()) {
-			break // the next walk meets them again
-		}
-		if err := c.refuse(base, r.Head, r.err); err != nil {
-			return err
-		}
-	}
-	return nil
+	return a, err
 }
 
 // errWalkTooLong ends a walk that has taken a quarter of a lease, because other jobs wait.
@@ -358,74 +312,64 @@ var errWalkTooLong = errors.New("drover: walk took too long")
 
 // claimPart claims some jobs, and starts those it got.
 func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n int, err error) {
-	ctx, cancel := c.tripContext(base)
-	defer cancel()
-	conn, err := c.connect(ctx)
-	if err != nil {
-		return 0, err
-	}
 	ids := make([]string, len(part))
 	for i, h := range part {
 		ids[i] = h.ID
 	}
 	claim := &Plan{Lease: p.Lease, groups: p.groups, Req: p.Req}
-	err = conn.ClaimThese(ctx, p.Req, ids, c.walkBound(), &claim.Reply)
-	switch reply := &claim.Reply; {
-	case !reply.Committed && !pg.NotApplied(err):
-		c.Doubt = p.Req.Queues
-		if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
-			c.Refused.timedOutAlone = &part[0]
+	err = c.roundTrip(base, &c.Link, func(ctx context.Context, conn store.Session) error {
+		err := conn.ClaimThese(ctx, p.Req, ids, c.walkBound(), &claim.Reply)
+		switch reply := &claim.Reply; {
+		case !reply.Committed && !pg.NotApplied(err):
+			c.Doubt = p.Req.Queues
+			if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
+				c.Refused.timedOutAlone = &part[0]
+			}
+			return fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for a row's
+		case !reply.Committed:
+			return err
+		case reply.Fenced:
+			p.Lease.Lose()
+			c.beatSoon()
+			return pg.ErrLeaseLost
 		}
-		return 0, fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for a row's
-	case !reply.Committed:
-		return 0, err
-	case reply.Fenced:
-		p.Lease.Lose()
-		c.beatSoon()
-		return 0, pg.ErrLeaseLost
-	}
-	if p.order != nil && len(claim.Reply.Jobs) > 0 {
-		p.order.ran.Store(true)
-	}
-	c.dispatch(ctx, claim, c.Now())
-	got := len(claim.Reply.Jobs)
-	if got > 0 && part[0].ClaimSeq < 0 { // it was set aside
-		if err := conn.Passed(ctx, store.PathClaim, ids); err != nil {
-			return got, err
+		if n = len(claim.Reply.Jobs); p.order != nil && n > 0 {
+			p.order.ran.Store(true)
 		}
-	}
-	return got, nil
+		c.dispatch(ctx, claim, c.Now())
+		return nil
+	})
+	return n, err
 }
 
 // setSlowAside sets a job aside whose claim took too long, perhaps because the job is too large. Its row stays as it
 // is: the claim may have taken it.
 func (c *claimer) setSlowAside(base context.Context) {
-	h := *c.Refused.timedOutAlone
-	h.ClaimSeq = -1
-	if err := c.refuse(base, h, fmt.Errorf("its claim took longer than %v", min(TripTimeout, c.Cfg.Lease/2))); err != nil {
+	why := fmt.Errorf("its claim took longer than %v", min(TripTimeout, c.Cfg.Lease/2))
+	if err := c.refuseAll(base, []refusal[store.Head]{{*c.Refused.timedOutAlone, why}}, true); err != nil {
 		c.failed(base, nil, err)
 		return
 	}
 	c.Refused.timedOutAlone = nil
 }
 
-// refuse takes a job that cannot be claimed out of the way of others.
-func (c *claimer) refuse(base context.Context, h store.Head, why error) error {
-	ctx, cancel := c.tripContext(base)
-	defer cancel()
-	conn, err := c.Link.Get(ctx)
-	if err != nil {
-		return err
+// refuseAll takes jobs that cannot be claimed out of the way of others while there is time, at least one. With aside it
+// leaves their rows as they are.
+func (c *claimer) refuseAll(base context.Context, refused []refusal[store.Head], aside bool) error {
+	end := c.Now().Add(c.Cfg.Lease / 4)
+	for i, b := range refused {
+		if i > 0 && (c.Now().After(end) || c.Draining.Load()) {
+			break // the next walk meets them again
+		}
+		r := &Run{Fence: store.Fence{ID: b.item.ID, Seq: b.item.ClaimSeq}, Queue: b.item.Queue, Kind: b.item.Kind}
+		became, err := c.refuse(base, &c.Link, r, &store.Refused{Path: store.PathClaim, Why: b.err, Later: !pg.Lasting(b.err), Aside: aside})
+		if err != nil {
+			return err
+		}
+		if became == store.SetAside {
+			c.Refused.Aside = append(c.Refused.Aside, r.ID)
+			c.Refused.readAt = c.Now().Add(asideEvery)
+		}
 	}
-	g := &store.Refused{Path: store.PathClaim, ID: h.ID, Seq: h.ClaimSeq, Why: why, Later: !pg.Lasting(why), Aside: h.ClaimSeq < 0}
-	became, err := conn.Refuse(ctx, g, c.walkBound())
-	if err != nil || became == "" {
-		return err
-	}
-	if became == store.SetAside {
-		c.Refused.Aside = append(c.Refused.Aside, h.ID)
-		c.Refused.readAt = c.Now().Add(asideEvery)
-	}
-	c.logRefused(ctx, store.PathClaim, &Run{Fence: store.Fence{ID: h.ID}, Queue: h.Queue, Kind: h.Kind}, became, why)
 	return nil
 }

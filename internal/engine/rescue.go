@@ -47,25 +47,50 @@ func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, lon
 	return errors.Join(errs...)
 }
 
-// undoCrashesOf is patient: a server that was slow for a moment must not leave a job with a crash for good.
+// undoCrashesOf is patient: a server that was slow for a moment must not leave a job with a crash for good. done is
+// whether nothing is left to take back.
 func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
-	late := false
-	done, err = conn.UndoCrashes(ctx, l.ID, bound, longer, func(job string, err error) (again bool) {
-		if pg.TimedOut(err) && l.Late[job]+1 < PatientBeats {
-			l.Late[job]++
-			late = true
-			return true
-		}
-		if c.seldom.Allow("take back "+job, c.Now()) {
-			c.log.WarnContext(ctx, "crash not taken back, the database refuses to change the job",
-				slog.String("job_id", job), slog.String("error", err.Error()))
-		}
-		return false
-	})
-	if late {
-		err = cmp.Or(err, pg.ErrNoTime)
+	blamed, all, err := conn.Blamed(ctx, l.ID, longer)
+	if err != nil || len(blamed) == 0 {
+		return all, err
 	}
-	return done, err
+	takeBack := func(jobs []string, bound time.Duration) error {
+		if err := pg.TimeFor(ctx, 2*bound); err != nil {
+			return err
+		}
+		return conn.TakeBack(ctx, l.ID, jobs, bound)
+	}
+	// Each statement rewrites the list of blamed jobs, and a long one would run into its bound.
+	walk := func(jobs []string, try func([]string) error, refused func(string, error) error) (err error) {
+		for part := range slices.Chunk(jobs, store.MaxSettle) {
+			if err = pg.Bisect(part, try, refused); err != nil {
+				break
+			}
+		}
+		return err
+	}
+	a, err := pickApart(walk, blamed, func(jobs []string) (int, error) { return len(jobs), takeBack(jobs, bound) }, nil)
+	left := a.patiently(
+		func(job string) error { return takeBack([]string{job}, longer) },
+		func(job string, err error) bool {
+			if pg.TimedOut(err) {
+				l.Late[job]++
+			}
+			return l.Late[job] < PatientBeats
+		})
+	for _, b := range a.refused {
+		if fault := pg.TimeFor(ctx, bound); fault != nil {
+			return false, cmp.Or(err, fault)
+		}
+		c.seldom.log(ctx, c.log, slog.LevelWarn, "take back "+b.item, "crash not taken back, the database refuses to change the job",
+			slog.String("job_id", b.item), slog.String("error", b.err.Error()))
+		err = cmp.Or(err, conn.LeaveBlame(ctx, l.ID, b.item))
+	}
+	if err != nil || left > 0 {
+		return false, cmp.Or(err, pg.ErrNoTime)
+	}
+	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // locked rows are left, and new ones
+	return all && len(blamed) == 0, err
 }
 
 // Rescue frees the jobs of a lost supervisor. It first finds all of them, page by page over as many beats as needed,
@@ -275,57 +300,25 @@ func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner stri
 			continue
 		}
 		later := !f.j.Once() && f.r.End.State != store.Discarded
-		if err := c.refuse(ctx, conn, owner, f, errUnfenced, later, false); err != nil {
+		if err := c.refuseFreed(ctx, conn, f, &store.Refused{Why: errUnfenced, Later: later}); err != nil {
 			return 0, err
 		}
 	}
-	var refused []notFreed
-	passed, tries := false, 0
-	err = pg.Bisect(fenced, func(part []*rescued) error {
-		err := settle(part, c.Bound())
-		passed = passed || err == nil
-		return err
-	}, func(f *rescued, err error) error {
-		if !pg.TimedOut(err) && f.r.End.Entry != nil && !f.r.simpler {
-			f.r.simplify()
-			if again := settle([]*rescued{f}, c.Bound()); again == nil || !pg.RowsFault(again) {
-				passed = passed || again == nil
-				return again
-			}
-		}
-		refused = append(refused, notFreed{f, err})
-		return nil
-	})
-	refused = slices.DeleteFunc(refused, func(b notFreed) bool {
-		if !pg.TimedOut(b.err) {
-			return false
-		}
-		if tries++; tries <= 3 && settle([]*rescued{b.f}, c.Cfg.Lease/12) == nil { // alone, and with more time
-			return true
-		}
-		if late+1 < PatientBeats {
-			patient++
-		}
-		return late+1 < PatientBeats
-	})
-	return patient, errors.Join(err, c.refuseAll(ctx, conn, owner, refused, passed))
-}
-
-// notFreed is a job of a dead supervisor that the database refuses to settle.
-type notFreed struct {
-	f   *rescued
-	err error
-}
-
-// refuseAll takes jobs out of the way of others. If several were refused and none passed, perhaps no single job is at
-// fault: they are set aside, and none is discarded.
-func (c *keeper) refuseAll(ctx context.Context, conn store.Session, owner string, refused []notFreed, passed bool) error {
-	for _, b := range refused {
-		if err := c.refuse(ctx, conn, owner, b.f, b.err, false, !passed && len(refused) > 1); err != nil {
-			return err
+	a, err := pickApart(pg.Bisect, fenced,
+		func(part []*rescued) (int, error) { return len(part), settle(part, c.Bound()) },
+		func(f *rescued, why error) bool { return f.r.simplify(why) })
+	patient = a.patiently(
+		func(f *rescued) error { return settle([]*rescued{f}, c.Cfg.Lease/12) },
+		func(*rescued, error) bool { return late+1 < PatientBeats })
+	// If several are refused and none has passed, perhaps no single job is at fault: none is discarded. A job that is
+	// refused alone is, because it may be the killer, and its crash could not be counted.
+	several := a.passed == 0 && len(a.refused) > 1
+	for _, b := range a.refused {
+		if fault := c.refuseFreed(ctx, conn, b.item, &store.Refused{Why: b.err, Aside: several || pg.TimedOut(b.err)}); fault != nil {
+			return patient, errors.Join(err, fault)
 		}
 	}
-	return nil
+	return patient, err
 }
 
 // freeingOf returns what becomes of jobs of one dead supervisor, which of them are blamed, and which deaths they
@@ -344,37 +337,22 @@ func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freein
 	return f
 }
 
-// refuse takes a job that cannot be settled out of the way of others. The job is discarded or put off (later). If its
-// row must not be changed (aside) or cannot be, the job is set aside for a pause.
-func (c *keeper) refuse(ctx context.Context, conn store.Session, owner string, f *rescued, why error, later, aside bool) error {
+// refuseFreed takes a job that cannot be settled out of the way of others. If not even that is possible, the job is left
+// for the next beat.
+func (c *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued, g *store.Refused) error {
 	if err := pg.TimeFor(ctx, 2*c.Bound()); err != nil {
 		return err
 	}
-	g := &store.Refused{Path: store.PathRescue, Owner: owner, ID: f.j.ID, Seq: f.j.ClaimSeq, ClaimedAt: f.j.ClaimedAt(), Why: why, Later: later, Aside: aside || pg.TimedOut(why)}
-	text := c.Cfg.Clean(pg.Refusal(why))
-	became, err := conn.Refuse(ctx, g, c.Bound())
-	if c.seldom.Allow("rescue "+f.j.ID, c.Now()) {
-		c.log.ErrorContext(ctx, "job cannot be rescued as usual", slog.Any("job", f.r), slog.String("became", became),
-			slog.String("error", text))
-	}
+	g.Path = store.PathRescue
+	became, err := c.refuseOn(ctx, conn, f.r, g, c.Bound())
 	if err != nil && !pg.RowsFault(err) {
 		return err
 	}
 	f.done = err == nil
-	switch became {
-	case string(store.Discarded):
-		f.r.End.refuse(text)
-		c.report(EventDiscarded, f.r)
-	case string(store.Scheduled), string(store.Retryable):
+	if became == string(store.Scheduled) || became == string(store.Retryable) {
 		c.report(EventRescued, f.r)
 	}
 	return nil
-}
-
-// refuse turns the outcome into a discard with reason refused and the database's error.
-func (o *Outcome) refuse(why string) {
-	o.Class, o.Text, o.Quarantined = ClassRefused, why, false
-	o.discard(reasonRefused)
 }
 
 // StartedJobs returns which of a dead supervisor's jobs may have started. A job counts as started, unless at the last

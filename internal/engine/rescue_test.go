@@ -102,7 +102,7 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 			if value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`) {
 				t.Error("the dead supervisor is not forgotten")
 			}
-			if n := strings.Count(strings.Join(book.from(slog.LevelWarn), "\n"), "cannot be rescued as usual"); n > 1 {
+			if n := strings.Count(strings.Join(book.from(slog.LevelWarn), "\n"), "the database refuses a job"); n > 1 {
 				t.Errorf("%d logs about one job in a moment", n)
 			}
 		})
@@ -231,7 +231,7 @@ func TestHuntReadsGarbage(t *testing.T) {
 	}
 }
 
-// C5: a process with very many running handlers is rescued in one beat, and twice as many take some twice as long.
+// C5: a process with very many running handlers is rescued in a few beats, and its death is taken back in a few more.
 func TestRescueOfOneLargeProcess(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -253,6 +253,16 @@ func TestRescueOfOneLargeProcess(t *testing.T) {
 	}
 	if blamed := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'dead'`); blamed != n {
 		t.Errorf("%d of %d are blamed", blamed, n)
+	}
+	s.Keeper.NoteLost("dead")
+	for beats := 0; len(s.Keeper.Was) > 0; beats++ {
+		if beats == 12 {
+			t.Fatalf("%d still have a crash", value[int](t, db, `select count(*) from jobs where crashes > 0`))
+		}
+		s.beat(t)
+	}
+	if free := value[int](t, db, `select count(*) from jobs where crashes = 0 and deaths = 0`); free != n {
+		t.Errorf("%d of %d have their crash back", free, n)
 	}
 }
 

@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -65,15 +64,6 @@ func (e *settler) Settle(r *Run) {
 	e.Ended = append(e.Ended, r)
 	e.Mu.Unlock()
 	e.poke()
-}
-
-// connect returns the settler's connection. Its error blames no row, not even if it is a time-out.
-func (e *settler) connect(ctx context.Context) (store.Session, error) {
-	conn, err := e.Link.Get(ctx)
-	if err != nil {
-		return store.Session{}, fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
-	}
-	return conn, nil
 }
 
 func (e *settler) poke() {
@@ -196,7 +186,7 @@ func (e *settler) Trip(base context.Context, out []*Run) {
 		if pg.NotApplied(err) {
 			unsent(out...)
 		}
-		err = e.pickApart(base, out)
+		err = e.settleApart(base, out)
 	} else {
 		e.AfterSettle(ctx, conn, out, s, err)
 	}
@@ -342,35 +332,15 @@ func unsent(out ...*Run) {
 	}
 }
 
-// pickApart settles in parts the outcomes that the database refused together. An outcome that is refused by itself is
-// simplified and settled again. If the database refuses that as well, Refused puts the outcome aside.
-func (e *settler) pickApart(base context.Context, out []*Run) error {
-	open := map[*Run]bool{}
-	for _, r := range out {
-		open[r] = true
-	}
-	settle := func(part []*Run) error {
-		err := e.settlePart(base, part)
-		if err == nil {
-			for _, r := range part {
-				delete(open, r)
-			}
-		}
-		return err
-	}
-	err := pg.BisectFailed(out, settle, func(r *Run, err error) error {
-		if !r.simpler && (!pg.TimedOut(err) || r.Refusals > 0) {
-			r.simplify()
-			if err = settle([]*Run{r}); err == nil || !pg.RowsFault(err) {
-				return err
-			}
-		}
-		delete(open, r)
-		return e.Refused(base, r, err)
-	})
-	for _, r := range out {
-		if open[r] {
-			e.requeue([]*Run{r})
+// settleApart settles in parts the outcomes that the database refused together.
+func (e *settler) settleApart(base context.Context, out []*Run) error {
+	a, err := pickApart(pg.BisectFailed, out, func(part []*Run) (int, error) { return len(part), e.settlePart(base, part) }, (*Run).simplify)
+	e.requeue(a.rest)
+	for _, b := range a.refused {
+		if err != nil && !pg.RowsFault(err) { // the server is away
+			e.requeue([]*Run{b.item})
+		} else if fault := e.Refused(base, b.item, b.err); fault != nil {
+			err = fault
 		}
 	}
 	return err
@@ -378,24 +348,20 @@ func (e *settler) pickApart(base context.Context, out []*Run) error {
 
 // settlePart settles some outcomes in one round trip. The server ends its statements early: a slow row costs little.
 func (e *settler) settlePart(base context.Context, part []*Run) error {
-	ctx, cancel := e.tripContext(base)
-	defer cancel()
-	conn, err := e.connect(ctx)
-	if err != nil {
-		return err
-	}
-	s := SettlingOf(part, e.walkBound())
-	if !s.empty() {
-		err = conn.Settle(ctx, &s.Settlement)
-	}
-	if err != nil && !s.Committed {
-		if pg.NotApplied(err) {
-			unsent(part...)
+	return e.roundTrip(base, &e.Link, func(ctx context.Context, conn store.Session) (err error) {
+		s := SettlingOf(part, e.walkBound())
+		if !s.empty() {
+			err = conn.Settle(ctx, &s.Settlement)
 		}
-		return err
-	}
-	e.AfterSettle(ctx, conn, part, s, err)
-	return nil
+		if err != nil && !s.Committed {
+			if pg.NotApplied(err) {
+				unsent(part...)
+			}
+			return err
+		}
+		e.AfterSettle(ctx, conn, part, s, err)
+		return nil
+	})
 }
 
 // SettleTries is how many refusals of its outcome it takes until drover_refuse may discard a job, whatever its handler
@@ -405,7 +371,7 @@ const SettleTries = 5
 // Refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
 // the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out or the database has recorded
 // no other outcome since the first one.
-func (e *settler) Refused(base context.Context, r *Run, why error) error {
+func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
 	e.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
 	e.Unsettled.Remove(r)
 	if r.Refusals++; r.Refusals == 1 {
@@ -413,31 +379,14 @@ func (e *settler) Refused(base context.Context, r *Run, why error) error {
 	}
 	became := ""
 	if r.Refusals >= SettleTries && !pg.TimedOut(why) && e.Worked.After(r.refusedAt) || r.Refusals == 1 {
-		ctx, cancel := e.tripContext(base)
-		defer cancel()
-		conn, err := e.Link.Get(ctx)
-		if err != nil {
-			e.later(r, refusedPause)
-			return err
-		}
 		// The first refusal is only noted in drover_set_aside, for people to see.
-		g := &store.Refused{Path: store.PathSettle, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Aside: r.Refusals == 1}
-		if became, err = conn.Refuse(ctx, g, e.walkBound()); err != nil {
-			e.later(r, refusedPause)
-			return err
-		}
-		if became != "" {
-			e.logRefused(base, store.PathSettle, r, became, why)
-		}
-		switch became {
-		case store.SetAside:
-		case "": // its row is locked or has changed: the next try finds out
-		default:
-			e.gone(r)
-			return nil
-		}
+		became, err = e.refuse(base, &e.Link, r, &store.Refused{Path: store.PathSettle, Why: why, Aside: r.Refusals == 1})
 	}
-	e.later(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
+	if err != nil || became == "" || became == store.SetAside { // "": if its row is locked or has changed, the next try finds out
+		e.later(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
+		return err
+	}
+	e.gone(r)
 	return nil
 }
 

@@ -215,19 +215,6 @@ func (s *Shared) cancelRun(id string) {
 	}
 }
 
-// logRefused logs what became of a job that the database refuses, and sends the hooks an event if it was discarded.
-func (s *Shared) logRefused(ctx context.Context, path string, r *Run, became string, why error) {
-	text := s.Cfg.Clean(pg.Refusal(why))
-	s.seldom.log(ctx, s.log, slog.LevelError, path+r.ID, "the database refuses a job, the others go on", slog.String("path", path),
-		slog.String("job_id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind), slog.String("became", became), slog.String("error", text))
-	if became == string(store.Discarded) {
-		s.report(EventDiscarded, &Run{
-			Fence: store.Fence{ID: r.ID, Owner: s.Lease.Load().ID}, Queue: r.Queue, Kind: r.Kind,
-			End: Outcome{State: store.Discarded, Class: ClassRefused, Text: text, Reason: reasonRefused},
-		})
-	}
-}
-
 // logUnread logs the lanes that a scan had to skip.
 func (s *Shared) logUnread(ctx context.Context, h *store.Scan) {
 	for _, lane := range h.Unread {
@@ -245,4 +232,16 @@ func (s *Shared) walkBound() time.Duration { return min(s.Cfg.Lease/12, time.Sec
 // tripContext bounds one round trip.
 func (s *Shared) tripContext(base context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(base, min(TripTimeout, s.Cfg.Lease/2))
+}
+
+// roundTrip makes one round trip on a part's connection. An error of the connection itself blames no row, not even if it
+// is a time-out.
+func (s *Shared) roundTrip(base context.Context, link *store.Line, do func(context.Context, store.Session) error) error {
+	ctx, cancel := s.tripContext(base)
+	defer cancel()
+	conn, err := link.Get(ctx)
+	if err != nil {
+		return fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+	}
+	return do(ctx, conn)
 }

@@ -47,18 +47,10 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 		return false
 	}
 	noted := map[string]time.Time{}
-	type bad struct {
-		run *Run
-		err error
-	}
-	var refused []bad
-	err := pg.Bisect(starts, func(part []*Start) error { return e.notePart(base, part, noted) }, func(s *Start, err error) error {
-		refused = append(refused, bad{s.Run, err})
-		return nil
-	})
-	for _, b := range refused {
+	a, err := pickApart(pg.Bisect, starts, func(part []*Start) (int, error) { return e.notePart(base, part, noted) }, nil)
+	for _, b := range a.refused {
 		if err == nil {
-			err = e.StartRefused(base, b.run, b.err, len(noted) == 0)
+			err = e.StartRefused(base, b.item.Run, b.err, a.passed == 0)
 		}
 	}
 	if err != nil {
@@ -78,42 +70,31 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 }
 
 // notePart records some starts in one round trip.
-func (e *settler) notePart(base context.Context, part []*Start, noted map[string]time.Time) error {
-	ctx, cancel := e.tripContext(base)
-	defer cancel()
-	conn, err := e.connect(ctx)
-	if err != nil {
-		return err
-	}
+func (e *settler) notePart(base context.Context, part []*Start, noted map[string]time.Time) (n int, err error) {
 	list := make([]store.Fence, len(part))
 	for i, s := range part {
 		list[i] = s.Run.Fence
 	}
-	read, err := conn.Start(ctx, list, e.Cfg.Lease/12)
-	maps.Copy(noted, read)
-	return err
+	err = e.roundTrip(base, &e.Link, func(ctx context.Context, conn store.Session) error {
+		read, err := conn.Start(ctx, list, e.Cfg.Lease/12)
+		maps.Copy(noted, read)
+		n = len(read)
+		return err
+	})
+	return n, err
 }
 
 // StartRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
 func (e *settler) StartRefused(base context.Context, r *Run, why error, aside bool) error {
-	ctx, cancel := e.tripContext(base)
-	defer cancel()
-	conn, err := e.connect(ctx)
-	if err != nil {
-		return err
-	}
 	// To other processes, a job whose start cannot be recorded is a job that cannot be claimed.
-	g := &store.Refused{Path: store.PathClaim, Owner: r.Owner, ID: r.ID, Seq: r.Seq, ClaimedAt: &r.ClaimedAt, Why: why, Later: !pg.Lasting(why), Aside: aside}
-	became, err := conn.Refuse(ctx, g, e.walkBound())
-	if err != nil || became == "" {
-		return err
-	}
-	if became == store.SetAside {
+	became, err := e.refuse(base, &e.Link, r, &store.Refused{Path: store.PathClaim, Why: why, Later: !pg.Lasting(why), Aside: aside})
+	switch {
+	case err != nil || became == "":
+	case became == store.SetAside:
 		e.rereadAside.Store(true)
-	} else {
+	default:
 		r.postponed.Store(true)
 		e.Unsettled.Remove(r)
 	}
-	e.logRefused(base, store.PathClaim, r, became, why)
-	return nil
+	return err
 }

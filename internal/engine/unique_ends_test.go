@@ -412,16 +412,8 @@ func TestADeathTakenBackFromAUniqueJob(t *testing.T) {
 	waits := db.unique(t, parcel{N: 2}, drover.Unique{})
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, array[$1, $2])`, free, barred)
 	s := db.stopped(t, drover.SupervisorConfig{})
-	conn, err := s.Keeper.Link.Get(t.Context())
-	if err != nil {
+	if err := s.takeBack(t.Context(), "dead"); err != nil {
 		t.Fatal(err)
-	}
-	refused := func(job string, err error) bool {
-		t.Errorf("%s: %v", job, err)
-		return false
-	}
-	if done, err := conn.UndoCrashes(t.Context(), "dead", time.Second, time.Second, refused); err != nil || !done {
-		t.Fatalf("takeBack = %v, %v", done, err)
 	}
 	if db.get(t, free).State != drover.Retryable || db.get(t, barred).State != drover.Discarded || db.stores(t, parcel{N: 1}, drover.Unique{}) {
 		t.Errorf("%s, %s", db.get(t, free).State, db.get(t, barred).State)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
@@ -101,15 +102,14 @@ func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string
 
 // Refused is a job that the database refuses to hand out or to settle.
 type Refused struct {
-	Path, Owner, ID string // Owner is empty if the job waits
-	Seq             int
-	ClaimedAt       *time.Time // of a running job; nil: not known
-	Why             error
-	Later           bool // put it off instead of discarding it
-	Aside           bool // leave its row as it is and set it aside, because the cause may go away
+	Path  string
+	Fence // without an Owner the job waits; without ClaimedAt the time of its claim is not known
+	Why   error
+	Later bool // put it off instead of discarding it
+	Aside bool // leave its row as it is and set it aside, because the cause may go away
 }
 
-// SetAside is what GiveUp returns for a job whose row it could not change, or was not to change.
+// SetAside is what Refuse returns for a job whose row it could not change, or was not to change.
 const SetAside = "set aside"
 
 // Refuse takes a job out of the way of other jobs: it discards it, puts it off or sets it aside. It returns what
@@ -119,16 +119,18 @@ func (s Session) Refuse(ctx context.Context, g *Refused, bound time.Duration) (b
 		var p pipeline
 		p.Begin()
 		p.BoundPlan(bound)
-		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.Path, g.Owner, g.ID, g.Seq, g.words(), pg.SQLState(g.Why), g.Later, g.ClaimedAt)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.Path, g.Owner, g.ID, g.Seq, refusalText(g.Why), pg.SQLState(g.Why), g.Later,
+			pgtype.Timestamptz{Time: g.ClaimedAt, Valid: !g.ClaimedAt.IsZero()})
 		p.Commit()
 		if err = p.Send(ctx, s.Conn); err == nil || !pg.RowsFault(err) || s.Conn.IsClosed() {
 			return became, err
 		}
 	}
-	return SetAside, s.SetAside(ctx, g.Path, g.ID, g.Why) // asked for, or not even its row can be read
+	if err = s.SetAside(ctx, g.Path, g.ID, g.Why); err != nil {
+		return "", err
+	}
+	return SetAside, nil // asked for, or not even its row can be read
 }
-
-func (g *Refused) words() string { return refusalText(g.Why) }
 
 // refusalText returns an error's text as drover_set_aside and the column errors hold it.
 func refusalText(why error) string {

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"encoding/json"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -146,14 +145,6 @@ type Held struct {
 // Unfenced reports whether no settle can name the time of the claim, such as infinity, because somebody has changed
 // the row by hand.
 func (j *Held) Unfenced() bool { return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }
-
-// ClaimedAt is the time of the claim, nil if a settle cannot name it.
-func (j *Held) ClaimedAt() *time.Time {
-	if !j.AttemptedAt.Valid || j.Unfenced() {
-		return nil
-	}
-	return &j.AttemptedAt.Time
-}
 
 // Once reports whether the job must not run again if its handler may have begun. A start that the owner has noted
 // decides it, because the settings in the tables may have changed since.
@@ -331,84 +322,45 @@ select distinct b from drover_ended_supervisors, unnest(blamed) as b where id = 
 	sqlForgotten = `
 select not exists (select from drover_supervisors where id = $1)
 	and not exists (select from drover_set_aside a where a.path = $2 and (select j.state = 'running' and j.claimed_by = $1 from jobs j where j.id = a.job))`
-
-	sqlAnyBlamed = `select exists (select from unnest(blamed) as b where b is not null) from drover_ended_supervisors where id = $1`
 )
 
-// UndoCrashes undoes what the mistaken death of a supervisor counted against jobs. It reports whether that is done:
-// while the rescue goes on there may be more. bound is for one statement. Jobs whose statements timed out are tried once
-// more, each by itself and with the bound longer; if no time is left for that, it returns ErrNoTime, and the next call
-// goes on. If the database still refuses to change a job's row, refused is called. If refused returns true, the next call
-// tries the job again. Otherwise the job keeps its crash.
-func (s Session) UndoCrashes(ctx context.Context, id string, bound, longer time.Duration, refused func(job string, err error) (again bool)) (done bool, err error) {
+// Blamed notes that a supervisor did not die. It returns the jobs that its death counts against, and whether there will be
+// no more of them: while its rescue goes on there may be.
+func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jobs []string, all bool, err error) {
 	var p pipeline
-	var blamed []string
 	p.Begin()
-	p.BoundPlan(longer)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&done) }, sqlForgotten, id, PathRescue)
+	p.BoundPlan(bound)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&all) }, sqlForgotten, id, PathRescue)
 	p.Query(func(rows pgx.Rows) error {
 		var job string
 		err := rows.Scan(&job)
-		blamed = append(blamed, job)
+		jobs = append(jobs, job)
 		return err
 	}, sqlBlamed, id)
 	p.Commit()
 	if err := p.Send(ctx, s.Conn); err != nil {
-		return false, err
+		return nil, false, err
 	}
-	var slow []string
-	try := func(jobs []string, bound time.Duration) error {
-		if err := pg.TimeFor(ctx, 2*bound); err != nil {
-			return err
-		}
-		var p pipeline
-		p.Begin()
-		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-		p.Exec(nil, sqlTakeBack, id, jobs)
-		p.Commit()
-		return p.Send(ctx, s.Conn)
-	}
-	pass := func(job string, err error) error {
-		if err := pg.TimeFor(ctx, bound); err != nil {
-			return err
-		}
-		if refused(job, err) {
-			return nil
-		}
-		var p pipeline
-		p.Begin()
-		p.Exec(nil, sqlDropBlamed, id, job)
-		p.Commit()
-		return p.Send(ctx, s.Conn)
-	}
-	for part := range slices.Chunk(blamed, MaxSettle) {
-		err := pg.Bisect(part, func(jobs []string) error { return try(jobs, bound) }, func(job string, err error) error {
-			if pg.TimedOut(err) {
-				slow = append(slow, job)
-				return nil
-			}
-			return pass(job, err)
-		})
-		if err != nil {
-			return false, err
-		}
-	}
-	for _, job := range slow {
-		err := try([]string{job}, longer)
-		if pg.RowsFault(err) {
-			err = pass(job, err)
-		}
-		if err != nil {
-			return false, err
-		}
-	}
-	left := false
-	p = pipeline{}
+	return jobs, all, nil
+}
+
+// TakeBack undoes what the mistaken death of a supervisor counted against jobs, in one transaction.
+func (s Session) TakeBack(ctx context.Context, id string, jobs []string, bound time.Duration) error {
+	var p pipeline
 	p.Begin()
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&left) }, sqlAnyBlamed, id)
+	p.BoundPlan(bound)
+	p.Exec(nil, sqlTakeBack, id, jobs)
 	p.Commit()
-	err = p.Send(ctx, s.Conn)
-	return done && !left, err
+	return p.Send(ctx, s.Conn)
+}
+
+// LeaveBlame leaves a job its crash for good.
+func (s Session) LeaveBlame(ctx context.Context, id, job string) error {
+	var p pipeline
+	p.Begin()
+	p.Exec(nil, sqlDropBlamed, id, job)
+	p.Commit()
+	return p.Send(ctx, s.Conn)
 }
 
 // DeathsBlamed returns the supervisors whose deaths count against the job, including owner's present death.

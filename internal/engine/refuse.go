@@ -1,0 +1,102 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/store"
+)
+
+// A statement over many jobs fails as a whole if the database refuses one of them. Claims, starts, settles and rescues
+// then pick the jobs apart with pickApart. Each path decides what a refusal means for a job, and has refuse take the
+// job out of the way of others (ADR 27).
+
+// refusal is an item that the database refuses by itself.
+type refusal[T any] struct {
+	item T
+	err  error
+}
+
+// apart is what became of items that were picked apart.
+type apart[T any] struct {
+	passed  int // while nothing has passed, perhaps no single item is at fault for the refusals
+	refused []refusal[T]
+	rest    []T // not tried, because an error that is no item's fault ended the walk
+}
+
+// pickApart tries items in parts. walk is pg.Bisect, or pg.BisectFailed if they have failed together before. try returns
+// how many jobs passed. An item that is refused by itself is tried once more if simplify can make it simpler.
+func pickApart[T any](walk func([]T, func([]T) error, func(T, error) error) error, items []T,
+	try func([]T) (int, error), simplify func(T, error) bool,
+) (a apart[T], err error) {
+	a.rest = items
+	attempt := func(part []T) error {
+		n, err := try(part)
+		if err == nil {
+			a.passed, a.rest = a.passed+n, a.rest[len(part):]
+		}
+		return err
+	}
+	err = walk(items, attempt, func(item T, err error) error {
+		if simplify != nil && simplify(item, err) {
+			if again := attempt([]T{item}); again == nil || !pg.RowsFault(again) {
+				return again
+			}
+		}
+		a.refused, a.rest = append(a.refused, refusal[T]{item, err}), a.rest[1:]
+		return nil
+	})
+	return a, err
+}
+
+// patiently tries items whose writes timed out once more, each alone and with more time: the server may be busy, or
+// another session may hold the row. An item that fails again is left out of the refused ones if it may come later. It
+// returns how many these are.
+func (a *apart[T]) patiently(alone func(T) error, later func(T, error) bool) (left int) {
+	a.refused = slices.DeleteFunc(a.refused, func(r refusal[T]) bool {
+		if !pg.TimedOut(r.err) {
+			return false
+		}
+		err := alone(r.item)
+		wait := err != nil && later(r.item, err)
+		if wait {
+			left++
+		}
+		return err == nil || wait
+	})
+	return left
+}
+
+// refuse takes the job of a run out of the way of others, and logs what became of it: a state, store.SetAside, or "" if
+// the job has changed meanwhile or its row is locked.
+func (s *Shared) refuse(base context.Context, link *store.Line, r *Run, g *store.Refused) (became string, err error) {
+	err = s.roundTrip(base, link, func(ctx context.Context, conn store.Session) (err error) {
+		became, err = s.refuseOn(ctx, conn, r, g, s.walkBound())
+		return err
+	})
+	return became, err
+}
+
+// refuseOn is refuse on a connection, with a bound for each statement.
+func (s *Shared) refuseOn(ctx context.Context, conn store.Session, r *Run, g *store.Refused, bound time.Duration) (became string, err error) {
+	g.Fence = r.Fence
+	if became, err = conn.Refuse(ctx, g, bound); became == "" && err == nil {
+		return "", nil
+	}
+	text := s.Cfg.Clean(pg.Refusal(g.Why))
+	s.seldom.log(ctx, s.log, slog.LevelError, g.Path+r.ID, "the database refuses a job, the others go on", slog.String("path", g.Path),
+		slog.String("job_id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind),
+		slog.String("became", cmp.Or(became, "unchanged")), slog.String("error", text))
+	if became == string(store.Discarded) && err == nil {
+		s.report(EventDiscarded, &Run{ // a new run, because the run's own goroutine may still change the other one
+			Fence: store.Fence{ID: r.ID, Owner: cmp.Or(r.Owner, s.Lease.Load().ID)}, Queue: r.Queue, Kind: r.Kind,
+			Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Labels: r.Labels,
+			End: Outcome{State: store.Discarded, Class: ClassRefused, Text: text, Reason: reasonRefused},
+		})
+	}
+	return became, err
+}
