@@ -70,7 +70,8 @@ type JobInfo struct {
 
 	// Unreadable names the parts of the row that cannot be shown as they are, and why. Each of these parts is nil or
 	// zero here, except for times: a time that is infinite or outside the years 1 to 9999 becomes the nearest time
-	// inside. Empty: the whole row was read.
+	// inside. If the database cannot read one of args, errors, metadata, retry and tags, all five are missing. Empty:
+	// the whole row was read.
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
@@ -104,26 +105,6 @@ func (j *JobInfo) readJSON(part, text string, to *json.RawMessage) {
 	}
 }
 
-// readPart puts a row of drover_parts into the job.
-func (j *JobInfo) readPart(part, text string) {
-	switch part {
-	case "args":
-		j.readJSON(part, text, &j.Args)
-	case "retry":
-		j.readJSON(part, text, &j.Retry)
-	case "metadata":
-		j.readJSON(part, text, &j.Metadata)
-	case "errors":
-		j.readErrors(text)
-	case "tags":
-		var tags []*string
-		if text != "" && json.Unmarshal([]byte(text), &tags) != nil {
-			j.unreadable(part, "not a list of words")
-		}
-		j.readTags(tags)
-	}
-}
-
 func (j *JobInfo) readTags(tags []*string) {
 	nulls := 0
 	for _, tag := range tags {
@@ -143,16 +124,16 @@ func (j *JobInfo) readErrors(text string) {
 	if json.Unmarshal([]byte(text), &j.Errors) == nil && !slices.Contains(j.Errors, RunError{}) { // a null entry is a zero RunError
 		return
 	}
-	entries, ok := elements(text)
-	if !ok {
+	var entries []json.RawMessage
+	if json.Unmarshal([]byte(text), &entries) != nil {
 		j.Errors = nil
-		j.unreadable("errors", "not an array")
+		j.unreadable("errors", "not an array, or nested too deep")
 		return
 	}
 	j.Errors = make([]RunError, len(entries))
 	odd := 0
 	for i, entry := range entries {
-		if !j.Errors[i].read([]byte(entry)) {
+		if !j.Errors[i].read(entry) {
 			odd++
 		}
 	}
@@ -170,7 +151,7 @@ func (e *RunError) read(entry []byte) bool {
 	*e = RunError{}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(entry, &fields); err != nil || fields == nil {
-		e.Error = "(unreadable: the entry is not an object, or is nested too deep)"
+		e.Error = "(unreadable: the entry is not an object)"
 		return false
 	}
 	var bad []string
@@ -184,41 +165,6 @@ func (e *RunError) read(entry []byte) bool {
 	}
 	e.Error = strings.TrimSpace(e.Error + " (unreadable: " + strings.Join(bad, ", ") + ")")
 	return false
-}
-
-// elements splits the text of a JSON array that the server wrote. encoding/json cannot split every array, because it
-// reads at most 10,000 levels.
-func elements(text string) (all []string, ok bool) {
-	text, ok = strings.CutPrefix(text, "[")
-	if !ok {
-		return nil, false
-	}
-	depth, quoted, from := 0, false, 0
-	add := func(to int) {
-		if element := strings.TrimSpace(text[from:to]); element != "" {
-			all = append(all, element)
-		}
-		from = to + 1
-	}
-	for i := 0; i < len(text); i++ {
-		switch c := text[i]; {
-		case quoted && c == '\\':
-			i++
-		case c == '"':
-			quoted = !quoted
-		case quoted:
-		case c == '[' || c == '{':
-			depth++
-		case c == ']' && depth == 0:
-			add(i)
-			return all, true
-		case c == ']' || c == '}':
-			depth--
-		case c == ',' && depth == 0:
-			add(i)
-		}
-	}
-	return nil, false
 }
 
 // Job reads one job. It is no error if parts of the job cannot be read: JobInfo.Unreadable names them. Errors:
@@ -364,13 +310,16 @@ const (
 	sqlGet     = jobInfoColumns + jobInfoParts + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
 	sqlGetBare = jobInfoColumns + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
 	jobSeen    = `, format('%s/%s', j.redrives, j.xmin)` // as drover_seen computes it
-	sqlParts   = `select part, coalesce(value, ''), coalesce(why, '') from drover_parts($1)`
 )
 
 func (s *desk) get(ctx context.Context, id string) (*JobInfo, error) {
-	job, err := s.queryJob(ctx, sqlGet, id, true)
-	if pg.RowsFault(err) && ctx.Err() == nil {
-		job, err = s.getOdd(ctx, id)
+	job, why := s.queryJob(ctx, sqlGet, id, true)
+	if !pg.RowsFault(why) || ctx.Err() != nil {
+		return job, why
+	}
+	job, err := s.queryJob(ctx, sqlGetBare, id, false)
+	if err == nil {
+		job.unreadable("args, errors, metadata, retry, tags", pg.Refusal(why))
 	}
 	return job, err
 }
@@ -389,33 +338,6 @@ func (s *desk) queryJob(ctx context.Context, sql, id string, parts bool) (*JobIn
 		return nil, err
 	}
 	return jobs[0], nil
-}
-
-// getOdd reads as much as it can of a row that cannot be read as a whole.
-func (s *desk) getOdd(ctx context.Context, id string) (*JobInfo, error) {
-	j, err := s.queryJob(ctx, sqlGetBare, id, false)
-	if err != nil {
-		return nil, err
-	}
-	_, err = pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (none struct{}, err error) {
-		var part, value, why string
-		switch err := row.Scan(&part, &value, &why); {
-		case err != nil:
-			return none, err
-		case why != "":
-			j.unreadable(part, why)
-		default:
-			j.readPart(part, value)
-		}
-		return none, nil
-	}, sqlParts, id)
-	switch {
-	case pg.RowsFault(err) && ctx.Err() == nil:
-		j.unreadable("args, errors, metadata, retry, tags", pg.Refusal(err))
-	case err != nil:
-		return nil, err
-	}
-	return j, nil
 }
 
 // sqlList keeps the order in which drover_list finds the jobs, and returns the cursor of each. sqlListBare returns
@@ -464,7 +386,7 @@ func (s *desk) list(ctx context.Context, filter, after string, limit int) (page 
 	return page, err
 }
 
-// listOdd reads a page with rows that cannot be read as a whole. It reads these rows part by part.
+// listOdd reads a page with rows that cannot be read as a whole: job by job.
 func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (page Page, err error) {
 	var cursors []string
 	ids, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (id string, err error) {

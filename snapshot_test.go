@@ -211,7 +211,7 @@ func TestSnapshotOfARoleWithoutRights(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "periodic", "depths", "pauses", "quarantined", "redrives"}; !slices.Equal(parts, want) {
+	if want := []string{"claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "periodic", "clock", "depths", "pauses", "quarantined", "redrives"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 	if s.Supervisors.Alive != 1 || len(s.Queues) != 0 || len(s.Redrives) != 0 || s.Level != LevelWarning {

@@ -509,8 +509,6 @@ create table drover_supervisors (
 	beat       bigint      not null default 0,
 	beat_at    timestamptz not null default now(),
 	started_at timestamptz not null default now(),
-	clock_at   timestamptz not null default now(),
-	behind_since timestamptz,
 	lost_at    timestamptz,
 	silent_at_beat bigint,
 	silent_ms  bigint,
@@ -531,8 +529,6 @@ create table drover_supervisors (
 ) with (fillfactor = 50);
 comment on table drover_supervisors is 'One row for each running supervisor. beat rises while it lives. If beat has not risen for a lease, other supervisors rescue its jobs.';
 comment on column drover_supervisors.epoch is 'A raise ends all claims that began before. The supervisor raises it itself after a lost reply; others raise it when the supervisor is silent.';
-comment on column drover_supervisors.clock_at is 'The latest time that the server''s clock has shown at a beat: later than now if the clock has gone back.';
-comment on column drover_supervisors.behind_since is 'Since when the server''s clock has been 10 s or more behind clock_at, by the clock as it is now. Null: it is not that far behind.';
 comment on column drover_supervisors.lost_at is 'When other supervisors found it silent. They are rescuing its jobs.';
 comment on column drover_supervisors.silent_ms is 'How long other supervisors have seen no beat after silent_at_beat. It counts only while beat = silent_at_beat.';
 comment on column drover_supervisors.slots is 'Concurrency by queue.';
@@ -785,44 +781,32 @@ $$;
 comment on function drover_take_turn(text[], interval) is 'Makes claims of queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time; the caller goes on without it.';
 
 -- +goose StatementBegin
-create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out since timestamptz, out waiting bigint) language plpgsql stable as $$
-begin
+create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out waiting bigint)
+language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 	-- clock_timestamp() is read after the snapshot was taken. So all times in the snapshot are
-	-- earlier, unless the clock has gone back.
-	select max(s.clock_at), min(s.behind_since) filter (where isfinite(s.behind_since)) into latest, since from drover_supervisors s where isfinite(s.clock_at);
-	if latest - clock_timestamp() >= interval '10 s' then
-		latest := least(latest, timestamptz '9999-12-30+00');
-		since := case when since is not null then least(greatest(since, timestamptz '0001-01-02+00'), timestamptz '9999-12-30+00') end;
-	else
-		latest := null;
-		since := null;
-		waiting := 0;
-		return;
-	end if;
-	-- For each lane of each queue, this reads by jobs_claim_idx the jobs that are due from now to
-	-- the latest time, and a minute beyond it, because a heartbeat may be missing. Events of a job
-	-- that lie in the future happened before the clock went back.
-	with recursive held(name) as (
-		select min(j.queue) from jobs j where j.finalized_at is null
+	-- earlier, unless the clock has gone back. jobs_claim_idx leads from one lane that has jobs to
+	-- the next, and to the jobs of a lane that are due from now on.
+	with recursive lanes(queue, lane) as (
+		(select j.queue, j.lane from jobs j where j.finalized_at is null order by j.queue, j.lane limit 1)
 		union all
-		select (select min(j.queue) from jobs j where j.finalized_at is null and j.queue > h.name) from held h where h.name is not null
+		select n.queue, n.lane from lanes l cross join lateral (
+			select j.queue, j.lane from jobs j where j.finalized_at is null and (j.queue, j.lane) > (l.queue, l.lane) order by j.queue, j.lane limit 1
+		) n
+	), soon as (
+		select j.state, j.at from lanes l cross join lateral (
+			select j.state, greatest(j.created_at, j.attempted_at, j.redriven_at) as at from jobs j
+			where j.finalized_at is null and j.state <> 'running' and j.queue = l.queue and j.lane = l.lane and j.scheduled_at > now() and j.scheduled_at < 'infinity'
+			order by j.scheduled_at, j.id limit $1
+		) j
+		where $2 is null or l.queue = $2
+		limit 10 * $1::bigint
 	)
-	select count(*) into waiting
-	from held h
-	cross join generate_series(0, 30, 10) as t(tier)
-	cross join generate_series(1, 9) as p(n)
-	cross join lateral (
-		select from jobs j
-		where j.finalized_at is null and j.state <> 'running' and j.queue = h.name and j.lane = (t.tier + p.n)::smallint
-			and j.scheduled_at > now() and j.scheduled_at <= latest + interval '1 minute' and greatest(j.created_at, j.attempted_at, j.redriven_at) > now()
-		order by j.scheduled_at, j.id limit most
-	) waits
-	where h.name is not null and (drover_clock.queue is null or h.name = drover_clock.queue);
-end
+	select max(least(at, timestamptz '9999-12-30+00')), count(*) from soon
+	where state in ('available', 'retryable') and at >= clock_timestamp() + interval '10 s' and at < 'infinity'
 $$;
 -- +goose StatementEnd
 comment on function drover_clock(int, text) is
-	'If the server''s clock has gone back by 10 s or more: the latest time that it has shown, since when supervisors have seen it behind that, and how many jobs wait until it reaches that time again, counted up to a bound in each lane. Otherwise nulls and 0.';
+	'Counts waiting jobs that were created, claimed or redriven 10 s or more in the future, because the server''s clock has gone back. latest: the latest time of such an event, null if there is none. Reads the first so many jobs that are due from now on in each lane, and at most ten times as many in all.';
 
 -- +goose StatementBegin
 create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$

@@ -340,27 +340,6 @@ comment on function drover_hold(jsonb, text, text, int, boolean) is
 	'One batch of a verb: locks up to so many jobs that match the filter and the verb''s own condition. locked: other transactions hold these. last: where the next batch goes on, null at the end.';
 
 -- +goose StatementBegin
-create function drover_parts(job_id text) returns table (part text, value text, why text) language plpgsql stable set enable_seqscan = off set jit = off as $$
-begin
-	foreach part in array '{args,errors,metadata,retry,tags}'::text[] loop
-		why := null;
-		begin
-			execute format('select to_jsonb(%I)::text from jobs where id = $1', part) into value using job_id;
-		exception when others then
-			if not drover_rows_fault(sqlstate) then
-				raise;
-			end if;
-			value := null;
-			why := sqlerrm;
-		end;
-		return next;
-	end loop;
-end
-$$;
--- +goose StatementEnd
-comment on function drover_parts(text) is 'A job''s args, errors, metadata, retry and tags as JSON text, each read on its own. why: the error if the part cannot be read, because it is damaged or too large.';
-
--- +goose StatementBegin
 create function drover_forget_refused(ids text[]) returns void language plpgsql as $$
 begin
 	with theirs as (
@@ -395,6 +374,7 @@ declare
 	doc jsonb := jsonb_build_object('state', final, 'error', left(final || coalesce(': ' || nullif(why, ''), ''), 1000),
 		'by', left(coalesce(nullif(by, ''), session_user), 128));
 	job text;
+	part text;
 	anew text;
 begin
 	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
@@ -414,14 +394,23 @@ begin
 	for job in select r->>'id' from jsonb_array_elements(refused) as r loop
 		-- The CHECKs cannot read a damaged column either, so such a row cannot be changed at all
 		-- before the column is replaced.
-		select string_agg(case p.part
-			when 'args' then ', args = to_jsonb(''(unreadable)''::text)'
-			when 'errors' then ', errors = jsonb_build_array(' || entry || ' || jsonb_build_object(''error'', left($2->>''error'', 800) || ''; the errors before this could not be read''))'
-			else format(', %I = null', p.part) end, '') || case when bool_or(p.part = 'errors') then '' else append end
-		into anew from drover_parts(job) p where p.why is not null;
-		continue when anew is null;
+		anew := '';
+		foreach part in array '{args,errors,metadata,retry,tags}'::text[] loop
+			begin
+				execute format('select to_jsonb(%I)::text from jobs where id = $1', part) using job;
+			exception when others then
+				if not drover_rows_fault(sqlstate) then
+					raise;
+				end if;
+				anew := anew || case part
+					when 'args' then ', args = to_jsonb(''(unreadable)''::text)'
+					when 'errors' then ', errors = jsonb_build_array(' || entry || ' || jsonb_build_object(''error'', left($2->>''error'', 800) || ''; the errors before this could not be read''))'
+					else format(', %I = null', part) end;
+			end;
+		end loop;
+		continue when anew = '';
 		begin
-			execute format(ending, anew) using array[job], doc;
+			execute format(ending, anew || case when anew like '%, errors = %' then '' else append end) using array[job], doc;
 			changed := changed + 1;
 			refused := (select coalesce(jsonb_agg(r), '[]') from jsonb_array_elements(refused) as r where r->>'id' <> job);
 		exception when others then
@@ -643,7 +632,7 @@ select drover_secure();
 drop view discarded_summary;
 drop view discarded_jobs;
 drop function drover_shown, drover_failed_at, drover_error_text, drover_delete_many, drover_discard_many,
-	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_without, drover_forget_refused, drover_parts,
+	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_without, drover_forget_refused,
 	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_quarantined, drover_count, drover_page, drover_find_carefully,
 	drover_fits, drover_beyond, drover_find, drover_cursor, drover_dead, drover_list, drover_where;
 -- +goose StatementBegin

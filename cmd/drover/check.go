@@ -223,7 +223,7 @@ func (s *session) oldest(ctx context.Context, queue string) (age time.Duration, 
 }
 
 // sqlClockWentBack returns a row if jobs of the queue wait because the server's clock went back.
-const sqlClockWentBack = `select extract(epoch from latest - now())::float8 from drover_clock(1, $1) where waiting > 0`
+const sqlClockWentBack = `select extract(epoch from latest - now())::float8 from drover_clock(1000, $1) where waiting > 0`
 
 // clockWentBack returns how far the server's clock went back, or 0 if no job waits because of that.
 func (s *session) clockWentBack(ctx context.Context, queue string) (time.Duration, error) {

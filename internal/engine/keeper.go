@@ -42,7 +42,6 @@ type keeper struct {
 	Was       []PastLease // leases that we lost, oldest first, for UndoCrashes
 	turns     blame.Turns
 	Limits    *follower
-	clock     clockTrouble
 	Trouble   Trouble   // of beats
 	deaf      Trouble   // of LISTEN
 	living    []string  // the other supervisors that lived at the last beat, if we declare schedules
@@ -335,7 +334,6 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 		{"the turn to run strong suspects", func() error { return c.takeTurns(ctx, conn, l, reply) }},
 		{"taking back a death", func() error { return c.UndoCrashes(ctx, conn, c.Bound(), c.Cfg.Lease/12) }},
 		{"full sweep", func() error { return c.Sweep(ctx, conn, l, reply) }},
-		{"looking for jobs that wait for the server's clock", func() error { return c.logClock(ctx, conn, reply.Behind) }},
 	} {
 		err := step.run()
 		if conn.Closed() || ctx.Err() != nil {

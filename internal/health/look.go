@@ -237,9 +237,8 @@ where (p.next_at < now() - interval '1 minute' or p.next_at is null and p.paused
 	and (p.declared_by is null or exists (select from drover_supervisors s where s.id = any(p.declared_by) and s.lost_at is null))
 order by p.next_at, p.name limit 10`
 
-// sqlClock shows whether the server's clock has gone back, and counts the jobs that wait because of it, at most $1 in each
-// lane.
-const sqlClock = `select latest, since, waiting from drover_clock($1)`
+// sqlClock counts the jobs that wait because the server's clock has gone back, among the next $1 jobs of each lane.
+const sqlClock = `select latest, waiting from drover_clock($1)`
 
 // onStandby is why a part is missing that only the primary knows.
 const onStandby = "this server is a standby"
@@ -254,6 +253,7 @@ const (
 // depth is how far a look counts.
 type depth struct {
 	due  int // jobs that wait for a claim, in each lane
+	soon int // jobs that are due later, in each lane
 	live int // rows of the claim index; beyond that ANALYZE knows
 	dead int // dead letters that are searched for refused jobs
 }
@@ -284,7 +284,7 @@ func (h *Report) parts(d depth) []Part {
 		{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
 		{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{d.dead}},
 		{Name: "periodic", Read: h.readSchedule, SQL: sqlPeriodic},
-		{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Since, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{laneCount}},
+		{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{d.soon}},
 	}
 }
 
@@ -293,13 +293,13 @@ func (h *Report) parts(d depth) []Part {
 // tables. Only a member of pg_read_all_stats sees since when the sessions of other roles hold vacuum back, and their
 // queries. On a standby NotSeen also names the parts that only the primary knows. Errors: pg.ErrNotMigrated.
 func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
-	return look(ctx, pool, depth{laneCount, liveCount, deadCount})
+	return look(ctx, pool, depth{laneCount, laneCount, liveCount, deadCount})
 }
 
 // Brief is Look for callers that come back every few seconds. It reads more parts for them, and little of large tables: it
 // does not count due jobs, and searches the newest 200 dead letters alone for refused jobs.
 func Brief(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
-	return look(ctx, pool, depth{due: 1, live: 200, dead: 200}, more...)
+	return look(ctx, pool, depth{due: 1, soon: 200, live: 200, dead: 200}, more...)
 }
 
 func look(ctx context.Context, pool *pg.Pool, d depth, more ...Part) (*Report, error) {

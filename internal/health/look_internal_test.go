@@ -103,7 +103,7 @@ func eventually(t testing.TB, holds func() bool) {
 }
 
 func (db *testDB) look(ctx context.Context, more ...Part) (*Report, error) {
-	return look(ctx, &pg.Pool{Pool: db.Pool}, depth{laneCount, liveCount, deadCount}, more...)
+	return look(ctx, &pg.Pool{Pool: db.Pool}, depth{laneCount, laneCount, liveCount, deadCount}, more...)
 }
 
 // health is a look that must succeed.
@@ -583,17 +583,43 @@ func TestHealthOfQueuesAndSupervisors(t *testing.T) {
 	}
 }
 
-// A clock that no heartbeat has noticed yet has gone back since nobody knows when, not since the year 1.
-func TestHealthOfAClockThatNobodyNoticed(t *testing.T) {
+// Jobs wait because the server's clock has gone back if they were created, claimed or redriven in the future, and were due
+// then. A look at them reads at most 1,000 jobs of each lane.
+func TestHealthOfJobsFromTheFuture(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, clock_at) values ('a', 30000, '{q}', now() + interval '1 h')`)
-	if c := db.health(t).Clock; c.Latest == nil || c.Since != nil {
-		t.Errorf("latest %v, since %v", c.Latest, c.Since)
+	db.exec(t, `
+insert into jobs (kind, queue, priority, state, claimed_by, created_at, attempted_at, redriven_at, scheduled_at)
+select 'k', queue, priority, state, case state when 'running' then 'x' end, now() + created, now() + attempted, now() + redriven, case when due = 'infinity' then 'infinity' else now() + due::interval end
+from (values
+	('a', 1, 'available', interval '50 min', null::interval, null::interval, '50 min'),
+	('a', 5, 'retryable', '-1 h', '40 min', null, '55 min'),
+	('b', 5, 'available', '-1 h', '-1 h', '45 min', '45 min'),
+	('b', 5, 'available', '5 s', null, null, '5 s'), -- it waits for a moment
+	('b', 5, 'available', '50 min', null, null, '-1 s'), -- somebody has moved it
+	('b', 5, 'scheduled', '50 min', null, null, '2 h'), -- it runs at the time that it names
+	('b', 5, 'parked', '50 min', null, null, 'infinity'),
+	('b', 5, 'running', '50 min', '50 min', null, '50 min')) as j(queue, priority, state, created, attempted, redriven, due)`)
+	h := db.health(t)
+	if c := h.Clock; c.Waiting != 3 || c.Latest == nil || c.Latest.Sub(h.At) > 50*time.Minute || c.Latest.Sub(h.At) < 40*time.Minute {
+		t.Errorf("%+v", c)
 	}
-	db.exec(t, `update drover_supervisors set behind_since = now()`)
-	if c := db.health(t).Clock; c.Since == nil {
-		t.Error("a heartbeat has noticed it")
+	if n := value[int](t, db, `select waiting from drover_clock(queue => 'b')`); n != 1 {
+		t.Errorf("queue b: %d jobs", n)
+	}
+	db.exec(t, `insert into jobs (kind, state, scheduled_at) select 'k', 'scheduled', now() + n * interval '1 s' from generate_series(1, 5000) n`)
+	db.exec(t, `vacuum analyze jobs`)
+	var plan struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	if err := json.Unmarshal([]byte(value[string](t, db, `explain (analyze, buffers, format json) select * from drover_clock()`)), &[]any{&plan}); err != nil {
+		t.Fatal(err)
+	}
+	if n := plan.Plan.Hit + plan.Plan.Read; n == 0 || n > 1200 {
+		t.Errorf("%d buffers", n)
 	}
 }
 
@@ -667,7 +693,7 @@ func TestHealthDoesNotWaitForLocks(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"tables", "supervisors", "queues", "periodic", "clock"}; !slices.Equal(parts, want) { // a table's size is locked as it is
+	if want := []string{"tables", "supervisors", "queues", "periodic"}; !slices.Equal(parts, want) { // a table's size is locked as it is
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 }

@@ -155,9 +155,9 @@ type AsideJob struct {
 	RetryAt time.Time `json:"retry_at"`
 }
 
-// Clock is about the server's clock. Each heartbeat of a supervisor notes the time that it shows.
+// Clock is about jobs that were created, claimed or redriven 10 s or more in the future, because the server's clock has gone
+// back since.
 type Clock struct {
-	Latest  *time.Time `json:"latest"`  // the latest time that it has shown, if that is 10 s or more ahead of its time now; else nil
-	Since   *time.Time `json:"since"`   // when a heartbeat first noticed that, by the clock as it is now; nil: none has yet
-	Waiting int64      `json:"waiting"` // jobs from before that are due again when it gets there; counted up to 1,000 in each lane
+	Latest  *time.Time `json:"latest"`  // the latest of these times; nil: there is none
+	Waiting int64      `json:"waiting"` // such jobs that wait, among the first 1,000 jobs of each lane that are due later
 }

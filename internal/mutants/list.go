@@ -1503,19 +1503,11 @@ func mutants() []mutant {
 			in:    "migrations",
 		},
 		{
-			name: "clock-goes-back-unseen", bug: "a heartbeat forgets how far the server's clock had got",
-			file:  "internal/store/lease.go",
-			old:   "clock_at = greatest(clock_at, now())",
-			new:   "clock_at = now()",
+			name: "clock-goes-back-unseen", bug: "health does not see retries that wait because the server's clock has gone back",
+			file:  "migrations/00010_jobs.sql",
+			old:   "greatest(j.created_at, j.attempted_at, j.redriven_at) as at from jobs j",
+			new:   "j.created_at as at from jobs j",
 			tests: []string{"TestJobsThatWaitForTheClockAreNamed"},
-			in:    "internal/engine",
-		},
-		{
-			name: "newcomers-trust-the-clock", bug: "a supervisor that starts after a step of the server's clock knows nothing of it",
-			file:  "internal/store/lease.go",
-			old:   "greatest(now(), (select max(clock_at) from drover_supervisors where isfinite(clock_at)), (select max(ended_at)",
-			new:   "greatest(now(), (select min(ended_at)",
-			tests: []string{"TestNewcomersKnowThatTheClockWentBack"},
 			in:    "internal/engine",
 		},
 		{

@@ -16,12 +16,10 @@ import (
 // This file has a supervisor's registration and its lease. The control goroutine runs these statements on its own
 // connection, with two exceptions: the claimer raises the epoch, and Serve takes a connection of the pool.
 
-// sqlRegister adds a supervisor. It takes over the latest time of the server's clock that any supervisor has seen,
-// living or ended.
+// sqlRegister adds a supervisor.
 const sqlRegister = `
-insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, process, crew, clock_at) values ($1, $2, $3, $4, $5, $6, $7, $8,
-	hashtextextended($9::text[]::text, 0),
-	greatest(now(), (select max(clock_at) from drover_supervisors where isfinite(clock_at)), (select max(ended_at) from drover_ended_supervisors where isfinite(ended_at))))`
+insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, process, crew)
+values ($1, $2, $3, $4, $5, $6, $7, $8, hashtextextended($9::text[]::text, 0))`
 
 // Policies are stored in tables, because a rescuer, psql and the command line may not know this process's code.
 const (
@@ -180,13 +178,12 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 // row that other supervisors have declared lost.
 const SQLBeat = `
 with mine as (
-	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4,
-		clock_at = greatest(clock_at, now()), behind_since = case when clock_at >= now() + interval '10 s' then coalesce(behind_since, now()) end
+	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4
 	where id = $1 and epoch = $2 and lost_at is null
 	returning id
 )
 select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat then s.silent_ms else 0 end, s.lost_at is not null, s.queues,
-	extract(epoch from now())::float8, extract(epoch from (select max(clock_at) from drover_supervisors where isfinite(clock_at)) - clock_timestamp())::float8, exists (select from mine),
+	extract(epoch from now())::float8, exists (select from mine),
 	exists (select from drover_redrives where finished_at is null and paused_at is null),
 	exists (select from drover_failure_tallies) or exists (select from drover_failure_groups where policy = 'park')
 		or exists (select from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity'),
@@ -230,7 +227,6 @@ type BeatReply struct {
 	Failures bool // there may be work on failure groups
 	Peers    []Peer
 	Clock    float64         // the server's, in seconds since 1970
-	Behind   time.Duration   // of the server's clock, to the latest time that a supervisor has seen; more than 0: it went back
 	Gone     map[int]bool    // the runs that are over, by their indexes in running; true: an operator ended the job
 	Scope    []string        // scopes of all retry budgets
 	Limits   string          // the stamp of the limits
@@ -263,14 +259,11 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 	p.Query(func(rows pgx.Rows) error {
 		var other Peer
 		var leaseMS, silentMS int64
-		var behind, tick *float64
+		var tick *float64
 		var queues []*string
-		if err := rows.Scan(&other.ID, &other.Epoch, &other.Beat, &leaseMS, &silentMS, &other.Lost, &queues, &reply.Clock, &behind, &reply.Alive,
+		if err := rows.Scan(&other.ID, &other.Epoch, &other.Beat, &leaseMS, &silentMS, &other.Lost, &queues, &reply.Clock, &reply.Alive,
 			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Limits, &reply.Solo, &reply.Crews, &reply.Turn, &tick); err != nil {
 			return err
-		}
-		if behind != nil {
-			reply.Behind = pg.Seconds(*behind)
 		}
 		if tick != nil {
 			reply.Tick = new(pg.Seconds(*tick))

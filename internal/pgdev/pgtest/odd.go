@@ -23,6 +23,7 @@ const (
 	goodPart = `{"class": "error", "error": "fine", "at": "2031-01-01T00:00:00Z", "attempt": 1}`
 	deep     = `(repeat('{"a":', 11000) || '1' || repeat('}', 11000))`
 	huge     = `jsonb_build_object('x', (select jsonb_agg(('1e131071')::numeric) from generate_series(1, 9000)))`
+	allParts = "args, errors, metadata, retry, tags: "
 	long     = `(select string_agg(md5(n::text), '') from generate_series(1, 400) n)`
 )
 
@@ -36,7 +37,7 @@ func OddRows() []OddRow {
 		{Name: "errors of huge numbers", Columns: dead + "errors", Values: deadNow + `'[{"class": "error", "error": "e", "duration_ms": 1e300, "delay_ms": 1.5}]'`, Unreadable: "errors: 1 of 1"},
 		{Name: "errors of long waits", Columns: dead + "errors", Values: deadNow + `'[{"class": "error", "error": "e", "duration_ms": 9223372036854775807, "delay_ms": 9223372036854775807}]'`},
 		{Name: "errors with odd keys", Columns: dead + "errors", Values: deadNow + `'[{"class": "error", "error": "a \"q\" [{,", "": 1, "Error": 5}, ` + goodPart + `]'`, Unreadable: "errors: 1 of 2"},
-		{Name: "errors too deep", Columns: dead + "errors", Values: deadNow + `('[` + goodPart + `, {"class": "error", "error": ' || ` + deep + ` || '}]')::jsonb`, Unreadable: "errors: 1 of 2"},
+		{Name: "errors too deep", Columns: dead + "errors", Values: deadNow + `('[` + goodPart + `, {"class": "error", "error": ' || ` + deep + ` || '}]')::jsonb`, Unreadable: "errors: not an array, or nested too deep"},
 		{Name: "errors that are an object", Columns: dead + "errors", Values: deadNow + `'{"class": "error"}'`, Unreadable: "errors: not an array"},
 		{Name: "errors that are a word", Columns: dead + "errors", Values: deadNow + `'"error"'`, Unreadable: "errors: not an array"},
 		{Name: "errors that are null", Columns: dead + "errors", Values: deadNow + `'null'`},
@@ -45,8 +46,8 @@ func OddRows() []OddRow {
 		{Name: "args too deep", Columns: "args", Values: deep + `::jsonb`, Unreadable: "args: nested too deep"},
 		{Name: "retry too deep", Columns: "retry", Values: deep + `::jsonb`, Unreadable: "retry: nested too deep"},
 		{Name: "metadata that is a number, odd retry", Columns: "metadata, retry", Values: `'5', '[1e400]'`},
-		{Name: "args too large", Columns: dead + "args", Values: deadNow + huge, Unreadable: "args: ", Slow: true},
-		{Name: "errors too large", Columns: dead + "errors", Values: deadNow + `jsonb_build_array(jsonb_build_object('class', 'error', 'error', ` + huge + `))`, Unreadable: "errors: ", Slow: true},
+		{Name: "args too large", Columns: dead + "args", Values: deadNow + huge, Unreadable: allParts, Slow: true},
+		{Name: "errors too large", Columns: dead + "errors", Values: deadNow + `jsonb_build_array(jsonb_build_object('class', 'error', 'error', ` + huge + `))`, Unreadable: allParts, Slow: true},
 		{Name: "null tags", Columns: "tags", Values: `'{a,null}'`, Unreadable: "tags: 1 of 2 are null"},
 		{Name: "tags in two dimensions", Columns: "tags", Values: `'{{a,b},{c,null}}'`, Unreadable: "tags"},
 		{Name: "no tags", Columns: "tags", Values: `'{}'`},
@@ -60,10 +61,10 @@ func OddRows() []OddRow {
 		{Name: "a discarded job that has not ended", Columns: "state, discard_reason", Values: `'discarded', 'panic'`},
 		{Name: "limits that are infinite", Columns: "expires_at, retry_until", Values: `'infinity', '-infinity'`},
 		{Name: "an id of wide characters", Columns: "id", Values: `'ééééééééééééé'`},
-		{Name: "damaged errors", Columns: dead + "errors", Values: deadNow + `jsonb_build_array(jsonb_build_object('class', 'error', 'error', ` + long + `))`, Damaged: true, Unreadable: "errors: "},
-		{Name: "damaged args", Columns: "args", Values: `jsonb_build_object('x', ` + long + `)`, Damaged: true, Unreadable: "args: "},
-		{Name: "damaged metadata", Columns: "metadata", Values: `jsonb_build_object('x', ` + long + `)`, Damaged: true, Unreadable: "metadata: "},
-		{Name: "damaged tags", Columns: "tags", Values: `array(select md5(n::text) from generate_series(1, 1000) n)`, Damaged: true, Unreadable: "tags: "},
+		{Name: "damaged errors", Columns: dead + "errors", Values: deadNow + `jsonb_build_array(jsonb_build_object('class', 'error', 'error', ` + long + `))`, Damaged: true, Unreadable: allParts},
+		{Name: "damaged args", Columns: "args", Values: `jsonb_build_object('x', ` + long + `)`, Damaged: true, Unreadable: allParts},
+		{Name: "damaged metadata", Columns: "metadata", Values: `jsonb_build_object('x', ` + long + `)`, Damaged: true, Unreadable: allParts},
+		{Name: "damaged tags", Columns: "tags", Values: `array(select md5(n::text) from generate_series(1, 1000) n)`, Damaged: true, Unreadable: allParts},
 	}
 	for _, at := range []struct{ value, unreadable string }{
 		{"infinity", " is infinity"},
