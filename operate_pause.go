@@ -69,7 +69,7 @@ func (c *Client) Pause(ctx context.Context, scope Scope, opts *PauseOpts, audit 
 	}
 	number, err := c.desk.pause(ctx, scope, until, audit)
 	if err != nil {
-		return fmt.Errorf("pause %s: %w", scope, limitError(err))
+		return fmt.Errorf("pause %s: %w", scope, pauseError(err))
 	}
 	c.running.followLimits()
 	unconfirmed, err := c.untilConfirmed(ctx, number)
@@ -92,7 +92,7 @@ func (c *Client) Resume(ctx context.Context, scope Scope, audit Audit) error {
 		return err
 	}
 	if _, err := c.desk.resume(ctx, scope, audit); err != nil {
-		return fmt.Errorf("resume %s: %w", scope, limitError(err))
+		return fmt.Errorf("resume %s: %w", scope, pauseError(err))
 	}
 	c.running.followLimits()
 	return nil
@@ -147,8 +147,8 @@ func (c *Client) untilConfirmed(ctx context.Context, number int64) (unconfirmed 
 	return now, context.Cause(ctx)
 }
 
-// limitError turns an error into an *InvalidError that names the argument, if the SQL functions have refused one.
-func limitError(err error) error {
+// pauseError turns an error into an *InvalidError that names the argument, if the SQL functions have refused one.
+func pauseError(err error) error {
 	field, reason, ok := strings.Cut(strings.TrimPrefix(pg.Refusal(err), "drover: "), ": ")
 	if pg.SQLState(err) != "22023" || !ok {
 		return err
@@ -159,7 +159,7 @@ func limitError(err error) error {
 	return &InvalidError{Field: field, Reason: reason, Err: err}
 }
 
-// Limits on what may start. The functions of migrations/00017_limits.sql write them, as they do for psql.
+// The functions of migrations/00017_limits.sql write pauses, as they do for psql.
 
 const (
 	sqlPause  = `select drover_pause($1, coalesce($2::timestamptz, 'infinity'), $3, $4)`
@@ -212,35 +212,4 @@ func readPause(row pgx.CollectableRow) (p PauseInfo, err error) {
 
 func (s *desk) pauses(ctx context.Context) ([]PauseInfo, error) {
 	return pg.ReadAll(ctx, s.pool, readPause, sqlPauses, mostPauses)
-}
-
-const sqlBudgets = `
-select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
-
-func (s *desk) budgets(ctx context.Context) ([]BudgetInfo, error) {
-	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
-		var b BudgetInfo
-		var per float64
-		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
-		b.Per = pg.Seconds(per).Truncate(time.Millisecond)
-		return b, err
-	}, sqlBudgets)
-}
-
-// BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.
-type BudgetInfo struct {
-	Scope Scope // "kind:charge", "queue:payments" or "all"
-	RetryBudget
-	Reserved int       // how many retries are due in the Per that begins now
-	Free     int       // how many more may become due in it
-	NextFree time.Time // the first free slot
-}
-
-// RetryBudgets returns all retry budgets, sorted by scope.
-func (c *Client) RetryBudgets(ctx context.Context) ([]BudgetInfo, error) {
-	budgets, err := c.desk.budgets(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read retry budgets: %w", err)
-	}
-	return budgets, nil
 }
