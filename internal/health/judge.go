@@ -168,7 +168,7 @@ func (h *Report) judgeHolders() (found []Finding) {
 		if level == LevelOK {
 			continue
 		}
-		why := "no row that died since can be removed: tables grow, and whoever looks from the beginning steps over the dead"
+		why := "vacuum cannot remove rows that died in this time: tables grow, and each query that reads from the beginning has to skip the dead rows"
 		switch o.Kind {
 		case "session":
 			why += "; idle_in_transaction_session_timeout ends forgotten transactions"
