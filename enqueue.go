@@ -198,7 +198,7 @@ func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, items []EnqueueItem) 
 	return c.enqueuedAll(ctx, jobs, existing, true), nil
 }
 
-// newJob is a validated job on its way into the table. Its JSON is what drover_enqueue_many takes.
+// newJob is a validated job on its way into the table. drover_enqueue_many takes its JSON.
 type newJob struct {
 	ID          string          `json:"id"`
 	Kind        string          `json:"kind"`

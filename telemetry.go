@@ -33,8 +33,8 @@ type Event struct {
 	Periodic    string        // the schedule that made the job, or in PeriodicSkipped made no job
 	InTx        bool          // in Enqueued: the job is stored in the caller's transaction, which may still roll back
 
-	// Tags and Metadata are the job's. They belong to the event: do not change them. Rescues, schedules, and
-	// what an operator does do not read them, and leave them nil.
+	// Tags and Metadata are the job's. They belong to the event: do not change them. They are nil in events of
+	// rescues, schedules and operators, which do not read them.
 	Tags     []string
 	Metadata json.RawMessage
 }
