@@ -71,7 +71,8 @@ func (v *virtual) work(t testing.TB) int {
 	return int(tag.RowsAffected())
 }
 
-// busiest is the most instants in any closed window, wherever it begins.
+// busiest returns the largest number of the instants that lie in one window of the given length, both ends
+// included.
 func busiest(instants []time.Time, window time.Duration) (most int) {
 	slices.SortFunc(instants, time.Time.Compare)
 	first := 0

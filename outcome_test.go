@@ -33,7 +33,7 @@ func dynWorker(kind string, opts WorkerOpts, handler func(ctx context.Context, j
 // quiet drops logs.
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// endRow is what a run left in its row.
+// endRow is a job's row after the end of a run.
 type endRow struct {
 	State     State
 	Reason    *Reason
@@ -90,7 +90,7 @@ func wrapped(err error, times int) error {
 
 var errBoom = errors.New("boom")
 
-// permanent is an error that says whether it is permanent.
+// permanent is an error with a method Permanent.
 type permanent bool
 
 func (p permanent) Error() string   { return "boom" }
