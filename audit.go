@@ -107,14 +107,14 @@ const (
 	aRedrive  subject = "redrive"
 	aSchedule subject = "schedule"
 
-	// The change goes through even if something has happened since without a person: a job ran, a schedule ticked.
+	// The change is made even if the row has changed since without a person: a job ran, or a schedule ticked.
 	aJobsLife      subject = aJob + life
 	aSchedulesLife subject = aSchedule + life
 
 	life = "'s life"
 )
 
-// sqlRequireSeen locks what it compares, until the change after it is committed.
+// sqlRequireSeen locks the row that it compares, until the change after it is committed.
 const sqlRequireSeen = `select drover_require_seen($1, $2, $3, life => $4)`
 
 // requireSeen refuses a change in tx if its caller saw another state.

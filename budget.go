@@ -15,9 +15,9 @@ import (
 // stored in the table drover_budgets stays in force.
 //
 // A retry takes the first free slot at or after the end of its backoff. Postgres keeps a calendar of the slots, which
-// are Per / Retries apart. A job uses one budget: its kind's, else its queue's, else the supervisor's for all. Every
-// retry that waits for a backoff uses a slot, including RetryAfter and rescues with a backoff. A first crash, a snooze
-// and a job that is handed back do not.
+// are Per / Retries apart. A job uses one budget: its kind's, otherwise its queue's, otherwise the supervisor's for
+// all jobs. Every retry that waits for a backoff uses a slot, including RetryAfter and rescues with a backoff. A first
+// crash, a snooze and a job that is handed back do not.
 type RetryBudget struct {
 	// Retries is how many retries may become due in any Per: 1 to 1,000,000, and at most one a microsecond.
 	Retries int

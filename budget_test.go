@@ -20,7 +20,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// fullest is the most times that fall into any window of a length, its end left out.
+// fullest returns the largest number of the times that lie in one window of the given length. The end of a
+// window does not belong to it.
 func fullest(times []time.Time, window time.Duration) (most int) {
 	times = slices.Clone(times)
 	slices.SortFunc(times, time.Time.Compare)
@@ -51,7 +52,7 @@ func TestTheFullestWindowIsFound(t *testing.T) {
 	}
 }
 
-// retries are when the failed jobs are or were due again.
+// retries returns the times at which the failed jobs are due again, or were.
 func (db *testDB) retries(t testing.TB, where string, args ...any) []time.Time {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `select scheduled_at from jobs where errors_total > 0 and discard_reason is null and `+where, args...)
@@ -75,8 +76,8 @@ func failOnce(kind string, retry RetryStrategy, budget RetryBudget) Worker {
 	})
 }
 
-// B-1: 100 retries in 60 s on the queue payments. Of 300 failures in 8 processes the 101st is not retried in the window
-// of the first, whatever the backoffs, and none is retried before its backoff or lost.
+// B-1: 100 retries in 60 s on the queue payments. 300 jobs fail in 8 processes. The 101st retry is at least 60 s after
+// the first, whatever the backoffs. No job is retried before its backoff is over, and none is lost.
 func TestNoWindowHoldsMoreThanTheBudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -119,7 +120,8 @@ func TestNoWindowHoldsMoreThanTheBudget(t *testing.T) {
 	}
 }
 
-// B-2: 10,000 jobs that fail together under 500 a second become a ramp, whatever their backoffs.
+// B-2: 10,000 jobs fail together. With a budget of 500 a second their retries become a ramp, whatever their
+// backoffs.
 func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -147,20 +149,22 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	if len(times) != 10000 || n > 500 {
 		t.Errorf("%d retries, %d in one second, want 10,000 and 500", len(times), n)
 	}
-	if n < 500 && took < 14*time.Second { // a slower machine fails less than 500 a second, for which a budget that is used in full has room
+	if n < 500 && took < 14*time.Second { // on a slower machine fewer than 500 jobs fail in a second, and no retry has to wait for a slot
 		t.Errorf("%d retries in the fullest second, want 500", n)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where scheduled_at < created_at + interval '1 hour'`); n > 0 {
 		t.Errorf("%d retries come before their backoff", n)
 	}
-	// The ramp has no holes: the last is due when 10,000 slots and what the backoffs and the failures differ by have passed.
+	// The ramp has no holes: the time from the first retry to the last is at most the time of 10,000 slots, plus the
+	// largest difference of the backoffs, plus the time in which the jobs failed.
 	d := value[float64](t, db, `select extract(epoch from max(scheduled_at) - min(scheduled_at))::float8 from jobs`)
 	if longest := 20*time.Second + 5*time.Second + took; d > longest.Seconds() {
 		t.Errorf("the ramp is %v s long, want at most %v", d, longest)
 	}
 }
 
-// failing is a still supervisor with n claimed jobs of each of the options.
+// failing returns a supervisor that runs no goroutines (type still), and the runs of n claimed jobs for each of
+// the options.
 func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...*EnqueueOpts) (*still, []*engine.Run) {
 	t.Helper()
 	if options == nil {
@@ -195,7 +199,7 @@ func (s *still) fail(t testing.TB, runs ...*engine.Run) {
 	s.settle(t, outcomes...)
 }
 
-// B-1: where the budget says Discard, what does not fit into the window after its backoff is discarded.
+// B-1: with Discard, a job is discarded if the window that begins after its backoff has no free slot.
 func TestASpentBudgetDiscards(t *testing.T) {
 	t.Parallel()
 	var book diary
@@ -217,7 +221,7 @@ func TestASpentBudgetDiscards(t *testing.T) {
 	}
 }
 
-// A job spends from its kind's budget, else its queue's, else the one for all.
+// A job takes its slot from its kind's budget, otherwise from its queue's, otherwise from the supervisor's.
 func TestWhoseBudgetAJobSpends(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -277,14 +281,14 @@ func TestRemainingBudget(t *testing.T) {
 	if b.Reserved < 29 || b.Reserved+b.Free != 100 || !b.NextFree.Equal(last.Add(24*time.Hour/100)) {
 		t.Errorf("after 30 retries, the last at %v: %+v", last, b)
 	}
-	db.exec(t, `update drover_budgets set retries = 10`) // together: a calendar of its own
+	db.exec(t, `update drover_budgets set retries = 10`) // a changed budget has a calendar of its own, in which no slot is taken
 	if b := left(); b.Retries != 10 || b.Reserved != 0 || b.Free != 10 {
 		t.Errorf("of a changed budget: %+v", b)
 	}
 }
 
 // A budget that was changed in psql applies to the next failure. A new budget applies from the next heartbeat on. A
-// budget that was removed applies to none.
+// budget that was removed applies to no job.
 func TestABudgetChangedByHandApplies(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -341,7 +345,8 @@ func TestWhatSpendsABudget(t *testing.T) {
 	}
 }
 
-// B-1: a rescue spends too where it waits for a backoff: not of jobs that are not blamed, nor of the first crash.
+// B-1: a rescue takes a slot, too, if the job then waits for a backoff. After its first crash a job does not
+// wait, so it takes none.
 func TestRescuesSpendABudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -357,7 +362,8 @@ func TestRescuesSpendABudget(t *testing.T) {
 	}
 }
 
-// A retry that no slot before its RetryUntil is free for ends, and leaves the slots behind it to others.
+// If no slot before a job's RetryUntil is free, the job is discarded. It takes no later slot, so other jobs can
+// have them.
 func TestNoSlotBeforeRetryUntil(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -379,8 +385,8 @@ func TestNoSlotBeforeRetryUntil(t *testing.T) {
 	}
 }
 
-// A run settled in its handler's transaction takes its slot outside of it: every connection of the pool is taken by such
-// handlers, and none waits for another's commit.
+// A run settled in its handler's transaction takes its slot outside of it: such handlers have every connection of the
+// pool, and no handler waits for the commit of another.
 func TestSettleTxTakesItsSlotOutsideTheTransaction(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -461,7 +467,7 @@ func (c *reserveCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx
 	return ctx
 }
 
-// B-2: jobs without a budget cost no statement more, and those with one cost none while they go well.
+// B-2: jobs without a budget cost no further statement, and jobs with a budget cost none while they succeed.
 func TestNoBudgetNoStatement(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -493,7 +499,8 @@ func TestNoBudgetNoStatement(t *testing.T) {
 	}
 }
 
-// F-12: while the database refuses slots, what needs none is settled; then the rest is.
+// F-12: while the database refuses slots, the outcomes that need no slot are settled. The others are settled
+// afterwards.
 func TestSlotsThatCannotBeHad(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -520,7 +527,8 @@ func TestSlotsThatCannotBeHad(t *testing.T) {
 	}
 }
 
-// A settle that is tried again keeps its slot while that lies ahead, and takes another, a backoff off, once it has passed.
+// If a settle is tried again and the time of its slot is still to come, it keeps the slot. If that time has passed, it
+// takes a new slot, at least one backoff from now.
 func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

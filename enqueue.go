@@ -29,8 +29,8 @@ type EnqueueOpts struct {
 	// Priority is 1 to 9; lower is sooner. Zero means 5.
 	Priority int
 
-	// ScheduledAt is when the job is due, by the server's clock. Zero means now, and so does a time in the past. It
-	// excludes Delay.
+	// ScheduledAt is when the job is due, by the server's clock. Zero means now, and so does a time in the past. Do
+	// not set it together with Delay.
 	ScheduledAt time.Time
 
 	// Delay is how long from now the job is due, by the server's clock. Zero means now.
@@ -61,9 +61,9 @@ type EnqueueOpts struct {
 	// characters, no invisible characters such as U+200B, and no spaces at their ends.
 	Tags []string
 
-	// Key names something that the job must not overload, such as a customer, in up to 256 bytes. A paced redrive runs
-	// at most RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. It has no other effect.
-	// Zero means none.
+	// Key names something that the job must not overload, such as a customer. It has at most 256 bytes. A paced
+	// redrive runs at most RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. It has no
+	// other effect. Zero means none.
 	Key string
 
 	// Unique makes the job the only one among the jobs that are like it. Nil means that it is not unique. If another
@@ -72,10 +72,11 @@ type EnqueueOpts struct {
 	Unique *Unique
 
 	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that it does afterwards in the same
-	// transaction. Use it in a transaction that will be prepared, because Postgres refuses to prepare a transaction
-	// with a NOTIFY. It sets drover.notify to off, local to the transaction. Sleeping supervisors find the job after up
-	// to PollInterval. If the transaction commits more than 20 s after the call, the job may wait for the next full
-	// sweep. A schedule's jobs cannot have it.
+	// transaction. Use it in a transaction that will end with PREPARE TRANSACTION (two-phase commit), because Postgres
+	// refuses to prepare a transaction with a NOTIFY. It sets drover.notify to off, local to the transaction. Sleeping
+	// supervisors find the job after up to PollInterval. If the transaction commits more than 20 s after the call, the
+	// job may wait longer: until a supervisor's next full sweep, which comes every 15 s × supervisors. Periodic.Opts
+	// must not set DisableNotify.
 	DisableNotify bool
 
 	// Metadata is marshalled to a JSON object that is kept next to the args. Nil means none. Keys that begin with
@@ -124,8 +125,8 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (rec
 // a Tx; SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit notifies two of them. A
 // supervisor that falls asleep before the commit finds the job by polling, at the latest after PollInterval. If the
 // transaction commits more than 20 s after the call, the job may wait for the next full sweep (15 s × supervisors). A
-// transaction that is to be prepared needs DisableNotify. The hook Enqueued is called before the commit, with
-// Event.InTx.
+// transaction that will end with PREPARE TRANSACTION needs DisableNotify. The hook Enqueued is called before the
+// commit, with Event.InTx.
 //
 // EnqueueTx returns the errors of Enqueue. After an error other than an *InvalidError, the transaction can only be
 // rolled back.
@@ -197,7 +198,7 @@ func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, items []EnqueueItem) 
 	return c.enqueuedAll(ctx, jobs, existing, true), nil
 }
 
-// newJob is a validated job on its way into the table. Its JSON is what drover_enqueue_many takes.
+// newJob is a validated job on its way into the table. drover_enqueue_many takes its JSON.
 type newJob struct {
 	ID          string          `json:"id"`
 	Kind        string          `json:"kind"`
@@ -222,7 +223,7 @@ type newJob struct {
 	quiet       bool // the enqueue sends no NOTIFY
 	plain       bool // it sets only a queue, a priority, a kind and args; drover has made its id
 	copied      bool // plain, or plain with metadata: a batch stores it by COPY
-	plainUnique bool // plain except that it is unique; it has short args, and an existing job stays as it is
+	plainUnique bool // plain except that it is unique; its args have at most 512 bytes, and it has no OnConflict
 }
 
 func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
@@ -245,8 +246,8 @@ func (c *Client) prepareAll(ctx context.Context, items []EnqueueItem) ([]*newJob
 	return jobs, nil
 }
 
-// encode validates one job, and encodes its args and options. before has metadata of an earlier job of the batch; it is nil
-// for a single enqueue.
+// encode validates one job, and encodes its args and options. The parameter before has the metadata of an earlier job
+// of the batch; it is nil for a single enqueue.
 func (c *Client) encode(args Args, opts *EnqueueOpts, before *lastMetadata) (*newJob, error) {
 	var bad problems
 	if opts == nil {
@@ -264,7 +265,8 @@ func (c *Client) encode(args Args, opts *EnqueueOpts, before *lastMetadata) (*ne
 	if u := job.Uniqueness; u == nil {
 		job.plain, job.copied = bare && job.Metadata == nil, bare
 	} else {
-		// Postgres may write longer args as a much longer text, so they need the function that bounds that text first.
+		// Postgres may write longer args as a much longer text. drover_unique_key checks such args before it makes that
+		// text.
 		job.plainUnique = bare && job.Metadata == nil && u.OnConflict == "" && len(job.Args) <= 512
 	}
 	return job, nil
@@ -316,7 +318,7 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts, before *lastMet
 	} else if parsed, err := ulid.ParseStrict(j.ID); err != nil {
 		bad.add("ID", "%q is not a ULID: %v", j.ID, err)
 	} else {
-		j.ID = parsed.String() // in capitals, as it is compared
+		j.ID = parsed.String() // in capitals, because ids are compared in capitals
 	}
 	if !opts.ScheduledAt.IsZero() {
 		j.ScheduledAt = instant(bad, "ScheduledAt", opts.ScheduledAt)
@@ -398,12 +400,12 @@ func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string
 	}
 }
 
-// lastMetadata keeps the metadata of an earlier job of the batch, and their JSON, if they are only a few strings. Often all
-// jobs of a batch have the same metadata, such as a trace's. It keeps the strings and not the map, because middleware may
-// change the map.
+// lastMetadata keeps the metadata of an earlier job of the batch, and its JSON, if it is only a few strings. Often all
+// jobs of a batch have the same metadata, such as a trace's. It keeps the strings and not the map, because middleware
+// may change the map.
 type lastMetadata struct {
 	pairs [4][2]string
-	n     int // how many of pairs are set; 0 means that no metadata are kept
+	n     int // how many elements of pairs are set; 0 means that no metadata is kept
 	raw   json.RawMessage
 }
 
@@ -482,9 +484,9 @@ func (j *newJob) receipt() Receipt {
 	return Receipt{ID: r.ID, Existing: r.Result != "stored", Replaced: r.Result == "replaced", Debounced: r.Result == "debounced"}
 }
 
-// enqueuedAll makes the receipts, and emits an event for each stored job. existing maps an id to the number of its
-// jobs in this batch that were not stored. If several jobs of a batch have the same id, either none of them was
-// stored, or only the first.
+// enqueuedAll makes the receipts, and emits an event for each stored job. The map existing has, for an id, the
+// number of its jobs in this batch that were not stored. If several jobs of a batch have the same id, either none
+// of them was stored, or only the first.
 func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int, inTx bool) []Receipt {
 	receipts := make([]Receipt, len(jobs))
 	for i, job := range slices.Backward(jobs) {

@@ -35,18 +35,18 @@ type letter struct {
 
 func (letter) Kind() string { return "letter" }
 
-// payload is a job with any args at all.
+// payload is a job with arbitrary args.
 type payload struct{ v any }
 
 func (payload) Kind() string                   { return "payload" }
 func (p payload) MarshalJSON() ([]byte, error) { return json.Marshal(p.v) }
 
-// anyKind is a job of any kind at all.
+// anyKind is a job of an arbitrary kind.
 type anyKind string
 
 func (k anyKind) Kind() string { return string(k) }
 
-// way is one way into the queue.
+// way is one way to enqueue a job.
 type way struct {
 	name    string
 	enqueue func(context.Context, Args, *EnqueueOpts) (Receipt, error)

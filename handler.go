@@ -40,13 +40,13 @@ type task struct {
 	worker    *Worker
 	strategy  RetryStrategy
 	uncounted int    // runs that DontCount gave back
-	host      string // of the process that died; "" except for a rescued job
+	host      string // the host of the process that died; "" except for a rescued job
 }
 
-// taskOf is the task that a run is part of.
+// taskOf returns the task of which a run is part.
 func taskOf(r *engine.Run) *task { return r.Task.(*task) } //nolint:forcetypeassert // this package made it
 
-// queueDefaults are for jobs whose own options and worker set nothing.
+// queueDefaults are for jobs whose own options and worker set no value.
 type queueDefaults struct {
 	maxAttempts int
 	retry       RetryStrategy
@@ -98,7 +98,7 @@ func (t *task) override(more *store.More) {
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
 	job.Tags, job.Metadata, job.Key = more.Tags, more.Metadata, more.Concurrency
 	if more.Tags != nil || more.Metadata != nil {
-		t.Labels = &engine.Labels{Tags: slices.Clone(more.Tags), Metadata: bytes.Clone(more.Metadata)} // events show these, whatever middleware makes of the Job's
+		t.Labels = &engine.Labels{Tags: slices.Clone(more.Tags), Metadata: bytes.Clone(more.Metadata)} // events show these, even if middleware changes the Job's
 	}
 	t.uncounted, t.Expired, t.Unreadable = more.Uncounted, more.Expired, more.Unreadable
 	if more.TimeoutMS > 0 {
@@ -187,9 +187,9 @@ var (
 	errForgotten = errors.New("drover: it is not known how the only run of the job ended")
 )
 
-// Crashed implements engine.Handler. A job that had not started is due immediately and keeps its attempt. A crash counts as a
-// run, but it never uses up the attempts: only a job with a single attempt, or a job that is convicted of the death, is
-// discarded.
+// Crashed implements engine.Handler. A job that had not started is due immediately and keeps its attempt. A crash
+// counts as a run, but it never uses up the attempts: only a job with a single attempt, or a job that is convicted of
+// the death (package blame), is discarded.
 func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	t := &task{handler: h, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
@@ -248,8 +248,9 @@ func (h *handler) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool
 	return d, ok
 }
 
-// strategyOf is the strategy of a job by the usual order: its own, its worker's if this process has one, what kinds
-// and queues say, the default. A stored strategy that this process cannot read is left out, with a line in the log.
+// strategyOf returns the strategy of a job, in the usual order: its own, its worker's if this process has one, the
+// strategy stored for its kind or queue, the default. A stored strategy that this process cannot read is left out,
+// with a line in the log.
 func (h *handler) strategyOf(j *store.Held) RetryStrategy {
 	if strategy := h.readStrategy(j.ID, j.Retry); strategy != nil {
 		return strategy
@@ -294,7 +295,7 @@ func publicEvent(e *engine.Event) Event {
 	return public
 }
 
-// Try calls the worker's handler once, without a database, and returns what a supervisor would make of its return. It
+// Try calls the worker's handler once, without a database, and returns the verdict that a supervisor would reach. It
 // is for tests. The package drovertest has more for them.
 //
 // The verdict is the result of VerdictOf, changed by the worker's own rules. It is VerdictDiscard for an error that Cases,

@@ -38,10 +38,10 @@ type Job struct {
 	Kind        string          //
 	Args        json.RawMessage // as jsonb keeps them; the handler also gets them decoded
 	Attempt     int             // the number of this run among the runs that count, from 1
-	MaxAttempts int             // the limit of such runs: the job's own, else its worker's, else its queue's, else 20
+	MaxAttempts int             // the limit of such runs: the job's own, otherwise its worker's, otherwise its queue's, otherwise 20
 	Priority    int             // 1 to 9, lower is sooner
 	ScheduledAt time.Time       // when this run was due, by the server's clock
-	LastError   string          // text of the last failed run's error, "" if none failed
+	LastError   string          // text of the last failed run's error, "" if no run failed
 	LastDelay   time.Duration   // the wait before this run, 0 on the first
 	Failures    int             // how many runs have failed so far
 	Crashes     int             // process deaths of which the job is suspected, less one for each run that its process has survived since
@@ -85,8 +85,8 @@ type Config struct {
 	// are. If Redact panics, a fixed text replaces the whole text.
 	Redact func(string) string
 
-	// DisableNotify is EnqueueOpts.DisableNotify for every enqueue of this client, and for SettleTx and CompleteTx of its
-	// supervisors' handlers.
+	// DisableNotify sets EnqueueOpts.DisableNotify for every enqueue of this client, and for SettleTx and CompleteTx of
+	// its supervisors' handlers.
 	DisableNotify bool
 
 	// Schema is the schema with drover's tables, up to 63 bytes, spelled as in the catalog: without quotes, and capitals
@@ -156,8 +156,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 // errors as Supervisor.Run would. Then it compares the schema that the pool's connections find.
 //
 // Errors: ErrServerTooOld, ErrNotMigrated, ErrPooler, and an *InvalidError for a pool whose hooks break drover's needs,
-// or whose search_path finds another table in front of one of drover's. Check returns ErrReadOnly only if everything
-// else is well, so reads work on that server.
+// or whose search_path finds another table in front of one of drover's. Check returns ErrReadOnly only if it finds no
+// other fault, so reads work on that server.
 func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx) }
 
 // State is the state of a job. Every job is in one of the states below.
@@ -184,13 +184,13 @@ type Reason string
 // The reasons of a discard.
 const (
 	ReasonAttemptsExhausted Reason = "attempts_exhausted" // MaxAttempts runs failed
-	ReasonUnrecoverable     Reason = "unrecoverable"      // by Discard, a Permanent error, RetryIf, an ErrorCase or the strategy
-	ReasonPanic             Reason = "panic"              // it panicked, and its worker has DiscardOnPanic
+	ReasonUnrecoverable     Reason = "unrecoverable"      // ended by Discard, a Permanent error, RetryIf, an ErrorCase or the strategy
+	ReasonPanic             Reason = "panic"              // its handler panicked, and its worker has DiscardOnPanic
 	ReasonCrashed           Reason = "crashed"            // processes died while it ran
 	ReasonUndecodable       Reason = "undecodable"        // its args do not decode into its worker's type
 	ReasonExpired           Reason = "expired"            // ExpiresAt passed before a run
 	ReasonTimeBudget        Reason = "time_budget"        // the next run would have come after RetryUntil or RetryFor
-	ReasonOperator          Reason = "operator"           // by Client.Discard, DiscardMany or the policy of a failure group
+	ReasonOperator          Reason = "operator"           // ended by Client.Discard, DiscardMany or the policy of a failure group
 	ReasonRetryBudget       Reason = "retry_budget"       // its RetryBudget had no free slot, and has Discard
 	ReasonRefused           Reason = "refused"            // the database refuses to read or change its row; see its last error
 )

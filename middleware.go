@@ -36,15 +36,15 @@ type Middleware struct {
 	Enqueue func(ctx context.Context, item *EnqueueItem) error
 
 	// Run is called for each run, around the handler. It calls next with ctx, or with a context derived from it, and
-	// returns the error of next, or another. The error that the first middleware of Config.Middleware returns counts
-	// as the handler's. Run may change job before it calls next. For example, it may change job.Args, because next
-	// decodes them. The run's timeout includes Run.
+	// returns the error of next, or another error. The error that the first middleware of Config.Middleware returns
+	// counts as the handler's. Run may change job before it calls next. For example, it may change job.Args, because
+	// next decodes them. The run's timeout includes Run.
 	//
-	// If the handler or an inner middleware panics, next returns an error: see VerdictOf. A panic of Run itself counts as
-	// a panic of the handler. If Run does not call next, the handler does not run; if Run then returns nil,
-	// the job is completed all the same. next calls the handler once in a run. If Run calls next again, or after it has returned itself, next
-	// only returns an error. If Run returns while next still runs in another goroutine, the run ends when next has
-	// returned.
+	// If the handler or an inner middleware panics, next returns an error: see VerdictOf. A panic of Run itself counts
+	// as a panic of the handler. If Run does not call next, the handler does not run; if Run then returns nil, the job
+	// is completed all the same. next calls the handler once in a run. If Run calls next a second time, or if something
+	// calls next after Run has returned, next only returns an error. If Run returns while next still runs in another
+	// goroutine, the run ends when next has returned.
 	Run func(ctx context.Context, job *Job, next func(context.Context) error) error
 }
 
@@ -88,8 +88,8 @@ func newLayers(all []Middleware) (l layers) {
 	return l
 }
 
-// begin calls each BeginEnqueue, the outermost first. The function that it returns calls the functions that these have
-// returned, the outermost last.
+// begin calls each BeginEnqueue, the outermost first. The result of begin is a function that calls the functions which
+// each BeginEnqueue has returned, the outermost last.
 func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (context.Context, func([]Receipt, error)) {
 	ends := make([]func([]Receipt, error), 0, len(c.layers.begins))
 	items = slices.Clone(items) // a function that sorts them must not change what is stored
@@ -164,8 +164,8 @@ func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 	return item
 }
 
-// ask calls the Enqueue of one middleware. If that refuses the job, ask returns an *InvalidError, like for a mistake in the
-// job: nothing has been written, and the caller's transaction can go on.
+// ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, as it does
+// for a mistake in the job: nothing has been written, and the caller's transaction can go on.
 func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
 	field := fmt.Sprintf("Middleware[%d].Enqueue", l.at)
 	defer func() {
@@ -197,8 +197,9 @@ func through(ctx context.Context, job *Job, around []runFunc, handle func(contex
 	return aroundNext(ctx, job, around, handle)
 }
 
-// aroundNext calls the first middleware. It returns only after next has returned, too, so that a run does not end before its
-// handler. It is separate from through because its variables are allocated, and a run without middleware needs none.
+// aroundNext calls the first middleware. It returns only after next has returned, too, so that a run does not end
+// before its handler. It is not part of the function through(), because its variables are allocated on the heap, and a
+// run without middleware does not need them.
 func aroundNext(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) error {
 	var called atomic.Bool
 	over := make(chan struct{})

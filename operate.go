@@ -63,8 +63,8 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 //
 // A running job is final immediately: its handler's context is cancelled with ErrCancelled, and whatever the handler
 // returns is refused. In this process the context is cancelled directly, in other processes by a notification. A
-// process that hears no notifications asks about once a second. A process that only believes it hears them, behind a
-// pooler, finds out by its next heartbeat: at most a sixth of its lease later.
+// process that hears no notifications asks about once a second. Behind a pooler a process may not know that it hears
+// none. It finds out by its next heartbeat: at most a sixth of its lease later.
 //
 // Errors: ErrNotFound, *InvalidError.
 func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, error) {
@@ -72,7 +72,7 @@ func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, err
 }
 
 // Discard ends a job as a dead letter, reason ReasonOperator: for a job that somebody has to look at before it runs
-// again. All else is as with Cancel. Errors: ErrNotFound, *InvalidError.
+// again. In all other ways it works like Cancel. Errors: ErrNotFound, *InvalidError.
 func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, error) {
 	return c.endJob(ctx, "discard", sqlDiscard, id, audit, emission{engine.EventDiscarded, Event{Reason: ReasonOperator}})
 }

@@ -202,7 +202,7 @@ const (
 	rankedBatch  = 10_000 // larger, because every batch ranks all jobs that match
 )
 
-// move runs steps until the end, each from where the one before has stopped, and adds up what they did.
+// move runs steps until the end, each from where the previous step stopped, and adds up their results.
 func (s *desk) move(ctx context.Context, filter string, v archiveVerb, audit Audit) (all ArchiveResult, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {

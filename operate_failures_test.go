@@ -30,7 +30,7 @@ select 'job', 'running', $1, 1, 1 from generate_series(1, $2) returning id`, own
 	return ids
 }
 
-// failedRun is the outcome of a run that failed with err.
+// failedRun returns the outcome of a run that failed with err.
 func (s *still) failedRun(id string, err error) *engine.Run {
 	j := store.Job{ID: id, Kind: "job", Queue: "default", Attempt: 1, ClaimSeq: 1}
 	r := s.Claimer.NewRun(&j, s.QueueStates()[0], &engine.Plan{Lease: s.Lease.Load()}, s.Now())
@@ -80,7 +80,7 @@ from (select f.fingerprint, f.discarded, (select count(*) from jobs j where j.ki
 	}
 }
 
-// theGroup is the only failure group there is.
+// theGroup returns the only failure group that exists.
 func (db *testDB) theGroup(t testing.TB) FailureGroup {
 	t.Helper()
 	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})

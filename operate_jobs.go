@@ -85,7 +85,7 @@ func (j *JobInfo) LastError() string {
 	return ""
 }
 
-// unreadable notes a part that cannot be shown, and why.
+// unreadable records which part cannot be shown, and why.
 func (j *JobInfo) unreadable(part, why string) {
 	if j.Unreadable != "" {
 		j.Unreadable += "; "
@@ -198,8 +198,8 @@ type Page struct {
 // indexes. All other jobs come newest id first, along the primary key, so a filter that matches few of them reads
 // far. A job that is there throughout is on exactly one page, whatever arrives or goes meanwhile.
 //
-// A row that cannot be read does not fail the page: JobInfo.Unreadable says what is missing. But it does not match a
-// filter by Error, Tags or Args. Errors: *InvalidError.
+// A row that cannot be read does not fail the page: JobInfo.Unreadable names the missing parts. But such a row does
+// not match a filter by Error, Tags or Args. Errors: *InvalidError.
 func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
 	var bad problems
 	switch {
@@ -243,7 +243,7 @@ type QueueCount struct {
 	Queue     string     `json:"queue"`
 	State     State      `json:"state"`
 	Jobs      int64      `json:"jobs"`
-	OldestDue *time.Time `json:"oldest_due,omitempty"` // due time of the waiting job that is due longest; nil if none is
+	OldestDue *time.Time `json:"oldest_due,omitempty"` // due time of the waiting job that has been due longest; nil if no job is due
 }
 
 // Counts counts all jobs by queue and state. It reads the whole table.

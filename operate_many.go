@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// BulkResult shows what a method that changes many jobs has done.
+// BulkResult is the result of a method that changes many jobs.
 type BulkResult struct {
 	Changed int64     `json:"changed"`           // jobs cancelled, discarded, edited or deleted
 	IDs     []string  `json:"ids,omitempty"`     // ids of the changed jobs; the first 100,000
@@ -36,7 +36,8 @@ func (c *Client) CancelMany(ctx context.Context, filter Filter, audit Audit) (Bu
 	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, audit: audit, event: &emission{kind: engine.EventCancelled}})
 }
 
-// DiscardMany discards every unfinished job that the filter picks, as Discard does. All else is as with CancelMany.
+// DiscardMany discards every unfinished job that the filter picks, as Discard does. In all other ways it works like
+// CancelMany.
 func (c *Client) DiscardMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{
 		name: "discard", sql: sqlDiscardMany, audit: audit, event: &emission{engine.EventDiscarded, Event{Reason: ReasonOperator}},
@@ -46,7 +47,7 @@ func (c *Client) DiscardMany(ctx context.Context, filter Filter, audit Audit) (B
 // DeleteMany deletes jobs for good: jobs that the filter picks and that have ended. Unfinished jobs stay. Discarded
 // jobs are deleted only if the filter names them: by State Discarded, a Reason or IDs. A State that is not final is
 // an *InvalidError. Because the rows are gone, the audit goes to Config.Logger, at level info, and to the server's
-// log. All else is as with CancelMany.
+// log. In all other ways it works like CancelMany.
 func (c *Client) DeleteMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	done, err := c.many(ctx, filter, bulkVerb{name: "delete", sql: sqlDeleteMany, audit: audit})
 	c.logChange(ctx, "jobs deleted", done.Changed, audit)
@@ -101,7 +102,7 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 		}
 		after = *b.last
 	}
-	for _, id := range locked { // each in a transaction of its own, which locks nothing else while it waits
+	for _, id := range locked { // each in a transaction of its own, which locks no other row while it waits
 		filter.IDs = []string{id}
 		b, err := c.batch(ctx, v, filter.encode(&bad), "", true)
 		if pg.RowsFault(err) && ctx.Err() == nil {
@@ -209,7 +210,7 @@ const (
 	sqlRerunMany   = `select changed, null::text[], locked, last, refused::text, ids, queues, kinds, next from drover_rerun_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5, rate => $6, starts => $7)`
 )
 
-// bulkBatch is what one batch did.
+// bulkBatch is the result of one batch.
 type bulkBatch struct {
 	changed int
 	ids     []string // of the changed jobs
@@ -223,7 +224,7 @@ type bulkBatch struct {
 	next          *time.Time
 }
 
-// bulk runs one batch. more are the parameters that only this verb has.
+// bulk runs one batch. The slice more has the parameters that only this verb has.
 func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, audit Audit, more ...any) (b bulkBatch, err error) {
 	args := append([]any{filter, after, wait, audit.by(), audit.Why}, more...)
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {

@@ -30,12 +30,12 @@ type PauseInfo struct {
 	Seen        string     `json:"seen"`       // changes with each Pause: see Audit.Seen
 }
 
-// UnconfirmedError reports that ctx was done before all supervisors had confirmed a pause. The pause is stored, and they
-// follow it as soon as they can.
+// UnconfirmedError reports that ctx was done before all supervisors had confirmed a pause. The pause is stored, and the
+// supervisors apply it as soon as they can.
 type UnconfirmedError struct {
 	Scope       Scope
 	Supervisors []string // ids of supervisors that had not confirmed
-	Err         error    // of ctx
+	Err         error    // the error of ctx
 }
 
 // Error implements error.
@@ -50,10 +50,10 @@ func (e *UnconfirmedError) Unwrap() error { return e.Err }
 // jobs can be enqueued as usual, and no attempt is spent. A pause survives deploys. If you pause a scope again, the new
 // end, By and Why replace the old ones. No supervisor needs to know the queue or the kind yet.
 //
-// After Pause has returned nil, no job of the scope starts: every living supervisor has confirmed that. This usually
-// takes milliseconds. If a process is frozen or cut off from the database, Pause waits until its lease is over
-// (SupervisorConfig.Lease); after that the process starts nothing, even when it wakes. If ctx is done first, Pause returns
-// an *UnconfirmedError, and the pause is stored all the same.
+// After Pause has returned nil, no job of the scope starts: every living supervisor has confirmed the pause. This
+// usually takes milliseconds. If a process is frozen or cut off from the database, Pause waits until its lease is over
+// (SupervisorConfig.Lease); after that the process starts no job, even when it wakes. If ctx is done first, Pause
+// returns an *UnconfirmedError, and the pause is stored all the same.
 //
 // Errors: *InvalidError if scope is not a Scope, or Until is past; *UnconfirmedError. See docs/pause.md.
 func (c *Client) Pause(ctx context.Context, scope Scope, opts *PauseOpts, audit Audit) error {
@@ -98,7 +98,7 @@ func (c *Client) Resume(ctx context.Context, scope Scope, audit Audit) error {
 	return nil
 }
 
-// Pauses lists what is paused now, sorted by scope: at most 1,000 pauses. It reads no jobs.
+// Pauses lists the current pauses, sorted by scope: at most 1,000 pauses. It reads no jobs.
 func (c *Client) Pauses(ctx context.Context) ([]PauseInfo, error) {
 	list, err := c.desk.pauses(ctx)
 	if err != nil {
@@ -113,8 +113,8 @@ const (
 	lastAsk    = time.Second // the time for a look when ctx is done
 )
 
-// untilConfirmed waits until every living supervisor follows a change of the limits. If ctx is done first, it returns the
-// supervisors that do not.
+// untilConfirmed waits until every living supervisor has confirmed a change of the limits. If ctx is done first, it
+// returns the supervisors that have not.
 func (c *Client) untilConfirmed(ctx context.Context, number int64) (unconfirmed []string, err error) {
 	for wait := firstAsk; ; wait = min(2*wait, longestAsk) {
 		if unconfirmed, err = c.desk.unconfirmed(ctx, number); err != nil {
@@ -134,7 +134,7 @@ func (c *Client) untilConfirmed(ctx context.Context, number int64) (unconfirmed 
 	if ctx.Err() == nil {
 		return nil, err
 	}
-	// ctx ended the look itself: one more finds out whom to name.
+	// ctx ended the look itself. One more look finds out which supervisors to name.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAsk)
 	defer cancel()
 	now, lookErr := c.desk.unconfirmed(last, number)
@@ -190,7 +190,7 @@ func (s *desk) resume(ctx context.Context, scope Scope, audit Audit) (paused boo
 	return paused, pg.Classify(err)
 }
 
-// unconfirmed returns the supervisors that may not follow a change yet.
+// unconfirmed returns the supervisors that may not have applied a change yet.
 func (s *desk) unconfirmed(ctx context.Context, number int64) (ids []string, err error) {
 	err = s.pool.QueryRow(ctx, sqlUnconfirmed, number).Scan(&ids)
 	return ids, pg.Classify(err)

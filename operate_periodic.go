@@ -21,7 +21,7 @@ type PeriodicJob struct {
 	Schedule    string          `json:"schedule"`
 	Zone        string          `json:"zone"`
 	State       PeriodicState   `json:"state"`
-	Declared    bool            `json:"declared"`        // in code; false: it was made at run time
+	Declared    bool            `json:"declared"`        // whether it was declared in code; false: it was made at run time
 	Build       string          `json:"build,omitempty"` // the build whose settings it has, if it was declared in code
 	Args        json.RawMessage `json:"args"`
 	Options     json.RawMessage `json:"options"`             // as parameters of the SQL function drover_enqueue
@@ -158,7 +158,8 @@ func (c *Client) PreviewPeriodic(ctx context.Context, schedule, zone string, n i
 	return ticks, nil
 }
 
-// changePeriodic carries out a verb. bad has the mistakes in its own arguments.
+// changePeriodic carries out an operator's change of a schedule. The parameter bad has the mistakes in its
+// arguments.
 func (c *Client) changePeriodic(verb, name string, bad *problems, audit Audit, change func() error) error {
 	audit.checkOne(bad)
 	if err := bad.err(); err != nil {

@@ -45,7 +45,7 @@ func (db *testDB) backdate(t testing.TB, name, by string) {
 	db.exec(t, `update drover_periodic set anchor = anchor - $2::interval, next_at = next_at - $2::interval where name = $1`, name, by)
 }
 
-// ticksMade are the ticks of a schedule that have a job, in their order, as seconds after the first.
+// ticksMade returns the ticks of a schedule that made a job, in order, as seconds after the first tick.
 func (db *testDB) ticksMade(t testing.TB, name string) []time.Time {
 	t.Helper()
 	return value[[]time.Time](t, db, `select coalesce(array_agg((metadata->'drover:periodic'->>'tick')::timestamptz order by id), '{}') from jobs
@@ -387,7 +387,7 @@ func TestALockTimeOutLosesNoTick(t *testing.T) {
 	}
 }
 
-// fireOnce is what a supervisor does with one schedule.
+// fireOnce ticks one schedule, as a supervisor does.
 func (db *testDB) fireOnce(ctx context.Context, name, supervisor string, bound time.Duration) (store.Fired, error) {
 	conn, done, err := store.Borrow(ctx, db.client.desk.pool)
 	if err != nil {

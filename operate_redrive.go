@@ -155,9 +155,9 @@ type Redrive struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// RedriveJobs counts the jobs of a redrive by what has become of them so far. Rows that were deleted since are
-// missing: supervisors delete completed jobs some time after their end. A job that a later redrive took up counts
-// there. At most 10,000 jobs are counted.
+// RedriveJobs counts the jobs of a redrive by their outcome so far. Rows that were deleted since are missing:
+// supervisors delete completed jobs some time after their end. A job that a later redrive took up counts there.
+// At most 10,000 jobs are counted.
 type RedriveJobs struct {
 	Held      int64 `json:"held"`           // not made due yet
 	Waiting   int64 `json:"waiting"`        // due, or scheduled by their handlers

@@ -20,7 +20,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// bury stores n discarded jobs of one queue, spread over keys customers.
+// bury stores n discarded jobs of one queue, with concurrency keys of so many customers.
 func (db *testDB) bury(t testing.TB, n, customers int) {
 	t.Helper()
 	db.exec(t, `
@@ -32,7 +32,7 @@ from generate_series(1, $1::int) as i`, n, customers)
 	db.exec(t, `analyze jobs`)
 }
 
-// virtual is a redrive in a time of the test's own: no supervisor, no waiting.
+// virtual runs redrives on a clock that the test sets: no supervisor, no waiting.
 type virtual struct {
 	*testDB
 	at time.Time
@@ -71,7 +71,8 @@ func (v *virtual) work(t testing.TB) int {
 	return int(tag.RowsAffected())
 }
 
-// busiest is the most instants in any closed window, wherever it begins.
+// busiest returns the largest number of the instants that lie in one window of the given length, both ends
+// included.
 func busiest(instants []time.Time, window time.Duration) (most int) {
 	slices.SortFunc(instants, time.Time.Compare)
 	first := 0
@@ -98,8 +99,9 @@ func TestBusiest(t *testing.T) {
 	}
 }
 
-// D-5: many dead jobs at 50/s: no second has more than 51 due, across two ticks that died, and a while without workers in
-// the middle; each comes back once. DROVER_REDRIVE_JOBS=45000 is the whole of it, with five minutes without workers.
+// D-5: many dead jobs are redriven at 50/s. In no second more than 51 become due, although two ticks roll back and for
+// a while no worker runs. Each job comes back once. DROVER_REDRIVE_JOBS=45000 runs the test at full size, in which no
+// worker runs for five minutes.
 func TestRedriveIsPaced(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -163,12 +165,13 @@ func TestRedriveIsPaced(t *testing.T) {
 		t.Errorf("%d jobs due within a second", n)
 	}
 	// Only one job is overdue when the workers come back, not all.
-	if n := busiest(starts, 999*time.Millisecond); n > 51+13 { // starts are seen by quarters of a second
+	if n := busiest(starts, 999*time.Millisecond); n > 51+13 { // the test knows the starts only to a quarter of a second
 		t.Errorf("%d jobs started within a second", n)
 	}
 }
 
-// D-5, B-3: of one key no more than its cap are out, also when all of them fail and wait for a retry.
+// D-5, B-3: no more jobs of one key than PerKey are released and not yet ended, also when half of the jobs fail
+// and wait for a retry.
 func TestRedriveCapsKeys(t *testing.T) {
 	t.Parallel()
 	for name, plan := range map[string]RedrivePlan{
@@ -192,7 +195,7 @@ func TestRedriveCapsKeys(t *testing.T) {
 					t.Fatalf("%d jobs of one key are out", out)
 				}
 				v.exec(t, virtualStart, v.at)
-				// Half of them fail, as a settle has it.
+				// Half of them fail, recorded as a settle records it.
 				v.fail(t, `attempt = 1 and (args->>'n')::int % 2 = 0`)
 				v.exec(t, virtualEnd, v.at)
 				if r, err = v.client.Redrive(t.Context(), r.ID); err != nil {
@@ -339,7 +342,7 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	}
 }
 
-// Jobs that an aborted redrive never made due have not been discarded again.
+// Jobs that an aborted redrive has not made due do not count as discarded again.
 func TestRedriveJobsOfAnAbortedOne(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -365,7 +368,8 @@ func TestRedriveJobsOfAnAbortedOne(t *testing.T) {
 	}
 }
 
-// D-4: pause holds, resume goes on, abort leaves the rest dead; each says so of a redrive that has ended.
+// D-4: a paused redrive releases no job, a resumed one goes on, and an aborted one leaves the other jobs
+// discarded. After the redrive has ended, pause and resume return ErrState.
 func TestRedrivePauseResumeAbort(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
@@ -559,7 +563,7 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from drover_redrives`); n != 0 {
 		t.Errorf("%d redrives were begun", n)
 	}
-	// Unknown ids are listed; the others go.
+	// Unknown ids are listed in Skips; the other jobs are redriven.
 	ghost := strings.Repeat("0", 26)
 	id := value[string](t, db, `select min(id) from jobs where state = 'discarded'`)
 	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{IDs: []string{ghost, id}}}, Audit{})
@@ -679,7 +683,7 @@ func handlingAll() []Worker {
 	return []Worker{dynWorker("job", WorkerOpts{}, func(context.Context, *Job) error { return nil })}
 }
 
-// D-3, D-6: a patch after which no worker can decode the args makes an undecodable dead letter of the canary. The others
+// D-3, D-6: if no worker can decode the args after the patch, the canary is discarded as undecodable. The other jobs
 // keep their args, and a better patch brings all of them back.
 func TestRedriveWithAPatchThatDoesNotDecode(t *testing.T) {
 	t.Parallel()
@@ -810,8 +814,8 @@ func TestOddRowsOfRedrives(t *testing.T) {
 	}
 }
 
-// The course of a redrive has what became due and what ended, in steps whose length follows the redrive's. It reads a bounded
-// number of jobs.
+// The course of a redrive has how many jobs became due and how many ended, in time steps. The longer the redrive, the
+// longer its steps. Client.Redrive reads a bounded number of jobs for it.
 func TestRedriveCourse(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

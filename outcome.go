@@ -43,8 +43,8 @@ func (t *task) decide(err error) engine.Outcome {
 		e.State, e.Event, e.Class = store.Cancelled, engine.EventCancelled, string(ClassError)
 		return e.done()
 	case t.interrupted() && (v.said == nil || v.said.how != VerdictDiscard || errors.Is(err, context.Canceled)):
-		// The job is not at fault. If it was cancelled, its row says so already. But the cancel may have been meant
-		// for an earlier run, before a redrive, and then the job must not be lost.
+		// The job is not at fault. If it was cancelled, its row shows this already. But the cancel may have been
+		// meant for an earlier run, before a redrive, and then the job must not be lost.
 		return t.cutShort(err, v)
 	}
 	return t.failed(err, v)

@@ -33,7 +33,7 @@ func dynWorker(kind string, opts WorkerOpts, handler func(ctx context.Context, j
 // quiet drops logs.
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// endRow is what a run left in its row.
+// endRow is a job's row after the end of a run.
 type endRow struct {
 	State     State
 	Reason    *Reason
@@ -90,13 +90,13 @@ func wrapped(err error, times int) error {
 
 var errBoom = errors.New("boom")
 
-// permanent is an error that says whether it is permanent.
+// permanent is an error with a method Permanent.
 type permanent bool
 
 func (p permanent) Error() string   { return "boom" }
 func (p permanent) Permanent() bool { return bool(p) }
 
-// permanentPointer is an error whose Permanent reads what a nil pointer has not.
+// permanentPointer is an error whose method Permanent reads a field, so it panics on a nil pointer.
 type permanentPointer struct{ permanent bool }
 
 func (p *permanentPointer) Error() string   { return "boom" }
@@ -423,7 +423,7 @@ func TestErrorsAreBoundedAndInOrder(t *testing.T) {
 	if n := heard.count(id, "failed"); n != 24 {
 		t.Errorf("%d failed events, want 24", n)
 	}
-	// F-11: one line of SQL each.
+	// F-11: the history of a job and the summary of discarded jobs are one line of SQL each.
 	n := value[int](t, db, `select count(*) from jobs, jsonb_array_elements(errors) e where id = $1 and e->>'class' = 'panic'`, id)
 	if n != 20 {
 		t.Errorf("history by SQL has %d entries", n)
@@ -469,7 +469,7 @@ func TestDontCountHasACap(t *testing.T) {
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
 		dynWorker("k", WorkerOpts{MaxAttempts: 2, Retry: Constant{Delay: time.Nanosecond}}, func(context.Context, *Job) error {
-			if runs.Add(1) > 150 { // there is no cap
+			if runs.Add(1) > 150 { // so many runs happen only if the cap does not work
 				return Discard(errBoom)
 			}
 			return DontCount(errBoom)
@@ -546,7 +546,7 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 	var heard eventLog
 	var logged lockedBuffer
 	db := newTestDBWith(t, Config{Redact: redact, Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []Hooks{heard.hooks()}})
-	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases) + 21}}} // none waits behind 50 MB, and is released
+	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases) + 21}}} // no job has to wait behind 50 MB: it would be released
 	ids := map[string]string{}
 	for _, c := range cases {
 		cfg.Workers = append(cfg.Workers, dynWorker(c.name, WorkerOpts{}, func(context.Context, *Job) error { return c.err }))

@@ -388,10 +388,10 @@ func ParseRetryStrategy(text string) (RetryStrategy, error) {
 	return s, s.validate()
 }
 
-// decodeStrategy reads the public form. A setting that is left out has its default. A Custom is taken from named by
-// its name, and the stored max and jitter replace its own. If named does not have it, the error is
-// errUnknownStrategy. Everything else that is not understood is an *InvalidError, because the strategy must not be
-// guessed.
+// decodeStrategy reads the public form. A setting that is left out has its default. A Custom is looked up by its
+// name in the map named. If the text has a max or a jitter, they replace the Custom's own. If the map does not
+// have the name, the error is errUnknownStrategy. Everything else that is not understood is an *InvalidError,
+// because the strategy must not be guessed.
 func decodeStrategy(raw []byte, named map[string]Custom) (RetryStrategy, error) {
 	var in storedReader
 	if err := json.Unmarshal(raw, &in.fields); err != nil {
@@ -553,7 +553,8 @@ func JitterAbs(d time.Duration) Jitter { return "abs:" + Jitter(durationText(d))
 
 func shareText(share float64) Jitter { return Jitter(strconv.FormatFloat(share, 'f', -1, 64)) }
 
-// jitterRange is a parsed Jitter: how far below and above a wait it reaches, as shares of it and as a duration.
+// jitterRange is a parsed Jitter: how much shorter and longer it may make a wait, as shares of the wait and as
+// a duration.
 type jitterRange struct {
 	below, above float64
 	abs          time.Duration

@@ -83,8 +83,8 @@ type enqueued struct {
 	committed int64 // -1: we do not know that it is committed
 }
 
-// enqueueOn looks for sleeping supervisors after the commit. Before the commit nobody can see the job, so a fifth of
-// the wake-ups would be lost around the moment when a supervisor falls asleep.
+// enqueueOn looks for sleeping supervisors after the commit. Before the commit no supervisor can see the job, so a
+// fifth of the wake-ups would be lost around the moment when a supervisor falls asleep.
 func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pg.Pipeline
 	sent := enqueued{rows: 1, committed: -1}
@@ -199,7 +199,7 @@ const (
 )
 
 // enqueueManyTx stores the jobs in chunks, sorted by id, so that two batches of the same ids do not deadlock. For
-// each id it counts the jobs that were not stored. In each unique job it notes what became of the job.
+// each id it counts the jobs that were not stored. In each unique job it stores the database's reply.
 func (s *desk) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[string]int, error) {
 	existing := map[string]int{}
 	if slices.ContainsFunc(jobs, func(j *newJob) bool { return j.quiet }) {

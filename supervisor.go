@@ -231,10 +231,10 @@ func (s *Supervisor) ailment() (what string, err error) {
 	return s.engine.Ailment()
 }
 
-// Probe returns a handler for the probes of a platform: 200 and "ok" while Healthy returns nil, else 503 and a line that
-// names the problem, without the database's error. Use it for readiness and for alerts. Do not use it for liveness: a
-// supervisor recovers from an outage of the database by itself. A restart does not bring the database back, and costs
-// each running job an attempt.
+// Probe returns a handler for the probes of a platform: 200 and "ok" while Healthy returns nil, otherwise 503 and a
+// line that names the problem, without the database's error. Use it for readiness and for alerts. Do not use it for
+// liveness: a supervisor recovers from an outage of the database by itself. A restart does not bring the database back,
+// and costs each running job an attempt.
 func (s *Supervisor) Probe() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")

@@ -28,8 +28,8 @@ type SupervisorConfig struct {
 	// database can find, such as an unknown zone, are an *InvalidError of Run, before anything is stored.
 	Periodic []Periodic
 
-	// Strategies are further Custom strategies that single jobs may refer to by name, as they may to the Customs of Workers
-	// and Queues.
+	// Strategies are more Custom strategies that single jobs may refer to by name. Jobs may also refer to the Customs
+	// of Workers and Queues.
 	Strategies []Custom
 
 	// Timeout bounds a run, if its worker sets no timeout. Zero means 5 minutes, NoTimeout none; under 1 ms is an error.
@@ -55,7 +55,7 @@ type SupervisorConfig struct {
 	// platforms allow.
 	DrainTimeout time.Duration
 
-	// CompletedRetention is how long completed jobs are kept, CancelledRetention how long cancelled jobs are. Zero means
+	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means
 	// KeepFor(24 * time.Hour); under 1 s is an error. DeleteOnCompletion is for completed jobs alone. A Queue may have
 	// its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started first prunes the
 	// queues of all supervisors, once a minute.
@@ -65,9 +65,11 @@ type SupervisorConfig struct {
 	// RetryBudget is one budget for all jobs whose kind and queue have none. Zero means no budget.
 	RetryBudget RetryBudget
 
-	// QuarantineAfter is how many process deaths convict a job, if no other job had started when the last process died. The
-	// job is then discarded, reason crashed. Zero means 3; 3 to 10. A run that ignores its timeout counts as a death. The
-	// setting of the supervisor that rescues the job holds, so it should be the same in all processes.
+	// QuarantineAfter is the number of process deaths after which a job is discarded, reason crashed, if it was the
+	// only job that had started in the last process that died. If processes often die without this job, it takes more
+	// deaths. Ten deaths are enough in any case; each redrive allows ten more. Zero means 3; 3 to 10. A run that
+	// ignores its timeout counts as a death. The supervisor that rescues the job uses its own setting, so the setting
+	// should be the same in all processes.
 	QuarantineAfter int
 
 	// Build names the running version of your program. Kinds, supervisors, schedules and FailurePark use it. A version that
@@ -93,10 +95,10 @@ type Queue struct {
 	// RetryBudget is for this queue's jobs, except jobs of kinds that have a budget. Zero means no budget.
 	RetryBudget RetryBudget
 
-	// CompletedRetention and CancelledRetention are how long its completed and its cancelled jobs are kept. Zero means the
-	// setting of SupervisorConfig. The same values are errors. The settings of the supervisor
-	// that started last hold for the queue in all processes, except DeleteOnCompletion, which each supervisor does for
-	// itself.
+	// CompletedRetention and CancelledRetention are how long its completed and its cancelled jobs are kept. Zero means
+	// the setting of SupervisorConfig. Values that SupervisorConfig refuses are errors here, too. The settings of the
+	// supervisor that started last hold for the queue in all processes, except DeleteOnCompletion, which each
+	// supervisor does for itself.
 	CompletedRetention Retention
 	CancelledRetention Retention
 
@@ -105,19 +107,22 @@ type Queue struct {
 	DiscardedRetention Retention
 
 	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
-	// Client.Restore finds them. Zero means for ever, under 1 s is an error. It excludes DiscardedRetention.
+	// Client.Restore finds them. Zero means for ever, under 1 s is an error. Do not set it together with
+	// DiscardedRetention.
 	ArchiveDiscardedAfter time.Duration
 
-	// KeepCompleted keeps the last completed jobs of each kind, this many of them. Jobs that ended earlier are deleted,
-	// about once a minute. CompletedRetention applies as well. Zero keeps all; 1 to 100,000. It excludes DeleteOnCompletion.
+	// KeepCompleted is how many completed jobs of each kind are kept at most. The jobs that ended last are kept.
+	// Earlier jobs are deleted, about once a minute. CompletedRetention applies as well. Zero keeps all; 1 to 100,000.
+	// Do not set it together with DeleteOnCompletion.
 	KeepCompleted int
 
-	// KeepDiscarded bounds how many of its discarded jobs of each kind stay in the table jobs: the jobs that ended last.
-	// Older jobs are moved to the archive. DiscardedRetention applies as well. Zero keeps all; 1 to 100,000.
+	// KeepDiscarded is how many of its discarded jobs of each kind stay in the table jobs at most. The jobs that ended
+	// last stay. Earlier jobs are moved to the archive. DiscardedRetention applies as well. Zero keeps all; 1 to
+	// 100,000.
 	KeepDiscarded int
 
-	// KeepArchived keeps the last discarded jobs of each kind in the archive, this many of them. Jobs that ended earlier are
-	// deleted for ever. Zero keeps all; 1 to 100,000.
+	// KeepArchived is how many discarded jobs of each kind stay in the archive at most. The jobs that ended last stay.
+	// Earlier jobs are deleted for ever. Zero keeps all; 1 to 100,000.
 	KeepArchived int
 }
 
@@ -153,7 +158,8 @@ func (cfg *SupervisorConfig) fillIn(bad *problems) {
 	cfg.Build, _ = pgtext.Sanitize(cfg.Build, maxBuild)
 }
 
-// fillIn checks the queue's settings and fills in the defaults. completed is the supervisor's CompletedRetention.
+// fillIn checks the queue's settings and fills in the defaults. The parameter completed is the supervisor's
+// CompletedRetention.
 func (q *Queue) fillIn(bad *problems, field string, completed Retention) {
 	if q.Name == "" {
 		q.Name = "default"
@@ -184,7 +190,8 @@ func (h *handler) name(bad *problems, field string, strategy RetryStrategy) {
 	h.strategies[custom.Name] = custom
 }
 
-// named replaces a Custom that stands for another by its name.
+// named returns the strategy. If that is a Custom with a Name and no Func, named returns the registered Custom
+// of that name.
 func (h *handler) named(bad *problems, field string, strategy RetryStrategy) RetryStrategy {
 	custom, ok := strategy.(Custom)
 	if !ok || custom.Func != nil || custom.Name == "" {
@@ -212,7 +219,8 @@ func (w *Worker) policy() store.KindPolicy {
 	return policy
 }
 
-// forEngine converts the queue's settings for the engine. completed is the supervisor's CompletedRetention.
+// forEngine converts the queue's settings for the engine. The parameter completed is the supervisor's
+// CompletedRetention.
 func (q *Queue) forEngine(completed Retention) engine.Queue {
 	eq := engine.Queue{
 		QueuePolicy:     store.QueuePolicy{Name: q.Name, Slots: q.Concurrency, MaxAttempts: positive(q.MaxAttempts), Retry: stored(q.Retry), Keep: q.retention()},
@@ -247,7 +255,7 @@ func stored(strategy RetryStrategy) *string {
 	return &text
 }
 
-// keepFor is a retention as SQL wants it; nil is for ever.
+// keepFor returns a retention in the form that SQL takes; nil means for ever.
 func keepFor(r Retention) *string {
 	if r == KeepForever {
 		return nil
@@ -256,9 +264,10 @@ func keepFor(r Retention) *string {
 	return &text
 }
 
-// retention is how long a queue's jobs are kept, as SQL wants it; nil leaves it to the supervisor that prunes.
+// retention returns how long the queue's jobs are kept, in the form that SQL takes. Nil means that the
+// supervisor that prunes decides.
 func (q *Queue) retention() store.Retention {
-	own := func(r Retention) *string { // for ever is a setting too, over the supervisor's
+	own := func(r Retention) *string { // KeepForever is a setting, too, and overrides the supervisor's
 		if r == 0 {
 			return nil
 		}
@@ -272,7 +281,8 @@ func (q *Queue) retention() store.Retention {
 	}
 }
 
-// mostKept bounds how many jobs of a kind a retention by count keeps: the pruner remembers the end of each.
+// mostKept bounds KeepCompleted, KeepDiscarded and KeepArchived, because the pruner keeps in memory when each
+// of these jobs ended.
 const mostKept = 100_000
 
 // checkRetention checks how long the queue's jobs are kept.
@@ -298,12 +308,12 @@ func (q *Queue) checkRetention(bad *problems, field string, completed Retention)
 }
 
 // Retention is how long jobs that have ended are kept: KeepFor(7 * 24 * time.Hour), KeepForever or DeleteOnCompletion.
-// The zero value is the default that its field names.
+// The zero value means the default, which the comment of each field gives.
 type Retention time.Duration
 
 const (
-	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. An enqueue that is repeated
-	// under its id after that makes a new job (EnqueueOpts.ID). It is a value for CompletedRetention alone.
+	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. If the enqueue is repeated
+	// with the job's id after that, it makes a new job (EnqueueOpts.ID). It is a value for CompletedRetention alone.
 	DeleteOnCompletion Retention = math.MinInt64
 
 	// KeepForever keeps jobs for ever.
@@ -346,7 +356,8 @@ func (p *problems) retention(field string, r Retention, completed bool) {
 	}
 }
 
-// interval is a retention as SQL wants it. A pruner deletes what DeleteOnCompletion has left behind.
+// interval returns the retention in the form that SQL takes. For DeleteOnCompletion it is 1 µs, so that the
+// pruner deletes completed jobs that have stayed in the table.
 func (r Retention) interval() string {
 	if r == DeleteOnCompletion {
 		return pg.Interval(time.Microsecond)

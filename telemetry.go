@@ -16,25 +16,25 @@ type Event struct {
 	JobID       string
 	Queue       string
 	Kind        string
-	Supervisor  string        // owner of the run, or the supervisor that emits the event; of Rescued the dead one
+	Supervisor  string        // the owner of the run, or the supervisor that emits the event; in Rescued the dead supervisor
 	Attempt     int           // number of the run, from 1
 	MaxAttempts int           // the effective number; at the end of a run the number of its ErrorCase, if it has one
 	Duration    time.Duration // how long the handler ran, with its middleware
-	Wait        time.Duration // from the due time to the start of the run, by the server's clock up to the claim
-	Class       Class         // of a failed run
-	Error       string        // text of the failure, as stored; of PeriodicSkipped why there was no job
-	Reason      Reason        // of a discard
-	Backoff     time.Duration // until the next run: Failed, Snoozed, Rescued
-	Next        time.Time     // when that is, by this process' clock
-	Count       int           // number of jobs of Claimed, of a redrive's tick, and of CancelMany and DiscardMany; of ticks of PeriodicSkipped
-	Fingerprint string        // of a failure group: FailureReopened
-	Scope       Scope         // of a pause: Paused, Resumed
-	By, Why     string        // the Audit of an operator's verb, or of a pause
-	Periodic    string        // the schedule that made the job, or that made none
-	InTx        bool          // of Enqueued: the job is stored in a transaction of the caller's, which may still roll back
+	Wait        time.Duration // from due time to start: until the claim by the server's clock, then by this process' clock
+	Class       Class         // how a failed run failed
+	Error       string        // text of the failure, as stored; in PeriodicSkipped why there was no job
+	Reason      Reason        // why the job was discarded
+	Backoff     time.Duration // how long until the next run, in Failed, Snoozed and Rescued
+	Next        time.Time     // when the next run is due, by this process' clock
+	Count       int           // how many jobs, in Claimed, paced Redriven, CancelMany and DiscardMany; in PeriodicSkipped how many ticks
+	Fingerprint string        // the failure group, in FailureReopened
+	Scope       Scope         // which jobs a pause holds, in Paused and Resumed
+	By, Why     string        // the Audit of what an operator did (Cancel, Discard, Redrive and so on), or of a pause
+	Periodic    string        // the schedule that made the job, or in PeriodicSkipped made no job
+	InTx        bool          // in Enqueued: the job is stored in the caller's transaction, which may still roll back
 
-	// Tags and Metadata are the job's. They belong to the event: do not change them. A rescue, a schedule and an
-	// operator's verb do not read them, and leave them nil.
+	// Tags and Metadata are the job's. They belong to the event: do not change them. They are nil in events of
+	// rescues, schedules and operators, which do not read them.
 	Tags     []string
 	Metadata json.RawMessage
 }
@@ -42,45 +42,48 @@ type Event struct {
 // Hooks are functions that drover calls on events. Leave out functions that you do not need. docs/events.md has a table of
 // the events, their fields and units.
 //
-// The methods of a Client call its hooks in your goroutine: Enqueued, Redriven, and Cancelled and Discarded of jobs that
-// were not running. All other events come from a supervisor, after the row has changed. Each element of Config.Hooks has a
-// goroutine there, which calls its hooks one after another with a context that does not end. A hook that blocks delays
-// neither a job nor the other elements, and costs its own events: up to 16 MiB of them wait, further ones are dropped,
-// counted in Stats.DroppedEvents, and logged once a minute. A stop waits for hooks until its own time is over. drover
-// recovers and logs a panic.
+// The methods of a Client call its hooks in your goroutine: Enqueued, Redriven, and Cancelled and Discarded of jobs
+// that were not running. All other events come from a supervisor, after the row has changed. In each supervisor every
+// element of Config.Hooks has a goroutine of its own. It calls the hooks of the element one after another, with a
+// context that does not end. A hook that blocks delays neither a job nor the other elements, and costs its own events:
+// up to 16 MiB of them wait, further ones are dropped, counted in Stats.DroppedEvents, and logged once a minute. A stop
+// waits for hooks until the time that the whole stop may take is over, but at least 250 ms. drover recovers and logs a
+// panic.
 //
 // Every run that Started ends in exactly one of Completed, Failed, Discarded, Parked, Snoozed, Cancelled, Released and
-// StaleSettle, unless its process dies: then another supervisor emits Rescued, Discarded or Parked for it. Jobs that end
-// without a run (expired, or by an operator's verb) have the end event alone. CancelMany and DiscardMany emit one event
-// for each of their transactions, with Count set and JobID empty, for the jobs that were not running.
+// StaleSettle, unless its process dies: then another supervisor emits Rescued, Discarded or Parked for it. Jobs that
+// end without a run (they have expired, or an operator ends them) have the end event alone. CancelMany and DiscardMany
+// emit one event for each of their transactions, with Count set and JobID empty, for the jobs that were not running.
+// In the tables, … stands for JobID, Queue, Kind, Supervisor, Attempt, MaxAttempts, Tags and Metadata.
 //
-//	Enqueued     a job was stored             JobID Queue Kind InTx; by a schedule Supervisor Periodic; of a rerun By Why
+//	Enqueued     a job was stored             JobID Queue Kind InTx; also Supervisor Periodic if a schedule made it, By Why if it is a rerun
 //	Claimed      jobs were claimed            Supervisor Queue Count
 //	Started      a handler is called          … Wait
 //	Completed    the run succeeded            … Duration
 //	Failed       it failed, will be retried   … Duration Class Error Backoff Next
-//	Discarded    the job ended for good       … Duration Class Error Reason; by an operator By Why
+//	Discarded    the job ended for good       … Duration Class Error Reason; also By Why if an operator did it
 //	Quarantined  after Discarded: the job kills processes, or ignores its timeout; see docs/crashes.md
 //	                                          … Duration Class Error Reason
 //	Parked       it failed and waits for a newer build, or for its place in a redrive … Duration Class Error
 //	Snoozed      it waits, attempt given back … Duration Backoff Next
-//	Cancelled    nobody wants it any more     … Duration Error; by an operator By Why
+//	Cancelled    nobody wants it any more     … Duration Error; also By Why if an operator did it
 //	Released     handed back by a stop; or before it started, by a pause or after a second without a slot
-//	                                          … Duration (0: it had not started)
+//	                                          … Duration (0 if it had not started)
 //	StaleSettle  the outcome was refused: the job belonged to another supervisor by then
 //	Rescued      freed from a dead supervisor … Class Error Backoff Next (Supervisor is the dead one)
-//	Redriven     an ended job is due again    JobID By Why; of a paced redrive Supervisor Count instead
+//	Redriven     an ended job is due again    JobID By Why; in a paced redrive Supervisor Count instead
 //
 // One event is about a failure group. The supervisor that adds up the failures emits it some seconds later:
 //
 //	FailureReopened  a resolved failure came back: a regression   Fingerprint Kind Class Error, JobID: the last job
 //
-// Two are about pauses. Each supervisor emits them when it follows the change:
+// Two events are about pauses. Each supervisor emits them when it has read the change and applied it:
 //
 //	Paused   no job of the scope starts here any more   Scope By Why Supervisor
 //	Resumed  they start again                           Scope By Why Supervisor
 //
-// One is about a schedule that made no job. Its supervisor emits it after the row of the schedule has changed:
+// One event is about a schedule that made no job. Its supervisor emits it after the row of the schedule has
+// changed:
 //
 //	PeriodicSkipped  ticks were missed, the last job had not ended, or the database refused the job
 //	                                          Periodic Kind Queue Count Error (which of these) Supervisor
@@ -193,8 +196,8 @@ func (c *Client) callHook(ctx context.Context, h *Hooks, t emission) {
 	hook(ctx, t.event)
 }
 
-// contained is the application's log handler. Its panic would end the process. If it panics, spare writes the line:
-// somebody may have to act on a lost line.
+// contained calls the application's log handler and recovers from its panics, which would otherwise end the
+// process. After a panic the handler spare writes the line, because somebody may have to act on it.
 type contained struct {
 	handler, spare slog.Handler
 	client         *Client
@@ -219,12 +222,12 @@ func (h contained) Handle(ctx context.Context, r slog.Record) (err error) {
 	return h.handler.Handle(ctx, r.Clone())
 }
 
-// WithAttrs implements slog.Handler. drover itself logs whole lines.
+// WithAttrs implements slog.Handler. drover itself never calls it.
 func (h contained) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return contained{h.handler.WithAttrs(attrs), h.spare.WithAttrs(attrs), h.client}
 }
 
-// WithGroup implements slog.Handler.
+// WithGroup implements slog.Handler. drover itself never calls it.
 func (h contained) WithGroup(name string) slog.Handler {
 	return contained{h.handler.WithGroup(name), h.spare.WithGroup(name), h.client}
 }

@@ -141,7 +141,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	return t.handler.client.EnqueueTx(ctx, tx, args, opts)
 }
 
-// trial is what a handler that Try calls has settled.
+// trial records what a handler called by Try has settled.
 type trial struct {
 	settled bool
 	as      error // the argument of SettleTx

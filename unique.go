@@ -55,9 +55,9 @@ type Unique struct {
 	OnConflict OnConflict
 }
 
-// UniqueUntil is how long a unique job keeps others like it out: UntilEnded, UntilStarted or
-// UntilPassed. A job that an operator has deleted keeps nobody out any more. Retention deletes no job
-// before its period is over.
+// UniqueUntil is how long a unique job keeps others like it out: UntilEnded, UntilStarted or UntilPassed. A job
+// that an operator has deleted keeps no other job out any more. Retention deletes no job before its period is
+// over.
 type UniqueUntil string
 
 const (
@@ -267,11 +267,11 @@ func writeJSONB(b *bytes.Buffer, value any) {
 // is safe.
 const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, $2)`
 
-// sqlEnqueueUniquePlain is sqlEnqueuePlain for a unique job: without a function, whose call and
-// whose JSON cost as much as the insert. If another job has the key, it inserts nothing;
-// then sqlEnqueueUnique finds that job. The key is written as drover_unique_key writes it. $6 is the
-// part of the args that is compared, null for none, and $7 is its form. The search for another job is
-// a scalar subquery, so that it always uses jobs_unique_idx and never a join.
+// sqlEnqueueUniquePlain replaces sqlEnqueuePlain for a unique job: without a function, whose call and whose
+// JSON cost as much as the insert. If another job has the key, it inserts nothing; then sqlEnqueueUnique finds
+// that job. The key is written as drover_unique_key writes it. $6 is the part of the args that is compared,
+// null for none, and $7 is its form. The search for another job is a scalar subquery, so that it always uses
+// jobs_unique_idx and never a join.
 const sqlEnqueueUniquePlain = `
 insert into jobs (id, kind, args, queue, priority, unique_key, unique_scope, unique_until)
 select $1, $2, $3::jsonb, $4, $5, k.key, $9, coalesce(greatest(now(), statement_timestamp()) + $10::interval, 'infinity')
@@ -285,8 +285,8 @@ where (select o.id from jobs o where o.unique_key = k.key and o.unique_until is 
 on conflict (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity') do nothing
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
 
-// sqlEnqueueUniquePlan goes before it. Otherwise a plan that was made when the table was small might
-// read the whole table.
+// sqlEnqueueUniquePlan goes before sqlEnqueueUniquePlain. Otherwise a plan that was made when the
+// table was small might read the whole table.
 const sqlEnqueueUniquePlan = `set local enable_seqscan = off`
 
 // sqlEnqueueUniqueMany stores or finds the unique jobs of a JSON array, in the order of the array.

@@ -18,7 +18,8 @@ const NoTimeout time.Duration = math.MaxInt64
 type WorkerOpts struct {
 	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's MaxAttempts, then 20. A
 	// matching ErrorCase.MaxAttempts takes precedence, then the job's own EnqueueOpts.MaxAttempts. With 1, a job does
-	// not run again once its handler may have begun: a stop, an outage or a crash that cuts it short discards it.
+	// not run again once its handler may have begun: if a stop, an outage or a crash cuts the run short, the job is
+	// discarded.
 	MaxAttempts int
 
 	// Retry decides how long a failed job waits. Nil means the queue's strategy, then Exponential{}. The strategy of a
@@ -44,10 +45,10 @@ type WorkerOpts struct {
 	DiscardOnPanic bool
 
 	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable.
-	// Nil retries all errors. drover calls it for errors that handlers return, with two exceptions. Discard, Retry,
-	// RetryAfter and DontCount decide by themselves. An error whose method Permanent() bool returns true discards the job.
-	// drover does not call RetryIf for panics, or if the handler ignores its timeout. The function must be safe for
-	// concurrent use. If it panics, the job is retried.
+	// Nil retries all errors. drover calls it for errors that handlers return, but not if the error says what to do: by
+	// Discard, Retry, RetryAfter, DontCount, Snooze or Cancel, or by a method Permanent() bool that returns true, which
+	// discards the job. drover does not call RetryIf either if one of the Cases matches, if the handler panics, or if
+	// it ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
 	RetryIf func(error) bool
 
 	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not
@@ -79,7 +80,8 @@ type ErrorCase struct {
 	// the case does not match.
 	If func(error) bool
 
-	// Discard discards the job without a retry, as unrecoverable. It excludes Retry and MaxAttempts.
+	// Discard discards the job without a retry, as unrecoverable. Do not set it together with Retry or
+	// MaxAttempts.
 	Discard bool
 
 	// Retry decides how long the job waits, instead of the strategies of job, worker and queue. Nil means that these decide.
@@ -106,7 +108,8 @@ func (c *ErrorCase) validate(bad *problems, field string) {
 	bad.attempts(field+".MaxAttempts", c.MaxAttempts)
 }
 
-// maxCaseName bounds ErrorCase.Name, so that the rest of an entry in errors fits into its 1 KiB.
+// maxCaseName bounds ErrorCase.Name, so that an entry of the column errors, which has at most 1 KiB, has room
+// for the rest.
 const maxCaseName = 64
 
 // Worker handles the jobs of one kind. Handle makes one.
@@ -195,17 +198,17 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 // FollowUp is a job that is enqueued when another job is discarded, for example to refund a customer, to notify a
 // person or to open a ticket. Its args are a DiscardedJob.
 //
-// The database itself enqueues it in the transaction that discards the job. The reason does not matter, nor whether the end
-// of a run, a rescue, an operator, or SQL in psql discards the job. A job that is redriven and discarded again gets another follow-up. A follow-up
-// may have a follow-up of its own, at most three deep.
+// The database itself enqueues it in the transaction that discards the job. It does so for every reason, however the
+// job is discarded: by the end of a run, a rescue, an operator, or SQL in psql. A job that is redriven and discarded
+// again gets another follow-up. A follow-up may have a follow-up of its own, at most three deep.
 //
 // If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same.
 // The supervisor that prunes tries to enqueue the follow-up again until that succeeds, or the job is gone or no longer
 // discarded.
 //
-// A supervisor must have a worker for the follow-up's kind and serve its queue, otherwise the follow-up waits for ever. A
-// supervisor that enqueues follow-ups and does not handle them itself logs that when it starts. A FollowUp is stored in
-// the table drover_kinds.
+// A supervisor must have a worker for the follow-up's kind and serve its queue, otherwise the follow-up waits for ever.
+// If a supervisor has a worker with a FollowUp, and does not handle the follow-up's kind or does not serve its queue,
+// it logs this when it starts. A FollowUp is stored in the table drover_kinds.
 type FollowUp struct {
 	// Kind is the kind of the follow-up. It is required, and must differ from the worker's own kind.
 	Kind string

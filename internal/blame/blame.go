@@ -7,25 +7,26 @@ import (
 	"time"
 )
 
-// This file finds the job that killed a process, by group testing. A death makes suspects of the jobs that had started
-// there. Suspects with one crash run a few at a time, with two or more alone, so that the next death narrows the
-// search. Each run that the process survives takes one crash off. A job is convicted and discarded at its third crash
-// if it was alone then, unless processes die so often that this could be chance. All of it is decided here, without
-// SQL. docs/crashes.md describes it for operators.
+// This file finds the job that killed a process, by group testing. When a process dies, the jobs that had started
+// there become suspects. Suspects with one crash run a few at a time. Strong suspects, with two or more crashes, run
+// alone. So the next death narrows the search. Each run that the process survives takes one crash off. A job is
+// convicted, which means discarded, at its third crash if it was alone when the process died, unless processes die
+// so often that this could be chance. All of it is decided here, without SQL. docs/crashes.md describes it for
+// operators.
 
 const (
-	// DefaultQuarantineAfter is how many crashes convict a job, if it was alone at the last one.
+	// DefaultQuarantineAfter is how many crashes convict a job, if it was alone at the last crash.
 	DefaultQuarantineAfter = 3
 
 	// MaxDeaths is how many deaths that count against a job convict it in any case. Each redrive allows it another
 	// MaxDeaths.
 	MaxDeaths = 10
 
-	// maxChance bounds the probability that other causes explain a job's crashes. A conviction needs less.
+	// A job is convicted only if the probability that other causes explain its crashes is less than maxChance.
 	maxChance = 1e-6
 
-	// leastHistory is the process time that is assumed if less is known. chance adds one death to those it knows of. So
-	// neither a new cluster's first seconds nor an hour without deaths count as certainty.
+	// leastHistory is the process time that chance() assumes if less is known. It also adds one death to the known
+	// deaths. So neither a new cluster's first seconds nor an hour without deaths count as certainty.
 	leastHistory = 10 * time.Minute
 
 	// HistoryWindow is how far back deaths and process time are counted. Deaths come in storms, and after a quiet night
@@ -35,11 +36,11 @@ const (
 
 // Death is the evidence that a supervisor's death gives about its jobs.
 type Death struct {
-	Draining bool // it was being stopped
-	Mass     bool // other processes died within two thirds of a lease of it
+	Draining bool // the supervisor was being stopped
+	Mass     bool // other processes died less than two thirds of a lease earlier or later
 	Shared   bool // another supervisor ran in its process
 	Degree   int  // the highest crash count among the jobs that had started
-	Beside   int  // how many other jobs had started, seen from each of them
+	Beside   int  // how many jobs had started, besides each of them
 }
 
 // NewDeath makes a death from the crash counts of the jobs that had started.
@@ -64,13 +65,13 @@ func (d *Death) Spares(crashes int) string {
 	return ""
 }
 
-// Alone reports whether no more than one job had started when the process died, so that it can be convicted. It is false if
-// another supervisor ran in the process.
+// Alone reports whether no more than one job had started when the process died. Only then can the job be convicted.
+// Alone is false if another supervisor ran in the process.
 func (d *Death) Alone() bool { return d.Beside == 0 && !d.Shared }
 
-// Spread is the most extra backoff for a suspect: four leases if other processes died at the same time, of which the
-// caller takes a random part. Otherwise several killers with similar backoffs would run again together, kill their
-// processes within a lease of each other, and be spared for ever.
+// Spread returns the largest extra backoff for a suspect: four leases if other processes died at the same time,
+// otherwise 0. The caller takes a random part of it. Otherwise several killers with similar backoffs would run again
+// together, kill their processes within a lease of each other, and be spared for ever.
 func (d *Death) Spread(crashes int, lease time.Duration) time.Duration {
 	if crashes == 0 || !d.Mass {
 		return 0
@@ -78,8 +79,8 @@ func (d *Death) Spread(crashes int, lease time.Duration) time.Duration {
 	return 4 * lease
 }
 
-// Convicts reports whether a death that counts against a job is one too many. limit is how many crashes convict a job
-// that was alone.
+// Convicts reports whether a death that counts against a job convicts it. The parameter limit is how many crashes
+// convict a job that was alone.
 func (d *Death) Convicts(s Suspect, limit int, b Background) bool {
 	crashes := s.Crashes + 1
 	return s.Deaths+1 >= MaxDeaths*(s.Redrives+1) ||
@@ -99,8 +100,8 @@ type Background struct {
 	Ran    time.Duration
 }
 
-// chance returns the probability that deaths of other causes hit a job this many times, if each of its runs lasts
-// flight.
+// chance returns the probability that deaths of other causes hit a job so many times (the parameter crashes), if
+// each of its runs takes as long as the parameter flight.
 func (b Background) chance(flight time.Duration, crashes int) float64 {
 	rate := float64(b.Deaths+1) / max(b.Ran, leastHistory).Seconds()
 	return math.Pow(min(rate*flight.Seconds(), 1), float64(crashes))
@@ -110,16 +111,16 @@ func (b Background) chance(flight time.Duration, crashes int) float64 {
 // its slots. That finds the killer among n jobs after two more deaths, in the time of 2√n runs.
 func SuspectRoom(slots int) int { return int(math.Ceil(math.Sqrt(float64(slots)))) }
 
-// How long a supervisor runs strong suspects alone, and waits for that.
+// How long a supervisor runs strong suspects alone, and how long it waits until it can.
 const (
-	soloTurn     = 5 * time.Minute // how long strong suspects run, one after another, before the other jobs
+	soloTurn     = 5 * time.Minute // how long strong suspects run, one after another, until other jobs may run again
 	SoloPatience = time.Minute     // how long a turn waits for the process to become idle, at first
-	mostPatience = 24 * time.Hour  // how long it waits at most
+	mostPatience = 24 * time.Hour  // how long a turn waits at most
 )
 
 // Turns decides when a supervisor may run strong suspects. It starts no other jobs meanwhile, so after a turn the other
-// jobs get at least as long. If its running jobs do not end in time, it ends the turn without running a suspect, works
-// on three times as long, and waits twice as long in the next turn. The keeper owns it.
+// jobs get at least as much time. If its running jobs do not end in time, it ends the turn without running a suspect,
+// runs other jobs for three times as long, and waits twice as long in the next turn. The keeper owns it.
 type Turns struct {
 	began     time.Time
 	notBefore time.Time
@@ -129,7 +130,7 @@ type Turns struct {
 // May reports whether a turn may begin.
 func (t *Turns) May(now time.Time) bool { return !now.Before(t.notBefore) }
 
-// Begin notes that a turn begins.
+// Begin records that a turn begins.
 func (t *Turns) Begin(now time.Time) {
 	t.began, t.Patience = now, max(t.Patience, SoloPatience)
 }
@@ -137,7 +138,7 @@ func (t *Turns) Begin(now time.Time) {
 // GoesOn reports whether to run another suspect in this turn: the last order ran one, and there is time left.
 func (t *Turns) GoesOn(now time.Time, ran bool) bool { return ran && now.Sub(t.began) < soloTurn }
 
-// End ends a turn; idle is whether the process became idle in it.
+// End ends a turn. The parameter idle is whether the process became idle in the turn.
 func (t *Turns) End(now time.Time, idle bool) {
 	t.notBefore = now.Add(now.Sub(t.began))
 	if idle {

@@ -14,7 +14,7 @@ import (
 // ActivityEvery is how often the tallies are written.
 const ActivityEvery = time.Minute
 
-// activity writes what the tallies gained since the last time. While the database does not take it, the time gets longer.
+// activity writes what the tallies gained since the last write. If a write fails, the next one covers a longer time.
 type activity struct {
 	*Shared
 	since   time.Time
@@ -53,7 +53,7 @@ func (a *activity) Write(base context.Context) {
 		ctx, cancel := a.tripContext(base)
 		defer cancel()
 		if err := store.NoteActivity(ctx, a.pool, id, now.Sub(a.since), gains, prunes); err != nil {
-			if pg.Answered(err) { // else the log has a line about an outage
+			if pg.Answered(err) { // otherwise the log has a line about an outage
 				a.seldom.log(base, a.log, slog.LevelWarn, "activity", "how many jobs ran could not be written, the plots wait for it", slog.String("error", err.Error()))
 			}
 			return
@@ -68,7 +68,7 @@ func (a *activity) Write(base context.Context) {
 	}
 }
 
-// sampleDepth notes how many jobs wait in each queue.
+// sampleDepth records how many jobs wait in each queue.
 func (a *activity) sampleDepth(base context.Context) {
 	ctx, cancel := a.tripContext(base)
 	defer cancel()

@@ -8,14 +8,14 @@ import (
 
 // alarm makes the claimer look for jobs. It is safe for concurrent use.
 type alarm struct {
-	Signal chan struct{} // something to do
-	asleep atomic.Bool   // the claimer is
+	Signal chan struct{} // the claimer has something to do
+	asleep atomic.Bool   // the claimer is asleep
 
 	mu     sync.Mutex
-	Poked  bool      // look once, whatever the poll timer says
-	missed bool      // enqueues may have found a lookout without room, and have notified no other supervisor
+	Poked  bool      // the claimer looks once, whatever the poll timer says
+	missed bool      // enqueues may have found a lookout (sleep.go) without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
-	own    time.Time // when the next job is due that other supervisors may not know; zero: none known
+	own    time.Time // when the next job is due of which other supervisors may not know; zero: none known
 }
 
 func newAlarm() *alarm { return &alarm{Signal: make(chan struct{}, 1)} }
@@ -36,11 +36,11 @@ func (a *alarm) Missed() {
 	a.missed = true
 }
 
-// NoteDue remembers that a job will be due then. The next claim returns the time again.
+// NoteDue remembers when a job will be due. The next claim returns the time again.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
-// NoteOwn remembers that a job will be due then that other supervisors may not know: we have settled it, or a notification
-// named us.
+// NoteOwn remembers when a job will be due of which other supervisors may not know: we have settled it, or a
+// notification named us.
 func (a *alarm) NoteOwn(at time.Time) { a.note(&a.own, at) }
 
 func (a *alarm) note(known *time.Time, at time.Time) {

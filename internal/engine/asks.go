@@ -17,7 +17,7 @@ type slotRequest struct {
 	done chan error
 }
 
-// slotFor has the settler take a slot for an outcome of r, if it needs one.
+// slotFor makes the settler take a slot for an outcome of r, if the outcome needs a slot.
 func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 	if !e.budgets.wants(r, o) {
 		return nil
@@ -40,8 +40,8 @@ func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 // reservePause is the pause before a failed reservation is tried again.
 const reservePause = time.Second
 
-// reserve takes the slots that retries and asks need. It returns the runs whose outcomes can be recorded: if it fails,
-// the runs that need no slot.
+// reserve takes the slots that retries and slotRequests need. It returns the runs whose outcomes can be recorded: if
+// it fails, only the runs that need no slot.
 func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
 	e.Mu.Lock()
 	asks := e.asks

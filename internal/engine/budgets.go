@@ -18,10 +18,10 @@ import (
 // budgets takes slots of the retry budgets.
 type budgets struct {
 	*Shared
-	scopes atomic.Pointer[[]string] // of all budgets
+	scopes atomic.Pointer[[]string] // the scopes of all budgets
 }
 
-// know remembers which budgets there are, so that a queue without one asks the database nothing.
+// know remembers which budgets there are, so that runs without a budget cost no statement.
 func (b *budgets) know(scopes []string) { b.scopes.Store(&scopes) }
 
 func (b *budgets) covers(r *Run) bool {
@@ -58,8 +58,8 @@ func WantingEnds(runs []*Run) []wanting {
 }
 
 // Reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
-// because of the numbers of its job or of its budget, that retry goes without a slot, by its own backoff. Any other
-// error is returned.
+// because of the numbers of its job or of its budget, that retry takes no slot and waits for its own backoff. Any
+// other error is returned.
 func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wanting) error {
 	all := make([]wanting, 0, len(ends))
 	for _, w := range ends {

@@ -7,27 +7,28 @@ import (
 	"github.com/drover-queue/drover/internal/floors"
 )
 
-// call is a look into a queue that other supervisors count on: a notification named us, or we left jobs for which we had no
-// room. A claim answers it that began later, has committed and left room in the queue. Without an answer the call is handed
-// on to other supervisors.
+// call is a look into a queue that other supervisors count on: a notification named us, or we left jobs for which we
+// had no room. A claim answers the call if it began later, has committed, and left room in the queue. Without an answer
+// the call is handed on to other supervisors.
 type call struct {
-	due int64     // where to look, in µs since 1970 by the server's clock; 0: not known, it is no earlier than the floors
-	by  time.Time // when it is handed on; zero: never, because all other supervisors have heard of it
+	due int64     // due time of the job, in µs since 1970 by the server's clock; 0: not known, but no earlier than the floors
+	by  time.Time // when it is handed on; zero: never, because all other supervisors have been notified
 	n   int       // distinguishes a call from later calls of the same queue
 }
 
 const (
-	// callPatience is how long a call waits for its answer: four usual claims, within these bounds.
+	// A call waits for its answer as long as four usual claims take, but at least callPatience and at most
+	// callPatienceMost.
 	callPatience     = 10 * time.Millisecond
 	callPatienceMost = 100 * time.Millisecond
 
-	// nobodyPause is how long nothing more is handed on from a queue in which no supervisor was on call. It doubles up to
-	// nobodyMost. A supervisor that gets room goes on call, and then looks by itself.
+	// nobodyPause is how long no more calls are handed on from a queue after no supervisor was on call (oncall.go). It
+	// doubles up to nobodyMost. A supervisor that gets room goes on call, and then looks for jobs by itself.
 	nobodyPause = 50 * time.Millisecond
 	nobodyMost  = time.Second
 )
 
-// calls has the open calls of a supervisor, one for each queue, and what the last claims left of its room. It is safe for
+// calls has the open calls of a supervisor, one for each queue, and whether the last claims left room. It is safe for
 // concurrent use.
 type calls struct {
 	mu     sync.Mutex
@@ -40,7 +41,7 @@ type calls struct {
 	ring   func()        // wakes the keeper, which has something to do
 }
 
-// nobody is when a call was last handed on while no supervisor was on call.
+// nobody is the state of a queue after a call was handed on while no supervisor was on call.
 type nobody struct {
 	until time.Time
 	pause time.Duration
@@ -50,7 +51,8 @@ func newCalls() *calls {
 	return &calls{open: map[string]call{}, roomy: map[string]bool{}, nobody: map[string]nobody{}, ring: func() {}}
 }
 
-// add opens a call. One that is open already keeps the earlier of both times.
+// add opens a call. If the queue has an open call already, the new call gets the earlier due time and the
+// earlier time to hand it on.
 func (c *calls) add(queue string, due int64, by time.Time) {
 	c.mu.Lock()
 	c.n++
@@ -68,14 +70,14 @@ func (c *calls) add(queue string, due int64, by time.Time) {
 	c.ring()
 }
 
-// answerBy returns when a call that comes now is to be handed on.
+// answerBy returns when a call that comes now is to be handed on without an answer.
 func (c *calls) answerBy(now time.Time) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return now.Add(min(max(4*c.usual, callPatience), callPatienceMost))
 }
 
-// took notes how long a claim took.
+// took records how long a claim took.
 func (c *calls) took(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -96,7 +98,7 @@ func (c *calls) asked() map[string]call {
 	return asked
 }
 
-// answered notes a claim that left room in the queue.
+// answered records a claim that left room in the queue.
 func (c *calls) answered(queue string, asked call) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -110,7 +112,8 @@ func (c *calls) answered(queue string, asked call) {
 	}
 }
 
-// gotRoom reports whether a queue got room since the last attempt to go on call, and with try notes an attempt.
+// gotRoom reports whether a queue got room since the last attempt to go on call. With try, this counts as an
+// attempt.
 func (c *calls) gotRoom(try bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,14 +129,14 @@ func (c *calls) want() {
 	c.back = true
 }
 
-// full notes that a claim filled the queue, or found it full. If other supervisors count on us there, the rest is handed on
-// by the given time. leaves is true if no other supervisor knows of the jobs; then it is handed on, too.
+// full records that a claim filled the queue, or found it full. If the queue has an open call, the jobs that are left
+// are handed on by the given time. They are handed on, too, if leaves is true: no other supervisor knows of them.
 func (c *calls) full(queue string, leaves bool, now, by time.Time) {
 	c.mu.Lock()
 	c.roomy[queue] = false
 	open, asked := c.open[queue]
 	if asked && open.by.IsZero() {
-		delete(c.open, queue) // all other supervisors have heard of it
+		delete(c.open, queue) // all other supervisors have been notified
 		asked = false
 	}
 	handOn := (asked || leaves) && !now.Before(c.nobody[queue].until)
@@ -150,7 +153,7 @@ func (c *calls) room(queue string) bool {
 	return c.roomy[queue]
 }
 
-// next returns when a call is to be handed on; zero: there is none.
+// next returns when the next call is to be handed on; zero: there is no call.
 func (c *calls) next() (at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -185,7 +188,7 @@ func (c *calls) overdue(now time.Time) map[string]call {
 	return overdue
 }
 
-// handedOn notes whether a supervisor on call was notified.
+// handedOn records whether a supervisor on call was notified.
 func (c *calls) handedOn(queue string, told bool, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,8 +200,8 @@ func (c *calls) handedOn(queue string, told bool, now time.Time) {
 	c.nobody[queue] = nobody{until: now.Add(pause), pause: pause}
 }
 
-// callBack is how far before the floor, or before the time of a call if that is earlier, a claim looks for its job: the job
-// may have committed after jobs that are due later.
+// callBack is how far before the floor, or before the due time of a call if that is earlier, a claim looks for the job
+// of the call: the job may have committed after jobs that are due later.
 const callBack = time.Second
 
 // lower returns where a claim that answers the call begins to read a lane with floor f.

@@ -17,18 +17,18 @@ import (
 const (
 	MaxClaim = 2000 // jobs in one claim
 
-	SleepAfter   = 250 * time.Millisecond // without a job, until the lookout falls asleep
-	firstPoll    = time.Millisecond       // doubled up to the poll interval
-	AwakePoll    = 8 * time.Millisecond   // the longest while awake: nobody notifies
-	TrickleRate  = 50                     // jobs a second that may wake a sleeper one by one: less work than 125 looks
-	TrickleBurst = 10                     // and so many together
-	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn
-	turnPatience = 5 * time.Second        // how long it waits: other claims take tens of milliseconds
-	turnPause    = 30 * time.Second       // how long no claim waits, after a turn did not come
+	SleepAfter   = 250 * time.Millisecond // how long an awake claimer finds no job before it falls asleep: see sleep.go
+	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval
+	AwakePoll    = 8 * time.Millisecond   // the longest pause while awake: enqueues notify nobody then
+	TrickleRate  = 50                     // jobs a second that leave a sleeper asleep: their notifications cost less than 125 looks
+	TrickleBurst = 10                     // and how many of them may come together
+	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn: see Turns
+	turnPatience = 5 * time.Second        // how long it waits at most: other claims take tens of milliseconds
+	turnPause    = 30 * time.Second       // how long claims do not wait for a turn, after a turn has not come in time
 
-	minDueGap = 20 * time.Millisecond // between looks for due jobs that other processes take
+	minDueGap = 20 * time.Millisecond // the shortest pause between looks for due jobs that other processes take
 
-	RestAfter = 10 * time.Second // without a job, before the rest interval replaces the poll interval
+	RestAfter = 10 * time.Second // how long looks find no job before the rest interval replaces the poll interval
 )
 
 // claimer takes due jobs for all queues in one statement, into buffers that the slots empty.
@@ -44,16 +44,16 @@ type claimer struct {
 	// The rest is the claimer goroutine's own.
 	Link    store.Line
 	Doubt   []string    // queues of a claim whose outcome is unknown: FindOut comes before the next claim
-	hunt    *store.Scan // for the jobs of that claim
+	hunt    *store.Scan // looks for the jobs of that claim
 	Trouble Trouble
 	sleep
 	out     lookout
 	Refused RefusedClaims
 
-	OutOfTurn time.Time // no claim waits for a turn before
+	OutOfTurn time.Time // claims wait for no turn until this time
 
 	wantsRoom bool      // it is time to look, but there is no room: a run that ends will signal
-	fullAt    time.Time // since when; zero while there is room
+	fullAt    time.Time // since when there is no room; zero while there is room
 }
 
 func newClaimer(s *Shared, w *runner) *claimer {
@@ -66,7 +66,7 @@ func newClaimer(s *Shared, w *runner) *claimer {
 }
 
 // run claims until ctx is done, then closes the buffers: jobs that have not started are released, and slots end when
-// their jobs have ended. Round trips end with base.
+// their jobs have ended. Round trips use the context base, which ends later.
 func (c *claimer) run(ctx, base context.Context) {
 	defer c.Link.Close(base)
 	defer close(c.ended)
@@ -146,8 +146,9 @@ type claimGroup struct {
 	room  int
 }
 
-// Groups divides the room of a queue. While fresh jobs wait, retries get a fifth. Suspects get at most the square root
-// of the slots. Strong suspects get none: see requestAlone.
+// Groups divides the room of a queue. While fresh jobs wait, retries get a fifth. Suspects, jobs whose process has
+// died once, get at most the square root of the slots. Strong suspects, whose processes have died more often, get
+// none, because they run alone: see requestAlone.
 func (q *QueueState) Groups(room int) []claimGroup {
 	retries := room
 	if q.Full {
@@ -161,7 +162,8 @@ func (q *QueueState) Groups(room int) []claimGroup {
 	}
 }
 
-// Lanes lists the lanes of the groups, with their floors as the near sweep and the calls lower them.
+// Lanes lists the lanes of the groups, each with the floor from which the claim reads it. The near sweep and
+// the open calls (calls.go) may lower a floor for this claim.
 func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep, asked map[string]call) *store.ClaimRequest {
 	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.openKinds(), Ages: c.Cfg.Ages}
 	for i, g := range groups {
@@ -198,18 +200,18 @@ func (c *claimer) AllLanes() *store.ClaimRequest {
 
 // Plan is a claim about to be made.
 type Plan struct {
-	Lease  *lease // at the time of the request: the keeper may replace it while the claim is under way
+	Lease  *lease // the lease at the time of the request: the keeper may replace it while the claim is under way
 	floors int    // the version of the floors
 	due    time.Time
 	Req    *store.ClaimRequest
 	groups []claimGroup
-	order  *SoloOrder // the turn that it carries out; nil: none
+	order  *SoloOrder // the order to run a strong suspect alone that this claim carries out; nil: none
 	Sweep  floors.Sweep
-	asked  map[string]call // the calls that it may answer
-	once   bool            // it is no poll
+	asked  map[string]call // the open calls that the claim may answer
+	once   bool            // it came before the next poll, because something asked for it
 	asleep bool            // it was planned by a sleeper
 	Reply  store.ClaimReply
-	unread map[floors.Lane]bool // lanes that it leaves out; nil: none
+	unread map[floors.Lane]bool // lanes that the claim leaves out; nil: none
 }
 
 // Request plans a claim, if it is time and there is room.
@@ -240,7 +242,8 @@ func (c *claimer) Request(now time.Time) *Plan {
 	}
 	c.fullAt = time.Time{}
 	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now), asked: asked, due: due, once: now.Before(c.Next), asleep: c.Asleep}
-	// The reply repeats due times that we know now. Only the times that settles add from now on must be kept.
+	// The known due time can be forgotten, because the reply of this claim has it again. Due times that settles
+	// add after this point stay.
 	c.mu.Lock()
 	c.Poked, c.Due = false, time.Time{}
 	if !now.Before(c.own) {
@@ -263,9 +266,9 @@ func (c *claimer) Request(now time.Time) *Plan {
 	return p
 }
 
-// Turns are the queues in which a claim waits until no other claim is under way: queues with a backlog, of which it
-// wants many jobs. Two overlapping claims of one backlog chase each other's row versions and lock rows that the other
-// has just claimed. Settles skip locked rows and have to come again.
+// Turns returns the queues in which a claim waits until no other claim is under way: queues with a backlog, from
+// which it wants many jobs. Two overlapping claims of one backlog chase each other's row versions and lock rows that
+// the other has just claimed. Settles skip locked rows and have to come again.
 func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (turns []string) {
 	if now.Before(c.OutOfTurn) {
 		return nil
@@ -294,7 +297,8 @@ func (c *claimer) passOn(queues []*QueueState, now time.Time) {
 	}
 }
 
-// callsWithRoom returns the open calls of queues that have room. The others are to be handed on.
+// callsWithRoom returns the open calls (calls.go) of queues that have room. The calls of other queues are
+// handed on to other supervisors.
 func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]call {
 	asked := c.calls.asked()
 	for queue := range asked {
@@ -313,7 +317,7 @@ func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]
 
 // requestAlone plans the claim of one strong suspect, once all other runs are settled.
 func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
-	c.wantsRoom = true // so that it does not stay the lookout
+	c.wantsRoom = true // so that the claimer does not stay the lookout
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
@@ -338,7 +342,8 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 	return p
 }
 
-// ShareOut divides n jobs among the queues, up to the room of each: equal parts first, then what other queues leave.
+// ShareOut divides n jobs among the queues, up to the room of each: equal parts first, then the parts that other
+// queues do not need.
 func ShareOut(n int, queues []*QueueState) []int {
 	given, room := make([]int, len(queues)), make([]int, len(queues))
 	for i, q := range queues {
@@ -375,7 +380,7 @@ func (c *claimer) hasRoom(queues []*QueueState) bool {
 	return room
 }
 
-// Trip is one claim.
+// Trip sends one claim and handles its reply.
 func (c *claimer) Trip(base context.Context, claim *Plan) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
 	defer cancel()
@@ -398,10 +403,10 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// failed has the claim made again: in parts if a row may be at fault, else after a pause. p is nil if parts would not
-// help.
+// After failed the claim is made again: in parts if a row may be at fault, otherwise after a pause. The plan p is nil
+// if parts would not help.
 func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
-	c.out.unknown = !c.Cfg.DisableNotify // it should not be the lookout until claims work again
+	c.out.unknown = !c.Cfg.DisableNotify // we should not be the lookout until claims work again
 	c.Next = c.Now()
 	if p != nil && pg.RowsFault(err) {
 		c.Refused.Failed, c.Refused.why = p, err
@@ -410,7 +415,7 @@ func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
 	c.Trouble.Failed(ctx, c.Shared, "claiming", err)
 }
 
-// rooms is how many jobs the claim asks for.
+// rooms returns how many jobs the claim asks for.
 func (p *Plan) rooms() (n int) {
 	for _, room := range p.Req.Rooms {
 		n += int(room)
@@ -418,7 +423,7 @@ func (p *Plan) rooms() (n int) {
 	return n
 }
 
-// AfterClaim starts what was claimed, moves the floors and sets the pace. No job starts before its claim has
+// AfterClaim starts the claimed jobs, moves the floors and sets the pace. No job starts before its claim has
 // committed: its settle could overtake the claim and match nothing.
 func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.Duration) {
 	now := c.Now()
@@ -470,7 +475,7 @@ func (c *claimer) sort(p *Plan) {
 }
 
 // advance moves the floors of the lanes that the claim read. If the claim took fewer jobs from a group than it had room
-// for, it read all lanes of the group to their end. Else it read them up to the lane that filled the group.
+// for, it read all lanes of the group to their end. Otherwise it read them up to the lane that filled the group.
 func (c *claimer) advance(p *Plan) {
 	last := map[floors.Lane]floors.Floor{}
 	counts := map[floors.Lane]int{}
@@ -532,7 +537,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // held since the claim was sent
+		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // the job's scope was paused after the claim was sent
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)

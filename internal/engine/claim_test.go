@@ -131,7 +131,8 @@ func TestPrioritiesFirstThenOldestFirst(t *testing.T) {
 	}
 }
 
-// Q-3: every queue has its own slots; a queue that stands still holds up no other; queues come and go at run time.
+// Q-3: every queue has its own slots; a queue that stands still holds up no other queue; queues come and go at run
+// time.
 func TestQueuesDoNotStarveEachOther(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -239,7 +240,7 @@ func TestRetriesGetAFifthWhileFreshJobsWait(t *testing.T) {
 	}
 }
 
-// L-4: jobs that nobody here can run, older than a job that somebody can.
+// L-4: jobs that no worker here can run are older than a job that a worker here can run.
 func TestUnknownKindsDoNotHoldUpKnownOnes(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -350,7 +351,7 @@ func TestFloorInTheFutureIsDropped(t *testing.T) {
 	}
 }
 
-// A row that somebody holds, an operator's or another claimer, is passed over: a claim waits for nobody.
+// A row that an operator or another claimer has locked is skipped: a claim waits for no lock.
 func TestClaimPassesLockedRows(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -386,8 +387,8 @@ func TestNoJobStartsBeforeItsClaimHasCommitted(t *testing.T) {
 	}
 }
 
-// FAULTS W-3, N-3: a claim commits and its reply is lost. The epoch is raised, and what was claimed is handed back and
-// run once.
+// FAULTS W-3, N-3: a claim commits and its reply is lost. The epoch is raised, and the claimed jobs are handed back
+// and run once.
 func TestClaimWhoseReplyWasLostIsHandedBack(t *testing.T) {
 	t.Parallel()
 	plain := newQuietDB(t)
@@ -448,8 +449,9 @@ func (s *still) loseClaim(t testing.TB, db *testDB) {
 	}
 }
 
-// The database is away for most of a lease while a claim's outcome is unknown: handlers learn that the lease is
-// lost, but nobody took it, and control goes on under the same id. The claimed jobs must not stay in its name for ever.
+// The database is away for most of a lease while a claim's outcome is unknown: handlers learn that the lease is lost,
+// but no other supervisor took it, and the keeper goes on under the same id. The claimed jobs must not stay in its name
+// for ever.
 func TestDoubtOutlivesALeaseThatWasNotKeptUp(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -471,7 +473,7 @@ func TestDoubtOutlivesALeaseThatWasNotKeptUp(t *testing.T) {
 	}
 }
 
-// The same where the raised epoch's reply is lost too: control finds the epoch in the table.
+// The same, but the reply to the raise of the epoch is lost, too: the keeper finds the epoch in the table.
 func TestEpochRaisedUnheardIsFoundByTheHeartbeat(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -542,7 +544,8 @@ func TestDoubtIsNotOverBeforeAllIsHandedBack(t *testing.T) {
 	}
 }
 
-// Control may take a new lease while a claim is under way: its jobs belong to the old one, and so does its fencing.
+// The keeper may take a new lease while a claim is under way: its jobs belong to the old one, and so does its
+// fencing.
 func TestClaimUnderAReplacedLease(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -572,7 +575,7 @@ func TestClaimUnderAReplacedLease(t *testing.T) {
 	}
 }
 
-// A settle notes when its retry is due; a claim under way that looked before it must not wipe that out.
+// A settle records when its retry is due. A claim under way that looked earlier must not delete this time.
 func TestRetryNotedDuringAClaimIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -592,7 +595,7 @@ func TestRetryNotedDuringAClaimIsNotForgotten(t *testing.T) {
 	}
 }
 
-// A lease that is over: a job in the buffer may be someone else's before its handler could notice.
+// The lease is over: another supervisor may have a job in the buffer before its handler could notice.
 func TestBufferedJobsOfALostLeaseAreNotStarted(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -659,7 +662,8 @@ func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
 	db.waitFor(t, time.Minute, `select count(*) = 71 from jobs where state = 'completed' and attempt = 1`)
 }
 
-// A job that expired before its run needs no handler, but its place: the claimer must hear that it is free.
+// A job that expired before its run needs no handler, but it takes a place: the claimer must learn when the
+// place is free.
 func TestExpiredJobsMakeRoom(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -669,7 +673,7 @@ func TestExpiredJobsMakeRoom(t *testing.T) {
 	db.waitFor(t, 30*time.Second, `select count(*) filter (where discard_reason = 'expired') = 30 and count(*) filter (where state = 'completed') = 3 from jobs`)
 }
 
-// P-1: jobs that processes died of leave slots to others, also where slots get free one by one.
+// P-1: jobs whose processes died leave slots to other jobs, also if slots become free one by one.
 func TestSuspectsLeaveSlotsToOthers(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -727,7 +731,7 @@ func (db *testDB) takeTurn(t testing.TB) (end func()) {
 	return db.hold(t, store.SQLTakeTurn, []string{"default"}, time.Second)
 }
 
-// Claims of a backlog wait for one another, and see what the one before has left.
+// Claims of a backlog wait for one another, and each sees the jobs that the previous claim has left.
 func TestClaimsOfABacklogTakeTurns(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -762,7 +766,7 @@ func TestClaimsOfABacklogTakeTurns(t *testing.T) {
 	}
 }
 
-// A session that hangs with the turn holds claims up once in a while, and briefly.
+// A session that hangs while it has the turn holds up only a claim now and then, and only briefly.
 func TestClaimDoesWithoutItsTurn(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -808,7 +812,7 @@ func TestTurnUnderAStatementTimeout(t *testing.T) {
 	}
 }
 
-// A claim that fails, whatever for, may have failed by its wait: the next is made without.
+// A claim that fails for any reason may have failed because of its wait: the next claim does not wait.
 func TestClaimThatFailsTakesNoTurn(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -826,7 +830,8 @@ func TestClaimThatFailsTakesNoTurn(t *testing.T) {
 	}
 }
 
-// The wait is no cost of a near sweep's, which would come again too rarely; and what has expired meanwhile has expired.
+// The wait does not count as a cost of a near sweep, which would then come again too rarely. Jobs that expire during
+// the wait are expired.
 func TestWaitForATurnIsNoPartOfTheClaim(t *testing.T) {
 	t.Parallel()
 	slow(t)

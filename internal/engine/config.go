@@ -14,8 +14,9 @@ import (
 // application. Handle and Decide may panic, block or call runtime.Goexit. The other methods may block; they do not panic or
 // exit.
 type Handler interface {
-	// NewRun makes the run of a claimed job. policy is the Queue.Policy of its queue, late is how long the job was
-	// due at the claim. The Run may be part of a larger value: Run.Task leads back to it.
+	// NewRun makes the run of a claimed job. The parameter policy is the Queue.Policy of its queue, and late is
+	// how long the job had been due at the claim. The Run may be part of a larger value: Run.Task leads back to
+	// it.
 	NewRun(job *store.Job, policy any, late time.Duration) *Run
 
 	// Handle calls the handler of the job, and returns its error. A panic of the handler is an error.
@@ -33,7 +34,7 @@ type Handler interface {
 	Crashed(job *store.Held, c Crash) *Run
 }
 
-// Crash is what is known of a run whose end nobody saw.
+// Crash has what is known of a run whose end was not recorded.
 type Crash struct {
 	Owner      string // the supervisor of the run
 	Own        bool   // the owner is this supervisor, which did not know of the run: see audit
@@ -47,7 +48,7 @@ type Config struct {
 	Handler     Handler
 	Subscribers []Subscriber // the log and the hooks
 	Ages        bool         // a claim returns how long ago jobs were enqueued
-	Stacks      *Stacks      // of the process
+	Stacks      *Stacks      // takes stacks of the process
 	Log         *slog.Logger
 	Clean       func(string) string // makes an error text safe to store and to log
 
@@ -55,16 +56,16 @@ type Config struct {
 	Kinds     []store.KindPolicy     // sorted by kind
 	Schedules []store.SchedulePolicy // declared in code, by name
 	Budgets   []store.BudgetPolicy   // the budget of all jobs and the budgets of kinds, in the order in which they are stored
-	Keep      store.Keeping          // for queues that say nothing else
+	Keep      store.Keeping          // for queues that have no retention of their own
 
 	Lease           time.Duration
 	PollInterval    time.Duration
-	RestInterval    time.Duration // the poll interval once nothing was found for a while
+	RestInterval    time.Duration // the poll interval once no job was found for a while
 	DrainTimeout    time.Duration
 	DisableNotify   bool
 	QuarantineAfter int
 
-	Host, Build, Process string // for the row in drover_supervisors: of the machine, the program and the client
+	Host, Build, Process string // the names of the machine, the program and the client for the row in drover_supervisors
 }
 
 // Queue is one queue of an engine.

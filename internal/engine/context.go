@@ -10,15 +10,15 @@ import (
 // short job allocates, and it registers with the context of the lease under a lock that all runs share. A short handler
 // never asks for it.
 type runContext struct {
-	Parent context.Context //nolint:containedctx // of the one to make
-	Until  time.Time       // its deadline; zero: none
+	Parent context.Context //nolint:containedctx // the parent of the context to make
+	Until  time.Time       // the deadline of the context to make; zero: none
 
 	mu    sync.Mutex
 	made  context.Context         //nolint:containedctx // nil until it is needed
-	stop  context.CancelCauseFunc // of made
-	over  context.CancelFunc      // of made's timeout; stop does all that it does
+	stop  context.CancelCauseFunc // ends made
+	over  context.CancelFunc      // releases made's timeout; stop does that, too
 	ended bool
-	cause error // of the end, nil: the handler has returned
+	cause error // why the context ended; nil: the handler has returned
 }
 
 func (c *runContext) get() context.Context {
@@ -45,8 +45,8 @@ func (c *runContext) Done() <-chan struct{} { return c.get().Done() }
 // Err implements context.Context.
 func (c *runContext) Err() error { return c.get().Err() }
 
-// Value implements context.Context. A look for a value makes no context: all values are the parent's. Only the package
-// context looks for what it keeps in a context itself, with a pointer to an int.
+// Value implements context.Context. A look for a value makes no context, because all values are the parent's. An
+// exception is the package context, which looks for its own values in a context, with a pointer to an int.
 func (c *runContext) Value(key any) any {
 	if _, own := key.(*int); own {
 		return c.get().Value(key)
@@ -54,7 +54,7 @@ func (c *runContext) Value(key any) any {
 	return c.Parent.Value(key)
 }
 
-// why is the cause of the context's end, nil before. It makes no context.
+// why returns the cause of the context's end; nil while it has not ended. It makes no context.
 func (c *runContext) why() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -32,7 +32,7 @@ type Engine struct {
 	stopOnce  sync.Once
 }
 
-// New returns an engine that runs nothing yet.
+// New returns an engine that does not run yet.
 func New(cfg Config, pool *pg.Pool) *Engine {
 	s := NewShared(cfg, pool)
 	e := &Engine{Shared: s, stopNow: make(chan struct{}), Redriver: newRedriver(s), Scheduler: newScheduler(s), Pruner: NewPruner(s), Budgets: &budgets{Shared: s}, Activity: newActivity(s)}
@@ -42,7 +42,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver, e.Scheduler)
 	s.beatSoon, s.rewound, s.calls.ring = e.Keeper.Interrupt, e.Claimer.rewound, e.Keeper.Ring
 	e.Claimer.Link.Again = s.rewound                   // the claimer's new connection may lead to an older state
-	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // so may the settler's: settles may be forgotten
+	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // the settler's new connection may, too: settles may be forgotten
 	return e
 }
 
@@ -107,12 +107,12 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	e.Runner.Slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
-	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // else a rescuer reads in our row which jobs had started
+	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // otherwise a rescuer reads in our row which jobs had started
 		e.Keeper.end(ending)
 	}
 	e.Keeper.EndStrays(ending)
 	e.Keeper.UndoAtLast(ending)
-	e.Activity.Write(ending) // last: the rest matters more if the database is slow
+	e.Activity.Write(ending) // last, because the steps above matter more if the database is slow
 	e.Reporter.Close()
 	for _, l := range e.Reporter.wait(end) {
 		if l.Name != "" {
@@ -140,10 +140,11 @@ func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
 const (
 	HandBack   = 3 * time.Second // until jobs are released although their handlers have not returned
 	LastSettle = time.Second     // for the last outcomes: a database that is away must not keep the process
-	EndPart    = 5 * time.Second // all of it: the rest is for closing connections and signing off
+	EndPart    = 5 * time.Second // both, and the time to close connections and to remove our row
 )
 
-// drain waits for the running jobs, then cancels them, then gives up on them. It returns the time by which the rest of the stop must have ended.
+// drain waits for the running jobs, then cancels them, then abandons them. It returns the time by which the rest of the
+// stop must have ended.
 func (e *Engine) drain(ctx context.Context, giveUp func()) (end time.Time) {
 	idle := e.Settler.Idle
 	timer := time.NewTimer(e.Cfg.DrainTimeout)
@@ -176,7 +177,7 @@ func (e *Engine) drain(ctx context.Context, giveUp func()) (end time.Time) {
 // Serves reports whether the engine claims from a queue.
 func (e *Engine) Serves(queue string) bool { return slices.Contains(e.QueueNames(), queue) }
 
-// AddQueue starts claiming from another queue. Errors: ErrServed, pg.ErrShutdown, or one of the database.
+// AddQueue starts claiming from another queue. Errors: ErrServed, pg.ErrShutdown, or an error of the database.
 func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 	e.Changing.Lock()
 	defer e.Changing.Unlock()
@@ -203,8 +204,8 @@ func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 	return nil
 }
 
-// RemoveQueue stops claiming from a queue. Jobs that wait in the buffer are handed back, running ones go on. Errors:
-// ErrNotServed, or one of the database.
+// RemoveQueue stops claiming from a queue. Jobs that wait in the buffer are handed back, running jobs go on. Errors:
+// ErrNotServed, or an error of the database.
 func (e *Engine) RemoveQueue(ctx context.Context, name string) error {
 	e.Changing.Lock()
 	defer e.Changing.Unlock()
@@ -219,8 +220,8 @@ func (e *Engine) RemoveQueue(ctx context.Context, name string) error {
 	return nil
 }
 
-// Call makes the engine look for a job that this process has enqueued. It returns false if it has no room for it, or does
-// not claim such jobs.
+// Call makes the engine look for a job that this process has enqueued. It returns false if the engine has no room for
+// the job, or does not claim such jobs.
 func (e *Engine) Call(queue, kind string) bool {
 	if e.Draining.Load() || e.Lease.Load() == nil || !slices.Contains(e.openKinds(), kind) || !slices.Contains(e.openQueues(), queue) || !e.calls.room(queue) {
 		return false
@@ -247,7 +248,7 @@ func (e *Engine) FollowLimits() {
 // Tick makes the engine look for schedules that are due.
 func (e *Engine) Tick() { e.Scheduler.poke() }
 
-// Cancel ends the context of a job that runs here, and keeps one from starting that waits in a buffer.
+// Cancel ends the context of a job that runs here. If the job waits in a buffer, it does not start.
 func (e *Engine) Cancel(id string) { e.cancelRun(id) }
 
 // Stats returns how many handlers are at work, how many claimed jobs have not started, how many handlers have ignored the

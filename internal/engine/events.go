@@ -18,13 +18,13 @@ type Event struct {
 	Supervisor  string
 	Attempt     int
 	MaxAttempts int
-	Wait        time.Duration // of EventStarted: how long the job was due
+	Wait        time.Duration // in EventStarted how long the job had been due
 	End         Outcome       // how the run ended, without its Entry
 	Next        time.Time     // when the next run is due, by the process' clock
-	Count       int           // of EventClaimed and EventRedriven: jobs; of EventPeriodicSkipped: ticks
-	Scope       string        // of EventPaused and EventResumed, as By and Why
+	Count       int           // in EventClaimed and EventRedriven how many jobs, in EventPeriodicSkipped how many ticks
+	Scope       string        // in EventPaused and EventResumed, like By and Why
 	By, Why     string
-	Periodic    string  // the schedule that made the job, or that made none
+	Periodic    string  // the schedule that made the job, or in EventPeriodicSkipped made no job
 	Labels      *Labels // the job's; nil: it has none, or they are not known
 }
 
@@ -48,7 +48,7 @@ func (r *Run) event(kind EventKind, now time.Time) Event {
 // waited is how long the job of a run that has started had been due.
 func (r *Run) waited() time.Duration { return r.Lateness + r.StartedAt.Sub(r.Received) }
 
-// EventKind is what an event is about.
+// EventKind is the kind of an event.
 type EventKind int
 
 // The kinds of events. Hooks has their meaning.
@@ -73,7 +73,7 @@ const (
 	EventPeriodicSkipped
 )
 
-// report counts an event about a run, and passes it on if anybody wants it.
+// report counts an event about a run, and passes it on if a subscriber wants it.
 func (s *Shared) report(kind EventKind, r *Run) {
 	s.count(kind, r)
 	if s.Reporter.Hears(kind) {
@@ -82,7 +82,8 @@ func (s *Shared) report(kind EventKind, r *Run) {
 	}
 }
 
-// mostWaited bounds what one job adds to a tally's waited: the sum of many must not overflow.
+// mostWaited bounds how much one job adds to the field waited of a tally, so that the sum of many jobs does not
+// overflow.
 const mostWaited = 365 * 24 * time.Hour
 
 // count adds an event about a run to the tally of its queue.
@@ -111,7 +112,7 @@ func (s *Shared) count(kind EventKind, r *Run) {
 	}
 }
 
-// reportEnd passes on the event that ended the run, and what follows from it.
+// reportEnd passes on the event that ended the run, and the events that follow from it.
 func (s *Shared) reportEnd(r *Run) {
 	s.report(r.End.Event, r)
 	if r.End.Quarantined {

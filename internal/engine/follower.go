@@ -8,24 +8,24 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// follower follows the limits. The keeper's goroutine owns it.
+// follower reads the limits (pauses) and applies them to this supervisor. The keeper's goroutine owns it.
 //
-// A pause is exact because each supervisor confirms the changes that it follows, and does so only when no job of a held
-// scope can start any more. The holds are replaced under the lock that every start takes (Shared.begin), buffered jobs are
-// handed back, and a claim under way hands back its jobs. A process that does not answer starts nothing after the end of
-// its lease, by its own clock. So Client.Pause waits for the confirmations, or for the ends of leases.
+// A pause is exact because each supervisor confirms the changes that it has applied, and does so only when no job of a
+// held scope can start any more. The holds are replaced under the lock that every start takes (Shared.begin), buffered
+// jobs are handed back, and a claim under way hands back its jobs. A process that does not answer starts no job after
+// the end of its lease, by its own clock. So Client.Pause waits for the confirmations, or for the ends of leases.
 type follower struct {
 	*Shared
 	claimer   *claimer
 	Stale     bool      // the limits have changed since the last look, or may have
-	stamp     string    // of the limits that we follow
-	number    int64     // of their newest change
+	stamp     string    // the stamp of the limits that we have applied
+	number    int64     // the number of their newest change
 	confirmed int64     // the number in our row
-	Next      time.Time // when the first of the holds ends by itself; zero: none does
+	Next      time.Time // when the first hold ends by itself; zero: no hold does
 	known     map[string]bool
 }
 
-// anew makes the next look confirm what it finds, because it comes under a new id, or under a lease that had ended.
+// anew makes the next look confirm the limits again, because we have a new id, or renew a lease that had ended.
 func (f *follower) anew() { f.Stale, f.confirmed = true, 0 }
 
 // Due reports whether the limits must be read.
@@ -34,7 +34,7 @@ func (f *follower) Due(now time.Time) bool {
 }
 
 // Follow reads the limits if they have changed, acts on them, and then confirms them. If the database does not answer,
-// the next heartbeat comes here again.
+// the next heartbeat calls Follow again.
 func (f *follower) Follow(ctx context.Context, conn store.Session, id string) error {
 	if !f.Due(f.Now()) && f.confirmed == f.number {
 		return nil
@@ -62,7 +62,7 @@ func (f *follower) Follow(ctx context.Context, conn store.Session, id string) er
 	return nil
 }
 
-// hold keeps jobs of held scopes from starting. When it returns, none can start.
+// hold keeps jobs of held scopes from starting. When it returns, no such job can start.
 func (f *follower) hold(h *holds) {
 	was := f.holds.Load()
 	if was.same(h) {
@@ -74,13 +74,14 @@ func (f *follower) hold(h *holds) {
 		f.claimer.runner.releaseAll(held)
 	}
 	if was.frees(h) {
-		f.claimer.resetFloors() // they may have passed jobs of the kind. In a held queue, floors stay where they are
+		f.claimer.resetFloors() // floors may have passed jobs of a held kind; in a held queue they do not move
 		return
 	}
 	f.alarm.Wake()
 }
 
-// reportChanges emits an event for each scope that is held since the last look, and for each that is not held any more.
+// reportChanges emits an event for each scope that is held since the last look, and for each scope that is not held any
+// more.
 func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
 	held := map[string]bool{}
 	for scope := range f.known {
@@ -106,11 +107,11 @@ func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
 	f.known = held
 }
 
-// heard notes the stamp that a heartbeat has read.
+// heard makes the limits be read again if the stamp that a heartbeat has read is new.
 func (f *follower) heard(stamp string) { f.Stale = f.Stale || stamp != f.stamp }
 
 // readLimitsEvery is the pause between tries to read the limits while the database does not answer.
 const readLimitsEvery = time.Second
 
-// later makes the next try come after a pause, because the last one failed.
+// later makes the next try come after a pause, because the last try failed.
 func (f *follower) later(now time.Time) { f.Stale, f.Next = true, now.Add(readLimitsEvery) }

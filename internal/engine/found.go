@@ -7,20 +7,20 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// finding is what a look at the row says about a run whose settle matched nothing.
+// finding is what the row of a run shows if its settle matched no row.
 type finding int
 
 const (
-	foundSettled      finding = iota // by an earlier try of ours, whose reply was lost
-	foundInTx                        // in the handler's transaction
+	foundSettled      finding = iota // settled by an earlier try of ours, whose reply was lost
+	foundInTx                        // settled in the handler's transaction
 	foundNotCommitted                // the handler's transaction did not commit
-	foundHeld                        // still ours, but someone holds the row
-	foundEnded                       // by an operator
-	foundStale                       // someone else's
+	foundHeld                        // still ours, but another session has locked the row
+	foundEnded                       // ended by an operator
+	foundStale                       // claimed by another supervisor
 )
 
-// found compares the row with the run. Nobody but its owner changes a running row, except a rescuer, which takes
-// the lease first, and an operator's cancel or discard.
+// found compares the row with the run. A running row is changed only by its owner, by a rescuer, which takes
+// the lease first, and by an operator who cancels or discards the job.
 func (r *Run) found(row store.SeenJob, exists bool) finding {
 	tx := r.txOutcome.Load()
 	ours := exists && row.LastClaimedBy(r.Fence)
@@ -41,34 +41,35 @@ func (r *Run) found(row store.SeenJob, exists bool) finding {
 	case ours && (row.State == store.Cancelled || row.Reason == reasonOperator):
 		return foundEnded
 	case r.End.completes() && (ours && row.State == store.Completed || !exists && r.DeleteCompleted && !r.Lease.Ended.Load()):
-		return foundSettled // with others, one of which was not ours: complete returns only how many there were
+		return foundSettled // settled with other jobs, one of which was not ours: complete returns only how many jobs matched
 	case r.tries > 1 && (!exists || ours && r.End.couldBe(row.State) || !r.Lease.Ended.Load()):
 		return foundSettled
 	}
 	return foundStale
 }
 
-// couldBe reports whether the settle of o may have made a row this: its state, or what a policy puts in its place.
+// couldBe reports whether the settle of o may have put a row into this state: o's own state, or the state that a
+// failure group's policy replaces it by.
 func (o *Outcome) couldBe(state store.State) bool {
 	return state == o.State || o.State == store.Retryable && (state == store.Discarded || state == store.Parked)
 }
 
 // committedLate reports whether the handler's transaction committed after it had been seen open: the handler was
-// given up before it was done.
+// abandoned before it returned.
 func (r *Run) committedLate(row store.SeenJob, exists, ours bool) bool {
 	switch late := r.txSeenOpen; {
 	case late == nil:
 		return false
 	case !exists:
 		return late.completes() && r.DeleteCompleted
-	case !ours: // claimed again since, or in its second life
+	case !ours: // the job was claimed again since, or redriven
 		return !late.State.Final() && !r.Lease.Ended.Load()
 	default:
 		return row.State == late.State
 	}
 }
 
-// endInTx takes what the handler's transaction recorded for the end of the run.
+// endInTx makes the outcome that the handler's transaction recorded the end of the run.
 func (r *Run) endInTx() {
 	tx := r.txOutcome.Load()
 	if tx == nil {
@@ -90,8 +91,9 @@ func (r *Run) endByOperator(row store.SeenJob) {
 	}
 }
 
-// simplify leaves out of the outcome what the database may have refused: the errors entry, or the deletion of a job that is
-// not kept. It returns false if it did so before, or after a first time-out, which may pass by itself.
+// simplify leaves out of the outcome what the database may have refused: the errors entry, or the deletion of a job
+// that is not kept. It returns false if the outcome is simplified already, or after a first time-out, which may not
+// happen again.
 func (r *Run) simplify(why error) bool {
 	if r.simpler || pg.TimedOut(why) && r.Refusals == 0 {
 		return false

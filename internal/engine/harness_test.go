@@ -56,16 +56,16 @@ func logOf(c *drover.Client) *slog.Logger          { return *field[*slog.Logger]
 func poolOf(c *drover.Client) *pg.Pool             { return *field[*pg.Pool](c, "desk", "pool") }
 func optsOf(w *drover.Worker) *drover.WorkerOpts   { return field[drover.WorkerOpts](w, "opts") }
 
-// jobOf is the job of a run, as its handler sees it.
+// jobOf returns the job of a run, as its handler sees it.
 func jobOf(r *engine.Run) *drover.Job { return field[drover.Job](r.Task, "job") }
 
-// runOf is the run of a job.
+// runOf returns the run of a job.
 func runOf(j *drover.Job) *engine.Run { return field[engine.Run](j, "task", "Run") }
 
-// decided is a run whose handler has returned err.
+// decided returns the run with the outcome of a handler that returned err.
 func decided(r *engine.Run, err error) *engine.Run { return finished(r, err) }
 
-// dynWorker handles a kind with a function that looks at nothing but the Job.
+// dynWorker handles a kind with a function that reads only the Job.
 func dynWorker(kind string, opts drover.WorkerOpts, handler func(ctx context.Context, job *drover.Job) error) (w drover.Worker) {
 	*field[string](&w, "kind"), *optsOf(&w) = kind, opts
 	*field[func(context.Context, *drover.Job) error](&w, "handle") = handler
@@ -78,7 +78,7 @@ type emitted struct {
 	event drover.Event
 }
 
-// keepFor is a retention as SQL wants it; nil is for ever.
+// keepFor returns a retention in the form that SQL takes; nil means for ever.
 func keepFor(r drover.Retention) *string {
 	if r == drover.KeepForever {
 		return nil
@@ -99,17 +99,18 @@ func (db *testDB) pause(t testing.TB, scope drover.Scope) {
 	db.exec(t, `select drover_pause($1, 'infinity', 'test', '')`, string(scope))
 }
 
-// prune is one walk of the pruner.
+// prune makes one walk of the pruner.
 func (db *testDB) prune(ctx context.Context, walk engine.PruneWalk, keep store.Keeping) (engine.PruneWalk, error) {
 	return engine.NewPruner(engine.NewShared(engine.Config{Log: logOf(db.client)}, poolOf(db.client))).Prune(ctx, walk, keep)
 }
 
-// pruneByCount is one walk by count.
+// pruneByCount makes one walk by count.
 func (db *testDB) pruneByCount(ctx context.Context) error {
 	return engine.NewPruner(engine.NewShared(engine.Config{Log: logOf(db.client)}, poolOf(db.client))).PruneByCount(ctx)
 }
 
-// failing is a still supervisor with n claimed jobs of each of the options.
+// failing returns a supervisor that runs no goroutines (type still), and the runs of n claimed jobs for each of
+// the options.
 func (db *testDB) failing(t testing.TB, n int, cfg drover.SupervisorConfig, options ...*drover.EnqueueOpts) (*still, []*engine.Run) {
 	t.Helper()
 	if options == nil {
@@ -195,7 +196,8 @@ func (db *testDB) exec(t testing.TB, sql string, args ...any) {
 	}
 }
 
-// alive registers a supervisor that is somewhere else and lives. A full sweep rescues the jobs of an owner without a row.
+// alive registers a supervisor that seems to run in another process. A full sweep rescues the jobs of an owner without
+// a row.
 func (db *testDB) alive(t testing.TB, id string) {
 	t.Helper()
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ($1, 3600000, '{default}')`, id)
@@ -275,7 +277,7 @@ func eventually(t testing.TB, holds func() bool) {
 	within(t, 30*time.Second, holds)
 }
 
-// within is eventually with a bound of the test's own.
+// within does the same as eventually, with a bound that the test sets.
 func within(t testing.TB, bound time.Duration, holds func() bool) {
 	t.Helper()
 	ticker := time.NewTicker(5 * time.Millisecond)
@@ -305,7 +307,7 @@ func (db *testDB) tend(t testing.TB) []store.Reopened {
 	return reopened
 }
 
-// theGroup is the only failure group there is.
+// theGroup returns the only failure group that exists.
 func (db *testDB) theGroup(t testing.TB) drover.FailureGroup {
 	t.Helper()
 	groups, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{})
@@ -342,7 +344,7 @@ func (db *testDB) backdate(t testing.TB, name, by string) {
 	db.exec(t, `update drover_periodic set anchor = anchor - $2::interval, next_at = next_at - $2::interval where name = $1`, name, by)
 }
 
-// ticksMade are the ticks of a schedule that have a job, in their order, as seconds after the first.
+// ticksMade returns the ticks of a schedule that made a job, in order, as seconds after the first tick.
 func (db *testDB) ticksMade(t testing.TB, name string) []time.Time {
 	t.Helper()
 	return value[[]time.Time](t, db, `select coalesce(array_agg((metadata->'drover:periodic'->>'tick')::timestamptz order by id), '{}') from jobs
@@ -358,7 +360,7 @@ func (db *testDB) fire(t testing.TB, name, supervisor string) store.Fired {
 	return f
 }
 
-// fireOnce is what a supervisor does with one schedule.
+// fireOnce ticks one schedule, as a supervisor does.
 func (db *testDB) fireOnce(ctx context.Context, name, supervisor string, bound time.Duration) (store.Fired, error) {
 	conn, done, err := store.Borrow(ctx, poolOf(db.client))
 	if err != nil {
@@ -368,7 +370,7 @@ func (db *testDB) fireOnce(ctx context.Context, name, supervisor string, bound t
 	return conn.FirePeriodic(ctx, name, supervisor, bound)
 }
 
-// bury stores n discarded jobs of one queue, spread over keys customers.
+// bury stores n discarded jobs of one queue, with concurrency keys of so many customers.
 func (db *testDB) bury(t testing.TB, n, customers int) {
 	t.Helper()
 	db.exec(t, `
@@ -380,7 +382,8 @@ from generate_series(1, $1::int) as i`, n, customers)
 	db.exec(t, `analyze jobs`)
 }
 
-// busiest is the most instants in any closed window, wherever it begins.
+// busiest returns the largest number of the instants that lie in one window of the given length, both ends
+// included.
 func busiest(instants []time.Time, window time.Duration) (most int) {
 	slices.SortFunc(instants, time.Time.Compare)
 	first := 0
@@ -422,7 +425,7 @@ func (d dyn) Kind() string { return d.kind }
 // quiet drops logs.
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// endRow is what a run left in its row.
+// endRow is a job's row after the end of a run.
 type endRow struct {
 	State     drover.State
 	Reason    *drover.Reason
@@ -463,7 +466,7 @@ func (db *testDB) waitFor(t testing.TB, atMost time.Duration, sql string, args .
 	db.soon(t, atMost, fmt.Sprintf("not within %v: %s", atMost, sql), sql, args...)
 }
 
-// soon is waitFor with a complaint of the test's own.
+// soon does the same as waitFor, with a message that the test sets.
 func (db *testDB) soon(t testing.TB, atMost time.Duration, complaint, sql string, args ...any) {
 	t.Helper()
 	ticker := time.NewTicker(20 * time.Millisecond)
@@ -478,13 +481,13 @@ func (db *testDB) soon(t testing.TB, atMost time.Duration, complaint, sql string
 	}
 }
 
-// newQuietDB is newTestDB without a log.
+// newQuietDB does the same as newTestDB, without a log.
 func newQuietDB(t testing.TB) *testDB {
 	t.Helper()
 	return newTestDBWith(t, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 }
 
-// via is another client, on a pool of its own, for the same schema.
+// via returns another client, on a pool of its own, for the same schema.
 func (db *testDB) via(t testing.TB, cfg drover.Config, edit ...func(*pgxpool.Config)) *testDB {
 	t.Helper()
 	config := db.Config()
@@ -568,9 +571,9 @@ func (db *testDB) launch(t testing.TB, cfg drover.SupervisorConfig, edit ...func
 	return l
 }
 
-// withoutAudits is for a launch: the next audit of the supervisor comes after the test. Only a test that asserts that
-// nothing else happens to a job may use it, if the job runs in this supervisor's name and is not known to it: an audit
-// gives such a job back. All other tests hold beside audits.
+// withoutAudits is an option of launch: the next audit of the supervisor comes after the test. An audit gives back a
+// job that runs in the supervisor's name and is not known to it. Only a test that asserts that nothing happens to such
+// a job may use this option. All other tests pass with audits.
 func withoutAudits(s *drover.Supervisor) {
 	engineOf(s).Claimer.Audit.Ended = time.Now().Add(24 * time.Hour)
 }
@@ -587,7 +590,7 @@ func (l *launched) stop(t testing.TB) {
 	}
 }
 
-// still is a registered supervisor of which nothing runs: tests drive its parts by hand.
+// still is a registered supervisor that runs no goroutines: tests call its parts by hand.
 type still struct {
 	*engine.Engine
 	sup *drover.Supervisor
@@ -620,7 +623,7 @@ func (db *testDB) stopped(t testing.TB, cfg drover.SupervisorConfig) *still {
 	return &still{e, sup}
 }
 
-// beat is one round of the control goroutine.
+// beat makes one beat of the keeper.
 func (s *still) beat(t testing.TB) {
 	t.Helper()
 	if err := s.Keeper.Beat(t.Context()); err != nil {
@@ -641,7 +644,7 @@ func (s *still) takeBack(ctx context.Context, id string) error {
 	return fmt.Errorf("the death of %s is not taken back", id)
 }
 
-// claim is one round of the claimer; it returns what it put into the buffers.
+// claim makes one round of the claimer, and returns the runs that it put into the buffers.
 func (s *still) claim(t testing.TB) (runs []*engine.Run) {
 	t.Helper()
 	s.Claimer.Wake()
@@ -662,13 +665,13 @@ func (s *still) claim(t testing.TB) (runs []*engine.Run) {
 	return runs
 }
 
-// ids are the jobs of runs.
+// ids returns the ids of the runs' jobs.
 func ids(runs []*engine.Run) []string {
 	ids, _ := store.Claims(engine.Fences(runs))
 	return ids
 }
 
-// endedBy is a run that has ended so.
+// endedBy returns the run with the given outcome.
 func endedBy(r *engine.Run, o engine.Outcome) *engine.Run {
 	r.End = o
 	return r
@@ -679,17 +682,17 @@ func finished(r *engine.Run, err error) *engine.Run {
 	return endedBy(r, r.Shared.Handler.Decide(r, err))
 }
 
-// deaf is a run that was given up because its handler ignores its timeout.
+// deaf returns a run that was abandoned because its handler ignores its timeout.
 func deaf(r *engine.Run) *engine.Run {
 	return endedBy(r, r.Shared.Handler.CutShort(r, engine.ErrTimeout))
 }
 
-// slots is a queue with so many.
+// slots returns a queue with so many slots.
 func slots(n int) engine.Queue {
 	return engine.Queue{QueuePolicy: store.QueuePolicy{Slots: n}}
 }
 
-// settle is one round of the settler.
+// settle makes one round of the settler.
 func (s *still) settle(t testing.TB, runs ...*engine.Run) {
 	t.Helper()
 	for _, r := range runs {
@@ -740,7 +743,7 @@ func (d *diary) count(kind engine.EventKind, id string) (n int) {
 	return n
 }
 
-// logbook keeps what is logged.
+// logbook keeps the lines of the log.
 type logbook struct {
 	mu      sync.Mutex
 	records []slog.Record
@@ -796,7 +799,7 @@ type loggedEvent struct {
 	drover.Event
 }
 
-// endEvents are the kinds of which every run that started has exactly one.
+// endEvents are the kinds of end events: every run that started has exactly one.
 func endEvents() []string {
 	return []string{"completed", "failed", "discarded", "snoozed", "cancelled", "released", "stale_settle", "parked"}
 }
@@ -825,7 +828,7 @@ func (l *eventLog) hooks() drover.Hooks {
 	}
 }
 
-// of returns the events of one job; "" for events that are about none.
+// of returns the events of one job; "" means the events that are about no job.
 func (l *eventLog) of(id string) []loggedEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -961,13 +964,13 @@ func (db *testDB) stores(t testing.TB, args drover.Args, u drover.Unique) (store
 	return !r.Existing
 }
 
-// way is one way into the queue.
+// way is one way to enqueue a job.
 type way struct {
 	name    string
 	enqueue func(context.Context, drover.Args, *drover.EnqueueOpts) (drover.Receipt, error)
 }
 
-// ways are all of them; each ends with a commit.
+// ways lists all ways to enqueue; each ends with a commit.
 func (db *testDB) ways(t *testing.T) []way {
 	t.Helper()
 	std := stdlib.OpenDBFromPool(db.Pool)
@@ -1023,7 +1026,7 @@ func (db *testDB) idsOf(t testing.TB, sql string, args ...any) []string {
 	return ids
 }
 
-// virtual is a redrive in a time of the test's own: no supervisor, no waiting.
+// virtual runs redrives on a clock that the test sets: no supervisor, no waiting.
 type virtual struct {
 	*testDB
 	at time.Time
@@ -1042,7 +1045,7 @@ func (v *virtual) pass(t testing.TB, d time.Duration) (released int) {
 	return value[int](t, v.testDB, `select released from drover_pace($1)`, v.at)
 }
 
-// virtualStart starts what is due, as a claim does; virtualEnd ends all that runs.
+// virtualStart starts the jobs that are due, as a claim does; virtualEnd ends all jobs that run.
 const virtualStart = `
 update jobs set state = 'running', claimed_by = 'w', attempt = attempt + 1, claim_seq = claim_seq + 1, attempted_at = $1
 where finalized_at is null and state in ('available', 'scheduled', 'retryable') and queue = 'default' and scheduled_at <= $1`
@@ -1050,7 +1053,7 @@ where finalized_at is null and state in ('available', 'scheduled', 'retryable') 
 const virtualEnd = `
 update jobs set state = 'completed', claimed_by = null, finalized_at = $1 where finalized_at is null and state = 'running' and queue = 'default'`
 
-// work starts and ends what is due and returns how many jobs that were.
+// work starts and ends the jobs that are due, and returns how many they were.
 func (v *virtual) work(t testing.TB) int {
 	t.Helper()
 	tag, err := v.Exec(t.Context(), virtualStart, v.at)

@@ -23,36 +23,36 @@ type keeper struct {
 	claimer   *claimer
 	redriver  *redriver
 	scheduler *scheduler
-	Base      context.Context //nolint:containedctx // the values that handlers see
+	Base      context.Context //nolint:containedctx // handlers see its context values
 	Link      store.Line
 	Listening store.Session // the connection that has sent LISTEN
 	OnCall    *onCall
 	timer     *time.Timer // ends the lease; nil before run
-	ending    sync.Mutex  // the lease is either kept up or found to be over
-	counted   int64       // beats that our row must count; with fewer, the database went back
-	urgent    BeatPacer   // for beats before their time
+	ending    sync.Mutex  // held while the deadline is moved or checked, so that the two do not overlap
+	counted   int64       // how many beats our row must have; if it has fewer, see rewound.go
+	urgent    BeatPacer   // spaces beats that come before their time
 	silences  Silences
-	Hunts     map[string]*store.Scan // for the jobs of lost supervisors, by their ids
-	orphans   *store.Scan            // for jobs whose owner has no row
+	Hunts     map[string]*store.Scan // the searches for the jobs of lost supervisors, by supervisor id
+	orphans   *store.Scan            // the search for jobs whose owner has no row
 	AllBy     time.Time              // when the next scan for orphans also reads jobs that are not due
-	Sweeps    int64                  // the last turn of full sweeps that it looked at
-	SweepAt   time.Time              // no full sweep before
+	Sweeps    int64                  // the last turn of full sweeps (sweep.go) that it looked at
+	SweepAt   time.Time              // no full sweep before this time
 	behind    sweepOrder
-	FloorsBy  time.Time   // nor before this while there are no floors
+	FloorsBy  time.Time   // while the claimer has no floors, no full sweep before this time
 	Was       []PastLease // leases that we lost, oldest first, for UndoCrashes
 	turns     blame.Turns
 	Limits    *follower
 	Trouble   Trouble   // of beats
 	deaf      Trouble   // of LISTEN
-	living    []string  // the other supervisors that lived at the last beat, if we declare schedules
-	declare   bool      // with the next beat: our registration may have passed over a schedule
+	living    []string  // the other supervisors that were alive at the last beat, if we declare schedules
+	declare   bool      // the next beat declares the schedules again, because our registration may have left one out
 	strays    []string  // ids that may be registered although we do not use them
 	Asked     time.Time // when AskUnheard last asked
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
 	soon bool               // beat now
-	rung bool               // see to the calls now
+	rung bool               // handle the open calls (calls.go) now
 }
 
 func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *keeper {
@@ -67,17 +67,18 @@ func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *k
 // run beats six times a lease, and more often while beats fail. In between it waits for notifications.
 func (c *keeper) run(ctx context.Context) {
 	defer c.Link.Close(ctx)
-	// The application may hold up this goroutine: by a log that blocks, Redact, a hook of the pool. The lease ends all the same.
+	// The application may hold up this goroutine: by a log that blocks, by Redact, or by a hook of the pool. The timer
+	// ends the lease all the same.
 	c.timer = time.AfterFunc(c.deadline().Sub(c.Now()), func() { c.Expire(c.Base) })
 	defer func() {
-		if ctx.Err() != nil { // else it exits by runtime.Goexit, and only the timer ends the lease
+		if ctx.Err() != nil { // otherwise the goroutine exits by runtime.Goexit, and only the timer ends the lease
 			c.timer.Stop()
 		}
 	}()
 	period := c.Cfg.Lease / 6
-	due := c.Now() // the first beat shows how the others look
-	next := due    // or earlier, if something waits for it
-	c.Listens()    //nolint:contextcheck // first: the beat finds earlier cancels; an interrupt costs the connection
+	due := c.Now() // the first beat shows the other supervisors
+	next := due    // the next beat: at due, or earlier if something waits for it
+	c.Listens()    //nolint:contextcheck // before the first beat, which finds earlier cancels; see wait
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.OnCall.next(c.askAt(next), c.hears())))
 		c.Expire(ctx)
@@ -108,7 +109,7 @@ func (c *keeper) run(ctx context.Context) {
 	}
 }
 
-// Kept notes that a statement sent at the given time has kept the lease.
+// Kept records that a statement sent at the given time has kept the lease.
 func (c *keeper) Kept(sent time.Time) {
 	c.ending.Lock()
 	c.beaten.Store(&sent)
@@ -185,8 +186,9 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 	}
 }
 
-// Listens sends LISTEN on a fresh connection, and reports whether that went well. Notifications are hints: a job was
-// enqueued while all supervisors slept, or a running one was cancelled. Without them, polls and beats find the same.
+// Listens sends LISTEN on a fresh connection, and reports whether the connection listens. Notifications are hints: a
+// job was enqueued while all supervisors slept, or a running job was cancelled. Without notifications, polls and
+// beats find the same.
 func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
 	if c.Cfg.DisableNotify || conn.Closed() || c.Now().Before(c.OnCall.deafBy) {
@@ -204,7 +206,8 @@ func (c *keeper) Listens() bool {
 	c.deaf.Over(ctx, c.Shared)
 	c.Listening = conn
 	c.OnCall.goOn(ctx, conn, true)
-	// Notifications that came while nobody listened are lost: the claimer finds the jobs, a beat the cancels.
+	// Notifications that came while nobody listened are lost. So the claimer looks for jobs now, and a beat
+	// looks for cancelled runs.
 	c.alarm.Wake()
 	c.Interrupt()
 	return true
@@ -227,7 +230,7 @@ func (c *keeper) Heard(payload string) {
 	}
 }
 
-// Ring makes the keeper see to the calls.
+// Ring makes the keeper handle the open calls (calls.go) now.
 func (c *keeper) Ring() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,7 +240,7 @@ func (c *keeper) Ring() {
 	}
 }
 
-// Rung reports whether there is something to see to.
+// Rung reports whether there are calls to handle, or too many notifications for others.
 func (c *keeper) Rung() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -258,7 +261,7 @@ func (c *keeper) TendCalls(ctx context.Context) {
 	c.OnCall.tend(ctx, c.Link.Current(), c.hears())
 }
 
-// Beat is one round: sign of life, look at the other supervisors, rescue, sweep.
+// Beat is one round: it sends a sign of life, looks at the other supervisors, rescues jobs, and sweeps.
 func (c *keeper) Beat(ctx context.Context) error {
 	l := c.Lease.Load()
 	sent := c.Now()
@@ -276,8 +279,8 @@ func (c *keeper) Beat(ctx context.Context) error {
 		c.Expire(ctx)
 		return err
 	}
-	c.Expire(ctx) // if the deadline has passed, nobody who paused has waited for us: the limits come before a fresh lease
-	// The rest may read much, and must leave time for the next beat.
+	c.Expire(ctx) // if the deadline has passed, a Client.Pause has not waited for us, so the lease must end here
+	// The steps after the sign of life may read much, and must leave time for the next beat.
 	ctx, cancelRest := context.WithTimeout(ctx, c.Cfg.Lease/3)
 	defer cancelRest()
 	switch {
@@ -290,8 +293,8 @@ func (c *keeper) Beat(ctx context.Context) error {
 	c.silences.Beat(sent.Sub(*c.beaten.Load()) > c.Cfg.Lease/3, c.Now())
 	c.Kept(sent)
 	if l.Ended.Load() {
-		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts. A pause may have
-		// waited for no more than the end of this lease, so the limits come first.
+		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts. A Client.Pause
+		// may have returned when this lease ended, so we read the limits before we renew the lease.
 		c.Limits.anew()
 		if err := c.Limits.Follow(ctx, conn, l.ID); err != nil {
 			return err
@@ -309,7 +312,7 @@ func (c *keeper) Beat(ctx context.Context) error {
 }
 
 // afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later
-// ones from running. It returns an error only if the connection is gone or no time is left.
+// steps from running. It returns an error only if the connection is gone or no time is left.
 func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	for _, step := range []struct {
 		name string
@@ -365,7 +368,7 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 		if !reply.Turn {
 			return nil
 		}
-		return conn.ReleaseSolo(ctx, l.ID) // the database has gone back: no other supervisor could take this turn of ours
+		return conn.ReleaseSolo(ctx, l.ID) // the database is in an older state, where the turn is still ours: free it
 	case order == nil:
 		if taken, err := conn.TakeSolo(ctx, l.ID); err != nil || !taken {
 			return err
@@ -378,12 +381,12 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 }
 
 // Bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
-// time-outs if that job causes them, and a beat should have room for all of these.
+// time-outs if that job causes them, and a beat should have time for all of them.
 func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds up the failures that settles have recorded, reports the groups that came back, and makes parked
-// jobs due whose build has come. The supervisor that prunes does it, and each supervisor that stops; two together do no
-// harm.
+// jobs due if the build that they wait for is running now. The supervisor that prunes does this, and so does each
+// supervisor that stops. Two supervisors may do it together.
 func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	reopened, err := conn.TendFailures(ctx)
 	if err != nil {
@@ -415,8 +418,9 @@ func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 	}
 }
 
-// beatRefused finds out why our row refused the beat. Either the claimer raised the epoch, perhaps without knowing: the
-// next beat uses the raised one. Or another supervisor declared us lost, or the database has forgotten the epoch.
+// beatRefused finds out why our row refused the beat. Perhaps the claimer raised the epoch, and may not know it yet.
+// Then the next beat uses the raised epoch. Or another supervisor declared us lost, or the database was restored to a
+// state with an older epoch.
 func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, sent int) error {
 	epoch, lost, err := conn.Epoch(ctx, l.ID)
 	switch {
@@ -438,7 +442,7 @@ func (c *keeper) startOver(ctx context.Context, l *lease, why string) error {
 	if c.seldom.Allow("start over "+l.ID, c.Now()) { // registering may fail, and be tried again
 		c.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.ID))
 	}
-	c.NoteLost(l.ID) // so that a stop takes its death back even if registering fails
+	c.NoteLost(l.ID) // so that a stop takes back the crashes counted for this lease even if registering fails
 	return c.Register(ctx)
 }
 

@@ -10,7 +10,7 @@ import (
 // lease is a supervisor's claim to its jobs under one id. The handlers' contexts end with it.
 type lease struct {
 	ID     string
-	Epoch  *atomic.Int64   // of the id; never lowered
+	Epoch  *atomic.Int64   // the epoch of the id; never lowered
 	Ctx    context.Context //nolint:containedctx // the parent of handlers' contexts
 	Cancel context.CancelCauseFunc
 	Ended  atomic.Bool // lost, or not kept up
@@ -24,15 +24,15 @@ func NewLease(base context.Context, id string) *lease {
 	return l
 }
 
-// renewed is the lease of the same id with a fresh context, after an outage in which nobody took it. They share the
-// epoch: the claimer may be raising it just now.
+// renewed returns a lease of the same id with a fresh context, after an outage in which no other supervisor
+// declared us lost. Both leases share the epoch, because the claimer may be raising it just now.
 func (l *lease) renewed(base context.Context) *lease {
 	fresh := &lease{ID: l.ID, Epoch: l.Epoch}
 	fresh.Ctx, fresh.Cancel = context.WithCancelCause(base)
 	return fresh
 }
 
-// Raise follows what the claimer or the table says.
+// Raise raises the epoch to the epoch that the claimer or the table has.
 func (l *lease) Raise(epoch int) {
 	for old := l.Epoch.Load(); old < int64(epoch); old = l.Epoch.Load() {
 		if l.Epoch.CompareAndSwap(old, int64(epoch)) {
@@ -41,7 +41,8 @@ func (l *lease) Raise(epoch int) {
 	}
 }
 
-// Lose cancels the handlers before others may take their jobs. It reports whether this call was the first to do so.
+// Lose cancels the handlers before other supervisors may take their jobs. It reports whether this call was the
+// first to do so.
 func (l *lease) Lose() bool {
 	if l.Ended.Swap(true) {
 		return false

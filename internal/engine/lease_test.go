@@ -203,8 +203,8 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 	}
 }
 
-// lost is what another supervisor does that takes the lease of s and rescues its jobs while the process of s is paused.
-// It returns the id that s had.
+// lost takes the lease of s and rescues its jobs, as another supervisor does while the process of s is paused. It
+// returns the id that s had.
 func (s *still) lost(t testing.TB, db *testDB, rescuer *still) string {
 	t.Helper()
 	id := s.Lease.Load().ID
@@ -369,7 +369,7 @@ func TestStrongSuspectsRunAlone(t *testing.T) {
 	if n := wrong.Load(); n > 0 {
 		t.Errorf("%d times a strong suspect was not alone", n)
 	}
-	db.waitFor(t, 20*time.Second, `select supervisor is null from drover_solo`) // nobody keeps the turn
+	db.waitFor(t, 20*time.Second, `select supervisor is null from drover_solo`) // no supervisor keeps the turn
 }
 
 // P-3: the turn is given up where running jobs do not end, and taken over from the dead.
@@ -878,7 +878,7 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 	}
 }
 
-// dialed is a connection of the test's own.
+// dialed returns a connection that only the test uses.
 func dialed(t testing.TB, db *testDB) *pgx.Conn {
 	t.Helper()
 	conn, err := poolOf(db.client).Dial(t.Context())
@@ -967,7 +967,8 @@ func TestLongJobWithALiveOwnerRunsOnce(t *testing.T) {
 	}
 }
 
-// P-6, S-4: the tables are locked for leases on end. Handlers learn of it in time, nobody is rescued, and all goes on.
+// P-6, S-4: the tables are locked for leases on end. Handlers learn of it in time, no job is rescued, and all
+// supervisors go on.
 func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 	t.Parallel()
 	slow(t)

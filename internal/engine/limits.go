@@ -9,7 +9,7 @@ import (
 )
 
 // holds lists the scopes whose jobs may not start now, as this process knows them. It is never changed in place. A nil
-// *holds holds nothing.
+// *holds holds no scope.
 type holds struct {
 	all    bool
 	queues map[string]bool
@@ -17,7 +17,7 @@ type holds struct {
 	open   []string // the kinds of this supervisor that are not held
 }
 
-// newHolds returns what the limits hold. It returns nil if they hold nothing.
+// newHolds returns the scopes that the limits hold; nil if they hold none.
 func newHolds(limits []store.Limit, kinds []string) *holds {
 	h := &holds{queues: map[string]bool{}, kinds: map[string]bool{}}
 	for _, l := range limits {
@@ -45,7 +45,7 @@ func (h *holds) queue(name string) bool {
 	return h != nil && (h.all || h.queues[name] || len(h.open) == 0)
 }
 
-// job reports whether a job may not start.
+// job reports whether no job of the queue and kind may start.
 func (h *holds) job(queue, kind string) bool {
 	return h != nil && (h.all || h.queues[queue] || h.kinds[kind])
 }
@@ -63,7 +63,7 @@ func (h *holds) frees(next *holds) bool {
 	return false
 }
 
-// same reports whether two hold the same scopes.
+// same reports whether both hold the same scopes.
 func (h *holds) same(other *holds) bool {
 	if h == nil || other == nil {
 		return h == other

@@ -33,7 +33,7 @@ func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	if c.hunt == nil || c.hunt.Owner != l.ID {
 		epoch, err := conn.RaiseEpoch(ctx, l.ID, int(l.Epoch.Load()))
 		if errors.Is(err, pg.ErrLeaseLost) {
-			l.Lose() // other supervisors rescue all its jobs
+			l.Lose() // other supervisors rescue all jobs of the lease
 			c.Doubt = nil
 			c.beatSoon()
 			return nil

@@ -20,13 +20,13 @@ import (
 // a free slot instead: a supervisor without room that is notified leaves its slot.
 type onCall struct {
 	*Shared
-	slots  map[string]int64 // the keys of the locks that it holds, by queue
+	slots  map[string]int64 // for each queue in which we are on call, the key of the lock that we hold
 	conn   store.Session    // the connection that holds them
-	unsure bool             // it may hold others
-	at     time.Time        // no attempt to go on call again before
+	unsure bool             // the connection may hold other locks
+	at     time.Time        // no attempt to go on call again before this time
 	noise  trickle          // notifications that were for others
-	deafBy time.Time        // because of these the keeper does not listen until then
-	heard  func(string)     // gets the stamp of the limits
+	deafBy time.Time        // the keeper does not listen until this time, because of too many of them
+	heard  func(string)     // is called with the stamp of the limits (pauses)
 }
 
 func newOnCall(s *Shared, heard func(string)) *onCall {
@@ -35,7 +35,7 @@ func newOnCall(s *Shared, heard func(string)) *onCall {
 
 const (
 	noiseRate  = 4  // notifications for others in a second
-	noiseBurst = 20 // and so many together
+	noiseBurst = 20 // and how many of them may come together
 	deafFor    = 30 * time.Second
 
 	// askSlot is how often a supervisor that does not listen asks for a slot, times the supervisors that may do the same.
@@ -43,8 +43,9 @@ const (
 	askSlotLeast = 250 * time.Millisecond
 )
 
-// called acts on a notification about jobs: "wake" of an enqueue, "pass" and "all" of a supervisor that has no room. It has
-// two slots (except "all"), when the first job is due and how long until then, both in µs, and the queue.
+// called acts on a notification about jobs: "wake" of an enqueue, "pass" and "all" of a supervisor that has no room.
+// The parameter what has two slots (except for "all"), when the first job is due and how long until then, both in µs,
+// and the queue.
 func (o *onCall) called(verb, what string) {
 	var slots [2]int64
 	if verb != "all" {
@@ -87,7 +88,7 @@ func number(text string) (n int64, rest string) {
 	return n, rest
 }
 
-// next returns when a call is to be handed on or a slot to be asked for, or the given time if that comes first.
+// next returns when to hand on a call or to ask for a slot, or the given time if that comes first.
 func (o *onCall) next(at time.Time, hears bool) time.Time {
 	if next := o.calls.next(); !next.IsZero() && next.Before(at) {
 		return next
@@ -98,8 +99,9 @@ func (o *onCall) next(at time.Time, hears bool) time.Time {
 	return at
 }
 
-// tend hands on the calls that were not answered in time. If there is no room, it leaves its slot first: two full
-// supervisors must not hand on to each other. It goes on call again once a claim has left room.
+// tend hands on the calls that were not answered in time. If there is no room in the queue, the supervisor leaves
+// its slot first, because two full supervisors must not hand on calls to each other. It goes on call again once a
+// claim has left room.
 func (o *onCall) tend(ctx context.Context, conn store.Session, hears bool) {
 	if ctx.Err() != nil || conn.Closed() {
 		return
@@ -145,8 +147,9 @@ func (o *onCall) askPause() time.Duration {
 	return max(askSlotLeast, askSlot*time.Duration(len(*o.sharers.Load())))
 }
 
-// tooLoud reports whether so much was for others that the keeper should stop listening, and notes that it does. The
-// supervisors that hear the same stop together. They must not ask for slots together.
+// tooLoud reports whether so many notifications were for others that the keeper should stop listening, and records
+// that it does. The supervisors that hear the same notifications stop together. They must not ask for slots
+// together.
 func (o *onCall) tooLoud() bool {
 	if !o.noise.over() {
 		return false
@@ -156,7 +159,7 @@ func (o *onCall) tooLoud() bool {
 	return true
 }
 
-// deaf reports whether the keeper does not listen because too much was for others.
+// deaf reports whether the keeper does not listen because too many notifications were for others.
 func (o *onCall) deaf(hears bool) bool { return o.Now().Before(o.deafBy) && !hears }
 
 // missing returns the first slots of the queues that have room and in which it is not on call, by queue.
@@ -186,8 +189,8 @@ func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) {
 	o.went(conn, firsts, got, err)
 }
 
-// went notes the slots that it got, by the first slot of their queue. It has to listen then, and to look: transactions that
-// committed before have notified no supervisor.
+// went records the slots that the connection got, by the first slot of their queue. If it got any, the keeper listens
+// again and the claimer looks for jobs, because earlier transactions may have notified no supervisor.
 func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) {
 	if err != nil {
 		o.unsure = o.unsure || len(firsts) > 0
@@ -205,7 +208,7 @@ func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64
 	}
 }
 
-// on notes the connection of the next statement. A new one holds no locks.
+// on records which connection the next statement uses. A new connection holds no locks.
 func (o *onCall) on(conn store.Session) {
 	if o.conn != conn {
 		o.conn, o.slots, o.unsure = conn, map[string]int64{}, false

@@ -14,8 +14,8 @@ import (
 
 // The pace of audits.
 const (
-	AuditGap   = time.Minute     // between audits that full sweeps ask for; two leases if that is less
-	auditPause = 5 * time.Second // between any two: connections may break all the time
+	AuditGap   = time.Minute     // the shortest time between audits that full sweeps ask for; two leases if that is less
+	auditPause = 5 * time.Second // the shortest time between two audits: connections may break all the time
 	AuditPage  = 2000            // rows of a lane in one page, some 2 ms
 	AuditShare = 100             // a page takes at most a hundredth of the time
 )
@@ -88,7 +88,7 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 	defer cancel()
 	if a.Hunt == nil || a.Hunt.Owner != l.ID {
 		a.Mu.Lock()
-		a.Due = time.Time{} // an audit that is wanted from now on comes after this one
+		a.Due = time.Time{} // an audit that is asked for from now on comes after this one
 		a.Mu.Unlock()
 		a.Hunt = store.NewScan(l.ID, a.QueueNames(), false)
 		a.Hunt.Own, a.Hunt.Page, a.Hunt.Bound = true, AuditPage, min(a.Cfg.Lease/24, time.Second)
@@ -118,8 +118,8 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 }
 
 // look reads one page and releases the jobs that nobody works on. It lists the known runs before it reads the page: a
-// job that is settled in between is in the list, and no longer runs in the database. forgotten is whether a claim that
-// is known here is missing in the database.
+// job that is settled in between is in the list, and no longer runs in the database. The result forgotten is true if a
+// claim that is known here is missing in the database.
 func (a *audit) look(ctx context.Context, conn store.Session, h *store.Scan, l *lease, lost bool) (forgotten bool, err error) {
 	known := latestClaims(slices.Concat(a.Unsettled.All(), a.RefusedRuns.All()))
 	held, err := conn.Scan(ctx, h)
@@ -138,7 +138,7 @@ func (a *audit) look(ctx context.Context, conn store.Session, h *store.Scan, l *
 	return forgotten, errors.Join(err, a.release(ctx, conn, held, l))
 }
 
-// latestClaims returns the time of the latest claim of each job that the runs are of.
+// latestClaims returns the time of the latest claim for each job of the runs.
 func latestClaims(runs []*Run) map[string]time.Time {
 	latest := map[string]time.Time{}
 	for _, r := range runs {
@@ -149,26 +149,29 @@ func latestClaims(runs []*Run) map[string]time.Time {
 	return latest
 }
 
-// mayBeAtWork reports whether a known run keeps a job from being released. known has the latest claim of each job.
+// mayBeAtWork reports whether a known run keeps a job from being released. The map known has the latest claim of
+// each job.
 //
-// In an audit any run does: somebody may have changed the row under a handler that is at work. When the run ends, its
-// settle matches no row, and the next audit releases the job.
+// In an audit any run of the job keeps it: somebody may have changed the row of a handler that is at work. When the
+// run ends, its settle matches no row, and the next audit releases the job.
 //
-// After a lost claim an older run does not: it is the deaf handler of a claim that has ended, and the lost claim took
-// the job again. A run of the same claim does, and so does a run of a later claim, which the database has forgotten.
+// After a lost claim an older run does not keep the job: its handler ignores the end of its context, its claim has
+// ended, and the lost claim took the job again. A run of the same claim keeps the job, and so does a run of a later
+// claim, which the database has forgotten.
 func mayBeAtWork(known map[string]time.Time, j *store.Held, lost bool) bool {
 	claimed, ok := known[j.ID]
 	return ok && (!lost || !claimed.Before(j.AttemptedAt.Time))
 }
 
-// release ends runs in this supervisor's name that it did not know of. Most of the jobs become available as if they had
-// never been claimed. A job with a single attempt must not run again if it may have started: it is discarded.
+// release ends runs in this supervisor's name of which the supervisor did not know. Most of the jobs become available
+// as if they had never been claimed. A job with a single attempt must not run again if it may have started: it is
+// discarded.
 func (a *audit) release(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
 	var errs []error
 	for i := range held {
 		j := &held[i]
 		r := a.Handler.Crashed(j, Crash{Owner: l.ID, Own: true, Started: j.StartedSeq})
-		if j.Unfenced() { // a job with a single attempt is discarded, others are put off
+		if j.Unfenced() { // a job with a single attempt is discarded, other jobs are put off
 			_, err := a.refuseOn(ctx, conn, r, &store.Refused{Path: store.PathRescue, Why: errUnfenced, Later: !j.Once()}, a.Cfg.Lease/24)
 			errs = append(errs, err)
 			continue

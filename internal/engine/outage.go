@@ -22,21 +22,22 @@ type Trouble struct {
 	link  *store.Line // the part's own connection; may be nil
 
 	Failures int
-	Until    time.Time // no round trip before
+	Until    time.Time // no round trip before this time
 }
 
 // The bounds of round trips, and of the pauses after failed ones.
 const (
-	TripTimeout   = 15 * time.Second      // of one round trip: half a default lease
-	RetryPause    = 50 * time.Millisecond // after a failed round trip, doubled
-	MaxRetryPause = 2 * time.Second       // how long a server may be back before it is noticed
+	TripTimeout   = 15 * time.Second      // the longest round trip: half a default lease
+	RetryPause    = 50 * time.Millisecond // the pause after a failed round trip; doubled after each further failure
+	MaxRetryPause = 2 * time.Second       // the longest pause, after which a server that is back is noticed
 )
 
-// NewSight is how many failures in a row make a part connect anew: the server's name may lead elsewhere by now.
+// NewSight is how many failures in a row make a part connect anew: the server's name may lead to another server
+// by now.
 const NewSight = 3
 
 // growing returns the pause after the n-th failure in a row, counted from 0, longer each time. It is random, so that
-// the processes do not all come together when the server is back. No retry may do without it.
+// the processes do not all come together when the server is back. Every retry must use it.
 func growing(n int) time.Duration { return growingTo(MaxRetryPause, n) }
 
 // growingTo is growing up to another bound, of at most an hour.
@@ -45,7 +46,7 @@ func growingTo(most time.Duration, n int) time.Duration {
 	return pause - rand.N(pause/2) //nolint:gosec // to spread them
 }
 
-// Failed notes that a round trip failed, and puts the next one off.
+// Failed records that a round trip failed, and puts the next round trip off.
 func (t *Trouble) Failed(ctx context.Context, s *Shared, what string, err error) {
 	now := s.Now()
 	t.Until = now.Add(growing(t.Failures))
@@ -56,7 +57,7 @@ func (t *Trouble) Failed(ctx context.Context, s *Shared, what string, err error)
 	s.Outage.failed(ctx, s, t, what, err)
 }
 
-// Over notes that a round trip went through.
+// Over records that a round trip succeeded.
 func (t *Trouble) Over(ctx context.Context, s *Shared) {
 	if t.Failures == 0 {
 		return
@@ -66,10 +67,10 @@ func (t *Trouble) Over(ctx context.Context, s *Shared) {
 }
 
 // outage logs the database failures of all parts together: a line when an outage begins, one a minute while it lasts,
-// one when it is over. It is over when every part's round trips go through and a write of the heartbeat was committed after
-// the last failure: while commits hang, round trips that only read go through. A single failure is no outage, such as a
-// connection that the server ended and the part replaced. If a server turns out to be read-only later, that gets a line
-// of its own, because somebody has to look where the name leads.
+// one when it is over. It is over when the round trips of every part succeed and a write of the heartbeat was committed
+// after the last failure: while commits hang, round trips that only read succeed. A single failure, such as a
+// connection that the server ended and the part replaced, is no outage. If a server turns out to be read-only later,
+// this gets a line of its own, because somebody has to look where the server's name leads.
 type outage struct {
 	Mu       sync.Mutex
 	Standing map[*Trouble]failure // the parts that failed last
@@ -77,14 +78,14 @@ type outage struct {
 	last     time.Time            // the last one
 	written  time.Time            // when the last write that was committed was sent
 	Failures int
-	logged   bool      // it has a line, so its end gets one
-	readOnly bool      // and it has a line about a read-only server
+	logged   bool      // the outage has a line in the log, so its end gets a line, too
+	readOnly bool      // the outage has a line about a read-only server
 	told     time.Time // when the last line of this outage or an earlier one was written
 }
 
-// failure is what a part has failed at since its last round trip that went through.
+// failure describes what a part has failed to do since its last successful round trip.
 type failure struct {
-	what        string // it wanted to do
+	what        string // the operation that failed
 	since, last time.Time
 	err         error
 }
@@ -103,8 +104,8 @@ func (o *outage) failed(ctx context.Context, s *Shared, t *Trouble, what string,
 	}
 }
 
-// note returns the line to log, if it is time for one. A log that blocks must not hold up the other parts, so it is
-// written without the lock.
+// note returns the line to log, if it is time for a line. A log that blocks must not hold up the other parts, so it
+// is written without the lock.
 func (o *outage) note(now time.Time, t *Trouble, what string, err error) (message string, attrs []slog.Attr) {
 	o.Mu.Lock()
 	defer o.Mu.Unlock()
@@ -145,7 +146,7 @@ func (o *outage) over(ctx context.Context, s *Shared, t *Trouble) {
 	}
 }
 
-// Wrote notes that a write sent at the given time was committed.
+// Wrote records that a write sent at the given time was committed.
 func (o *outage) Wrote(ctx context.Context, s *Shared, sent time.Time) {
 	o.Mu.Lock()
 	o.written = sent
@@ -153,7 +154,7 @@ func (o *outage) Wrote(ctx context.Context, s *Shared, sent time.Time) {
 	o.end(ctx, s)
 }
 
-// end logs the end of the outage, if it has come.
+// end logs the end of the outage, if the outage is over.
 func (o *outage) end(ctx context.Context, s *Shared) bool {
 	o.Mu.Lock()
 	over, failures, since := len(o.Standing) == 0 && o.logged && o.written.After(o.last), o.Failures, o.since

@@ -12,13 +12,13 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has one, and the row of a schedule, which a
-// tick locks, lets one of them do it. It sleeps until the next tick of all schedules. Heartbeats and notifications report
-// earlier ones. While there is no schedule it asks for nothing.
+// scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has one, and the row of a schedule, which
+// a tick locks, lets one of them do it. It sleeps until the next tick of all schedules. Heartbeats and notifications
+// report earlier ticks. While there is no schedule it sends no statement.
 type scheduler struct {
 	*Shared
 	Signal chan struct{}
-	Next   atomic.Int64 // when it looks again, in nanoseconds by the process' clock; 0: not by itself
+	Next   atomic.Int64 // when the scheduler looks again, in nanoseconds by the process' clock; 0: not by itself
 
 	// Only the goroutine that ticks uses these.
 	putOff  map[string]putOff
@@ -35,7 +35,7 @@ func newScheduler(s *Shared) *scheduler {
 	return &scheduler{Shared: s, Signal: make(chan struct{}, 1), putOff: map[string]putOff{}, Trouble: Trouble{means: "schedules do not tick"}}
 }
 
-// poke makes it look.
+// poke makes the scheduler look for due schedules.
 func (t *scheduler) poke() {
 	select {
 	case t.Signal <- struct{}{}:
@@ -43,8 +43,8 @@ func (t *scheduler) poke() {
 	}
 }
 
-// heard makes it look if a heartbeat found that the next tick comes well before it would look by itself. tick is how long
-// until then; nil means that there is no schedule.
+// heard makes the scheduler look if a heartbeat found that the next tick comes well before the scheduler would look by
+// itself. The parameter tick is how long until that tick; nil means that there is no schedule.
 func (t *scheduler) heard(tick *time.Duration) {
 	if tick == nil {
 		return
@@ -57,15 +57,16 @@ func (t *scheduler) heard(tick *time.Duration) {
 
 // The bounds of a look for schedules that are due, and of the ticks that follow it.
 const (
-	tickTimeout = 5 * time.Second // of one schedule
-	TickBound   = 4 * time.Second // of its statement, by the server's clock
-	tickRetry   = time.Second     // after a look that failed
-	TicksAtOnce = 100             // schedules that one look lists
-	longestWait = time.Hour       // without a look, because heartbeats report everything
+	tickTimeout = 5 * time.Second // the longest tick of one schedule
+	TickBound   = 4 * time.Second // the longest statement of a tick, by the server's clock
+	tickRetry   = time.Second     // the pause after a look that failed
+	TicksAtOnce = 100             // how many schedules one look lists
+	longestWait = time.Hour       // the longest sleep between two looks, because heartbeats report earlier ticks
 	// longestPutOff is the pause of a schedule that fails again and again. It is longer than a look at a list of such
 	// schedules takes, so that other schedules get their turn.
 	longestPutOff = time.Minute
-	// standAside is how long the others leave the first supervisor, and each up to twice as much besides.
+	// standAside is how much later than the first supervisor the other supervisors look; each adds a random
+	// time of up to twice as much.
 	standAside = 250 * time.Millisecond
 )
 
@@ -95,7 +96,7 @@ func (t *scheduler) run(ctx context.Context) {
 	}
 }
 
-// tick deals with all that is due, and returns how long until the next tick.
+// tick ticks all schedules that are due, and returns how long until the next tick.
 func (t *scheduler) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	wait, later := t.later()
 	var due []store.DueSchedule
@@ -137,7 +138,7 @@ func (t *scheduler) later() (wait time.Duration, names []string) {
 		case left > 0:
 			names = append(names, name)
 			wait = min(wait, left)
-		case left < -longestWait: // it is not due any more: deleted, paused, or another supervisor has ticked it
+		case left < -longestWait: // it is not due any more: deleted, paused, or ticked by another supervisor
 			delete(t.putOff, name)
 		}
 	}
@@ -196,7 +197,7 @@ func (t *scheduler) failed(ctx context.Context, d store.DueSchedule, err error) 
 	return pause
 }
 
-// reportTicks emits what became of a schedule's ticks.
+// reportTicks emits the events of a schedule's ticks.
 func (t *scheduler) reportTicks(d store.DueSchedule, owner string, f store.Fired) {
 	e := Event{Queue: d.Queue, JobKind: d.Kind, Supervisor: owner, Periodic: d.Name}
 	for _, id := range f.Jobs {

@@ -39,7 +39,7 @@ func (s *pruner) run(ctx context.Context) {
 			trouble.Over(ctx, s.Shared)
 			continue
 		}
-		if trouble.Failures == 0 { // else the walk goes on
+		if trouble.Failures == 0 { // otherwise the walk goes on
 			if rounds%60 == 0 {
 				walk = PruneWalk{Whole: true} // from the start: some jobs were too young an hour ago
 			}
@@ -65,7 +65,7 @@ func (s *pruner) run(ctx context.Context) {
 	}
 }
 
-// PruneWalk is how far the pruner has walked.
+// PruneWalk records how far the pruner has walked.
 type PruneWalk struct {
 	After string // the last id that was walked
 	Whole bool   // ids that are no ULIDs of today are walked as well

@@ -47,7 +47,7 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 	})
 }
 
-// walkByCount reads a whole table, and prunes what is beyond the counts as it goes.
+// walkByCount reads a whole table, and prunes the jobs beyond the counts as it goes.
 func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplus, archive bool, prune func(ids []string) (store.Retained, error)) error {
 	if len(over.queues) == 0 {
 		return nil
@@ -69,8 +69,8 @@ func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplu
 	}
 }
 
-// surplus finds the jobs beyond the newest so many of each kind, in one pass over the jobs in any order. It remembers
-// only the newest.
+// surplus finds the jobs that are not among the newest of their kind, in one pass over the jobs in any order. It
+// keeps only the newest jobs in memory.
 type surplus struct {
 	queues []string
 	limits map[endedGroup]int // by queue; kind is empty
@@ -86,7 +86,7 @@ func newSurplus() *surplus {
 	return &surplus{limits: map[endedGroup]int{}, newest: map[endedGroup]*oldestFirst{}}
 }
 
-// limit keeps n completed or discarded jobs of each kind of a queue; 0 keeps all.
+// limit sets that n completed or discarded jobs of each kind of a queue are kept; 0 keeps all.
 func (s *surplus) limit(queue string, discarded bool, n int) {
 	if n == 0 {
 		return
@@ -97,7 +97,8 @@ func (s *surplus) limit(queue string, discarded bool, n int) {
 	}
 }
 
-// beyond adds jobs. It returns the ids of the jobs that are no longer among the newest, earlier ones included.
+// beyond adds jobs. It returns the ids of all jobs that are no longer among the newest, also of jobs added
+// earlier.
 func (s *surplus) beyond(ended []store.EndedJob) (ids []string) {
 	for _, e := range ended {
 		keep, limited := s.limits[endedGroup{queue: e.Queue, discarded: e.Discarded}]

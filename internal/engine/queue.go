@@ -24,20 +24,20 @@ type QueueState struct {
 	RanN   atomic.Int64
 
 	// The claimer goroutine's own.
-	typical time.Duration // how long a run takes, a moving average; 0 until one has ended
+	typical time.Duration // how long a run takes, a moving average; 0 until a run has ended
 	retries float64       // how many retries may be claimed while fresh jobs wait, saved up
 	Full    bool          // the last claim used all the room: fresh jobs may wait
 
-	holds *atomic.Pointer[holds] // of the supervisor; nil: it has none
+	holds *atomic.Pointer[holds] // the holds (paused scopes) of the supervisor; nil: it has none
 }
 
 // NewQueueState returns the state of a queue that has no jobs yet.
 func NewQueueState(q Queue) *QueueState { return &QueueState{Queue: q} }
 
-// held reports whether the queue is paused: nothing is claimed from it.
+// held reports whether the queue is paused: no job is claimed from it.
 func (q *QueueState) held() bool { return q.holds != nil && q.holds.Load().queue(q.Name) }
 
-// Ran notes how long a handler took.
+// Ran records how long a handler took.
 func (q *QueueState) Ran(d time.Duration) {
 	q.ranFor.Add(int64(d))
 	q.RanN.Add(1)
@@ -53,7 +53,7 @@ func (q *QueueState) Enter(runs []*Run) {
 	q.Pending.Add(int64(len(runs)))
 }
 
-// Leave stops counting a job as pending, and reports whether that makes the room the claimer waits for.
+// Leave stops counting a job as pending, and reports whether this makes the room for which the claimer waits.
 func (q *QueueState) Leave(tier int16) bool {
 	if tier == floors.TierSuspect {
 		q.suspect.Add(-1)
@@ -87,7 +87,7 @@ func (q *QueueState) Capacity() int {
 	return q.Slots + int(min(int64(q.Slots)*int64(PrefetchTime)/int64(q.typical), MaxPrefetch))
 }
 
-// Congested notes that claimed jobs had to wait: until runs end again, claims do not fill the buffer.
+// Congested records that claimed jobs had to wait. Until runs end again, claims do not fill the buffer.
 func (q *QueueState) Congested() { q.typical = BufferPatience }
 
 // Room returns how many jobs may be claimed now.
@@ -99,7 +99,7 @@ func (q *QueueState) Room() int {
 }
 
 // WatchRoom returns the number of pending jobs at which a claim is worth its round trip: a slot is free, or a quarter
-// of the capacity. The run that brings the number down to it wakes the claimer.
+// of the capacity. The run that brings the number down to this value wakes the claimer.
 func (q *QueueState) WatchRoom() int64 {
 	q.Watched.Store(int64(max(q.Slots-1, q.Capacity()*3/4)))
 	return q.Watched.Load()
@@ -108,7 +108,7 @@ func (q *QueueState) WatchRoom() int64 {
 // tally adds up what ran in a queue since the supervisor began to serve it. It is safe for concurrent use.
 type tally struct{ started, waited, completed, failed, discarded atomic.Int64 } // waited is in microseconds
 
-// read returns the sums. They are a moment apart.
+// read returns the sums, which are read one after another.
 func (t *tally) read(queue string) store.Activity {
 	return store.Activity{
 		Queue: queue, Started: t.started.Load(), Waited: t.waited.Load(),
@@ -120,7 +120,7 @@ func (t *tally) read(queue string) store.Activity {
 type Buffer struct {
 	Mu     sync.Mutex
 	more   sync.Cond
-	Runs   []*Run // from head on
+	Runs   []*Run // the runs that wait, from head on
 	Head   int
 	closed bool
 }
@@ -168,7 +168,7 @@ func (b *Buffer) Take() (*Run, bool) {
 	return r, true
 }
 
-// Drain takes all runs that wait, if the oldest was received before the given time.
+// Drain takes all runs that wait, if the oldest run was received before the given time.
 func (b *Buffer) Drain(before time.Time) []*Run {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()

@@ -15,7 +15,7 @@ import (
 type redriver struct {
 	*Shared
 	signal chan struct{}
-	capped atomic.Bool // a redriven job that ends may make room for another of its key
+	capped atomic.Bool // a redriven job that ends may make room for another job of its key
 
 	// Only the goroutine that ticks uses these.
 	Batch   int // jobs that a tick may change; fewer after a tick that was cut off
@@ -34,7 +34,7 @@ func (r *redriver) poke() {
 	}
 }
 
-// ended notes that a run has ended.
+// ended records that a run has ended.
 func (r *redriver) ended(run *Run) {
 	if run.Redrives > 0 && r.capped.Load() {
 		r.poke()
@@ -42,9 +42,9 @@ func (r *redriver) ended(run *Run) {
 }
 
 const (
-	paceTimeout = 5 * time.Second       // of one tick
-	paceRetry   = time.Second           // after a failed one
-	paceLeast   = 20 * time.Millisecond // between two
+	paceTimeout = 5 * time.Second       // the longest tick
+	paceRetry   = time.Second           // the pause after a failed tick
+	paceLeast   = 20 * time.Millisecond // the shortest pause between two ticks
 	paceBatch   = 1000                  // jobs of each redrive that a tick picks or releases
 )
 
@@ -99,8 +99,8 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	return reply.Wait, reply.Idle
 }
 
-// Failed notes a failed tick. If the tick was cut off, the next one changes fewer jobs, so that ticks do not end at the
-// same place for ever.
+// Failed records a failed tick. If the tick was cut off, the next tick changes fewer jobs, so that ticks do not end
+// at the same place for ever.
 func (r *redriver) Failed(ctx context.Context, err error) {
 	if errors.Is(err, context.DeadlineExceeded) || pg.SQLState(err) == "57014" {
 		r.Batch = max(r.Batch/4, 1)
@@ -108,7 +108,7 @@ func (r *redriver) Failed(ctx context.Context, err error) {
 	r.Trouble.Failed(ctx, r.Shared, "carrying on redrives", err)
 }
 
-// Worked notes a tick that went through, and logs the jobs that it skipped.
+// Worked records a tick that succeeded, and logs the jobs that it skipped.
 func (r *redriver) Worked(ctx context.Context, refused []store.RedriveRefusal) {
 	r.Batch = min(2*r.Batch, paceBatch)
 	r.Trouble.Over(ctx, r.Shared)

@@ -12,8 +12,8 @@ import (
 )
 
 // A statement over many jobs fails as a whole if the database refuses one of them. Claims, starts, settles and rescues
-// then pick the jobs apart with pickApart. Each path decides what a refusal means for a job, and has refuse take the
-// job out of the way of others (ADR 27).
+// then pick the jobs apart with pickApart. Each path decides what a refusal means for a job. It then calls refuse(),
+// which takes the job out of the way of others (ADR 27).
 
 // refusal is an item that the database refuses by itself.
 type refusal[T any] struct {
@@ -21,15 +21,16 @@ type refusal[T any] struct {
 	err  error
 }
 
-// apart is what became of items that were picked apart.
+// apart is the result of pickApart.
 type apart[T any] struct {
-	passed  int // while nothing has passed, perhaps no single item is at fault for the refusals
+	passed  int // how many jobs passed; if 0, perhaps no single item is at fault for the refusals
 	refused []refusal[T]
 	rest    []T // not tried, because an error that is no item's fault ended the walk
 }
 
-// pickApart tries items in parts. walk is pg.Bisect, or pg.BisectFailed if they have failed together before. try returns
-// how many jobs passed. An item that is refused by itself is tried once more if simplify can make it simpler.
+// pickApart tries items in parts. The parameter walk is pg.Bisect, or pg.BisectFailed if the items have failed together
+// before. The function try returns how many jobs passed. An item that is refused by itself is tried once more if
+// simplify can make it simpler.
 func pickApart[T any](walk func([]T, func([]T) error, func(T, error) error) error, items []T,
 	try func([]T) (int, error), simplify func(T, error) bool,
 ) (a apart[T], err error) {
@@ -53,9 +54,9 @@ func pickApart[T any](walk func([]T, func([]T) error, func(T, error) error) erro
 	return a, err
 }
 
-// patiently tries items whose writes timed out once more, each alone and with more time: the server may be busy, or
-// another session may hold the row. An item that fails again is left out of the refused ones if it may come later. It
-// returns how many these are.
+// patiently takes the items whose writes timed out, and tries each of them again, alone and with more time: the
+// server may have been busy, or another session may have locked the row. If an item fails again and later() returns
+// true for it, patiently removes it from a.refused. The result is how many items it removed for this reason.
 func (a *apart[T]) patiently(alone func(T) error, later func(T, error) bool) (left int) {
 	a.refused = slices.DeleteFunc(a.refused, func(r refusal[T]) bool {
 		if !pg.TimedOut(r.err) {
@@ -81,7 +82,7 @@ func (s *Shared) refuse(base context.Context, link *store.Line, r *Run, g *store
 	return became, err
 }
 
-// refuseOn is refuse on a connection, with a bound for each statement.
+// refuseOn does the same as refuse, on a connection and with a bound for each statement.
 func (s *Shared) refuseOn(ctx context.Context, conn store.Session, r *Run, g *store.Refused, bound time.Duration) (became string, err error) {
 	g.Fence = r.Fence
 	if became, err = conn.Refuse(ctx, g, bound); became == "" && err == nil {

@@ -33,10 +33,10 @@ const skipLane = time.Minute
 type RefusedClaims struct {
 	Failed        *Plan                     // the last claim, if a row may be at fault for its failure
 	why           error                     // its error
-	timedOutAlone *store.Head               // a job whose claim alone did not come back in time; set aside once the doubt is over
+	timedOutAlone *store.Head               // a job that was claimed alone, without a reply in time; set aside once Doubt is over
 	Aside         []string                  // jobs that are set aside, up to the first 1000
-	due           []string                  // some of these, whose pause is over
-	strong        []string                  // strong suspects whose pause is over: a turn to run alone tries them
+	due           []string                  // set-aside jobs whose pause is over
+	strong        []string                  // set-aside strong suspects whose pause is over: a turn to run alone tries them
 	readAt        time.Time                 // when the list is read next; zero: it is empty
 	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
 	Most          int                       // jobs that a claim asks for at most
@@ -45,8 +45,8 @@ type RefusedClaims struct {
 // errClaimInDoubt ends a walk: the reply to one of its claims was lost.
 var errClaimInDoubt = errors.New("drover: claim in doubt")
 
-// Asked notes how a claim of up to n jobs went. After a reply that was too large or too late the next claim asks for
-// fewer jobs; after a full and small reply it asks for twice as many.
+// Asked records how a claim of up to n jobs went. After a reply that was too large or too late the next claim asks
+// for fewer jobs; after a full and small reply it asks for twice as many.
 func (r *RefusedClaims) Asked(n int, reply *store.ClaimReply, err error) {
 	got := len(reply.Jobs)
 	switch {
@@ -112,7 +112,7 @@ func (c *claimer) TendAside(base context.Context) {
 	}
 }
 
-// tryAside claims a job that is set aside, by itself, unless another process does.
+// tryAside claims a job that is set aside, and no other, unless another process is claiming it.
 func (c *claimer) tryAside(base context.Context, p *Plan, id string) error {
 	mine := false
 	err := c.roundTrip(base, &c.Link, func(ctx context.Context, conn store.Session) (err error) {
@@ -129,7 +129,7 @@ func (c *claimer) tryAside(base context.Context, p *Plan, id string) error {
 	case a.passed > 0:
 		return c.forgetAside(base, []string{id})
 	}
-	return c.refuseAll(base, a.refused, true) // it stays set aside
+	return c.refuseAll(base, a.refused, true) // the job stays set aside
 }
 
 // forgetAside takes jobs off the list, so that claims ask for them again.
@@ -177,10 +177,10 @@ func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
 	return p
 }
 
-// PickApart claims the jobs of a failed claim in parts, and takes the jobs at fault out of the way. If none of the jobs
-// passes, it tries jobs from the other end of the lanes. If none passes there either, perhaps no single job is at
-// fault: only jobs with a lasting error are taken out of the way. A job that is the only one due, and whose claim ran
-// into its time limit, is set aside: each claim of it would take the server that long again.
+// PickApart claims the jobs of a failed claim in parts, and takes the jobs at fault out of the way. If no job passes,
+// it tries jobs from the other end of the lanes. If no job passes there either, perhaps no single job is at fault: then
+// only jobs with a lasting error are taken out of the way. A job that is the only one due, and whose claim ran into its
+// time limit, is set aside: each claim of it would take the server that long again.
 func (c *claimer) PickApart(base context.Context) {
 	p, why := c.Refused.Failed, c.Refused.why
 	c.Refused.Failed, c.Refused.why = nil, nil
@@ -212,7 +212,7 @@ func (c *claimer) PickApart(base context.Context) {
 		if !slow {
 			a.refused = slices.DeleteFunc(a.refused, func(r refusal[store.Head]) bool { return !pg.Lasting(r.err) })
 		}
-		if len(a.refused) == 0 { // nothing passed, or nothing was there
+		if len(a.refused) == 0 { // no job passed, or there was no job
 			err = why
 		}
 	}
@@ -227,8 +227,8 @@ func (c *claimer) PickApart(base context.Context) {
 	c.Wake()
 }
 
-// candidates lists what a claim would take, or some jobs from the other end of its lanes. A damaged lane is left out for a
-// while, if others can be read.
+// candidates lists the jobs that a claim would take, or some jobs from the other end of its lanes. A damaged lane is
+// left out for a while, if other lanes can be read.
 func (c *claimer) candidates(base context.Context, p *Plan, last bool) (all []store.Head, err error) {
 	read := 0
 	list := func(lanes []int) error {
@@ -272,8 +272,8 @@ func (c *claimer) candidates(base context.Context, p *Plan, last bool) (all []st
 	return all, nil
 }
 
-// interleave puts the first job of each lane in front, then the second of each: a lane in which every job takes its time
-// must not hold up the others.
+// interleave puts the first job of each lane in front, then the second job of each lane. So a lane in which every job
+// is slow does not hold up the other lanes.
 func interleave(heads []store.Head) {
 	nth := map[floors.Lane]int{}
 	for i := range heads {
@@ -310,7 +310,7 @@ func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) 
 // errWalkTooLong ends a walk that has taken a quarter of a lease, because other jobs wait.
 var errWalkTooLong = errors.New("drover: walk took too long")
 
-// claimPart claims some jobs, and starts those it got.
+// claimPart claims some jobs, and starts the jobs that it got.
 func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n int, err error) {
 	ids := make([]string, len(part))
 	for i, h := range part {
@@ -325,7 +325,7 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 			if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
 				c.Refused.timedOutAlone = &part[0]
 			}
-			return fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for a row's
+			return fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for the error of a row
 		case !reply.Committed:
 			return err
 		case reply.Fenced:
@@ -353,13 +353,13 @@ func (c *claimer) setSlowAside(base context.Context) {
 	c.Refused.timedOutAlone = nil
 }
 
-// refuseAll takes jobs that cannot be claimed out of the way of others while there is time, at least one. With aside it
-// leaves their rows as they are.
+// refuseAll takes jobs that cannot be claimed out of the way of others: at least one job, and more while there is time.
+// If the parameter aside is true, it leaves their rows as they are.
 func (c *claimer) refuseAll(base context.Context, refused []refusal[store.Head], aside bool) error {
 	end := c.Now().Add(c.Cfg.Lease / 4)
 	for i, b := range refused {
 		if i > 0 && (c.Now().After(end) || c.Draining.Load()) {
-			break // the next walk meets them again
+			break // the next walk finds the other jobs again
 		}
 		r := &Run{Fence: store.Fence{ID: b.item.ID, Seq: b.item.ClaimSeq}, Queue: b.item.Queue, Kind: b.item.Kind}
 		became, err := c.refuse(base, &c.Link, r, &store.Refused{Path: store.PathClaim, Why: b.err, Later: !pg.Lasting(b.err), Aside: aside})

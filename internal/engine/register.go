@@ -44,12 +44,12 @@ func (c *keeper) Start(ctx, base context.Context) error {
 }
 
 const (
-	startTimeout  = 30 * time.Second // of one try
-	startPatience = 2 * time.Second  // for a registration under way when the supervisor is to stop
+	startTimeout  = 30 * time.Second // the longest try
+	startPatience = 2 * time.Second  // how long a registration under way may go on when the supervisor is to stop
 )
 
-// tryStart gives a registration under way startPatience to end when ctx is done. If it were cut off, the server might
-// commit it later all the same, and the row would be of a supervisor that does not run.
+// tryStart gives a registration under way startPatience to end when ctx is done. If the registration were cut off,
+// the server might commit it later all the same, and the row would belong to a supervisor that does not run.
 func (c *keeper) tryStart(ctx, base context.Context) error {
 	checking, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -75,8 +75,8 @@ func (c *keeper) tryStart(ctx, base context.Context) error {
 	return nil
 }
 
-// Register registers under a fresh id. A registration whose reply was lost may be in the tables, and producers would
-// take it for a supervisor until others declare it lost. So the next registration removes it.
+// Register registers under a fresh id. A registration whose reply was lost may be in the tables. Producers would
+// take its row for a supervisor until others declare it lost. So the next registration removes the row.
 func (c *keeper) Register(ctx context.Context) error {
 	conn, err := c.Link.Get(ctx)
 	if err != nil {
@@ -106,8 +106,8 @@ func (c *keeper) Register(ctx context.Context) error {
 	c.FloorsBy = sent.Add(c.Cfg.Lease / 2)
 	c.Solo.Store(nil)
 	c.Kept(sent)
-	// After the registration has committed, and before the first claim: a pause that this look misses finds our row, and
-	// waits for us.
+	// After the registration has committed, and before the first claim: a Client.Pause that comes after this look finds
+	// our row, and waits for us.
 	c.Limits.anew()
 	if err := c.Limits.Follow(ctx, conn, id); err != nil {
 		return err
@@ -118,9 +118,9 @@ func (c *keeper) Register(ctx context.Context) error {
 	return nil
 }
 
-// declareAgain stores the schedules of this supervisor once more when another supervisor has left. That may have been the
-// last one of a newer build, whose settings end with it: a deploy was rolled back. The first beat after a registration does
-// so too, because the registration does not wait for schedules that somebody holds locked.
+// declareAgain stores the schedules of this supervisor once more when another supervisor has left. It may have been the
+// last supervisor of a newer build, whose settings end with it: a deploy was rolled back. The first beat after a
+// registration does the same, because the registration does not wait for schedules whose rows are locked.
 func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease, peers []store.Peer) error {
 	if len(c.Cfg.Schedules) == 0 {
 		return nil
@@ -149,14 +149,16 @@ func (c *keeper) logTaken(ctx context.Context, names []string) {
 	}
 }
 
-// end takes this supervisor out of the tables. If that fails, others later find it silent, with nothing to rescue.
+// end takes this supervisor out of the tables. If this fails, other supervisors later find it silent, with no job
+// to rescue.
 func (c *keeper) end(ctx context.Context) {
 	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
 		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.Lease.Load().ID))
 	})
 }
 
-// UndoAtLast takes back the deaths of our earlier leases before a stop, because no other supervisor does.
+// UndoAtLast takes back, before a stop, the crashes that others have counted because we lost leases. No other
+// supervisor does so.
 func (c *keeper) UndoAtLast(ctx context.Context) {
 	if len(c.Was) == 0 {
 		return
@@ -183,7 +185,7 @@ func (c *keeper) EndStrays(ctx context.Context) {
 	})
 }
 
-// atLast does something on a connection of its own, in at most two seconds.
+// atLast runs a function on a connection of its own, for at most two seconds.
 func (c *keeper) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

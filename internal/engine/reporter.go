@@ -9,7 +9,7 @@ import (
 // Subscriber gets events. Its functions run code of the application: they may block, and Emit may call runtime.Goexit.
 type Subscriber struct {
 	Name  string                        // for the log; "": it is the log
-	Hears func(EventKind) bool          // reports whether it wants events of a kind; many goroutines call it
+	Hears func(EventKind) bool          // reports whether the subscriber wants events of a kind; many goroutines call it
 	Emit  func(context.Context, *Event) // must not keep the event
 }
 
@@ -28,7 +28,7 @@ func newReporter(subscribers []Subscriber) reporter {
 	return r
 }
 
-// Hears reports whether anybody wants events of a kind. Nobody needs to make an event before it.
+// Hears reports whether a subscriber wants events of a kind. Call it before you make an event.
 func (r *reporter) Hears(kind EventKind) bool {
 	for _, l := range r.Lines {
 		if l.Hears(kind) {
@@ -89,7 +89,8 @@ func (r *reporter) Waiting() (events []Event) {
 // lastReport is how long a stop waits for subscribers at least: the database may have used up the time of the stop.
 const lastReport = 250 * time.Millisecond
 
-// wait waits until all events are passed on, or until end. It returns the lines that are not through by then.
+// wait waits until all events are passed on, or until end. It returns the lines that have not passed on all
+// events by then.
 func (r *reporter) wait(end time.Time) (hanging []*line) {
 	timer := time.NewTimer(max(time.Until(end), lastReport))
 	defer timer.Stop()
@@ -114,13 +115,13 @@ const mostWaiting = 16 << 20
 type line struct {
 	Subscriber
 	ready chan struct{}
-	over  chan struct{} // closed once all is passed on, or the line was abandoned
+	over  chan struct{} // closed once all events are passed on, or the line was abandoned
 
 	mu          sync.Mutex
 	first, last *chunk // nil: no event has come yet
-	at          int    // in first, the next event
-	waiting     int    // events
-	bytes       int    // about, of these events
+	at          int    // the index of the next event in first
+	waiting     int    // how many events wait
+	bytes       int    // about how many bytes these events take
 	spare       []*chunk
 	dropped     int64
 	closed      bool
@@ -195,7 +196,8 @@ func (l *line) push(e *Event) {
 	l.waiting++
 }
 
-// next forgets the event that it returned before, and returns the next one, or nil. The event is the goroutine's own.
+// next forgets the event that it returned before, and returns the next one, or nil. The event belongs to the
+// goroutine.
 func (l *line) next() *Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,7 +235,7 @@ func (l *line) finish() bool {
 	return false
 }
 
-// ended reports whether all is passed on.
+// ended reports whether all events are passed on.
 func (l *line) ended() bool {
 	select {
 	case <-l.over:
@@ -261,7 +263,7 @@ func (l *line) abandon() bool {
 
 // size returns about how many bytes an event that waits takes.
 func (e *Event) size() int {
-	const fixed = 640 // of its fields, and of short texts
+	const fixed = 640 // the size of its fields, and of short texts
 	n := fixed + len(e.End.Text)
 	if e.Labels != nil {
 		n += len(e.Labels.Metadata)

@@ -13,10 +13,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// PastLease is a lease that we lost, while others may be rescuing its jobs.
+// PastLease is a lease that we have lost. Other supervisors may be rescuing its jobs.
 type PastLease struct {
 	ID   string
-	Late map[string]int // by job: in how many beats it timed out to take the crash back
+	Late map[string]int // for each job: in how many beats the statement that takes its crash back timed out
 }
 
 // MostPastLeases is how many lost leases a supervisor remembers. Each costs every beat two round trips, until the rescue of
@@ -25,14 +25,14 @@ const MostPastLeases = 16
 
 // NoteLost notes that the lease of an id is lost. The oldest one is forgotten if there are too many.
 func (c *keeper) NoteLost(id string) {
-	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // else registering failed, and is tried again
+	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // it may be a second try to register
 		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})
 	}
 	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
 }
 
 // UndoCrashes takes back the crashes that other supervisors counted against our jobs when they took our leases.
-// bound is for a statement over many jobs, longer for a statement over one.
+// The parameter bound limits a statement over many jobs, and the parameter longer a statement over one job.
 func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
 	var left []PastLease
 	var errs []error
@@ -47,8 +47,8 @@ func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, lon
 	return errors.Join(errs...)
 }
 
-// undoCrashesOf is patient: a server that was slow for a moment must not leave a job with a crash for good. done is
-// whether nothing is left to take back.
+// undoCrashesOf tries again what timed out: a server that was slow for a moment must not leave a job with a crash
+// for good. The result done is true if nothing is left to take back.
 func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
 	blamed, all, err := conn.Blamed(ctx, l.ID, longer)
 	if err != nil || len(blamed) == 0 {
@@ -89,13 +89,13 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	if err != nil || left > 0 {
 		return false, cmp.Or(err, pg.ErrNoTime)
 	}
-	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // locked rows are left, and new ones
+	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // there may be jobs whose rows were locked, and newly blamed jobs
 	return all && len(blamed) == 0, err
 }
 
 // Rescue frees the jobs of a lost supervisor. It first finds all of them, page by page over as many beats as needed,
 // because which jobs are suspects depends on how many ran together. It removes the supervisor's row once a later scan,
-// through all of the index, has found none.
+// through all of the index, has found no job.
 func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
 	queues := union(x.Queues, c.QueueNames())
 	h := c.Hunts[x.ID]
@@ -142,7 +142,8 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 }
 
 // Orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died gets the verdict
-// that the other jobs got then. If drover does not know how an owner ended, it counts that as one death among many.
+// that the other jobs got then. If drover does not know how an owner ended, it judges as if other processes had
+// died at the same time (blame.Death.Mass).
 func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
 	h.Bound, h.Late = c.Cfg.Lease/12, PatientBeats
 	for {
@@ -185,7 +186,7 @@ func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan
 type rescued struct {
 	j      *store.Held
 	r      *Run
-	deaths []string // the supervisors whose deaths the job is convicted of
+	deaths []string // the supervisors whose deaths the job has caused, if it is quarantined
 	done   bool
 }
 
@@ -235,7 +236,7 @@ func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *
 		err = cmp.Or(err, pg.ErrNoTime)
 	}
 	if errors.Is(err, pg.ErrNoTime) && len(left) == all {
-		h.Part = max(h.Part/8, 1) // else a job that took all the time would do so again
+		h.Part = max(h.Part/8, 1) // otherwise a job that took all the time would take it again
 	} else {
 		h.Part = min(2*h.Part, store.MaxSettle)
 	}
@@ -243,7 +244,8 @@ func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *
 	return left, errors.Join(append(errs, noSlots, err)...)
 }
 
-// decide chooses what becomes of a dead supervisor's job, and which deaths that explains.
+// decide chooses what becomes of a dead supervisor's job. If the job is quarantined, decide also sets the
+// deaths that the job has caused.
 func (c *keeper) decide(ctx context.Context, conn store.Session, owner string, h *store.Scan, f *rescued) (err error) {
 	d, started := h.Death, h.Started[f.j.ID]
 	deaths := f.j.DeathsBlamed(owner)
@@ -273,8 +275,9 @@ func (c *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*resc
 // be busy, and another rescuer may have locked the row. A job that is set aside becomes an orphan for the full sweeps.
 const PatientBeats = 3
 
-// settleFreed records what becomes of a dead supervisor's jobs. late is in how many beats a write has timed out.
-// patient is how many jobs are left for the next beat because their writes timed out.
+// settleFreed records what becomes of a dead supervisor's jobs. The parameter late is the number of beats so far
+// in which a write timed out. The result patient is how many jobs are left for the next beat because their
+// writes timed out.
 func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*rescued) (patient int, err error) {
 	settle := func(part []*rescued, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
@@ -310,8 +313,9 @@ func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner stri
 	patient = a.patiently(
 		func(f *rescued) error { return settle([]*rescued{f}, c.Cfg.Lease/12) },
 		func(*rescued, error) bool { return late+1 < PatientBeats })
-	// If several are refused and none has passed, perhaps no single job is at fault: none is discarded. A job that is
-	// refused alone is, because it may be the killer, and its crash could not be counted.
+	// If several jobs are refused and no job has passed, perhaps no single job is at fault, so all of them are set
+	// aside. Otherwise a refused job is discarded, because it may have killed the process and its crash could not be
+	// counted, unless its write timed out.
 	several := a.passed == 0 && len(a.refused) > 1
 	for _, b := range a.refused {
 		if fault := c.refuseFreed(ctx, conn, b.item, &store.Refused{Why: b.err, Aside: several || pg.TimedOut(b.err)}); fault != nil {
@@ -357,7 +361,7 @@ func (c *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued
 
 // StartedJobs returns which of a dead supervisor's jobs may have started. A job counts as started, unless at the last
 // beat every slot of its queue was taken by a job that is still running. A job with a single attempt counts only if its
-// row or the last beat shows the start. Its row does not if it had more attempts when it started.
+// row or the last beat shows the start. The row shows it only if the job already had a single attempt when it started.
 func StartedJobs(held []store.Held) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {

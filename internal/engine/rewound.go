@@ -13,13 +13,14 @@ import (
 // has never had. A supervisor notices it in four ways: its own row counts fewer beats (rowIsOlder, beatRefused), a run's
 // row is not as the run left it, transaction ids fall, or a connection broke.
 //
-// If its own row is older, the lease is lost, and the supervisor goes on under another id, which no forgotten commit has
-// used. Else the lease holds, and the claimer looks again at all rows: docs/adr/0028-a-database-that-goes-back.md.
+// If its own row is older, the lease is lost, and the supervisor goes on under another id, which no forgotten commit
+// has used. Otherwise the lease is still ours, and the claimer looks again at all rows:
+// docs/adr/0028-a-database-that-goes-back.md.
 
 // WentBack is the logged reason for giving up a lease whose row is older than its supervisor's last write.
 const WentBack = "the database has gone back to an older state"
 
-// rowIsOlder reports whether our own row, as a beat found it, counts fewer beats than it has had. Somebody
+// rowIsOlder reports whether our own row, as a beat found it, counts fewer beats than we have sent. Somebody
 // may have changed it by hand, too.
 func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 	for _, x := range peers {
@@ -27,7 +28,7 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 			continue
 		}
 		if x.Beat < c.counted {
-			c.counted = math.MaxInt64 // until there is a new id: if registering fails, the next beat must find this too
+			c.counted = math.MaxInt64 // until there is a new id: if registering fails, the next beat must report the same
 			return true
 		}
 		c.counted = x.Beat + 1
@@ -35,8 +36,8 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 	return false
 }
 
-// rewriteCrews adds the missing rows of our crews after a restore or failover. Without them, enqueues would notify
-// nobody.
+// rewriteCrews adds the missing rows of our crews (the locks for lookouts and for supervisors on call) after a
+// restore or failover. Without them, enqueues would notify nobody.
 func (c *keeper) rewriteCrews(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	queues := c.QueueStates()
 	if c.Cfg.DisableNotify || reply.Crews >= len(queues) {
@@ -51,14 +52,14 @@ func (c *keeper) rewriteCrews(ctx context.Context, conn store.Session, l *lease,
 	return nil
 }
 
-// BeatPacer makes a pause between beats that come before their time, longer each time, because each of them may lead to
-// the next request.
+// BeatPacer makes a pause between beats that come before their time. The pause gets longer each time, because each such
+// beat may lead to the request for another.
 type BeatPacer struct {
-	n    int       // such beats in a row
+	n    int       // how many such beats came in a row
 	last time.Time // the last beat
 }
 
-// Next returns when to beat because something waits for it: immediately, unless the last beat came early too.
+// Next returns when to beat because something waits for it: immediately, unless the last beat came early, too.
 func (h *BeatPacer) Next(now, planned time.Time) time.Time {
 	at := now
 	if h.n > 0 {
@@ -70,7 +71,7 @@ func (h *BeatPacer) Next(now, planned time.Time) time.Time {
 	return at
 }
 
-// Went notes a beat that was due at a time.
+// Went records a beat that was due at the given time.
 func (h *BeatPacer) Went(now, due time.Time) {
 	if h.last = now; now.Before(due) {
 		h.n++

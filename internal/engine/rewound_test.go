@@ -77,7 +77,7 @@ func (db *testDB) goBack(t testing.TB, tables ...string) {
 // than their jobs' rows show.
 const fleetLease = 12 * time.Second
 
-// fleet is some supervisors under a load whose jobs stand in every state when the tables are remembered.
+// fleet has some supervisors under load, with jobs in every state when the tables are saved.
 type fleet struct {
 	db      *testDB
 	lease   time.Duration
@@ -132,7 +132,8 @@ func (f *fleet) called(id string) int {
 	return f.calls[id]
 }
 
-// cause is why the context of a job's first handler ended. That handler may say so only after the second one has returned.
+// cause returns why the context of a job's first handler ended. The first handler may report it only after the second
+// handler has returned.
 func (f *fleet) cause(t testing.TB, id string) (cause error) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -162,7 +163,7 @@ func newFleet(t testing.TB, n int, lease time.Duration) *fleet {
 	return f
 }
 
-// aged is what stood in the tables when they were remembered.
+// aged has the contents of the tables when they were saved.
 type aged struct {
 	completed, dead, later string   // ended, or not due
 	running, waiting       []string // that completed afterwards
@@ -269,7 +270,7 @@ func TestTheDatabaseGoesBack(t *testing.T) {
 		t.Error("a job came back that was enqueued after the state that was restored")
 	}
 	f.db.waitFor(t, 20*f.lease, `select count(*) = 2 and not bool_or(id = any($1)) from drover_supervisors`, old)
-	f.db.waitFor(t, 20*f.lease, `select not exists (select from jobs where crashes > 0 and id <> $1)`, a.once) // nobody had died
+	f.db.waitFor(t, 20*f.lease, `select not exists (select from jobs where crashes > 0 and id <> $1)`, a.once) // no process had died
 	f.isCalm(t, since)
 	for _, book := range f.books {
 		if n := count(book.from(slog.LevelError), engine.WentBack); n != 1 {
@@ -278,7 +279,7 @@ func TestTheDatabaseGoesBack(t *testing.T) {
 	}
 }
 
-// count is how many messages hold a text.
+// count returns how many messages contain a text.
 func count(messages []string, text string) (n int) {
 	for _, m := range messages {
 		if strings.Contains(m, text) {
@@ -467,7 +468,8 @@ func TestForgottenSettleAndAReset(t *testing.T) {
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs`)
 }
 
-// resettable is a client whose connections can be reset. Nothing is under way then, so that no claim is in doubt.
+// resettable returns a client whose connections can be reset. No statement is under way then, so that no claim is
+// in doubt.
 func (db *testDB) resettable(t testing.TB) (client *testDB, reset func()) {
 	t.Helper()
 	var broken atomic.Pointer[atomic.Bool]
@@ -552,7 +554,7 @@ func TestATurnThatCameBackIsGivenUp(t *testing.T) {
 	}
 }
 
-// An older state lacks the crew: enqueues would notify nobody for ever.
+// An older state lacks the crew, so enqueues would never notify a supervisor again.
 func TestACrewThatIsMissingIsWrittenAnew(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

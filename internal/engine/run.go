@@ -15,19 +15,19 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Why a run was cut short, for Handler.CutShort.
+// The reasons for which a run was cut short, for Handler.CutShort.
 var (
 	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; also the cause of its context
 	ErrExpired     = errors.New("drover: expired before a run")       // its ExpiresAt had passed when it was claimed
 	ErrExit        = errors.New("handler called runtime.Goexit")      // its goroutine ends
 	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
-	ErrIgnoredStop = errors.New("the handler has not returned since") // the context has ended, the supervisor must stop
+	ErrIgnoredStop = errors.New("the handler has not returned since") // the context has ended, and the supervisor must stop
 )
 
-// UndecidedError is why Handler.Decide did not return.
+// UndecidedError reports why Handler.Decide did not return.
 type UndecidedError struct {
 	Panicked bool
-	Value    any // of the panic; without a panic, Decide called runtime.Goexit
+	Value    any // the value of the panic; nil: Decide called runtime.Goexit
 }
 
 // Error implements error.
@@ -48,42 +48,42 @@ type Run struct {
 	Expired         bool
 	Unreadable      error         // why the row could not be read in full; nil: it was
 	TimeBound       bool          // TimeLeft is known
-	TimeLeft        time.Duration // at the claim, until the job must not be retried
+	TimeLeft        time.Duration // at the claim: how long until the job must not be retried any more
 	DeleteCompleted bool
 	Labels          *Labels       // for events; nil: the job has none, or they are not known
-	Lateness        time.Duration // how long the job was due at the claim, by the server's clock
+	Lateness        time.Duration // how long the job had been due at the claim, by the server's clock
 
-	// End is how the run ended. Once it is set, the settler owns it, or the rescuer.
+	// End is how the run ended. Once it is set, it belongs to the settler or to the rescuer.
 	End Outcome
 
 	Shared          *Shared
 	slots           slotter     // takes slots of retry budgets
 	From            *QueueState // the queue that the run was claimed from
 	Lease           *lease
-	tier            int16 // of the job's lane
+	tier            int16 // the tier of the job's lane
 	Received        time.Time
 	StartedAt       time.Time
 	Ctx             context.Context        //nolint:containedctx // a run is one call of a handler
 	Lazy            runContext             // Ctx points to it, once the run has started
-	goroutine       uint64                 // that runs the handler; 0: not known
-	stack           atomic.Pointer[string] // see Stack
+	goroutine       uint64                 // the number of the goroutine that runs the handler; 0: not known
+	stack           atomic.Pointer[string] // see the method Stack
 	phase           atomic.Int32
-	cancelRequested atomic.Bool             // an operator has ended its job
-	postponed       atomic.Bool             // its start was refused, and its row changed
+	cancelRequested atomic.Bool             // an operator has ended the job
+	postponed       atomic.Bool             // the start was refused, and the row changed
 	txOutcome       atomic.Pointer[Outcome] // recorded by SettleTx in the handler's transaction
-	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not
+	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not fail
 
 	// The settler's own.
 	txSeenOpen *Outcome  // txOutcome, once that transaction was seen open after the run's end
-	tries      int       // settles sent
-	held       int       // how often its row was locked
+	tries      int       // how many settles were sent
+	held       int       // how often a settle found the row locked
 	simpler    bool      // End was simplified, because the database refused it
-	Refusals   int       // how often the database has refused it since then
-	refusedAt  time.Time // the first time
-	NotBefore  time.Time // when it is tried again
+	Refusals   int       // how often the database has refused the simplified outcome
+	refusedAt  time.Time // when the database first refused the outcome
+	NotBefore  time.Time // the next try to settle comes no earlier
 }
 
-// Labels are what a job's enqueuer has attached to it for the readers of its events.
+// Labels are the tags and metadata that were given at the enqueue, for the readers of the job's events.
 type Labels struct {
 	Tags     []string
 	Metadata []byte // a JSON object; nil: none
@@ -97,38 +97,39 @@ type slotter interface {
 // Outcome is how a run ended, and what its row becomes.
 type Outcome struct {
 	State       store.State
-	Reason      string        // of a discard
-	Class       string        // of a failed run
-	Text        string        // of its error, as stored
+	Reason      string        // why the job was discarded
+	Class       string        // how a failed run failed
+	Text        string        // the text of its error, as stored
 	Fingerprint string        //
 	Entry       []byte        // for the column errors, a store.ErrorEntry; nil: none
-	Delay       time.Duration // until the next run
+	Delay       time.Duration // how long until the next run
 	AtOnce      bool          // the next run is due now
 	GiveBack    bool          // the attempt does not count
 	Snoozed     bool
-	Uncounted   bool // by DontCount
+	Uncounted   bool // the handler returned DontCount
 	Crashed     bool // the process died, or the handler ignored its timeout
-	Quarantined bool // the job is convicted of that
-	MaxAttempts int  // for events, if it is not the run's
+	Quarantined bool // the job is discarded because of such crashes
+	MaxAttempts int  // for events, if it differs from the run's
 	Duration    time.Duration
 	Event       EventKind
 
-	Slot *BudgetSlot // of a retry budget; nil: none
+	Slot *BudgetSlot // the slot of a retry budget; nil: none
 }
 
 // BudgetSlot is a retry's place in its budget's calendar.
 type BudgetSlot struct {
 	Backoff time.Duration // the delay that the strategy returned
-	Taken   time.Time     // when, by this process' clock
-	DueUS   int64         // microseconds since 1970 by the server's clock, only ever sent back to it
+	Taken   time.Time     // when the slot was taken, by this process' clock
+	DueUS   int64         // the due time in µs since 1970 by the server's clock, only sent back to the server
 }
 
-// Released is the outcome of a run that did not take place, or was cut short for reasons that are not the job's.
+// Released returns the outcome of a run that did not take place, or was cut short for reasons that are not the
+// job's.
 func Released(took time.Duration) Outcome {
 	return Outcome{State: store.Available, AtOnce: true, GiveBack: true, Event: EventReleased, Duration: took}
 }
 
-// Words of the tables that the engine writes itself.
+// Words in the tables that the engine writes itself.
 const (
 	reasonOperator = "operator"
 	reasonRefused  = "refused"
@@ -142,7 +143,8 @@ func (o *Outcome) discard(reason string) {
 	o.State, o.Reason, o.Event = store.Discarded, reason, EventDiscarded
 }
 
-// became notes what the row became, if its failure group has a policy that replaces a retry.
+// became records the state of the row, which differs from the outcome if its failure group has a policy that
+// replaces a retry.
 func (o *Outcome) became(state store.State) {
 	switch {
 	case o.State != store.Retryable:
@@ -161,7 +163,7 @@ func (o *Outcome) due(now time.Time) time.Time {
 	return now.Add(o.Delay)
 }
 
-// Change returns the outcome of r as store.SQLSettle takes it.
+// Change returns the outcome of r in the form that store.SQLSettle takes.
 func (o *Outcome) Change(r *Run) store.Change {
 	c := store.Change{
 		ID: r.ID, Seq: int32(r.Seq), State: o.State, Reason: o.Reason, //nolint:gosec // an int of the table's
@@ -186,7 +188,8 @@ func (o *Outcome) Change(r *Run) store.Change {
 	return c
 }
 
-// survived reports whether the process outlived a suspect's run. A completed run needs no acquittal.
+// survived reports whether to take a crash off the job: the process outlived the run of a suspect. A completed
+// job needs no such correction.
 func (r *Run) survived(o *Outcome) bool {
 	return r.Crashes > 0 && !o.Crashed && !r.StartedAt.IsZero() && o.Event != EventReleased && !o.completes()
 }
@@ -198,7 +201,8 @@ func (r *Run) LogValue() slog.Value {
 		slog.Int("attempt", r.Attempt), slog.Int("max_attempts", r.MaxAttempts))
 }
 
-// EndOnce takes the run out of InFlight. It returns true to only one of the slot's goroutine, watch and abandonAll.
+// EndOnce takes the run out of InFlight. The slot's goroutine, watch and abandonAll call it; it returns true to
+// only one of them.
 func (r *Run) EndOnce() bool {
 	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
 		return false
@@ -267,8 +271,8 @@ func (r *Run) notCommitted() error {
 	return pg.ErrNotCommitted
 }
 
-// A handler may overrun its timeout by that timeout itself, within these bounds, before it counts as deaf. On a busy
-// machine an honest handler is late by tenths of a second, and deafness counts as a crash.
+// A handler counts as deaf, and its job as crashed, if it runs on for another timeout after its timeout is over.
+// These are the bounds of that second time. On a busy machine an honest handler may be late by tenths of a second.
 const (
 	leastDeafGrace = time.Second
 	deafGrace      = 5 * time.Second
@@ -289,7 +293,7 @@ const (
 	phaseEnded
 )
 
-// runSet is a set of runs. One job may have several: a handler that was given up may still work when the next run starts.
+// runSet is a set of runs. One job may have several runs: an abandoned handler may still work when the next run starts.
 type runSet struct {
 	mu   sync.Mutex
 	runs map[*Run]struct{}

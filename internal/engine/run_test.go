@@ -251,7 +251,7 @@ func TestAJobExpiresBetweenTwoRuns(t *testing.T) {
 	}
 }
 
-// F-13: nobody runs a job that was cancelled while it waited.
+// F-13: no supervisor runs a job that was cancelled while it waited.
 func TestCancelAWaitingJob(t *testing.T) {
 	t.Parallel()
 	var heard eventLog

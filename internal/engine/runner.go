@@ -15,11 +15,11 @@ type runner struct {
 	*Shared
 	settler   *settler
 	spawn     func(func())   // starts a goroutine
-	Slots     sync.WaitGroup // one for each slot; the goroutine that replaces an abandoned one takes over its slot
+	Slots     sync.WaitGroup // one for each slot; the goroutine that replaces an abandoned goroutine takes over its slot
 	Abandoned atomic.Int64   // handlers that ignored the end of their context
 }
 
-// NewRunner returns a runner that serves no slot yet. spawn starts a goroutine.
+// NewRunner returns a runner that serves no slot yet. The parameter spawn starts a goroutine.
 func NewRunner(s *Shared, settler *settler, spawn func(func())) *runner {
 	return &runner{Shared: s, settler: settler, spawn: spawn}
 }
@@ -70,7 +70,7 @@ func (w *runner) Serve(q *QueueState) {
 // the handler was abandoned or called runtime.Goexit.
 func (w *runner) RunJob(r *Run) (goOn bool) {
 	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
-		return true // released meanwhile
+		return true // the run was released meanwhile
 	}
 	switch {
 	case r.Expired:
@@ -79,7 +79,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	case r.Unreadable != nil:
 		w.endUnstarted(r, w.Handler.CutShort(r, ErrUnreadable))
 		return true
-	case r.cancelRequested.Load(), // its row has ended: the settle finds that
+	case r.cancelRequested.Load(), // the job has ended: the settle finds this
 		w.holds.Load().job(r.Queue, r.Kind):
 		w.release(r)
 		return true
@@ -106,7 +106,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	defer func() {
 		failpoint("ran")
 		defer r.Cancel(nil)
-		if r.phase.Load() != phaseStarted { // it was given up
+		if r.phase.Load() != phaseStarted { // the handler was abandoned
 			return
 		}
 		// decide calls code of the application, so it belongs to the run and its timeout.
@@ -120,7 +120,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 			}
 		})
 	}()
-	if r.cancelRequested.Load() { // just now: cancelRun may not have found the run in InFlight
+	if r.cancelRequested.Load() { // the cancel came just now: cancelRun may not have found the run in InFlight
 		r.Cancel(pg.ErrCancelled)
 	}
 	w.report(EventStarted, r)
@@ -129,8 +129,8 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	return goOn
 }
 
-// decide asks for the outcome of a run, and passes it on. exited is whether the goroutine ends, because the handler or
-// Decide has called runtime.Goexit.
+// decide asks the Handler for the outcome of a run, and passes it on. It passes exited as true if the goroutine ends,
+// because the handler or Decide has called runtime.Goexit.
 func (w *runner) decide(r *Run, err error, returned bool, pass func(o Outcome, exited bool)) {
 	if !returned {
 		pass(w.Handler.CutShort(r, ErrExit), true)
@@ -169,7 +169,7 @@ func (w *runner) releaseAll(runs []*Run) {
 	}
 }
 
-// watchInterval is how often watch looks at the runs, at least.
+// watchInterval is the longest time between two looks of watch at the runs.
 const watchInterval = 100 * time.Millisecond
 
 // watch frees the slots of handlers that ignore the end of their context after their timeout. It takes the stacks of
@@ -194,7 +194,7 @@ func (w *runner) watch(ctx context.Context) {
 	}
 }
 
-// abandonAll gives up the handlers that still run when the supervisor must stop.
+// abandonAll abandons the handlers that still run when the supervisor must stop.
 func (w *runner) abandonAll(ctx context.Context) {
 	for _, r := range w.InFlight.All() {
 		if r.EndOnce() {
@@ -204,8 +204,8 @@ func (w *runner) abandonAll(ctx context.Context) {
 	}
 }
 
-// abandon gives up a handler after EndOnce. The log and CutShort call code of the application, which may block as its
-// handler does, so they get a goroutine of their own.
+// abandon ends the run of a handler that does not return, after EndOnce. The log and CutShort call code of the
+// application, which may block as its handler does, so they get a goroutine of their own.
 func (w *runner) abandon(ctx context.Context, r *Run, message string, why error) {
 	w.Abandoned.Add(1)
 	w.spawn(func() {
@@ -239,8 +239,8 @@ func (w *runner) closeQueues() {
 	}
 }
 
-// stackDue returns how long it is until the stack of the run's handler is to be taken. It returns false if it is not to
-// be taken.
+// stackDue returns how long it is until the stack of the run's handler is to be taken. It returns false if no stack is
+// to be taken.
 func (r *Run) stackDue(now time.Time) (left time.Duration, wanted bool) {
 	if r.Timeout == 0 || r.goroutine == 0 || r.stack.Load() != nil {
 		return 0, false
@@ -269,7 +269,7 @@ func takeStacks(s *Stacks, runs []*Run, now time.Time, lease time.Duration) (sle
 	return sleep
 }
 
-// noteStack keeps the stack of the run's goroutine, unless that has gone on to another run.
+// noteStack keeps the stack of the run's goroutine, unless the goroutine has gone on to another run.
 func (r *Run) noteStack(stack string) {
 	if r.phase.Load() == phaseStarted {
 		r.stack.Store(&stack)

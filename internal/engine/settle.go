@@ -18,19 +18,20 @@ const (
 	maxComplete = 2000        // completed runs in one round trip
 	MaxWaiting  = maxComplete // claims go on while no more outcomes wait than this
 
-	lockedPause      = 100 * time.Millisecond // before an outcome whose row is locked is tried again
-	mostHeld         = 50                     // such tries before the log reports it
-	refusedPause     = 5 * time.Second        // before a refused outcome is tried again; doubled each time
+	lockedPause      = 100 * time.Millisecond // the pause before an outcome whose row is locked is tried again
+	mostHeld         = 50                     // how many such tries come before the log reports it
+	refusedPause     = 5 * time.Second        // the pause before a refused outcome is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 )
 
-// settler records how runs ended. Outcomes gather while a round trip is under way: none waits when idle, and batches
-// grow under load. It goes on until claiming has ended and Unsettled is empty, whatever fails meanwhile.
+// settler records how runs ended. Outcomes gather while a round trip is under way. So an outcome does not wait while
+// the settler is idle, and batches grow under load. It goes on until claiming has ended and Unsettled is empty,
+// whatever fails meanwhile.
 type settler struct {
 	*Shared
 	budgets  *budgets
 	redriver *redriver
-	signal   chan struct{} // something to do
+	signal   chan struct{} // the settler has something to do
 	Idle     chan struct{} // closed when run returns
 
 	Mu     sync.Mutex
@@ -45,8 +46,8 @@ type settler struct {
 	passed  []string  // jobs to take off the list of set-aside jobs: their refused outcomes are recorded now
 	Trouble Trouble
 	blind   error   // why the look at unsettled rows failed in the last round trip
-	noting  Trouble // of starts: it must not hold up the settles
-	slots   Trouble // of retry budgets
+	noting  Trouble // with the recording of starts; it must not hold up the settles
+	slots   Trouble // with the slots of retry budgets
 }
 
 func newSettler(s *Shared, b *budgets, r *redriver) *settler {
@@ -162,7 +163,7 @@ func (e *settler) requeue(out []*Run) {
 	e.Ended = append(out, e.Ended...)
 }
 
-// Trip is one round trip of settles.
+// Trip makes one round trip of settles.
 func (e *settler) Trip(base context.Context, out []*Run) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, e.Cfg.Lease/2))
 	defer cancel()
@@ -208,8 +209,8 @@ func (e *settler) Trip(base context.Context, out []*Run) {
 	}
 }
 
-// oncePerJob keeps one outcome of each job, because store.SQLSettle returns the results by job id. A second one, of
-// another claim, goes with the next round trip. Completions all stay.
+// oncePerJob keeps one outcome of each job, because store.SQLSettle returns the results by job id. If a job has a
+// second outcome, of another claim, it goes with the next round trip. All completions stay.
 func (e *settler) oncePerJob(out []*Run) []*Run {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(out, func(r *Run) bool {
@@ -230,13 +231,13 @@ func (e *settler) asked() bool {
 	return len(e.asks) > 0
 }
 
-// Settling is what one round trip settles, and the runs that it completes.
+// Settling has the outcomes that one round trip records, and the runs that it completes.
 type Settling struct {
 	store.Settlement
 	completed [][]*Run // the runs of each completion
 }
 
-// FenceGroup is what the runs of one completion have in common.
+// FenceGroup has the values that the runs of one completion have in common.
 type FenceGroup struct {
 	Owner string
 	Seq   int
@@ -270,7 +271,7 @@ func SettlingOf(out []*Run, bound time.Duration) *Settling {
 	return s
 }
 
-// empty reports whether there is nothing to send.
+// empty reports whether there is no outcome to send.
 func (s *Settling) empty() bool { return len(s.Completions)+len(s.Changes) == 0 }
 
 // Completion returns the completion of the runs of a group.
@@ -325,7 +326,7 @@ func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Ru
 	}
 }
 
-// unsent stops counting a try that certainly changed nothing.
+// unsent stops counting a try that certainly changed no row.
 func unsent(out ...*Run) {
 	for _, r := range out {
 		r.tries--
@@ -406,7 +407,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	}
 	for _, r := range unsure {
 		if l := r.Lease; !alive[l.ID] && !l.Ended.Load() {
-			l.Lose() // the keeper finds out with the next beat
+			l.Lose() // the keeper finds this out with the next beat
 			e.beatSoon()
 		}
 		row, exists := seen[r.ID]
@@ -442,7 +443,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			e.done(r)
 		case foundStale:
 			e.gone(r)
-			if !r.StartedAt.IsZero() || r.End.Event != EventReleased { // else the run did not take place
+			if !r.StartedAt.IsZero() || r.End.Event != EventReleased { // otherwise the run did not take place
 				e.report(EventStaleSettle, r)
 			}
 			if exists && !r.Lease.Ended.Load() {
@@ -458,7 +459,7 @@ func (e *settler) later(r *Run, pause time.Duration) {
 	e.Locked = append(e.Locked, r)
 }
 
-// gone forgets a run whose end is recorded, or not ours to record.
+// gone forgets a run whose end is recorded, or belongs to another supervisor.
 func (e *settler) gone(r *Run) {
 	e.Worked = e.Now()
 	e.Unsettled.Remove(r)
@@ -483,7 +484,8 @@ func (e *settler) done(runs ...*Run) {
 	}
 }
 
-// dueAgain has the job of a run looked for when it is due again. A supervisor that stops leaves that to others.
+// dueAgain makes the claimer look for the job of a run when the job is due again. A supervisor that stops
+// leaves this to others.
 func (e *settler) dueAgain(r *Run) {
 	now := e.Now()
 	due := r.End.due(now)

@@ -46,7 +46,7 @@ func (c *cutter) passes() {
 	defer c.gate.RUnlock()
 }
 
-// cutting is a client that talks to the server through a cutter.
+// cutting returns a client whose connections go through a cutter.
 func (db *testDB) cutting(t testing.TB, cfg drover.Config) (*testDB, *cutter) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -251,7 +251,8 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 	}
 }
 
-// A completion waits for nobody: one trip completes what is free, and what is held is tried again later.
+// A completion waits for no lock: one round trip completes the jobs whose rows are free, and the others are
+// tried again later.
 func TestCompletionsPassLockedRows(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -25,24 +25,24 @@ type Shared struct {
 	Now     func() time.Time // the process' clock, for local waits only
 
 	Changing sync.Mutex    // held while a queue is added or removed, round trip included
-	queuesMu sync.Mutex    // held for moments: the heartbeat must not wait for a round trip
+	queuesMu sync.Mutex    // never held during a round trip, because the heartbeat needs it, too
 	queues   []*QueueState // replaced, never changed in place
-	removed  []*QueueState // no longer served, and their last runs may not be written as activity yet
+	removed  []*QueueState // queues that are no longer served; their last runs may not be written as activity yet
 	started  bool          // the queues' slots are served
 	closed   bool          // the queues' buffers are closed: no queue may be added
 
-	Lease       atomic.Pointer[lease] // claims are made under it
+	Lease       atomic.Pointer[lease] // the lease under which claims are made
 	InFlight    runSet                // handlers at work
 	Unsettled   runSet                // claimed and not yet settled, except RefusedRuns
 	RefusedRuns runSet                // the database refuses their outcomes
 	alarm       *alarm                // makes the claimer look for jobs
-	calls       *calls                // looks that others count on
+	calls       *calls                // the open calls: looks on which other supervisors count
 	crews       atomic.Pointer[map[string]store.Crew]
-	sharers     atomic.Pointer[[]string]  // the other supervisors that lived at the last beat and serve one of our queues
+	sharers     atomic.Pointer[[]string]  // the other supervisors that were alive at the last beat and serve one of our queues
 	Solo        atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it has none
 	Prunes      atomic.Bool               // this supervisor's turn to prune
 
-	holds  atomic.Pointer[holds]     // the scopes that may not start; nil: none. begin reads it under the lock of InFlight
+	holds  atomic.Pointer[holds]     // the paused scopes; nil: none. begin() reads it under the lock of InFlight
 	beaten atomic.Pointer[time.Time] // when the last successful beat was sent
 
 	rereadAside atomic.Bool // the settler has set a job aside: the claimer reads the list
@@ -52,7 +52,7 @@ type Shared struct {
 	seldom   logLimiter // limits lines of the log that would repeat
 	Outage   outage     // the failures of all parts, for the log
 	beatSoon func()     // asks for a heartbeat before its time
-	rewound  func()     // the database may have gone back: look again at all rows
+	rewound  func()     // is called when the database may have been restored to an older state: looks again at all rows
 }
 
 // NewShared returns what the parts of an engine share before any of them is made.
@@ -85,7 +85,7 @@ func (s *Shared) logDropped(ended <-chan struct{}) {
 	}
 }
 
-// newQueueState returns the state of a queue that follows the holds.
+// newQueueState returns the state of a queue that uses the supervisor's holds (paused scopes).
 func (s *Shared) newQueueState(q Queue) *QueueState {
 	state := NewQueueState(q)
 	state.holds = &s.holds
@@ -105,13 +105,13 @@ func (s *Shared) openQueues() []string {
 	return slices.DeleteFunc(s.QueueNames(), s.holds.Load().queue)
 }
 
-// deadline is when the handlers' contexts end because the lease was not kept up. Others may take the jobs a lease after
-// the last beat that they saw. It is safe for concurrent use.
+// deadline returns when the handlers' contexts end because the lease was not kept up. Other supervisors may take the
+// jobs one lease after the last beat that they saw. It is safe for concurrent use.
 func (s *Shared) deadline() time.Time { return s.beaten.Load().Add(s.Cfg.Lease * 4 / 5) }
 
 // begin adds a run to InFlight, and returns false if its handler must not be called: its job is held, or the lease is
-// over. It reads the clock itself, so a process that was frozen until now notices: a pause does not wait for it beyond
-// its lease.
+// over. It reads the clock itself, so a process that was frozen until now notices that its lease is over. Client.Pause
+// does not wait for such a process any longer.
 func (s *Shared) begin(r *Run) bool {
 	s.InFlight.mu.Lock()
 	defer s.InFlight.mu.Unlock()
@@ -124,7 +124,7 @@ func (s *Shared) begin(r *Run) bool {
 	return true
 }
 
-// replaceHolds changes what is held, between one start and the next.
+// replaceHolds replaces the holds, while no job is being started.
 func (s *Shared) replaceHolds(h *holds) {
 	s.InFlight.mu.Lock()
 	defer s.InFlight.mu.Unlock()
@@ -190,7 +190,7 @@ func (s *Shared) forgetRemoved(done func(*QueueState) bool) {
 	s.removed = slices.DeleteFunc(s.removed, done)
 }
 
-// registration returns what the tables should hold of this supervisor.
+// registration returns the rows that the tables should have of this supervisor.
 func (s *Shared) registration(id string, queues []*QueueState) *store.Registration {
 	reg := &store.Registration{
 		ID: id, Host: s.Cfg.Host, Build: s.Cfg.Build, PID: os.Getpid(), Process: s.Cfg.Process, Lease: s.Cfg.Lease, Listens: !s.Cfg.DisableNotify, Polls: max(s.Cfg.PollInterval, s.Cfg.RestInterval),

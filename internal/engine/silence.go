@@ -10,28 +10,28 @@ import (
 // no clocks: it measures by its own clock how long a peer's beat has not changed. The keeper owns it.
 type Silences struct {
 	Peers   map[string]Observation
-	beats   int       // how many of our own beats got through
+	beats   int       // how many of our own beats succeeded
 	stalled int       // the value of beats at our last late beat: the database may have stood still
-	since   time.Time // the time of that beat; zero: none was late
+	since   time.Time // the time of that late beat; zero: no beat was late
 }
 
 // Observation is a peer's state when its beat last changed.
 type Observation struct {
 	epoch int
 	beat  int64
-	since time.Time // since when it is silent, as seen by us or by others before us
-	seen  time.Time // when we saw this beat first
+	since time.Time // since when the peer is silent, as seen by us or by others before us
+	seen  time.Time // when we first saw the peer's last beat
 	beats int       // the value of silences.beats then
 }
 
 // silence is how long a peer has been silent.
 type silence struct {
 	lasts time.Duration
-	Dead  bool // long enough to rescue its jobs
-	Note  bool // long enough to note it in the database for others
+	Dead  bool // the peer is silent for long enough to rescue its jobs
+	Note  bool // the peer is silent for long enough to note it in the database for others
 }
 
-// Beat records a beat of our own that got through. late is whether it came late.
+// Beat records a beat of our own that succeeded. The parameter late is whether it came late.
 func (s *Silences) Beat(late bool, now time.Time) {
 	s.beats++
 	if late {
@@ -40,11 +40,11 @@ func (s *Silences) Beat(late bool, now time.Time) {
 }
 
 // Of records the state of a peer that a beat of our own has read, and decides whether the peer is dead. A silent peer
-// is dead after its lease. But meanwhile three beats of our own must get through, over at least two fifths of that
-// lease, and none of them late: a stalled database makes no supervisor look dead.
+// is dead after its lease. But meanwhile three beats of our own must succeed, over at least two fifths of that lease,
+// and none of them may be late. So no supervisor looks dead because the database has stalled.
 //
 // A silence is noted after a quarter of the lease, and again after each further eighth, for supervisors that start
-// later. So jobs are rescued even if no process lives as long as a lease.
+// later. So jobs are rescued even if no process runs for as long as a lease.
 func (s *Silences) Of(x store.Peer, now time.Time) silence {
 	o, known := s.Peers[x.ID]
 	if !known || o.epoch != x.Epoch || o.beat != x.Beat {

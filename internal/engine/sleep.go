@@ -11,39 +11,40 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A claimer is awake or asleep. Awake it looks every few milliseconds. One awake claimer with room is the lookout of a
-// queue; while there is one, enqueues send no notification. Asleep a claimer looks when a notification names it, when a job
-// is known to be due, and once in each poll interval: docs/adr/0051-few-are-woken.md.
+// A claimer is awake or asleep. Awake, it looks for jobs every few milliseconds. One awake claimer with room is the
+// lookout of a queue; while there is one, enqueues send no notification. Asleep, a claimer looks when a
+// notification names it, when a job is known to be due, and once in each poll interval:
+// docs/adr/0051-few-are-woken.md.
 
 // sleep decides when to look for jobs. It is pure; the claimer's goroutine owns it.
 type sleep struct {
-	Next    time.Time     // no look before, unless something is known to be due
-	Step    time.Duration // the last wait
-	IdleAt  time.Time     // since when looks find nothing; zero while there is work
+	Next    time.Time     // the next look, unless a job is known to be due earlier
+	Step    time.Duration // how long the last pause between two looks was
+	IdleAt  time.Time     // since when looks find no job; zero while there is work
 	Asleep  bool
 	hearing floors.Missed
 	trickle trickle
 }
 
-// pace is the intervals of a claimer's looks.
+// pace has the intervals of a claimer's looks.
 type pace struct {
 	Poll, Rest time.Duration
-	deaf       bool // no notification comes: it never sleeps, and looks at each poll
+	deaf       bool // no notification comes, so the claimer never sleeps, and looks at each poll
 }
 
-// look is what a claim has seen.
+// look has what a claim has seen.
 type look struct {
 	found  int
-	filled bool // in some queue it used all the room: more may be due
-	once   bool // it came between two polls, because a notification or a free slot asked for it
-	posted bool // it is the lookout of a queue
+	filled bool // the claim used all the room of some queue, so more jobs may be due
+	once   bool // the claim came between two polls, because a notification or a free slot asked for it
+	posted bool // the claimer is the lookout of a queue
 	seen   floors.Seen
 }
 
-// after decides when to look again: immediately while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the pause
-// doubles up to the poll interval. So a pause is at most about as long as nothing has been found. A look that was asked for
-// does not change the next poll, unless it finds more than a trickle. A claimer that is awake and not the lookout falls
-// asleep at the first look that finds nothing.
+// after decides when to look again: immediately while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the
+// pause doubles up to the poll interval. So a pause is at most about as long as the time since looks began to find no
+// job. A look that was asked for does not change the next poll, unless it finds more than a trickle. A claimer that is
+// awake and not the lookout falls asleep at the first look that finds nothing.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)
@@ -79,12 +80,12 @@ func (s *sleep) after(l look, p pace, now time.Time) {
 	s.Next = now.Add(s.Step)
 }
 
-// missedPoll is when a sleeper looks after it has heard that a lookout had no room: by then each transaction that saw that
-// lookout has its id, and the look shows whether one is open.
+// missedPoll is how long after a lookout had no room a sleeper looks. By then each transaction that saw this lookout
+// has got its transaction id. So the look shows whether such a transaction is still open.
 const missedPoll = 200 * time.Millisecond
 
-// listenAgain makes a sleeper look soon, and then often for as long as a transaction is open that may have notified no
-// supervisor.
+// listenAgain makes a sleeper look soon. While a transaction is open that may have notified no supervisor of its job,
+// the sleeper then looks often.
 func (s *sleep) listenAgain(now time.Time) {
 	s.hearing.Asleep(now)
 	if at := now.Add(missedPoll); s.Asleep && at.Before(s.Next) {
@@ -92,13 +93,14 @@ func (s *sleep) listenAgain(now time.Time) {
 	}
 }
 
-// tired reports whether it has found nothing for so long that it falls asleep.
+// tired reports whether the claimer has found no job for so long that it falls asleep.
 func (s *sleep) tired(now time.Time) bool {
 	return !s.IdleAt.IsZero() && now.Sub(s.IdleAt) >= SleepAfter
 }
 
-// trickle bounds how many may come in a second, and how many together. A sleeper that finds more jobs than that should wake
-// up, because each costs a notification.
+// trickle bounds how many jobs a sleeper may find in a second, and how many together. If it finds more, it should wake
+// up, because each job costs a notification. The keeper bounds in the same way the notifications that are for others
+// (oncall.go).
 type trickle struct {
 	rate, burst float64
 	left        float64
@@ -112,21 +114,22 @@ func (t *trickle) add(n int, now time.Time) {
 
 func (t *trickle) over() bool { return t.left < 0 }
 
-// lookout decides of which queues the claimer's connection is the lookout. As sleep, it is pure.
+// lookout decides of which queues the claimer's connection is the lookout. Like the type sleep, it is pure.
 type lookout struct {
-	posts   map[string]int64 // the keys of the locks that the connection holds, by queue
-	unknown bool             // it may hold others
+	posts   map[string]int64 // for each queue of which it is the lookout, the key of the lock that the connection holds
+	unknown bool             // the connection may hold other locks
 	conn    store.Session
-	fullAt  map[string]time.Time // since when it has no room in a queue of which it is the lookout
-	tryAt   time.Time            // another is the lookout: no attempt before
+	fullAt  map[string]time.Time // for each queue of which it is the lookout: since when there is no room; no entry: there is
+	tryAt   time.Time            // another claimer is the lookout: no attempt to become it before this time
 }
 
 // tryEvery is how often an awake claimer tries to become the lookout: each try costs a statement.
 const tryEvery = 100 * time.Millisecond
 
-// change returns of which queues the claimer is the lookout from this claim on: of those with room, if it is awake. The
-// claim in the same round trip closes the gap when it stops being one: it finds the job of each enqueue that committed before
-// and saw it.
+// change decides of which queues the claimer is the lookout from this claim on, and returns the locks to take and to
+// leave; nil: no change. An awake claimer is the lookout of queues with room, and stays it in a full queue for a while
+// (the parameter patience). Enqueues that saw a lookout have notified no supervisor. If the claimer stops being the
+// lookout, the claim in the same round trip finds the jobs of all such enqueues that have committed.
 func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queue string) time.Duration, crews map[string]store.Crew, now time.Time) *store.Lookout {
 	note := &store.Lookout{LeaveAll: o.unknown}
 	stay := map[string]bool{}
@@ -156,7 +159,7 @@ func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queu
 	return note
 }
 
-// changed notes what became of a change, and returns the queues of which the claimer is no longer the lookout.
+// changed records the result of a change, and returns the queues of which the claimer is no longer the lookout.
 func (o *lookout) changed(note *store.Lookout, crews map[string]store.Crew, now time.Time) (left []string) {
 	o.unknown = false
 	for queue, key := range o.posts {
@@ -177,7 +180,7 @@ func (o *lookout) changed(note *store.Lookout, crews map[string]store.Crew, now 
 	return slices.DeleteFunc(left, func(queue string) bool { _, again := o.posts[queue]; return again })
 }
 
-// full notes that a queue has no room, and reports whether it has had none for the given time.
+// full records that a queue has no room, and reports whether it has had no room for the given time.
 func (o *lookout) full(queue string, now time.Time, patience time.Duration) bool {
 	if o.fullAt[queue].IsZero() {
 		o.fullAt[queue] = now
@@ -204,8 +207,9 @@ func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Lookout {
 	return c.out.change(!c.Asleep && claim.order == nil, claim.Req, c.patience, *c.crews.Load(), now)
 }
 
-// changed notes what became of a change. If we are no longer the lookout of a queue because it has no room, or because claims
-// fail, enqueues that still saw us have notified no other supervisor. So we hand that on.
+// changed records the result of a change. If we are no longer the lookout of a queue because it has no room, or because
+// claims fail, enqueues that still saw us have notified no other supervisor. So we open a call (calls.go), which the
+// keeper hands on to other supervisors.
 func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 	switch {
 	case note == nil:
@@ -225,7 +229,7 @@ func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 	}
 }
 
-// on notes the connection of the next statement. A new one holds no locks.
+// on records which connection the next statement uses. A new connection holds no locks.
 func (c *claimer) on(conn store.Session) {
 	if c.out.conn != conn {
 		for queue := range c.out.posts {
@@ -235,8 +239,8 @@ func (c *claimer) on(conn store.Session) {
 	}
 }
 
-// LeavePosts stops being the lookout of any queue, in a round trip of its own: because there is no room, or none is to be
-// claimed.
+// LeavePosts stops being the lookout of any queue, in a round trip of its own: because there is no room, or because no
+// job is to be claimed.
 func (c *claimer) LeavePosts(base context.Context) {
 	ctx, cancel := c.tripContext(base)
 	defer cancel()
@@ -248,12 +252,13 @@ func (c *claimer) LeavePosts(base context.Context) {
 		err = conn.Lookout(ctx, note)
 		c.changed(note, err, now)
 	}
-	if err != nil { // a round trip that goes through ends no trouble: that is for claims
+	if err != nil { // if the round trip succeeds, Trouble is not over: only a claim that succeeds ends it
 		c.Trouble.Failed(base, c.Shared, "leaving the lookout", err)
 	}
 }
 
-// Overstays reports whether it is the lookout of queues although it cannot look: all are full, or the last claim failed.
+// Overstays reports whether the claimer is the lookout of queues although it cannot look for jobs: all queues are full,
+// or the last claim failed.
 func (c *claimer) Overstays(now time.Time) bool {
 	if c.out.unknown {
 		return true
@@ -284,7 +289,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case order != nil:
 		rest = min(rest, order.rest(now))
 	case c.wantsRoom && !due.IsZero():
-		rest = min(rest, due.Sub(now)) // to hand it on
+		rest = min(rest, due.Sub(now)) // to hand the due job on
 	}
 	for _, q := range c.QueueStates() {
 		if q.Buffer.Len() > 0 {
@@ -327,8 +332,8 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 	}
 }
 
-// looksAt reports whether this supervisor is one of the two that look for jobs at a due time that all have read. Hashes
-// decide, so all supervisors come to the same result.
+// looksAt reports whether this supervisor is one of the two supervisors that look for jobs at a due time which all have
+// read. Hashes decide, so all supervisors come to the same result.
 func (c *claimer) looksAt(due time.Time) bool {
 	second := strconv.FormatInt(due.Unix(), 10)
 	hash := func(id string) uint64 {
@@ -345,7 +350,7 @@ func (c *claimer) looksAt(due time.Time) bool {
 	return before < 2
 }
 
-// answer notes which calls the claim has answered, and which are to be handed on.
+// answer records which calls (calls.go) the claim has answered, and which calls are to be handed on.
 func (c *claimer) answer(p *Plan, now time.Time) {
 	if p.order != nil || c.Cfg.DisableNotify {
 		return
@@ -365,7 +370,7 @@ func (c *claimer) answer(p *Plan, now time.Time) {
 	}
 }
 
-// Asked reports whether a look was asked for that comes before the next poll.
+// Asked reports whether something asks for a look before the next poll.
 func (c *claimer) Asked() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -23,10 +23,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// fleet is many supervisors that wake each other, in time that synctest makes up. Claimers and
-// keepers are the real ones. Their connections lead to the fleet, which stands in for the server: it
-// has jobs, transactions, advisory locks and notifications, and knows the statements of waking.
-// wake_test.go tests that a server answers these statements so.
+// fleet is many supervisors that wake each other, on the clock of synctest. It runs the real
+// claimers and keepers. Their connections lead to the fleet, which stands in for the server: it has
+// jobs, transactions, advisory locks and notifications, and knows the statements of waking.
+// wake_test.go tests that a server answers these statements in the same way.
 type fleet struct {
 	t       *testing.T
 	mu      sync.Mutex
@@ -58,7 +58,7 @@ type member struct {
 	stall  time.Duration // how much longer its claims take
 }
 
-// wire is one of its connections.
+// wire is a connection of a member.
 type wire struct {
 	*member
 	listens bool
@@ -75,7 +75,7 @@ const (
 	fleetRest    = 20 * time.Second
 )
 
-// pass lets so much time go by.
+// pass waits so long, on the clock of synctest.
 func pass(d time.Duration) { <-time.After(d) }
 
 // inFleet runs f next to so many supervisors that have fallen asleep, each with so many slots.
@@ -92,7 +92,7 @@ func inFleet(t *testing.T, size, slots int, f func(f *fleet)) {
 		ctx, fl.cancel = context.WithCancel(t.Context())
 		for i := range size {
 			fl.join(ctx, &pg.Pool{Pool: pool}, fmt.Sprintf("s%02d", i), size, slots)
-			pass(fleetPoll / time.Duration(size)) // else all would poll at the same time
+			pass(fleetPoll / time.Duration(size)) // otherwise all supervisors would poll at the same time
 		}
 		pass(RestAfter)
 		fl.forget()
@@ -134,7 +134,7 @@ func (f *fleet) join(ctx context.Context, pool *pg.Pool, id string, size, slots 
 	}
 }
 
-// keep is keeper.run without heartbeats, except that these take slots that are free.
+// keep replaces keeper.run. It sends no heartbeats, but it takes free slots, as heartbeats do.
 func (m *member) keep(ctx context.Context) {
 	k := m.Keeper
 	k.Listens() //nolint:contextcheck // as in run
@@ -191,7 +191,7 @@ func (f *fleet) enqueue(lasts time.Duration) *fleetJob {
 	return j
 }
 
-// later stores jobs that are due then, and wakes nobody.
+// later stores jobs that are due at a later time, and wakes no supervisor.
 func (f *fleet) later(due time.Time, lasts time.Duration, n int) (jobs []*fleetJob) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -206,7 +206,7 @@ func (f *fleet) add(due time.Time, lasts time.Duration) *fleetJob {
 	return f.jobs[len(f.jobs)-1]
 }
 
-// begin is EnqueueTx, and commit the end of its transaction.
+// begin acts as EnqueueTx, and commit ends its transaction.
 func (f *fleet) begin() (commit func() *fleetJob) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -224,7 +224,7 @@ func (f *fleet) begin() (commit func() *fleetJob) {
 	}
 }
 
-// wake is drover_wake. The caller passes on what it returns.
+// wake acts as drover_wake. The caller passes on the notifications that it returns.
 func (f *fleet) wake(by *wire, due time.Time, passes int64) (notes []string) {
 	if f.locks[fleetLookout] != nil {
 		return nil
@@ -261,7 +261,7 @@ func (f *fleet) deliver(notes []string) {
 	}
 }
 
-// forget begins to count anew.
+// forget sets all counts to 0.
 func (f *fleet) forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -299,7 +299,7 @@ func (f *fleet) owner(j *fleetJob) *member {
 	return j.owner
 }
 
-// lookout reports whether there is one.
+// lookout reports whether there is a lookout.
 func (f *fleet) lookout() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -316,7 +316,7 @@ func (f *fleet) counted() (claims, notes int) {
 	return claims, f.notes
 }
 
-// listening returns how many do.
+// listening returns how many supervisors listen.
 func (f *fleet) listening() (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -347,7 +347,7 @@ func (f *fleet) startsWithin(most time.Duration, jobs ...*fleetJob) {
 	}
 }
 
-// awake returns how many claimers are.
+// awake returns how many claimers are awake.
 func (f *fleet) awake() (n int) {
 	for _, m := range f.members {
 		if !m.alarm.asleep.Load() {
@@ -440,7 +440,7 @@ func (w *wire) answer(sql string, args []any, notes *[]string) [][]any {
 	return nil
 }
 
-// claim is store.SQLClaim, by its lanes and floors.
+// claim acts as store.SQLClaim, with its lanes and floors.
 func (f *fleet) claim(by *member, args []any) (rows [][]any) {
 	now, room := time.Now(), args[4].([]int32)[0]
 	rooms, groups, lanes := slices.Clone(args[6].([]int32)), args[7].([]int32), args[8].([]int16)

@@ -9,9 +9,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// The rules of docs/adr/0051-few-are-woken.md, each with many supervisors. Synctest makes up the time, so bounds may be tight.
+// The rules of docs/adr/0051-few-are-woken.md, each with many supervisors. They run on the clock of synctest, so bounds
+// may be tight.
 
-// busy is how long a job runs that is to keep its slot.
+// busy is how long a job runs if it is to keep its slot.
 const busy = time.Minute
 
 // A job that comes alone is found through a notification. It costs at most three claims, and wakes nobody up.
@@ -69,7 +70,7 @@ func TestACallIsHandedOnSoon(t *testing.T) {
 	})
 }
 
-// A job gets due of which one supervisor knows, and that has no room. It hands the job on.
+// A job becomes due. Only one supervisor knows of it and has no room, so it hands the job on.
 func TestADueTimeWhileFull(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 4, 1, func(f *fleet) {
@@ -86,7 +87,7 @@ func TestADueTimeWhileFull(t *testing.T) {
 	})
 }
 
-// Two of all supervisors look for a job when it is due, if all have read when that is.
+// If all supervisors have read when a job is due, two of them look for it at that time.
 func TestTwoLookForWhatAllKnow(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 16, 10, func(f *fleet) {
@@ -104,8 +105,8 @@ func TestTwoLookForWhatAllKnow(t *testing.T) {
 	})
 }
 
-// A lookout takes as much as it has room for. It hands on the rest, and each that fills up does so, until all jobs run or
-// all slots are at work.
+// A lookout takes as many jobs as it has room for. It hands on the others, and so does each supervisor that fills up,
+// until all jobs run or all slots are at work.
 func TestABurstReachesAll(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 64, 10, func(f *fleet) {
@@ -150,7 +151,8 @@ func TestWhoHasRoomTakesFreeSlots(t *testing.T) {
 	})
 }
 
-// Many notifications are for those on call alone. The others stop listening, and begin again later.
+// Many notifications are only for the supervisors on call. The other supervisors stop listening, and begin
+// again later.
 func TestTheNoiseEnds(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 64, 10, func(f *fleet) {
@@ -168,7 +170,7 @@ func TestTheNoiseEnds(t *testing.T) {
 	})
 }
 
-// Supervisors without room do not hand on to each other all the time.
+// Supervisors without room do not hand on calls to each other all the time.
 func TestTheFullAreSilent(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 4, 1, func(f *fleet) {
@@ -191,7 +193,8 @@ func TestTheFullAreSilent(t *testing.T) {
 	})
 }
 
-// A transaction has met a lookout, and commits when all are asleep. While it is open one looks every tenth of its sleep.
+// A transaction has seen a lookout, and commits when all supervisors are asleep. While it is open, the former lookout
+// looks again after every tenth of its sleep.
 func TestATransactionThatOutlastsTheLookout(t *testing.T) {
 	t.Parallel()
 	for _, open := range []time.Duration{10 * time.Millisecond, SleepAfter, time.Second, 10 * time.Second} {
@@ -213,7 +216,8 @@ func TestATransactionThatOutlastsTheLookout(t *testing.T) {
 	}
 }
 
-// The lookout fills up while jobs come that it notifies nobody of. The others get what it has no room for.
+// The lookout fills up while jobs come of which no supervisor is notified. The other supervisors get the jobs
+// for which it has no room.
 func TestALookoutThatFillsUp(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 4, 2*TrickleBurst, func(f *fleet) {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Stacks takes the stacks of handlers shortly before their time is up: a handler that heeds its context has left the
-// place afterwards. All supervisors of a client share one.
+// Stacks takes the stacks of handlers shortly before their time is up: afterwards a handler that obeys its context
+// is no longer where it spent the time. All supervisors of a client share one Stacks.
 //
 // Taking stacks stops the whole process, heartbeats included: by some 70 µs for each of its goroutines, measured on a busy
 // machine. So it is done at most once a second, for at most a twentieth of the time, and not at all if it could take a
@@ -25,8 +25,8 @@ const (
 	stackShare  = 20
 	leaseShare  = 100
 	stackTime   = 70 * time.Microsecond
-	stackBytes  = 4 << 10  // of a goroutine, on average, at most
-	mostStacks  = 16 << 20 // bytes
+	stackBytes  = 4 << 10  // how many bytes a goroutine's stack has on average, at most
+	mostStacks  = 16 << 20 // bytes of all stacks together
 	mostOfStack = 16 << 10 // bytes of a handler's stack that are kept
 )
 
@@ -41,7 +41,7 @@ func goroutineID() uint64 {
 	return numberOf(string(head[:runtime.Stack(head[:], false)]))
 }
 
-// numberOf reads the number of a goroutine at the head of its stack. It is 0 if there is none.
+// numberOf reads the number of a goroutine at the head of its stack. It returns 0 if there is no number.
 func numberOf(stack string) uint64 {
 	_, rest, _ := strings.Cut(stack, " ")
 	digits, _, _ := strings.Cut(rest, " ")

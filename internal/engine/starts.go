@@ -16,9 +16,9 @@ type Start struct {
 	Noted chan bool
 }
 
-// NoteStart records the start of a job with a single attempt, and waits for the commit. From then on a rescue discards
-// the job; before, the job has certainly not run. It returns false if the claim or the lease is over, the row is
-// locked, or the database refuses the record.
+// NoteStart records the start of a job with a single attempt, and waits for the commit. After the commit a rescue
+// discards the job; until then the job has certainly not run. It returns false if the claim or the lease is over, the
+// row is locked, or the database refuses the record.
 func (e *settler) NoteStart(r *Run) bool {
 	s := &Start{r, make(chan bool, 1)}
 	e.Mu.Lock()
@@ -27,13 +27,13 @@ func (e *settler) NoteStart(r *Run) bool {
 	e.poke()
 	select {
 	case noted := <-s.Noted:
-		return noted && r.Lease.Ctx.Err() == nil // a handler that began now could only be cut short
+		return noted && r.Lease.Ctx.Err() == nil // a handler that began now would be cut short
 	case <-r.Lease.Ctx.Done():
 		return false
 	}
 }
 
-// NoteStarts records the starts that wait. It returns false if there are none, or while a failure makes it pause.
+// NoteStarts records the starts that wait. It returns false if no start waits, or while a failure makes it pause.
 func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 	if now.Before(e.noting.Until) {
 		return false
@@ -43,7 +43,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 	e.Starts = nil
 	e.Mu.Unlock()
 	if len(starts) == 0 {
-		e.noting.Over(base, e.Shared) // nobody waits any more
+		e.noting.Over(base, e.Shared) // no start waits any more
 		return false
 	}
 	noted := map[string]time.Time{}
@@ -54,7 +54,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 		}
 	}
 	if err != nil {
-		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // nobody waits any more
+		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // such runs do not wait any more
 		e.Mu.Lock()
 		e.Starts = append(starts, e.Starts...)
 		e.Mu.Unlock()

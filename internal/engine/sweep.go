@@ -30,14 +30,14 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 	// Each turn since the last look counts. If beats are further apart than turns, our turn could otherwise always fall
 	// between two of them.
 	turn, n, mine := int64(reply.Clock)/SweepEvery, int64(len(alive)), false
-	if c.Sweeps == 0 || c.Sweeps > turn { // the first look, or the server's clock has gone back
+	if c.Sweeps == 0 || c.Sweeps > turn { // this is the first look, or the server's clock went back
 		c.Sweeps = turn - 1
 	}
 	for t := max(c.Sweeps+1, turn-n+1); t <= turn; t++ {
 		mine = mine || alive[t%n] == l.ID
 	}
 	started := c.Now()
-	// A sweep next to the first claim, which is expensive, would keep that claim from moving floors: see Floors.Hold.
+	// The first claim is expensive. A sweep during that claim would keep it from moving floors: see Floors.Hold.
 	first := started.Before(c.FloorsBy) && c.claimer.Floors.None()
 	if !mine || first || started.Before(c.SweepAt) {
 		if !mine {
@@ -50,7 +50,7 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 	c.claimer.Audit.want(started)
 	c.claimer.Floors.Hold()
 	peopled, err := c.lookBehind(ctx, conn)
-	// Nobody else rescues jobs whose owner has no row in drover_supervisors.
+	// Jobs whose owner has no row in drover_supervisors are rescued only here.
 	switch {
 	case c.orphans != nil && !c.orphans.Ended():
 	case !started.Before(c.AllBy):
@@ -79,7 +79,7 @@ type sweepOrder struct {
 	first  int
 }
 
-// lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have any jobs.
+// lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have jobs.
 func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []store.ScanLane, err error) {
 	req := c.claimer.AllLanes()
 	lanes := make([]store.SweepLane, len(req.Lanes))
@@ -106,7 +106,7 @@ func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []
 		}
 		behind, found, err := conn.Sweep(ctx, part, req.Kinds, bound)
 		if pg.TimedOut(err) {
-			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // half of the lanes would take as long
+			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // no error of a row: half of the lanes would take as long
 		}
 		for _, found := range behind {
 			c.claimer.Floors.Lower(found.Lane, found.At)

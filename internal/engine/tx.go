@@ -9,10 +9,11 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that gets ErrLeaseLost may return nil, because its
-// job is someone else's. So it gets that only if its transaction can look. After a serialization failure the transaction
-// can read nothing, and the handler gets the failure: the job may still be its own. A nil that it returns then completes
-// nothing, and the fence of the settle protects the next owner.
+// This file finds out why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that gets ErrLeaseLost may
+// return nil, because its job belongs to another supervisor. So it gets ErrLeaseLost only if its transaction can read
+// the row. After a serialization failure the transaction can read no row, and the handler gets that failure: the job
+// may still be its own. If the handler then returns nil, no job is completed, and the fence of the settle protects the
+// next owner.
 
 // SettleTx records in the handler's transaction how the run ends. It returns pg.ErrLeaseLost if the run no longer owns its
 // job, and pg.ErrState if this run has settled it already.
@@ -25,7 +26,7 @@ func (r *Run) SettleTx(ctx context.Context, tx store.Tx, o Outcome) error {
 	return err
 }
 
-// NoteTx notes how the last try to settle the run in the handler's transaction went.
+// NoteTx records how the last try to settle the run in the handler's transaction went.
 func (r *Run) NoteTx(err error) {
 	if err == nil {
 		r.txFailed.Store(nil)
@@ -68,7 +69,8 @@ func (r *Run) refused(ctx context.Context, tx store.Tx, err error) error {
 	return pg.Classify(err)
 }
 
-// notOurs distinguishes a second settle from a lost claim: the row matches neither. After a rollback another settle goes well.
+// notOurs distinguishes a second settle from a lost claim: the row matches in neither case. After a rollback another
+// settle succeeds.
 func (r *Run) notOurs() error {
 	if r.txOutcome.Load() != nil && !r.Lease.Ended.Load() {
 		return fmt.Errorf("%w: this run has settled job %s already", pg.ErrState, r.ID)
@@ -76,7 +78,7 @@ func (r *Run) notOurs() error {
 	return pg.ErrLeaseLost
 }
 
-// matchedNothing explains a settle that changed no row. Its transaction is sound and can look for itself.
+// matchedNothing explains a settle that changed no row. Its transaction has not failed, so it can read the row.
 func (r *Run) matchedNothing(ctx context.Context, tx store.Tx) error {
 	over := r.notOurs()
 	if errors.Is(over, pg.ErrState) {

@@ -12,7 +12,7 @@ import (
 // its row in drover_supervisors does not list, and pauses that are over.
 
 // askEvery is how often a supervisor that hears no notifications asks which of its runs are over. A heartbeat finds the
-// same, but six times a lease is too late for a person who has cancelled a job.
+// same, but it comes only six times a lease, which is too late for a person who has cancelled a job.
 const askEvery = time.Second
 
 // hears reports whether the server has accepted LISTEN on the current connection.
@@ -32,8 +32,8 @@ func (c *keeper) askAt(next time.Time) time.Time {
 	return next
 }
 
-// HearLimits follows a change of the limits as soon as a notification brings it, and when a pause ends by itself. If that
-// fails, it is tried again after a while, or with the next heartbeat.
+// HearLimits reads and applies the limits as soon as a notification reports a change, and when a pause ends by itself.
+// If this fails, it is tried again after a while, or with the next heartbeat.
 func (c *keeper) HearLimits(ctx context.Context) {
 	conn, l, now := c.Link.Current(), c.Lease.Load(), c.Now()
 	if ctx.Err() != nil || !c.Limits.Due(now) {
@@ -50,8 +50,9 @@ func (c *keeper) HearLimits(ctx context.Context) {
 	}
 }
 
-// AskUnheard ends the contexts of runs that an operator has ended, if no notifications come. It reads only the rows of jobs
-// that run here. The next heartbeat meets and reports the same errors.
+// AskUnheard ends the contexts of runs that an operator has ended, if no notifications come. It reads only the rows of
+// jobs that run here. If it fails, it reports nothing, because the next heartbeat fails with the same error and reports
+// it.
 func (c *keeper) AskUnheard(ctx context.Context) {
 	now, conn := c.Now(), c.Link.Current()
 	if ctx.Err() != nil || c.hears() || now.Before(c.Asked.Add(askEvery)) {
@@ -74,8 +75,8 @@ func (c *keeper) AskUnheard(ctx context.Context) {
 	}
 }
 
-// serveAgain stores the queues again if our row lists others. AddQueue and RemoveQueue write to the row of the lease
-// that they have read. A new lease may replace it meanwhile, registered with the earlier queues.
+// serveAgain stores the queues again if our row lists other queues. AddQueue and RemoveQueue write to the row of the
+// lease that they have read. Meanwhile a new lease, registered with the earlier queues, may replace it.
 func (c *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.ID })
 	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {

@@ -22,7 +22,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// sqlAsleep reports whether supervisors are on call and none is a lookout.
+// sqlAsleep reports whether supervisors are on call and no supervisor is a lookout.
 const sqlAsleep = `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`
 
 // asleep waits until supervisors listen and none looks by itself.
@@ -100,7 +100,7 @@ func (e *ears) heard(t testing.TB) int {
 	return n
 }
 
-// dozing is a supervisor of one queue of which nothing runs; its clock stands still between its polls.
+// dozing is a supervisor of one queue that runs no goroutines; its clock stands still between its polls.
 type dozing struct {
 	*still
 	db    *testDB
@@ -144,7 +144,7 @@ func (d *dozing) doze(t testing.TB, idle time.Duration) {
 	d.ears.heard(t)
 }
 
-// poll is the next look, when its time comes; it reports whether it claimed something. Floors are not at issue here.
+// poll makes the next look, at its time, and reports whether it claimed a job. Floors do not matter here.
 func (d *dozing) poll(t testing.TB) bool {
 	t.Helper()
 	if at := d.Claimer.LookAt(); at.After(d.clock) && !d.Claimer.Asked() {
@@ -434,7 +434,8 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 	tries.Wait()
 }
 
-// A few jobs a second are notified one by one and wake nobody up; more make the supervisor look by itself.
+// A few jobs a second are notified one by one, and the supervisor stays asleep. With more jobs it wakes up and
+// looks by itself.
 func TestATrickleDoesNotWake(t *testing.T) {
 	t.Parallel()
 	slow(t)
@@ -562,7 +563,7 @@ func (s *statements) TraceQueryStart(ctx context.Context, conn *pgx.Conn, d pgx.
 	return ctx
 }
 
-// traced is another client whose statements are counted.
+// traced returns another client, whose statements are counted.
 func (db *testDB) traced(t testing.TB, cfg drover.Config) (*testDB, *statements) {
 	t.Helper()
 	counted := newStatements()
@@ -660,7 +661,8 @@ func TestOneConnectionListens(t *testing.T) {
 	}
 }
 
-// A supervisor without a free slot is no lookout: nobody would notify a supervisor that has some.
+// A supervisor without a free slot is no lookout: otherwise enqueues would not notify a supervisor with free
+// slots.
 func TestAFullSupervisorIsNoLookout(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -758,7 +760,7 @@ func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
 	}
 }
 
-// A supervisor that has got room again says so, or nobody would wake it.
+// A supervisor that has got room again goes on call. Otherwise no enqueue would wake it.
 func TestQueueWithRoomAgainIsWoken(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
@@ -854,7 +856,7 @@ func TestHeldSnapshotDelaysNoLateCommit(t *testing.T) {
 	}
 }
 
-// twoOnCall are two supervisors of a queue that sleep and are on call.
+// twoOnCall returns two supervisors of a queue that sleep and are on call.
 func twoOnCall(t *testing.T) (db *testDB, a, b *dozing) {
 	t.Helper()
 	db = newQuietDB(t)
@@ -931,7 +933,7 @@ func TestACallWithoutRoomIsHandedOn(t *testing.T) {
 	}
 }
 
-// A supervisor that has room and is not on call hears of jobs for which nobody on call has room.
+// A supervisor that has room and is not on call is notified of jobs for which no supervisor on call has room.
 func TestAllAreToldIfNobodyIsOnCall(t *testing.T) {
 	t.Parallel()
 	db, full, free := twoOnCall(t)

@@ -17,8 +17,8 @@ type Floors struct {
 	Mu      sync.Mutex
 	Lanes   map[Lane]Floor
 	lowered map[Lane]int // the version at which a lane's floor was last lowered
-	version int          // counts the calls of lower, hold and reset that changed something
-	heldAt  int          // claims of an older version move no floor
+	version int          // counts the calls of Lower, Hold and Reset that changed something
+	heldAt  int          // claims that began at an older version move no floor
 }
 
 // Lane is one lane of a queue: N is its tier and priority.
@@ -67,7 +67,7 @@ func (f *Floors) Hold() {
 	f.heldAt = f.version
 }
 
-// Version returns the version that a new claim passes to advance when it has ended.
+// Version returns the version that a new claim passes to Advance when it has ended.
 func (f *Floors) Version() int {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
@@ -88,11 +88,12 @@ func (f *Floors) Get(key Lane) Floor {
 	return f.Lanes[key]
 }
 
-// Advance moves a lane's floor to where a claim has read. last is the last key that it claimed there, zero if none.
-// If the claim read the lane to its end, the floor moves up to last or to SettleTime before the claim, the later of
-// the two. If it did not, the floor is last, even if that is lower: a near sweep that found more than it could take
-// goes on from there. A claim that was made before the floor was lowered, or before a reset or a hold, has not seen
-// the jobs behind it and changes nothing. If the server's clock went back, the lane loses its floor.
+// Advance moves a lane's floor to where a claim has read. The parameter last is the last key that the claim took
+// there, zero if it took no job. If the claim read the lane to its end, the floor moves up to last or to SettleTime
+// before the claim, the later of the two. If it did not, the floor becomes last, even if last is lower: a near
+// sweep that found more jobs than it could take goes on from there. A claim that was made before the floor was
+// lowered, or before Reset or Hold, has not seen the jobs behind the floor and changes nothing. If the server's
+// clock went back, the lane loses its floor.
 func (f *Floors) Advance(key Lane, last Floor, toEnd bool, at time.Time, version int) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()

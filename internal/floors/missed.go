@@ -2,15 +2,16 @@ package floors
 
 import "time"
 
-// Missed tracks whether a sleeping supervisor may miss jobs: their transaction saw a lookout that has left since, so it
-// sends no NOTIFY. While such a transaction may be open, the supervisor polls often.
+// Missed tracks whether a sleeping supervisor may miss jobs: the transaction of such a job saw a lookout (an awake
+// supervisor with room), which has left since, so it sends no NOTIFY. While such a transaction may be open, the
+// supervisor polls often.
 //
-// An enqueue gets its transaction id before it asks for a lookout. So an enqueue that saw one has a lower id than our
-// claim a moment (writing) after the lookout has left.
+// An enqueue gets its transaction id before it asks for a lookout. So an enqueue that saw a lookout has a lower id
+// than our claim a moment (the constant writing) after the lookout has left.
 type Missed struct {
 	since         time.Time // when the lookout left
-	unheardBefore uint64    // transactions that may have seen it have a lower id; 0: not known yet
-	missing       bool      // such a transaction was in progress at the last look
+	unheardBefore uint64    // transactions that may have seen the lookout have a lower id; 0: not known yet
+	missing       bool      // a transaction that may have seen the lookout was in progress at the last look
 	until         time.Time // poll often until then, after the last such transaction has ended
 }
 
@@ -21,7 +22,8 @@ const LookFor = 2 * time.Second
 func (h *Missed) Asleep(now time.Time) { h.since, h.unheardBefore = now, 0 }
 
 // Step returns the longest wait between two polls, least to most. While a job may be missed, it is a tenth of the time
-// since the supervisor fell asleep, otherwise most. In the first moment (writing) it is what is left of that.
+// since the supervisor fell asleep, otherwise most. In the first moment (the constant writing) it is the rest of that
+// moment.
 func (h *Missed) Step(seen Seen, now time.Time, least, most time.Duration) time.Duration {
 	slept := now.Sub(h.since)
 	if h.unheardBefore == 0 {

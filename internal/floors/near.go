@@ -5,21 +5,22 @@ import (
 	"time"
 )
 
-// Near are claims with lowered floors. They find jobs that committed late and lie behind the floors. Three of
-// them look at the last 200 ms, 2 s and 20 s before the floor, each for at most a tenth of the time. They look back
-// only as far as a row can lie that the previous sweep did not see.
+// Near plans the near sweeps: claims that begin to read before the floors. They find jobs that committed late and
+// lie behind the floors. Three near sweeps look at the last 200 ms, 2 s and 20 s before the floor, each for at most
+// a tenth of the time. They look back only so far that they find each row that the previous sweep could not see.
 //
 // A job's due time is the time of its own statement, and a statement that writes gets a transaction id. A row that a
-// sweep missed was written by a transaction that was open when the sweep looked, or that started later. So it is newer
-// than any claim of ours with an id below the oldest one then open. Older rows that a snapshot pins are not read again.
+// sweep missed was written by a transaction that was open when the sweep looked, or that started later. Take the oldest
+// transaction id that was open when the sweep looked. Each of our claims with a lower id is older than the missed row.
+// So a sweep begins at the newest of these claims, and does not read older rows, which a snapshot may pin, again.
 //
 // Some rows carry an older time: they were moved by hand, written late in a long statement, or locked while a sweep
-// looked. A fourth sweep covers all of the 20 s for them, for at most a two-hundredth of the time.
+// looked. For these rows a fourth sweep covers all of the 20 s, for at most a two-hundredth of the time.
 type Near struct {
 	mu      sync.Mutex
 	Windows [4]window
 	Sharing int           // how many supervisors share the near sweeps
-	Past    []Seen        // as claims saw them, oldest first, at least pastStep apart
+	Past    []Seen        // the server's transactions as claims saw them, oldest first, at least pastStep apart
 	usual   time.Duration // how long a claim without a near sweep takes, a moving average
 }
 
@@ -27,11 +28,11 @@ type Near struct {
 type window struct {
 	Width time.Duration
 	every time.Duration // the shortest time between two sweeps
-	part  int           // a sweep may take one part in so many of the time
+	part  int           // the sweeps of this window may take 1/part of the time
 	whole bool          // always look at the whole width, whatever transactions were open
-	Cost  time.Duration // how much longer its last sweep took than a usual claim, at least a tenth of it
+	Cost  time.Duration // how much longer its last sweep took than a usual claim; at least a tenth of the sweep's own time
 	Next  time.Time
-	since map[Lane]uint64 // oldest transaction id in progress when it last looked into a lane; no entry: unknown
+	since map[Lane]uint64 // oldest transaction id in progress when a sweep last looked into a lane; no entry: unknown
 }
 
 // Seen is the server's state of transactions at a claim.
@@ -44,7 +45,7 @@ type Seen struct {
 const (
 	pastStep = 100 * time.Millisecond
 	pastMost = 256                    // how many claims Past keeps
-	writing  = 200 * time.Millisecond // from a statement's time to its transaction's id: planning, on a busy server
+	writing  = 200 * time.Millisecond // how long after its time a statement may get its transaction id, after planning
 )
 
 // NewNear returns near sweeps that are all due.
@@ -120,7 +121,7 @@ func (n *Near) Reset() {
 	}
 }
 
-// Saw records the transactions that a claim saw. It reports whether the database has gone back to an older state:
+// Saw records the transactions that a claim saw. It reports whether the database was restored to an older state:
 // otherwise each claim has a higher id than the claims before it.
 func (n *Near) Saw(now Seen) (wentBack bool) {
 	n.mu.Lock()
@@ -141,7 +142,8 @@ func (n *Near) Saw(now Seen) (wentBack bool) {
 	return wentBack
 }
 
-// Read records that a claim with this sweep has looked into a lane, and the oldest transaction in progress then.
+// Read records that a claim with this sweep has looked into a lane, and the oldest transaction that was in
+// progress.
 func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 	if s.Width == 0 {
 		return
@@ -154,9 +156,9 @@ func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 }
 
 // Swept records how long a claim took, with a sweep or without, and sets when the windows are due again. A sweep covers
-// the narrower ones too, which cost no more than it did. A window is due again once its own cost, for all supervisors
-// that share the sweeps, is no more than its part of the time. A wide sweep over many dead rows must not hold up the
-// narrow ones, which find most of the late jobs.
+// the narrower windows, too, which cost no more than it did. A window is due again when so much time has passed that
+// its cost, times the number of supervisors that share the sweeps, is at most its part of that time. A wide sweep over
+// many dead rows must not hold up the narrow sweeps, which find most of the late jobs.
 func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -10,16 +10,16 @@ import (
 // Activity is how many runs of a queue began and ended.
 type Activity struct {
 	Queue                        string
-	Started, Waited              int64 // Waited is in microseconds, of all of Started
+	Started, Waited              int64 // Waited is the sum over all Started, in microseconds
 	Completed, Failed, Discarded int64
 }
 
-// Since is what has been added to an earlier state of the sums.
+// Since returns how much was added since an earlier state of the sums.
 func (a Activity) Since(b Activity) Activity {
 	return Activity{a.Queue, a.Started - b.Started, a.Waited - b.Waited, a.Completed - b.Completed, a.Failed - b.Failed, a.Discarded - b.Discarded}
 }
 
-// Plus adds up two sums of a queue.
+// Plus adds two sums of a queue.
 func (a Activity) Plus(b Activity) Activity {
 	return Activity{a.Queue, a.Started + b.Started, a.Waited + b.Waited, a.Completed + b.Completed, a.Failed + b.Failed, a.Discarded + b.Discarded}
 }
@@ -33,7 +33,8 @@ on conflict do nothing`
 	sqlForgetActivity = `delete from drover_activity where at < now() - interval '2 hours'`
 )
 
-// NoteActivity writes what a supervisor's queues have done in the given time. With forget it deletes old rows.
+// NoteActivity writes how many runs of a supervisor's queues began and ended in the given time. If forget is
+// true, it also deletes old rows.
 func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time.Duration, queues []Activity, forget bool) error {
 	s, done, err := Borrow(ctx, pool)
 	if err != nil {
@@ -59,8 +60,8 @@ func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time
 	return p.Send(ctx, s.Conn)
 }
 
-// SampleDepth notes how many jobs wait in each queue that has a living supervisor. A transaction of its own: a statement
-// time-out must not lose what ran.
+// SampleDepth records how many jobs wait in each queue that has a living supervisor. It is a transaction of its own, so
+// that a statement time-out does not lose the other numbers.
 func SampleDepth(ctx context.Context, pool *pg.Pool) error {
 	s, done, err := Borrow(ctx, pool)
 	if err != nil {

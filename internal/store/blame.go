@@ -12,14 +12,16 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlJudge records what the death of lost supervisor $1 is evidence of. $2 is the highest crash count among the jobs
-// that had started there, $3 how many other jobs had started, seen from each of them. The first rescuer that has seen
-// all of these jobs records it for all rescuers. A later one would see fewer jobs, because some are already freed.
+// sqlJudge records the evidence that the death of the lost supervisor $1 gives. $2 is the highest crash count among
+// the jobs that had started there, $3 how many jobs had started besides each of them. The first rescuer that has seen
+// all of these jobs records the evidence for all rescuers. A later rescuer would see fewer jobs, because some are
+// already freed.
 //
-// mass: the last sign of life of another process was within two thirds of a lease of this one's. A whole lease would
-// be too much. The first process that a job kills is found dead a lease after its last beat. If the job then kills a
-// second process immediately, that one's last beat is up to a sixth of a lease earlier, and the first death must not
-// spare the job. Processes that died later may not be declared lost yet, so a silence of a third of a lease is enough.
+// mass: the last sign of life of another process was less than two thirds of a lease before or after the last sign of
+// this process. A whole lease would be too much. The first process that a job kills is found dead a lease after its
+// last beat. If the job then kills a second process immediately, the last beat of that process is up to a sixth of a
+// lease earlier, and the first death must not spare the job. Processes that died later may not be declared lost yet,
+// so a silence of a third of a lease is enough.
 const (
 	sqlJudge = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
@@ -46,8 +48,8 @@ on conflict (id) do nothing`
 delete from drover_ended_supervisors where id in (select id from drover_ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
 )
 
-// Verdict returns what a rescuer decided about the death of supervisor id. died is false if nobody has decided, or if
-// the death was taken back.
+// Verdict returns what a rescuer decided about the death of supervisor id. The result died is false if no rescuer has
+// decided, or if the death was taken back.
 func (s Session) Verdict(ctx context.Context, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
 	p.Begin()
@@ -63,8 +65,8 @@ func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 	}, sqlVerdict, id)
 }
 
-// Judge returns what the death of supervisor id is evidence of, as its first rescuer has decided. d is what this
-// rescuer has seen.
+// Judge returns the evidence that the death of supervisor id gives, as its first rescuer has decided. The
+// parameter d is the evidence that this rescuer has seen.
 func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Death, error) {
 	var p pipeline
 	var died bool
@@ -102,8 +104,8 @@ func (s Session) Background(ctx context.Context, except []string) (b blame.Backg
 	return b, err
 }
 
-// sqlBlame notes which jobs a death counts against. sqlExplain notes which job is taken for the cause of deaths. Both
-// run after the settle, and note only jobs that the settle found still held.
+// sqlBlame records which jobs a death counts against. sqlExplain records which job counts as the cause of deaths.
+// Both run after the settle, and record only jobs that the settle found still held.
 const (
 	sqlBlame = `
 update drover_ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
@@ -112,17 +114,17 @@ where id = $1`
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
-// Freeing is what becomes of jobs of one dead supervisor, and what that shows about deaths.
+// Freeing has the outcomes of jobs of one dead supervisor, and which deaths they explain.
 type Freeing struct {
 	Owner     string
 	Changes   []Change
 	Blamed    []string            // jobs that the death counts against
-	Explained map[string][]string // by job: the supervisors whose deaths it is taken to have caused
-	Bound     time.Duration       // of one statement
+	Explained map[string][]string // for each quarantined job: the supervisors whose deaths it has caused
+	Bound     time.Duration       // the longest statement
 }
 
 // Free settles the jobs and records the blame in one transaction. Blame for a job that is not settled would be wrong,
-// and nobody looks at a settled job again. It returns what the jobs became.
+// and no rescuer looks at a settled job again. Free returns the new state of each job.
 func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State, err error) {
 	settled = map[string]State{}
 	var p pipeline
@@ -142,7 +144,7 @@ func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State
 }
 
 // sqlTakeSolo takes the turn to run strong suspects, unless another living supervisor has it. A supervisor that loses
-// its turn this way has lost its lease, too. Its claims are fenced, so it claims nothing more.
+// its turn this way has lost its lease, too. Its claims are fenced, so it claims no more jobs.
 const (
 	sqlTakeSolo = `
 update drover_solo set supervisor = $1, taken_at = now()
@@ -161,7 +163,7 @@ func (s Session) TakeSolo(ctx context.Context, id string) (bool, error) {
 	return n == 1, err
 }
 
-// ReleaseSolo gives the turn up, if the supervisor has it.
+// ReleaseSolo frees the turn to run strong suspects, if the supervisor has it.
 func (s Session) ReleaseSolo(ctx context.Context, id string) error {
 	var p pipeline
 	p.Begin()

@@ -38,7 +38,7 @@ where (drover_budgets.retries, drover_budgets.per_ms, drover_budgets.burst, drov
 const sqlBudgetScopes = `select scope from drover_budgets`
 
 // registerBudgets stores policies and reads the scopes of all budgets, including budgets of other processes and of
-// psql. It comes last, so that a pipeline with a refused statement has read none.
+// psql. It comes last, so that a pipeline with a refused statement has read no scopes.
 func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	for _, b := range policies {
 		p.Exec(nil, SQLRegisterBudget, b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
@@ -51,31 +51,31 @@ func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	}, sqlBudgetScopes)
 }
 
-// SQLReserve takes slots, in a transaction of its own before the settle. Every failing batch wants the same rows. This
-// way they are locked for as long as a commit takes, and not for the time of a settle.
+// SQLReserve takes slots, in a transaction of its own before the settle. Every batch with failures needs the same
+// rows. In a transaction of its own, they are locked only while it commits, and not during a settle.
 const SQLReserve = `select n, coalesce(due_us, 0), coalesce(delay_us, 0), coalesce(reason, '') from drover_reserve($1, $2, $3, $4)`
 
-// SQLReserveBriefly keeps the commit from waiting for the log, so that the next batch need not wait either. A crash
-// that loses the slots also loses the settle, which comes after them in the log. It bounds each wait for a lock by
-// $1: a lock held from psql must not hold up settles for long.
+// SQLReserveBriefly keeps the commit from waiting until the server has written its log, so that the next batch does
+// not have to wait either. A crash that loses the slots also loses the settle, which comes after them in the log.
+// It bounds each wait for a lock by $1: a lock held from psql must not hold up settles for long.
 const SQLReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', $1, true)`
 
 // WantedSlot is a retry that needs a slot.
 type WantedSlot struct {
 	Kind, Queue string
 	Backoff     time.Duration
-	Latest      *int64 // microseconds until its RetryUntil; nil: it has none
+	Latest      *int64 // microseconds until the job's RetryUntil; nil: it has none
 }
 
 // TakenSlot is the slot that a retry got. The zero value means that no budget applies.
 type TakenSlot struct {
 	Budgeted bool
-	DueUS    int64 // microseconds since 1970, by the server's clock
+	DueUS    int64 // the due time, in microseconds since 1970 by the server's clock
 	Delay    time.Duration
-	Reason   string // of a discard, because there was no slot; "": there was one
+	Reason   string // why the job is discarded, because there was no slot; "": there was a slot
 }
 
-// Reserve takes a slot for each retry that has a budget. The result has the order of wanting.
+// Reserve takes a slot for each retry that has a budget. The result has the order of the parameter wanting.
 func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot, error) {
 	kinds, queues := make([]string, len(wanting)), make([]string, len(wanting))
 	delays, latest := make([]int64, len(wanting)), make([]*int64, len(wanting))

@@ -22,21 +22,22 @@ const lastError = `left((case when errors->-1->>'class' <> 'operator' then error
 
 // SQLClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
 //
-// me: the key share lock makes a raise of the epoch wait for this claim. Later claims find no row. Heartbeats pass.
+// me: the key share lock makes a raise of the epoch wait until this claim has ended. Claims with the old epoch that
+// come after the raise find no row. Heartbeats do not wait for the lock.
 //
 // due: for each queue its groups of lanes, for each group its lanes, in the given order. Each lane is read from
-// jobs_claim_idx, beyond its floor and in index order, so LIMIT ends the scan and nothing is sorted. The limits of
-// the group and of the queue stop before lanes that have no room. SKIP LOCKED lets claimers pass each other. The
-// conditions for a job stand inside the LIMIT, or ineligible rows would fill it for ever. Everything is materialized,
-// because a subquery may be executed again and claim too many.
+// jobs_claim_idx, beyond its floor and in index order, so LIMIT ends the scan and nothing is sorted. When the LIMIT
+// of the group or of the queue is reached, the scan does not read the lanes that come after. SKIP LOCKED lets
+// claimers pass each other. The conditions for a job stand inside the LIMIT, or ineligible rows would fill it for
+// ever. Everything is materialized, because a subquery may be executed again and claim too many.
 //
 // claimed: no indexed column changes, so the update is HOT, except that a job leaves jobs_unique_idx if it is unique
-// until it has started. With $12, the age of jobs that were enqueued for later is returned. A join with due instead of the array would become a scan
-// of the whole table under a generic plan.
+// until it has started. With $12, the age of jobs that were enqueued for later is returned. With a join to the CTE
+// "due" instead of the array, a generic plan would scan the whole table.
 //
-// The left join returns a row with the server's time even if nothing was due. No row at all means that the epoch is
-// over. The time is the statement's, not the transaction's, because the claim may have waited for its turn. If nothing
-// was claimed, the row also has when the next job of these lanes is due, of any kind.
+// The left join returns a row with the server's time even if no job was due. No row at all means that the epoch is
+// over. The time is the statement's, not the transaction's, because the claim may have waited for its turn. If no job
+// was claimed, the row also has the time until the next job of these lanes is due, whatever its kind.
 const SQLClaim = claimMe + claimDue + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 // sqlClaimBut is SQLClaim without the jobs that are set aside. It is used only while there are such jobs. A subquery
@@ -99,7 +100,7 @@ with me as materialized (
 				or crashes > 0 or redrives > 0 or unique_scope = 'period'
 			then case
 			when ` + oddSize + ` then '!' || ` + rawSize + `
-			-- metadata alone, such as of a trace: JSON of all would cost as much again as the job
+			-- metadata and nothing else, for example a trace: JSON of all columns would double the cost of the job
 			when metadata is not null and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) = 1
 				and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope is distinct from 'period'
 			then 'm' || ` + sinceEnqueue + ` || ' ' || metadata
@@ -107,7 +108,7 @@ with me as materialized (
 				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
 				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text end
-			when errors_total > 0 -- most of those that have anything; JSON would cost them as much again as their update
+			when errors_total > 0 -- most jobs that get here; JSON would cost as much as the update itself
 			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || ` + sinceEnqueue + ` || ' ' || coalesce(` + lastError + `, '')
 			when `
 	claimAges = `scheduled_at <> created_at` // enqueued for later
@@ -164,11 +165,11 @@ type More struct {
 	Unreadable error // why the other fields are not known; nil: they are
 }
 
-// read parses a JSON object. For a job that has nothing but metadata, it parses its age and these. For a job that has merely
-// failed or waited, it parses how often it failed, its last delay, its age and its last error.
+// read parses a JSON object. If the job has only metadata, read parses the job's age and the metadata. If the job has
+// only failed or waited, read parses how often it failed, its last delay, its age and its last error.
 func (m *More) read(text []byte) (err error) {
 	size := strconv.Itoa(len(text))
-	if text[0] == '!' { // the server did not send them
+	if text[0] == '!' { // the server did not send the values, only their size
 		size = string(text[1:])
 	}
 	if text[0] == '!' || len(text) > mostMore {
@@ -216,7 +217,8 @@ const SQLTakeTurn = `select drover_take_turn($1, $2)`
 // SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn, and,
 // for the near sweeps, the state of the server's transactions: the claim behind it sees every transaction that has
 // ended by now. It gives the transaction an id, which the claim's lock on its supervisor needs anyway. It comes after
-// the wait for a turn, or other supervisors would take the wait for a long transaction.
+// the wait for a turn. Otherwise the transaction would have its id during the wait, and other supervisors would take
+// it for a writing transaction that is open for long.
 const SQLClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
@@ -233,10 +235,10 @@ type ClaimRequest struct {
 	Lanes        []int16
 	FloorAt      []time.Time
 	FloorID      []string
-	Turns        []string // queues in which it waits for its turn
+	Turns        []string // queues in which the claim waits for its turn
 	Patience     time.Duration
 	SkipSetAside bool  // leave out the jobs that are set aside
-	Ages         bool  // a worker bounds how long its jobs are retried
+	Ages         bool  // return the jobs' ages, because a worker bounds how long its jobs are retried
 	BelowLane    int16 // for ClaimThese: only jobs of lanes below this one
 }
 
@@ -262,14 +264,14 @@ const farthestDue = time.Hour
 // ClaimReply is the result of a claim. Committed is set once the pipeline has read the commit.
 type ClaimReply struct {
 	Committed bool
-	Fenced    bool // the epoch is over: nothing was claimed, and nothing can be
-	OutOfTurn bool // its turn did not come in time, and it went on without
+	Fenced    bool // the epoch is over: no job was claimed, and none can be
+	OutOfTurn bool // the claim's turn did not come in time, and it went on without a turn
 	Seen      floors.Seen
-	Waited    time.Duration // for its turn, by the server's clock
+	Waited    time.Duration // how long the claim waited for its turn, by the server's clock
 	At        time.Time
-	NextDue   time.Duration // until the next job is due; 0: none is known
+	NextDue   time.Duration // how long until the next job is due; 0: no such job is known
 	Jobs      []Job
-	Bytes     int // of args and More, also of jobs that are Left
+	Bytes     int // the size of Args and More, also of jobs that are Left
 }
 
 const (
@@ -279,8 +281,8 @@ const (
 	// mostReply is how many bytes of a claim are kept. Jobs beyond that are handed back.
 	mostReply = 256 << 20
 
-	// mostMore bounds the text of a job's More. The table's own bounds are far below, so decoding more would cost the
-	// other jobs of the claim their time for nothing.
+	// mostMore bounds the text of a job's More. The table's own bounds are far below, so decoding a longer text would
+	// only take time from the other jobs of the claim.
 	mostMore = 1 << 20
 )
 
@@ -290,8 +292,8 @@ func (r *ClaimReply) Cost(took time.Duration) time.Duration {
 	return took - min(max(r.Waited, 0), took)
 }
 
-// Claim takes due jobs. Before that, in the same round trip, it changes of which queues the connection is the lookout;
-// lookout may be nil.
+// Claim takes due jobs. Before that, in the same round trip, it changes of which queues the connection is the lookout
+// (crew.go). The parameter lookout may be nil.
 func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()

@@ -14,8 +14,8 @@ const CallSlots = 8
 
 // Crew has the keys of a queue's locks, for the supervisors that serve the same kinds in it.
 type Crew struct {
-	Lookout int64 // of the supervisor that is awake
-	OnCall  int64 // of the first of CallSlots supervisors on call
+	Lookout int64 // the key of the lock that the awake supervisor (the lookout) holds
+	OnCall  int64 // the key of the first of CallSlots locks; each supervisor on call holds one
 }
 
 const (
@@ -26,7 +26,7 @@ select $1, s.crew, $3::text[], hashtextextended(format('%s lookout %s %s', drove
 from drover_supervisors s where s.id = $2 and s.crew is not null
 on conflict (queue, crew) do update set polls = excluded.polls where c.polls < excluded.polls`
 
-	// sqlForgetCrews leaves a row alone that somebody has locked: it goes with the next supervisor that stops.
+	// sqlForgetCrews skips a row that another session has locked: the next supervisor that stops deletes it.
 	sqlForgetCrews = `
 delete from drover_crews where (queue, crew) in (
 	select c.queue, c.crew from drover_crews c
@@ -38,13 +38,13 @@ select c.queue, c.lookout, c.on_call from drover_crews c join drover_supervisors
 	sqlTakeLookout = `select k from unnest($1::bigint[]) as k where pg_try_advisory_lock(k)`
 	sqlLeaveAll    = `select pg_advisory_unlock_all()`
 
-	// sqlLeave asks for the locks first: behind a transaction pooler the session may be another one, and the server would log
-	// that it does not have them.
+	// sqlLeave asks for the locks first: behind a transaction pooler this may be another session, and the server would
+	// log that it does not hold them.
 	sqlLeave = `
 select pg_advisory_unlock(k) from unnest($1::bigint[]) as k
 where exists (select from pg_locks where pid = pg_backend_pid() and locktype = 'advisory' and objsubid = 1 and classid::bigint << 32 | objid::bigint = k)`
 
-	// sqlGoOnCall takes one of the slots of each queue that begin at $1, if any is free.
+	// sqlGoOnCall takes a free slot in each queue whose slots begin at one of $1.
 	sqlGoOnCall = `
 select first, (select first + i from generate_series(0, $2 - 1) as i where pg_try_advisory_lock(first + i) limit 1)
 from unnest($1::bigint[]) as first`
@@ -64,11 +64,12 @@ func (p *pipeline) readCrews(id string, crews *map[string]Crew) {
 	}, sqlCrews, id)
 }
 
-// Lookout is which queues a claim's connection begins and ends to be the lookout of, by the keys of their locks.
+// Lookout has the queues of which a claim's connection becomes the lookout, or stops being it, by the keys of
+// their locks.
 type Lookout struct {
 	Take, Leave []int64
-	LeaveAll    bool    // comes first: it is not known which locks this connection holds
-	Took        []int64 // filled in: the keys that no other session has
+	LeaveAll    bool    // leave all locks first, because it is not known which locks the connection holds
+	Took        []int64 // filled in: the keys of the locks that the connection got
 }
 
 // lookout queues the changes. Locks take effect immediately, so the statements that follow see all jobs of enqueues that
@@ -100,7 +101,7 @@ func (s Session) Lookout(ctx context.Context, l *Lookout) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// goOnCall queues sqlGoOnCall, and stores the slots that it got by the first of their queue.
+// goOnCall queues sqlGoOnCall, and stores each slot that it got by the first slot of its queue.
 func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	if len(firsts) == 0 {
 		return
@@ -116,8 +117,8 @@ func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	}, sqlGoOnCall, firsts, CallSlots)
 }
 
-// GoOnCall takes a slot of each queue whose slots begin at one of firsts, if any is free. It returns the slots by firsts, and
-// the stamp of the limits: a supervisor that does not listen hears of a pause by it.
+// GoOnCall takes a slot of each queue whose slots begin at one of firsts, if a slot is free. It returns each slot by
+// the first slot of its queue, and the stamp of the limits, from which a supervisor that does not listen sees a pause.
 func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]int64, limits string, err error) {
 	var p pipeline
 	got = map[int64]int64{}
@@ -128,9 +129,9 @@ func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]in
 	return got, limits, p.Send(ctx, s.Conn)
 }
 
-// HandOn notifies other supervisors of jobs that are due from a time on, in µs since 1970. It reports whether a supervisor on
-// call was notified. slot is our own; 0: we are not on call. With leave it leaves the slot first: an enqueue that still saw us
-// there has committed before the others look.
+// HandOn notifies other supervisors of jobs that are due from a time on, in µs since 1970. It reports whether a
+// supervisor on call was notified. The parameter slot is our own slot; 0: we are not on call. If leave is true, it
+// leaves the slot first. So each enqueue that still saw us on call has committed before the other supervisors look.
 func (s Session) HandOn(ctx context.Context, queue string, due, slot int64, leave bool) (told bool, err error) {
 	var p pipeline
 	p.Begin()

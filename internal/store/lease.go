@@ -42,7 +42,7 @@ on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = e
 	follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
 
 	// sqlRegisterBuild lets a build that was seen before keep its place. After a rollback the newest build is still
-	// the one rolled back.
+	// the build that was rolled back.
 	sqlRegisterBuild = `
 insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothing`
 )
@@ -57,15 +57,15 @@ type Registration struct {
 	Queues          []QueuePolicy
 	Kinds           []KindPolicy
 	Budgets         []BudgetPolicy
-	Scopes          []string // of all budgets in the database
+	Scopes          []string // the scopes of all budgets in the database
 	Schedules       []SchedulePolicy
 	Taken           []string        // names of these schedules that schedules made at run time have
-	Listens         bool            // it is notified
-	Polls           time.Duration   // the longest it goes without a look
-	Crews           map[string]Crew // of its queues, if it listens
+	Listens         bool            // whether it gets notifications
+	Polls           time.Duration   // the longest pause between two looks for jobs
+	Crews           map[string]Crew // the locks of its queues, if it listens
 }
 
-// QueuePolicy is a queue as a supervisor serves it. Nil means that the queue sets nothing.
+// QueuePolicy is a queue as a supervisor serves it. Nil means that the queue does not set the value.
 type QueuePolicy struct {
 	Name        string
 	Slots       int
@@ -74,14 +74,14 @@ type QueuePolicy struct {
 	Keep        Retention
 }
 
-// Retention is how long a queue keeps jobs that have ended, as intervals that SQL reads. Nil leaves it to the
-// supervisor that prunes.
+// Retention is how long a queue keeps jobs that have ended, as intervals that SQL reads. Nil means that the
+// supervisor that prunes decides.
 type Retention struct {
 	Completed, Cancelled, Discarded, Archived  *string
-	KeepCompleted, KeepDiscarded, KeepArchived *int // so many of each kind, the newest; nil: all
+	KeepCompleted, KeepDiscarded, KeepArchived *int // how many jobs of each kind are kept, the newest; nil: all
 }
 
-// KindPolicy is a kind's row in drover_kinds. Nil means that the kind sets nothing.
+// KindPolicy is a kind's row in drover_kinds. Nil means that the kind does not set the value.
 type KindPolicy struct {
 	Kind        string
 	MaxAttempts *int
@@ -158,7 +158,7 @@ func Serve(ctx context.Context, pool *pg.Pool, id string, reg *Registration) err
 	return Session{conn.Conn()}.ServeOn(ctx, id, reg)
 }
 
-// ServeOn is Serve on the session's connection.
+// ServeOn does the same as Serve, on the session's connection.
 func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) error {
 	var p pipeline
 	names, slots := reg.slots()
@@ -173,9 +173,9 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 }
 
 // SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
-// redrives, schedules, failure groups, budgets, the stamp of the limits, and the queue in which a strong suspect of the lanes $5, $6 that we could run
-// has been due for longest. It does not change the key, so claims under way do not hold it up. It does not revive a
-// row that other supervisors have declared lost.
+// redrives, schedules, failure groups, budgets, the stamp of the limits, and the queue in which a strong suspect of the
+// lanes $5, $6 that we could run has been due for longest. It does not change the key of the row, so claims under way
+// do not hold it up. It does not revive a row that other supervisors have declared lost.
 const SQLBeat = `
 with mine as (
 	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4
@@ -202,38 +202,38 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 from drover_supervisors s`
 
 // SQLGone returns which runs of supervisor $1 are over, among the runs of jobs $2, claimed at $3, that handlers still
-// work on. Either an operator ended the job, or the supervisor no longer holds it. This makes up for a notification
-// that was lost, or that the supervisor cannot hear.
+// work on. Either an operator ended the job, or the supervisor no longer holds it. So a supervisor also finds
+// cancelled runs if a notification was lost, or if it does not listen.
 const SQLGone = `
 select f.n - 1, coalesce((select j.state = 'cancelled' or j.discard_reason = 'operator' from jobs j where j.id = f.id), false)
 from unnest($2::text[], $3::timestamptz[]) with ordinality as f(id, at, n)
 where not exists (select from jobs j where j.id = f.id and j.state = 'running' and j.claimed_by = $1 and j.attempted_at = f.at)`
 
-// Peer is a supervisor as another one sees it.
+// Peer is a supervisor as another supervisor sees it.
 type Peer struct {
 	ID      string
 	Epoch   int
 	Beat    int64
 	Lease   time.Duration
-	Silence time.Duration // as other supervisors have noted it
+	Silence time.Duration // the silence that other supervisors have recorded
 	Lost    bool
 	Queues  []string
 }
 
-// BeatReply is what a heartbeat has read.
+// BeatReply has the values that a heartbeat has read.
 type BeatReply struct {
 	Alive    bool // our own row took the beat
 	Paces    bool // a redrive is under way
 	Failures bool // there may be work on failure groups
 	Peers    []Peer
-	Clock    float64         // the server's, in seconds since 1970
+	Clock    float64         // the server's time, in seconds since 1970
 	Gone     map[int]bool    // the runs that are over, by their indexes in running; true: an operator ended the job
 	Scope    []string        // scopes of all retry budgets
 	Limits   string          // the stamp of the limits
 	Solo     string          // the queue in which a strong suspect has been due for longest; "": none
 	Crews    int             // rows in drover_crews for our queues
-	OnCall   map[int64]int64 // the slots that it has taken, by the first of their queue
-	Tick     *time.Duration  // until the next tick of a schedule that we may tick; nil: there is none
+	OnCall   map[int64]int64 // each slot on call that the beat took, by the first slot of its queue
+	Tick     *time.Duration  // how long until the next tick of a schedule that we may tick; nil: there is none
 	Turn     bool            // the turn to run strong suspects is ours
 }
 
@@ -247,8 +247,9 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 	return of, lanes
 }
 
-// Beat sends a sign of life, and returns what SQLBeat and SQLGone read. running are the runs that handlers work on. onCall
-// are the first slots of queues in which it goes on call if a slot is free.
+// Beat sends a sign of life, and returns what SQLBeat and SQLGone read. The parameter running has the runs that
+// handlers work on. The parameter onCall has the first slots of the queues in which the supervisor goes on call if a
+// slot is free.
 func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence, draining bool, queues, kinds []string, onCall []int64) (BeatReply, error) {
 	var p pipeline
 	reply := BeatReply{Gone: map[int]bool{}, OnCall: map[int64]int64{}}
@@ -286,7 +287,7 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 	return reply, err
 }
 
-// gone queues SQLGone, and adds the runs that are over to gone.
+// gone queues SQLGone, and adds the runs that are over to the map.
 func (p *pipeline) gone(gone map[int]bool, id string, ids []string, claimed []time.Time) {
 	p.Query(func(rows pgx.Rows) error {
 		var i int
@@ -311,8 +312,9 @@ func (s Session) Gone(ctx context.Context, id string, running []Fence, bound tim
 }
 
 // sqlRaiseEpoch ends every claim that began under the old epoch. It waits for the claims under way, because their key
-// share lock conflicts with a change of the key. Later claims find no row. It is a sign of life, too. At the end of
-// the type the supervisor gives up its lease, and goes on under another id.
+// share lock conflicts with a change of the key. Claims under the old epoch that come later find no row. Raising the
+// epoch is a sign of life, too. If the epoch is the largest number of its type, the supervisor gives up its lease,
+// and goes on under another id.
 const sqlRaiseEpoch = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, silent_at_beat = null,
 	lost_at = case when epoch = 2147483647 then now() end
@@ -338,8 +340,8 @@ func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, err
 	return now, nil
 }
 
-// sqlNoteSilence records how long a supervisor has been silent, if it still is, for the supervisors that come after
-// us.
+// sqlNoteSilence records how long a supervisor has been silent, if it is still silent, for supervisors that start
+// later.
 const sqlNoteSilence = `
 update drover_supervisors set silent_at_beat = $3, silent_ms = $4
 where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
@@ -354,7 +356,7 @@ func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration)
 }
 
 // sqlDeclareLost takes a silent supervisor's lease, if its row is still as it was observed. The key must change, even
-// at the end of its type.
+// if it is the largest number of its type.
 const sqlDeclareLost = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
 
@@ -369,7 +371,8 @@ func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	return n == 1, err
 }
 
-// sqlForget deletes a supervisor's row at its stop, or when a rescue found nothing more. sqlEnded keeps the time of a stop.
+// sqlForget deletes a supervisor's row when it stops, or when a rescue has found no more jobs. sqlEnded records the
+// time of a stop.
 const (
 	sqlEnded = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, draining)
@@ -392,7 +395,8 @@ func (s Session) Forget(ctx context.Context, id string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// RewriteCrews adds the missing crews of a supervisor's queues, after the database went back to an older state.
+// RewriteCrews adds the missing crews of a supervisor's queues, after the database was restored to an older
+// state.
 func (s Session) RewriteCrews(ctx context.Context, id string, reg *Registration) error {
 	var p pipeline
 	p.Begin()
@@ -417,7 +421,7 @@ func (s Session) Listen(ctx context.Context) error {
 	return err
 }
 
-// Unlisten ends what Listen began.
+// Unlisten ends the subscription of Listen.
 func (s Session) Unlisten(ctx context.Context) error {
 	_, err := s.Conn.Exec(ctx, "unlisten *")
 	return err

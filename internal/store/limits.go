@@ -24,15 +24,15 @@ select coalesce(max(l.version) over (), 0), coalesce(` + sqlLimitsStamp + `, '')
 	case when l.held_until < 'infinity' then extract(epoch from l.held_until - clock_timestamp())::float8 end
 from (select) one left join drover_limits l on true`
 
-// SQLFollowed confirms that supervisor $1 follows all changes up to number $2.
+// SQLFollowed confirms that supervisor $1 has applied all changes up to number $2.
 const SQLFollowed = `update drover_supervisors set limits_seen = $2 where id = $1 and limits_seen is distinct from $2`
 
 // Limit is one row of drover_limits.
 type Limit struct {
 	Scope   string
-	By, Why string        // of the last change
-	Held    bool          // nothing of the scope may start
-	Left    time.Duration // until the hold ends by itself; 0: it does not
+	By, Why string        // the author of the last change, and the reason
+	Held    bool          // no job of the scope may start
+	Left    time.Duration // how long until the hold ends by itself; 0: it does not
 }
 
 // Limits are all limits. Number is the number of the newest change, and Stamp differs after each change, deletions of
@@ -66,7 +66,7 @@ func (s Session) Limits(ctx context.Context) (all Limits, err error) {
 	return all, err
 }
 
-// Followed confirms that a supervisor follows all changes up to a number.
+// Followed confirms that a supervisor has applied all changes up to a number.
 func (s Session) Followed(ctx context.Context, id string, number int64) error {
 	var p pipeline
 	p.Begin()

@@ -30,8 +30,9 @@ type SchedulePolicy struct {
 const sqlDeclarePeriodic = `select unnest(drover_periodic_declare($1, $2, $3::jsonb, wait => false))`
 
 // declarePeriodic stores the schedules that a supervisor declares, by name, so that two supervisors that start together
-// do not deadlock. taken gets the names that schedules made at run time have. Without a schedule it asks for nothing.
-// It passes over schedules that somebody holds locked: no supervisor could register meanwhile. DeclareAgain stores these.
+// do not deadlock. The parameter taken gets the names that schedules made at run time have. Without a schedule it sends
+// no statement. It skips schedules whose rows are locked, because otherwise no supervisor could register meanwhile.
+// DeclareAgain stores these schedules.
 func (p *pipeline) declarePeriodic(id, build string, schedules []SchedulePolicy, taken *[]string) {
 	if len(schedules) == 0 {
 		return
@@ -51,14 +52,15 @@ func scheduleDoc(schedules []SchedulePolicy) string {
 	return string(raw)
 }
 
-// sqlDeclareAgain passes on the schedules among $3 that have another build's settings, or do not know this supervisor.
+// sqlDeclareAgain stores those schedules among $3 whose rows have another build's settings, or do not list this
+// supervisor.
 const sqlDeclareAgain = `
 select drover_periodic_declare($1, $2, jsonb_agg(d)) from jsonb_array_elements($3::jsonb) d
 join drover_periodic p on p.name = d->>'name' and p.declared_by is not null and (p.build <> $2 or $1 <> all(p.declared_by)) having count(*) > 0`
 
-// DeclareAgain stores the schedules of a supervisor once more, if another build's settings are stored, or its
-// registration has passed over some. The server ends it
-// after bound, because somebody may hold a schedule locked.
+// DeclareAgain stores the schedules of a supervisor once more, if another build's settings are stored, or if
+// its registration has skipped some schedules. The server ends the statement after bound, because somebody may
+// have locked a schedule.
 func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
@@ -71,7 +73,7 @@ func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules [
 // SQLPeriodicPlan keeps the planner to the index. Without statistics it would read all schedules and sort them.
 const SQLPeriodicPlan = pg.OnePlan + `, set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 
-// SQLPeriodicDue lists the schedules that supervisor $1 may tick, except $2, the first ones first, by
+// SQLPeriodicDue lists the schedules that supervisor $1 may tick, except $2, the earliest first, by
 // drover_periodic_next_idx.
 const SQLPeriodicDue = `
 select name, kind, coalesce(options->>'queue', 'default'), extract(epoch from next_at - clock_timestamp())::float8 from drover_periodic
@@ -83,7 +85,7 @@ type DueSchedule struct {
 	Wait              time.Duration
 }
 
-// PeriodicDue returns at most so many schedules that a supervisor may tick, the first ones first.
+// PeriodicDue returns schedules that a supervisor may tick, the earliest first, and no more than asked for.
 func (s Session) PeriodicDue(ctx context.Context, supervisor string, except []string, most int) (due []DueSchedule, err error) {
 	var p pipeline
 	p.BeginReading()
@@ -104,9 +106,9 @@ func (s Session) PeriodicDue(ctx context.Context, supervisor string, except []st
 const SQLFirePeriodic = `
 select fired, made, missed, coalesce(why, ''), coalesce(fault, ''), coalesce(wait_s, 1e9)::float8 from drover_periodic_fire($1, $2)`
 
-// Fired is what became of the ticks of a schedule.
+// Fired is the result of the ticks of a schedule.
 type Fired struct {
-	Ours   bool     // false: nothing was due, or another supervisor is at it
+	Ours   bool     // false: no tick was due, or another supervisor is ticking the schedule
 	Jobs   []string // ids of the jobs that were enqueued
 	Missed int64    // ticks that made no job
 	Why    string   // the reason
@@ -114,8 +116,8 @@ type Fired struct {
 	Wait   time.Duration
 }
 
-// FirePeriodic deals with all ticks of a schedule that are due, in one transaction. The server ends the statement after
-// bound: if the connection were cut off instead, it could hold the row locked.
+// FirePeriodic carries out all ticks of a schedule that are due, in one transaction. The server ends the statement
+// after bound: if the connection were cut off instead, it could keep the row locked.
 func (s Session) FirePeriodic(ctx context.Context, name, supervisor string, bound time.Duration) (f Fired, err error) {
 	var p pipeline
 	p.Begin()
@@ -133,7 +135,7 @@ func (s Session) FirePeriodic(ctx context.Context, name, supervisor string, boun
 
 const sqlPeriodicFailed = `select drover_periodic_failed($1, $2)`
 
-// NotePeriodicFailed writes into a schedule's row why it could not tick.
+// NotePeriodicFailed writes into a schedule's row why the schedule could not tick.
 func (s Session) NotePeriodicFailed(ctx context.Context, name, why string) error {
 	var p pipeline
 	p.Begin()

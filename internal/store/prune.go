@@ -9,8 +9,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLRetain is a step of the pruner. The next two serve a step that fails: they list its jobs, and prune some of them. The
-// last one tries follow-ups again that were set aside.
+// SQLRetain is a step of the pruner. The next two statements serve a step that fails: they list its jobs, and prune
+// some of them. The last statement tries follow-ups again that were set aside.
 const (
 	SQLRetain      = `select last, deleted, archived, refused, odd, follow_ups from drover_retain($1, $2::interval, $3::interval, $4, $5)`
 	sqlRetainNext  = `select ids, odd from drover_retain_next($1, $2::interval, $3::interval, $4, $5)`
@@ -21,10 +21,10 @@ const (
 // retainTimeout bounds a step of the pruner, so that a row on which a trigger waits or loops is found.
 const retainTimeout = 30 * time.Second
 
-// Retained is what one step of the pruner did. Last is where it got to, "" at the end of the walk.
+// Retained is what one step of the pruner did. Last is the last id that it read, "" at the end of the walk.
 type Retained struct {
 	Last              string
-	Odd               bool // it got to ids above every ULID of today
+	Odd               bool // it read ids above every ULID of today
 	Deleted, Archived int64
 	Refused           []RefusedRow
 	FollowUps         []string // jobs whose follow-ups should be tried again
@@ -43,7 +43,7 @@ type RefusedRow struct {
 type Keeping struct{ Completed, Cancelled *string }
 
 // Retain deletes or archives jobs that have ended and whose time is over, among the next batch of ids after the given
-// one. With whole it also walks ids above every ULID of today.
+// id. If the parameter whole is true, it also walks ids above every ULID of today.
 func (s Session) Retain(ctx context.Context, after string, keep Keeping, whole bool, batch int) (step Retained, err error) {
 	var last *string
 	err = s.pruning(ctx, func(rows pgx.Rows) error {
@@ -62,16 +62,16 @@ func (s Session) RetainNext(ctx context.Context, after string, keep Keeping, who
 	return ids, odd, err
 }
 
-// RetainThese is Retain for these jobs alone. If surplus is not nil, their age does not matter: it deletes or archives
-// the jobs that were completed or discarded before surplus.
+// RetainThese does the same as Retain, for these jobs alone. If surplus is not nil, their age does not matter: it
+// deletes or archives the jobs that were completed or discarded before surplus.
 func (s Session) RetainThese(ctx context.Context, ids []string, keep Keeping, surplus *time.Time) (step Retained, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Archived, &step.Refused) },
 		sqlRetainThese, ids, keep.Completed, keep.Cancelled, surplus)
 	return step, err
 }
 
-// These serve retention by count. No index is for it, because completions would have to maintain that: the walks read a
-// whole table by its primary key.
+// These statements serve retention by count. It has no index, because each completion would have to maintain the index.
+// So the walks read a whole table by its primary key.
 const (
 	sqlKeptCounts = `
 select name, coalesce(keep_completed, 0), coalesce(keep_discarded, 0), coalesce(keep_archived, 0), statement_timestamp()
@@ -116,8 +116,8 @@ type EndedJob struct {
 	EndedAt         float64 // seconds since 1970
 }
 
-// Ended returns the completed and discarded jobs of these queues among the next batch of ids after the given one, and the
-// last of these ids, "" at the end. archive reads jobs_archive instead of jobs.
+// Ended returns the completed and discarded jobs of these queues among the next batch of ids after the given id, and
+// the last of these ids, "" at the end. If the parameter archive is true, it reads jobs_archive instead of jobs.
 func (s Session) Ended(ctx context.Context, archive bool, after string, batch int, queues []string) (ended []EndedJob, last string, err error) {
 	sql := sqlEndedJobs
 	if archive {

@@ -14,12 +14,12 @@ import (
 const sqlPace = `
 select extract(epoch from wait)::float8, released, coalesce(capped, false), refused::text from drover_pace(batch => $1)`
 
-// PaceReply is what came of one tick of the redrives.
+// PaceReply is the result of one tick of the redrives.
 type PaceReply struct {
 	Idle     bool // no redrive is under way
 	Wait     time.Duration
 	Released int64
-	Capped   bool // a job that ends may make room for another one of its key
+	Capped   bool // a job that ends may make room for another job of its key
 	Refused  []RedriveRefusal
 }
 

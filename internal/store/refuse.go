@@ -15,8 +15,8 @@ import (
 // drover_set_aside and the functions that write to it.
 
 const (
-	// sqlClaimHeads lists the jobs that SQLClaim would take, sqlClaimTails a few from the other end of the lanes. They
-	// read only the index and the short columns. Their locks end with the transaction.
+	// sqlClaimHeads lists the jobs that SQLClaim would take, and sqlClaimTails lists a few jobs from the other end of
+	// the lanes. They read only the index and the short columns. Their locks end with the transaction.
 	sqlClaimHeads    = claimMe + claimDue + sqlHeadColumns
 	sqlClaimHeadsBut = claimMe + claimDueBut + sqlHeadColumns
 	sqlClaimTails    = claimMe + claimQueues + notAside + claimLastOnes + sqlHeadColumns
@@ -34,7 +34,7 @@ from me left join claimed c on true`
 
 	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last. With owner $2 empty it is a
 	// job that waits, otherwise a job that this owner runs since $8; null: the time of the claim is not known. The time
-	// distinguishes the job from a later job under the same id, enqueued after the first one was deleted.
+	// distinguishes the job from a later job under the same id, enqueued after the first job was deleted.
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	select id, claim_seq from jobs
@@ -51,7 +51,7 @@ delete from drover_set_aside s where path = $1 and not exists (select from jobs 
 select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
 from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by s.retry_at, s.job limit $3`
 
-	// sqlTryAside gives the next try to one process: for the others the pause goes on for a minute.
+	// sqlTryAside gives the next try to one process: for the other processes the pause goes on for a minute.
 	sqlTryAside = `
 update drover_set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
 	sqlNoLongerAside = `delete from drover_set_aside where path = $1 and job = any($2)`
@@ -62,11 +62,11 @@ type Head struct {
 	ID, Queue, Kind string
 	ClaimSeq        int
 	Lane            int16
-	Nth             int // its place in its lane, from 0; the claimer sets it
+	Nth             int // the job's place in its lane, from 0; the claimer sets it
 }
 
-// Candidates lists the jobs that the request would claim. With last it lists up to five jobs from the other end of each
-// lane, without the jobs that are set aside.
+// Candidates lists the jobs that the request would claim. If the parameter last is true, it lists up to five jobs from
+// the other end of each lane, without the jobs that are set aside.
 func (s Session) Candidates(ctx context.Context, req *ClaimRequest, last bool, bound time.Duration) (heads []Head, err error) {
 	var p pipeline
 	sql := sqlClaimHeads
@@ -105,8 +105,8 @@ type Refused struct {
 	Path  string
 	Fence // without an Owner the job waits; without ClaimedAt the time of its claim is not known
 	Why   error
-	Later bool // put it off instead of discarding it
-	Aside bool // leave its row as it is and set it aside, because the cause may go away
+	Later bool // put the job off instead of discarding it
+	Aside bool // leave the row as it is and set the job aside, because the cause may go away
 }
 
 // SetAside is what Refuse returns for a job whose row it could not change, or was not to change.
@@ -129,7 +129,7 @@ func (s Session) Refuse(ctx context.Context, g *Refused, bound time.Duration) (b
 	if err = s.SetAside(ctx, g.Path, g.ID, g.Why); err != nil {
 		return "", err
 	}
-	return SetAside, nil // asked for, or not even its row can be read
+	return SetAside, nil // the caller wants it set aside, or not even the row can be read
 }
 
 // refusalText returns an error's text as drover_set_aside and the column errors hold it.
@@ -184,7 +184,7 @@ func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	return n == 1, err
 }
 
-// Passed takes jobs that went through off the list of a path.
+// Passed takes jobs that were claimed, settled or rescued after all off the list of a path.
 func (s Session) Passed(ctx context.Context, path string, ids []string) error {
 	var p pipeline
 	p.Begin()

@@ -62,14 +62,14 @@ where j.held or j.n = $6`
 
 // Scan is a search for running jobs that goes on where it stopped.
 type Scan struct {
-	Owner  string        // empty: owners without a row in drover_supervisors
+	Owner  string        // the owner of the jobs; empty: owners without a row in drover_supervisors
 	All    bool          // also jobs that are not due
 	Own    bool          // the owner itself searches, not a rescuer
-	Lanes  []ScanLane    // not yet read to their end
+	Lanes  []ScanLane    // the lanes that are not yet read to their end
 	Page   int           // rows of a lane that are read at a time
-	Bound  time.Duration // of one statement; zero: only the session's own
+	Bound  time.Duration // the longest statement; zero: only the session's own bound
 	Found  []Held
-	Unread []unreadLane // skipped
+	Unread []unreadLane // the lanes that were skipped
 
 	// Only a rescue has these: the evidence of the jobs that were found, and how many are freed at a time.
 	Started map[string]bool
@@ -103,8 +103,8 @@ func laneFromStart(key floors.Lane) ScanLane {
 	return ScanLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
 }
 
-// NewScan returns a search through all lanes of the queues for an owner's running jobs. With all it also reads jobs
-// that are not due.
+// NewScan returns a search through all lanes of the queues for an owner's running jobs. If the parameter all is
+// true, it also reads jobs that are not due.
 func NewScan(owner string, queues []string, all bool) *Scan {
 	h := &Scan{Owner: owner, All: all, Page: HuntPage, Part: MaxSettle}
 	for _, queue := range queues {
@@ -120,7 +120,7 @@ func NewScan(owner string, queues []string, all bool) *Scan {
 // Ended reports whether all lanes were read to their end.
 func (h *Scan) Ended() bool { return len(h.Lanes) == 0 }
 
-// Held is a running job that a hunt has found: its owner is dead, or does not know of it.
+// Held is a running job that a scan has found: its owner is dead, or does not know of it.
 type Held struct {
 	ID, Queue, Kind string
 	Attempt         int
@@ -130,13 +130,13 @@ type Held struct {
 	LastDelay       time.Duration
 	MaxAttempts     int
 	Retry           *string // the job's own strategy
-	Policy          *string // its kind's or queue's
+	Policy          *string // the strategy of its kind or queue
 	InFlight        bool    // its handler was running at the last beat
-	Slots           int     // of its queue at the owner; 0: not known
-	Host            string  // and process, for people to read
+	Slots           int     // how many slots its queue had at the owner; 0: not known
+	Host            string  // host and process of the owner, for people to read
 	Owner           string
-	StartedSeq      bool          // a start was noted under this claim
-	Flight          time.Duration // from the claim to the death, which is taken to be half a beat after the last one
+	StartedSeq      bool          // a start was recorded under this claim
+	Flight          time.Duration // from the claim to the death; the death counts as half a beat after the last beat
 	deaths          int
 	redrives        int
 	Before          []CrashEntry // earlier deaths that count against it
@@ -146,11 +146,11 @@ type Held struct {
 // the row by hand.
 func (j *Held) Unfenced() bool { return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }
 
-// Once reports whether the job must not run again if its handler may have begun. A start that the owner has noted
-// decides it, because the settings in the tables may have changed since.
+// Once reports whether the job must not run again if its handler may have begun. If the owner has recorded a
+// start, this decides, because the settings in the tables may have changed since.
 func (j *Held) Once() bool { return j.StartedSeq || j.MaxAttempts == 1 }
 
-// CrashEntry is what a hunt reads of an errors entry of class crash.
+// CrashEntry has the fields that a scan reads of an errors entry of class crash.
 type CrashEntry struct {
 	Supervisor string `json:"supervisor"`
 	DurationMS int64  `json:"duration_ms"`
@@ -256,7 +256,7 @@ func (h *Scan) asidePaths() []string {
 	return []string{PathRescue}
 }
 
-// sqlForgive deletes the notes on path $1 of jobs that no longer run.
+// sqlForgive deletes the rows of drover_set_aside on path $1 for jobs that no longer run.
 const sqlForgive = `
 delete from drover_set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
 
@@ -270,10 +270,9 @@ func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// sqlTakeBack undoes what the death of supervisor $1 counted against jobs $2, because that supervisor lives. The jobs
-// lose that crash. A job that was discarded because of it comes back, unless its only attempt was under way, or another
-// job has its unique key by now. Jobs
-// whose rows another session holds stay in blamed.
+// sqlTakeBack takes back the crash that the death of supervisor $1 has added to jobs $2, because that supervisor lives.
+// A job that was discarded because of this crash comes back, unless its only attempt was under way, or another job has
+// its unique key by now. Jobs whose rows another session holds stay in blamed.
 const sqlTakeBack = `
 with dead as materialized (
 	select id from drover_ended_supervisors where id = $1 for update
@@ -306,8 +305,8 @@ update drover_ended_supervisors e set blamed = array(
 where e.id = $1`
 
 const (
-	// sqlBlamed begins a take-back: it notes that the supervisor did not die. It returns the jobs that the death
-	// counts against, in the order of their ids.
+	// sqlBlamed begins to take crashes back: it records that the supervisor did not die. It returns the jobs
+	// that the death counts against, in the order of their ids.
 	sqlBlamed = `
 with alive as (
 	update drover_ended_supervisors set died = false, explained_by = null where id = $1 and (died or explained_by is not null)
@@ -324,8 +323,8 @@ select not exists (select from drover_supervisors where id = $1)
 	and not exists (select from drover_set_aside a where a.path = $2 and (select j.state = 'running' and j.claimed_by = $1 from jobs j where j.id = a.job))`
 )
 
-// Blamed notes that a supervisor did not die. It returns the jobs that its death counts against, and whether there will be
-// no more of them: while its rescue goes on there may be.
+// Blamed records that a supervisor did not die. It returns the jobs that its death counts against, and whether these
+// are all: while its rescue goes on, there may be more.
 func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jobs []string, all bool, err error) {
 	var p pipeline
 	p.Begin()
@@ -344,7 +343,7 @@ func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jo
 	return jobs, all, nil
 }
 
-// TakeBack undoes what the mistaken death of a supervisor counted against jobs, in one transaction.
+// TakeBack takes back the crash that the mistaken death of a supervisor has added to jobs, in one transaction.
 func (s Session) TakeBack(ctx context.Context, id string, jobs []string, bound time.Duration) error {
 	var p pipeline
 	p.Begin()

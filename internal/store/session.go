@@ -11,7 +11,7 @@ import (
 // pipeline is a list of the queue's statements for one round trip.
 type pipeline struct{ pg.Pipeline }
 
-// Session is a connection that a supervisor's statements run on.
+// Session is a connection on which a supervisor's statements run.
 type Session struct{ Conn pg.Conn }
 
 // Closed reports whether there is no open connection.
@@ -20,7 +20,7 @@ func (s Session) Closed() bool { return s.Conn == nil || s.Conn.IsClosed() }
 // Line is the connection of one goroutine. It reconnects after it broke.
 type Line struct{ pg.Link }
 
-// NewLine returns a line that connects as the pool does, once it is used.
+// NewLine returns a line that connects when it is first used, with the settings of the pool.
 func NewLine(pool *pg.Pool) Line { return Line{pg.Link{Pool: pool}} }
 
 // Current returns the connection that Get returned last.
@@ -41,7 +41,7 @@ func (s Session) WaitForNotification(ctx context.Context) (text string, err erro
 	return note.Payload, nil
 }
 
-// Borrow takes a connection of the pool. done gives it back.
+// Borrow takes a connection of the pool. The result done gives it back.
 func Borrow(ctx context.Context, pool *pg.Pool) (s Session, done func(), err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLStart notes that jobs $1 of supervisor $3 start, before their handlers are called. These are the jobs with a
-// single attempt, which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim. The
-// update is HOT.
+// SQLStart records that jobs $1 of supervisor $3 start, before their handlers are called. These are the jobs with
+// a single attempt, which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim.
+// The update is HOT.
 //
-// me: no start is noted once the lease is lost. A rescuer declares the supervisor lost, which waits for this lock.
-// Only then it reads which jobs have started. So a job that it found unstarted stays unstarted, and may be given to
-// other supervisors.
+// me: no start is recorded once the lease is lost. A rescuer first declares the supervisor lost, which waits for
+// this lock, and then reads which jobs have started. So a job that the rescuer found unstarted stays unstarted, and
+// may be given to other supervisors.
 const SQLStart = `
 with me as materialized (
 	select from drover_supervisors where id = $3 and lost_at is null for key share
@@ -35,7 +35,7 @@ returning id, attempted_at`
 
 // Fence identifies a claim. Every statement that ends a run compares it with the row.
 type Fence struct {
-	ID, Owner string // of the job and of the supervisor
+	ID, Owner string // ids of the job and of the supervisor
 	Seq       int
 	ClaimedAt time.Time
 }
@@ -49,15 +49,15 @@ func Claims(list []Fence) (ids []string, at []time.Time) {
 	return ids, at
 }
 
-// Start notes that jobs start. Once it has read the commit, it returns the jobs whose start was noted, each with the
-// time of its claim.
+// Start records that jobs start. Once it has read the commit, it returns the jobs whose start was recorded, each
+// with the time of its claim.
 func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (noted map[string]time.Time, err error) {
 	byOwner := map[string][]Fence{}
 	for _, f := range list {
 		byOwner[f.Owner] = append(byOwner[f.Owner], f)
 	}
 	var p pipeline
-	read := map[string]time.Time{} // nothing is noted before the commit, which the database may refuse
+	read := map[string]time.Time{} // no start counts before the commit, which the database may refuse
 	p.Begin()
 	p.BoundPlan(bound)
 	for owner, some := range byOwner {
@@ -91,7 +91,7 @@ with held as materialized (
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
 where id = any(array(select id from held))`
 
-// SQLCompleteDelete is SQLComplete for runs whose completed jobs are not kept.
+// SQLCompleteDelete replaces SQLComplete for runs whose completed jobs are not kept.
 const SQLCompleteDelete = `
 with held as materialized (
 	select id from jobs
@@ -101,7 +101,7 @@ with held as materialized (
 )
 delete from jobs where id = any(array(select id from held))`
 
-// Completion is one such statement: the completed runs of one owner and one claim_seq.
+// Completion has the parameters of one SQLComplete: the completed runs of one owner and one claim_seq.
 type Completion struct {
 	Owner  string
 	Seq    int
@@ -109,7 +109,7 @@ type Completion struct {
 	IDs    []string
 	Which  []int32     // when each job was claimed: an index into At, from 1
 	At     []time.Time // each time only once: pgx allocates for a time that it sends, and not for a small number
-	N      int64       // how many jobs it completed
+	N      int64       // how many jobs the statement completed
 }
 
 func (p *pipeline) complete(c *Completion) {
@@ -120,11 +120,11 @@ func (p *pipeline) complete(c *Completion) {
 	p.Exec(&c.N, sql, c.IDs, c.Seq, c.Owner, c.Which, c.At)
 }
 
-// Settlement is what one round trip settles, in one transaction.
+// Settlement has the outcomes that one round trip records, in one transaction.
 type Settlement struct {
 	Completions []Completion
 	Changes     map[string][]Change // by owner, at most one for each job
-	Bound       time.Duration       // of each statement; 0: only the session's own
+	Bound       time.Duration       // the longest statement; 0: only the session's own bound
 
 	Committed bool
 	Became    map[string]State // by job: its state after the change; no entry: its row did not match
@@ -166,13 +166,13 @@ const settleHeld = `
 
 // settleRules apply the policies of failure groups to the rows that "held" has locked, and record the failures.
 //
-// ruled: the effect of a group's policy on a job, instead of a retry: an object from id to state, reason and build.
-// It is nearly always null, found by an index that is nearly always empty. ruled also has the beginning of a new
-// errors entry.
+// ruled: an object that maps the id of a job to the state, reason and build that its group's policy sets instead of
+// a retry. It is nearly always null, found by an index that is nearly always empty. ruled also has the beginning of
+// a new errors entry.
 //
 // tallied: one more row for each fingerprint, with the last job's entry. If the statement counted in
-// drover_failure_groups itself, every settle of a failure would wait for every other one, and for each handler that
-// has settled one in a transaction that is still open.
+// drover_failure_groups itself, every settle of a failure would wait for all others, and for each handler that has
+// settled a failure in a transaction that is still open.
 const settleRules = `
 	) j
 ), ruled as materialized (
@@ -198,11 +198,11 @@ const toldState = `case when j.state = 'parked' and j.parked_build is null then 
 // settleUpdate writes the changes to the rows' columns, unless a rule overrides them. It is the only join with jobs
 // of claim and settle. Both sides are as long as held, whatever the statistics say, and they are hashed (SQLSettlePlan).
 //
-// waits: the row goes back to its redrive. A job that a redrive let run within its key's cap gives its place back
-// when its run fails or snoozes, and waits until the redrive has a place again. due_us is the slot of a retry budget. It is a
-// time by the server's clock, because a delay would begin anew with this transaction. No time is the transaction's:
+// waits: the row goes back to its redrive. A job that a redrive let run within its key's cap gives its place back when
+// its run fails or snoozes, and waits until the redrive has a place again. due_us is the slot of a retry budget. It is
+// a time by the server's clock, because a delay would begin anew with this transaction. No time is the transaction's:
 // SettleTx may come hours after its transaction began. A delay counts from when the row is written. So a job with a
-// delay of nothing becomes due beyond the floors, and so does a job with at_once.
+// delay of 0 becomes due beyond the floors, and so does a job with at_once.
 //
 // added: the new entry, with the time, as an array. drover_append_error is called only if an older entry or its trace
 // may have to go: a function that pins its search_path costs more than all other columns of the row. An operator's
@@ -244,7 +244,7 @@ from (
 where j.id = h.id and j.id = any(array(select id from held))
 returning `
 
-// SQLSettlePlan leaves the planner one sane plan for SQLSettle. SQLSettle has to join, and may do so only by a hash. It
+// SQLSettlePlan leaves the planner one good plan for SQLSettle. SQLSettle has to join, and may do so only by a hash. It
 // returns no times, so PlainText is not needed.
 const SQLSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
@@ -261,8 +261,8 @@ with held as materialized (
 		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry, claimed_at)` +
 	settleHeld + `update skip locked` + settleRules + settleUpdate + `j.id, ` + toldState
 
-// SQLSettleTx is SQLSettle for one job in its handler's transaction. Its parameters are scalars, for any driver. It
-// waits for a locked row.
+// SQLSettleTx does the same as SQLSettle for one job, in its handler's transaction. Its parameters are scalars, for
+// any driver. It waits for a locked row.
 const SQLSettleTx = `
 with held as materialized (
 	select * from jsonb_to_record($2::jsonb)
@@ -289,8 +289,9 @@ const (
 // Final reports whether the job has ended.
 func (s State) Final() bool { return s == Completed || s == Discarded || s == Cancelled }
 
-// Change is what SQLSettle does to one row. A key that is left out changes nothing, except that
-// without a reason the row has none, and that without claimed_at the row must have none.
+// Change is what SQLSettle does to one row. A key that is left out leaves its column as it is, with
+// two exceptions. Without a reason the row loses its reason. Without claimed_at the change matches
+// only a row that has no attempted_at.
 type Change struct {
 	ID          string          `json:"id"`
 	Seq         int32           `json:"seq"`
@@ -312,7 +313,7 @@ type Change struct {
 	Entry       json.RawMessage `json:"entry,omitempty"`
 }
 
-// settle queues SQLSettle and notes in settled what the jobs became. Each job has at most one change.
+// settle queues SQLSettle and stores the new states of the jobs in settled. Each job has at most one change.
 func (p *pipeline) settle(settled map[string]State, owner string, changes []Change) {
 	var row struct {
 		id    string
@@ -351,7 +352,8 @@ func column[R any, T comparable](rows []R, of func(*R) T) []T {
 	return values
 }
 
-// rare is column for values whose zero value means none. If no change has a value, it returns nil, which is null.
+// rare does the same as column, for values whose zero value means none. If no change has a value, it returns nil,
+// which is null.
 func rare[T comparable](changes []Change, of func(*Change) T) []T {
 	values := column(changes, of)
 	var none T
@@ -370,10 +372,10 @@ type SeenJob struct {
 	claimSeq    int
 	attemptedAt pgtype.Timestamptz
 	owner       string
-	Reason      string // of a discard
+	Reason      string // why the job was discarded
 }
 
-// LastClaimedBy reports whether nobody has claimed the job since the claim f.
+// LastClaimedBy reports whether f is the last claim of the job.
 func (j *SeenJob) LastClaimedBy(f Fence) bool {
 	return j.claimSeq == f.Seq && j.attemptedAt.Time.Equal(f.ClaimedAt)
 }
@@ -409,8 +411,8 @@ func (p *pipeline) look(ids []string, seen map[string]SeenJob) {
 	}, SQLLook, ids)
 }
 
-// sqlAlive lists the supervisors whose lease nobody has taken. It runs after SQLLook: a supervisor that takes
-// another's job takes the lease first, so the job's owner is no longer in the list.
+// sqlAlive lists the supervisors that still have their lease. It runs after SQLLook: a supervisor that takes
+// the job of another takes its lease first, so the job's owner is no longer in the list.
 const sqlAlive = `select distinct id from drover_supervisors where lost_at is null`
 
 func (p *pipeline) alive(ids map[string]bool) {

@@ -11,8 +11,8 @@ import (
 )
 
 // SQLSweep looks for due jobs at or behind the floors, from transactions that committed late. It is a plain SELECT
-// and takes no locks. It returns the lanes that have any jobs, as far as a hunt reads them, each with the time of its
-// first such job: the lane's floor goes back to it.
+// and takes no locks. It returns the lanes that have jobs, as far as a scan for orphans reads them, each with the
+// time of its first job behind the floor. The lane's floor is lowered to this job.
 const SQLSweep = `
 select l.queue, l.lane, j.scheduled_at
 from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
@@ -35,14 +35,14 @@ type straggler struct {
 	At   time.Time
 }
 
-// SweepLane is a lane with the floor that a full sweep looks behind.
+// SweepLane is a lane with its floor, behind which a full sweep looks.
 type SweepLane struct {
 	Key   floors.Lane
 	Floor floors.Floor
 }
 
-// Sweep returns the first job behind each floor, and the lanes that have any jobs. The bound ends it, because it steps
-// over all dead entries of the index, on the connection that also sends the heartbeats.
+// Sweep returns the first job behind each floor, and the lanes that have jobs. It ends after the bound, because it
+// steps over all dead entries of the index, on the connection that also sends the heartbeats.
 func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []ScanLane, err error) {
 	var p pipeline
 	var queues, floorID []string

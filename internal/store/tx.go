@@ -15,7 +15,7 @@ update jobs set state = 'completed', finalized_at = statement_timestamp(), claim
 where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
 returning state`
 
-// SQLCompleteDeleteTx is SQLCompleteTx for a run whose completed job is not kept.
+// SQLCompleteDeleteTx replaces SQLCompleteTx for a run whose completed job is not kept.
 const SQLCompleteDeleteTx = `
 delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' returning 'completed'`
 
@@ -23,8 +23,9 @@ delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attemp
 const SQLHoldTx = `
 select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
 
-// SQLStillOursTx reports whether a claim may still hold after one of these statements has found no row. A repeatable
-// read or serializable transaction that began before the claim may not see it, so there the answer is true.
+// SQLStillOursTx reports whether a claim may still be valid after one of these statements has found no row. A
+// repeatable read or serializable transaction that began before the claim may not see it, so there the answer is
+// true.
 const SQLStillOursTx = `
 select exists (select from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running')
 	or current_setting('transaction_isolation') in ('repeatable read', 'serializable') and now() < $4`
@@ -34,8 +35,8 @@ type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// CompleteTx completes a run's job in a caller's transaction, or deletes it. It returns what the job became. The
-// errors of this function and the ones below are the driver's: pgx.ErrNoRows if no row matched.
+// CompleteTx completes a run's job in a caller's transaction, or deletes it. It returns the new state of the
+// job. The errors of this function and the functions below are the driver's: pgx.ErrNoRows if no row matched.
 func CompleteTx(ctx context.Context, tx Tx, f Fence, del bool) (became State, err error) {
 	sql := SQLCompleteTx
 	if del {
@@ -44,7 +45,7 @@ func CompleteTx(ctx context.Context, tx Tx, f Fence, del bool) (became State, er
 	return fencedTx(ctx, tx, sql, f)
 }
 
-// SettleTx ends a run of supervisor owner in any other way, and returns what the job became.
+// SettleTx ends a run of supervisor owner in any other way, and returns the new state of the job.
 func SettleTx(ctx context.Context, tx Tx, owner string, c Change) (became State, err error) {
 	doc, err := json.Marshal(c)
 	if err != nil {
@@ -60,7 +61,8 @@ func HoldTx(ctx context.Context, tx Tx, f Fence) error {
 	return err
 }
 
-// StillOursTx reports whether the claim may still hold after a statement has found no row: see SQLStillOursTx.
+// StillOursTx reports whether the claim may still be valid after a statement has found no row: see
+// SQLStillOursTx.
 func StillOursTx(ctx context.Context, tx Tx, f Fence) (held bool, err error) {
 	err = tx.QueryRow(ctx, SQLStillOursTx, f.ID, f.Seq, f.Owner, f.ClaimedAt).Scan(&held)
 	return held, err
