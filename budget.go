@@ -1,14 +1,6 @@
 package drover
 
-import (
-	"context"
-	"fmt"
-	"time"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/drover-queue/drover/internal/pg"
-)
+import "time"
 
 // RetryBudget bounds how many retries become due in any window of the length Per, over all processes. So many failures
 // together turn into a steady flow of retries. The zero value sets no budget. A budget that another process or psql has
@@ -52,35 +44,4 @@ func (b *RetryBudget) fillIn(bad *problems, field string) {
 	if b.Burst < 0 || b.Burst > max(b.Retries, 1) {
 		bad.add(field+".Burst", "%d is not 1 to Retries", b.Burst)
 	}
-}
-
-// BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.
-type BudgetInfo struct {
-	Scope Scope // "kind:charge", "queue:payments" or "all"
-	RetryBudget
-	Reserved int       // how many retries are due in the Per that begins now
-	Free     int       // how many more may become due in it
-	NextFree time.Time // the first free slot
-}
-
-// RetryBudgets returns all retry budgets, sorted by scope.
-func (c *Client) RetryBudgets(ctx context.Context) ([]BudgetInfo, error) {
-	budgets, err := c.desk.budgets(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read retry budgets: %w", err)
-	}
-	return budgets, nil
-}
-
-const sqlBudgets = `
-select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
-
-func (s *desk) budgets(ctx context.Context) ([]BudgetInfo, error) {
-	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
-		var b BudgetInfo
-		var per float64
-		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
-		b.Per = pg.Seconds(per).Truncate(time.Millisecond)
-		return b, err
-	}, sqlBudgets)
 }
