@@ -198,7 +198,7 @@ func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audi
 
 // RerunPlan is how RerunMany enqueues jobs again.
 type RerunPlan struct {
-	// Rate is how many of the new jobs become due in a second. Zero means 50; 0.001 to 5,000.
+	// Rate is how many of the new jobs become due in a second, at most. Zero means 50; 0.001 to 5,000.
 	Rate float64
 
 	// DryRun changes nothing. BulkResult.Changed then counts the jobs that RerunMany would try to rerun.

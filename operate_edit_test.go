@@ -390,6 +390,32 @@ func TestRerunMany(t *testing.T) {
 	}
 }
 
+// A walk that is slower than its rate lets no jobs catch up together, neither in a batch nor in the next one.
+func TestRerunManyAfterAStall(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, args, state, finalized_at) select 'label', jsonb_build_object('n', n), 'completed', now() from generate_series(1, 60) n`)
+	db.exec(t, `create function stall() returns trigger language plpgsql as $$ begin perform pg_sleep(0.3); return new; end $$;
+create trigger stall before insert on jobs for each row when ((new.args->>'n')::int in (10, 40)) execute function stall()`)
+	var made []string
+	after, starts := new(string), (*time.Time)(nil)
+	for after != nil {
+		var ids []string
+		row := db.QueryRow(t.Context(), `select ids, last, next from drover_rerun_many('{"kind": "label"}', rate => 200, batch => 20, after => $1, starts => $2)`, *after, starts)
+		if err := row.Scan(&ids, &after, &starts); err != nil {
+			t.Fatal(err)
+		}
+		made = append(made, ids...)
+	}
+	if len(made) != 60 {
+		t.Fatalf("%d jobs were rerun", len(made))
+	}
+	if gap := value[float64](t, db, `select min(gap) from (select extract(epoch from scheduled_at - lag(scheduled_at) over (order by scheduled_at)) * 1000 as gap from jobs where id = any($1)) g`, made); gap < 4.99 {
+		t.Errorf("two jobs are due %v ms one after the other, at 200 a second", gap)
+	}
+}
+
 // Two people rerun the same jobs together. Each job is rerun once.
 func TestTwoRerunTheSame(t *testing.T) {
 	t.Parallel()

@@ -270,7 +270,8 @@ declare
 begin
 	for was in select o.* from jobs o where o.id = any(ids) order by o.id loop
 		at := clock_timestamp();
-		due := greatest(at, (how->>'starts')::timestamptz + (array_position(places, was.id) - 1) * (how->>'every')::interval);
+		-- If the walk is slower than the rate, later jobs move back. They must not catch up together.
+		due := greatest(at, (how->>'starts')::timestamptz + (array_position(places, was.id) - 1) * (how->>'every')::interval, due + (how->>'every')::interval);
 		made := coalesce(how->>'new_id', drover_ulid());
 		if was.state <> 'completed' then
 			raise exception 'drover: job % is %, only completed jobs can be rerun', was.id, was.state using errcode = 'DR002',
@@ -363,8 +364,8 @@ begin
 	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_rerun_jobs($1, $2)', jsonb_build_object('by', left(coalesce(nullif(by, ''), session_user), 128),
 		'why', why, 'places', to_jsonb(held), 'starts', starts, 'every', make_interval(secs => 1 / rate))) w;
 	perform set_config('lock_timeout', usual, true);
-	select array_agg(j.id order by j.id), array_agg(j.queue order by j.id), array_agg(j.kind order by j.id) into ids, queues, kinds
-	from jobs j where j.id in (select o.errors->-1->>'job' from jobs o where o.id = any(drover_without(held, refused)));
+	select array_agg(j.id order by j.id), array_agg(j.queue order by j.id), array_agg(j.kind order by j.id), greatest(next, max(j.scheduled_at) + make_interval(secs => 1 / rate))
+	into ids, queues, kinds, next from jobs j where j.id in (select o.errors->-1->>'job' from jobs o where o.id = any(drover_without(held, refused)));
 	perform drover_wake(q.queue, q.due, q.kind) from (
 		select j.queue, j.kind, min(j.scheduled_at) as due from jobs j where j.id = any(ids) group by 1, 2 order by 1, 2) q;
 end

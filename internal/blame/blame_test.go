@@ -376,11 +376,11 @@ func (s *sim) tally(into *tally) {
 }
 
 // P-3, W-1, W-2: every killer is convicted, and at most one innocent job in twenty runs. One killer is convicted by its
-// third death, however busy the processes are: strong suspects run alone. DROVER_BLAME_RUNS=200 runs twice as many.
+// third death, however busy the processes are: strong suspects run alone. DROVER_BLAME_RUNS=200 runs five times as many.
 func TestBlameSimulation(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
-	runs := tier.Size(t, "DROVER_BLAME_RUNS", 100)
+	runs := tier.Size(t, "DROVER_BLAME_RUNS", 40)
 	if tier.Race() { // nothing here can race, and the detector makes it take ten times as long
 		runs = 20
 	}

@@ -696,6 +696,20 @@ func mutants() []mutant {
 			tests: []string{"TestTwoPeopleWhoSawTheSame"},
 		},
 		{
+			name: "reruns-catch-up", bug: "reruns that are late become due together",
+			file:  "migrations/00020_edit.sql",
+			old:   "* (how->>'every')::interval, due + (how->>'every')::interval);",
+			new:   "* (how->>'every')::interval);",
+			tests: []string{"TestRerunManyAfterAStall"},
+		},
+		{
+			name: "late-reruns-meet-the-next-batch", bug: "a batch of reruns begins before the batch before it is due",
+			file:  "migrations/00020_edit.sql",
+			old:   "greatest(next, max(j.scheduled_at) + make_interval(secs => 1 / rate))",
+			new:   "next",
+			tests: []string{"TestRerunManyAfterAStall"},
+		},
+		{
 			name: "rerun-many-twice", bug: "a rerun by filter takes up jobs that were rerun before",
 			file:  "migrations/00011_operate.sql",
 			old:   `@.error starts with "rerun as ")`,
