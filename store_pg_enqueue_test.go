@@ -489,7 +489,12 @@ func TestPlansOfUniqueEnqueues(t *testing.T) {
 				`select drover_unique_owner('01K00000000000000000000000')`,
 			} {
 				p.buffersOf(t, call) // reads the catalogs
-				if buffers, scans := p.buffersOf(t, call); scans > 0 || buffers > 200 {
+				buffers, scans := p.buffersOf(t, call)
+				// Other tests change their schemas, and then the server reads its catalogs anew.
+				for tries := 0; buffers > 200 && tries < 50; tries++ {
+					buffers, scans = p.buffersOf(t, call)
+				}
+				if scans > 0 || buffers > 200 {
 					t.Errorf("%s, %s, %s: %d buffers, %d scans of the table", call, when, mode, buffers, scans)
 				}
 			}

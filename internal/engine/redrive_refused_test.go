@@ -299,11 +299,11 @@ func TestRedriveWithASelectiveFilterMarksInSteps(t *testing.T) {
 	v.exec(t, `analyze jobs`)
 	id := value[string](t, v.testDB, `select drover_redrive_start('{"filter": {"error": "needle"}}')`)
 	for _, batch := range []int{1, 2} { // few rows at a time, or a fast machine is through in the time of a step
-		before := value[string](t, v.testDB, `select marked_id from drover_redrives where id = $1`, id)
+		before := value[string](t, v.testDB, `select concat_ws(' ', marked_at at time zone 'utc', marked_id) from drover_redrives where id = $1`, id)
 		if !value[bool](t, v.testDB, `select more from drover_redrive_mark($1, $2)`, id, batch) {
 			t.Fatal("it ended with the first step")
 		}
-		if got := value[string](t, v.testDB, `select state || ' ' || matched from drover_redrives where id = $1 and marked_id > $2`, id, before); got != "marking 0" {
+		if got := value[string](t, v.testDB, `select state || ' ' || matched from drover_redrives where id = $1 and concat_ws(' ', marked_at at time zone 'utc', marked_id) collate "C" > $2`, id, before); got != "marking 0" {
 			t.Errorf("after a step of %d: %s", batch, got)
 		}
 	}
