@@ -17,14 +17,12 @@ func (Charge) Kind() string { return "charge" }
 // README.md shows this code; docs_test.go compares the two.
 
 // The order and its job are stored together, or neither is.
-func placeOrder(ctx context.Context, pool *pgxpool.Pool, client *drover.Client, id int64) error {
-	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `insert into orders (id) values ($1)`, id); err != nil {
-			return err
-		}
-		_, err := client.EnqueueTx(ctx, tx, Charge{OrderID: id}, nil)
-		return err
-	})
+func placeOrder(ctx context.Context, tx pgx.Tx, client *drover.Client, id int64) error {
+	_, err := tx.Exec(ctx, `insert into orders (id) values ($1)`, id)
+	if err == nil {
+		_, err = client.EnqueueTx(ctx, tx, Charge{OrderID: id}, nil)
+	}
+	return err
 }
 
 // The order is marked as paid and the job is completed together, or neither is.
@@ -68,7 +66,7 @@ func Example() {
 		Workers: []drover.Worker{chargeWorker(pool)},
 	})
 	must(err)
-	must(placeOrder(ctx, pool, client, 42))
+	must(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return placeOrder(ctx, tx, client, 42) }))
 	must(sup.Run(ctx))
 	var paid bool
 	must(pool.QueryRow(context.Background(), `select paid from orders where id = 42`).Scan(&paid))

@@ -6,12 +6,14 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/drover-queue/drover/internal/pgurl"
 )
@@ -159,6 +161,29 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 // or whose search_path finds another table in front of one of drover's. Check returns ErrReadOnly only if it finds no
 // other fault, so reads work on that server.
 func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx) }
+
+// desk is a client's access to the database. It is safe for concurrent use.
+//
+// The SQL of enqueues is in enqueue_sql.go and unique.go, the SQL of operators in operate*.go, next to the public
+// types that it fills. The SQL of supervisors is in internal/store.
+//
+// Names are unqualified. search_path picks the schema, or pg.Names writes it in front of them. Every transaction of the
+// library's own begins with pg.Begin, pipelined. If it used the application's default instead, and that is repeatable
+// read or serializable, a quarter to nine tenths of the claims would fail.
+type desk struct {
+	pool          *pg.Pool
+	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
+	wakesBlindly  atomic.Bool // this role may not read drover_crews, so each enqueue calls drover_wake
+}
+
+func newDesk(pool *pgxpool.Pool, schema string) *desk {
+	return &desk{pool: &pg.Pool{Pool: pool, Names: pg.NewNames(schema), Invalid: func(field, reason string, cause error) error {
+		return &InvalidError{Field: field, Reason: reason, Err: cause}
+	}}}
+}
+
+// in wraps the caller's transaction, so that the names in drover's statements are qualified if Config.Schema is set.
+func (s *desk) in(tx pg.Querier) pg.Querier { return s.pool.Names.In(tx) }
 
 // State is the state of a job. Every job is in one of the states below.
 type State string

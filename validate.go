@@ -15,6 +15,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
@@ -356,4 +358,48 @@ func promoted(m reflect.Method) bool {
 func inlined(f reflect.StructField) bool {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	return f.Anonymous && name == "" && visit{f.Type, false}.pointed().Kind() == reflect.Struct
+}
+
+// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value of
+// the caller's. Errors of the application's own checks stay as they are.
+func namesField(err error) error {
+	var server *pgconn.PgError
+	if !errors.As(err, &server) || server.TableName != "jobs" || errors.Is(err, ErrInvalid) {
+		return err
+	}
+	field := ""
+	switch server.ConstraintName {
+	case "jobs_id":
+		field = "ID"
+	case "jobs_names":
+		field = "Kind or Queue"
+	case "jobs_priority":
+		field = "Priority"
+	case "jobs_max_attempts":
+		field = "MaxAttempts"
+	case "jobs_timeout":
+		field = "Timeout"
+	case "jobs_times":
+		field = "ScheduledAt, ExpiresAt or RetryUntil"
+	case "jobs_retry":
+		field = "Retry"
+	case "jobs_concurrency_key":
+		field = "Key"
+	case "jobs_args":
+		field = "args"
+	case "jobs_metadata":
+		field = "Metadata"
+	case "jobs_tags":
+		field = "Tags"
+	default:
+		return err
+	}
+	return &InvalidError{Field: field, Reason: strings.TrimPrefix(server.Message, "drover: "), Err: err}
+}
+
+func positive(n int) *int {
+	if n > 0 {
+		return &n
+	}
+	return nil
 }

@@ -18,7 +18,7 @@ func mutants() []mutant {
 	return []mutant{
 		{
 			name: "wake-inside", bug: "whether anybody sleeps is asked in the transaction that inserts",
-			file:  "store_pg_enqueue.go",
+			file:  "enqueue_sql.go",
 			old:   "\tp.Exec(&sent.committed, pg.CommitAndBegin)\n\tswitch {\n",
 			new:   "\tsent.committed = 0\n\tswitch {\n",
 			tests: []string{"TestWhoFellAsleepBeforeTheCommitIsWoken"},
@@ -132,7 +132,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "unique-plan-of-an-empty-table", bug: "the plan of the insert is left to the statistics",
-			file:  "store_pg_enqueue.go",
+			file:  "enqueue_sql.go",
 			old:   "\t\tp.Exec(nil, sqlEnqueueUniquePlan)\n",
 			new:   "",
 			tests: []string{"TestPlainUniqueJobsTakeNoFunction"},
@@ -167,7 +167,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "unique-wakes-for-nothing", bug: "an enqueue that stores nothing wakes supervisors",
-			file:  "store_pg_enqueue.go",
+			file:  "enqueue_sql.go",
 			old:   "where exists (select from jobs where id = $3) and (",
 			new:   "where $3 <> '' and (",
 			tests: []string{"TestPlainUniqueJobsTakeNoFunction"},
@@ -237,7 +237,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "lookout-of-any-kind", bug: "one that is awake for other kinds keeps an enqueue from notifying",
-			file:  "store_pg_enqueue.go",
+			file:  "enqueue_sql.go",
 			old:   "from drover_crews where queue = $1 and $2 = any(kinds)`",
 			new:   "from drover_crews where queue = $1 and $2 <> ''`",
 			tests: []string{"TestAnEnqueueNotifiesTwoOnCall"},
@@ -1223,7 +1223,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "copy-under-row-security", bug: "EnqueueMany fails where row security refuses its COPY",
-			file:  "store_pg_enqueue.go",
+			file:  "enqueue_sql.go",
 			old:   "(lacksRight(err) || refusesCopy(err))",
 			new:   "lacksRight(err)",
 			tests: []string{"TestEnqueuesUnderRowSecurity"},
@@ -1642,7 +1642,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "callers-transaction-unnamed", bug: "Config.Schema does not hold in a caller's transaction",
-			file:  "store_pg.go",
+			file:  "jobs.go",
 			old:   "func (s *desk) in(tx pg.Querier) pg.Querier { return s.pool.Names.In(tx) }",
 			new:   "func (s *desk) in(tx pg.Querier) pg.Querier { return tx }",
 			tests: []string{"TestASchemaOfItsOwn"},
