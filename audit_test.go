@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
@@ -24,7 +25,7 @@ func TestEveryVerbTakesAnAudit(t *testing.T) {
 	t.Parallel()
 	const others = " Activity Check Count Counts Enqueue EnqueueMany EnqueueManyTx EnqueueTx Explain ExportArchive FailureGroup FailureGroups Job Jobs" +
 		" NewSupervisor Pauses PeriodicJob PeriodicJobs PreviewPeriodic PreviewRedrive Redrive Redrives RetryBudgets Snapshot Summary Supervisors "
-	client := reflect.TypeFor[*Client]()
+	client := reflect.TypeFor[*drover.Client]()
 	verbs := 0
 	for _, name := range strings.Fields(others) {
 		if _, there := client.MethodByName(name); !there {
@@ -34,7 +35,7 @@ func TestEveryVerbTakesAnAudit(t *testing.T) {
 	for i := range client.NumMethod() {
 		m := client.Method(i)
 		last := m.Type.In(m.Type.NumIn() - 1)
-		if is := last == reflect.TypeFor[Audit](); is == strings.Contains(others, " "+m.Name+" ") {
+		if is := last == reflect.TypeFor[drover.Audit](); is == strings.Contains(others, " "+m.Name+" ") {
 			t.Errorf("the last argument of %s is %s: a verb takes an Audit, what reads or enqueues does not", m.Name, last)
 		} else if is {
 			verbs++
@@ -46,63 +47,69 @@ func TestEveryVerbTakesAnAudit(t *testing.T) {
 }
 
 // auditedVerbs calls each verb. The keys are its names.
-func auditedVerbs(c *Client) map[string]func(ctx context.Context, id, fingerprint string, a Audit) error {
-	return map[string]func(ctx context.Context, id, fingerprint string, a Audit) error{
-		"Cancel":  func(ctx context.Context, id, _ string, a Audit) error { return ret2(c.Cancel(ctx, id, a)) },
-		"Discard": func(ctx context.Context, id, _ string, a Audit) error { return ret2(c.Discard(ctx, id, a)) },
-		"CancelMany": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.CancelMany(ctx, Filter{IDs: []string{id}}, a))
+func auditedVerbs(c *drover.Client) map[string]func(ctx context.Context, id, fingerprint string, a drover.Audit) error {
+	return map[string]func(ctx context.Context, id, fingerprint string, a drover.Audit) error{
+		"Cancel":  func(ctx context.Context, id, _ string, a drover.Audit) error { return ret2(c.Cancel(ctx, id, a)) },
+		"Discard": func(ctx context.Context, id, _ string, a drover.Audit) error { return ret2(c.Discard(ctx, id, a)) },
+		"CancelMany": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.CancelMany(ctx, drover.Filter{IDs: []string{id}}, a))
 		},
-		"DiscardMany": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.DiscardMany(ctx, Filter{IDs: []string{id}}, a))
+		"DiscardMany": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.DiscardMany(ctx, drover.Filter{IDs: []string{id}}, a))
 		},
-		"DeleteMany": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.DeleteMany(ctx, Filter{IDs: []string{id}}, a))
+		"DeleteMany": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.DeleteMany(ctx, drover.Filter{IDs: []string{id}}, a))
 		},
-		"RedriveJob": func(ctx context.Context, id, _ string, a Audit) error { return c.RedriveJob(ctx, id, nil, a) },
-		"Edit": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.Edit(ctx, id, JobEdit{Priority: 2}, a))
+		"RedriveJob": func(ctx context.Context, id, _ string, a drover.Audit) error { return c.RedriveJob(ctx, id, nil, a) },
+		"Edit": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.Edit(ctx, id, drover.JobEdit{Priority: 2}, a))
 		},
-		"EditMany": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.EditMany(ctx, Filter{IDs: []string{id}}, JobEdit{Priority: 2}, a))
+		"EditMany": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.EditMany(ctx, drover.Filter{IDs: []string{id}}, drover.JobEdit{Priority: 2}, a))
 		},
-		"Rerun": func(ctx context.Context, id, _ string, a Audit) error { return ret2(c.Rerun(ctx, id, nil, a)) },
-		"RerunMany": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.RerunMany(ctx, Filter{IDs: []string{id}}, RerunPlan{}, a))
+		"Rerun": func(ctx context.Context, id, _ string, a drover.Audit) error { return ret2(c.Rerun(ctx, id, nil, a)) },
+		"RerunMany": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.RerunMany(ctx, drover.Filter{IDs: []string{id}}, drover.RerunPlan{}, a))
 		},
-		"Archive": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.Archive(ctx, Filter{IDs: []string{id}}, nil, a))
+		"Archive": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.Archive(ctx, drover.Filter{IDs: []string{id}}, nil, a))
 		},
-		"Restore": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.Restore(ctx, Filter{IDs: []string{id}}, a))
+		"Restore": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.Restore(ctx, drover.Filter{IDs: []string{id}}, a))
 		},
-		"PurgeArchive": func(ctx context.Context, id, _ string, a Audit) error {
-			return ret2(c.PurgeArchive(ctx, Filter{IDs: []string{id}}, a))
+		"PurgeArchive": func(ctx context.Context, id, _ string, a drover.Audit) error {
+			return ret2(c.PurgeArchive(ctx, drover.Filter{IDs: []string{id}}, a))
 		},
-		"StartRedrive": func(ctx context.Context, _, _ string, a Audit) error {
-			return ret2(c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}, a))
+		"StartRedrive": func(ctx context.Context, _, _ string, a drover.Audit) error {
+			return ret2(c.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{All: true}}, a))
 		},
-		"Pause":         func(ctx context.Context, _, _ string, a Audit) error { return c.Pause(ctx, AllJobs, nil, a) },
-		"Resume":        func(ctx context.Context, _, _ string, a Audit) error { return c.Resume(ctx, AllJobs, a) },
-		"PauseRedrive":  func(ctx context.Context, id, _ string, a Audit) error { return c.PauseRedrive(ctx, id, a) },
-		"ResumeRedrive": func(ctx context.Context, id, _ string, a Audit) error { return c.ResumeRedrive(ctx, id, a) },
-		"AbortRedrive":  func(ctx context.Context, id, _ string, a Audit) error { return c.AbortRedrive(ctx, id, a) },
-		"SetPeriodic": func(ctx context.Context, _, _ string, a Audit) error {
-			return c.SetPeriodic(ctx, Periodic{Name: "audited", Schedule: "@yearly", Args: tickArgs{}}, a)
+		"Pause": func(ctx context.Context, _, _ string, a drover.Audit) error {
+			return c.Pause(ctx, drover.AllJobs, nil, a)
 		},
-		"PausePeriodic": func(ctx context.Context, _, _ string, a Audit) error {
+		"Resume":        func(ctx context.Context, _, _ string, a drover.Audit) error { return c.Resume(ctx, drover.AllJobs, a) },
+		"PauseRedrive":  func(ctx context.Context, id, _ string, a drover.Audit) error { return c.PauseRedrive(ctx, id, a) },
+		"ResumeRedrive": func(ctx context.Context, id, _ string, a drover.Audit) error { return c.ResumeRedrive(ctx, id, a) },
+		"AbortRedrive":  func(ctx context.Context, id, _ string, a drover.Audit) error { return c.AbortRedrive(ctx, id, a) },
+		"SetPeriodic": func(ctx context.Context, _, _ string, a drover.Audit) error {
+			return c.SetPeriodic(ctx, drover.Periodic{Name: "audited", Schedule: "@yearly", Args: tickArgs{}}, a)
+		},
+		"PausePeriodic": func(ctx context.Context, _, _ string, a drover.Audit) error {
 			return c.PausePeriodic(ctx, "audited", time.Time{}, a)
 		},
-		"ResumePeriodic": func(ctx context.Context, _, _ string, a Audit) error { return c.ResumePeriodic(ctx, "audited", a) },
-		"RunPeriodic": func(ctx context.Context, _, _ string, a Audit) error {
+		"ResumePeriodic": func(ctx context.Context, _, _ string, a drover.Audit) error {
+			return c.ResumePeriodic(ctx, "audited", a)
+		},
+		"RunPeriodic": func(ctx context.Context, _, _ string, a drover.Audit) error {
 			return ret2(c.RunPeriodic(ctx, "audited", nil, a))
 		},
-		"DeletePeriodic": func(ctx context.Context, _, _ string, a Audit) error { return c.DeletePeriodic(ctx, "audited", a) },
-		"SetFailureStatus": func(ctx context.Context, _, fingerprint string, a Audit) error {
-			return c.SetFailureStatus(ctx, fingerprint, FailureResolved, a)
+		"DeletePeriodic": func(ctx context.Context, _, _ string, a drover.Audit) error {
+			return c.DeletePeriodic(ctx, "audited", a)
 		},
-		"SetFailurePolicy": func(ctx context.Context, _, fingerprint string, a Audit) error {
-			return c.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, a)
+		"SetFailureStatus": func(ctx context.Context, _, fingerprint string, a drover.Audit) error {
+			return c.SetFailureStatus(ctx, fingerprint, drover.FailureResolved, a)
+		},
+		"SetFailurePolicy": func(ctx context.Context, _, fingerprint string, a drover.Audit) error {
+			return c.SetFailurePolicy(ctx, fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, a)
 		},
 	}
 }
@@ -115,23 +122,23 @@ func TestEveryVerbRefusesABadAudit(t *testing.T) {
 	before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, dead)
 	for name, verb := range auditedVerbs(db.client) {
 		for what, tc := range map[string]struct {
-			audit Audit
+			audit drover.Audit
 			field string
 		}{
-			"By, too long":         {Audit{By: strings.Repeat("b", 129)}, "By"},
-			"By, NUL":              {Audit{By: "\x00"}, "By"},
-			"By, UTF-8":            {Audit{By: "\xff"}, "By"},
-			"By, two lines":        {Audit{By: "ann\nbob"}, "By"},
-			"By, invisible":        {Audit{By: "ann\u200b"}, "By"},
-			"By, a space":          {Audit{By: "ann "}, "By"},
-			"Why, too long":        {Audit{Why: strings.Repeat("y", 513)}, "Why"},
-			"Why, NUL":             {Audit{Why: "a\x00"}, "Why"},
-			"Why, UTF-8":           {Audit{Why: "\xff"}, "Why"},
-			"Why, moves a cursor":  {Audit{Why: "\x1b[2J"}, "Why"},
-			"Why, carriage return": {Audit{Why: "a\rb"}, "Why"},
-			"Why, turned round":    {Audit{Why: "a\u202eb"}, "Why"},
+			"By, too long":         {drover.Audit{By: strings.Repeat("b", 129)}, "By"},
+			"By, NUL":              {drover.Audit{By: "\x00"}, "By"},
+			"By, UTF-8":            {drover.Audit{By: "\xff"}, "By"},
+			"By, two lines":        {drover.Audit{By: "ann\nbob"}, "By"},
+			"By, invisible":        {drover.Audit{By: "ann\u200b"}, "By"},
+			"By, a space":          {drover.Audit{By: "ann "}, "By"},
+			"Why, too long":        {drover.Audit{Why: strings.Repeat("y", 513)}, "Why"},
+			"Why, NUL":             {drover.Audit{Why: "a\x00"}, "Why"},
+			"Why, UTF-8":           {drover.Audit{Why: "\xff"}, "Why"},
+			"Why, moves a cursor":  {drover.Audit{Why: "\x1b[2J"}, "Why"},
+			"Why, carriage return": {drover.Audit{Why: "a\rb"}, "Why"},
+			"Why, turned round":    {drover.Audit{Why: "a\u202eb"}, "Why"},
 		} {
-			var invalid *InvalidError
+			var invalid *drover.InvalidError
 			if err := verb(t.Context(), dead, "00c0ffee00c0ffee", tc.audit); !errors.As(err, &invalid) || invalid.Field != tc.field {
 				t.Errorf("%s, %s: %v", name, what, err)
 			}
@@ -140,7 +147,7 @@ func TestEveryVerbRefusesABadAudit(t *testing.T) {
 	if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, dead); after != before || value[int](t, db, `select count(*) from drover_redrives`)+value[int](t, db, `select count(*) from drover_periodic`) != 0 {
 		t.Errorf("the job is now %s", after)
 	}
-	if _, err := db.client.Cancel(t.Context(), dead, Audit{By: strings.Repeat("b", 128), Why: "two\n\tlines" + strings.Repeat("y", 502)}); err != nil {
+	if _, err := db.client.Cancel(t.Context(), dead, drover.Audit{By: strings.Repeat("b", 128), Why: "two\n\tlines" + strings.Repeat("y", 502)}); err != nil {
 		t.Error(err)
 	}
 }
@@ -172,7 +179,7 @@ func TestJobsKeepTheAudit(t *testing.T) {
 				want = fmt.Sprintf(tc.trace, me)
 			}
 			id := db.finished(t, tc.state, time.Hour)
-			if err := auditedVerbs(db.client)[name](t.Context(), id, "", Audit{By: by, Why: "so"}); err != nil {
+			if err := auditedVerbs(db.client)[name](t.Context(), id, "", drover.Audit{By: by, Why: "so"}); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if got := value[string](t, db, tc.sql, id); got != want {
@@ -196,7 +203,7 @@ func TestRowsKeepTheAudit(t *testing.T) {
 	db := newQuietDB(t)
 	me := value[string](t, db, `select session_user::text`)
 	db.finished(t, "discarded", time.Hour)
-	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 0.001}, Audit{By: "ann", Why: "begun"})
+	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 0.001}, drover.Audit{By: "ann", Why: "begun"})
 	if err != nil || r.By != "ann" || r.Why != "begun" || r.ChangedBy != "" || r.ChangedWhy != "" {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -224,32 +231,32 @@ func TestRowsKeepTheAudit(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		verb  string
-		audit Audit
+		audit drover.Audit
 		read  func() string
 		want  string
 	}{
-		{"SetPeriodic", Audit{By: "ann", Why: "f"}, schedule, "f by ann"},
-		{"SetPeriodic", Audit{By: "bob", Why: "again"}, schedule, "f by ann"},
-		{"PausePeriodic", Audit{By: "bob", Why: "g"}, schedule, "g by bob"},
-		{"PausePeriodic", Audit{By: "cat", Why: "again"}, schedule, "g by bob"},
-		{"ResumePeriodic", Audit{}, schedule, " by " + me},
-		{"ResumePeriodic", Audit{By: "dan", Why: "again"}, schedule, " by " + me},
-		{"RunPeriodic", Audit{By: "eve", Why: "h"}, run, "h by eve"},
-		{"RunPeriodic", Audit{}, run, " by " + me},
-		{"PauseRedrive", Audit{By: "bob", Why: "a"}, redrive, "a by bob"},
-		{"PauseRedrive", Audit{By: "cat", Why: "again"}, redrive, "a by bob"}, // the redrive was paused already
-		{"ResumeRedrive", Audit{By: "cat", Why: "b"}, redrive, "b by cat"},
-		{"ResumeRedrive", Audit{By: "dan", Why: "again"}, redrive, "b by cat"},
-		{"PauseRedrive", Audit{}, redrive, " by " + me},
-		{"AbortRedrive", Audit{By: "dan", Why: "c"}, redrive, "c by dan"},
-		{"AbortRedrive", Audit{By: "eve", Why: "again"}, redrive, "c by dan"},
-		{"SetFailureStatus", Audit{By: "ann", Why: "d"}, group, "d by ann"},
-		{"SetFailureStatus", Audit{By: "bob", Why: "again"}, group, "d by ann"},
-		{"SetFailurePolicy", Audit{By: "bob", Why: "e"}, group, "e by bob"},
-		{"SetFailurePolicy", Audit{By: "cat", Why: "again"}, group, "e by bob"},
-		{"SetFailurePolicy", Audit{}, group, " by " + me},
+		{"SetPeriodic", drover.Audit{By: "ann", Why: "f"}, schedule, "f by ann"},
+		{"SetPeriodic", drover.Audit{By: "bob", Why: "again"}, schedule, "f by ann"},
+		{"PausePeriodic", drover.Audit{By: "bob", Why: "g"}, schedule, "g by bob"},
+		{"PausePeriodic", drover.Audit{By: "cat", Why: "again"}, schedule, "g by bob"},
+		{"ResumePeriodic", drover.Audit{}, schedule, " by " + me},
+		{"ResumePeriodic", drover.Audit{By: "dan", Why: "again"}, schedule, " by " + me},
+		{"RunPeriodic", drover.Audit{By: "eve", Why: "h"}, run, "h by eve"},
+		{"RunPeriodic", drover.Audit{}, run, " by " + me},
+		{"PauseRedrive", drover.Audit{By: "bob", Why: "a"}, redrive, "a by bob"},
+		{"PauseRedrive", drover.Audit{By: "cat", Why: "again"}, redrive, "a by bob"}, // the redrive was paused already
+		{"ResumeRedrive", drover.Audit{By: "cat", Why: "b"}, redrive, "b by cat"},
+		{"ResumeRedrive", drover.Audit{By: "dan", Why: "again"}, redrive, "b by cat"},
+		{"PauseRedrive", drover.Audit{}, redrive, " by " + me},
+		{"AbortRedrive", drover.Audit{By: "dan", Why: "c"}, redrive, "c by dan"},
+		{"AbortRedrive", drover.Audit{By: "eve", Why: "again"}, redrive, "c by dan"},
+		{"SetFailureStatus", drover.Audit{By: "ann", Why: "d"}, group, "d by ann"},
+		{"SetFailureStatus", drover.Audit{By: "bob", Why: "again"}, group, "d by ann"},
+		{"SetFailurePolicy", drover.Audit{By: "bob", Why: "e"}, group, "e by bob"},
+		{"SetFailurePolicy", drover.Audit{By: "cat", Why: "again"}, group, "e by bob"},
+		{"SetFailurePolicy", drover.Audit{}, group, " by " + me},
 	} {
-		if tc.verb == "SetFailurePolicy" && tc.audit == (Audit{}) {
+		if tc.verb == "SetFailurePolicy" && tc.audit == (drover.Audit{}) {
 			db.exec(t, `update drover_failure_groups set policy = null`) // so that the verb changes something
 		}
 		if err := auditedVerbs(db.client)[tc.verb](t.Context(), r.ID, print, tc.audit); err != nil {
@@ -280,7 +287,7 @@ func TestRowsKeepTheAudit(t *testing.T) {
 func TestDeletionsLogTheAudit(t *testing.T) {
 	t.Parallel()
 	var log lockedBuffer
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	var server []string
 	conn, err := pgx.ConnectConfig(t.Context(), func() *pgx.ConnConfig {
 		c := db.Config().ConnConfig.Copy()
@@ -300,7 +307,7 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 	} {
 		put := func() string {
 			if tc.verb == "DeletePeriodic" {
-				db.setPeriodic(t, Periodic{Name: "audited"})
+				db.setPeriodic(t, drover.Periodic{Name: "audited"})
 				return ""
 			}
 			id := db.finished(t, "discarded", time.Hour)
@@ -311,7 +318,7 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 		}
 		id := put()
 		for range 2 { // the second call finds nothing
-			if err := auditedVerbs(db.client)[tc.verb](t.Context(), id, "", Audit{By: "ann", Why: "no use"}); err != nil && !errors.Is(err, ErrNotFound) {
+			if err := auditedVerbs(db.client)[tc.verb](t.Context(), id, "", drover.Audit{By: "ann", Why: "no use"}); err != nil && !errors.Is(err, drover.ErrNotFound) {
 				t.Fatalf("%s: %v", tc.verb, err)
 			}
 		}
@@ -355,10 +362,10 @@ func TestAPolicyThatIsSetAgainKeepsItsAudit(t *testing.T) {
 	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, error_type, sample, first_seen, last_seen, count, jobs, last_job, updated_by, updated_why)
 		values ('00c0ffee00c0ffee', 'k', 'error', '', 's', now(), now(), 1, 1, 'x', 'ann', 'known')`)
 	for _, change := range []struct {
-		policy FailurePolicy
+		policy drover.FailurePolicy
 		by     string
-	}{{FailurePolicy{}, "ann"}, {FailurePolicy{Action: FailureDiscard}, "bob"}, {FailurePolicy{Action: FailureDiscard}, "bob"}, {FailurePolicy{}, "eve"}} {
-		audit := Audit{By: change.by}
+	}{{drover.FailurePolicy{}, "ann"}, {drover.FailurePolicy{Action: drover.FailureDiscard}, "bob"}, {drover.FailurePolicy{Action: drover.FailureDiscard}, "bob"}, {drover.FailurePolicy{}, "eve"}} {
+		audit := drover.Audit{By: change.by}
 		if g, err := db.client.FailureGroup(t.Context(), "00c0ffee00c0ffee"); err != nil {
 			t.Fatal(err)
 		} else if g.Policy.Action == change.policy.Action {
@@ -394,7 +401,7 @@ func TestTwoPeopleWhoSawTheSame(t *testing.T) {
 		if list := okay(c.Pauses(t.Context())); len(list) == 1 {
 			return list[0].Seen
 		}
-		return NotPaused
+		return drover.NotPaused
 	}
 	seenGroup := func() string { return okay(c.FailureGroup(t.Context(), print)).Seen }
 	seenRedrive := func() string { return okay(c.Redrive(t.Context(), redrive)).Seen }
@@ -403,40 +410,43 @@ func TestTwoPeopleWhoSawTheSame(t *testing.T) {
 	for _, v := range []struct {
 		name string
 		seen func() string
-		do   func(by Audit) error
+		do   func(by drover.Audit) error
 	}{
-		{"run now", seenJob(early), func(by Audit) error { _, err := c.Edit(t.Context(), early, JobEdit{RunNow: true}, by); return err }},
-		{"edit", seenJob(edited), func(by Audit) error {
-			_, err := c.Edit(t.Context(), edited, JobEdit{Priority: map[string]int{"ann": 2, "bob": 3}[by.By]}, by)
+		{"run now", seenJob(early), func(by drover.Audit) error {
+			_, err := c.Edit(t.Context(), early, drover.JobEdit{RunNow: true}, by)
 			return err
 		}},
-		{"redrive job", seenJob(dead), func(by Audit) error { return c.RedriveJob(t.Context(), dead, nil, by) }},
-		{"rerun", seenJob(ended), func(by Audit) error { _, err := c.Rerun(t.Context(), ended, nil, by); return err }},
-		{"pause", seenPause, func(by Audit) error { return c.Pause(t.Context(), "queue:q", nil, by) }},
-		{"resume", seenPause, func(by Audit) error { return c.Resume(t.Context(), "queue:q", by) }},
-		{"status", seenGroup, func(by Audit) error { return c.SetFailureStatus(t.Context(), print, FailureResolved, by) }},
-		{"policy", seenGroup, func(by Audit) error {
-			return c.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailureDiscard}, by)
+		{"edit", seenJob(edited), func(by drover.Audit) error {
+			_, err := c.Edit(t.Context(), edited, drover.JobEdit{Priority: map[string]int{"ann": 2, "bob": 3}[by.By]}, by)
+			return err
 		}},
-		{"pause redrive", seenRedrive, func(by Audit) error { return c.PauseRedrive(t.Context(), redrive, by) }},
-		{"resume redrive", seenRedrive, func(by Audit) error { return c.ResumeRedrive(t.Context(), redrive, by) }},
-		{"abort redrive", seenRedrive, func(by Audit) error { return c.AbortRedrive(t.Context(), redrive, by) }},
-		{"pause schedule", seenSchedule, func(by Audit) error { return c.PausePeriodic(t.Context(), "nightly", time.Time{}, by) }},
-		{"resume schedule", seenSchedule, func(by Audit) error { return c.ResumePeriodic(t.Context(), "nightly", by) }},
-		{"run schedule", seenSchedule, func(by Audit) error { _, err := c.RunPeriodic(t.Context(), "nightly", nil, by); return err }},
+		{"redrive job", seenJob(dead), func(by drover.Audit) error { return c.RedriveJob(t.Context(), dead, nil, by) }},
+		{"rerun", seenJob(ended), func(by drover.Audit) error { _, err := c.Rerun(t.Context(), ended, nil, by); return err }},
+		{"pause", seenPause, func(by drover.Audit) error { return c.Pause(t.Context(), "queue:q", nil, by) }},
+		{"resume", seenPause, func(by drover.Audit) error { return c.Resume(t.Context(), "queue:q", by) }},
+		{"status", seenGroup, func(by drover.Audit) error { return c.SetFailureStatus(t.Context(), print, drover.FailureResolved, by) }},
+		{"policy", seenGroup, func(by drover.Audit) error {
+			return c.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{Action: drover.FailureDiscard}, by)
+		}},
+		{"pause redrive", seenRedrive, func(by drover.Audit) error { return c.PauseRedrive(t.Context(), redrive, by) }},
+		{"resume redrive", seenRedrive, func(by drover.Audit) error { return c.ResumeRedrive(t.Context(), redrive, by) }},
+		{"abort redrive", seenRedrive, func(by drover.Audit) error { return c.AbortRedrive(t.Context(), redrive, by) }},
+		{"pause schedule", seenSchedule, func(by drover.Audit) error { return c.PausePeriodic(t.Context(), "nightly", time.Time{}, by) }},
+		{"resume schedule", seenSchedule, func(by drover.Audit) error { return c.ResumePeriodic(t.Context(), "nightly", by) }},
+		{"run schedule", seenSchedule, func(by drover.Audit) error { _, err := c.RunPeriodic(t.Context(), "nightly", nil, by); return err }},
 	} {
 		seen := v.seen()
 		people, errs := []string{"ann", "bob"}, make([]error, 2)
 		var wg sync.WaitGroup
 		for i, name := range people {
-			wg.Go(func() { errs[i] = v.do(Audit{By: name, Seen: seen}) })
+			wg.Go(func() { errs[i] = v.do(drover.Audit{By: name, Seen: seen}) })
 		}
 		wg.Wait()
 		first := 0
 		if errs[0] != nil {
 			first = 1
 		}
-		if errs[first] != nil || !errors.Is(errs[1-first], ErrState) || !regexp.MustCompile(`\b`+people[first]+`\b.* \d\d:\d\d:\d\d UTC`).MatchString(errs[1-first].Error()) {
+		if errs[first] != nil || !errors.Is(errs[1-first], drover.ErrState) || !regexp.MustCompile(`\b`+people[first]+`\b.* \d\d:\d\d:\d\d UTC`).MatchString(errs[1-first].Error()) {
 			t.Errorf("%s: %v", v.name, errs)
 		}
 		if seen == v.seen() {
@@ -451,29 +461,29 @@ func TestTwoPeopleWhoSawTheSame(t *testing.T) {
 	id := made("available")
 	seen := seenJob(id)()
 	db.exec(t, `update jobs set state = 'retryable', attempt = 1, errors_total = 1 where id = $1`, id)
-	if _, err := c.Discard(t.Context(), id, Audit{Seen: seen}); err != nil {
+	if _, err := c.Discard(t.Context(), id, drover.Audit{Seen: seen}); err != nil {
 		t.Error(err)
 	}
 	seen = seenJob(id)()
-	if err := c.RedriveJob(t.Context(), id, nil, Audit{By: "ann", Seen: seen}); err != nil {
+	if err := c.RedriveJob(t.Context(), id, nil, drover.Audit{By: "ann", Seen: seen}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Cancel(t.Context(), id, Audit{Seen: seen}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "it is available, due at ") {
+	if _, err := c.Cancel(t.Context(), id, drover.Audit{Seen: seen}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), "it is available, due at ") {
 		t.Error(err)
 	}
 	// A schedule can be paused with the old Seen after it has made another job.
 	seen = seenSchedule()
 	db.exec(t, `update drover_periodic set last_job = 'another', jobs = jobs + 1`)
-	if err := c.PausePeriodic(t.Context(), "nightly", time.Time{}, Audit{Seen: seen}); err != nil {
+	if err := c.PausePeriodic(t.Context(), "nightly", time.Time{}, drover.Audit{Seen: seen}); err != nil {
 		t.Error(err)
 	}
 	for name, err := range map[string]error{
-		"StartRedrive": second(c.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "x"}}, Audit{Seen: "1"})),
-		"CancelMany":   second(c.CancelMany(t.Context(), Filter{Kind: "x"}, Audit{Seen: "1"})),
-		"SetPeriodic":  c.SetPeriodic(t.Context(), Periodic{Name: "n", Schedule: "@daily", Args: job{1}}, Audit{Seen: "1"}),
-		"NUL":          c.Resume(t.Context(), "queue:q", Audit{Seen: "\x00"}),
+		"StartRedrive": second(c.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "x"}}, drover.Audit{Seen: "1"})),
+		"CancelMany":   second(c.CancelMany(t.Context(), drover.Filter{Kind: "x"}, drover.Audit{Seen: "1"})),
+		"SetPeriodic":  c.SetPeriodic(t.Context(), drover.Periodic{Name: "n", Schedule: "@daily", Args: job{1}}, drover.Audit{Seen: "1"}),
+		"NUL":          c.Resume(t.Context(), "queue:q", drover.Audit{Seen: "\x00"}),
 	} {
-		var invalid *InvalidError
+		var invalid *drover.InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "Seen" {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"cmp"
@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
@@ -67,8 +68,8 @@ func (db *testDB) retries(t testing.TB, where string, args ...any) []time.Time {
 }
 
 // failOnce is a worker of a kind whose jobs fail in their first run.
-func failOnce(kind string, retry RetryStrategy, budget RetryBudget) Worker {
-	return dynWorker(kind, WorkerOpts{Retry: retry, RetryBudget: budget}, func(_ context.Context, job *Job) error {
+func failOnce(kind string, retry drover.RetryStrategy, budget drover.RetryBudget) drover.Worker {
+	return dynWorker(kind, drover.WorkerOpts{Retry: retry, RetryBudget: budget}, func(_ context.Context, job *drover.Job) error {
 		if job.Failures == 0 {
 			return errBoom
 		}
@@ -81,22 +82,22 @@ func failOnce(kind string, retry RetryStrategy, budget RetryBudget) Worker {
 func TestNoWindowHoldsMoreThanTheBudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	var batch []EnqueueItem
+	var batch []drover.EnqueueItem
 	for range 100 {
 		for _, kind := range []string{"soon", "jitter", "later"} {
-			batch = append(batch, EnqueueItem{Args: dyn{kind: kind}, Opts: &EnqueueOpts{Queue: "payments"}})
+			batch = append(batch, drover.EnqueueItem{Args: dyn{kind: kind}, Opts: &drover.EnqueueOpts{Queue: "payments"}})
 		}
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 		t.Fatal(err)
 	}
 	for range 8 {
-		db.via(t, Config{}).launch(t, SupervisorConfig{
-			Queues: []Queue{{Name: "payments", RetryBudget: RetryBudget{Retries: 100, Per: time.Minute}}},
-			Workers: []Worker{
-				failOnce("soon", Constant{Delay: 5 * time.Millisecond}, RetryBudget{}),
-				failOnce("jitter", Exponential{Base: 10 * time.Second, Jitter: FullJitter}, RetryBudget{}),
-				failOnce("later", Constant{Delay: time.Hour}, RetryBudget{}),
+		db.via(t, drover.Config{}).launch(t, drover.SupervisorConfig{
+			Queues: []drover.Queue{{Name: "payments", RetryBudget: drover.RetryBudget{Retries: 100, Per: time.Minute}}},
+			Workers: []drover.Worker{
+				failOnce("soon", drover.Constant{Delay: 5 * time.Millisecond}, drover.RetryBudget{}),
+				failOnce("jitter", drover.Exponential{Base: 10 * time.Second, Jitter: drover.FullJitter}, drover.RetryBudget{}),
+				failOnce("later", drover.Constant{Delay: time.Hour}, drover.RetryBudget{}),
 			},
 		})
 	}
@@ -130,15 +131,15 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	began := time.Now()
 	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), ($1::text[])[1 + n % 3] from generate_series(1, 10000) n`, kinds)
 	for range 8 {
-		db.via(t, Config{}).launch(t, SupervisorConfig{
-			RetryBudget: RetryBudget{Retries: 500, Per: time.Second},
-			Queues:      []Queue{{Concurrency: 50}},
-			Workers: []Worker{
-				failOnce("same", Constant{Delay: time.Hour}, RetryBudget{}),
-				failOnce("jitter", Constant{Delay: time.Hour, Jitter: JitterUp(0.001)}, RetryBudget{}),
-				failOnce("by id", Custom{Func: func(f FailedRun) (time.Duration, bool) {
+		db.via(t, drover.Config{}).launch(t, drover.SupervisorConfig{
+			RetryBudget: drover.RetryBudget{Retries: 500, Per: time.Second},
+			Queues:      []drover.Queue{{Concurrency: 50}},
+			Workers: []drover.Worker{
+				failOnce("same", drover.Constant{Delay: time.Hour}, drover.RetryBudget{}),
+				failOnce("jitter", drover.Constant{Delay: time.Hour, Jitter: drover.JitterUp(0.001)}, drover.RetryBudget{}),
+				failOnce("by id", drover.Custom{Func: func(f drover.FailedRun) (time.Duration, bool) {
 					return time.Hour + time.Duration(f.Job.ID[25])*10*time.Millisecond, true
-				}}, RetryBudget{}),
+				}}, drover.RetryBudget{}),
 			},
 		})
 	}
@@ -165,17 +166,17 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 
 // failing returns a supervisor that runs no goroutines (type still), and the runs of n claimed jobs for each of
 // the options.
-func (db *testDB) failing(t testing.TB, n int, cfg SupervisorConfig, options ...*EnqueueOpts) (*still, []*engine.Run) {
+func (db *testDB) failing(t testing.TB, n int, cfg drover.SupervisorConfig, options ...*drover.EnqueueOpts) (*still, []*engine.Run) {
 	t.Helper()
 	if options == nil {
-		options = []*EnqueueOpts{nil}
+		options = []*drover.EnqueueOpts{nil}
 	}
 	for _, opts := range options {
 		db.enqueueJobs(t, n, opts)
 	}
 	n *= len(options)
 	if cfg.Queues == nil {
-		cfg.Queues = []Queue{{}}
+		cfg.Queues = []drover.Queue{{}}
 	}
 	cfg.Queues[0].Concurrency = n
 	s := db.stopped(t, cfg)
@@ -203,8 +204,8 @@ func (s *still) fail(t testing.TB, runs ...*engine.Run) {
 func TestASpentBudgetDiscards(t *testing.T) {
 	t.Parallel()
 	var book diary
-	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
-	s, runs := db.failing(t, 300, SupervisorConfig{Queues: []Queue{{RetryBudget: RetryBudget{Retries: 100, Discard: true}, Retry: Constant{}}}})
+	db := newQuietDB(t).via(t, drover.Config{Hooks: book.hooks()})
+	s, runs := db.failing(t, 300, drover.SupervisorConfig{Queues: []drover.Queue{{RetryBudget: drover.RetryBudget{Retries: 100, Discard: true}, Retry: drover.Constant{}}}})
 	s.fail(t, runs...)
 	times := db.retries(t, `state = 'retryable'`)
 	if n := fullest(times, time.Minute); len(times) != 100 || n != 100 {
@@ -212,8 +213,8 @@ func TestASpentBudgetDiscards(t *testing.T) {
 	}
 	const discarded = `select count(*) from jobs where state = 'discarded' and discard_reason = $1 and finalized_at is not null
 		and errors->0->>'error' = 'boom' and not errors->0 ? 'delay_ms' and last_delay_ms is null`
-	if n := value[int](t, db, discarded, ReasonRetryBudget); n != 200 {
-		t.Errorf("%d jobs discarded as %s, want 200", n, ReasonRetryBudget)
+	if n := value[int](t, db, discarded, drover.ReasonRetryBudget); n != 200 {
+		t.Errorf("%d jobs discarded as %s, want 200", n, drover.ReasonRetryBudget)
 	}
 	s.reportAll(t)
 	if failed, gone := book.count(engine.EventFailed, ""), book.count(engine.EventDiscarded, ""); failed != 100 || gone != 200 {
@@ -226,15 +227,15 @@ func TestWhoseBudgetAJobSpends(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	var heard eventLog
-	client := db.via(t, Config{Hooks: []Hooks{heard.hooks()}})
-	hour := Constant{Delay: time.Hour}
-	client.run(t, SupervisorConfig{
-		RetryBudget: RetryBudget{Retries: 1, Per: 24 * time.Hour},
-		Queues:      []Queue{{Name: "a", RetryBudget: RetryBudget{Retries: 2, Burst: 2, Per: 24 * time.Hour}}, {Name: "b"}},
-		Workers:     []Worker{failOnce("x", hour, RetryBudget{Retries: 3, Burst: 3, Per: 24 * time.Hour, Discard: true}), failOnce("y", hour, RetryBudget{})},
+	client := db.via(t, drover.Config{Hooks: []drover.Hooks{heard.hooks()}})
+	hour := drover.Constant{Delay: time.Hour}
+	client.run(t, drover.SupervisorConfig{
+		RetryBudget: drover.RetryBudget{Retries: 1, Per: 24 * time.Hour},
+		Queues:      []drover.Queue{{Name: "a", RetryBudget: drover.RetryBudget{Retries: 2, Burst: 2, Per: 24 * time.Hour}}, {Name: "b"}},
+		Workers:     []drover.Worker{failOnce("x", hour, drover.RetryBudget{Retries: 3, Burst: 3, Per: 24 * time.Hour, Discard: true}), failOnce("y", hour, drover.RetryBudget{})},
 	})
 	for _, job := range []struct{ kind, queue string }{{"x", "a"}, {"x", "b"}, {"y", "a"}, {"y", "b"}, {"y", "b"}} {
-		heard.wait(t, client.enqueue(t, dyn{kind: job.kind}, &EnqueueOpts{Queue: job.queue}), "failed")
+		heard.wait(t, client.enqueue(t, dyn{kind: job.kind}, &drover.EnqueueOpts{Queue: job.queue}), "failed")
 	}
 	const spent = `select string_agg(format('%s %s', scope, n), ', ' order by scope) from (select scope, sum(bit_count(used)) as n from drover_budget_slots group by 1) s`
 	if got, want := value[string](t, db, spent), "all 2, kind:x 2, queue:a 1"; got != want {
@@ -244,10 +245,10 @@ func TestWhoseBudgetAJobSpends(t *testing.T) {
 	if err != nil || len(budgets) != 3 {
 		t.Fatal(budgets, err)
 	}
-	want := []BudgetInfo{
-		{Scope: "all", RetryBudget: RetryBudget{1, 24 * time.Hour, 1, false}},
-		{Scope: "kind:x", RetryBudget: RetryBudget{3, 24 * time.Hour, 3, true}},
-		{Scope: "queue:a", RetryBudget: RetryBudget{2, 24 * time.Hour, 2, false}},
+	want := []drover.BudgetInfo{
+		{Scope: "all", RetryBudget: drover.RetryBudget{1, 24 * time.Hour, 1, false}},
+		{Scope: "kind:x", RetryBudget: drover.RetryBudget{3, 24 * time.Hour, 3, true}},
+		{Scope: "queue:a", RetryBudget: drover.RetryBudget{2, 24 * time.Hour, 2, false}},
 	}
 	for i, b := range budgets {
 		if b.Scope != want[i].Scope || b.RetryBudget != want[i].RetryBudget {
@@ -260,11 +261,11 @@ func TestWhoseBudgetAJobSpends(t *testing.T) {
 func TestRemainingBudget(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s, runs := db.failing(t, 30, SupervisorConfig{
-		RetryBudget: RetryBudget{Retries: 100, Per: 24 * time.Hour}, // a slot every 14 min 24 s
-		Queues:      []Queue{{Retry: Constant{Delay: time.Millisecond}}},
+	s, runs := db.failing(t, 30, drover.SupervisorConfig{
+		RetryBudget: drover.RetryBudget{Retries: 100, Per: 24 * time.Hour}, // a slot every 14 min 24 s
+		Queues:      []drover.Queue{{Retry: drover.Constant{Delay: time.Millisecond}}},
 	})
-	left := func() BudgetInfo {
+	left := func() drover.BudgetInfo {
 		t.Helper()
 		budgets, err := db.client.RetryBudgets(t.Context())
 		if err != nil || len(budgets) != 1 {
@@ -292,7 +293,7 @@ func TestRemainingBudget(t *testing.T) {
 func TestABudgetChangedByHandApplies(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s, runs := db.failing(t, 40, SupervisorConfig{Queues: []Queue{{RetryBudget: RetryBudget{Retries: 10, Discard: true}, Retry: Constant{}}}})
+	s, runs := db.failing(t, 40, drover.SupervisorConfig{Queues: []drover.Queue{{RetryBudget: drover.RetryBudget{Retries: 10, Discard: true}, Retry: drover.Constant{}}}})
 	outcome := func(which []*engine.Run, want string) {
 		t.Helper()
 		s.fail(t, which...)
@@ -324,16 +325,16 @@ func TestWhatSpendsABudget(t *testing.T) {
 	}{
 		{"completed", nil, 0},
 		{"error", errBoom, 1},
-		{"RetryAfter", RetryAfter(time.Minute, errBoom), 1},
-		{"DontCount", DontCount(errBoom), 1},
-		{"Snooze", Snooze(time.Minute), 0},
-		{"Discard", Discard(errBoom), 0},
-		{"Cancel", Cancel(errBoom), 0},
+		{"RetryAfter", drover.RetryAfter(time.Minute, errBoom), 1},
+		{"DontCount", drover.DontCount(errBoom), 1},
+		{"Snooze", drover.Snooze(time.Minute), 0},
+		{"Discard", drover.Discard(errBoom), 0},
+		{"Cancel", drover.Cancel(errBoom), 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			s, runs := db.failing(t, 2, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
+			s, runs := db.failing(t, 2, drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 100}})
 			s.settle(t, decided(runs[0], tc.err), endedBy(runs[1], engine.Released(0)))
 			if n := value[int](t, db, `select coalesce(sum(bit_count(used)), 0) from drover_budget_slots`); n != tc.spent {
 				t.Errorf("%d slots spent, want %d", n, tc.spent)
@@ -353,7 +354,7 @@ func TestRescuesSpendABudget(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, crashes)
 		select 'job', 'running', 'dead', 1, 1, now(), n % 2 from generate_series(1, 20) n`)
 	db.dead(t, "dead")
-	s := db.stopped(t, SupervisorConfig{RetryBudget: RetryBudget{Retries: 4, Per: time.Hour, Discard: true}, Queues: []Queue{{Retry: Constant{}}}})
+	s := db.stopped(t, drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 4, Per: time.Hour, Discard: true}, Queues: []drover.Queue{{Retry: drover.Constant{}}}})
 	s.beat(t)
 	got := value[string](t, db, `select string_agg(format('%s %s after %s', n, s, crashes), ', ' order by crashes, s) from (
 		select crashes, coalesce(discard_reason, state) as s, count(*) as n from jobs group by 1, 2) x`)
@@ -367,9 +368,9 @@ func TestRescuesSpendABudget(t *testing.T) {
 func TestNoSlotBeforeRetryUntil(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s, runs := db.failing(t, 5, SupervisorConfig{
-		RetryBudget: RetryBudget{Retries: 3, Burst: 3, Per: 24 * time.Hour}, Queues: []Queue{{Retry: Constant{Delay: time.Second}}},
-	}, &EnqueueOpts{RetryUntil: time.Now().Add(12 * time.Hour)}, nil)
+	s, runs := db.failing(t, 5, drover.SupervisorConfig{
+		RetryBudget: drover.RetryBudget{Retries: 3, Burst: 3, Per: 24 * time.Hour}, Queues: []drover.Queue{{Retry: drover.Constant{Delay: time.Second}}},
+	}, &drover.EnqueueOpts{RetryUntil: time.Now().Add(12 * time.Hour)}, nil)
 	s.fail(t, runs...)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and retry_until < scheduled_at`); n > 0 {
 		t.Errorf("%d retries come after their RetryUntil", n)
@@ -380,7 +381,7 @@ func TestNoSlotBeforeRetryUntil(t *testing.T) {
 	if spent, retried := value[int](t, db, `select sum(bit_count(used)) from drover_budget_slots`), value[int](t, db, `select count(*) from jobs where state = 'retryable'`); spent != retried {
 		t.Errorf("%d slots for %d retries", spent, retried)
 	}
-	if n := value[int](t, db, `select count(*) from jobs where discard_reason = $1`, ReasonTimeBudget); n < 2 {
+	if n := value[int](t, db, `select count(*) from jobs where discard_reason = $1`, drover.ReasonTimeBudget); n < 2 {
 		t.Errorf("%d of 5 are discarded for their RetryUntil, though 3 slots are a day apart from the next", n)
 	}
 }
@@ -391,13 +392,13 @@ func TestSettleTxTakesItsSlotOutsideTheTransaction(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	const n = 4
-	small := db.via(t, Config{}, func(c *pgxpool.Config) { c.MaxConns = n })
+	small := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.MaxConns = n })
 	var settled sync.WaitGroup
 	settled.Add(n)
 	small.enqueueJobs(t, n, nil)
-	small.launch(t, SupervisorConfig{
-		Queues: []Queue{{Concurrency: n, RetryBudget: RetryBudget{Retries: 1}, Retry: Constant{Delay: time.Hour}}},
-		Workers: handling(func(ctx context.Context, j *Job, _ int) error {
+	small.launch(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{Concurrency: n, RetryBudget: drover.RetryBudget{Retries: 1}, Retry: drover.Constant{Delay: time.Hour}}},
+		Workers: handling(func(ctx context.Context, j *drover.Job, _ int) error {
 			return pgx.BeginFunc(ctx, small, func(tx pgx.Tx) error {
 				err := j.SettleTx(ctx, tx, errBoom)
 				settled.Done()
@@ -416,16 +417,16 @@ func TestSettleTxTakesItsSlotOutsideTheTransaction(t *testing.T) {
 func TestSettleTxGivesUpWithItsContext(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 1}})
+	s, runs := db.failing(t, 1, drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 1}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return jobOf(runs[0]).SettleTx(ctx, tx, errBoom) }) // its settler does not run
+	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return drover.JobOf(runs[0]).SettleTx(ctx, tx, errBoom) }) // its settler does not run
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("SettleTx = %v", err)
 	}
 	close(s.Settler.Idle)
-	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return jobOf(runs[0]).SettleTx(t.Context(), tx, errBoom) })
-	if !errors.Is(err, ErrShutdown) {
+	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return drover.JobOf(runs[0]).SettleTx(t.Context(), tx, errBoom) })
+	if !errors.Is(err, drover.ErrShutdown) {
 		t.Errorf("SettleTx = %v", err)
 	}
 }
@@ -434,7 +435,7 @@ func TestSettleTxGivesUpWithItsContext(t *testing.T) {
 func TestBudgetsGoByTheServersClock(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	cfg := SupervisorConfig{RetryBudget: RetryBudget{Retries: 10}, Queues: []Queue{{Retry: Constant{Delay: time.Second}}}}
+	cfg := drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 10}, Queues: []drover.Queue{{Retry: drover.Constant{Delay: time.Second}}}}
 	for _, skew := range []time.Duration{-5 * time.Hour, 0, 5 * time.Hour} {
 		s, runs := db.failing(t, 20, cfg)
 		s.Now = func() time.Time { return time.Now().Add(skew) }
@@ -472,21 +473,21 @@ func TestNoBudgetNoStatement(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		name    string
-		budget  RetryBudget
+		budget  drover.RetryBudget
 		err     error
 		reserve int64
 	}{
-		{"failures without a budget", RetryBudget{}, errBoom, 0},
-		{"successes with one", RetryBudget{Retries: 1}, nil, 0},
-		{"failures with one", RetryBudget{Retries: 1}, errBoom, 2},
+		{"failures without a budget", drover.RetryBudget{}, errBoom, 0},
+		{"successes with one", drover.RetryBudget{Retries: 1}, nil, 0},
+		{"failures with one", drover.RetryBudget{Retries: 1}, errBoom, 2},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			var counted reserveCounter
 			db := newQuietDB(t)
 			db.exec(t, `insert into drover_budgets (scope, retries) values ('queue:another', 1), ('kind:another', 1)`)
-			traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
-			s, runs := traced.failing(t, 20, SupervisorConfig{Queues: []Queue{{RetryBudget: tc.budget}}})
+			traced := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
+			s, runs := traced.failing(t, 20, drover.SupervisorConfig{Queues: []drover.Queue{{RetryBudget: tc.budget}}})
 			outcomes := make([]*engine.Run, len(runs))
 			for i, r := range runs {
 				outcomes[i] = decided(r, tc.err)
@@ -505,7 +506,7 @@ func TestSlotsThatCannotBeHad(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	s, runs := db.failing(t, 4, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}})
+	s, runs := db.failing(t, 4, drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 100}})
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -513,7 +514,7 @@ func TestSlotsThatCannotBeHad(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `lock table drover_budget_slots`); err != nil {
 		t.Fatal(err)
 	}
-	s.settle(t, decided(runs[0], nil), decided(runs[1], errBoom), decided(runs[2], Snooze(time.Hour)), decided(runs[3], errBoom))
+	s.settle(t, decided(runs[0], nil), decided(runs[1], errBoom), decided(runs[2], drover.Snooze(time.Hour)), decided(runs[3], errBoom))
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -532,7 +533,7 @@ func TestSlotsThatCannotBeHad(t *testing.T) {
 func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 100}, Queues: []Queue{{Retry: Constant{Delay: time.Minute}}}})
+	s, runs := db.failing(t, 1, drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 100}, Queues: []drover.Queue{{Retry: drover.Constant{Delay: time.Minute}}}})
 	conn, err := s.Settler.Link.Get(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -559,7 +560,7 @@ func TestASlotIsUsedInTimeOrNotAtAll(t *testing.T) {
 type model map[string]map[int64]bool
 
 // take finds the first free slot from a time on, and before stop (0: whenever), counting one by one.
-func (m model) take(scope string, b RetryBudget, from, stop int64) (due int64, ok bool) {
+func (m model) take(scope string, b drover.RetryBudget, from, stop int64) (due int64, ok bool) {
 	per, r, burst := b.Per.Microseconds(), int64(b.Retries), int64(max(b.Burst, 1))
 	dueOf := func(n int64) int64 { n -= n % burst; return n/r*per + n%r*per/r }
 	n := from / per * r
@@ -584,7 +585,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	conn, err := db.client.desk.pool.Dial(t.Context())
+	conn, err := drover.PoolOf(db.client).Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -592,12 +593,12 @@ func TestReservationsAgainstAModel(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 100)) //nolint:gosec // the same every time
 	for range 12 {
 		db.exec(t, `truncate drover_budgets, drover_budget_slots`)
-		budgets := map[string]RetryBudget{}
+		budgets := map[string]drover.RetryBudget{}
 		for _, scope := range []string{"all", "kind:k1", "kind:k2", "queue:q1", "queue:q2"} {
 			if random.IntN(3) == 0 && scope != "all" {
 				continue
 			}
-			b := RetryBudget{Retries: 1 + random.IntN(3000), Per: time.Duration(1+random.IntN(100)) * 777 * time.Millisecond, Discard: random.IntN(3) == 0 && scope != "all"}
+			b := drover.RetryBudget{Retries: 1 + random.IntN(3000), Per: time.Duration(1+random.IntN(100)) * 777 * time.Millisecond, Discard: random.IntN(3) == 0 && scope != "all"}
 			b.Burst = 1 + random.IntN(min(b.Retries, 7))
 			budgets[scope] = b
 			db.exec(t, store.SQLRegisterBudget, scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
@@ -634,19 +635,19 @@ func TestReservationsAgainstAModel(t *testing.T) {
 					}
 				}
 				b, from := budgets[scope], now+w.Backoff.Microseconds()
-				stop, reason := int64(0), Reason("")
+				stop, reason := int64(0), drover.Reason("")
 				if w.Latest != nil {
-					stop, reason = now+*w.Latest+1, ReasonTimeBudget
+					stop, reason = now+*w.Latest+1, drover.ReasonTimeBudget
 				}
 				if spent := from + b.Per.Microseconds(); b.Discard && (stop == 0 || spent < stop) {
-					stop, reason = spent, ReasonRetryBudget
+					stop, reason = spent, drover.ReasonRetryBudget
 				}
 				due, ok := calendar.take(scope, b, from, stop)
 				if ok {
 					reason = ""
 					dues[scope] = append(dues[scope], time.UnixMicro(due))
 				}
-				if got.DueUS != due || Reason(got.Reason) != reason || ok && got.Delay.Microseconds() != due-now {
+				if got.DueUS != due || drover.Reason(got.Reason) != reason || ok && got.Delay.Microseconds() != due-now {
 					t.Fatalf("%s %+v, wanted %+v: got %+v, want due %d, reason %q", scope, b, w, got, due, reason)
 				}
 			}
@@ -669,7 +670,7 @@ func TestReservationsAtOnce(t *testing.T) {
 	dues := map[string][]time.Time{}
 	for p := range uint64(8) {
 		processes.Go(func() {
-			conn, err := db.client.desk.pool.Dial(t.Context())
+			conn, err := drover.PoolOf(db.client).Dial(t.Context())
 			if err != nil {
 				t.Error(err)
 				return
@@ -717,7 +718,7 @@ func TestReservationsAtOnce(t *testing.T) {
 func TestOldSlotsAreDeleted(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s, runs := db.failing(t, 1, SupervisorConfig{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}})
+	s, runs := db.failing(t, 1, drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 1000, Per: time.Second}})
 	db.exec(t, `insert into drover_budget_slots (scope, retries, per_ms, burst, chunk) select 'all', 1000, 1000, 1, extract(epoch from now())::bigint + n from generate_series(-300, 300) n`)
 	db.exec(t, `insert into drover_budget_slots (scope, retries, per_ms, burst, chunk) values ('queue:gone', 1, 1000, 1, 1)`)
 	o := decided(runs[0], errBoom)
@@ -732,35 +733,35 @@ func TestBadBudgets(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for _, tc := range []struct {
-		budget RetryBudget
+		budget drover.RetryBudget
 		field  string
 	}{
-		{RetryBudget{Per: time.Second}, "Retries"},
-		{RetryBudget{Discard: true}, "Retries"},
-		{RetryBudget{Retries: -1}, "Retries"},
-		{RetryBudget{Retries: 1_000_001}, "Retries"},
-		{RetryBudget{Retries: 1001, Per: time.Millisecond}, "Retries"},
-		{RetryBudget{Retries: 1, Per: time.Microsecond}, "Per"},
-		{RetryBudget{Retries: 1, Per: time.Second + 1}, "Per"},
-		{RetryBudget{Retries: 1, Per: -time.Second}, "Per"},
-		{RetryBudget{Retries: 1, Per: 25 * time.Hour}, "Per"},
-		{RetryBudget{Retries: 1, Burst: 2}, "Burst"},
-		{RetryBudget{Retries: 1, Burst: -1}, "Burst"},
+		{drover.RetryBudget{Per: time.Second}, "Retries"},
+		{drover.RetryBudget{Discard: true}, "Retries"},
+		{drover.RetryBudget{Retries: -1}, "Retries"},
+		{drover.RetryBudget{Retries: 1_000_001}, "Retries"},
+		{drover.RetryBudget{Retries: 1001, Per: time.Millisecond}, "Retries"},
+		{drover.RetryBudget{Retries: 1, Per: time.Microsecond}, "Per"},
+		{drover.RetryBudget{Retries: 1, Per: time.Second + 1}, "Per"},
+		{drover.RetryBudget{Retries: 1, Per: -time.Second}, "Per"},
+		{drover.RetryBudget{Retries: 1, Per: 25 * time.Hour}, "Per"},
+		{drover.RetryBudget{Retries: 1, Burst: 2}, "Burst"},
+		{drover.RetryBudget{Retries: 1, Burst: -1}, "Burst"},
 	} {
-		for field, cfg := range map[string]SupervisorConfig{
-			"RetryBudget":            {RetryBudget: tc.budget, Queues: []Queue{{}}, Workers: doingNothing()},
-			"Queues[0].RetryBudget":  {Queues: []Queue{{RetryBudget: tc.budget}}, Workers: doingNothing()},
-			"Workers[0].RetryBudget": {Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{RetryBudget: tc.budget}, doNothing)}},
+		for field, cfg := range map[string]drover.SupervisorConfig{
+			"RetryBudget":            {RetryBudget: tc.budget, Queues: []drover.Queue{{}}, Workers: doingNothing()},
+			"Queues[0].RetryBudget":  {Queues: []drover.Queue{{RetryBudget: tc.budget}}, Workers: doingNothing()},
+			"Workers[0].RetryBudget": {Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{RetryBudget: tc.budget}, doNothing)}},
 		} {
 			_, err := db.client.NewSupervisor(cfg)
-			var invalid *InvalidError
+			var invalid *drover.InvalidError
 			if !errors.As(err, &invalid) || invalid.Field != field+"."+tc.field {
 				t.Errorf("%+v: %v, want one about %s.%s", tc.budget, err, field, tc.field)
 			}
 		}
 	}
-	for _, budget := range []RetryBudget{{Retries: 1_000_000, Per: time.Second}, {Retries: 1000, Per: time.Millisecond, Burst: 1000}, {Retries: 1, Per: 24 * time.Hour}} {
-		if _, err := db.client.NewSupervisor(SupervisorConfig{RetryBudget: budget, Queues: []Queue{{}}, Workers: doingNothing()}); err != nil {
+	for _, budget := range []drover.RetryBudget{{Retries: 1_000_000, Per: time.Second}, {Retries: 1000, Per: time.Millisecond, Burst: 1000}, {Retries: 1, Per: 24 * time.Hour}} {
+		if _, err := db.client.NewSupervisor(drover.SupervisorConfig{RetryBudget: budget, Queues: []drover.Queue{{}}, Workers: doingNothing()}); err != nil {
 			t.Errorf("%+v: %v", budget, err)
 		}
 	}

@@ -1,18 +1,16 @@
-package drover
+package drover_test
 
 import (
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/iotest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,35 +18,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
-
-func TestChunksAreBounded(t *testing.T) {
-	t.Parallel()
-	job := func(args, metadata int) *newJob {
-		return &newJob{Args: make(json.RawMessage, args), Metadata: make(json.RawMessage, metadata)}
-	}
-	repeat := func(n int, j *newJob) []*newJob { return slices.Repeat([]*newJob{j}, n) }
-	for name, tc := range map[string]struct {
-		jobs []*newJob
-		want int
-	}{
-		"none":                     {nil, 0},
-		"one":                      {repeat(1, job(10, 0)), 1},
-		"up to the number":         {repeat(maxBatchJobs, job(10, 0)), maxBatchJobs},
-		"beyond the number":        {repeat(maxBatchJobs+1, job(10, 0)), maxBatchJobs},
-		"up to the bytes":          {repeat(8, job(1<<20, 0)), 8},
-		"beyond the bytes":         {repeat(9, job(1<<20, 0)), 8},
-		"metadata counts":          {repeat(9, job(1<<20-1, 2)), 7},
-		"bigger than all of it":    {repeat(2, job(maxBatchBytes+1, 0)), 1},
-		"a big one behind a small": {append(repeat(1, job(1, 0)), job(maxBatchBytes, 0)), 1},
-	} {
-		if got := chunkLen(tc.jobs); got != tc.want {
-			t.Errorf("%s: %d, want %d", name, got, tc.want)
-		}
-	}
-}
 
 // tracer counts statements and COPYs.
 type tracer struct{ copies, copied, batches atomic.Int32 }
@@ -63,7 +36,7 @@ func (tr *tracer) TraceCopyFromEnd(_ context.Context, _ *pgx.Conn, data pgx.Trac
 }
 
 func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	if data.SQL == sqlEnqueueMany {
+	if data.SQL == drover.SQLEnqueueMany {
 		tr.batches.Add(1)
 	}
 	return ctx
@@ -75,8 +48,8 @@ func (tr *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDat
 // see who sleeps, it is refused once. Its job is there once all the same, and wakes a supervisor.
 func TestPlainJobsTakeNoFunction(t *testing.T) {
 	t.Parallel()
-	direct, byFunction := []string{sqlEnqueuePlain, sqlWakeAsleep}, []string{sqlEnqueue, sqlWakeNow}
-	blindly, refused := []string{sqlEnqueuePlain, sqlWakeNow}, []string{"rollback"}
+	direct, byFunction := []string{drover.SQLEnqueuePlain, drover.SQLWakeAsleep}, []string{drover.SQLEnqueue, drover.SQLWakeNow}
+	blindly, refused := []string{drover.SQLEnqueuePlain, drover.SQLWakeNow}, []string{"rollback"}
 	const functions = `execute on function drover_enqueue, drover_wake`
 	for i, c := range []struct {
 		name, grants string
@@ -103,7 +76,7 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 				db.exec(t, `grant `+what+` to `+role)
 			}
 			sent := newStatements()
-			as := db.via(t, Config{}, func(config *pgxpool.Config) {
+			as := db.via(t, drover.Config{}, func(config *pgxpool.Config) {
 				config.ConnConfig.Tracer = sent
 				config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 					_, err := conn.Exec(ctx, `set role `+role)
@@ -138,28 +111,28 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	tr := &tracer{}
-	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{MaxArgsBytes: 2 << 20})
-	var batch []EnqueueItem
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), drover.Config{MaxArgsBytes: 2 << 20})
+	var batch []drover.EnqueueItem
 	for range 3000 {
-		batch = append(batch, EnqueueItem{letter{}, nil}, EnqueueItem{letter{}, &EnqueueOpts{Queue: "post", Priority: 1}})
+		batch = append(batch, drover.EnqueueItem{letter{}, nil}, drover.EnqueueItem{letter{}, &drover.EnqueueOpts{Queue: "post", Priority: 1}})
 	}
-	for _, opts := range []*EnqueueOpts{
+	for _, opts := range []*drover.EnqueueOpts{
 		{ID: "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"},
 		{Delay: 1},
 		{ScheduledAt: time.Now()},
 		{MaxAttempts: 1},
 		{MaxAttempts: 2},
-		{Retry: Exponential{}},
+		{Retry: drover.Exponential{}},
 		{Timeout: time.Millisecond},
 		{ExpiresAt: time.Now()},
 		{RetryUntil: time.Now()},
 		{Tags: []string{"a"}},
 		{Tags: []string{"a"}, Metadata: map[string]any{}},
 	} {
-		batch = append(batch, EnqueueItem{letter{}, opts})
+		batch = append(batch, drover.EnqueueItem{letter{}, opts})
 	}
 	for _, metadata := range []map[string]any{{}, {"a": "b"}} {
-		batch = append(batch, EnqueueItem{letter{}, &EnqueueOpts{Metadata: metadata}})
+		batch = append(batch, drover.EnqueueItem{letter{}, &drover.EnqueueOpts{Metadata: metadata}})
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 		t.Fatal(err)
@@ -177,7 +150,7 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 	tr.batches.Store(0)
 	batch = nil
 	for range 9 {
-		batch = append(batch, EnqueueItem{letter{strings.Repeat("x", 1<<20)}, &EnqueueOpts{Tags: []string{"big"}}})
+		batch = append(batch, drover.EnqueueItem{letter{strings.Repeat("x", 1<<20)}, &drover.EnqueueOpts{Tags: []string{"big"}}})
 	}
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {
 		t.Fatal(err)
@@ -187,44 +160,6 @@ func TestPlainJobsGoByCopy(t *testing.T) {
 	}
 	if n := value[int](t, db, `select count(*) from jobs where tags = '{big}' and args->>'to' = repeat('x', 1 << 20)`); n != 9 {
 		t.Errorf("%d big jobs", n)
-	}
-}
-
-// E-3: whatever the sizes of the reads, the rows arrive as they are; one row is bigger than pgconn's buffer.
-func TestCopyStream(t *testing.T) {
-	t.Parallel()
-	db := newTestDB(t)
-	for _, metadata := range []map[string]any{nil, {"a": "é\u2028\"<&>"}} {
-		copyStreamArrives(t, db, metadata)
-	}
-}
-
-// copyStreamArrives gives the metadata to every second job.
-func copyStreamArrives(t *testing.T, db *testDB, metadata map[string]any) {
-	t.Helper()
-	var jobs []*newJob
-	for i, to := range []string{"", "é\u2028\"<&>", strings.Repeat("x", 200<<10), "last"} {
-		job, err := db.client.encode(letter{to}, &EnqueueOpts{Queue: fmt.Sprint("q", i), Priority: i + 1, Metadata: []map[string]any{metadata, nil}[i%2]}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		jobs = append(jobs, job)
-	}
-	whole, err := io.ReadAll(newCopyStream(jobs))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := iotest.TestReader(newCopyStream(jobs), whole); err != nil {
-		t.Error(err)
-	}
-	if err := db.client.desk.pool.InTx(t.Context(), func(tx pgx.Tx) error { return copyJobs(t.Context(), tx.Conn(), nil, jobs) }); err != nil {
-		t.Fatal(err)
-	}
-	for _, j := range jobs {
-		if !value[bool](t, db, `select kind = $2 and queue = $3 and priority = $4 and args = $5::jsonb and metadata is not distinct from $6::jsonb and state = 'available' from jobs where id = $1`,
-			j.ID, j.Kind, j.Queue, j.Priority, string(j.Args), j.Metadata) {
-			t.Errorf("%s of queue %s arrived as another", j.ID, j.Queue)
-		}
 	}
 }
 
@@ -260,13 +195,13 @@ func TestCodecsOfTheApplication(t *testing.T) {
 				return nil
 			}
 		})
-		other := &testDB{pool, newClientOn(t, pool, Config{})}
+		other := &testDB{pool, newClientOn(t, pool, drover.Config{})}
 		for _, way := range other.ways(t) {
-			for holds, opts := range map[string]*EnqueueOpts{
+			for holds, opts := range map[string]*drover.EnqueueOpts{
 				`queue = 'default' and metadata is null`: nil,
 				`queue = 'q' and priority = 3`:           {Queue: "q", Priority: 3},
 				`metadata = '{"by": "<ann>"}' and tags = '{a}' and retry->>'type' = 'constant' and concurrency_key = 'k'`: {
-					Metadata: map[string]any{"by": "<ann>"}, Tags: []string{"a"}, Retry: Every(time.Second), Key: "k",
+					Metadata: map[string]any{"by": "<ann>"}, Tags: []string{"a"}, Retry: drover.Every(time.Second), Key: "k",
 				},
 			} {
 				r, err := way.enqueue(t.Context(), letter{"<x>"}, opts)
@@ -299,7 +234,7 @@ func code(err error, codes ...string) bool { return slices.Contains(codes, pg.SQ
 
 // obstacles are in the way of each enqueue of the kind letter; only the first passes the unique index.
 func obstacles() []obstacle {
-	notStored := func(_ string, err error) bool { return errors.Is(err, ErrNotStored) }
+	notStored := func(_ string, err error) bool { return errors.Is(err, drover.ErrNotStored) }
 	// COPY knows no rules and stores the row. An upsert is refused where there is a rule, and so is RETURNING unless the
 	// rule's own statement returns something.
 	rule := func(way string, err error) bool {
@@ -352,7 +287,7 @@ func TestReceiptsAreRows(t *testing.T) {
 			}
 			before := value[int](t, db, `select count(*) from jobs`)
 			for _, way := range db.ways(t) {
-				for what, opts := range map[string]*EnqueueOpts{"plain": nil, "with options": {Delay: time.Hour}, "with an id": {ID: ulid.Make().String()}} {
+				for what, opts := range map[string]*drover.EnqueueOpts{"plain": nil, "with options": {Delay: time.Hour}, "with an id": {ID: ulid.Make().String()}} {
 					r, err := way.enqueue(t.Context(), letter{"x"}, opts)
 					name := way.name
 					if opts != nil {
@@ -371,7 +306,7 @@ func TestReceiptsAreRows(t *testing.T) {
 						t.Errorf("%s, %s: %d rows behind an error", way.name, what, n-before)
 					}
 				}
-				again, err := way.enqueue(t.Context(), letter{"there"}, &EnqueueOpts{ID: there})
+				again, err := way.enqueue(t.Context(), letter{"there"}, &drover.EnqueueOpts{ID: there})
 				switch {
 				case strings.Contains(o.name, "rule"):
 					if !code(err, "0A000") {
@@ -379,7 +314,7 @@ func TestReceiptsAreRows(t *testing.T) {
 					}
 				case strings.Contains(o.name, "before"), strings.Contains(o.name, "the row"), strings.Contains(o.name, "the id"), o.name == "a trigger that raises":
 					// The trigger comes before the look for a conflict, and may have its way with the id.
-				case err != nil || again != (Receipt{ID: there, Existing: true}):
+				case err != nil || again != (drover.Receipt{ID: there, Existing: true}):
 					t.Errorf("%s: the job that is there: %+v, %v", way.name, again, err)
 				}
 			}
@@ -403,14 +338,14 @@ func TestReceiptsAreRows(t *testing.T) {
 func TestATriggerInABatch(t *testing.T) {
 	t.Parallel()
 	tr := &tracer{}
-	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), Config{})
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr }), drover.Config{})
 	db.exec(t, `create function hang() returns trigger language plpgsql as $$ begin
 		case new.args->>'to' when 'nobody' then return null; when 'other' then new.id := drover_ulid(); else new.priority := 7; end case;
 		return new; end $$`)
 	db.exec(t, `create trigger hang before insert on jobs for each row execute function hang()`)
 	for _, to := range []string{"nobody", "other"} {
-		for _, opts := range []*EnqueueOpts{nil, {MaxAttempts: 2}} {
-			if _, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{letter{"a"}, opts}, {letter{to}, opts}, {letter{"b"}, opts}}); !errors.Is(err, ErrNotStored) {
+		for _, opts := range []*drover.EnqueueOpts{nil, {MaxAttempts: 2}} {
+			if _, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{"a"}, opts}, {letter{to}, opts}, {letter{"b"}, opts}}); !errors.Is(err, drover.ErrNotStored) {
 				t.Errorf("%s: %v", to, err)
 			}
 		}
@@ -418,15 +353,12 @@ func TestATriggerInABatch(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs`); n != 0 {
 		t.Errorf("%d jobs of refused batches", n)
 	}
-	lost, err := db.client.encode(letter{"nobody"}, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := db.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return copyJobs(t.Context(), c.Conn(), nil, []*newJob{lost}) }); !errors.Is(err, ErrNotStored) {
-		t.Errorf("a COPY of no row: %v", err)
+	tr.copies.Store(0)
+	if _, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{"nobody"}, nil}, {letter{"nobody"}, nil}}); !errors.Is(err, drover.ErrNotStored) || tr.copies.Load() != 1 {
+		t.Errorf("a COPY of no row: %v, %d COPYs", err, tr.copies.Load())
 	}
 	tr.copies.Store(0)
-	receipts, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{letter{"a"}, nil}, {letter{"b"}, nil}})
+	receipts, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{"a"}, nil}, {letter{"b"}, nil}})
 	if err != nil || tr.copies.Load() != 1 {
 		t.Fatalf("%v, %d COPYs", err, tr.copies.Load())
 	}
@@ -450,14 +382,14 @@ func TestTheJobInTheWayIsDeleted(t *testing.T) {
 		return null; end $$`)
 	db.exec(t, `create trigger hang before insert on jobs for each row when (new.max_attempts = 2) execute function hang()`)
 	for _, way := range db.ways(t) {
-		r, err := way.enqueue(t.Context(), letter{}, &EnqueueOpts{MaxAttempts: 2})
+		r, err := way.enqueue(t.Context(), letter{}, &drover.EnqueueOpts{MaxAttempts: 2})
 		if err != nil || r.Existing || value[int](t, db, `select count(*) from jobs where id = $1`, r.ID) != 1 {
 			t.Errorf("%s: %+v, %v", way.name, r, err)
 		}
 	}
 	first, second := ulid.Make().String(), ulid.Make().String()
-	receipts, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{
-		{letter{}, &EnqueueOpts{ID: first, MaxAttempts: 2}}, {letter{}, &EnqueueOpts{ID: second}}, {letter{}, &EnqueueOpts{ID: first}},
+	receipts, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{
+		{letter{}, &drover.EnqueueOpts{ID: first, MaxAttempts: 2}}, {letter{}, &drover.EnqueueOpts{ID: second}}, {letter{}, &drover.EnqueueOpts{ID: first}},
 	})
 	if err != nil || receipts[0].Existing || receipts[1].Existing || !receipts[2].Existing {
 		t.Errorf("%+v, %v", receipts, err)
@@ -472,7 +404,7 @@ func TestPlansOfUniqueEnqueues(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
 	args := json.RawMessage(`{"n": 7}`)
-	direct := planned{name: "unique", sql: sqlEnqueueUniquePlain, args: append([]any{"01K00000000000000000000000", "job", string(args), "default", 5}, (&uniqueness{By: []string{"n"}}).plain(args)...)}
+	direct := planned{name: "unique", sql: drover.SQLEnqueueUniquePlain, args: append([]any{"01K00000000000000000000000", "job", string(args), "default", 5}, drover.UniqueArgs(args, "n")...)}
 	check := func(when string) {
 		t.Helper()
 		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
@@ -520,7 +452,7 @@ func TestClaimsOfUniqueJobsAreHOT(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
 	db.exec(t, `select drover_enqueue_unique((select jsonb_agg(jsonb_build_object('id', drover_ulid(), 'kind', 'job', 'args', jsonb_build_object('n', n), 'uniqueness', '{}'::jsonb)) from generate_series(1, 1000) n))`)
-	s := db.stopped(t, SupervisorConfig{Queues: []Queue{{Concurrency: 10_000}}})
+	s := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 10_000}}})
 	n := 0
 	for n < 1000 {
 		n += len(s.claim(t))
@@ -580,76 +512,29 @@ func TestPlainUniqueJobsTakeNoFunction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	sent := newStatements()
-	as := db.via(t, Config{}, func(config *pgxpool.Config) { config.ConnConfig.Tracer = sent })
-	direct := []string{sqlEnqueueUniquePlan, sqlEnqueueUniquePlain, sqlWakeForUnique}
+	as := db.via(t, drover.Config{}, func(config *pgxpool.Config) { config.ConnConfig.Tracer = sent })
+	direct := []string{drover.SQLEnqueueUniquePlan, drover.SQLEnqueueUniquePlain, drover.SQLWakeForUnique}
 	for _, c := range []struct {
 		name  string
 		args  parcel
-		opts  EnqueueOpts
+		opts  drover.EnqueueOpts
 		want  []string
 		wakes bool
 	}{
-		{"the first one", parcel{N: 1}, EnqueueOpts{}, direct, true},
-		{"another one is there", parcel{N: 1}, EnqueueOpts{}, slices.Concat(direct, []string{sqlEnqueueUnique}), false},
-		{"with another option", parcel{N: 2}, EnqueueOpts{MaxAttempts: 2}, []string{sqlEnqueueUnique, sqlWakeNow}, true},
-		{"long args", parcel{N: 3, To: strings.Repeat("x", 600)}, EnqueueOpts{}, []string{sqlEnqueueUnique, sqlWakeNow}, true},
+		{"the first one", parcel{N: 1}, drover.EnqueueOpts{}, direct, true},
+		{"another one is there", parcel{N: 1}, drover.EnqueueOpts{}, slices.Concat(direct, []string{drover.SQLEnqueueUnique}), false},
+		{"with another option", parcel{N: 2}, drover.EnqueueOpts{MaxAttempts: 2}, []string{drover.SQLEnqueueUnique, drover.SQLWakeNow}, true},
+		{"long args", parcel{N: 3, To: strings.Repeat("x", 600)}, drover.EnqueueOpts{}, []string{drover.SQLEnqueueUnique, drover.SQLWakeNow}, true},
 	} {
 		told := woken(t, db, func() {
 			_, _ = as.Exec(t.Context(), "select") // a connection is there
 			sent.since()
-			as.unique(t, c.args, Unique{}, c.opts)
+			as.unique(t, c.args, drover.Unique{}, c.opts)
 		})
 		calls, _ := sent.since()
 		if got := slices.Sorted(maps.Keys(calls)); !slices.Equal(got, slices.Sorted(slices.Values(c.want))) || told != c.wakes {
 			t.Errorf("%s: sent %q, woken %v; want %q, %v", c.name, got, told, c.want, c.wakes)
 		}
-	}
-}
-
-// The jobs of a batch that have the same metadata share their JSON. Middleware may keep the map, and change it.
-func TestSameMetadataAreEncodedOnce(t *testing.T) { //nolint:paralleltest // it counts allocations
-	db := newTestDB(t)
-	trace := func() map[string]any { return map[string]any{"traceparent": "00-0af7", "tracestate": "a=1"} }
-	first := trace()
-	var before lastMetadata
-	encode := func(metadata map[string]any) string {
-		t.Helper()
-		job, err := db.client.encode(letter{"a"}, &EnqueueOpts{Metadata: metadata}, &before)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(job.Metadata)
-	}
-	want := encode(first)
-	first["traceparent"] = "changed"
-	for _, test := range []struct {
-		metadata map[string]any
-		want     string
-	}{
-		{trace(), want},
-		{first, `{"traceparent":"changed","tracestate":"a=1"}`},
-		{map[string]any{"traceparent": "changed"}, `{"traceparent":"changed"}`},
-		{map[string]any{"traceparent": 1}, `{"traceparent":1}`},
-		{map[string]any{"tracestate": "changed"}, `{"tracestate":"changed"}`},
-		{map[string]any{}, `{}`},
-		{nil, ``},
-		{map[string]any{"a": "1", "b": "2", "c": "3", "d": "4", "e": "5"}, `{"a":"1","b":"2","c":"3","d":"4","e":"5"}`},
-		{trace(), want},
-	} {
-		if got := encode(test.metadata); got != test.want {
-			t.Errorf("%v is stored as %s, want %s", test.metadata, got, test.want)
-		}
-	}
-	for range 2 {
-		if _, err := db.client.encode(letter{"a"}, &EnqueueOpts{Metadata: map[string]any{"drover:x": "y"}}, &before); err == nil {
-			t.Error("a key of drover's own is taken")
-		}
-	}
-	metadata := trace()
-	alone := testing.AllocsPerRun(100, func() { _, _ = db.client.encode(letter{"a"}, &EnqueueOpts{Metadata: nil}, &before) })
-	encode(metadata)
-	if n := testing.AllocsPerRun(100, func() { _, _ = db.client.encode(letter{"a"}, &EnqueueOpts{Metadata: metadata}, &before) }); n > alone {
-		t.Errorf("%v allocations with the metadata of the job before, %v without metadata", n, alone)
 	}
 }
 

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bytes"
@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/store"
@@ -49,7 +50,7 @@ func (k anyKind) Kind() string { return string(k) }
 // way is one way to enqueue a job.
 type way struct {
 	name    string
-	enqueue func(context.Context, Args, *EnqueueOpts) (Receipt, error)
+	enqueue func(context.Context, drover.Args, *drover.EnqueueOpts) (drover.Receipt, error)
 }
 
 // ways returns all ways into the queue. Each one ends with a commit.
@@ -57,39 +58,39 @@ func (db *testDB) ways(t *testing.T) []way {
 	t.Helper()
 	std := stdlib.OpenDBFromPool(db.Pool)
 	t.Cleanup(func() { _ = std.Close() })
-	one := func(receipts []Receipt, err error) (Receipt, error) {
+	one := func(receipts []drover.Receipt, err error) (drover.Receipt, error) {
 		if err != nil || len(receipts) != 1 {
-			return Receipt{}, errors.Join(err, fmt.Errorf("%d receipts", len(receipts)))
+			return drover.Receipt{}, errors.Join(err, fmt.Errorf("%d receipts", len(receipts)))
 		}
 		return receipts[0], nil
 	}
 	return []way{
 		{"Enqueue", db.client.Enqueue},
-		{"EnqueueTx", func(ctx context.Context, args Args, opts *EnqueueOpts) (r Receipt, err error) {
+		{"EnqueueTx", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (r drover.Receipt, err error) {
 			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 				r, err = db.client.EnqueueTx(ctx, tx, args, opts)
 				return err
 			})
 			return r, err
 		}},
-		{"EnqueueTx of database/sql", func(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
+		{"EnqueueTx of database/sql", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (drover.Receipt, error) {
 			tx, err := std.BeginTx(ctx, nil)
 			if err != nil {
-				return Receipt{}, err
+				return drover.Receipt{}, err
 			}
 			defer tx.Rollback()
-			r, err := db.client.EnqueueTx(ctx, SQLTx(tx), args, opts)
+			r, err := db.client.EnqueueTx(ctx, drover.SQLTx(tx), args, opts)
 			if err != nil {
 				return r, err
 			}
 			return r, tx.Commit()
 		}},
-		{"EnqueueMany", func(ctx context.Context, args Args, opts *EnqueueOpts) (Receipt, error) {
-			return one(db.client.EnqueueMany(ctx, []EnqueueItem{{args, opts}}))
+		{"EnqueueMany", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (drover.Receipt, error) {
+			return one(db.client.EnqueueMany(ctx, []drover.EnqueueItem{{args, opts}}))
 		}},
-		{"EnqueueManyTx", func(ctx context.Context, args Args, opts *EnqueueOpts) (r Receipt, err error) {
+		{"EnqueueManyTx", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (r drover.Receipt, err error) {
 			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-				r, err = one(db.client.EnqueueManyTx(ctx, tx, []EnqueueItem{{args, opts}}))
+				r, err = one(db.client.EnqueueManyTx(ctx, tx, []drover.EnqueueItem{{args, opts}}))
 				return err
 			})
 			return r, err
@@ -101,35 +102,35 @@ func (db *testDB) ways(t *testing.T) []way {
 // and does not meet it without.
 func enqueueOptions() []struct {
 	field     string
-	opts      EnqueueOpts
+	opts      drover.EnqueueOpts
 	condition string
 } {
 	at := time.Date(2131, 2, 3, 4, 5, 6, 7000, time.FixedZone("", 3600))
 	return []struct {
 		field     string
-		opts      EnqueueOpts
+		opts      drover.EnqueueOpts
 		condition string
 	}{
-		{"ID", EnqueueOpts{ID: "01kaj4y8q3n6t0v5b7c9d1e2fg"}, `id = '01KAJ4Y8Q3N6T0V5B7C9D1E2FG'`},
-		{"Queue", EnqueueOpts{Queue: "post"}, `queue = 'post'`},
-		{"Priority", EnqueueOpts{Priority: 9}, `priority = 9 and lane = 9`},
-		{"ScheduledAt", EnqueueOpts{ScheduledAt: at}, `scheduled_at = '2131-02-03 03:05:06.000007+00' and state = 'scheduled'`},
-		{"Delay", EnqueueOpts{Delay: time.Hour}, `scheduled_at = created_at + interval '1 hour' and state = 'scheduled'`},
-		{"Delay", EnqueueOpts{Delay: 1}, `scheduled_at = created_at + interval '1 microsecond' and state = 'scheduled'`},
-		{"Delay", EnqueueOpts{Delay: math.MaxInt64}, `scheduled_at > now() + interval '292 years' and state = 'scheduled'`},
-		{"MaxAttempts", EnqueueOpts{MaxAttempts: 3}, `max_attempts = 3`},
-		{"MaxAttempts", EnqueueOpts{MaxAttempts: math.MaxInt32}, `max_attempts = 2147483647`},
-		{"Retry", EnqueueOpts{Retry: Linear{Step: 90 * time.Second}}, `retry = '{"type": "linear", "step": "1m30s", "jitter": "none"}'`},
-		{"Retry", EnqueueOpts{Retry: Custom{Name: "slow"}}, `retry = '{"type": "custom", "name": "slow"}'`},
-		{"Timeout", EnqueueOpts{Timeout: 1500 * time.Millisecond}, `timeout_ms = 1500`},
-		{"Timeout", EnqueueOpts{Timeout: time.Millisecond}, `timeout_ms = 1`},
-		{"Timeout", EnqueueOpts{Timeout: NoTimeout}, `timeout_ms = 3153600000000`},
-		{"ExpiresAt", EnqueueOpts{ExpiresAt: at}, `expires_at = '2131-02-03 03:05:06.000007+00'`},
-		{"RetryUntil", EnqueueOpts{RetryUntil: at}, `retry_until = '2131-02-03 03:05:06.000007+00'`},
-		{"Tags", EnqueueOpts{Tags: []string{"a", `"<&>'{,}`, "ü"}}, `tags = array['a', '"<&>''{,}', 'ü']`},
-		{"Metadata", EnqueueOpts{Metadata: map[string]any{"trace": "<x>", "n": 1}}, `metadata = '{"trace": "<x>", "n": 1}'`},
-		{"Key", EnqueueOpts{Key: "Zoë's"}, `concurrency_key = 'Zoë''s'`},
-		{"Unique", EnqueueOpts{Unique: &Unique{}}, `unique_key = '"letter" {"to": "x"}' and unique_scope = 'ended' and unique_until = 'infinity'`},
+		{"ID", drover.EnqueueOpts{ID: "01kaj4y8q3n6t0v5b7c9d1e2fg"}, `id = '01KAJ4Y8Q3N6T0V5B7C9D1E2FG'`},
+		{"Queue", drover.EnqueueOpts{Queue: "post"}, `queue = 'post'`},
+		{"Priority", drover.EnqueueOpts{Priority: 9}, `priority = 9 and lane = 9`},
+		{"ScheduledAt", drover.EnqueueOpts{ScheduledAt: at}, `scheduled_at = '2131-02-03 03:05:06.000007+00' and state = 'scheduled'`},
+		{"Delay", drover.EnqueueOpts{Delay: time.Hour}, `scheduled_at = created_at + interval '1 hour' and state = 'scheduled'`},
+		{"Delay", drover.EnqueueOpts{Delay: 1}, `scheduled_at = created_at + interval '1 microsecond' and state = 'scheduled'`},
+		{"Delay", drover.EnqueueOpts{Delay: math.MaxInt64}, `scheduled_at > now() + interval '292 years' and state = 'scheduled'`},
+		{"MaxAttempts", drover.EnqueueOpts{MaxAttempts: 3}, `max_attempts = 3`},
+		{"MaxAttempts", drover.EnqueueOpts{MaxAttempts: math.MaxInt32}, `max_attempts = 2147483647`},
+		{"Retry", drover.EnqueueOpts{Retry: drover.Linear{Step: 90 * time.Second}}, `retry = '{"type": "linear", "step": "1m30s", "jitter": "none"}'`},
+		{"Retry", drover.EnqueueOpts{Retry: drover.Custom{Name: "slow"}}, `retry = '{"type": "custom", "name": "slow"}'`},
+		{"Timeout", drover.EnqueueOpts{Timeout: 1500 * time.Millisecond}, `timeout_ms = 1500`},
+		{"Timeout", drover.EnqueueOpts{Timeout: time.Millisecond}, `timeout_ms = 1`},
+		{"Timeout", drover.EnqueueOpts{Timeout: drover.NoTimeout}, `timeout_ms = 3153600000000`},
+		{"ExpiresAt", drover.EnqueueOpts{ExpiresAt: at}, `expires_at = '2131-02-03 03:05:06.000007+00'`},
+		{"RetryUntil", drover.EnqueueOpts{RetryUntil: at}, `retry_until = '2131-02-03 03:05:06.000007+00'`},
+		{"Tags", drover.EnqueueOpts{Tags: []string{"a", `"<&>'{,}`, "ü"}}, `tags = array['a', '"<&>''{,}', 'ü']`},
+		{"Metadata", drover.EnqueueOpts{Metadata: map[string]any{"trace": "<x>", "n": 1}}, `metadata = '{"trace": "<x>", "n": 1}'`},
+		{"Key", drover.EnqueueOpts{Key: "Zoë's"}, `concurrency_key = 'Zoë''s'`},
+		{"Unique", drover.EnqueueOpts{Unique: &drover.Unique{}}, `unique_key = '"letter" {"to": "x"}' and unique_scope = 'ended' and unique_until = 'infinity'`},
 	}
 }
 
@@ -166,7 +167,7 @@ func TestEveryOptionIsInTheTable(t *testing.T) {
 	for _, tc := range enqueueOptions() {
 		seen[tc.field] = true
 	}
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[EnqueueOpts]()) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[drover.EnqueueOpts]()) {
 		if !seen[field.Name] && field.Name != "DisableNotify" { // DisableNotify applies to the transaction, and changes no row
 			t.Errorf("EnqueueOpts.%s has no case", field.Name)
 		}
@@ -177,7 +178,7 @@ func TestEnqueueWithoutOptions(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	for _, way := range db.ways(t) {
-		for _, opts := range []*EnqueueOpts{nil, {}} {
+		for _, opts := range []*drover.EnqueueOpts{nil, {}} {
 			receipt, err := way.enqueue(t.Context(), letter{"<Zoë>"}, opts)
 			if err != nil {
 				t.Fatal(err)
@@ -203,7 +204,7 @@ func TestATimeInThePastIsNow(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	for _, way := range db.ways(t) {
-		receipt, err := way.enqueue(t.Context(), letter{}, &EnqueueOpts{ScheduledAt: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)})
+		receipt, err := way.enqueue(t.Context(), letter{}, &drover.EnqueueOpts{ScheduledAt: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +215,7 @@ func TestATimeInThePastIsNow(t *testing.T) {
 }
 
 // offline is a client whose pool reaches no server.
-func offline(t *testing.T, cfg Config) *Client {
+func offline(t *testing.T, cfg drover.Config) *drover.Client {
 	t.Helper()
 	config, err := pgxpool.ParseConfig("postgres://nobody@localhost/nothing")
 	if err != nil {
@@ -226,28 +227,11 @@ func offline(t *testing.T, cfg Config) *Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	client, err := New(pool, cfg)
+	client, err := drover.New(pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return client
-}
-
-// fields lists the fields of all *InvalidError in err, and fails if err holds any other error.
-func fields(t *testing.T, err error) (names []string) {
-	t.Helper()
-	switch e := err.(type) { //nolint:errorlint // takes the tree apart
-	case nil:
-	case *InvalidError:
-		names = append(names, e.Field)
-	case interface{ Unwrap() []error }:
-		for _, err := range e.Unwrap() {
-			names = append(names, fields(t, err)...)
-		}
-	default:
-		t.Errorf("%T is no *InvalidError: %v", err, err)
-	}
-	return names
 }
 
 type pointerArgs struct{}
@@ -270,8 +254,8 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 		return v
 	}
 	for name, tc := range map[string]struct {
-		args  Args
-		opts  EnqueueOpts
+		args  drover.Args
+		opts  drover.EnqueueOpts
 		field string
 	}{
 		"nil args":                     {args: nil, field: "args"},
@@ -290,46 +274,46 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 		"kind over 128 bytes":          {args: anyKind(strings.Repeat("k", 129)), field: "kind"},
 		"NUL in the kind":              {args: anyKind("k\x00"), field: "kind"},
 		"invalid UTF-8 in the kind":    {args: anyKind("k\xff"), field: "kind"},
-		"blank queue":                  {opts: EnqueueOpts{Queue: " "}, field: "Queue"},
-		"queue over 128 bytes":         {opts: EnqueueOpts{Queue: strings.Repeat("é", 65)}, field: "Queue"},
-		"NUL in the queue":             {opts: EnqueueOpts{Queue: "\x00"}, field: "Queue"},
-		"invalid UTF-8 in the queue":   {opts: EnqueueOpts{Queue: "\xc3"}, field: "Queue"},
-		"priority below 1":             {opts: EnqueueOpts{Priority: -1}, field: "Priority"},
-		"priority above 9":             {opts: EnqueueOpts{Priority: 10}, field: "Priority"},
-		"id that is no ULID":           {opts: EnqueueOpts{ID: "1"}, field: "ID"},
-		"id with a forbidden letter":   {opts: EnqueueOpts{ID: "01KAJ4Y8Q3N6T0V5B7C9D1E2FU"}, field: "ID"},
-		"id that overflows":            {opts: EnqueueOpts{ID: "8ZZZZZZZZZZZZZZZZZZZZZZZZZ"}, field: "ID"},
-		"negative delay":               {opts: EnqueueOpts{Delay: -1}, field: "Delay"},
-		"delay and time":               {opts: EnqueueOpts{Delay: 1, ScheduledAt: time.Now()}, field: "Delay"},
-		"year 10000":                   {opts: EnqueueOpts{ScheduledAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ScheduledAt"},
-		"year 10000 in UTC alone":      {opts: EnqueueOpts{ScheduledAt: time.Date(9999, 12, 31, 23, 0, 0, 0, time.FixedZone("", -7200))}, field: "ScheduledAt"},
-		"year 0":                       {opts: EnqueueOpts{RetryUntil: time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "RetryUntil"},
-		"negative attempts":            {opts: EnqueueOpts{MaxAttempts: -1}, field: "MaxAttempts"},
-		"attempts beyond the column":   {opts: EnqueueOpts{MaxAttempts: math.MaxInt32 + 1}, field: "MaxAttempts"},
-		"strategy with a bad setting":  {opts: EnqueueOpts{Retry: Exponential{Multiplier: 0.5}}, field: "Retry.Multiplier"},
-		"strategy with a bad jitter":   {opts: EnqueueOpts{Retry: Linear{Jitter: "zigzag"}}, field: "Retry.Jitter"},
-		"strategy without a name":      {opts: EnqueueOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { return 0, true }}}, field: "Retry.Name"},
-		"negative timeout":             {opts: EnqueueOpts{Timeout: -time.Second}, field: "Timeout"},
-		"timeout without a unit":       {opts: EnqueueOpts{Timeout: 30}, field: "Timeout"},
-		"timeout under 1 ms":           {opts: EnqueueOpts{Timeout: time.Millisecond - 1}, field: "Timeout"},
-		"expired before it is due":     {opts: EnqueueOpts{ScheduledAt: time.Unix(2e9, 0), ExpiresAt: time.Unix(2e9, 0)}, field: "ExpiresAt"},
-		"33 tags":                      {opts: EnqueueOpts{Tags: strings.Split(strings.Repeat("t", 33), "")}, field: "Tags"},
-		"empty tag":                    {opts: EnqueueOpts{Tags: []string{"a", ""}}, field: "Tags[1]"},
-		"tag over 128 bytes":           {opts: EnqueueOpts{Tags: []string{strings.Repeat("t", 129)}}, field: "Tags[0]"},
-		"NUL in a tag":                 {opts: EnqueueOpts{Tags: []string{"\x00"}}, field: "Tags[0]"},
-		"unmarshalable metadata":       {opts: EnqueueOpts{Metadata: map[string]any{"f": func() {}}}, field: "Metadata"},
-		"NUL in the metadata":          {opts: EnqueueOpts{Metadata: map[string]any{"f": "\x00"}}, field: "Metadata"},
-		"metadata over 64 KiB":         {opts: EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("x", 64<<10)}}, field: "Metadata"},
-		"metadata of drover's own":     {opts: EnqueueOpts{Metadata: map[string]any{"drover:x": 1}}, field: "Metadata"},
-		"NUL in the concurrency key":   {opts: EnqueueOpts{Key: "\x00"}, field: "Key"},
-		"concurrency key of 257 bytes": {opts: EnqueueOpts{Key: strings.Repeat("x", 257)}, field: "Key"},
-		"metadata nested 65 deep":      {opts: EnqueueOpts{Metadata: map[string]any{"f": nested(64)}}, field: "Metadata"},
+		"blank queue":                  {opts: drover.EnqueueOpts{Queue: " "}, field: "Queue"},
+		"queue over 128 bytes":         {opts: drover.EnqueueOpts{Queue: strings.Repeat("é", 65)}, field: "Queue"},
+		"NUL in the queue":             {opts: drover.EnqueueOpts{Queue: "\x00"}, field: "Queue"},
+		"invalid UTF-8 in the queue":   {opts: drover.EnqueueOpts{Queue: "\xc3"}, field: "Queue"},
+		"priority below 1":             {opts: drover.EnqueueOpts{Priority: -1}, field: "Priority"},
+		"priority above 9":             {opts: drover.EnqueueOpts{Priority: 10}, field: "Priority"},
+		"id that is no ULID":           {opts: drover.EnqueueOpts{ID: "1"}, field: "ID"},
+		"id with a forbidden letter":   {opts: drover.EnqueueOpts{ID: "01KAJ4Y8Q3N6T0V5B7C9D1E2FU"}, field: "ID"},
+		"id that overflows":            {opts: drover.EnqueueOpts{ID: "8ZZZZZZZZZZZZZZZZZZZZZZZZZ"}, field: "ID"},
+		"negative delay":               {opts: drover.EnqueueOpts{Delay: -1}, field: "Delay"},
+		"delay and time":               {opts: drover.EnqueueOpts{Delay: 1, ScheduledAt: time.Now()}, field: "Delay"},
+		"year 10000":                   {opts: drover.EnqueueOpts{ScheduledAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ScheduledAt"},
+		"year 10000 in UTC alone":      {opts: drover.EnqueueOpts{ScheduledAt: time.Date(9999, 12, 31, 23, 0, 0, 0, time.FixedZone("", -7200))}, field: "ScheduledAt"},
+		"year 0":                       {opts: drover.EnqueueOpts{RetryUntil: time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "RetryUntil"},
+		"negative attempts":            {opts: drover.EnqueueOpts{MaxAttempts: -1}, field: "MaxAttempts"},
+		"attempts beyond the column":   {opts: drover.EnqueueOpts{MaxAttempts: math.MaxInt32 + 1}, field: "MaxAttempts"},
+		"strategy with a bad setting":  {opts: drover.EnqueueOpts{Retry: drover.Exponential{Multiplier: 0.5}}, field: "Retry.Multiplier"},
+		"strategy with a bad jitter":   {opts: drover.EnqueueOpts{Retry: drover.Linear{Jitter: "zigzag"}}, field: "Retry.Jitter"},
+		"strategy without a name":      {opts: drover.EnqueueOpts{Retry: drover.Custom{Func: func(drover.FailedRun) (time.Duration, bool) { return 0, true }}}, field: "Retry.Name"},
+		"negative timeout":             {opts: drover.EnqueueOpts{Timeout: -time.Second}, field: "Timeout"},
+		"timeout without a unit":       {opts: drover.EnqueueOpts{Timeout: 30}, field: "Timeout"},
+		"timeout under 1 ms":           {opts: drover.EnqueueOpts{Timeout: time.Millisecond - 1}, field: "Timeout"},
+		"expired before it is due":     {opts: drover.EnqueueOpts{ScheduledAt: time.Unix(2e9, 0), ExpiresAt: time.Unix(2e9, 0)}, field: "ExpiresAt"},
+		"33 tags":                      {opts: drover.EnqueueOpts{Tags: strings.Split(strings.Repeat("t", 33), "")}, field: "Tags"},
+		"empty tag":                    {opts: drover.EnqueueOpts{Tags: []string{"a", ""}}, field: "Tags[1]"},
+		"tag over 128 bytes":           {opts: drover.EnqueueOpts{Tags: []string{strings.Repeat("t", 129)}}, field: "Tags[0]"},
+		"NUL in a tag":                 {opts: drover.EnqueueOpts{Tags: []string{"\x00"}}, field: "Tags[0]"},
+		"unmarshalable metadata":       {opts: drover.EnqueueOpts{Metadata: map[string]any{"f": func() {}}}, field: "Metadata"},
+		"NUL in the metadata":          {opts: drover.EnqueueOpts{Metadata: map[string]any{"f": "\x00"}}, field: "Metadata"},
+		"metadata over 64 KiB":         {opts: drover.EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("x", 64<<10)}}, field: "Metadata"},
+		"metadata of drover's own":     {opts: drover.EnqueueOpts{Metadata: map[string]any{"drover:x": 1}}, field: "Metadata"},
+		"NUL in the concurrency key":   {opts: drover.EnqueueOpts{Key: "\x00"}, field: "Key"},
+		"concurrency key of 257 bytes": {opts: drover.EnqueueOpts{Key: strings.Repeat("x", 257)}, field: "Key"},
+		"metadata nested 65 deep":      {opts: drover.EnqueueOpts{Metadata: map[string]any{"f": nested(64)}}, field: "Metadata"},
 		"kind not among Config.Kinds":  {args: anyKind("unheard of"), field: "kind"},
-		"many of the fields of a time": {opts: EnqueueOpts{ExpiresAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC), ScheduledAt: time.Date(-6, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ExpiresAt"},
+		"many of the fields of a time": {opts: drover.EnqueueOpts{ExpiresAt: time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC), ScheduledAt: time.Date(-6, 1, 1, 0, 0, 0, 0, time.UTC)}, field: "ExpiresAt"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cfg := Config{}
+			cfg := drover.Config{}
 			switch {
 			case name == "kind not among Config.Kinds":
 				cfg.Kinds = []string{"letter"}
@@ -339,11 +323,11 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 			client := offline(t, cfg)
 			_, one := client.Enqueue(t.Context(), tc.args, &tc.opts)
 			_, inTx := client.EnqueueTx(t.Context(), nil, tc.args, &tc.opts)
-			_, many := client.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}, {tc.args, &tc.opts}})
-			_, manyTx := client.EnqueueManyTx(t.Context(), nil, []EnqueueItem{{letter{}, nil}, {tc.args, &tc.opts}})
+			_, many := client.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{}, nil}, {tc.args, &tc.opts}})
+			_, manyTx := client.EnqueueManyTx(t.Context(), nil, []drover.EnqueueItem{{letter{}, nil}, {tc.args, &tc.opts}})
 			for want, errs := range map[string][]error{tc.field: {one, inTx}, "items[1]." + tc.field: {many, manyTx}} {
 				for _, err := range errs {
-					if !errors.Is(err, ErrInvalid) || !slices.Contains(fields(t, err), want) {
+					if !errors.Is(err, drover.ErrInvalid) || !slices.Contains(drover.Fields(t, err), want) {
 						t.Errorf("%v, want a mistake in %s", err, want)
 					}
 					if err != nil && (!strings.HasPrefix(err.Error(), "drover: ") || len(err.Error()) > 2000) {
@@ -358,16 +342,16 @@ func TestBadInputIsRefusedBeforeSQL(t *testing.T) {
 // A value that is exactly at a bound is allowed.
 func TestInputAtItsBounds(t *testing.T) {
 	t.Parallel()
-	db := newTestDBWith(t, Config{Kinds: []string{"letter", "payload", strings.Repeat("k", 128)}})
+	db := newTestDBWith(t, drover.Config{Kinds: []string{"letter", "payload", strings.Repeat("k", 128)}})
 	deep := any(1)
 	for range 64 {
 		deep = []any{deep}
 	}
 	for _, way := range db.ways(t) {
-		for _, args := range []Args{
+		for _, args := range []drover.Args{
 			letter{strings.Repeat("x", 256<<10-len(`{"to":""}`))}, payload{deep}, anyKind(strings.Repeat("k", 128)), payload{[]int{}}, payload{"\"\\ud83d\\ude00\""},
 		} {
-			opts := &EnqueueOpts{
+			opts := &drover.EnqueueOpts{
 				Queue: strings.Repeat("é", 64), Priority: 1, Tags: slices.Repeat([]string{strings.Repeat("t", 128)}, 32),
 				Metadata:  map[string]any{"f": strings.Repeat("<", 64<<10-len(`{"f":""}`))},
 				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC), Key: strings.Repeat("k", 256),
@@ -382,10 +366,10 @@ func TestInputAtItsBounds(t *testing.T) {
 // E-7: one error reports every mistake.
 func TestAllMistakesAreToldAtOnce(t *testing.T) {
 	t.Parallel()
-	client := offline(t, Config{Kinds: []string{"letter"}})
-	opts := &EnqueueOpts{
+	client := offline(t, drover.Config{Kinds: []string{"letter"}})
+	opts := &drover.EnqueueOpts{
 		ID: "x", Queue: "\x00", Priority: 77, ScheduledAt: time.Now(), Delay: -1, MaxAttempts: -1, Timeout: -1,
-		Retry: Exponential{Base: -1, Max: -1}, ExpiresAt: time.Unix(1, 0), RetryUntil: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
+		Retry: drover.Exponential{Base: -1, Max: -1}, ExpiresAt: time.Unix(1, 0), RetryUntil: time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
 		Tags: []string{"", "\xff"}, Metadata: map[string]any{"drover:": 0}, Key: "\xff",
 	}
 	_, err := client.Enqueue(t.Context(), anyKind(""), opts)
@@ -393,11 +377,11 @@ func TestAllMistakesAreToldAtOnce(t *testing.T) {
 		"kind", "kind", "Queue", "Priority", "ID", "Delay", "Delay", "MaxAttempts", "Retry.Base", "Retry.Max", "Timeout",
 		"ExpiresAt", "RetryUntil", "Tags[0]", "Tags[1]", "Key", "Metadata",
 	}
-	if got := fields(t, err); !slices.Equal(got, want) {
+	if got := drover.Fields(t, err); !slices.Equal(got, want) {
 		t.Errorf("the error names\n%q, want\n%q", got, want)
 	}
-	_, err = client.EnqueueMany(t.Context(), []EnqueueItem{{anyKind("a"), nil}, {letter{}, nil}, {nil, nil}, {letter{}, &EnqueueOpts{Priority: 10}}})
-	if got, want := fields(t, err), []string{"items[0].kind", "items[2].args", "items[3].Priority"}; !slices.Equal(got, want) {
+	_, err = client.EnqueueMany(t.Context(), []drover.EnqueueItem{{anyKind("a"), nil}, {letter{}, nil}, {nil, nil}, {letter{}, &drover.EnqueueOpts{Priority: 10}}})
+	if got, want := drover.Fields(t, err), []string{"items[0].kind", "items[2].args", "items[3].Priority"}; !slices.Equal(got, want) {
 		t.Errorf("the error names %q, want %q", got, want)
 	}
 }
@@ -405,23 +389,23 @@ func TestAllMistakesAreToldAtOnce(t *testing.T) {
 // X-5: an enqueue obeys the options MaxArgsBytes and Kinds of Config.
 func TestConfigOfAnEnqueue(t *testing.T) {
 	t.Parallel()
-	small := offline(t, Config{MaxArgsBytes: 10})
-	if _, err := small.Enqueue(t.Context(), letter{"12"}, nil); !errors.Is(err, ErrInvalid) {
+	small := offline(t, drover.Config{MaxArgsBytes: 10})
+	if _, err := small.Enqueue(t.Context(), letter{"12"}, nil); !errors.Is(err, drover.ErrInvalid) {
 		t.Errorf("11 bytes of args with MaxArgsBytes 10: %v", err)
 	}
-	if _, err := small.Enqueue(t.Context(), letter{"1"}, nil); err == nil || errors.Is(err, ErrInvalid) {
+	if _, err := small.Enqueue(t.Context(), letter{"1"}, nil); err == nil || errors.Is(err, drover.ErrInvalid) {
 		t.Errorf("10 bytes of args with MaxArgsBytes 10: %v, want the error of dialling", err)
 	}
-	for field, cfg := range map[string]Config{
+	for field, cfg := range map[string]drover.Config{
 		"Config.MaxArgsBytes": {MaxArgsBytes: 4<<20 + 1},
 		"Config.Kinds":        {Kinds: []string{"letter", ""}},
 	} {
-		if _, err := New(small.desk.pool.Pool, cfg); !slices.Equal(fields(t, err), []string{field}) {
+		if _, err := drover.New(drover.PoolOf(small).Pool, cfg); !slices.Equal(drover.Fields(t, err), []string{field}) {
 			t.Errorf("New = %v, want a mistake in %s", err, field)
 		}
 	}
-	_, err := New(nil, Config{MaxArgsBytes: -1, Kinds: []string{"\x00"}})
-	if got := fields(t, err); !slices.Equal(got, []string{"pool", "Config.MaxArgsBytes", "Config.Kinds"}) {
+	_, err := drover.New(nil, drover.Config{MaxArgsBytes: -1, Kinds: []string{"\x00"}})
+	if got := drover.Fields(t, err); !slices.Equal(got, []string{"pool", "Config.MaxArgsBytes", "Config.Kinds"}) {
 		t.Errorf("the error of New names %q", got)
 	}
 }
@@ -431,9 +415,9 @@ func TestEnqueueTellsItsHooks(t *testing.T) {
 	var mu sync.Mutex
 	told := map[string]int{}
 	var text bytes.Buffer
-	db := newTestDBWith(t, Config{
+	db := newTestDBWith(t, drover.Config{
 		Logger: slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Hooks: []Hooks{{}, {Enqueued: func(_ context.Context, e Event) {
+		Hooks: []drover.Hooks{{}, {Enqueued: func(_ context.Context, e drover.Event) {
 			mu.Lock()
 			defer mu.Unlock()
 			if e.Kind != "letter" || e.Queue != "post" {
@@ -442,15 +426,15 @@ func TestEnqueueTellsItsHooks(t *testing.T) {
 			told[e.JobID]++
 		}}},
 	})
-	opts := &EnqueueOpts{Queue: "post"}
+	opts := &drover.EnqueueOpts{Queue: "post"}
 	for _, way := range db.ways(t) {
 		receipt, err := way.enqueue(t.Context(), letter{"secret"}, opts)
 		if err != nil || told[receipt.ID] != 1 {
 			t.Errorf("%s: %d events, %v", way.name, told[receipt.ID], err)
 		}
 		// An enqueue that finds an existing job emits no event.
-		again, err := way.enqueue(t.Context(), letter{"secret"}, &EnqueueOpts{Queue: "post", ID: receipt.ID})
-		if err != nil || again != (Receipt{ID: receipt.ID, Existing: true}) || told[receipt.ID] != 1 {
+		again, err := way.enqueue(t.Context(), letter{"secret"}, &drover.EnqueueOpts{Queue: "post", ID: receipt.ID})
+		if err != nil || again != (drover.Receipt{ID: receipt.ID, Existing: true}) || told[receipt.ID] != 1 {
 			t.Errorf("%s again: %+v, %d events, %v", way.name, again, told[receipt.ID], err)
 		}
 	}
@@ -466,21 +450,21 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 	for _, first := range db.ways(t) {
 		for _, second := range db.ways(t) {
 			id := ulid.Make().String()
-			if r, err := first.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: id}); err != nil || r != (Receipt{ID: id, Existing: false}) {
+			if r, err := first.enqueue(t.Context(), letter{"a"}, &drover.EnqueueOpts{ID: id}); err != nil || r != (drover.Receipt{ID: id, Existing: false}) {
 				t.Fatal(first.name, r, err)
 			}
 			name := first.name + ", then " + second.name
 			// An id in lower case, or with other settings, still means the same job.
-			r, err := second.enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: strings.ToLower(id), Priority: 1, Delay: time.Hour})
-			if err != nil || r != (Receipt{ID: id, Existing: true}) {
+			r, err := second.enqueue(t.Context(), letter{"a"}, &drover.EnqueueOpts{ID: strings.ToLower(id), Priority: 1, Delay: time.Hour})
+			if err != nil || r != (drover.Receipt{ID: id, Existing: true}) {
 				t.Errorf("%s: %+v, %v", name, r, err)
 			}
-			for what, again := range map[string]EnqueueItem{
-				"args":  {letter{"b"}, &EnqueueOpts{ID: id}},
-				"queue": {letter{"a"}, &EnqueueOpts{ID: id, Queue: "post"}},
-				"kind":  {payload{letter{"a"}}, &EnqueueOpts{ID: id}},
+			for what, again := range map[string]drover.EnqueueItem{
+				"args":  {letter{"b"}, &drover.EnqueueOpts{ID: id}},
+				"queue": {letter{"a"}, &drover.EnqueueOpts{ID: id, Queue: "post"}},
+				"kind":  {payload{letter{"a"}}, &drover.EnqueueOpts{ID: id}},
 			} {
-				if _, err := second.enqueue(t.Context(), again.Args, again.Opts); !errors.Is(err, ErrIDConflict) || !strings.Contains(err.Error(), id) {
+				if _, err := second.enqueue(t.Context(), again.Args, again.Opts); !errors.Is(err, drover.ErrIDConflict) || !strings.Contains(err.Error(), id) {
 					t.Errorf("%s: other %s: %v, want ErrIDConflict with the id", name, what, err)
 				}
 			}
@@ -492,11 +476,11 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 	// The id means the same job while its row exists, in every state of the job.
 	done := db.enqueue(t, letter{"a"}, nil)
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, done)
-	if r, err := db.client.Enqueue(t.Context(), letter{"a"}, &EnqueueOpts{ID: done}); err != nil || !r.Existing {
+	if r, err := db.client.Enqueue(t.Context(), letter{"a"}, &drover.EnqueueOpts{ID: done}); err != nil || !r.Existing {
 		t.Errorf("%+v, %v", r, err)
 	}
 	db.exec(t, `delete from jobs where id = $1`, done)
-	if r, err := db.client.Enqueue(t.Context(), letter{"b"}, &EnqueueOpts{ID: done}); err != nil || r.Existing {
+	if r, err := db.client.Enqueue(t.Context(), letter{"b"}, &drover.EnqueueOpts{ID: done}); err != nil || r.Existing {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -511,11 +495,11 @@ func TestManyProducersWithOneID(t *testing.T) {
 	counts := map[string]int{}
 	for i := range 40 {
 		wg.Go(func() {
-			r, err := ways[i%len(ways)].enqueue(t.Context(), letter{fmt.Sprint(i % 2)}, &EnqueueOpts{ID: id})
+			r, err := ways[i%len(ways)].enqueue(t.Context(), letter{fmt.Sprint(i % 2)}, &drover.EnqueueOpts{ID: id})
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
-			case errors.Is(err, ErrIDConflict):
+			case errors.Is(err, drover.ErrIDConflict):
 				counts["conflict"]++
 			case err != nil:
 				t.Error(err)
@@ -536,9 +520,9 @@ func TestManyProducersWithOneID(t *testing.T) {
 func TestBatchesInOppositeOrders(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	forth := make([]EnqueueItem, 2500)
+	forth := make([]drover.EnqueueItem, 2500)
 	for i := range forth {
-		forth[i] = EnqueueItem{letter{}, &EnqueueOpts{ID: ulid.Make().String()}}
+		forth[i] = drover.EnqueueItem{letter{}, &drover.EnqueueOpts{ID: ulid.Make().String()}}
 	}
 	back := slices.Clone(forth)
 	slices.Reverse(back)
@@ -546,7 +530,7 @@ func TestBatchesInOppositeOrders(t *testing.T) {
 	stored := make([]int, 4)
 	for i := range stored {
 		wg.Go(func() {
-			receipts, err := db.client.EnqueueMany(t.Context(), [][]EnqueueItem{forth, back}[i%2])
+			receipts, err := db.client.EnqueueMany(t.Context(), [][]drover.EnqueueItem{forth, back}[i%2])
 			if err != nil {
 				t.Error(err)
 			}
@@ -568,9 +552,9 @@ func TestBatchesInOppositeOrders(t *testing.T) {
 func TestOneIDTwiceInABatch(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	many := map[string]func(context.Context, []EnqueueItem) ([]Receipt, error){
+	many := map[string]func(context.Context, []drover.EnqueueItem) ([]drover.Receipt, error){
 		"EnqueueMany": db.client.EnqueueMany,
-		"EnqueueManyTx": func(ctx context.Context, batch []EnqueueItem) (receipts []Receipt, err error) {
+		"EnqueueManyTx": func(ctx context.Context, batch []drover.EnqueueItem) (receipts []drover.Receipt, err error) {
 			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 				receipts, err = db.client.EnqueueManyTx(ctx, tx, batch)
 				return err
@@ -580,18 +564,18 @@ func TestOneIDTwiceInABatch(t *testing.T) {
 	}
 	for name, enqueue := range many {
 		id, other := ulid.Make().String(), ulid.Make().String()
-		same := []EnqueueItem{
-			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 7}},
+		same := []drover.EnqueueItem{
+			{letter{"a"}, &drover.EnqueueOpts{ID: id, Priority: 7}},
 			{letter{"b"}, nil},
-			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 1}},
-			{letter{"c"}, &EnqueueOpts{ID: other}},
-			{letter{"a"}, &EnqueueOpts{ID: id, Priority: 2}},
+			{letter{"a"}, &drover.EnqueueOpts{ID: id, Priority: 1}},
+			{letter{"c"}, &drover.EnqueueOpts{ID: other}},
+			{letter{"a"}, &drover.EnqueueOpts{ID: id, Priority: 2}},
 		}
 		receipts, err := enqueue(t.Context(), same)
 		if err != nil {
 			t.Fatal(err)
 		}
-		existing := func(receipts []Receipt) (list []bool) {
+		existing := func(receipts []drover.Receipt) (list []bool) {
 			for _, r := range receipts {
 				list = append(list, r.Existing)
 			}
@@ -609,8 +593,8 @@ func TestOneIDTwiceInABatch(t *testing.T) {
 		}
 		before := value[int](t, db, `select count(*) from jobs`)
 		third := ulid.Make().String()
-		_, err = enqueue(t.Context(), []EnqueueItem{{letter{"x"}, nil}, {letter{"a"}, &EnqueueOpts{ID: third}}, {letter{"b"}, &EnqueueOpts{ID: third}}})
-		if !errors.Is(err, ErrIDConflict) {
+		_, err = enqueue(t.Context(), []drover.EnqueueItem{{letter{"x"}, nil}, {letter{"a"}, &drover.EnqueueOpts{ID: third}}, {letter{"b"}, &drover.EnqueueOpts{ID: third}}})
+		if !errors.Is(err, drover.ErrIDConflict) {
 			t.Errorf("%s: two jobs with one id: %v, want ErrIDConflict", name, err)
 		}
 		if after := value[int](t, db, `select count(*) from jobs`); after != before {
@@ -679,8 +663,8 @@ func (w *wire) loseReplyTo(fits func(written []byte) bool) {
 func TestEnqueueIsOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
-	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), Config{})
-	opts := &EnqueueOpts{Delay: time.Hour, Tags: []string{"a"}, Retry: Every(time.Second)}
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), drover.Config{})
+	opts := &drover.EnqueueOpts{Delay: time.Hour, Tags: []string{"a"}, Retry: drover.Every(time.Second)}
 	turns := func(do func()) int {
 		do()
 		before := w.turns
@@ -712,10 +696,10 @@ func TestEnqueueIsOneRoundTrip(t *testing.T) {
 func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
-	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), Config{})
-	db.enqueue(t, letter{}, &EnqueueOpts{ID: ulid.Make().String()}) // the statements are cached
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), drover.Config{})
+	db.enqueue(t, letter{}, &drover.EnqueueOpts{ID: ulid.Make().String()}) // the statements are cached
 	for i := range 20 {
-		opts := &EnqueueOpts{ID: ulid.Make().String()}
+		opts := &drover.EnqueueOpts{ID: ulid.Make().String()}
 		w.loseReplyTo(func([]byte) bool { return true })
 		lost, err := db.client.Enqueue(t.Context(), letter{}, opts)
 		if err == nil {
@@ -725,11 +709,11 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 			t.Errorf("receipt %+v with an error of unknown outcome, want the id for a second call", lost)
 		}
 		again, err := db.client.Enqueue(t.Context(), letter{}, opts)
-		if err != nil || again != (Receipt{ID: opts.ID, Existing: true}) {
+		if err != nil || again != (drover.Receipt{ID: opts.ID, Existing: true}) {
 			t.Fatalf("round %d: %+v, %v", i, again, err)
 		}
 	}
-	batch := []EnqueueItem{{letter{"a"}, &EnqueueOpts{ID: ulid.Make().String()}}, {letter{"b"}, &EnqueueOpts{ID: ulid.Make().String()}}}
+	batch := []drover.EnqueueItem{{letter{"a"}, &drover.EnqueueOpts{ID: ulid.Make().String()}}, {letter{"b"}, &drover.EnqueueOpts{ID: ulid.Make().String()}}}
 	w.loseReplyTo(func(written []byte) bool { return bytes.Contains(written, []byte("commit\x00")) })
 	if receipts, err := db.client.EnqueueMany(t.Context(), batch); err == nil || receipts != nil {
 		t.Fatal("the reply was not lost")
@@ -744,14 +728,14 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 }
 
 // newTestDBOn is newTestDB with the caller's pool, whose schema is migrated.
-func newTestDBOn(t *testing.T, pool *pgxpool.Pool, cfg Config) *testDB {
+func newTestDBOn(t *testing.T, pool *pgxpool.Pool, cfg drover.Config) *testDB {
 	t.Helper()
 	return &testDB{pool, newClientOn(t, pool, cfg)}
 }
 
-func newClientOn(t testing.TB, pool *pgxpool.Pool, cfg Config) *Client {
+func newClientOn(t testing.TB, pool *pgxpool.Pool, cfg drover.Config) *drover.Client {
 	t.Helper()
-	client, err := New(pool, cfg)
+	client, err := drover.New(pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -781,18 +765,18 @@ func TestEnqueueInEveryExecMode(t *testing.T) {
 		pgx.QueryExecModeSimpleProtocol,
 	} {
 		pool := db.samePool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-		other := &testDB{pool, newClientOn(t, pool, Config{})}
+		other := &testDB{pool, newClientOn(t, pool, drover.Config{})}
 		for _, way := range other.ways(t) {
-			opts := &EnqueueOpts{Delay: time.Hour, Tags: []string{"it's"}, Retry: Every(time.Second), ExpiresAt: time.Now().Add(2 * time.Hour)}
+			opts := &drover.EnqueueOpts{Delay: time.Hour, Tags: []string{"it's"}, Retry: drover.Every(time.Second), ExpiresAt: time.Now().Add(2 * time.Hour)}
 			for range 2 {
-				for _, opts := range []*EnqueueOpts{nil, opts} {
+				for _, opts := range []*drover.EnqueueOpts{nil, opts} {
 					if _, err := way.enqueue(t.Context(), letter{`\'"`}, opts); err != nil {
 						t.Errorf("%v: %s: %v", mode, way.name, err)
 					}
 				}
 			}
 		}
-		if page, err := other.client.Jobs(t.Context(), Filter{Tags: []string{"it's"}}, "", 0); err != nil || len(page.Jobs) == 0 {
+		if page, err := other.client.Jobs(t.Context(), drover.Filter{Tags: []string{"it's"}}, "", 0); err != nil || len(page.Jobs) == 0 {
 			t.Errorf("%v: List: %d jobs, %v", mode, len(page.Jobs), err)
 		}
 	}
@@ -820,7 +804,7 @@ func TestProducerRole(t *testing.T) {
 		c.ConnConfig.User, c.ConnConfig.Password = role, "secret"
 		c.MaxConns = 1 // so that what is done to a session meets the next call
 	})
-	producer := newClientOn(t, pool, Config{})
+	producer := newClientOn(t, pool, drover.Config{})
 	denied := func(err error) bool {
 		var server *pgconn.PgError
 		return errors.As(err, &server) && server.Code == "42501"
@@ -830,7 +814,7 @@ func TestProducerRole(t *testing.T) {
 	}
 	db.exec(t, `grant execute on function `+one+` to `+role)
 
-	if _, err := producer.Enqueue(t.Context(), letter{"go"}, &EnqueueOpts{MaxAttempts: 2, Retry: Every(time.Second)}); err != nil {
+	if _, err := producer.Enqueue(t.Context(), letter{"go"}, &drover.EnqueueOpts{MaxAttempts: 2, Retry: drover.Every(time.Second)}); err != nil {
 		t.Errorf("Enqueue: %v", err)
 	}
 	if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
@@ -855,11 +839,14 @@ func TestProducerRole(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"EnqueueMany": func() error { _, err := producer.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}}); return err }(),
-		"Job":         func() error { _, err := producer.Job(t.Context(), ulid.Make().String()); return err }(),
-		"Jobs":        func() error { _, err := producer.Jobs(t.Context(), Filter{}, "", 0); return err }(),
-		"RedriveJob":  producer.RedriveJob(t.Context(), ulid.Make().String(), nil, Audit{}),
-		"Cancel":      func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), Audit{}); return err }(),
+		"EnqueueMany": func() error {
+			_, err := producer.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{}, nil}})
+			return err
+		}(),
+		"Job":        func() error { _, err := producer.Job(t.Context(), ulid.Make().String()); return err }(),
+		"Jobs":       func() error { _, err := producer.Jobs(t.Context(), drover.Filter{}, "", 0); return err }(),
+		"RedriveJob": producer.RedriveJob(t.Context(), ulid.Make().String(), nil, drover.Audit{}),
+		"Cancel":     func() error { _, err := producer.Cancel(t.Context(), ulid.Make().String(), drover.Audit{}); return err }(),
 	} {
 		if !denied(err) {
 			t.Errorf("%s: %v, want permission denied", name, err)
@@ -893,7 +880,7 @@ func TestProducerRole(t *testing.T) {
 
 	// Batches need drover_enqueue_many instead of COPY.
 	db.exec(t, `grant execute on function drover_enqueue_many to `+role)
-	receipts, err := producer.EnqueueMany(t.Context(), []EnqueueItem{{letter{"m1"}, nil}, {letter{"m2"}, &EnqueueOpts{MaxAttempts: 1}}, {letter{"m3"}, nil}})
+	receipts, err := producer.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{"m1"}, nil}, {letter{"m2"}, &drover.EnqueueOpts{MaxAttempts: 1}}, {letter{"m3"}, nil}})
 	if err != nil || len(receipts) != 3 {
 		t.Fatalf("EnqueueMany: %v, %v", receipts, err)
 	}
@@ -916,10 +903,10 @@ func TestProducerRole(t *testing.T) {
 // it must be woken: drover looks for sleeping supervisors after the commit.
 func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 	t.Parallel()
-	for name, enqueue := range map[string]func(*Client) error{
-		"Enqueue": func(c *Client) error { _, err := c.Enqueue(t.Context(), letter{}, nil); return err },
-		"EnqueueMany": func(c *Client) error {
-			_, err := c.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}, {letter{}, nil}})
+	for name, enqueue := range map[string]func(*drover.Client) error{
+		"Enqueue": func(c *drover.Client) error { _, err := c.Enqueue(t.Context(), letter{}, nil); return err },
+		"EnqueueMany": func(c *drover.Client) error {
+			_, err := c.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{}, nil}, {letter{}, nil}})
 			return err
 		},
 	} {
@@ -1018,7 +1005,7 @@ func TestAnEnqueueNotifiesTwoOnCall(t *testing.T) {
 	letters, others, far := db.crew(t, "default", "letter", "parcel"), db.crew(t, "default", "parcel"), db.crew(t, "other", "letter")
 	for name, tc := range map[string]struct {
 		held  []int64
-		opts  *EnqueueOpts
+		opts  *drover.EnqueueOpts
 		wakes []int64
 	}{
 		"nobody is there":                        {},
@@ -1029,10 +1016,10 @@ func TestAnEnqueueNotifiesTwoOnCall(t *testing.T) {
 		"one of other kinds is awake":            {held: []int64{others.Lookout, letters.OnCall + 1}, wakes: []int64{letters.OnCall + 1, letters.OnCall + 1}},
 		"those on call serve other kinds":        {held: []int64{others.OnCall}},
 		"one of another queue is awake":          {held: []int64{far.Lookout, letters.OnCall + 1}, wakes: []int64{letters.OnCall + 1, letters.OnCall + 1}},
-		"a job that is due before the next poll": {held: []int64{letters.OnCall}, opts: &EnqueueOpts{Delay: 30 * time.Second}, wakes: []int64{letters.OnCall, letters.OnCall}},
-		"a job that polls will find in time":     {held: []int64{letters.OnCall}, opts: &EnqueueOpts{Delay: 2 * time.Minute}},
-		"a scheduled one":                        {held: []int64{letters.OnCall}, opts: &EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
-		"in another queue":                       {held: []int64{letters.Lookout, far.OnCall}, opts: &EnqueueOpts{Queue: "other"}, wakes: []int64{far.OnCall, far.OnCall}},
+		"a job that is due before the next poll": {held: []int64{letters.OnCall}, opts: &drover.EnqueueOpts{Delay: 30 * time.Second}, wakes: []int64{letters.OnCall, letters.OnCall}},
+		"a job that polls will find in time":     {held: []int64{letters.OnCall}, opts: &drover.EnqueueOpts{Delay: 2 * time.Minute}},
+		"a scheduled one":                        {held: []int64{letters.OnCall}, opts: &drover.EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
+		"in another queue":                       {held: []int64{letters.Lookout, far.OnCall}, opts: &drover.EnqueueOpts{Queue: "other"}, wakes: []int64{far.OnCall, far.OnCall}},
 	} {
 		end := db.onDuty(t, tc.held...)
 		queue := "default"
@@ -1068,8 +1055,8 @@ func TestAnEnqueueNotifiesTwoOnCall(t *testing.T) {
 // E-8: one INSERT, from any language, enqueues a valid job.
 func TestAPlainInsertIsAValidJob(t *testing.T) {
 	t.Parallel()
-	ran := make(chan *Job, 10)
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler)})
+	ran := make(chan *drover.Job, 10)
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 	db.exec(t, `insert into jobs (kind) values ('letter')`)
 	db.exec(t, `insert into jobs (kind, args) values ('letter', '{"to": "Zoë"}')`)
 	db.exec(t, `insert into jobs (kind, args, priority, scheduled_at) values ('letter', '{"to": "first"}', 1, now() - interval '1 hour')`)
@@ -1077,11 +1064,11 @@ func TestAPlainInsertIsAValidJob(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, args, scheduled_at) values ('letter', '{"to": "late"}', now() + interval '1 hour')`)
 	db.exec(t, `insert into jobs (kind, args, max_attempts, retry, timeout_ms, tags, metadata)
 values ('letter', '{"to": "all"}', 3, '{"type": "constant", "delay": "30s"}', 1000, '{a,b}', '{"k": 1}')`)
-	db.run(t, SupervisorConfig{
-		Queues: []Queue{{Concurrency: 1}}, PollInterval: 10 * time.Millisecond,
-		Workers: []Worker{Handle(func(_ context.Context, j *Job, l letter) error { j.LastError = l.To; ran <- j; return nil }, WorkerOpts{})},
+	db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{Concurrency: 1}}, PollInterval: 10 * time.Millisecond,
+		Workers: []drover.Worker{drover.Handle(func(_ context.Context, j *drover.Job, l letter) error { j.LastError = l.To; ran <- j; return nil }, drover.WorkerOpts{})},
 	})
-	got := map[string]*Job{}
+	got := map[string]*drover.Job{}
 	first := ""
 	for range 5 {
 		j := <-ran
@@ -1109,21 +1096,21 @@ func TestEnqueueManyKeepsTheOrder(t *testing.T) {
 	if receipts, err := db.client.EnqueueMany(t.Context(), nil); err != nil || receipts != nil {
 		t.Errorf("of nothing: %v, %v", receipts, err)
 	}
-	batch := make([]EnqueueItem, 2500)
+	batch := make([]drover.EnqueueItem, 2500)
 	for i := range batch {
 		batch[i].Args = letter{fmt.Sprint(i)}
 		switch i % 5 {
 		case 1:
-			batch[i].Opts = &EnqueueOpts{Queue: "post", Priority: 3}
+			batch[i].Opts = &drover.EnqueueOpts{Queue: "post", Priority: 3}
 		case 2:
-			batch[i].Opts = &EnqueueOpts{MaxAttempts: i}
+			batch[i].Opts = &drover.EnqueueOpts{MaxAttempts: i}
 		case 3:
-			batch[i].Opts = &EnqueueOpts{ID: ulid.Make().String()}
+			batch[i].Opts = &drover.EnqueueOpts{ID: ulid.Make().String()}
 		}
 	}
-	for name, enqueue := range map[string]func() ([]Receipt, error){
-		"EnqueueMany": func() ([]Receipt, error) { return db.client.EnqueueMany(t.Context(), batch) },
-		"EnqueueManyTx": func() (receipts []Receipt, err error) {
+	for name, enqueue := range map[string]func() ([]drover.Receipt, error){
+		"EnqueueMany": func() ([]drover.Receipt, error) { return db.client.EnqueueMany(t.Context(), batch) },
+		"EnqueueManyTx": func() (receipts []drover.Receipt, err error) {
 			err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 				receipts, err = db.client.EnqueueManyTx(t.Context(), tx, batch)
 				return err
@@ -1154,7 +1141,7 @@ from unnest($1::text[]) with ordinality as r(id, nth), jobs j, cast(args->>'to' 
 	taken := batch[3].Opts.ID
 	db.exec(t, `truncate jobs`)
 	db.exec(t, `insert into jobs (id, kind) values ($1, 'other')`, taken)
-	if _, err := db.client.EnqueueMany(t.Context(), batch); !errors.Is(err, ErrIDConflict) || !strings.Contains(err.Error(), taken) {
+	if _, err := db.client.EnqueueMany(t.Context(), batch); !errors.Is(err, drover.ErrIDConflict) || !strings.Contains(err.Error(), taken) {
 		t.Errorf("%v, want ErrIDConflict with %s", err, taken)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 1 {
@@ -1166,7 +1153,7 @@ from unnest($1::text[]) with ordinality as r(id, nth), jobs j, cast(args->>'to' 
 func TestArgsOfTheGreatestSize(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	db := newTestDBWith(t, Config{MaxArgsBytes: 4 << 20})
+	db := newTestDBWith(t, drover.Config{MaxArgsBytes: 4 << 20})
 	ones := payload{json.RawMessage("[" + strings.Repeat("1,", 2<<20-2) + "1]")}
 	if _, err := db.client.Enqueue(t.Context(), ones, nil); err != nil {
 		t.Error(err)
@@ -1209,9 +1196,9 @@ func TestBadInputIsRefusedBySQL(t *testing.T) {
 func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
-	client := newClientOn(t, pool, Config{})
-	sup, err := client.NewSupervisor(SupervisorConfig{
-		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
+	client := newClientOn(t, pool, drover.Config{})
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, letter) error { return nil }, drover.WorkerOpts{})},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -1219,8 +1206,8 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	id := ulid.Make().String()
 	db := &testDB{pool, client}
 	for _, way := range db.ways(t) {
-		for _, opts := range []*EnqueueOpts{nil, {ID: id}} {
-			if _, err := way.enqueue(t.Context(), letter{}, opts); !errors.Is(err, ErrNotMigrated) {
+		for _, opts := range []*drover.EnqueueOpts{nil, {ID: id}} {
+			if _, err := way.enqueue(t.Context(), letter{}, opts); !errors.Is(err, drover.ErrNotMigrated) {
 				t.Errorf("%s = %v", way.name, err)
 			}
 		}
@@ -1228,14 +1215,17 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	for name, err := range map[string]error{
 		"Check":      client.Check(t.Context()),
 		"Job":        func() error { _, err := client.Job(t.Context(), id); return err }(),
-		"Jobs":       func() error { _, err := client.Jobs(t.Context(), Filter{}, "", 0); return err }(),
+		"Jobs":       func() error { _, err := client.Jobs(t.Context(), drover.Filter{}, "", 0); return err }(),
 		"Counts":     func() error { _, err := client.Counts(t.Context()); return err }(),
-		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, Audit{}); return err }(),
-		"RedriveJob": client.RedriveJob(t.Context(), id, nil, Audit{}),
-		"DeleteMany": func() error { _, err := client.DeleteMany(t.Context(), Filter{State: Completed}, Audit{}); return err }(),
-		"Run":        sup.Run(t.Context()),
+		"Cancel":     func() error { _, err := client.Cancel(t.Context(), id, drover.Audit{}); return err }(),
+		"RedriveJob": client.RedriveJob(t.Context(), id, nil, drover.Audit{}),
+		"DeleteMany": func() error {
+			_, err := client.DeleteMany(t.Context(), drover.Filter{State: drover.Completed}, drover.Audit{})
+			return err
+		}(),
+		"Run": sup.Run(t.Context()),
 	} {
-		if !errors.Is(err, ErrNotMigrated) {
+		if !errors.Is(err, drover.ErrNotMigrated) {
 			t.Errorf("%s = %v", name, err)
 		}
 	}
@@ -1246,7 +1236,7 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 		t.Errorf("the library asks for version %d, the migrations make %d", pg.SchemaVersion, newest)
 	}
 	db.exec(t, `create or replace function drover_schema_version() returns int language sql immutable as 'select 0'`)
-	if err := client.Check(t.Context()); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), "before the first release") {
+	if err := client.Check(t.Context()); !errors.Is(err, drover.ErrNotMigrated) || !strings.Contains(err.Error(), "before the first release") {
 		t.Errorf("Check of an older schema = %v", err)
 	}
 }
@@ -1261,32 +1251,35 @@ func TestReadOnlyByDefault(t *testing.T) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 	})
 	ran := make(chan string, 10)
-	db := &testDB{pool, newClientOn(t, pool, Config{Logger: slog.New(slog.DiscardHandler)})}
+	db := &testDB{pool, newClientOn(t, pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})}
 	if err := db.client.Check(t.Context()); err != nil {
 		t.Errorf("Check = %v", err)
 	}
 	for _, way := range db.ways(t) {
-		_, err := way.enqueue(t.Context(), letter{}, &EnqueueOpts{Queue: "post"})
-		if inTheirs := strings.Contains(way.name, "Tx"); inTheirs != errors.Is(err, ErrReadOnly) || !inTheirs && err != nil {
+		_, err := way.enqueue(t.Context(), letter{}, &drover.EnqueueOpts{Queue: "post"})
+		if inTheirs := strings.Contains(way.name, "Tx"); inTheirs != errors.Is(err, drover.ErrReadOnly) || !inTheirs && err != nil {
 			t.Errorf("%s = %v", way.name, err)
 		}
 	}
 	id := db.enqueue(t, letter{"a"}, nil)
-	if was, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil || was != Available {
+	if was, err := db.client.Cancel(t.Context(), id, drover.Audit{}); err != nil || was != drover.Available {
 		t.Errorf("Cancel = %s, %v", was, err)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 		t.Errorf("RedriveJob = %v", err)
 	}
-	db.run(t, SupervisorConfig{
-		Queues:  []Queue{{}},
-		Workers: []Worker{Handle(func(_ context.Context, j *Job, _ letter) error { ran <- j.ID; return nil }, WorkerOpts{})},
+	db.run(t, drover.SupervisorConfig{
+		Queues:  []drover.Queue{{}},
+		Workers: []drover.Worker{drover.Handle(func(_ context.Context, j *drover.Job, _ letter) error { ran <- j.ID; return nil }, drover.WorkerOpts{})},
 	})
 	if got := <-ran; got != id {
 		t.Errorf("%s ran, want %s", got, id)
 	}
-	eventually(t, func() bool { j, err := db.client.Job(t.Context(), id); return err == nil && j.State == Completed })
-	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed}, Audit{}); err != nil || done.Changed != 1 {
+	eventually(t, func() bool {
+		j, err := db.client.Job(t.Context(), id)
+		return err == nil && j.State == drover.Completed
+	})
+	if done, err := db.client.DeleteMany(t.Context(), drover.Filter{State: drover.Completed}, drover.Audit{}); err != nil || done.Changed != 1 {
 		t.Errorf("DeleteMany = %d, %v", done.Changed, err)
 	}
 }
@@ -1335,21 +1328,21 @@ func TestTimeOfAJob(t *testing.T) {
 func TestTheSameIDAfterItsRowHasGone(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		retention Retention
+		retention drover.Retention
 		runs      int
 	}{
-		"kept":                  {KeepFor(time.Hour), 1},
-		"deleted on completion": {DeleteOnCompletion, 2},
+		"kept":                  {drover.KeepFor(time.Hour), 1},
+		"deleted on completion": {drover.DeleteOnCompletion, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
 			ran := make(chan struct{}, 10)
-			db.launch(t, SupervisorConfig{CompletedRetention: c.retention, Workers: handling(func(context.Context, *Job, int) error { ran <- struct{}{}; return nil })})
+			db.launch(t, drover.SupervisorConfig{CompletedRetention: c.retention, Workers: handling(func(context.Context, *drover.Job, int) error { ran <- struct{}{}; return nil })})
 			id := db.enqueue(t, job{1}, nil)
 			receive(t, ran)
 			db.waitFor(t, 30*time.Second, `select not exists (select from jobs where finalized_at is null)`)
-			receipt, err := db.client.Enqueue(t.Context(), job{1}, &EnqueueOpts{ID: id})
+			receipt, err := db.client.Enqueue(t.Context(), job{1}, &drover.EnqueueOpts{ID: id})
 			if err != nil || receipt.Existing != (c.runs == 1) {
 				t.Errorf("repeated: %+v, %v", receipt, err)
 			}
@@ -1361,5 +1354,49 @@ func TestTheSameIDAfterItsRowHasGone(t *testing.T) {
 				t.Error("it ran again")
 			}
 		})
+	}
+}
+
+// carriage is an args type that loses its field To: it inherits the MarshalJSON of time.Time.
+type carriage struct {
+	time.Time
+	To string
+}
+
+// written writes all its fields.
+type written carriage
+
+func (o written) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{"To": o.To})
+}
+
+func (carriage) Kind() string { return "carriage" }
+
+func (written) Kind() string { return "ship" }
+
+// Every enqueue refuses args that lose a field, and so does a worker that would read them.
+func TestArgsThatLoseAFieldAreRefused(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const wants = "drover_test.carriage.To is lost, because drover_test.carriage embeds time.Time and inherits its MarshalJSON"
+	refused := func(name string, err error, field, reason string) {
+		t.Helper()
+		var invalid *drover.InvalidError
+		if !errors.As(err, &invalid) || invalid.Field != field || !strings.HasPrefix(invalid.Reason, reason) {
+			t.Errorf("%s = %v", name, err)
+		}
+	}
+	for range 2 {
+		_, err := db.client.Enqueue(t.Context(), carriage{time.Now(), "Rome"}, nil)
+		refused("Enqueue", err, "args", wants)
+		_, err = db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{Args: &carriage{}}})
+		refused("EnqueueMany", err, "items[0].args", wants)
+	}
+	_, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		drover.Handle(func(context.Context, *drover.Job, carriage) error { return nil }, drover.WorkerOpts{}),
+	}})
+	refused("NewSupervisor", err, "Workers[0]", strings.ReplaceAll(wants, "Marshal", "Unmarshal"))
+	if _, err := db.client.Enqueue(t.Context(), written{time.Now(), "Rome"}, nil); err != nil {
+		t.Errorf("a type whose own method writes it = %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bytes"
@@ -16,24 +16,25 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
 
 // followUps are the follow-ups that wait, by the job they are for.
-func (db *testDB) followUps(t testing.TB) map[string][]DiscardedJob {
+func (db *testDB) followUps(t testing.TB) map[string][]drover.DiscardedJob {
 	t.Helper()
 	rows, err := db.Query(t.Context(), `select args from jobs where metadata ? 'drover:follow_up'`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := map[string][]DiscardedJob{}
+	all := map[string][]drover.DiscardedJob{}
 	docs, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, doc := range docs {
-		var d DiscardedJob
+		var d drover.DiscardedJob
 		if err := json.Unmarshal(doc, &d); err != nil {
 			t.Fatal(err)
 		}
@@ -46,44 +47,44 @@ func (db *testDB) followUps(t testing.TB) map[string][]DiscardedJob {
 func TestFollowUpOnEveryPath(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	follow := &FollowUp{Kind: "after", Queue: "alarms"}
-	returns := func(err error) func(context.Context, *Job) error {
-		return func(context.Context, *Job) error { return err }
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	follow := &drover.FollowUp{Kind: "after", Queue: "alarms"}
+	returns := func(err error) func(context.Context, *drover.Job) error {
+		return func(context.Context, *drover.Job) error { return err }
 	}
-	cfg := SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("fails", WorkerOpts{MaxAttempts: 1, FollowUp: follow}, returns(errBoom)),
-		dynWorker("discards", WorkerOpts{FollowUp: follow}, returns(Discard(errBoom))),
-		dynWorker("panics", WorkerOpts{DiscardOnPanic: true, FollowUp: follow}, func(context.Context, *Job) error { panic("oh") }),
-		dynWorker("in its transaction", WorkerOpts{FollowUp: follow}, func(ctx context.Context, job *Job) error {
-			return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return job.SettleTx(ctx, tx, Discard(errBoom)) })
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("fails", drover.WorkerOpts{MaxAttempts: 1, FollowUp: follow}, returns(errBoom)),
+		dynWorker("discards", drover.WorkerOpts{FollowUp: follow}, returns(drover.Discard(errBoom))),
+		dynWorker("panics", drover.WorkerOpts{DiscardOnPanic: true, FollowUp: follow}, func(context.Context, *drover.Job) error { panic("oh") }),
+		dynWorker("in its transaction", drover.WorkerOpts{FollowUp: follow}, func(ctx context.Context, job *drover.Job) error {
+			return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return job.SettleTx(ctx, tx, drover.Discard(errBoom)) })
 		}),
-		Handle(func(context.Context, *Job, job) error { return nil }, WorkerOpts{FollowUp: follow}),
-		dynWorker("no follow-up", WorkerOpts{}, returns(Discard(errBoom))),
-		dynWorker("retried", WorkerOpts{FollowUp: follow}, returns(errBoom)),
-		dynWorker("completed", WorkerOpts{FollowUp: follow}, doNothing),
-		dynWorker("by hand", WorkerOpts{FollowUp: follow}, doNothing),
-		dynWorker("cancelled", WorkerOpts{FollowUp: follow}, returns(Cancel(nil))),
+		drover.Handle(func(context.Context, *drover.Job, job) error { return nil }, drover.WorkerOpts{FollowUp: follow}),
+		dynWorker("no follow-up", drover.WorkerOpts{}, returns(drover.Discard(errBoom))),
+		dynWorker("retried", drover.WorkerOpts{FollowUp: follow}, returns(errBoom)),
+		dynWorker("completed", drover.WorkerOpts{FollowUp: follow}, doNothing),
+		dynWorker("by hand", drover.WorkerOpts{FollowUp: follow}, doNothing),
+		dynWorker("cancelled", drover.WorkerOpts{FollowUp: follow}, returns(drover.Cancel(nil))),
 	}}
 	db.run(t, cfg)
-	want := map[string]DiscardedJob{}
-	ended := func(id, kind string, reason Reason, text string, class Class, attempts int) {
+	want := map[string]drover.DiscardedJob{}
+	ended := func(id, kind string, reason drover.Reason, text string, class drover.Class, attempts int) {
 		heard.end(t, id)
-		want[id] = DiscardedJob{Queue: "default", JobKind: kind, Reason: reason, Error: text, Class: class, Attempts: attempts}
+		want[id] = drover.DiscardedJob{Queue: "default", JobKind: kind, Reason: reason, Error: text, Class: class, Attempts: attempts}
 	}
-	ended(db.enqueue(t, dyn{kind: "fails", N: 7}, nil), "fails", ReasonAttemptsExhausted, "boom", ClassError, 1)
-	ended(db.enqueue(t, dyn{kind: "fails"}, &EnqueueOpts{MaxAttempts: 9, RetryUntil: time.Now().Add(time.Second)}), "fails", ReasonTimeBudget, "boom", ClassError, 1)
-	ended(db.enqueue(t, dyn{kind: "discards"}, nil), "discards", ReasonUnrecoverable, "boom", ClassError, 1)
-	ended(db.enqueue(t, dyn{kind: "panics"}, nil), "panics", ReasonPanic, "panic: oh", ClassPanic, 1)
-	ended(db.enqueue(t, dyn{kind: "in its transaction"}, nil), "in its transaction", ReasonUnrecoverable, "boom", ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "fails", N: 7}, nil), "fails", drover.ReasonAttemptsExhausted, "boom", drover.ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "fails"}, &drover.EnqueueOpts{MaxAttempts: 9, RetryUntil: time.Now().Add(time.Second)}), "fails", drover.ReasonTimeBudget, "boom", drover.ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "discards"}, nil), "discards", drover.ReasonUnrecoverable, "boom", drover.ClassError, 1)
+	ended(db.enqueue(t, dyn{kind: "panics"}, nil), "panics", drover.ReasonPanic, "panic: oh", drover.ClassPanic, 1)
+	ended(db.enqueue(t, dyn{kind: "in its transaction"}, nil), "in its transaction", drover.ReasonUnrecoverable, "boom", drover.ClassError, 1)
 	expired := value[string](t, db, `insert into jobs (kind, expires_at) values ('fails', now() - interval '1 s') returning id`)
-	ended(expired, "fails", ReasonExpired, "", "", 0)
+	ended(expired, "fails", drover.ReasonExpired, "", "", 0)
 	undecodable := value[string](t, db, `insert into jobs (kind, args) values ('job', '"no object"') returning id`)
 	heard.end(t, undecodable)
 	for _, kind := range []string{"no follow-up", "retried", "completed", "cancelled"} {
 		heard.end(t, db.enqueue(t, dyn{kind: kind}, nil))
 	}
-	byHand := db.enqueue(t, dyn{kind: "by hand"}, &EnqueueOpts{Delay: time.Hour})
+	byHand := db.enqueue(t, dyn{kind: "by hand"}, &drover.EnqueueOpts{Delay: time.Hour})
 	const discard = `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`
 	tx, err := db.Begin(t.Context())
 	if err != nil {
@@ -100,10 +101,10 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 	}
 	db.exec(t, discard, byHand)
 	db.exec(t, `update jobs set discard_reason = 'panic' where id = $1`, byHand) // it is discarded already
-	want[byHand] = DiscardedJob{Queue: "default", JobKind: "by hand", Reason: "operator"}
+	want[byHand] = drover.DiscardedJob{Queue: "default", JobKind: "by hand", Reason: "operator"}
 
 	got := db.followUps(t)
-	if d := got[undecodable]; len(d) != 1 || d[0].Reason != ReasonUndecodable || string(d[0].Args) != `"no object"` {
+	if d := got[undecodable]; len(d) != 1 || d[0].Reason != drover.ReasonUndecodable || string(d[0].Args) != `"no object"` {
 		t.Errorf("undecodable: %+v", d)
 	}
 	delete(got, undecodable)
@@ -131,7 +132,7 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 	// Redriven and discarded again: another one.
 	again := db.enqueue(t, dyn{kind: "discards"}, nil)
 	heard.end(t, again)
-	if err := db.client.RedriveJob(t.Context(), again, nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), again, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return len(db.followUps(t)[again]) == 2 })
@@ -145,15 +146,15 @@ func TestFollowUpOfACrash(t *testing.T) {
 	id := value[string](t, db, `insert into jobs (kind, max_attempts, state, claimed_by, attempt, claim_seq, started_seq, attempted_at)
 		values ('elsewhere', 1, 'running', 'dead', 1, 1, 1, now()) returning id`)
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at) values ('dead', 1000, '{default}', '{"default": 1}', array[$1], now())`, id)
-	db.stopped(t, SupervisorConfig{}).beat(t)
+	db.stopped(t, drover.SupervisorConfig{}).beat(t)
 	got := db.followUps(t)[id]
-	if len(got) != 1 || got[0].Class != ClassCrash || got[0].Attempts != 1 || got[0].Reason == "" {
+	if len(got) != 1 || got[0].Class != drover.ClassCrash || got[0].Attempts != 1 || got[0].Reason == "" {
 		t.Errorf("follow-ups: %+v", got)
 	}
 }
 
 // chargeFailed is what a user makes of a DiscardedJob.
-type chargeFailed struct{ DiscardedJob }
+type chargeFailed struct{ drover.DiscardedJob }
 
 func (chargeFailed) Kind() string { return "charge_failed" }
 
@@ -162,9 +163,9 @@ func TestAFollowUpWakesItsQueue(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	got := make(chan chargeFailed, 1)
-	db.launch(t, SupervisorConfig{Queues: []Queue{{Name: "alarms"}}, PollInterval: time.Hour, Workers: []Worker{
-		Handle(func(_ context.Context, _ *Job, args chargeFailed) error { got <- args; return nil }, WorkerOpts{}),
-		dynWorker("charge", WorkerOpts{FollowUp: &FollowUp{Kind: "charge_failed", Queue: "alarms"}}, doNothing),
+	db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "alarms"}}, PollInterval: time.Hour, Workers: []drover.Worker{
+		drover.Handle(func(_ context.Context, _ *drover.Job, args chargeFailed) error { got <- args; return nil }, drover.WorkerOpts{}),
+		dynWorker("charge", drover.WorkerOpts{FollowUp: &drover.FollowUp{Kind: "charge_failed", Queue: "alarms"}}, doNothing),
 	}})
 	db.asleep(t)
 	id := value[string](t, db, `insert into jobs (kind, queue, args) values ('charge', 'nobody serves it', '{"OrderID": 42}') returning id`)
@@ -194,11 +195,13 @@ func TestAFollowUpWakesItsQueue(t *testing.T) {
 func TestFollowUpsOfOtherSupervisors(t *testing.T) {
 	t.Parallel()
 	var logged lockedBuffer
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewJSONHandler(&logged, nil))})
-	worker := func(kind string, f *FollowUp) Worker { return dynWorker(kind, WorkerOpts{FollowUp: f}, doNothing) }
-	sup := db.launch(t, SupervisorConfig{Queues: []Queue{{}, {Name: "alarms"}}, Workers: []Worker{
-		worker("served", &FollowUp{Kind: "told"}), worker("also served", &FollowUp{Kind: "told", Queue: "alarms"}), worker("told", nil),
-		worker("of an unknown kind", &FollowUp{Kind: "refund", Queue: "alarms"}), worker("to an unserved queue", &FollowUp{Kind: "told", Queue: "far"}),
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewJSONHandler(&logged, nil))})
+	worker := func(kind string, f *drover.FollowUp) drover.Worker {
+		return dynWorker(kind, drover.WorkerOpts{FollowUp: f}, doNothing)
+	}
+	sup := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "alarms"}}, Workers: []drover.Worker{
+		worker("served", &drover.FollowUp{Kind: "told"}), worker("also served", &drover.FollowUp{Kind: "told", Queue: "alarms"}), worker("told", nil),
+		worker("of an unknown kind", &drover.FollowUp{Kind: "refund", Queue: "alarms"}), worker("to an unserved queue", &drover.FollowUp{Kind: "told", Queue: "far"}),
 	}})
 	eventually(t, func() bool { return bytes.Contains(logged.Bytes(), []byte("supervisor started")) })
 	sup.stop(t)
@@ -255,19 +258,19 @@ func TestAFollowUpOfHugeArgs(t *testing.T) {
 
 func TestFollowUpIsValidated(t *testing.T) {
 	t.Parallel()
-	db := newTestDBWith(t, Config{Logger: quiet(), Kinds: []string{"k", "known"}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Kinds: []string{"k", "known"}})
 	for _, c := range []struct {
-		follow FollowUp
+		follow drover.FollowUp
 		field  string
 	}{
-		{FollowUp{}, "Kind"},
-		{FollowUp{Kind: "k"}, "Kind"},
-		{FollowUp{Kind: "unknown"}, "Kind"},
-		{FollowUp{Kind: "known", Queue: strings.Repeat("q", 129)}, "Queue"},
-		{FollowUp{Kind: "known"}, ""},
+		{drover.FollowUp{}, "Kind"},
+		{drover.FollowUp{Kind: "k"}, "Kind"},
+		{drover.FollowUp{Kind: "unknown"}, "Kind"},
+		{drover.FollowUp{Kind: "known", Queue: strings.Repeat("q", 129)}, "Queue"},
+		{drover.FollowUp{Kind: "known"}, ""},
 	} {
-		_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{FollowUp: &c.follow}, doNothing)}})
-		var invalid *InvalidError
+		_, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{FollowUp: &c.follow}, doNothing)}})
+		var invalid *drover.InvalidError
 		if (err != nil) != (c.field != "") || err != nil && (!errors.As(err, &invalid) || invalid.Field != "Workers[0].FollowUp."+c.field) {
 			t.Errorf("%+v: %v", c.follow, err)
 		}
@@ -277,7 +280,7 @@ func TestFollowUpIsValidated(t *testing.T) {
 const discardAll = `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where finalized_at is null and kind = 'a'`
 
 // following is a schema in which a job of kind a is followed by one of kind b.
-func following(t testing.TB, cfg Config) *testDB {
+func following(t testing.TB, cfg drover.Config) *testDB {
 	t.Helper()
 	db := newTestDBWith(t, cfg)
 	db.exec(t, `insert into drover_kinds (kind, follow_up_kind, follow_up_queue) values ('a', 'b', 'default')`)
@@ -287,7 +290,7 @@ func following(t testing.TB, cfg Config) *testDB {
 // F-15: whatever is stored under drover's own key, the job is discarded, and a chain of follow-ups ends.
 func TestFollowUpOfOddMetadata(t *testing.T) {
 	t.Parallel()
-	db := following(t, Config{Logger: quiet()})
+	db := following(t, drover.Config{Logger: quiet()})
 	db.unguarded(t)
 	for metadata, depth := range map[string]int{
 		`{"drover:follow_up": -1e300}`: 1, `{"drover:follow_up": "x"}`: 1, `{"drover:follow_up": 1e400}`: 0, `{"drover:follow_up": {"drover:follow_up": [1]}}`: 1,
@@ -311,7 +314,7 @@ func TestARefusedFollowUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var book logbook
-			db := following(t, Config{Logger: slog.New(&book)})
+			db := following(t, drover.Config{Logger: slog.New(&book)})
 			db.refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' @> '{\"bad\": true}'", does)
 			db.exec(t, `insert into jobs (kind, args) select 'a', jsonb_build_object('bad', n = 3) from generate_series(1, 5) n`)
 			bad := value[string](t, db, `select id from jobs where args @> '{"bad": true}'`)
@@ -323,7 +326,7 @@ func TestARefusedFollowUp(t *testing.T) {
 				t.Errorf("set aside: %q", noted)
 			}
 			db.exec(t, `update drover_set_aside set retry_at = now()`)
-			db.launchPruning(t, SupervisorConfig{Queues: []Queue{{Name: "elsewhere"}}})
+			db.launchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "elsewhere"}}})
 			db.waitFor(t, 20*time.Second, `select tries = 2 from drover_set_aside`)
 			eventually(t, func() bool { return len(book.from(slog.LevelWarn)) == 1 })
 			if line := book.from(slog.LevelWarn)[0]; !strings.Contains(line, bad) {
@@ -332,7 +335,7 @@ func TestARefusedFollowUp(t *testing.T) {
 			db.exec(t, `drop trigger app_insert_jobs on jobs`)
 			db.exec(t, `update drover_set_aside set retry_at = now()`)
 			db.waitFor(t, 20*time.Second, `select not exists (select from drover_set_aside)`)
-			if got := db.followUps(t)[bad]; len(got) != 1 || got[0].Reason != ReasonOperator || string(got[0].Args) != `{"bad": true}` {
+			if got := db.followUps(t)[bad]; len(got) != 1 || got[0].Reason != drover.ReasonOperator || string(got[0].Args) != `{"bad": true}` {
 				t.Errorf("follow-ups: %+v", got)
 			}
 			if lines := book.from(slog.LevelWarn); len(lines) != 1 {
@@ -346,7 +349,7 @@ func TestARefusedFollowUp(t *testing.T) {
 func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	db := following(t, Config{Logger: quiet()})
+	db := following(t, drover.Config{Logger: quiet()})
 	db.refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
 	db.exec(t, `insert into jobs (kind, args) select 'a', to_jsonb(n) from generate_series(1, 5) n`)
 	db.exec(t, discardAll)
@@ -354,7 +357,7 @@ func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 	db.exec(t, `drop function app_insert_jobs`)
 	db.refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' = '3'", "perform pg_sleep(3600)")
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	hasty := db.via(t, Config{Logger: quiet()}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" })
+	hasty := db.via(t, drover.Config{Logger: quiet()}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" })
 	if _, err := hasty.prune(t.Context(), engine.PruneWalk{}, store.Keeping{}); err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +374,7 @@ func TestFollowUpsNobodyNeeds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := following(t, Config{Logger: quiet()})
+			db := following(t, drover.Config{Logger: quiet()})
 			db.refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
 			db.exec(t, `insert into jobs (kind) values ('a')`)
 			db.exec(t, discardAll)
@@ -391,7 +394,7 @@ func TestFollowUpsNobodyNeeds(t *testing.T) {
 // F-15: parts of the dead job that cannot be read are left out of its follow-up.
 func TestFollowUpOfADamagedJob(t *testing.T) {
 	t.Parallel()
-	db := following(t, Config{Logger: quiet()})
+	db := following(t, drover.Config{Logger: quiet()})
 	args := value[string](t, db, `insert into jobs (kind) values ('a') returning id`)
 	db.damage(t, "jobs", args)
 	errs := value[string](t, db, `insert into jobs (kind, args) values ('a', '{"n": 1}') returning id`)
@@ -399,7 +402,7 @@ func TestFollowUpOfADamagedJob(t *testing.T) {
 	db.exec(t, `update jobs set errors = '{}' where id = $1`, errs)
 	db.exec(t, discardAll)
 	got := db.followUps(t)
-	if d := got[args]; len(d) != 1 || string(d[0].Args) != "null" || d[0].Reason != ReasonOperator {
+	if d := got[args]; len(d) != 1 || string(d[0].Args) != "null" || d[0].Reason != drover.ReasonOperator {
 		t.Errorf("damaged args: %+v", d)
 	}
 	if d := got[errs]; len(d) != 1 || string(d[0].Args) != `{"n": 1}` || d[0].Error != "" {
@@ -410,7 +413,7 @@ func TestFollowUpOfADamagedJob(t *testing.T) {
 // A role that may discard, but neither enqueue nor set aside, discards all the same, with a warning.
 func TestADiscardByARoleThatMayDoNothingElse(t *testing.T) {
 	t.Parallel()
-	db := following(t, Config{Logger: quiet()})
+	db := following(t, drover.Config{Logger: quiet()})
 	id := value[string](t, db, `insert into jobs (kind) values ('a') returning id`)
 	role := "only_" + strings.ToLower(id)
 	db.exec(t, `create role `+role)
@@ -439,7 +442,7 @@ func TestADiscardByARoleThatMayDoNothingElse(t *testing.T) {
 // If a trigger of the application removes dead jobs immediately, their follow-ups stay.
 func TestFollowUpOfAJobThatIsGoneAtOnce(t *testing.T) {
 	t.Parallel()
-	db := following(t, Config{Logger: quiet()})
+	db := following(t, drover.Config{Logger: quiet()})
 	db.exec(t, `create function away() returns trigger language plpgsql as $$ begin delete from jobs where id = new.id; return null; end $$`)
 	db.exec(t, `create trigger away after update on jobs for each row when (new.state = 'discarded') execute function away()`)
 	id := value[string](t, db, `insert into jobs (kind, args) values ('a', '{"n": 1}') returning id`)

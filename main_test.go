@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/internal/pg"
@@ -31,18 +32,18 @@ func TestMain(m *testing.M) {
 // testDB is a migrated schema that only one test uses.
 type testDB struct {
 	*pgxpool.Pool
-	client *Client
+	client *drover.Client
 }
 
 func newTestDB(t testing.TB) *testDB {
 	t.Helper()
-	return newTestDBWith(t, Config{})
+	return newTestDBWith(t, drover.Config{})
 }
 
-func newTestDBWith(t testing.TB, cfg Config) *testDB {
+func newTestDBWith(t testing.TB, cfg drover.Config) *testDB {
 	t.Helper()
 	pool := pgtest.NewMigratedPool(t)
-	client, err := New(pool, cfg)
+	client, err := drover.New(pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func (db *testDB) hold(t testing.TB, sql string, args ...any) (end func()) {
 }
 
 // enqueue stores a job and returns its id.
-func (db *testDB) enqueue(t testing.TB, args Args, opts *EnqueueOpts) string {
+func (db *testDB) enqueue(t testing.TB, args drover.Args, opts *drover.EnqueueOpts) string {
 	t.Helper()
 	receipt, err := db.client.Enqueue(t.Context(), args, opts)
 	if err != nil {
@@ -109,7 +110,7 @@ func (db *testDB) enqueue(t testing.TB, args Args, opts *EnqueueOpts) string {
 }
 
 // run starts a supervisor that stops when the test ends.
-func (db *testDB) run(t testing.TB, cfg SupervisorConfig) *Supervisor {
+func (db *testDB) run(t testing.TB, cfg drover.SupervisorConfig) *drover.Supervisor {
 	t.Helper()
 	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
@@ -151,7 +152,7 @@ func within(t testing.TB, bound time.Duration, holds func() bool) {
 // health returns a health report.
 func (db *testDB) health(t testing.TB) *health.Report {
 	t.Helper()
-	h, err := health.Look(t.Context(), db.client.desk.pool)
+	h, err := health.Look(t.Context(), drover.PoolOf(db.client))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,8 +208,8 @@ func (p *planner) explain(t testing.TB, st planned, options string) string {
 	if st.sql == store.SQLPeriodicDue {
 		exec(store.SQLPeriodicPlan)
 	}
-	if st.sql == sqlDepths {
-		exec(sqlDepthsPlan)
+	if st.sql == drover.SQLDepths {
+		exec(drover.SQLDepthsPlan)
 	}
 	marks := make([]string, len(st.args))
 	for i := range marks {
@@ -298,7 +299,7 @@ func (db *testDB) hot(t testing.TB, s *still) float64 {
 }
 
 // ticker returns the settings of a supervisor that runs jobs of tickArgs and declares the schedules.
-func ticker(build string, declared ...Periodic) SupervisorConfig {
+func ticker(build string, declared ...drover.Periodic) drover.SupervisorConfig {
 	for i := range declared {
 		if declared[i].Args == nil {
 			declared[i].Args = tickArgs{}
@@ -307,21 +308,21 @@ func ticker(build string, declared ...Periodic) SupervisorConfig {
 			declared[i].Schedule = "@yearly"
 		}
 	}
-	return SupervisorConfig{
-		Queues: []Queue{{}}, Build: build, Periodic: declared,
-		Workers: []Worker{Handle(func(context.Context, *Job, tickArgs) error { return nil }, WorkerOpts{})},
+	return drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Build: build, Periodic: declared,
+		Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, tickArgs) error { return nil }, drover.WorkerOpts{})},
 	}
 }
 
 // startTicker starts a supervisor and waits until it is registered.
-func (db *testDB) startTicker(t *testing.T, cfg SupervisorConfig) (stop func()) {
+func (db *testDB) startTicker(t *testing.T, cfg drover.SupervisorConfig) (stop func()) {
 	t.Helper()
 	sup, stop := db.start(t, cfg)
-	eventually(t, func() bool { return sup.engine.Lease.Load() != nil })
+	eventually(t, func() bool { return drover.EngineOf(sup).Lease.Load() != nil })
 	return stop
 }
 
-func (db *testDB) periodicJob(t testing.TB, name string) *PeriodicJob {
+func (db *testDB) periodicJob(t testing.TB, name string) *drover.PeriodicJob {
 	t.Helper()
 	j, err := db.client.PeriodicJob(t.Context(), name)
 	if err != nil {
@@ -469,7 +470,7 @@ func (db *testDB) dead(t testing.TB, id string) {
 // dialed returns a new connection that is closed when the test ends.
 func dialed(t testing.TB, db *testDB) *pgx.Conn {
 	t.Helper()
-	conn, err := db.client.desk.pool.Dial(t.Context())
+	conn, err := drover.PoolOf(db.client).Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -490,14 +491,14 @@ func (db *testDB) finished(t testing.TB, state string, ago time.Duration) string
 }
 
 // launchPruning is like launch, with a pruner that runs every 10 ms instead of every minute.
-func (db *testDB) launchPruning(t testing.TB, cfg SupervisorConfig) {
+func (db *testDB) launchPruning(t testing.TB, cfg drover.SupervisorConfig) {
 	t.Helper()
 	cfg.Workers = doingNothing()
 	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.Pruner.Every = 10 * time.Millisecond
+	drover.EngineOf(sup).Pruner.Every = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- sup.Run(ctx) }()
@@ -553,7 +554,7 @@ func (db *testDB) unguarded(t testing.TB) {
 }
 
 // start runs a supervisor. The returned function stops the supervisor and waits for its end.
-func (db *testDB) start(t *testing.T, cfg SupervisorConfig) (sup *Supervisor, stop func()) {
+func (db *testDB) start(t *testing.T, cfg drover.SupervisorConfig) (sup *drover.Supervisor, stop func()) {
 	t.Helper()
 	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
@@ -577,12 +578,12 @@ func (db *testDB) start(t *testing.T, cfg SupervisorConfig) (sup *Supervisor, st
 
 // endingCancelled makes a worker for each function in ends. Its handler waits until its context is cancelled, and then returns
 // the result of the function.
-func endingCancelled(t *testing.T, ends map[string]func(context.Context, *Job) error) (workers []Worker) {
+func endingCancelled(t *testing.T, ends map[string]func(context.Context, *drover.Job) error) (workers []drover.Worker) {
 	t.Helper()
 	for name, end := range ends {
-		workers = append(workers, dynWorker(name, WorkerOpts{}, func(ctx context.Context, job *Job) error {
+		workers = append(workers, dynWorker(name, drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) error {
 			<-ctx.Done()
-			if cause := context.Cause(ctx); !errors.Is(cause, ErrCancelled) {
+			if cause := context.Cause(ctx); !errors.Is(cause, drover.ErrCancelled) {
 				t.Errorf("%s: cause = %v", name, cause)
 			}
 			return end(ctx, job)
@@ -594,11 +595,11 @@ func endingCancelled(t *testing.T, ends map[string]func(context.Context, *Job) e
 // newQuietDB is like newTestDB, without a log.
 func newQuietDB(t testing.TB) *testDB {
 	t.Helper()
-	return newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler)})
+	return newTestDBWith(t, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 }
 
 // via returns another client for the same schema, on a pool of its own.
-func (db *testDB) via(t testing.TB, cfg Config, edit ...func(*pgxpool.Config)) *testDB {
+func (db *testDB) via(t testing.TB, cfg drover.Config, edit ...func(*pgxpool.Config)) *testDB {
 	t.Helper()
 	config := db.Config()
 	for _, change := range edit {
@@ -612,7 +613,7 @@ func (db *testDB) via(t testing.TB, cfg Config, edit ...func(*pgxpool.Config)) *
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	client, err := New(pool, cfg)
+	client, err := drover.New(pool, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -626,20 +627,20 @@ type job struct {
 
 func (job) Kind() string { return "job" }
 
-func handling(f func(ctx context.Context, job *Job, n int) error) []Worker {
-	return []Worker{Handle(func(ctx context.Context, j *Job, args job) error { return f(ctx, j, args.N) }, WorkerOpts{Timeout: NoTimeout})}
+func handling(f func(ctx context.Context, job *drover.Job, n int) error) []drover.Worker {
+	return []drover.Worker{drover.Handle(func(ctx context.Context, j *drover.Job, args job) error { return f(ctx, j, args.N) }, drover.WorkerOpts{Timeout: drover.NoTimeout})}
 }
 
-func doingNothing() []Worker {
-	return handling(func(context.Context, *Job, int) error { return nil })
+func doingNothing() []drover.Worker {
+	return handling(func(context.Context, *drover.Job, int) error { return nil })
 }
 
 // enqueueJobs stores n jobs in one statement, numbered from 0, and returns their ids.
-func (db *testDB) enqueueJobs(t testing.TB, n int, opts *EnqueueOpts) []string {
+func (db *testDB) enqueueJobs(t testing.TB, n int, opts *drover.EnqueueOpts) []string {
 	t.Helper()
-	batch := make([]EnqueueItem, n)
+	batch := make([]drover.EnqueueItem, n)
 	for i := range batch {
-		batch[i] = EnqueueItem{Args: job{i}, Opts: opts}
+		batch[i] = drover.EnqueueItem{Args: job{i}, Opts: opts}
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
 	if err != nil {
@@ -654,18 +655,18 @@ func (db *testDB) enqueueJobs(t testing.TB, n int, opts *EnqueueOpts) []string {
 
 // launched is a supervisor that a test can stop.
 type launched struct {
-	*Supervisor
+	*drover.Supervisor
 	cancel context.CancelFunc
 	done   chan error
 }
 
-func (db *testDB) launch(t testing.TB, cfg SupervisorConfig, edit ...func(*Supervisor)) *launched {
+func (db *testDB) launch(t testing.TB, cfg drover.SupervisorConfig, edit ...func(*drover.Supervisor)) *launched {
 	t.Helper()
 	if cfg.Workers == nil {
 		cfg.Workers = doingNothing()
 	}
 	if cfg.Queues == nil {
-		cfg.Queues = []Queue{{}}
+		cfg.Queues = []drover.Queue{{}}
 	}
 	sup, err := db.client.NewSupervisor(cfg)
 	if err != nil {
@@ -696,16 +697,16 @@ func (l *launched) stop(t testing.TB) {
 // still is a registered supervisor that runs no goroutines. Tests call its parts one by one.
 type still struct {
 	*engine.Engine
-	sup *Supervisor
+	sup *drover.Supervisor
 }
 
-func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
+func (db *testDB) stopped(t testing.TB, cfg drover.SupervisorConfig) *still {
 	t.Helper()
 	if cfg.Workers == nil {
 		cfg.Workers = doingNothing()
 	}
 	if cfg.Queues == nil {
-		cfg.Queues = []Queue{{}}
+		cfg.Queues = []drover.Queue{{}}
 	}
 	if cfg.Lease == 0 {
 		cfg.Lease = 2 * time.Minute // statements may take hundredths of a lease, and some wait for seconds on a busy server
@@ -714,7 +715,7 @@ func (db *testDB) stopped(t testing.TB, cfg SupervisorConfig) *still {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := sup.engine
+	e := drover.EngineOf(sup)
 	if err := e.Keeper.Start(t.Context(), context.Background()); err != nil {
 		t.Fatal(err)
 	}
@@ -767,9 +768,6 @@ func endedBy(r *engine.Run, o engine.Outcome) *engine.Run {
 	return r
 }
 
-// jobOf returns the job of a run as its handler sees it.
-func jobOf(r *engine.Run) *Job { return &taskOf(r).job }
-
 // finished makes r a run whose handler has returned err. The handler may have settled its job in a transaction.
 func finished(r *engine.Run, err error) *engine.Run {
 	return endedBy(r, r.Shared.Handler.Decide(r, err))
@@ -777,11 +775,11 @@ func finished(r *engine.Run, err error) *engine.Run {
 
 // prune runs one walk of the pruner.
 func (db *testDB) prune(ctx context.Context, walk engine.PruneWalk, keep store.Keeping) (engine.PruneWalk, error) {
-	return engine.NewPruner(engine.NewShared(engine.Config{Log: db.client.log}, db.client.desk.pool)).Prune(ctx, walk, keep)
+	return drover.Prune(ctx, db.client, walk, keep)
 }
 
 // decided makes r a run whose handler has returned err.
-func decided(r *engine.Run, err error) *engine.Run { return endedBy(r, taskOf(r).decide(err)) }
+func decided(r *engine.Run, err error) *engine.Run { return endedBy(r, drover.Decide(r, err)) }
 
 // settle runs one round of the settler.
 func (s *still) settle(t testing.TB, runs ...*engine.Run) {
@@ -801,21 +799,27 @@ func (s *still) reportAll(t testing.TB) {
 	}
 }
 
+// heardEvent is an event that a hook has got.
+type heardEvent struct {
+	kind  engine.EventKind
+	event drover.Event
+}
+
 // diary keeps the events of a client.
 type diary struct {
 	mu     sync.Mutex
-	events []emission
+	events []heardEvent
 }
 
-func (d *diary) hooks() []Hooks {
-	note := func(kind engine.EventKind) func(context.Context, Event) {
-		return func(_ context.Context, e Event) {
+func (d *diary) hooks() []drover.Hooks {
+	note := func(kind engine.EventKind) func(context.Context, drover.Event) {
+		return func(_ context.Context, e drover.Event) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			d.events = append(d.events, emission{kind, e})
+			d.events = append(d.events, heardEvent{kind, e})
 		}
 	}
-	return []Hooks{{
+	return []drover.Hooks{{
 		Started: note(engine.EventStarted), Completed: note(engine.EventCompleted), Failed: note(engine.EventFailed), Discarded: note(engine.EventDiscarded), Quarantined: note(engine.EventQuarantined),
 		Snoozed: note(engine.EventSnoozed), Cancelled: note(engine.EventCancelled), Released: note(engine.EventReleased), StaleSettle: note(engine.EventStaleSettle),
 		Rescued: note(engine.EventRescued), Parked: note(engine.EventParked), FailureReopened: note(engine.EventFailureReopened),
@@ -879,10 +883,10 @@ func receive[T any](t testing.TB, from <-chan T) (v T) {
 }
 
 // enqueueAll enqueues a job in every way, without options and with a tag.
-func (db *testDB) enqueueAll(t *testing.T, each func(what string, r Receipt, err error)) {
+func (db *testDB) enqueueAll(t *testing.T, each func(what string, r drover.Receipt, err error)) {
 	t.Helper()
 	for _, way := range db.ways(t) {
-		for _, opts := range []*EnqueueOpts{nil, {Tags: []string{"x"}}} {
+		for _, opts := range []*drover.EnqueueOpts{nil, {Tags: []string{"x"}}} {
 			r, err := way.enqueue(t.Context(), letter{}, opts)
 			each(fmt.Sprintf("%s, %+v", way.name, opts), r, err)
 		}

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bytes"
@@ -13,8 +13,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/drover-queue/drover"
 )
 
 // The first middleware is the outermost on both ends, and what it hands on reaches the handler.
@@ -28,14 +29,14 @@ func TestMiddlewareIsInOrder(t *testing.T) {
 		defer mu.Unlock()
 		steps = append(steps, s)
 	}
-	named := func(name string) Middleware {
-		return Middleware{
-			Enqueue: func(_ context.Context, item *EnqueueItem) error {
+	named := func(name string) drover.Middleware {
+		return drover.Middleware{
+			Enqueue: func(_ context.Context, item *drover.EnqueueItem) error {
 				step("enqueue " + name)
 				item.Opts.Tags = append(item.Opts.Tags, name)
 				return nil
 			},
-			Run: func(ctx context.Context, job *Job, next func(context.Context) error) error {
+			Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
 				step("run " + name + " of " + strings.Join(job.Tags, ","))
 				passed, _ := ctx.Value(key{}).(string)
 				err := next(context.WithValue(ctx, key{}, passed+name))
@@ -45,11 +46,11 @@ func TestMiddlewareIsInOrder(t *testing.T) {
 		}
 	}
 	var heard eventLog
-	db := newTestDBWith(t, Config{
-		Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{named("a"), {}, named("b")},
+	db := newTestDBWith(t, drover.Config{
+		Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{named("a"), {}, named("b")},
 	})
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error {
 			step(fmt.Sprint("handler after ", ctx.Value(key{})))
 			return nil
 		}),
@@ -67,8 +68,8 @@ func TestMiddlewareIsInOrder(t *testing.T) {
 func TestMiddlewareOfEveryEnqueue(t *testing.T) {
 	t.Parallel()
 	type key struct{}
-	db := newTestDBWith(t, Config{Logger: quiet(), Middleware: []Middleware{{
-		Enqueue: func(ctx context.Context, item *EnqueueItem) error {
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Middleware: []drover.Middleware{{
+		Enqueue: func(ctx context.Context, item *drover.EnqueueItem) error {
 			item.Opts.Metadata["from"] = ctx.Value(key{})
 			item.Opts.Tags = append(item.Opts.Tags, "added")
 			item.Opts.Priority = 3
@@ -82,14 +83,14 @@ func TestMiddlewareOfEveryEnqueue(t *testing.T) {
 			return nil
 		},
 	}}})
-	opts := func() *EnqueueOpts {
-		return &EnqueueOpts{Tags: append(make([]string, 0, 4), "own"), Metadata: map[string]any{"own": 1}, Unique: &Unique{By: []string{"N"}}}
+	opts := func() *drover.EnqueueOpts {
+		return &drover.EnqueueOpts{Tags: append(make([]string, 0, 4), "own"), Metadata: map[string]any{"own": 1}, Unique: &drover.Unique{By: []string{"N"}}}
 	}
 	given := opts()
 	n := 0
 	args := func() dyn { n++; return dyn{kind: "k", N: n} }
 	ctx := func(from string) context.Context { return context.WithValue(t.Context(), key{}, from) }
-	inTx := func(f func(Tx) error) error {
+	inTx := func(f func(drover.Tx) error) error {
 		tx, err := db.Begin(t.Context())
 		if err != nil {
 			return err
@@ -100,25 +101,28 @@ func TestMiddlewareOfEveryEnqueue(t *testing.T) {
 		}
 		return tx.Commit(t.Context())
 	}
-	s := db.stopped(t, SupervisorConfig{Workers: []Worker{dynWorker("parent", WorkerOpts{}, doNothing)}})
+	s := db.stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{dynWorker("parent", drover.WorkerOpts{}, doNothing)}})
 	db.exec(t, `insert into jobs (kind) values ('parent')`)
-	parent := jobOf(s.claim(t)[0])
-	fromHandler := func(ctx context.Context, job *Job) error {
-		return inTx(func(tx Tx) error { _, err := job.EnqueueTx(ctx, tx, args(), nil); return err })
+	parent := drover.JobOf(s.claim(t)[0])
+	fromHandler := func(ctx context.Context, job *drover.Job) error {
+		return inTx(func(tx drover.Tx) error { _, err := job.EnqueueTx(ctx, tx, args(), nil); return err })
 	}
 	for from, enqueue := range map[string]func(context.Context) error{
 		"Enqueue":       func(ctx context.Context) error { _, err := db.client.Enqueue(ctx, args(), given); return err },
 		"Enqueue, bare": func(ctx context.Context) error { _, err := db.client.Enqueue(ctx, args(), nil); return err },
 		"EnqueueMany": func(ctx context.Context) error {
-			_, err := db.client.EnqueueMany(ctx, []EnqueueItem{{args(), nil}})
+			_, err := db.client.EnqueueMany(ctx, []drover.EnqueueItem{{args(), nil}})
 			return err
 		},
 		"EnqueueTx": func(ctx context.Context) error {
-			return inTx(func(tx Tx) error { _, err := db.client.EnqueueTx(ctx, tx, args(), &EnqueueOpts{}); return err })
+			return inTx(func(tx drover.Tx) error {
+				_, err := db.client.EnqueueTx(ctx, tx, args(), &drover.EnqueueOpts{})
+				return err
+			})
 		},
 		"EnqueueManyTx": func(ctx context.Context) error {
-			return inTx(func(tx Tx) error {
-				_, err := db.client.EnqueueManyTx(ctx, tx, []EnqueueItem{{args(), nil}})
+			return inTx(func(tx drover.Tx) error {
+				_, err := db.client.EnqueueManyTx(ctx, tx, []drover.EnqueueItem{{args(), nil}})
 				return err
 			})
 		},
@@ -139,41 +143,11 @@ func TestMiddlewareOfEveryEnqueue(t *testing.T) {
 	}
 }
 
-// Middleware that adds nothing leaves a job what it was: one without metadata.
-func TestMiddlewareThatOnlyLooks(t *testing.T) {
-	t.Parallel()
-	client, err := New(newTestDB(t).Pool, Config{Middleware: []Middleware{{Enqueue: func(_ context.Context, item *EnqueueItem) error {
-		item.Opts.Metadata["tmp"] = 1
-		delete(item.Opts.Metadata, "tmp")
-		return nil
-	}}, {Enqueue: func(_ context.Context, item *EnqueueItem) error {
-		if item.Opts.Metadata == nil {
-			return errBoom
-		}
-		item.Opts = nil
-		return nil
-	}}, {Enqueue: func(_ context.Context, item *EnqueueItem) error {
-		if item.Opts == nil || item.Opts.Metadata == nil {
-			return errBoom
-		}
-		return nil
-	}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for opts, want := range map[*EnqueueOpts]bool{nil: true, {}: true, {Metadata: map[string]any{}}: false} {
-		job, err := client.prepare(t.Context(), dyn{kind: "k"}, opts, nil)
-		if err != nil || job.plain != want {
-			t.Errorf("%+v: plain = %v, %v", opts, job.plain, err)
-		}
-	}
-}
-
 // A refusal or a panic costs its own enqueue: nothing is written, the error names the middleware, a transaction goes on.
 func TestMiddlewareRefuses(t *testing.T) {
 	t.Parallel()
-	db := newTestDBWith(t, Config{Logger: quiet(), Middleware: []Middleware{{}, {
-		Enqueue: func(_ context.Context, item *EnqueueItem) error {
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Middleware: []drover.Middleware{{}, {
+		Enqueue: func(_ context.Context, item *drover.EnqueueItem) error {
 			switch item.Args.Kind() {
 			case "refused":
 				return errBoom
@@ -190,7 +164,7 @@ func TestMiddlewareRefuses(t *testing.T) {
 	defer tx.Rollback(t.Context())
 	check := func(err error, texts ...string) {
 		t.Helper()
-		if !errors.Is(err, errBoom) || !errors.Is(err, ErrInvalid) {
+		if !errors.Is(err, errBoom) || !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("error = %v", err)
 		}
 		for _, text := range texts {
@@ -208,7 +182,7 @@ func TestMiddlewareRefuses(t *testing.T) {
 		_, err = db.client.EnqueueTx(t.Context(), tx, dyn{kind: kind}, nil)
 		check(err, text)
 	}
-	_, err = db.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: dyn{kind: "fine"}}, {Args: dyn{kind: "refused"}}, {Args: dyn{kind: "panics"}}})
+	_, err = db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{Args: dyn{kind: "fine"}}, {Args: dyn{kind: "refused"}}, {Args: dyn{kind: "panics"}}})
 	check(err, `items[1].Middleware[1].Enqueue: refused kind "refused"`, `items[2].Middleware[1].Enqueue: panicked`)
 	if n := value[int](t, db, `select count(*) from jobs`); n != 0 {
 		t.Errorf("%d jobs were written", n)
@@ -243,7 +217,7 @@ func TestMiddlewareOfARun(t *testing.T) {
 			return nil
 		},
 		"completes it":    func(context.Context, next) error { return nil },
-		"snoozes it":      func(context.Context, next) error { return Snooze(time.Hour) },
+		"snoozes it":      func(context.Context, next) error { return drover.Snooze(time.Hour) },
 		"drops the error": func(ctx context.Context, next next) error { _ = next(ctx); return nil },
 		"wraps the error": func(ctx context.Context, next next) error { return fmt.Errorf("wrapped: %w", next(ctx)) },
 		"has a goroutine": func(ctx context.Context, next next) error {
@@ -257,56 +231,56 @@ func TestMiddlewareOfARun(t *testing.T) {
 		"times out itself": func(ctx context.Context, _ next) error { <-ctx.Done(); return ctx.Err() },
 	}
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{
-		{Run: func(ctx context.Context, job *Job, next next) error {
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{
+		{Run: func(ctx context.Context, job *drover.Job, next next) error {
 			err := next(ctx)
-			seen.Store(job.Kind, VerdictOf(err))
+			seen.Store(job.Kind, drover.VerdictOf(err))
 			return err
 		}},
-		{Run: func(ctx context.Context, job *Job, next next) error {
+		{Run: func(ctx context.Context, job *drover.Job, next next) error {
 			if job.Kind == "decodes others" {
 				job.Args = json.RawMessage(`{"To": "ada@example.com"}`)
 			}
 			return inner[job.Kind](ctx, next)
 		}},
 	}})
-	fails := func(context.Context, *Job) error { handled.Add(1); panic(errBoom) }
-	discards := func(context.Context, *Job) error { return Discard(errBoom) }
-	counts := func(context.Context, *Job) error { handled.Add(1); return nil }
-	decodes := func(_ context.Context, job *Job) error {
+	fails := func(context.Context, *drover.Job) error { handled.Add(1); panic(errBoom) }
+	discards := func(context.Context, *drover.Job) error { return drover.Discard(errBoom) }
+	counts := func(context.Context, *drover.Job) error { handled.Add(1); return nil }
+	decodes := func(_ context.Context, job *drover.Job) error {
 		var args letter
 		if err := json.Unmarshal(job.Args, &args); err != nil {
-			return &decodeError{"args do not decode", err}
+			return drover.Undecodable(err)
 		}
 		return nil
 	}
 	cases := []struct {
 		kind    string
-		handle  func(context.Context, *Job) error
+		handle  func(context.Context, *drover.Job) error
 		end     string
-		class   Class
-		verdict VerdictKind // as the outer one sees it
-		calls   int32       // of the handler
+		class   drover.Class
+		verdict drover.VerdictKind // as the outer one sees it
+		calls   int32              // of the handler
 		text    string
 	}{
-		{"panics", counts, "discarded", ClassPanic, VerdictPanic, 0, "in the middleware"},
-		{"panics after", counts, "discarded", ClassPanic, VerdictPanic, 1, "in the middleware"},
-		{"calls next twice", counts, "discarded", ClassError, VerdictError, 1, "called next again"},
-		{"calls next twice at once", counts, "discarded", ClassError, VerdictError, 1, "called next again"},
-		{"calls next late", counts, "completed", "", VerdictDone, 0, ""},
-		{"completes it", counts, "completed", "", VerdictDone, 0, ""},
-		{"snoozes it", counts, "snoozed", "", VerdictSnooze, 0, ""},
-		{"drops the error", fails, "completed", "", VerdictDone, 1, ""},
-		{"wraps the error", discards, "discarded", ClassError, VerdictDiscard, 0, "wrapped: boom"},
-		{"has a goroutine", fails, "discarded", ClassPanic, VerdictPanic, 1, "panic: boom"},
-		{"calls with none", func(ctx context.Context, _ *Job) error { return ctx.Err() }, "discarded", ClassPanic, VerdictPanic, 0, "nil pointer"},
-		{"does not decode", decodes, "discarded", ClassDecode, VerdictDiscard, 0, "do not decode"},
-		{"decodes others", decodes, "completed", "", VerdictDone, 0, ""},
-		{"times out itself", counts, "discarded", ClassTimeout, VerdictError, 0, "deadline"},
+		{"panics", counts, "discarded", drover.ClassPanic, drover.VerdictPanic, 0, "in the middleware"},
+		{"panics after", counts, "discarded", drover.ClassPanic, drover.VerdictPanic, 1, "in the middleware"},
+		{"calls next twice", counts, "discarded", drover.ClassError, drover.VerdictError, 1, "called next again"},
+		{"calls next twice at once", counts, "discarded", drover.ClassError, drover.VerdictError, 1, "called next again"},
+		{"calls next late", counts, "completed", "", drover.VerdictDone, 0, ""},
+		{"completes it", counts, "completed", "", drover.VerdictDone, 0, ""},
+		{"snoozes it", counts, "snoozed", "", drover.VerdictSnooze, 0, ""},
+		{"drops the error", fails, "completed", "", drover.VerdictDone, 1, ""},
+		{"wraps the error", discards, "discarded", drover.ClassError, drover.VerdictDiscard, 0, "wrapped: boom"},
+		{"has a goroutine", fails, "discarded", drover.ClassPanic, drover.VerdictPanic, 1, "panic: boom"},
+		{"calls with none", func(ctx context.Context, _ *drover.Job) error { return ctx.Err() }, "discarded", drover.ClassPanic, drover.VerdictPanic, 0, "nil pointer"},
+		{"does not decode", decodes, "discarded", drover.ClassDecode, drover.VerdictDiscard, 0, "do not decode"},
+		{"decodes others", decodes, "completed", "", drover.VerdictDone, 0, ""},
+		{"times out itself", counts, "discarded", drover.ClassTimeout, drover.VerdictError, 0, "deadline"},
 	}
-	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 1}}}
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}}
 	for _, c := range cases {
-		opts := WorkerOpts{MaxAttempts: 1} // the job must not run again once its handler has begun
+		opts := drover.WorkerOpts{MaxAttempts: 1} // the job must not run again once its handler has begun
 		if c.kind == "times out itself" {
 			opts.Timeout = 20 * time.Millisecond
 		}
@@ -317,7 +291,7 @@ func TestMiddlewareOfARun(t *testing.T) {
 		handled.Store(0)
 		e := heard.end(t, db.enqueue(t, payloadOf{c.kind, `"no object"`}, nil))
 		v, _ := seen.Load(c.kind)
-		verdict, _ := v.(Verdict)
+		verdict, _ := v.(drover.Verdict)
 		if e.name != c.end || e.Class != c.class || !strings.Contains(e.Error, c.text) || verdict.Kind != c.verdict || handled.Load() != c.calls {
 			t.Errorf("%s: handler called %d times, verdict %+v, event %+v", c.kind, handled.Load(), verdict, e)
 		}
@@ -331,52 +305,19 @@ func TestMiddlewareOfARun(t *testing.T) {
 	}
 }
 
-// A Run that returns before next has does not end the run: another process may have the job by the time the handler
-// returns.
-func TestARunEndsWithItsHandler(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		started, release := make(chan struct{}), make(chan struct{})
-		hasty := func(ctx context.Context, _ *Job, next func(context.Context) error) error {
-			go func() { _ = next(ctx) }()
-			<-started
-			return errBoom
-		}
-		var ended atomic.Bool
-		var end error
-		go func() {
-			end = through(t.Context(), &Job{}, []runFunc{hasty}, func(context.Context, *Job) error {
-				close(started)
-				<-release
-				return nil
-			})
-			ended.Store(true)
-		}()
-		synctest.Wait()
-		if ended.Load() {
-			t.Error("the run has ended, and its handler still works")
-		}
-		close(release)
-		synctest.Wait()
-		if !ended.Load() || !errors.Is(end, errBoom) {
-			t.Errorf("ended: %v, %v", ended.Load(), end)
-		}
-	})
-}
-
 // A handler whose context is not derived from the run's hears of no timeout. Its run ends as if it ignored the timeout.
 func TestMiddlewareThatSwapsTheContext(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	release := make(chan struct{})
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{{
-		Run: func(_ context.Context, _ *Job, next func(context.Context) error) error {
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{{
+		Run: func(_ context.Context, _ *drover.Job, next func(context.Context) error) error {
 			return next(context.Background()) //nolint:contextcheck // a mistake of a user's
 		},
 	}}})
-	sup := db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 1, Timeout: 10 * time.Millisecond}, func(ctx context.Context, _ *Job) error {
+	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: 1, Timeout: 10 * time.Millisecond}, func(ctx context.Context, _ *drover.Job) error {
 			select {
 			case <-ctx.Done():
 			case <-release:
@@ -385,7 +326,7 @@ func TestMiddlewareThatSwapsTheContext(t *testing.T) {
 		}),
 	}})
 	t.Cleanup(func() { close(release) })
-	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "discarded" || e.Class != ClassTimeout || sup.Stats().Abandoned != 1 {
+	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "discarded" || e.Class != drover.ClassTimeout || sup.Stats().Abandoned != 1 {
 		t.Errorf("%d abandoned, event = %+v", sup.Stats().Abandoned, e)
 	}
 }
@@ -401,39 +342,20 @@ func TestMiddlewareOfAPeriodicJob(t *testing.T) {
 	t.Parallel()
 	var asked, ran atomic.Int32
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{{
-		Enqueue: func(context.Context, *EnqueueItem) error { asked.Add(1); return errBoom },
-		Run: func(ctx context.Context, _ *Job, next func(context.Context) error) error {
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{{
+		Enqueue: func(context.Context, *drover.EnqueueItem) error { asked.Add(1); return errBoom },
+		Run: func(ctx context.Context, _ *drover.Job, next func(context.Context) error) error {
 			ran.Add(1)
 			return next(ctx)
 		},
 	}}})
-	db.run(t, SupervisorConfig{
-		Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)},
-		Periodic: []Periodic{{Name: "often", Schedule: "@every 1s", Args: dyn{kind: "k"}}},
+	db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)},
+		Periodic: []drover.Periodic{{Name: "often", Schedule: "@every 1s", Args: dyn{kind: "k"}}},
 	})
 	eventually(t, func() bool { return ran.Load() > 0 })
 	if asked.Load() != 0 {
 		t.Errorf("Enqueue was called %d times", asked.Load())
-	}
-}
-
-// Without middleware neither a run nor an enqueue allocates more than it would if there were none at all.
-func TestAllocationsWithoutMiddleware(t *testing.T) { //nolint:paralleltest // it counts allocations
-	task := bareTask()
-	task.worker = &Worker{handle: doNothing}
-	if n := testing.AllocsPerRun(100, func() { _ = task.handler.Handle(context.Background(), &task.Run) }); n != 0 {
-		t.Errorf("%v allocations for a call without middleware", n)
-	}
-	client, err := New(newTestDB(t).Pool, Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := Args(letter{"ada@example.com"})
-	encode := testing.AllocsPerRun(100, func() { _, _ = client.encode(args, nil, nil) })
-	prepare := testing.AllocsPerRun(100, func() { _, _ = client.prepare(t.Context(), args, nil, nil) })
-	if prepare != encode {
-		t.Errorf("%v allocations without middleware, %v for encoding alone", prepare, encode)
 	}
 }
 
@@ -443,26 +365,26 @@ func TestBeginEnqueue(t *testing.T) {
 	t.Parallel()
 	type key struct{}
 	var steps []string
-	named := func(name string) Middleware {
-		return Middleware{
-			BeginEnqueue: func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error)) {
+	named := func(name string) drover.Middleware {
+		return drover.Middleware{
+			BeginEnqueue: func(ctx context.Context, call drover.EnqueueCall) (context.Context, func([]drover.Receipt, error)) {
 				steps = append(steps, fmt.Sprint("begin ", name, " ", len(call.Items), " ", call.InTx))
 				before, _ := ctx.Value(key{}).(string)
-				return context.WithValue(ctx, key{}, before+name), func(receipts []Receipt, err error) {
+				return context.WithValue(ctx, key{}, before+name), func(receipts []drover.Receipt, err error) {
 					steps = append(steps, fmt.Sprint("end ", name, " ", len(receipts), " ", err != nil))
 				}
 			},
-			Enqueue: func(ctx context.Context, item *EnqueueItem) error {
+			Enqueue: func(ctx context.Context, item *drover.EnqueueItem) error {
 				item.Opts.Tags = append(item.Opts.Tags, fmt.Sprint(name, ctx.Value(key{})))
 				return nil
 			},
 		}
 	}
-	hook := func(ctx context.Context, e Event) {
+	hook := func(ctx context.Context, e drover.Event) {
 		steps = append(steps, fmt.Sprint(e.Tags, ctx.Value(key{})))
 	}
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{{Enqueued: hook}}, Middleware: []Middleware{named("a"), {}, named("b")}})
-	inTx := func(f func(Tx) error) error {
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{{Enqueued: hook}}, Middleware: []drover.Middleware{named("a"), {}, named("b")}})
+	inTx := func(f func(drover.Tx) error) error {
 		tx, err := db.Begin(t.Context())
 		if err != nil {
 			return err
@@ -471,7 +393,7 @@ func TestBeginEnqueue(t *testing.T) {
 		return f(tx)
 	}
 	ctx := t.Context()
-	one := []EnqueueItem{{dyn{kind: "k"}, nil}, {dyn{kind: "k"}, nil}}
+	one := []drover.EnqueueItem{{dyn{kind: "k"}, nil}, {dyn{kind: "k"}, nil}}
 	const each = "[aab bab]ab"
 	for _, c := range []struct {
 		name    string
@@ -487,10 +409,10 @@ func TestBeginEnqueue(t *testing.T) {
 			[]string{"begin a 2 false", "begin b 2 false", each, each, "end b 2 false", "end a 2 false"},
 		},
 		{"EnqueueTx", func() error {
-			return inTx(func(tx Tx) error { _, err := db.client.EnqueueTx(ctx, tx, dyn{kind: "k"}, nil); return err })
+			return inTx(func(tx drover.Tx) error { _, err := db.client.EnqueueTx(ctx, tx, dyn{kind: "k"}, nil); return err })
 		}, []string{"begin a 1 true", "begin b 1 true", each, "end b 1 false", "end a 1 false"}},
 		{"EnqueueManyTx", func() error {
-			return inTx(func(tx Tx) error { _, err := db.client.EnqueueManyTx(ctx, tx, one); return err })
+			return inTx(func(tx drover.Tx) error { _, err := db.client.EnqueueManyTx(ctx, tx, one); return err })
 		}, []string{"begin a 2 true", "begin b 2 true", each, each, "end b 2 false", "end a 2 false"}},
 		{
 			"refused", func() error { _, err := db.client.Enqueue(ctx, dyn{kind: ""}, nil); return err },
@@ -512,18 +434,20 @@ func TestBeginEnqueue(t *testing.T) {
 func TestBeginEnqueueOnlyLooks(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
-	begin := func(f func(ctx context.Context) (context.Context, func([]Receipt, error))) Middleware {
-		return Middleware{BeginEnqueue: func(ctx context.Context, _ EnqueueCall) (context.Context, func([]Receipt, error)) { return f(ctx) }}
+	begin := func(f func(ctx context.Context) (context.Context, func([]drover.Receipt, error))) drover.Middleware {
+		return drover.Middleware{BeginEnqueue: func(ctx context.Context, _ drover.EnqueueCall) (context.Context, func([]drover.Receipt, error)) {
+			return f(ctx)
+		}}
 	}
 	ended := 0
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Middleware: []Middleware{
-		begin(func(ctx context.Context) (context.Context, func([]Receipt, error)) {
-			return ctx, func([]Receipt, error) { ended++ }
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, nil)), Middleware: []drover.Middleware{
+		begin(func(ctx context.Context) (context.Context, func([]drover.Receipt, error)) {
+			return ctx, func([]drover.Receipt, error) { ended++ }
 		}),
-		begin(func(context.Context) (context.Context, func([]Receipt, error)) { panic("at the begin") }),
-		begin(func(context.Context) (context.Context, func([]Receipt, error)) { return nil, nil }),
-		begin(func(ctx context.Context) (context.Context, func([]Receipt, error)) {
-			return ctx, func([]Receipt, error) { panic("at the end") }
+		begin(func(context.Context) (context.Context, func([]drover.Receipt, error)) { panic("at the begin") }),
+		begin(func(context.Context) (context.Context, func([]drover.Receipt, error)) { return nil, nil }),
+		begin(func(ctx context.Context) (context.Context, func([]drover.Receipt, error)) {
+			return ctx, func([]drover.Receipt, error) { panic("at the end") }
 		}),
 	}})
 	receipt, err := db.client.Enqueue(t.Context(), dyn{kind: "k"}, nil)
@@ -542,21 +466,21 @@ func TestBeginEnqueueOnlyLooks(t *testing.T) {
 func TestMiddlewareDoesNotChangeAttempts(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		change func(*Job)
-		opts   EnqueueOpts
+		change func(*drover.Job)
+		opts   drover.EnqueueOpts
 	}{
-		"MaxAttempts": {func(job *Job) { job.MaxAttempts = 5 }, EnqueueOpts{MaxAttempts: 1}},
-		"Attempt":     {func(job *Job) { job.Attempt = 0 }, EnqueueOpts{MaxAttempts: 1}}, // counted from 0 for another library
+		"MaxAttempts": {func(job *drover.Job) { job.MaxAttempts = 5 }, drover.EnqueueOpts{MaxAttempts: 1}},
+		"Attempt":     {func(job *drover.Job) { job.Attempt = 0 }, drover.EnqueueOpts{MaxAttempts: 1}}, // counted from 0 for another library
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newTestDBWith(t, Config{Logger: quiet(), Middleware: []Middleware{{
-				Run: func(ctx context.Context, job *Job, next func(context.Context) error) error {
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Middleware: []drover.Middleware{{
+				Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
 					c.change(job)
 					return next(ctx)
 				},
 			}}})
-			db.launch(t, SupervisorConfig{Workers: []Worker{dynWorker("k", WorkerOpts{Retry: Constant{Delay: time.Hour}}, func(context.Context, *Job) error { return errBoom })}})
+			db.launch(t, drover.SupervisorConfig{Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Hour}}, func(context.Context, *drover.Job) error { return errBoom })}})
 			id := db.enqueue(t, dyn{kind: "k"}, &c.opts)
 			db.waitFor(t, 20*time.Second, `select attempt > 0 and state <> 'running' from jobs where id = $1`, id)
 			if got := value[string](t, db, `select state from jobs where id = $1`, id); got != "discarded" {
@@ -569,13 +493,13 @@ func TestMiddlewareDoesNotChangeAttempts(t *testing.T) {
 // BeginEnqueue cannot change a job.
 func TestBeginEnqueueChangesNothing(t *testing.T) {
 	t.Parallel()
-	db := newTestDBWith(t, Config{Logger: quiet(), Middleware: []Middleware{{
-		BeginEnqueue: func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error)) {
-			slices.SortFunc(call.Items, func(a, b EnqueueItem) int { return b.Args.(dyn).N - a.Args.(dyn).N }) // to report the largest
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Middleware: []drover.Middleware{{
+		BeginEnqueue: func(ctx context.Context, call drover.EnqueueCall) (context.Context, func([]drover.Receipt, error)) {
+			slices.SortFunc(call.Items, func(a, b drover.EnqueueItem) int { return b.Args.(dyn).N - a.Args.(dyn).N }) // to report the largest
 			return ctx, nil
 		},
 	}}})
-	receipts, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{Args: dyn{kind: "k", N: 1}}, {Args: dyn{kind: "k", N: 2}}})
+	receipts, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{Args: dyn{kind: "k", N: 1}}, {Args: dyn{kind: "k", N: 2}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bytes"
@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -55,8 +56,8 @@ func TestArchiveAndRestore(t *testing.T) {
 	db.finished(t, "discarded", time.Hour)
 	db.finished(t, "available", 9*day)
 	before := db.jobRows(t, "jobs")
-	filter := Filter{FinalizedBefore: time.Now().Add(-12 * time.Hour)}
-	moved, err := db.client.Archive(t.Context(), filter, nil, Audit{})
+	filter := drover.Filter{FinalizedBefore: time.Now().Add(-12 * time.Hour)}
+	moved, err := db.client.Archive(t.Context(), filter, nil, drover.Audit{})
 	if err != nil || moved.Jobs != 4 || moved.Conflicts != nil {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
@@ -69,23 +70,23 @@ func TestArchiveAndRestore(t *testing.T) {
 	if left := db.jobRows(t, "jobs"); len(left) != 2 || len(archived) != 4 {
 		t.Errorf("%d jobs are left, %d archived", len(left), len(archived))
 	}
-	if again, err := db.client.Archive(t.Context(), filter, nil, Audit{}); err != nil || again.Jobs != 0 {
+	if again, err := db.client.Archive(t.Context(), filter, nil, drover.Audit{}); err != nil || again.Jobs != 0 {
 		t.Errorf("a second time: %+v, %v", again, err)
 	}
 
 	// One filter for all verbs: one of its kinds comes back first.
-	if back, err := db.client.Restore(t.Context(), Filter{Class: "panic", Tags: []string{"b c"}}, Audit{}); err != nil || back.Jobs != 1 {
+	if back, err := db.client.Restore(t.Context(), drover.Filter{Class: "panic", Tags: []string{"b c"}}, drover.Audit{}); err != nil || back.Jobs != 1 {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
 	// A job whose id is in use again stays where it is, and is reported.
 	clash := old[1]
 	db.exec(t, `insert into jobs (id, kind) values ($1, 'another')`, clash)
-	back, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{})
+	back, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{})
 	if err != nil || back.Jobs != 2 || !slices.Equal(back.Conflicts, []string{clash}) {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
 	db.exec(t, `delete from jobs where id = $1`, clash)
-	if back, err := db.client.Restore(t.Context(), Filter{IDs: []string{clash}}, Audit{}); err != nil || back.Jobs != 1 {
+	if back, err := db.client.Restore(t.Context(), drover.Filter{IDs: []string{clash}}, drover.Audit{}); err != nil || back.Jobs != 1 {
 		t.Errorf("Restore = %+v, %v", back, err)
 	}
 	after := db.jobRows(t, "jobs")
@@ -97,7 +98,7 @@ func TestArchiveAndRestore(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs_archive`); n != 0 {
 		t.Errorf("%d jobs are left in the archive", n)
 	}
-	if err := db.client.RedriveJob(t.Context(), old[0], nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), old[0], nil, drover.Audit{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -107,11 +108,11 @@ func TestArchiveOfAnIDThatIsThere(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	id := db.finished(t, "discarded", time.Hour)
-	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil || moved.Jobs != 1 {
+	if moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{}); err != nil || moved.Jobs != 1 {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
 	db.exec(t, `insert into jobs (id, kind, state, finalized_at) values ($1, 'another', 'completed', now())`, id)
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{})
+	moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{})
 	if err != nil || moved.Jobs != 0 || !slices.Equal(moved.Conflicts, []string{id}) {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
@@ -135,7 +136,7 @@ func TestArchiveAllButTheNewest(t *testing.T) {
 			db.finished(t, "completed", time.Minute) // not of the filter's
 		}
 	}
-	moved, err := db.client.Archive(t.Context(), Filter{State: Discarded}, &ArchiveOpts{KeepNewest: 2}, Audit{})
+	moved, err := db.client.Archive(t.Context(), drover.Filter{State: drover.Discarded}, &drover.ArchiveOpts{KeepNewest: 2}, drover.Audit{})
 	if err != nil || moved.Jobs != 3 {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
@@ -163,16 +164,16 @@ func TestArchiveAndPurgeInBatches(t *testing.T) {
 	if err := db.QueryRow(t.Context(), `select moved::text, last from drover_archive('{"kind": "k"}', batch => 1000)`).Scan(&first, &last); err != nil || first != "997" || last == "" {
 		t.Fatalf("the first batch moved %s, %v", first, err)
 	}
-	if moved, err := db.client.Archive(t.Context(), Filter{Kind: "k"}, nil, Audit{}); err != nil || moved.Jobs != 1500 {
+	if moved, err := db.client.Archive(t.Context(), drover.Filter{Kind: "k"}, nil, drover.Audit{}); err != nil || moved.Jobs != 1500 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "other"}, Audit{}); n != 0 || err != nil {
+	if n, err := db.client.PurgeArchive(t.Context(), drover.Filter{Kind: "other"}, drover.Audit{}); n != 0 || err != nil {
 		t.Errorf("PurgeArchive of another kind = %d, %v", n, err)
 	}
-	if n, err := db.client.PurgeArchive(t.Context(), Filter{Kind: "k"}, Audit{}); n != 2497 || err != nil {
+	if n, err := db.client.PurgeArchive(t.Context(), drover.Filter{Kind: "k"}, drover.Audit{}); n != 2497 || err != nil {
 		t.Errorf("PurgeArchive = %d, %v", n, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 3 {
@@ -185,18 +186,18 @@ func TestTheArchiveAsksTwice(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.finished(t, "discarded", time.Hour)
-	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil {
+	if _, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	for name, err := range map[string]error{
-		"Archive, empty filter":   ret2(db.client.Archive(t.Context(), Filter{}, nil, Audit{})),
-		"Archive, waiting jobs":   ret2(db.client.Archive(t.Context(), Filter{State: Available}, nil, Audit{})),
-		"Archive, keep":           ret2(db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{KeepNewest: -1}, Audit{})),
-		"Restore, empty filter":   ret2(db.client.Restore(t.Context(), Filter{}, Audit{})),
-		"Purge, empty filter":     ret2(db.client.PurgeArchive(t.Context(), Filter{}, Audit{})),
-		"ExportArchive, bad JSON": ret2(db.client.ExportArchive(t.Context(), io.Discard, Filter{Args: []byte("{")})),
+		"Archive, empty filter":   ret2(db.client.Archive(t.Context(), drover.Filter{}, nil, drover.Audit{})),
+		"Archive, waiting jobs":   ret2(db.client.Archive(t.Context(), drover.Filter{State: drover.Available}, nil, drover.Audit{})),
+		"Archive, keep":           ret2(db.client.Archive(t.Context(), drover.Filter{All: true}, &drover.ArchiveOpts{KeepNewest: -1}, drover.Audit{})),
+		"Restore, empty filter":   ret2(db.client.Restore(t.Context(), drover.Filter{}, drover.Audit{})),
+		"Purge, empty filter":     ret2(db.client.PurgeArchive(t.Context(), drover.Filter{}, drover.Audit{})),
+		"ExportArchive, bad JSON": ret2(db.client.ExportArchive(t.Context(), io.Discard, drover.Filter{Args: []byte("{")})),
 	} {
-		if !errors.Is(err, ErrInvalid) {
+		if !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -226,18 +227,18 @@ func TestExportArchive(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.storied(t)
-	db.exec(t, `insert into jobs (kind, args, state, finalized_at) select 'k', jsonb_build_object('n', n, 's', e'\n\u2028"'), 'completed', now() from generate_series(1, $1) n`, 2*exportPage+1)
-	if _, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil {
+	db.exec(t, `insert into jobs (kind, args, state, finalized_at) select 'k', jsonb_build_object('n', n, 's', e'\n\u2028"'), 'completed', now() from generate_series(1, $1) n`, 2*drover.ExportPage+1)
+	if _, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	if n, err := db.client.ExportArchive(t.Context(), &out, Filter{Kind: "charge"}); n != 1 || err != nil {
+	if n, err := db.client.ExportArchive(t.Context(), &out, drover.Filter{Kind: "charge"}); n != 1 || err != nil {
 		t.Errorf("ExportArchive = %d, %v", n, err)
 	}
 	out.Reset()
-	n, err := db.client.ExportArchive(t.Context(), &out, Filter{})
+	n, err := db.client.ExportArchive(t.Context(), &out, drover.Filter{})
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
-	if err != nil || n != 2*exportPage+2 || len(lines) != int(n) {
+	if err != nil || n != 2*drover.ExportPage+2 || len(lines) != int(n) {
 		t.Fatalf("ExportArchive = %d, %v; %d lines", n, err, len(lines))
 	}
 	ids := map[string]bool{}
@@ -261,10 +262,10 @@ func TestExportArchive(t *testing.T) {
 	}
 
 	full := errors.New("no space left")
-	if n, err := db.client.ExportArchive(t.Context(), writerFunc(func([]byte) (int, error) { return 0, full }), Filter{}); n != 0 || !errors.Is(err, full) {
+	if n, err := db.client.ExportArchive(t.Context(), writerFunc(func([]byte) (int, error) { return 0, full }), drover.Filter{}); n != 0 || !errors.Is(err, full) {
 		t.Errorf("a writer that fails: %d, %v", n, err)
 	}
-	if _, err := db.client.ExportArchive(t.Context(), io.Discard, Filter{}); err != nil { // the connection can be used
+	if _, err := db.client.ExportArchive(t.Context(), io.Discard, drover.Filter{}); err != nil { // the connection can be used
 		t.Error(err)
 	}
 }
@@ -294,13 +295,15 @@ func TestArchiveFiltersAreSafe(t *testing.T) {
 	id := db.finished(t, "completed", time.Hour)
 	db.exec(t, `update jobs set kind = $1`, evil)
 	db.finished(t, "completed", time.Hour)
-	if moved, err := db.client.Archive(t.Context(), Filter{Kind: evil}, &ArchiveOpts{}, Audit{}); err != nil || moved.Jobs != 1 {
+	if moved, err := db.client.Archive(t.Context(), drover.Filter{Kind: evil}, &drover.ArchiveOpts{}, drover.Audit{}); err != nil || moved.Jobs != 1 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	for n, verb := range []func() (int64, error){
-		func() (int64, error) { return db.client.ExportArchive(t.Context(), io.Discard, Filter{Kind: evil}) },
 		func() (int64, error) {
-			m, err := db.client.Restore(t.Context(), Filter{Kind: evil}, Audit{})
+			return db.client.ExportArchive(t.Context(), io.Discard, drover.Filter{Kind: evil})
+		},
+		func() (int64, error) {
+			m, err := db.client.Restore(t.Context(), drover.Filter{Kind: evil}, drover.Audit{})
 			return m.Jobs, err
 		},
 	} {
@@ -318,14 +321,14 @@ func fullArchive(t testing.TB, n int) (db *testDB, ids []string) {
 	t.Helper()
 	db = newQuietDB(t)
 	ids = db.aged(t, n)
-	if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil || moved.Jobs != int64(n) {
+	if moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{}); err != nil || moved.Jobs != int64(n) {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
 	return db, ids
 }
 
 // checkRefused checks that exactly these jobs are reported as refused, each with an error.
-func checkRefused(t testing.TB, got []Refusal, want ...string) {
+func checkRefused(t testing.TB, got []drover.Refusal, want ...string) {
 	t.Helper()
 	var ids []string
 	for _, r := range got {
@@ -354,39 +357,39 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 			if name == "statement time-out" {
 				n, set = 30, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "400ms" }
 			}
-			db = db.via(t, Config{Logger: quiet()}, set)
+			db = db.via(t, drover.Config{Logger: quiet()}, set)
 			ids := db.aged(t, n)
 			bad := []string{ids[0], ids[n-1]}
 			fits := func(row string) string { return fmt.Sprintf("%s.id in ('%s', '%s')", row, bad[0], bad[1]) }
 			rows := func(table string) int { return value[int](t, db, `select count(*) from `+table) }
 
 			db.refuses(t, "insert", "jobs_archive", fits("new"), does)
-			moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{})
+			moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{})
 			if err != nil || moved.Jobs != int64(n-2) || rows("jobs") != 2 || rows("jobs_archive") != n-2 {
 				t.Fatalf("Archive = %d, %v; %d are left", moved.Jobs, err, rows("jobs"))
 			}
 			checkRefused(t, moved.Refused, bad...)
 			db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
-			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, &ArchiveOpts{}, Audit{}); err != nil || moved.Jobs != 2 || moved.Refused != nil {
+			if moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, &drover.ArchiveOpts{}, drover.Audit{}); err != nil || moved.Jobs != 2 || moved.Refused != nil {
 				t.Fatalf("Archive = %+v, %v", moved, err)
 			}
 
 			db.refuses(t, "insert", "jobs", fits("new"), does)
-			back, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{})
+			back, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{})
 			if err != nil || back.Jobs != int64(n-2) || rows("jobs_archive") != 2 || rows("jobs") != n-2 {
 				t.Fatalf("Restore = %d, %v; %d are left", back.Jobs, err, rows("jobs_archive"))
 			}
 			checkRefused(t, back.Refused, bad...)
-			if moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{}); err != nil || moved.Jobs != int64(n-2) {
+			if moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{}); err != nil || moved.Jobs != int64(n-2) {
 				t.Fatalf("Archive = %+v, %v", moved, err)
 			}
 
 			db.refuses(t, "delete", "jobs_archive", fits("old"), does)
-			gone, err := db.client.PurgeArchive(t.Context(), Filter{All: true}, Audit{})
+			gone, err := db.client.PurgeArchive(t.Context(), drover.Filter{All: true}, drover.Audit{})
 			if err == nil || gone != int64(n-2) || rows("jobs_archive") != 2 {
 				t.Fatalf("PurgeArchive = %d, %v; %d are left", gone, err, rows("jobs_archive"))
 			}
-			var refused *RefusedError
+			var refused *drover.RefusedError
 			if !errors.As(err, &refused) || !strings.Contains(err.Error(), bad[0]) {
 				t.Fatalf("PurgeArchive = %v", err)
 			}
@@ -401,7 +404,7 @@ func TestMovingBehindManyThatAreRefused(t *testing.T) {
 	db := newQuietDB(t)
 	ids := db.aged(t, 1300)
 	db.refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id < '%s'", ids[1250]), "raise 'no'")
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{})
+	moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{})
 	if err != nil || moved.Jobs != 50 || len(moved.Refused) != 1000 {
 		t.Errorf("Archive = %d, %d refused, %v", moved.Jobs, len(moved.Refused), err)
 	}
@@ -415,7 +418,7 @@ func TestMovingWithADeadline(t *testing.T) {
 	db.refuses(t, "insert", "jobs_archive", "true", "perform pg_sleep(3600)")
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if moved, err := db.client.Archive(ctx, Filter{All: true}, nil, Audit{}); !errors.Is(err, context.DeadlineExceeded) || moved.Refused != nil {
+	if moved, err := db.client.Archive(ctx, drover.Filter{All: true}, nil, drover.Audit{}); !errors.Is(err, context.DeadlineExceeded) || moved.Refused != nil {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 }
@@ -437,7 +440,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	}
 	db.finished(t, "completed", 2*aDay)
 	seqs := value[string](t, db, `select string_agg(seq::text, ' ' order by id) from jobs where state = 'discarded'`)
-	keep := store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: nil}
+	keep := store.Keeping{Completed: drover.Kept(drover.KeepFor(aDay)), Cancelled: nil}
 	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 		t.Fatal(err)
 	}
@@ -445,7 +448,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	if got := value[[]string](t, db, `select array_agg(id order by id) from jobs_archive where archived_at is not null`); !slices.Equal(got, ids) {
 		t.Errorf("archived: %q, want %q", got, ids)
 	}
-	if moved, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{}); err != nil || moved.Jobs != 3 || moved.Refused != nil {
+	if moved, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || moved.Jobs != 3 || moved.Refused != nil {
 		t.Errorf("Restore = %+v, %v", moved, err)
 	}
 	if got := value[string](t, db, `select string_agg(concat_ws('', region, tenant, place, shouted), ' ' order by region) from jobs`); got != "r0JOB r1JOB r2JOB" {
@@ -457,7 +460,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 
 	db.exec(t, `update jobs set region = null where id = $1`, ids[1])
 	db.exec(t, `alter table jobs_archive alter region set not null`)
-	moved, err := db.client.Archive(t.Context(), Filter{All: true}, nil, Audit{})
+	moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{})
 	if err != nil || moved.Jobs != 2 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
@@ -470,7 +473,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	}
 	db.exec(t, `alter table jobs add column must int not null default 1`)
 	db.exec(t, `alter table jobs alter must drop default`)
-	if moved, err = db.client.Restore(t.Context(), Filter{All: true}, Audit{}); err != nil || moved.Jobs != 0 {
+	if moved, err = db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || moved.Jobs != 0 {
 		t.Errorf("Restore = %+v, %v", moved, err)
 	}
 	checkRefused(t, moved.Refused, ids[0], ids[2])
@@ -484,16 +487,16 @@ func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
 	db.exec(t, `update jobs_archive set errors = '[{"class": "error", "error": "needle"}]' where id = any($1)`, ids[250:600])
 	db.exec(t, `update jobs_archive set errors = '{}' where id = $1`, bad) // by hand: nothing reads an error out of that
 	var out bytes.Buffer
-	n, err := db.client.ExportArchive(t.Context(), &out, Filter{Error: "needle"})
-	if refused := (*RefusedError)(nil); n != 349 || !errors.As(err, &refused) || len(refused.Refused) != 1 || refused.Refused[0].ID != bad {
+	n, err := db.client.ExportArchive(t.Context(), &out, drover.Filter{Error: "needle"})
+	if refused := (*drover.RefusedError)(nil); n != 349 || !errors.As(err, &refused) || len(refused.Refused) != 1 || refused.Refused[0].ID != bad {
 		t.Errorf("ExportArchive = %d, %v", n, err)
 	}
-	moved, err := db.client.Restore(t.Context(), Filter{Error: "needle"}, Audit{})
+	moved, err := db.client.Restore(t.Context(), drover.Filter{Error: "needle"}, drover.Audit{})
 	if err != nil || moved.Jobs != 349 {
 		t.Errorf("Restore = %d, %v", moved.Jobs, err)
 	}
 	checkRefused(t, moved.Refused, bad)
-	if gone, err := db.client.PurgeArchive(t.Context(), Filter{Error: "needle"}, Audit{}); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
+	if gone, err := db.client.PurgeArchive(t.Context(), drover.Filter{Error: "needle"}, drover.Audit{}); gone != 0 || err == nil || !strings.Contains(err.Error(), bad) {
 		t.Errorf("PurgeArchive = %d, %v", gone, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs_archive`); n != 351 {
@@ -504,22 +507,22 @@ func TestFiltersOverARowThatCannotBeRead(t *testing.T) {
 // F-15: rows that cannot be turned into JSON do not end an export, and the error at the end names them.
 func TestExportAroundARowThatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	db, ids := fullArchive(t, exportPage+30)
+	db, ids := fullArchive(t, drover.ExportPage+30)
 	db.damage(t, "jobs_archive", ids[7])
-	db.damage(t, "jobs_archive", ids[exportPage+29])
+	db.damage(t, "jobs_archive", ids[drover.ExportPage+29])
 	var out bytes.Buffer
-	n, err := db.client.ExportArchive(t.Context(), &out, Filter{})
-	if n != exportPage+28 || err == nil || !strings.Contains(err.Error(), ids[7]) || !strings.Contains(err.Error(), ids[exportPage+29]) {
+	n, err := db.client.ExportArchive(t.Context(), &out, drover.Filter{})
+	if n != drover.ExportPage+28 || err == nil || !strings.Contains(err.Error(), ids[7]) || !strings.Contains(err.Error(), ids[drover.ExportPage+29]) {
 		t.Errorf("ExportArchive = %d, %v", n, err)
 	}
-	if lines := strings.Count(out.String(), "\n"); lines != exportPage+28 {
+	if lines := strings.Count(out.String(), "\n"); lines != drover.ExportPage+28 {
 		t.Errorf("%d lines", lines)
 	}
-	moved, err := db.client.Restore(t.Context(), Filter{All: true}, Audit{})
-	if err != nil || moved.Jobs != exportPage+28 {
+	moved, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{})
+	if err != nil || moved.Jobs != drover.ExportPage+28 {
 		t.Errorf("Restore = %d, %v", moved.Jobs, err)
 	}
-	checkRefused(t, moved.Refused, ids[7], ids[exportPage+29])
+	checkRefused(t, moved.Refused, ids[7], ids[drover.ExportPage+29])
 }
 
 // damage makes the args of a job unreadable, as a broken disk does: "missing chunk number 0".
@@ -558,7 +561,7 @@ func TestPruningOfADamagedJob(t *testing.T) {
 	}
 	db.damage(t, "jobs", db.finished(t, "completed", 2*aDay))
 	db.damage(t, "jobs", stored[1])
-	if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(KeepFor(aDay)), Cancelled: nil}); err != nil {
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: drover.Kept(drover.KeepFor(aDay)), Cancelled: nil}); err != nil {
 		t.Fatal(err)
 	}
 	if left := value[[]string](t, db, `select array_agg(id) from jobs`); !slices.Equal(left, stored[1:2]) {

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -28,81 +29,81 @@ func TestEditOfEachField(t *testing.T) {
 	const later = "'scheduled', '2031-01-01 00:00:00Z'"
 	for name, tc := range map[string]struct {
 		columns, values string
-		edit            JobEdit
+		edit            drover.JobEdit
 		changes         []string // the columns that change, besides errors
 		holds           string
 		entry           string
 	}{
 		"run now": {
 			"state, scheduled_at", later,
-			JobEdit{RunNow: true},
+			drover.JobEdit{RunNow: true},
 			[]string{"scheduled_at", "state"},
 			`state = 'available' and scheduled_at between now() - interval '1 min' and now()`,
 			`edited (due now, was 2031-01-01T00:00:00Z): w`,
 		},
 		"run a retry now": {
 			"state, scheduled_at, errors_total, attempt", "'retryable', '2031-01-01 00:00:00Z', 3, 3",
-			JobEdit{RunNow: true},
+			drover.JobEdit{RunNow: true},
 			[]string{"scheduled_at"},
 			`state = 'retryable' and attempt = 3 and scheduled_at <= now()`, `edited (due now, was 2031-01-01T00:00:00Z): w`,
 		},
 		"scheduled at": {
 			"priority", "5",
-			JobEdit{ScheduledAt: time.Date(2030, 5, 6, 7, 8, 9, 0, time.FixedZone("", 3600))},
+			drover.JobEdit{ScheduledAt: time.Date(2030, 5, 6, 7, 8, 9, 0, time.FixedZone("", 3600))},
 			[]string{"scheduled_at", "state"},
 			`state = 'scheduled' and scheduled_at = '2030-05-06 06:08:09Z'`, "edited (due 2030-05-06T06:08:09Z, was ",
 		},
 		"scheduled in the past": {
 			"state, scheduled_at", later,
-			JobEdit{ScheduledAt: time.Unix(1, 0)},
+			drover.JobEdit{ScheduledAt: time.Unix(1, 0)},
 			[]string{"scheduled_at", "state"},
 			`state = 'available' and scheduled_at > now() - interval '1 min'`, "edited (due now, was 2031-01-01T00:00:00Z): w",
 		},
 		"delay": {
 			"state, scheduled_at", later,
-			JobEdit{Delay: time.Hour},
+			drover.JobEdit{Delay: time.Hour},
 			[]string{"scheduled_at"},
 			`state = 'scheduled' and scheduled_at between now() + interval '59 min' and now() + interval '1 h'`, "edited (due ",
 		},
 		"priority": {
 			"state, scheduled_at", later,
-			JobEdit{Priority: 1},
+			drover.JobEdit{Priority: 1},
 			[]string{"lane", "priority"},
 			`priority = 1 and lane = 1`, `edited (priority 1, was 5): w`,
 		},
 		"queue": {
 			"state, scheduled_at", later,
-			JobEdit{Queue: "slow"},
+			drover.JobEdit{Queue: "slow"},
 			[]string{"queue"},
 			`queue = 'slow'`, `edited (queue slow, was default): w`,
 		},
 		"max attempts": {
 			"max_attempts, state, scheduled_at", "3, " + later,
-			JobEdit{MaxAttempts: 7},
+			drover.JobEdit{MaxAttempts: 7},
 			[]string{"max_attempts"},
 			`max_attempts = 7`, `edited (max_attempts 7, was 3): w`,
 		},
 		"max attempts of its worker": {
 			"state, scheduled_at", later,
-			JobEdit{MaxAttempts: 7},
+			drover.JobEdit{MaxAttempts: 7},
 			[]string{"max_attempts"},
 			`max_attempts = 7`, `edited (max_attempts 7, was its worker's): w`,
 		},
 		"retry": {
 			"state, scheduled_at", later,
-			JobEdit{Retry: Every(time.Minute)},
+			drover.JobEdit{Retry: drover.Every(time.Minute)},
 			[]string{"retry"},
 			`retry->>'type' = 'constant' and retry->>'delay' = '1m'`, `edited (retry): w`,
 		},
 		"args": {
 			"args, state, scheduled_at", `'{"to": "ann", "copies": 2, "note": {"a": 1}}', ` + later,
-			JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob", "copies": null, "note": {"b": 2}}`)},
+			drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob", "copies": null, "note": {"b": 2}}`)},
 			[]string{"args"},
 			`args = '{"to": "bob", "note": {"a": 1, "b": 2}}'`, `edited (args copies note to): w`,
 		},
 		"all at once": {
 			"state, scheduled_at", later,
-			JobEdit{RunNow: true, Priority: 9, Queue: "slow", MaxAttempts: 1, ArgsPatch: json.RawMessage(`{"to": "bob"}`)},
+			drover.JobEdit{RunNow: true, Priority: 9, Queue: "slow", MaxAttempts: 1, ArgsPatch: json.RawMessage(`{"to": "bob"}`)},
 			[]string{"args", "lane", "max_attempts", "priority", "queue", "scheduled_at", "state"},
 			`state = 'available' and queue = 'slow' and priority = 9`,
 			`edited (due now, was 2031-01-01T00:00:00Z; priority 9, was 5; queue slow, was default; max_attempts 1, was its worker's; args to): w`,
@@ -111,7 +112,7 @@ func TestEditOfEachField(t *testing.T) {
 		id := db.put(t, tc.columns, tc.values)
 		db.exec(t, `update jobs set errors = '[{"class": "error", "error": "no", "attempt": 1}]' where id = $1`, id)
 		before := value[string](t, db, jobRow, id)
-		if _, err := db.client.Edit(t.Context(), id, tc.edit, Audit{By: "ann", Why: "w"}); err != nil {
+		if _, err := db.client.Edit(t.Context(), id, tc.edit, drover.Audit{By: "ann", Why: "w"}); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
@@ -123,7 +124,7 @@ func TestEditOfEachField(t *testing.T) {
 		if !value[bool](t, db, `select `+tc.holds+` from jobs where id = $1`, id) {
 			t.Errorf("%s: %s", name, value[string](t, db, jobRow, id))
 		}
-		if j := db.get(t, id); len(j.Errors) != 2 || j.Errors[0].Error != "no" || j.Errors[1].Class != ClassOperator || j.Errors[1].By != "ann" || !strings.HasPrefix(j.Errors[1].Error, tc.entry) {
+		if j := db.get(t, id); len(j.Errors) != 2 || j.Errors[0].Error != "no" || j.Errors[1].Class != drover.ClassOperator || j.Errors[1].By != "ann" || !strings.HasPrefix(j.Errors[1].Error, tc.entry) {
 			t.Errorf("%s: history %+v", name, j.Errors)
 		}
 	}
@@ -135,15 +136,15 @@ func TestEditThatChangesNothing(t *testing.T) {
 	db := newTestDB(t)
 	id := db.put(t, "priority, queue, max_attempts, retry, args, scheduled_at", `2, 'q', 3, '{"type": "constant", "delay": "1m", "jitter": "none"}', '{"to": "ann"}', now() - interval '1 min'`)
 	before := value[string](t, db, jobRow, id)
-	for i, e := range []JobEdit{
+	for i, e := range []drover.JobEdit{
 		{RunNow: true},
 		{ScheduledAt: time.Unix(1, 0)},
-		{Priority: 2, Queue: "q", MaxAttempts: 3, Retry: Every(time.Minute), ArgsPatch: json.RawMessage(`{"to": "ann", "x": null}`)},
+		{Priority: 2, Queue: "q", MaxAttempts: 3, Retry: drover.Every(time.Minute), ArgsPatch: json.RawMessage(`{"to": "ann", "x": null}`)},
 	} {
-		if changed, err := db.client.Edit(t.Context(), id, e, Audit{Why: "w"}); changed || err != nil {
+		if changed, err := db.client.Edit(t.Context(), id, e, drover.Audit{Why: "w"}); changed || err != nil {
 			t.Errorf("%d: %t, %v", i, changed, err)
 		}
-		if done, err := db.client.EditMany(t.Context(), Filter{All: true}, e, Audit{Why: "w"}); done.Changed != 0 || err != nil {
+		if done, err := db.client.EditMany(t.Context(), drover.Filter{All: true}, e, drover.Audit{Why: "w"}); done.Changed != 0 || err != nil {
 			t.Errorf("%d: %+v, %v", i, done, err)
 		}
 	}
@@ -157,39 +158,39 @@ func TestEditThatChangesNothing(t *testing.T) {
 func TestEditByState(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	ctx, by := t.Context(), Audit{By: "ann", Why: "w"}
-	waits := []State{Available, Scheduled, Retryable, Parked}
+	ctx, by := t.Context(), drover.Audit{By: "ann", Why: "w"}
+	waits := []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Parked}
 	for state, id := range db.inEveryState(t, "x") {
 		before := value[string](t, db, jobRow, id)
-		changed, err := db.client.Edit(ctx, id, JobEdit{Priority: 8}, by)
+		changed, err := db.client.Edit(ctx, id, drover.JobEdit{Priority: 8}, by)
 		if slices.Contains(waits, state) {
 			if err != nil || !changed || value[string](t, db, `select state from jobs where id = $1 and priority = 8`, id) != string(state) {
 				t.Errorf("%s: %t, %v", state, changed, err)
 			}
-		} else if changed || !errors.Is(err, ErrState) || !strings.Contains(err.Error(), string(state)) || value[string](t, db, jobRow, id) != before {
+		} else if changed || !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), string(state)) || value[string](t, db, jobRow, id) != before {
 			t.Errorf("%s: %t, %v", state, changed, err)
 		}
 	}
-	done, err := db.client.EditMany(ctx, Filter{Tags: []string{"x"}}, JobEdit{RunNow: true, Priority: 7}, by)
+	done, err := db.client.EditMany(ctx, drover.Filter{Tags: []string{"x"}}, drover.JobEdit{RunNow: true, Priority: 7}, by)
 	if err != nil || done.Changed != 4 || len(done.IDs) != 4 {
 		t.Errorf("by filter: %+v, %v", done, err)
 	}
 	other := value[string](t, db, `update jobs set priority = 3 where id = (select max(id) from jobs where priority = 7) returning id`)
-	if done, err := db.client.EditMany(ctx, Filter{Tags: []string{"x"}}, JobEdit{Priority: 7}, by); err != nil || !slices.Equal(done.IDs, []string{other}) {
+	if done, err := db.client.EditMany(ctx, drover.Filter{Tags: []string{"x"}}, drover.JobEdit{Priority: 7}, by); err != nil || !slices.Equal(done.IDs, []string{other}) {
 		t.Errorf("only %s was different: %+v, %v", other, done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where priority = 7 and state in ('available', 'retryable') and scheduled_at <= now()`); n != 4 {
 		t.Errorf("%d jobs are due now", n)
 	}
 	for _, id := range []string{"", "x", "00000000000000000000000000"} {
-		if _, err := db.client.Edit(ctx, id, JobEdit{RunNow: true}, by); !errors.Is(err, ErrNotFound) {
+		if _, err := db.client.Edit(ctx, id, drover.JobEdit{RunNow: true}, by); !errors.Is(err, drover.ErrNotFound) {
 			t.Errorf("Edit of %q: %v", id, err)
 		}
-		if _, err := db.client.Rerun(ctx, id, nil, by); !errors.Is(err, ErrNotFound) {
+		if _, err := db.client.Rerun(ctx, id, nil, by); !errors.Is(err, drover.ErrNotFound) {
 			t.Errorf("Rerun of %q: %v", id, err)
 		}
 	}
-	if done, err := db.client.EditMany(ctx, Filter{IDs: []string{"00000000000000000000000000"}}, JobEdit{RunNow: true}, by); len(done.Missing) != 1 || err != nil {
+	if done, err := db.client.EditMany(ctx, drover.Filter{IDs: []string{"00000000000000000000000000"}}, drover.JobEdit{RunNow: true}, by); len(done.Missing) != 1 || err != nil {
 		t.Errorf("an unknown id: %+v, %v", done, err)
 	}
 }
@@ -202,21 +203,21 @@ func TestEditIsRefused(t *testing.T) {
 	id := db.put(t, "args", `'{"to": "ann"}'`)
 	before := value[string](t, db, jobRow, id)
 	at := time.Now().Add(time.Hour)
-	for want, e := range map[string]JobEdit{
+	for want, e := range map[string]drover.JobEdit{
 		"JobEdit": {}, "ScheduledAt": {RunNow: true, ScheduledAt: at}, "Delay": {ScheduledAt: at, Delay: time.Second}, "Delay ": {Delay: -time.Second},
 		"ScheduledAt ": {ScheduledAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}, "Priority": {Priority: 10}, "Priority ": {Priority: -1},
-		"Queue": {Queue: " x"}, "MaxAttempts": {MaxAttempts: -1}, "Retry.Delay": {Retry: Constant{Delay: -1}},
+		"Queue": {Queue: " x"}, "MaxAttempts": {MaxAttempts: -1}, "Retry.Delay": {Retry: drover.Constant{Delay: -1}},
 		"ArgsPatch": {ArgsPatch: json.RawMessage(`[1]`)}, "ArgsPatch ": {ArgsPatch: json.RawMessage{}},
 	} {
 		want := strings.TrimSpace(want)
-		if _, err := db.client.Edit(t.Context(), id, e, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{want}) {
+		if _, err := db.client.Edit(t.Context(), id, e, drover.Audit{}); !slices.Equal(drover.Fields(t, unwrapped(err)), []string{want}) {
 			t.Errorf("Edit with %+v: %v, want field %s", e, err, want)
 		}
-		if _, err := db.client.EditMany(t.Context(), Filter{All: true}, e, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{want}) {
+		if _, err := db.client.EditMany(t.Context(), drover.Filter{All: true}, e, drover.Audit{}); !slices.Equal(drover.Fields(t, unwrapped(err)), []string{want}) {
 			t.Errorf("EditMany with %+v: %v, want field %s", e, err, want)
 		}
 	}
-	if _, err := db.client.EditMany(t.Context(), Filter{}, JobEdit{Priority: 11}, Audit{By: "\x00"}); !slices.Equal(fields(t, err), []string{"Priority", "Filter", "By"}) {
+	if _, err := db.client.EditMany(t.Context(), drover.Filter{}, drover.JobEdit{Priority: 11}, drover.Audit{By: "\x00"}); !slices.Equal(drover.Fields(t, err), []string{"Priority", "Filter", "By"}) {
 		t.Errorf("all mistakes: %v", err)
 	}
 	for edit, want := range map[string]string{
@@ -244,20 +245,20 @@ func TestEditThatDoesNotFitTheJob(t *testing.T) {
 	db := newTestDB(t)
 	for name, tc := range map[string]struct {
 		columns, values string
-		edit            JobEdit
+		edit            drover.JobEdit
 		want            error
 	}{
-		"expires before":       {"state, scheduled_at, expires_at", "'scheduled', now() + interval '1 h', now() + interval '2 h'", JobEdit{Delay: 3 * time.Hour}, ErrState},
-		"has expired":          {"state, scheduled_at, expires_at", "'scheduled', now() + interval '1 h', now() - interval '1 s'", JobEdit{RunNow: true}, ErrState},
-		"args are no object":   {"args", "'[1]'", JobEdit{ArgsPatch: json.RawMessage(`{"to": "x"}`)}, ErrInvalid},
-		"args beyond the size": {"args", `jsonb_build_object('x', repeat('x', 25165000))`, JobEdit{ArgsPatch: json.RawMessage(`{"y": "` + strings.Repeat("y", 2000) + `"}`)}, nil},
+		"expires before":       {"state, scheduled_at, expires_at", "'scheduled', now() + interval '1 h', now() + interval '2 h'", drover.JobEdit{Delay: 3 * time.Hour}, drover.ErrState},
+		"has expired":          {"state, scheduled_at, expires_at", "'scheduled', now() + interval '1 h', now() - interval '1 s'", drover.JobEdit{RunNow: true}, drover.ErrState},
+		"args are no object":   {"args", "'[1]'", drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "x"}`)}, drover.ErrInvalid},
+		"args beyond the size": {"args", `jsonb_build_object('x', repeat('x', 25165000))`, drover.JobEdit{ArgsPatch: json.RawMessage(`{"y": "` + strings.Repeat("y", 2000) + `"}`)}, nil},
 	} {
 		id := db.put(t, tc.columns, tc.values)
 		before := value[string](t, db, `select md5(j::text) from jobs j where id = $1`, id)
-		if _, err := db.client.Edit(t.Context(), id, tc.edit, Audit{}); err == nil || tc.want != nil && !errors.Is(err, tc.want) {
+		if _, err := db.client.Edit(t.Context(), id, tc.edit, drover.Audit{}); err == nil || tc.want != nil && !errors.Is(err, tc.want) {
 			t.Errorf("%s: %.200v", name, err)
 		}
-		done, err := db.client.EditMany(t.Context(), Filter{IDs: []string{id}}, tc.edit, Audit{})
+		done, err := db.client.EditMany(t.Context(), drover.Filter{IDs: []string{id}}, tc.edit, drover.Audit{})
 		if err != nil || !slices.Equal(refusedIDs(done), []string{id}) {
 			t.Errorf("%s by filter: %.200v, %v", name, done, err)
 		}
@@ -269,7 +270,7 @@ func TestEditThatDoesNotFitTheJob(t *testing.T) {
 
 // unwrapped returns the InvalidError in err, or the error that joins several of them.
 func unwrapped(err error) error {
-	var invalid *InvalidError
+	var invalid *drover.InvalidError
 	if _, joined := err.(interface{ Unwrap() []error }); !joined && errors.As(err, &invalid) {
 		return invalid
 	}
@@ -280,12 +281,12 @@ func unwrapped(err error) error {
 func TestRerun(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	id := db.put(t, `queue, args, priority, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key, state, finalized_at, attempt, claim_seq, errors_total,
 		errors, created_at, crashes, redrives, snoozes`, `'q', '{"to": "ann"}', 3, 4, '{"type": "constant", "delay": "1m"}', 5000, '2031-01-01', now() - interval '1 h' + interval '10 min',
 		'{vip}', '{"trace": "x", "drover:follow_up": 1}', 'k', 'completed', now(), 2, 2, 1, '[{"class": "error", "error": "no"}]', now() - interval '1 h', 1, 1, 1`)
-	receipt, err := db.client.Rerun(t.Context(), id, nil, Audit{By: "ann", Why: "the file was lost"})
-	if err != nil || receipt != (Receipt{ID: receipt.ID}) || receipt.ID == id {
+	receipt, err := db.client.Rerun(t.Context(), id, nil, drover.Audit{By: "ann", Why: "the file was lost"})
+	if err != nil || receipt != (drover.Receipt{ID: receipt.ID}) || receipt.ID == id {
 		t.Fatalf("%+v, %v", receipt, err)
 	}
 	differ := value[[]string](t, db, `select array_agg(n.key order by n.key) from jobs j, jobs o, jsonb_each(to_jsonb(j)) n where j.id = $1 and o.id = $2 and n.value <> to_jsonb(o)->n.key`, receipt.ID, id)
@@ -297,36 +298,36 @@ func TestRerun(t *testing.T) {
 		t.Errorf("the new job: %s", value[string](t, db, jobRow, receipt.ID))
 	}
 	made, old := db.get(t, receipt.ID), db.get(t, id)
-	if e := made.Errors; len(e) != 1 || e[0].Class != ClassOperator || e[0].By != "ann" || e[0].Job != id || e[0].Error != "rerun of "+id+": the file was lost" {
+	if e := made.Errors; len(e) != 1 || e[0].Class != drover.ClassOperator || e[0].By != "ann" || e[0].Job != id || e[0].Error != "rerun of "+id+": the file was lost" {
 		t.Errorf("the new job's history: %+v", e)
 	}
-	if e := old.Errors; old.State != Completed || len(e) != 2 || e[1].Class != ClassOperator || e[1].By != "ann" || e[1].Job != made.ID || e[1].Error != "rerun as "+made.ID+": the file was lost" {
+	if e := old.Errors; old.State != drover.Completed || len(e) != 2 || e[1].Class != drover.ClassOperator || e[1].By != "ann" || e[1].Job != made.ID || e[1].Error != "rerun as "+made.ID+": the file was lost" {
 		t.Errorf("the old job's history: %+v", e)
 	}
 	if e := heard.of(made.ID); len(e) != 1 || e[0].name != "enqueued" || e[0].Queue != "q" || e[0].Kind != "letter" {
 		t.Errorf("events %+v", e)
 	}
-	again, err := db.client.Rerun(t.Context(), id, nil, Audit{})
+	again, err := db.client.Rerun(t.Context(), id, nil, drover.Audit{})
 	if err != nil || again.ID == made.ID {
 		t.Errorf("a second rerun: %+v, %v", again, err)
 	}
 	period := db.put(t, "state, finalized_at, unique_key, unique_scope, unique_until", "'completed', now(), 'other key', 'period', now() + interval '1 h'")
-	if receipt, err = db.client.Rerun(t.Context(), period, nil, Audit{}); err != nil || !value[bool](t, db, `select num_nonnulls(unique_key, unique_scope, unique_until) = 0 from jobs where id = $1`, receipt.ID) {
+	if receipt, err = db.client.Rerun(t.Context(), period, nil, drover.Audit{}); err != nil || !value[bool](t, db, `select num_nonnulls(unique_key, unique_scope, unique_until) = 0 from jobs where id = $1`, receipt.ID) {
 		t.Errorf("in its period: %+v, %v", receipt, err)
 	}
 	unique := db.put(t, "state, finalized_at, unique_key, unique_scope, unique_until", "'completed', now(), 'a key', 'ended', 'infinity'")
-	if receipt, err = db.client.Rerun(t.Context(), unique, nil, Audit{}); err != nil || db.get(t, receipt.ID).UniqueKey != "a key" {
+	if receipt, err = db.client.Rerun(t.Context(), unique, nil, drover.Audit{}); err != nil || db.get(t, receipt.ID).UniqueKey != "a key" {
 		t.Errorf("of a unique job: %+v, %v", receipt, err)
 	}
-	if _, err := db.client.Rerun(t.Context(), unique, nil, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), receipt.ID) {
+	if _, err := db.client.Rerun(t.Context(), unique, nil, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), receipt.ID) {
 		t.Errorf("while the new job has its unique key: %v", err)
 	}
 	expired := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() - interval '1 s'")
-	if _, err := db.client.Rerun(t.Context(), expired, nil, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "expired") {
+	if _, err := db.client.Rerun(t.Context(), expired, nil, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), "expired") {
 		t.Errorf("expired: %v", err)
 	}
 	for state, id := range db.inEveryState(t, "x") {
-		if _, err := db.client.Rerun(t.Context(), id, nil, Audit{}); (err == nil) != (state == Completed) || err != nil && !errors.Is(err, ErrState) {
+		if _, err := db.client.Rerun(t.Context(), id, nil, drover.Audit{}); (err == nil) != (state == drover.Completed) || err != nil && !errors.Is(err, drover.ErrState) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
@@ -338,22 +339,22 @@ func TestRerunMany(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	ctx, by := t.Context(), Audit{By: "ann", Why: "blank labels"}
-	labels := Filter{Kind: "label"}
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	ctx, by := t.Context(), drover.Audit{By: "ann", Why: "blank labels"}
+	labels := drover.Filter{Kind: "label"}
 	db.exec(t, `insert into jobs (kind, queue, args, state, finalized_at) select 'label', 'q' || n % 2, jsonb_build_object('n', n), 'completed', now() from generate_series(1, 1200) n`)
 	db.exec(t, `insert into jobs (kind) values ('label')`)
 	db.finished(t, "completed", time.Hour) // a job of another kind
 	rows := func() int { return value[int](t, db, `select count(*) from jobs`) }
 	before := rows()
-	if would, err := db.client.RerunMany(ctx, labels, RerunPlan{DryRun: true}, Audit{}); err != nil || would.Changed != 1200 || would.IDs != nil || rows() != before {
+	if would, err := db.client.RerunMany(ctx, labels, drover.RerunPlan{DryRun: true}, drover.Audit{}); err != nil || would.Changed != 1200 || would.IDs != nil || rows() != before {
 		t.Fatalf("a dry run: %d changed, %d rows, %v", would.Changed, rows(), err)
 	}
 	// An earlier rerun was interrupted after its first batch.
 	db.exec(t, `select drover_rerun_many('{"kind": "label"}', batch => 100)`)
 	old := value[[]string](t, db, `select array_agg(id) from jobs where errors->0->>'error' like 'rerun of%'`)
 	at := value[time.Time](t, db, `select clock_timestamp()`)
-	done, err := db.client.RerunMany(ctx, labels, RerunPlan{Rate: 100}, by)
+	done, err := db.client.RerunMany(ctx, labels, drover.RerunPlan{Rate: 100}, by)
 	if err != nil || done.Changed != 1100 || len(done.IDs) != 1100 || done.Refused != nil {
 		t.Fatalf("%d changed, %d ids, %v, refused %+v", done.Changed, len(done.IDs), err, done.Refused)
 	}
@@ -378,14 +379,14 @@ func TestRerunMany(t *testing.T) {
 		t.Errorf("events of the first: %+v", e)
 	}
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where kind = 'label' and finalized_at is null`)
-	if again, err := db.client.RerunMany(ctx, labels, RerunPlan{}, by); err != nil || again.Changed != 1 { // the job that was available
+	if again, err := db.client.RerunMany(ctx, labels, drover.RerunPlan{}, by); err != nil || again.Changed != 1 { // the job that was available
 		t.Errorf("once more: %+v, %v", again, err)
 	}
-	twice := Filter{IDs: done.IDs[:2]}
-	if again, err := db.client.RerunMany(ctx, twice, RerunPlan{}, by); err != nil || again.Changed != 2 {
+	twice := drover.Filter{IDs: done.IDs[:2]}
+	if again, err := db.client.RerunMany(ctx, twice, drover.RerunPlan{}, by); err != nil || again.Changed != 2 {
 		t.Errorf("reruns that are named: %+v, %v", again, err)
 	}
-	if again, err := db.client.RerunMany(ctx, twice, RerunPlan{}, by); err != nil || again.Changed != 0 {
+	if again, err := db.client.RerunMany(ctx, twice, drover.RerunPlan{}, by); err != nil || again.Changed != 0 {
 		t.Errorf("reruns that are named twice: %+v, %v", again, err)
 	}
 }
@@ -421,10 +422,10 @@ func TestTwoRerunTheSame(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, state, finalized_at) select 'label', 'completed', now() from generate_series(1, 300) n`)
-	ends := make(chan BulkResult, 4)
+	ends := make(chan drover.BulkResult, 4)
 	for range cap(ends) {
 		go func() {
-			done, err := db.client.RerunMany(context.WithoutCancel(t.Context()), Filter{Kind: "label"}, RerunPlan{}, Audit{})
+			done, err := db.client.RerunMany(context.WithoutCancel(t.Context()), drover.Filter{Kind: "label"}, drover.RerunPlan{}, drover.Audit{})
 			if err != nil {
 				t.Error(err)
 			}
@@ -450,12 +451,12 @@ func TestRerunManyRefuses(t *testing.T) {
 	expired := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() - interval '1 s'")
 	late := db.put(t, "state, finalized_at, expires_at", "'completed', now(), now() + interval '100 s'") // its rerun would be the third, due in 2,000 s
 	unique := db.put(t, "state, finalized_at, unique_key, unique_scope, unique_until", "'completed', now(), 'a key', 'ended', 'infinity'")
-	owner, err := db.client.Rerun(ctx, unique, nil, Audit{})
+	owner, err := db.client.Rerun(ctx, unique, nil, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	db.exec(t, `update jobs set errors = '[]' where id = $1`, unique)
-	done, err := db.client.RerunMany(ctx, Filter{Kind: "letter"}, RerunPlan{Rate: 0.001}, Audit{})
+	done, err := db.client.RerunMany(ctx, drover.Filter{Kind: "letter"}, drover.RerunPlan{Rate: 0.001}, drover.Audit{})
 	if err != nil || done.Changed != 1 || len(done.Refused) != 3 {
 		t.Fatalf("%+v, %v", done, err)
 	}
@@ -469,22 +470,24 @@ func TestRerunManyRefuses(t *testing.T) {
 		t.Errorf("%+v", db.get(t, good).Errors)
 	}
 	before := value[string](t, db, `select string_agg(to_jsonb(j)::text, ' ' order by id) from jobs j`)
-	for field, call := range map[string]func() (BulkResult, error){
-		"Filter": func() (BulkResult, error) { return db.client.RerunMany(ctx, Filter{}, RerunPlan{}, Audit{}) },
-		"Rate": func() (BulkResult, error) {
-			return db.client.RerunMany(ctx, Filter{All: true}, RerunPlan{Rate: math.NaN()}, Audit{})
+	for field, call := range map[string]func() (drover.BulkResult, error){
+		"Filter": func() (drover.BulkResult, error) {
+			return db.client.RerunMany(ctx, drover.Filter{}, drover.RerunPlan{}, drover.Audit{})
 		},
-		"Rate ": func() (BulkResult, error) {
-			return db.client.RerunMany(ctx, Filter{All: true}, RerunPlan{Rate: 5001}, Audit{})
+		"Rate": func() (drover.BulkResult, error) {
+			return db.client.RerunMany(ctx, drover.Filter{All: true}, drover.RerunPlan{Rate: math.NaN()}, drover.Audit{})
 		},
-		"Filter ": func() (BulkResult, error) {
-			return db.client.RerunMany(ctx, Filter{State: Cancelled}, RerunPlan{}, Audit{})
+		"Rate ": func() (drover.BulkResult, error) {
+			return db.client.RerunMany(ctx, drover.Filter{All: true}, drover.RerunPlan{Rate: 5001}, drover.Audit{})
 		},
-		"Filter  ": func() (BulkResult, error) {
-			return db.client.RerunMany(ctx, Filter{State: Cancelled}, RerunPlan{DryRun: true}, Audit{})
+		"Filter ": func() (drover.BulkResult, error) {
+			return db.client.RerunMany(ctx, drover.Filter{State: drover.Cancelled}, drover.RerunPlan{}, drover.Audit{})
+		},
+		"Filter  ": func() (drover.BulkResult, error) {
+			return db.client.RerunMany(ctx, drover.Filter{State: drover.Cancelled}, drover.RerunPlan{DryRun: true}, drover.Audit{})
 		},
 	} {
-		if done, err := call(); done.Changed != 0 || !slices.Equal(fields(t, unwrapped(err)), []string{strings.TrimSpace(field)}) {
+		if done, err := call(); done.Changed != 0 || !slices.Equal(drover.Fields(t, unwrapped(err)), []string{strings.TrimSpace(field)}) {
 			t.Errorf("%s: %+v, %v", field, done, err)
 		}
 	}
@@ -503,25 +506,25 @@ func TestRerunManyRefuses(t *testing.T) {
 func TestRunPeriodicWithAnID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.setPeriodic(t, Periodic{Name: "a", Schedule: "@yearly", Args: job{}})
-	opts := &RunOpts{ID: ulid.Make().String()}
-	id, err := db.client.RunPeriodic(t.Context(), "a", opts, Audit{})
+	db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@yearly", Args: job{}})
+	opts := &drover.RunOpts{ID: ulid.Make().String()}
+	id, err := db.client.RunPeriodic(t.Context(), "a", opts, drover.Audit{})
 	if err != nil || id != opts.ID {
 		t.Fatalf("%s, %v", id, err)
 	}
 	for range 2 { // first the id is the last job of its schedule, then an older one
-		if _, err := db.client.RunPeriodic(t.Context(), "a", opts, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "before") {
+		if _, err := db.client.RunPeriodic(t.Context(), "a", opts, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), "before") {
 			t.Errorf("again: %v", err)
 		}
-		if _, err := db.client.RunPeriodic(t.Context(), "a", nil, Audit{}); err != nil {
+		if _, err := db.client.RunPeriodic(t.Context(), "a", nil, drover.Audit{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	other := &RunOpts{ID: db.put(t, "queue", "'other'")}
-	if _, err := db.client.RunPeriodic(t.Context(), "a", other, Audit{}); !errors.Is(err, ErrIDConflict) {
+	other := &drover.RunOpts{ID: db.put(t, "queue", "'other'")}
+	if _, err := db.client.RunPeriodic(t.Context(), "a", other, drover.Audit{}); !errors.Is(err, drover.ErrIDConflict) {
 		t.Errorf("the id of another job: %v", err)
 	}
-	if _, err := db.client.RunPeriodic(t.Context(), "a", &RunOpts{ID: "x"}, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{"ID"}) {
+	if _, err := db.client.RunPeriodic(t.Context(), "a", &drover.RunOpts{ID: "x"}, drover.Audit{}); !slices.Equal(drover.Fields(t, unwrapped(err)), []string{"ID"}) {
 		t.Errorf("no id: %v", err)
 	}
 	if n := value[int](t, db, `select jobs from drover_periodic`); n != 3 {
@@ -535,23 +538,23 @@ func TestRerunWithAnID(t *testing.T) {
 	db := newTestDB(t)
 	const done = "'completed', now()"
 	id, other := db.put(t, "state, finalized_at", done), db.put(t, "state, finalized_at", done)
-	opts := &RunOpts{ID: strings.ToLower(ulid.Make().String())}
-	receipt, err := db.client.Rerun(t.Context(), id, opts, Audit{})
+	opts := &drover.RunOpts{ID: strings.ToLower(ulid.Make().String())}
+	receipt, err := db.client.Rerun(t.Context(), id, opts, drover.Audit{})
 	if err != nil || receipt.ID != strings.ToUpper(opts.ID) {
 		t.Fatalf("%+v, %v", receipt, err)
 	}
 	for range 11 { // many later entries in the history must not hide the first rerun
-		if _, err := db.client.Rerun(t.Context(), id, nil, Audit{}); err != nil {
+		if _, err := db.client.Rerun(t.Context(), id, nil, drover.Audit{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := db.client.Rerun(t.Context(), id, opts, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "before") {
+	if _, err := db.client.Rerun(t.Context(), id, opts, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), "before") {
 		t.Errorf("again: %v", err)
 	}
-	if _, err := db.client.Rerun(t.Context(), other, opts, Audit{}); !errors.Is(err, ErrIDConflict) {
+	if _, err := db.client.Rerun(t.Context(), other, opts, drover.Audit{}); !errors.Is(err, drover.ErrIDConflict) {
 		t.Errorf("the id of another job: %v", err)
 	}
-	if _, err := db.client.Rerun(t.Context(), id, &RunOpts{ID: "x"}, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{"ID"}) {
+	if _, err := db.client.Rerun(t.Context(), id, &drover.RunOpts{ID: "x"}, drover.Audit{}); !slices.Equal(drover.Fields(t, unwrapped(err)), []string{"ID"}) {
 		t.Errorf("no id: %v", err)
 	}
 	for _, bad := range []string{"", "x", strings.Repeat("é", 13)} { // the error names new_id and leaves out the row, as in other functions
@@ -581,17 +584,17 @@ func TestRerunCutsALongReason(t *testing.T) {
 // ParseRetryStrategy reads the JSON that the column retry holds.
 func TestParseRetryStrategy(t *testing.T) {
 	t.Parallel()
-	for text, want := range map[string]RetryStrategy{
-		`{"type": "constant", "delay": "1m"}`:           Constant{Delay: time.Minute},
-		`{"type": "custom", "name": "mine"}`:            Custom{Name: "mine"},
-		`{"type": "linear", "step": "2s", "max": "1h"}`: Linear{Step: 2 * time.Second, Max: time.Hour},
+	for text, want := range map[string]drover.RetryStrategy{
+		`{"type": "constant", "delay": "1m"}`:           drover.Constant{Delay: time.Minute},
+		`{"type": "custom", "name": "mine"}`:            drover.Custom{Name: "mine"},
+		`{"type": "linear", "step": "2s", "max": "1h"}`: drover.Linear{Step: 2 * time.Second, Max: time.Hour},
 	} {
-		if got, err := ParseRetryStrategy(text); err != nil || !reflect.DeepEqual(got, want) {
+		if got, err := drover.ParseRetryStrategy(text); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, %v", text, got, err)
 		}
 	}
 	for _, text := range []string{``, `[]`, `{}`, `{"type": "custom"}`, `{"type": "constant", "delay": "0s"}`, `{"type": "constant", "step": "1s"}`} {
-		if got, err := ParseRetryStrategy(text); !errors.Is(err, ErrInvalid) {
+		if got, err := drover.ParseRetryStrategy(text); !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("%s: %+v, %v", text, got, err)
 		}
 	}
@@ -599,7 +602,7 @@ func TestParseRetryStrategy(t *testing.T) {
 
 // idle runs a supervisor of the queue default. It has scanned for jobs up to the present, and its
 // poll interval is an hour.
-func (db *testDB) idle(t *testing.T, cfg SupervisorConfig) {
+func (db *testDB) idle(t *testing.T, cfg drover.SupervisorConfig) {
 	t.Helper()
 	cfg.PollInterval = time.Hour
 	db.run(t, cfg)
@@ -617,24 +620,24 @@ func TestEditedJobStartsSoon(t *testing.T) {
 	slow(t)
 	started := make(chan string, 10)
 	db := newQuietDB(t)
-	note := func(_ context.Context, j *Job) error { started <- j.ID; return nil }
-	db.idle(t, SupervisorConfig{Lease: time.Hour, Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("first", WorkerOpts{}, func(context.Context, *Job) error { return nil }), dynWorker("edited", WorkerOpts{}, note),
+	note := func(_ context.Context, j *drover.Job) error { started <- j.ID; return nil }
+	db.idle(t, drover.SupervisorConfig{Lease: time.Hour, Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("first", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }), dynWorker("edited", drover.WorkerOpts{}, note),
 	}})
-	one := func(e JobEdit) func(string) error {
-		return func(id string) error { _, err := db.client.Edit(t.Context(), id, e, Audit{}); return err }
+	one := func(e drover.JobEdit) func(string) error {
+		return func(id string) error { _, err := db.client.Edit(t.Context(), id, e, drover.Audit{}); return err }
 	}
 	for name, tc := range map[string]struct {
-		opts EnqueueOpts
+		opts drover.EnqueueOpts
 		do   func(id string) error
 	}{
-		"run now":             {EnqueueOpts{Delay: 24 * time.Hour}, one(JobEdit{RunNow: true})},
-		"sooner":              {EnqueueOpts{Delay: 24 * time.Hour}, one(JobEdit{Delay: 300 * time.Millisecond})},
-		"in the past":         {EnqueueOpts{Delay: 24 * time.Hour}, one(JobEdit{ScheduledAt: time.Now().Add(-time.Hour)})},
-		"to another queue":    {EnqueueOpts{Queue: "elsewhere"}, one(JobEdit{Queue: "default"})},
-		"with other priority": {EnqueueOpts{Queue: "elsewhere"}, one(JobEdit{Queue: "default", Priority: 2})},
-		"by filter": {EnqueueOpts{Delay: 24 * time.Hour}, func(id string) error {
-			_, err := db.client.EditMany(t.Context(), Filter{IDs: []string{id}}, JobEdit{RunNow: true}, Audit{})
+		"run now":             {drover.EnqueueOpts{Delay: 24 * time.Hour}, one(drover.JobEdit{RunNow: true})},
+		"sooner":              {drover.EnqueueOpts{Delay: 24 * time.Hour}, one(drover.JobEdit{Delay: 300 * time.Millisecond})},
+		"in the past":         {drover.EnqueueOpts{Delay: 24 * time.Hour}, one(drover.JobEdit{ScheduledAt: time.Now().Add(-time.Hour)})},
+		"to another queue":    {drover.EnqueueOpts{Queue: "elsewhere"}, one(drover.JobEdit{Queue: "default"})},
+		"with other priority": {drover.EnqueueOpts{Queue: "elsewhere"}, one(drover.JobEdit{Queue: "default", Priority: 2})},
+		"by filter": {drover.EnqueueOpts{Delay: 24 * time.Hour}, func(id string) error {
+			_, err := db.client.EditMany(t.Context(), drover.Filter{IDs: []string{id}}, drover.JobEdit{RunNow: true}, drover.Audit{})
 			return err
 		}},
 	} {
@@ -659,13 +662,13 @@ func TestEditedJobsPlaceInItsLane(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	old := db.put(t, "scheduled_at", "now() - interval '1 h'")
-	if _, err := db.client.Edit(t.Context(), old, JobEdit{RunNow: true, MaxAttempts: 3}, Audit{}); err != nil || !value[bool](t, db, `select scheduled_at < now() - interval '50 min' from jobs where id = $1`, old) {
+	if _, err := db.client.Edit(t.Context(), old, drover.JobEdit{RunNow: true, MaxAttempts: 3}, drover.Audit{}); err != nil || !value[bool](t, db, `select scheduled_at < now() - interval '50 min' from jobs where id = $1`, old) {
 		t.Errorf("it lost its place: %v", err)
 	}
-	for _, e := range []JobEdit{{Priority: 1}, {Queue: "q"}} {
+	for _, e := range []drover.JobEdit{{Priority: 1}, {Queue: "q"}} {
 		id := db.put(t, "scheduled_at", "now() - interval '1 h'")
 		before := value[time.Time](t, db, `select clock_timestamp()`)
-		if _, err := db.client.Edit(t.Context(), id, e, Audit{}); err != nil || value[time.Time](t, db, `select scheduled_at from jobs where id = $1`, id).Before(before) {
+		if _, err := db.client.Edit(t.Context(), id, e, drover.Audit{}); err != nil || value[time.Time](t, db, `select scheduled_at from jobs where id = $1`, id).Before(before) {
 			t.Errorf("%+v: behind the floors of its new lane: %v", e, err)
 		}
 	}
@@ -678,11 +681,11 @@ func TestEditMeetsAClaim(t *testing.T) {
 	for name, claimed := range map[string]bool{"committed": true, "rolled back": false} {
 		for verb, do := range map[string]func(db *testDB, id string) (changed bool, err error){
 			"Edit": func(db *testDB, id string) (bool, error) {
-				_, err := db.client.Edit(t.Context(), id, JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob"}`)}, Audit{})
+				_, err := db.client.Edit(t.Context(), id, drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob"}`)}, drover.Audit{})
 				return err == nil, err
 			},
 			"EditMany": func(db *testDB, id string) (bool, error) {
-				done, err := db.client.EditMany(t.Context(), Filter{IDs: []string{id}}, JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob"}`)}, Audit{})
+				done, err := db.client.EditMany(t.Context(), drover.Filter{IDs: []string{id}}, drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob"}`)}, drover.Audit{})
 				return done.Changed == 1, err
 			},
 		} {
@@ -714,7 +717,7 @@ func TestEditMeetsAClaim(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := receive(t, ended)
-			if got.changed == claimed || verb == "Edit" && claimed != errors.Is(got.err, ErrState) || (verb == "EditMany" || !claimed) && got.err != nil {
+			if got.changed == claimed || verb == "Edit" && claimed != errors.Is(got.err, drover.ErrState) || (verb == "EditMany" || !claimed) && got.err != nil {
 				t.Errorf("%s, the claim %s: %+v", verb, name, got)
 			}
 			if to := value[string](t, db, `select args->>'to' from jobs where id = $1`, id); (to == "bob") == claimed {
@@ -730,28 +733,28 @@ func TestEditsBesideRunsAndCancels(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	ids := db.enqueueJobs(t, 300, &EnqueueOpts{Delay: time.Hour})
+	ids := db.enqueueJobs(t, 300, &drover.EnqueueOpts{Delay: time.Hour})
 	var runs [300]atomic.Int32
-	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 20}}, Workers: handling(func(_ context.Context, _ *Job, n int) error { runs[n].Add(1); return nil })})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 20}}, Workers: handling(func(_ context.Context, _ *drover.Job, n int) error { runs[n].Add(1); return nil })})
 	errs := make(chan error, 4)
-	edits := func(e JobEdit) {
+	edits := func(e drover.JobEdit) {
 		for i := range ids {
-			if _, err := db.client.Edit(t.Context(), ids[(i*7)%len(ids)], e, Audit{By: "ann"}); err != nil && !errors.Is(err, ErrState) {
+			if _, err := db.client.Edit(t.Context(), ids[(i*7)%len(ids)], e, drover.Audit{By: "ann"}); err != nil && !errors.Is(err, drover.ErrState) {
 				errs <- err
 				return
 			}
 		}
 		errs <- nil
 	}
-	go edits(JobEdit{Priority: 3})
-	go edits(JobEdit{RunNow: true, Priority: 4})
+	go edits(drover.JobEdit{Priority: 3})
+	go edits(drover.JobEdit{RunNow: true, Priority: 4})
 	go func() {
-		_, err := db.client.EditMany(t.Context(), Filter{Kind: "job"}, JobEdit{Delay: time.Millisecond, MaxAttempts: 3}, Audit{})
+		_, err := db.client.EditMany(t.Context(), drover.Filter{Kind: "job"}, drover.JobEdit{Delay: time.Millisecond, MaxAttempts: 3}, drover.Audit{})
 		errs <- err
 	}()
 	go func() {
 		for i := 0; i < len(ids); i += 3 {
-			if _, err := db.client.Cancel(t.Context(), ids[i], Audit{}); err != nil {
+			if _, err := db.client.Cancel(t.Context(), ids[i], drover.Audit{}); err != nil {
 				errs <- err
 				return
 			}
@@ -785,21 +788,21 @@ func TestEditManyPassesRefusedAndLockedJobs(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	ids := db.enqueueJobs(t, 2500, &EnqueueOpts{Delay: time.Hour})
+	ids := db.enqueueJobs(t, 2500, &drover.EnqueueOpts{Delay: time.Hour})
 	cursed, locked, odd := ids[100], ids[1200], ids[2000]
 	db.refusing(t, "update", cursed)
 	db.exec(t, `update jobs set args = '[]' where id = $1`, odd)
 	end := db.hold(t, `select from jobs where id = $1 for update`, locked)
-	edit := JobEdit{RunNow: true, ArgsPatch: json.RawMessage(`{"n": 7}`)}
+	edit := drover.JobEdit{RunNow: true, ArgsPatch: json.RawMessage(`{"n": 7}`)}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	type result struct {
-		done BulkResult
+		done drover.BulkResult
 		err  error
 	}
 	ended := make(chan result, 1)
 	go func() {
-		done, err := db.client.EditMany(ctx, Filter{Kind: "job"}, edit, Audit{Why: "w"})
+		done, err := db.client.EditMany(ctx, drover.Filter{Kind: "job"}, edit, drover.Audit{Why: "w"})
 		ended <- result{done, err}
 	}()
 	db.waitFor(t, 30*time.Second, `select count(*) = 2497 from jobs where state = 'available' and args->>'n' = '7' and errors->-1->>'error' like '%: w'`)
@@ -815,7 +818,7 @@ func TestEditManyPassesRefusedAndLockedJobs(t *testing.T) {
 	until, stop := context.WithCancel(t.Context())
 	defer stop()
 	go func() {
-		done, err := db.client.EditMany(until, Filter{IDs: []string{locked, ids[0]}}, JobEdit{Priority: 1}, Audit{})
+		done, err := db.client.EditMany(until, drover.Filter{IDs: []string{locked, ids[0]}}, drover.JobEdit{Priority: 1}, drover.Audit{})
 		ended <- result{done, err}
 	}()
 	db.waitFor(t, 30*time.Second, `select priority = 1 from jobs where id = $1`, ids[0])
@@ -833,9 +836,9 @@ func TestRunNowJumpsTheRetryBudget(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	ran := make(chan int, 10)
-	db.run(t, SupervisorConfig{
-		Queues: []Queue{{RetryBudget: RetryBudget{Retries: 1, Per: 24 * time.Hour}}},
-		Workers: []Worker{dynWorker("weak", WorkerOpts{Retry: Every(time.Second)}, func(_ context.Context, j *Job) error {
+	db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{RetryBudget: drover.RetryBudget{Retries: 1, Per: 24 * time.Hour}}},
+		Workers: []drover.Worker{dynWorker("weak", drover.WorkerOpts{Retry: drover.Every(time.Second)}, func(_ context.Context, j *drover.Job) error {
 			ran <- j.Attempt
 			if j.Attempt == 1 {
 				return errBoom
@@ -850,7 +853,7 @@ func TestRunNowJumpsTheRetryBudget(t *testing.T) {
 	if !slices.Contains(ids, late) {
 		t.Fatal("no job waits for its slot")
 	}
-	if _, err := db.client.Edit(t.Context(), late, JobEdit{RunNow: true}, Audit{}); err != nil {
+	if _, err := db.client.Edit(t.Context(), late, drover.JobEdit{RunNow: true}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.waitFor(t, 30*time.Second, `select state = 'completed' and attempt = 2 and errors_total = 1 from jobs where id = $1`, late)
@@ -864,9 +867,9 @@ func TestRunNowJumpsTheRetryBudget(t *testing.T) {
 func TestEditOfAParkedJob(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	edit := func(id string, e JobEdit) {
+	edit := func(id string, e drover.JobEdit) {
 		t.Helper()
-		if changed, err := db.client.Edit(t.Context(), id, e, Audit{}); !changed || err != nil {
+		if changed, err := db.client.Edit(t.Context(), id, e, drover.Audit{}); !changed || err != nil {
 			t.Errorf("%+v: %t, %v", e, changed, err)
 		}
 	}
@@ -878,21 +881,21 @@ func TestEditOfAParkedJob(t *testing.T) {
 	}
 	const parked = "state, scheduled_at, errors_total, attempt, parked_build"
 	policy := db.put(t, parked, `'parked', 'infinity', 2, 2, 'b1'`)
-	edit(policy, JobEdit{Priority: 1, ArgsPatch: json.RawMessage(`{"to": "x"}`)})
+	edit(policy, drover.JobEdit{Priority: 1, ArgsPatch: json.RawMessage(`{"to": "x"}`)})
 	holds(policy, `state = 'parked' and scheduled_at = 'infinity' and parked_build = 'b1' and priority = 1`)
-	edit(policy, JobEdit{RunNow: true})
+	edit(policy, drover.JobEdit{RunNow: true})
 	holds(policy, `state = 'retryable' and scheduled_at <= now() and parked_build is null and attempt = 2 and errors->-1->>'error' = 'edited (due now, was parked)'`)
 
 	redrive := value[string](t, db, `insert into drover_redrives (filter, rate, per_key, state) values ('{"kind": "letter"}', 50, 1, 'running') returning id`)
 	const held = "state, scheduled_at, redrive_id, pace_key, paced_at"
 	keyed := db.put(t, held, `'parked', 'infinity', '`+redrive+`', 'k', now()`)
-	edit(keyed, JobEdit{Delay: time.Hour})
+	edit(keyed, drover.JobEdit{Delay: time.Hour})
 	holds(keyed, `state = 'scheduled' and scheduled_at > now() and paced_at = 'infinity'`) // the key's cap counts it
 	unkeyed := db.put(t, held, `'parked', 'infinity', '`+redrive+`', '', now()`)
-	edit(unkeyed, JobEdit{RunNow: true})
+	edit(unkeyed, drover.JobEdit{RunNow: true})
 	holds(unkeyed, `state = 'available' and paced_at is null`)
 	moved := db.put(t, held, `'parked', 'infinity', '`+redrive+`', 'other', now()`)
-	edit(moved, JobEdit{Queue: "q"})
+	edit(moved, drover.JobEdit{Queue: "q"})
 	holds(moved, `state = 'parked' and queue = 'q'`)
 	db.exec(t, `select drover_pace()`)
 	holds(moved, `state = 'available' and scheduled_at < now() + interval '10 s'`)
@@ -906,7 +909,7 @@ func TestEditTakesAJobOutOfItsQueuesRedrive(t *testing.T) {
 	id := db.put(t, "scheduled_at", "now()")
 	db.exec(t, `insert into drover_redrive_queues (queue, released) values ('default', jsonb_build_object($1::text, 0))`, id)
 	db.exec(t, `insert into drover_redrives (filter, rate, state) values ('{"kind": "letter"}', 50, 'running')`)
-	if _, err := db.client.Edit(t.Context(), id, JobEdit{Queue: "q"}, Audit{}); err != nil {
+	if _, err := db.client.Edit(t.Context(), id, drover.JobEdit{Queue: "q"}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.exec(t, `select drover_pace(clock_timestamp() + interval '10 s')`)
@@ -921,7 +924,7 @@ func TestEditOfAJobThatIsSetAside(t *testing.T) {
 	db := newTestDB(t)
 	id := db.put(t, "priority", "5")
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', $1, 'no', 'P0001', now() + interval '1 h')`, id)
-	if _, err := db.client.Edit(t.Context(), id, JobEdit{ArgsPatch: json.RawMessage(`{"to": "x"}`)}, Audit{}); err != nil {
+	if _, err := db.client.Edit(t.Context(), id, drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "x"}`)}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := value[int](t, db, `select count(*) from drover_set_aside`); n > 0 {
@@ -937,26 +940,26 @@ func TestEditOfAUniqueJob(t *testing.T) {
 	long := strings.Repeat("x", 300)
 	n := 0
 	for name, tc := range map[string]struct {
-		unique Unique
+		unique drover.Unique
 		to     string
-		edit   JobEdit
+		edit   drover.JobEdit
 		stays  bool // the edit changes no part of the unique key
 	}{
-		"all the args":          {unique: Unique{}, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
-		"all the args, a hash":  {unique: Unique{Until: UntilStarted}, to: long, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
-		"a field":               {unique: Unique{By: []string{"to"}}, edit: JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
-		"a field and the queue": {unique: Unique{By: []string{"to"}, Queue: true}, edit: JobEdit{Queue: "slow"}},
-		"queue, key, args":      {unique: Unique{Queue: true, Key: true, Until: UntilPassed(time.Hour)}, edit: JobEdit{Queue: "slow", ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
-		"no args, the queue":    {unique: Unique{AnyArgs: true, Queue: true}, edit: JobEdit{Queue: "slow"}},
-		"no args":               {unique: Unique{AnyArgs: true}, edit: JobEdit{Queue: "slow", ArgsPatch: json.RawMessage(`{"to": "new"}`)}, stays: true},
-		"another queue only":    {unique: Unique{}, edit: JobEdit{Queue: "slow"}, stays: true},
+		"all the args":          {unique: drover.Unique{}, edit: drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"all the args, a hash":  {unique: drover.Unique{Until: drover.UntilStarted}, to: long, edit: drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"a field":               {unique: drover.Unique{By: []string{"to"}}, edit: drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"a field and the queue": {unique: drover.Unique{By: []string{"to"}, Queue: true}, edit: drover.JobEdit{Queue: "slow"}},
+		"queue, key, args":      {unique: drover.Unique{Queue: true, Key: true, Until: drover.UntilPassed(time.Hour)}, edit: drover.JobEdit{Queue: "slow", ArgsPatch: json.RawMessage(`{"to": "new"}`)}},
+		"no args, the queue":    {unique: drover.Unique{AnyArgs: true, Queue: true}, edit: drover.JobEdit{Queue: "slow"}},
+		"no args":               {unique: drover.Unique{AnyArgs: true}, edit: drover.JobEdit{Queue: "slow", ArgsPatch: json.RawMessage(`{"to": "new"}`)}, stays: true},
+		"another queue only":    {unique: drover.Unique{}, edit: drover.JobEdit{Queue: "slow"}, stays: true},
 	} {
 		n++
 		args := map[string]any{"to": tc.to, "n": n}
-		opts := &EnqueueOpts{Delay: time.Hour, Key: "k", Unique: &tc.unique}
+		opts := &drover.EnqueueOpts{Delay: time.Hour, Key: "k", Unique: &tc.unique}
 		kind := fmt.Sprint("kind ", n)
 		id := db.enqueue(t, anyArgs{kind, args}, opts)
-		if _, err := db.client.Edit(t.Context(), id, tc.edit, Audit{}); err != nil {
+		if _, err := db.client.Edit(t.Context(), id, tc.edit, drover.Audit{}); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
@@ -991,27 +994,27 @@ func TestEditToAUniqueKeyThatIsTaken(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	ctx := t.Context()
-	unique := &EnqueueOpts{Delay: time.Hour, Unique: &Unique{By: []string{"to"}}}
+	unique := &drover.EnqueueOpts{Delay: time.Hour, Unique: &drover.Unique{By: []string{"to"}}}
 	owner := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "ann"}}, unique)
 	other := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "bob"}}, unique)
-	plain := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "cid"}}, &EnqueueOpts{Delay: time.Hour})
-	edit := JobEdit{RunNow: true, ArgsPatch: json.RawMessage(`{"to": "ann"}`)}
+	plain := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "cid"}}, &drover.EnqueueOpts{Delay: time.Hour})
+	edit := drover.JobEdit{RunNow: true, ArgsPatch: json.RawMessage(`{"to": "ann"}`)}
 	before := value[string](t, db, jobRow, other)
-	if _, err := db.client.Edit(ctx, other, edit, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), owner) {
+	if _, err := db.client.Edit(ctx, other, edit, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), owner) {
 		t.Errorf("to a key that is taken: %v", err)
 	}
-	done, err := db.client.EditMany(ctx, Filter{Kind: "mail"}, edit, Audit{})
+	done, err := db.client.EditMany(ctx, drover.Filter{Kind: "mail"}, edit, drover.Audit{})
 	if err != nil || done.Changed != 2 || !slices.Equal(refusedIDs(done), []string{other}) || !strings.Contains(done.Refused[0].Error, owner) {
 		t.Errorf("by filter: %+v, %v", done, err)
 	}
-	if after := value[string](t, db, jobRow, other); after != before || db.get(t, plain).State != Available || db.get(t, owner).State != Available {
+	if after := value[string](t, db, jobRow, other); after != before || db.get(t, plain).State != drover.Available || db.get(t, owner).State != drover.Available {
 		t.Errorf("afterwards: %s", after)
 	}
 	hashed := db.enqueue(t, anyArgs{"mail", map[string]any{"to": strings.Repeat("x", 300), "n": 1}}, unique)
-	if _, err := db.client.Edit(ctx, hashed, JobEdit{ArgsPatch: json.RawMessage(`{"n": 2}`)}, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "not known") {
+	if _, err := db.client.Edit(ctx, hashed, drover.JobEdit{ArgsPatch: json.RawMessage(`{"n": 2}`)}, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), "not known") {
 		t.Errorf("a hash of some fields: %v", err)
 	}
-	if _, err := db.client.Edit(ctx, hashed, JobEdit{RunNow: true}, Audit{}); err != nil {
+	if _, err := db.client.Edit(ctx, hashed, drover.JobEdit{RunNow: true}, drover.Audit{}); err != nil {
 		t.Errorf("its time: %v", err)
 	}
 	tx, err := db.Begin(ctx)
@@ -1024,7 +1027,7 @@ func TestEditToAUniqueKeyThatIsTaken(t *testing.T) {
 	}
 	short, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
-	done, err = db.client.EditMany(short, Filter{IDs: []string{other, plain}}, JobEdit{ArgsPatch: json.RawMessage(`{"to": "dan"}`)}, Audit{})
+	done, err = db.client.EditMany(short, drover.Filter{IDs: []string{other, plain}}, drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "dan"}`)}, drover.Audit{})
 	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{other}) {
 		t.Errorf("while an open transaction has the key: %+v, %v", done, err)
 	}
@@ -1041,7 +1044,7 @@ func TestRedriveLeavesRescheduledJobsAlone(t *testing.T) {
 		ids = append(ids, db.put(t, "redrive_id, scheduled_at", "'"+redrive+"', now() - interval '1 min'"))
 	}
 	db.exec(t, `insert into drover_redrive_queues (queue, released) select 'default', jsonb_object_agg(i, 0) from unnest($1::text[]) i`, ids)
-	if _, err := db.client.Edit(t.Context(), ids[2], JobEdit{Delay: time.Hour}, Audit{}); err != nil {
+	if _, err := db.client.Edit(t.Context(), ids[2], drover.JobEdit{Delay: time.Hour}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.exec(t, `select drover_pace()`)
@@ -1049,7 +1052,7 @@ func TestRedriveLeavesRescheduledJobsAlone(t *testing.T) {
 	if !slices.Contains(states, "parked") {
 		t.Fatalf("it took nothing back: %q", states)
 	}
-	if j := db.get(t, ids[2]); j.State != Scheduled || time.Until(j.ScheduledAt) < 30*time.Minute {
+	if j := db.get(t, ids[2]); j.State != drover.Scheduled || time.Until(j.ScheduledAt) < 30*time.Minute {
 		t.Errorf("the job that was put off is %s, due %v", j.State, j.ScheduledAt)
 	}
 }
@@ -1061,22 +1064,22 @@ func TestEditWakesASleeper(t *testing.T) {
 	db := newTestDB(t)
 	db.onDuty(t, db.crew(t, "default", "letter").OnCall)
 	for name, tc := range map[string]struct {
-		edit  JobEdit
+		edit  drover.JobEdit
 		wakes bool
 	}{
-		"run now":       {JobEdit{RunNow: true}, true},
-		"later":         {JobEdit{Delay: 2 * time.Hour}, false},
-		"before a poll": {JobEdit{Delay: 30 * time.Second}, true},
-		"the same":      {JobEdit{Priority: 5}, false},
+		"run now":       {drover.JobEdit{RunNow: true}, true},
+		"later":         {drover.JobEdit{Delay: 2 * time.Hour}, false},
+		"before a poll": {drover.JobEdit{Delay: 30 * time.Second}, true},
+		"the same":      {drover.JobEdit{Priority: 5}, false},
 	} {
 		for _, many := range []bool{false, true} {
-			id := db.enqueue(t, letter{}, &EnqueueOpts{Delay: 90 * time.Minute})
+			id := db.enqueue(t, letter{}, &drover.EnqueueOpts{Delay: 90 * time.Minute})
 			sent := notes(t, db, func() {
 				var err error
 				if many {
-					_, err = db.client.EditMany(t.Context(), Filter{IDs: []string{id}}, tc.edit, Audit{})
+					_, err = db.client.EditMany(t.Context(), drover.Filter{IDs: []string{id}}, tc.edit, drover.Audit{})
 				} else {
-					_, err = db.client.Edit(t.Context(), id, tc.edit, Audit{})
+					_, err = db.client.Edit(t.Context(), id, tc.edit, drover.Audit{})
 				}
 				if err != nil {
 					t.Error(err)
@@ -1093,10 +1096,10 @@ func TestEditWakesASleeper(t *testing.T) {
 func TestEditToAUniqueKeyWhosePeriodIsOver(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	old := db.enqueue(t, parcel{N: 1}, &EnqueueOpts{Unique: &Unique{Until: UntilPassed(time.Hour)}})
+	old := db.enqueue(t, parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{Until: drover.UntilPassed(time.Hour)}})
 	db.exec(t, `update jobs set unique_until = now() - interval '1 s'`)
-	id := db.enqueue(t, parcel{N: 2}, &EnqueueOpts{Unique: &Unique{}})
-	if changed, err := db.client.Edit(t.Context(), id, JobEdit{ArgsPatch: json.RawMessage(`{"n": 1}`)}, Audit{}); err != nil || !changed {
+	id := db.enqueue(t, parcel{N: 2}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
+	if changed, err := db.client.Edit(t.Context(), id, drover.JobEdit{ArgsPatch: json.RawMessage(`{"n": 1}`)}, drover.Audit{}); err != nil || !changed {
 		t.Errorf("%v, %v", changed, err)
 	}
 	if !value[bool](t, db, `select unique_until is null from jobs where id = $1`, old) {

@@ -1,9 +1,10 @@
-package drover
+package drover_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -81,9 +83,9 @@ from (select f.fingerprint, f.discarded, (select count(*) from jobs j where j.ki
 }
 
 // theGroup returns the only failure group that exists.
-func (db *testDB) theGroup(t testing.TB) FailureGroup {
+func (db *testDB) theGroup(t testing.TB) drover.FailureGroup {
 	t.Helper()
-	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})
+	groups, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{})
 	if err != nil || len(groups) != 1 {
 		t.Fatalf("groups: %+v, %v; want one", groups, err)
 	}
@@ -106,13 +108,13 @@ func (s *still) failOnce(t testing.TB, db *testDB, n int, err error) []string {
 func TestFailuresAreGrouped(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	ids := db.running(t, s.Lease.Load().ID, 300)
 	var batch []*engine.Run
 	for i, id := range ids { // one batch: 200 of one cause, 99 of another, and a job that nobody wants
 		switch {
 		case i == 299:
-			batch = append(batch, s.failedRun(id, Cancel(errors.New("not wanted"))))
+			batch = append(batch, s.failedRun(id, drover.Cancel(errors.New("not wanted"))))
 		case i%3 == 0:
 			batch = append(batch, s.failedRun(id, errors.New("disk full")))
 		default:
@@ -121,7 +123,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 	}
 	s.settle(t, batch...)
 	db.tend(t)
-	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{Kind: "job", Status: FailureOpen})
+	groups, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{Kind: "job", Status: drover.FailureOpen})
 	if err != nil || len(groups) != 2 {
 		t.Fatalf("%+v, %v", groups, err)
 	}
@@ -133,10 +135,10 @@ func TestFailuresAreGrouped(t *testing.T) {
 			t.Errorf("sample %q", g.Sample)
 		}
 		if g.Count != want || g.Jobs != want || g.Class != "error" || g.ErrorType != "*errors.errorString" ||
-			!g.FirstSeen.Equal(g.LastSeen) || g.Regressions != 0 || g.Policy != (FailurePolicy{}) {
+			!g.FirstSeen.Equal(g.LastSeen) || g.Regressions != 0 || g.Policy != (drover.FailurePolicy{}) {
 			t.Errorf("%+v", g)
 		}
-		page, err := db.client.Jobs(t.Context(), Filter{Fingerprint: g.Fingerprint, State: Retryable}, "", 1000)
+		page, err := db.client.Jobs(t.Context(), drover.Filter{Fingerprint: g.Fingerprint, State: drover.Retryable}, "", 1000)
 		if err != nil || int64(len(page.Jobs)) != want || page.Jobs[0].ID != g.LastJobID {
 			t.Errorf("%d jobs, %v; want %d, the newest %s", len(page.Jobs), err, want, g.LastJobID)
 		}
@@ -163,7 +165,7 @@ func TestFailuresAreCountedExactlyByManyAtOnce(t *testing.T) {
 	const settlers, rounds, each = 8, 5, 40
 	var wg sync.WaitGroup
 	for n := range settlers {
-		s := db.via(t, Config{}).stopped(t, SupervisorConfig{})
+		s := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{})
 		wg.Go(func() {
 			for range rounds {
 				var batch []*engine.Run
@@ -194,7 +196,7 @@ func TestFailuresAreCountedExactlyByManyAtOnce(t *testing.T) {
 func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	boom := errors.New("boom")
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
@@ -207,7 +209,7 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := s.failedRun(db.running(t, s.Lease.Load().ID, 1)[0], boom)
-	if err := jobOf(o).SettleTx(t.Context(), tx, boom); err != nil {
+	if err := drover.JobOf(o).SettleTx(t.Context(), tx, boom); err != nil {
 		t.Fatal(err)
 	}
 	ids := s.failOnce(t, db, 3, boom)
@@ -231,15 +233,15 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	ctx, boom := t.Context(), errors.New("boom")
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailureStatus(ctx, print, FailureResolved, Audit{By: "ann"}); err != nil {
+	if err := db.client.SetFailureStatus(ctx, print, drover.FailureResolved, drover.Audit{By: "ann"}); err != nil {
 		t.Fatal(err)
 	}
-	if g := db.theGroup(t); g.Status != FailureResolved || g.ResolvedAt == nil || !g.ResolvedAt.Equal(*g.UpdatedAt) || g.UpdatedBy != "ann" {
+	if g := db.theGroup(t); g.Status != drover.FailureResolved || g.ResolvedAt == nil || !g.ResolvedAt.Equal(*g.UpdatedAt) || g.UpdatedBy != "ann" {
 		t.Errorf("%+v", g)
 	}
 	db.exec(t, `insert into drover_failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job) select fingerprint, resolved_at - interval '1 s', kind, class, error_type, 1, 1, last_job from drover_failure_groups`)
@@ -255,22 +257,22 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	if back := db.tend(t); len(back) != 0 {
 		t.Errorf("told again: %+v", back)
 	}
-	for filter, want := range map[FailureFilter]int{{Regressed: true}: 1, {Regressed: true, Status: FailureResolved}: 0} {
+	for filter, want := range map[drover.FailureFilter]int{{Regressed: true}: 1, {Regressed: true, Status: drover.FailureResolved}: 0} {
 		if groups, err := db.client.FailureGroups(ctx, filter); err != nil || len(groups) != want {
 			t.Errorf("%+v: %+v, %v", filter, groups, err)
 		}
 	}
-	if g := db.theGroup(t); g.Status != FailureOpen || g.Regressions != 1 || g.RegressedAt == nil || g.ResolvedAt != nil || g.Count != 5 {
+	if g := db.theGroup(t); g.Status != drover.FailureOpen || g.Regressions != 1 || g.RegressedAt == nil || g.ResolvedAt != nil || g.Count != 5 {
 		t.Errorf("%+v", g)
 	}
-	if err := db.client.SetFailureStatus(ctx, print, FailureIgnored, Audit{}); err != nil {
+	if err := db.client.SetFailureStatus(ctx, print, drover.FailureIgnored, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	s.failOnce(t, db, 1, boom)
 	if back := db.tend(t); len(back) != 0 {
 		t.Errorf("an ignored group came back: %+v", back)
 	}
-	if g := db.theGroup(t); g.Status != FailureIgnored || g.Count != 6 || g.Regressions != 1 {
+	if g := db.theGroup(t); g.Status != drover.FailureIgnored || g.Count != 6 || g.Regressions != 1 {
 		t.Errorf("%+v", g)
 	}
 }
@@ -279,8 +281,8 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 func TestARegressionReachesTheHooks(t *testing.T) {
 	t.Parallel()
 	var book diary
-	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
-	cfg := SupervisorConfig{Lease: 6 * time.Second, Workers: handling(func(context.Context, *Job, int) error { return Discard(errors.New("boom")) })}
+	db := newQuietDB(t).via(t, drover.Config{Hooks: book.hooks()})
+	cfg := drover.SupervisorConfig{Lease: 6 * time.Second, Workers: handling(func(context.Context, *drover.Job, int) error { return drover.Discard(errors.New("boom")) })}
 	first := db.launch(t, cfg)
 	ids := db.enqueueJobs(t, 3, nil)
 	eventually(t, func() bool { return book.count(engine.EventDiscarded, "") == 3 })
@@ -289,15 +291,15 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	if g.Count != 3 || g.Jobs != 3 || g.Discarded != 3 {
 		t.Errorf("after a stop: %+v", g)
 	}
-	if err := db.client.SetFailureStatus(t.Context(), g.Fingerprint, FailureResolved, Audit{}); err != nil {
+	if err := db.client.SetFailureStatus(t.Context(), g.Fingerprint, drover.FailureResolved, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.launch(t, cfg)
-	if err := db.client.RedriveJob(t.Context(), ids[0], nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), ids[0], nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return book.count(engine.EventFailureReopened, ids[0]) == 1 })
-	if g := db.theGroup(t); g.Status != FailureOpen || g.Count != 4 || g.Jobs != 3 {
+	if g := db.theGroup(t); g.Status != drover.FailureOpen || g.Count != 4 || g.Jobs != 3 {
 		t.Errorf("%+v", g)
 	}
 }
@@ -306,8 +308,8 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 func TestCrashesAreGroupedToo(t *testing.T) {
 	t.Parallel()
 	var book diary
-	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
-	s := db.stopped(t, SupervisorConfig{})
+	db := newQuietDB(t).via(t, drover.Config{Hooks: book.hooks()})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	crash := func() string {
 		db.exec(t, `insert into drover_supervisors (id, epoch, lease_ms, queues, lost_at) values ('dead', 1, 1000, '{default}', now()) on conflict do nothing`)
 		id := db.running(t, "dead", 1)[0]
@@ -322,11 +324,11 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 	if g.Class != "crash" || g.Count != 1 {
 		t.Fatalf("%+v", g)
 	}
-	if err := db.client.SetFailurePolicy(t.Context(), g.Fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{}); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), g.Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	id := crash()
-	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || job.Crashes != 1 {
+	if job := db.get(t, id); job.State != drover.Discarded || job.DiscardReason != drover.ReasonOperator || job.Crashes != 1 {
 		t.Errorf("%+v", job)
 	}
 	s.reportAll(t)
@@ -340,53 +342,53 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 func TestPolicyOfAFailureGroup(t *testing.T) {
 	t.Parallel()
 	var book diary
-	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	db := newQuietDB(t).via(t, drover.Config{Hooks: book.hooks()})
 	ctx, boom := t.Context(), errors.New("boom")
-	old := db.stopped(t, SupervisorConfig{Build: "A"})
-	old2 := db.via(t, Config{Hooks: book.hooks()}).stopped(t, SupervisorConfig{Build: "A"})
+	old := db.stopped(t, drover.SupervisorConfig{Build: "A"})
+	old2 := db.via(t, drover.Config{Hooks: book.hooks()}).stopped(t, drover.SupervisorConfig{Build: "A"})
 	old.failOnce(t, db, 1, boom)
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
 
-	set := func(policy FailurePolicy) {
+	set := func(policy drover.FailurePolicy) {
 		t.Helper()
-		if err := db.client.SetFailurePolicy(ctx, print, policy, Audit{By: "ann"}); err != nil {
+		if err := db.client.SetFailurePolicy(ctx, print, policy, drover.Audit{By: "ann"}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	set(FailurePolicy{Action: FailureDiscard})
+	set(drover.FailurePolicy{Action: drover.FailureDiscard})
 	dead := append(old.failOnce(t, db, 2, boom), old2.failOnce(t, db, 2, boom)...)
 	for _, id := range dead {
 		job := db.get(t, id)
-		if job.State != Discarded || job.DiscardReason != ReasonOperator || job.ErrorsTotal != 1 || job.Errors[0].DelayMS != 0 || job.FinalizedAt == nil {
+		if job.State != drover.Discarded || job.DiscardReason != drover.ReasonOperator || job.ErrorsTotal != 1 || job.Errors[0].DelayMS != 0 || job.FinalizedAt == nil {
 			t.Errorf("%+v", job)
 		}
 	}
 	other := old.failOnce(t, db, 1, errors.New("bang"))[0]
-	if state := db.get(t, other).State; state != Retryable {
+	if state := db.get(t, other).State; state != drover.Retryable {
 		t.Errorf("a job of another group is %s", state)
 	}
 
-	set(FailurePolicy{Action: FailurePark, Build: "A"})
+	set(drover.FailurePolicy{Action: drover.FailurePark, Build: "A"})
 	parked := append(old.failOnce(t, db, 60, boom), old2.failOnce(t, db, 60, boom)...)
 	if n := value[int](t, db, `select count(*) from jobs where id = any($1) and state = 'parked' and scheduled_at = 'infinity' and parked_build = 'A' and attempt = 1`, parked); n != 120 {
 		t.Fatalf("%d of 120 are parked", n)
 	}
-	final := old.failOnce(t, db, 1, Discard(boom))[0]
-	if job := db.get(t, final); job.DiscardReason != ReasonUnrecoverable {
+	final := old.failOnce(t, db, 1, drover.Discard(boom))[0]
+	if job := db.get(t, final); job.DiscardReason != drover.ReasonUnrecoverable {
 		t.Errorf("a job that would not be retried: %+v", job)
 	}
 	db.tend(t)
-	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Parked != 120 || g.Discarded != 5 || g.Policy != (FailurePolicy{FailurePark, "A"}) || g.UpdatedBy != "ann" {
+	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Parked != 120 || g.Discarded != 5 || g.Policy != (drover.FailurePolicy{drover.FailurePark, "A"}) || g.UpdatedBy != "ann" {
 		t.Errorf("%+v, %v", g, err)
 	}
 
-	same := db.via(t, Config{}).stopped(t, SupervisorConfig{Build: "A"})
+	same := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{Build: "A"})
 	db.tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'parked'`); n != 120 {
 		t.Fatalf("a supervisor of the same build left %d parked", n)
 	}
-	newer := db.via(t, Config{}).stopped(t, SupervisorConfig{Build: "0-anything"})
+	newer := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{Build: "0-anything"})
 	late := same.failOnce(t, db, 1, boom)[0] // by the old build, before anybody has seen to the policy
 	db.tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and parked_build is null and attempt = 1 and id = any($1)`, append(parked, late)); n != 121 {
@@ -395,10 +397,10 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	if most := value[int](t, db, `select max(n) from (select count(*) as n from jobs where id = any($1) group by floor(extract(epoch from scheduled_at))) x`, parked); most > 50 {
 		t.Errorf("%d are due in one second", most)
 	}
-	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Policy != (FailurePolicy{}) {
+	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Policy != (drover.FailurePolicy{}) {
 		t.Errorf("%+v, %v", g, err)
 	}
-	if state := db.get(t, newer.failOnce(t, db, 1, boom)[0]).State; state != Retryable {
+	if state := db.get(t, newer.failOnce(t, db, 1, boom)[0]).State; state != drover.Retryable {
 		t.Errorf("after the policy a job is %s", state)
 	}
 
@@ -422,22 +424,22 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s := db.stopped(t, SupervisorConfig{Build: "A"})
+	s := db.stopped(t, drover.SupervisorConfig{Build: "A"})
 	boom := errors.New("boom")
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, Audit{}); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{Action: drover.FailurePark}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 {
 		s.failOnce(t, db, 400, boom)
 	}
 	cancelled := value[string](t, db, `select max(id) from jobs where state = 'parked'`)
-	if _, err := db.client.Cancel(t.Context(), cancelled, Audit{}); err != nil {
+	if _, err := db.client.Cancel(t.Context(), cancelled, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, Audit{}); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.tend(t)
@@ -456,7 +458,7 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 		and id in (select id from jobs order by id desc limit 1199) group by floor(extract(epoch from scheduled_at))) x`); most > 51 {
 		t.Errorf("%d are due in one second", most)
 	}
-	if got := db.get(t, cancelled).State; got != Cancelled {
+	if got := db.get(t, cancelled).State; got != drover.Cancelled {
 		t.Errorf("a cancelled one is %s", got)
 	}
 }
@@ -466,7 +468,7 @@ func TestFailureThatCannotBeRecordedIsSettled(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `alter table drover_failure_tallies add check (sample not like '%poison%')`)
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	ids := db.running(t, s.Lease.Load().ID, 20)
 	var batch []*engine.Run
 	for i, id := range ids {
@@ -502,33 +504,33 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 	db := newQuietDB(t)
 	ctx, c := t.Context(), db.client
 	const print = "00c0ffee00c0ffee"
-	_, list := c.FailureGroups(ctx, FailureFilter{Kind: "\x00", Status: "shut", Limit: 10_001})
+	_, list := c.FailureGroups(ctx, drover.FailureFilter{Kind: "\x00", Status: "shut", Limit: 10_001})
 	for what, err := range map[string]error{
 		"list":   list,
-		"status": c.SetFailureStatus(ctx, print, "shut", Audit{By: "\xff"}),
-		"action": c.SetFailurePolicy(ctx, print, FailurePolicy{Action: "explode"}, Audit{}),
-		"build":  c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard, Build: "A"}, Audit{}),
+		"status": c.SetFailureStatus(ctx, print, "shut", drover.Audit{By: "\xff"}),
+		"action": c.SetFailurePolicy(ctx, print, drover.FailurePolicy{Action: "explode"}, drover.Audit{}),
+		"build":  c.SetFailurePolicy(ctx, print, drover.FailurePolicy{Action: drover.FailureDiscard, Build: "A"}, drover.Audit{}),
 	} {
-		if !errors.Is(err, ErrInvalid) {
+		if !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	for _, print := range []string{print, "", "no such", print + "0", "\x00"} {
 		_, get := c.FailureGroup(ctx, print)
 		for what, err := range map[string]error{
-			"get": get, "status": c.SetFailureStatus(ctx, print, FailureOpen, Audit{}), "policy": c.SetFailurePolicy(ctx, print, FailurePolicy{}, Audit{}),
+			"get": get, "status": c.SetFailureStatus(ctx, print, drover.FailureOpen, drover.Audit{}), "policy": c.SetFailurePolicy(ctx, print, drover.FailurePolicy{}, drover.Audit{}),
 		} {
-			if !errors.Is(err, ErrNotFound) {
+			if !errors.Is(err, drover.ErrNotFound) {
 				t.Errorf("%s of %q: %v", what, print, err)
 			}
 		}
 	}
 	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job) values ($1, 'k', 'error', now(), now(), 1, 1, '')`, print)
-	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark}, Audit{}); !errors.Is(err, ErrState) {
+	if err := c.SetFailurePolicy(ctx, print, drover.FailurePolicy{Action: drover.FailurePark}, drover.Audit{}); !errors.Is(err, drover.ErrState) {
 		t.Errorf("park with no build known: %v", err)
 	}
 	db.exec(t, `insert into drover_builds (build, first_seen) values ('A', now() - interval '1 h'), ('B', now())`)
-	if err := c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailurePark, Build: "A"}, Audit{}); !errors.Is(err, ErrState) {
+	if err := c.SetFailurePolicy(ctx, print, drover.FailurePolicy{Action: drover.FailurePark, Build: "A"}, drover.Audit{}); !errors.Is(err, drover.ErrState) {
 		t.Errorf("park for a build older than the newest: %v", err)
 	}
 }
@@ -537,21 +539,21 @@ func TestFailureVerbsRefuseBadInput(t *testing.T) {
 func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 	t.Parallel()
 	var book diary
-	db := newQuietDB(t).via(t, Config{Hooks: book.hooks()})
+	db := newQuietDB(t).via(t, drover.Config{Hooks: book.hooks()})
 	boom := errors.New("boom")
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	s.failOnce(t, db, 1, boom)
 	db.tend(t)
-	if err := db.client.SetFailurePolicy(t.Context(), db.theGroup(t).Fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{}); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), db.theGroup(t).Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.exec(t, `update jobs set scheduled_at = 'infinity', state = 'parked'`)
-	db.launch(t, SupervisorConfig{Workers: handling(func(ctx context.Context, j *Job, _ int) error {
+	db.launch(t, drover.SupervisorConfig{Workers: handling(func(ctx context.Context, j *drover.Job, _ int) error {
 		return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return j.SettleTx(ctx, tx, boom) })
 	})})
 	id := db.enqueueJobs(t, 1, nil)[0]
 	eventually(t, func() bool { return book.count(engine.EventDiscarded, id) == 1 })
-	if job := db.get(t, id); job.State != Discarded || job.DiscardReason != ReasonOperator || book.count(engine.EventFailed, id) != 0 {
+	if job := db.get(t, id); job.State != drover.Discarded || job.DiscardReason != drover.ReasonOperator || book.count(engine.EventFailed, id) != 0 {
 		t.Errorf("%+v", job)
 	}
 }
@@ -585,7 +587,7 @@ func TestOneOddTallyStopsNoOther(t *testing.T) {
 			if got := value[string](t, db, `select (select sum(count) from drover_failure_groups) || ' runs, ' || (select count(*) from drover_failure_tallies) || ' left'`); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
 			}
-			groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})
+			groups, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{})
 			if err != nil || len(groups) != 1 {
 				t.Errorf("%+v, %v", groups, err)
 			}
@@ -603,7 +605,7 @@ func TestOddFailureGroup(t *testing.T) {
 	if back := db.tend(t); len(back) != 1 {
 		t.Errorf("%d came back", len(back))
 	}
-	if g := db.theGroup(t); g.Count != 1<<63-1 || g.Jobs != 1<<63-1 || g.Regressions != maxInt32 || g.Status != FailureOpen || g.ResolvedAt != nil || g.FirstSeen.Year() != 1 {
+	if g := db.theGroup(t); g.Count != 1<<63-1 || g.Jobs != 1<<63-1 || g.Regressions != math.MaxInt32 || g.Status != drover.FailureOpen || g.ResolvedAt != nil || g.FirstSeen.Year() != 1 {
 		t.Errorf("%+v", g)
 	}
 	db.exec(t, `update drover_failure_groups set last_seen = 'infinity', regressed_at = '294000-01-01', updated_at = '-infinity', status = 'resolved', resolved_at = 'infinity'`)
@@ -611,7 +613,7 @@ func TestOddFailureGroup(t *testing.T) {
 	if err != nil || g.LastSeen.Year() != 9999 || g.ResolvedAt.Year() != 9999 || g.RegressedAt.Year() != 9999 || g.UpdatedAt.Year() != 1 {
 		t.Errorf("%+v, %v", g, err)
 	}
-	if _, err := db.client.FailureGroups(t.Context(), FailureFilter{}); err != nil {
+	if _, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -657,17 +659,17 @@ func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
 func TestPolicyIsLiftedBesideARefusedAndALockedJob(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s := db.stopped(t, SupervisorConfig{Build: "A"})
+	s := db.stopped(t, drover.SupervisorConfig{Build: "A"})
 	s.failOnce(t, db, 1, errors.New("boom"))
 	db.tend(t)
 	print := db.theGroup(t).Fingerprint
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{Action: FailurePark}, Audit{}); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{Action: drover.FailurePark}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	ids := s.failOnce(t, db, 200, errors.New("boom"))
 	db.refuse(t, `old.id = '`+ids[7]+`'`)
 	unlock := db.hold(t, `select from jobs where id = $1 for update`, ids[9])
-	if err := db.client.SetFailurePolicy(t.Context(), print, FailurePolicy{}, Audit{}); err != nil {
+	if err := db.client.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.tend(t)

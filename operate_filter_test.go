@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"encoding/json"
@@ -11,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover"
 )
 
 // idsOf runs a query for ids.
@@ -25,7 +27,7 @@ func (db *testDB) idsOf(t testing.TB, sql string, args ...any) []string {
 }
 
 // listed are the ids of a filter's first page.
-func (db *testDB) listed(t testing.TB, f Filter) []string {
+func (db *testDB) listed(t testing.TB, f drover.Filter) []string {
 	t.Helper()
 	page, err := db.client.Jobs(t.Context(), f, "", 1000)
 	if err != nil {
@@ -56,54 +58,54 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 
 	covered := map[string]bool{}
 	for _, tc := range []struct {
-		filter Filter
+		filter drover.Filter
 		sql    string
 		want   []string
 	}{
-		{Filter{}, `{}`, []string{one, two, done, waits, other}},
-		{Filter{All: true}, `{"all": true}`, []string{one, two, done, waits, other}},
-		{Filter{IDs: []string{one, waits, one, unknown}}, `{"ids": ["` + one + `", "` + waits + `", "` + unknown + `"]}`, []string{one, waits}},
-		{Filter{IDs: []string{}, Queue: "post"}, `{"ids": [], "queue": "post"}`, nil},
-		{Filter{Queue: "post"}, `{"queue": "post"}`, []string{one, two}},
-		{Filter{Kind: "parcel"}, `{"kind": "parcel"}`, []string{other}},
-		{Filter{Key: "acme"}, `{"concurrency_key": "acme"}`, []string{other}},
-		{Filter{Priority: 2}, `{"priority": 2}`, []string{other}},
-		{Filter{Priority: 5, Queue: "post"}, `{"priority": 5, "queue": "post"}`, []string{one, two}},
-		{Filter{State: Completed}, `{"state": "completed"}`, []string{done}},
-		{Filter{State: Discarded}, `{"state": "discarded"}`, []string{one, two}},
-		{Filter{State: Discarded, Queue: "default"}, `{"state": "discarded", "queue": "default"}`, nil},
-		{Filter{State: Available, Reason: "panic"}, `{"state": "available", "reason": "panic"}`, nil},
-		{Filter{State: Discarded, Reason: "panic"}, `{"state": "discarded", "reason": "panic"}`, []string{one}},
-		{Filter{Reason: ReasonCrashed}, `{"reason": "crashed"}`, []string{two}},
-		{Filter{Class: "error"}, `{"class": "error"}`, []string{one, done}},
-		{Filter{Fingerprint: "f1"}, `{"fingerprint": "f1"}`, []string{one, done}},
-		{Filter{State: Discarded, Fingerprint: "f1"}, `{"state": "discarded", "fingerprint": "f1"}`, []string{one}},
-		{Filter{Periodic: "nightly"}, `{"periodic": "nightly"}`, []string{other}},
-		{Filter{State: Discarded, Periodic: "nightly"}, `{"state": "discarded", "periodic": "nightly"}`, nil},
-		{Filter{Redrive: "r2"}, `{"redrive": "r2"}`, []string{two}},
-		{Filter{UniqueKey: "u1"}, `{"unique_key": "u1"}`, []string{other}},
-		{Filter{Error: "card"}, `{"error": "card"}`, []string{one, done}},
-		{Filter{Error: `100% dEclined\`}, `{"error": "100% dEclined\\"}`, []string{one}},
-		{Filter{Error: "old"}, `{"error": "old"}`, nil}, // of the last run
-		{Filter{Error: "redriven"}, `{"error": "redriven"}`, nil},
-		{Filter{Tags: []string{"eu"}}, `{"tags": ["eu"]}`, []string{one, two}},
-		{Filter{Tags: []string{"eu", "vip"}}, `{"tags": ["eu", "vip"]}`, []string{one}},
-		{Filter{Args: json.RawMessage(`{"a": {"b": 1}}`)}, `{"args": {"a": {"b": 1}}}`, []string{one}},
-		{Filter{Args: json.RawMessage(`{"a": {}}`)}, `{"args": {"a": {}}}`, []string{one, two}},
-		{Filter{Args: json.RawMessage(`1`)}, `{"args": 1}`, []string{done}},
-		{Filter{CreatedAfter: day(1, 4)}, `{"created_after": "2030-01-04T00:00:00Z"}`, []string{waits, other}},
-		{Filter{CreatedBefore: day(1, 2)}, `{"created_before": "2030-01-02T01:00:00+01:00"}`, []string{one}},
-		{Filter{FinalizedAfter: day(2, 2)}, `{"finalized_after": "2030-02-02T00:00:00Z"}`, []string{two, done}},
-		{Filter{FinalizedBefore: day(2, 2)}, `{"finalized_before": "2030-02-02T00:00:00Z"}`, []string{one}},
+		{drover.Filter{}, `{}`, []string{one, two, done, waits, other}},
+		{drover.Filter{All: true}, `{"all": true}`, []string{one, two, done, waits, other}},
+		{drover.Filter{IDs: []string{one, waits, one, unknown}}, `{"ids": ["` + one + `", "` + waits + `", "` + unknown + `"]}`, []string{one, waits}},
+		{drover.Filter{IDs: []string{}, Queue: "post"}, `{"ids": [], "queue": "post"}`, nil},
+		{drover.Filter{Queue: "post"}, `{"queue": "post"}`, []string{one, two}},
+		{drover.Filter{Kind: "parcel"}, `{"kind": "parcel"}`, []string{other}},
+		{drover.Filter{Key: "acme"}, `{"concurrency_key": "acme"}`, []string{other}},
+		{drover.Filter{Priority: 2}, `{"priority": 2}`, []string{other}},
+		{drover.Filter{Priority: 5, Queue: "post"}, `{"priority": 5, "queue": "post"}`, []string{one, two}},
+		{drover.Filter{State: drover.Completed}, `{"state": "completed"}`, []string{done}},
+		{drover.Filter{State: drover.Discarded}, `{"state": "discarded"}`, []string{one, two}},
+		{drover.Filter{State: drover.Discarded, Queue: "default"}, `{"state": "discarded", "queue": "default"}`, nil},
+		{drover.Filter{State: drover.Available, Reason: "panic"}, `{"state": "available", "reason": "panic"}`, nil},
+		{drover.Filter{State: drover.Discarded, Reason: "panic"}, `{"state": "discarded", "reason": "panic"}`, []string{one}},
+		{drover.Filter{Reason: drover.ReasonCrashed}, `{"reason": "crashed"}`, []string{two}},
+		{drover.Filter{Class: "error"}, `{"class": "error"}`, []string{one, done}},
+		{drover.Filter{Fingerprint: "f1"}, `{"fingerprint": "f1"}`, []string{one, done}},
+		{drover.Filter{State: drover.Discarded, Fingerprint: "f1"}, `{"state": "discarded", "fingerprint": "f1"}`, []string{one}},
+		{drover.Filter{Periodic: "nightly"}, `{"periodic": "nightly"}`, []string{other}},
+		{drover.Filter{State: drover.Discarded, Periodic: "nightly"}, `{"state": "discarded", "periodic": "nightly"}`, nil},
+		{drover.Filter{Redrive: "r2"}, `{"redrive": "r2"}`, []string{two}},
+		{drover.Filter{UniqueKey: "u1"}, `{"unique_key": "u1"}`, []string{other}},
+		{drover.Filter{Error: "card"}, `{"error": "card"}`, []string{one, done}},
+		{drover.Filter{Error: `100% dEclined\`}, `{"error": "100% dEclined\\"}`, []string{one}},
+		{drover.Filter{Error: "old"}, `{"error": "old"}`, nil}, // of the last run
+		{drover.Filter{Error: "redriven"}, `{"error": "redriven"}`, nil},
+		{drover.Filter{Tags: []string{"eu"}}, `{"tags": ["eu"]}`, []string{one, two}},
+		{drover.Filter{Tags: []string{"eu", "vip"}}, `{"tags": ["eu", "vip"]}`, []string{one}},
+		{drover.Filter{Args: json.RawMessage(`{"a": {"b": 1}}`)}, `{"args": {"a": {"b": 1}}}`, []string{one}},
+		{drover.Filter{Args: json.RawMessage(`{"a": {}}`)}, `{"args": {"a": {}}}`, []string{one, two}},
+		{drover.Filter{Args: json.RawMessage(`1`)}, `{"args": 1}`, []string{done}},
+		{drover.Filter{CreatedAfter: day(1, 4)}, `{"created_after": "2030-01-04T00:00:00Z"}`, []string{waits, other}},
+		{drover.Filter{CreatedBefore: day(1, 2)}, `{"created_before": "2030-01-02T01:00:00+01:00"}`, []string{one}},
+		{drover.Filter{FinalizedAfter: day(2, 2)}, `{"finalized_after": "2030-02-02T00:00:00Z"}`, []string{two, done}},
+		{drover.Filter{FinalizedBefore: day(2, 2)}, `{"finalized_before": "2030-02-02T00:00:00Z"}`, []string{one}},
 		{
-			Filter{State: Discarded, FinalizedAfter: day(1, 1), FinalizedBefore: day(2, 2), Queue: "post", Tags: []string{"eu"}},
+			drover.Filter{State: drover.Discarded, FinalizedAfter: day(1, 1), FinalizedBefore: day(2, 2), Queue: "post", Tags: []string{"eu"}},
 			`{"state": "discarded", "finalized_after": "2030-01-01T00:00:00Z", "finalized_before": "2030-02-02T00:00:00Z", "queue": "post", "tags": ["eu"]}`,
 			[]string{one},
 		},
 	} {
-		for i := range reflect.TypeFor[Filter]().NumField() {
+		for i := range reflect.TypeFor[drover.Filter]().NumField() {
 			if !reflect.ValueOf(tc.filter).Field(i).IsZero() {
-				covered[reflect.TypeFor[Filter]().Field(i).Name] = true
+				covered[reflect.TypeFor[drover.Filter]().Field(i).Name] = true
 			}
 		}
 		slices.Sort(tc.want)
@@ -120,8 +122,8 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 			t.Errorf("Count of %s = %d, %v, want %d", tc.sql, n, err, len(tc.want))
 		}
 	}
-	for i := range reflect.TypeFor[Filter]().NumField() {
-		if name := reflect.TypeFor[Filter]().Field(i).Name; !covered[name] {
+	for i := range reflect.TypeFor[drover.Filter]().NumField() {
+		if name := reflect.TypeFor[drover.Filter]().Field(i).Name; !covered[name] {
 			t.Errorf("no case for %s", name)
 		}
 	}
@@ -151,12 +153,12 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 			}
 		}
 	}
-	for _, filter := range []Filter{
+	for _, filter := range []drover.Filter{
 		{State: "dead"},
 		{Kind: "a\x00b"},
 		{Queue: "\xff"},
 		{IDs: []string{"\x00"}},
-		{IDs: make([]string, maxFilterIDs+1)},
+		{IDs: make([]string, drover.MaxFilterIDs+1)},
 		{Tags: []string{"\xff"}},
 		{Args: json.RawMessage(`{`)},
 		{Args: json.RawMessage(``)},
@@ -164,7 +166,7 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 		{Error: strings.Repeat("x", 1025)},
 		{Reason: "\x00"},
 		{Reason: "exhausted"},
-		{State: Discarded, Reason: "Panic"},
+		{State: drover.Discarded, Reason: "Panic"},
 		{Class: "\x00"},
 		{Class: "timed out"},
 		{Class: "operator"}, // in errors, but no failure's
@@ -176,16 +178,16 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 	} {
 		_, listErr := db.client.Jobs(t.Context(), filter, "", 0)
 		_, countErr := db.client.Count(t.Context(), filter)
-		_, cancelErr := db.client.CancelMany(t.Context(), filter, Audit{})
-		_, discardErr := db.client.DiscardMany(t.Context(), filter, Audit{})
-		_, deleteErr := db.client.DeleteMany(t.Context(), filter, Audit{})
+		_, cancelErr := db.client.CancelMany(t.Context(), filter, drover.Audit{})
+		_, discardErr := db.client.DiscardMany(t.Context(), filter, drover.Audit{})
+		_, deleteErr := db.client.DeleteMany(t.Context(), filter, drover.Audit{})
 		for _, err := range []error{listErr, countErr, cancelErr, discardErr, deleteErr} {
-			if !errors.Is(err, ErrInvalid) {
+			if !errors.Is(err, drover.ErrInvalid) {
 				t.Errorf("%.100v: %v", filter, err)
 			}
 		}
 	}
-	if j := db.get(t, id); j.State != Available {
+	if j := db.get(t, id); j.State != drover.Available {
 		t.Errorf("%+v", j)
 	}
 }
@@ -201,12 +203,12 @@ from pg_constraint where conname = 'jobs_discard_reason' and conrelid = 'jobs'::
 		t.Fatalf("the table takes %q", reasons)
 	}
 	for _, reason := range reasons {
-		if got := db.listed(t, Filter{Reason: Reason(reason)}); len(got) != 0 {
+		if got := db.listed(t, drover.Filter{Reason: drover.Reason(reason)}); len(got) != 0 {
 			t.Errorf("%s: %q", reason, got)
 		}
 	}
-	for _, class := range []Class{"error", "throttled", "panic", "timeout", "decode", "crash"} {
-		if got := db.listed(t, Filter{Class: class}); len(got) != 0 {
+	for _, class := range []drover.Class{"error", "throttled", "panic", "timeout", "decode", "crash"} {
+		if got := db.listed(t, drover.Filter{Class: class}); len(got) != 0 {
 			t.Errorf("%s: %q", class, got)
 		}
 	}
@@ -217,17 +219,17 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	id := db.enqueue(t, letter{}, nil)
-	_, cancelErr := db.client.CancelMany(t.Context(), Filter{}, Audit{})
-	_, discardErr := db.client.DiscardMany(t.Context(), Filter{}, Audit{})
-	_, deleteErr := db.client.DeleteMany(t.Context(), Filter{}, Audit{})
+	_, cancelErr := db.client.CancelMany(t.Context(), drover.Filter{}, drover.Audit{})
+	_, discardErr := db.client.DiscardMany(t.Context(), drover.Filter{}, drover.Audit{})
+	_, deleteErr := db.client.DeleteMany(t.Context(), drover.Filter{}, drover.Audit{})
 	for _, err := range []error{cancelErr, discardErr, deleteErr} {
-		var invalid *InvalidError
+		var invalid *drover.InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "Filter" || !strings.Contains(invalid.Reason, "All") {
 			t.Errorf("an empty filter: %v", err)
 		}
 	}
-	for _, filter := range []Filter{{Args: json.RawMessage(`{}`)}, {Tags: []string{}}} {
-		if _, err := db.client.CancelMany(t.Context(), filter, Audit{}); !errors.Is(err, ErrInvalid) {
+	for _, filter := range []drover.Filter{{Args: json.RawMessage(`{}`)}, {Tags: []string{}}} {
+		if _, err := db.client.CancelMany(t.Context(), filter, drover.Audit{}); !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("a filter of empty values: %v", err)
 		}
 	}
@@ -239,10 +241,10 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 			}
 		}
 	}
-	if j := db.get(t, id); j.State != Available {
+	if j := db.get(t, id); j.State != drover.Available {
 		t.Errorf("%+v", j)
 	}
-	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, Audit{}); err != nil || done.Changed != 1 {
+	if done, err := db.client.CancelMany(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || done.Changed != 1 {
 		t.Errorf("all: %+v, %v", done, err)
 	}
 }
@@ -263,7 +265,7 @@ func TestFiltersQuote(t *testing.T) {
 insert into jobs (id, kind, queue, state, finalized_at, discard_reason, class, fingerprint, redrive_id, tags, args, errors)
 values (left('x' || md5($1) || md5('y'), 24) || '''/', left($1, 100), $1, 'discarded', now(), 'panic', $1, $1, $1, array[$1], to_jsonb($1::text), jsonb_build_array(jsonb_build_object('class', 'error', 'error', $1)))
 returning id`, text)
-		for _, f := range []Filter{
+		for _, f := range []drover.Filter{
 			{IDs: []string{id}},
 			{Kind: text},
 			{Queue: text},
@@ -271,8 +273,8 @@ returning id`, text)
 			{Redrive: text},
 			{Tags: []string{text}},
 			{Args: raw},
-			{State: Discarded, Error: text, Kind: text},
-			{State: Discarded, Kind: text},
+			{State: drover.Discarded, Error: text, Kind: text},
+			{State: drover.Discarded, Kind: text},
 		} {
 			if got := db.listed(t, f); !slices.Equal(got, []string{id}) {
 				t.Errorf("%q: %+v picks %q, want %q", text, f, got, id)
@@ -289,14 +291,14 @@ returning id`, text)
 			t.Errorf("reason %q picks %q", text, got)
 		}
 		// Places in a list too.
-		page, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, "2030-01-01T00:00:00+00:00/"+text, 1)
+		page, err := db.client.Jobs(t.Context(), drover.Filter{State: drover.Discarded}, "2030-01-01T00:00:00+00:00/"+text, 1)
 		if err != nil || len(page.Jobs) != 1 {
 			t.Errorf("after %q: %+v, %v", text, page, err)
 		}
-		if _, err := db.client.Jobs(t.Context(), Filter{}, text, 1); err != nil {
+		if _, err := db.client.Jobs(t.Context(), drover.Filter{}, text, 1); err != nil {
 			t.Errorf("after %q: %v", text, err)
 		}
-		if _, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, text, 1); !errors.Is(err, ErrInvalid) {
+		if _, err := db.client.Jobs(t.Context(), drover.Filter{State: drover.Discarded}, text, 1); !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("a place that is none, %q: %v", text, err)
 		}
 	}
@@ -304,7 +306,7 @@ returning id`, text)
 		t.Errorf("%d jobs", n)
 	}
 	for _, text := range hostile {
-		if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded, Kind: text}, Audit{}); err != nil || done.Changed != 1 {
+		if done, err := db.client.DeleteMany(t.Context(), drover.Filter{State: drover.Discarded, Kind: text}, drover.Audit{}); err != nil || done.Changed != 1 {
 			t.Errorf("delete %q: %+v, %v", text, done, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 )
 
@@ -26,9 +27,9 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 	db.enqueue(t, letter{}, nil)
 	stay := db.idsOf(t, `select id from jobs where state = 'discarded' order by finalized_at desc, id desc`)
 	for i, tc := range []struct {
-		filter Filter
+		filter drover.Filter
 		limit  int
-	}{{Filter{State: Discarded}, 7}, {Filter{Reason: ReasonPanic}, 40}, {Filter{State: Discarded, Kind: "letter"}, 1}, {Filter{State: Discarded}, 1000}} {
+	}{{drover.Filter{State: drover.Discarded}, 7}, {drover.Filter{Reason: drover.ReasonPanic}, 40}, {drover.Filter{State: drover.Discarded, Kind: "letter"}, 1}, {drover.Filter{State: drover.Discarded}, 1000}} {
 		var got []string
 		for after, n := "", 0; ; n++ {
 			page, err := db.client.Jobs(t.Context(), tc.filter, after, tc.limit)
@@ -54,8 +55,8 @@ select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'err
 		}
 	}
 	for _, after := range []string{"yesterday", "/", "soon/x", strings.Repeat("0", 26), "2030-01-01T00:00:00Z", "2030-13-01T00:00:00Z/x"} {
-		var invalid *InvalidError
-		if _, err := db.client.Jobs(t.Context(), Filter{State: Discarded}, after, 1); !errors.As(err, &invalid) || invalid.Field != "after" {
+		var invalid *drover.InvalidError
+		if _, err := db.client.Jobs(t.Context(), drover.Filter{State: drover.Discarded}, after, 1); !errors.As(err, &invalid) || invalid.Field != "after" {
 			t.Errorf("after %q: %v", after, err)
 		}
 	}
@@ -110,14 +111,14 @@ func TestSummary(t *testing.T) {
 }
 
 // inEveryState puts one job in each state, all with the tag, and returns their ids.
-func (db *testDB) inEveryState(t *testing.T, tag string) map[State]string {
+func (db *testDB) inEveryState(t *testing.T, tag string) map[drover.State]string {
 	t.Helper()
-	ids := map[State]string{}
-	for state, values := range map[State][2]string{
-		Available: {"priority", "1"}, Scheduled: {"state, scheduled_at", "'scheduled', now() + interval '1 h'"}, Retryable: {"state", "'retryable'"},
-		Parked: {"state, scheduled_at", "'parked', 'infinity'"}, Running: {"state, claimed_by, attempt, claim_seq", "'running', 's', 2, 3"},
-		Completed: {"state, finalized_at", "'completed', now()"}, Discarded: {"state, finalized_at, discard_reason", "'discarded', now(), 'panic'"},
-		Cancelled: {"state, finalized_at", "'cancelled', now()"},
+	ids := map[drover.State]string{}
+	for state, values := range map[drover.State][2]string{
+		drover.Available: {"priority", "1"}, drover.Scheduled: {"state, scheduled_at", "'scheduled', now() + interval '1 h'"}, drover.Retryable: {"state", "'retryable'"},
+		drover.Parked: {"state, scheduled_at", "'parked', 'infinity'"}, drover.Running: {"state, claimed_by, attempt, claim_seq", "'running', 's', 2, 3"},
+		drover.Completed: {"state, finalized_at", "'completed', now()"}, drover.Discarded: {"state, finalized_at, discard_reason", "'discarded', now(), 'panic'"},
+		drover.Cancelled: {"state, finalized_at", "'cancelled', now()"},
 	} {
 		ids[state] = db.put(t, "tags, "+values[0], "'{"+tag+"}', "+values[1])
 	}
@@ -129,11 +130,11 @@ func (db *testDB) inEveryState(t *testing.T, tag string) map[State]string {
 func TestDiscardByAnOperator(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	for state, id := range db.inEveryState(t, "x") {
 		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
 		sent := notes(t, db, func() {
-			if was, err := db.client.Discard(t.Context(), id, Audit{Why: "bad address"}); err != nil || was != state {
+			if was, err := db.client.Discard(t.Context(), id, drover.Audit{Why: "bad address"}); err != nil || was != state {
 				t.Errorf("Discard of %s = %s, %v", state, was, err)
 			}
 		})
@@ -144,23 +145,23 @@ func TestDiscardByAnOperator(t *testing.T) {
 			continue
 		}
 		j := db.get(t, id)
-		if j.State != Discarded || j.DiscardReason != ReasonOperator || j.FinalizedAt == nil || j.ClaimedBy != "" || j.ErrorsTotal != 0 || len(j.Errors) != 1 ||
+		if j.State != drover.Discarded || j.DiscardReason != drover.ReasonOperator || j.FinalizedAt == nil || j.ClaimedBy != "" || j.ErrorsTotal != 0 || len(j.Errors) != 1 ||
 			j.Errors[0].Class != "operator" || j.Errors[0].Error != "discarded: bad address" || j.Errors[0].At.IsZero() {
 			t.Errorf("%s became %+v", state, j)
 		}
-		if state == Running { // its supervisor would emit the event; here there is none
+		if state == drover.Running { // its supervisor would emit the event; here there is none
 			if !slices.Equal(sent, []string{"cancel " + id}) || len(heard.of(id)) != 0 {
 				t.Errorf("%q, %+v for a running job", sent, heard.of(id))
 			}
-		} else if e := heard.end(t, id); len(sent) != 0 || e.name != "discarded" || e.Reason != ReasonOperator || e.Error != "bad address" || heard.ends(id) != 1 {
+		} else if e := heard.end(t, id); len(sent) != 0 || e.name != "discarded" || e.Reason != drover.ReasonOperator || e.Error != "bad address" || heard.ends(id) != 1 {
 			t.Errorf("%q, %+v for a waiting job", sent, heard.of(id))
 		}
-		if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
+		if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 			t.Errorf("redrive: %v", err)
 		}
 	}
 	for _, id := range []string{"", "x", "00000000000000000000000000"} {
-		if _, err := db.client.Discard(t.Context(), id, Audit{}); !errors.Is(err, ErrNotFound) {
+		if _, err := db.client.Discard(t.Context(), id, drover.Audit{}); !errors.Is(err, drover.ErrNotFound) {
 			t.Errorf("Discard of %q: %v", id, err)
 		}
 	}
@@ -172,26 +173,32 @@ func TestDiscardByAnOperator(t *testing.T) {
 func TestDiscardOfARunningJob(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	elsewhere := db.via(t, Config{}).client
-	cases := map[string]func(context.Context, *Job) error{
-		"its context's error": func(ctx context.Context, _ *Job) error { return ctx.Err() },
-		"nil":                 func(context.Context, *Job) error { return nil },
-		"an error":            func(context.Context, *Job) error { return errBoom },
-		"Discard":             func(context.Context, *Job) error { return Discard(errBoom) },
-		"Cancel":              func(context.Context, *Job) error { return Cancel(errBoom) },
-		"CompleteTx":          func(ctx context.Context, job *Job) error { return db.complete(context.WithoutCancel(ctx), job) },
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	elsewhere := db.via(t, drover.Config{}).client
+	cases := map[string]func(context.Context, *drover.Job) error{
+		"its context's error": func(ctx context.Context, _ *drover.Job) error { return ctx.Err() },
+		"nil":                 func(context.Context, *drover.Job) error { return nil },
+		"an error":            func(context.Context, *drover.Job) error { return errBoom },
+		"Discard":             func(context.Context, *drover.Job) error { return drover.Discard(errBoom) },
+		"Cancel":              func(context.Context, *drover.Job) error { return drover.Cancel(errBoom) },
+		"CompleteTx":          func(ctx context.Context, job *drover.Job) error { return db.complete(context.WithoutCancel(ctx), job) },
 	}
-	sup := db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 4 * len(cases)}}, Workers: endingCancelled(t, cases)})
+	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 4 * len(cases)}}, Workers: endingCancelled(t, cases)})
 	for by, discard := range map[string]func(id string) error{
-		"Discard":                      func(id string) error { _, err := db.client.Discard(t.Context(), id, Audit{Why: "no"}); return err },
-		"Discard from another process": func(id string) error { _, err := elsewhere.Discard(t.Context(), id, Audit{Why: "no"}); return err },
+		"Discard": func(id string) error {
+			_, err := db.client.Discard(t.Context(), id, drover.Audit{Why: "no"})
+			return err
+		},
+		"Discard from another process": func(id string) error {
+			_, err := elsewhere.Discard(t.Context(), id, drover.Audit{Why: "no"})
+			return err
+		},
 		"DiscardMany": func(id string) error {
-			_, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, Audit{Why: "no"})
+			_, err := db.client.DiscardMany(t.Context(), drover.Filter{IDs: []string{id}}, drover.Audit{Why: "no"})
 			return err
 		},
 		"DiscardMany from another process": func(id string) error {
-			_, err := elsewhere.DiscardMany(t.Context(), Filter{IDs: []string{id}}, Audit{Why: "no"})
+			_, err := elsewhere.DiscardMany(t.Context(), drover.Filter{IDs: []string{id}}, drover.Audit{Why: "no"})
 			return err
 		},
 	} {
@@ -202,15 +209,15 @@ func TestDiscardOfARunningJob(t *testing.T) {
 				t.Fatal(err)
 			}
 			end, row := heard.end(t, id), db.endRow(t, id)
-			if end.name != "discarded" || end.Reason != ReasonOperator || end.Attempt != 1 || end.Duration <= 0 || heard.ends(id) != 1 {
+			if end.name != "discarded" || end.Reason != drover.ReasonOperator || end.Attempt != 1 || end.Duration <= 0 || heard.ends(id) != 1 {
 				t.Errorf("%s, %s: events %+v", by, name, heard.of(id))
 			}
-			if row.State != Discarded || *row.Reason != ReasonOperator || row.Total != 0 || len(row.Errors) != 1 || row.Errors[0].Error != "discarded: no" {
+			if row.State != drover.Discarded || *row.Reason != drover.ReasonOperator || row.Total != 0 || len(row.Errors) != 1 || row.Errors[0].Error != "discarded: no" {
 				t.Errorf("%s, %s: row %+v", by, name, row)
 			}
 		}
 	}
-	eventually(t, func() bool { return sup.Stats() == Stats{} })
+	eventually(t, func() bool { return sup.Stats() == drover.Stats{} })
 }
 
 // F-13: without LISTEN, a supervisor learns from its next heartbeat that an operator discarded its
@@ -218,11 +225,11 @@ func TestDiscardOfARunningJob(t *testing.T) {
 func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	elsewhere := db.via(t, Config{}).client
+	elsewhere := db.via(t, drover.Config{}).client
 	started, cause := make(chan struct{}), make(chan error, 1)
 	// The lease is long, because the end of a short one would end the run, too.
-	sup := db.run(t, SupervisorConfig{DisableNotify: true, Lease: time.Hour, Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("long", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+	sup := db.run(t, drover.SupervisorConfig{DisableNotify: true, Lease: time.Hour, Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("long", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error {
 			close(started)
 			<-ctx.Done()
 			cause <- context.Cause(ctx)
@@ -231,11 +238,11 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 	}})
 	id := db.enqueue(t, dyn{kind: "long"}, nil)
 	<-started
-	if _, err := elsewhere.Discard(t.Context(), id, Audit{}); err != nil {
+	if _, err := elsewhere.Discard(t.Context(), id, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.Keeper.Interrupt() // the next heartbeat comes immediately
-	if err := receive(t, cause); !errors.Is(err, ErrCancelled) {
+	drover.EngineOf(sup).Keeper.Interrupt() // the next heartbeat comes immediately
+	if err := receive(t, cause); !errors.Is(err, drover.ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}
 }
@@ -245,40 +252,42 @@ func TestDiscardIsHeardOfWithoutListen(t *testing.T) {
 func TestVerbsOverMany(t *testing.T) {
 	t.Parallel()
 	const unknown = "00000000000000000000000000"
-	unfinished := []State{Available, Scheduled, Retryable, Parked, Running}
+	unfinished := []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Parked, drover.Running}
 	for name, tc := range map[string]struct {
-		do      func(c *Client, f Filter) (BulkResult, error)
-		changes []State // the states that change with a filter without a state
-		byIDs   []State
-		becomes State // the state afterwards; "" if the job is deleted
+		do      func(c *drover.Client, f drover.Filter) (drover.BulkResult, error)
+		changes []drover.State // the states that change with a filter without a state
+		byIDs   []drover.State
+		becomes drover.State // the state afterwards; "" if the job is deleted
 		entry   string
 	}{
 		"cancel": {
-			func(c *Client, f Filter) (BulkResult, error) {
-				return c.CancelMany(t.Context(), f, Audit{Why: "sold out"})
+			func(c *drover.Client, f drover.Filter) (drover.BulkResult, error) {
+				return c.CancelMany(t.Context(), f, drover.Audit{Why: "sold out"})
 			},
-			unfinished, unfinished, Cancelled, "cancelled: sold out",
+			unfinished, unfinished, drover.Cancelled, "cancelled: sold out",
 		},
 		"discard": {
-			func(c *Client, f Filter) (BulkResult, error) {
-				return c.DiscardMany(t.Context(), f, Audit{Why: "sold out"})
+			func(c *drover.Client, f drover.Filter) (drover.BulkResult, error) {
+				return c.DiscardMany(t.Context(), f, drover.Audit{Why: "sold out"})
 			},
-			unfinished, unfinished, Discarded, "discarded: sold out",
+			unfinished, unfinished, drover.Discarded, "discarded: sold out",
 		},
 		"delete": {
-			func(c *Client, f Filter) (BulkResult, error) { return c.DeleteMany(t.Context(), f, Audit{}) },
-			[]State{Completed, Cancelled},
-			[]State{Completed, Cancelled, Discarded},
+			func(c *drover.Client, f drover.Filter) (drover.BulkResult, error) {
+				return c.DeleteMany(t.Context(), f, drover.Audit{})
+			},
+			[]drover.State{drover.Completed, drover.Cancelled},
+			[]drover.State{drover.Completed, drover.Cancelled, drover.Discarded},
 			"", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var heard eventLog
-			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-			tell := func(filter Filter, ids map[State]string, changes []State) {
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+			tell := func(filter drover.Filter, ids map[drover.State]string, changes []drover.State) {
 				t.Helper()
-				before := map[State]string{}
+				before := map[drover.State]string{}
 				for state, id := range ids {
 					before[state] = value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
 				}
@@ -310,7 +319,7 @@ func TestVerbsOverMany(t *testing.T) {
 						}
 					default:
 						j := db.get(t, id)
-						if j.State != tc.becomes || (j.DiscardReason == ReasonOperator) != (tc.becomes == Discarded) || j.FinalizedAt == nil || len(j.Errors) != 1 ||
+						if j.State != tc.becomes || (j.DiscardReason == drover.ReasonOperator) != (tc.becomes == drover.Discarded) || j.FinalizedAt == nil || len(j.Errors) != 1 ||
 							j.Errors[0].Class != "operator" || j.Errors[0].Error != tc.entry || j.ErrorsTotal != 0 {
 							t.Errorf("%+v made of %s %+v", filter, state, j)
 						}
@@ -322,13 +331,13 @@ func TestVerbsOverMany(t *testing.T) {
 					return
 				}
 				if events := heard.of(""); len(events) != told+1 || events[told].name != string(tc.becomes) || events[told].Count != len(changes)-1 ||
-					events[told].Error != "sold out" || (events[told].Reason == ReasonOperator) != (tc.becomes == Discarded) {
+					events[told].Error != "sold out" || (events[told].Reason == drover.ReasonOperator) != (tc.becomes == drover.Discarded) {
 					t.Errorf("%+v: events %+v", filter, events)
 				}
 			}
-			tell(Filter{Tags: []string{"a"}}, db.inEveryState(t, "a"), tc.changes)
+			tell(drover.Filter{Tags: []string{"a"}}, db.inEveryState(t, "a"), tc.changes)
 			ids := db.inEveryState(t, "b")
-			filter := Filter{IDs: []string{unknown}}
+			filter := drover.Filter{IDs: []string{unknown}}
 			for _, id := range ids {
 				filter.IDs = append(filter.IDs, id)
 			}
@@ -342,7 +351,7 @@ func TestVerbsOverMany(t *testing.T) {
 			}
 			db.exec(t, `insert into jobs (id, kind, queue, `+state+`) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'letter', case n % 22 when 0 then 'other' else 'q' end, `+values+` from generate_series(1, 2200) n`)
 			told := len(heard.of(""))
-			if done, err := tc.do(db.client, Filter{Queue: "q"}); err != nil || done.Changed != 2100 || len(slices.Compact(done.IDs)) != 2100 {
+			if done, err := tc.do(db.client, drover.Filter{Queue: "q"}); err != nil || done.Changed != 2100 || len(slices.Compact(done.IDs)) != 2100 {
 				t.Errorf("2100 jobs: %d, %d ids, %v", done.Changed, len(done.IDs), err)
 			}
 			sum := 0
@@ -352,7 +361,7 @@ func TestVerbsOverMany(t *testing.T) {
 			if batches := len(heard.of("")) - told; tc.becomes != "" && (batches != 3 || sum != 2100) {
 				t.Errorf("%d events of %d jobs", batches, sum)
 			}
-			if done, err := tc.do(db.client, Filter{Queue: "q"}); err != nil || done.Changed != 0 {
+			if done, err := tc.do(db.client, drover.Filter{Queue: "q"}); err != nil || done.Changed != 0 {
 				t.Errorf("again: %+v, %v", done, err)
 			}
 			if n := value[int](t, db, `select count(*) from jobs where queue = 'other' and state = any('{available,completed}')`); n != 100 {
@@ -369,16 +378,16 @@ func TestDeleteManyIsCareful(t *testing.T) {
 	slow(t)
 	db := newTestDB(t)
 	db.inEveryState(t, "x")
-	for _, f := range []Filter{{All: true}, {Kind: "letter"}, {Class: "error"}, {State: Completed}} {
-		if _, err := db.client.DeleteMany(t.Context(), f, Audit{}); err != nil {
+	for _, f := range []drover.Filter{{All: true}, {Kind: "letter"}, {Class: "error"}, {State: drover.Completed}} {
+		if _, err := db.client.DeleteMany(t.Context(), f, drover.Audit{}); err != nil {
 			t.Error(err)
 		}
 		if n := value[int](t, db, `select count(*) from jobs where state = 'discarded'`); n != 1 {
 			t.Fatalf("%+v deleted a dead letter", f)
 		}
 	}
-	for _, state := range []State{Available, Scheduled, Retryable, Running, Parked} {
-		if _, err := db.client.DeleteMany(t.Context(), Filter{State: state}, Audit{}); !errors.Is(err, ErrInvalid) {
+	for _, state := range []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked} {
+		if _, err := db.client.DeleteMany(t.Context(), drover.Filter{State: state}, drover.Audit{}); !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("%s: %v", state, err)
 		}
 	}
@@ -392,18 +401,18 @@ func TestDeleteManyIsCareful(t *testing.T) {
 	db.exec(t, `
 insert into jobs (id, kind, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'letter', 'discarded', now() + n * interval '1 ms', case n when 25000 then 'panic' else 'crashed' end
 from generate_series(1, 25000) n`)
-	if n, err := db.client.Count(t.Context(), Filter{Reason: ReasonPanic}); err != nil || n != 2 {
+	if n, err := db.client.Count(t.Context(), drover.Filter{Reason: drover.ReasonPanic}); err != nil || n != 2 {
 		t.Errorf("%d to delete, %v", n, err)
 	}
-	if page, err := db.client.Jobs(t.Context(), Filter{Reason: ReasonPanic}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
+	if page, err := db.client.Jobs(t.Context(), drover.Filter{Reason: drover.ReasonPanic}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
 		t.Errorf("%+v, %v", page, err)
-	} else if page, err = db.client.Jobs(t.Context(), Filter{Reason: ReasonPanic}, page.Next, 1); err != nil || len(page.Jobs) != 1 || page.Next != "" {
+	} else if page, err = db.client.Jobs(t.Context(), drover.Filter{Reason: drover.ReasonPanic}, page.Next, 1); err != nil || len(page.Jobs) != 1 || page.Next != "" {
 		t.Errorf("the second page: %+v, %v", page, err)
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}, Audit{}); err != nil || done.Changed != 2 {
+	if done, err := db.client.DeleteMany(t.Context(), drover.Filter{Reason: drover.ReasonPanic}, drover.Audit{}); err != nil || done.Changed != 2 {
 		t.Errorf("by reason: %+v, %v", done, err)
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{State: Discarded}, Audit{}); err != nil || done.Changed != 24_999 {
+	if done, err := db.client.DeleteMany(t.Context(), drover.Filter{State: drover.Discarded}, drover.Audit{}); err != nil || done.Changed != 24_999 {
 		t.Errorf("the others: %+v, %v", done, err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 5 {
@@ -432,12 +441,12 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 		t.Errorf("a batch of two behind the first: %d changed, %q locked, %v", changed, locked, err)
 	}
 	type result struct {
-		done BulkResult
+		done drover.BulkResult
 		err  error
 	}
 	ended := make(chan result, 1)
 	go func() {
-		done, err := db.client.CancelMany(context.WithoutCancel(t.Context()), Filter{Kind: "job"}, Audit{})
+		done, err := db.client.CancelMany(context.WithoutCancel(t.Context()), drover.Filter{Kind: "job"}, drover.Audit{})
 		ended <- result{done, err}
 	}()
 	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where state = 'cancelled'`) == 2 })
@@ -463,8 +472,8 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	var d diary
 	var mu sync.Mutex
 	cancelled, discarded := 0, 0 // the jobs that were counted in events without a JobID
-	count := func(n *int) func(context.Context, Event) {
-		return func(_ context.Context, e Event) {
+	count := func(n *int) func(context.Context, drover.Event) {
+		return func(_ context.Context, e drover.Event) {
 			if e.JobID == "" {
 				mu.Lock()
 				*n += e.Count
@@ -472,25 +481,25 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 			}
 		}
 	}
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: append(d.hooks(), Hooks{Cancelled: count(&cancelled), Discarded: count(&discarded)})})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: append(d.hooks(), drover.Hooks{Cancelled: count(&cancelled), Discarded: count(&discarded)})})
 	ids := db.enqueueJobs(t, 3000, nil)
-	l := db.launch(t, SupervisorConfig{Queues: []Queue{{Concurrency: 50}}})
+	l := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 50}}})
 	eventually(t, func() bool { return d.count(engine.EventCompleted, "") > 100 })
-	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "job", IDs: ids[:1000]}, Audit{})
+	done, err := db.client.CancelMany(t.Context(), drover.Filter{Kind: "job", IDs: ids[:1000]}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	dead, err := db.client.DiscardMany(t.Context(), Filter{Kind: "job"}, Audit{})
+	dead, err := db.client.DiscardMany(t.Context(), drover.Filter{Kind: "job"}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where finalized_at is null`) == 0 })
 	l.stop(t)
-	counts := map[State]int{}
-	for _, state := range []State{Completed, Cancelled, Discarded} {
+	counts := map[drover.State]int{}
+	for _, state := range []drover.State{drover.Completed, drover.Cancelled, drover.Discarded} {
 		counts[state] = value[int](t, db, `select count(*) from jobs where state = $1`, state)
 	}
-	if int64(counts[Cancelled]) != done.Changed || int64(counts[Discarded]) != dead.Changed || counts[Completed]+counts[Cancelled]+counts[Discarded] != len(ids) {
+	if int64(counts[drover.Cancelled]) != done.Changed || int64(counts[drover.Discarded]) != dead.Changed || counts[drover.Completed]+counts[drover.Cancelled]+counts[drover.Discarded] != len(ids) {
 		t.Errorf("%v, cancelled %d, discarded %d", counts, done.Changed, dead.Changed)
 	}
 	one := func(kind engine.EventKind) (n int) {
@@ -499,16 +508,16 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 		}
 		return n
 	}
-	if n := one(engine.EventCompleted); n != counts[Completed] {
-		t.Errorf("%d reported as completed, %d are", n, counts[Completed])
+	if n := one(engine.EventCompleted); n != counts[drover.Completed] {
+		t.Errorf("%d reported as completed, %d are", n, counts[drover.Completed])
 	}
 	// A job that was claimed and not yet started ends without a run. Its supervisor reports its
 	// end.
-	if n := one(engine.EventCancelled) + cancelled; n != counts[Cancelled] {
-		t.Errorf("%d reported as cancelled, %d are", n, counts[Cancelled])
+	if n := one(engine.EventCancelled) + cancelled; n != counts[drover.Cancelled] {
+		t.Errorf("%d reported as cancelled, %d are", n, counts[drover.Cancelled])
 	}
-	if n := one(engine.EventDiscarded) + discarded; n != counts[Discarded] {
-		t.Errorf("%d reported as discarded, %d are", n, counts[Discarded])
+	if n := one(engine.EventDiscarded) + discarded; n != counts[drover.Discarded] {
+		t.Errorf("%d reported as discarded, %d are", n, counts[drover.Discarded])
 	}
 	if d.count(engine.EventStaleSettle, "") != 0 {
 		t.Error("an operator's verb was taken for a lost lease")
@@ -519,15 +528,15 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 // from changing.
 func TestIDsAreOfJobsThatChanged(t *testing.T) {
 	t.Parallel()
-	for name, verb := range map[string]func(*testDB) (BulkResult, error){
-		"delete": func(db *testDB) (BulkResult, error) {
-			return db.client.DeleteMany(t.Context(), Filter{Kind: "ended"}, Audit{})
+	for name, verb := range map[string]func(*testDB) (drover.BulkResult, error){
+		"delete": func(db *testDB) (drover.BulkResult, error) {
+			return db.client.DeleteMany(t.Context(), drover.Filter{Kind: "ended"}, drover.Audit{})
 		},
-		"cancel": func(db *testDB) (BulkResult, error) {
-			return db.client.CancelMany(t.Context(), Filter{Kind: "waits"}, Audit{})
+		"cancel": func(db *testDB) (drover.BulkResult, error) {
+			return db.client.CancelMany(t.Context(), drover.Filter{Kind: "waits"}, drover.Audit{})
 		},
-		"discard": func(db *testDB) (BulkResult, error) {
-			return db.client.DiscardMany(t.Context(), Filter{Kind: "waits"}, Audit{})
+		"discard": func(db *testDB) (drover.BulkResult, error) {
+			return db.client.DiscardMany(t.Context(), drover.Filter{Kind: "waits"}, drover.Audit{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -41,30 +42,30 @@ func (s *startsOf) once(id string) bool {
 // Q-2: a pause holds its scope and nothing else. Running jobs go on, and jobs that came meanwhile start after it.
 func TestPauses(t *testing.T) {
 	t.Parallel()
-	for scope, held := range map[Scope]func(queue, kind string) bool{
-		AllJobs:                 func(string, string) bool { return true },
-		QueueScope("a"):         func(queue, _ string) bool { return queue == "a" },
-		KindScope("x"):          func(_, kind string) bool { return kind == "x" },
-		QueueScope("nobody's:"): func(string, string) bool { return false },
+	for scope, held := range map[drover.Scope]func(queue, kind string) bool{
+		drover.AllJobs:                 func(string, string) bool { return true },
+		drover.QueueScope("a"):         func(queue, _ string) bool { return queue == "a" },
+		drover.KindScope("x"):          func(_, kind string) bool { return kind == "x" },
+		drover.QueueScope("nobody's:"): func(string, string) bool { return false },
 	} {
 		t.Run(string(scope), func(t *testing.T) {
 			t.Parallel()
 			var heard eventLog
-			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 			goOn := make(chan struct{})
 			var started startsOf
-			handle := func(_ context.Context, job *Job) error {
+			handle := func(_ context.Context, job *drover.Job) error {
 				started.add(job.ID)
 				if job.Priority == 1 {
 					<-goOn
 				}
 				return nil
 			}
-			db.launch(t, SupervisorConfig{PollInterval: time.Hour, Queues: []Queue{{Name: "a"}, {Name: "b"}}, Workers: []Worker{dynWorker("x", WorkerOpts{}, handle), dynWorker("y", WorkerOpts{}, handle)}})
-			long := db.enqueue(t, dyn{kind: "x"}, &EnqueueOpts{Queue: "a", Priority: 1})
+			db.launch(t, drover.SupervisorConfig{PollInterval: time.Hour, Queues: []drover.Queue{{Name: "a"}, {Name: "b"}}, Workers: []drover.Worker{dynWorker("x", drover.WorkerOpts{}, handle), dynWorker("y", drover.WorkerOpts{}, handle)}})
+			long := db.enqueue(t, dyn{kind: "x"}, &drover.EnqueueOpts{Queue: "a", Priority: 1})
 			eventually(t, func() bool { return started.once(long) })
 
-			if err := db.client.Pause(t.Context(), scope, nil, Audit{By: "ada", Why: "maintenance"}); err != nil {
+			if err := db.client.Pause(t.Context(), scope, nil, drover.Audit{By: "ada", Why: "maintenance"}); err != nil {
 				t.Fatal(err)
 			}
 			pauses, err := db.client.Pauses(t.Context())
@@ -75,7 +76,7 @@ func TestPauses(t *testing.T) {
 			var all, waiting []string
 			for _, queue := range []string{"a", "b"} {
 				for _, kind := range []string{"x", "y"} {
-					id := db.enqueue(t, dyn{kind: kind}, &EnqueueOpts{Queue: queue})
+					id := db.enqueue(t, dyn{kind: kind}, &drover.EnqueueOpts{Queue: queue})
 					all = append(all, id)
 					if held(queue, kind) {
 						waiting = append(waiting, id)
@@ -90,7 +91,7 @@ func TestPauses(t *testing.T) {
 			if slices.ContainsFunc(waiting, started.once) {
 				t.Error("a job of the scope has started")
 			}
-			if err := db.client.Resume(t.Context(), scope, Audit{By: "bob"}); err != nil {
+			if err := db.client.Resume(t.Context(), scope, drover.Audit{By: "bob"}); err != nil {
 				t.Fatal(err)
 			}
 			for _, id := range all {
@@ -120,7 +121,7 @@ func TestPauses(t *testing.T) {
 func TestPauseNamesWhoHasNotConfirmed(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	silent := db.stopped(t, SupervisorConfig{Lease: time.Hour})
+	silent := db.stopped(t, drover.SupervisorConfig{Lease: time.Hour})
 	id := silent.Lease.Load().ID
 	db.enqueue(t, job{}, nil)
 	if runs := silent.claim(t); len(runs) != 1 {
@@ -128,9 +129,9 @@ func TestPauseNamesWhoHasNotConfirmed(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	err := db.client.Pause(ctx, AllJobs, nil, Audit{})
-	var unconfirmed *UnconfirmedError
-	if !errors.As(err, &unconfirmed) || !slices.Equal(unconfirmed.Supervisors, []string{id}) || unconfirmed.Scope != AllJobs || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), id) {
+	err := db.client.Pause(ctx, drover.AllJobs, nil, drover.Audit{})
+	var unconfirmed *drover.UnconfirmedError
+	if !errors.As(err, &unconfirmed) || !slices.Equal(unconfirmed.Supervisors, []string{id}) || unconfirmed.Scope != drover.AllJobs || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), id) {
 		t.Errorf("Pause = %v although a supervisor has a job that it may start", err)
 	}
 	pauses, err := db.client.Pauses(t.Context())
@@ -144,7 +145,7 @@ func TestPauseNamesWhoHasNotConfirmed(t *testing.T) {
 	// A ctx that is done from the beginning stores nothing.
 	gone, end := context.WithCancel(t.Context())
 	end()
-	if err := db.client.Pause(gone, QueueScope("a"), nil, Audit{}); !errors.Is(err, context.Canceled) || errors.As(err, &unconfirmed) && unconfirmed.Scope == "queue:a" {
+	if err := db.client.Pause(gone, drover.QueueScope("a"), nil, drover.Audit{}); !errors.Is(err, context.Canceled) || errors.As(err, &unconfirmed) && unconfirmed.Scope == "queue:a" {
 		t.Errorf("Pause = %v", err)
 	}
 }
@@ -191,7 +192,7 @@ func TestLimitsByHand(t *testing.T) {
 		}
 	}
 	ran := make(chan struct{}, 1)
-	db.launch(t, SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(context.Context, *Job, int) error {
+	db.launch(t, drover.SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(context.Context, *drover.Job, int) error {
 		ran <- struct{}{}
 		return nil
 	})})
@@ -220,7 +221,9 @@ func TestLimitsByHand(t *testing.T) {
 func TestPausesTogether(t *testing.T) {
 	t.Parallel()
 	for name, second := range map[string]func(*testDB) error{
-		"two pauses": func(db *testDB) error { return db.client.Pause(context.Background(), QueueScope("b"), nil, Audit{}) },
+		"two pauses": func(db *testDB) error {
+			return db.client.Pause(context.Background(), drover.QueueScope("b"), nil, drover.Audit{})
+		},
 		"a change by hand": func(db *testDB) error {
 			_, err := db.Exec(context.Background(), `update drover_limits set held_at = now(), held_until = 'infinity' where scope = 'queue:b'`)
 			return err
@@ -229,7 +232,7 @@ func TestPausesTogether(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.launch(t, SupervisorConfig{Queues: []Queue{{Name: "a"}, {Name: "b"}}})
+			db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "a"}, {Name: "b"}}})
 			db.exec(t, `insert into drover_limits (scope) values ('queue:b')`)
 			end := db.hold(t, `select drover_pause('queue:a')`)
 			done := make(chan error, 1)
@@ -255,12 +258,12 @@ func TestPausesTogether(t *testing.T) {
 func TestPauseRefuses(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	for _, scope := range []Scope{"", "queue", "queue:", "emails", "key:a/b", "QUEUE:a", "kind:" + Scope(make([]byte, 129)), QueueScope(strings.Repeat("a", 129)), KindScope("a\x01"), KindScope(" a"), "all:", "kind:\u200ba", "kind:\xff"} {
-		var invalid *InvalidError
-		if err := db.client.Pause(t.Context(), scope, nil, Audit{}); !errors.As(err, &invalid) || invalid.Field != "scope" {
+	for _, scope := range []drover.Scope{"", "queue", "queue:", "emails", "key:a/b", "QUEUE:a", "kind:" + drover.Scope(make([]byte, 129)), drover.QueueScope(strings.Repeat("a", 129)), drover.KindScope("a\x01"), drover.KindScope(" a"), "all:", "kind:\u200ba", "kind:\xff"} {
+		var invalid *drover.InvalidError
+		if err := db.client.Pause(t.Context(), scope, nil, drover.Audit{}); !errors.As(err, &invalid) || invalid.Field != "scope" {
 			t.Errorf("Pause(%q) = %v", scope, err)
 		}
-		if err := db.client.Resume(t.Context(), scope, Audit{}); !errors.As(err, &invalid) || invalid.Field != "scope" {
+		if err := db.client.Resume(t.Context(), scope, drover.Audit{}); !errors.As(err, &invalid) || invalid.Field != "scope" {
 			t.Errorf("Resume(%q) = %v", scope, err)
 		}
 		if !utf8.ValidString(string(scope)) || strings.Contains(string(scope), "\x00") { // no text of Postgres
@@ -272,9 +275,9 @@ func TestPauseRefuses(t *testing.T) {
 			}
 		}
 	}
-	var invalid *InvalidError
+	var invalid *drover.InvalidError
 	for _, until := range []time.Time{time.Now().Add(-time.Minute), time.Date(10001, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(-3, 1, 1, 0, 0, 0, 0, time.UTC)} {
-		if err := db.client.Pause(t.Context(), AllJobs, &PauseOpts{Until: until}, Audit{}); !errors.As(err, &invalid) || invalid.Field != "Until" {
+		if err := db.client.Pause(t.Context(), drover.AllJobs, &drover.PauseOpts{Until: until}, drover.Audit{}); !errors.As(err, &invalid) || invalid.Field != "Until" {
 			t.Errorf("until %v: %v", until, err)
 		}
 	}
@@ -283,7 +286,7 @@ func TestPauseRefuses(t *testing.T) {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
-	if err := db.client.Pause(t.Context(), AllJobs, nil, Audit{By: "a\x01"}); !errors.As(err, &invalid) || invalid.Field != "By" {
+	if err := db.client.Pause(t.Context(), drover.AllJobs, nil, drover.Audit{By: "a\x01"}); !errors.As(err, &invalid) || invalid.Field != "By" {
 		t.Errorf("By: %v", err)
 	}
 	if value[int](t, db, `select count(*) from drover_limits`) > 0 {
@@ -317,7 +320,7 @@ func TestPausedJobsAreNotLate(t *testing.T) {
 	due := func(kind, queue string, ago int) {
 		db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ($1, $2, now() - $3 * interval '1 min')`, kind, queue, ago)
 	}
-	depth := func(s *Snapshot, queue string) (of QueueDepth) {
+	depth := func(s *drover.Snapshot, queue string) (of drover.QueueDepth) {
 		for _, q := range s.Queues {
 			if q.Queue == queue {
 				of = q
@@ -329,15 +332,15 @@ func TestPausedJobsAreNotLate(t *testing.T) {
 	due("b", "emails", 20)
 	due("a", "default", 30)
 	s := db.snapshot(t)
-	if s.Level != LevelWarning || depth(s, "emails").OldestDue == nil || depth(s, "emails").Paused || len(s.Pauses) != 0 || s.Pauses == nil {
+	if s.Level != drover.LevelWarning || depth(s, "emails").OldestDue == nil || depth(s, "emails").Paused || len(s.Pauses) != 0 || s.Pauses == nil {
 		t.Errorf("before: %+v", s)
 	}
-	number, err := db.client.desk.pause(t.Context(), KindScope("a"), nil, Audit{By: "ada", Why: "slow"})
+	number, err := drover.StorePause(t.Context(), db.client, drover.KindScope("a"), drover.Audit{By: "ada", Why: "slow"})
 	if err != nil || number == 0 {
 		t.Fatal(number, err)
 	}
 	s = db.snapshot(t)
-	if emails := depth(s, "emails"); emails.OldestDue == nil || s.At.Sub(*emails.OldestDue).Round(time.Minute) != 20*time.Minute || emails.Jobs[Available] != 2 || emails.Paused {
+	if emails := depth(s, "emails"); emails.OldestDue == nil || s.At.Sub(*emails.OldestDue).Round(time.Minute) != 20*time.Minute || emails.Jobs[drover.Available] != 2 || emails.Paused {
 		t.Errorf("kind a is paused: %+v", emails)
 	}
 	if q := depth(s, "default"); q.OldestDue != nil {
@@ -355,11 +358,11 @@ func TestPausedJobsAreNotLate(t *testing.T) {
 	if late != 1 || len(s.Pauses) != 1 || s.Pauses[0].Scope != "kind:a" || s.Pauses[0].By != "ada" || !slices.Equal(s.Pauses[0].Unconfirmed, []string{"someone"}) {
 		t.Errorf("%d are late, pauses %+v", late, s.Pauses)
 	}
-	if _, err := db.client.desk.pause(t.Context(), QueueScope("emails"), nil, Audit{By: "bob"}); err != nil {
+	if _, err := drover.StorePause(t.Context(), db.client, drover.QueueScope("emails"), drover.Audit{By: "bob"}); err != nil {
 		t.Fatal(err)
 	}
 	s = db.snapshot(t)
-	if s.Level != LevelOK || !depth(s, "emails").Paused || depth(s, "emails").OldestDue != nil || len(s.Pauses) != 2 {
+	if s.Level != drover.LevelOK || !depth(s, "emails").Paused || depth(s, "emails").OldestDue != nil || len(s.Pauses) != 2 {
 		t.Errorf("all is paused that is late: %+v", s)
 	}
 	var said []string
@@ -373,7 +376,7 @@ func TestPausedJobsAreNotLate(t *testing.T) {
 	}
 	// Nobody claims, and nothing may be claimed: a stop of all processes in a pause is no alarm.
 	db.exec(t, `delete from drover_supervisors`)
-	if s = db.snapshot(t); s.Level != LevelOK {
+	if s = db.snapshot(t); s.Level != drover.LevelOK {
 		t.Errorf("%+v", s.Findings)
 	}
 }

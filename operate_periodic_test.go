@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
@@ -26,7 +27,7 @@ type tickArgs struct {
 func (tickArgs) Kind() string { return "tick" }
 
 // setPeriodic stores a schedule that comes once a year, so that it ticks when a test says so.
-func (db *testDB) setPeriodic(t testing.TB, p Periodic) {
+func (db *testDB) setPeriodic(t testing.TB, p drover.Periodic) {
 	t.Helper()
 	if p.Schedule == "" {
 		p.Schedule = "@yearly"
@@ -34,7 +35,7 @@ func (db *testDB) setPeriodic(t testing.TB, p Periodic) {
 	if p.Args == nil {
 		p.Args = tickArgs{}
 	}
-	if err := db.client.SetPeriodic(t.Context(), p, Audit{By: "test"}); err != nil {
+	if err := db.client.SetPeriodic(t.Context(), p, drover.Audit{By: "test"}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -67,62 +68,62 @@ func TestPeriodicBadInput(t *testing.T) {
 	ran := 0
 	for _, c := range []struct {
 		field string
-		p     Periodic
+		p     drover.Periodic
 	}{
-		{"Name", Periodic{Name: "", Schedule: "@daily", Args: tickArgs{}}},
-		{"Name", Periodic{Name: strings.Repeat("x", 129), Schedule: "@daily", Args: tickArgs{}}},
-		{"Name", Periodic{Name: "a\x00b", Schedule: "@daily", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "0 0 31 2 *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "60 * * * *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "* * * *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "0 0 * * * * *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "60 * * * * *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "0 0 0 31 2 *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: strings.Repeat("1,", 600) + "1 * * * *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "*/0 * * * *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "5/15 * * * *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "30-10 * * * *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "0 0 * foo *", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "0 0 * * 8", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "@reboot", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "@every 999ms", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "@every -1h", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "@every", Args: tickArgs{}}},
-		{"Schedule", Periodic{Name: "a", Schedule: "@every 367h367h99999h", Args: tickArgs{}}},
-		{"Zone", Periodic{Name: "a", Schedule: "@daily", Zone: "Europe/Berlni", Args: tickArgs{}}},
-		{"Zone", Periodic{Name: "a", Schedule: "@daily", Zone: "CEST", Args: tickArgs{}}},
-		{"Zone", Periodic{Name: "a", Schedule: "@daily", Zone: "Europe/Berlin5", Args: tickArgs{}}},
-		{"Zone", Periodic{Name: "a", Schedule: "@daily", Zone: "+02:00", Args: tickArgs{}}},
-		{"Args", Periodic{Name: "a", Schedule: "@daily"}},
-		{"Args.Kind", Periodic{Name: "a", Schedule: "@daily", Args: dyn{kind: strings.Repeat("k", 129)}}},
-		{"Args.Kind", Periodic{Name: "a", Schedule: "@daily", Args: dyn{}}},
-		{"Args", Periodic{Name: "a", Schedule: "@daily", Args: unmarshallable{}}},
-		{"Jitter", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Jitter: -1}},
-		{"Jitter", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Jitter: 25 * time.Hour}},
-		{"CatchUp", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, CatchUp: "twice"}},
-		{"Overlap", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Overlap: "maybe"}},
-		{"Opts.ID", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}},
-		{"Opts.ScheduledAt", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ScheduledAt: time.Now()}}},
-		{"Opts.ExpiresAt", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{ExpiresAt: time.Now()}}},
-		{"Opts.DisableNotify", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{DisableNotify: true}}},
-		{"Opts.RetryUntil", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{RetryUntil: time.Now()}}},
-		{"Opts.Delay", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Delay: 367 * 24 * time.Hour}}},
-		{"Opts.MaxAttempts", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{MaxAttempts: -1}}},
-		{"Opts.Retry.Delay", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Retry: Constant{Delay: -time.Second}}}},
-		{"Opts.Priority", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Priority: 10}}},
-		{"Opts.Unique.By", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Unique: &Unique{By: []string{"nobody"}}}}},
-		{"Opts.Unique.OnConflict", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Unique: &Unique{OnConflict: ReplaceWaiting}}}},
-		{"Opts.Metadata", Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &EnqueueOpts{Metadata: map[string]any{"drover:periodic": 1}}}},
+		{"Name", drover.Periodic{Name: "", Schedule: "@daily", Args: tickArgs{}}},
+		{"Name", drover.Periodic{Name: strings.Repeat("x", 129), Schedule: "@daily", Args: tickArgs{}}},
+		{"Name", drover.Periodic{Name: "a\x00b", Schedule: "@daily", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "0 0 31 2 *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "60 * * * *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "* * * *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "0 0 * * * * *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "60 * * * * *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "0 0 0 31 2 *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: strings.Repeat("1,", 600) + "1 * * * *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "*/0 * * * *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "5/15 * * * *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "30-10 * * * *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "0 0 * foo *", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "0 0 * * 8", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "@reboot", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "@every 999ms", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "@every -1h", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "@every", Args: tickArgs{}}},
+		{"Schedule", drover.Periodic{Name: "a", Schedule: "@every 367h367h99999h", Args: tickArgs{}}},
+		{"Zone", drover.Periodic{Name: "a", Schedule: "@daily", Zone: "Europe/Berlni", Args: tickArgs{}}},
+		{"Zone", drover.Periodic{Name: "a", Schedule: "@daily", Zone: "CEST", Args: tickArgs{}}},
+		{"Zone", drover.Periodic{Name: "a", Schedule: "@daily", Zone: "Europe/Berlin5", Args: tickArgs{}}},
+		{"Zone", drover.Periodic{Name: "a", Schedule: "@daily", Zone: "+02:00", Args: tickArgs{}}},
+		{"Args", drover.Periodic{Name: "a", Schedule: "@daily"}},
+		{"Args.Kind", drover.Periodic{Name: "a", Schedule: "@daily", Args: dyn{kind: strings.Repeat("k", 129)}}},
+		{"Args.Kind", drover.Periodic{Name: "a", Schedule: "@daily", Args: dyn{}}},
+		{"Args", drover.Periodic{Name: "a", Schedule: "@daily", Args: unmarshallable{}}},
+		{"Jitter", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Jitter: -1}},
+		{"Jitter", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Jitter: 25 * time.Hour}},
+		{"CatchUp", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, CatchUp: "twice"}},
+		{"Overlap", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Overlap: "maybe"}},
+		{"Opts.ID", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}},
+		{"Opts.ScheduledAt", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{ScheduledAt: time.Now()}}},
+		{"Opts.ExpiresAt", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{ExpiresAt: time.Now()}}},
+		{"Opts.DisableNotify", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{DisableNotify: true}}},
+		{"Opts.RetryUntil", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{RetryUntil: time.Now()}}},
+		{"Opts.Delay", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{Delay: 367 * 24 * time.Hour}}},
+		{"Opts.MaxAttempts", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{MaxAttempts: -1}}},
+		{"Opts.Retry.Delay", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{Retry: drover.Constant{Delay: -time.Second}}}},
+		{"Opts.Priority", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{Priority: 10}}},
+		{"Opts.Unique.By", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"nobody"}}}}},
+		{"Opts.Unique.OnConflict", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{Unique: &drover.Unique{OnConflict: drover.ReplaceWaiting}}}},
+		{"Opts.Metadata", drover.Periodic{Name: "a", Schedule: "@daily", Args: tickArgs{}, Opts: &drover.EnqueueOpts{Metadata: map[string]any{"drover:periodic": 1}}}},
 	} {
-		var invalid *InvalidError
-		err := db.client.SetPeriodic(t.Context(), c.p, Audit{})
+		var invalid *drover.InvalidError
+		err := db.client.SetPeriodic(t.Context(), c.p, drover.Audit{})
 		if !errors.As(err, &invalid) || invalid.Field != c.field {
 			t.Errorf("%+v: %v, want an *InvalidError of %s", c.p, err, c.field)
 		}
 		// A supervisor that declares it is refused in NewSupervisor, or in Run where only the server knows better.
-		sup, err := db.client.NewSupervisor(SupervisorConfig{
-			Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, tickArgs) error { return nil }, WorkerOpts{})}, Periodic: []Periodic{c.p},
+		sup, err := db.client.NewSupervisor(drover.SupervisorConfig{
+			Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, tickArgs) error { return nil }, drover.WorkerOpts{})}, Periodic: []drover.Periodic{c.p},
 		})
 		if err == nil {
 			if ran++; ran > 3 {
@@ -230,10 +231,10 @@ func TestPeriodicRow(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	ctx, c := t.Context(), db.client
-	db.setPeriodic(t, Periodic{
-		Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{7}, Jitter: time.Minute, CatchUp: CatchUpOnce, Overlap: OverlapSkip,
-		Opts: &EnqueueOpts{
-			Queue: "reports", Priority: 3, Delay: time.Hour, MaxAttempts: 4, Retry: Constant{Delay: time.Second}, Timeout: time.Minute,
+	db.setPeriodic(t, drover.Periodic{
+		Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{7}, Jitter: time.Minute, CatchUp: drover.CatchUpOnce, Overlap: drover.OverlapSkip,
+		Opts: &drover.EnqueueOpts{
+			Queue: "reports", Priority: 3, Delay: time.Hour, MaxAttempts: 4, Retry: drover.Constant{Delay: time.Second}, Timeout: time.Minute,
 			Tags: []string{"x"}, Key: "k", Metadata: map[string]any{"mine": 1},
 		},
 	})
@@ -241,8 +242,8 @@ func TestPeriodicRow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if j.Kind != "tick" || j.Queue != "reports" || j.Zone != "Europe/Berlin" || j.State != PeriodicActive || j.Declared || len(j.Next) != 10 ||
-		j.JitterMS != 60_000 || j.CatchUp != CatchUpOnce || j.Overlap != OverlapSkip || j.UpdatedBy != "test" || string(j.Args) != `{"n": 7}` {
+	if j.Kind != "tick" || j.Queue != "reports" || j.Zone != "Europe/Berlin" || j.State != drover.PeriodicActive || j.Declared || len(j.Next) != 10 ||
+		j.JitterMS != 60_000 || j.CatchUp != drover.CatchUpOnce || j.Overlap != drover.OverlapSkip || j.UpdatedBy != "test" || string(j.Args) != `{"n": 7}` {
 		t.Errorf("%+v", j)
 	}
 	preview, err := c.PreviewPeriodic(ctx, "30 2 * * *", "Europe/Berlin", 10)
@@ -251,24 +252,24 @@ func TestPeriodicRow(t *testing.T) {
 	}
 	// Setting it again with other args moves no tick; another schedule does.
 	next := j.Next[0]
-	db.setPeriodic(t, Periodic{Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{8}, Opts: &EnqueueOpts{Queue: "reports"}})
-	db.setPeriodic(t, Periodic{Name: "often", Schedule: "@every 1h"})
+	db.setPeriodic(t, drover.Periodic{Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{8}, Opts: &drover.EnqueueOpts{Queue: "reports"}})
+	db.setPeriodic(t, drover.Periodic{Name: "often", Schedule: "@every 1h"})
 	db.backdate(t, "often", "10 min")
 	was := value[time.Time](t, db, `select next_at from drover_periodic where name = 'often'`)
-	db.setPeriodic(t, Periodic{Name: "often", Schedule: "@every 1h", Args: tickArgs{9}})
+	db.setPeriodic(t, drover.Periodic{Name: "often", Schedule: "@every 1h", Args: tickArgs{9}})
 	list, err := c.PeriodicJobs(ctx)
-	if err != nil || len(list) != 2 || !list[0].Next[0].Equal(next) || string(list[0].Args) != `{"n": 8}` || list[0].CatchUp != CatchUpSkip || !list[1].Next[0].Equal(was) {
+	if err != nil || len(list) != 2 || !list[0].Next[0].Equal(next) || string(list[0].Args) != `{"n": 8}` || list[0].CatchUp != drover.CatchUpSkip || !list[1].Next[0].Equal(was) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	for verb, err := range map[string]error{
-		"pause": c.PausePeriodic(ctx, "no such", time.Time{}, Audit{}), "resume": c.ResumePeriodic(ctx, "", Audit{}), "delete": c.DeletePeriodic(ctx, "a\x00", Audit{}),
-		"run": func() error { _, err := c.RunPeriodic(ctx, "no such", nil, Audit{}); return err }(), "get": func() error { _, err := c.PeriodicJob(ctx, ""); return err }(),
+		"pause": c.PausePeriodic(ctx, "no such", time.Time{}, drover.Audit{}), "resume": c.ResumePeriodic(ctx, "", drover.Audit{}), "delete": c.DeletePeriodic(ctx, "a\x00", drover.Audit{}),
+		"run": func() error { _, err := c.RunPeriodic(ctx, "no such", nil, drover.Audit{}); return err }(), "get": func() error { _, err := c.PeriodicJob(ctx, ""); return err }(),
 	} {
-		if !errors.Is(err, ErrNotFound) {
+		if !errors.Is(err, drover.ErrNotFound) {
 			t.Errorf("%s: %v, want ErrNotFound", verb, err)
 		}
 	}
-	if err := c.DeletePeriodic(ctx, "nightly", Audit{}); err != nil {
+	if err := c.DeletePeriodic(ctx, "nightly", drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	if f := db.fire(t, "nightly", ""); f.Ours {
@@ -280,10 +281,10 @@ func TestPeriodicRow(t *testing.T) {
 func TestPeriodicJobHasTheOptions(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.setPeriodic(t, Periodic{
+	db.setPeriodic(t, drover.Periodic{
 		Name: "a", Args: tickArgs{7}, Schedule: "@every 1h",
-		Opts: &EnqueueOpts{
-			Queue: "reports", Priority: 3, Delay: time.Hour, MaxAttempts: 4, Retry: Constant{Delay: time.Second}, Timeout: time.Minute,
+		Opts: &drover.EnqueueOpts{
+			Queue: "reports", Priority: 3, Delay: time.Hour, MaxAttempts: 4, Retry: drover.Constant{Delay: time.Second}, Timeout: time.Minute,
 			Tags: []string{"x"}, Key: "k", Metadata: map[string]any{"mine": 1},
 		},
 	})
@@ -297,18 +298,18 @@ func TestPeriodicJobHasTheOptions(t *testing.T) {
 		and state = 'scheduled' from jobs where id = $1`, f.Jobs[0]) {
 		t.Errorf("%s", value[string](t, db, `select to_json(j)::text from jobs j`))
 	}
-	job := Job{Metadata: []byte(value[string](t, db, `select metadata::text from jobs`))}
+	job := drover.Job{Metadata: []byte(value[string](t, db, `select metadata::text from jobs`))}
 	run, ok := job.Periodic()
 	if !ok || run.Name != "a" || run.ByHand || time.Since(run.Tick) > time.Minute || f.Jobs[0] != value[string](t, db, `select drover_periodic_id(name, generation, $1) from drover_periodic`, run.Tick) {
 		t.Errorf("Periodic() = %+v, %v", run, ok)
 	}
 	for _, metadata := range []string{``, `{}`, `{"drover:periodic": 3}`, `[]`, `{"mine": {"name": "a"}}`} {
-		if run, ok := (&Job{Metadata: []byte(metadata)}).Periodic(); ok {
+		if run, ok := (&drover.Job{Metadata: []byte(metadata)}).Periodic(); ok {
 			t.Errorf("Periodic() of %s = %+v", metadata, run)
 		}
 	}
 	// Callers cannot pass a job off as a schedule's.
-	if _, err := db.client.Enqueue(t.Context(), tickArgs{}, &EnqueueOpts{Metadata: map[string]any{"drover:periodic": map[string]any{"name": "a", "tick": "b"}}}); !errors.Is(err, ErrInvalid) {
+	if _, err := db.client.Enqueue(t.Context(), tickArgs{}, &drover.EnqueueOpts{Metadata: map[string]any{"drover:periodic": map[string]any{"name": "a", "tick": "b"}}}); !errors.Is(err, drover.ErrInvalid) {
 		t.Errorf("Enqueue: %v", err)
 	}
 	if _, err := db.Exec(t.Context(), `select drover_enqueue('tick', metadata => '{"drover:periodic": {"name": "a", "tick": "b"}}')`); pg.SQLState(err) != "22023" {
@@ -321,8 +322,8 @@ func TestPeriodicJobHasTheOptions(t *testing.T) {
 func TestPeriodicUnique(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	holder := db.enqueue(t, tickArgs{7}, &EnqueueOpts{Unique: &Unique{By: []string{"n"}}})
-	db.setPeriodic(t, Periodic{Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", Opts: &EnqueueOpts{Unique: &Unique{By: []string{"n"}}}})
+	holder := db.enqueue(t, tickArgs{7}, &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}}})
+	db.setPeriodic(t, drover.Periodic{Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", Opts: &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}}}})
 	why := "unique: job " + holder + " is there"
 	db.backdate(t, "a", "1 h")
 	if f := db.fire(t, "a", ""); len(f.Jobs) != 0 || f.Missed != 1 || f.Why != why || f.Fault != "" {
@@ -331,10 +332,10 @@ func TestPeriodicUnique(t *testing.T) {
 	if p, err := db.client.PeriodicJob(t.Context(), "a"); err != nil || p.Skipped != 1 || p.SkippedWhy != why || p.LastJobID != "" {
 		t.Errorf("%+v, %v", p, err)
 	}
-	if _, err := db.client.RunPeriodic(t.Context(), "a", nil, Audit{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), holder) {
+	if _, err := db.client.RunPeriodic(t.Context(), "a", nil, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), holder) {
 		t.Errorf("by hand: %v", err)
 	}
-	if _, err := db.client.Cancel(t.Context(), holder, Audit{}); err != nil {
+	if _, err := db.client.Cancel(t.Context(), holder, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.backdate(t, "a", "1 h")
@@ -342,7 +343,7 @@ func TestPeriodicUnique(t *testing.T) {
 	if len(f.Jobs) != 1 || f.Missed != 0 {
 		t.Fatalf("after its end: %+v", f)
 	}
-	if again, err := db.client.Enqueue(t.Context(), tickArgs{7}, &EnqueueOpts{Unique: &Unique{By: []string{"n"}}}); err != nil || again.ID != f.Jobs[0] {
+	if again, err := db.client.Enqueue(t.Context(), tickArgs{7}, &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}}}); err != nil || again.ID != f.Jobs[0] {
 		t.Errorf("an enqueue next to the tick's job: %+v, %v", again, err)
 	}
 	// The same tick again, as after a restore of the schedule's row: it made its job before.
@@ -389,7 +390,7 @@ func TestALockTimeOutLosesNoTick(t *testing.T) {
 
 // fireOnce ticks one schedule, as a supervisor does.
 func (db *testDB) fireOnce(ctx context.Context, name, supervisor string, bound time.Duration) (store.Fired, error) {
-	conn, done, err := store.Borrow(ctx, db.client.desk.pool)
+	conn, done, err := store.Borrow(ctx, drover.PoolOf(db.client))
 	if err != nil {
 		return store.Fired{}, err
 	}
@@ -402,7 +403,7 @@ func (db *testDB) fireOnce(ctx context.Context, name, supervisor string, bound t
 func TestRunAtStart(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	schedule := Periodic{Name: "a", Schedule: "@every 1h", RunAtStart: true, CatchUp: CatchUpAll}
+	schedule := drover.Periodic{Name: "a", Schedule: "@every 1h", RunAtStart: true, CatchUp: drover.CatchUpAll}
 	ticks := func(want int, when string) {
 		t.Helper()
 		for _, name := range []string{"a", "cron"} {
@@ -412,7 +413,7 @@ func TestRunAtStart(t *testing.T) {
 			}
 		}
 	}
-	set := func(edit func(*Periodic)) {
+	set := func(edit func(*drover.Periodic)) {
 		t.Helper()
 		for name, at := range map[string]string{"a": "@every 1h", "cron": farMinute()} {
 			p := schedule
@@ -421,7 +422,7 @@ func TestRunAtStart(t *testing.T) {
 			db.setPeriodic(t, p)
 		}
 	}
-	set(func(*Periodic) {})
+	set(func(*drover.Periodic) {})
 	if j := db.periodicJob(t, "cron"); !j.RunAtStart || time.Until(j.Next[0]) > 0 || time.Until(j.Next[1]) < 20*time.Minute {
 		t.Errorf("%+v", j)
 	}
@@ -430,21 +431,21 @@ func TestRunAtStart(t *testing.T) {
 	if next := db.periodicJob(t, "a").Next[0]; len(made) != 1 || next.Sub(made[0]) != time.Hour {
 		t.Errorf("the first tick was at %v, the next is at %v", made, next)
 	}
-	set(func(*Periodic) {})
+	set(func(*drover.Periodic) {})
 	ticks(0, "set again")
-	set(func(p *Periodic) { p.Args, p.Overlap = tickArgs{2}, OverlapSkip })
+	set(func(p *drover.Periodic) { p.Args, p.Overlap = tickArgs{2}, drover.OverlapSkip })
 	ticks(0, "with other settings")
-	set(func(p *Periodic) { p.Zone = "Europe/Berlin" })
+	set(func(p *drover.Periodic) { p.Zone = "Europe/Berlin" })
 	ticks(0, "in another zone")
-	set(func(p *Periodic) { p.RunAtStart = false })
-	set(func(p *Periodic) { p.RunAtStart = true })
+	set(func(p *drover.Periodic) { p.RunAtStart = false })
+	set(func(p *drover.Periodic) { p.RunAtStart = true })
 	ticks(0, "switched off and on")
 	for _, name := range []string{"a", "cron"} {
-		if err := db.client.DeletePeriodic(t.Context(), name, Audit{}); err != nil {
+		if err := db.client.DeletePeriodic(t.Context(), name, drover.Audit{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	set(func(*Periodic) {})
+	set(func(*drover.Periodic) {})
 	ticks(1, "deleted and set")
 }
 
@@ -454,7 +455,7 @@ func TestRunAtStartOfADeclaredSchedule(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for i, build := range []string{"v1", "v1", "v2"} {
-		stop := db.startTicker(t, ticker(build, Periodic{Name: "declared", Schedule: "@every 1h", RunAtStart: true}))
+		stop := db.startTicker(t, ticker(build, drover.Periodic{Name: "declared", Schedule: "@every 1h", RunAtStart: true}))
 		db.waitFor(t, 10*time.Second, `select jobs = 1 from drover_periodic where name = 'declared'`)
 		stop()
 		if n := value[int](t, db, `select jobs from drover_periodic where name = 'declared' and next_at > now() + interval '59 min'`); n != 1 {
@@ -467,22 +468,22 @@ func TestRunAtStartOfADeclaredSchedule(t *testing.T) {
 func TestOptionsOfAScheduleApply(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	type seen struct {
 		attempts, max, priority int
 		timeout, delay          time.Duration
 	}
 	runs := make(chan seen, 10)
-	db.run(t, SupervisorConfig{
-		Queues: []Queue{{Name: "reports"}},
-		Workers: []Worker{Handle(func(ctx context.Context, j *Job, _ tickArgs) error {
+	db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{Name: "reports"}},
+		Workers: []drover.Worker{drover.Handle(func(ctx context.Context, j *drover.Job, _ tickArgs) error {
 			deadline, _ := ctx.Deadline()
 			runs <- seen{j.Attempt, j.MaxAttempts, j.Priority, time.Until(deadline), j.LastDelay}
 			return errBoom
-		}, WorkerOpts{MaxAttempts: 9, Retry: Constant{Delay: time.Hour}, Timeout: time.Hour})},
-		Periodic: []Periodic{{
+		}, drover.WorkerOpts{MaxAttempts: 9, Retry: drover.Constant{Delay: time.Hour}, Timeout: time.Hour})},
+		Periodic: []drover.Periodic{{
 			Name: "a", Schedule: "@every 1h", Args: tickArgs{}, RunAtStart: true,
-			Opts: &EnqueueOpts{Queue: "reports", Priority: 2, MaxAttempts: 3, Retry: Constant{Delay: 10 * time.Millisecond, Jitter: NoJitter}, Timeout: 10 * time.Minute},
+			Opts: &drover.EnqueueOpts{Queue: "reports", Priority: 2, MaxAttempts: 3, Retry: drover.Constant{Delay: 10 * time.Millisecond, Jitter: drover.NoJitter}, Timeout: 10 * time.Minute},
 		}},
 	})
 	for attempt := 1; attempt <= 3; attempt++ {
@@ -606,7 +607,7 @@ func TestPeriodicTableOfZones(t *testing.T) {
 	for i, c := range table {
 		zones[c.Zone] = true
 		walked := wallClock(t, c.Schedule, c.Zone, c.After, len(c.Ticks))
-		if *update {
+		if drover.Updates() {
 			table[i].Ticks = walked
 			continue
 		}
@@ -621,7 +622,7 @@ func TestPeriodicTableOfZones(t *testing.T) {
 	if len(table) < 15 || len(zones) < 5 {
 		t.Errorf("%d rows of %d zones", len(table), len(zones))
 	}
-	if *update {
+	if drover.Updates() {
 		raw, err := json.MarshalIndent(table, "", "\t")
 		if err == nil {
 			err = os.WriteFile(file, append(raw, '\n'), 0o644)

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
@@ -110,15 +111,15 @@ func TestRedriveIsPaced(t *testing.T) {
 	tick := func(of45000 int) int { return of45000 * n / 45_000 }
 	v.bury(t, n, 7)
 	began := time.Now()
-	r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "job"}}, Audit{Why: "the bank is back"})
-	if err != nil || r.State != RedriveRunning || r.Matched != int64(n) {
+	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}}, drover.Audit{Why: "the bank is back"})
+	if err != nil || r.State != drover.RedriveRunning || r.Matched != int64(n) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	t.Logf("marked in %v", time.Since(began))
 	var due, starts []time.Time
 	away, died := 0, 0
 	ticks := 0
-	for ; r.State == RedriveRunning && ticks < 10_000; ticks++ {
+	for ; r.State == drover.RedriveRunning && ticks < 10_000; ticks++ {
 		switch {
 		case ticks == tick(300) || ticks == tick(2500): // the ticking process dies before the commit
 			tx, err := v.Begin(t.Context())
@@ -146,7 +147,7 @@ func TestRedriveIsPaced(t *testing.T) {
 			}
 		}
 	}
-	if r.State != RedriveDone || r.Released != int64(n) || died != 2 {
+	if r.State != drover.RedriveDone || r.Released != int64(n) || died != 2 {
 		t.Fatalf("after %d ticks %+v", ticks, r)
 	}
 	v.at = v.at.Add(time.Second)
@@ -174,20 +175,20 @@ func TestRedriveIsPaced(t *testing.T) {
 // and wait for a retry.
 func TestRedriveCapsKeys(t *testing.T) {
 	t.Parallel()
-	for name, plan := range map[string]RedrivePlan{
+	for name, plan := range map[string]drover.RedrivePlan{
 		"concurrency key": {PerKey: 5}, "from args": {PerKey: 5, KeyFrom: "customer.id"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newVirtual(t)
 			v.bury(t, 300, 3)
-			plan.Filter, plan.Rate = Filter{All: true}, 1000
-			r, err := v.client.StartRedrive(t.Context(), plan, Audit{})
+			plan.Filter, plan.Rate = drover.Filter{All: true}, 1000
+			r, err := v.client.StartRedrive(t.Context(), plan, drover.Audit{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			rounds := 0
-			for ; r.State == RedriveRunning && rounds < 500; rounds++ {
+			for ; r.State == drover.RedriveRunning && rounds < 500; rounds++ {
 				v.pass(t, time.Second/4)
 				out := value[int](t, v.testDB, `select coalesce(max(n), 0) from (
 					select count(*) as n from jobs where finalized_at is null and state <> 'parked' group by concurrency_key) k`)
@@ -202,7 +203,7 @@ func TestRedriveCapsKeys(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'completed' and redrives = 1`); r.State != RedriveDone || n != 300 {
+			if n := value[int](t, v.testDB, `select count(*) from jobs where state = 'completed' and redrives = 1`); r.State != drover.RedriveDone || n != 300 {
 				t.Errorf("%d jobs completed in %d rounds, %+v", n, rounds, r)
 			}
 			if n := value[int](t, v.testDB, `select count(*) from jobs where attempt = 2`); n != 150 {
@@ -220,7 +221,7 @@ func (v *virtual) fail(t testing.TB, fit string) {
 		t.Fatal(err)
 	}
 	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (store.Change, error) {
-		r := &engine.Run{End: engine.Outcome{State: store.Retryable, Delay: time.Second, Class: string(ClassError), Entry: json.RawMessage(`{"class": "error", "error": "again"}`)}}
+		r := &engine.Run{End: engine.Outcome{State: store.Retryable, Delay: time.Second, Class: string(drover.ClassError), Entry: json.RawMessage(`{"class": "error", "error": "again"}`)}}
 		err := row.Scan(&r.ID, &r.Seq, &r.ClaimedAt)
 		return r.End.Change(r), err
 	})
@@ -235,9 +236,9 @@ func TestRedrivesShareSlots(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 600, 2)
-	var all []*Redrive
-	for _, filter := range []Filter{{Fingerprint: "f0"}, {Fingerprint: "f1"}, {All: true}} {
-		r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter, Rate: 100}, Audit{})
+	var all []*drover.Redrive
+	for _, filter := range []drover.Filter{{Fingerprint: "f0"}, {Fingerprint: "f1"}, {All: true}} {
+		r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: filter, Rate: 100}, drover.Audit{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -269,21 +270,21 @@ func TestRedriveCanary(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		failures, allowed int
-		want              RedriveState
+		want              drover.RedriveState
 	}{
-		"well": {0, 0, RedriveRunning}, "one ill": {1, 0, RedriveAborted}, "one may be ill": {1, 1, RedriveRunning}, "two ill": {2, 1, RedriveAborted},
+		"well": {0, 0, drover.RedriveRunning}, "one ill": {1, 0, drover.RedriveAborted}, "one may be ill": {1, 1, drover.RedriveRunning}, "two ill": {2, 1, drover.RedriveAborted},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newVirtual(t)
 			v.bury(t, 50, 2)
-			r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Canary: 5, CanaryFailures: c.allowed}, Audit{})
-			if err != nil || r.State != RedriveCanary {
+			r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Canary: 5, CanaryFailures: c.allowed}, drover.Audit{})
+			if err != nil || r.State != drover.RedriveCanary {
 				t.Fatal(r, err)
 			}
 			v.pass(t, time.Second/4)
 			v.pass(t, time.Second/4)
-			if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != RedriveCanary || r.Released != 5 {
+			if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveCanary || r.Released != 5 {
 				t.Fatalf("before they ran: %+v, %v", r, err)
 			}
 			v.exec(t, virtualStart, v.at)
@@ -294,7 +295,7 @@ func TestRedriveCanary(t *testing.T) {
 				t.Fatalf("%+v, %v, want %s", r, err, c.want)
 			}
 			released := v.pass(t, time.Second/4)
-			if c.want == RedriveAborted {
+			if c.want == drover.RedriveAborted {
 				if r, err = v.client.Redrive(t.Context(), r.ID); err != nil {
 					t.Fatal(err)
 				}
@@ -317,15 +318,15 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	v := newVirtual(t)
 	v.bury(t, 9, 2)
 	v.exec(t, `update jobs set expires_at = now() - interval '1 minute' where args @> '{"n": 1}'`)
-	plan := RedrivePlan{Filter: Filter{Kind: "job"}, Limit: 3}
+	plan := drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}, Limit: 3}
 	groups, err := v.client.PreviewRedrive(t.Context(), plan)
-	want := []RedriveGroup{
-		{"default", "job", ReasonAttemptsExhausted, "f0", 2, 0, 0, 0, "down"}, {"default", "job", ReasonAttemptsExhausted, "f1", 2, 1, 0, 0, "down"},
+	want := []drover.RedriveGroup{
+		{"default", "job", drover.ReasonAttemptsExhausted, "f0", 2, 0, 0, 0, "down"}, {"default", "job", drover.ReasonAttemptsExhausted, "f1", 2, 1, 0, 0, "down"},
 	}
 	if err != nil || !reflect.DeepEqual(groups, want) {
 		t.Fatalf("%+v, %v", groups, err)
 	}
-	groups, err = v.client.PreviewRedrive(t.Context(), RedrivePlan{Filter: plan.Filter})
+	groups, err = v.client.PreviewRedrive(t.Context(), drover.RedrivePlan{Filter: plan.Filter})
 	want[0].Jobs, want[1].Jobs = 4, 5
 	if slices.Reverse(want); err != nil || !reflect.DeepEqual(groups, want) {
 		t.Fatalf("without a limit: %+v, %v", groups, err)
@@ -333,8 +334,8 @@ func TestRedrivePreviewAndLimit(t *testing.T) {
 	if n := value[int](t, v.testDB, `select count(*) from jobs where redrive_id is not null`) + value[int](t, v.testDB, `select count(*) from drover_redrives`); n != 0 {
 		t.Error("a preview left something behind")
 	}
-	r, err := v.client.StartRedrive(t.Context(), plan, Audit{})
-	if err != nil || r.Matched != 3 || !slices.Equal(r.Skips, []SkippedJob{{value[string](t, v.testDB, `select id from jobs where args @> '{"n": 1}'`), "expired"}}) {
+	r, err := v.client.StartRedrive(t.Context(), plan, drover.Audit{})
+	if err != nil || r.Matched != 3 || !slices.Equal(r.Skips, []drover.SkippedJob{{value[string](t, v.testDB, `select id from jobs where args @> '{"n": 1}'`), "expired"}}) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	if ns := value[string](t, v.testDB, `select string_agg(args->>'n', '' order by finalized_at) from jobs where paced_at is not null`); ns != "234" {
@@ -347,13 +348,13 @@ func TestRedriveJobsOfAnAbortedOne(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'q', 'discarded', now(), 'panic' from generate_series(1, 6)`)
-	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "q"}, Rate: 1}, Audit{})
+	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Queue: "q"}, Rate: 1}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	db.waitFor(t, 20*time.Second, `select r.released > 0 from drover_redrives r, drover_pace()`)
 	db.exec(t, `update jobs set state = 'discarded', finalized_at = now(), discard_reason = 'panic', attempted_at = now() where id = (select min(id) from jobs where finalized_at is null)`)
-	if err := db.client.AbortRedrive(t.Context(), r.ID, Audit{}); err != nil {
+	if err := db.client.AbortRedrive(t.Context(), r.ID, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.waitFor(t, 20*time.Second, `select r.finished_at is not null from drover_redrives r, drover_pace()`)
@@ -362,7 +363,7 @@ func TestRedriveJobsOfAnAbortedOne(t *testing.T) {
 		t.Errorf("%+v of 6 jobs, one of which was discarded again", jobs)
 	}
 	for most, more := range map[int]bool{5: true, 6: false, 7: false} {
-		if list := okay(pg.ReadOnePlan(t.Context(), db.client.desk.pool, pgx.RowToAddrOfStructByPos[RedriveJobs], sqlRedriveJobs, r.ID, most)); list[0].More != more {
+		if list := okay(pg.ReadOnePlan(t.Context(), drover.PoolOf(db.client), pgx.RowToAddrOfStructByPos[drover.RedriveJobs], drover.SQLRedriveJobs, r.ID, most)); list[0].More != more {
 			t.Errorf("%d of 6 are counted: %+v", most, list[0])
 		}
 	}
@@ -374,7 +375,7 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 200, 2)
-	r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 90}, Audit{})
+	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 90}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,24 +390,24 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 	}
 	v.pass(t, time.Second)
 	v.work(t)
-	do("pause", v.client.PauseRedrive(t.Context(), r.ID, Audit{}))
+	do("pause", v.client.PauseRedrive(t.Context(), r.ID, drover.Audit{}))
 	if n := v.pass(t, time.Second); n != 0 {
 		t.Errorf("%d released while paused", n)
 	}
 	if got, err := v.client.Redrive(t.Context(), r.ID); err != nil || !got.Paused {
 		t.Error(got, err)
 	}
-	do("resume", v.client.ResumeRedrive(t.Context(), r.ID, Audit{}))
+	do("resume", v.client.ResumeRedrive(t.Context(), r.ID, drover.Audit{}))
 	if v.pass(t, time.Second) == 0 {
 		t.Error("nothing released after resume")
 	}
 	v.exec(t, virtualStart, v.at.Add(time.Second))
 	v.fail(t, `true`) // they wait for a place
-	do("abort", v.client.AbortRedrive(t.Context(), r.ID, Audit{Why: "enough"}))
-	do("abort again", v.client.AbortRedrive(t.Context(), r.ID, Audit{Why: "enough"}))
+	do("abort", v.client.AbortRedrive(t.Context(), r.ID, drover.Audit{Why: "enough"}))
+	do("abort again", v.client.AbortRedrive(t.Context(), r.ID, drover.Audit{Why: "enough"}))
 	v.pass(t, time.Second)
 	got, err := v.client.Redrive(t.Context(), r.ID)
-	if err != nil || got.State != RedriveAborted || got.Note != "enough" || got.FinishedAt == nil {
+	if err != nil || got.State != drover.RedriveAborted || got.Note != "enough" || got.FinishedAt == nil {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if n := value[int](t, v.testDB, `select count(*) from jobs where paced_at is not null or state = 'parked'`); n != 0 {
@@ -417,23 +418,23 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 		t.Error(counts)
 	}
 	for what, err := range map[string]error{
-		"pause": v.client.PauseRedrive(t.Context(), r.ID, Audit{}), "resume": v.client.ResumeRedrive(t.Context(), r.ID, Audit{}),
+		"pause": v.client.PauseRedrive(t.Context(), r.ID, drover.Audit{}), "resume": v.client.ResumeRedrive(t.Context(), r.ID, drover.Audit{}),
 	} {
-		if !errors.Is(err, ErrState) {
+		if !errors.Is(err, drover.ErrState) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	missing := strings.Repeat("0", 26)
 	for what, err := range map[string]error{
-		"pause": v.client.PauseRedrive(t.Context(), missing, Audit{}), "abort": v.client.AbortRedrive(t.Context(), missing, Audit{}),
-		"resume": v.client.ResumeRedrive(t.Context(), "x", Audit{}), "get": second(v.client.Redrive(t.Context(), missing)), "get x": second(v.client.Redrive(t.Context(), "x")),
+		"pause": v.client.PauseRedrive(t.Context(), missing, drover.Audit{}), "abort": v.client.AbortRedrive(t.Context(), missing, drover.Audit{}),
+		"resume": v.client.ResumeRedrive(t.Context(), "x", drover.Audit{}), "get": second(v.client.Redrive(t.Context(), missing)), "get x": second(v.client.Redrive(t.Context(), "x")),
 	} {
-		if !errors.Is(err, ErrNotFound) {
+		if !errors.Is(err, drover.ErrNotFound) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	// The jobs that it left can be redriven again.
-	again, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}}, Audit{})
+	again, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}}, drover.Audit{})
 	if err != nil || again.Matched == 0 || again.Skipped != 0 {
 		t.Errorf("%+v, %v", again, err)
 	}
@@ -449,14 +450,14 @@ func TestJobsEndedInARedrivesHands(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 4, 1)
-	if _, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, PerKey: 1}, Audit{}); err != nil {
+	if _, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 1}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, 0)
 	v.exec(t, virtualStart, v.at)
 	v.fail(t, `true`)
 	parked := value[string](t, v.testDB, `select id from jobs where state = 'parked' and isfinite(paced_at)`)
-	if was, err := v.client.Cancel(t.Context(), parked, Audit{Why: "no"}); err != nil || was != Parked {
+	if was, err := v.client.Cancel(t.Context(), parked, drover.Audit{Why: "no"}); err != nil || was != drover.Parked {
 		t.Fatal(was, err)
 	}
 	for range 40 {
@@ -476,7 +477,7 @@ func TestRedriveSurvivesTheClockGoingBack(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	v.bury(t, 100, 1)
-	if _, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}}, Audit{}); err != nil {
+	if _, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, time.Hour)
@@ -492,11 +493,11 @@ func TestRedriveWithAnID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	db.bury(t, 10, 2)
-	plan := RedrivePlan{ID: strings.ToLower(ulid.Make().String()), Filter: Filter{All: true}, Rate: 1}
+	plan := drover.RedrivePlan{ID: strings.ToLower(ulid.Make().String()), Filter: drover.Filter{All: true}, Rate: 1}
 	var wg sync.WaitGroup
 	errs := make([]error, 4)
 	for i := range errs {
-		wg.Go(func() { _, errs[i] = db.client.StartRedrive(t.Context(), plan, Audit{}) })
+		wg.Go(func() { _, errs[i] = db.client.StartRedrive(t.Context(), plan, drover.Audit{}) })
 	}
 	wg.Wait()
 	started := 0
@@ -504,7 +505,7 @@ func TestRedriveWithAnID(t *testing.T) {
 		switch {
 		case err == nil:
 			started++
-		case !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "was started before"):
+		case !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), "was started before"):
 			t.Error(err)
 		}
 	}
@@ -512,7 +513,7 @@ func TestRedriveWithAnID(t *testing.T) {
 		t.Errorf("%d were started: %s", started, got)
 	}
 	plan.ID = "x"
-	if _, err := db.client.StartRedrive(t.Context(), plan, Audit{}); !slices.Equal(fields(t, unwrapped(err)), []string{"ID"}) {
+	if _, err := db.client.StartRedrive(t.Context(), plan, drover.Audit{}); !slices.Equal(drover.Fields(t, unwrapped(err)), []string{"ID"}) {
 		t.Errorf("no id: %v", err)
 	}
 	if _, err := db.Exec(t.Context(), `select drover_redrive_start('{"id": "x", "filter": {"all": true}}')`); pg.SQLState(err) != "22023" {
@@ -527,8 +528,8 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 	db.bury(t, 3, 1)
 	done := db.enqueue(t, job{}, nil)
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, done)
-	all := Filter{All: true}
-	for want, plan := range map[string]RedrivePlan{
+	all := drover.Filter{All: true}
+	for want, plan := range map[string]drover.RedrivePlan{
 		"Filter":                         {},
 		"Rate":                           {Filter: all, Rate: -1},
 		"PerKey":                         {Filter: all, PerKey: -5},
@@ -541,8 +542,8 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 		"ArgsPatch":                      {Filter: all, ArgsPatch: json.RawMessage(`[]`)},
 	} {
 		field, text, _ := strings.Cut(want, ": ")
-		_, err := db.client.StartRedrive(t.Context(), plan, Audit{})
-		var invalid *InvalidError
+		_, err := db.client.StartRedrive(t.Context(), plan, drover.Audit{})
+		var invalid *drover.InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != field || !strings.Contains(err.Error(), text) {
 			t.Errorf("%s: %v", want, err)
 		}
@@ -550,8 +551,8 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 			t.Errorf("preview, %s: %v", want, err)
 		}
 	}
-	for _, filter := range []Filter{{State: Running}, {IDs: []string{done}}} {
-		if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter}, Audit{}); !errors.Is(err, ErrState) || len(filter.IDs) == 1 && !strings.Contains(err.Error(), done+" is completed") {
+	for _, filter := range []drover.Filter{{State: drover.Running}, {IDs: []string{done}}} {
+		if _, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: filter}, drover.Audit{}); !errors.Is(err, drover.ErrState) || len(filter.IDs) == 1 && !strings.Contains(err.Error(), done+" is completed") {
 			t.Errorf("%+v: %v", filter, err)
 		}
 	}
@@ -566,8 +567,8 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 	// Unknown ids are listed in Skips; the other jobs are redriven.
 	ghost := strings.Repeat("0", 26)
 	id := value[string](t, db, `select min(id) from jobs where state = 'discarded'`)
-	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{IDs: []string{ghost, id}}}, Audit{})
-	if err != nil || r.Matched != 1 || !slices.Equal(r.Skips, []SkippedJob{{ghost, "unknown id"}}) {
+	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{IDs: []string{ghost, id}}}, drover.Audit{})
+	if err != nil || r.Matched != 1 || !slices.Equal(r.Skips, []drover.SkippedJob{{ghost, "unknown id"}}) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -578,9 +579,9 @@ func TestRedriveChangesArgs(t *testing.T) {
 	v := newVirtual(t)
 	v.bury(t, 1, 1)
 	v.exec(t, `update jobs set retry_until = created_at + interval '1 hour', max_attempts = 20, discard_reason = 'crashed', crashes = 3`)
-	_, err := v.client.StartRedrive(t.Context(), RedrivePlan{
-		Filter: Filter{All: true}, MaxAttempts: 3, ArgsPatch: json.RawMessage(`{"customer": {"name": "A"}, "n": null}`),
-	}, Audit{By: "ann", Why: "ticket 7"})
+	_, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{
+		Filter: drover.Filter{All: true}, MaxAttempts: 3, ArgsPatch: json.RawMessage(`{"customer": {"name": "A"}, "n": null}`),
+	}, drover.Audit{By: "ann", Why: "ticket 7"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -601,7 +602,7 @@ func TestManyTickersPaceAsOne(t *testing.T) {
 	slow(t)
 	v := newVirtual(t)
 	v.bury(t, 400, 4)
-	r, err := v.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{All: true}, Rate: 200, PerKey: 20}, Audit{})
+	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 200, PerKey: 20}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -612,7 +613,7 @@ func TestManyTickersPaceAsOne(t *testing.T) {
 				if _, err := v.Exec(t.Context(), `select drover_pace()`); err != nil {
 					return err
 				}
-				if got, err := v.client.Redrive(t.Context(), r.ID); err != nil || got.State == RedriveDone {
+				if got, err := v.client.Redrive(t.Context(), r.ID); err != nil || got.State == drover.RedriveDone {
 					return err
 				}
 				if _, err := v.Exec(t.Context(), `
@@ -664,23 +665,23 @@ func TestSupervisorsCarryRedrivesOn(t *testing.T) {
 	db.bury(t, 60, 2)
 	id := value[string](t, db, `select drover_redrive_start('{"filter": {"all": true}, "rate": 200, "per_key": 2, "key_from": "customer.id"}')`)
 	var log eventLog
-	first := db.via(t, Config{Hooks: []Hooks{log.hooks()}, Logger: quiet()}).launch(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
+	first := db.via(t, drover.Config{Hooks: []drover.Hooks{log.hooks()}, Logger: quiet()}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from jobs where state = 'completed'`) >= 10
 	})
 	first.stop(t)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
 	eventually(t, func() bool {
 		r, err := db.client.Redrive(t.Context(), id)
-		return err == nil && r.State == RedriveDone && r.Released == 60
+		return err == nil && r.State == drover.RedriveDone && r.Released == 60
 	})
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and redrives = 1`); n != 60 {
 		t.Errorf("%d jobs completed", n)
 	}
 }
 
-func handlingAll() []Worker {
-	return []Worker{dynWorker("job", WorkerOpts{}, func(context.Context, *Job) error { return nil })}
+func handlingAll() []drover.Worker {
+	return []drover.Worker{dynWorker("job", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil })}
 }
 
 // D-3, D-6: if no worker can decode the args after the patch, the canary is discarded as undecodable. The other jobs
@@ -690,9 +691,9 @@ func TestRedriveWithAPatchThatDoesNotDecode(t *testing.T) {
 	db := newTestDB(t)
 	db.bury(t, 5, 1)
 	db.exec(t, `create table before as select id, args from jobs`)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
-	plan := RedrivePlan{Filter: Filter{All: true}, Canary: 1, ArgsPatch: json.RawMessage(`{"N": "no"}`)}
-	r, err := db.client.StartRedrive(t.Context(), plan, Audit{})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+	plan := drover.RedrivePlan{Filter: drover.Filter{All: true}, Canary: 1, ArgsPatch: json.RawMessage(`{"N": "no"}`)}
+	r, err := db.client.StartRedrive(t.Context(), plan, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -704,7 +705,7 @@ func TestRedriveWithAPatchThatDoesNotDecode(t *testing.T) {
 		t.Errorf("%d of 4 others are dead letters as before", n)
 	}
 	plan.ArgsPatch = json.RawMessage(`{"N": 7}`)
-	if _, err := db.client.StartRedrive(t.Context(), plan, Audit{}); err != nil {
+	if _, err := db.client.StartRedrive(t.Context(), plan, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.waitFor(t, time.Minute, `select count(*) = 5 from jobs where state = 'completed' and args->>'N' = '7'`)
@@ -743,8 +744,8 @@ func TestRedriveShowsItsFilter(t *testing.T) {
 	at := func(hours int) time.Time {
 		return time.Date(2025, 1, 2, hours, 4, 5, 678_901_000, time.FixedZone("", 3600)) // microseconds, as Postgres has them
 	}
-	all := Filter{
-		IDs: []string{}, Queue: "q", Kind: "k", Key: "c", Priority: 3, State: Discarded, Reason: ReasonPanic, Class: "panic", Fingerprint: "f", Periodic: "p", Redrive: "r", UniqueKey: "u", Error: "e", Tags: []string{"a", "b"},
+	all := drover.Filter{
+		IDs: []string{}, Queue: "q", Kind: "k", Key: "c", Priority: 3, State: drover.Discarded, Reason: drover.ReasonPanic, Class: "panic", Fingerprint: "f", Periodic: "p", Redrive: "r", UniqueKey: "u", Error: "e", Tags: []string{"a", "b"},
 		Args: json.RawMessage(`{"n": 1}`), CreatedAfter: at(1), CreatedBefore: at(2), FinalizedAfter: at(3), FinalizedBefore: at(4), All: true,
 	}
 	for i, v := 0, reflect.ValueOf(all); i < v.NumField(); i++ {
@@ -752,13 +753,13 @@ func TestRedriveShowsItsFilter(t *testing.T) {
 			t.Errorf("%s is not under test", v.Type().Field(i).Name)
 		}
 	}
-	for _, want := range []Filter{{All: true}, {Kind: "k"}, all} {
-		r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: want}, Audit{})
+	for _, want := range []drover.Filter{{All: true}, {Kind: "k"}, all} {
+		r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: want}, drover.Audit{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := r.Filter
-		for _, of := range []*Filter{&got, &want} {
+		for _, of := range []*drover.Filter{&got, &want} {
 			for _, at := range []*time.Time{&of.CreatedAfter, &of.CreatedBefore, &of.FinalizedAfter, &of.FinalizedBefore} {
 				*at = at.UTC()
 			}
@@ -788,7 +789,7 @@ func TestOddRowsOfRedrives(t *testing.T) {
 		{"skips", `{"id": 1}`, "skips: "},
 		{"why", `odd`, ""},
 	} {
-		r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "k"}}, Audit{By: "ann"})
+		r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "k"}}, drover.Audit{By: "ann"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -804,7 +805,7 @@ func TestOddRowsOfRedrives(t *testing.T) {
 		if r.By != "ann" || !strings.HasPrefix(r.Unreadable, part) || (part == "") != (r.Unreadable == "") {
 			t.Errorf("%+v, want an unreadable %q", r, part)
 		}
-		if part == "filter: " && !reflect.DeepEqual(r.Filter, Filter{}) || part == "skips: " && (r.Filter.Kind != "k" || r.Skips != nil) {
+		if part == "filter: " && !reflect.DeepEqual(r.Filter, drover.Filter{}) || part == "skips: " && (r.Filter.Kind != "k" || r.Skips != nil) {
 			t.Errorf("%+v", r)
 		}
 	}
@@ -850,10 +851,10 @@ func TestRedriveCourse(t *testing.T) {
 	for _, s := range okay(db.client.Redrive(t.Context(), id)).Course {
 		due += s.Due
 	}
-	if due == 0 || due > mostRedriveJobs {
+	if due == 0 || due > drover.MostRedriveJobs {
 		t.Errorf("%d jobs were looked at", due)
 	}
-	if n, scans := db.planner(t).buffersOf(t, strings.NewReplacer("$1", "'"+id+"'", "$2", "1000").Replace(sqlRedriveCourse)); n > 1100 || scans != 0 {
+	if n, scans := db.planner(t).buffersOf(t, strings.NewReplacer("$1", "'"+id+"'", "$2", "1000").Replace(drover.SQLRedriveCourse)); n > 1100 || scans != 0 {
 		t.Errorf("a thousand jobs cost %d buffers, the table was read %d times", n, scans)
 	}
 }

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -28,7 +28,7 @@ func (db *testDB) put(t *testing.T, columns, values string) string {
 	return value[string](t, db, `insert into jobs (kind, `+columns+`) values ('letter', `+values+`) returning id`)
 }
 
-func (db *testDB) get(t *testing.T, id string) *JobInfo {
+func (db *testDB) get(t *testing.T, id string) *drover.JobInfo {
 	t.Helper()
 	job, err := db.client.Job(t.Context(), id)
 	if err != nil {
@@ -53,12 +53,12 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 		at := time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC)
 		return &at
 	}
-	want := JobInfo{
-		ID: id, Queue: "post", Kind: "letter", State: Discarded, Priority: 3, Attempt: 2, MaxAttempts: 7, ScheduledAt: at(2031).Add(time.Microsecond),
+	want := drover.JobInfo{
+		ID: id, Queue: "post", Kind: "letter", State: drover.Discarded, Priority: 3, Attempt: 2, MaxAttempts: 7, ScheduledAt: at(2031).Add(time.Microsecond),
 		CreatedAt: *at(2030), AttemptedAt: at(2032), FinalizedAt: at(2033), DiscardReason: "crashed", Crashes: 1, Redrives: 5, Snoozes: 6,
 		ErrorsTotal: 30, Args: json.RawMessage(`{"to": "x"}`), Retry: json.RawMessage(`{"type": "constant", "delay": "1s"}`), Tags: []string{"a", "b"},
 		Metadata: json.RawMessage(`{"m": 1}`), Key: "customer 7",
-		Errors: []RunError{
+		Errors: []drover.RunError{
 			{Attempt: 1, ClaimSeq: 1, At: *at(2031), Class: "panic", Error: "e1", Type: "T", Fingerprint: "f", DurationMS: 10, DelayMS: 20, Supervisor: "s", Trace: "tr"},
 			{Class: "operator", Error: "cancelled"},
 		},
@@ -68,7 +68,7 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 		t.Errorf("seen = %q", got.Seen)
 	}
 	want.Seen = got.Seen
-	asJSON := func(j *JobInfo) string {
+	asJSON := func(j *drover.JobInfo) string {
 		for _, at := range []*time.Time{&j.ScheduledAt, &j.CreatedAt, j.AttemptedAt, j.FinalizedAt} {
 			*at = at.UTC()
 		}
@@ -103,7 +103,7 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 		}
 	}
 	parked := db.get(t, db.put(t, "state, scheduled_at", "'parked', 'infinity'"))
-	if parked.State != Parked || parked.ScheduledAt != parked.CreatedAt || parked.LastError() != "" {
+	if parked.State != drover.Parked || parked.ScheduledAt != parked.CreatedAt || parked.LastError() != "" {
 		t.Errorf("%+v", parked)
 	}
 }
@@ -115,9 +115,9 @@ func TestIDsThatNoRowHas(t *testing.T) {
 	db.enqueue(t, letter{}, nil)
 	for _, id := range []string{"", "%", "x", ulid.Make().String(), strings.Repeat("\x00", 26), strings.Repeat("\xff", 26), strings.Repeat("9", 1<<20)} {
 		_, got := db.client.Job(t.Context(), id)
-		_, cancelled := db.client.Cancel(t.Context(), id, Audit{})
-		for _, err := range []error{got, cancelled, db.client.RedriveJob(t.Context(), id, nil, Audit{})} {
-			if !errors.Is(err, ErrNotFound) {
+		_, cancelled := db.client.Cancel(t.Context(), id, drover.Audit{})
+		for _, err := range []error{got, cancelled, db.client.RedriveJob(t.Context(), id, nil, drover.Audit{})} {
+			if !errors.Is(err, drover.ErrNotFound) {
 				t.Errorf("%.30q: %.200v, want ErrNotFound", id, err)
 			}
 		}
@@ -133,7 +133,7 @@ func TestListOfOldDeadLetters(t *testing.T) {
 insert into jobs (id, queue, kind, state, finalized_at, discard_reason, class, tags)
 select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'q', case when n > 3000 or n = 1 then 'rare' else 'frequent' end, 'discarded', now() - n / 2 * interval '1 s', 'panic', 'panic', '{t}' from generate_series(1, 3025) n`)
 	want := db.idsOf(t, `select id from jobs where kind = 'rare' order by finalized_at desc, id desc`)
-	for _, filter := range []Filter{{State: Discarded, Kind: "rare"}, {Reason: ReasonPanic, Kind: "rare", Queue: "q"}, {State: Discarded, Kind: "rare", Tags: []string{"t"}}} {
+	for _, filter := range []drover.Filter{{State: drover.Discarded, Kind: "rare"}, {Reason: drover.ReasonPanic, Kind: "rare", Queue: "q"}, {State: drover.Discarded, Kind: "rare", Tags: []string{"t"}}} {
 		var got []string
 		for after, pages := "", 0; pages == 0 || after != ""; pages++ {
 			page, err := db.client.Jobs(t.Context(), filter, after, 10)
@@ -162,36 +162,36 @@ func TestListFilters(t *testing.T) {
 	db.put(t, "id, state, finalized_at, discard_reason, errors", `repeat('5', 26), 'discarded', now(), 'expired', '[{"class": "error", "error": "1000 ofXit"}]'`)
 	db.put(t, "id, tags", "repeat('6', 26), '{red,green}'")
 	db.put(t, "id, state, finalized_at", "repeat('7', 26), 'cancelled', now()")
-	for want, f := range map[string]Filter{
-		"7654321": {}, "1": {Queue: "post"}, "2": {Kind: "parcel"}, "3": {State: Scheduled}, "54": {State: Discarded}, "7": {State: Cancelled},
+	for want, f := range map[string]drover.Filter{
+		"7654321": {}, "1": {Queue: "post"}, "2": {Kind: "parcel"}, "3": {State: drover.Scheduled}, "54": {State: drover.Discarded}, "7": {State: drover.Cancelled},
 		"4": {Reason: "panic"}, "6": {Tags: []string{"green"}}, "5": {Error: "OFXIT"}, "": {Tags: []string{"gre"}},
 	} {
 		if got := listed(t, db, f); got != want {
 			t.Errorf("%+v: %q, want %q", f, got, want)
 		}
 	}
-	for _, f := range []Filter{{Error: "100% OF_IT"}, {Error: `\ gone`}, {Error: "%"}, {Error: "_"}, {Error: `\`}, {Error: "of_it", State: Discarded, Reason: "panic"}} {
+	for _, f := range []drover.Filter{{Error: "100% OF_IT"}, {Error: `\ gone`}, {Error: "%"}, {Error: "_"}, {Error: `\`}, {Error: "of_it", State: drover.Discarded, Reason: "panic"}} {
 		if got := listed(t, db, f); got != "4" {
 			t.Errorf("%+v: %q, want 4", f, got)
 		}
 	}
-	for _, f := range []Filter{{Error: "first"}, {Queue: "post", Kind: "parcel"}, {State: Running}, {Queue: "'; drop table jobs; --"}} {
+	for _, f := range []drover.Filter{{Error: "first"}, {Queue: "post", Kind: "parcel"}, {State: drover.Running}, {Queue: "'; drop table jobs; --"}} {
 		if got := listed(t, db, f); got != "" {
 			t.Errorf("%+v: %q, want none", f, got)
 		}
 	}
-	_, err := db.client.Jobs(t.Context(), Filter{State: "odd", Queue: "\x00", Error: "\xff", Tags: []string{strings.Repeat("t", 1025)}}, "\x00", 1001)
+	_, err := db.client.Jobs(t.Context(), drover.Filter{State: "odd", Queue: "\x00", Error: "\xff", Tags: []string{strings.Repeat("t", 1025)}}, "\x00", 1001)
 	want := []string{"limit", "Filter.State", "Filter.Queue", "Filter.Error", "Filter.Tags[0]", "after"}
-	if got := fields(t, err); !slices.Equal(got, want) {
+	if got := drover.Fields(t, err); !slices.Equal(got, want) {
 		t.Errorf("listed %q, want %q", got, want)
 	}
-	if _, err := db.client.Jobs(t.Context(), Filter{}, "", -1); !errors.Is(err, ErrInvalid) {
+	if _, err := db.client.Jobs(t.Context(), drover.Filter{}, "", -1); !errors.Is(err, drover.ErrInvalid) {
 		t.Errorf("limit -1: %v", err)
 	}
 }
 
 // listed returns the first characters of the ids that the filter lists.
-func listed(t *testing.T, db *testDB, f Filter) (ids string) {
+func listed(t *testing.T, db *testDB, f drover.Filter) (ids string) {
 	t.Helper()
 	page, err := db.client.Jobs(t.Context(), f, "", 0)
 	if err != nil {
@@ -207,9 +207,9 @@ func listed(t *testing.T, db *testDB, f Filter) (ids string) {
 func TestPagingIsComplete(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	batch := make([]EnqueueItem, 250)
+	batch := make([]drover.EnqueueItem, 250)
 	for i := range batch {
-		batch[i] = EnqueueItem{letter{}, nil}
+		batch[i] = drover.EnqueueItem{letter{}, nil}
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
 	if err != nil {
@@ -219,7 +219,7 @@ func TestPagingIsComplete(t *testing.T) {
 		seen := map[string]int{}
 		last, after := "", ""
 		for n := 0; ; n++ {
-			page, err := db.client.Jobs(t.Context(), Filter{Queue: "default"}, after, limit)
+			page, err := db.client.Jobs(t.Context(), drover.Filter{Queue: "default"}, after, limit)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -240,7 +240,7 @@ func TestPagingIsComplete(t *testing.T) {
 				db.enqueue(t, letter{"new"}, nil)
 				db.exec(t, `delete from jobs where id = $1`, page.Jobs[0].ID) // a job that was listed
 				delete(seen, page.Jobs[0].ID)
-				receipts = slices.DeleteFunc(receipts, func(r Receipt) bool { return r.ID == page.Jobs[0].ID })
+				receipts = slices.DeleteFunc(receipts, func(r drover.Receipt) bool { return r.ID == page.Jobs[0].ID })
 			}
 		}
 		for _, r := range receipts {
@@ -249,7 +249,7 @@ func TestPagingIsComplete(t *testing.T) {
 			}
 		}
 	}
-	page, err := db.client.Jobs(t.Context(), Filter{}, strings.Repeat("0", 26), 0)
+	page, err := db.client.Jobs(t.Context(), drover.Filter{}, strings.Repeat("0", 26), 0)
 	if err != nil || len(page.Jobs) != 0 || page.Next != "" {
 		t.Errorf("below the lowest id: %+v, %v", page, err)
 	}
@@ -268,7 +268,7 @@ func TestGetReadsOneRowWhateverThePlan(t *testing.T) {
 	})
 	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k' from generate_series(1, 20000) n`)
 	var plan []string
-	rows, err := pool.Query(t.Context(), `explain `+sqlGet, db.enqueue(t, letter{}, nil))
+	rows, err := pool.Query(t.Context(), `explain `+drover.SQLGet, db.enqueue(t, letter{}, nil))
 	if err == nil {
 		plan, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	}
@@ -311,22 +311,22 @@ func TestCounts(t *testing.T) {
 func TestRedriveKeepsTheJobAndItsHistory(t *testing.T) {
 	t.Parallel()
 	var events atomic.Int32
-	db := newTestDBWith(t, Config{
-		Logger: slog.New(slog.DiscardHandler), Hooks: []Hooks{{Redriven: func(context.Context, Event) { events.Add(1) }}},
+	db := newTestDBWith(t, drover.Config{
+		Logger: slog.New(slog.DiscardHandler), Hooks: []drover.Hooks{{Redriven: func(context.Context, drover.Event) { events.Add(1) }}},
 	})
 	const dead = `attempt, claim_seq, max_attempts, state, finalized_at, discard_reason, errors_total, errors, created_at, scheduled_at, tags, retry`
 	const deadValues = `3, 5, 3, 'discarded', now(), 'attempts_exhausted', 1, '[{"error": "e1", "class": "error"}]', now() - interval '1 day',
 now() - interval '1 hour', '{a}', '{"type": "constant", "delay": "1s"}'`
 	for name, tc := range map[string]struct {
 		columns, values string
-		opts            *RedriveOpts
+		opts            *drover.RedriveOpts
 		row             string
 	}{
 		"discarded":                      {row: `max_attempts = 3 and lane = 15 and crashes = 0 and args = '{}'`},
-		"nil and zero options are alike": {opts: &RedriveOpts{}, row: `max_attempts = 3 and args = '{}'`},
-		"MaxAttempts":                    {opts: &RedriveOpts{MaxAttempts: 9}, row: `max_attempts = 9`},
+		"nil and zero options are alike": {opts: &drover.RedriveOpts{}, row: `max_attempts = 3 and args = '{}'`},
+		"MaxAttempts":                    {opts: &drover.RedriveOpts{MaxAttempts: 9}, row: `max_attempts = 9`},
 		"ArgsPatch": {
-			`, args`, `, '{"a": 1, "b": {"c": 2}}'`, &RedriveOpts{ArgsPatch: json.RawMessage(" \n{\"b\": 3, \"d\": \"<&>\"}")},
+			`, args`, `, '{"a": 1, "b": {"c": 2}}'`, &drover.RedriveOpts{ArgsPatch: json.RawMessage(" \n{\"b\": 3, \"d\": \"<&>\"}")},
 			`args = '{"a": 1, "b": 3, "d": "<&>"}'`,
 		},
 		"RetryUntil starts again":                {`, retry_until`, `, now() - interval '18 hours'`, nil, `retry_until - redriven_at between interval '5:59' and interval '6:01'`},
@@ -337,7 +337,7 @@ now() - interval '1 hour', '{a}', '{"type": "constant", "delay": "1s"}'`
 		id := db.put(t, dead+tc.columns, deadValues+tc.values)
 		events.Store(0)
 		woke := woken(t, db, func() {
-			if err := db.client.RedriveJob(t.Context(), id, tc.opts, Audit{}); err != nil {
+			if err := db.client.RedriveJob(t.Context(), id, tc.opts, drover.Audit{}); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		})
@@ -356,7 +356,7 @@ select coalesce(state = 'available' and attempt = 0 and claim_seq = 5 and redriv
 	convicted := db.put(t, "state, finalized_at, discard_reason, crashes", "'discarded', now(), 'crashed', 10")
 	cancelled := db.put(t, "state, finalized_at", "'cancelled', now()")
 	for _, id := range []string{convicted, cancelled} {
-		if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
+		if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -376,26 +376,26 @@ func TestRedriveRefuses(t *testing.T) {
 	const deadValues = "'discarded', now(), 'expired'"
 	for name, tc := range map[string]struct {
 		columns, values string
-		opts            RedriveOpts
+		opts            drover.RedriveOpts
 		want            error
 	}{
-		"running":                 {columns: "state, claimed_by, redrives", values: "'running', 's', 1", want: ErrState},
-		"completed":               {columns: "state, finalized_at, redrives", values: "'completed', now(), 1", want: ErrState},
-		"never redriven, waiting": {columns: "priority", values: "5", want: ErrState},
-		"expired":                 {columns: dead + ", expires_at", values: deadValues + ", now() - interval '1 s'", want: ErrState},
-		"negative attempts":       {columns: dead, values: deadValues, opts: RedriveOpts{MaxAttempts: -1}, want: ErrInvalid},
-		"too many attempts":       {columns: dead, values: deadValues, opts: RedriveOpts{MaxAttempts: 1 << 40}, want: ErrInvalid},
-		"empty patch":             {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage{}}, want: ErrInvalid},
-		"patch of spaces":         {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage("  ")}, want: ErrInvalid},
-		"patch that is an array":  {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage(`[{}]`)}, want: ErrInvalid},
-		"patch with NUL":          {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage(`{"a": "\u0000"}`)}, want: ErrInvalid},
-		"patch over 256 KiB":      {columns: dead, values: deadValues, opts: RedriveOpts{ArgsPatch: json.RawMessage(`{"a": "` + strings.Repeat("x", 256<<10) + `"}`)}, want: ErrInvalid},
-		"patch for an array":      {columns: dead + ", args", values: deadValues + ", '[1]'", opts: RedriveOpts{ArgsPatch: json.RawMessage(`{"a": 1}`)}, want: ErrInvalid},
-		"patch for a string":      {columns: dead + ", args", values: deadValues + `, '"x"'`, opts: RedriveOpts{ArgsPatch: json.RawMessage(`{"a": 1}`)}, want: ErrInvalid},
+		"running":                 {columns: "state, claimed_by, redrives", values: "'running', 's', 1", want: drover.ErrState},
+		"completed":               {columns: "state, finalized_at, redrives", values: "'completed', now(), 1", want: drover.ErrState},
+		"never redriven, waiting": {columns: "priority", values: "5", want: drover.ErrState},
+		"expired":                 {columns: dead + ", expires_at", values: deadValues + ", now() - interval '1 s'", want: drover.ErrState},
+		"negative attempts":       {columns: dead, values: deadValues, opts: drover.RedriveOpts{MaxAttempts: -1}, want: drover.ErrInvalid},
+		"too many attempts":       {columns: dead, values: deadValues, opts: drover.RedriveOpts{MaxAttempts: 1 << 40}, want: drover.ErrInvalid},
+		"empty patch":             {columns: dead, values: deadValues, opts: drover.RedriveOpts{ArgsPatch: json.RawMessage{}}, want: drover.ErrInvalid},
+		"patch of spaces":         {columns: dead, values: deadValues, opts: drover.RedriveOpts{ArgsPatch: json.RawMessage("  ")}, want: drover.ErrInvalid},
+		"patch that is an array":  {columns: dead, values: deadValues, opts: drover.RedriveOpts{ArgsPatch: json.RawMessage(`[{}]`)}, want: drover.ErrInvalid},
+		"patch with NUL":          {columns: dead, values: deadValues, opts: drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"a": "\u0000"}`)}, want: drover.ErrInvalid},
+		"patch over 256 KiB":      {columns: dead, values: deadValues, opts: drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"a": "` + strings.Repeat("x", 256<<10) + `"}`)}, want: drover.ErrInvalid},
+		"patch for an array":      {columns: dead + ", args", values: deadValues + ", '[1]'", opts: drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"a": 1}`)}, want: drover.ErrInvalid},
+		"patch for a string":      {columns: dead + ", args", values: deadValues + `, '"x"'`, opts: drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"a": 1}`)}, want: drover.ErrInvalid},
 	} {
 		id := db.put(t, tc.columns, tc.values)
 		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
-		if err := db.client.RedriveJob(t.Context(), id, &tc.opts, Audit{}); !errors.Is(err, tc.want) {
+		if err := db.client.RedriveJob(t.Context(), id, &tc.opts, drover.Audit{}); !errors.Is(err, tc.want) {
 			t.Errorf("%s: %.200v, want %v", name, err, tc.want)
 		}
 		if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id); after != before {
@@ -403,7 +403,7 @@ func TestRedriveRefuses(t *testing.T) {
 		}
 	}
 	// Without a patch, the args need not be an object.
-	if err := db.client.RedriveJob(t.Context(), db.put(t, dead+", args", deadValues+", '[1]'"), &RedriveOpts{MaxAttempts: 1}, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), db.put(t, dead+", args", deadValues+", '[1]'"), &drover.RedriveOpts{MaxAttempts: 1}, drover.Audit{}); err != nil {
 		t.Error(err)
 	}
 	for _, patch := range []string{`[1]`, `"x"`, `null`} {
@@ -418,14 +418,14 @@ func TestRedriveRefuses(t *testing.T) {
 func TestSixteenRedrivesAtOnce(t *testing.T) {
 	t.Parallel()
 	var events atomic.Int32
-	db := newTestDBWith(t, Config{
-		Logger: slog.New(slog.DiscardHandler), Hooks: []Hooks{{Redriven: func(context.Context, Event) { events.Add(1) }}},
+	db := newTestDBWith(t, drover.Config{
+		Logger: slog.New(slog.DiscardHandler), Hooks: []drover.Hooks{{Redriven: func(context.Context, drover.Event) { events.Add(1) }}},
 	})
 	id := db.put(t, "state, finalized_at, discard_reason, max_attempts", "'discarded', now(), 'panic', 2")
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {
-			if err := db.client.RedriveJob(t.Context(), id, &RedriveOpts{MaxAttempts: 3}, Audit{}); err != nil {
+			if err := db.client.RedriveJob(t.Context(), id, &drover.RedriveOpts{MaxAttempts: 3}, drover.Audit{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -436,10 +436,10 @@ func TestSixteenRedrivesAtOnce(t *testing.T) {
 	}
 	// Another redrive changes nothing while the job waits for a retry.
 	db.exec(t, `update jobs set state = 'retryable', attempt = 1 where id = $1`, id)
-	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 		t.Error(err)
 	}
-	if j := db.get(t, id); j.State != Retryable || j.Attempt != 1 || j.Redrives != 1 || events.Load() != 1 {
+	if j := db.get(t, id); j.State != drover.Retryable || j.Attempt != 1 || j.Redrives != 1 || events.Load() != 1 {
 		t.Errorf("%+v, %d events", j, events.Load())
 	}
 }
@@ -448,15 +448,15 @@ func TestSixteenRedrivesAtOnce(t *testing.T) {
 func TestARedrivenJobRunsAgain(t *testing.T) {
 	t.Parallel()
 	ends, hooks := endHooks()
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler), Hooks: hooks})
-	db.run(t, SupervisorConfig{
-		Queues: []Queue{{}}, PollInterval: 10 * time.Millisecond,
-		Workers: []Worker{Handle(func(_ context.Context, j *Job, l letter) error {
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.DiscardHandler), Hooks: hooks})
+	db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, PollInterval: 10 * time.Millisecond,
+		Workers: []drover.Worker{drover.Handle(func(_ context.Context, j *drover.Job, l letter) error {
 			if l.To == "mended" && j.Redrives == 1 && j.Attempt == 2 && j.Failures == 3 {
 				return nil
 			}
 			return fmt.Errorf("attempt %d", j.Attempt)
-		}, WorkerOpts{MaxAttempts: 2, Retry: Constant{Delay: time.Millisecond}})},
+		}, drover.WorkerOpts{MaxAttempts: 2, Retry: drover.Constant{Delay: time.Millisecond}})},
 	})
 	id := db.enqueue(t, letter{"broken"}, nil)
 	for _, want := range []string{"failed", "discarded"} {
@@ -464,7 +464,7 @@ func TestARedrivenJobRunsAgain(t *testing.T) {
 			t.Fatalf("%s, want %s", end.how, want)
 		}
 	}
-	if err := db.client.RedriveJob(t.Context(), id, &RedriveOpts{ArgsPatch: json.RawMessage(`{"to": "mended"}`)}, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, &drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"to": "mended"}`)}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"failed", "completed"} {
@@ -485,20 +485,20 @@ func TestARedrivenJobRunsAgain(t *testing.T) {
 func TestCancel(t *testing.T) {
 	t.Parallel()
 	var events atomic.Int32
-	db := newTestDBWith(t, Config{
-		Logger: slog.New(slog.DiscardHandler), Hooks: []Hooks{{Cancelled: func(_ context.Context, e Event) { events.Add(1) }}},
+	db := newTestDBWith(t, drover.Config{
+		Logger: slog.New(slog.DiscardHandler), Hooks: []drover.Hooks{{Cancelled: func(_ context.Context, e drover.Event) { events.Add(1) }}},
 	})
-	for state, values := range map[State][2]string{
-		Available: {"priority", "1"}, Scheduled: {"state, scheduled_at", "'scheduled', now() + interval '1 h'"}, Retryable: {"state", "'retryable'"},
-		Parked: {"state, scheduled_at", "'parked', 'infinity'"}, Running: {"state, claimed_by, attempt, claim_seq", "'running', 's', 2, 3"},
-		Completed: {"state, finalized_at", "'completed', now()"}, Discarded: {"state, finalized_at, discard_reason", "'discarded', now(), 'panic'"},
-		Cancelled: {"state, finalized_at", "'cancelled', now()"},
+	for state, values := range map[drover.State][2]string{
+		drover.Available: {"priority", "1"}, drover.Scheduled: {"state, scheduled_at", "'scheduled', now() + interval '1 h'"}, drover.Retryable: {"state", "'retryable'"},
+		drover.Parked: {"state, scheduled_at", "'parked', 'infinity'"}, drover.Running: {"state, claimed_by, attempt, claim_seq", "'running', 's', 2, 3"},
+		drover.Completed: {"state, finalized_at", "'completed', now()"}, drover.Discarded: {"state, finalized_at, discard_reason", "'discarded', now(), 'panic'"},
+		drover.Cancelled: {"state, finalized_at", "'cancelled', now()"},
 	} {
 		id := db.put(t, values[0], values[1])
 		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
 		events.Store(0)
 		sent := notes(t, db, func() {
-			if was, err := db.client.Cancel(t.Context(), id, Audit{Why: "no use"}); err != nil || was != state {
+			if was, err := db.client.Cancel(t.Context(), id, drover.Audit{Why: "no use"}); err != nil || was != state {
 				t.Errorf("Cancel of %s = %s, %v", state, was, err)
 			}
 		})
@@ -509,18 +509,18 @@ func TestCancel(t *testing.T) {
 				t.Errorf("Cancel of %s changed it to %s", state, after)
 			}
 			continue
-		case j.State != Cancelled || j.FinalizedAt == nil || j.ClaimedBy != "" || len(j.Errors) != 1 || j.ErrorsTotal != 0 || j.LastError() != "":
+		case j.State != drover.Cancelled || j.FinalizedAt == nil || j.ClaimedBy != "" || len(j.Errors) != 1 || j.ErrorsTotal != 0 || j.LastError() != "":
 			t.Errorf("%s became %+v", state, j)
 		case j.Errors[0].Class != "operator" || j.Errors[0].Error != "cancelled: no use" || j.Errors[0].At.IsZero():
 			t.Errorf("%s has the entry %+v", state, j.Errors[0])
 		}
 		// The supervisor of a running job would emit its event. Here there is no supervisor.
-		if want := []string{"cancel " + id}; state == Running && (!slices.Equal(sent, want) || events.Load() != 0) {
+		if want := []string{"cancel " + id}; state == drover.Running && (!slices.Equal(sent, want) || events.Load() != 0) {
 			t.Errorf("%q, %d events for a running job", sent, events.Load())
-		} else if state != Running && (len(sent) != 0 || events.Load() != 1) {
+		} else if state != drover.Running && (len(sent) != 0 || events.Load() != 1) {
 			t.Errorf("%q, %d events for a waiting job", sent, events.Load())
 		}
-		if was, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil || was != Cancelled {
+		if was, err := db.client.Cancel(t.Context(), id, drover.Audit{}); err != nil || was != drover.Cancelled {
 			t.Errorf("the second Cancel = %s, %v", was, err)
 		}
 	}
@@ -548,7 +548,7 @@ func TestDeleteManyByTheEnd(t *testing.T) {
 		db.put(t, "state, claimed_by, scheduled_at", "'running', 's', "+old),
 	}
 	before := func(cutoff time.Time) (int64, error) {
-		done, err := db.client.DeleteMany(t.Context(), Filter{State: Completed, FinalizedBefore: cutoff}, Audit{})
+		done, err := db.client.DeleteMany(t.Context(), drover.Filter{State: drover.Completed, FinalizedBefore: cutoff}, drover.Audit{})
 		return done.Changed, err
 	}
 	if n, err := before(time.Now().Add(-24 * time.Hour)); err != nil || n != 1103 {
@@ -564,7 +564,7 @@ func TestDeleteManyByTheEnd(t *testing.T) {
 		t.Errorf("%d jobs left", n)
 	}
 	for _, cutoff := range []time.Time{time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC), time.Unix(1<<55, 0)} {
-		if _, err := before(cutoff); !errors.Is(err, ErrInvalid) {
+		if _, err := before(cutoff); !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("cutoff in %d: %v", cutoff.Year(), err)
 		}
 	}
@@ -830,7 +830,7 @@ func TestAppendErrorIsBounded(t *testing.T) {
 	errs := `[]`
 	for n := 1; n <= 60; n++ {
 		errs = value[string](t, db, `select drover_append_error($1, jsonb_build_object('attempt', $2::int, 'trace', 'tr'))::text`, errs, n)
-		var entries []RunError
+		var entries []drover.RunError
 		if err := json.Unmarshal([]byte(errs), &entries); err != nil {
 			t.Fatal(err)
 		}
@@ -871,7 +871,7 @@ func TestOperatorsEntriesPushOutNoRuns(t *testing.T) {
 		order = append(order, n)
 		errs = value[string](t, db, `select drover_append_error($1, $2::jsonb)::text`, errs, entry)
 
-		var entries []RunError
+		var entries []drover.RunError
 		if err := json.Unmarshal([]byte(errs), &entries); err != nil {
 			t.Fatal(err)
 		}
@@ -901,11 +901,11 @@ func TestOperatorsEntriesPushOutNoRuns(t *testing.T) {
 func TestATraceSurvivesOperators(t *testing.T) {
 	t.Parallel()
 	discarded := make(chan struct{}, 1)
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{{Discarded: func(context.Context, Event) { discarded <- struct{}{} }}}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{{Discarded: func(context.Context, drover.Event) { discarded <- struct{}{} }}}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	next := make(chan struct{})
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error {
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error {
 			<-next
 			panic("again")
 		}),
@@ -921,7 +921,7 @@ func TestATraceSurvivesOperators(t *testing.T) {
 	for n := range 3 { // each round adds an entry of a run and an entry of an operator
 		next <- struct{}{}
 		<-discarded
-		if err := db.client.RedriveJob(t.Context(), id, nil, Audit{By: "ada"}); err != nil {
+		if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{By: "ada"}); err != nil {
 			t.Fatal(err)
 		}
 		if got := traces(); !slices.Equal(got, []int{2 * n}) {
@@ -931,122 +931,24 @@ func TestATraceSurvivesOperators(t *testing.T) {
 	close(next)
 }
 
-// strategies returns retry strategies of every kind, some of them at their bounds.
-func strategies() []RetryStrategy {
-	all := []RetryStrategy{nil, Custom{Name: "n"}, Custom{Name: strings.Repeat("é", 64), Max: time.Hour, Jitter: FullJitter}, Every(time.Nanosecond)}
-	jitters := []Jitter{
-		"", NoJitter, FullJitter, EqualJitter, JitterUp(0), JitterUp(1), JitterUp(0.25), JitterUp(1e-9), JitterDown(0.5), JitterSymmetric(1.0 / 3),
-		JitterAbs(0), JitterAbs(1), JitterAbs(1500), JitterAbs(90*time.Second + 1), JitterAbs(maxBackoff), "up:2.5e-1", "abs:1us", "abs:1.5h",
-	}
-	durations := []time.Duration{0, 1, 999, 1500, time.Millisecond, 1500 * time.Millisecond, time.Hour + time.Nanosecond, maxBackoff, NoTimeout}
-	for _, j := range jitters {
-		for _, d := range durations {
-			all = append(all, Exponential{Base: d, Max: d, Jitter: j}, Linear{Step: d, Max: d, Jitter: j}, Constant{Delay: d, Max: d, Jitter: j})
-		}
-	}
-	for _, m := range []float64{1, 1.0000001, 2, 1e21, 1e300} {
-		all = append(all, Exponential{Multiplier: m})
-	}
-	return all
-}
-
-// drover_strategy_ok accepts every strategy that Go encodes, and Go decodes every strategy that it
-// accepts.
-func TestStoredStrategiesPassTheCheck(t *testing.T) {
-	t.Parallel()
-	db := newTestDB(t)
-	known := map[string]Custom{"n": {Name: "n", Func: func(FailedRun) (time.Duration, bool) { return 0, true }}}
-	var good []string
-	for _, s := range strategies() {
-		raw, err := encodeStrategy(s)
-		if err != nil {
-			t.Errorf("%+v: %v", s, err)
-			continue
-		}
-		good = append(good, string(raw))
-	}
-	for _, raw := range accepted(t, db, good, false) {
-		t.Errorf("%s was refused", raw)
-	}
-	garbage := []string{
-		`null`, `1`, `"exponential"`, `[]`, `{}`, `{"type": "odd"}`, `{"type": null}`, `{"type": 1}`, `{"type": "EXPONENTIAL"}`, `{"type": "exponential", "odd": 1}`,
-		`{"type": "exponential", "step": "1s"}`, `{"type": "linear", "base": "1s"}`, `{"type": "constant", "multiplier": 2}`, `{"type": "constant", "name": "n"}`,
-		`{"type": "custom"}`, `{"type": "custom", "name": ""}`, `{"type": "custom", "name": 1}`, `{"type": "custom", "name": null}`, `{"type": "custom", "name": "n", "delay": "1s"}`,
-		`{"type": "exponential", "multiplier": 0.9}`, `{"type": "exponential", "multiplier": "2"}`, `{"type": "exponential", "multiplier": 1e400}`, `{"type": "exponential", "multiplier": null}`,
-		`{"type": "custom", "name": "` + strings.Repeat("n", 2000) + `"}`,
-	}
-	for _, d := range []string{
-		`""`, `"0s"`, `"0"`, `"1"`, `"s"`, `"-1s"`, `"+1s"`, `"1 s"`, `" 1s"`, `"1s "`, `"1.s"`, `"1.2.3s"`, `"..s"`, `"1d"`, `"1S"`, `"soon"`, `null`, `15`, `{}`, `"1s\n"`, `"0.0s"`,
-	} {
-		garbage = append(garbage, `{"type": "exponential", "base": `+d+`}`, `{"type": "linear", "step": `+d+`}`, `{"type": "constant", "delay": `+d+`}`,
-			`{"type": "constant", "max": `+d+`}`)
-	}
-	for _, j := range []string{
-		`""`, `"zigzag"`, `"up"`, `"up:"`, `"up:1.1"`, `"up:-0.1"`, `"up:x"`, `"up:.5"`, `"up:NaN"`, `"full:1"`, `"none:"`, `"abs"`, `"abs:1"`, `"abs:-1s"`, `null`, `0.25`, `"up:0.25 "`, `"UP:0.25"`,
-	} {
-		garbage = append(garbage, `{"type": "constant", "jitter": `+j+`}`)
-	}
-	for _, raw := range accepted(t, db, garbage, true) {
-		t.Errorf("%s was accepted", raw)
-	}
-
-	// Bytes of good strategies are cut out, copied or replaced. A worker can read each result that
-	// drover_strategy_ok accepts.
-	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same every time
-	var mutants []string
-	for len(mutants) < 20000 {
-		raw := []byte(good[r.IntN(len(good))])
-		at := r.IntN(len(raw))
-		switch r.IntN(3) {
-		case 0:
-			raw = slices.Delete(raw, at, min(at+1+r.IntN(3), len(raw)))
-		case 1:
-			raw = slices.Insert(raw, at, raw[r.IntN(len(raw))])
-		case 2:
-			raw[at] = `0123456789.:smhnuµ"{},ex-`[r.IntN(25)]
-		}
-		if json.Valid(raw) && checkJSON("", raw, 1<<20, maxJSONDepth) == nil {
-			mutants = append(mutants, string(raw))
-		}
-	}
-	for _, raw := range accepted(t, db, mutants, true) {
-		_, err := decodeStrategy([]byte(raw), known)
-		tooLong := strings.Contains(fmt.Sprint(err), "is not a duration") || strings.Contains(fmt.Sprint(err), "0 to 100 years") // no regular expression checks this bound
-		if err != nil && !errors.Is(err, errUnknownStrategy) && !tooLong {
-			t.Errorf("%s was accepted, but: %v", raw, err)
-		}
-	}
-}
-
-// accepted lists the strategies for which drover_strategy_ok returns ok.
-func accepted(t *testing.T, db *testDB, raw []string, ok bool) []string {
-	t.Helper()
-	rows, _ := db.Query(t.Context(), `select r from unnest($1::text[]) as r where coalesce(drover_strategy_ok(r::jsonb), false) = $2`, raw, ok)
-	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return list
-}
-
 // D-3: a redrive of a job that waits already is refused if it carries a change, so the change is
 // not lost silently.
 func TestRedriveAgainWithAChange(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	id := db.enqueue(t, letter{"a"}, nil)
-	if _, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil {
+	if _, err := db.client.Cancel(t.Context(), id, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	for _, opts := range []*RedriveOpts{{MaxAttempts: 3}, {ArgsPatch: json.RawMessage(`{"To":"b"}`)}} {
-		if err := db.client.RedriveJob(t.Context(), id, opts, Audit{}); !errors.Is(err, ErrState) {
+	for _, opts := range []*drover.RedriveOpts{{MaxAttempts: 3}, {ArgsPatch: json.RawMessage(`{"To":"b"}`)}} {
+		if err := db.client.RedriveJob(t.Context(), id, opts, drover.Audit{}); !errors.Is(err, drover.ErrState) {
 			t.Errorf("redrive again with %+v = %v, want ErrState", opts, err)
 		}
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 		t.Errorf("redrive again: %v", err)
 	}
 }
@@ -1066,7 +968,7 @@ func TestPagesOfLargeJobs(t *testing.T) {
 		var pages []int
 		var ids []string
 		for after := ""; len(pages) == 0 || after != ""; {
-			page, err := db.client.Jobs(t.Context(), Filter{Kind: "job"}, after, 9)
+			page, err := db.client.Jobs(t.Context(), drover.Filter{Kind: "job"}, after, 9)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -1082,7 +984,7 @@ func TestPagesOfLargeJobs(t *testing.T) {
 			t.Errorf("odd: %t: pages of %v jobs: %v", odd, pages, ids)
 		}
 	}
-	if page, err := db.client.Jobs(t.Context(), Filter{Kind: "job"}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
+	if page, err := db.client.Jobs(t.Context(), drover.Filter{Kind: "job"}, "", 1); err != nil || len(page.Jobs) != 1 || page.Next == "" {
 		t.Errorf("a page of one: %d, %v", len(page.Jobs), err)
 	}
 }

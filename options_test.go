@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -148,7 +149,7 @@ func TestEveryOptionHasATest(t *testing.T) {
 		"Audit.By":  "TestJobsKeepTheAudit",
 		"Audit.Why": "TestJobsKeepTheAudit", "Audit.Seen": "TestTwoPeopleWhoSawTheSame",
 	}
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[Filter]()) {
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[drover.Filter]()) {
 		named["Filter."+field.Name] = "TestEveryKeyOfAFilter" // which has a case for each
 	}
 	tests := testNames(t)
@@ -158,10 +159,10 @@ func TestEveryOptionHasATest(t *testing.T) {
 		}
 	}
 	for _, of := range []reflect.Type{
-		reflect.TypeFor[Config](), reflect.TypeFor[SupervisorConfig](), reflect.TypeFor[Queue](), reflect.TypeFor[WorkerOpts](), reflect.TypeFor[EnqueueOpts](),
-		reflect.TypeFor[Filter](), reflect.TypeFor[RedrivePlan](), reflect.TypeFor[ErrorCase](), reflect.TypeFor[FollowUp](),
-		reflect.TypeFor[ArchiveOpts](), reflect.TypeFor[PauseOpts](), reflect.TypeFor[Unique](), reflect.TypeFor[Periodic](),
-		reflect.TypeFor[JobEdit](), reflect.TypeFor[RunOpts](), reflect.TypeFor[RerunPlan](), reflect.TypeFor[ExplainOpts](), reflect.TypeFor[Audit](), reflect.TypeFor[Middleware](),
+		reflect.TypeFor[drover.Config](), reflect.TypeFor[drover.SupervisorConfig](), reflect.TypeFor[drover.Queue](), reflect.TypeFor[drover.WorkerOpts](), reflect.TypeFor[drover.EnqueueOpts](),
+		reflect.TypeFor[drover.Filter](), reflect.TypeFor[drover.RedrivePlan](), reflect.TypeFor[drover.ErrorCase](), reflect.TypeFor[drover.FollowUp](),
+		reflect.TypeFor[drover.ArchiveOpts](), reflect.TypeFor[drover.PauseOpts](), reflect.TypeFor[drover.Unique](), reflect.TypeFor[drover.Periodic](),
+		reflect.TypeFor[drover.JobEdit](), reflect.TypeFor[drover.RunOpts](), reflect.TypeFor[drover.RerunPlan](), reflect.TypeFor[drover.ExplainOpts](), reflect.TypeFor[drover.Audit](), reflect.TypeFor[drover.Middleware](),
 	} {
 		for i := range of.NumField() {
 			field := of.Name() + "." + of.Field(i).Name
@@ -202,21 +203,21 @@ func testNames(t *testing.T) map[string]bool {
 	return names
 }
 
-func doNothing(context.Context, *Job) error { return nil }
+func doNothing(context.Context, *drover.Job) error { return nil }
 
 // Jobs are claimed from the queues that are named, and from no other.
 func TestQueuesAreServedByName(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	other := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Queue: "other"})
-	db.run(t, SupervisorConfig{Queues: []Queue{{}, {Name: "a"}, {Name: "b"}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	other := db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Queue: "other"})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "a"}, {Name: "b"}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	for _, queue := range []string{"", "default", "a", "b"} {
-		if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Queue: queue})); e.Queue != queue && queue != "" {
+		if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Queue: queue})); e.Queue != queue && queue != "" {
 			t.Errorf("event = %+v", e)
 		}
 	}
-	if row := db.endRow(t, other); row.State != Available || row.ClaimSeq != 0 {
+	if row := db.endRow(t, other); row.State != drover.Available || row.ClaimSeq != 0 {
 		t.Errorf("a job of another queue: %+v", row)
 	}
 }
@@ -225,16 +226,16 @@ func TestQueuesAreServedByName(t *testing.T) {
 func TestPrioritiesInOrder(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	var want []int
 	for _, priority := range []int{9, 1, 5, 3, 9, 1, 2} {
 		want = append(want, priority)
-		db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Priority: priority})
+		db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Priority: priority})
 	}
 	slices.Sort(want)
 	got := make(chan int, len(want))
-	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{}, func(_ context.Context, job *Job) error { got <- job.Priority; return nil }),
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{}, func(_ context.Context, job *drover.Job) error { got <- job.Priority; return nil }),
 	}})
 	for i, priority := range want {
 		if p := <-got; p != priority {
@@ -247,9 +248,9 @@ func TestPrioritiesInOrder(t *testing.T) {
 func TestJobsWaitUntilTheyAreDue(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
-	for _, opts := range []EnqueueOpts{
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
+	for _, opts := range []drover.EnqueueOpts{
 		{Delay: 300 * time.Millisecond}, {ScheduledAt: time.Now().Add(300 * time.Millisecond)}, {ScheduledAt: time.Now().Add(-time.Hour)},
 	} {
 		id := db.enqueue(t, dyn{kind: "k"}, &opts)
@@ -260,7 +261,7 @@ func TestJobsWaitUntilTheyAreDue(t *testing.T) {
 			t.Errorf("%+v: run after %v s", opts, waited)
 		}
 	}
-	if row := db.endRow(t, db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Delay: time.Hour})); row.State != Scheduled {
+	if row := db.endRow(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Delay: time.Hour})); row.State != drover.Scheduled {
 		t.Errorf("row = %+v", row)
 	}
 }
@@ -269,12 +270,12 @@ func TestJobsWaitUntilTheyAreDue(t *testing.T) {
 func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	const n = 3
 	var running, most atomic.Int64
 	met := make(chan struct{})
-	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: n}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error {
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: n}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error {
 			now := running.Add(1)
 			defer running.Add(-1)
 			for old := most.Load(); now > old && !most.CompareAndSwap(old, now); old = most.Load() {
@@ -290,7 +291,7 @@ func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 			return nil
 		}),
 	}})
-	receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]EnqueueItem{{Args: dyn{kind: "k"}}}, 100))
+	receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]drover.EnqueueItem{{Args: dyn{kind: "k"}}}, 100))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -306,8 +307,8 @@ func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 func TestLeaseSetsThePaceOfHeartbeats(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	db := newTestDBWith(t, Config{Logger: quiet()})
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Lease: 3 * time.Second, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet()})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Lease: 3 * time.Second, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	eventually(t, func() bool { // by default the eighth comes after 35 s
 		return value[int](t, db, `select count(*) from drover_supervisors where lease_ms = 3000 and beat >= 8`) == 1
 	})
@@ -336,13 +337,13 @@ func TestPollInterval(t *testing.T) {
 	slow(t)
 	var claims countClaims
 	pool := pgtest.NewMigratedPool(t, func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = &claims })
-	client, err := New(pool, Config{Logger: quiet()})
+	client, err := drover.New(pool, drover.Config{Logger: quiet()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	db := &testDB{pool, client}
-	db.run(t, SupervisorConfig{
-		Queues: []Queue{{}}, PollInterval: 5 * time.Millisecond, DisableNotify: true, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)},
+	db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, PollInterval: 5 * time.Millisecond, DisableNotify: true, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)},
 	})
 	eventually(t, func() bool { return claims.n.Load() >= 100 })
 }
@@ -353,8 +354,8 @@ func TestDisableNotify(t *testing.T) {
 	for _, disabled := range []bool{true, false} {
 		var heard eventLog
 		seen := newStatements()
-		db := newQuietDB(t).via(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
-		db.run(t, SupervisorConfig{Queues: []Queue{{}}, DisableNotify: disabled, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+		db := newQuietDB(t).via(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
+		db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, DisableNotify: disabled, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 		heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil))
 		// By another's hand: no word reaches this process.
 		id := value[string](t, db, `insert into jobs (kind) values ('k') returning id`)
@@ -380,14 +381,14 @@ func TestDisableNotify(t *testing.T) {
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	release := make(chan struct{})
-	cfg := SupervisorConfig{Queues: []Queue{{}}, DrainTimeout: 30 * time.Millisecond, Workers: []Worker{
-		dynWorker("waits", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{}}, DrainTimeout: 30 * time.Millisecond, Workers: []drover.Worker{
+		dynWorker("waits", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error {
 			<-ctx.Done()
 			return ctx.Err()
 		}),
-		dynWorker("ends", WorkerOpts{}, func(ctx context.Context, _ *Job) error {
+		dynWorker("ends", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error {
 			<-release
 			return ctx.Err()
 		}),
@@ -414,7 +415,7 @@ func TestDrainTimeout(t *testing.T) {
 		defer close(stopped)
 		stop()
 	}()
-	eventually(t, sup.engine.Draining.Load)
+	eventually(t, drover.EngineOf(sup).Draining.Load)
 	close(release)
 	<-stopped
 	if e := heard.end(t, id); e.name != "completed" {
@@ -424,10 +425,10 @@ func TestDrainTimeout(t *testing.T) {
 
 func TestCompletedRetention(t *testing.T) {
 	t.Parallel()
-	for retention, want := range map[Retention]int{0: 1, KeepForever: 1, KeepFor(time.Hour): 1, DeleteOnCompletion: 0} {
+	for retention, want := range map[drover.Retention]int{0: 1, drover.KeepForever: 1, drover.KeepFor(time.Hour): 1, drover.DeleteOnCompletion: 0} {
 		var heard eventLog
-		db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-		db.run(t, SupervisorConfig{Queues: []Queue{{}}, CompletedRetention: retention, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+		db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+		db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, CompletedRetention: retention, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 		id := db.enqueue(t, dyn{kind: "k"}, nil)
 		if e := heard.end(t, id); e.name != "completed" {
 			t.Errorf("event = %+v", e)
@@ -441,12 +442,12 @@ func TestCompletedRetention(t *testing.T) {
 // The supervisor's own retention is for queues that have none.
 func TestCancelledRetention(t *testing.T) {
 	t.Parallel()
-	for retention, want := range map[Retention]int{0: 1, KeepFor(time.Hour): 0, KeepForever: 2} {
+	for retention, want := range map[drover.Retention]int{0: 1, drover.KeepFor(time.Hour): 0, drover.KeepForever: 2} {
 		db := newQuietDB(t)
 		db.finished(t, "cancelled", 2*time.Hour)
 		db.finished(t, "cancelled", 48*time.Hour)
 		sign := db.finished(t, "completed", 48*time.Hour)
-		db.launchPruning(t, SupervisorConfig{Queues: []Queue{{}}, CancelledRetention: retention})
+		db.launchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, CancelledRetention: retention})
 		db.waitFor(t, 30*time.Second, `select not exists (select from jobs where id = $1)`, sign)
 		if n := value[int](t, db, `select count(*) from jobs where state = 'cancelled'`); n != want {
 			t.Errorf("CancelledRetention %v: %d left, want %d", retention, n, want)
@@ -456,8 +457,8 @@ func TestCancelledRetention(t *testing.T) {
 
 func TestBuildIsRegistered(t *testing.T) {
 	t.Parallel()
-	db := newTestDBWith(t, Config{Logger: quiet()})
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Build: "v1.2.3", Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet()})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Build: "v1.2.3", Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from drover_supervisors s, drover_kinds k where s.build = 'v1.2.3' and k.build = 'v1.2.3' and k.kind = 'k'`) == 1
 	})
@@ -466,8 +467,8 @@ func TestBuildIsRegistered(t *testing.T) {
 // A field path counts the queues as the caller wrote them.
 func TestAnUnknownStrategyIsNamedByItsQueue(t *testing.T) {
 	t.Parallel()
-	_, err := newTestDB(t).client.NewSupervisor(SupervisorConfig{Workers: doingNothing(), Queues: []Queue{{Name: "z", Retry: Custom{Name: "missing"}}, {Name: "a"}}})
-	var invalid *InvalidError
+	_, err := newTestDB(t).client.NewSupervisor(drover.SupervisorConfig{Workers: doingNothing(), Queues: []drover.Queue{{Name: "z", Retry: drover.Custom{Name: "missing"}}, {Name: "a"}}})
+	var invalid *drover.InvalidError
 	if !errors.As(err, &invalid) || invalid.Field != "Queues[0].Retry.Name" {
 		t.Errorf("%v", err)
 	}

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bytes"
@@ -7,13 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/drover-queue/drover"
 )
 
 // dyn are args of a kind that is chosen at run time, so that a table can have a worker for each of its rows.
@@ -26,8 +27,8 @@ type dyn struct {
 func (d dyn) Kind() string { return d.kind }
 
 // dynWorker handles a kind with a function that looks at nothing but the Job.
-func dynWorker(kind string, opts WorkerOpts, handler func(ctx context.Context, job *Job) error) Worker {
-	return Worker{kind: kind, opts: opts, handle: handler}
+func dynWorker(kind string, opts drover.WorkerOpts, handler func(ctx context.Context, job *drover.Job) error) drover.Worker {
+	return drover.WorkerOf(kind, opts, handler)
 }
 
 // quiet drops logs.
@@ -35,8 +36,8 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // endRow is a job's row after the end of a run.
 type endRow struct {
-	State     State
-	Reason    *Reason
+	State     drover.State
+	Reason    *drover.Reason
 	Attempt   int
 	ClaimSeq  int
 	Total     int
@@ -44,7 +45,7 @@ type endRow struct {
 	Snoozes   int
 	Uncounted int
 	Delay     time.Duration // from the settle until it is due
-	Errors    []RunError
+	Errors    []drover.RunError
 	Finalized bool
 }
 
@@ -112,22 +113,22 @@ func (p permanentAround) Permanent() bool { return true }
 func TestHowARunCanEnd(t *testing.T) {
 	t.Parallel()
 	never := func(error) bool { return false }
-	returns := func(err error) func(context.Context, *Job) error {
-		return func(context.Context, *Job) error { return err }
+	returns := func(err error) func(context.Context, *drover.Job) error {
+		return func(context.Context, *drover.Job) error { return err }
 	}
-	panics := func(p any) func(context.Context, *Job) error {
-		return func(context.Context, *Job) error { panic(p) }
+	panics := func(p any) func(context.Context, *drover.Job) error {
+		return func(context.Context, *drover.Job) error { panic(p) }
 	}
-	untilDone := func(ctx context.Context, _ *Job) error {
+	untilDone := func(ctx context.Context, _ *drover.Job) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
 	const byDefault = 15 * time.Second // of Exponential{}, plus up to a quarter
 	type want struct {
-		state     State
-		reason    Reason
-		class     Class  // "" for no errors entry
-		text      string // in the entry
+		state     drover.State
+		reason    drover.Reason
+		class     drover.Class // "" for no errors entry
+		text      string       // in the entry
 		attempt   int
 		failures  int
 		snoozes   int
@@ -139,26 +140,26 @@ func TestHowARunCanEnd(t *testing.T) {
 		unstarted bool
 	}
 	retried := want{
-		state: Retryable, class: ClassError, text: "boom", attempt: 1, failures: 1, event: "failed",
+		state: drover.Retryable, class: drover.ClassError, text: "boom", attempt: 1, failures: 1, event: "failed",
 		least: byDefault, most: byDefault * 5 / 4,
 	}
 	panicked := retried
-	panicked.class, panicked.text, panicked.trace = ClassPanic, "panic: ", true
+	panicked.class, panicked.text, panicked.trace = drover.ClassPanic, "panic: ", true
 	throttled := retried
-	throttled.class, throttled.least, throttled.most = ClassThrottled, 10*time.Minute, 12*time.Minute
+	throttled.class, throttled.least, throttled.most = drover.ClassThrottled, 10*time.Minute, 12*time.Minute
 	timedOut := retried
-	timedOut.class, timedOut.text = ClassTimeout, "deadline"
+	timedOut.class, timedOut.text = drover.ClassTimeout, "deadline"
 	uncounted := retried
 	uncounted.attempt, uncounted.uncounted = 0, 1
-	discarded := func(w want, reason Reason) want {
-		w.state, w.reason, w.event, w.least, w.most = Discarded, reason, "discarded", -time.Hour, 24*time.Hour
+	discarded := func(w want, reason drover.Reason) want {
+		w.state, w.reason, w.event, w.least, w.most = drover.Discarded, reason, "discarded", -time.Hour, 24*time.Hour
 		return w
 	}
-	unrecoverable := discarded(retried, ReasonUnrecoverable)
-	exhausted := discarded(retried, ReasonAttemptsExhausted)
-	completed := want{state: Completed, attempt: 1, event: "completed", least: -time.Hour, most: 24 * time.Hour}
-	snoozed := want{state: Scheduled, snoozes: 1, event: "snoozed", least: time.Hour, most: time.Hour + time.Minute}
-	cancelled := want{state: Cancelled, class: ClassError, text: "boom", attempt: 1, event: "cancelled", least: -time.Hour, most: 24 * time.Hour}
+	unrecoverable := discarded(retried, drover.ReasonUnrecoverable)
+	exhausted := discarded(retried, drover.ReasonAttemptsExhausted)
+	completed := want{state: drover.Completed, attempt: 1, event: "completed", least: -time.Hour, most: 24 * time.Hour}
+	snoozed := want{state: drover.Scheduled, snoozes: 1, event: "snoozed", least: time.Hour, most: time.Hour + time.Minute}
+	cancelled := want{state: drover.Cancelled, class: drover.ClassError, text: "boom", attempt: 1, event: "cancelled", least: -time.Hour, most: 24 * time.Hour}
 	text := func(w want, text string) want {
 		w.text = text
 		return w
@@ -166,111 +167,111 @@ func TestHowARunCanEnd(t *testing.T) {
 
 	cases := []struct {
 		name   string
-		opts   WorkerOpts
-		job    EnqueueOpts
-		handle func(context.Context, *Job) error
+		opts   drover.WorkerOpts
+		job    drover.EnqueueOpts
+		handle func(context.Context, *drover.Job) error
 		want   want
 	}{
 		{name: "nil", handle: returns(nil), want: completed},
 		{name: "an error", handle: returns(errBoom), want: retried},
-		{name: "an error on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(errBoom), want: exhausted},
-		{name: "an error on the job's last attempt", opts: WorkerOpts{MaxAttempts: 5}, job: EnqueueOpts{MaxAttempts: 1}, handle: returns(errBoom), want: exhausted},
+		{name: "an error on the last attempt", opts: drover.WorkerOpts{MaxAttempts: 1}, handle: returns(errBoom), want: exhausted},
+		{name: "an error on the job's last attempt", opts: drover.WorkerOpts{MaxAttempts: 5}, job: drover.EnqueueOpts{MaxAttempts: 1}, handle: returns(errBoom), want: exhausted},
 		{name: "an error whose Error panics", handle: returns(panicsInError{}), want: text(retried, "panic in Error method")},
 		{name: "an error whose Unwrap panics", handle: returns(panicsInUnwrap{}), want: text(retried, "could not be decided")},
 		{name: "an error whose As panics", handle: returns(panicsInAs{}), want: text(retried, "could not be decided")},
-		{name: "an error whose Unwrap panics, RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(panicsInUnwrap{}), want: text(retried, "could not be decided")},
+		{name: "an error whose Unwrap panics, RetryIf", opts: drover.WorkerOpts{RetryIf: never}, handle: returns(panicsInUnwrap{}), want: text(retried, "could not be decided")},
 
-		{name: "RetryAfter", handle: returns(RetryAfter(10*time.Minute, errBoom)), want: throttled},
-		{name: "RetryAfter wrapped", handle: returns(wrapped(RetryAfter(10*time.Minute, errBoom), 9)), want: throttled},
-		{name: "RetryAfter beats the strategy", opts: WorkerOpts{Retry: Constant{Delay: time.Hour}}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: throttled},
-		{name: "RetryAfter on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, ReasonAttemptsExhausted)},
+		{name: "RetryAfter", handle: returns(drover.RetryAfter(10*time.Minute, errBoom)), want: throttled},
+		{name: "RetryAfter wrapped", handle: returns(wrapped(drover.RetryAfter(10*time.Minute, errBoom), 9)), want: throttled},
+		{name: "RetryAfter beats the strategy", opts: drover.WorkerOpts{Retry: drover.Constant{Delay: time.Hour}}, handle: returns(drover.RetryAfter(10*time.Minute, errBoom)), want: throttled},
+		{name: "RetryAfter on the last attempt", opts: drover.WorkerOpts{MaxAttempts: 1}, handle: returns(drover.RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, drover.ReasonAttemptsExhausted)},
 
-		{name: "Discard", handle: returns(Discard(errBoom)), want: unrecoverable},
-		{name: "Discard of nil", handle: returns(Discard(nil)), want: completed},
-		{name: "Discard of nil on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(Discard(nil)), want: completed},
-		{name: "Retry of nil", handle: returns(Retry(nil)), want: completed},
-		{name: "RetryAfter of nil", handle: returns(RetryAfter(time.Hour, nil)), want: completed},
-		{name: "DontCount of nil", handle: returns(DontCount(nil)), want: completed},
-		{name: "Discard wrapped often", handle: returns(wrapped(Discard(errBoom), 50)), want: unrecoverable},
-		{name: "Discard joined", handle: returns(errors.Join(errors.New("a"), errors.Join(errors.New("b"), Discard(errBoom)))), want: unrecoverable},
-		{name: "Discard around Retry", handle: returns(Discard(fmt.Errorf("x: %w", Retry(errBoom)))), want: unrecoverable},
-		{name: "Discard on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(Discard(errBoom)), want: unrecoverable},
+		{name: "Discard", handle: returns(drover.Discard(errBoom)), want: unrecoverable},
+		{name: "Discard of nil", handle: returns(drover.Discard(nil)), want: completed},
+		{name: "Discard of nil on the last attempt", opts: drover.WorkerOpts{MaxAttempts: 1}, handle: returns(drover.Discard(nil)), want: completed},
+		{name: "Retry of nil", handle: returns(drover.Retry(nil)), want: completed},
+		{name: "RetryAfter of nil", handle: returns(drover.RetryAfter(time.Hour, nil)), want: completed},
+		{name: "DontCount of nil", handle: returns(drover.DontCount(nil)), want: completed},
+		{name: "Discard wrapped often", handle: returns(wrapped(drover.Discard(errBoom), 50)), want: unrecoverable},
+		{name: "Discard joined", handle: returns(errors.Join(errors.New("a"), errors.Join(errors.New("b"), drover.Discard(errBoom)))), want: unrecoverable},
+		{name: "Discard around Retry", handle: returns(drover.Discard(fmt.Errorf("x: %w", drover.Retry(errBoom)))), want: unrecoverable},
+		{name: "Discard on the last attempt", opts: drover.WorkerOpts{MaxAttempts: 1}, handle: returns(drover.Discard(errBoom)), want: unrecoverable},
 
-		{name: "RetryIf says no", opts: WorkerOpts{RetryIf: never}, handle: returns(errBoom), want: unrecoverable},
-		{name: "RetryIf says yes", opts: WorkerOpts{RetryIf: func(err error) bool { return errors.Is(err, errBoom) }}, handle: returns(wrapped(errBoom, 5)), want: retried},
-		{name: "RetryIf panics", opts: WorkerOpts{RetryIf: func(error) bool { panic("oh") }}, handle: returns(errBoom), want: retried},
-		{name: "Retry beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(Retry(errBoom)), want: retried},
-		{name: "Retry wrapped beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(wrapped(Retry(errBoom), 30)), want: retried},
-		{name: "Retry does not beat the attempts", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(Retry(errBoom)), want: exhausted},
-		{name: "RetryAfter beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: throttled},
-		{name: "DontCount beats RetryIf", opts: WorkerOpts{RetryIf: never}, handle: returns(DontCount(errBoom)), want: uncounted},
-		{name: "RetryIf is not asked about a panic", opts: WorkerOpts{RetryIf: never}, handle: panics("boom"), want: panicked},
-		{name: "RetryIf is asked about a returned deadline", opts: WorkerOpts{RetryIf: never, Timeout: 20 * time.Millisecond}, handle: untilDone, want: discarded(timedOut, ReasonUnrecoverable)},
+		{name: "RetryIf says no", opts: drover.WorkerOpts{RetryIf: never}, handle: returns(errBoom), want: unrecoverable},
+		{name: "RetryIf says yes", opts: drover.WorkerOpts{RetryIf: func(err error) bool { return errors.Is(err, errBoom) }}, handle: returns(wrapped(errBoom, 5)), want: retried},
+		{name: "RetryIf panics", opts: drover.WorkerOpts{RetryIf: func(error) bool { panic("oh") }}, handle: returns(errBoom), want: retried},
+		{name: "Retry beats RetryIf", opts: drover.WorkerOpts{RetryIf: never}, handle: returns(drover.Retry(errBoom)), want: retried},
+		{name: "Retry wrapped beats RetryIf", opts: drover.WorkerOpts{RetryIf: never}, handle: returns(wrapped(drover.Retry(errBoom), 30)), want: retried},
+		{name: "Retry does not beat the attempts", opts: drover.WorkerOpts{MaxAttempts: 1}, handle: returns(drover.Retry(errBoom)), want: exhausted},
+		{name: "RetryAfter beats RetryIf", opts: drover.WorkerOpts{RetryIf: never}, handle: returns(drover.RetryAfter(10*time.Minute, errBoom)), want: throttled},
+		{name: "DontCount beats RetryIf", opts: drover.WorkerOpts{RetryIf: never}, handle: returns(drover.DontCount(errBoom)), want: uncounted},
+		{name: "RetryIf is not asked about a panic", opts: drover.WorkerOpts{RetryIf: never}, handle: panics("boom"), want: panicked},
+		{name: "RetryIf is asked about a returned deadline", opts: drover.WorkerOpts{RetryIf: never, Timeout: 20 * time.Millisecond}, handle: untilDone, want: discarded(timedOut, drover.ReasonUnrecoverable)},
 
 		{name: "Permanent", handle: returns(permanent(true)), want: unrecoverable},
 		{name: "Permanent wrapped and joined", handle: returns(errors.Join(errors.New("a"), wrapped(permanent(true), 5))), want: unrecoverable},
 		{name: "Permanent says no", handle: returns(permanent(false)), want: retried},
-		{name: "Permanent says no, and RetryIf too", opts: WorkerOpts{RetryIf: never}, handle: returns(permanent(false)), want: unrecoverable},
+		{name: "Permanent says no, and RetryIf too", opts: drover.WorkerOpts{RetryIf: never}, handle: returns(permanent(false)), want: unrecoverable},
 		{name: "the outermost Permanent decides", handle: returns(fmt.Errorf("%w: %w", permanent(false), permanent(true))), want: retried},
 		{name: "Permanent on a nil pointer panics", handle: returns((*permanentPointer)(nil)), want: retried},
-		{name: "Permanent panics, and RetryIf says no", opts: WorkerOpts{RetryIf: never}, handle: returns((*permanentPointer)(nil)), want: unrecoverable},
-		{name: "Permanent beats RetryIf", opts: WorkerOpts{RetryIf: func(error) bool { t.Error("RetryIf was asked about a permanent error"); return true }}, handle: returns(permanent(true)), want: unrecoverable},
-		{name: "Retry beats Permanent", handle: returns(Retry(permanent(true))), want: retried},
-		{name: "Retry inside beats Permanent", handle: returns(permanentAround{Retry(errBoom)}), want: retried},
-		{name: "RetryAfter beats Permanent", handle: returns(RetryAfter(10*time.Minute, permanent(true))), want: throttled},
-		{name: "DontCount beats Permanent", handle: returns(DontCount(permanent(true))), want: uncounted},
-		{name: "Snooze beats Permanent", handle: returns(errors.Join(permanent(true), Snooze(time.Hour))), want: snoozed},
-		{name: "Cancel beats Permanent", handle: returns(Cancel(permanent(true))), want: cancelled},
-		{name: "a case beats Permanent", opts: WorkerOpts{Cases: []ErrorCase{{Name: "known", If: func(error) bool { return true }}}}, handle: returns(permanent(true)), want: retried},
-		{name: "Permanent beats a case that does not match", opts: WorkerOpts{Cases: []ErrorCase{{Name: "other", If: never}}}, handle: returns(permanent(true)), want: unrecoverable},
+		{name: "Permanent panics, and RetryIf says no", opts: drover.WorkerOpts{RetryIf: never}, handle: returns((*permanentPointer)(nil)), want: unrecoverable},
+		{name: "Permanent beats RetryIf", opts: drover.WorkerOpts{RetryIf: func(error) bool { t.Error("RetryIf was asked about a permanent error"); return true }}, handle: returns(permanent(true)), want: unrecoverable},
+		{name: "Retry beats Permanent", handle: returns(drover.Retry(permanent(true))), want: retried},
+		{name: "Retry inside beats Permanent", handle: returns(permanentAround{drover.Retry(errBoom)}), want: retried},
+		{name: "RetryAfter beats Permanent", handle: returns(drover.RetryAfter(10*time.Minute, permanent(true))), want: throttled},
+		{name: "DontCount beats Permanent", handle: returns(drover.DontCount(permanent(true))), want: uncounted},
+		{name: "Snooze beats Permanent", handle: returns(errors.Join(permanent(true), drover.Snooze(time.Hour))), want: snoozed},
+		{name: "Cancel beats Permanent", handle: returns(drover.Cancel(permanent(true))), want: cancelled},
+		{name: "a case beats Permanent", opts: drover.WorkerOpts{Cases: []drover.ErrorCase{{Name: "known", If: func(error) bool { return true }}}}, handle: returns(permanent(true)), want: retried},
+		{name: "Permanent beats a case that does not match", opts: drover.WorkerOpts{Cases: []drover.ErrorCase{{Name: "other", If: never}}}, handle: returns(permanent(true)), want: unrecoverable},
 		{name: "Permanent is not asked about a panic", handle: panics(permanent(true)), want: panicked},
 
-		{name: "DontCount", handle: returns(DontCount(errBoom)), want: uncounted},
-		{name: "DontCount on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: returns(wrapped(DontCount(errBoom), 3)), want: uncounted},
+		{name: "DontCount", handle: returns(drover.DontCount(errBoom)), want: uncounted},
+		{name: "DontCount on the last attempt", opts: drover.WorkerOpts{MaxAttempts: 1}, handle: returns(wrapped(drover.DontCount(errBoom), 3)), want: uncounted},
 
-		{name: "Snooze", handle: returns(Snooze(time.Hour)), want: snoozed},
-		{name: "Snooze wrapped, on the last attempt", opts: WorkerOpts{MaxAttempts: 1, RetryIf: never}, handle: returns(wrapped(Snooze(time.Hour), 5)), want: snoozed},
-		{name: "Cancel", handle: returns(Cancel(errBoom)), want: cancelled},
-		{name: "Cancel without an error", handle: returns(wrapped(Cancel(nil), 3)), want: text(cancelled, "cancel")},
+		{name: "Snooze", handle: returns(drover.Snooze(time.Hour)), want: snoozed},
+		{name: "Snooze wrapped, on the last attempt", opts: drover.WorkerOpts{MaxAttempts: 1, RetryIf: never}, handle: returns(wrapped(drover.Snooze(time.Hour), 5)), want: snoozed},
+		{name: "Cancel", handle: returns(drover.Cancel(errBoom)), want: cancelled},
+		{name: "Cancel without an error", handle: returns(wrapped(drover.Cancel(nil), 3)), want: text(cancelled, "cancel")},
 
 		{name: "panic with a string", handle: panics("boom"), want: text(panicked, "panic: boom")},
 		{name: "panic with an error", handle: panics(errBoom), want: text(panicked, "panic: boom")},
 		{name: "panic with nil", handle: panics(nil), want: text(panicked, "nil")},
 		{name: "panic with a struct", handle: panics(struct{ Secret string }{"s3cret"}), want: text(panicked, "panic: value of type struct")},
-		{name: "panic with an error whose Error panics", handle: panics(panicsInError{}), want: text(panicked, "panic: value of type drover.panicsInError")},
-		{name: "panic of the runtime", handle: func(context.Context, *Job) error { return []error{}[len(t.Name())] }, want: text(panicked, "index out of range")},
-		{name: "panic on the last attempt", opts: WorkerOpts{MaxAttempts: 1}, handle: panics("boom"), want: discarded(panicked, ReasonAttemptsExhausted)},
-		{name: "DiscardOnPanic", opts: WorkerOpts{DiscardOnPanic: true}, handle: panics("boom"), want: discarded(panicked, ReasonPanic)},
-		{name: "DiscardOnPanic and an error", opts: WorkerOpts{DiscardOnPanic: true}, handle: returns(errBoom), want: retried},
-		{name: "Goexit", handle: func(context.Context, *Job) error { runtime.Goexit(); return nil }, want: text(panicked, "runtime.Goexit")},
-		{name: "Goexit and DiscardOnPanic", opts: WorkerOpts{DiscardOnPanic: true}, handle: func(context.Context, *Job) error { runtime.Goexit(); return nil }, want: discarded(text(panicked, "runtime.Goexit"), ReasonPanic)},
+		{name: "panic with an error whose Error panics", handle: panics(panicsInError{}), want: text(panicked, "panic: value of type drover_test.panicsInError")},
+		{name: "panic of the runtime", handle: func(context.Context, *drover.Job) error { return []error{}[len(t.Name())] }, want: text(panicked, "index out of range")},
+		{name: "panic on the last attempt", opts: drover.WorkerOpts{MaxAttempts: 1}, handle: panics("boom"), want: discarded(panicked, drover.ReasonAttemptsExhausted)},
+		{name: "DiscardOnPanic", opts: drover.WorkerOpts{DiscardOnPanic: true}, handle: panics("boom"), want: discarded(panicked, drover.ReasonPanic)},
+		{name: "DiscardOnPanic and an error", opts: drover.WorkerOpts{DiscardOnPanic: true}, handle: returns(errBoom), want: retried},
+		{name: "Goexit", handle: func(context.Context, *drover.Job) error { runtime.Goexit(); return nil }, want: text(panicked, "runtime.Goexit")},
+		{name: "Goexit and DiscardOnPanic", opts: drover.WorkerOpts{DiscardOnPanic: true}, handle: func(context.Context, *drover.Job) error { runtime.Goexit(); return nil }, want: discarded(text(panicked, "runtime.Goexit"), drover.ReasonPanic)},
 
-		{name: "past the timeout", opts: WorkerOpts{Timeout: 20 * time.Millisecond}, handle: untilDone, want: timedOut},
-		{name: "past the timeout, told by its cause", opts: WorkerOpts{Timeout: 20 * time.Millisecond}, handle: func(ctx context.Context, _ *Job) error {
+		{name: "past the timeout", opts: drover.WorkerOpts{Timeout: 20 * time.Millisecond}, handle: untilDone, want: timedOut},
+		{name: "past the timeout, told by its cause", opts: drover.WorkerOpts{Timeout: 20 * time.Millisecond}, handle: func(ctx context.Context, _ *drover.Job) error {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}, want: text(timedOut, "timed out")},
-		{name: "past the timeout on the last attempt", opts: WorkerOpts{MaxAttempts: 1, Timeout: 20 * time.Millisecond}, handle: untilDone, want: discarded(timedOut, ReasonAttemptsExhausted)},
-		{name: "past the timeout, and done", opts: WorkerOpts{Timeout: 20 * time.Millisecond}, handle: func(ctx context.Context, _ *Job) error {
+		{name: "past the timeout on the last attempt", opts: drover.WorkerOpts{MaxAttempts: 1, Timeout: 20 * time.Millisecond}, handle: untilDone, want: discarded(timedOut, drover.ReasonAttemptsExhausted)},
+		{name: "past the timeout, and done", opts: drover.WorkerOpts{Timeout: 20 * time.Millisecond}, handle: func(ctx context.Context, _ *drover.Job) error {
 			<-ctx.Done()
 			return nil
 		}, want: completed},
 
-		{name: "the strategy stops", opts: WorkerOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { return 0, false }}}, handle: returns(errBoom), want: unrecoverable},
-		{name: "the strategy panics", opts: WorkerOpts{Retry: Custom{Func: func(FailedRun) (time.Duration, bool) { panic("oh") }}}, handle: returns(errBoom), want: retried},
-		{name: "the retry would come after RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(10 * time.Second)}, handle: returns(errBoom), want: discarded(retried, ReasonTimeBudget)},
-		{name: "RetryAfter would come after RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(9 * time.Minute)}, handle: returns(RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, ReasonTimeBudget)},
-		{name: "the retry comes before RetryUntil", job: EnqueueOpts{RetryUntil: time.Now().Add(time.Hour)}, handle: returns(errBoom), want: retried},
+		{name: "the strategy stops", opts: drover.WorkerOpts{Retry: drover.Custom{Func: func(drover.FailedRun) (time.Duration, bool) { return 0, false }}}, handle: returns(errBoom), want: unrecoverable},
+		{name: "the strategy panics", opts: drover.WorkerOpts{Retry: drover.Custom{Func: func(drover.FailedRun) (time.Duration, bool) { panic("oh") }}}, handle: returns(errBoom), want: retried},
+		{name: "the retry would come after RetryUntil", job: drover.EnqueueOpts{RetryUntil: time.Now().Add(10 * time.Second)}, handle: returns(errBoom), want: discarded(retried, drover.ReasonTimeBudget)},
+		{name: "RetryAfter would come after RetryUntil", job: drover.EnqueueOpts{RetryUntil: time.Now().Add(9 * time.Minute)}, handle: returns(drover.RetryAfter(10*time.Minute, errBoom)), want: discarded(throttled, drover.ReasonTimeBudget)},
+		{name: "the retry comes before RetryUntil", job: drover.EnqueueOpts{RetryUntil: time.Now().Add(time.Hour)}, handle: returns(errBoom), want: retried},
 		{
-			name: "expired", job: EnqueueOpts{ExpiresAt: time.Now().Add(-time.Minute)}, handle: returns(nil),
-			want: want{state: Discarded, reason: ReasonExpired, event: "discarded", least: -time.Hour, most: 24 * time.Hour, unstarted: true},
+			name: "expired", job: drover.EnqueueOpts{ExpiresAt: time.Now().Add(-time.Minute)}, handle: returns(nil),
+			want: want{state: drover.Discarded, reason: drover.ReasonExpired, event: "discarded", least: -time.Hour, most: 24 * time.Hour, unstarted: true},
 		},
-		{name: "not yet expired", job: EnqueueOpts{ExpiresAt: time.Now().Add(time.Hour)}, handle: returns(nil), want: completed},
+		{name: "not yet expired", job: drover.EnqueueOpts{ExpiresAt: time.Now().Add(time.Hour)}, handle: returns(nil), want: completed},
 	}
 
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases)}}} // none waits for a slot, so that it is not released and claimed again
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: len(cases)}}} // none waits for a slot, so that it is not released and claimed again
 	ids := map[string]string{}
 	for _, c := range cases {
 		cfg.Workers = append(cfg.Workers, dynWorker(c.name, c.opts, c.handle))
@@ -324,8 +325,8 @@ func TestHowARunCanEnd(t *testing.T) {
 			checkEnd(t, end.Error, e.Error, "event's error")
 			checkEnd(t, e.Attempt, 1, "entry's attempt")
 			checkEnd(t, e.ClaimSeq, 1, "entry's claim_seq")
-			checkEnd(t, e.Supervisor, sup.engine.Lease.Load().ID, "entry's supervisor")
-			if e.Class != ClassTimeout { // if the handler returns late there is a trace, on time there is none
+			checkEnd(t, e.Supervisor, drover.EngineOf(sup).Lease.Load().ID, "entry's supervisor")
+			if e.Class != drover.ClassTimeout { // if the handler returns late there is a trace, on time there is none
 				checkEnd(t, e.Trace != "", c.want.trace, "trace")
 			}
 			if !strings.Contains(e.Error, c.want.text) {
@@ -334,10 +335,10 @@ func TestHowARunCanEnd(t *testing.T) {
 			if e.At.IsZero() || len(e.Fingerprint) != 16 || e.Type == "" {
 				t.Errorf("entry lacks time, fingerprint or type: %+v", e)
 			}
-			if row.State == Discarded && e.DelayMS != 0 {
+			if row.State == drover.Discarded && e.DelayMS != 0 {
 				t.Errorf("entry's delay_ms = %d, and nothing comes after it", e.DelayMS)
 			}
-			if row.State == Retryable && e.DelayMS != end.Backoff.Milliseconds() {
+			if row.State == drover.Retryable && e.DelayMS != end.Backoff.Milliseconds() {
 				t.Errorf("entry's delay_ms = %d, event's backoff %v", e.DelayMS, end.Backoff)
 			}
 		})
@@ -359,7 +360,7 @@ func (decodes) Kind() string { return "decodes" }
 func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	var bad []string
 	for _, args := range []string{`{"N": "seven"}`, `[1]`, `"x"`, `{"N": 1e40}`, `{"N": 1.5}`} {
 		bad = append(bad, value[string](t, db, `insert into jobs (kind, args) values ('decodes', $1::jsonb) returning id`, args))
@@ -367,16 +368,16 @@ func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 	unknown := db.enqueue(t, dyn{kind: "of another process"}, nil)
 	good := db.enqueue(t, decodes{7}, nil)
 	calls := atomic.Int64{}
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		Handle(func(context.Context, *Job, decodes) error { calls.Add(1); return nil }, WorkerOpts{MaxAttempts: 10}),
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		drover.Handle(func(context.Context, *drover.Job, decodes) error { calls.Add(1); return nil }, drover.WorkerOpts{MaxAttempts: 10}),
 	}})
 	for _, id := range bad {
 		end := heard.end(t, id)
 		row := db.endRow(t, id)
-		if row.State != Discarded || row.Reason == nil || *row.Reason != ReasonUndecodable || row.Attempt != 1 || row.Total != 1 || row.Errors[0].Class != ClassDecode {
+		if row.State != drover.Discarded || row.Reason == nil || *row.Reason != drover.ReasonUndecodable || row.Attempt != 1 || row.Total != 1 || row.Errors[0].Class != drover.ClassDecode {
 			t.Errorf("undecodable job = %+v", row)
 		}
-		if end.name != "discarded" || end.Reason != ReasonUndecodable || end.Class != ClassDecode {
+		if end.name != "discarded" || end.Reason != drover.ReasonUndecodable || end.Class != drover.ClassDecode {
 			t.Errorf("event = %+v", end)
 		}
 	}
@@ -384,7 +385,7 @@ func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 	if n := calls.Load(); n != 1 {
 		t.Errorf("handler called %d times, want 1", n)
 	}
-	if row := db.endRow(t, unknown); row.State != Available || row.ClaimSeq != 0 {
+	if row := db.endRow(t, unknown); row.State != drover.Available || row.ClaimSeq != 0 {
 		t.Errorf("job of an unknown kind = %+v", row)
 	}
 	if n := len(heard.of(unknown)); n != 1 { // enqueued
@@ -396,16 +397,16 @@ func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 func TestErrorsAreBoundedAndInOrder(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 25, Retry: Constant{Delay: time.Millisecond}}, func(_ context.Context, job *Job) error {
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: 25, Retry: drover.Constant{Delay: time.Millisecond}}, func(_ context.Context, job *drover.Job) error {
 			panic(fmt.Sprintf("run %d", job.Attempt))
 		}),
 	}})
 	heard.wait(t, id, "discarded")
 	row := db.endRow(t, id)
-	if row.State != Discarded || *row.Reason != ReasonAttemptsExhausted || row.Total != 25 || row.Attempt != 25 || len(row.Errors) != 20 {
+	if row.State != drover.Discarded || *row.Reason != drover.ReasonAttemptsExhausted || row.Total != 25 || row.Attempt != 25 || len(row.Errors) != 20 {
 		t.Fatalf("row = %+v", row)
 	}
 	for i, e := range row.Errors {
@@ -437,14 +438,14 @@ func TestErrorsAreBoundedAndInOrder(t *testing.T) {
 func TestSnoozesAreCounted(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
-	seen := make(chan Job, 10)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 2}, func(_ context.Context, job *Job) error {
+	seen := make(chan drover.Job, 10)
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: 2}, func(_ context.Context, job *drover.Job) error {
 			seen <- *job
 			if job.Snoozes < 4 {
-				return Snooze(time.Duration(-job.Snoozes))
+				return drover.Snooze(time.Duration(-job.Snoozes))
 			}
 			return nil
 		}),
@@ -464,45 +465,20 @@ func TestSnoozesAreCounted(t *testing.T) {
 func TestDontCountHasACap(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	var runs atomic.Int64
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 2, Retry: Constant{Delay: time.Nanosecond}}, func(context.Context, *Job) error {
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: 2, Retry: drover.Constant{Delay: time.Nanosecond}}, func(context.Context, *drover.Job) error {
 			if runs.Add(1) > 150 { // so many runs happen only if the cap does not work
-				return Discard(errBoom)
+				return drover.Discard(errBoom)
 			}
-			return DontCount(errBoom)
+			return drover.DontCount(errBoom)
 		}),
 	}})
 	db.waitFor(t, 2*time.Minute, `select state = 'discarded' from jobs where id = $1`, id) // a hundred runs, one by one
-	if row := db.endRow(t, id); row.Total != 102 || row.Uncounted != 100 || row.Attempt != 2 || *row.Reason != ReasonAttemptsExhausted {
+	if row := db.endRow(t, id); row.Total != 102 || row.Uncounted != 100 || row.Attempt != 2 || *row.Reason != drover.ReasonAttemptsExhausted {
 		t.Errorf("row = %+v", row)
-	}
-}
-
-// F-4: jobs that one server sent away do not come back together.
-func TestThrottledDelayStaysInItsBounds(t *testing.T) {
-	t.Parallel()
-	distinct := map[time.Duration]bool{}
-	for _, d := range []time.Duration{0, 1, time.Millisecond, time.Second, 30 * time.Second, 24 * time.Hour, maxBackoff, math.MaxInt64} {
-		for i := range 1000 {
-			got := throttledDelay(fmt.Sprintf("job %d", i), 1+i%7, d)
-			capped := min(d, maxBackoff)
-			if got < capped || got > capped+capped/5 {
-				t.Fatalf("throttledDelay(%v) = %v", d, got)
-			}
-			if d == 30*time.Second {
-				distinct[got] = true
-			}
-		}
-	}
-	if len(distinct) < 990 {
-		t.Errorf("%d distinct delays of 1000", len(distinct))
-	}
-	var v *verdict
-	if !errors.As(RetryAfter(-time.Hour, errBoom), &v) || v.delay != 0 {
-		t.Errorf("negative RetryAfter = %v", v.delay)
 	}
 }
 
@@ -540,26 +516,26 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 		{name: "quotes", err: errors.New(strings.Repeat(`"\<>&`, 1000)), want: `"\<>&`, mark: true},
 		{name: "long type", err: longTypeName[map[fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]{strings.Repeat("x", 5000)}, want: "xxx", mark: true},
 		{name: "a secret", err: errors.New("password " + secret + " refused"), want: "password *** refused"},
-		{name: "a secret at the cut", err: errors.New(strings.Repeat("x", maxErrorText-25) + secret + strings.Repeat("y", 100)), want: "xxx", mark: true},
+		{name: "a secret at the cut", err: errors.New(strings.Repeat("x", drover.MaxErrorText-25) + secret + strings.Repeat("y", 100)), want: "xxx", mark: true},
 		{name: "the redactor panics", err: errors.New("panic the redactor " + secret), want: "[redaction failed]"},
 	}
 	var heard eventLog
 	var logged lockedBuffer
-	db := newTestDBWith(t, Config{Redact: redact, Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []Hooks{heard.hooks()}})
-	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: len(cases) + 21}}} // no job has to wait behind 50 MB: it would be released
+	db := newTestDBWith(t, drover.Config{Redact: redact, Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []drover.Hooks{heard.hooks()}})
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: len(cases) + 21}}} // no job has to wait behind 50 MB: it would be released
 	ids := map[string]string{}
 	for _, c := range cases {
-		cfg.Workers = append(cfg.Workers, dynWorker(c.name, WorkerOpts{}, func(context.Context, *Job) error { return c.err }))
+		cfg.Workers = append(cfg.Workers, dynWorker(c.name, drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return c.err }))
 		ids[c.name] = db.enqueue(t, dyn{kind: c.name}, nil)
 	}
-	cfg.Workers = append(cfg.Workers, dynWorker("long", WorkerOpts{}, func(_ context.Context, job *Job) error {
+	cfg.Workers = append(cfg.Workers, dynWorker("long", drover.WorkerOpts{}, func(_ context.Context, job *drover.Job) error {
 		return errors.New("job " + strings.Repeat("7", 1+int(job.ID[25])%9) + strings.Repeat(" and so on", 200))
 	}))
 	var long []string
 	for range 20 {
 		long = append(long, db.enqueue(t, dyn{kind: "long"}, nil))
 	}
-	cfg.Workers = append(cfg.Workers, dynWorker("panics", WorkerOpts{}, func(context.Context, *Job) error { panic(secret + "\x00") }))
+	cfg.Workers = append(cfg.Workers, dynWorker("panics", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { panic(secret + "\x00") }))
 	ids["panics"] = db.enqueue(t, dyn{kind: "panics"}, nil)
 	db.run(t, cfg)
 	for _, c := range cases {
@@ -568,7 +544,7 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 		if !strings.HasPrefix(e.Error, c.want) || !c.mark && e.Error != c.want && c.want != "\uFFFD" {
 			t.Errorf("%s: text = %.80q, want %q", c.name, e.Error, c.want)
 		}
-		if strings.Contains(e.Error, "bytes]") != c.mark || len(e.Error) > maxErrorText || !utf8.ValidString(e.Error) {
+		if strings.Contains(e.Error, "bytes]") != c.mark || len(e.Error) > drover.MaxErrorText || !utf8.ValidString(e.Error) {
 			t.Errorf("%s: text of %d bytes: %q", c.name, len(e.Error), e.Error)
 		}
 		if end.Error != e.Error {
@@ -587,7 +563,7 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 		t.Errorf("texts that differ in numbers, and so in where they are cut, have %d fingerprints", len(prints))
 	}
 	heard.end(t, ids["panics"])
-	if e := db.endRow(t, ids["panics"]).Errors[0]; e.Error != "panic: ***\uFFFD" || len(e.Trace) > maxErrorTrace || !strings.Contains(e.Trace, "TestErrorsEntriesAreSanitised") {
+	if e := db.endRow(t, ids["panics"]).Errors[0]; e.Error != "panic: ***\uFFFD" || len(e.Trace) > drover.MaxErrorTrace || !strings.Contains(e.Trace, "TestErrorsEntriesAreSanitised") {
 		t.Errorf("panic's entry = %+v", e)
 	}
 	if n := value[int](t, db, `select max(pg_column_size(e - 'trace')) from jobs, jsonb_array_elements(errors) e`); n > 1024 {
@@ -598,26 +574,14 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 	}
 }
 
-// The type in an entry is the type of the handler's error, not of drover's wrapper.
-func TestAVerdictIsNotTheErrorsType(t *testing.T) {
-	t.Parallel()
-	for _, wrap := range []func(error) error{Discard, Retry, DontCount, func(err error) error { return RetryAfter(0, err) }} {
-		for _, err := range []error{errBoom, context.DeadlineExceeded, &InvalidError{}} {
-			if got, want := errorType(fmt.Errorf("x: %w", wrap(err))), errorType(err); got != want {
-				t.Errorf("type = %q, want %q", got, want)
-			}
-		}
-	}
-}
-
 // F-12: an outcome that the database refuses because of its data holds up nobody. It is recorded without the data.
 func TestOneRefusedOutcomeInABatch(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
 	const n = 500
-	batch := make([]EnqueueItem, n)
+	batch := make([]drover.EnqueueItem, n)
 	for i := range batch {
 		batch[i].Args = dyn{kind: "k", N: i}
 	}
@@ -629,8 +593,8 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 	// All end at the same time, so that they are settled together.
 	all := make(chan struct{})
 	running := atomic.Int64{}
-	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: n}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 5}, func(_ context.Context, job *Job) error {
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: n}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: 5}, func(_ context.Context, job *drover.Job) error {
 			if running.Add(1) == n {
 				close(all)
 			}
@@ -651,7 +615,7 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 		t.Errorf("%d jobs were not settled", left)
 	}
 	row := db.endRow(t, poison)
-	if row.State != Retryable || row.Total != 1 || row.Errors[0].Class != ClassError || row.Errors[0].Error == "poison" || row.Delay < 14*time.Second {
+	if row.State != drover.Retryable || row.Total != 1 || row.Errors[0].Class != drover.ClassError || row.Errors[0].Error == "poison" || row.Delay < 14*time.Second {
 		t.Errorf("refused job = %+v", row)
 	}
 	for _, r := range receipts {
@@ -665,13 +629,13 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 func TestATriggerThatRefusesOneRow(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$
 		begin if new.errors::text like '%poison%' then raise exception 'no'; end if; return new; end $$`)
 	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("bad", WorkerOpts{}, func(context.Context, *Job) error { return errors.New("poison") }),
-		dynWorker("good", WorkerOpts{}, doNothing),
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("bad", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return errors.New("poison") }),
+		dynWorker("good", drover.WorkerOpts{}, doNothing),
 	}})
 	bad := db.enqueue(t, dyn{kind: "bad"}, nil)
 	heard.wait(t, bad, "started")
@@ -710,19 +674,19 @@ func TestRetryFor(t *testing.T) {
 		ids[name] = value[string](t, db, `insert into jobs (kind, `+c.columns+`) values ('fails', `+c.values+`) returning id`)
 	}
 	ids["without a bound"] = value[string](t, db, `insert into jobs (kind, created_at, scheduled_at) values ('unbounded', `+ago+`, now()) returning id`)
-	fails, retry := func(context.Context, *Job) error { return errBoom }, Constant{Delay: 10 * time.Minute} // so that none runs twice
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("fails", WorkerOpts{RetryFor: time.Hour, MaxAttempts: Unlimited, Retry: retry}, fails), dynWorker("unbounded", WorkerOpts{Retry: retry}, fails),
+	fails, retry := func(context.Context, *drover.Job) error { return errBoom }, drover.Constant{Delay: 10 * time.Minute} // so that none runs twice
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("fails", drover.WorkerOpts{RetryFor: time.Hour, MaxAttempts: drover.Unlimited, Retry: retry}, fails), dynWorker("unbounded", drover.WorkerOpts{Retry: retry}, fails),
 	}})
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from jobs where state not in ('retryable', 'discarded')`) == 0
 	})
 	for name, id := range ids {
-		job, want := db.get(t, id), Retryable
+		job, want := db.get(t, id), drover.Retryable
 		if cases[name].ends {
-			want = Discarded
+			want = drover.Discarded
 		}
-		if job.State != want || want == Discarded && job.DiscardReason != ReasonTimeBudget || job.Attempt == 0 {
+		if job.State != want || want == drover.Discarded && job.DiscardReason != drover.ReasonTimeBudget || job.Attempt == 0 {
 			t.Errorf("%s: %s (%s) after attempt %d, want %s", name, job.State, job.DiscardReason, job.Attempt, want)
 		}
 		if name == "failed before" && job.Errors[len(job.Errors)-1].Error != "boom" {
@@ -752,13 +716,13 @@ func TestATimeoutShowsWhereTheHandlerWas(t *testing.T) {
 	db := newQuietDB(t)
 	var end atomic.Bool
 	t.Cleanup(func() { end.Store(true) })
-	db.launch(t, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Hour)}}, Workers: []Worker{
-		dynWorker("heeds", WorkerOpts{Timeout: 2 * time.Second}, func(ctx context.Context, j *Job) error {
-			stuckHere(func() bool { return ctx.Err() != nil && j.task.Stack() != "" }) // the watch may be late
+	db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Retry: drover.Every(time.Hour)}}, Workers: []drover.Worker{
+		dynWorker("heeds", drover.WorkerOpts{Timeout: 2 * time.Second}, func(ctx context.Context, j *drover.Job) error {
+			stuckHere(func() bool { return ctx.Err() != nil && drover.RunOf(j).Stack() != "" }) // the watch may be late
 			return ctx.Err()
 		}),
-		dynWorker("deaf", WorkerOpts{Timeout: time.Second}, func(context.Context, *Job) error { stuckThere(end.Load); return nil }),
-		dynWorker("fails", WorkerOpts{}, func(context.Context, *Job) error { return errBoom }),
+		dynWorker("deaf", drover.WorkerOpts{Timeout: time.Second}, func(context.Context, *drover.Job) error { stuckThere(end.Load); return nil }),
+		dynWorker("fails", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return errBoom }),
 	}})
 	for kind, want := range map[string]string{"heeds": "stuckHere", "deaf": "stuckThere", "fails": ""} {
 		id := db.enqueue(t, dyn{kind: kind}, nil)
@@ -774,7 +738,7 @@ func TestATimeoutShowsWhereTheHandlerWas(t *testing.T) {
 func TestEntriesHaveDurationsBelowAMillisecond(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	sup := db.launch(t, SupervisorConfig{Queues: []Queue{{Retry: Every(time.Hour)}}, Workers: handling(func(context.Context, *Job, int) error { return errBoom })})
+	sup := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Retry: drover.Every(time.Hour)}}, Workers: handling(func(context.Context, *drover.Job, int) error { return errBoom })})
 	ids := db.enqueueJobs(t, 50, nil)
 	db.waitFor(t, 30*time.Second, `select count(*) = 50 from jobs where state = 'retryable'`)
 	sup.stop(t)

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -98,7 +99,7 @@ func (c *cast) pool(t *testing.T, role string) *pgxpool.Pool {
 }
 
 // as is a client that acts as a role.
-func (c *cast) as(t *testing.T, role string, cfg Config) *testDB {
+func (c *cast) as(t *testing.T, role string, cfg drover.Config) *testDB {
 	t.Helper()
 	pool := c.pool(t, role)
 	return &testDB{pool, newClientOn(t, pool, cfg)}
@@ -117,7 +118,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	slow(t)
 	c := newCast(t)
 	var log lockedBuffer
-	cfg := Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	cfg := drover.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}
 	producer, worker, reader, operator := c.as(t, "producer", cfg), c.as(t, "worker", cfg), c.as(t, "reader", cfg), c.as(t, "operator", cfg)
 	ctx := t.Context()
 	ok := func(what string, err error) {
@@ -128,23 +129,23 @@ func TestRolesDoTheirWork(t *testing.T) {
 	}
 
 	var well atomic.Bool
-	sup, err := worker.client.NewSupervisor(SupervisorConfig{
-		Lease: 10 * time.Second, PollInterval: time.Minute, CompletedRetention: KeepFor(time.Second), Build: "b1",
-		Queues: []Queue{{RetryBudget: RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: 30 * 24 * time.Hour}},
-		Workers: []Worker{Handle(func(_ context.Context, j *Job, _ letter) error {
+	sup, err := worker.client.NewSupervisor(drover.SupervisorConfig{
+		Lease: 10 * time.Second, PollInterval: time.Minute, CompletedRetention: drover.KeepFor(time.Second), Build: "b1",
+		Queues: []drover.Queue{{RetryBudget: drover.RetryBudget{Retries: 1000, Per: time.Second}, ArchiveDiscardedAfter: 30 * 24 * time.Hour}},
+		Workers: []drover.Worker{drover.Handle(func(_ context.Context, j *drover.Job, _ letter) error {
 			if j.Attempt == 1 && j.Snoozes == 0 {
-				return Snooze(time.Millisecond)
+				return drover.Snooze(time.Millisecond)
 			}
 			if !well.Load() {
 				return errBoom
 			}
 			return nil
-		}, WorkerOpts{MaxAttempts: 2, Retry: Every(time.Millisecond), FollowUp: &FollowUp{Kind: "nobody"}})},
+		}, drover.WorkerOpts{MaxAttempts: 2, Retry: drover.Every(time.Millisecond), FollowUp: &drover.FollowUp{Kind: "nobody"}})},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	sup.engine.Pruner.Every = 10 * time.Millisecond
+	drover.EngineOf(sup).Pruner.Every = 10 * time.Millisecond
 	run, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- sup.Run(run) }()
@@ -157,7 +158,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		_, err := producer.client.EnqueueTx(ctx, tx, letter{"b"}, nil)
 		return err
 	}))
-	_, err = producer.client.EnqueueMany(ctx, []EnqueueItem{{Args: letter{"c"}}, {Args: letter{"d"}, Opts: &EnqueueOpts{Delay: time.Millisecond}}})
+	_, err = producer.client.EnqueueMany(ctx, []drover.EnqueueItem{{Args: letter{"c"}}, {Args: letter{"d"}, Opts: &drover.EnqueueOpts{Delay: time.Millisecond}}})
 	ok("EnqueueMany", err)
 	c.waitFor(t, time.Minute, `select count(*) = 4 from jobs where state = 'discarded' and discard_reason = 'attempts_exhausted'`)
 	c.waitFor(t, time.Minute, `select count(*) = 4 from jobs where kind = 'nobody'`)
@@ -173,26 +174,29 @@ func TestRolesDoTheirWork(t *testing.T) {
 
 	// Statements of a reader.
 	fingerprint := value[string](t, c.testDB, `select fingerprint from drover_failure_groups limit 1`)
-	for what, read := range map[string]func(*Client) error{
-		"Check":         func(r *Client) error { return r.Check(ctx) },
-		"Job":           func(r *Client) error { _, err := r.Job(ctx, receipt.ID); return err },
-		"Jobs":          func(r *Client) error { _, err := r.Jobs(ctx, Filter{State: Discarded}, "", 0); return err },
-		"Count":         func(r *Client) error { _, err := r.Count(ctx, Filter{}); return err },
-		"Counts":        func(r *Client) error { _, err := r.Counts(ctx); return err },
-		"Summary":       func(r *Client) error { _, err := r.Summary(ctx); return err },
-		"FailureGroups": func(r *Client) error { _, err := r.FailureGroups(ctx, FailureFilter{}); return err },
-		"FailureGroup":  func(r *Client) error { _, err := r.FailureGroup(ctx, fingerprint); return err },
-		"Pauses":        func(r *Client) error { _, err := r.Pauses(ctx); return err },
-		"RetryBudgets":  func(r *Client) error { _, err := r.RetryBudgets(ctx); return err },
-		"Redrives":      func(r *Client) error { _, err := r.Redrives(ctx, 10); return err },
-		"Snapshot": func(r *Client) error {
+	for what, read := range map[string]func(*drover.Client) error{
+		"Check": func(r *drover.Client) error { return r.Check(ctx) },
+		"Job":   func(r *drover.Client) error { _, err := r.Job(ctx, receipt.ID); return err },
+		"Jobs": func(r *drover.Client) error {
+			_, err := r.Jobs(ctx, drover.Filter{State: drover.Discarded}, "", 0)
+			return err
+		},
+		"Count":         func(r *drover.Client) error { _, err := r.Count(ctx, drover.Filter{}); return err },
+		"Counts":        func(r *drover.Client) error { _, err := r.Counts(ctx); return err },
+		"Summary":       func(r *drover.Client) error { _, err := r.Summary(ctx); return err },
+		"FailureGroups": func(r *drover.Client) error { _, err := r.FailureGroups(ctx, drover.FailureFilter{}); return err },
+		"FailureGroup":  func(r *drover.Client) error { _, err := r.FailureGroup(ctx, fingerprint); return err },
+		"Pauses":        func(r *drover.Client) error { _, err := r.Pauses(ctx); return err },
+		"RetryBudgets":  func(r *drover.Client) error { _, err := r.RetryBudgets(ctx); return err },
+		"Redrives":      func(r *drover.Client) error { _, err := r.Redrives(ctx, 10); return err },
+		"Snapshot": func(r *drover.Client) error {
 			s, err := r.Snapshot(ctx)
 			if err == nil && len(s.NotSeen) > 0 {
 				err = fmt.Errorf("not seen: %+v", s.NotSeen)
 			}
 			return err
 		},
-		"ExportArchive": func(r *Client) error { _, err := r.ExportArchive(ctx, io.Discard, Filter{}); return err },
+		"ExportArchive": func(r *drover.Client) error { _, err := r.ExportArchive(ctx, io.Discard, drover.Filter{}); return err },
 	} {
 		ok("reader: "+what, read(reader.client))
 		ok("operator: "+what, read(operator.client))
@@ -205,37 +209,54 @@ func TestRolesDoTheirWork(t *testing.T) {
 	waiting := c.enqueueWaiting(t, 3)
 	verbs := []struct {
 		what string
-		do   func(*Client) error
+		do   func(*drover.Client) error
 	}{
-		{"Cancel", func(o *Client) error { _, err := o.Cancel(ctx, waiting[0], Audit{Why: "no"}); return err }},
-		{"Discard", func(o *Client) error { _, err := o.Discard(ctx, waiting[1], Audit{Why: "no"}); return err }},
-		{"CancelMany", func(o *Client) error {
-			_, err := o.CancelMany(ctx, Filter{Kind: "nobody"}, Audit{Why: "no"})
+		{"Cancel", func(o *drover.Client) error { _, err := o.Cancel(ctx, waiting[0], drover.Audit{Why: "no"}); return err }},
+		{"Discard", func(o *drover.Client) error {
+			_, err := o.Discard(ctx, waiting[1], drover.Audit{Why: "no"})
 			return err
 		}},
-		{"DiscardMany", func(o *Client) error {
-			_, err := o.DiscardMany(ctx, Filter{IDs: waiting[2:]}, Audit{Why: "no"})
+		{"CancelMany", func(o *drover.Client) error {
+			_, err := o.CancelMany(ctx, drover.Filter{Kind: "nobody"}, drover.Audit{Why: "no"})
 			return err
 		}},
-		{"SetFailureStatus", func(o *Client) error { return o.SetFailureStatus(ctx, fingerprint, FailureResolved, Audit{By: "ann"}) }},
-		{"SetFailurePolicy", func(o *Client) error {
-			return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{Action: FailureDiscard}, Audit{By: "ann"})
-		}},
-		{"SetFailurePolicy lifted", func(o *Client) error { return o.SetFailurePolicy(ctx, fingerprint, FailurePolicy{}, Audit{By: "ann"}) }},
-		{"Pause", func(o *Client) error { return o.Pause(ctx, KindScope("letter"), nil, Audit{By: "ann"}) }},
-		{"Resume", func(o *Client) error { return o.Resume(ctx, KindScope("letter"), Audit{By: "ann"}) }},
-		{"Redrive", func(o *Client) error {
-			_, err := o.StartRedrive(ctx, RedrivePlan{Filter: Filter{Kind: "letter", Reason: ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"}, Audit{})
+		{"DiscardMany", func(o *drover.Client) error {
+			_, err := o.DiscardMany(ctx, drover.Filter{IDs: waiting[2:]}, drover.Audit{Why: "no"})
 			return err
 		}},
-		{"Restore", func(o *Client) error { _, err := o.Restore(ctx, Filter{All: true}, Audit{}); return err }},
-		{"Archive", func(o *Client) error {
-			_, err := o.Archive(ctx, Filter{State: Discarded, Reason: ReasonOperator}, nil, Audit{})
+		{"SetFailureStatus", func(o *drover.Client) error {
+			return o.SetFailureStatus(ctx, fingerprint, drover.FailureResolved, drover.Audit{By: "ann"})
+		}},
+		{"SetFailurePolicy", func(o *drover.Client) error {
+			return o.SetFailurePolicy(ctx, fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{By: "ann"})
+		}},
+		{"SetFailurePolicy lifted", func(o *drover.Client) error {
+			return o.SetFailurePolicy(ctx, fingerprint, drover.FailurePolicy{}, drover.Audit{By: "ann"})
+		}},
+		{"Pause", func(o *drover.Client) error {
+			return o.Pause(ctx, drover.KindScope("letter"), nil, drover.Audit{By: "ann"})
+		}},
+		{"Resume", func(o *drover.Client) error {
+			return o.Resume(ctx, drover.KindScope("letter"), drover.Audit{By: "ann"})
+		}},
+		{"Redrive", func(o *drover.Client) error {
+			_, err := o.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: "letter", Reason: drover.ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"}, drover.Audit{})
 			return err
 		}},
-		{"PurgeArchive", func(o *Client) error { _, err := o.PurgeArchive(ctx, Filter{All: true}, Audit{}); return err }},
-		{"DeleteMany", func(o *Client) error {
-			_, err := o.DeleteMany(ctx, Filter{Kind: "nobody", State: Cancelled}, Audit{})
+		{"Restore", func(o *drover.Client) error {
+			_, err := o.Restore(ctx, drover.Filter{All: true}, drover.Audit{})
+			return err
+		}},
+		{"Archive", func(o *drover.Client) error {
+			_, err := o.Archive(ctx, drover.Filter{State: drover.Discarded, Reason: drover.ReasonOperator}, nil, drover.Audit{})
+			return err
+		}},
+		{"PurgeArchive", func(o *drover.Client) error {
+			_, err := o.PurgeArchive(ctx, drover.Filter{All: true}, drover.Audit{})
+			return err
+		}},
+		{"DeleteMany", func(o *drover.Client) error {
+			_, err := o.DeleteMany(ctx, drover.Filter{Kind: "nobody", State: drover.Cancelled}, drover.Audit{})
 			return err
 		}},
 	}
@@ -250,7 +271,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 		ok("operator: "+v.what, v.do(operator.client))
 	}
 	eventually(t, func() bool { // the worker may have been archiving the restored job again meanwhile
-		_, err := operator.client.PurgeArchive(ctx, Filter{All: true}, Audit{})
+		_, err := operator.client.PurgeArchive(ctx, drover.Filter{All: true}, drover.Audit{})
 		ok("operator: PurgeArchive", err)
 		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0 //nolint:contextcheck // it reads under the context of the test
 	})
@@ -313,7 +334,7 @@ func TestRolesDoNoMore(t *testing.T) {
 		"operator": {`update drover_supervisors set beat = 0`, `delete from drover_supervisors`, `delete from drover_kinds`, `update drover_builds set build = 'x'`, `delete from drover_redrives`},
 	}
 	for role := range maps.Keys(own) {
-		db := c.as(t, role, Config{})
+		db := c.as(t, role, drover.Config{})
 		for _, sql := range slices.Concat(own[role], []string{
 			`truncate jobs`, `drop table jobs`, `drop schema ` + c.schema + ` cascade`, `alter table jobs add column mine int`, `alter table jobs disable trigger all`,
 			`create table mine ()`, `create function drover_mine() returns int language sql as 'select 1'`, `drop function drover_schema_version()`,
@@ -360,11 +381,11 @@ select role from r where `+condition, c.schema)
 func TestEnqueuesUnderRowSecurity(t *testing.T) {
 	t.Parallel()
 	c := newCast(t)
-	worker := c.as(t, "worker", Config{Logger: quiet()})
+	worker := c.as(t, "worker", drover.Config{Logger: quiet()})
 	c.exec(t, `alter table jobs enable row level security`)
 	for _, policy := range []string{``, `create policy own on jobs using (queue = 'mine')`, `alter policy own on jobs using (true)`} {
 		c.exec(t, policy)
-		worker.enqueueAll(t, func(what string, r Receipt, err error) {
+		worker.enqueueAll(t, func(what string, r drover.Receipt, err error) {
 			if err != nil || !value[bool](t, c.testDB, `select exists (select from jobs where id = $1)`, r.ID) {
 				t.Errorf("%q: %s: %+v, %v", policy, what, r, err)
 			}
@@ -376,12 +397,12 @@ func TestEnqueuesUnderRowSecurity(t *testing.T) {
 func TestRolesAndSchedules(t *testing.T) {
 	t.Parallel()
 	c := newCast(t)
-	operator, worker, reader := c.as(t, "operator", Config{Logger: quiet()}), c.as(t, "worker", Config{Logger: quiet()}), c.as(t, "reader", Config{Logger: quiet()})
-	operator.setPeriodic(t, Periodic{Name: "a", Schedule: "@every 1h"})
+	operator, worker, reader := c.as(t, "operator", drover.Config{Logger: quiet()}), c.as(t, "worker", drover.Config{Logger: quiet()}), c.as(t, "reader", drover.Config{Logger: quiet()})
+	operator.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
 	for name, err := range map[string]error{
-		"pause":  operator.client.PausePeriodic(t.Context(), "a", time.Time{}, Audit{}),
-		"resume": operator.client.ResumePeriodic(t.Context(), "a", Audit{}),
-		"run":    ret2(operator.client.RunPeriodic(t.Context(), "a", nil, Audit{})),
+		"pause":  operator.client.PausePeriodic(t.Context(), "a", time.Time{}, drover.Audit{}),
+		"resume": operator.client.ResumePeriodic(t.Context(), "a", drover.Audit{}),
+		"run":    ret2(operator.client.RunPeriodic(t.Context(), "a", nil, drover.Audit{})),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -391,20 +412,20 @@ func TestRolesAndSchedules(t *testing.T) {
 		t.Errorf("enqueue by hand: %v", err)
 	}
 	operator.exec(t, `select drover_enqueue('tick', '{"n": 2}')`)
-	operator.setPeriodic(t, Periodic{Name: "unique", Opts: &EnqueueOpts{Unique: &Unique{}}})
-	if _, err := operator.client.RunPeriodic(t.Context(), "unique", nil, Audit{}); err != nil {
+	operator.setPeriodic(t, drover.Periodic{Name: "unique", Opts: &drover.EnqueueOpts{Unique: &drover.Unique{}}})
+	if _, err := operator.client.RunPeriodic(t.Context(), "unique", nil, drover.Audit{}); err != nil {
 		t.Errorf("run a schedule of unique jobs: %v", err)
 	}
-	worker.run(t, ticker("", Periodic{Name: "declared"}))
+	worker.run(t, ticker("", drover.Periodic{Name: "declared"}))
 	operator.exec(t, `update drover_periodic set anchor = anchor - interval '1 h', next_at = next_at - interval '1 h' where name = 'a'`)
 	reader.waitFor(t, 20*time.Second, `select count(*) = 1 from periodic_jobs where name = 'a' and jobs = 2`)
 	if list, err := reader.client.PeriodicJobs(t.Context()); err != nil || len(list) != 3 {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if err := reader.client.PausePeriodic(t.Context(), "a", time.Time{}, Audit{}); !refused(err) {
+	if err := reader.client.PausePeriodic(t.Context(), "a", time.Time{}, drover.Audit{}); !refused(err) {
 		t.Errorf("a reader pauses: %v", err)
 	}
-	if err := operator.client.DeletePeriodic(t.Context(), "a", Audit{}); err != nil {
+	if err := operator.client.DeletePeriodic(t.Context(), "a", drover.Audit{}); err != nil {
 		t.Error(err)
 	}
 }

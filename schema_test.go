@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bytes"
@@ -26,6 +26,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
@@ -49,9 +50,9 @@ func newNamedDB(t testing.TB, name, elsewhere string, edit ...func(*pgxpool.Conf
 			t.Error(err)
 		}
 	})
-	inside := admin.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = quoted })
+	inside := admin.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = quoted })
 	edit = append(edit, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = elsewhere })
-	named := admin.via(t, Config{Schema: name}, edit...)
+	named := admin.via(t, drover.Config{Schema: name}, edit...)
 	if err := migrations.Schema(name).Up(t.Context(), named.Pool); err != nil {
 		t.Fatal(err)
 	}
@@ -98,10 +99,8 @@ func constants(t *testing.T) (named map[string]string, all map[string]bool) {
 			}
 		}
 	}
-	for _, v := range []archiveVerb{archiveStep(0), archiveStep(3), restoreStep(), purgeStep()} {
-		for _, text := range []string{v.step, v.next, v.these} {
-			all[text] = true
-		}
+	for _, text := range drover.ArchiveStatements() {
+		all[text] = true
 	}
 	return named, all
 }
@@ -125,7 +124,7 @@ func TestStatementsWithoutASearchPath(t *testing.T) {
 	schema := oddSchema(`Odd "herd"; $1 %s 'q' \ `)
 	db, _ := newNamedDB(t, schema, "")
 	names := pg.NewNames(schema)
-	within, without := dialed(t, &testDB{db.Pool, newClientOn(t, db.Pool, Config{})}), dialed(t, db)
+	within, without := dialed(t, &testDB{db.Pool, newClientOn(t, db.Pool, drover.Config{})}), dialed(t, db)
 	own := regexp.MustCompile(`\b(` + strings.Join(db.idsOf(t, `
 		select relname::text from pg_class where relnamespace = quote_ident(current_schema())::regnamespace and relkind in ('r', 'v')
 		union select proname::text from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace order by 1`), "|") + `)\b`)
@@ -166,7 +165,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	t.Helper()
 	ctx := t.Context()
 	c := &called{Client: db.client, left: map[string]bool{}}
-	for m := range reflect.TypeFor[*Client]().Methods() {
+	for m := range reflect.TypeFor[*drover.Client]().Methods() {
 		c.left[m.Name] = true
 	}
 	c.ok(t, "Check", c.Check(ctx))
@@ -183,18 +182,18 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	)
 	began := make(chan string, 1)
 	in := func(settle func(pgx.Tx) error) error { return pgx.BeginFunc(context.WithoutCancel(ctx), pool, settle) }
-	workers := []Worker{
-		Handle(func(ctx context.Context, j *Job, args job) error {
+	workers := []drover.Worker{
+		drover.Handle(func(ctx context.Context, j *drover.Job, args job) error {
 			switch args.N {
 			case failsOnce:
 				if j.Attempt == 1 {
 					return errors.New("once")
 				}
 			case discards:
-				return Discard(errors.New("never"))
+				return drover.Discard(errors.New("never"))
 			case snoozes:
 				if j.Snoozes == 0 {
-					return Snooze(time.Millisecond)
+					return drover.Snooze(time.Millisecond)
 				}
 			case completesTx:
 				return in(func(tx pgx.Tx) error {
@@ -211,17 +210,17 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 				return ctx.Err()
 			}
 			return nil
-		}, WorkerOpts{
-			Retry: Constant{Delay: time.Millisecond}, FollowUp: &FollowUp{Kind: "letter"}, RetryBudget: RetryBudget{Retries: 1000, Per: time.Minute},
+		}, drover.WorkerOpts{
+			Retry: drover.Constant{Delay: time.Millisecond}, FollowUp: &drover.FollowUp{Kind: "letter"}, RetryBudget: drover.RetryBudget{Retries: 1000, Per: time.Minute},
 		}),
-		Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{MaxAttempts: 1}),
+		drover.Handle(func(context.Context, *drover.Job, letter) error { return nil }, drover.WorkerOpts{MaxAttempts: 1}),
 	}
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('dead', 1000, '{default}', now() - interval '1 hour')`)
 	db.exec(t, `insert into jobs (kind, args, state, claimed_by, attempted_at, attempt, claim_seq) values ('job', '{"n": 0}', 'running', 'dead', now() - interval '1 hour', 1, 1)`)
-	sup := db.launch(t, SupervisorConfig{Workers: workers, Lease: time.Second, CompletedRetention: KeepFor(time.Second), Queues: []Queue{{}}, Periodic: []Periodic{{Name: "declared", Schedule: "@every 1h", Args: job{completes}, RunAtStart: true}}}, func(s *Supervisor) { s.engine.Pruner.Every = 50 * time.Millisecond })
+	sup := db.launch(t, drover.SupervisorConfig{Workers: workers, Lease: time.Second, CompletedRetention: drover.KeepFor(time.Second), Queues: []drover.Queue{{}}, Periodic: []drover.Periodic{{Name: "declared", Schedule: "@every 1h", Args: job{completes}, RunAtStart: true}}}, func(s *drover.Supervisor) { drover.EngineOf(s).Pruner.Every = 50 * time.Millisecond })
 	c.did("NewSupervisor")
 
-	one := func(args Args, opts *EnqueueOpts) string {
+	one := func(args drover.Args, opts *drover.EnqueueOpts) string {
 		t.Helper()
 		r, err := c.Enqueue(ctx, args, opts)
 		c.ok(t, "Enqueue", err)
@@ -229,11 +228,11 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	}
 	plain := one(job{completes}, nil)
 	for n := failsOnce; n <= settlesTx; n++ {
-		one(job{n}, &EnqueueOpts{Tags: []string{"x"}, Priority: 4})
+		one(job{n}, &drover.EnqueueOpts{Tags: []string{"x"}, Priority: 4})
 	}
-	one(letter{}, &EnqueueOpts{Delay: time.Millisecond})
-	one(letter{}, &EnqueueOpts{ScheduledAt: time.Now().Add(-time.Hour)})
-	items := []EnqueueItem{{job{completes}, nil}, {job{completes}, &EnqueueOpts{Key: "k"}}, {job{discards}, nil}}
+	one(letter{}, &drover.EnqueueOpts{Delay: time.Millisecond})
+	one(letter{}, &drover.EnqueueOpts{ScheduledAt: time.Now().Add(-time.Hour)})
+	items := []drover.EnqueueItem{{job{completes}, nil}, {job{completes}, &drover.EnqueueOpts{Key: "k"}}, {job{discards}, nil}}
 	_, err := c.EnqueueMany(ctx, items)
 	c.ok(t, "EnqueueMany", err)
 	c.ok(t, "EnqueueTx", pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -248,26 +247,26 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	defer std.Close() //nolint:errcheck // it holds nothing
 	tx, err := std.BeginTx(ctx, nil)
 	c.ok(t, "EnqueueTx", err)
-	_, err = c.EnqueueTx(ctx, SQLTx(tx), job{completes}, nil)
+	_, err = c.EnqueueTx(ctx, drover.SQLTx(tx), job{completes}, nil)
 	c.ok(t, "EnqueueTx", errors.Join(err, tx.Commit()))
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
 	db.waitFor(t, time.Minute, `select count(*) = 1 from drover_supervisors`) // the dead one's jobs are rescued
 
 	long := one(job{waits}, nil)
 	receive(t, began)
-	_, err = c.Cancel(ctx, long, Audit{})
+	_, err = c.Cancel(ctx, long, drover.Audit{})
 	c.ok(t, "Cancel", err)
-	c.ok(t, "AddQueue", sup.AddQueue(ctx, Queue{Name: "other"}))
-	one(job{completes}, &EnqueueOpts{Queue: "other"})
+	c.ok(t, "AddQueue", sup.AddQueue(ctx, drover.Queue{Name: "other"}))
+	one(job{completes}, &drover.EnqueueOpts{Queue: "other"})
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
 	c.ok(t, "RemoveQueue", sup.RemoveQueue(ctx, "other"))
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where id = $1`, plain) // it is pruned
 
 	db.waitFor(t, time.Minute, `select jobs = 1 from drover_periodic`) // the schedule's first tick
-	c.ok(t, "SetPeriodic", c.SetPeriodic(ctx, Periodic{Name: "set", Schedule: "@daily", Args: job{completes}}, Audit{}))
-	c.ok(t, "PausePeriodic", c.PausePeriodic(ctx, "set", time.Time{}, Audit{}))
-	c.ok(t, "ResumePeriodic", c.ResumePeriodic(ctx, "set", Audit{}))
-	_, err = c.RunPeriodic(ctx, "set", nil, Audit{})
+	c.ok(t, "SetPeriodic", c.SetPeriodic(ctx, drover.Periodic{Name: "set", Schedule: "@daily", Args: job{completes}}, drover.Audit{}))
+	c.ok(t, "PausePeriodic", c.PausePeriodic(ctx, "set", time.Time{}, drover.Audit{}))
+	c.ok(t, "ResumePeriodic", c.ResumePeriodic(ctx, "set", drover.Audit{}))
+	_, err = c.RunPeriodic(ctx, "set", nil, drover.Audit{})
 	c.ok(t, "RunPeriodic", err)
 	schedules, err := c.PeriodicJobs(ctx)
 	c.ok(t, "PeriodicJobs", err)
@@ -278,22 +277,22 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	c.ok(t, "PeriodicJob", err)
 	_, err = c.PreviewPeriodic(ctx, "@hourly", "", 3)
 	c.ok(t, "PreviewPeriodic", err)
-	c.ok(t, "DeletePeriodic", c.DeletePeriodic(ctx, "set", Audit{}))
+	c.ok(t, "DeletePeriodic", c.DeletePeriodic(ctx, "set", drover.Audit{}))
 
-	later := &EnqueueOpts{Queue: "unserved"}
-	_, err = c.Discard(ctx, one(job{completes}, later), Audit{})
+	later := &drover.EnqueueOpts{Queue: "unserved"}
+	_, err = c.Discard(ctx, one(job{completes}, later), drover.Audit{})
 	c.ok(t, "Discard", err)
 	for range 3 {
 		one(job{completes}, later)
 	}
-	_, err = c.CancelMany(ctx, Filter{IDs: []string{one(job{completes}, later)}}, Audit{})
+	_, err = c.CancelMany(ctx, drover.Filter{IDs: []string{one(job{completes}, later)}}, drover.Audit{})
 	c.ok(t, "CancelMany", err)
-	many, err := c.DiscardMany(ctx, Filter{Queue: "unserved", State: Available}, Audit{})
+	many, err := c.DiscardMany(ctx, drover.Filter{Queue: "unserved", State: drover.Available}, drover.Audit{})
 	c.ok(t, "DiscardMany", err)
 	if many.Changed != 3 {
 		t.Errorf("DiscardMany: %+v", many)
 	}
-	dead := Filter{Queue: "unserved", State: Discarded}
+	dead := drover.Filter{Queue: "unserved", State: drover.Discarded}
 	page, err := c.Jobs(ctx, dead, "", 10)
 	c.ok(t, "Jobs", err)
 	if len(page.Jobs) != 4 {
@@ -317,22 +316,22 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	c.ok(t, "Counts", err)
 	_, err = c.Summary(ctx)
 	c.ok(t, "Summary", err)
-	c.ok(t, "RedriveJob", c.RedriveJob(ctx, page.Jobs[0].ID, nil, Audit{}))
-	_, err = c.Edit(ctx, page.Jobs[0].ID, JobEdit{Priority: 2}, Audit{})
+	c.ok(t, "RedriveJob", c.RedriveJob(ctx, page.Jobs[0].ID, nil, drover.Audit{}))
+	_, err = c.Edit(ctx, page.Jobs[0].ID, drover.JobEdit{Priority: 2}, drover.Audit{})
 	c.ok(t, "Edit", err)
-	many, err = c.EditMany(ctx, Filter{IDs: []string{page.Jobs[0].ID}}, JobEdit{Priority: 3}, Audit{})
+	many, err = c.EditMany(ctx, drover.Filter{IDs: []string{page.Jobs[0].ID}}, drover.JobEdit{Priority: 3}, drover.Audit{})
 	c.ok(t, "EditMany", err)
 	if many.Changed != 1 {
 		t.Errorf("EditMany: %+v", many)
 	}
-	_, err = c.Rerun(ctx, db.put(t, "queue, state, finalized_at", "'other', 'completed', now() + interval '1 h'"), nil, Audit{})
+	_, err = c.Rerun(ctx, db.put(t, "queue, state, finalized_at", "'other', 'completed', now() + interval '1 h'"), nil, drover.Audit{})
 	c.ok(t, "Rerun", err)
-	many, err = c.RerunMany(ctx, Filter{IDs: []string{db.put(t, "queue, state, finalized_at", "'other', 'completed', now() + interval '1 h'")}}, RerunPlan{}, Audit{})
+	many, err = c.RerunMany(ctx, drover.Filter{IDs: []string{db.put(t, "queue, state, finalized_at", "'other', 'completed', now() + interval '1 h'")}}, drover.RerunPlan{}, drover.Audit{})
 	c.ok(t, "RerunMany", err)
 	if many.Changed != 1 {
 		t.Errorf("RerunMany: %+v", many)
 	}
-	groups, err := c.FailureGroups(ctx, FailureFilter{})
+	groups, err := c.FailureGroups(ctx, drover.FailureFilter{})
 	c.ok(t, "FailureGroups", err)
 	if len(groups) == 0 {
 		t.Fatal("no failure groups")
@@ -340,14 +339,14 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	print := groups[0].Fingerprint
 	_, err = c.FailureGroup(ctx, print)
 	c.ok(t, "FailureGroup", err)
-	c.ok(t, "SetFailureStatus", c.SetFailureStatus(ctx, print, FailureResolved, Audit{By: "me"}))
-	c.ok(t, "SetFailurePolicy", c.SetFailurePolicy(ctx, print, FailurePolicy{}, Audit{By: "me"}))
+	c.ok(t, "SetFailureStatus", c.SetFailureStatus(ctx, print, drover.FailureResolved, drover.Audit{By: "me"}))
+	c.ok(t, "SetFailurePolicy", c.SetFailurePolicy(ctx, print, drover.FailurePolicy{}, drover.Audit{By: "me"}))
 	_, err = c.RetryBudgets(ctx)
 	c.ok(t, "RetryBudgets", err)
-	c.ok(t, "Pause", c.Pause(ctx, KindScope("nobody"), nil, Audit{}))
+	c.ok(t, "Pause", c.Pause(ctx, drover.KindScope("nobody"), nil, drover.Audit{}))
 	_, err = c.Pauses(ctx)
 	c.ok(t, "Pauses", err)
-	c.ok(t, "Resume", c.Resume(ctx, KindScope("nobody"), Audit{}))
+	c.ok(t, "Resume", c.Resume(ctx, drover.KindScope("nobody"), drover.Audit{}))
 	_, err = c.Activity(ctx, "default")
 	c.ok(t, "Activity", err)
 	shot, err := c.Snapshot(ctx)
@@ -356,32 +355,32 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 		t.Errorf("Snapshot has not seen %+v", shot.NotSeen)
 	}
 
-	plan := RedrivePlan{Filter: dead, Rate: 0.01}
+	plan := drover.RedrivePlan{Filter: dead, Rate: 0.01}
 	_, err = c.PreviewRedrive(ctx, plan)
 	c.ok(t, "PreviewRedrive", err)
-	r, err := c.StartRedrive(ctx, plan, Audit{})
+	r, err := c.StartRedrive(ctx, plan, drover.Audit{})
 	c.ok(t, "StartRedrive", err)
-	c.ok(t, "PauseRedrive", c.PauseRedrive(ctx, r.ID, Audit{}))
-	c.ok(t, "ResumeRedrive", c.ResumeRedrive(ctx, r.ID, Audit{}))
+	c.ok(t, "PauseRedrive", c.PauseRedrive(ctx, r.ID, drover.Audit{}))
+	c.ok(t, "ResumeRedrive", c.ResumeRedrive(ctx, r.ID, drover.Audit{}))
 	_, err = c.Redrive(ctx, r.ID)
 	c.ok(t, "Redrive", err)
 	_, err = c.Redrives(ctx, 10)
 	c.ok(t, "Redrives", err)
-	c.ok(t, "AbortRedrive", c.AbortRedrive(ctx, r.ID, Audit{}))
+	c.ok(t, "AbortRedrive", c.AbortRedrive(ctx, r.ID, drover.Audit{}))
 
-	all := Filter{State: Discarded}
-	moved, err := c.Archive(ctx, all, nil, Audit{})
+	all := drover.Filter{State: drover.Discarded}
+	moved, err := c.Archive(ctx, all, nil, drover.Audit{})
 	c.ok(t, "Archive", err)
 	if moved.Jobs == 0 {
 		t.Error("nothing is archived")
 	}
 	_, err = c.ExportArchive(ctx, &bytes.Buffer{}, all)
 	c.ok(t, "ExportArchive", err)
-	_, err = c.Restore(ctx, Filter{Kind: "job"}, Audit{})
+	_, err = c.Restore(ctx, drover.Filter{Kind: "job"}, drover.Audit{})
 	c.ok(t, "Restore", err)
-	_, err = c.PurgeArchive(ctx, all, Audit{})
+	_, err = c.PurgeArchive(ctx, all, drover.Audit{})
 	c.ok(t, "PurgeArchive", err)
-	_, err = c.DeleteMany(ctx, all, Audit{})
+	_, err = c.DeleteMany(ctx, all, drover.Audit{})
 	c.ok(t, "DeleteMany", err)
 	sup.stop(t)
 	for name := range c.left {
@@ -391,7 +390,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 
 // called notes which methods were called.
 type called struct {
-	*Client
+	*drover.Client
 	left map[string]bool
 }
 
@@ -513,7 +512,7 @@ func TestWithoutASchemaStatementsAreAsWritten(t *testing.T) {
 	slow(t)
 	seen := recorder{texts: map[string]bool{}}
 	db := newQuietDB(t)
-	traced := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &seen })
+	traced := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &seen })
 	everything(t, &testDB{db.Pool, traced.client}, traced.Pool)
 	_, all := constants(t)
 	seen.sentAre(t, all)
@@ -525,23 +524,23 @@ func TestASchemaThatIsNotThere(t *testing.T) {
 	db := newQuietDB(t) // migrated, and first in the search_path: nobody falls back to it
 	empty := pgtest.Schema(pgtest.NewPool(t))
 	for _, schema := range []string{"Nowhere 'Land'", empty} {
-		named := db.via(t, Config{Schema: schema})
-		sup, err := named.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+		named := db.via(t, drover.Config{Schema: schema})
+		sup, err := named.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		_, plain := named.client.Enqueue(ctx, letter{}, nil)
-		_, other := named.client.Enqueue(ctx, letter{}, &EnqueueOpts{Tags: []string{"x"}})
-		_, many := named.client.EnqueueMany(ctx, []EnqueueItem{{letter{}, nil}})
+		_, other := named.client.Enqueue(ctx, letter{}, &drover.EnqueueOpts{Tags: []string{"x"}})
+		_, many := named.client.EnqueueMany(ctx, []drover.EnqueueItem{{letter{}, nil}})
 		_, counts := named.client.Counts(ctx)
 		_, shot := named.client.Snapshot(ctx)
 		check, run := named.client.Check(ctx), sup.Run(ctx)
 		for what, err := range map[string]error{
 			"Check": check, "Run": run, "Enqueue": plain, "Enqueue with options": other, "EnqueueMany": many, "Counts": counts, "Snapshot": shot,
 		} {
-			if !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), schema) {
+			if !errors.Is(err, drover.ErrNotMigrated) || !strings.Contains(err.Error(), schema) {
 				t.Errorf("%s in %q: %v", what, schema, err)
 			}
 		}
@@ -570,7 +569,7 @@ func TestSchemasThatHaveDroverAreQuoted(t *testing.T) {
 	_, pool := newNamedDB(t, name, "")
 	want := `drover is installed in: ` + pgx.Identifier{name}.Sanitize()
 	for _, schema := range []string{"", "Nowhere"} {
-		if err := newClientOn(t, pool, Config{Schema: schema}).Check(t.Context()); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), want) {
+		if err := newClientOn(t, pool, drover.Config{Schema: schema}).Check(t.Context()); !errors.Is(err, drover.ErrNotMigrated) || !strings.Contains(err.Error(), want) {
 			t.Errorf("Config.Schema %q: %v, want %q", schema, err, want)
 		}
 	}
@@ -583,7 +582,7 @@ func TestAnOldSchemaOfItsOwn(t *testing.T) {
 	db, _ := newNamedDB(t, name, "")
 	db.exec(t, `create or replace function drover_schema_version() returns int language sql immutable as 'select 12'`)
 	err := db.client.Check(t.Context())
-	if !errors.Is(err, ErrNotMigrated) {
+	if !errors.Is(err, drover.ErrNotMigrated) {
 		t.Fatalf("Check: %v", err)
 	}
 	for _, want := range []string{"version 12", fmt.Sprintf("migrations.Schema(%q).Up", name), `drover migrate up --schema 'It'\''s old `} {
@@ -599,20 +598,20 @@ func TestAnOldSchemaOfItsOwn(t *testing.T) {
 // No name gets as far as the server that would lead somewhere else there.
 func TestBadSchemas(t *testing.T) {
 	t.Parallel()
-	pool := offline(t, Config{}).desk.pool.Pool
+	pool := drover.PoolOf(offline(t, drover.Config{})).Pool
 	for _, schema := range []string{" \t", strings.Repeat("é", 32), "a\x00b", "a\xffb", "$user"} {
-		_, err := New(pool, Config{Schema: schema})
-		if got := fields(t, err); !slices.Equal(got, []string{"Config.Schema"}) {
+		_, err := drover.New(pool, drover.Config{Schema: schema})
+		if got := drover.Fields(t, err); !slices.Equal(got, []string{"Config.Schema"}) {
 			t.Errorf("New, %q: %v", schema, err)
 		}
 		_, list := migrations.Schema(schema).List(t.Context(), pool)
 		for _, err := range []error{migrations.Schema(schema).Up(t.Context(), pool), migrations.Schema(schema).Down(t.Context(), pool), list} {
-			if !errors.Is(err, ErrInvalid) {
+			if !errors.Is(err, drover.ErrInvalid) {
 				t.Errorf("migrations, %q: %v", schema, err)
 			}
 		}
 	}
-	if _, err := New(pool, Config{Schema: strings.Repeat("é", 31) + "\""}); err != nil {
+	if _, err := drover.New(pool, drover.Config{Schema: strings.Repeat("é", 31) + "\""}); err != nil {
 		t.Errorf("a name of 63 bytes: %v", err)
 	}
 }
@@ -629,13 +628,13 @@ func TestARenamedSchemaOfItsOwn(t *testing.T) {
 	}
 	rename(old, now)
 	defer rename(now, old)
-	renamed := newClientOn(t, pool, Config{Schema: now})
-	for name, client := range map[string]*Client{"old": db.client, "new": renamed} {
-		if err := client.Check(t.Context()); !errors.Is(err, ErrNotMigrated) {
+	renamed := newClientOn(t, pool, drover.Config{Schema: now})
+	for name, client := range map[string]*drover.Client{"old": db.client, "new": renamed} {
+		if err := client.Check(t.Context()); !errors.Is(err, drover.ErrNotMigrated) {
 			t.Errorf("Check by the %s name: %v", name, err)
 		}
 	}
-	if _, err := renamed.Enqueue(t.Context(), letter{}, &EnqueueOpts{Tags: []string{"x"}}); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), "drover_secure()") {
+	if _, err := renamed.Enqueue(t.Context(), letter{}, &drover.EnqueueOpts{Tags: []string{"x"}}); !errors.Is(err, drover.ErrNotMigrated) || !strings.Contains(err.Error(), "drover_secure()") {
 		t.Errorf("Enqueue: %v", err)
 	}
 	if err := migrations.Schema(now).Up(t.Context(), pool); err != nil {
@@ -651,7 +650,7 @@ func TestCheckLooksForTheSchemaOnThePool(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	var dials atomic.Int32
-	split := db.via(t, Config{Schema: pgtest.Schema(db.Pool)}, func(c *pgxpool.Config) {
+	split := db.via(t, drover.Config{Schema: pgtest.Schema(db.Pool)}, func(c *pgxpool.Config) {
 		c.BeforeConnect = func(_ context.Context, conn *pgx.ConnConfig) error {
 			if dials.Add(1) > 1 { // the first is drover's own
 				conn.Database = "template1"
@@ -659,7 +658,7 @@ func TestCheckLooksForTheSchemaOnThePool(t *testing.T) {
 			return nil
 		}
 	})
-	if err := split.client.Check(t.Context()); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "find no drover in schema") {
+	if err := split.client.Check(t.Context()); !errors.Is(err, drover.ErrInvalid) || !strings.Contains(err.Error(), "find no drover in schema") {
 		t.Errorf("Check = %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bufio"
@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
@@ -43,8 +44,8 @@ func TestAMalformedConnectionStringIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer pool.Close()
-		_, err = New(pool, Config{})
-		if !errors.Is(err, ErrInvalid) || strings.Contains(err.Error(), "secret") {
+		_, err = drover.New(pool, drover.Config{})
+		if !errors.Is(err, drover.ErrInvalid) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("New: %v", err)
 		}
 		if err := migrations.Up(t.Context(), pool); err == nil || strings.Contains(err.Error(), "secret") {
@@ -68,7 +69,7 @@ func TestOddNamesMakeNoMalformedString(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer pool.Close()
-		if _, err := New(pool, Config{}); err != nil {
+		if _, err := drover.New(pool, drover.Config{}); err != nil {
 			t.Errorf("%s: %v", given, err)
 		}
 	}
@@ -88,16 +89,16 @@ func TestARefusedParameterIsNotQuoted(t *testing.T) {
 	}
 	defer pool.Close()
 	var log lockedBuffer
-	client := newClientOn(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	sup, err := client.NewSupervisor(SupervisorConfig{
-		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
+	client := newClientOn(t, pool, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	sup, err := client.NewSupervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, letter) error { return nil }, drover.WorkerOpts{})},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, enqueue := client.Enqueue(t.Context(), letter{}, nil)
 	_, get := client.Job(t.Context(), strings.Repeat("0", 26))
-	_, cancel := client.Cancel(t.Context(), strings.Repeat("0", 26), Audit{})
+	_, cancel := client.Cancel(t.Context(), strings.Repeat("0", 26), drover.Audit{})
 	for name, err := range map[string]error{
 		"Enqueue": enqueue, "Job": get, "Cancel": cancel, "Check": client.Check(t.Context()), "Up": migrations.Up(t.Context(), pool), "Run": sup.Run(t.Context()),
 	} {
@@ -123,16 +124,16 @@ func TestLogsCannotBeForged(t *testing.T) {
 			t.Parallel()
 			var log lockedBuffer
 			var heard eventLog
-			db := newTestDBWith(t, Config{Logger: slog.New(handler(&log)), Hooks: []Hooks{heard.hooks()}})
-			sup := db.launch(t, SupervisorConfig{Workers: []Worker{
-				dynWorker("fails", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error { return errors.New(forged) }),
-				dynWorker("panics", WorkerOpts{DiscardOnPanic: true}, func(context.Context, *Job) error { panic(forged) }),
-				dynWorker("cancels", WorkerOpts{}, func(context.Context, *Job) error { return Cancel(errors.New(forged)) }),
+			db := newTestDBWith(t, drover.Config{Logger: slog.New(handler(&log)), Hooks: []drover.Hooks{heard.hooks()}})
+			sup := db.launch(t, drover.SupervisorConfig{Workers: []drover.Worker{
+				dynWorker("fails", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { return errors.New(forged) }),
+				dynWorker("panics", drover.WorkerOpts{DiscardOnPanic: true}, func(context.Context, *drover.Job) error { panic(forged) }),
+				dynWorker("cancels", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return drover.Cancel(errors.New(forged)) }),
 			}})
 			for _, kind := range []string{"fails", "panics", "cancels"} {
 				heard.end(t, db.enqueue(t, dyn{kind: kind}, nil))
 			}
-			if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: "nobody's"}, nil), Audit{Why: forged}); !errors.Is(err, ErrInvalid) {
+			if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: "nobody's"}, nil), drover.Audit{Why: forged}); !errors.Is(err, drover.ErrInvalid) {
 				t.Error(err)
 			}
 			sup.stop(t)
@@ -163,7 +164,7 @@ func TestDetailsOfDatabaseErrorsStayOut(t *testing.T) {
 	const secret = "ann@example.com"
 	var log lockedBuffer
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []drover.Hooks{heard.hooks()}})
 	db.exec(t, `create table customers (email text unique)`)
 	insert := func(ctx context.Context) error {
 		_, err := db.Exec(ctx, `insert into customers values ($1)`, secret)
@@ -172,10 +173,10 @@ func TestDetailsOfDatabaseErrorsStayOut(t *testing.T) {
 	if err := insert(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sup := db.launch(t, SupervisorConfig{Workers: []Worker{
-		dynWorker("returns", WorkerOpts{}, func(ctx context.Context, _ *Job) error { return fmt.Errorf("store: %w", insert(ctx)) }),
-		dynWorker("panics", WorkerOpts{}, func(ctx context.Context, _ *Job) error { panic(insert(ctx)) }),
-		dynWorker("refused", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+	sup := db.launch(t, drover.SupervisorConfig{Workers: []drover.Worker{
+		dynWorker("returns", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error { return fmt.Errorf("store: %w", insert(ctx)) }),
+		dynWorker("panics", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error { panic(insert(ctx)) }),
+		dynWorker("refused", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 	}})
 	for _, kind := range []string{"returns", "panics"} {
 		if e := heard.end(t, db.enqueue(t, dyn{kind: kind}, nil)); !strings.Contains(e.Error, "23505") || strings.Contains(fmt.Sprintf("%+v", e), secret) {
@@ -212,8 +213,8 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 			c.ConnConfig.Password, c.ConnConfig.Fallbacks = secret, nil
 			edit(c)
 		})
-		client := newClientOn(t, pool, Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-		sup, err := client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: doingNothing()})
+		client := newClientOn(t, pool, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+		sup, err := client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -253,12 +254,12 @@ func TestNamesAreNames(t *testing.T) {
 	if err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	db := &testDB{pool, newClientOn(t, pool, Config{Logger: quiet()})}
+	db := &testDB{pool, newClientOn(t, pool, drover.Config{Logger: quiet()})}
 	var mended atomic.Bool
 	ran := make(chan struct{}, 1)
-	db.launch(t, SupervisorConfig{
-		Queues: []Queue{{Name: hostile, RetryBudget: RetryBudget{Retries: 100}}}, Build: hostile, PollInterval: time.Minute,
-		Workers: []Worker{dynWorker(hostile, WorkerOpts{MaxAttempts: 1, FollowUp: &FollowUp{Kind: hostile + "2", Queue: hostile}}, func(context.Context, *Job) error {
+	db.launch(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{Name: hostile, RetryBudget: drover.RetryBudget{Retries: 100}}}, Build: hostile, PollInterval: time.Minute,
+		Workers: []drover.Worker{dynWorker(hostile, drover.WorkerOpts{MaxAttempts: 1, FollowUp: &drover.FollowUp{Kind: hostile + "2", Queue: hostile}}, func(context.Context, *drover.Job) error {
 			ran <- struct{}{}
 			if !mended.Load() {
 				return errors.New(hostile)
@@ -267,18 +268,18 @@ func TestNamesAreNames(t *testing.T) {
 		})},
 	})
 	db.waitFor(t, 30*time.Second, ``+sqlAsleep)
-	opts := &EnqueueOpts{Queue: hostile, Tags: []string{hostile, `{"`}, Key: hostile, Metadata: map[string]any{"a'b": 1}}
+	opts := &drover.EnqueueOpts{Queue: hostile, Tags: []string{hostile, `{"`}, Key: hostile, Metadata: map[string]any{"a'b": 1}}
 	id := db.enqueue(t, dyn{kind: hostile}, opts)
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'discarded' from jobs where id = $1`, id)
 	mended.Store(true)
-	filter := Filter{Queue: hostile, Kind: hostile, Tags: []string{hostile}, Error: hostile, State: Discarded}
-	if _, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: filter, PerKey: 1}, Audit{By: hostile, Why: hostile}); err != nil {
+	filter := drover.Filter{Queue: hostile, Kind: hostile, Tags: []string{hostile}, Error: hostile, State: drover.Discarded}
+	if _, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: filter, PerKey: 1}, drover.Audit{By: hostile, Why: hostile}); err != nil {
 		t.Fatal(err)
 	}
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs where id = $1`, id)
-	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: hostile + "3"}, opts), Audit{Why: hostile}); err != nil {
+	if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: hostile + "3"}, opts), drover.Audit{Why: hostile}); err != nil {
 		t.Error(err)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where kind in ($1, $1 || '2', $1 || '3') and queue = $1`, hostile); n != 3 {
@@ -294,7 +295,7 @@ func TestFunctionsIgnoreWhatHidesTheirNames(t *testing.T) {
 	evil := pgx.Identifier{c.schema + " evil"}.Sanitize()
 	c.exec(t, `create schema `+evil+` authorization `+pgx.Identifier{c.name("operator")}.Sanitize())
 	ids := c.enqueueWaiting(t, 4)
-	operator := c.as(t, "operator", Config{})
+	operator := c.as(t, "operator", drover.Config{})
 	conn, err := operator.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -321,9 +322,9 @@ func TestFunctionsIgnoreWhatHidesTheirNames(t *testing.T) {
 			t.Fatalf("%s: %v", sql, err)
 		}
 	}
-	want := []State{Available, Discarded, Cancelled, Available}
+	want := []drover.State{drover.Available, drover.Discarded, drover.Cancelled, drover.Available}
 	for i, id := range ids {
-		if state := value[State](t, c.testDB, `select state from jobs where id = $1`, id); state != want[i] {
+		if state := value[drover.State](t, c.testDB, `select state from jobs where id = $1`, id); state != want[i] {
 			t.Errorf("job %d is %s, want %s", i, state, want[i])
 		}
 	}
@@ -414,7 +415,7 @@ func TestDoorsAreShut(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	c := newCast(t)
-	producer := c.as(t, "producer", Config{})
+	producer := c.as(t, "producer", drover.Config{})
 	refusedAs := func(field, sql string, err error) {
 		t.Helper()
 		var server *pgconn.PgError
@@ -510,7 +511,7 @@ func TestDoorsSeeWhatIsCompressed(t *testing.T) {
 		"producer": `select drover_enqueue('k', args) from small`,
 		"worker":   `insert into jobs (kind, args) select 'k', args from small`,
 	} {
-		err := pgx.BeginFunc(t.Context(), c.as(t, role, Config{}), func(tx pgx.Tx) error {
+		err := pgx.BeginFunc(t.Context(), c.as(t, role, drover.Config{}), func(tx pgx.Tx) error {
 			for _, sql := range []string{
 				`create temp table small (args jsonb)`,
 				`insert into small select jsonb_agg(round(1e131071, 16383)) from generate_series(1, 200)`,
@@ -535,24 +536,24 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	c := newCast(t)
-	producer := c.as(t, "producer", Config{MaxArgsBytes: 4 << 20})
-	db := &testDB{c.Pool, newClientOn(t, c.Pool, Config{Logger: quiet(), MaxArgsBytes: 4 << 20})}
+	producer := c.as(t, "producer", drover.Config{MaxArgsBytes: 4 << 20})
+	db := &testDB{c.Pool, newClientOn(t, c.Pool, drover.Config{Logger: quiet(), MaxArgsBytes: 4 << 20})}
 	deep := any(1)
 	for range 64 {
 		deep = []any{deep}
 	}
-	for name, job := range map[string]EnqueueItem{
+	for name, job := range map[string]drover.EnqueueItem{
 		"deepest":       {payload{deep}, nil},
 		"ones":          {payload{slicesOfOnes(4 << 20)}, nil},
-		"metadata":      {letter{}, &EnqueueOpts{Metadata: map[string]any{"f": slicesOfOnes(64<<10 - 6)}}},
-		"empty arrays":  {letter{}, &EnqueueOpts{Metadata: map[string]any{"f": strings.Split(strings.Repeat(",", 20<<10), ",")}}},
-		"separators":    {letter{}, &EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("\u2028\x01", 5<<10)}}},
-		"no tag":        {letter{}, &EnqueueOpts{Tags: []string{}}},
-		"most tags":     {letter{}, &EnqueueOpts{Tags: strings.Split(strings.Repeat(strings.Repeat("t", 128)+" ", 31)+"t", " ")}},
-		"long in array": {payload{[]any{1, "é"}}, &EnqueueOpts{Key: strings.Repeat("k", 256)}},
+		"metadata":      {letter{}, &drover.EnqueueOpts{Metadata: map[string]any{"f": slicesOfOnes(64<<10 - 6)}}},
+		"empty arrays":  {letter{}, &drover.EnqueueOpts{Metadata: map[string]any{"f": strings.Split(strings.Repeat(",", 20<<10), ",")}}},
+		"separators":    {letter{}, &drover.EnqueueOpts{Metadata: map[string]any{"f": strings.Repeat("\u2028\x01", 5<<10)}}},
+		"no tag":        {letter{}, &drover.EnqueueOpts{Tags: []string{}}},
+		"most tags":     {letter{}, &drover.EnqueueOpts{Tags: strings.Split(strings.Repeat(strings.Repeat("t", 128)+" ", 31)+"t", " ")}},
+		"long in array": {payload{[]any{1, "é"}}, &drover.EnqueueOpts{Key: strings.Repeat("k", 256)}},
 	} {
-		for way, enqueue := range map[string]func(context.Context, []EnqueueItem) ([]Receipt, error){"owner": db.client.EnqueueMany, "producer": producer.client.EnqueueMany} {
-			if _, err := enqueue(t.Context(), []EnqueueItem{job}); err != nil {
+		for way, enqueue := range map[string]func(context.Context, []drover.EnqueueItem) ([]drover.Receipt, error){"owner": db.client.EnqueueMany, "producer": producer.client.EnqueueMany} {
+			if _, err := enqueue(t.Context(), []drover.EnqueueItem{job}); err != nil {
 				t.Errorf("%s, by the %s: %.300v", name, way, err)
 			}
 		}
@@ -568,7 +569,7 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 			t.Errorf("drover_enqueue(%s): %v", args, err)
 		}
 	}
-	if most := value[int64](t, c.testDB, `select max(timeout_ms) from jobs`); most != maxTimeout.Milliseconds() {
+	if most := value[int64](t, c.testDB, `select max(timeout_ms) from jobs`); most != drover.MaxTimeout.Milliseconds() {
 		t.Errorf("a timeout of %d ms", most)
 	}
 	waiting := `finalized_at is null and scheduled_at <= now()`
@@ -584,16 +585,16 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where metadata->'drover:follow_up' = '3' and args::text like '%[[[[[[[%'`); n != 2 {
 		t.Errorf("%d follow-ups of follow-ups of the deepest, want 2", n)
 	}
-	db.launch(t, SupervisorConfig{PollInterval: 10 * time.Millisecond, Workers: []Worker{
-		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
-		dynWorker("letter", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
-		dynWorker(strings.Repeat("é", 64), WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+	db.launch(t, drover.SupervisorConfig{PollInterval: 10 * time.Millisecond, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
+		dynWorker("letter", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
+		dynWorker(strings.Repeat("é", 64), drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 	}})
 	db.waitFor(t, 5*time.Minute, `select not exists (select from jobs where `+waiting+`)`)
 	if n := value[int](t, db, `select count(*) from jobs where state <> 'completed' and kind not in ('payload', 'after') and scheduled_at <= now()`); n != 0 {
 		t.Errorf("%d jobs were not completed: %s", n, value[string](t, db, `select string_agg(errors::text, ' ') from jobs where state <> 'completed' and kind not in ('payload', 'after') and scheduled_at <= now()`))
 	}
-	if _, err := db.client.Jobs(t.Context(), Filter{}, "", 1000); err != nil {
+	if _, err := db.client.Jobs(t.Context(), drover.Filter{}, "", 1000); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -19,11 +19,12 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
 
-func (db *testDB) snapshot(t testing.TB) *Snapshot {
+func (db *testDB) snapshot(t testing.TB) *drover.Snapshot {
 	t.Helper()
 	s, err := db.client.Snapshot(t.Context())
 	if err != nil {
@@ -32,10 +33,10 @@ func (db *testDB) snapshot(t testing.TB) *Snapshot {
 	return s
 }
 
-// depth is the depth of one queue.
-func (s *Snapshot) depth(t testing.TB, queue string) QueueDepth {
+// depthOf returns the depth of one queue.
+func depthOf(t testing.TB, s *drover.Snapshot, queue string) drover.QueueDepth {
 	t.Helper()
-	i := slices.IndexFunc(s.Queues, func(q QueueDepth) bool { return q.Queue == queue })
+	i := slices.IndexFunc(s.Queues, func(q drover.QueueDepth) bool { return q.Queue == queue })
 	if i < 0 {
 		t.Fatalf("no queue %s: %+v", queue, s.Queues)
 	}
@@ -46,7 +47,7 @@ func (s *Snapshot) depth(t testing.TB, queue string) QueueDepth {
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	if s := db.snapshot(t); len(s.Queues) != 0 || s.Suspects != 0 || s.SetAside != 0 || len(s.Redrives) != 0 || s.Supervisors != (SupervisorCounts{}) || len(s.NotSeen) != 0 {
+	if s := db.snapshot(t); len(s.Queues) != 0 || s.Suspects != 0 || s.SetAside != 0 || len(s.Redrives) != 0 || s.Supervisors != (drover.SupervisorCounts{}) || len(s.NotSeen) != 0 {
 		t.Errorf("of an empty queue: %+v", s)
 	}
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at, draining, lost_at) values
@@ -60,22 +61,22 @@ func TestSnapshot(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at) values ('k', 'done', 'completed', now()), ('k', 'mail', 'cancelled', now())`)
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', queue, 'discarded', now(), 'panic' from unnest('{dead,mail,mail}'::text[]) as queue`)
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values ('rescue', 'x', 'cursed', 'P0001', now())`)
-	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Queue: "dead"}, Rate: 1}, Audit{})
+	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Queue: "dead"}, Rate: 1}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{Kind: "none"}}, Audit{})
+	ended, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "none"}}, drover.Audit{})
 	if err == nil {
-		err = db.client.AbortRedrive(t.Context(), ended.ID, Audit{})
+		err = db.client.AbortRedrive(t.Context(), ended.ID, drover.Audit{})
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 
 	s := db.snapshot(t)
-	want := map[string]map[State]int64{
-		"dead": {Discarded: 1}, "idle": {}, "late": {Available: 1, Retryable: 2},
-		"mail": {Available: 2, Scheduled: 1, Parked: 1, Retryable: 1, Running: 1, Discarded: 2},
+	want := map[string]map[drover.State]int64{
+		"dead": {drover.Discarded: 1}, "idle": {}, "late": {drover.Available: 1, drover.Retryable: 2},
+		"mail": {drover.Available: 2, drover.Scheduled: 1, drover.Parked: 1, drover.Retryable: 1, drover.Running: 1, drover.Discarded: 2},
 	}
 	var names []string
 	for _, q := range s.Queues {
@@ -88,22 +89,22 @@ func TestSnapshot(t *testing.T) {
 		t.Errorf("queues %v", names)
 	}
 	for queue, late := range map[string]time.Duration{"late": 20 * time.Minute, "mail": 2 * time.Minute} {
-		if due := s.depth(t, queue).OldestDue; due == nil || s.At.Sub(*due) < late || s.At.Sub(*due) > late+time.Minute {
+		if due := depthOf(t, s, queue).OldestDue; due == nil || s.At.Sub(*due) < late || s.At.Sub(*due) > late+time.Minute {
 			t.Errorf("%s: the oldest is due since %v, at %v", queue, due, s.At)
 		}
 	}
-	if s.depth(t, "dead").OldestDue != nil || s.depth(t, "idle").OldestDue != nil {
+	if depthOf(t, s, "dead").OldestDue != nil || depthOf(t, s, "idle").OldestDue != nil {
 		t.Errorf("no job is due there: %+v", s.Queues)
 	}
-	if want := (SupervisorCounts{Alive: 1, Draining: 1, Silent: 1, Lost: 1}); s.Supervisors != want || s.Suspects != 2 || s.SetAside != 1 {
+	if want := (drover.SupervisorCounts{Alive: 1, Draining: 1, Silent: 1, Lost: 1}); s.Supervisors != want || s.Suspects != 2 || s.SetAside != 1 {
 		t.Errorf("supervisors %+v, %d suspects, %d set aside", s.Supervisors, s.Suspects, s.SetAside)
 	}
 	if len(s.Redrives) != 1 || s.Redrives[0].ID != r.ID || s.Redrives[0].Matched != 1 || s.Redrives[0].Rate != 1 {
 		t.Errorf("redrives %+v", s.Redrives)
 	}
 	for name, what := range map[string]string{"claim_lag": "a due job of queue late has waited 20m", "supervisors": "1 silent, 1 lost", "set_aside": "job x is set aside"} {
-		i := slices.IndexFunc(s.Findings, func(f Finding) bool { return f.Name == name })
-		if i < 0 || s.Findings[i].Level != LevelWarning || !strings.Contains(s.Findings[i].What, what) || s.Findings[i].Why == "" || s.Findings[i].Do == "" {
+		i := slices.IndexFunc(s.Findings, func(f drover.Finding) bool { return f.Name == name })
+		if i < 0 || s.Findings[i].Level != drover.LevelWarning || !strings.Contains(s.Findings[i].What, what) || s.Findings[i].Why == "" || s.Findings[i].Do == "" {
 			t.Errorf("%s: %+v", name, s.Findings)
 		}
 	}
@@ -115,7 +116,7 @@ func TestSnapshotLevel(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'q', now() - interval '20 min')`)
 	s := db.snapshot(t)
-	if s.Level != LevelCritical || len(s.Findings) < 2 || s.Findings[0].Level != LevelCritical || slices.ContainsFunc(s.Findings, func(f Finding) bool { return f.Level == LevelOK }) {
+	if s.Level != drover.LevelCritical || len(s.Findings) < 2 || s.Findings[0].Level != drover.LevelCritical || slices.ContainsFunc(s.Findings, func(f drover.Finding) bool { return f.Level == drover.LevelOK }) {
 		t.Errorf("%s: %+v", s.Level, s.Findings)
 	}
 }
@@ -124,11 +125,11 @@ func TestSnapshotLevel(t *testing.T) {
 func TestSnapshotOfAQuarantinedJob(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	if s := db.snapshot(t); s.Level != LevelOK {
+	if s := db.snapshot(t); s.Level != drover.LevelOK {
 		t.Fatalf("%+v", s)
 	}
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason, crashes, deaths) values ('k', 'q', 'discarded', now(), 'crashed', 3, 3)`)
-	if s := db.snapshot(t); s.Level != LevelWarning || len(s.Quarantined) != 1 || len(s.Findings) != 1 || s.Findings[0].Name != "quarantined" {
+	if s := db.snapshot(t); s.Level != drover.LevelWarning || len(s.Quarantined) != 1 || len(s.Findings) != 1 || s.Findings[0].Name != "quarantined" {
 		t.Errorf("%s: %+v", s.Level, s.Findings)
 	}
 }
@@ -142,25 +143,25 @@ func TestSnapshotIsBounded(t *testing.T) {
 	db.exec(t, `insert into jobs (id, kind, queue, state, scheduled_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'deep', 'scheduled', now() + interval '1 h' from generate_series(1, 20000) n`)
 	db.exec(t, `insert into jobs (kind, queue, crashes) values ('k', 'deep', 1)`)
 	db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'dead', 'discarded', now(), 'panic' from generate_series(1, 20000) n`)
-	db.exec(t, `insert into jobs (kind, queue) select 'k', 'dead' from generate_series(1, $1)`, snapshotJobs-1)
+	db.exec(t, `insert into jobs (kind, queue) select 'k', 'dead' from generate_series(1, $1)`, drover.SnapshotJobs-1)
 	db.exec(t, `insert into jobs (kind, queue) values ('k', 'small')`)
 	s := db.snapshot(t)
-	about := func(queue string, state State, want int64) {
+	about := func(queue string, state drover.State, want int64) {
 		t.Helper()
-		if q := s.depth(t, queue); !q.Estimated || q.Jobs[state] < want*3/4 || q.Jobs[state] > want*5/4 {
+		if q := depthOf(t, s, queue); !q.Estimated || q.Jobs[state] < want*3/4 || q.Jobs[state] > want*5/4 {
 			t.Errorf("%+v, want about %d %s", q, want, state)
 		}
 	}
-	about("deep", Available, 40_000)
-	if n := s.depth(t, "deep").Due; n < 30_000 || n > 50_000 {
+	about("deep", drover.Available, 40_000)
+	if n := depthOf(t, s, "deep").Due; n < 30_000 || n > 50_000 {
 		t.Errorf("about %d jobs are due, want about 40,001", n)
 	}
-	about("deep", Scheduled, 20_000)
-	about("dead", Discarded, 20_000)
-	if n := s.depth(t, "dead").Jobs[Available]; n != snapshotJobs-1 {
+	about("deep", drover.Scheduled, 20_000)
+	about("dead", drover.Discarded, 20_000)
+	if n := depthOf(t, s, "dead").Jobs[drover.Available]; n != drover.SnapshotJobs-1 {
 		t.Errorf("%d jobs next to many dead letters, want all of them, counted", n)
 	}
-	if q := s.depth(t, "small"); q.Estimated || !maps.Equal(q.Jobs, map[State]int64{Available: 1}) {
+	if q := depthOf(t, s, "small"); q.Estimated || !maps.Equal(q.Jobs, map[drover.State]int64{drover.Available: 1}) {
 		t.Errorf("%+v", q)
 	}
 	if s.Suspects != 1 {
@@ -172,13 +173,13 @@ func TestSnapshotIsBounded(t *testing.T) {
 func TestSnapshotOfManyQueues(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, queue) select 'k', 'q' || lpad(n::text, 4, '0') from generate_series(1, $1) n`, snapshotQueues)
-	if s := db.snapshot(t); len(s.Queues) != snapshotQueues || len(s.NotSeen) != 0 {
+	db.exec(t, `insert into jobs (kind, queue) select 'k', 'q' || lpad(n::text, 4, '0') from generate_series(1, $1) n`, drover.SnapshotQueues)
+	if s := db.snapshot(t); len(s.Queues) != drover.SnapshotQueues || len(s.NotSeen) != 0 {
 		t.Errorf("%d queues, not seen %+v", len(s.Queues), s.NotSeen)
 	}
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('a', 3600000, '{a,q0001}')`)
 	s := db.snapshot(t)
-	if len(s.Queues) != snapshotQueues || s.Queues[0].Queue != "a" || s.Queues[1].Queue != "q0001" || len(s.NotSeen) != 1 || s.NotSeen[0] != (NotSeen{"depths", "there are more than 1000 queues, these are the first"}) {
+	if len(s.Queues) != drover.SnapshotQueues || s.Queues[0].Queue != "a" || s.Queues[1].Queue != "q0001" || len(s.NotSeen) != 1 || s.NotSeen[0] != (drover.NotSeen{"depths", "there are more than 1000 queues, these are the first"}) {
 		t.Errorf("%d queues from %+v on, not seen %+v", len(s.Queues), s.Queues[:2], s.NotSeen)
 	}
 }
@@ -197,7 +198,7 @@ func TestSnapshotOfARoleWithoutRights(t *testing.T) {
 	db.exec(t, `grant usage on schema `+pgtest.Schema(db.Pool)+` to `+role)
 	db.exec(t, `grant select on drover_supervisors to `+role)
 	db.alive(t, "a")
-	guest := db.via(t, Config{}, func(cfg *pgxpool.Config) {
+	guest := db.via(t, drover.Config{}, func(cfg *pgxpool.Config) {
 		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, "set role "+role)
 			return err
@@ -214,7 +215,7 @@ func TestSnapshotOfARoleWithoutRights(t *testing.T) {
 	if want := []string{"claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "periodic", "clock", "depths", "pauses", "quarantined", "redrives"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
-	if s.Supervisors.Alive != 1 || len(s.Queues) != 0 || len(s.Redrives) != 0 || s.Level != LevelWarning {
+	if s.Supervisors.Alive != 1 || len(s.Queues) != 0 || len(s.Redrives) != 0 || s.Level != drover.LevelWarning {
 		t.Errorf("%+v", s)
 	}
 }
@@ -227,15 +228,15 @@ func TestSnapshotDoesNotWaitForLocks(t *testing.T) {
 	db.enqueue(t, letter{}, nil)
 	db.hold(t, `lock table drover_redrives`)
 	s := db.snapshot(t)
-	if want := (NotSeen{"redrives", "it took longer than 2s"}); !slices.Contains(s.NotSeen, want) || s.depth(t, "default").Jobs[Available] != 1 {
+	if want := (drover.NotSeen{"redrives", "it took longer than 2s"}); !slices.Contains(s.NotSeen, want) || depthOf(t, s, "default").Jobs[drover.Available] != 1 {
 		t.Errorf("not seen %+v, queues %+v", s.NotSeen, s.Queues)
 	}
 }
 
 func TestSnapshotErrors(t *testing.T) {
 	t.Parallel()
-	db := newTestDBOn(t, pgtest.NewPool(t), Config{})
-	if _, err := db.client.Snapshot(t.Context()); !errors.Is(err, ErrNotMigrated) || !strings.Contains(err.Error(), "take a snapshot") {
+	db := newTestDBOn(t, pgtest.NewPool(t), drover.Config{})
+	if _, err := db.client.Snapshot(t.Context()); !errors.Is(err, drover.ErrNotMigrated) || !strings.Contains(err.Error(), "take a snapshot") {
 		t.Errorf("not migrated: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -256,23 +257,23 @@ func TestSnapshotOfFewDueJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	for _, sql := range []string{pg.OnePlan, sqlDepthsPlan} { // as in a snapshot; Postgres would compile the other plan for seconds
+	for _, sql := range []string{pg.OnePlan, drover.SQLDepthsPlan} { // as in a snapshot; Postgres would compile the other plan for seconds
 		if _, err := tx.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
 	}
-	rows, err := tx.Query(t.Context(), sqlDepths, 10, snapshotQueues, snapshotHeld, 1)
+	rows, err := tx.Query(t.Context(), drover.SQLDepths, 10, drover.SnapshotQueues, drover.SnapshotHeld, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer rows.Close()
-	var s Snapshot
+	s := new(drover.Snapshot)
 	for rows.Next() {
-		if err := s.readDepth(rows); err != nil {
+		if err := drover.ReadDepth(s, rows); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if q := s.depth(t, "q"); q.OldestDue == nil || q.Due < 1 || !q.Estimated {
+	if q := depthOf(t, s, "q"); q.OldestDue == nil || q.Due < 1 || !q.Estimated {
 		t.Errorf("%+v", q)
 	}
 }
@@ -305,11 +306,11 @@ func TestPlansOfASnapshot(t *testing.T) {
 			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
 				t.Fatal(err)
 			}
-			depths := p.explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld, snapshotSample}}, "costs off")
+			depths := p.explain(t, planned{name: "depths", sql: drover.SQLDepths, args: []any{drover.SnapshotJobs, drover.SnapshotQueues, drover.SnapshotHeld, drover.SnapshotSample}}, "costs off")
 			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || strings.Count(depths, "Sort Key") > 2 || strings.Count(depths, "Limit") != 10 {
 				t.Errorf("depths, %s, %s:\n%s", when, mode, depths)
 			}
-			redrives := p.explain(t, planned{name: "redrives", sql: sqlOpenRedrives, args: []any{snapshotRedrives}}, "costs off")
+			redrives := p.explain(t, planned{name: "redrives", sql: drover.SQLOpenRedrives, args: []any{drover.SnapshotRedrives}}, "costs off")
 			if !strings.Contains(redrives, "redrives_unfinished_idx") || strings.Contains(redrives, "Sort") {
 				t.Errorf("redrives, %s, %s:\n%s", when, mode, redrives)
 			}
@@ -335,7 +336,7 @@ func TestPlansOfASnapshot(t *testing.T) {
 func TestSnapshotUnderALockTimeout(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	hasty := db.via(t, Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "50" })
+	hasty := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "50" })
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -345,7 +346,7 @@ func TestSnapshotUnderALockTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := hasty.client.Snapshot(t.Context())
-	if err != nil || !slices.ContainsFunc(s.NotSeen, func(n NotSeen) bool { return n.Part == "set_aside" }) {
+	if err != nil || !slices.ContainsFunc(s.NotSeen, func(n drover.NotSeen) bool { return n.Part == "set_aside" }) {
 		t.Errorf("%+v, %v", s, err)
 	}
 }
@@ -354,8 +355,8 @@ func TestSnapshotUnderALockTimeout(t *testing.T) {
 func TestSnapshotCountsSuspectsOfItsQueues(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.exec(t, `insert into jobs (kind, queue, state, crashes) select 'k', 'q' || lpad(i::text, 5, '0'), 'retryable', 1 from generate_series(1, $1) i`, snapshotQueues+1)
-	if s, err := db.client.Snapshot(t.Context()); err != nil || len(s.Queues) != snapshotQueues || s.Suspects != snapshotQueues {
+	db.exec(t, `insert into jobs (kind, queue, state, crashes) select 'k', 'q' || lpad(i::text, 5, '0'), 'retryable', 1 from generate_series(1, $1) i`, drover.SnapshotQueues+1)
+	if s, err := db.client.Snapshot(t.Context()); err != nil || len(s.Queues) != drover.SnapshotQueues || s.Suspects != drover.SnapshotQueues {
 		t.Errorf("%d queues, %d suspects, %v", len(s.Queues), s.Suspects, err)
 	}
 }
@@ -378,12 +379,12 @@ func TestCostOfASnapshot(t *testing.T) {
 		db.exec(t, `insert into jobs (id, kind, queue, scheduled_at, priority) select (select left(drover_ulid(), 10)) || lpad(i::text, 16, '0'), 'k', 'q' || i % 4, `+test.due+`, `+test.priority+` from generate_series(1, 60000) i`)
 		db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(i::text, 16, '0'), 'k', 'q' || i % 4, 'discarded', now(), 'panic' from generate_series(1, 10000) i`)
 		least, best := math.MaxInt, ""
-		bound := 4*test.most + 2*snapshotSample
+		bound := 4*test.most + 2*drover.SnapshotSample
 		// Transactions of other tests keep the vacuum from marking pages as visible to all, and changes of their schemas make
 		// the server read its catalogs anew, in the middle of the statement.
 		for began := time.Now(); least > bound && time.Since(began) < time.Minute; {
 			db.exec(t, `vacuum analyze jobs`)
-			plan := db.planner(t).explain(t, planned{name: "depths", sql: sqlDepths, args: []any{snapshotJobs, snapshotQueues, snapshotHeld, snapshotSample}}, "analyze, buffers, costs off, timing off")
+			plan := db.planner(t).explain(t, planned{name: "depths", sql: drover.SQLDepths, args: []any{drover.SnapshotJobs, drover.SnapshotQueues, drover.SnapshotHeld, drover.SnapshotSample}}, "analyze, buffers, costs off, timing off")
 			m := regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`).FindStringSubmatch(plan)
 			if m == nil {
 				t.Fatalf("no buffers:\n%s", plan)
@@ -413,12 +414,12 @@ func TestActivity(t *testing.T) {
 			db.enqueue(t, dyn{kind: kind}, nil)
 		}
 	}
-	db.enqueue(t, dyn{kind: "ok"}, &EnqueueOpts{ExpiresAt: time.Now().Add(-time.Hour)})
+	db.enqueue(t, dyn{kind: "ok"}, &drover.EnqueueOpts{ExpiresAt: time.Now().Add(-time.Hour)})
 	db.exec(t, `update jobs set scheduled_at = scheduled_at - interval '2 s'`)
-	_, stop := db.start(t, SupervisorConfig{Queues: []Queue{{}, {Name: "idle"}}, Workers: []Worker{
-		dynWorker("ok", WorkerOpts{}, doNothing),
-		dynWorker("fails", WorkerOpts{Retry: Constant{Delay: time.Hour}}, func(context.Context, *Job) error { return errBoom }),
-		dynWorker("dies", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error { return errBoom }),
+	_, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "idle"}}, Workers: []drover.Worker{
+		dynWorker("ok", drover.WorkerOpts{}, doNothing),
+		dynWorker("fails", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Hour}}, func(context.Context, *drover.Job) error { return errBoom }),
+		dynWorker("dies", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { return errBoom }),
 	}})
 	db.waitFor(t, 30*time.Second, `select count(*) = 16 from jobs where state in ('completed', 'discarded') or errors_total > 0`)
 	stop()
@@ -433,19 +434,19 @@ func TestActivity(t *testing.T) {
 	if err != nil || len(got) != 1 || got[0].Queue != "default" || len(got[0].Minutes) != 60 {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	var sum ActivityMinute
+	var sum drover.ActivityMinute
 	for _, m := range got[0].Minutes {
 		sum.Started, sum.Completed, sum.Failed, sum.Discarded = sum.Started+m.Started, sum.Completed+m.Completed, sum.Failed+m.Failed, sum.Discarded+m.Discarded
 		if m.Started > 0 && m.WaitMS < 2000 {
 			t.Errorf("jobs that were due for two seconds waited %v ms", m.WaitMS)
 		}
 	}
-	if want := (ActivityMinute{Started: 15, Completed: 10, Failed: 3, Discarded: 3}); !sum.near(want) {
+	if want := (drover.ActivityMinute{Started: 15, Completed: 10, Failed: 3, Discarded: 3}); !near(sum, want) {
 		t.Errorf("%+v, want %+v", sum, want)
 	}
 }
 
-func (m ActivityMinute) near(other ActivityMinute) bool {
+func near(m, other drover.ActivityMinute) bool {
 	near := func(a, b float64) bool { return math.Abs(a-b) < 0.002 } // they are rounded
 	return near(m.Started, other.Started) && near(m.WaitMS, other.WaitMS) && near(m.Completed, other.Completed) && near(m.Failed, other.Failed) && near(m.Discarded, other.Discarded)
 }
@@ -456,7 +457,7 @@ func TestActivityBySpread(t *testing.T) {
 	db := newQuietDB(t)
 	minute := func() time.Time { return value[time.Time](t, db, `select date_trunc('minute', now())`) }
 	var now time.Time
-	var all []QueueActivity
+	var all []drover.QueueActivity
 	for !now.Equal(minute()) { // again, if a minute of the clock ended meanwhile
 		now = minute()
 		db.exec(t, `truncate drover_activity`)
@@ -479,17 +480,17 @@ func TestActivityBySpread(t *testing.T) {
 			t.Fatalf("%d queues, %v", len(all), err)
 		}
 	}
-	b := func(minutesAgo int) ActivityMinute { return all[1].Minutes[61-minutesAgo] }
-	if m, want := b(11), (ActivityMinute{Started: 70, WaitMS: 60. / 70 * 1000, Completed: 175, Failed: 7, Discarded: 14}); !m.near(want) || !m.At.Equal(now.Add(-11*time.Minute)) {
+	b := func(minutesAgo int) drover.ActivityMinute { return all[1].Minutes[61-minutesAgo] }
+	if m, want := b(11), (drover.ActivityMinute{Started: 70, WaitMS: 60. / 70 * 1000, Completed: 175, Failed: 7, Discarded: 14}); !near(m, want) || !m.At.Equal(now.Add(-11*time.Minute)) {
 		t.Errorf("eleven minutes ago: %+v, want %+v", m, want)
 	}
-	if m, want := b(10), (ActivityMinute{Started: 10, WaitMS: 2000, Completed: 25, Failed: 1, Discarded: 2}); !m.near(want) {
+	if m, want := b(10), (drover.ActivityMinute{Started: 10, WaitMS: 2000, Completed: 25, Failed: 1, Discarded: 2}); !near(m, want) {
 		t.Errorf("ten minutes ago: %+v, want %+v", m, want)
 	}
-	if m := b(9); !m.near(ActivityMinute{}) {
+	if m := b(9); !near(m, drover.ActivityMinute{}) {
 		t.Errorf("nine minutes ago: %+v", m)
 	}
-	if first, last := all[0].Minutes[0], all[0].Minutes[59]; !first.near(ActivityMinute{Started: 10, WaitMS: 1000, Completed: 10, Failed: 1, Discarded: 2}) || !last.near(ActivityMinute{Started: 40, WaitMS: 1000, Completed: 40, Failed: 4, Discarded: 8}) {
+	if first, last := all[0].Minutes[0], all[0].Minutes[59]; !near(first, drover.ActivityMinute{Started: 10, WaitMS: 1000, Completed: 10, Failed: 1, Discarded: 2}) || !near(last, drover.ActivityMinute{Started: 40, WaitMS: 1000, Completed: 40, Failed: 4, Discarded: 8}) {
 		t.Errorf("the ends of the hour: %+v, %+v", first, last)
 	}
 	if one, err := db.client.Activity(t.Context(), "b", "nobody"); err != nil || len(one) != 1 || one[0].Queue != "b" {
@@ -578,9 +579,9 @@ func TestActivityOfARemovedQueue(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	var heard eventLog
-	s := db.via(t, Config{Hooks: []Hooks{heard.hooks()}}).launch(t, SupervisorConfig{Queues: []Queue{{}, {Name: "post"}}})
+	s := db.via(t, drover.Config{Hooks: []drover.Hooks{heard.hooks()}}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "post"}}})
 	ran := func(queue string) {
-		heard.wait(t, db.enqueue(t, job{1}, &EnqueueOpts{Queue: queue}), "completed")
+		heard.wait(t, db.enqueue(t, job{1}, &drover.EnqueueOpts{Queue: queue}), "completed")
 	}
 	remove := func(queue string) {
 		if err := s.RemoveQueue(t.Context(), queue); err != nil {
@@ -588,12 +589,12 @@ func TestActivityOfARemovedQueue(t *testing.T) {
 		}
 	}
 	add := func(queue string) {
-		if err := s.AddQueue(t.Context(), Queue{Name: queue}); err != nil {
+		if err := s.AddQueue(t.Context(), drover.Queue{Name: queue}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	write := func() (rows string) {
-		s.engine.Activity.Write(t.Context())
+		drover.EngineOf(s.Supervisor).Activity.Write(t.Context())
 		rows = value[string](t, db, `select coalesce(string_agg(queue || ' ' || completed, ', ' order by queue), '') from drover_activity where supervisor <> ''`)
 		db.exec(t, `delete from drover_activity`)
 		return rows
@@ -615,7 +616,7 @@ func TestActivityOfARemovedQueue(t *testing.T) {
 		t.Errorf("after it was added again: %q", got)
 	}
 	write()
-	if n := len(s.engine.Tallied()) - 2; n != 0 {
+	if n := len(drover.EngineOf(s.Supervisor).Tallied()) - 2; n != 0 {
 		t.Errorf("%d removed queues are kept", n)
 	}
 }
@@ -626,7 +627,7 @@ func TestActivityThatCannotBeWritten(t *testing.T) {
 	db := newQuietDB(t)
 	var book logbook
 	var heard eventLog
-	s := db.via(t, Config{Logger: slog.New(&book), Hooks: []Hooks{heard.hooks()}}).launch(t, SupervisorConfig{}).engine
+	s := drover.EngineOf(db.via(t, drover.Config{Logger: slog.New(&book), Hooks: []drover.Hooks{heard.hooks()}}).launch(t, drover.SupervisorConfig{}).Supervisor)
 	ran := func(n int) {
 		for range n {
 			heard.wait(t, db.enqueue(t, job{1}, nil), "completed")

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
@@ -37,7 +38,7 @@ func TestStandby(t *testing.T) {
 	if err := migrations.Up(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
-	db := newTestDBOn(t, pool, Config{})
+	db := newTestDBOn(t, pool, drover.Config{})
 	id := db.enqueue(t, letter{}, nil)
 	redrive, print := db.deadOnes(t)
 	signal := filepath.Join(value[string](t, db, `show data_directory`), "standby.signal")
@@ -48,10 +49,10 @@ func TestStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool.Reset()
-	if err := db.client.Check(ctx); !errors.Is(err, ErrReadOnly) {
+	if err := db.client.Check(ctx); !errors.Is(err, drover.ErrReadOnly) {
 		t.Errorf("Check = %v", err)
 	}
-	if job, err := db.client.Job(ctx, id); err != nil || job.State != Available {
+	if job, err := db.client.Job(ctx, id); err != nil || job.State != drover.Available {
 		t.Errorf("Job = %+v, %v", job, err)
 	}
 	db.wantReadsOnly(t, id, redrive, print)
@@ -64,17 +65,17 @@ func TestStandby(t *testing.T) {
 		t.Errorf("not seen: %v, want %v: %+v", missing, want, h)
 	}
 	for _, way := range db.ways(t) {
-		if _, err := way.enqueue(ctx, letter{}, nil); !errors.Is(err, ErrReadOnly) {
+		if _, err := way.enqueue(ctx, letter{}, nil); !errors.Is(err, drover.ErrReadOnly) {
 			t.Errorf("%s = %v", way.name, err)
 		}
 	}
-	sup, err := db.client.NewSupervisor(SupervisorConfig{
-		Queues: []Queue{{}}, Workers: []Worker{Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})},
+	sup, err := db.client.NewSupervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, letter) error { return nil }, drover.WorkerOpts{})},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := sup.Run(ctx); !errors.Is(err, ErrReadOnly) {
+	if err := sup.Run(ctx); !errors.Is(err, drover.ErrReadOnly) {
 		t.Errorf("Run = %v", err)
 	}
 }
@@ -85,13 +86,13 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	t.Helper()
 	ids := make([]string, 2)
 	for i := range ids {
-		ids[i] = db.enqueue(t, dyn{kind: "dead"}, &EnqueueOpts{Queue: "dead", MaxAttempts: 1})
+		ids[i] = db.enqueue(t, dyn{kind: "dead"}, &drover.EnqueueOpts{Queue: "dead", MaxAttempts: 1})
 	}
 	var ends eventLog
-	c := newClientOn(t, db.Pool, Config{Hooks: []Hooks{ends.hooks()}})
-	sup := (&testDB{db.Pool, c}).launch(t, SupervisorConfig{
-		Queues:  []Queue{{Name: "dead", RetryBudget: RetryBudget{Retries: 5}}},
-		Workers: []Worker{dynWorker("dead", WorkerOpts{}, func(context.Context, *Job) error { return errors.New("boom") })},
+	c := newClientOn(t, db.Pool, drover.Config{Hooks: []drover.Hooks{ends.hooks()}})
+	sup := (&testDB{db.Pool, c}).launch(t, drover.SupervisorConfig{
+		Queues:  []drover.Queue{{Name: "dead", RetryBudget: drover.RetryBudget{Retries: 5}}},
+		Workers: []drover.Worker{dynWorker("dead", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return errors.New("boom") })},
 	})
 	for _, id := range ids {
 		ends.end(t, id)
@@ -104,21 +105,21 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	groups, err := db.client.FailureGroups(t.Context(), FailureFilter{})
+	groups, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{})
 	if err != nil || len(groups) != 1 {
 		t.Fatalf("Failures = %+v, %v", groups, err)
 	}
-	if _, err := db.client.Archive(t.Context(), Filter{IDs: ids[:1]}, nil, Audit{}); err != nil {
+	if _, err := db.client.Archive(t.Context(), drover.Filter{IDs: ids[:1]}, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	r, err := db.client.StartRedrive(t.Context(), RedrivePlan{Filter: Filter{IDs: ids[1:]}, Rate: 1}, Audit{})
+	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{IDs: ids[1:]}, Rate: 1}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.client.Pause(t.Context(), AllJobs, nil, Audit{}); err != nil {
+	if err := db.client.Pause(t.Context(), drover.AllJobs, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	db.setPeriodic(t, Periodic{Name: "nightly"})
+	db.setPeriodic(t, drover.Periodic{Name: "nightly"})
 	return r.ID, groups[0].Fingerprint
 }
 
@@ -137,15 +138,15 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		"Job":           func() error { _, err := c.Job(ctx, id); return err },
 		"Explain":       func() error { _, err := c.Explain(ctx, id, nil); return err },
 		"Supervisors":   func() error { _, err := c.Supervisors(ctx); return err },
-		"Jobs":          func() error { page, err := c.Jobs(ctx, Filter{}, "", 10); return found(len(page.Jobs), err) },
-		"Count":         func() error { n, err := c.Count(ctx, Filter{}); return found(int(n), err) },
+		"Jobs":          func() error { page, err := c.Jobs(ctx, drover.Filter{}, "", 10); return found(len(page.Jobs), err) },
+		"Count":         func() error { n, err := c.Count(ctx, drover.Filter{}); return found(int(n), err) },
 		"Counts":        func() error { list, err := c.Counts(ctx); return found(len(list), err) },
 		"Summary":       func() error { list, err := c.Summary(ctx); return found(len(list), err) },
-		"ExportArchive": func() error { n, err := c.ExportArchive(ctx, io.Discard, Filter{}); return found(int(n), err) },
-		"FailureGroups": func() error { list, err := c.FailureGroups(ctx, FailureFilter{}); return found(len(list), err) },
+		"ExportArchive": func() error { n, err := c.ExportArchive(ctx, io.Discard, drover.Filter{}); return found(int(n), err) },
+		"FailureGroups": func() error { list, err := c.FailureGroups(ctx, drover.FailureFilter{}); return found(len(list), err) },
 		"FailureGroup":  func() error { _, err := c.FailureGroup(ctx, print); return err },
 		"PreviewRedrive": func() error {
-			list, err := c.PreviewRedrive(ctx, RedrivePlan{Filter: Filter{All: true}})
+			list, err := c.PreviewRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{All: true}})
 			return found(len(list), err)
 		},
 		"Redrive":  func() error { _, err := c.Redrive(ctx, redrive); return err },
@@ -168,40 +169,51 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 		},
 	}
 	changes := map[string]func() error{
-		"Check":            func() error { return c.Check(ctx) },
-		"Enqueue":          func() error { _, err := c.Enqueue(ctx, letter{}, nil); return err },
-		"EnqueueMany":      func() error { _, err := c.EnqueueMany(ctx, []EnqueueItem{{Args: letter{}}}); return err },
-		"RedriveJob":       func() error { return c.RedriveJob(ctx, id, nil, Audit{}) },
-		"Cancel":           func() error { _, err := c.Cancel(ctx, id, Audit{}); return err },
-		"Discard":          func() error { _, err := c.Discard(ctx, id, Audit{}); return err },
-		"CancelMany":       func() error { _, err := c.CancelMany(ctx, Filter{All: true}, Audit{}); return err },
-		"DiscardMany":      func() error { _, err := c.DiscardMany(ctx, Filter{All: true}, Audit{}); return err },
-		"DeleteMany":       func() error { _, err := c.DeleteMany(ctx, Filter{State: Discarded}, Audit{}); return err },
-		"Archive":          func() error { _, err := c.Archive(ctx, Filter{All: true}, nil, Audit{}); return err },
-		"Restore":          func() error { _, err := c.Restore(ctx, Filter{All: true}, Audit{}); return err },
-		"PurgeArchive":     func() error { _, err := c.PurgeArchive(ctx, Filter{All: true}, Audit{}); return err },
-		"SetFailureStatus": func() error { return c.SetFailureStatus(ctx, print, FailureResolved, Audit{}) },
-		"SetFailurePolicy": func() error { return c.SetFailurePolicy(ctx, print, FailurePolicy{Action: FailureDiscard}, Audit{}) },
-		"StartRedrive": func() error {
-			_, err := c.StartRedrive(ctx, RedrivePlan{Filter: Filter{All: true}}, Audit{})
+		"Check":       func() error { return c.Check(ctx) },
+		"Enqueue":     func() error { _, err := c.Enqueue(ctx, letter{}, nil); return err },
+		"EnqueueMany": func() error { _, err := c.EnqueueMany(ctx, []drover.EnqueueItem{{Args: letter{}}}); return err },
+		"RedriveJob":  func() error { return c.RedriveJob(ctx, id, nil, drover.Audit{}) },
+		"Cancel":      func() error { _, err := c.Cancel(ctx, id, drover.Audit{}); return err },
+		"Discard":     func() error { _, err := c.Discard(ctx, id, drover.Audit{}); return err },
+		"CancelMany":  func() error { _, err := c.CancelMany(ctx, drover.Filter{All: true}, drover.Audit{}); return err },
+		"DiscardMany": func() error { _, err := c.DiscardMany(ctx, drover.Filter{All: true}, drover.Audit{}); return err },
+		"DeleteMany": func() error {
+			_, err := c.DeleteMany(ctx, drover.Filter{State: drover.Discarded}, drover.Audit{})
 			return err
 		},
-		"Pause":         func() error { return c.Pause(ctx, AllJobs, nil, Audit{}) },
-		"Resume":        func() error { return c.Resume(ctx, AllJobs, Audit{}) },
-		"PauseRedrive":  func() error { return c.PauseRedrive(ctx, redrive, Audit{}) },
-		"ResumeRedrive": func() error { return c.ResumeRedrive(ctx, redrive, Audit{}) },
-		"AbortRedrive":  func() error { return c.AbortRedrive(ctx, redrive, Audit{}) },
-		"SetPeriodic": func() error {
-			return c.SetPeriodic(ctx, Periodic{Name: "weekly", Schedule: "@weekly", Args: letter{}}, Audit{})
+		"Archive":          func() error { _, err := c.Archive(ctx, drover.Filter{All: true}, nil, drover.Audit{}); return err },
+		"Restore":          func() error { _, err := c.Restore(ctx, drover.Filter{All: true}, drover.Audit{}); return err },
+		"PurgeArchive":     func() error { _, err := c.PurgeArchive(ctx, drover.Filter{All: true}, drover.Audit{}); return err },
+		"SetFailureStatus": func() error { return c.SetFailureStatus(ctx, print, drover.FailureResolved, drover.Audit{}) },
+		"SetFailurePolicy": func() error {
+			return c.SetFailurePolicy(ctx, print, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{})
 		},
-		"PausePeriodic":  func() error { return c.PausePeriodic(ctx, "nightly", time.Time{}, Audit{}) },
-		"ResumePeriodic": func() error { return c.ResumePeriodic(ctx, "nightly", Audit{}) },
-		"RunPeriodic":    func() error { _, err := c.RunPeriodic(ctx, "nightly", nil, Audit{}); return err },
-		"DeletePeriodic": func() error { return c.DeletePeriodic(ctx, "nightly", Audit{}) },
-		"Edit":           func() error { _, err := c.Edit(ctx, id, JobEdit{RunNow: true}, Audit{}); return err },
-		"EditMany":       func() error { _, err := c.EditMany(ctx, Filter{All: true}, JobEdit{RunNow: true}, Audit{}); return err },
-		"Rerun":          func() error { _, err := c.Rerun(ctx, id, nil, Audit{}); return err },
-		"RerunMany":      func() error { _, err := c.RerunMany(ctx, Filter{All: true}, RerunPlan{}, Audit{}); return err },
+		"StartRedrive": func() error {
+			_, err := c.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{All: true}}, drover.Audit{})
+			return err
+		},
+		"Pause":         func() error { return c.Pause(ctx, drover.AllJobs, nil, drover.Audit{}) },
+		"Resume":        func() error { return c.Resume(ctx, drover.AllJobs, drover.Audit{}) },
+		"PauseRedrive":  func() error { return c.PauseRedrive(ctx, redrive, drover.Audit{}) },
+		"ResumeRedrive": func() error { return c.ResumeRedrive(ctx, redrive, drover.Audit{}) },
+		"AbortRedrive":  func() error { return c.AbortRedrive(ctx, redrive, drover.Audit{}) },
+		"SetPeriodic": func() error {
+			return c.SetPeriodic(ctx, drover.Periodic{Name: "weekly", Schedule: "@weekly", Args: letter{}}, drover.Audit{})
+		},
+		"PausePeriodic":  func() error { return c.PausePeriodic(ctx, "nightly", time.Time{}, drover.Audit{}) },
+		"ResumePeriodic": func() error { return c.ResumePeriodic(ctx, "nightly", drover.Audit{}) },
+		"RunPeriodic":    func() error { _, err := c.RunPeriodic(ctx, "nightly", nil, drover.Audit{}); return err },
+		"DeletePeriodic": func() error { return c.DeletePeriodic(ctx, "nightly", drover.Audit{}) },
+		"Edit":           func() error { _, err := c.Edit(ctx, id, drover.JobEdit{RunNow: true}, drover.Audit{}); return err },
+		"EditMany": func() error {
+			_, err := c.EditMany(ctx, drover.Filter{All: true}, drover.JobEdit{RunNow: true}, drover.Audit{})
+			return err
+		},
+		"Rerun": func() error { _, err := c.Rerun(ctx, id, nil, drover.Audit{}); return err },
+		"RerunMany": func() error {
+			_, err := c.RerunMany(ctx, drover.Filter{All: true}, drover.RerunPlan{}, drover.Audit{})
+			return err
+		},
 	}
 	for method := range reflect.TypeOf(c).Methods() {
 		read, change := reads[method.Name], changes[method.Name]
@@ -211,7 +223,7 @@ func (db *testDB) wantReadsOnly(t *testing.T, id, redrive, print string) {
 				t.Errorf("%s: %v", method.Name, err)
 			}
 		case change != nil:
-			if err := change(); !errors.Is(err, ErrReadOnly) || !strings.Contains(err.Error(), "it is a standby") {
+			if err := change(); !errors.Is(err, drover.ErrReadOnly) || !strings.Contains(err.Error(), "it is a standby") {
 				t.Errorf("%s: %v", method.Name, err)
 			}
 		case !slices.Contains([]string{"EnqueueTx", "EnqueueManyTx", "NewSupervisor"}, method.Name):

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"encoding/json"
@@ -9,35 +9,36 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/tier"
 )
 
 // oddFilters are filters of every shape; those with all pick every job of kind odd.
 var oddFilters = []struct { //nolint:gochecknoglobals // a table
-	filter Filter
+	filter drover.Filter
 	all    bool
 }{
-	{Filter{}, true},
-	{Filter{All: true}, true},
-	{Filter{Kind: "odd"}, false},
-	{Filter{State: Discarded}, false},
-	{Filter{Reason: ReasonPanic, Class: "error"}, false},
-	{Filter{Error: "fine"}, false},
-	{Filter{State: Discarded, Error: "fine"}, false},
-	{Filter{Tags: []string{"a"}}, false},
-	{Filter{Args: json.RawMessage(`{"x": 1}`)}, false},
-	{Filter{Reason: ReasonPanic, Tags: []string{"a"}, Args: json.RawMessage(`{"x": 1}`), Error: "x"}, false},
-	{Filter{CreatedAfter: time.Unix(0, 0), CreatedBefore: time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)}, false},
-	{Filter{State: Discarded, FinalizedAfter: time.Unix(0, 0)}, false},
-	{Filter{Queue: "default", State: Completed}, false},
-	{Filter{Periodic: "x"}, false},
+	{drover.Filter{}, true},
+	{drover.Filter{All: true}, true},
+	{drover.Filter{Kind: "odd"}, false},
+	{drover.Filter{State: drover.Discarded}, false},
+	{drover.Filter{Reason: drover.ReasonPanic, Class: "error"}, false},
+	{drover.Filter{Error: "fine"}, false},
+	{drover.Filter{State: drover.Discarded, Error: "fine"}, false},
+	{drover.Filter{Tags: []string{"a"}}, false},
+	{drover.Filter{Args: json.RawMessage(`{"x": 1}`)}, false},
+	{drover.Filter{Reason: drover.ReasonPanic, Tags: []string{"a"}, Args: json.RawMessage(`{"x": 1}`), Error: "x"}, false},
+	{drover.Filter{CreatedAfter: time.Unix(0, 0), CreatedBefore: time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)}, false},
+	{drover.Filter{State: drover.Discarded, FinalizedAfter: time.Unix(0, 0)}, false},
+	{drover.Filter{Queue: "default", State: drover.Completed}, false},
+	{drover.Filter{Periodic: "x"}, false},
 }
 
 // readAll reads everything that operators read, and returns the jobs of kind odd by their ids.
-func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
+func (db *testDB) readAll(t *testing.T, size int) map[string]drover.JobInfo {
 	t.Helper()
-	seen := map[string]JobInfo{}
+	seen := map[string]drover.JobInfo{}
 	for i, f := range oddFilters {
 		n := 0
 		for after := ""; ; {
@@ -73,7 +74,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 	if err != nil {
 		t.Errorf("Counts: %v", err)
 	}
-	s := &Snapshot{}
+	s := &drover.Snapshot{}
 	if size < 1000 { // many queries, and none that depends on a filter
 		if s, err = db.client.Snapshot(t.Context()); err != nil {
 			t.Fatalf("Snapshot: %v", err)
@@ -91,7 +92,7 @@ func (db *testDB) readAll(t *testing.T, size int) map[string]JobInfo {
 	db.exec(t, `select * from discarded_summary`)
 	db.exec(t, `select * from job_counts`)
 	for id := range seen {
-		if !isID(id) {
+		if !drover.IsID(id) {
 			continue
 		}
 		j, err := db.client.Job(t.Context(), id)
@@ -112,7 +113,7 @@ func TestOddRowsAreRead(t *testing.T) {
 	slow(t)
 	db := newTestDB(t)
 	pgtest.DropChecks(t, db.Pool)
-	good := db.enqueue(t, letter{To: "x"}, &EnqueueOpts{Tags: []string{"a"}})
+	good := db.enqueue(t, letter{To: "x"}, &drover.EnqueueOpts{Tags: []string{"a"}})
 	for _, row := range pgtest.OddRows() {
 		if row.Slow {
 			continue
@@ -167,7 +168,7 @@ func TestHugeRowsAreRead(t *testing.T) {
 			want[pgtest.PutOdd(t, db.Pool, row)] = row.Unreadable
 		}
 	}
-	page, err := db.client.Jobs(t.Context(), Filter{}, "", 10)
+	page, err := db.client.Jobs(t.Context(), drover.Filter{}, "", 10)
 	if err != nil || len(page.Jobs) != len(want) || page.Next != "" {
 		t.Fatalf("%d jobs, next %q, %v", len(page.Jobs), page.Next, err)
 	}
@@ -179,13 +180,13 @@ func TestHugeRowsAreRead(t *testing.T) {
 	if groups, err := db.client.Summary(t.Context()); err != nil || len(groups) != 1 || groups[0].Jobs != 2 {
 		t.Errorf("Summary: %+v, %v", groups, err)
 	}
-	if n, err := db.client.Count(t.Context(), Filter{Error: "fine"}); err != nil || n != 0 {
+	if n, err := db.client.Count(t.Context(), drover.Filter{Error: "fine"}); err != nil || n != 0 {
 		t.Errorf("Count: %d, %v", n, err)
 	}
-	if done, err := db.client.CancelMany(t.Context(), Filter{All: true}, Audit{}); err != nil || done.Changed != 1 {
+	if done, err := db.client.CancelMany(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || done.Changed != 1 {
 		t.Errorf("CancelMany: %+v, %v", done, err)
 	}
-	if done, err := db.client.DeleteMany(t.Context(), Filter{Reason: ReasonPanic}, Audit{}); err != nil || done.Changed != 2 {
+	if done, err := db.client.DeleteMany(t.Context(), drover.Filter{Reason: drover.ReasonPanic}, drover.Audit{}); err != nil || done.Changed != 2 {
 		t.Errorf("DeleteMany: %+v, %v", done, err)
 	}
 }
@@ -201,7 +202,7 @@ func (db *testDB) refusing(t *testing.T, event string, ids ...string) {
 	db.exec(t, `create trigger curse before `+event+` on jobs for each row execute function curse()`)
 }
 
-func refusedIDs(done BulkResult) (ids []string) {
+func refusedIDs(done drover.BulkResult) (ids []string) {
 	for _, r := range done.Refused {
 		ids = append(ids, r.ID)
 	}
@@ -216,26 +217,26 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		cursed int // of the first jobs
-		do     func(*testing.T, *testDB) (BulkResult, error)
+		do     func(*testing.T, *testDB) (drover.BulkResult, error)
 		event  string
 		left   string // the jobs that were not changed
 	}{
-		{"cancel", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
+		{"cancel", 3, func(t *testing.T, db *testDB) (drover.BulkResult, error) {
 			t.Helper()
-			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, Audit{Why: "no"})
+			return db.client.CancelMany(t.Context(), drover.Filter{Kind: "k"}, drover.Audit{Why: "no"})
 		}, "update", "state <> 'cancelled'"},
-		{"discard", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
+		{"discard", 3, func(t *testing.T, db *testDB) (drover.BulkResult, error) {
 			t.Helper()
-			return db.client.DiscardMany(t.Context(), Filter{Kind: "k"}, Audit{Why: "no"})
+			return db.client.DiscardMany(t.Context(), drover.Filter{Kind: "k"}, drover.Audit{Why: "no"})
 		}, "update", "state <> 'discarded'"},
-		{"cancel behind 150", 150, func(t *testing.T, db *testDB) (BulkResult, error) {
+		{"cancel behind 150", 150, func(t *testing.T, db *testDB) (drover.BulkResult, error) {
 			t.Helper()
-			return db.client.CancelMany(t.Context(), Filter{Kind: "k"}, Audit{Why: "no"})
+			return db.client.CancelMany(t.Context(), drover.Filter{Kind: "k"}, drover.Audit{Why: "no"})
 		}, "update", "state <> 'cancelled'"},
-		{"delete", 3, func(t *testing.T, db *testDB) (BulkResult, error) {
+		{"delete", 3, func(t *testing.T, db *testDB) (drover.BulkResult, error) {
 			t.Helper()
 			db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
-			return db.client.DeleteMany(t.Context(), Filter{Kind: "k"}, Audit{})
+			return db.client.DeleteMany(t.Context(), drover.Filter{Kind: "k"}, drover.Audit{})
 		}, "delete", "true"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -265,8 +266,8 @@ func TestVerbsOverManyGiveUpWhereAllAreRefused(t *testing.T) {
 	db := newTestDB(t)
 	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k' from generate_series(1, 2500) n`)
 	db.refusing(t, "update", db.idsOf(t, `select id from jobs`)...)
-	done, err := db.client.CancelMany(t.Context(), Filter{All: true}, Audit{})
-	if err == nil || !strings.Contains(err.Error(), "the first 1000 are all refused") || done.Changed != 0 || len(done.Refused) != maxRefusals {
+	done, err := db.client.CancelMany(t.Context(), drover.Filter{All: true}, drover.Audit{})
+	if err == nil || !strings.Contains(err.Error(), "the first 1000 are all refused") || done.Changed != 0 || len(done.Refused) != drover.MaxRefusals {
 		t.Errorf("%d changed, %d refused, %v", done.Changed, len(done.Refused), err)
 	}
 }
@@ -281,7 +282,7 @@ func TestVerbsOverManyPassAJobThatTakesTooLong(t *testing.T) {
 	// With a real time-out others would be late, too, on a busy machine.
 	db.exec(t, `create function late() returns trigger language plpgsql as $$ begin raise 'canceling statement due to statement timeout' using errcode = '57014'; end $$`)
 	db.exec(t, `create trigger late before update on jobs for each row when (old.id = '`+slow[0]+`') execute function late()`)
-	done, err := db.client.CancelMany(t.Context(), Filter{Kind: "k"}, Audit{})
+	done, err := db.client.CancelMany(t.Context(), drover.Filter{Kind: "k"}, drover.Audit{})
 	if err != nil || done.Changed != 39 || !slices.Equal(refusedIDs(done), slow) {
 		t.Errorf("%+v, %v", done, err)
 	}
@@ -300,19 +301,19 @@ func TestOddRowsAreEnded(t *testing.T) {
 	}
 	verbs := map[string]func(id string) (bool, error){
 		"cancel": func(id string) (bool, error) {
-			was, err := db.client.Cancel(t.Context(), id, Audit{Why: "no"})
+			was, err := db.client.Cancel(t.Context(), id, drover.Audit{Why: "no"})
 			return was != "", err
 		},
 		"discard": func(id string) (bool, error) {
-			was, err := db.client.Discard(t.Context(), id, Audit{Why: "no"})
+			was, err := db.client.Discard(t.Context(), id, drover.Audit{Why: "no"})
 			return was != "", err
 		},
 		"cancel many": func(id string) (bool, error) {
-			done, err := db.client.CancelMany(t.Context(), Filter{IDs: []string{id}}, Audit{Why: "no"})
+			done, err := db.client.CancelMany(t.Context(), drover.Filter{IDs: []string{id}}, drover.Audit{Why: "no"})
 			return done.Changed == 1, err
 		},
 		"discard many": func(id string) (bool, error) {
-			done, err := db.client.DiscardMany(t.Context(), Filter{IDs: []string{id}}, Audit{Why: "no"})
+			done, err := db.client.DiscardMany(t.Context(), drover.Filter{IDs: []string{id}}, drover.Audit{Why: "no"})
 			return done.Changed == 1, err
 		},
 	}
@@ -345,7 +346,7 @@ func TestOddRowsAreEnded(t *testing.T) {
 				t.Errorf("%s, %s: it is set aside", row.Name, name)
 			}
 			db.exec(t, `truncate drover_set_aside`)
-			if done, err := db.client.DeleteMany(t.Context(), Filter{IDs: []string{id}}, Audit{}); err != nil || done.Changed != 1 {
+			if done, err := db.client.DeleteMany(t.Context(), drover.Filter{IDs: []string{id}}, drover.Audit{}); err != nil || done.Changed != 1 {
 				t.Errorf("%s, delete: %+v, %v", row.Name, done, err)
 			}
 		}
@@ -381,9 +382,9 @@ func TestVerbsOverManyPassWhatAFilterCannotRead(t *testing.T) {
 	pgtest.DropChecks(t, db.Pool)
 	fine := db.put(t, "errors, tags, args", `'[{"class": "error", "error": "fine"}]', '{a}', '{"x": 1}'`)
 	db.put(t, "errors", `'{"class": "error"}'`)
-	for _, f := range []Filter{{Error: "FINE"}, {Error: "fine", Tags: []string{"a"}, Args: json.RawMessage(`{"x": 1}`)}} {
-		done, err := db.client.DiscardMany(t.Context(), f, Audit{})
-		if err != nil || done.Changed != 1 || len(done.Refused) != 0 || db.get(t, fine).State != Discarded {
+	for _, f := range []drover.Filter{{Error: "FINE"}, {Error: "fine", Tags: []string{"a"}, Args: json.RawMessage(`{"x": 1}`)}} {
+		done, err := db.client.DiscardMany(t.Context(), f, drover.Audit{})
+		if err != nil || done.Changed != 1 || len(done.Refused) != 0 || db.get(t, fine).State != drover.Discarded {
 			t.Errorf("%+v, %v", done, err)
 		}
 		db.exec(t, `update jobs set state = 'available', discard_reason = null, finalized_at = null`)
@@ -396,9 +397,9 @@ func TestVerbsOverManyPassAJobThatStaysLocked(t *testing.T) {
 	db := newTestDB(t)
 	held, free := db.enqueue(t, letter{}, nil), db.enqueue(t, letter{}, nil)
 	db.hold(t, `select from jobs where id = $1 for update`, held)
-	hasty := db.via(t, Config{}, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
-	done, err := hasty.client.CancelMany(t.Context(), Filter{All: true}, Audit{})
-	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{held}) || db.get(t, free).State != Cancelled {
+	hasty := db.via(t, drover.Config{}, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
+	done, err := hasty.client.CancelMany(t.Context(), drover.Filter{All: true}, drover.Audit{})
+	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{held}) || db.get(t, free).State != drover.Cancelled {
 		t.Errorf("%+v, %v", done, err)
 	}
 }

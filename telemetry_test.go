@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bufio"
@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover"
 )
 
 // eventLog is a subscriber that remembers its events. The zero value is ready.
@@ -30,7 +30,7 @@ type eventLog struct {
 
 type loggedEvent struct {
 	name string
-	Event
+	drover.Event
 }
 
 // endEvents are the events of which every run that started has exactly one.
@@ -38,9 +38,9 @@ func endEvents() []string {
 	return []string{"completed", "failed", "discarded", "snoozed", "cancelled", "released", "stale_settle", "parked"}
 }
 
-func (l *eventLog) hooks() Hooks {
-	on := func(name string) func(context.Context, Event) {
-		return func(_ context.Context, e Event) {
+func (l *eventLog) hooks() drover.Hooks {
+	on := func(name string) func(context.Context, drover.Event) {
+		return func(_ context.Context, e drover.Event) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			name := name
@@ -54,7 +54,7 @@ func (l *eventLog) hooks() Hooks {
 			l.byID[e.JobID] = append(l.byID[e.JobID], loggedEvent{name, e})
 		}
 	}
-	return Hooks{
+	return drover.Hooks{
 		Enqueued: on("enqueued"), Claimed: on("claimed"), Started: on("started"), Completed: on("completed"),
 		Failed: on("failed"), Discarded: on("discarded"), Snoozed: on("snoozed"), Cancelled: on("cancelled"),
 		Released: on("released"), StaleSettle: on("stale_settle"), Rescued: on("rescued"), Redriven: on("redriven"), Parked: on("parked"), FailureReopened: on("failure_reopened"),
@@ -128,8 +128,8 @@ func (b *lockedBuffer) Bytes() []byte {
 }
 
 // everyHook is a subscriber with the same function on every event.
-func everyHook(f func(context.Context, Event)) (h Hooks) {
-	for i := range reflect.TypeFor[Hooks]().NumField() {
+func everyHook(f func(context.Context, drover.Event)) (h drover.Hooks) {
+	for i := range reflect.TypeFor[drover.Hooks]().NumField() {
 		reflect.ValueOf(&h).Elem().Field(i).Set(reflect.ValueOf(f))
 	}
 	return h
@@ -140,16 +140,16 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	var heard, again eventLog
-	broken := everyHook(func(context.Context, Event) { panic("a broken subscriber") })
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks(), broken, {}, again.hooks()}})
+	broken := everyHook(func(context.Context, drover.Event) { panic("a broken subscriber") })
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks(), broken, {}, again.hooks()}})
 
 	db.alive(t, "someone else")
-	quick := Constant{Delay: time.Millisecond}
-	stale := func(ctx context.Context, job *Job) error {
+	quick := drover.Constant{Delay: time.Millisecond}
+	stale := func(ctx context.Context, job *drover.Job) error {
 		_, err := db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'someone else' where id = $1`, job.ID)
 		return err
 	}
-	inTx := func(ctx context.Context, commit bool, settle func(Tx) error) error {
+	inTx := func(ctx context.Context, commit bool, settle func(drover.Tx) error) error {
 		tx, err := db.Begin(ctx)
 		if err != nil {
 			return err
@@ -163,81 +163,81 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	release := make(chan struct{})
 	kinds := []struct {
 		kind   string
-		opts   WorkerOpts
-		job    EnqueueOpts
+		opts   drover.WorkerOpts
+		job    drover.EnqueueOpts
 		ends   string // the end events of one job, in order
-		handle func(context.Context, *Job) error
+		handle func(context.Context, *drover.Job) error
 	}{
 		{kind: "ok", ends: "completed"},
-		{kind: "fails once", ends: "failed completed", handle: func(_ context.Context, job *Job) error {
+		{kind: "fails once", ends: "failed completed", handle: func(_ context.Context, job *drover.Job) error {
 			if job.Attempt == 1 {
 				return errBoom
 			}
 			return nil
 		}},
-		{kind: "fails always", opts: WorkerOpts{MaxAttempts: 3}, ends: "failed failed discarded", handle: func(context.Context, *Job) error { return errBoom }},
-		{kind: "panics", opts: WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *Job) error { panic("oh") }},
-		{kind: "exits", opts: WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *Job) error { runtime.Goexit(); return nil }},
-		{kind: "discards", ends: "discarded", handle: func(context.Context, *Job) error { return Discard(errBoom) }},
-		{kind: "snoozes", ends: "snoozed snoozed completed", handle: func(_ context.Context, job *Job) error {
+		{kind: "fails always", opts: drover.WorkerOpts{MaxAttempts: 3}, ends: "failed failed discarded", handle: func(context.Context, *drover.Job) error { return errBoom }},
+		{kind: "panics", opts: drover.WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *drover.Job) error { panic("oh") }},
+		{kind: "exits", opts: drover.WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *drover.Job) error { runtime.Goexit(); return nil }},
+		{kind: "discards", ends: "discarded", handle: func(context.Context, *drover.Job) error { return drover.Discard(errBoom) }},
+		{kind: "snoozes", ends: "snoozed snoozed completed", handle: func(_ context.Context, job *drover.Job) error {
 			if job.Snoozes < 2 {
-				return Snooze(time.Millisecond)
+				return drover.Snooze(time.Millisecond)
 			}
 			return nil
 		}},
-		{kind: "is throttled", opts: WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *Job) error { return RetryAfter(time.Millisecond, errBoom) }},
-		{kind: "does not count", opts: WorkerOpts{MaxAttempts: 1}, ends: "failed completed", handle: func(_ context.Context, job *Job) error {
+		{kind: "is throttled", opts: drover.WorkerOpts{MaxAttempts: 2}, ends: "failed discarded", handle: func(context.Context, *drover.Job) error { return drover.RetryAfter(time.Millisecond, errBoom) }},
+		{kind: "does not count", opts: drover.WorkerOpts{MaxAttempts: 1}, ends: "failed completed", handle: func(_ context.Context, job *drover.Job) error {
 			if job.Failures == 0 {
-				return DontCount(errBoom)
+				return drover.DontCount(errBoom)
 			}
 			return nil
 		}},
-		{kind: "times out", opts: WorkerOpts{MaxAttempts: 1, Timeout: 5 * time.Millisecond}, ends: "discarded", handle: func(ctx context.Context, _ *Job) error {
+		{kind: "times out", opts: drover.WorkerOpts{MaxAttempts: 1, Timeout: 5 * time.Millisecond}, ends: "discarded", handle: func(ctx context.Context, _ *drover.Job) error {
 			<-ctx.Done()
 			return ctx.Err()
 		}},
-		{kind: "cancels itself", ends: "cancelled", handle: func(context.Context, *Job) error { return Cancel(errBoom) }},
-		{kind: "is cancelled", ends: "cancelled", handle: func(ctx context.Context, job *Job) error {
-			_, err := db.client.Cancel(ctx, job.ID, Audit{})
+		{kind: "cancels itself", ends: "cancelled", handle: func(context.Context, *drover.Job) error { return drover.Cancel(errBoom) }},
+		{kind: "is cancelled", ends: "cancelled", handle: func(ctx context.Context, job *drover.Job) error {
+			_, err := db.client.Cancel(ctx, job.ID, drover.Audit{})
 			return err
 		}},
 		{kind: "is stale", ends: "stale_settle", handle: stale},
-		{kind: "fails and is stale", ends: "stale_settle", handle: func(ctx context.Context, job *Job) error { return errors.Join(errBoom, stale(ctx, job)) }},
-		{kind: "expires", job: EnqueueOpts{ExpiresAt: time.Now().Add(-time.Hour)}, ends: "discarded"},
-		{kind: "completes in a transaction", ends: "completed", handle: func(ctx context.Context, job *Job) error {
-			return inTx(ctx, true, func(tx Tx) error { return job.CompleteTx(ctx, tx) })
+		{kind: "fails and is stale", ends: "stale_settle", handle: func(ctx context.Context, job *drover.Job) error { return errors.Join(errBoom, stale(ctx, job)) }},
+		{kind: "expires", job: drover.EnqueueOpts{ExpiresAt: time.Now().Add(-time.Hour)}, ends: "discarded"},
+		{kind: "completes in a transaction", ends: "completed", handle: func(ctx context.Context, job *drover.Job) error {
+			return inTx(ctx, true, func(tx drover.Tx) error { return job.CompleteTx(ctx, tx) })
 		}},
-		{kind: "completes in a transaction, then fails", ends: "completed", handle: func(ctx context.Context, job *Job) error {
-			return errors.Join(errBoom, inTx(ctx, true, func(tx Tx) error { return job.CompleteTx(ctx, tx) }))
+		{kind: "completes in a transaction, then fails", ends: "completed", handle: func(ctx context.Context, job *drover.Job) error {
+			return errors.Join(errBoom, inTx(ctx, true, func(tx drover.Tx) error { return job.CompleteTx(ctx, tx) }))
 		}},
-		{kind: "discards in a transaction", ends: "discarded", handle: func(ctx context.Context, job *Job) error {
-			return inTx(ctx, true, func(tx Tx) error { return job.SettleTx(ctx, tx, Discard(errBoom)) })
+		{kind: "discards in a transaction", ends: "discarded", handle: func(ctx context.Context, job *drover.Job) error {
+			return inTx(ctx, true, func(tx drover.Tx) error { return job.SettleTx(ctx, tx, drover.Discard(errBoom)) })
 		}},
-		{kind: "does not commit", opts: WorkerOpts{MaxAttempts: 2, RetryIf: func(error) bool { return false }}, ends: "failed discarded", handle: func(ctx context.Context, job *Job) error {
-			return inTx(ctx, false, func(tx Tx) error { return job.CompleteTx(ctx, tx) })
+		{kind: "does not commit", opts: drover.WorkerOpts{MaxAttempts: 2, RetryIf: func(error) bool { return false }}, ends: "failed discarded", handle: func(ctx context.Context, job *drover.Job) error {
+			return inTx(ctx, false, func(tx drover.Tx) error { return job.CompleteTx(ctx, tx) })
 		}},
-		{kind: "is stopped", ends: "released", handle: func(ctx context.Context, _ *Job) error {
+		{kind: "is stopped", ends: "released", handle: func(ctx context.Context, _ *drover.Job) error {
 			<-ctx.Done()
 			return ctx.Err()
 		}},
-		{kind: "ignores everything", opts: WorkerOpts{MaxAttempts: 1, Timeout: 5 * time.Millisecond}, ends: "discarded", handle: func(context.Context, *Job) error {
+		{kind: "ignores everything", opts: drover.WorkerOpts{MaxAttempts: 1, Timeout: 5 * time.Millisecond}, ends: "discarded", handle: func(context.Context, *drover.Job) error {
 			<-release
 			return nil
 		}},
 	}
 	const each = 12
-	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 60}}, DrainTimeout: time.Millisecond}
-	var batch []EnqueueItem
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 60}}, DrainTimeout: time.Millisecond}
+	var batch []drover.EnqueueItem
 	for _, k := range kinds {
 		k.opts.Retry = quick
 		if k.handle == nil {
-			k.handle = func(context.Context, *Job) error { return nil }
+			k.handle = func(context.Context, *drover.Job) error { return nil }
 		}
 		cfg.Workers = append(cfg.Workers, dynWorker(k.kind, k.opts, k.handle))
 	}
 	for range each {
 		for _, k := range kinds {
-			batch = append(batch, EnqueueItem{dyn{kind: k.kind}, &k.job})
+			batch = append(batch, drover.EnqueueItem{dyn{kind: k.kind}, &k.job})
 		}
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
@@ -296,7 +296,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	if total["started"]+each != ended { // the expired ones did not start
 		t.Errorf("%d runs started, %d ended: %v", total["started"], ended, total)
 	}
-	for state, want := range map[State]int{Completed: total["completed"], Discarded: total["discarded"], Cancelled: total["cancelled"]} {
+	for state, want := range map[drover.State]int{drover.Completed: total["completed"], drover.Discarded: total["discarded"], drover.Cancelled: total["cancelled"]} {
 		if n := value[int](t, db, `select count(*) from jobs where state = $1`, state); n != want {
 			t.Errorf("%d jobs are %s, %d events", n, state, want)
 		}
@@ -316,10 +316,10 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 // checkEndEvent checks the fields that every end event of its name must have.
 func checkEndEvent(t *testing.T, kind, supervisor string, e loggedEvent) {
 	t.Helper()
-	failed := e.name == "failed" || e.name == "discarded" && e.Reason != ReasonExpired
+	failed := e.name == "failed" || e.name == "discarded" && e.Reason != drover.ReasonExpired
 	switch {
 	case e.Attempt < 1 || e.MaxAttempts < e.Attempt && e.name != "failed" || e.Kind != kind || e.Queue != "default" || e.Supervisor != supervisor:
-	case e.Duration <= 0 && e.Reason != ReasonExpired:
+	case e.Duration <= 0 && e.Reason != drover.ReasonExpired:
 	case failed && (e.Class == "" || e.Error == ""):
 	case e.name == "completed" && (e.Class != "" || e.Error != ""):
 	case (e.name == "discarded") != (e.Reason != ""):
@@ -336,19 +336,19 @@ func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
 	release := make(chan struct{})
-	block := func(context.Context, Event) { <-release }
-	blocks := Hooks{Claimed: block, Started: block, Completed: block}
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{blocks, heard.hooks()}})
-	var batch []EnqueueItem
+	block := func(context.Context, drover.Event) { <-release }
+	blocks := drover.Hooks{Claimed: block, Started: block, Completed: block}
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{blocks, heard.hooks()}})
+	var batch []drover.EnqueueItem
 	for range 200 {
-		batch = append(batch, EnqueueItem{Args: dyn{kind: "k"}})
+		batch = append(batch, drover.EnqueueItem{Args: dyn{kind: "k"}})
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), batch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, stop := db.start(t, SupervisorConfig{Queues: []Queue{{Concurrency: 2}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
+	_, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 2}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 	}})
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from jobs where state = 'completed'`) == len(batch)
@@ -375,13 +375,13 @@ func TestAHookThatCallsGoexit(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
 	var started, completed atomic.Int32
-	exits := Hooks{
-		Started:   func(context.Context, Event) { started.Add(1); runtime.Goexit() },
-		Completed: func(context.Context, Event) { completed.Add(1) },
+	exits := drover.Hooks{
+		Started:   func(context.Context, drover.Event) { started.Add(1); runtime.Goexit() },
+		Completed: func(context.Context, drover.Event) { completed.Add(1) },
 	}
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks(), exits}})
-	db.run(t, SupervisorConfig{Queues: []Queue{{Concurrency: 1}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{Timeout: NoTimeout}, func(context.Context, *Job) error { return nil }),
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks(), exits}})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{Timeout: drover.NoTimeout}, func(context.Context, *drover.Job) error { return nil }),
 	}})
 	for range 2 {
 		if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {
@@ -396,33 +396,33 @@ func TestEventsInTheLog(t *testing.T) {
 	t.Parallel()
 	var logged lockedBuffer
 	log := slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	db := newTestDBWith(t, Config{Logger: log})
+	db := newTestDBWith(t, drover.Config{Logger: log})
 	db.alive(t, "x")
 	const secret = "secret-of-the-args"
 	entered := make(chan struct{}) // "started" is logged before the handler is called
-	cfg := SupervisorConfig{Queues: []Queue{{}}, DrainTimeout: time.Millisecond}
-	ends := map[string]func(ctx context.Context, job *Job) error{
-		"job completed": func(_ context.Context, job *Job) error {
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{}}, DrainTimeout: time.Millisecond}
+	ends := map[string]func(ctx context.Context, job *drover.Job) error{
+		"job completed": func(_ context.Context, job *drover.Job) error {
 			log.Info("from the handler", slog.Any("job", job))
 			return nil
 		},
-		"job failed, will be retried": func(context.Context, *Job) error { return errBoom },
-		"job discarded":               func(context.Context, *Job) error { return Discard(errBoom) },
-		"job snoozed":                 func(context.Context, *Job) error { return Snooze(time.Hour) },
-		"job cancelled":               func(context.Context, *Job) error { return Cancel(errBoom) },
-		"job handed back": func(ctx context.Context, _ *Job) error {
+		"job failed, will be retried": func(context.Context, *drover.Job) error { return errBoom },
+		"job discarded":               func(context.Context, *drover.Job) error { return drover.Discard(errBoom) },
+		"job snoozed":                 func(context.Context, *drover.Job) error { return drover.Snooze(time.Hour) },
+		"job cancelled":               func(context.Context, *drover.Job) error { return drover.Cancel(errBoom) },
+		"job handed back": func(ctx context.Context, _ *drover.Job) error {
 			close(entered)
 			<-ctx.Done()
 			return ctx.Err()
 		},
-		"stale outcome refused": func(ctx context.Context, job *Job) error {
+		"stale outcome refused": func(ctx context.Context, job *drover.Job) error {
 			_, err := db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'x' where id = $1`, job.ID)
 			return err
 		},
 	}
 	ids := map[string]string{}
 	for message, handle := range ends {
-		cfg.Workers = append(cfg.Workers, dynWorker(message, WorkerOpts{}, handle))
+		cfg.Workers = append(cfg.Workers, dynWorker(message, drover.WorkerOpts{}, handle))
 		ids[message] = db.enqueue(t, dyn{kind: message, S: secret}, nil)
 	}
 	find := func(message, id string) (found map[string]any) {
@@ -449,7 +449,7 @@ func TestEventsInTheLog(t *testing.T) {
 	}
 	receive(t, entered)
 	stop()
-	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), ids["job discarded"], nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	run := []string{"attempt", "duration_ms", "job_id", "kind", "max_attempts", "queue", "supervisor"}
@@ -501,10 +501,10 @@ func TestEventsInTheLog(t *testing.T) {
 func TestAPanickingHookIsLogged(t *testing.T) {
 	t.Parallel()
 	var logged lockedBuffer
-	db := newTestDBWith(t, Config{
+	db := newTestDBWith(t, drover.Config{
 		Logger: slog.New(slog.NewTextHandler(&logged, nil)),
 		Redact: func(s string) string { return strings.ReplaceAll(s, "hunter2", "***") },
-		Hooks:  []Hooks{{Enqueued: func(context.Context, Event) { panic("with hunter2") }}},
+		Hooks:  []drover.Hooks{{Enqueued: func(context.Context, drover.Event) { panic("with hunter2") }}},
 	})
 	db.enqueue(t, dyn{kind: "k"}, nil)
 	if log := string(logged.Bytes()); !strings.Contains(log, "hook panicked") || !strings.Contains(log, "with ***") || strings.Contains(log, "hunter2") {
@@ -521,21 +521,16 @@ func TestAPanickingLogHandler(t *testing.T) {
 	var heard eventLog
 	var spare lockedBuffer
 	panicking := heard.hooks()
-	panicking.Enqueued = func(context.Context, Event) { panic("a hook") }
-	db := newTestDBWith(t, Config{
-		Logger: slog.New(brokenLog{}), Hooks: []Hooks{heard.hooks(), panicking},
+	panicking.Enqueued = func(context.Context, drover.Event) { panic("a hook") }
+	db := newTestDBWith(t, drover.Config{
+		Logger: slog.New(brokenLog{}), Hooks: []drover.Hooks{heard.hooks(), panicking},
 		Redact: func(s string) string { return strings.ReplaceAll(s, "pointer", "***") },
 	})
-	own, ok := db.client.log.Handler().(contained)
-	if !ok {
-		t.Fatalf("the client logs by a %T", db.client.log.Handler())
-	}
-	own.spare = slog.NewTextHandler(&spare, nil)
-	db.client.log = slog.New(own)
-	_, stop := db.start(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("good", WorkerOpts{}, func(context.Context, *Job) error { return nil }),
-		dynWorker("bad", WorkerOpts{MaxAttempts: 1, RetryIf: func(error) bool { panic("no") }}, func(context.Context, *Job) error { return errBoom }),
-		dynWorker("odd", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error { return (*permanentPointer)(nil) }),
+	drover.LogSpareTo(db.client, slog.NewTextHandler(&spare, nil))
+	_, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
+		dynWorker("bad", drover.WorkerOpts{MaxAttempts: 1, RetryIf: func(error) bool { panic("no") }}, func(context.Context, *drover.Job) error { return errBoom }),
+		dynWorker("odd", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { return (*permanentPointer)(nil) }),
 	}})
 	for kind, end := range map[string]string{"good": "completed", "bad": "discarded", "odd": "discarded"} {
 		if e := heard.end(t, db.enqueue(t, dyn{kind: kind}, nil)); e.name != end {
@@ -553,38 +548,6 @@ func TestAPanickingLogHandler(t *testing.T) {
 	}
 }
 
-// Every event has a hook, a level and a message of its own.
-func TestEveryEventHasItsHook(t *testing.T) {
-	t.Parallel()
-	var called []string
-	var h Hooks
-	of := reflect.TypeFor[Hooks]()
-	for i := range of.NumField() {
-		name := of.Field(i).Name
-		hook := func(context.Context, Event) { called = append(called, name) }
-		reflect.ValueOf(&h).Elem().Field(i).Set(reflect.ValueOf(hook))
-	}
-	messages := map[string]bool{}
-	for kind := engine.EventEnqueued; kind <= engine.EventPeriodicSkipped; kind++ {
-		hook, _, message := h.of(kind)
-		if hook == nil || message == "" || messages[message] {
-			t.Fatalf("event %d: message %q", kind, message)
-		}
-		messages[message] = true
-		hook(t.Context(), Event{})
-	}
-	slices.Sort(called)
-	if called = slices.Compact(called); len(called) != of.NumField() {
-		t.Errorf("%d hooks, called are %v", of.NumField(), called)
-	}
-	if hook, _, message := h.of(engine.EventPeriodicSkipped + 1); hook != nil || message != "" {
-		t.Error("an event without a hook has one")
-	}
-	if got := fmt.Sprint((&Job{ID: "x", Args: []byte("secret")}).LogValue()); strings.Contains(got, "secret") {
-		t.Errorf("LogValue = %s", got)
-	}
-}
-
 // O-6: a hook that never returns does not keep Run from returning, and other subscribers get all events.
 func TestRunReturnsAlthoughAHookHangs(t *testing.T) {
 	t.Parallel()
@@ -592,15 +555,15 @@ func TestRunReturnsAlthoughAHookHangs(t *testing.T) {
 	var heard eventLog
 	var logged lockedBuffer
 	release := make(chan struct{})
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []Hooks{
-		{Completed: func(context.Context, Event) { <-release }}, heard.hooks(),
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []drover.Hooks{
+		{Completed: func(context.Context, drover.Event) { <-release }}, heard.hooks(),
 	}})
 	t.Cleanup(func() { close(release) })
 	var ids []string
 	for range 10 {
 		ids = append(ids, db.enqueue(t, dyn{kind: "k"}, nil))
 	}
-	sup, stop := db.start(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
+	sup, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	for _, id := range ids {
 		heard.end(t, id)
 	}
@@ -617,12 +580,12 @@ func TestRunReturnsAlthoughAHookHangs(t *testing.T) {
 func TestEventsOfVerbsHaveTheAudit(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	audit := Audit{By: "ann", Why: "a test"}
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	audit := drover.Audit{By: "ann", Why: "a test"}
 	one, two := db.enqueue(t, dyn{kind: "k"}, nil), db.enqueue(t, dyn{kind: "k"}, nil)
 	_, cancelled := db.client.Cancel(t.Context(), one, audit)
 	redriven := db.client.RedriveJob(t.Context(), one, nil, audit)
-	_, discarded := db.client.DiscardMany(t.Context(), Filter{IDs: []string{two}}, audit)
+	_, discarded := db.client.DiscardMany(t.Context(), drover.Filter{IDs: []string{two}}, audit)
 	done := db.put(t, "state, finalized_at", "'completed', now()")
 	again, rerun := db.client.Rerun(t.Context(), done, nil, audit)
 	if err := errors.Join(cancelled, redriven, discarded, rerun); err != nil {
@@ -646,11 +609,11 @@ func TestEventsOfVerbsHaveTheAudit(t *testing.T) {
 func TestEventsCarryTagsAndMetadata(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	opts := &EnqueueOpts{Tags: []string{"a", "b"}, Metadata: map[string]any{"trace": "4bf9"}}
-	item := EnqueueItem{dyn{kind: "k"}, opts}
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	opts := &drover.EnqueueOpts{Tags: []string{"a", "b"}, Metadata: map[string]any{"trace": "4bf9"}}
+	item := drover.EnqueueItem{dyn{kind: "k"}, opts}
 	ids := map[string]bool{db.enqueue(t, item.Args, opts): false}
-	many, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{item})
+	many, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{item})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -664,15 +627,15 @@ func TestEventsCarryTagsAndMetadata(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if many, err = db.client.EnqueueManyTx(t.Context(), tx, []EnqueueItem{item}); err != nil {
+	if many, err = db.client.EnqueueManyTx(t.Context(), tx, []drover.EnqueueItem{item}); err != nil {
 		t.Fatal(err)
 	}
 	ids[one.ID], ids[many[0].ID] = true, true
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 1}, func(context.Context, *Job) error { return errBoom }),
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { return errBoom }),
 	}})
 	for id, inTx := range ids {
 		heard.end(t, id)
@@ -690,7 +653,7 @@ func TestEventsCarryTagsAndMetadata(t *testing.T) {
 			}
 		}
 	}
-	tagged := db.enqueue(t, item.Args, &EnqueueOpts{Tags: []string{"a"}})
+	tagged := db.enqueue(t, item.Args, &drover.EnqueueOpts{Tags: []string{"a"}})
 	if heard.end(t, tagged); !slices.ContainsFunc(heard.of(tagged), func(e loggedEvent) bool { return e.name == "started" && e.Metadata == nil && len(e.Tags) == 1 }) {
 		t.Errorf("events = %+v", heard.of(tagged))
 	}
@@ -699,21 +662,21 @@ func TestEventsCarryTagsAndMetadata(t *testing.T) {
 // docs/events.md: Tags and Metadata are the job's, as they were enqueued, whatever middleware makes of the Job.
 func TestEventsKeepTheLabelsOfTheEnqueue(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*Job){
-		"tags":     func(job *Job) { slices.Reverse(job.Tags) },
-		"metadata": func(job *Job) { copy(job.Metadata, `{"a": 2}`) }, // as an in-place decryption would
+	for name, change := range map[string]func(*drover.Job){
+		"tags":     func(job *drover.Job) { slices.Reverse(job.Tags) },
+		"metadata": func(job *drover.Job) { copy(job.Metadata, `{"a": 2}`) }, // as an in-place decryption would
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var heard eventLog
-			db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}, Middleware: []Middleware{{
-				Run: func(ctx context.Context, job *Job, next func(context.Context) error) error {
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{{
+				Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
 					change(job)
 					return next(ctx)
 				},
 			}}})
-			db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{}, doNothing)}})
-			e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Tags: []string{"x", "y"}, Metadata: map[string]any{"a": 1}}))
+			db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
+			e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Tags: []string{"x", "y"}, Metadata: map[string]any{"a": 1}}))
 			if !slices.Equal(e.Tags, []string{"x", "y"}) {
 				t.Errorf("the event has tags %q, enqueued were x and y", e.Tags)
 			}
@@ -731,20 +694,20 @@ func TestEventsUnderStress(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	var good, exits, panics, calls eventLog
-	after := func(l *eventLog, more func(Event)) Hooks {
+	after := func(l *eventLog, more func(drover.Event)) drover.Hooks {
 		h := l.hooks()
 		completed, failed := h.Completed, h.Failed
 		h.Enqueued = nil // in the caller's goroutine
-		h.Completed = func(ctx context.Context, e Event) { completed(ctx, e); more(e) }
-		h.Failed = func(ctx context.Context, e Event) { failed(ctx, e); more(e) }
+		h.Completed = func(ctx context.Context, e drover.Event) { completed(ctx, e); more(e) }
+		h.Failed = func(ctx context.Context, e drover.Event) { failed(ctx, e); more(e) }
 		return h
 	}
-	var client atomic.Pointer[Client]
-	var sups [2]*Supervisor
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{
-		after(&exits, func(Event) { runtime.Goexit() }),
-		after(&panics, func(Event) { panic("x") }),
-		after(&calls, func(e Event) {
+	var client atomic.Pointer[drover.Client]
+	var sups [2]*drover.Supervisor
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{
+		after(&exits, func(drover.Event) { runtime.Goexit() }),
+		after(&panics, func(drover.Event) { panic("x") }),
+		after(&calls, func(e drover.Event) {
 			_, _ = client.Load().Job(context.Background(), e.JobID)
 			_ = sups[0].Stats()
 			_ = sups[0].Healthy()
@@ -755,7 +718,7 @@ func TestEventsUnderStress(t *testing.T) {
 		good.hooks(),
 	}})
 	client.Store(db.client)
-	cfg := SupervisorConfig{Queues: []Queue{{Concurrency: 20}}, DrainTimeout: 2 * time.Second, Workers: []Worker{dynWorker("k", WorkerOpts{Retry: Constant{Delay: time.Millisecond}}, func(_ context.Context, job *Job) error {
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 20}}, DrainTimeout: 2 * time.Second, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}}, func(_ context.Context, job *drover.Job) error {
 		if rand.N(3) == 0 { //nolint:gosec // not a secret
 			return errBoom
 		}
@@ -784,9 +747,9 @@ func TestEventsUnderStress(t *testing.T) {
 	}
 	var ids []string
 	for range 20 {
-		var items []EnqueueItem
+		var items []drover.EnqueueItem
 		for range 50 {
-			items = append(items, EnqueueItem{Args: dyn{kind: "k"}, Opts: &EnqueueOpts{Tags: []string{"a"}}})
+			items = append(items, drover.EnqueueItem{Args: dyn{kind: "k"}, Opts: &drover.EnqueueOpts{Tags: []string{"a"}}})
 		}
 		receipts, err := db.client.EnqueueMany(t.Context(), items)
 		if err != nil {

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover"
 )
 
 // lasting is an error that no retry can correct, and reports it.
@@ -22,42 +24,42 @@ func (lasting) Permanent() bool { return true }
 // Try reads a return by the rules of the worker, as a supervisor does.
 func TestTry(t *testing.T) {
 	t.Parallel()
-	returns := func(err error) func(context.Context, *Job) error {
-		return func(context.Context, *Job) error { return err }
+	returns := func(err error) func(context.Context, *drover.Job) error {
+		return func(context.Context, *drover.Job) error { return err }
 	}
 	isBoom := func(err error) bool { return errors.Is(err, errBoom) }
 	for name, c := range map[string]struct {
-		opts    WorkerOpts
-		handler func(context.Context, *Job) error
-		job     Job
-		want    Verdict
+		opts    drover.WorkerOpts
+		handler func(context.Context, *drover.Job) error
+		job     drover.Job
+		want    drover.Verdict
 	}{
-		"done":                       {handler: doNothing, want: Verdict{Kind: VerdictDone}},
-		"error":                      {handler: returns(errBoom), want: Verdict{Kind: VerdictError, Cause: errBoom}},
-		"discard":                    {handler: returns(Discard(errBoom)), want: Verdict{Kind: VerdictDiscard, Cause: errBoom}},
-		"snooze":                     {handler: returns(Snooze(time.Hour)), want: Verdict{Kind: VerdictSnooze, Delay: time.Hour}},
-		"the last attempt":           {handler: returns(errBoom), job: Job{Attempt: 20}, want: Verdict{Kind: VerdictError, Cause: errBoom}},
-		"panic":                      {handler: func(context.Context, *Job) error { panic(errBoom) }, want: Verdict{Kind: VerdictPanic, Cause: errBoom}},
-		"panic, discarded":           {WorkerOpts{DiscardOnPanic: true}, func(context.Context, *Job) error { panic(errBoom) }, Job{}, Verdict{Kind: VerdictDiscard, Cause: errBoom}},
-		"permanent":                  {handler: returns(lasting{}), want: Verdict{Kind: VerdictDiscard, Cause: lasting{}}},
-		"not by RetryIf":             {opts: WorkerOpts{RetryIf: func(error) bool { return false }}, handler: returns(errBoom), want: Verdict{Kind: VerdictDiscard, Cause: errBoom}},
-		"RetryIf is not asked":       {opts: WorkerOpts{RetryIf: func(error) bool { return false }}, handler: returns(Retry(errBoom)), want: Verdict{Kind: VerdictRetry, Cause: errBoom}},
-		"a case discards":            {opts: WorkerOpts{Cases: []ErrorCase{{Name: "boom", If: isBoom, Discard: true}}}, handler: returns(errBoom), want: Verdict{Kind: VerdictDiscard, Cause: errBoom}},
-		"a case retries":             {opts: WorkerOpts{Cases: []ErrorCase{{Name: "all", If: func(error) bool { return true }}}}, handler: returns(lasting{}), want: Verdict{Kind: VerdictError, Cause: lasting{}}},
-		"the strategy gives up":      {opts: WorkerOpts{Retry: Custom{Name: "never", Func: func(FailedRun) (time.Duration, bool) { return 0, false }}}, handler: returns(errBoom), want: Verdict{Kind: VerdictDiscard, Cause: errBoom}},
-		"settled in no transaction":  {handler: func(ctx context.Context, job *Job) error { return job.CompleteTx(ctx, nil) }, want: Verdict{Kind: VerdictError}},
-		"nil after a refused settle": {handler: func(ctx context.Context, job *Job) error { _ = job.CompleteTx(ctx, nil); return nil }, want: Verdict{Kind: VerdictRetry, Cause: ErrNotCommitted}},
-		"enqueued in no transaction": {handler: func(ctx context.Context, job *Job) error {
+		"done":                       {handler: doNothing, want: drover.Verdict{Kind: drover.VerdictDone}},
+		"error":                      {handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictError, Cause: errBoom}},
+		"discard":                    {handler: returns(drover.Discard(errBoom)), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"snooze":                     {handler: returns(drover.Snooze(time.Hour)), want: drover.Verdict{Kind: drover.VerdictSnooze, Delay: time.Hour}},
+		"the last attempt":           {handler: returns(errBoom), job: drover.Job{Attempt: 20}, want: drover.Verdict{Kind: drover.VerdictError, Cause: errBoom}},
+		"panic":                      {handler: func(context.Context, *drover.Job) error { panic(errBoom) }, want: drover.Verdict{Kind: drover.VerdictPanic, Cause: errBoom}},
+		"panic, discarded":           {drover.WorkerOpts{DiscardOnPanic: true}, func(context.Context, *drover.Job) error { panic(errBoom) }, drover.Job{}, drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"permanent":                  {handler: returns(lasting{}), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: lasting{}}},
+		"not by RetryIf":             {opts: drover.WorkerOpts{RetryIf: func(error) bool { return false }}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"RetryIf is not asked":       {opts: drover.WorkerOpts{RetryIf: func(error) bool { return false }}, handler: returns(drover.Retry(errBoom)), want: drover.Verdict{Kind: drover.VerdictRetry, Cause: errBoom}},
+		"a case discards":            {opts: drover.WorkerOpts{Cases: []drover.ErrorCase{{Name: "boom", If: isBoom, Discard: true}}}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"a case retries":             {opts: drover.WorkerOpts{Cases: []drover.ErrorCase{{Name: "all", If: func(error) bool { return true }}}}, handler: returns(lasting{}), want: drover.Verdict{Kind: drover.VerdictError, Cause: lasting{}}},
+		"the strategy gives up":      {opts: drover.WorkerOpts{Retry: drover.Custom{Name: "never", Func: func(drover.FailedRun) (time.Duration, bool) { return 0, false }}}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"settled in no transaction":  {handler: func(ctx context.Context, job *drover.Job) error { return job.CompleteTx(ctx, nil) }, want: drover.Verdict{Kind: drover.VerdictError}},
+		"nil after a refused settle": {handler: func(ctx context.Context, job *drover.Job) error { _ = job.CompleteTx(ctx, nil); return nil }, want: drover.Verdict{Kind: drover.VerdictRetry, Cause: drover.ErrNotCommitted}},
+		"enqueued in no transaction": {handler: func(ctx context.Context, job *drover.Job) error {
 			_, err := job.EnqueueTx(ctx, nil, letter{}, nil)
 			return err
-		}, want: Verdict{Kind: VerdictError}},
-		"interrupted, and returns so": {handler: func(ctx context.Context, _ *Job) error { return ctx.Err() }, want: Verdict{Kind: VerdictError, Cause: context.Canceled}},
+		}, want: drover.Verdict{Kind: drover.VerdictError}},
+		"interrupted, and returns so": {handler: func(ctx context.Context, _ *drover.Job) error { return ctx.Err() }, want: drover.Verdict{Kind: drover.VerdictError, Cause: context.Canceled}},
 	} {
 		ctx := t.Context()
 		if strings.HasPrefix(name, "interrupted") {
 			var stop context.CancelCauseFunc
 			ctx, stop = context.WithCancelCause(ctx)
-			stop(ErrShutdown)
+			stop(drover.ErrShutdown)
 		}
 		got := dynWorker("k", c.opts, c.handler).Try(ctx, &c.job)
 		if got.Kind != c.want.Kind || got.Delay != c.want.Delay || c.want.Cause != nil && !errors.Is(got.Cause, c.want.Cause) || (got.Trace != "") != strings.HasPrefix(name, "panic") {
@@ -69,37 +71,42 @@ func TestTry(t *testing.T) {
 // The handler sees the job of the test, with the values of a first run where the test sets none.
 func TestTheJobOfATry(t *testing.T) {
 	t.Parallel()
-	var seen Job
+	var seen drover.Job
 	var read letter
-	worker := Handle(func(_ context.Context, job *Job, l letter) error {
+	worker := drover.Handle(func(_ context.Context, job *drover.Job, l letter) error {
 		seen, read = *job, l
 		return nil
-	}, WorkerOpts{MaxAttempts: 7})
-	for _, job := range []*Job{
+	}, drover.WorkerOpts{MaxAttempts: 7})
+	for _, job := range []*drover.Job{
 		nil,
 		{},
 		{Attempt: 3, LastError: "boom", Tags: []string{"a"}, Queue: "q", MaxAttempts: 4, Kind: "letter", Priority: 1, Args: json.RawMessage(`{"to":"ada"}`)},
 	} {
-		want := Job{Attempt: 1, MaxAttempts: 7, Queue: "default", Kind: "letter", Priority: 5, Args: json.RawMessage("null")}
+		want := drover.Job{Attempt: 1, MaxAttempts: 7, Queue: "default", Kind: "letter", Priority: 5, Args: json.RawMessage("null")}
 		var wantArgs letter
 		if job != nil && job.Attempt != 0 {
 			want, wantArgs = *job, letter{"ada"}
 		}
-		if v := worker.Try(t.Context(), job); v.Kind != VerdictDone {
+		var before drover.Job
+		if job != nil {
+			before = *job
+		}
+		if v := worker.Try(t.Context(), job); v.Kind != drover.VerdictDone {
 			t.Errorf("verdict = %+v", v)
 		}
 		if len(seen.ID) != 26 || time.Since(seen.ScheduledAt) > time.Minute || read != wantArgs {
 			t.Errorf("the handler saw %+v, %+v", seen, read)
 		}
-		seen.ID, seen.ScheduledAt, seen.task = "", time.Time{}, nil
+		seen = drover.WithoutRun(&seen)
+		seen.ID, seen.ScheduledAt = "", time.Time{}
 		if !reflect.DeepEqual(seen, want) {
 			t.Errorf("the handler saw %+v, want %+v", seen, want)
 		}
-		if job != nil && job.task != nil {
+		if job != nil && !reflect.DeepEqual(*job, before) {
 			t.Error("Try has changed the job of the test")
 		}
 	}
-	if v := worker.Try(t.Context(), &Job{Args: json.RawMessage(`[1]`)}); v.Kind != VerdictDiscard {
+	if v := worker.Try(t.Context(), &drover.Job{Args: json.RawMessage(`[1]`)}); v.Kind != drover.VerdictDiscard {
 		t.Errorf("args that do not decode: %+v", v)
 	}
 }
@@ -107,16 +114,16 @@ func TestTheJobOfATry(t *testing.T) {
 // A test with a mistake must not pass by accident, so a verdict is no way to report it.
 func TestTryPanics(t *testing.T) {
 	t.Parallel()
-	worker := Handle(func(context.Context, *Job, letter) error { return nil }, WorkerOpts{})
+	worker := drover.Handle(func(context.Context, *drover.Job, letter) error { return nil }, drover.WorkerOpts{})
 	for text, try := range map[string]func(){
-		"worker: is empty":             func() { Worker{}.Try(t.Context(), nil) },
-		"the handler is nil":           func() { Handle[letter](nil, WorkerOpts{}).Try(t.Context(), nil) },
-		`"k" is not the worker's`:      func() { worker.Try(t.Context(), &Job{Kind: "k"}) },
-		"worker.Timeout: 1ns is under": func() { dynWorker("k", WorkerOpts{Timeout: 1}, doNothing).Try(t.Context(), nil) },
+		"worker: is empty":             func() { drover.Worker{}.Try(t.Context(), nil) },
+		"the handler is nil":           func() { drover.Handle[letter](nil, drover.WorkerOpts{}).Try(t.Context(), nil) },
+		`"k" is not the worker's`:      func() { worker.Try(t.Context(), &drover.Job{Kind: "k"}) },
+		"worker.Timeout: 1ns is under": func() { dynWorker("k", drover.WorkerOpts{Timeout: 1}, doNothing).Try(t.Context(), nil) },
 	} {
 		func() {
 			defer func() {
-				if err, _ := recover().(error); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), text) {
+				if err, _ := recover().(error); !errors.Is(err, drover.ErrInvalid) || !strings.Contains(err.Error(), text) {
 					t.Errorf("panic %v, want %s", err, text)
 				}
 			}()
@@ -131,7 +138,7 @@ func TestAHandlerMayEndItsTry(t *testing.T) {
 	returned, done := false, make(chan struct{})
 	go func() {
 		defer close(done)
-		dynWorker("k", WorkerOpts{}, func(context.Context, *Job) error { runtime.Goexit(); return nil }).Try(t.Context(), nil)
+		dynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { runtime.Goexit(); return nil }).Try(t.Context(), nil)
 		returned = true
 	}()
 	if <-done; returned {
@@ -148,37 +155,37 @@ func TestTransactionsOfATry(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(t.Context())
-	try := func(handler func(context.Context, *Job, pgx.Tx) error) Verdict {
-		return dynWorker("k", WorkerOpts{}, func(ctx context.Context, job *Job) error { return handler(ctx, job, tx) }).Try(t.Context(), nil)
+	try := func(handler func(context.Context, *drover.Job, pgx.Tx) error) drover.Verdict {
+		return dynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) error { return handler(ctx, job, tx) }).Try(t.Context(), nil)
 	}
-	if v := try(func(ctx context.Context, job *Job, tx pgx.Tx) error {
-		if _, err := job.EnqueueTx(ctx, tx, letter{"ada"}, &EnqueueOpts{Queue: "q"}); err != nil {
+	if v := try(func(ctx context.Context, job *drover.Job, tx pgx.Tx) error {
+		if _, err := job.EnqueueTx(ctx, tx, letter{"ada"}, &drover.EnqueueOpts{Queue: "q"}); err != nil {
 			return err
 		}
-		return job.SettleTx(ctx, tx, Snooze(time.Hour))
-	}); v.Kind != VerdictSnooze || v.Delay != time.Hour {
+		return job.SettleTx(ctx, tx, drover.Snooze(time.Hour))
+	}); v.Kind != drover.VerdictSnooze || v.Delay != time.Hour {
 		t.Errorf("verdict = %+v", v)
 	}
 	var queues []string
 	if err := tx.QueryRow(t.Context(), `select array_agg(queue) from jobs`).Scan(&queues); err != nil || len(queues) != 1 || queues[0] != "q" {
 		t.Errorf("jobs of queues %v, %v", queues, err)
 	}
-	if v := try(func(ctx context.Context, job *Job, tx pgx.Tx) error {
+	if v := try(func(ctx context.Context, job *drover.Job, tx pgx.Tx) error {
 		return errors.Join(job.CompleteTx(ctx, tx), errBoom)
-	}); v.Kind != VerdictError || !errors.Is(v.Cause, errBoom) {
+	}); v.Kind != drover.VerdictError || !errors.Is(v.Cause, errBoom) {
 		t.Errorf("verdict = %+v", v)
 	}
-	if v := try(func(ctx context.Context, job *Job, tx pgx.Tx) error {
+	if v := try(func(ctx context.Context, job *drover.Job, tx pgx.Tx) error {
 		return errors.Join(job.CompleteTx(ctx, tx), job.CompleteTx(ctx, tx))
-	}); !errors.Is(v.Cause, ErrState) {
+	}); !errors.Is(v.Cause, drover.ErrState) {
 		t.Errorf("verdict = %+v", v)
 	}
-	if v := try(func(ctx context.Context, job *Job, tx pgx.Tx) error {
+	if v := try(func(ctx context.Context, job *drover.Job, tx pgx.Tx) error {
 		_, err := job.EnqueueTx(ctx, tx, letter{"ada"}, nil)
 		settled := job.CompleteTx(ctx, tx)
 		_, after := job.EnqueueTx(ctx, tx, letter{"eve"}, nil)
 		return errors.Join(err, settled, after)
-	}); !errors.Is(v.Cause, ErrLeaseLost) {
+	}); !errors.Is(v.Cause, drover.ErrLeaseLost) {
 		t.Errorf("verdict = %+v", v)
 	}
 }

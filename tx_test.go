@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
@@ -26,13 +27,13 @@ import (
 
 // testTx is a transaction of pgx or of database/sql.
 type testTx struct {
-	tx               Tx
+	tx               drover.Tx
 	commit, rollback func() error
 	exec             func(sql string, args ...any) error
 }
 
 // complete completes the job in a transaction of its own.
-func (db *testDB) complete(ctx context.Context, job *Job) error {
+func (db *testDB) complete(ctx context.Context, job *drover.Job) error {
 	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return job.CompleteTx(ctx, tx) })
 }
 
@@ -61,7 +62,7 @@ func (db *testDB) beginners(t *testing.T) []beginner {
 		{"database/sql", func(ctx context.Context, level string) (testTx, error) {
 			tx, err := std.BeginTx(ctx, &sql.TxOptions{Isolation: levels[level]})
 			return testTx{
-				SQLTx(tx), tx.Commit, tx.Rollback,
+				drover.SQLTx(tx), tx.Commit, tx.Rollback,
 				func(sql string, args ...any) error { _, err := tx.ExecContext(ctx, sql, args...); return err },
 			}, err
 		}},
@@ -85,7 +86,7 @@ func TestEnqueueTxFollowsItsTransaction(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				many, err := db.client.EnqueueManyTx(t.Context(), tx.tx, []EnqueueItem{{letter{}, nil}, {letter{}, &EnqueueOpts{ID: ulid.Make().String()}}})
+				many, err := db.client.EnqueueManyTx(t.Context(), tx.tx, []drover.EnqueueItem{{letter{}, nil}, {letter{}, &drover.EnqueueOpts{ID: ulid.Make().String()}}})
 				if err != nil || len(many) != 2 {
 					t.Fatal(many, err)
 				}
@@ -124,7 +125,7 @@ func TestEnqueueTxOfAnIDThatItsSnapshotMisses(t *testing.T) {
 				t.Fatal(err)
 			}
 			id := db.enqueue(t, letter{}, nil)
-			r, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{}, &EnqueueOpts{ID: id})
+			r, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{}, &drover.EnqueueOpts{ID: id})
 			if level == "read committed" && (err != nil || !r.Existing) || level != "read committed" && err == nil {
 				t.Errorf("%s: %s: %+v, %v", b.name, level, r, err)
 			}
@@ -145,7 +146,7 @@ func TestAFailedEnqueueTxFailsItsTransaction(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{"b"}, &EnqueueOpts{ID: id}); !errors.Is(err, ErrIDConflict) {
+		if _, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{"b"}, &drover.EnqueueOpts{ID: id}); !errors.Is(err, drover.ErrIDConflict) {
 			t.Errorf("%s: %v, want ErrIDConflict", b.name, err)
 		}
 		if err := tx.commit(); err == nil {
@@ -157,17 +158,17 @@ func TestAFailedEnqueueTxFailsItsTransaction(t *testing.T) {
 // ended is one end event.
 type ended struct {
 	how string
-	Event
+	drover.Event
 }
 
 // endHooks returns hooks for every way in which a run ends, and the channel that receives their
 // events.
-func endHooks() (chan ended, []Hooks) {
+func endHooks() (chan ended, []drover.Hooks) {
 	ends := make(chan ended, 1000)
-	tell := func(how string) func(context.Context, Event) {
-		return func(_ context.Context, e Event) { ends <- ended{how, e} }
+	tell := func(how string) func(context.Context, drover.Event) {
+		return func(_ context.Context, e drover.Event) { ends <- ended{how, e} }
 	}
-	return ends, []Hooks{{
+	return ends, []drover.Hooks{{
 		Completed: tell("completed"), Failed: tell("failed"), Discarded: tell("discarded"), Snoozed: tell("snoozed"),
 		Cancelled: tell("cancelled"), Released: tell("released"), StaleSettle: tell("stale_settle"),
 	}}
@@ -177,25 +178,25 @@ func endHooks() (chan ended, []Hooks) {
 type txDB struct {
 	*testDB
 	ends    chan ended
-	handler chan func(context.Context, *Job) error
+	handler chan func(context.Context, *drover.Job) error
 }
 
-func newTxDB(t *testing.T, retention Retention) *txDB {
+func newTxDB(t *testing.T, retention drover.Retention) *txDB {
 	t.Helper()
 	ends, hooks := endHooks()
-	db := &txDB{newTestDBWith(t, Config{Logger: slog.New(slog.DiscardHandler), Hooks: hooks}), ends, make(chan func(context.Context, *Job) error)}
+	db := &txDB{newTestDBWith(t, drover.Config{Logger: slog.New(slog.DiscardHandler), Hooks: hooks}), ends, make(chan func(context.Context, *drover.Job) error)}
 	db.exec(t, `create table effects (job text)`)
-	db.run(t, SupervisorConfig{
-		Queues: []Queue{{}}, CompletedRetention: retention, PollInterval: 20 * time.Millisecond, DisableNotify: true,
-		Workers: []Worker{Handle(func(ctx context.Context, j *Job, _ letter) error { return (<-db.handler)(ctx, j) }, WorkerOpts{
-			MaxAttempts: 5, Retry: Constant{Delay: time.Hour},
+	db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, CompletedRetention: retention, PollInterval: 20 * time.Millisecond, DisableNotify: true,
+		Workers: []drover.Worker{drover.Handle(func(ctx context.Context, j *drover.Job, _ letter) error { return (<-db.handler)(ctx, j) }, drover.WorkerOpts{
+			MaxAttempts: 5, Retry: drover.Constant{Delay: time.Hour},
 		})},
 	})
 	return db
 }
 
 // once runs a fresh job with the handler and returns how the run ended.
-func (db *txDB) once(t *testing.T, handler func(context.Context, *Job) error) ended {
+func (db *txDB) once(t *testing.T, handler func(context.Context, *drover.Job) error) ended {
 	t.Helper()
 	id := db.enqueue(t, letter{}, nil)
 	db.handler <- handler
@@ -220,52 +221,58 @@ func TestSettleTxCommitsWithTheHandlersRows(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, 0)
 	for name, tc := range map[string]struct {
-		settle func(context.Context, *Job, Tx) error
+		settle func(context.Context, *drover.Job, drover.Tx) error
 		how    string
 		row    string // a condition that the job's row must meet
 	}{
 		"CompleteTx": {
-			func(ctx context.Context, j *Job, tx Tx) error { return j.CompleteTx(ctx, tx) }, "completed",
+			func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.CompleteTx(ctx, tx) }, "completed",
 			`state = 'completed' and finalized_at is not null and attempt = 1 and errors = '[]' and errors_total = 0`,
 		},
 		"nil": {
-			func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, nil) }, "completed",
+			func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.SettleTx(ctx, tx, nil) }, "completed",
 			`state = 'completed' and attempt = 1`,
 		},
 		"error": {
-			func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, errNope) }, "failed",
+			func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.SettleTx(ctx, tx, errNope) }, "failed",
 			`state = 'retryable' and attempt = 1 and errors_total = 1 and errors->0->>'error' = 'nope' and errors->0->>'class' = 'error'
 			and (errors->0->>'delay_ms')::int = 3600000 and last_delay_ms = 3600000 and scheduled_at > now() + interval '59 minutes' and lane = 15`,
 		},
 		"Snooze": {
-			func(ctx context.Context, j *Job, tx Tx) error {
-				return j.SettleTx(ctx, tx, fmt.Errorf("w: %w", Snooze(time.Hour)))
+			func(ctx context.Context, j *drover.Job, tx drover.Tx) error {
+				return j.SettleTx(ctx, tx, fmt.Errorf("w: %w", drover.Snooze(time.Hour)))
 			}, "snoozed",
 			`state = 'scheduled' and attempt = 0 and snoozes = 1 and errors = '[]' and scheduled_at > now() + interval '59 minutes'`,
 		},
 		"Discard": {
-			func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, Discard(errNope)) }, "discarded",
+			func(ctx context.Context, j *drover.Job, tx drover.Tx) error {
+				return j.SettleTx(ctx, tx, drover.Discard(errNope))
+			}, "discarded",
 			`state = 'discarded' and discard_reason = 'unrecoverable' and errors_total = 1 and finalized_at is not null`,
 		},
 		"RetryAfter": {
-			func(ctx context.Context, j *Job, tx Tx) error {
-				return j.SettleTx(ctx, tx, RetryAfter(2*time.Hour, errNope))
+			func(ctx context.Context, j *drover.Job, tx drover.Tx) error {
+				return j.SettleTx(ctx, tx, drover.RetryAfter(2*time.Hour, errNope))
 			}, "failed",
 			`state = 'retryable' and attempt = 1 and errors->0->>'class' = 'throttled' and last_delay_ms between 7200000 and 8640000`,
 		},
 		"Cancel": {
-			func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, Cancel(errNope)) }, "cancelled",
+			func(ctx context.Context, j *drover.Job, tx drover.Tx) error {
+				return j.SettleTx(ctx, tx, drover.Cancel(errNope))
+			}, "cancelled",
 			`state = 'cancelled' and errors_total = 0 and errors->0->>'error' = 'nope'`,
 		},
 		"DontCount": {
-			func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, DontCount(errNope)) }, "failed",
+			func(ctx context.Context, j *drover.Job, tx drover.Tx) error {
+				return j.SettleTx(ctx, tx, drover.DontCount(errNope))
+			}, "failed",
 			`state = 'retryable' and attempt = 0 and uncounted = 1 and errors_total = 1`,
 		},
 	} {
 		for _, b := range db.beginners(t) {
-			for _, returned := range []error{nil, errNope, Discard(errNope)} {
+			for _, returned := range []error{nil, errNope, drover.Discard(errNope)} {
 				name := fmt.Sprintf("%s by %s, then %v", name, b.name, returned)
-				end := db.once(t, func(ctx context.Context, j *Job) error {
+				end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 					tx, err := b.begin(ctx, "read committed")
 					if err != nil {
 						return err
@@ -303,22 +310,22 @@ func TestSettleTxCommitsWithTheHandlersRows(t *testing.T) {
 // decides, and nil counts as an error.
 func TestSettleTxRolledBack(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []Retention{0, DeleteOnCompletion} {
+	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		for _, b := range db.beginners(t) {
 			for _, tc := range []struct {
 				settled, returned error
 				how, row          string
 			}{
-				{nil, nil, "failed", `state = 'retryable' and errors->0->>'error' = '` + ErrNotCommitted.Error() + `'`},
+				{nil, nil, "failed", `state = 'retryable' and errors->0->>'error' = '` + drover.ErrNotCommitted.Error() + `'`},
 				{nil, errNope, "failed", `state = 'retryable' and errors->0->>'error' = 'nope'`},
-				{nil, Discard(errNope), "discarded", `state = 'discarded' and errors->0->>'error' = 'nope'`},
-				{nil, Snooze(time.Hour), "snoozed", `state = 'scheduled' and snoozes = 1`},
-				{Discard(errNope), nil, "failed", `state = 'retryable' and errors->0->>'error' = '` + ErrNotCommitted.Error() + `'`},
-				{Snooze(time.Hour), Cancel(nil), "cancelled", `state = 'cancelled' and snoozes is null`},
+				{nil, drover.Discard(errNope), "discarded", `state = 'discarded' and errors->0->>'error' = 'nope'`},
+				{nil, drover.Snooze(time.Hour), "snoozed", `state = 'scheduled' and snoozes = 1`},
+				{drover.Discard(errNope), nil, "failed", `state = 'retryable' and errors->0->>'error' = '` + drover.ErrNotCommitted.Error() + `'`},
+				{drover.Snooze(time.Hour), drover.Cancel(nil), "cancelled", `state = 'cancelled' and snoozes is null`},
 			} {
 				name := fmt.Sprintf("%v by %s, then %v", tc.settled, b.name, tc.returned)
-				end := db.once(t, func(ctx context.Context, j *Job) error {
+				end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 					tx, err := b.begin(ctx, "read committed")
 					if err != nil {
 						return err
@@ -336,7 +343,7 @@ func TestSettleTxRolledBack(t *testing.T) {
 				}
 			}
 			// After a rollback, the handler may settle in another transaction.
-			end := db.once(t, func(ctx context.Context, j *Job) error {
+			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 				for range 3 {
 					tx, err := b.begin(ctx, "read committed")
 					if err != nil {
@@ -363,10 +370,10 @@ func TestSettleTxRolledBack(t *testing.T) {
 // Other outcomes keep the row.
 func TestCompleteTxWithDeleteOnCompletion(t *testing.T) {
 	t.Parallel()
-	db := newTxDB(t, DeleteOnCompletion)
+	db := newTxDB(t, drover.DeleteOnCompletion)
 	for _, b := range db.beginners(t) {
-		for settled, how := range map[error]string{nil: "completed", Discard(errNope): "discarded"} {
-			end := db.once(t, func(ctx context.Context, j *Job) error {
+		for settled, how := range map[error]string{nil: "completed", drover.Discard(errNope): "discarded"} {
+			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 				tx, err := b.begin(ctx, "read committed")
 				if err != nil {
 					return err
@@ -389,22 +396,22 @@ func TestCompleteTxWithDeleteOnCompletion(t *testing.T) {
 // the database's serialization failure.
 func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []Retention{0, DeleteOnCompletion} {
+	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.alive(t, "other")
 		for _, b := range db.beginners(t) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
-				for what, settle := range map[string]func(context.Context, *Job, Tx) error{
-					"CompleteTx": func(ctx context.Context, j *Job, tx Tx) error { return j.CompleteTx(ctx, tx) },
-					"SettleTx":   func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, errNope) },
-					"EnqueueTx": func(ctx context.Context, j *Job, tx Tx) error {
+				for what, settle := range map[string]func(context.Context, *drover.Job, drover.Tx) error{
+					"CompleteTx": func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.CompleteTx(ctx, tx) },
+					"SettleTx":   func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.SettleTx(ctx, tx, errNope) },
+					"EnqueueTx": func(ctx context.Context, j *drover.Job, tx drover.Tx) error {
 						_, err := j.EnqueueTx(ctx, tx, letter{"child"}, nil)
 						return err
 					},
 				} {
 					for _, ignored := range []bool{false, true} {
 						name := fmt.Sprintf("%s by %s, %s, error ignored: %t", what, b.name, level, ignored)
-						end := db.once(t, func(ctx context.Context, j *Job) error {
+						end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 							tx, err := b.begin(ctx, level)
 							if err != nil {
 								return err
@@ -416,11 +423,11 @@ func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 							err = settle(ctx, j, tx.tx)
 							// A heartbeat may have noticed the lost lease earlier. It then ended
 							// the context with this cause.
-							right := errors.Is(err, ErrLeaseLost)
+							right := errors.Is(err, drover.ErrLeaseLost)
 							if level != "read committed" {
 								right = serialization(err)
 							}
-							if !right && (err == nil || !errors.Is(context.Cause(ctx), ErrLeaseLost)) {
+							if !right && (err == nil || !errors.Is(context.Cause(ctx), drover.ErrLeaseLost)) {
 								t.Errorf("%s: %v", name, err)
 							}
 							if ignored {
@@ -448,19 +455,19 @@ func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 func TestCompleteTxOfACancelledJob(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, 0)
-	end := db.once(t, func(ctx context.Context, j *Job) error {
+	end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 		tx, err := db.Begin(ctx)
 		if err != nil {
 			return err
 		}
-		if was, err := db.client.Cancel(ctx, j.ID, Audit{Why: "no use"}); err != nil || was != Running {
+		if was, err := db.client.Cancel(ctx, j.ID, drover.Audit{Why: "no use"}); err != nil || was != drover.Running {
 			t.Errorf("Cancel = %s, %v", was, err)
 		}
 		<-ctx.Done()
-		if !errors.Is(context.Cause(ctx), ErrCancelled) {
+		if !errors.Is(context.Cause(ctx), drover.ErrCancelled) {
 			t.Errorf("cause %v", context.Cause(ctx))
 		}
-		if err := j.CompleteTx(context.WithoutCancel(ctx), tx); !errors.Is(err, ErrLeaseLost) {
+		if err := j.CompleteTx(context.WithoutCancel(ctx), tx); !errors.Is(err, drover.ErrLeaseLost) {
 			t.Errorf("CompleteTx = %v", err)
 		}
 		return tx.Rollback(context.WithoutCancel(ctx))
@@ -477,19 +484,19 @@ func TestJobEnqueueTx(t *testing.T) {
 	db := newTxDB(t, 0)
 	for _, b := range db.beginners(t) {
 		for _, commit := range []bool{true, false} {
-			var child Receipt
-			end := db.once(t, func(ctx context.Context, j *Job) error {
+			var child drover.Receipt
+			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 				tx, err := b.begin(ctx, "read committed")
 				if err != nil {
 					return err
 				}
-				if child, err = j.EnqueueTx(ctx, tx.tx, payload{j.ID}, &EnqueueOpts{Queue: "next"}); err != nil {
+				if child, err = j.EnqueueTx(ctx, tx.tx, payload{j.ID}, &drover.EnqueueOpts{Queue: "next"}); err != nil {
 					t.Error(err)
 				}
 				if err := j.CompleteTx(ctx, tx.tx); err != nil {
 					t.Error(err)
 				}
-				if _, err := j.EnqueueTx(ctx, tx.tx, payload{j.ID}, nil); !errors.Is(err, ErrState) || errors.Is(err, ErrLeaseLost) {
+				if _, err := j.EnqueueTx(ctx, tx.tx, payload{j.ID}, nil); !errors.Is(err, drover.ErrState) || errors.Is(err, drover.ErrLeaseLost) {
 					t.Errorf("EnqueueTx behind CompleteTx = %v, want ErrState", err)
 				}
 				if commit {
@@ -509,19 +516,19 @@ func TestJobEnqueueTx(t *testing.T) {
 // again.
 func TestASecondSettleInOneRun(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []Retention{0, DeleteOnCompletion} {
+	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		for _, b := range db.beginners(t) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 				name := fmt.Sprintf("%s, %s, kept for %v", b.name, level, retention)
-				twice := func(j *Job, tx testTx) {
+				twice := func(j *drover.Job, tx testTx) {
 					for _, err := range []error{j.CompleteTx(context.Background(), tx.tx), j.SettleTx(context.Background(), tx.tx, errNope)} {
-						if !errors.Is(err, ErrState) || errors.Is(err, ErrLeaseLost) || err.Error() != "drover: not in a state for this: this run has settled job "+j.ID+" already" {
+						if !errors.Is(err, drover.ErrState) || errors.Is(err, drover.ErrLeaseLost) || err.Error() != "drover: not in a state for this: this run has settled job "+j.ID+" already" {
 							t.Errorf("%s: %v, want ErrState", name, err)
 						}
 					}
 				}
-				end := db.once(t, func(ctx context.Context, j *Job) error {
+				end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 					for _, commit := range []bool{false, true} {
 						tx, err := b.begin(ctx, level)
 						if err != nil {
@@ -558,10 +565,10 @@ func TestASecondSettleInOneRun(t *testing.T) {
 // A Job that no handler was given cannot be settled: its methods return ErrLeaseLost.
 func TestAJobOutsideItsRunSettlesNothing(t *testing.T) {
 	t.Parallel()
-	j := &Job{ID: ulid.Make().String()}
+	j := &drover.Job{ID: ulid.Make().String()}
 	_, enqueued := j.EnqueueTx(t.Context(), nil, letter{}, nil)
 	for _, err := range []error{j.CompleteTx(t.Context(), nil), j.SettleTx(t.Context(), nil, errNope), enqueued} {
-		if !errors.Is(err, ErrLeaseLost) {
+		if !errors.Is(err, drover.ErrLeaseLost) {
 			t.Errorf("%v, want ErrLeaseLost", err)
 		}
 	}
@@ -595,14 +602,15 @@ func TestChangesAreWhatTheSQLReads(t *testing.T) {
 func TestAPoolIsNoTransaction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	if _, err := db.client.EnqueueTx(t.Context(), db.Pool, letter{}, nil); !errors.Is(err, ErrInvalid) {
+	if _, err := db.client.EnqueueTx(t.Context(), db.Pool, letter{}, nil); !errors.Is(err, drover.ErrInvalid) {
 		t.Errorf("EnqueueTx(pool) = %v, want ErrInvalid", err)
 	}
-	if _, err := db.client.EnqueueManyTx(t.Context(), nil, []EnqueueItem{{Args: letter{}}}); !errors.Is(err, ErrInvalid) {
+	if _, err := db.client.EnqueueManyTx(t.Context(), nil, []drover.EnqueueItem{{Args: letter{}}}); !errors.Is(err, drover.ErrInvalid) {
 		t.Errorf("EnqueueManyTx(nil) = %v, want ErrInvalid", err)
 	}
-	if err := (&Job{task: &task{}}).CompleteTx(t.Context(), db.Pool); !errors.Is(err, ErrInvalid) {
-		t.Errorf("CompleteTx(pool) = %v, want ErrInvalid", err)
+	completes := func(ctx context.Context, job *drover.Job) error { return job.CompleteTx(ctx, db.Pool) }
+	if v := dynWorker("k", drover.WorkerOpts{}, completes).Try(t.Context(), nil); !errors.Is(v.Cause, drover.ErrInvalid) {
+		t.Errorf("CompleteTx(pool) = %v, want ErrInvalid", v.Cause)
 	}
 }
 
@@ -629,33 +637,33 @@ func (db *txDB) skew(t *testing.T, ctx context.Context, tx testTx) {
 // job.
 func serialization(err error) bool {
 	var pg *pgconn.PgError
-	return !errors.Is(err, ErrLeaseLost) && !errors.Is(err, ErrState) && errors.As(err, &pg) && pg.Code == "40001"
+	return !errors.Is(err, drover.ErrLeaseLost) && !errors.Is(err, drover.ErrState) && errors.As(err, &pg) && pg.Code == "40001"
 }
 
 // While the supervisor still holds the job, a settle returns the database's serialization failure
 // unchanged. A handler that returns nil after it has not completed its job: the run fails.
 func TestASerializationFailureIsNoLostLease(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []Retention{0, DeleteOnCompletion} {
+	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.exec(t, `create table doctors (id int primary key, on_call bool); insert into doctors values (1, true), (2, true)`)
 		for _, b := range db.beginners(t) {
 			for name, c := range map[string]struct {
 				level string
-				spoil func(ctx context.Context, j *Job, tx testTx)
+				spoil func(ctx context.Context, j *drover.Job, tx testTx)
 			}{
-				"an operator's tag": {"repeatable read", func(_ context.Context, j *Job, tx testTx) {
+				"an operator's tag": {"repeatable read", func(_ context.Context, j *drover.Job, tx testTx) {
 					if err := tx.exec(`insert into effects select 'x' from (select count(*) from jobs) j`); err != nil {
 						t.Error(err)
 					}
 					db.exec(t, `update jobs set tags = '{seen}' where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
 				}},
-				"write skew elsewhere": {"serializable", func(ctx context.Context, _ *Job, tx testTx) { db.skew(t, ctx, tx) }},
+				"write skew elsewhere": {"serializable", func(ctx context.Context, _ *drover.Job, tx testTx) { db.skew(t, ctx, tx) }},
 			} {
-				for what, settle := range map[string]func(context.Context, *Job, Tx) error{
-					"CompleteTx": func(ctx context.Context, j *Job, tx Tx) error { return j.CompleteTx(ctx, tx) },
-					"SettleTx":   func(ctx context.Context, j *Job, tx Tx) error { return j.SettleTx(ctx, tx, errNope) },
-					"EnqueueTx": func(ctx context.Context, j *Job, tx Tx) error {
+				for what, settle := range map[string]func(context.Context, *drover.Job, drover.Tx) error{
+					"CompleteTx": func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.CompleteTx(ctx, tx) },
+					"SettleTx":   func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.SettleTx(ctx, tx, errNope) },
+					"EnqueueTx": func(ctx context.Context, j *drover.Job, tx drover.Tx) error {
 						_, err := j.EnqueueTx(ctx, tx, letter{"child"}, nil)
 						return errors.Join(err, j.CompleteTx(ctx, tx)) // the transaction has failed before
 					},
@@ -663,7 +671,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 					for _, again := range []bool{false, true} {
 						name := fmt.Sprintf("%s, %s by %s, again: %t", name, what, b.name, again)
 						db.exec(t, `update doctors set on_call = true`)
-						end := db.once(t, func(ctx context.Context, j *Job) error {
+						end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 							tx, err := b.begin(ctx, c.level)
 							if err != nil {
 								return err
@@ -691,7 +699,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 							t.Errorf("%s: nil ended %s with %d effects", name, end.how, n)
 						case !again:
 							row := db.endRow(t, end.JobID)
-							if text := row.Errors[0].Error; !strings.HasPrefix(text, ErrNotCommitted.Error()+": ") {
+							if text := row.Errors[0].Error; !strings.HasPrefix(text, drover.ErrNotCommitted.Error()+": ") {
 								t.Errorf("%s: the entry says %q", name, text)
 							}
 						}
@@ -706,7 +714,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 // fail.
 func TestNilAfterAFailedSettle(t *testing.T) {
 	t.Parallel()
-	for _, retention := range []Retention{0, DeleteOnCompletion} {
+	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.exec(t, `create function keep() returns trigger language plpgsql as $$ begin
 				if old.tags = '{kept}' then return null; end if;
@@ -714,33 +722,33 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 				return new;
 			end $$;
 			create trigger keep before update of finalized_at or delete on jobs for each row execute function keep()`)
-		for name, fails := range map[string]func(ctx context.Context, j *Job, tx pgx.Tx) error{
-			"a pool for a transaction": func(ctx context.Context, j *Job, _ pgx.Tx) error { return j.CompleteTx(ctx, db.Pool) },
-			"nil for a transaction":    func(ctx context.Context, j *Job, _ pgx.Tx) error { return j.SettleTx(ctx, nil, errNope) },
-			"after an error": func(ctx context.Context, j *Job, tx pgx.Tx) error {
+		for name, fails := range map[string]func(ctx context.Context, j *drover.Job, tx pgx.Tx) error{
+			"a pool for a transaction": func(ctx context.Context, j *drover.Job, _ pgx.Tx) error { return j.CompleteTx(ctx, db.Pool) },
+			"nil for a transaction":    func(ctx context.Context, j *drover.Job, _ pgx.Tx) error { return j.SettleTx(ctx, nil, errNope) },
+			"after an error": func(ctx context.Context, j *drover.Job, tx pgx.Tx) error {
 				_, _ = tx.Exec(ctx, `select 1 / 0`)
 				return j.CompleteTx(ctx, tx)
 			},
-			"after the rollback": func(ctx context.Context, j *Job, tx pgx.Tx) error {
+			"after the rollback": func(ctx context.Context, j *drover.Job, tx pgx.Tx) error {
 				_ = tx.Rollback(ctx)
 				return j.CompleteTx(ctx, tx)
 			},
-			"a context that is over": func(ctx context.Context, j *Job, tx pgx.Tx) error {
+			"a context that is over": func(ctx context.Context, j *drover.Job, tx pgx.Tx) error {
 				ctx, cancel := context.WithCancel(ctx)
 				cancel()
 				return j.CompleteTx(ctx, tx)
 			},
-			"a trigger that keeps the row": func(ctx context.Context, j *Job, tx pgx.Tx) error {
+			"a trigger that keeps the row": func(ctx context.Context, j *drover.Job, tx pgx.Tx) error {
 				db.exec(t, `update jobs set tags = '{kept}' where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
 				err := j.CompleteTx(ctx, tx)
 				_ = tx.Rollback(ctx)                                          // it holds the row
 				db.exec(t, `update jobs set tags = null where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
-				if err == nil || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "a trigger") {
+				if err == nil || errors.Is(err, drover.ErrLeaseLost) || !strings.Contains(err.Error(), "a trigger") {
 					t.Errorf("a row that a trigger keeps: %v", err)
 				}
 				return err
 			},
-			"one that succeeded, rolled back": func(ctx context.Context, j *Job, tx pgx.Tx) error {
+			"one that succeeded, rolled back": func(ctx context.Context, j *drover.Job, tx pgx.Tx) error {
 				first, err := db.Begin(ctx)
 				if err != nil {
 					return err
@@ -752,7 +760,7 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 				return j.CompleteTx(ctx, tx)
 			},
 		} {
-			end := db.once(t, func(ctx context.Context, j *Job) error {
+			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 				tx, err := db.Begin(ctx)
 				if err != nil {
 					return err
@@ -763,22 +771,22 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 				}
 				return nil
 			})
-			if row := db.endRow(t, end.JobID); end.how != "failed" || row.State != Retryable || !strings.HasPrefix(row.Errors[0].Error, ErrNotCommitted.Error()+": ") {
+			if row := db.endRow(t, end.JobID); end.how != "failed" || row.State != drover.Retryable || !strings.HasPrefix(row.Errors[0].Error, drover.ErrNotCommitted.Error()+": ") {
 				t.Errorf("%s: ended %s: %+v", name, end.how, row)
 			}
 		}
 		// After a failed settle, an error from the handler decides, and so does a transaction that
 		// commits.
-		end := db.once(t, func(ctx context.Context, j *Job) error {
+		end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 			if err := j.CompleteTx(ctx, db.Pool); err == nil {
 				t.Error("no error")
 			}
-			return Snooze(time.Hour)
+			return drover.Snooze(time.Hour)
 		})
 		if end.how != "snoozed" {
 			t.Errorf("Snooze after a failed settle: %s", end.how)
 		}
-		end = db.once(t, func(ctx context.Context, j *Job) error {
+		end = db.once(t, func(ctx context.Context, j *drover.Job) error {
 			tx, err := db.Begin(ctx)
 			if err != nil {
 				return err
@@ -802,10 +810,10 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 func TestAFailedSettleInAStop(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
-	_, stop := db.start(t, SupervisorConfig{Queues: []Queue{{}}, DrainTimeout: 20 * time.Millisecond, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: 2}, func(ctx context.Context, j *Job) error {
+	_, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, DrainTimeout: 20 * time.Millisecond, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: 2}, func(ctx context.Context, j *drover.Job) error {
 			<-ctx.Done()
 			if err := j.CompleteTx(ctx, db.Pool); err == nil {
 				t.Error("no error")
@@ -815,7 +823,7 @@ func TestAFailedSettleInAStop(t *testing.T) {
 	}})
 	heard.wait(t, id, "started")
 	stop()
-	if row := db.endRow(t, id); row.State != Available || row.Attempt != 0 || row.Total != 0 {
+	if row := db.endRow(t, id); row.State != drover.Available || row.Attempt != 0 || row.Total != 0 {
 		t.Errorf("row = %+v", row)
 	}
 }
@@ -833,8 +841,8 @@ func TestSettleInASnapshotBeforeTheClaim(t *testing.T) {
 		if err := tx.exec(`insert into effects select 'x' from (select count(*) from jobs) j`); err != nil {
 			t.Fatal(err)
 		}
-		end := db.once(t, func(ctx context.Context, j *Job) error {
-			if err := j.CompleteTx(ctx, tx.tx); err == nil || errors.Is(err, ErrLeaseLost) || !strings.Contains(err.Error(), "before the claim") {
+		end := db.once(t, func(ctx context.Context, j *drover.Job) error {
+			if err := j.CompleteTx(ctx, tx.tx); err == nil || errors.Is(err, drover.ErrLeaseLost) || !strings.Contains(err.Error(), "before the claim") {
 				t.Errorf("%s: %v", b.name, err)
 			}
 			return errors.Join(tx.rollback())
@@ -856,16 +864,16 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 			row string // a condition of the row; $2 is the time when SettleTx was called
 		}{
 			"an error":        {errNope, `scheduled_at >= $2::timestamptz + interval '1 hour' and (errors->-1->>'at')::timestamptz >= $2::timestamptz and (select min(at) >= $2::timestamptz from drover_failure_tallies where last_job = $1)`},
-			"RetryAfter":      {RetryAfter(time.Hour, errNope), `scheduled_at >= $2::timestamptz + last_delay_ms * interval '1 ms'`},
-			"RetryAfter now":  {RetryAfter(0, errNope), `scheduled_at >= $2::timestamptz`},
-			"Snooze":          {Snooze(time.Hour), `scheduled_at >= $2::timestamptz + interval '1 hour'`},
-			"Snooze, for now": {Snooze(0), `scheduled_at >= $2::timestamptz`},
-			"Discard":         {Discard(errNope), `finalized_at >= $2::timestamptz and (errors->-1->>'at')::timestamptz >= $2::timestamptz`},
-			"Cancel":          {Cancel(errNope), `finalized_at >= $2::timestamptz`},
+			"RetryAfter":      {drover.RetryAfter(time.Hour, errNope), `scheduled_at >= $2::timestamptz + last_delay_ms * interval '1 ms'`},
+			"RetryAfter now":  {drover.RetryAfter(0, errNope), `scheduled_at >= $2::timestamptz`},
+			"Snooze":          {drover.Snooze(time.Hour), `scheduled_at >= $2::timestamptz + interval '1 hour'`},
+			"Snooze, for now": {drover.Snooze(0), `scheduled_at >= $2::timestamptz`},
+			"Discard":         {drover.Discard(errNope), `finalized_at >= $2::timestamptz and (errors->-1->>'at')::timestamptz >= $2::timestamptz`},
+			"Cancel":          {drover.Cancel(errNope), `finalized_at >= $2::timestamptz`},
 			"nil":             {nil, `finalized_at >= $2::timestamptz`},
 		} {
 			var called time.Time
-			end := db.once(t, func(ctx context.Context, j *Job) error {
+			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 				tx, err := b.begin(ctx, "read committed")
 				if err != nil {
 					return err
@@ -895,11 +903,11 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 type hands[T any] struct{ Of T }
 
 func (h hands[T]) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return any(h.Of).(Tx).QueryRow(ctx, sql, args...)
+	return any(h.Of).(drover.Tx).QueryRow(ctx, sql, args...)
 }
 
 // lazy is a transaction that has not begun yet, so it has no connection.
-type lazy struct{ Tx }
+type lazy struct{ drover.Tx }
 
 func (lazy) Conn() *pgx.Conn { return nil }
 
@@ -941,8 +949,8 @@ func TestWhatIsNoTransaction(t *testing.T) {
 	if err := errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
-	refused := map[string]Tx{
-		"nil": nil, "SQLTx(nil)": SQLTx(nil), "no connection": (*pgx.Conn)(nil), "an empty connection": new(pgx.Conn),
+	refused := map[string]drover.Tx{
+		"nil": nil, "SQLTx(nil)": drover.SQLTx(nil), "no connection": (*pgx.Conn)(nil), "an empty connection": new(pgx.Conn),
 		"a pool": db.Pool, "a pool embedded": struct{ *pgxpool.Pool }{db.Pool}, "a pool behind a method": hands[*pgxpool.Pool]{db.Pool},
 		"a connection outside": conn, "one outside, wrapped": struct{ *pgx.Conn }{conn}, "a pool's outside": pooled(), "a pool's, given back": given,
 		"nil embedded": struct{ pgx.Tx }{}, "a transaction behind a method": hands[pgx.Tx]{open}, "one that names no connection": lazy{open},
@@ -950,9 +958,9 @@ func TestWhatIsNoTransaction(t *testing.T) {
 	}
 	for what, tx := range refused {
 		_, one := db.client.EnqueueTx(ctx, tx, job{1}, nil)
-		_, many := db.client.EnqueueManyTx(ctx, tx, []EnqueueItem{{Args: job{1}}})
+		_, many := db.client.EnqueueManyTx(ctx, tx, []drover.EnqueueItem{{Args: job{1}}})
 		for name, err := range map[string]error{"EnqueueTx": one, "EnqueueManyTx": many} {
-			var invalid *InvalidError
+			var invalid *drover.InvalidError
 			if !errors.As(err, &invalid) || invalid.Field != "tx" || !strings.Contains(invalid.Reason, "hand in a pgx.Tx") {
 				t.Errorf("%s with %s = %v", name, what, err)
 			}
@@ -961,7 +969,7 @@ func TestWhatIsNoTransaction(t *testing.T) {
 			}
 		}
 	}
-	for what, tx := range map[string]Tx{
+	for what, tx := range map[string]drover.Tx{
 		"a transaction": open, "one embedded": struct{ pgx.Tx }{open}, "a savepoint": savepoint,
 		"a connection in one": begun, "a pool's connection in one": byHand,
 	} {
@@ -980,18 +988,18 @@ func TestWhatIsNoTransaction(t *testing.T) {
 		t.Errorf("%d jobs are stored", n)
 	}
 	ended := make(chan error, 3*len(refused))
-	db.launch(t, SupervisorConfig{Workers: handling(func(ctx context.Context, j *Job, _ int) error {
+	db.launch(t, drover.SupervisorConfig{Workers: handling(func(ctx context.Context, j *drover.Job, _ int) error {
 		for _, tx := range refused {
 			_, err := j.EnqueueTx(ctx, tx, job{2}, nil)
 			ended <- err
-			ended <- j.SettleTx(ctx, tx, Snooze(0))
+			ended <- j.SettleTx(ctx, tx, drover.Snooze(0))
 			ended <- j.CompleteTx(ctx, tx)
 		}
-		return Discard(errors.New("enough"))
+		return drover.Discard(errors.New("enough"))
 	})})
 	id := db.enqueue(t, job{1}, nil)
 	for range cap(ended) {
-		if err := receive(t, ended); !errors.Is(err, ErrInvalid) {
+		if err := receive(t, ended); !errors.Is(err, drover.ErrInvalid) {
 			t.Errorf("in a handler = %v", err)
 		}
 	}
@@ -1029,7 +1037,7 @@ func newPreparingDB(t *testing.T) *testDB {
 	if err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	return newTestDBOn(t, pool, Config{Logger: slog.New(slog.DiscardHandler)})
+	return newTestDBOn(t, pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 }
 
 // prepare runs do in a transaction with the given value of drover.notify, and prepares the
@@ -1076,23 +1084,23 @@ func TestTransactionsThatArePrepared(t *testing.T) {
 	db := newPreparingDB(t)
 	ran, ends, inHandler := make(chan int, 20), make(chan string, 20), make(chan string, 20)
 	commit := func(name string) { db.exec(t, `commit prepared '`+name+`'`) }
-	db.launch(t, SupervisorConfig{Lease: time.Second, PollInterval: 200 * time.Millisecond, Workers: []Worker{
-		Handle(func(_ context.Context, _ *Job, j job) error { ran <- j.N; return nil }, WorkerOpts{FollowUp: &FollowUp{Kind: "followed"}}),
-		dynWorker("followed", WorkerOpts{}, func(context.Context, *Job) error { ran <- 100; return nil }),
-		Handle(func(ctx context.Context, _ *Job, _ blocked) error {
+	db.launch(t, drover.SupervisorConfig{Lease: time.Second, PollInterval: 200 * time.Millisecond, Workers: []drover.Worker{
+		drover.Handle(func(_ context.Context, _ *drover.Job, j job) error { ran <- j.N; return nil }, drover.WorkerOpts{FollowUp: &drover.FollowUp{Kind: "followed"}}),
+		dynWorker("followed", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { ran <- 100; return nil }),
+		drover.Handle(func(ctx context.Context, _ *drover.Job, _ blocked) error {
 			inHandler <- "blocked"
 			<-ctx.Done()
 			ends <- context.Cause(ctx).Error()
 			return ctx.Err()
-		}, WorkerOpts{}),
-		Handle(func(ctx context.Context, j *Job, s settled) error {
+		}, drover.WorkerOpts{}),
+		drover.Handle(func(ctx context.Context, j *drover.Job, s settled) error {
 			err := db.prepare(ctx, "settle "+s.With, "off", func(tx pgx.Tx) error {
 				switch s.With {
 				case "enqueue":
 					_, err := j.EnqueueTx(ctx, tx, job{50}, nil)
 					return errors.Join(err, j.CompleteTx(ctx, tx))
 				case "discard":
-					return j.SettleTx(ctx, tx, Discard(errors.New("enough")))
+					return j.SettleTx(ctx, tx, drover.Discard(errors.New("enough")))
 				}
 				return j.CompleteTx(ctx, tx)
 			})
@@ -1102,7 +1110,7 @@ func TestTransactionsThatArePrepared(t *testing.T) {
 			}
 			_, err = db.Exec(ctx, `commit prepared 'settle `+s.With+`'`)
 			return err
-		}, WorkerOpts{FollowUp: &FollowUp{Kind: "followed"}}),
+		}, drover.WorkerOpts{FollowUp: &drover.FollowUp{Kind: "followed"}}),
 	}})
 	db.enqueue(t, blocked{}, nil)
 	receive(t, inHandler)
@@ -1119,11 +1127,11 @@ func TestTransactionsThatArePrepared(t *testing.T) {
 	for name, do := range map[string]func(pgx.Tx) error{
 		"enqueue": func(tx pgx.Tx) error { _, err := db.client.EnqueueTx(t.Context(), tx, job{1}, nil); return err },
 		"enqueue later": func(tx pgx.Tx) error {
-			_, err := db.client.EnqueueTx(t.Context(), tx, job{2}, &EnqueueOpts{Delay: time.Millisecond})
+			_, err := db.client.EnqueueTx(t.Context(), tx, job{2}, &drover.EnqueueOpts{Delay: time.Millisecond})
 			return err
 		},
 		"enqueue many": func(tx pgx.Tx) error {
-			_, err := db.client.EnqueueManyTx(t.Context(), tx, []EnqueueItem{{job{3}, nil}, {job{3}, nil}})
+			_, err := db.client.EnqueueManyTx(t.Context(), tx, []drover.EnqueueItem{{job{3}, nil}, {job{3}, nil}})
 			return err
 		},
 		"follow-up": verb(`update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, dead()),
@@ -1143,10 +1151,10 @@ func TestTransactionsThatArePrepared(t *testing.T) {
 			receive(t, ran)
 		}
 	}
-	if how := receive(t, ends); how != ErrCancelled.Error() {
+	if how := receive(t, ends); how != drover.ErrCancelled.Error() {
 		t.Errorf("the cancelled handler ended with %q", how)
 	}
-	for with, state := range map[string]State{"complete": Completed, "enqueue": Completed, "discard": Discarded} {
+	for with, state := range map[string]drover.State{"complete": drover.Completed, "enqueue": drover.Completed, "discard": drover.Discarded} {
 		db.enqueue(t, settled{with}, nil)
 		if with != "complete" {
 			receive(t, ran)
@@ -1177,14 +1185,14 @@ func TestDisableNotifyOfAnEnqueue(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	db.onDuty(t, db.crew(t, "default", "letter").OnCall)
-	quiet, opts := db.via(t, Config{DisableNotify: true}).client, &EnqueueOpts{DisableNotify: true}
+	quiet, opts := db.via(t, drover.Config{DisableNotify: true}).client, &drover.EnqueueOpts{DisableNotify: true}
 	inTx := func(do func(tx pgx.Tx) error) func() error {
 		return func() error { return pgx.BeginFunc(t.Context(), db, do) }
 	}
 	for name, enqueue := range map[string]func() error{
 		"Enqueue": func() error { _, err := db.client.Enqueue(t.Context(), letter{}, opts); return err },
 		"EnqueueMany": func() error {
-			_, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, opts}})
+			_, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{}, opts}})
 			return err
 		},
 		"EnqueueTx": inTx(func(tx pgx.Tx) error {
@@ -1193,16 +1201,16 @@ func TestDisableNotifyOfAnEnqueue(t *testing.T) {
 			return errors.Join(err, then)
 		}),
 		"EnqueueManyTx": inTx(func(tx pgx.Tx) error {
-			_, err := db.client.EnqueueManyTx(t.Context(), tx, []EnqueueItem{{letter{}, nil}, {letter{}, opts}})
+			_, err := db.client.EnqueueManyTx(t.Context(), tx, []drover.EnqueueItem{{letter{}, nil}, {letter{}, opts}})
 			return err
 		}),
 		"Config": func() error { _, err := quiet.Enqueue(t.Context(), letter{}, nil); return err },
 		"Config, EnqueueMany": func() error {
-			_, err := quiet.EnqueueMany(t.Context(), []EnqueueItem{{letter{}, nil}, {letter{}, &EnqueueOpts{Delay: time.Millisecond}}})
+			_, err := quiet.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{}, nil}, {letter{}, &drover.EnqueueOpts{Delay: time.Millisecond}}})
 			return err
 		},
 		"Config, unique": func() error {
-			_, err := quiet.Enqueue(t.Context(), letter{To: "a"}, &EnqueueOpts{Unique: &Unique{}})
+			_, err := quiet.Enqueue(t.Context(), letter{To: "a"}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 			return err
 		},
 		"Config, EnqueueTx": inTx(func(tx pgx.Tx) error {

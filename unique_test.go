@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"bytes"
@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/oklog/ulid/v2"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
@@ -34,9 +35,9 @@ type parcel struct {
 func (parcel) Kind() string { return "job" }
 
 // unique enqueues a job and returns its receipt.
-func (db *testDB) unique(t testing.TB, args Args, u Unique, more ...EnqueueOpts) Receipt {
+func (db *testDB) unique(t testing.TB, args drover.Args, u drover.Unique, more ...drover.EnqueueOpts) drover.Receipt {
 	t.Helper()
-	opts := EnqueueOpts{}
+	opts := drover.EnqueueOpts{}
 	if len(more) > 0 {
 		opts = more[0]
 	}
@@ -53,14 +54,14 @@ func TestUniqueKeepsOthersOut(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	for i, first := range db.ways(t) {
-		opts := &EnqueueOpts{Unique: &Unique{}}
+		opts := &drover.EnqueueOpts{Unique: &drover.Unique{}}
 		there, err := first.enqueue(t.Context(), parcel{N: i}, opts)
 		if err != nil || there.Existing {
 			t.Fatalf("%s: %+v, %v", first.name, there, err)
 		}
 		for _, second := range db.ways(t) {
 			r, err := second.enqueue(t.Context(), parcel{N: i}, opts)
-			if err != nil || r != (Receipt{ID: there.ID, Existing: true}) {
+			if err != nil || r != (drover.Receipt{ID: there.ID, Existing: true}) {
 				t.Errorf("%s, then %s: %+v, %v", first.name, second.name, r, err)
 			}
 			if r, err := second.enqueue(t.Context(), parcel{N: i}, nil); err != nil || r.Existing {
@@ -87,32 +88,32 @@ func TestUniqueBy(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	type enqueue struct {
-		args Args
-		opts EnqueueOpts
+		args drover.Args
+		opts drover.EnqueueOpts
 	}
 	long := strings.Repeat("x", 1000)
 	for name, c := range map[string]struct {
-		u    Unique
+		u    drover.Unique
 		a, b enqueue
 		same bool
 	}{
-		"all args, the same":            {Unique{}, enqueue{parcel{N: 1, To: "a"}, EnqueueOpts{}}, enqueue{parcel{N: 1, To: "a"}, EnqueueOpts{}}, true},
-		"all args, another one":         {Unique{}, enqueue{parcel{N: 1, To: "a"}, EnqueueOpts{}}, enqueue{parcel{N: 1, To: "b"}, EnqueueOpts{}}, false},
-		"the order of fields":           {Unique{}, enqueue{payload{json.RawMessage(`{"a": 1, "b": [2]}`)}, EnqueueOpts{}}, enqueue{payload{json.RawMessage(`{"b":[2],"a":1}`)}, EnqueueOpts{}}, true},
-		"another kind":                  {Unique{}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{anyKind("other"), EnqueueOpts{}}, false},
-		"a field":                       {Unique{By: []string{"n"}}, enqueue{parcel{N: 1, To: "a"}, EnqueueOpts{}}, enqueue{parcel{N: 1, To: "b"}, EnqueueOpts{}}, true},
-		"a field, another value":        {Unique{By: []string{"n"}}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{parcel{N: 2}, EnqueueOpts{}}, false},
-		"two fields":                    {Unique{By: []string{"n", "to"}}, enqueue{parcel{N: 1, To: "a", Note: 1}, EnqueueOpts{}}, enqueue{parcel{N: 1, To: "a", Note: 2}, EnqueueOpts{}}, true},
-		"no args":                       {Unique{AnyArgs: true}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{parcel{N: 2}, EnqueueOpts{}}, true},
-		"another queue":                 {Unique{}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{parcel{N: 1}, EnqueueOpts{Queue: "post"}}, true},
-		"another queue, which counts":   {Unique{Queue: true}, enqueue{parcel{N: 1}, EnqueueOpts{}}, enqueue{parcel{N: 1}, EnqueueOpts{Queue: "post"}}, false},
-		"another key":                   {Unique{}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "b"}}, true},
-		"another key, which counts":     {Unique{Key: true, AnyArgs: true}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "b"}}, false},
-		"the key alone":                 {Unique{Key: true, AnyArgs: true}, enqueue{parcel{N: 1}, EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 2}, EnqueueOpts{Key: "a"}}, true},
-		"long args, the same":           {Unique{}, enqueue{parcel{Note: long}, EnqueueOpts{}}, enqueue{parcel{Note: long}, EnqueueOpts{}}, true},
-		"long args, another one":        {Unique{}, enqueue{parcel{Note: long + "a"}, EnqueueOpts{}}, enqueue{parcel{Note: long + "b"}, EnqueueOpts{}}, false},
-		"args that look like a queue":   {Unique{Queue: true, AnyArgs: true}, enqueue{payload{1}, EnqueueOpts{Queue: `x" key "y`}}, enqueue{payload{1}, EnqueueOpts{Queue: "x", Key: "y"}}, false},
-		"numbers of many digits differ": {Unique{}, enqueue{payload{json.RawMessage(`{"n": 12345678901234567890}`)}, EnqueueOpts{}}, enqueue{payload{json.RawMessage(`{"n": 12345678901234567891}`)}, EnqueueOpts{}}, false},
+		"all args, the same":            {drover.Unique{}, enqueue{parcel{N: 1, To: "a"}, drover.EnqueueOpts{}}, enqueue{parcel{N: 1, To: "a"}, drover.EnqueueOpts{}}, true},
+		"all args, another one":         {drover.Unique{}, enqueue{parcel{N: 1, To: "a"}, drover.EnqueueOpts{}}, enqueue{parcel{N: 1, To: "b"}, drover.EnqueueOpts{}}, false},
+		"the order of fields":           {drover.Unique{}, enqueue{payload{json.RawMessage(`{"a": 1, "b": [2]}`)}, drover.EnqueueOpts{}}, enqueue{payload{json.RawMessage(`{"b":[2],"a":1}`)}, drover.EnqueueOpts{}}, true},
+		"another kind":                  {drover.Unique{}, enqueue{parcel{N: 1}, drover.EnqueueOpts{}}, enqueue{anyKind("other"), drover.EnqueueOpts{}}, false},
+		"a field":                       {drover.Unique{By: []string{"n"}}, enqueue{parcel{N: 1, To: "a"}, drover.EnqueueOpts{}}, enqueue{parcel{N: 1, To: "b"}, drover.EnqueueOpts{}}, true},
+		"a field, another value":        {drover.Unique{By: []string{"n"}}, enqueue{parcel{N: 1}, drover.EnqueueOpts{}}, enqueue{parcel{N: 2}, drover.EnqueueOpts{}}, false},
+		"two fields":                    {drover.Unique{By: []string{"n", "to"}}, enqueue{parcel{N: 1, To: "a", Note: 1}, drover.EnqueueOpts{}}, enqueue{parcel{N: 1, To: "a", Note: 2}, drover.EnqueueOpts{}}, true},
+		"no args":                       {drover.Unique{AnyArgs: true}, enqueue{parcel{N: 1}, drover.EnqueueOpts{}}, enqueue{parcel{N: 2}, drover.EnqueueOpts{}}, true},
+		"another queue":                 {drover.Unique{}, enqueue{parcel{N: 1}, drover.EnqueueOpts{}}, enqueue{parcel{N: 1}, drover.EnqueueOpts{Queue: "post"}}, true},
+		"another queue, which counts":   {drover.Unique{Queue: true}, enqueue{parcel{N: 1}, drover.EnqueueOpts{}}, enqueue{parcel{N: 1}, drover.EnqueueOpts{Queue: "post"}}, false},
+		"another key":                   {drover.Unique{}, enqueue{parcel{N: 1}, drover.EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 1}, drover.EnqueueOpts{Key: "b"}}, true},
+		"another key, which counts":     {drover.Unique{Key: true, AnyArgs: true}, enqueue{parcel{N: 1}, drover.EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 1}, drover.EnqueueOpts{Key: "b"}}, false},
+		"the key alone":                 {drover.Unique{Key: true, AnyArgs: true}, enqueue{parcel{N: 1}, drover.EnqueueOpts{Key: "a"}}, enqueue{parcel{N: 2}, drover.EnqueueOpts{Key: "a"}}, true},
+		"long args, the same":           {drover.Unique{}, enqueue{parcel{Note: long}, drover.EnqueueOpts{}}, enqueue{parcel{Note: long}, drover.EnqueueOpts{}}, true},
+		"long args, another one":        {drover.Unique{}, enqueue{parcel{Note: long + "a"}, drover.EnqueueOpts{}}, enqueue{parcel{Note: long + "b"}, drover.EnqueueOpts{}}, false},
+		"args that look like a queue":   {drover.Unique{Queue: true, AnyArgs: true}, enqueue{payload{1}, drover.EnqueueOpts{Queue: `x" key "y`}}, enqueue{payload{1}, drover.EnqueueOpts{Queue: "x", Key: "y"}}, false},
+		"numbers of many digits differ": {drover.Unique{}, enqueue{payload{json.RawMessage(`{"n": 12345678901234567890}`)}, drover.EnqueueOpts{}}, enqueue{payload{json.RawMessage(`{"n": 12345678901234567891}`)}, drover.EnqueueOpts{}}, false},
 	} {
 		first := db.unique(t, c.a.args, c.u, c.a.opts)
 		second := db.unique(t, c.b.args, c.u, c.b.opts)
@@ -130,59 +131,26 @@ func TestUniqueBy(t *testing.T) {
 func TestUniqueKeysAreReadable(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	opts := EnqueueOpts{Queue: "post", Key: "customer 7"}
-	for want, u := range map[string]Unique{
+	opts := drover.EnqueueOpts{Queue: "post", Key: "customer 7"}
+	for want, u := range map[string]drover.Unique{
 		`"job" {"n": 7}`:                      {},
 		`"job" by {"n": 7}`:                   {By: []string{"n"}},
 		`"job"`:                               {AnyArgs: true},
 		`"job" queue "post" key "customer 7"`: {AnyArgs: true, Queue: true, Key: true},
 		`"job" by {"n": 7} key "customer 7"`:  {By: []string{"n"}, Key: true},
-		`"job" {"n": 7} queue "post"`:         {Queue: true, Until: UntilStarted},
+		`"job" {"n": 7} queue "post"`:         {Queue: true, Until: drover.UntilStarted},
 	} {
 		r := db.unique(t, parcel{N: 7}, u, opts)
 		if got := db.get(t, r.ID).UniqueKey; got != want || r.Existing {
 			t.Errorf("%+v: %s, want %s", u, got, want)
 		}
-		if ids := db.listed(t, Filter{UniqueKey: want}); len(ids) != 1 || ids[0] != r.ID {
+		if ids := db.listed(t, drover.Filter{UniqueKey: want}); len(ids) != 1 || ids[0] != r.ID {
 			t.Errorf("a filter by %s finds %v", want, ids)
 		}
 	}
-	r := db.unique(t, parcel{To: strings.Repeat("y", 300)}, Unique{})
+	r := db.unique(t, parcel{To: strings.Repeat("y", 300)}, drover.Unique{})
 	if got := value[string](t, db, `select unique_key from jobs where id = $1`, r.ID); !strings.HasPrefix(got, `"job" sha256 `) || len(got) != 13+64 {
 		t.Errorf("a long key is %s", got)
-	}
-}
-
-// The client's key, by which it sorts batches of several statements, is the database's. The
-// statement without a function writes the same one.
-func TestUniqueKeysOfTheClient(t *testing.T) {
-	t.Parallel()
-	db := newTestDB(t)
-	for _, u := range []Unique{{}, {By: []string{"a", "long"}}, {By: []string{"long"}, Queue: true}, {AnyArgs: true}, {AnyArgs: true, Queue: true}, {Queue: true, Key: true}} {
-		for _, args := range []string{
-			`{"long": "x", "a": 1}`, `{"a":{"b":[1,2,{"cc":null,"d":true}],"aaa":-0.25},"long":12345678901234567890,"b":[]}`,
-			`{"a": "<&>\"\\ \u00e9 \n\t\u0001", "long": "ü"}`, `{"é": 1, "zz": 2, "long": 3, "a": {}}`, `{"a": "` + strings.Repeat("y", 300) + `", "long": 1}`,
-		} {
-			opts := &EnqueueOpts{Unique: &u, Queue: `q "1"`}
-			if u.Key {
-				opts.Key = "k\\é<"
-			}
-			job, err := db.client.encode(payload{json.RawMessage(args)}, opts, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r, err := db.client.Enqueue(t.Context(), payload{json.RawMessage(args)}, opts)
-			if err != nil {
-				t.Fatal(err)
-			}
-			again, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{payload{json.RawMessage(args)}, opts}})
-			if err != nil || again[0] != (Receipt{ID: r.ID, Existing: true}) {
-				t.Errorf("%+v of %s: by the function: %+v, %v", u, args, again, err)
-			}
-			if got, want := job.Uniqueness.of(job.Kind, job.Args, job.Queue, job.ConcurrencyKey), db.get(t, r.ID).UniqueKey; got != want {
-				t.Errorf("%+v of %s: %s, want %s", u, args, got, want)
-			}
-		}
 	}
 }
 
@@ -190,17 +158,17 @@ func TestUniqueKeysOfTheClient(t *testing.T) {
 func TestUniqueReplace(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	u := Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}
-	first := db.unique(t, parcel{N: 1, To: "a"}, u, EnqueueOpts{Delay: time.Hour, Tags: []string{"old"}, Priority: 3})
+	u := drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}
+	first := db.unique(t, parcel{N: 1, To: "a"}, u, drover.EnqueueOpts{Delay: time.Hour, Tags: []string{"old"}, Priority: 3})
 	db.exec(t, `update jobs set attempt = 2, errors_total = 2, state = 'retryable'`)
 	for _, way := range db.ways(t) {
 		u := u
 		at := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC()
-		r, err := way.enqueue(t.Context(), parcel{N: 1, To: way.name}, &EnqueueOpts{
-			Unique: &u, ScheduledAt: at, Queue: "post", Priority: 7, MaxAttempts: 3, Retry: Every(time.Second), Timeout: time.Second,
+		r, err := way.enqueue(t.Context(), parcel{N: 1, To: way.name}, &drover.EnqueueOpts{
+			Unique: &u, ScheduledAt: at, Queue: "post", Priority: 7, MaxAttempts: 3, Retry: drover.Every(time.Second), Timeout: time.Second,
 			ExpiresAt: at.Add(time.Hour), RetryUntil: at.Add(time.Hour), Key: "k", Metadata: map[string]any{"m": 1},
 		})
-		if err != nil || r != (Receipt{ID: first.ID, Existing: true, Replaced: true}) {
+		if err != nil || r != (drover.Receipt{ID: first.ID, Existing: true, Replaced: true}) {
 			t.Errorf("%s: %+v, %v", way.name, r, err)
 		}
 		if !value[bool](t, db, `select count(*) = 1 and bool_and(args = jsonb_build_object('n', 1, 'to', $1::text) and queue = 'post' and priority = 7 and max_attempts = 3
@@ -213,13 +181,13 @@ func TestUniqueReplace(t *testing.T) {
 	if r := db.unique(t, parcel{N: 1}, u); !r.Replaced {
 		t.Errorf("%+v", r)
 	}
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	runs := s.claim(t)
-	if len(runs) != 1 || string(jobOf(runs[0]).Args) != `{"n": 1}` {
+	if len(runs) != 1 || string(drover.JobOf(runs[0]).Args) != `{"n": 1}` {
 		t.Fatalf("claimed %d", len(runs))
 	}
 	// It runs: nothing is replaced, and the receipt says so.
-	if r := db.unique(t, parcel{N: 1, To: "late"}, u); r != (Receipt{ID: first.ID, Existing: true}) {
+	if r := db.unique(t, parcel{N: 1, To: "late"}, u); r != (drover.Receipt{ID: first.ID, Existing: true}) {
 		t.Errorf("%+v while it runs", r)
 	}
 	if value[bool](t, db, `select args ? 'to' from jobs`) {
@@ -227,7 +195,7 @@ func TestUniqueReplace(t *testing.T) {
 	}
 	// A replacement brings its own scope.
 	db.exec(t, `update jobs set state = 'available', claimed_by = null`)
-	db.unique(t, parcel{N: 1}, Unique{By: []string{"n"}, OnConflict: ReplaceWaiting, Until: UntilPassed(time.Hour)})
+	db.unique(t, parcel{N: 1}, drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting, Until: drover.UntilPassed(time.Hour)})
 	if !value[bool](t, db, `select unique_scope = 'period' and unique_until between now() + interval '59 min' and now() + interval '1 hour' from jobs`) {
 		t.Error("the scope is the old one")
 	}
@@ -237,12 +205,12 @@ func TestUniqueReplace(t *testing.T) {
 func TestUniqueDebounce(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	u := Unique{By: []string{"n"}, OnConflict: Debounce(time.Hour)}
-	first := db.unique(t, parcel{N: 1, To: "a"}, u, EnqueueOpts{Delay: time.Minute})
+	u := drover.Unique{By: []string{"n"}, OnConflict: drover.Debounce(time.Hour)}
+	first := db.unique(t, parcel{N: 1, To: "a"}, u, drover.EnqueueOpts{Delay: time.Minute})
 	for _, way := range db.ways(t) {
 		u := u
-		r, err := way.enqueue(t.Context(), parcel{N: 1, To: "b"}, &EnqueueOpts{Unique: &u, Delay: 20 * time.Minute, Priority: 1})
-		if err != nil || r != (Receipt{ID: first.ID, Existing: true, Debounced: true}) {
+		r, err := way.enqueue(t.Context(), parcel{N: 1, To: "b"}, &drover.EnqueueOpts{Unique: &u, Delay: 20 * time.Minute, Priority: 1})
+		if err != nil || r != (drover.Receipt{ID: first.ID, Existing: true, Debounced: true}) {
 			t.Errorf("%s: %+v, %v", way.name, r, err)
 		}
 		if !value[bool](t, db, `select count(*) = 1 and bool_and(scheduled_at between now() + interval '19 min' and now() + interval '20 min' and args->>'to' = 'a' and priority = 5) from jobs`) {
@@ -250,27 +218,27 @@ func TestUniqueDebounce(t *testing.T) {
 		}
 		db.exec(t, `update jobs set scheduled_at = now() + interval '1 minute'`)
 	}
-	db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: 100 * time.Hour})
+	db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: 100 * time.Hour})
 	if !value[bool](t, db, `select scheduled_at = created_at + interval '1 hour' from jobs`) {
 		t.Error("moved beyond the longest wait")
 	}
 	// The longest wait is over: it is due now, where claims look.
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	if runs := s.claim(t); len(runs) != 0 {
 		t.Fatal("claimed early")
 	}
 	db.exec(t, `update jobs set created_at = now() - interval '2 hours'`)
-	db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Hour})
+	db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour})
 	runs := s.claim(t)
 	if len(runs) != 1 {
 		t.Fatal("not due after the longest wait")
 	}
-	if r := db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Hour}); r.Debounced || !r.Existing {
+	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour}); r.Debounced || !r.Existing {
 		t.Errorf("%+v while it runs", r)
 	}
-	s.settle(t, s.ran(runs[0], Snooze(time.Hour)))
+	s.settle(t, s.ran(runs[0], drover.Snooze(time.Hour)))
 	snoozed := value[time.Time](t, db, `select scheduled_at from jobs where state = 'scheduled' and attempt = 0`)
-	if r := db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Minute}); r.Debounced || !r.Existing || value[time.Time](t, db, `select scheduled_at from jobs`) != snoozed {
+	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Minute}); r.Debounced || !r.Existing || value[time.Time](t, db, `select scheduled_at from jobs`) != snoozed {
 		t.Errorf("%+v: the wait that a handler has asked for was changed", r)
 	}
 	db.exec(t, `update jobs set scheduled_at = now(), state = 'available'`)
@@ -279,7 +247,7 @@ func TestUniqueDebounce(t *testing.T) {
 	}
 	s.settle(t, s.ran(runs[0], errBoom))
 	at := value[time.Time](t, db, `select scheduled_at from jobs`)
-	if r := db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Hour}); r.Debounced || value[time.Time](t, db, `select scheduled_at from jobs`) != at {
+	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour}); r.Debounced || value[time.Time](t, db, `select scheduled_at from jobs`) != at {
 		t.Errorf("%+v: a retry was put off", r)
 	}
 }
@@ -288,15 +256,15 @@ func TestUniqueDebounce(t *testing.T) {
 func TestReplaceWakes(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	u := Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}
-	db.unique(t, parcel{N: 1}, u, EnqueueOpts{Delay: time.Hour})
+	u := drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}
+	db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour})
 	if !woken(t, db, func() { db.unique(t, parcel{N: 1}, u) }) {
 		t.Error("nobody is woken by a job that was moved to now")
 	}
-	db.unique(t, parcel{N: 2}, u, EnqueueOpts{Delay: time.Hour})
+	db.unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Delay: time.Hour})
 	if !woken(t, db, func() {
 		if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
-			_, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 2}, &EnqueueOpts{Unique: &u})
+			_, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 2}, &drover.EnqueueOpts{Unique: &u})
 			return err
 		}); err != nil {
 			t.Error(err)
@@ -310,11 +278,13 @@ func TestReplaceWakes(t *testing.T) {
 func TestUniqueTwiceInABatch(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	there := db.unique(t, parcel{N: 9}, Unique{})
-	replace := &EnqueueOpts{Unique: &Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}}
-	for _, enqueue := range []func([]EnqueueItem) ([]Receipt, error){
-		func(items []EnqueueItem) ([]Receipt, error) { return db.client.EnqueueMany(t.Context(), items) },
-		func(items []EnqueueItem) (r []Receipt, err error) {
+	there := db.unique(t, parcel{N: 9}, drover.Unique{})
+	replace := &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}}
+	for _, enqueue := range []func([]drover.EnqueueItem) ([]drover.Receipt, error){
+		func(items []drover.EnqueueItem) ([]drover.Receipt, error) {
+			return db.client.EnqueueMany(t.Context(), items)
+		},
+		func(items []drover.EnqueueItem) (r []drover.Receipt, err error) {
 			err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 				r, err = db.client.EnqueueManyTx(t.Context(), tx, items)
 				return err
@@ -322,21 +292,21 @@ func TestUniqueTwiceInABatch(t *testing.T) {
 			return r, err
 		},
 	} {
-		got, err := enqueue([]EnqueueItem{
-			{parcel{N: 2}, &EnqueueOpts{Unique: &Unique{}}},
+		got, err := enqueue([]drover.EnqueueItem{
+			{parcel{N: 2}, &drover.EnqueueOpts{Unique: &drover.Unique{}}},
 			{parcel{N: 1}, nil},
-			{parcel{N: 9}, &EnqueueOpts{Unique: &Unique{}}},
-			{parcel{N: 1}, &EnqueueOpts{Unique: &Unique{}}},
-			{parcel{N: 2}, &EnqueueOpts{Unique: &Unique{}, ID: ulid.Make().String()}},
+			{parcel{N: 9}, &drover.EnqueueOpts{Unique: &drover.Unique{}}},
+			{parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}}},
+			{parcel{N: 2}, &drover.EnqueueOpts{Unique: &drover.Unique{}, ID: ulid.Make().String()}},
 			{parcel{N: 3, To: "a"}, replace},
-			{parcel{N: 1}, &EnqueueOpts{Tags: []string{"t"}}},
+			{parcel{N: 1}, &drover.EnqueueOpts{Tags: []string{"t"}}},
 			{parcel{N: 3, To: "b"}, replace},
 			{parcel{N: 3, To: "c"}, replace},
 		})
 		if err != nil || len(got) != 9 {
 			t.Fatalf("%v, %v", got, err)
 		}
-		want := []Receipt{
+		want := []drover.Receipt{
 			{ID: got[0].ID},
 			{ID: got[1].ID},
 			{ID: there.ID, Existing: true},
@@ -364,13 +334,13 @@ func TestUniqueTwiceInABatch(t *testing.T) {
 func TestUniqueJobsWithOneID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	opts := &EnqueueOpts{ID: ulid.Make().String(), Unique: &Unique{}}
-	_, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{parcel{N: 1}, opts}, {parcel{N: 2}, opts}})
-	if !errors.Is(err, ErrIDConflict) || value[int](t, db, `select count(*) from jobs`) != 0 {
+	opts := &drover.EnqueueOpts{ID: ulid.Make().String(), Unique: &drover.Unique{}}
+	_, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{parcel{N: 1}, opts}, {parcel{N: 2}, opts}})
+	if !errors.Is(err, drover.ErrIDConflict) || value[int](t, db, `select count(*) from jobs`) != 0 {
 		t.Errorf("%v", err)
 	}
-	got, err := db.client.EnqueueMany(t.Context(), []EnqueueItem{{parcel{N: 1}, opts}, {parcel{N: 1}, opts}})
-	if err != nil || len(got) != 2 || got[0] != (Receipt{ID: opts.ID}) || got[1] != (Receipt{ID: opts.ID, Existing: true}) {
+	got, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{parcel{N: 1}, opts}, {parcel{N: 1}, opts}})
+	if err != nil || len(got) != 2 || got[0] != (drover.Receipt{ID: opts.ID}) || got[1] != (drover.Receipt{ID: opts.ID, Existing: true}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -379,7 +349,7 @@ func TestUniqueJobsWithOneID(t *testing.T) {
 func TestReplacedJobIsNotSetAside(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	opts := &EnqueueOpts{Unique: &Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}}
+	opts := &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}}
 	id := db.enqueue(t, parcel{N: 1, To: "a"}, opts)
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values ('claim', $1, 'no', 'P0001', now() + interval '1 h')`, id)
 	if again := db.enqueue(t, parcel{N: 1, To: "b"}, opts); again != id || value[int](t, db, `select count(*) from drover_set_aside`) != 0 {
@@ -393,20 +363,20 @@ func TestUniqueWithAnID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	id := ulid.Make().String()
-	opts := EnqueueOpts{ID: id}
-	if r := db.unique(t, parcel{N: 1}, Unique{}, opts); r != (Receipt{ID: id}) {
+	opts := drover.EnqueueOpts{ID: id}
+	if r := db.unique(t, parcel{N: 1}, drover.Unique{}, opts); r != (drover.Receipt{ID: id}) {
 		t.Fatalf("%+v", r)
 	}
-	if _, err := db.client.Cancel(t.Context(), id, Audit{}); err != nil {
+	if _, err := db.client.Cancel(t.Context(), id, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	next := db.unique(t, parcel{N: 1}, Unique{})
+	next := db.unique(t, parcel{N: 1}, drover.Unique{})
 	for _, way := range db.ways(t) {
-		r, err := way.enqueue(t.Context(), parcel{N: 1}, &EnqueueOpts{ID: id, Unique: &Unique{}})
-		if err != nil || r != (Receipt{ID: id, Existing: true}) || next.Existing {
+		r, err := way.enqueue(t.Context(), parcel{N: 1}, &drover.EnqueueOpts{ID: id, Unique: &drover.Unique{}})
+		if err != nil || r != (drover.Receipt{ID: id, Existing: true}) || next.Existing {
 			t.Errorf("%s: %+v, %v", way.name, r, err)
 		}
-		if _, err := way.enqueue(t.Context(), parcel{N: 2}, &EnqueueOpts{ID: id, Unique: &Unique{}}); !errors.Is(err, ErrIDConflict) {
+		if _, err := way.enqueue(t.Context(), parcel{N: 2}, &drover.EnqueueOpts{ID: id, Unique: &drover.Unique{}}); !errors.Is(err, drover.ErrIDConflict) {
 			t.Errorf("%s: another job of that id: %v", way.name, err)
 		}
 	}
@@ -418,13 +388,13 @@ func TestUniqueAgainAfterAReplacement(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	for i, way := range db.ways(t) {
-		opts := &EnqueueOpts{ID: ulid.Make().String(), Delay: time.Hour, Unique: &Unique{By: []string{"n"}, OnConflict: ReplaceWaiting}}
+		opts := &drover.EnqueueOpts{ID: ulid.Make().String(), Delay: time.Hour, Unique: &drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}}
 		if _, err := way.enqueue(t.Context(), parcel{N: i, To: "ann"}, opts); err != nil {
 			t.Fatal(err)
 		}
 		replaced := db.unique(t, parcel{N: i, To: "ada"}, *opts.Unique)
 		again, err := way.enqueue(t.Context(), parcel{N: i, To: "ann"}, opts)
-		if err != nil || again != (Receipt{ID: opts.ID, Existing: true}) || !replaced.Replaced {
+		if err != nil || again != (drover.Receipt{ID: opts.ID, Existing: true}) || !replaced.Replaced {
 			t.Errorf("%s: %+v, %+v, %v", way.name, replaced, again, err)
 		}
 		if to := value[string](t, db, `select args->>'to' from jobs where id = $1`, opts.ID); to != "ada" {
@@ -438,25 +408,25 @@ func TestUniqueBadInput(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	for name, c := range map[string]struct {
-		args  Args
-		u     Unique
-		opts  EnqueueOpts
+		args  drover.Args
+		u     drover.Unique
+		opts  drover.EnqueueOpts
 		field string
 	}{
-		"a field that the args do not have": {parcel{N: 1}, Unique{By: []string{"n", "N"}}, EnqueueOpts{}, "Unique.By"},
-		"a field that was left out":         {parcel{N: 1}, Unique{By: []string{"to"}}, EnqueueOpts{}, "Unique.By"},
-		"an empty list":                     {parcel{N: 1}, Unique{By: []string{}}, EnqueueOpts{}, "Unique.By"},
-		"too many fields":                   {parcel{N: 1}, Unique{By: make([]string, 33)}, EnqueueOpts{}, "Unique.By"},
-		"fields of a number":                {payload{7}, Unique{By: []string{"n"}}, EnqueueOpts{}, "Unique.By"},
-		"fields, and none":                  {parcel{N: 1}, Unique{By: []string{"n"}, AnyArgs: true}, EnqueueOpts{}, "Unique.By"},
-		"a key that the job does not have":  {parcel{N: 1}, Unique{Key: true}, EnqueueOpts{}, "Unique.Key"},
-		"an unknown end":                    {parcel{N: 1}, Unique{Until: "tomorrow"}, EnqueueOpts{}, "Unique.Until"},
-		"no period":                         {parcel{N: 1}, Unique{Until: UntilPassed(0)}, EnqueueOpts{}, "Unique.Until"},
-		"a negative period":                 {parcel{N: 1}, Unique{Until: UntilPassed(-time.Hour)}, EnqueueOpts{}, "Unique.Until"},
-		"a number without its unit":         {parcel{N: 1}, Unique{Until: UntilPassed(5)}, EnqueueOpts{}, "Unique.Until"},
-		"an unknown mode":                   {parcel{N: 1}, Unique{OnConflict: "drop"}, EnqueueOpts{}, "Unique.OnConflict"},
-		"no longest wait":                   {parcel{N: 1}, Unique{OnConflict: Debounce(0)}, EnqueueOpts{Delay: time.Hour}, "Unique.OnConflict"},
-		"debounce without a time":           {parcel{N: 1}, Unique{OnConflict: Debounce(time.Hour)}, EnqueueOpts{}, "Unique.OnConflict"},
+		"a field that the args do not have": {parcel{N: 1}, drover.Unique{By: []string{"n", "N"}}, drover.EnqueueOpts{}, "Unique.By"},
+		"a field that was left out":         {parcel{N: 1}, drover.Unique{By: []string{"to"}}, drover.EnqueueOpts{}, "Unique.By"},
+		"an empty list":                     {parcel{N: 1}, drover.Unique{By: []string{}}, drover.EnqueueOpts{}, "Unique.By"},
+		"too many fields":                   {parcel{N: 1}, drover.Unique{By: make([]string, 33)}, drover.EnqueueOpts{}, "Unique.By"},
+		"fields of a number":                {payload{7}, drover.Unique{By: []string{"n"}}, drover.EnqueueOpts{}, "Unique.By"},
+		"fields, and none":                  {parcel{N: 1}, drover.Unique{By: []string{"n"}, AnyArgs: true}, drover.EnqueueOpts{}, "Unique.By"},
+		"a key that the job does not have":  {parcel{N: 1}, drover.Unique{Key: true}, drover.EnqueueOpts{}, "Unique.Key"},
+		"an unknown end":                    {parcel{N: 1}, drover.Unique{Until: "tomorrow"}, drover.EnqueueOpts{}, "Unique.Until"},
+		"no period":                         {parcel{N: 1}, drover.Unique{Until: drover.UntilPassed(0)}, drover.EnqueueOpts{}, "Unique.Until"},
+		"a negative period":                 {parcel{N: 1}, drover.Unique{Until: drover.UntilPassed(-time.Hour)}, drover.EnqueueOpts{}, "Unique.Until"},
+		"a number without its unit":         {parcel{N: 1}, drover.Unique{Until: drover.UntilPassed(5)}, drover.EnqueueOpts{}, "Unique.Until"},
+		"an unknown mode":                   {parcel{N: 1}, drover.Unique{OnConflict: "drop"}, drover.EnqueueOpts{}, "Unique.OnConflict"},
+		"no longest wait":                   {parcel{N: 1}, drover.Unique{OnConflict: drover.Debounce(0)}, drover.EnqueueOpts{Delay: time.Hour}, "Unique.OnConflict"},
+		"debounce without a time":           {parcel{N: 1}, drover.Unique{OnConflict: drover.Debounce(time.Hour)}, drover.EnqueueOpts{}, "Unique.OnConflict"},
 	} {
 		u := c.u
 		c.opts.Unique = &u
@@ -499,7 +469,7 @@ func TestUniqueBadInput(t *testing.T) {
 
 // namesFields reports whether an error is one of InvalidError, with this field.
 func namesFields(err error, field string) bool {
-	var invalid *InvalidError
+	var invalid *drover.InvalidError
 	return errors.As(err, &invalid) && invalid.Field == field || err != nil && strings.Contains(err.Error(), "drover: "+field+": ")
 }
 
@@ -518,14 +488,14 @@ func TestUniqueFromAProducersRole(t *testing.T) {
 	db.exec(t, `grant usage on schema `+schema+` to `+role)
 	db.exec(t, `grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to `+role)
 	pool := db.samePool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
-	producer := &testDB{pool, newClientOn(t, pool, Config{})}
-	first := producer.unique(t, parcel{N: 1}, Unique{})
-	receipts, err := producer.client.EnqueueMany(t.Context(), []EnqueueItem{{parcel{N: 1}, nil}, {parcel{N: 1}, &EnqueueOpts{Unique: &Unique{}}}})
-	if err != nil || receipts[0].Existing || receipts[1] != (Receipt{ID: first.ID, Existing: true}) {
+	producer := &testDB{pool, newClientOn(t, pool, drover.Config{})}
+	first := producer.unique(t, parcel{N: 1}, drover.Unique{})
+	receipts, err := producer.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{parcel{N: 1}, nil}, {parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}}}})
+	if err != nil || receipts[0].Existing || receipts[1] != (drover.Receipt{ID: first.ID, Existing: true}) {
 		t.Errorf("%+v, %v", receipts, err)
 	}
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now(), unique_scope = 'period', unique_until = now() where id = $1`, first.ID)
-	if r := producer.unique(t, parcel{N: 1}, Unique{}); r.Existing {
+	if r := producer.unique(t, parcel{N: 1}, drover.Unique{}); r.Existing {
 		t.Errorf("%+v after the period", r)
 	}
 	if _, err := pool.Exec(t.Context(), `select drover_replace_waiting('x', '{}', 'k')`); pg.SQLState(err) != "42501" {
@@ -543,11 +513,11 @@ func TestManyProducersOfOneUniqueJob(t *testing.T) {
 	for round := range 10 {
 		var wg sync.WaitGroup
 		go_ := make(chan struct{})
-		told := make([]Receipt, 64)
+		told := make([]drover.Receipt, 64)
 		for i := range told {
 			wg.Go(func() {
 				<-go_
-				opts := &EnqueueOpts{Unique: &Unique{By: []string{"n"}, Until: []UniqueUntil{UntilEnded, UntilStarted, UntilPassed(time.Hour)}[round%3]}}
+				opts := &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}, Until: []drover.UniqueUntil{drover.UntilEnded, drover.UntilStarted, drover.UntilPassed(time.Hour)}[round%3]}}
 				switch i % 16 {
 				case 7: // it is stored, or found, by a transaction that rolls back
 					db.rolledBack(t, parcel{N: round, To: fmt.Sprint(i)}, opts)
@@ -585,7 +555,7 @@ func TestManyProducersOfOneUniqueJob(t *testing.T) {
 }
 
 // rolledBack enqueues a job in a transaction that comes to nothing.
-func (db *testDB) rolledBack(t testing.TB, args Args, opts *EnqueueOpts) {
+func (db *testDB) rolledBack(t testing.TB, args drover.Args, opts *drover.EnqueueOpts) {
 	t.Helper()
 	tx, err := db.Begin(t.Context())
 	if err == nil {
@@ -598,7 +568,7 @@ func (db *testDB) rolledBack(t testing.TB, args Args, opts *EnqueueOpts) {
 }
 
 // rolledBackInPart enqueues a job behind a savepoint, and goes back to that.
-func (db *testDB) rolledBackInPart(t testing.TB, args Args, opts *EnqueueOpts) {
+func (db *testDB) rolledBackInPart(t testing.TB, args drover.Args, opts *drover.EnqueueOpts) {
 	t.Helper()
 	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		part, err := tx.Begin(t.Context())
@@ -643,7 +613,7 @@ func TestUniqueJobsThatComeAndGo(t *testing.T) {
 		for !over.Load() {
 			ids := db.idsOf(t, `select id from jobs where state in ('cancelled') limit 5`)
 			for _, id := range ids {
-				if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil && !errors.Is(err, ErrState) && !errors.Is(err, ErrNotFound) {
+				if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil && !errors.Is(err, drover.ErrState) && !errors.Is(err, drover.ErrNotFound) {
 					t.Error(err)
 				}
 			}
@@ -655,7 +625,7 @@ func TestUniqueJobsThatComeAndGo(t *testing.T) {
 	for i := range 16 {
 		wg.Go(func() {
 			for n := range 60 {
-				r, err := ways[i%len(ways)].enqueue(t.Context(), parcel{N: n % 3}, &EnqueueOpts{Unique: &Unique{}})
+				r, err := ways[i%len(ways)].enqueue(t.Context(), parcel{N: n % 3}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 				if err != nil {
 					t.Error(err)
 				} else if !value[bool](t, db, `select exists (select from seen where id = $1)`, r.ID) {
@@ -679,12 +649,12 @@ func TestUniqueNextToAnOpenTransaction(t *testing.T) {
 		"an edit":      `update jobs set tags = '{x}' where args = '{"n": 1}'`,
 		"a deletion":   `delete from jobs where args = '{"n": 1}'`,
 	} {
-		there := db.unique(t, parcel{N: 1}, Unique{})
+		there := db.unique(t, parcel{N: 1}, drover.Unique{})
 		end := db.hold(t, change)
 		for _, way := range db.ways(t) {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-			r, err := way.enqueue(ctx, parcel{N: 1}, &EnqueueOpts{Unique: &Unique{}})
-			if cancel(); err != nil || r != (Receipt{ID: there.ID, Existing: true}) {
+			r, err := way.enqueue(ctx, parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
+			if cancel(); err != nil || r != (drover.Receipt{ID: there.ID, Existing: true}) {
 				t.Errorf("%s: %s: %+v, %v", name, way.name, r, err)
 			}
 		}
@@ -695,7 +665,7 @@ func TestUniqueNextToAnOpenTransaction(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `set local lock_timeout = '50 ms'`); err != nil {
 			t.Fatal(err)
 		}
-		_, err = db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, &EnqueueOpts{Unique: &Unique{OnConflict: ReplaceWaiting}})
+		_, err = db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{OnConflict: drover.ReplaceWaiting}})
 		if pg.SQLState(err) != "55P03" {
 			t.Errorf("%s: a replacement did not wait: %v", name, err)
 		}
@@ -724,15 +694,15 @@ func TestUniqueWaitsForItsStorer(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			first, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: n}, &EnqueueOpts{Unique: &Unique{}})
+			first, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: n}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 			if err != nil {
 				t.Fatal(err)
 			}
-			var second Receipt
+			var second drover.Receipt
 			done := make(chan error)
 			go func() {
 				var err error
-				second, err = way.enqueue(t.Context(), parcel{N: n}, &EnqueueOpts{Unique: &Unique{}})
+				second, err = way.enqueue(t.Context(), parcel{N: n}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 				done <- err
 			}()
 			db.waiting(t)
@@ -744,7 +714,7 @@ func TestUniqueWaitsForItsStorer(t *testing.T) {
 			if err := errors.Join(err, <-done); err != nil {
 				t.Fatal(err)
 			}
-			if commits && second != (Receipt{ID: first.ID, Existing: true}) || !commits && (second.Existing || second.ID == first.ID) {
+			if commits && second != (drover.Receipt{ID: first.ID, Existing: true}) || !commits && (second.Existing || second.ID == first.ID) {
 				t.Errorf("%s: committed %v: %+v and %+v", way.name, commits, first, second)
 			}
 		}
@@ -757,7 +727,7 @@ func TestUniqueDeadlockIsNamed(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	enqueue := func(tx pgx.Tx, n int) error {
-		_, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: n}, &EnqueueOpts{Unique: &Unique{}})
+		_, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: n}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 		return err
 	}
 	var txs [2]pgx.Tx
@@ -781,7 +751,7 @@ func TestUniqueDeadlockIsNamed(t *testing.T) {
 	} else if err := <-other; err != nil {
 		t.Errorf("both were ended: %v", err)
 	}
-	if !errors.Is(err, ErrUniqueDeadlock) || pg.SQLState(err) != "40P01" {
+	if !errors.Is(err, drover.ErrUniqueDeadlock) || pg.SQLState(err) != "40P01" {
 		t.Errorf("%v", err)
 	}
 }
@@ -792,9 +762,9 @@ func TestUniqueBatchesInOppositeOrders(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newTestDB(t)
-	forth := make([]EnqueueItem, 2500)
+	forth := make([]drover.EnqueueItem, 2500)
 	for i := range forth {
-		forth[i] = EnqueueItem{parcel{N: i}, &EnqueueOpts{Unique: &Unique{}}}
+		forth[i] = drover.EnqueueItem{parcel{N: i}, &drover.EnqueueOpts{Unique: &drover.Unique{}}}
 	}
 	back := slices.Clone(forth)
 	slices.Reverse(back)
@@ -802,7 +772,7 @@ func TestUniqueBatchesInOppositeOrders(t *testing.T) {
 	stored := make([]int, 4)
 	for i := range stored {
 		wg.Go(func() {
-			receipts, err := db.client.EnqueueMany(t.Context(), [][]EnqueueItem{forth, back}[i%2])
+			receipts, err := db.client.EnqueueMany(t.Context(), [][]drover.EnqueueItem{forth, back}[i%2])
 			if err != nil {
 				t.Error(err)
 			}
@@ -826,9 +796,9 @@ func TestOneUniqueBatchTakesItsKeysInOrder(t *testing.T) {
 	db := newQuietDB(t)
 	var wg sync.WaitGroup
 	for i := range 8 {
-		items := make([]EnqueueItem, 200)
+		items := make([]drover.EnqueueItem, 200)
 		for n := range items {
-			items[n] = EnqueueItem{parcel{N: n}, &EnqueueOpts{Unique: &Unique{}}}
+			items[n] = drover.EnqueueItem{parcel{N: n}, &drover.EnqueueOpts{Unique: &drover.Unique{}}}
 		}
 		if i%2 == 1 {
 			slices.Reverse(items)
@@ -865,8 +835,8 @@ func TestUniqueUnderRepeatableRead(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `select from jobs limit 1`); err != nil {
 			t.Fatal(err)
 		}
-		db.unique(t, parcel{N: 1}, Unique{})
-		_, err = db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, &EnqueueOpts{Unique: &Unique{}})
+		db.unique(t, parcel{N: 1}, drover.Unique{})
+		_, err = db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 		if pg.SQLState(err) != "40001" {
 			t.Errorf("%s: %v", level, err)
 		}
@@ -880,9 +850,9 @@ func TestUniqueAndTheApplicationsOwnRules(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `create unique index one_addressee on jobs ((args->>'to'))`)
-	db.unique(t, parcel{N: 1, To: "x"}, Unique{})
+	db.unique(t, parcel{N: 1, To: "x"}, drover.Unique{})
 	for _, way := range db.ways(t) {
-		r, err := way.enqueue(t.Context(), parcel{N: 2, To: "x"}, &EnqueueOpts{Unique: &Unique{}})
+		r, err := way.enqueue(t.Context(), parcel{N: 2, To: "x"}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 		if pg.SQLState(err) != "23505" || r.Existing {
 			t.Errorf("%s: %+v, %v", way.name, r, err)
 		}
@@ -890,12 +860,12 @@ func TestUniqueAndTheApplicationsOwnRules(t *testing.T) {
 	db.exec(t, `create function drops() returns trigger language plpgsql as $$ begin return null; end $$`)
 	db.exec(t, `create trigger drops before insert on jobs for each row execute function drops()`)
 	for _, way := range db.ways(t) {
-		if r, err := way.enqueue(t.Context(), parcel{N: 3, To: "y"}, &EnqueueOpts{Unique: &Unique{}}); !errors.Is(err, ErrNotStored) {
+		if r, err := way.enqueue(t.Context(), parcel{N: 3, To: "y"}, &drover.EnqueueOpts{Unique: &drover.Unique{}}); !errors.Is(err, drover.ErrNotStored) {
 			t.Errorf("%s: %+v, %v", way.name, r, err)
 		}
 	}
 	db.exec(t, `create or replace function drops() returns trigger language plpgsql as $$ begin new.id := drover_ulid(); return new; end $$`)
-	if r, err := db.client.Enqueue(t.Context(), parcel{N: 3, To: "z"}, &EnqueueOpts{Unique: &Unique{}}); !errors.Is(err, ErrNotStored) {
+	if r, err := db.client.Enqueue(t.Context(), parcel{N: 3, To: "z"}, &drover.EnqueueOpts{Unique: &drover.Unique{}}); !errors.Is(err, drover.ErrNotStored) {
 		t.Errorf("a trigger that changes the id: %+v, %v", r, err)
 	}
 }
@@ -906,9 +876,9 @@ func TestUniqueAndTheApplicationsOwnRules(t *testing.T) {
 func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	opts := &EnqueueOpts{Unique: &Unique{Until: UntilStarted}}
+	opts := &drover.EnqueueOpts{Unique: &drover.Unique{Until: drover.UntilStarted}}
 	there := db.unique(t, parcel{N: 1}, *opts.Unique)
-	s := db.stopped(t, SupervisorConfig{})
+	s := db.stopped(t, drover.SupervisorConfig{})
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -925,9 +895,9 @@ func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 	}
 	// A claim that is not committed yet.
 	end := db.hold(t, `update jobs set state = 'running', claimed_by = 's', claim_seq = 1, attempt = 1, attempted_at = now(), unique_until = null where id = (select id from jobs where id = $1 for update)`, there.ID)
-	got := make(chan Receipt)
+	got := make(chan drover.Receipt)
 	go func() {
-		var r Receipt
+		var r drover.Receipt
 		if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) (err error) {
 			r, err = db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, opts)
 			return err
@@ -947,8 +917,8 @@ func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 func TestRedriveRacesWithAUniqueEnqueue(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	dead := db.unique(t, parcel{N: 1}, Unique{})
-	if _, err := db.client.Discard(t.Context(), dead.ID, Audit{}); err != nil {
+	dead := db.unique(t, parcel{N: 1}, drover.Unique{})
+	if _, err := db.client.Discard(t.Context(), dead.ID, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	tx, err := db.Begin(t.Context())
@@ -956,19 +926,19 @@ func TestRedriveRacesWithAUniqueEnqueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background())
-	if r, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, &EnqueueOpts{Unique: &Unique{}}); err != nil || r.Existing {
+	if r, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}}); err != nil || r.Existing {
 		t.Fatal(r, err)
 	}
 	done := make(chan error)
-	go func() { done <- db.client.RedriveJob(t.Context(), dead.ID, nil, Audit{}) }()
+	go func() { done <- db.client.RedriveJob(t.Context(), dead.ID, nil, drover.Audit{}) }()
 	db.waiting(t)
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-done; !errors.Is(err, ErrState) {
+	if err := <-done; !errors.Is(err, drover.ErrState) {
 		t.Errorf("RedriveJob = %v, want ErrState", err)
 	}
-	if db.get(t, dead.ID).State != Discarded {
+	if db.get(t, dead.ID).State != drover.Discarded {
 		t.Error("two jobs with one key")
 	}
 }
@@ -977,19 +947,19 @@ func TestRedriveRacesWithAUniqueEnqueue(t *testing.T) {
 func TestUniqueAgainAfterTheReplyWasLost(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
-	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), Config{})
-	db.unique(t, parcel{N: 0}, Unique{}) // the statements are cached
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), drover.Config{})
+	db.unique(t, parcel{N: 0}, drover.Unique{}) // the statements are cached
 	for i := 1; i < 10; i++ {
 		w.loseReplyTo(func([]byte) bool { return true })
-		if _, err := db.client.Enqueue(t.Context(), parcel{N: i}, &EnqueueOpts{Unique: &Unique{}}); err == nil {
+		if _, err := db.client.Enqueue(t.Context(), parcel{N: i}, &drover.EnqueueOpts{Unique: &drover.Unique{}}); err == nil {
 			t.Fatal("the reply was not lost")
 		}
-		r := db.unique(t, parcel{N: i}, Unique{})
-		if there := value[string](t, db, `select id from jobs where args = jsonb_build_object('n', $1::int)`, i); r != (Receipt{ID: there, Existing: true}) {
+		r := db.unique(t, parcel{N: i}, drover.Unique{})
+		if there := value[string](t, db, `select id from jobs where args = jsonb_build_object('n', $1::int)`, i); r != (drover.Receipt{ID: there, Existing: true}) {
 			t.Errorf("%+v, want %s", r, there)
 		}
 	}
-	batch := []EnqueueItem{{parcel{N: 20}, &EnqueueOpts{Unique: &Unique{}}}, {parcel{N: 21}, &EnqueueOpts{Unique: &Unique{}}}}
+	batch := []drover.EnqueueItem{{parcel{N: 20}, &drover.EnqueueOpts{Unique: &drover.Unique{}}}, {parcel{N: 21}, &drover.EnqueueOpts{Unique: &drover.Unique{}}}}
 	w.loseReplyTo(func(written []byte) bool { return bytes.Contains(written, []byte("commit\x00")) })
 	if _, err := db.client.EnqueueMany(t.Context(), batch); err == nil {
 		t.Fatal("the reply was not lost")
@@ -1007,18 +977,18 @@ func TestUniqueAgainAfterTheReplyWasLost(t *testing.T) {
 //	go test -run '^$' -bench UniqueRates -benchtime 9x .
 func BenchmarkUniqueRates(b *testing.B) {
 	pool := pgtest.NewMigratedPool(b, func(c *pgxpool.Config) { c.MaxConns = 4 })
-	db := &testDB{pool, newClientOn(b, pool, Config{})}
+	db := &testDB{pool, newClientOn(b, pool, drover.Config{})}
 	variants := []struct {
 		name string
-		opts func() *EnqueueOpts
+		opts func() *drover.EnqueueOpts
 	}{
-		{"plain", func() *EnqueueOpts { return nil }},
-		{"options", func() *EnqueueOpts { return &EnqueueOpts{MaxAttempts: 5} }},
-		{"unique", func() *EnqueueOpts { return &EnqueueOpts{Unique: &Unique{}} }},
-		{"unique-by", func() *EnqueueOpts { return &EnqueueOpts{Unique: &Unique{By: []string{"n"}}} }},
+		{"plain", func() *drover.EnqueueOpts { return nil }},
+		{"options", func() *drover.EnqueueOpts { return &drover.EnqueueOpts{MaxAttempts: 5} }},
+		{"unique", func() *drover.EnqueueOpts { return &drover.EnqueueOpts{Unique: &drover.Unique{}} }},
+		{"unique-by", func() *drover.EnqueueOpts { return &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}}} }},
 	}
 	n := 0
-	single := func(opts func() *EnqueueOpts, jobs int) {
+	single := func(opts func() *drover.EnqueueOpts, jobs int) {
 		var wg sync.WaitGroup
 		for range 2 {
 			first := n
@@ -1033,11 +1003,11 @@ func BenchmarkUniqueRates(b *testing.B) {
 		}
 		wg.Wait()
 	}
-	bulk := func(opts func() *EnqueueOpts, jobs int) {
+	bulk := func(opts func() *drover.EnqueueOpts, jobs int) {
 		for range jobs / 1000 {
-			items := make([]EnqueueItem, 1000)
+			items := make([]drover.EnqueueItem, 1000)
 			for i := range items {
-				items[i] = EnqueueItem{parcel{N: n, To: "a"}, opts()}
+				items[i] = drover.EnqueueItem{parcel{N: n, To: "a"}, opts()}
 				n++
 			}
 			if _, err := db.client.EnqueueMany(b.Context(), items); err != nil {
@@ -1050,7 +1020,7 @@ func BenchmarkUniqueRates(b *testing.B) {
 	for b.Loop() {
 		for _, kind := range []struct {
 			name string
-			do   func(func() *EnqueueOpts, int)
+			do   func(func() *drover.EnqueueOpts, int)
 			jobs int // of each producer
 			all  int
 			base string

@@ -1,4 +1,4 @@
-package drover
+package drover_test
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -23,26 +24,24 @@ import (
 func TestTheHandlerSeesItsJob(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	id := db.enqueue(t, dyn{kind: "k", N: 7}, &EnqueueOpts{
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k", N: 7}, &drover.EnqueueOpts{
 		Queue: "q", Priority: 3, MaxAttempts: 4, Tags: []string{"a", "b"}, Metadata: map[string]any{"tenant": "x"},
 		Key: "customer 7",
 	})
-	jobs := make(chan Job, 10)
-	db.run(t, SupervisorConfig{Queues: []Queue{{Name: "q"}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{Retry: Constant{Delay: 2 * time.Millisecond}}, func(_ context.Context, job *Job) error {
-			seen := *job
-			seen.task = nil
-			jobs <- seen
-			switch job.task.Seq {
+	jobs := make(chan drover.Job, 10)
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "q"}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{Retry: drover.Constant{Delay: 2 * time.Millisecond}}, func(_ context.Context, job *drover.Job) error {
+			jobs <- drover.WithoutRun(job)
+			switch drover.RunOf(job).Seq {
 			case 1:
 				return errBoom
 			case 2:
-				return Snooze(0)
+				return drover.Snooze(0)
 			case 3:
-				return RetryAfter(3*time.Millisecond, errors.New("busy"))
+				return drover.RetryAfter(3*time.Millisecond, errors.New("busy"))
 			}
-			return Discard(errors.New("enough"))
+			return drover.Discard(errors.New("enough"))
 		}),
 	}})
 	heard.wait(t, id, "discarded")
@@ -71,7 +70,7 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 	if fourth.Attempt != 3 || fourth.LastError != "busy" || fourth.Failures != 2 || fourth.LastDelay < 3*time.Millisecond || !slices.Equal(fourth.Tags, first.Tags) || string(fourth.Metadata) != string(first.Metadata) {
 		t.Errorf("fourth run saw %+v", fourth)
 	}
-	if err := db.client.RedriveJob(t.Context(), id, nil, Audit{}); err != nil {
+	if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	if again := <-jobs; again.Attempt != 1 || again.Redrives != 1 || again.LastError != "enough" || again.Failures != 3 {
@@ -83,33 +82,33 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 func TestWhoDecidesMaxAttempts(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	now := Constant{Delay: time.Nanosecond}
-	fails := func(context.Context, *Job) error { return errBoom }
-	cfg := SupervisorConfig{
-		Queues: []Queue{{Retry: now}, {Name: "seven", MaxAttempts: 7, Retry: now}},
-		Workers: []Worker{
-			dynWorker("unset", WorkerOpts{}, fails),
-			dynWorker("three", WorkerOpts{MaxAttempts: 3}, fails),
-			dynWorker("once", WorkerOpts{MaxAttempts: 1}, fails),
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	now := drover.Constant{Delay: time.Nanosecond}
+	fails := func(context.Context, *drover.Job) error { return errBoom }
+	cfg := drover.SupervisorConfig{
+		Queues: []drover.Queue{{Retry: now}, {Name: "seven", MaxAttempts: 7, Retry: now}},
+		Workers: []drover.Worker{
+			dynWorker("unset", drover.WorkerOpts{}, fails),
+			dynWorker("three", drover.WorkerOpts{MaxAttempts: 3}, fails),
+			dynWorker("once", drover.WorkerOpts{MaxAttempts: 1}, fails),
 		},
 	}
 	cases := []struct {
 		kind string
-		opts EnqueueOpts
+		opts drover.EnqueueOpts
 		want int
 	}{
-		{"unset", EnqueueOpts{}, 20},
-		{"unset", EnqueueOpts{Queue: "seven"}, 7},
-		{"three", EnqueueOpts{}, 3},
-		{"three", EnqueueOpts{Queue: "seven"}, 3},
-		{"three", EnqueueOpts{MaxAttempts: 5}, 5},
-		{"three", EnqueueOpts{MaxAttempts: 2}, 2},
-		{"three", EnqueueOpts{MaxAttempts: 1}, 1},
-		{"three", EnqueueOpts{MaxAttempts: 9, Queue: "seven"}, 9},
-		{"unset", EnqueueOpts{MaxAttempts: 25}, 25},
-		{"once", EnqueueOpts{}, 1},
-		{"once", EnqueueOpts{MaxAttempts: 4}, 4},
+		{"unset", drover.EnqueueOpts{}, 20},
+		{"unset", drover.EnqueueOpts{Queue: "seven"}, 7},
+		{"three", drover.EnqueueOpts{}, 3},
+		{"three", drover.EnqueueOpts{Queue: "seven"}, 3},
+		{"three", drover.EnqueueOpts{MaxAttempts: 5}, 5},
+		{"three", drover.EnqueueOpts{MaxAttempts: 2}, 2},
+		{"three", drover.EnqueueOpts{MaxAttempts: 1}, 1},
+		{"three", drover.EnqueueOpts{MaxAttempts: 9, Queue: "seven"}, 9},
+		{"unset", drover.EnqueueOpts{MaxAttempts: 25}, 25},
+		{"once", drover.EnqueueOpts{}, 1},
+		{"once", drover.EnqueueOpts{MaxAttempts: 4}, 4},
 	}
 	ids := make([]string, len(cases))
 	for i, c := range cases {
@@ -123,7 +122,7 @@ func TestWhoDecidesMaxAttempts(t *testing.T) {
 				c.kind, c.opts, heard.count(ids[i], "started"), end.Attempt, end.MaxAttempts, c.want)
 		}
 		info, err := db.client.Job(t.Context(), ids[i])
-		if err != nil || info.MaxAttempts != c.want || info.DiscardReason != ReasonAttemptsExhausted {
+		if err != nil || info.MaxAttempts != c.want || info.DiscardReason != drover.ReasonAttemptsExhausted {
 			t.Errorf("%s, %+v: the row says %d runs, reason %q: %v", c.kind, c.opts, info.MaxAttempts, info.DiscardReason, err)
 		}
 	}
@@ -134,40 +133,40 @@ func TestWhoDecidesMaxAttempts(t *testing.T) {
 func TestWhoDecidesTheStrategy(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	ofJob, ofWorker, ofQueue := Constant{Delay: 1111 * time.Microsecond}, Constant{Delay: 2222 * time.Microsecond}, Constant{Delay: 3333 * time.Microsecond}
-	named := func(d time.Duration) func(FailedRun) (time.Duration, bool) {
-		return func(FailedRun) (time.Duration, bool) { return d, true }
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	ofJob, ofWorker, ofQueue := drover.Constant{Delay: 1111 * time.Microsecond}, drover.Constant{Delay: 2222 * time.Microsecond}, drover.Constant{Delay: 3333 * time.Microsecond}
+	named := func(d time.Duration) func(drover.FailedRun) (time.Duration, bool) {
+		return func(drover.FailedRun) (time.Duration, bool) { return d, true }
 	}
-	fails := func(context.Context, *Job) error { return errBoom }
-	cfg := SupervisorConfig{
-		Queues: []Queue{{MaxAttempts: 4}, {Name: "q", MaxAttempts: 4, Retry: ofQueue}},
-		Workers: []Worker{
-			dynWorker("unset", WorkerOpts{}, fails),
-			dynWorker("set", WorkerOpts{Retry: ofWorker}, fails),
-			dynWorker("shares", WorkerOpts{Retry: Custom{Name: "listed"}}, fails),
-			dynWorker("brings", WorkerOpts{Retry: Custom{Name: "brought", Func: named(5555 * time.Microsecond)}}, fails),
-			dynWorker("anonymous", WorkerOpts{Retry: Custom{Func: named(6666 * time.Microsecond)}}, fails),
+	fails := func(context.Context, *drover.Job) error { return errBoom }
+	cfg := drover.SupervisorConfig{
+		Queues: []drover.Queue{{MaxAttempts: 4}, {Name: "q", MaxAttempts: 4, Retry: ofQueue}},
+		Workers: []drover.Worker{
+			dynWorker("unset", drover.WorkerOpts{}, fails),
+			dynWorker("set", drover.WorkerOpts{Retry: ofWorker}, fails),
+			dynWorker("shares", drover.WorkerOpts{Retry: drover.Custom{Name: "listed"}}, fails),
+			dynWorker("brings", drover.WorkerOpts{Retry: drover.Custom{Name: "brought", Func: named(5555 * time.Microsecond)}}, fails),
+			dynWorker("anonymous", drover.WorkerOpts{Retry: drover.Custom{Func: named(6666 * time.Microsecond)}}, fails),
 		},
-		Strategies: []Custom{{Name: "listed", Func: named(4444 * time.Microsecond)}},
+		Strategies: []drover.Custom{{Name: "listed", Func: named(4444 * time.Microsecond)}},
 	}
 	cases := []struct {
 		kind string
-		opts EnqueueOpts
+		opts drover.EnqueueOpts
 		want time.Duration
 	}{
-		{"unset", EnqueueOpts{Queue: "q"}, ofQueue.Delay},
-		{"set", EnqueueOpts{}, ofWorker.Delay},
-		{"set", EnqueueOpts{Queue: "q"}, ofWorker.Delay},
-		{"set", EnqueueOpts{Queue: "q", Retry: ofJob}, ofJob.Delay},
-		{"unset", EnqueueOpts{Queue: "q", Retry: ofJob}, ofJob.Delay},
-		{"unset", EnqueueOpts{Retry: ofJob}, ofJob.Delay},
-		{"shares", EnqueueOpts{}, 4444 * time.Microsecond},
-		{"set", EnqueueOpts{Retry: Custom{Name: "listed"}}, 4444 * time.Microsecond},
-		{"set", EnqueueOpts{Retry: Custom{Name: "brought"}}, 5555 * time.Microsecond},
-		{"set", EnqueueOpts{Retry: Custom{Name: "brought", Max: time.Millisecond}}, time.Millisecond},
-		{"anonymous", EnqueueOpts{Queue: "q"}, 6666 * time.Microsecond},
-		{"anonymous", EnqueueOpts{Retry: ofJob}, ofJob.Delay},
+		{"unset", drover.EnqueueOpts{Queue: "q"}, ofQueue.Delay},
+		{"set", drover.EnqueueOpts{}, ofWorker.Delay},
+		{"set", drover.EnqueueOpts{Queue: "q"}, ofWorker.Delay},
+		{"set", drover.EnqueueOpts{Queue: "q", Retry: ofJob}, ofJob.Delay},
+		{"unset", drover.EnqueueOpts{Queue: "q", Retry: ofJob}, ofJob.Delay},
+		{"unset", drover.EnqueueOpts{Retry: ofJob}, ofJob.Delay},
+		{"shares", drover.EnqueueOpts{}, 4444 * time.Microsecond},
+		{"set", drover.EnqueueOpts{Retry: drover.Custom{Name: "listed"}}, 4444 * time.Microsecond},
+		{"set", drover.EnqueueOpts{Retry: drover.Custom{Name: "brought"}}, 5555 * time.Microsecond},
+		{"set", drover.EnqueueOpts{Retry: drover.Custom{Name: "brought", Max: time.Millisecond}}, time.Millisecond},
+		{"anonymous", drover.EnqueueOpts{Queue: "q"}, 6666 * time.Microsecond},
+		{"anonymous", drover.EnqueueOpts{Retry: ofJob}, ofJob.Delay},
 	}
 	ids := make([]string, len(cases))
 	for i, c := range cases {
@@ -195,7 +194,7 @@ func TestWhoDecidesTheStrategy(t *testing.T) {
 	for i := range cases {
 		heard.wait(t, ids[i], "discarded")
 		check(i, 3)
-		if err := db.client.RedriveJob(t.Context(), ids[i], nil, Audit{}); err != nil {
+		if err := db.client.RedriveJob(t.Context(), ids[i], nil, drover.Audit{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -208,42 +207,42 @@ func TestWhoDecidesTheStrategy(t *testing.T) {
 // R-8, R-13: a rescuer that does not know a job's kind keeps its own strategy, its kind's or its queue's.
 func TestTheStrategySurvivesARescue(t *testing.T) {
 	t.Parallel()
-	db := newTestDBWith(t, Config{Logger: quiet()})
-	run := func(context.Context, *Job) error { return nil }
+	db := newTestDBWith(t, drover.Config{Logger: quiet()})
+	run := func(context.Context, *drover.Job) error { return nil }
 	// The process that dies knew the kind; only its rows are left.
-	dead, err := db.client.NewSupervisor(SupervisorConfig{
+	dead, err := db.client.NewSupervisor(drover.SupervisorConfig{
 		Lease:   time.Hour, // of which either may be silent for a third, or both would have died at the same time
-		Queues:  []Queue{{Name: "q", MaxAttempts: 9, Retry: Constant{Delay: 3 * time.Minute}}},
-		Workers: []Worker{dynWorker("set", WorkerOpts{MaxAttempts: 6, Retry: Linear{Step: time.Minute}}, run), dynWorker("unset", WorkerOpts{}, run)},
+		Queues:  []drover.Queue{{Name: "q", MaxAttempts: 9, Retry: drover.Constant{Delay: 3 * time.Minute}}},
+		Workers: []drover.Worker{dynWorker("set", drover.WorkerOpts{MaxAttempts: 6, Retry: drover.Linear{Step: time.Minute}}, run), dynWorker("unset", drover.WorkerOpts{}, run)},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	deadControl(t, dead)
-	rescuer, err := db.client.NewSupervisor(SupervisorConfig{Lease: time.Hour, Queues: []Queue{{Name: "another"}}, Workers: []Worker{dynWorker("other", WorkerOpts{}, run)}})
+	rescuer, err := db.client.NewSupervisor(drover.SupervisorConfig{Lease: time.Hour, Queues: []drover.Queue{{Name: "another"}}, Workers: []drover.Worker{dynWorker("other", drover.WorkerOpts{}, run)}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	deadControl(t, rescuer)
 	cases := []struct {
 		kind        string
-		opts        EnqueueOpts
+		opts        drover.EnqueueOpts
 		delay       time.Duration
 		maxAttempts int
 	}{
-		{"set", EnqueueOpts{Queue: "q"}, 2 * time.Minute, 6},
-		{"set", EnqueueOpts{Queue: "q", Retry: Constant{Delay: time.Hour}, MaxAttempts: 3}, time.Hour, 3},
-		{"unset", EnqueueOpts{Queue: "q"}, 3 * time.Minute, 9},
+		{"set", drover.EnqueueOpts{Queue: "q"}, 2 * time.Minute, 6},
+		{"set", drover.EnqueueOpts{Queue: "q", Retry: drover.Constant{Delay: time.Hour}, MaxAttempts: 3}, time.Hour, 3},
+		{"unset", drover.EnqueueOpts{Queue: "q"}, 3 * time.Minute, 9},
 	}
 	for _, c := range cases {
 		id := db.enqueue(t, dyn{kind: c.kind}, &c.opts)
 		// It runs for the second time, and the process died in the first run too.
-		db.exec(t, `update jobs set state = 'running', claimed_by = $2, attempt = 2, claim_seq = 2, crashes = 1 where id = $1`, id, dead.engine.Lease.Load().ID)
+		db.exec(t, `update jobs set state = 'running', claimed_by = $2, attempt = 2, claim_seq = 2, crashes = 1 where id = $1`, id, drover.EngineOf(dead).Lease.Load().ID)
 		conn, err := db.Acquire(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := rescuer.engine.Keeper.Rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: dead.engine.Lease.Load().ID, Queues: []string{"q"}}); err != nil {
+		if err := drover.EngineOf(rescuer).Keeper.Rescue(t.Context(), store.Session{Conn: conn.Conn()}, store.Peer{ID: drover.EngineOf(dead).Lease.Load().ID, Queues: []string{"q"}}); err != nil {
 			t.Fatal(err)
 		}
 		conn.Release()
@@ -251,20 +250,20 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 		if info, err := db.client.Job(t.Context(), id); err != nil || info.MaxAttempts != c.maxAttempts {
 			t.Errorf("%s: %d attempts, want %d: %v", c.kind, info.MaxAttempts, c.maxAttempts, err)
 		}
-		if row.State != Retryable || row.Crashes != 2 || row.Delay < c.delay-time.Second || row.Delay > c.delay+time.Second {
+		if row.State != drover.Retryable || row.Crashes != 2 || row.Delay < c.delay-time.Second || row.Delay > c.delay+time.Second {
 			t.Errorf("%s: rescued row = %+v, want it due in %v", c.kind, row, c.delay)
 		}
 	}
 }
 
 // deadControl registers a supervisor that is then never heard of again.
-func deadControl(t *testing.T, s *Supervisor) {
+func deadControl(t *testing.T, s *drover.Supervisor) {
 	t.Helper()
-	s.engine.Keeper.Base = context.Background()
-	if err := s.engine.Keeper.Register(t.Context()); err != nil {
+	drover.EngineOf(s).Keeper.Base = context.Background()
+	if err := drover.EngineOf(s).Keeper.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.engine.Keeper.Link.Close(context.Background()) })
+	t.Cleanup(func() { drover.EngineOf(s).Keeper.Link.Close(context.Background()) })
 }
 
 // R-8: a name that this process lacks is no reason to fail, but worth a line in the log.
@@ -272,10 +271,10 @@ func TestAnUnknownStrategyFallsBackToTheWorkers(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
 	var logged lockedBuffer
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []Hooks{heard.hooks()}})
-	id := db.enqueue(t, dyn{kind: "k"}, &EnqueueOpts{Retry: Custom{Name: "of another process"}})
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{Retry: Constant{Delay: time.Hour}}, func(context.Context, *Job) error { return errBoom }),
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []drover.Hooks{heard.hooks()}})
+	id := db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Retry: drover.Custom{Name: "of another process"}})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Hour}}, func(context.Context, *drover.Job) error { return errBoom }),
 	}})
 	if e := heard.end(t, id); e.name != "failed" || e.Backoff != time.Hour {
 		t.Errorf("event = %+v", e)
@@ -293,10 +292,10 @@ func TestACustomStrategySeesTheFailure(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
 	var logged lockedBuffer
-	db := newTestDBWith(t, Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []drover.Hooks{heard.hooks()}})
 	var mu sync.Mutex
-	var failures []FailedRun
-	custom := Custom{Func: func(f FailedRun) (time.Duration, bool) {
+	var failures []drover.FailedRun
+	custom := drover.Custom{Func: func(f drover.FailedRun) (time.Duration, bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		failures = append(failures, f)
@@ -309,8 +308,8 @@ func TestACustomStrategySeesTheFailure(t *testing.T) {
 		panic("in the strategy")
 	}}
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{Retry: custom}, func(_ context.Context, job *Job) error { return fmt.Errorf("run %d: %w", job.Attempt, errBoom) }),
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{Retry: custom}, func(_ context.Context, job *drover.Job) error { return fmt.Errorf("run %d: %w", job.Attempt, errBoom) }),
 	}})
 	eventually(t, func() bool { return heard.count(id, "failed") == 3 })
 	mu.Lock()
@@ -324,7 +323,7 @@ func TestACustomStrategySeesTheFailure(t *testing.T) {
 		t.Errorf("failures = %+v", failures)
 	}
 	row := db.endRow(t, id)
-	if row.State != Retryable || row.Delay < 59*time.Second || row.Delay > 76*time.Second { // Exponential{} after attempt 3
+	if row.State != drover.Retryable || row.Delay < 59*time.Second || row.Delay > 76*time.Second { // Exponential{} after attempt 3
 		t.Errorf("row = %+v", row)
 	}
 	if !strings.Contains(string(logged.Bytes()), "in the strategy") {
@@ -348,12 +347,12 @@ func (noKind) Kind() string     { return "" }
 func TestArgsAsPostgresKeepsThem(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	ran := make(chan string, 1)
-	db.start(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{Handle(func(_ context.Context, j *Job, args kept) error {
+	db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(_ context.Context, j *drover.Job, args kept) error {
 		ran <- fmt.Sprintf("%s %+v", j.Args, args)
 		return nil
-	}, WorkerOpts{})}})
+	}, drover.WorkerOpts{})}})
 	for _, c := range []struct{ args, ran string }{
 		{`'{"To":"a", "N":1,"To":"b"}'`, `{"N": 1, "To": "b"} {N:1 To:b}`},
 		{`'{"N": 1e2}'`, `{"N": 100} {N:100 To:}`},
@@ -366,7 +365,7 @@ func TestArgsAsPostgresKeepsThem(t *testing.T) {
 		end := heard.end(t, value[string](t, db, `select job_id from drover_enqueue('kept', `+c.args+`)`))
 		switch {
 		case c.ran == "":
-			if end.name != "discarded" || end.Reason != ReasonUndecodable {
+			if end.name != "discarded" || end.Reason != drover.ReasonUndecodable {
 				t.Errorf("%s: %+v", c.args, end)
 			}
 		case end.name != "completed":
@@ -394,11 +393,11 @@ func (kept) Kind() string { return "kept" }
 func TestPointerArgs(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	got := make(chan int, 1)
 	id := db.enqueue(t, &ptrArgs{7}, nil)
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		Handle(func(_ context.Context, _ *Job, args *ptrArgs) error { got <- args.N; return nil }, WorkerOpts{}),
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		drover.Handle(func(_ context.Context, _ *drover.Job, args *ptrArgs) error { got <- args.N; return nil }, drover.WorkerOpts{}),
 	}})
 	if e := heard.end(t, id); e.name != "completed" || <-got != 7 {
 		t.Errorf("event = %+v", e)
@@ -408,49 +407,49 @@ func TestPointerArgs(t *testing.T) {
 // All mistakes of a configuration are reported together, each by the name of its field.
 func TestConfigurationMistakes(t *testing.T) {
 	t.Parallel()
-	db := newTestDBWith(t, Config{Logger: quiet()})
-	ok := dynWorker("ok", WorkerOpts{}, func(context.Context, *Job) error { return nil })
-	with := func(opts WorkerOpts) []Worker { return []Worker{dynWorker("k", opts, ok.handle)} }
-	queues := []Queue{{}}
-	wait := func(FailedRun) (time.Duration, bool) { return 0, true }
-	other := func(FailedRun) (time.Duration, bool) { return 1, true }
+	db := newTestDBWith(t, drover.Config{Logger: quiet()})
+	ok := dynWorker("ok", drover.WorkerOpts{}, doNothing)
+	with := func(opts drover.WorkerOpts) []drover.Worker { return []drover.Worker{dynWorker("k", opts, doNothing)} }
+	queues := []drover.Queue{{}}
+	wait := func(drover.FailedRun) (time.Duration, bool) { return 0, true }
+	other := func(drover.FailedRun) (time.Duration, bool) { return 1, true }
 	for name, c := range map[string]struct {
-		cfg  SupervisorConfig
+		cfg  drover.SupervisorConfig
 		want []string // fields, or parts of what is said
 	}{
-		"nothing":                {SupervisorConfig{}, []string{"Queues:", "Workers:"}},
-		"the same kind twice":    {SupervisorConfig{Queues: queues, Workers: []Worker{ok, ok}}, []string{"Workers[1]", `"ok"`}},
-		"the same queue twice":   {SupervisorConfig{Queues: []Queue{{}, {Name: "default"}}, Workers: []Worker{ok}}, []string{"Queues[1].Name"}},
-		"an empty worker":        {SupervisorConfig{Queues: queues, Workers: []Worker{{}, ok, {}}}, []string{"Workers[0]", "Workers[2]", "Handle"}},
-		"a nil handler":          {SupervisorConfig{Queues: queues, Workers: []Worker{Handle[decodes](nil, WorkerOpts{})}}, []string{"Workers[0]", "nil"}},
-		"args of interface type": {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, Args) error { return nil }, WorkerOpts{})}}, []string{"Workers[0]", "interface"}},
-		"a kind that panics":     {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, kindPanics) error { return nil }, WorkerOpts{})}}, []string{"Workers[0]", "panics"}},
-		"a kind with NUL":        {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, nulKind) error { return nil }, WorkerOpts{})}}, []string{"Workers[0].kind"}},
-		"an empty kind":          {SupervisorConfig{Queues: queues, Workers: []Worker{Handle(func(context.Context, *Job, noKind) error { return nil }, WorkerOpts{})}}, []string{"Workers[0].kind"}},
-		"negative attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: -1}}, Workers: with(WorkerOpts{MaxAttempts: -1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
-		"too many attempts":      {SupervisorConfig{Queues: []Queue{{MaxAttempts: math.MaxInt32 + 1}}, Workers: with(WorkerOpts{MaxAttempts: math.MaxInt32 + 1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
+		"nothing":                {drover.SupervisorConfig{}, []string{"Queues:", "Workers:"}},
+		"the same kind twice":    {drover.SupervisorConfig{Queues: queues, Workers: []drover.Worker{ok, ok}}, []string{"Workers[1]", `"ok"`}},
+		"the same queue twice":   {drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "default"}}, Workers: []drover.Worker{ok}}, []string{"Queues[1].Name"}},
+		"an empty worker":        {drover.SupervisorConfig{Queues: queues, Workers: []drover.Worker{{}, ok, {}}}, []string{"Workers[0]", "Workers[2]", "Handle"}},
+		"a nil handler":          {drover.SupervisorConfig{Queues: queues, Workers: []drover.Worker{drover.Handle[decodes](nil, drover.WorkerOpts{})}}, []string{"Workers[0]", "nil"}},
+		"args of interface type": {drover.SupervisorConfig{Queues: queues, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, drover.Args) error { return nil }, drover.WorkerOpts{})}}, []string{"Workers[0]", "interface"}},
+		"a kind that panics":     {drover.SupervisorConfig{Queues: queues, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, kindPanics) error { return nil }, drover.WorkerOpts{})}}, []string{"Workers[0]", "panics"}},
+		"a kind with NUL":        {drover.SupervisorConfig{Queues: queues, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, nulKind) error { return nil }, drover.WorkerOpts{})}}, []string{"Workers[0].kind"}},
+		"an empty kind":          {drover.SupervisorConfig{Queues: queues, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, noKind) error { return nil }, drover.WorkerOpts{})}}, []string{"Workers[0].kind"}},
+		"negative attempts":      {drover.SupervisorConfig{Queues: []drover.Queue{{MaxAttempts: -1}}, Workers: with(drover.WorkerOpts{MaxAttempts: -1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
+		"too many attempts":      {drover.SupervisorConfig{Queues: []drover.Queue{{MaxAttempts: math.MaxInt32 + 1}}, Workers: with(drover.WorkerOpts{MaxAttempts: math.MaxInt32 + 1})}, []string{"Queues[0].MaxAttempts", "Workers[0].MaxAttempts"}},
 		"negative durations": {
-			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: -1, RetryFor: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: -1, CancelledRetention: -1},
+			drover.SupervisorConfig{Queues: queues, Workers: with(drover.WorkerOpts{Timeout: -1, RetryFor: -1}), Timeout: -1, Lease: -1, PollInterval: -1, DrainTimeout: -1, CompletedRetention: -1, CancelledRetention: -1},
 			[]string{"Workers[0].Timeout", "Workers[0].RetryFor", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout", "drover: CompletedRetention", "drover: CancelledRetention"},
 		},
 		"durations without a unit": {
-			SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: 30, RetryFor: 24}), Timeout: 30, Lease: 30, PollInterval: 30, DrainTimeout: 30},
+			drover.SupervisorConfig{Queues: queues, Workers: with(drover.WorkerOpts{Timeout: 30, RetryFor: 24}), Timeout: 30, Lease: 30, PollInterval: 30, DrainTimeout: 30},
 			[]string{"Workers[0].Timeout: 30ns is under 1ms", "Workers[0].RetryFor: 24ns is under 1ms", "drover: Timeout", "drover: Lease", "drover: PollInterval", "drover: DrainTimeout"},
 		},
-		"too short timeouts":   {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Timeout: time.Millisecond - 1}), Timeout: time.Millisecond - 1}, []string{"Workers[0].Timeout", "drover: Timeout"}},
-		"too short a lease":    {SupervisorConfig{Queues: queues, Workers: []Worker{ok}, Lease: time.Second - 1}, []string{"Lease"}},
-		"concurrency":          {SupervisorConfig{Queues: []Queue{{Concurrency: -1}, {Name: "b", Concurrency: 10_001}}, Workers: []Worker{ok}}, []string{"Queues[0].Concurrency", "Queues[1].Concurrency"}},
-		"a queue's name":       {SupervisorConfig{Queues: []Queue{{Name: strings.Repeat("x", 129)}, {Name: "\xff"}}, Workers: []Worker{ok}}, []string{"Queues[0].Name", "Queues[1].Name"}},
-		"strategies' settings": {SupervisorConfig{Queues: []Queue{{Retry: Linear{Step: -1}}}, Workers: with(WorkerOpts{Retry: Exponential{Base: -1, Multiplier: math.NaN(), Max: -1, Jitter: "up:2"}})}, []string{"Queues[0].Retry.Step", "Workers[0].Retry.Base", "Workers[0].Retry.Multiplier", "Workers[0].Retry.Max", "Workers[0].Retry.Jitter"}},
-		"a strategy's pointer": {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Retry: &Exponential{}})}, []string{"Workers[0].Retry", "pointer"}},
-		"a nil function":       {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Retry: Custom{}}), Strategies: []Custom{{}}}, []string{"Workers[0].Retry.Func", "Strategies[0].Func"}},
-		"two of one name":      {SupervisorConfig{Queues: queues, Workers: with(WorkerOpts{Retry: Custom{Name: "n", Func: other}}), Strategies: []Custom{{Name: "n", Func: wait}}}, []string{"Workers[0].Retry.Name", `"n"`}},
-		"a name of nothing":    {SupervisorConfig{Queues: []Queue{{Retry: Custom{Name: "gone"}}}, Workers: with(WorkerOpts{Retry: Custom{Name: "gone"}})}, []string{"Queues[0].Retry.Name", `"k"`}},
+		"too short timeouts":   {drover.SupervisorConfig{Queues: queues, Workers: with(drover.WorkerOpts{Timeout: time.Millisecond - 1}), Timeout: time.Millisecond - 1}, []string{"Workers[0].Timeout", "drover: Timeout"}},
+		"too short a lease":    {drover.SupervisorConfig{Queues: queues, Workers: []drover.Worker{ok}, Lease: time.Second - 1}, []string{"Lease"}},
+		"concurrency":          {drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: -1}, {Name: "b", Concurrency: 10_001}}, Workers: []drover.Worker{ok}}, []string{"Queues[0].Concurrency", "Queues[1].Concurrency"}},
+		"a queue's name":       {drover.SupervisorConfig{Queues: []drover.Queue{{Name: strings.Repeat("x", 129)}, {Name: "\xff"}}, Workers: []drover.Worker{ok}}, []string{"Queues[0].Name", "Queues[1].Name"}},
+		"strategies' settings": {drover.SupervisorConfig{Queues: []drover.Queue{{Retry: drover.Linear{Step: -1}}}, Workers: with(drover.WorkerOpts{Retry: drover.Exponential{Base: -1, Multiplier: math.NaN(), Max: -1, Jitter: "up:2"}})}, []string{"Queues[0].Retry.Step", "Workers[0].Retry.Base", "Workers[0].Retry.Multiplier", "Workers[0].Retry.Max", "Workers[0].Retry.Jitter"}},
+		"a strategy's pointer": {drover.SupervisorConfig{Queues: queues, Workers: with(drover.WorkerOpts{Retry: &drover.Exponential{}})}, []string{"Workers[0].Retry", "pointer"}},
+		"a nil function":       {drover.SupervisorConfig{Queues: queues, Workers: with(drover.WorkerOpts{Retry: drover.Custom{}}), Strategies: []drover.Custom{{}}}, []string{"Workers[0].Retry.Func", "Strategies[0].Func"}},
+		"two of one name":      {drover.SupervisorConfig{Queues: queues, Workers: with(drover.WorkerOpts{Retry: drover.Custom{Name: "n", Func: other}}), Strategies: []drover.Custom{{Name: "n", Func: wait}}}, []string{"Workers[0].Retry.Name", `"n"`}},
+		"a name of nothing":    {drover.SupervisorConfig{Queues: []drover.Queue{{Retry: drover.Custom{Name: "gone"}}}, Workers: with(drover.WorkerOpts{Retry: drover.Custom{Name: "gone"}})}, []string{"Queues[0].Retry.Name", `"k"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			sup, err := db.client.NewSupervisor(c.cfg)
-			if sup != nil || !errors.Is(err, ErrInvalid) {
+			if sup != nil || !errors.Is(err, drover.ErrInvalid) {
 				t.Fatalf("Supervisor = %v, %v", sup, err)
 			}
 			for _, want := range c.want {
@@ -460,14 +459,14 @@ func TestConfigurationMistakes(t *testing.T) {
 			}
 		})
 	}
-	if _, err := New(nil, Config{MaxArgsBytes: -1, Kinds: []string{"", "ok", "\x00"}}); err == nil || strings.Count(err.Error(), "Config.Kinds") != 2 || !strings.Contains(err.Error(), "MaxArgsBytes") || !strings.Contains(err.Error(), "pool") {
+	if _, err := drover.New(nil, drover.Config{MaxArgsBytes: -1, Kinds: []string{"", "ok", "\x00"}}); err == nil || strings.Count(err.Error(), "Config.Kinds") != 2 || !strings.Contains(err.Error(), "MaxArgsBytes") || !strings.Contains(err.Error(), "pool") {
 		t.Errorf("New = %v", err)
 	}
 	// The same strategy may stand in several places.
-	shared := Custom{Name: "shared", Func: wait}
-	if _, err := db.client.NewSupervisor(SupervisorConfig{
-		Queues: []Queue{{Retry: shared}}, Workers: []Worker{dynWorker("a", WorkerOpts{Retry: shared}, ok.handle), dynWorker("b", WorkerOpts{Retry: shared}, ok.handle)},
-		Strategies: []Custom{shared},
+	shared := drover.Custom{Name: "shared", Func: wait}
+	if _, err := db.client.NewSupervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{Retry: shared}}, Workers: []drover.Worker{dynWorker("a", drover.WorkerOpts{Retry: shared}, doNothing), dynWorker("b", drover.WorkerOpts{Retry: shared}, doNothing)},
+		Strategies: []drover.Custom{shared},
 	}); err != nil {
 		t.Errorf("a shared strategy: %v", err)
 	}
@@ -477,30 +476,30 @@ func TestConfigurationMistakes(t *testing.T) {
 func TestErrorCases(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
 	errBusy, errGone := errors.New("busy"), errors.New("gone")
 	var errOdd error = longTypeName[map[fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]{strings.Repeat("x", 5000)}
 	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
-	named := strings.Repeat("n", maxCaseName)
-	opts := WorkerOpts{
-		MaxAttempts: 2, Retry: Constant{Delay: time.Hour},
-		Cases: []ErrorCase{
+	named := strings.Repeat("n", drover.MaxCaseName)
+	opts := drover.WorkerOpts{
+		MaxAttempts: 2, Retry: drover.Constant{Delay: time.Hour},
+		Cases: []drover.ErrorCase{
 			{Name: "panics", If: func(error) bool { panic("oh") }, Discard: true},
-			{Name: "busy", If: is(errBusy), Retry: Custom{Name: "slow"}, MaxAttempts: Unlimited},
+			{Name: "busy", If: is(errBusy), Retry: drover.Custom{Name: "slow"}, MaxAttempts: drover.Unlimited},
 			{Name: "gone", If: is(errGone), Discard: true},
 			{Name: "gone, too late", If: is(errGone)},
 			{Name: named, If: is(errOdd), MaxAttempts: 1},
 		},
 		RetryIf: func(err error) bool { return errors.Is(err, errBoom) },
 	}
-	slow := Custom{Name: "slow", Func: func(f FailedRun) (time.Duration, bool) { return 2 * time.Hour, errors.Is(f.Err, errBusy) }}
+	slow := drover.Custom{Name: "slow", Func: func(f drover.FailedRun) (time.Duration, bool) { return 2 * time.Hour, errors.Is(f.Err, errBusy) }}
 	returns := map[string]error{
 		"plain": errBoom, "busy": fmt.Errorf("wrapped: %w", errBusy), "gone": errGone, "odd": errOdd,
-		"unknown": errors.New("unknown"), "verdict": Retry(errGone), "panics": nil,
+		"unknown": errors.New("unknown"), "verdict": drover.Retry(errGone), "panics": nil,
 	}
-	cfg := SupervisorConfig{Queues: []Queue{{}}, Strategies: []Custom{slow}}
+	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{}}, Strategies: []drover.Custom{slow}}
 	for kind, err := range returns {
-		cfg.Workers = append(cfg.Workers, dynWorker(kind, opts, func(context.Context, *Job) error {
+		cfg.Workers = append(cfg.Workers, dynWorker(kind, opts, func(context.Context, *drover.Job) error {
 			if err == nil {
 				panic(errGone)
 			}
@@ -510,24 +509,24 @@ func TestErrorCases(t *testing.T) {
 	db.run(t, cfg)
 	for _, c := range []struct {
 		kind    string
-		job     EnqueueOpts
+		job     drover.EnqueueOpts
 		attempt int // before the run
-		state   State
-		reason  Reason
+		state   drover.State
+		reason  drover.Reason
 		named   string
 		delay   time.Duration
 		most    int // MaxAttempts of the event; zero means the worker's
 	}{
-		{kind: "plain", state: Retryable, delay: time.Hour},
-		{kind: "plain", attempt: 1, state: Discarded, reason: ReasonAttemptsExhausted},
-		{kind: "busy", state: Retryable, named: "busy", delay: 2 * time.Hour, most: Unlimited},
-		{kind: "busy", job: EnqueueOpts{Retry: Constant{Delay: time.Minute}, MaxAttempts: 1}, attempt: 1_000_000, state: Retryable, named: "busy", delay: 2 * time.Hour, most: Unlimited},
-		{kind: "busy", job: EnqueueOpts{RetryUntil: time.Now().Add(time.Minute)}, state: Discarded, reason: ReasonTimeBudget, named: "busy", most: Unlimited},
-		{kind: "gone", state: Discarded, reason: ReasonUnrecoverable, named: "gone"},
-		{kind: "odd", state: Discarded, reason: ReasonAttemptsExhausted, named: named, most: 1},
-		{kind: "unknown", state: Discarded, reason: ReasonUnrecoverable}, // RetryIf's
-		{kind: "verdict", state: Retryable, delay: time.Hour},            // it says so itself
-		{kind: "panics", state: Retryable, delay: time.Hour},             // not the handler's error
+		{kind: "plain", state: drover.Retryable, delay: time.Hour},
+		{kind: "plain", attempt: 1, state: drover.Discarded, reason: drover.ReasonAttemptsExhausted},
+		{kind: "busy", state: drover.Retryable, named: "busy", delay: 2 * time.Hour, most: drover.Unlimited},
+		{kind: "busy", job: drover.EnqueueOpts{Retry: drover.Constant{Delay: time.Minute}, MaxAttempts: 1}, attempt: 1_000_000, state: drover.Retryable, named: "busy", delay: 2 * time.Hour, most: drover.Unlimited},
+		{kind: "busy", job: drover.EnqueueOpts{RetryUntil: time.Now().Add(time.Minute)}, state: drover.Discarded, reason: drover.ReasonTimeBudget, named: "busy", most: drover.Unlimited},
+		{kind: "gone", state: drover.Discarded, reason: drover.ReasonUnrecoverable, named: "gone"},
+		{kind: "odd", state: drover.Discarded, reason: drover.ReasonAttemptsExhausted, named: named, most: 1},
+		{kind: "unknown", state: drover.Discarded, reason: drover.ReasonUnrecoverable}, // RetryIf's
+		{kind: "verdict", state: drover.Retryable, delay: time.Hour},                   // it says so itself
+		{kind: "panics", state: drover.Retryable, delay: time.Hour},                    // not the handler's error
 	} {
 		c.job.Delay = time.Hour
 		id := db.enqueue(t, dyn{kind: c.kind}, &c.job)
@@ -537,7 +536,7 @@ func TestErrorCases(t *testing.T) {
 			t.Errorf("%s after %d: event %s says at most %d, want %d", c.kind, c.attempt, end.name, end.MaxAttempts, cmp.Or(c.most, opts.MaxAttempts))
 		}
 		row := db.endRow(t, id)
-		reason := Reason("")
+		reason := drover.Reason("")
 		if row.Reason != nil {
 			reason = *row.Reason
 		}
@@ -554,20 +553,20 @@ func TestErrorCases(t *testing.T) {
 func TestUnlimitedAttempts(t *testing.T) {
 	t.Parallel()
 	var heard eventLog
-	db := newTestDBWith(t, Config{Logger: quiet(), Hooks: []Hooks{heard.hooks()}})
-	db.run(t, SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{
-		dynWorker("k", WorkerOpts{MaxAttempts: Unlimited, Retry: Constant{Delay: time.Hour}}, func(context.Context, *Job) error { return errBoom }),
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+		dynWorker("k", drover.WorkerOpts{MaxAttempts: drover.Unlimited, Retry: drover.Constant{Delay: time.Hour}}, func(context.Context, *drover.Job) error { return errBoom }),
 	}})
 	put := func(attempt int, until string) string {
 		return value[string](t, db, `insert into jobs (kind, attempt, retry_until) values ('k', $1, now() + $2::interval) returning id`, attempt, until)
 	}
-	for id, want := range map[string]Reason{
-		put(2_000_000_000, "2 hours"): "",
-		put(2_000_000_000, "30 min"):  ReasonTimeBudget,
-		put(Unlimited-1, "2 hours"):   ReasonAttemptsExhausted, // of what an int holds
+	for id, want := range map[string]drover.Reason{
+		put(2_000_000_000, "2 hours"):      "",
+		put(2_000_000_000, "30 min"):       drover.ReasonTimeBudget,
+		put(drover.Unlimited-1, "2 hours"): drover.ReasonAttemptsExhausted, // of what an int holds
 	} {
 		heard.end(t, id)
-		if got := value[Reason](t, db, `select coalesce(discard_reason, '') from jobs where id = $1`, id); got != want {
+		if got := value[drover.Reason](t, db, `select coalesce(discard_reason, '') from jobs where id = $1`, id); got != want {
 			t.Errorf("reason %q, want %q", got, want)
 		}
 	}
@@ -577,27 +576,27 @@ func TestErrorCasesAreValidated(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	yes := func(error) bool { return true }
-	for field, c := range map[string]ErrorCase{
+	for field, c := range map[string]drover.ErrorCase{
 		"Name":        {If: yes},
 		"If":          {Name: "c"},
 		"Discard":     {Name: "c", If: yes, Discard: true, MaxAttempts: 1},
-		"Retry.Delay": {Name: "c", If: yes, Retry: Constant{Delay: -1}},
+		"Retry.Delay": {Name: "c", If: yes, Retry: drover.Constant{Delay: -1}},
 		"MaxAttempts": {Name: "c", If: yes, MaxAttempts: -1},
 	} {
-		_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{c}}, doNothing)}})
-		var invalid *InvalidError
+		_, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{Cases: []drover.ErrorCase{c}}, doNothing)}})
+		var invalid *drover.InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "Workers[0].Cases[0]."+field {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	twice := []ErrorCase{{Name: "c", If: yes}, {Name: "c", If: yes}}
-	_, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: twice}, doNothing)}})
-	var invalid *InvalidError
+	twice := []drover.ErrorCase{{Name: "c", If: yes}, {Name: "c", If: yes}}
+	_, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{Cases: twice}, doNothing)}})
+	var invalid *drover.InvalidError
 	if !errors.As(err, &invalid) || invalid.Field != "Workers[0].Cases[1].Name" {
 		t.Errorf("one name twice: %v", err)
 	}
-	long := ErrorCase{Name: strings.Repeat("n", maxCaseName+1), If: yes}
-	if _, err := db.client.NewSupervisor(SupervisorConfig{Queues: []Queue{{}}, Workers: []Worker{dynWorker("k", WorkerOpts{Cases: []ErrorCase{long}}, doNothing)}}); !errors.Is(err, ErrInvalid) {
+	long := drover.ErrorCase{Name: strings.Repeat("n", drover.MaxCaseName+1), If: yes}
+	if _, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{Cases: []drover.ErrorCase{long}}, doNothing)}}); !errors.Is(err, drover.ErrInvalid) {
 		t.Errorf("a long name: %v", err)
 	}
 }

@@ -3,6 +3,8 @@ package house
 import (
 	"fmt"
 	"go/ast"
+	"go/parser"
+	"go/token"
 	"go/types"
 	"os"
 	"path/filepath"
@@ -109,4 +111,27 @@ func goroutinesIn(p *pkg, except string) (places []string) {
 		})
 	}
 	return places
+}
+
+// Tests of the root package use the exported API, as a user does, and the names in export_test.go. If a test needs more,
+// the name of its file says so.
+func TestRootTestsAreBlackBox(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../../*_test.go")
+	if err != nil || len(files) < 40 {
+		t.Fatal(files, err)
+	}
+	for _, name := range files {
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.PackageClauseOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "drover_test"
+		if strings.HasSuffix(name, "_internal_test.go") || filepath.Base(name) == "export_test.go" {
+			want = "drover"
+		}
+		if file.Name.Name != want {
+			t.Errorf("%s is in package %s, its name says %s", name, file.Name.Name, want)
+		}
+	}
 }

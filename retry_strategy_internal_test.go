@@ -15,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/oklog/ulid/v2"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens in testdata") //nolint:gochecknoglobals // go test parses flags before any test runs
@@ -759,4 +762,102 @@ func TestFiguresOfTheDefaultRetry(t *testing.T) {
 			}
 		}
 	}
+}
+
+// strategies returns retry strategies of every kind, some of them at their bounds.
+func strategies() []RetryStrategy {
+	all := []RetryStrategy{nil, Custom{Name: "n"}, Custom{Name: strings.Repeat("é", 64), Max: time.Hour, Jitter: FullJitter}, Every(time.Nanosecond)}
+	jitters := []Jitter{
+		"", NoJitter, FullJitter, EqualJitter, JitterUp(0), JitterUp(1), JitterUp(0.25), JitterUp(1e-9), JitterDown(0.5), JitterSymmetric(1.0 / 3),
+		JitterAbs(0), JitterAbs(1), JitterAbs(1500), JitterAbs(90*time.Second + 1), JitterAbs(maxBackoff), "up:2.5e-1", "abs:1us", "abs:1.5h",
+	}
+	durations := []time.Duration{0, 1, 999, 1500, time.Millisecond, 1500 * time.Millisecond, time.Hour + time.Nanosecond, maxBackoff, NoTimeout}
+	for _, j := range jitters {
+		for _, d := range durations {
+			all = append(all, Exponential{Base: d, Max: d, Jitter: j}, Linear{Step: d, Max: d, Jitter: j}, Constant{Delay: d, Max: d, Jitter: j})
+		}
+	}
+	for _, m := range []float64{1, 1.0000001, 2, 1e21, 1e300} {
+		all = append(all, Exponential{Multiplier: m})
+	}
+	return all
+}
+
+// drover_strategy_ok accepts every strategy that Go encodes, and Go decodes every strategy that it
+// accepts.
+func TestStoredStrategiesPassTheCheck(t *testing.T) {
+	t.Parallel()
+	pool := migratedClient(t).desk.pool
+	known := map[string]Custom{"n": {Name: "n", Func: func(FailedRun) (time.Duration, bool) { return 0, true }}}
+	var good []string
+	for _, s := range strategies() {
+		raw, err := encodeStrategy(s)
+		if err != nil {
+			t.Errorf("%+v: %v", s, err)
+			continue
+		}
+		good = append(good, string(raw))
+	}
+	for _, raw := range accepted(t, pool, good, false) {
+		t.Errorf("%s was refused", raw)
+	}
+	garbage := []string{
+		`null`, `1`, `"exponential"`, `[]`, `{}`, `{"type": "odd"}`, `{"type": null}`, `{"type": 1}`, `{"type": "EXPONENTIAL"}`, `{"type": "exponential", "odd": 1}`,
+		`{"type": "exponential", "step": "1s"}`, `{"type": "linear", "base": "1s"}`, `{"type": "constant", "multiplier": 2}`, `{"type": "constant", "name": "n"}`,
+		`{"type": "custom"}`, `{"type": "custom", "name": ""}`, `{"type": "custom", "name": 1}`, `{"type": "custom", "name": null}`, `{"type": "custom", "name": "n", "delay": "1s"}`,
+		`{"type": "exponential", "multiplier": 0.9}`, `{"type": "exponential", "multiplier": "2"}`, `{"type": "exponential", "multiplier": 1e400}`, `{"type": "exponential", "multiplier": null}`,
+		`{"type": "custom", "name": "` + strings.Repeat("n", 2000) + `"}`,
+	}
+	for _, d := range []string{
+		`""`, `"0s"`, `"0"`, `"1"`, `"s"`, `"-1s"`, `"+1s"`, `"1 s"`, `" 1s"`, `"1s "`, `"1.s"`, `"1.2.3s"`, `"..s"`, `"1d"`, `"1S"`, `"soon"`, `null`, `15`, `{}`, `"1s\n"`, `"0.0s"`,
+	} {
+		garbage = append(garbage, `{"type": "exponential", "base": `+d+`}`, `{"type": "linear", "step": `+d+`}`, `{"type": "constant", "delay": `+d+`}`,
+			`{"type": "constant", "max": `+d+`}`)
+	}
+	for _, j := range []string{
+		`""`, `"zigzag"`, `"up"`, `"up:"`, `"up:1.1"`, `"up:-0.1"`, `"up:x"`, `"up:.5"`, `"up:NaN"`, `"full:1"`, `"none:"`, `"abs"`, `"abs:1"`, `"abs:-1s"`, `null`, `0.25`, `"up:0.25 "`, `"UP:0.25"`,
+	} {
+		garbage = append(garbage, `{"type": "constant", "jitter": `+j+`}`)
+	}
+	for _, raw := range accepted(t, pool, garbage, true) {
+		t.Errorf("%s was accepted", raw)
+	}
+
+	// Bytes of good strategies are cut out, copied or replaced. A worker can read each result that
+	// drover_strategy_ok accepts.
+	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same every time
+	var mutants []string
+	for len(mutants) < 20000 {
+		raw := []byte(good[r.IntN(len(good))])
+		at := r.IntN(len(raw))
+		switch r.IntN(3) {
+		case 0:
+			raw = slices.Delete(raw, at, min(at+1+r.IntN(3), len(raw)))
+		case 1:
+			raw = slices.Insert(raw, at, raw[r.IntN(len(raw))])
+		case 2:
+			raw[at] = `0123456789.:smhnuµ"{},ex-`[r.IntN(25)]
+		}
+		if json.Valid(raw) && checkJSON("", raw, 1<<20, maxJSONDepth) == nil {
+			mutants = append(mutants, string(raw))
+		}
+	}
+	for _, raw := range accepted(t, pool, mutants, true) {
+		_, err := decodeStrategy([]byte(raw), known)
+		tooLong := strings.Contains(fmt.Sprint(err), "is not a duration") || strings.Contains(fmt.Sprint(err), "0 to 100 years") // no regular expression checks this bound
+		if err != nil && !errors.Is(err, errUnknownStrategy) && !tooLong {
+			t.Errorf("%s was accepted, but: %v", raw, err)
+		}
+	}
+}
+
+// accepted lists the strategies for which drover_strategy_ok returns ok.
+func accepted(t *testing.T, pool *pg.Pool, raw []string, ok bool) []string {
+	t.Helper()
+	rows, _ := pool.Query(t.Context(), `select r from unnest($1::text[]) as r where coalesce(drover_strategy_ok(r::jsonb), false) = $2`, raw, ok)
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
 }

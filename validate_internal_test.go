@@ -9,9 +9,12 @@ import (
 	"math"
 	"math/big"
 	"math/rand/v2"
+	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -498,7 +501,7 @@ func TestCheckName(t *testing.T) { // E-7
 // its end.
 func TestSQLRefusesWhatCannotBeSeen(t *testing.T) {
 	t.Parallel()
-	db := newTestDB(t)
+	client := migratedClient(t)
 	var texts []string
 	for r := rune(2); r <= 0xe0100; r++ {
 		kind := func(r rune) bool { return unseen(r) || unicode.IsControl(r) }
@@ -516,13 +519,13 @@ func TestSQLRefusesWhatCannotBeSeen(t *testing.T) {
 			`drover_enqueue_many(jsonb_build_array(jsonb_build_object('id', drover_ulid(), 'kind', $1::text)))`,
 			`drover_enqueue_many(jsonb_build_array(jsonb_build_object('id', drover_ulid(), 'kind', 'k', 'queue', $1::text)))`,
 		} {
-			if _, err := db.Exec(t.Context(), `select `+way, text); (err != nil) != refused {
+			if _, err := client.desk.pool.Exec(t.Context(), `select `+way, text); (err != nil) != refused {
 				t.Errorf("%+q by %s: %v, Go refuses it: %t", text, way, err, refused)
 			} else if err != nil && !strings.Contains(err.Error(), "cannot be seen, or a space at an end") {
 				t.Errorf("%+q by %s: %v", text, way, err)
 			}
 		}
-		_, err := db.client.Enqueue(t.Context(), letter{}, &EnqueueOpts{Tags: []string{text}})
+		_, err := client.Enqueue(t.Context(), letter{}, &EnqueueOpts{Tags: []string{text}})
 		if (err != nil) != refused {
 			t.Errorf("%+q as a tag: %v", text, err)
 		}
@@ -553,7 +556,7 @@ func TestCheckText(t *testing.T) { // E-7
 // A check that refuses what a caller has chosen is an *InvalidError that names the field.
 func TestChecksNameTheField(t *testing.T) {
 	t.Parallel()
-	db := newTestDB(t)
+	pool := migratedClient(t).desk.pool
 	for columns, field := range map[string]string{
 		"id) values ('short'":                                       "ID",
 		"queue) values (''":                                         "Kind or Queue",
@@ -569,7 +572,7 @@ func TestChecksNameTheField(t *testing.T) {
 		"errors) values ('{}'":                                      "",
 		"claim_seq) values (-1":                                     "",
 	} {
-		_, err := db.Exec(t.Context(), `insert into jobs (kind, `+strings.Replace(columns, "values (", "values ('k', ", 1)+`)`)
+		_, err := pool.Exec(t.Context(), `insert into jobs (kind, `+strings.Replace(columns, "values (", "values ('k', ", 1)+`)`)
 		if err == nil {
 			t.Errorf("%s is stored", columns)
 			continue
@@ -623,5 +626,200 @@ func TestProblemsNameTheirFields(t *testing.T) {
 	}
 	if beneath.Field != "args" {
 		t.Error("the error of the caller's was changed")
+	}
+}
+
+// fields lists the fields of all *InvalidError in err, and fails if err holds any other error.
+func fields(t *testing.T, err error) (names []string) {
+	t.Helper()
+	switch e := err.(type) { //nolint:errorlint // takes the tree apart
+	case nil:
+	case *InvalidError:
+		names = append(names, e.Field)
+	case interface{ Unwrap() []error }:
+		for _, err := range e.Unwrap() {
+			names = append(names, fields(t, err)...)
+		}
+	default:
+		t.Errorf("%T is no *InvalidError: %v", err, err)
+	}
+	return names
+}
+
+type (
+	shipping struct {
+		time.Time
+		To string
+	}
+	renamed   shipping
+	onlyTime  struct{ time.Time }
+	andHidden struct {
+		time.Time
+		note string //nolint:unused // not a field of JSON's
+		Memo string `json:"-"`
+	}
+	deeper struct {
+		onlyTime
+		Deep int
+	}
+	throughOne struct{ shipping }
+	fromAddr   struct {
+		netip.Addr
+		Port int
+	}
+	fromInterface struct {
+		json.Marshaler
+		To string
+	}
+	ambiguous struct {
+		time.Time
+		big.Int
+	}
+	withStruct struct {
+		time.Time
+		Address struct{ Street string }
+	}
+	inlinedFields struct {
+		time.Time
+		streets
+	}
+	streets   struct{ Street string }
+	leftAside struct {
+		time.Time
+		streets `json:"-"`
+	}
+	namedTime struct {
+		At time.Time
+		To string
+	}
+	ownMethods struct {
+		time.Time
+		To string
+	}
+	ownPointerMethods struct {
+		time.Time
+		To string
+	}
+	ownGeneric[T any] struct {
+		time.Time
+		To T
+	}
+	genericTime[T any] struct {
+		time.Time
+		To T
+	}
+	ownOnlyToWrite struct {
+		time.Time
+		To string
+	}
+	onlyRead struct {
+		reader
+		To string
+	}
+	reader        struct{ Read string }
+	pointerWriter struct{ Written string }
+	ifAddressable struct {
+		pointerWriter
+		To string
+	}
+	selfHolding struct {
+		Next *selfHolding
+		More []selfHolding
+		shippings
+	}
+	shippings struct{ All map[string][]*shipping }
+	endless   []endless
+	anyField  struct{ Of any }
+	tagged    struct {
+		time.Time `json:"at"`
+		To        string
+	}
+)
+
+func (o ownMethods) MarshalJSON() ([]byte, error) { return json.Marshal([]any{o.Time, o.To}) }
+func (o *ownMethods) UnmarshalJSON(b []byte) error {
+	return json.Unmarshal(b, &[]any{&o.Time, &o.To})
+}
+
+func (o *ownPointerMethods) MarshalJSON() ([]byte, error) { return json.Marshal([]any{o.Time, o.To}) }
+
+func (o *ownPointerMethods) UnmarshalJSON(b []byte) error {
+	return json.Unmarshal(b, &[]any{&o.Time, &o.To})
+}
+
+func (o ownGeneric[T]) MarshalJSON() ([]byte, error) { return json.Marshal([]any{o.Time, o.To}) }
+func (o *ownGeneric[T]) UnmarshalJSON(b []byte) error {
+	return json.Unmarshal(b, &[]any{&o.Time, &o.To})
+}
+
+func (o ownOnlyToWrite) MarshalJSON() ([]byte, error) {
+	return json.Marshal(map[string]any{"To": o.To})
+}
+
+func (r *reader) UnmarshalJSON([]byte) error          { return nil }
+func (w *pointerWriter) MarshalJSON() ([]byte, error) { return json.Marshal(w.Written) }
+
+// An args type is refused exactly if one of its fields does not survive JSON.
+func TestLostFields(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1e9, 0).UTC()
+	full := shipping{at, "Rome"}
+	for _, c := range []struct {
+		value any
+		lost  string // the field; "" if the type is fine
+	}{
+		{full, "To"},
+		{&full, "To"},
+		{renamed(full), "To"},
+		{struct {
+			time.Time
+			To string
+		}{at, "Rome"}, "To"},
+		{onlyTime{at}, ""},
+		{andHidden{Time: at}, ""},
+		{deeper{onlyTime{at}, 1}, "Deep"},
+		{throughOne{full}, "throughOne.shipping.To"},
+		{fromAddr{netip.MustParseAddr("::1"), 1}, "Port"},
+		{fromInterface{json.RawMessage("1"), "Rome"}, "To"},
+		{ambiguous{at, *big.NewInt(1)}, "Time"},
+		{withStruct{at, struct{ Street string }{"Via"}}, "Address"},
+		{inlinedFields{at, streets{"Via"}}, "Street"},
+		{leftAside{Time: at}, ""},
+		{tagged{at, "Rome"}, "To"},
+		{namedTime{at, "Rome"}, ""},
+		{ownMethods{at, "Rome"}, ""},
+		{&ownPointerMethods{at, "Rome"}, ""},
+		{ownGeneric[string]{at, "Rome"}, ""},
+		{genericTime[string]{at, "Rome"}, "To"},
+		{ownOnlyToWrite{at, "Rome"}, "To"},
+		{onlyRead{reader{"a"}, "Rome"}, "To"},
+		{ifAddressable{pointerWriter{"a"}, "Rome"}, ""},
+		{&ifAddressable{pointerWriter{"a"}, "Rome"}, "To"},
+		{[]ifAddressable{{pointerWriter{"a"}, "Rome"}}, "[].To"},
+		{map[string]ifAddressable{"a": {pointerWriter{"a"}, "Rome"}}, ""},
+		{[1]shipping{full}, "[].To"},
+		{selfHolding{shippings: shippings{map[string][]*shipping{"a": {&full}}}}, "selfHolding.Next.shippings.All[][].To"},
+		{struct{ In struct{ By **shipping } }{struct{ By **shipping }{new(&full)}}, "In.By.To"},
+		{endless{endless{}}, ""},
+		{anyField{"a"}, ""},
+		{DiscardedJob{JobID: "a", Args: json.RawMessage("1")}, ""},
+	} {
+		of := reflect.TypeOf(c.value)
+		back := reflect.New(of)
+		raw, err := json.Marshal(c.value)
+		if err == nil {
+			err = json.Unmarshal(raw, back.Interface())
+		}
+		comesBack := err == nil && reflect.DeepEqual(back.Elem().Interface(), c.value)
+		lost := lostField(of, false)
+		if lost == "" {
+			lost = lostField(of, true)
+		}
+		if comesBack != (c.lost == "") {
+			t.Errorf("%T comes back from %s: %t, %v", c.value, raw, comesBack, err)
+		}
+		if (lost == "") != (c.lost == "") || c.lost != "" && !strings.Contains(lost, c.lost+" is lost") {
+			t.Errorf("%T: %q, want %q", c.value, lost, c.lost)
+		}
 	}
 }

@@ -229,3 +229,15 @@ func TestAnErrorKeepsItsStack(t *testing.T) {
 		t.Errorf("%+v", entries)
 	}
 }
+
+// The type in an entry is the type of the handler's error, not of drover's wrapper.
+func TestAVerdictIsNotTheErrorsType(t *testing.T) {
+	t.Parallel()
+	for _, wrap := range []func(error) error{Discard, Retry, DontCount, func(err error) error { return RetryAfter(0, err) }} {
+		for _, err := range []error{errBoom, context.DeadlineExceeded, &InvalidError{}} {
+			if got, want := errorType(fmt.Errorf("x: %w", wrap(err))), errorType(err); got != want {
+				t.Errorf("type = %q, want %q", got, want)
+			}
+		}
+	}
+}

@@ -1,4 +1,4 @@
-package drover
+package house
 
 import (
 	"os"
@@ -12,13 +12,13 @@ import (
 // names exists.
 func TestNightlyKnowsEverySizeAndTest(t *testing.T) {
 	t.Parallel()
-	script, err := os.ReadFile(".ci/nightly")
+	script, err := os.ReadFile("../../.ci/nightly")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var files []string
 	for _, pattern := range []string{"*_test.go", "internal/*/*_test.go", "ui/*_test.go"} {
-		found, err := filepath.Glob(pattern)
+		found, err := filepath.Glob("../../" + pattern)
 		if err != nil {
 			t.Fatal(err)
 		}

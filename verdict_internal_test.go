@@ -4,13 +4,39 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
+
+var errBoom = errors.New("boom")
+
+// letter is the kind of most jobs.
+type letter struct {
+	To string `json:"to"`
+}
+
+func (letter) Kind() string { return "letter" }
+
+func doNothing(context.Context, *Job) error { return nil }
+
+// quiet drops logs.
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// migratedClient returns a client of a schema that only one test uses.
+func migratedClient(t testing.TB) *Client {
+	t.Helper()
+	client, err := New(pgtest.NewMigratedPool(t), Config{Logger: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
 
 // permanentError reports whether a retry could help.
 type permanentError bool
@@ -174,4 +200,29 @@ func FuzzParseRetryAfter(f *testing.F) {
 			t.Fatalf("%q = %v, with spaces around it %v", value, got, padded)
 		}
 	})
+}
+
+// F-4: jobs that one server sent away do not come back together.
+func TestThrottledDelayStaysInItsBounds(t *testing.T) {
+	t.Parallel()
+	distinct := map[time.Duration]bool{}
+	for _, d := range []time.Duration{0, 1, time.Millisecond, time.Second, 30 * time.Second, 24 * time.Hour, maxBackoff, math.MaxInt64} {
+		for i := range 1000 {
+			got := throttledDelay(fmt.Sprintf("job %d", i), 1+i%7, d)
+			capped := min(d, maxBackoff)
+			if got < capped || got > capped+capped/5 {
+				t.Fatalf("throttledDelay(%v) = %v", d, got)
+			}
+			if d == 30*time.Second {
+				distinct[got] = true
+			}
+		}
+	}
+	if len(distinct) < 990 {
+		t.Errorf("%d distinct delays of 1000", len(distinct))
+	}
+	var v *verdict
+	if !errors.As(RetryAfter(-time.Hour, errBoom), &v) || v.delay != 0 {
+		t.Errorf("negative RetryAfter = %v", v.delay)
+	}
 }
