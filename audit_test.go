@@ -380,6 +380,55 @@ func TestAPolicyThatIsSetAgainKeepsItsAudit(t *testing.T) {
 	}
 }
 
+// A change that is under way when somebody presses a button is seen by the comparison, because the comparison waits for it.
+func TestSeenIsComparedUnderALock(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	c := db.client
+	print := "00c0ffee00c0ffee"
+	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, sample, first_seen, last_seen, count, jobs, last_job) values ($1, 'job', 'error', 'no', now(), now(), 1, 1, '')`, print)
+	db.exec(t, `select drover_periodic_set('nightly', 'job', '30 2 * * *')`)
+	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() + interval '1 h') returning id`)
+	redrive := value[string](t, db, `insert into drover_redrives (filter, rate) values ('{"kind": "x"}', 5) returning id`)
+	for _, v := range []struct {
+		name, subject, key, change string
+		do                         func(by drover.Audit) error
+	}{
+		{"job", "job", id, `select drover_edit($1, '{"priority": 2}')`, func(by drover.Audit) error {
+			_, err := c.Edit(t.Context(), id, drover.JobEdit{Priority: 3}, by)
+			return err
+		}},
+		{"pause", "pause", "queue:q", `select drover_pause($1)`, func(by drover.Audit) error { return c.Pause(t.Context(), "queue:q", nil, by) }},
+		{"failure", "failure", print, `select drover_failure_policy($1, 'discard')`, func(by drover.Audit) error {
+			return c.SetFailureStatus(t.Context(), print, drover.FailureResolved, by)
+		}},
+		{"redrive", "redrive", redrive, `select drover_redrive_pause($1)`, func(by drover.Audit) error { return c.AbortRedrive(t.Context(), redrive, by) }},
+		{"schedule", "schedule", "nightly", `select drover_periodic_pause($1)`, func(by drover.Audit) error {
+			_, err := c.RunPeriodic(t.Context(), "nightly", nil, by)
+			return err
+		}},
+	} {
+		seen := value[string](t, db, `select drover_seen($1, $2)`, v.subject, v.key)
+		tx, err := db.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(context.Background())
+		if _, err := tx.Exec(t.Context(), v.change, v.key); err != nil {
+			t.Fatalf("%s: %v", v.name, err)
+		}
+		changed := make(chan error, 1)
+		go func() { changed <- v.do(drover.Audit{By: "bob", Seen: seen}) }()
+		db.waitFor(t, 30*time.Second, `select exists (select from pg_stat_activity where $1 = any(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID())
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := receive(t, changed); !errors.Is(err, drover.ErrState) {
+			t.Errorf("%s: %v", v.name, err)
+		}
+	}
+}
+
 // Two people decide on a change after they saw the same state. The first change succeeds. The
 // second one fails, and its error names the first person and the time.
 func TestTwoPeopleWhoSawTheSame(t *testing.T) {

@@ -696,6 +696,27 @@ func mutants() []mutant {
 			tests: []string{"TestTwoPeopleWhoSawTheSame"},
 		},
 		{
+			name: "seen-unlocked-job", bug: "a change that is under way is not seen",
+			file:  "migrations/00022_seen.sql",
+			old:   "when 'job' then perform from jobs j where j.id = drover_require_seen.id for update;",
+			new:   "when 'job' then null;",
+			tests: []string{"TestSeenIsComparedUnderALock"},
+		},
+		{
+			name: "seen-unlocked-failure", bug: "a change that is under way is not seen",
+			file:  "migrations/00022_seen.sql",
+			old:   "when 'failure' then perform from drover_failure_groups g where g.fingerprint = drover_require_seen.id for no key update;",
+			new:   "when 'failure' then null;",
+			tests: []string{"TestSeenIsComparedUnderALock"},
+		},
+		{
+			name: "seen-unlocked-pause", bug: "a change that is under way is not seen",
+			file:  "migrations/00022_seen.sql",
+			old:   "when 'pause' then perform pg_advisory_xact_lock(hashtextextended(drover_channel() || ' limits', 0));",
+			new:   "when 'pause' then null;",
+			tests: []string{"TestSeenIsComparedUnderALock"},
+		},
+		{
 			name: "reruns-catch-up", bug: "reruns that are late become due together",
 			file:  "migrations/00020_edit.sql",
 			old:   "* (how->>'every')::interval, due + (how->>'every')::interval);",
