@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -192,10 +191,12 @@ func newPeriodicPreviewCommand(a *app) *cobra.Command {
 
 // periodicSet are the flags of drover periodic set.
 type periodicSet struct {
-	retry                            string
-	p                                drover.Periodic
-	opts                             drover.EnqueueOpts
-	kind, args, metadata, catch, lap string
+	p                drover.Periodic
+	opts             drover.EnqueueOpts
+	job              jobdoc.Job
+	args, catch, lap string
+	retry, metadata  string
+	unique           string
 }
 
 func newPeriodicSetCommand(a *app) *cobra.Command {
@@ -213,7 +214,7 @@ schedule with drover periodic pause.`,
 		Args: args(cobra.ExactArgs(1)),
 	}
 	f := cmd.Flags()
-	f.StringVar(&set.kind, "kind", "", "kind of the jobs")
+	f.StringVar(&set.job.Kind, "kind", "", "kind of the jobs")
 	f.StringVar(&set.p.Schedule, "schedule", "", "five cron fields; or six, the first for seconds; or @hourly, @daily, @weekly, @monthly, @yearly; or @every and a duration")
 	f.StringVar(&set.p.Zone, "zone", "", "time zone of the cron fields (default UTC)")
 	f.StringVar(&set.args, "args", "{}", "args of each job: JSON, or @FILE, or @- for standard input")
@@ -230,6 +231,7 @@ schedule with drover periodic pause.`,
 	f.StringArrayVar(&set.opts.Tags, "tag", nil, "add this `tag` to the jobs; repeat the flag for several")
 	f.StringVar(&set.opts.Key, "key", "", "concurrency key of the jobs")
 	f.StringVar(&set.metadata, "metadata", "", "metadata of each job: a JSON object, or @FILE")
+	f.StringVar(&set.unique, "unique", "", `make no job while another one like it is there: {} for the defaults, or settings such as '{"by": ["Order"], "until": "started"}'`)
 	complete(cmd, "catch-up", words(drover.CatchUpSkip, drover.CatchUpOnce, drover.CatchUpAll)...)
 	complete(cmd, "overlap", words(drover.OverlapAllow, drover.OverlapSkip)...)
 	by := addAuditFlags(cmd, "kept with the schedule")
@@ -237,31 +239,15 @@ schedule with drover periodic pause.`,
 		if err := by.check(cmd); err != nil {
 			return err
 		}
-		for _, name := range []string{"zone", "queue", "retry", "key", "metadata"} { // an unset shell variable must not mean the default
+		for _, name := range []string{"zone", "queue", "retry", "key", "metadata", "unique"} { // an unset shell variable must not mean the default
 			if flag := cmd.Flags().Lookup(name); flag.Changed && flag.Value.String() == "" {
 				return usagef("--%s: is empty", name)
 			}
 		}
-		raw, err := a.readJSON("args", set.args)
+		p, err := set.periodic(a, args[0])
 		if err != nil {
 			return err
 		}
-		if set.retry != "" {
-			if set.opts.Retry, err = drover.ParseRetryStrategy(set.retry); err != nil {
-				return usagef("--retry: %v", err)
-			}
-		}
-		if set.metadata != "" {
-			doc, err := a.readJSON("metadata", set.metadata)
-			if err != nil {
-				return err
-			}
-			if json.Unmarshal(doc, &set.opts.Metadata) != nil || set.opts.Metadata == nil {
-				return usagef("--metadata: is no JSON object")
-			}
-		}
-		p := set.p
-		p.Name, p.Args, p.Opts, p.CatchUp, p.Overlap = args[0], jobdoc.RawArgs{Of: set.kind, Doc: raw}, &set.opts, drover.CatchUp(set.catch), drover.Overlap(set.lap)
 		s, err := a.openToChange(cmd.Context())
 		if err != nil {
 			return err
@@ -270,7 +256,7 @@ schedule with drover periodic pause.`,
 		if err := s.client.SetPeriodic(cmd.Context(), p, by.audit); err != nil {
 			return periodicFlags(err)
 		}
-		for _, scope := range []drover.Scope{drover.KindScope(set.kind), drover.QueueScope(cmp.Or(set.opts.Queue, "default"))} {
+		for _, scope := range []drover.Scope{drover.KindScope(set.job.Kind), drover.QueueScope(cmp.Or(set.opts.Queue, "default"))} {
 			hint, err := s.unknownScope(cmd.Context(), scope)
 			if err != nil {
 				return err
@@ -282,6 +268,36 @@ schedule with drover periodic pause.`,
 		return a.showPeriodic(cmd.Context(), s, p.Name)
 	}
 	return cmd
+}
+
+// periodic parses the flags.
+func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err error) {
+	if set.job.Args, err = a.readJSON("args", set.args); err != nil {
+		return p, err
+	}
+	if set.metadata != "" {
+		if set.job.Metadata, err = a.readJSON("metadata", set.metadata); err != nil {
+			return p, err
+		}
+	}
+	if set.unique != "" {
+		if err := strictly([]byte(set.unique), &set.job.Uniqueness); err != nil {
+			return p, usagef("--unique: %v", err)
+		}
+	}
+	item, err := set.job.Item()
+	if err != nil {
+		return p, enqueueNames(err)
+	}
+	set.opts.Metadata, set.opts.Unique = item.Opts.Metadata, item.Opts.Unique
+	if set.retry != "" {
+		if set.opts.Retry, err = drover.ParseRetryStrategy(set.retry); err != nil {
+			return p, usagef("--retry: %v", err)
+		}
+	}
+	p = set.p
+	p.Name, p.Args, p.Opts, p.CatchUp, p.Overlap = name, item.Args, &set.opts, drover.CatchUp(set.catch), drover.Overlap(set.lap)
+	return p, nil
 }
 
 func newPeriodicPauseCommand(a *app) *cobra.Command {
@@ -401,6 +417,8 @@ func periodicFlags(err error) error {
 	}
 	names := append(auditNames(), "Schedule:", "--schedule:", "Zone:", "--zone:", "Jitter:", "--jitter:", "CatchUp:", "--catch-up:", "Overlap:", "--overlap:",
 		"Args.Kind:", "--kind:", "Args:", "--args:", "Opts.Queue:", "--queue:", "Opts.Priority:", "--priority:", "Opts.Delay:", "--delay:", "Opts.MaxAttempts:", "--max-attempts:",
-		"Opts.Timeout:", "--timeout:", "Opts.Tags", "--tag", "Opts.Key:", "--key:", "Opts.Metadata:", "--metadata:", "Name:", "NAME:", "until:", "--until:")
+		"Opts.Timeout:", "--timeout:", "Opts.Tags", "--tag", "Opts.Key:", "--key:", "Opts.Metadata:", "--metadata:", "Opts.Unique.By", "--unique: by",
+		"Opts.Unique.AnyArgs", "--unique: any_args", "Opts.Unique.Queue", "--unique: queue", "Opts.Unique.Key", "--unique: key", "Opts.Unique.Until", "--unique: until",
+		"Opts.Unique.OnConflict", "--unique: on_conflict", "Name:", "NAME:", "until:", "--until:")
 	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
 }

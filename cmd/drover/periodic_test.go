@@ -51,6 +51,13 @@ func TestPeriodic(t *testing.T) {
 	sh.run(t, "periodic", "delete", "nightly").ends(t, 1, "not found")
 	sh.run(t, "periodic", "show", "nightly").ends(t, 1, "not found")
 	sh.run(t, "periodic", "set", "now", "--kind", "k", "--schedule", "@yearly", "--run-at-start").ok(t).says(t, "run at start  yes", "next runs")
+	// A tick makes no job while another one like it waits. Metadata stay as they are, however large a number is.
+	sh.run(t, "periodic", "set", "once", "--kind", "k", "--schedule", "@yearly", "--args", `{"Order": 7, "n": 1}`, "--unique", `{"by": ["Order"], "until": "started"}`, "--metadata", `{"id": 12345678901234567890}`).ok(t)
+	sh.run(t, "enqueue", "k", "--args", `{"Order": 7, "n": 2}`, "--unique", `{"by": ["Order"], "until": "started"}`).ok(t)
+	sh.run(t, "periodic", "run", "once").ends(t, 1, "has the unique key of the jobs of schedule")
+	sh.exec(t, `delete from jobs`)
+	sh.run(t, "periodic", "run", "once").ok(t)
+	sh.run(t, "jobs", "list", "--json").ok(t).says(t, `12345678901234567890`, `"unique_key"`)
 	sh.run(t, "periodic", "preview", "*/20 0 12 * * *").ok(t).says(t, "T12:00:40Z")
 	sh.run(t, "periodic", "preview", "@hourly").ok(t).says(t, "next runs", ":00:00Z  in ")
 	if got := decode[[]string](t, sh.run(t, "periodic", "preview", "0 0 31 2 *", "--json").ok(t)); len(got) != 0 {
@@ -71,7 +78,12 @@ func TestPeriodic(t *testing.T) {
 		{"--retry: retry.base: is not a setting of this type", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "constant", "base": "1s"}`}},
 		{"--retry: retry.step: \"long\" is not a duration", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "linear", "step": "long"}`}},
 		{"--retry: retry.delay: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "constant", "delay": "-1s"}`}},
-		{"--metadata: is no JSON object", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--metadata", "[]"}},
+		{"--metadata: is not a JSON object", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--metadata", "[]"}},
+		{"--unique: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--unique", `{"until": 1}`}},
+		{"--unique: until: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--unique", `{"until": "sarted"}`}},
+		{"--unique: key: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--unique", `{"key": true}`}},
+		{"--unique: on_conflict: is not KeepExisting", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--unique", `{"on_conflict": "replace"}`}},
+		{"--unique: is empty", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--unique", ""}},
 		{"--catch-up: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--catch-up", "maybe"}},
 		{"--overlap: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--overlap", "maybe"}},
 		{"--queue: is empty", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--queue", ""}},
