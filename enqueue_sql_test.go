@@ -445,23 +445,6 @@ func TestPlansOfUniqueEnqueues(t *testing.T) {
 	check("analyzed with nothing but completed jobs")
 }
 
-// Claims of jobs that are unique until they have ended are HOT, like the claims of all other jobs
-// (TestClaimsAreHOT).
-func TestClaimsOfUniqueJobsAreHOT(t *testing.T) {
-	t.Parallel()
-	db := newQuietDB(t)
-	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	db.exec(t, `select drover_enqueue_unique((select jsonb_agg(jsonb_build_object('id', drover_ulid(), 'kind', 'job', 'args', jsonb_build_object('n', n), 'uniqueness', '{}'::jsonb)) from generate_series(1, 1000) n))`)
-	s := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 10_000}}})
-	n := 0
-	for n < 1000 {
-		n += len(s.claim(t))
-	}
-	if got := db.hot(t, s); got < 0.99 {
-		t.Errorf("%.1f %% of the claims were HOT", 100*got)
-	}
-}
-
 // An enqueue of a unique job reads a few pages by its key, whatever is in the table and whatever
 // the statistics say.
 func TestUniqueEnqueuesReadFewPages(t *testing.T) {

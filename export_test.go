@@ -79,9 +79,6 @@ func WithoutRun(job *Job) Job {
 	return bare
 }
 
-// Decide returns the outcome of a run whose handler has returned err.
-func Decide(r *engine.Run, err error) engine.Outcome { return taskOf(r).decide(err) }
-
 // WorkerOf handles a kind that is chosen at run time.
 func WorkerOf(kind string, opts WorkerOpts, handle func(context.Context, *Job) error) Worker {
 	return Worker{kind: kind, opts: opts, handle: handle}

@@ -163,8 +163,6 @@ func (db *testDB) health(t testing.TB) *health.Report {
 type planned struct {
 	name, sql string
 	args      []any
-	sorts     bool // the plan may sort, because it sorts only a few ids
-	rows      int  // the most rows that it may touch
 }
 
 // planner is a session that keeps its prepared statements as long as a supervisor does.
@@ -281,23 +279,6 @@ func buffersIn(t testing.TB, plan string) int {
 
 var errRollback = errors.New("roll back")
 
-// hot returns which share of the updates of jobs so far were HOT.
-func (db *testDB) hot(t testing.TB, s *still) float64 {
-	t.Helper()
-	if _, err := s.Claimer.Link.Conn.Exec(t.Context(), `select pg_stat_force_next_flush()`); err != nil {
-		t.Fatal(err)
-	}
-	var all, hot int
-	err := db.QueryRow(t.Context(), `select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'jobs'::regclass`).Scan(&all, &hot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if all == 0 {
-		t.Fatal("no updates are counted")
-	}
-	return float64(hot) / float64(all)
-}
-
 // ticker returns the settings of a supervisor that runs jobs of tickArgs and declares the schedules.
 func ticker(build string, declared ...drover.Periodic) drover.SupervisorConfig {
 	for i := range declared {
@@ -350,12 +331,6 @@ func (db *testDB) soon(t testing.TB, atMost time.Duration, complaint, sql string
 			t.Fatal(complaint)
 		}
 	}
-}
-
-// ran makes r a run that began now, and whose handler has returned err.
-func (s *still) ran(r *engine.Run, err error) *engine.Run {
-	r.Ctx, r.StartedAt = context.Background(), s.Now()
-	return finished(r, err)
 }
 
 // sqlAsleep returns whether supervisors are on call and none is a lookout.
@@ -756,86 +731,9 @@ func (s *still) claim(t testing.TB) (runs []*engine.Run) {
 	return runs
 }
 
-// ids returns the job ids of runs.
-func ids(runs []*engine.Run) []string {
-	ids, _ := store.Claims(engine.Fences(runs))
-	return ids
-}
-
-// endedBy gives a run its outcome.
-func endedBy(r *engine.Run, o engine.Outcome) *engine.Run {
-	r.End = o
-	return r
-}
-
-// finished makes r a run whose handler has returned err. The handler may have settled its job in a transaction.
-func finished(r *engine.Run, err error) *engine.Run {
-	return endedBy(r, r.Shared.Handler.Decide(r, err))
-}
-
 // prune runs one walk of the pruner.
 func (db *testDB) prune(ctx context.Context, walk engine.PruneWalk, keep store.Keeping) (engine.PruneWalk, error) {
 	return drover.Prune(ctx, db.client, walk, keep)
-}
-
-// decided makes r a run whose handler has returned err.
-func decided(r *engine.Run, err error) *engine.Run { return endedBy(r, drover.Decide(r, err)) }
-
-// settle runs one round of the settler.
-func (s *still) settle(t testing.TB, runs ...*engine.Run) {
-	t.Helper()
-	for _, r := range runs {
-		s.Settler.Settle(r)
-	}
-	s.Settler.Trip(t.Context(), s.Settler.Take(s.Now()))
-}
-
-// reportAll passes all waiting events on, and stops the reporter.
-func (s *still) reportAll(t testing.TB) {
-	t.Helper()
-	s.Reporter.Close()
-	for _, l := range s.Reporter.Lines {
-		l.Run(t.Context())
-	}
-}
-
-// heardEvent is an event that a hook has got.
-type heardEvent struct {
-	kind  engine.EventKind
-	event drover.Event
-}
-
-// diary keeps the events of a client.
-type diary struct {
-	mu     sync.Mutex
-	events []heardEvent
-}
-
-func (d *diary) hooks() []drover.Hooks {
-	note := func(kind engine.EventKind) func(context.Context, drover.Event) {
-		return func(_ context.Context, e drover.Event) {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			d.events = append(d.events, heardEvent{kind, e})
-		}
-	}
-	return []drover.Hooks{{
-		Started: note(engine.EventStarted), Completed: note(engine.EventCompleted), Failed: note(engine.EventFailed), Discarded: note(engine.EventDiscarded), Quarantined: note(engine.EventQuarantined),
-		Snoozed: note(engine.EventSnoozed), Cancelled: note(engine.EventCancelled), Released: note(engine.EventReleased), StaleSettle: note(engine.EventStaleSettle),
-		Rescued: note(engine.EventRescued), Parked: note(engine.EventParked), FailureReopened: note(engine.EventFailureReopened),
-	}}
-}
-
-// count counts the events of a kind, of one job if id is not empty.
-func (d *diary) count(kind engine.EventKind, id string) (n int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, e := range d.events {
-		if e.kind == kind && (id == "" || e.event.JobID == id) {
-			n++
-		}
-	}
-	return n
 }
 
 // logbook is a log handler that keeps all records.

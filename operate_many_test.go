@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
-	"github.com/drover-queue/drover/internal/engine"
 )
 
 // D-2: pages list dead letters with the latest discarded first. They stay complete and in order
@@ -469,7 +468,7 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 // ends once, in one state, and is reported once.
 func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	t.Parallel()
-	var d diary
+	var heard eventLog
 	var mu sync.Mutex
 	cancelled, discarded := 0, 0 // the jobs that were counted in events without a JobID
 	count := func(n *int) func(context.Context, drover.Event) {
@@ -481,10 +480,16 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 			}
 		}
 	}
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: append(d.hooks(), drover.Hooks{Cancelled: count(&cancelled), Discarded: count(&discarded)})})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks(), {Cancelled: count(&cancelled), Discarded: count(&discarded)}}})
 	ids := db.enqueueJobs(t, 3000, nil)
 	l := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 50}}})
-	eventually(t, func() bool { return d.count(engine.EventCompleted, "") > 100 })
+	one := func(name string) (n int) {
+		for _, id := range ids {
+			n += heard.count(id, name)
+		}
+		return n
+	}
+	eventually(t, func() bool { return one("completed") > 100 })
 	done, err := db.client.CancelMany(t.Context(), drover.Filter{Kind: "job", IDs: ids[:1000]}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
@@ -502,24 +507,18 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	if int64(counts[drover.Cancelled]) != done.Changed || int64(counts[drover.Discarded]) != dead.Changed || counts[drover.Completed]+counts[drover.Cancelled]+counts[drover.Discarded] != len(ids) {
 		t.Errorf("%v, cancelled %d, discarded %d", counts, done.Changed, dead.Changed)
 	}
-	one := func(kind engine.EventKind) (n int) {
-		for _, id := range ids {
-			n += d.count(kind, id)
-		}
-		return n
-	}
-	if n := one(engine.EventCompleted); n != counts[drover.Completed] {
+	if n := one("completed"); n != counts[drover.Completed] {
 		t.Errorf("%d reported as completed, %d are", n, counts[drover.Completed])
 	}
 	// A job that was claimed and not yet started ends without a run. Its supervisor reports its
 	// end.
-	if n := one(engine.EventCancelled) + cancelled; n != counts[drover.Cancelled] {
+	if n := one("cancelled") + cancelled; n != counts[drover.Cancelled] {
 		t.Errorf("%d reported as cancelled, %d are", n, counts[drover.Cancelled])
 	}
-	if n := one(engine.EventDiscarded) + discarded; n != counts[drover.Discarded] {
+	if n := one("discarded") + discarded; n != counts[drover.Discarded] {
 		t.Errorf("%d reported as discarded, %d are", n, counts[drover.Discarded])
 	}
-	if d.count(engine.EventStaleSettle, "") != 0 {
+	if one("stale_settle") != 0 {
 		t.Error("an operator's verb was taken for a lost lease")
 	}
 }

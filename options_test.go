@@ -473,3 +473,41 @@ func TestAnUnknownStrategyIsNamedByItsQueue(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestBadBudgets(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for _, tc := range []struct {
+		budget drover.RetryBudget
+		field  string
+	}{
+		{drover.RetryBudget{Per: time.Second}, "Retries"},
+		{drover.RetryBudget{Discard: true}, "Retries"},
+		{drover.RetryBudget{Retries: -1}, "Retries"},
+		{drover.RetryBudget{Retries: 1_000_001}, "Retries"},
+		{drover.RetryBudget{Retries: 1001, Per: time.Millisecond}, "Retries"},
+		{drover.RetryBudget{Retries: 1, Per: time.Microsecond}, "Per"},
+		{drover.RetryBudget{Retries: 1, Per: time.Second + 1}, "Per"},
+		{drover.RetryBudget{Retries: 1, Per: -time.Second}, "Per"},
+		{drover.RetryBudget{Retries: 1, Per: 25 * time.Hour}, "Per"},
+		{drover.RetryBudget{Retries: 1, Burst: 2}, "Burst"},
+		{drover.RetryBudget{Retries: 1, Burst: -1}, "Burst"},
+	} {
+		for field, cfg := range map[string]drover.SupervisorConfig{
+			"RetryBudget":            {RetryBudget: tc.budget, Queues: []drover.Queue{{}}, Workers: doingNothing()},
+			"Queues[0].RetryBudget":  {Queues: []drover.Queue{{RetryBudget: tc.budget}}, Workers: doingNothing()},
+			"Workers[0].RetryBudget": {Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{RetryBudget: tc.budget}, doNothing)}},
+		} {
+			_, err := db.client.NewSupervisor(cfg)
+			var invalid *drover.InvalidError
+			if !errors.As(err, &invalid) || invalid.Field != field+"."+tc.field {
+				t.Errorf("%+v: %v, want one about %s.%s", tc.budget, err, field, tc.field)
+			}
+		}
+	}
+	for _, budget := range []drover.RetryBudget{{Retries: 1_000_000, Per: time.Second}, {Retries: 1000, Per: time.Millisecond, Burst: 1000}, {Retries: 1, Per: 24 * time.Hour}} {
+		if _, err := db.client.NewSupervisor(drover.SupervisorConfig{RetryBudget: budget, Queues: []drover.Queue{{}}, Workers: doingNothing()}); err != nil {
+			t.Errorf("%+v: %v", budget, err)
+		}
+	}
+}

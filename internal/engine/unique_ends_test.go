@@ -468,3 +468,101 @@ func TestARedriveThatPatchesMovesTheKey(t *testing.T) {
 		t.Errorf("its key is %s", key)
 	}
 }
+
+// ReplaceWaiting: the waiting job becomes the new one, with its own id and history.
+func TestUniqueReplace(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}
+	first := db.unique(t, parcel{N: 1, To: "a"}, u, drover.EnqueueOpts{Delay: time.Hour, Tags: []string{"old"}, Priority: 3})
+	db.exec(t, `update jobs set attempt = 2, errors_total = 2, state = 'retryable'`)
+	for _, way := range db.ways(t) {
+		u := u
+		at := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC()
+		r, err := way.enqueue(t.Context(), parcel{N: 1, To: way.name}, &drover.EnqueueOpts{
+			Unique: &u, ScheduledAt: at, Queue: "post", Priority: 7, MaxAttempts: 3, Retry: drover.Every(time.Second), Timeout: time.Second,
+			ExpiresAt: at.Add(time.Hour), RetryUntil: at.Add(time.Hour), Key: "k", Metadata: map[string]any{"m": 1},
+		})
+		if err != nil || r != (drover.Receipt{ID: first.ID, Existing: true, Replaced: true}) {
+			t.Errorf("%s: %+v, %v", way.name, r, err)
+		}
+		if !value[bool](t, db, `select count(*) = 1 and bool_and(args = jsonb_build_object('n', 1, 'to', $1::text) and queue = 'post' and priority = 7 and max_attempts = 3
+			and retry->>'type' = 'constant' and timeout_ms = 1000 and expires_at = $2::timestamptz + interval '1 hour' and retry_until = $2::timestamptz + interval '1 hour' and tags is null
+			and metadata = '{"m": 1}' and concurrency_key = 'k' and scheduled_at = $2::timestamptz and state = 'retryable' and attempt = 2 and errors_total = 2) from jobs`, way.name, at) {
+			t.Errorf("%s: %s", way.name, value[string](t, db, `select json_agg(j)::text from jobs j`))
+		}
+	}
+	// Due immediately.
+	if r := db.unique(t, parcel{N: 1}, u); !r.Replaced {
+		t.Errorf("%+v", r)
+	}
+	s := db.stopped(t, drover.SupervisorConfig{})
+	runs := s.claim(t)
+	if len(runs) != 1 || string(jobOf(runs[0]).Args) != `{"n": 1}` {
+		t.Fatalf("claimed %d", len(runs))
+	}
+	// It runs: nothing is replaced, and the receipt says so.
+	if r := db.unique(t, parcel{N: 1, To: "late"}, u); r != (drover.Receipt{ID: first.ID, Existing: true}) {
+		t.Errorf("%+v while it runs", r)
+	}
+	if value[bool](t, db, `select args ? 'to' from jobs`) {
+		t.Error("a running job was replaced")
+	}
+	// A replacement brings its own scope.
+	db.exec(t, `update jobs set state = 'available', claimed_by = null`)
+	db.unique(t, parcel{N: 1}, drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting, Until: drover.UntilPassed(time.Hour)})
+	if !value[bool](t, db, `select unique_scope = 'period' and unique_until between now() + interval '59 min' and now() + interval '1 hour' from jobs`) {
+		t.Error("the scope is the old one")
+	}
+}
+
+// Debounce: the time moves, but not beyond the longest wait, and nothing else changes.
+func TestUniqueDebounce(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := drover.Unique{By: []string{"n"}, OnConflict: drover.Debounce(time.Hour)}
+	first := db.unique(t, parcel{N: 1, To: "a"}, u, drover.EnqueueOpts{Delay: time.Minute})
+	for _, way := range db.ways(t) {
+		u := u
+		r, err := way.enqueue(t.Context(), parcel{N: 1, To: "b"}, &drover.EnqueueOpts{Unique: &u, Delay: 20 * time.Minute, Priority: 1})
+		if err != nil || r != (drover.Receipt{ID: first.ID, Existing: true, Debounced: true}) {
+			t.Errorf("%s: %+v, %v", way.name, r, err)
+		}
+		if !value[bool](t, db, `select count(*) = 1 and bool_and(scheduled_at between now() + interval '19 min' and now() + interval '20 min' and args->>'to' = 'a' and priority = 5) from jobs`) {
+			t.Errorf("%s: %s", way.name, value[string](t, db, `select json_agg(j)::text from jobs j`))
+		}
+		db.exec(t, `update jobs set scheduled_at = now() + interval '1 minute'`)
+	}
+	db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: 100 * time.Hour})
+	if !value[bool](t, db, `select scheduled_at = created_at + interval '1 hour' from jobs`) {
+		t.Error("moved beyond the longest wait")
+	}
+	// The longest wait is over: it is due now, where claims look.
+	s := db.stopped(t, drover.SupervisorConfig{})
+	if runs := s.claim(t); len(runs) != 0 {
+		t.Fatal("claimed early")
+	}
+	db.exec(t, `update jobs set created_at = now() - interval '2 hours'`)
+	db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour})
+	runs := s.claim(t)
+	if len(runs) != 1 {
+		t.Fatal("not due after the longest wait")
+	}
+	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour}); r.Debounced || !r.Existing {
+		t.Errorf("%+v while it runs", r)
+	}
+	s.settle(t, s.ran(runs[0], drover.Snooze(time.Hour)))
+	snoozed := value[time.Time](t, db, `select scheduled_at from jobs where state = 'scheduled' and attempt = 0`)
+	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Minute}); r.Debounced || !r.Existing || value[time.Time](t, db, `select scheduled_at from jobs`) != snoozed {
+		t.Errorf("%+v: the wait that a handler has asked for was changed", r)
+	}
+	db.exec(t, `update jobs set scheduled_at = now(), state = 'available'`)
+	if runs = s.claim(t); len(runs) != 1 {
+		t.Fatal("not claimed after its snooze")
+	}
+	s.settle(t, s.ran(runs[0], errBoom))
+	at := value[time.Time](t, db, `select scheduled_at from jobs`)
+	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour}); r.Debounced || value[time.Time](t, db, `select scheduled_at from jobs`) != at {
+		t.Errorf("%+v: a retry was put off", r)
+	}
+}

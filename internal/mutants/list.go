@@ -164,6 +164,7 @@ func mutants() []mutant {
 			old:   " and (t.mode <> 'debounce' or j.claim_seq = 0) or",
 			new:   " or",
 			tests: []string{"TestUniqueDebounce"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-wakes-for-nothing", bug: "an enqueue that stores nothing wakes supervisors",
@@ -1182,6 +1183,7 @@ func mutants() []mutant {
 			old:   "\t\t\tchanged := true;\n\t\t\tdue_us :=",
 			new:   "\t\t\tdue_us :=",
 			tests: []string{"TestNoWindowHoldsMoreThanTheBudget", "TestReservationsAgainstAModel"},
+			in:    "internal/engine",
 		},
 		{
 			name: "redriven-twice", bug: "a redriven job that waits or runs is redriven again",

@@ -1,4 +1,4 @@
-package drover_test
+package engine_test
 
 import (
 	"cmp"
@@ -164,32 +164,6 @@ func TestTenThousandFailuresBecomeARamp(t *testing.T) {
 	}
 }
 
-// failing returns a supervisor that runs no goroutines (type still), and the runs of n claimed jobs for each of
-// the options.
-func (db *testDB) failing(t testing.TB, n int, cfg drover.SupervisorConfig, options ...*drover.EnqueueOpts) (*still, []*engine.Run) {
-	t.Helper()
-	if options == nil {
-		options = []*drover.EnqueueOpts{nil}
-	}
-	for _, opts := range options {
-		db.enqueueJobs(t, n, opts)
-	}
-	n *= len(options)
-	if cfg.Queues == nil {
-		cfg.Queues = []drover.Queue{{}}
-	}
-	cfg.Queues[0].Concurrency = n
-	s := db.stopped(t, cfg)
-	var runs []*engine.Run
-	for len(runs) < n {
-		runs = append(runs, s.claim(t)...)
-	}
-	for _, r := range runs {
-		r.Ctx = t.Context()
-	}
-	return s, runs
-}
-
 // fail settles runs as failed.
 func (s *still) fail(t testing.TB, runs ...*engine.Run) {
 	t.Helper()
@@ -246,9 +220,9 @@ func TestWhoseBudgetAJobSpends(t *testing.T) {
 		t.Fatal(budgets, err)
 	}
 	want := []drover.BudgetInfo{
-		{Scope: "all", RetryBudget: drover.RetryBudget{1, 24 * time.Hour, 1, false}},
-		{Scope: "kind:x", RetryBudget: drover.RetryBudget{3, 24 * time.Hour, 3, true}},
-		{Scope: "queue:a", RetryBudget: drover.RetryBudget{2, 24 * time.Hour, 2, false}},
+		{Scope: "all", RetryBudget: drover.RetryBudget{Retries: 1, Per: 24 * time.Hour, Burst: 1, Discard: false}},
+		{Scope: "kind:x", RetryBudget: drover.RetryBudget{Retries: 3, Per: 24 * time.Hour, Burst: 3, Discard: true}},
+		{Scope: "queue:a", RetryBudget: drover.RetryBudget{Retries: 2, Per: 24 * time.Hour, Burst: 2, Discard: false}},
 	}
 	for i, b := range budgets {
 		if b.Scope != want[i].Scope || b.RetryBudget != want[i].RetryBudget {
@@ -420,12 +394,12 @@ func TestSettleTxGivesUpWithItsContext(t *testing.T) {
 	s, runs := db.failing(t, 1, drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 1}})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return drover.JobOf(runs[0]).SettleTx(ctx, tx, errBoom) }) // its settler does not run
+	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return jobOf(runs[0]).SettleTx(ctx, tx, errBoom) }) // its settler does not run
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("SettleTx = %v", err)
 	}
 	close(s.Settler.Idle)
-	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return drover.JobOf(runs[0]).SettleTx(t.Context(), tx, errBoom) })
+	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error { return jobOf(runs[0]).SettleTx(t.Context(), tx, errBoom) })
 	if !errors.Is(err, drover.ErrShutdown) {
 		t.Errorf("SettleTx = %v", err)
 	}
@@ -585,7 +559,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	conn, err := drover.PoolOf(db.client).Dial(t.Context())
+	conn, err := poolOf(db.client).Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -670,7 +644,7 @@ func TestReservationsAtOnce(t *testing.T) {
 	dues := map[string][]time.Time{}
 	for p := range uint64(8) {
 		processes.Go(func() {
-			conn, err := drover.PoolOf(db.client).Dial(t.Context())
+			conn, err := poolOf(db.client).Dial(t.Context())
 			if err != nil {
 				t.Error(err)
 				return
@@ -726,43 +700,5 @@ func TestOldSlotsAreDeleted(t *testing.T) {
 	s.settle(t, o)
 	if n := value[int](t, db, `select count(*) from drover_budget_slots`); n < 300+30 || n > 300+100 {
 		t.Errorf("%d chunks are left, want those from about a minute ago on", n)
-	}
-}
-
-func TestBadBudgets(t *testing.T) {
-	t.Parallel()
-	db := newQuietDB(t)
-	for _, tc := range []struct {
-		budget drover.RetryBudget
-		field  string
-	}{
-		{drover.RetryBudget{Per: time.Second}, "Retries"},
-		{drover.RetryBudget{Discard: true}, "Retries"},
-		{drover.RetryBudget{Retries: -1}, "Retries"},
-		{drover.RetryBudget{Retries: 1_000_001}, "Retries"},
-		{drover.RetryBudget{Retries: 1001, Per: time.Millisecond}, "Retries"},
-		{drover.RetryBudget{Retries: 1, Per: time.Microsecond}, "Per"},
-		{drover.RetryBudget{Retries: 1, Per: time.Second + 1}, "Per"},
-		{drover.RetryBudget{Retries: 1, Per: -time.Second}, "Per"},
-		{drover.RetryBudget{Retries: 1, Per: 25 * time.Hour}, "Per"},
-		{drover.RetryBudget{Retries: 1, Burst: 2}, "Burst"},
-		{drover.RetryBudget{Retries: 1, Burst: -1}, "Burst"},
-	} {
-		for field, cfg := range map[string]drover.SupervisorConfig{
-			"RetryBudget":            {RetryBudget: tc.budget, Queues: []drover.Queue{{}}, Workers: doingNothing()},
-			"Queues[0].RetryBudget":  {Queues: []drover.Queue{{RetryBudget: tc.budget}}, Workers: doingNothing()},
-			"Workers[0].RetryBudget": {Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{RetryBudget: tc.budget}, doNothing)}},
-		} {
-			_, err := db.client.NewSupervisor(cfg)
-			var invalid *drover.InvalidError
-			if !errors.As(err, &invalid) || invalid.Field != field+"."+tc.field {
-				t.Errorf("%+v: %v, want one about %s.%s", tc.budget, err, field, tc.field)
-			}
-		}
-	}
-	for _, budget := range []drover.RetryBudget{{Retries: 1_000_000, Per: time.Second}, {Retries: 1000, Per: time.Millisecond, Burst: 1000}, {Retries: 1, Per: 24 * time.Hour}} {
-		if _, err := db.client.NewSupervisor(drover.SupervisorConfig{RetryBudget: budget, Queues: []drover.Queue{{}}, Workers: doingNothing()}); err != nil {
-			t.Errorf("%+v: %v", budget, err)
-		}
 	}
 }
