@@ -274,6 +274,24 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	}
 }
 
+// A thousand jobs that are set aside, and that no supervisor serves, do not keep another one from its next try.
+func TestWhatIsSetAsideIsTriedBehindJobsThatNobodyServes(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind) select 'gone' from generate_series(1, 1000)`)
+	id := value[string](t, db, `insert into jobs (kind, args) values ('job', '{"n": 1}') returning id`)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at)
+		select 'claim', id, 'no', 'P0001', now() - case kind when 'gone' then interval '1 hour' else interval '1 s' end from jobs`)
+	s := db.stopped(t, drover.SupervisorConfig{})
+	s.Claimer.TendAside(t.Context())
+	if got := value[string](t, db, `select state from jobs where id = $1`, id); got != "running" {
+		t.Errorf("its pause is over, and it is %s", got)
+	}
+	if n := value[int](t, db, `select count(*) from drover_set_aside`); n != 1000 {
+		t.Errorf("%d jobs are set aside, want the thousand that nobody serves", n)
+	}
+}
+
 // F-15: cancelled or deleted, a job is set aside no more.
 func TestWhatIsSetAsideCanBeCancelled(t *testing.T) {
 	t.Parallel()

@@ -43,13 +43,13 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
-	// sqlAside lists the jobs that claims have set aside, and whether each is to be tried again. sqlForgetAside
-	// forgets jobs that have ended.
+	// sqlAside lists the jobs that claims have set aside, and whether each is to be tried again. These jobs come first:
+	// a thousand jobs that nobody serves must not hide them. sqlForgetAside forgets jobs that have ended.
 	sqlForgetAside = `
 delete from drover_set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
 	sqlAside = `
 select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
-from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by s.retry_at, s.job limit $3`
+from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by 2 desc, s.retry_at, s.job limit $3`
 
 	// sqlTryAside gives the next try to one process: for the other processes the pause goes on for a minute.
 	sqlTryAside = `
