@@ -259,7 +259,7 @@ create function drover_rerun_jobs(ids text[], how jsonb) returns bigint language
 declare
 	was      jobs;
 	at       timestamptz;
-	due      timestamptz;
+	due      timestamptz := case when how ? 'places' then nullif(current_setting('drover.rerun_due', true), '') end; -- of the job before
 	made     text;
 	owner    text;
 	wrote    bigint;
@@ -307,6 +307,8 @@ begin
 		perform drover_written(wrote, 1);
 		reruns := reruns + 1;
 	end loop;
+	-- For the next part of the walk. If this part is rolled back, so is this setting.
+	perform set_config('drover.rerun_due', coalesce(to_jsonb(due) #>> '{}', ''), true);
 	return reruns;
 exception when unique_violation then
 	case (select coalesce(j.errors->0->>'job' = was.id, false) from jobs j where j.id = how->>'new_id')
@@ -355,12 +357,13 @@ begin
 	if (rate between 0.001 and 5000) is not true then
 		raise exception 'drover: rate: % is not 0.001 to 5000 a second', rate using errcode = '22023';
 	end if;
-	starts := greatest(starts, clock_timestamp());
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'rerun', after, batch, wait) h;
+	starts := greatest(starts, clock_timestamp()); -- drover_hold may have waited for locks
 	next := starts + coalesce(cardinality(held), 0) * make_interval(secs => 1 / rate);
 	if not wait then -- for another transaction that has stored a job with a unique key which a job here would get
 		perform set_config('lock_timeout', '250ms', true);
 	end if;
+	perform set_config('drover.rerun_due', '', true);
 	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_rerun_jobs($1, $2)', jsonb_build_object('by', left(coalesce(nullif(by, ''), session_user), 128),
 		'why', why, 'places', to_jsonb(held), 'starts', starts, 'every', make_interval(secs => 1 / rate))) w;
 	perform set_config('lock_timeout', usual, true);
