@@ -103,10 +103,9 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 		after = *b.last
 	}
 	for _, id := range locked { // each in a transaction of its own, which locks no other row while it waits
-		filter.IDs = []string{id}
-		b, err := c.batch(ctx, v, filter.encode(&bad), "", true)
+		b, err := c.batchOf(ctx, v, filter, []string{id}, true)
 		if pg.RowsFault(err) && ctx.Err() == nil {
-			b, err = bulkBatch{refused: []Refusal{{ID: id, Error: pg.Refusal(err)}}}, nil
+			b.refused, err = append(b.refused, Refusal{ID: id, Error: pg.Refusal(err)}), nil
 		}
 		done.add(&b)
 		if err != nil {
@@ -114,6 +113,28 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 		}
 	}
 	return done, nil
+}
+
+// batchOf changes those of the jobs that the filter picks. A filter with ids would mean dead letters too. So if the
+// caller's filter leaves them out, DeleteMany names each of the other final states: a job that was cancelled may have
+// been redriven and discarded since the walk found it.
+func (c *Client) batchOf(ctx context.Context, v bulkVerb, filter Filter, ids []string, wait bool) (all bulkBatch, err error) {
+	states := []State{filter.State}
+	if v.name == "delete" && filter.State == "" && filter.Reason == "" && filter.IDs == nil {
+		states = []State{Completed, Cancelled}
+	}
+	var bad problems
+	filter.IDs = ids
+	for _, filter.State = range states {
+		b, err := c.batch(ctx, v, filter.encode(&bad), "", wait)
+		all.changed += b.changed
+		all.ids = append(all.ids, b.ids...)
+		all.locked, all.refused = append(all.locked, b.locked...), append(all.refused, b.refused...)
+		if err != nil {
+			return all, err
+		}
+	}
+	return all, nil
 }
 
 // countFor counts the jobs that the verb would change.
@@ -152,8 +173,7 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 	}
 	all.last = last
 	return all, pg.Bisect(ids, func(part []string) error {
-		filter.IDs = part
-		b, err := c.batch(ctx, v, filter.encode(&bad), "", false)
+		b, err := c.batchOf(ctx, v, filter, part, false)
 		all.changed += b.changed
 		all.ids = append(all.ids, b.ids...)
 		all.locked, all.refused = append(all.locked, b.locked...), append(all.refused, b.refused...)

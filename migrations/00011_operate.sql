@@ -289,15 +289,18 @@ declare
 	eligible text := ' and ' || drover_eligible(filter, verb);
 	beyond   text := drover_beyond(filter, after, false);
 	reach    int := 10 * batch;
+	named    boolean := filter ? 'ids';
 	careful  boolean := false;
 begin
 	fits := drover_find(filter, verb) || eligible;
 	loop
 		begin
-			-- At most reach dead letters are looked at, for the reason in drover_page.
+			-- At most reach dead letters are looked at, for the reason in drover_page. If the filter
+			-- names ids, the primary key finds them all: offset 0 keeps the planner from another index.
 			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
-				|| case when drover_dead(filter) then '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits
-					else 'jobs j where ' || fits || beyond end || ' limit $1) w' into ids, last using batch, filter, reach;
+				|| case when not drover_dead(filter) then 'jobs j where ' || fits || beyond
+					when named then '(select j.* from jobs j where j.id = any(array(select jsonb_array_elements_text($2->''ids''))) offset 0) j where ' || fits || beyond
+					else '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits end || ' limit $1) w' into ids, last using batch, filter, reach;
 			exit;
 		exception when others then
 			if careful or not filter ?| '{error,tags,args,periodic}' or not drover_rows_fault(sqlstate) then
@@ -307,7 +310,7 @@ begin
 			fits := drover_find_carefully(filter) || eligible;
 		end;
 	end loop;
-	if last is null and drover_dead(filter) then
+	if last is null and drover_dead(filter) and not named then
 		execute 'select drover_cursor($1, j.finalized_at, j.id) from jobs j where j.discard_reason is not null' || beyond || ' offset $2 limit 1'
 			into last using filter, reach - 1;
 	end if;
