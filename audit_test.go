@@ -419,10 +419,7 @@ func TestSeenIsComparedUnderALock(t *testing.T) {
 		}
 		changed := make(chan error, 1)
 		go func() { changed <- v.do(drover.Audit{By: "bob", Seen: seen}) }()
-		db.waitFor(t, 30*time.Second, `select exists (select from pg_stat_activity where $1 = any(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID())
-		if err := tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		db.behind(t, tx)
 		if err := receive(t, changed); !errors.Is(err, drover.ErrState) {
 			t.Errorf("%s: %v", v.name, err)
 		}

@@ -1106,3 +1106,22 @@ func TestEditToAUniqueKeyWhosePeriodIsOver(t *testing.T) {
 		t.Error("the older job still has the key")
 	}
 }
+
+// A rerun that is late keeps its rate, although the database refuses a job and so the others go in parts.
+func TestLateRerunsInPartsKeepTheirDistance(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, args, state, finalized_at) select 'job', to_jsonb(n), 'completed', now() from generate_series(1, 64) n`)
+	db.exec(t, `create function delay() returns trigger language plpgsql as $$ begin
+		if new.args = '60' then raise exception 'no'; end if;
+		if new.args = '1' then perform pg_sleep(0.4); end if;
+		return new; end $$`)
+	db.exec(t, `create trigger delay before insert on jobs for each row execute function delay()`)
+	if r, err := db.client.RerunMany(t.Context(), drover.Filter{Kind: "job"}, drover.RerunPlan{Rate: 100}, drover.Audit{}); err != nil || r.Changed != 63 || len(r.Refused) != 1 {
+		t.Fatalf("reran %+v, error %v", r, err)
+	}
+	const least = `select min(gap)::float8 from (select extract(epoch from scheduled_at - lag(scheduled_at) over (order by scheduled_at)) * 1000 as gap from jobs where finalized_at is null) g`
+	if gap := value[float64](t, db, least); gap < 10 {
+		t.Errorf("two jobs become due within %v ms; at 100 a second, want 10", gap)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
@@ -551,5 +552,86 @@ func TestIDsAreOfJobsThatChanged(t *testing.T) {
 				t.Errorf("%d changed, and IDs are %q", got.Changed, got.IDs)
 			}
 		})
+	}
+}
+
+// blocks waits until another session waits for a lock of a transaction.
+func (db *testDB) blocks(t testing.TB, tx pgx.Tx) {
+	t.Helper()
+	db.waitFor(t, 30*time.Second, `select exists (select from pg_locks where not granted and $1::int = any(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID())
+}
+
+// behind commits a transaction as soon as another session waits for one of its locks.
+func (db *testDB) behind(t testing.TB, tx pgx.Tx) {
+	t.Helper()
+	db.blocks(t, tx)
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// begun executes a statement in a transaction that stays open.
+func (db *testDB) begun(t testing.TB, sql string, args ...any) pgx.Tx {
+	t.Helper()
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if _, err := tx.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+	return tx
+}
+
+// deleting calls DeleteMany in a goroutine.
+func (db *testDB) deleting(t testing.TB, f drover.Filter) <-chan drover.BulkResult {
+	t.Helper()
+	done := make(chan drover.BulkResult, 1)
+	go func() {
+		r, err := db.client.DeleteMany(t.Context(), f, drover.Audit{})
+		if err != nil {
+			t.Error(err)
+		}
+		done <- r
+	}()
+	return done
+}
+
+// A cancelled job comes back and dies while DeleteMany waits for another one. It is a dead letter now, and the filter
+// does not name dead letters.
+func TestDeleteManySparesWhatDiedMeanwhile(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	first, second, third := db.finished(t, "cancelled", time.Hour), db.finished(t, "cancelled", time.Hour), db.finished(t, "cancelled", time.Hour)
+	busy := db.begun(t, `select from jobs where id = any($1) for update`, []string{first, third})
+	redrive := db.begun(t, `select drover_redrive($1)`, second)
+	done := db.deleting(t, drover.Filter{Kind: "job"})
+	db.blocks(t, busy)
+	if err := redrive.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `update jobs set state = 'discarded', discard_reason = 'panic', finalized_at = now() where id = $1`, second)
+	db.behind(t, busy)
+	if r := receive(t, done); r.Changed != 2 || len(r.Refused) > 0 {
+		t.Errorf("deleted %+v", r)
+	}
+	if left := value[string](t, db, `select coalesce(string_agg(id || ' ' || state, ', '), 'nothing') from jobs`); left != second+" discarded" {
+		t.Errorf("left: %s", left)
+	}
+}
+
+// A verb waits for a dead letter that is locked, however many others lie before it.
+func TestVerbsOverManyReachALockedDeadLetter(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const buried = `insert into jobs (kind, state, finalized_at, discard_reason) `
+	db.exec(t, buried+`select 'other', 'discarded', now() - interval '1 hour', 'panic' from generate_series(1, 10001)`)
+	id := value[string](t, db, buried+`values ('job', 'discarded', now(), 'panic') returning id`)
+	busy := db.begun(t, `select from jobs where id = $1 for update`, id)
+	done := db.deleting(t, drover.Filter{Kind: "job", State: drover.Discarded})
+	db.behind(t, busy)
+	if r := receive(t, done); r.Changed != 1 || value[int](t, db, `select count(*) from jobs where id = $1`, id) > 0 {
+		t.Errorf("deleted %+v", r)
 	}
 }

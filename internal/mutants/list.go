@@ -718,6 +718,28 @@ func mutants() []mutant {
 			tests: []string{"TestSeenIsComparedUnderALock"},
 		},
 		{
+			name: "rerun-parts-catch-up", bug: "the parts of a late rerun become due together",
+			file:  "migrations/00020_edit.sql",
+			old:   "nullif(current_setting('drover.rerun_due', true), '')",
+			new:   "null",
+			tests: []string{"TestLateRerunsInPartsKeepTheirDistance"},
+		},
+		{
+			name: "delete-many-dead-letters", bug: "a filter that leaves dead letters out deletes jobs that died meanwhile",
+			file:  "operate_many.go",
+			old:   "states = []State{Completed, Cancelled}",
+			new:   "states = []State{\"\"}",
+			tests: []string{"TestDeleteManySparesWhatDiedMeanwhile"},
+		},
+		{
+			name: "aside-behind-unserved", bug: "set-aside jobs that nobody serves keep others from their next try",
+			file:  "internal/store/refuse.go",
+			old:   "order by 2 desc, s.retry_at",
+			new:   "order by s.retry_at",
+			tests: []string{"TestWhatIsSetAsideIsTriedBehindJobsThatNobodyServes"},
+			in:    "internal/engine",
+		},
+		{
 			name: "reruns-catch-up", bug: "reruns that are late become due together",
 			file:  "migrations/00020_edit.sql",
 			old:   "* (how->>'every')::interval, due + (how->>'every')::interval);",
