@@ -1053,11 +1053,11 @@ begin
 		)
 		select array_agg(g.id) filter (where not g.fresh), (select count(*) from fresh) - count(*) filter (where g.fresh)
 		into refused, strays
-		from (select id, row_number() over (partition by id order by n) = 1 and exists (select from fresh f where f.id = m.id) as fresh from given m) g;
+		from (select id, row_number() over (partition by id order by n) = 1 and (id in (select f.id from fresh f)) is true as fresh from given) g; -- exists would read fresh once for each job
 		missing := null;
 		if refused is not null then
 			missing := (select drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
-				from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where g.id = any(refused));
+				from jsonb_to_recordset(batch) as g(id text, kind text, args jsonb, queue text) where (g.id in (select unnest(refused))) is true);
 			existing := existing || array(select r from unnest(refused) as r where r <> all(coalesce(missing, '{}')));
 		end if;
 		exit when missing is null or strays > 0;

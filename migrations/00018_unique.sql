@@ -213,12 +213,12 @@ begin
 			-- Its args may have been replaced since. If it has the same key, it is the same job.
 			perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
 			from rows from (jsonb_to_recordset(docs) as (id text, kind text, args jsonb, queue text)) with ordinality as g
-			where g.ordinality = any(known) and (select j.unique_key from jobs j where j.id = g.id) is distinct from keys[g.ordinality];
+			where (g.ordinality in (select unnest(known))) is true and (select j.unique_key from jobs j where j.id = g.id) is distinct from keys[g.ordinality];
 			foreach n in array known loop
 				owners[n] := ids[n];
 				results[n] := 'existing';
 			end loop;
-			todo := array(select t from unnest(todo) as t where t <> all(known));
+			todo := array(select t from unnest(todo) as t where (t in (select unnest(known))) is not true);
 		end if;
 
 		-- Look before the insert: an insert that meets the job in the way waits for every
