@@ -27,6 +27,11 @@ func TestMain(m *testing.M) {
 		program(story)
 		return
 	}
+	if dir := Memory(); dir != "" && os.Getenv("TMPDIR") == "" { // as in pgtest.Main
+		if err := os.Setenv("TMPDIR", dir); err != nil {
+			panic(err)
+		}
+	}
 	code := m.Run()
 	left := goroutines()
 	for end := time.Now().Add(30 * time.Second); len(left) > 0 && time.Now().Before(end); left = goroutines() {

@@ -30,7 +30,7 @@ create table %s (
 );
 `, table)
 	note(0)
-	for _, name := range names {
+	for i, name := range names {
 		number, _, _ := strings.Cut(name, "_")
 		version, err := strconv.ParseInt(number, 10, 64)
 		if err != nil {
@@ -43,6 +43,9 @@ create table %s (
 		up, err := upHalf(string(text))
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", name, err)
+		}
+		if i < len(names)-1 { // the last file secures the functions of all files; each call is a tenth of the work of a file
+			up = strings.ReplaceAll(up, "select drover_secure();\n", "")
 		}
 		// No check of function bodies, which is a quarter of the work. The tests of package migrations run goose, which checks them.
 		sql.WriteString("begin;\nset local check_function_bodies = off;\n" + up + "\n")

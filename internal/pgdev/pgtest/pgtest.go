@@ -40,6 +40,7 @@ func Main(m *testing.M) {
 	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil { // before the flags are parsed
 		panic(err)
 	}
+	tempInMemory()
 	migrated.kept = true
 	code := m.Run()
 	if err := errors.Join(migrated.drop(shared.owned()), shared.close()); err != nil {
@@ -47,6 +48,17 @@ func Main(m *testing.M) {
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// tempInMemory makes the temporary files of this process lie in memory if there is room for a cluster. So the clusters that
+// tests start for themselves lie there, too. On a disk the kernel needs up to a second of a processor to make and remove the
+// files of one cluster. If TMPDIR is set, tempInMemory does nothing.
+func tempInMemory() {
+	if dir := pgdev.Memory(); dir != "" && os.Getenv("TMPDIR") == "" {
+		if err := os.Setenv("TMPDIR", dir); err != nil {
+			panic(err)
+		}
+	}
 }
 
 // URL returns the connection string of the test binary's Postgres. This is DATABASE_URL if it is set, or else a cluster that
@@ -101,7 +113,7 @@ func (s *server) start() (*pgdev.Server, error) {
 		defer cancel()
 		// Tests run in parallel, each with a pool. They need more connections than the default.
 		settings := map[string]string{"max_connections": "500"}
-		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings, Dir: memory(), Log: logVerbose})
+		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings, Dir: pgdev.Memory(), Log: logVerbose})
 	})
 	return s.s, s.err
 }
@@ -129,13 +141,14 @@ func dropSchema(tb testing.TB, schema string) {
 	admin(tb, strings.ReplaceAll(sqlEndSessions, `$1`, `'`+schema+`'`)+`; drop schema `+schema+` cascade`)
 }
 
-// sqlEndSessions ends the sessions that hold locks in schema $1. A failed test may leave such sessions.
+// sqlEndSessions ends the sessions that hold locks in schema $1. A failed test may leave such sessions. There are few locks and
+// many relations, so the relation of each lock is looked up by index. A join would read all of pg_class.
 const sqlEndSessions = `
 select pg_terminate_backend(pid) from pg_stat_activity
 where backend_type = 'client backend' and usename = current_user and pid in (
-    select l.pid from pg_locks l left join pg_class c on c.oid = l.relation
+    select l.pid from pg_locks l
     where l.database = (select oid from pg_database where datname = current_database())
-        and to_regnamespace($1) in (c.relnamespace, case l.classid when 'pg_namespace'::regclass then l.objid end))`
+        and to_regnamespace($1) in ((select relnamespace from pg_class c where c.oid = l.relation), case l.classid when 'pg_namespace'::regclass then l.objid end))`
 
 // closePool closes a pool, and fails the test after a minute. The close waits until every connection is released, and up to 15 s for the server
 // to end each session.

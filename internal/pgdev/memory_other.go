@@ -1,0 +1,5 @@
+//go:build !linux
+
+package pgdev
+
+func Memory() string { return "" }
