@@ -55,7 +55,7 @@ func TestEventsAddUpUnderFaults(t *testing.T) {
 	_, stopCut := cut.start(t, cfg)
 	enqueue := func() {
 		var batch []drover.EnqueueItem
-		for range 1000 {
+		for range 500 {
 			batch = append(batch, drover.EnqueueItem{Args: dyn{kind: "k"}})
 		}
 		if _, err := db.client.EnqueueMany(t.Context(), batch); err != nil {

@@ -24,7 +24,7 @@ func TestAllocationsOfAJob(t *testing.T) {
 	db := newQuietDB(t)
 	const jobs = 20_000
 	fill := func() {
-		db.exec(t, `insert into jobs (kind, args) select 'job', jsonb_build_object('n', n) from generate_series(1, $1) n`, jobs)
+		db.exec(t, `insert into jobs (id, kind, args) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', jsonb_build_object('n', n) from generate_series(1, $1) n`, jobs)
 	}
 	var ran atomic.Int64
 	fill()
@@ -65,7 +65,7 @@ func TestStatementsUnderLoad(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	const jobs = 20_000
-	db.exec(t, `insert into jobs (kind, args) select 'job', jsonb_build_object('n', n) from generate_series(1, $1) n`, jobs)
+	db.exec(t, `insert into jobs (id, kind, args) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', jsonb_build_object('n', n) from generate_series(1, $1) n`, jobs)
 	counted := trips{statements: newStatements()}
 	traced := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
 	traced.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 200}}})
@@ -104,8 +104,8 @@ func TestCostOfAClaim(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	db.exec(t, `alter table jobs set unlogged`)  // is filled sooner
-	n := sizeOf(t, "DROVER_CLAIM_ROWS", 100_000) // with 1000000 it takes a minute, and every claim the same
+	db.exec(t, `alter table jobs set unlogged`) // is filled sooner
+	n := sizeOf(t, "DROVER_CLAIM_ROWS", 50_000) // with 1000000 it takes a minute, and every claim the same
 	full := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1000}}})
 	clean := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "clean", Concurrency: 1000}}})
 	p := db.planner(t)

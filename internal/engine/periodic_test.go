@@ -84,7 +84,7 @@ func TestTicksOnceWhoeverDies(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `create table effects (job text not null, pid int not null, at timestamptz not null default clock_timestamp())`)
-	rounds := sizeOf(t, "DROVER_TICK_ROUNDS", 8)
+	rounds := sizeOf(t, "DROVER_TICK_ROUNDS", 4)
 	for name, catchUp := range map[string]drover.CatchUp{"all": drover.CatchUpAll, "all too": drover.CatchUpAll, "once": drover.CatchUpOnce, "skip": drover.CatchUpSkip} {
 		db.setPeriodic(t, drover.Periodic{Name: name, Schedule: "@every 4s", Args: errand{}, CatchUp: catchUp})
 	}

@@ -281,7 +281,7 @@ func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
 			p.explain(t, st, "analyze, buffers")
 		}
 	}
-	db.fill(t, max(100_000, rowsForPlans(t)))
+	db.fill(t, max(50_000, rowsForPlans(t)))
 	owner := s.Lease.Load().ID
 	db.exec(t, `update jobs set state = 'running', claimed_by = $1, claim_seq = 1, attempt = 1, attempted_at = $2
 		where id in (select id from jobs order by id limit 100)`, owner, planClaim())

@@ -294,18 +294,18 @@ func (db *testDB) enqueueErrands(t testing.TB, n int, do ...string) {
 	}
 }
 
-// X-2, I1, I3, I4, I8. DROVER_X2_JOBS=100000 is the whole of X-2; without it 10,000 jobs run.
+// X-2, I1, I3, I4, I8. DROVER_X2_JOBS=100000 is the whole of X-2; without it 5,000 jobs run.
 func TestEightProcessesLoseAndRepeatNothing(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	jobs := sizeOf(t, "DROVER_X2_JOBS", 10_000)
+	jobs := sizeOf(t, "DROVER_X2_JOBS", 5000)
 	db := newQuietDB(t)
 	db.audit(t)
 	for range 8 {
 		db.spawn(t, processSpec{Concurrency: 16, Lease: 30 * time.Second})
 	}
-	for left := jobs; left > 0; left -= 5000 {
-		db.enqueueErrands(t, min(left, 5000), "", "tx")
+	for left := jobs; left > 0; left -= 2500 {
+		db.enqueueErrands(t, min(left, 2500), "", "tx")
 	}
 	db.waitFor(t, 10*time.Minute, `select not exists (select from jobs where finalized_at is null)`) // cheaper than a count
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed' and attempt = 1 and errors_total = 0`); n != jobs {

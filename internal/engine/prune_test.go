@@ -259,7 +259,7 @@ func TestRetentionByCountOfManyJobs(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `insert into queues (name, keep_completed) values ('default', 5)`)
-	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select drover_ulid(), 'job', 'completed', now() - n * interval '1 ms' from generate_series(1, 25000) as n`)
+	db.exec(t, `insert into jobs (id, kind, state, finalized_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', 'completed', now() - n * interval '1 ms' from generate_series(1, 25000) as n`)
 	held := value[string](t, db, `select id from jobs order by finalized_at limit 1`)
 	want := append(value[[]string](t, db, `select array_agg(id) from (select id from jobs order by finalized_at desc limit 5) j`), held)
 	db.exec(t, `create table mine (job text references jobs)`)

@@ -235,12 +235,12 @@ func TestHuntReadsGarbage(t *testing.T) {
 func TestRescueOfOneLargeProcess(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	const n = 20_000
+	const n = 10_000
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (kind, queue, state, claimed_by, attempt, claim_seq, attempted_at)
-		select 'job', case when n % 2 = 0 then 'default' else 'other' end, 'running', 'dead', 1, 1, now() from generate_series(1, $1) n`, n)
+	db.exec(t, `insert into jobs (id, kind, queue, state, claimed_by, attempt, claim_seq, attempted_at)
+		select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', case when n % 2 = 0 then 'default' else 'other' end, 'running', 'dead', 1, 1, now() from generate_series(1, $1) n`, n)
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
-		values ('dead', 30000, '{default,other}', '{"default": 10000, "other": 10000}', (select array_agg(id) from jobs), now())`)
+		values ('dead', 30000, '{default,other}', '{"default": 5000, "other": 5000}', (select array_agg(id) from jobs), now())`)
 	s := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "other"}}})
 	for beats := 0; value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`); beats++ {
 		if beats == 12 { // two leases

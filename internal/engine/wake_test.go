@@ -405,7 +405,7 @@ func TestNoWakeUpIsLostWhileFallingAsleep(t *testing.T) {
 			for i := range batch {
 				batch[i] = drover.EnqueueItem{Args: job{}, Opts: &drover.EnqueueOpts{Queue: q.Name}}
 			}
-			for range 27 {
+			for range 15 {
 				if _, err := other.client.EnqueueMany(t.Context(), batch); err != nil {
 					t.Error(err)
 					return

@@ -47,10 +47,10 @@ func TestClaimsAreHOT(t *testing.T) {
 				db.exec(t, fmt.Sprintf(`alter table jobs set (fillfactor = %d, autovacuum_enabled = off)`, fillfactor))
 				// The text is random: text that compresses well would be stored in fewer bytes than size.
 				db.exec(t, `insert into jobs (kind, args) select 'job', jsonb_build_object('n', n, 'text', left((select string_agg(md5(n::text || m), '')
-					from generate_series(0, $1 / 32) as m), $1)) from generate_series(1, 3000) as n`, size)
+					from generate_series(0, $1 / 32) as m), $1)) from generate_series(1, 1000) as n`, size)
 				s := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 10_000}}})
 				n := 0
-				for n < 3000 {
+				for n < 1000 {
 					n += len(s.claim(t))
 				}
 				if got := db.hot(t, s); got < 0.99 {
@@ -81,7 +81,7 @@ func TestWALOfAJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const jobs = 20_000
+	const jobs = 8000
 	for _, c := range []struct {
 		schema     string
 		retention  drover.Retention
