@@ -434,11 +434,12 @@ create function drover_tidy_set_aside() returns void language sql as $$
 		select s.path, s.job from drover_set_aside s
 		where not exists (select from jobs j where j.id = s.job)
 			or s.path in ('settle', 'rescue') and not exists (select from jobs j where j.id = s.job and j.state = 'running')
+			or s.path = 'unpark' and not exists (select from jobs j where j.id = s.job and j.state = 'parked') -- a redrive has released it
 			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- the pruner no longer tries it
 		order by s.path, s.job for update skip locked)
 $$;
 -- +goose StatementEnd
-comment on function drover_tidy_set_aside() is 'Deletes the rows of drover_set_aside for jobs that are gone, or that the pruner has no reason to touch any more.';
+comment on function drover_tidy_set_aside() is 'Deletes the rows of drover_set_aside for jobs that are gone, that have left the state in which they were refused, or that the pruner has no reason to touch any more.';
 
 -- +goose StatementBegin
 create function drover_retain_next(after text, completed interval, cancelled interval, batch int, whole boolean, out ids text[], out odd boolean) language plpgsql as $$

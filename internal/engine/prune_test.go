@@ -738,3 +738,22 @@ func TestArchivedAnewDuringTheWalk(t *testing.T) {
 		t.Error("the archived job that ended last is deleted")
 	}
 }
+
+// The database has refused to unpark two jobs. A redrive has released one of them since, and it is
+// not set aside any more.
+func TestARedrivenJobIsNoLongerSetAsideAsParked(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, args, state, scheduled_at, errors_total, parked_build)
+		select kind, '{"n": 1}', 'parked', 'infinity', 1, 'v1' from unnest('{job,other}'::text[]) kind`)
+	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select 'unpark', id, 'no', 'P0001', now() + interval '1 hour' from jobs`)
+	if _, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{State: drover.Parked, Kind: "job"}}, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.launch(t, drover.SupervisorConfig{})
+	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where kind = 'job'`)
+	db.exec(t, `select drover_retain('', '1 day', '1 day')`)
+	if left := value[string](t, db, `select coalesce(string_agg(state, ', '), 'no') from drover_set_aside join jobs on jobs.id = job`); left != "parked" {
+		t.Errorf("%s jobs are set aside, want the parked one", left)
+	}
+}
