@@ -1053,7 +1053,10 @@ begin
 		)
 		select array_agg(g.id) filter (where not g.fresh), (select count(*) from fresh) - count(*) filter (where g.fresh)
 		into refused, strays
-		from (select id, row_number() over (partition by id order by n) = 1 and (id in (select f.id from fresh f)) is true as fresh from given) g; -- exists would read fresh once for each job
+		from (
+			-- Not "exists": it would read all of fresh for each job.
+			select id, row_number() over (partition by id order by n) = 1 and (id in (select f.id from fresh f)) is true as fresh from given
+		) g;
 		missing := null;
 		if refused is not null then
 			missing := (select drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))

@@ -296,7 +296,8 @@ begin
 	loop
 		begin
 			-- At most reach dead letters are looked at, for the reason in drover_page. If the filter
-			-- names ids, the primary key finds them all: offset 0 keeps the planner from another index.
+			-- names ids, the primary key finds them all. Offset 0 keeps the planner from another
+			-- index.
 			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
 				|| case when not drover_dead(filter) then 'jobs j where ' || fits || beyond
 					when named then '(select j.* from jobs j where j.id = any(array(select jsonb_array_elements_text($2->''ids''))) offset 0) j where ' || fits || beyond

@@ -259,7 +259,8 @@ create function drover_rerun_jobs(ids text[], how jsonb) returns bigint language
 declare
 	was      jobs;
 	at       timestamptz;
-	due      timestamptz := case when how ? 'places' then nullif(current_setting('drover.rerun_due', true), '') end; -- of the job before
+	-- When the job before is due, in an earlier part of the walk.
+	due      timestamptz := case when how ? 'places' then nullif(current_setting('drover.rerun_due', true), '') end;
 	made     text;
 	owner    text;
 	wrote    bigint;

@@ -274,7 +274,8 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	}
 }
 
-// A thousand jobs that are set aside, and that no supervisor serves, do not keep another one from its next try.
+// A thousand jobs that are set aside, and that no supervisor serves, do not keep another one from
+// its next try.
 func TestWhatIsSetAsideIsTriedBehindJobsThatNobodyServes(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)

@@ -43,8 +43,9 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
-	// sqlAside lists the jobs that claims have set aside, and whether each is to be tried again. These jobs come first:
-	// a thousand jobs that nobody serves must not hide them. sqlForgetAside forgets jobs that have ended.
+	// sqlAside lists the jobs that claims have set aside, and whether each is to be tried again.
+	// These jobs come first: a thousand jobs that nobody serves must not hide them.
+	// sqlForgetAside forgets jobs that have ended.
 	sqlForgetAside = `
 delete from drover_set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
 	sqlAside = `
