@@ -49,8 +49,8 @@ type EnqueueOpts struct {
 	// error.
 	Timeout time.Duration
 
-	// ExpiresAt is the time from which the job is no longer worth a run. From then on it is discarded as expired
-	// instead. Zero means never. It must be after ScheduledAt.
+	// ExpiresAt is the time from which the job is no longer worth a run. From then on drover discards the job as
+	// expired instead of running it. Zero means never. It must be after ScheduledAt.
 	ExpiresAt time.Time
 
 	// RetryUntil ends the retries: if the next one would be due later, the job is discarded, reason time_budget. Zero
@@ -265,8 +265,8 @@ func (c *Client) encode(args Args, opts *EnqueueOpts, before *lastMetadata) (*ne
 	if u := job.Uniqueness; u == nil {
 		job.plain, job.copied = bare && job.Metadata == nil, bare
 	} else {
-		// Postgres may write longer args as a much longer text. drover_unique_key checks such args before it makes that
-		// text.
+		// Postgres may write longer args as a much longer text. Jobs with such args go through drover_unique_key, which
+		// checks them before it makes that text.
 		job.plainUnique = bare && job.Metadata == nil && u.OnConflict == "" && len(job.Args) <= 512
 	}
 	return job, nil
@@ -484,9 +484,9 @@ func (j *newJob) receipt() Receipt {
 	return Receipt{ID: r.ID, Existing: r.Result != "stored", Replaced: r.Result == "replaced", Debounced: r.Result == "debounced"}
 }
 
-// enqueuedAll makes the receipts, and emits an event for each stored job. The map existing has, for an id, the
-// number of its jobs in this batch that were not stored. If several jobs of a batch have the same id, either none
-// of them was stored, or only the first.
+// enqueuedAll makes the receipts, and emits an event for each stored job. The map existing counts, for each id,
+// the jobs of this batch that were not stored. If several jobs of a batch have the same id, either none of them
+// was stored, or only the first.
 func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int, inTx bool) []Receipt {
 	receipts := make([]Receipt, len(jobs))
 	for i, job := range slices.Backward(jobs) {

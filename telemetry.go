@@ -18,7 +18,7 @@ type Event struct {
 	Kind        string
 	Supervisor  string        // the owner of the run, or the supervisor that emits the event; in Rescued the dead supervisor
 	Attempt     int           // number of the run, from 1
-	MaxAttempts int           // the effective number; at the end of a run the number of its ErrorCase, if it has one
+	MaxAttempts int           // how many runs the job may have; at a run's end by its ErrorCase, if that sets MaxAttempts
 	Duration    time.Duration // how long the handler ran, with its middleware
 	Wait        time.Duration // from due time to start: until the claim by the server's clock, then by this process' clock
 	Class       Class         // how a failed run failed
@@ -33,8 +33,8 @@ type Event struct {
 	Periodic    string        // the schedule that made the job, or in PeriodicSkipped made no job
 	InTx        bool          // in Enqueued: the job is stored in the caller's transaction, which may still roll back
 
-	// Tags and Metadata are the job's. They belong to the event: do not change them. They are nil in events of
-	// rescues, schedules and operators, which do not read them.
+	// Tags and Metadata are the job's. Do not change them: other hooks get the same values. They are nil in
+	// events of rescues, schedules and operators, which do not read them.
 	Tags     []string
 	Metadata json.RawMessage
 }
@@ -45,16 +45,16 @@ type Event struct {
 // The methods of a Client call its hooks in your goroutine: Enqueued, Redriven, and Cancelled and Discarded of jobs
 // that were not running. All other events come from a supervisor, after the row has changed. In each supervisor every
 // element of Config.Hooks has a goroutine of its own. It calls the hooks of the element one after another, with a
-// context that does not end. A hook that blocks delays neither a job nor the other elements, and costs its own events:
-// up to 16 MiB of them wait, further ones are dropped, counted in Stats.DroppedEvents, and logged once a minute. A stop
-// waits for hooks until the time that the whole stop may take is over, but at least 250 ms. drover recovers and logs a
-// panic.
+// context that does not end. A hook that blocks delays neither a job nor the other elements. Up to 16 MiB of events
+// wait for its element. Further events are dropped, counted in Stats.DroppedEvents, and logged once a minute. A stop
+// waits for hooks for the rest of its own time limit, and at least 250 ms. drover recovers and logs a panic.
 //
-// Every run that Started ends in exactly one of Completed, Failed, Discarded, Parked, Snoozed, Cancelled, Released and
-// StaleSettle, unless its process dies: then another supervisor emits Rescued, Discarded or Parked for it. Jobs that
-// end without a run (they have expired, or an operator ends them) have the end event alone. CancelMany and DiscardMany
-// emit one event for each of their transactions, with Count set and JobID empty, for the jobs that were not running.
-// In the tables, … stands for JobID, Queue, Kind, Supervisor, Attempt, MaxAttempts, Tags and Metadata.
+// Every run with a Started event ends with exactly one of Completed, Failed, Discarded, Parked, Snoozed, Cancelled,
+// Released and StaleSettle, unless its process dies: then another supervisor emits Rescued, Discarded or Parked for
+// it. Jobs that end without a run (they have expired, or an operator ends them) have only the event of their end.
+// CancelMany and DiscardMany emit one event for each of their transactions, with Count set and JobID empty, for the
+// jobs that were not running. In the tables, … stands for JobID, Queue, Kind, Supervisor, Attempt, MaxAttempts, Tags
+// and Metadata.
 //
 //	Enqueued     a job was stored             JobID Queue Kind InTx; also Supervisor Periodic if a schedule made it, By Why if it is a rerun
 //	Claimed      jobs were claimed            Supervisor Queue Count
@@ -67,7 +67,7 @@ type Event struct {
 //	Parked       it failed and waits for a newer build, or for its place in a redrive … Duration Class Error
 //	Snoozed      it waits, attempt given back … Duration Backoff Next
 //	Cancelled    nobody wants it any more     … Duration Error; also By Why if an operator did it
-//	Released     handed back by a stop; or before it started, by a pause or after a second without a slot
+//	Released     handed back: by a stop; or before it started, by a pause or because no slot got free in a second
 //	                                          … Duration (0 if it had not started)
 //	StaleSettle  the outcome was refused: the job belonged to another supervisor by then
 //	Rescued      freed from a dead supervisor … Class Error Backoff Next (Supervisor is the dead one)

@@ -155,9 +155,9 @@ func Discard(err error) error { return failure(VerdictDiscard, 0, err) }
 // error is nil, and the job is completed.
 func Retry(err error) error { return failure(VerdictRetry, 0, err) }
 
-// RetryAfter fails the run and makes the next one due after d to 1.2 × d, instead of the strategy's wait. Return it if a
-// server has said when to come back. The attempt counts. A negative d is 0. RetryAfter of a nil error is nil, and the job
-// is completed. To run it again without an error, return Snooze. See ParseRetryAfter.
+// RetryAfter fails the run and makes the next run due after d to 1.2 × d, instead of the strategy's wait. Return it if
+// a server has said when to come back. The attempt counts. A negative d is 0. RetryAfter of a nil error is nil, and the
+// job is completed. To run it again without an error, return Snooze. See ParseRetryAfter.
 func RetryAfter(d time.Duration, err error) error { return failure(VerdictRetryAfter, d, err) }
 
 // maxRetryAfter bounds the wait that a server may ask for. A day covers daily quotas. A longer wait is probably a

@@ -15,7 +15,7 @@ type alarm struct {
 	Poked  bool      // the claimer looks once, whatever the poll timer says
 	missed bool      // enqueues may have found a lookout (sleep.go) without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
-	own    time.Time // when the next job is due of which other supervisors may not know; zero: none known
+	own    time.Time // the next due time of a job that other supervisors may not know; zero: none known
 }
 
 func newAlarm() *alarm { return &alarm{Signal: make(chan struct{}, 1)} }
@@ -28,18 +28,19 @@ func (a *alarm) Wake() {
 	a.poke()
 }
 
-// Missed makes a sleeping claimer look more often while a transaction is open that may have notified no supervisor of its
-// job.
+// Missed records that an open transaction may have notified no supervisor of its job. Until that transaction has ended,
+// a sleeping claimer looks more often.
 func (a *alarm) Missed() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.missed = true
 }
 
-// NoteDue remembers when a job will be due. The next claim returns the time again.
+// NoteDue remembers when a job will be due. The next claim may forget the time, because its reply has the time
+// again.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
-// NoteOwn remembers when a job will be due of which other supervisors may not know: we have settled it, or a
+// NoteOwn remembers the due time of a job that other supervisors may not know: we have settled the job, or a
 // notification named us.
 func (a *alarm) NoteOwn(at time.Time) { a.note(&a.own, at) }
 

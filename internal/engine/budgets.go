@@ -31,9 +31,9 @@ func (b *budgets) covers(r *Run) bool {
 	})
 }
 
-// wants reports whether an outcome of a run is a retry that needs a slot. A slot whose time has passed while the settle
-// did not get through is lost, because a late use would put too many retries into a later window. An outcome that the
-// handler's transaction recorded already has its slot.
+// wants reports whether an outcome of a run is a retry that needs a slot. A slot whose time passed before the settle
+// succeeded is lost, because a late use would put too many retries into a later window. An outcome that the handler's
+// transaction recorded already has its slot.
 func (b *budgets) wants(r *Run, o *Outcome) bool {
 	if o.State != store.Retryable || o.AtOnce || r.txOutcome.Load() != nil || o.Slot != nil && b.Now().Sub(o.Slot.Taken) < o.Delay {
 		return false
@@ -57,9 +57,9 @@ func WantingEnds(runs []*Run) []wanting {
 	return all
 }
 
-// Reserve takes a slot for each retry that needs one, in short transactions of its own. If a reservation fails
-// because of the numbers of its job or of its budget, that retry takes no slot and waits for its own backoff. Any
-// other error is returned.
+// Reserve takes a slot for each retry that needs one, in short transactions of its own. If the database refuses a
+// reservation because of values of the job or of the budget, that retry takes no slot and waits for its own
+// backoff. Any other error is returned.
 func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wanting) error {
 	all := make([]wanting, 0, len(ends))
 	for _, w := range ends {
@@ -79,7 +79,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 	if len(all) == 0 {
 		return nil
 	}
-	// Retries of one budget are put next to each other: a fault in a budget concerns all of its retries.
+	// Retries of one budget come one after another, because a fault in a budget concerns all of its retries.
 	slices.SortStableFunc(all, func(a, b wanting) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Kind, b.Kind))
 	})

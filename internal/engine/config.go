@@ -25,8 +25,8 @@ type Handler interface {
 	// Decide returns the outcome of a run whose handler returned err.
 	Decide(r *Run, err error) Outcome
 
-	// CutShort returns the outcome of a run that ended for another reason: ErrTimeout or one of the errors next to it, an
-	// UndecidedError, or an error that matches pg.ErrNotCommitted.
+	// CutShort returns the outcome of a run that ended for another reason: ErrTimeout or another of the errors declared
+	// with it, an UndecidedError, or an error that matches pg.ErrNotCommitted.
 	CutShort(r *Run, why error) Outcome
 
 	// Crashed makes the run of a job whose supervisor died, or which this supervisor held without knowing. Run.End is the

@@ -10,10 +10,11 @@ import (
 
 // follower reads the limits (pauses) and applies them to this supervisor. The keeper's goroutine owns it.
 //
-// A pause is exact because each supervisor confirms the changes that it has applied, and does so only when no job of a
-// held scope can start any more. The holds are replaced under the lock that every start takes (Shared.begin), buffered
-// jobs are handed back, and a claim under way hands back its jobs. A process that does not answer starts no job after
-// the end of its lease, by its own clock. So Client.Pause waits for the confirmations, or for the ends of leases.
+// A pause is exact because each supervisor confirms the changes that it has applied. It confirms them only when no job
+// of a held scope can start any more. The holds are replaced under the lock that every start takes (Shared.begin),
+// buffered jobs are handed back, and a claim under way hands back its jobs. A process that does not answer starts no
+// job after the end of its lease, by its own clock. So Client.Pause waits for the confirmations, or for the ends of
+// leases.
 type follower struct {
 	*Shared
 	claimer   *claimer
@@ -21,7 +22,7 @@ type follower struct {
 	stamp     string    // the stamp of the limits that we have applied
 	number    int64     // the number of their newest change
 	confirmed int64     // the number in our row
-	Next      time.Time // when the first hold ends by itself; zero: no hold does
+	Next      time.Time // when the first hold ends by itself; zero: no hold ends by itself
 	known     map[string]bool
 }
 
@@ -107,7 +108,7 @@ func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
 	f.known = held
 }
 
-// heard makes the limits be read again if the stamp that a heartbeat has read is new.
+// heard makes the next look read the limits if the given stamp of the limits is new.
 func (f *follower) heard(stamp string) { f.Stale = f.Stale || stamp != f.stamp }
 
 // readLimitsEvery is the pause between tries to read the limits while the database does not answer.

@@ -41,7 +41,7 @@ func (r *Run) found(row store.SeenJob, exists bool) finding {
 	case ours && (row.State == store.Cancelled || row.Reason == reasonOperator):
 		return foundEnded
 	case r.End.completes() && (ours && row.State == store.Completed || !exists && r.DeleteCompleted && !r.Lease.Ended.Load()):
-		return foundSettled // settled with other jobs, one of which was not ours: complete returns only how many jobs matched
+		return foundSettled // another job of its batch did not match, and only the number of matches is known
 	case r.tries > 1 && (!exists || ours && r.End.couldBe(row.State) || !r.Lease.Ended.Load()):
 		return foundSettled
 	}
@@ -92,8 +92,8 @@ func (r *Run) endByOperator(row store.SeenJob) {
 }
 
 // simplify leaves out of the outcome what the database may have refused: the errors entry, or the deletion of a job
-// that is not kept. It returns false if the outcome is simplified already, or after a first time-out, which may not
-// happen again.
+// that is not kept. It returns false if the outcome is simplified already, and after a first time-out: the full
+// outcome may succeed at the next try.
 func (r *Run) simplify(why error) bool {
 	if r.simpler || pg.TimedOut(why) && r.Refusals == 0 {
 		return false

@@ -32,7 +32,7 @@ func (l *lease) renewed(base context.Context) *lease {
 	return fresh
 }
 
-// Raise raises the epoch to the epoch that the claimer or the table has.
+// Raise raises the epoch to the given epoch. It never lowers it.
 func (l *lease) Raise(epoch int) {
 	for old := l.Epoch.Load(); old < int64(epoch); old = l.Epoch.Load() {
 		if l.Epoch.CompareAndSwap(old, int64(epoch)) {

@@ -12,12 +12,13 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A few supervisors of each queue are on call: each holds a slot, and an enqueue notifies two of them if there is no
-// lookout. The slots are locks on the keeper's connection, which also listens.
+// A few supervisors of each queue are on call. Each of them holds a call slot, which is a lock on the keeper's
+// connection and has nothing to do with slots for running jobs. If the queue has no lookout (sleep.go), an enqueue
+// notifies two supervisors on call.
 //
 // The other supervisors listen as well, so that all hear of a burst. But up to PostgreSQL 18 a NOTIFY interrupts each
-// session that listens. A supervisor that hears too many notifications for others stops listening for a while, and asks for
-// a free slot instead: a supervisor without room that is notified leaves its slot.
+// session that listens. A supervisor that hears too many notifications for others stops listening for a while, and asks
+// for a free slot instead. Slots get free when supervisors without room are notified: they leave their slots.
 type onCall struct {
 	*Shared
 	slots  map[string]int64 // for each queue in which we are on call, the key of the lock that we hold
@@ -25,7 +26,7 @@ type onCall struct {
 	unsure bool             // the connection may hold other locks
 	at     time.Time        // no attempt to go on call again before this time
 	noise  trickle          // notifications that were for others
-	deafBy time.Time        // the keeper does not listen until this time, because of too many of them
+	deafBy time.Time        // the keeper does not listen until this time, because too many notifications were for others
 	heard  func(string)     // is called with the stamp of the limits (pauses)
 }
 
@@ -38,14 +39,15 @@ const (
 	noiseBurst = 20 // and how many of them may come together
 	deafFor    = 30 * time.Second
 
-	// askSlot is how often a supervisor that does not listen asks for a slot, times the supervisors that may do the same.
+	// A supervisor that does not listen asks for a slot once in askSlot times the number of other supervisors, and at
+	// most once in askSlotLeast.
 	askSlot      = 4 * time.Millisecond
 	askSlotLeast = 250 * time.Millisecond
 )
 
 // called acts on a notification about jobs: "wake" of an enqueue, "pass" and "all" of a supervisor that has no room.
-// The parameter what has two slots (except for "all"), when the first job is due and how long until then, both in µs,
-// and the queue.
+// The parameter what has, separated by spaces: two slots (except for "all"); when the first job is due, in µs since
+// 1970; how long until then, in µs; the queue.
 func (o *onCall) called(verb, what string) {
 	var slots [2]int64
 	if verb != "all" {
@@ -162,7 +164,7 @@ func (o *onCall) tooLoud() bool {
 // deaf reports whether the keeper does not listen because too many notifications were for others.
 func (o *onCall) deaf(hears bool) bool { return o.Now().Before(o.deafBy) && !hears }
 
-// missing returns the first slots of the queues that have room and in which it is not on call, by queue.
+// missing returns the queues with room in which this supervisor is not on call, each with its first slot.
 func (o *onCall) missing(hears bool) map[string]int64 {
 	if !hears && !o.deaf(hears) || o.Draining.Load() {
 		return nil
@@ -189,8 +191,9 @@ func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) {
 	o.went(conn, firsts, got, err)
 }
 
-// went records the slots that the connection got, by the first slot of their queue. If it got any, the keeper listens
-// again and the claimer looks for jobs, because earlier transactions may have notified no supervisor.
+// went records the slots that the connection got. The map got has the slot for the first slot of its queue. If it got
+// any, the keeper listens again and the claimer looks for jobs, because earlier transactions may have notified no
+// supervisor.
 func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) {
 	if err != nil {
 		o.unsure = o.unsure || len(firsts) > 0

@@ -29,7 +29,7 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 		jobs.limit(c.Queue, true, c.Discarded)
 		archive.limit(c.Queue, true, c.Archived)
 	}
-	before := counts[0].At // a job that has ended since then may have run again after it was read
+	before := counts[0].At // the walk leaves out jobs that end later: such a job may have run again since the walk read it
 	err = s.walkByCount(ctx, on, jobs, false, func(ids []string) (store.Retained, error) {
 		return s.pruneThese(ctx, on, ids, s.Cfg.Keep, &before)
 	})
@@ -73,7 +73,7 @@ func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplu
 // keeps only the newest jobs in memory.
 type surplus struct {
 	queues []string
-	limits map[endedGroup]int // by queue; kind is empty
+	limits map[endedGroup]int // by queue and discarded; kind is empty
 	newest map[endedGroup]*oldestFirst
 }
 

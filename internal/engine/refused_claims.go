@@ -33,10 +33,10 @@ const skipLane = time.Minute
 type RefusedClaims struct {
 	Failed        *Plan                     // the last claim, if a row may be at fault for its failure
 	why           error                     // its error
-	timedOutAlone *store.Head               // a job that was claimed alone, without a reply in time; set aside once Doubt is over
+	timedOutAlone *store.Head               // was claimed alone, without a reply in time; set aside once that claim's outcome is known
 	Aside         []string                  // jobs that are set aside, up to the first 1000
-	due           []string                  // set-aside jobs whose pause is over
-	strong        []string                  // set-aside strong suspects whose pause is over: a turn to run alone tries them
+	due           []string                  // set-aside jobs whose time for another try has come
+	strong        []string                  // such strong suspects: taken off the list for a turn to run alone
 	readAt        time.Time                 // when the list is read next; zero: it is empty
 	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
 	Most          int                       // jobs that a claim asks for at most
@@ -93,7 +93,8 @@ func (c *claimer) ReadAside(base context.Context) {
 	}
 }
 
-// TendAside reads the list, and tries again the jobs whose pause is over, each by itself.
+// TendAside reads the list of set-aside jobs. It claims each job whose time for another try has come by itself,
+// and takes such strong suspects off the list.
 func (c *claimer) TendAside(base context.Context) {
 	c.ReadAside(base)
 	l, queues := c.Lease.Load(), c.QueueStates()
@@ -112,7 +113,8 @@ func (c *claimer) TendAside(base context.Context) {
 	}
 }
 
-// tryAside claims a job that is set aside, and no other, unless another process is claiming it.
+// tryAside claims one set-aside job, and no other job. If another process is trying the same job, it does
+// nothing.
 func (c *claimer) tryAside(base context.Context, p *Plan, id string) error {
 	mine := false
 	err := c.roundTrip(base, &c.Link, func(ctx context.Context, conn store.Session) (err error) {
@@ -179,8 +181,8 @@ func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
 
 // PickApart claims the jobs of a failed claim in parts, and takes the jobs at fault out of the way. If no job passes,
 // it tries jobs from the other end of the lanes. If no job passes there either, perhaps no single job is at fault: then
-// only jobs with a lasting error are taken out of the way. A job that is the only one due, and whose claim ran into its
-// time limit, is set aside: each claim of it would take the server that long again.
+// only jobs with a lasting error are taken out of the way. If only one job is due and its claim ran into the time
+// limit, the job is set aside, because each further claim of the job would take the server that long again.
 func (c *claimer) PickApart(base context.Context) {
 	p, why := c.Refused.Failed, c.Refused.why
 	c.Refused.Failed, c.Refused.why = nil, nil
@@ -301,7 +303,7 @@ func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) 
 		}
 		return c.claimPart(base, p, part)
 	}, nil)
-	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // all of a hundred were refused
+	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // pg.Bisect gives up: the first hundred jobs were refused
 		err = nil // the next claim goes on
 	}
 	return a, err

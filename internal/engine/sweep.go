@@ -72,8 +72,8 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 // time by hand.
 const allOrphansEvery = time.Hour
 
-// sweepOrder is where the next full sweep begins. Without it, one lane that takes too long would keep the same lanes
-// from being swept in every turn.
+// sweepOrder is where the next full sweep begins. Without it, a lane that takes too long would keep the lanes after
+// it from being swept, in every turn.
 type sweepOrder struct {
 	single bool // lane by lane
 	first  int
@@ -106,7 +106,7 @@ func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []
 		}
 		behind, found, err := conn.Sweep(ctx, part, req.Kinds, bound)
 		if pg.TimedOut(err) {
-			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // no error of a row: half of the lanes would take as long
+			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // ends the walk: half of the lanes would take as long
 		}
 		for _, found := range behind {
 			c.claimer.Floors.Lower(found.Lane, found.At)

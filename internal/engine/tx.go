@@ -12,8 +12,8 @@ import (
 // This file finds out why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that gets ErrLeaseLost may
 // return nil, because its job belongs to another supervisor. So it gets ErrLeaseLost only if its transaction can read
 // the row. After a serialization failure the transaction can read no row, and the handler gets that failure: the job
-// may still be its own. If the handler then returns nil, no job is completed, and the fence of the settle protects the
-// next owner.
+// may still be its own. If the handler then returns nil, the run has failed (Uncommitted). If the job has another
+// owner, the fence keeps the settle of this run from matching.
 
 // SettleTx records in the handler's transaction how the run ends. It returns pg.ErrLeaseLost if the run no longer owns its
 // job, and pg.ErrState if this run has settled it already.
@@ -69,8 +69,8 @@ func (r *Run) refused(ctx context.Context, tx store.Tx, err error) error {
 	return pg.Classify(err)
 }
 
-// notOurs distinguishes a second settle from a lost claim: the row matches in neither case. After a rollback another
-// settle succeeds.
+// notOurs distinguishes a second settle of this run from a lost claim: the row matches in neither case. If the first
+// settle was rolled back, the row matches again.
 func (r *Run) notOurs() error {
 	if r.txOutcome.Load() != nil && !r.Lease.Ended.Load() {
 		return fmt.Errorf("%w: this run has settled job %s already", pg.ErrState, r.ID)

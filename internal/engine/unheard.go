@@ -8,8 +8,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// The keeper asks for things that no notification may have brought: cancelled runs, if LISTEN does not work, queues that
-// its row in drover_supervisors does not list, and pauses that are over.
+// The keeper asks for things that no notification may have brought: cancelled runs (if LISTEN does not work), changed
+// queues that its row in drover_supervisors lacks, and pauses that are over.
 
 // askEvery is how often a supervisor that hears no notifications asks which of its runs are over. A heartbeat finds the
 // same, but it comes only six times a lease, which is too late for a person who has cancelled a job.
@@ -76,7 +76,8 @@ func (c *keeper) AskUnheard(ctx context.Context) {
 }
 
 // serveAgain stores the queues again if our row lists other queues. AddQueue and RemoveQueue write to the row of the
-// lease that they have read. Meanwhile a new lease, registered with the earlier queues, may replace it.
+// lease that they have read. Meanwhile a new lease, registered with the earlier queues, may have replaced that
+// lease.
 func (c *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.ID })
 	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {

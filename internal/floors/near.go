@@ -12,7 +12,8 @@ import (
 // A job's due time is the time of its own statement, and a statement that writes gets a transaction id. A row that a
 // sweep missed was written by a transaction that was open when the sweep looked, or that started later. Take the oldest
 // transaction id that was open when the sweep looked. Each of our claims with a lower id is older than the missed row.
-// So a sweep begins at the newest of these claims, and does not read older rows, which a snapshot may pin, again.
+// So a sweep begins at the newest of these claims. It does not read older rows again: they may be dead rows that an old
+// snapshot pins.
 //
 // Some rows carry an older time: they were moved by hand, written late in a long statement, or locked while a sweep
 // looked. For these rows a fourth sweep covers all of the 20 s, for at most a two-hundredth of the time.
@@ -45,7 +46,7 @@ type Seen struct {
 const (
 	pastStep = 100 * time.Millisecond
 	pastMost = 256                    // how many claims Past keeps
-	writing  = 200 * time.Millisecond // how long after its time a statement may get its transaction id, after planning
+	writing  = 200 * time.Millisecond // how long after its time a statement may get its transaction id (planning)
 )
 
 // NewNear returns near sweeps that are all due.
@@ -121,8 +122,8 @@ func (n *Near) Reset() {
 	}
 }
 
-// Saw records the transactions that a claim saw. It reports whether the database was restored to an older state:
-// otherwise each claim has a higher id than the claims before it.
+// Saw records the transactions that a claim saw. It reports whether this claim has a lower id than an earlier
+// claim: then the database was restored to an older state.
 func (n *Near) Saw(now Seen) (wentBack bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -156,9 +157,9 @@ func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 }
 
 // Swept records how long a claim took, with a sweep or without, and sets when the windows are due again. A sweep covers
-// the narrower windows, too, which cost no more than it did. A window is due again when so much time has passed that
-// its cost, times the number of supervisors that share the sweeps, is at most its part of that time. A wide sweep over
-// many dead rows must not hold up the narrow sweeps, which find most of the late jobs.
+// the narrower windows, too, and their cost is at most its cost. The pause of a window grows with its cost: so the
+// sweeps of all supervisors that share them take at most the window's part of the time together. A wide sweep over many
+// dead rows must not hold up the narrow sweeps, which find most of the late jobs.
 func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,6 +1,7 @@
 package floors
 
-// The classes of lanes, as in the column lane: each has its own limit, in this order, and shares the queue's.
+// The tiers of lanes, as in the column lane. A claim takes jobs up to a limit for each tier, and up to the room
+// of the queue in all.
 const (
 	TierFresh   int16 = 0
 	TierRetry   int16 = 10
