@@ -7,8 +7,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// RetryBudget bounds how many retries become due in any window of the length Per, over all processes. So many failures
-// together turn into a steady flow of retries. The zero value sets no budget. A budget that another process or psql has
+// RetryBudget bounds how many retries become due in any window of the length Per, over all processes. This turns many
+// failures into a steady flow of retries. The zero value sets no budget. A budget that another process or psql has
 // stored in the table drover_budgets stays in force.
 //
 // A retry takes the first free slot at or after the end of its backoff. Postgres keeps a calendar of the slots, which

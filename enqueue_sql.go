@@ -140,8 +140,8 @@ const (
 	// the table costs half of a call.
 	sqlWakeAsleep = `select drover_wake($1, null, $2) where (` + sqlNoLookout + `)`
 
-	// sqlWakeForUnique is sqlWakeAsleep for a unique job. It also checks that the job was stored, because it was not
-	// if another one was there.
+	// sqlWakeForUnique is sqlWakeAsleep for a unique job. It also checks that the job was stored: it was not if
+	// there is another job like it.
 	sqlWakeForUnique = `select drover_wake($1, null, $2) where exists (select from jobs where id = $3) and (` + sqlNoLookout + `)`
 
 	sqlNoLookout = `

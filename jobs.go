@@ -46,7 +46,7 @@ type Job struct {
 	LastError   string          // text of the last failed run's error, "" if no run failed
 	LastDelay   time.Duration   // the wait before this run, 0 on the first
 	Failures    int             // how many runs have failed so far
-	Crashes     int             // process deaths of which the job is suspected, less one for each run that its process has survived since
+	Crashes     int             // process deaths that the job may have caused; a later run that its process survives takes one off
 	Redrives    int             // how often an operator has redriven it
 	Snoozes     int             // how many runs ended in a snooze
 	Tags        []string        //
@@ -168,8 +168,8 @@ func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx
 // types that it fills. The SQL of supervisors is in internal/store.
 //
 // Names are unqualified. search_path picks the schema, or pg.Names writes it in front of them. Every transaction of the
-// library's own begins with pg.Begin, pipelined. If it used the application's default instead, and that is repeatable
-// read or serializable, a quarter to nine tenths of the claims would fail.
+// library's own begins with pg.Begin, pipelined. The application's default may be repeatable read or serializable. With
+// these, a quarter to nine tenths of the claims would fail.
 type desk struct {
 	pool          *pg.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue

@@ -382,7 +382,8 @@ func atLeast(n int) string {
 	return fmt.Sprintf("%d jobs are", n)
 }
 
-// supervisors returns "n living supervisors" and the verb: one if n is 1, otherwise several.
+// supervisors returns "n living supervisors" and the verb: the parameter one if n is 1, otherwise the parameter
+// several.
 func supervisors(n int, one, several string) string {
 	if n == 1 {
 		return "1 living supervisor " + one

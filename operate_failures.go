@@ -133,9 +133,9 @@ func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, statu
 }
 
 // SetFailurePolicy sets what becomes of jobs that fail with the group's failure from now on. The group keeps who did
-// it and why. The zero policy ends the policy before it: the jobs that were parked become due, 50 a second. A policy
-// that parks ends by itself with the next build, in the same way. Errors: ErrNotFound; ErrState if a policy is to
-// park and no build is known, or if policy.Build is not the newest build; *InvalidError.
+// it and why. The zero policy ends the policy that the group had: the jobs that it has parked become due, 50 a
+// second. A policy that parks ends by itself with the next build, in the same way. Errors: ErrNotFound; ErrState if
+// a policy is to park and no build is known, or if policy.Build is not the newest build; *InvalidError.
 func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, audit Audit) error {
 	var bad problems
 	switch policy.Action {

@@ -32,8 +32,8 @@ type RedrivePlan struct {
 	// EnqueueOpts.Key. Jobs without a key are not capped; Redrive.Unkeyed counts them.
 	KeyFrom string
 
-	// Limit is how many jobs the redrive takes up at most: of discarded jobs the ones discarded first, of other jobs
-	// by id. Zero means all.
+	// Limit is how many jobs the redrive takes up at most: discarded jobs in the order in which they were discarded,
+	// other jobs in the order of their ids. Zero means all.
 	Limit int
 
 	// ID is the redrive's id, a ULID. A plan that is started again with the same ID starts no second redrive: the error is
@@ -170,10 +170,10 @@ type RedriveJobs struct {
 	More      bool  `json:"more,omitempty"` // the redrive has more jobs than were counted
 }
 
-// RedriveStep is how many jobs of a redrive became due in some seconds, and how many ended. The steps have the same length and
-// follow each other, at most 61 of them. The first begins when the first job became due. The last is over when 95 % of the
-// jobs that have ended had ended. Jobs that RedriveJobs does not count are missing. A job that was parked counts as
-// due when its last run became due.
+// RedriveStep is how many jobs of a redrive became due in some seconds, and how many ended. The steps have the same
+// length and follow each other, at most 61 of them. The first begins when the first job became due. The last step ends
+// when 95 % of the jobs that have ended by now had ended. Jobs that RedriveJobs does not count are missing. A job that
+// was parked counts as due when its last run became due.
 type RedriveStep struct {
 	At        time.Time `json:"at"`        // its beginning
 	Seconds   float64   `json:"seconds"`   // its length, at least 1

@@ -36,8 +36,8 @@ func (a *activity) run(ctx context.Context) {
 	}
 }
 
-// Write writes what the tallies gained. The supervisor that prunes also deletes rows that are too old, and samples how many
-// jobs wait. A removed queue is written until a minute in which none of its jobs ran.
+// Write writes what the tallies gained. The supervisor that prunes also deletes rows that are too old, and samples how
+// many jobs wait. A removed queue is forgotten when none of its jobs is pending and none has run since the last write.
 func (a *activity) Write(base context.Context) {
 	now, id := a.Now(), a.Lease.Load().ID
 	sums := map[*QueueState]store.Activity{}

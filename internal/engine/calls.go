@@ -129,8 +129,9 @@ func (c *calls) want() {
 	c.back = true
 }
 
-// full records that a claim filled the queue, or found it full. If the queue has an open call, the jobs that are left
-// are handed on by the given time. They are handed on, too, if leaves is true: no other supervisor knows of them.
+// full records that a claim filled the queue, or found it full. The jobs that are left are handed on by the given
+// time if the queue has an open call, or if leaves is true: then no other supervisor knows of these jobs. They are
+// not handed on during the pause that follows a call for which no supervisor was on call.
 func (c *calls) full(queue string, leaves bool, now, by time.Time) {
 	c.mu.Lock()
 	c.roomy[queue] = false
@@ -200,8 +201,8 @@ func (c *calls) handedOn(queue string, told bool, now time.Time) {
 	c.nobody[queue] = nobody{until: now.Add(pause), pause: pause}
 }
 
-// callBack is how far before the floor, or before the due time of a call if that is earlier, a claim looks for the job
-// of the call: the job may have committed after jobs that are due later.
+// A claim that answers a call begins to read callBack before the floor, or before the due time of the call if that is
+// earlier. The job of the call may have committed after jobs that are due later.
 const callBack = time.Second
 
 // lower returns where a claim that answers the call begins to read a lane with floor f.

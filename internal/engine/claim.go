@@ -424,7 +424,7 @@ func (p *Plan) rooms() (n int) {
 }
 
 // AfterClaim starts the claimed jobs, moves the floors and sets the pace. No job starts before its claim has
-// committed: its settle could overtake the claim and match nothing.
+// committed, because its settle could overtake the claim and match nothing.
 func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.Duration) {
 	now := c.Now()
 	reply := &p.Reply

@@ -380,8 +380,8 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 	return nil
 }
 
-// Bound is how long a statement over many jobs may take. The walk that finds one job among 500 meets some twenty
-// time-outs if that job causes them, and a beat should have time for all of them.
+// Bound is how long a statement over many jobs may take. If one of 500 jobs makes each statement with it time
+// out, the walk that finds the job meets some twenty time-outs. A beat should have time for all of them.
 func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds up the failures that settles have recorded, reports the groups that came back, and makes parked

@@ -25,9 +25,9 @@ func (c *claimer) FindOut(base context.Context) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// recoverClaim first raises the epoch: once the server confirms it, the lost claim cannot commit any more. A scan alone
-// could come before that commit. Then it looks at one page a call. A lapsed lease is no reason to stop: the keeper may
-// renew it, and no other supervisor would rescue these jobs.
+// recoverClaim first raises the epoch. Once the server has confirmed the new epoch, the lost claim cannot commit any
+// more. Without that, a scan could come before the commit. Then each call of recoverClaim reads one page. A lapsed
+// lease is no reason to stop: the keeper may renew it, and no other supervisor would rescue these jobs.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.Lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.ID {

@@ -12,9 +12,9 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has one, and the row of a schedule, which
-// a tick locks, lets one of them do it. It sleeps until the next tick of all schedules. Heartbeats and notifications
-// report earlier ticks. While there is no schedule it sends no statement.
+// scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has one. A tick locks the row of its
+// schedule, so only one supervisor makes it. It sleeps until the next tick of all schedules. Heartbeats and
+// notifications report earlier ticks. While there is no schedule it sends no statement.
 type scheduler struct {
 	*Shared
 	Signal chan struct{}

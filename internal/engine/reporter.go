@@ -13,8 +13,8 @@ type Subscriber struct {
 	Emit  func(context.Context, *Event) // must not keep the event
 }
 
-// reporter passes events on. Each subscriber has a line of its own, with its own goroutine. A subscriber that blocks costs
-// its own events, and neither a job nor another subscriber's events.
+// reporter passes events on. Each subscriber has a line of its own, with its own goroutine. A subscriber that blocks
+// loses events of its own. It delays no job and no other subscriber.
 type reporter struct {
 	Lines []*line
 	full  chan string // names of hooks that have missed events
@@ -63,7 +63,8 @@ func (r *reporter) Close() {
 	}
 }
 
-// Dropped returns how many events no subscriber got because it was slow, or hung.
+// Dropped returns how many events were dropped because their subscriber was slow or hung. An event counts once
+// for each such subscriber.
 func (r *reporter) Dropped() (n int64) {
 	for _, l := range r.Lines {
 		l.mu.Lock()
@@ -98,7 +99,7 @@ func (r *reporter) wait(end time.Time) (hanging []*line) {
 		select {
 		case <-l.over:
 		case <-timer.C:
-			timer.Reset(0) // for the lines after it
+			timer.Reset(0) // no time is left for the other lines either
 			if l.abandon() {
 				hanging = append(hanging, l)
 			}

@@ -313,9 +313,9 @@ func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner stri
 	patient = a.patiently(
 		func(f *rescued) error { return settle([]*rescued{f}, c.Cfg.Lease/12) },
 		func(*rescued, error) bool { return late+1 < PatientBeats })
-	// If several jobs are refused and no job has passed, perhaps no single job is at fault, so all of them are set
-	// aside. Otherwise a refused job is discarded, because it may have killed the process and its crash could not be
-	// counted, unless its write timed out.
+	// A refused job is set aside if its write timed out. If several jobs are refused and no job has passed, perhaps
+	// no single job is at fault, so all of them are set aside, too. Any other refused job is discarded, because it
+	// may have killed the process and its crash could not be counted.
 	several := a.passed == 0 && len(a.refused) > 1
 	for _, b := range a.refused {
 		if fault := c.refuseFreed(ctx, conn, b.item, &store.Refused{Why: b.err, Aside: several || pg.TimedOut(b.err)}); fault != nil {

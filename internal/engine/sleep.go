@@ -80,8 +80,8 @@ func (s *sleep) after(l look, p pace, now time.Time) {
 	s.Next = now.Add(s.Step)
 }
 
-// missedPoll is how long after a lookout had no room a sleeper looks. By then each transaction that saw this lookout
-// has got its transaction id. So the look shows whether such a transaction is still open.
+// When a sleeper hears that a lookout had no room, it looks again after missedPoll. By then each transaction that
+// saw this lookout has got its transaction id. So the look shows whether such a transaction is still open.
 const missedPoll = 200 * time.Millisecond
 
 // listenAgain makes a sleeper look soon. While a transaction is open that may have notified no supervisor of its job,
@@ -332,8 +332,8 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 	}
 }
 
-// looksAt reports whether this supervisor is one of the two supervisors that look for jobs at a due time which all have
-// read. Hashes decide, so all supervisors come to the same result.
+// All supervisors read the same due times, and two of them look for jobs at each. looksAt reports whether this
+// supervisor is one of the two. Hashes decide, so all supervisors come to the same result.
 func (c *claimer) looksAt(due time.Time) bool {
 	second := strconv.FormatInt(due.Unix(), 10)
 	hash := func(id string) uint64 {

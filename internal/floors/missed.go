@@ -2,12 +2,12 @@ package floors
 
 import "time"
 
-// Missed tracks whether a sleeping supervisor may miss jobs: the transaction of such a job saw a lookout (an awake
-// supervisor with room), which has left since, so it sends no NOTIFY. While such a transaction may be open, the
-// supervisor polls often.
+// Missed tracks whether a sleeping supervisor may miss jobs: the transaction of such a job sends no NOTIFY,
+// because it saw a lookout (an awake supervisor with room), but the lookout has left since. While such a
+// transaction may be open, the supervisor polls often.
 //
 // An enqueue gets its transaction id before it asks for a lookout. So an enqueue that saw a lookout has a lower id
-// than our claim a moment (the constant writing) after the lookout has left.
+// than a claim of ours that begins a moment (the constant writing) after the lookout has left.
 type Missed struct {
 	since         time.Time // when the lookout left
 	unheardBefore uint64    // transactions that may have seen the lookout have a lower id; 0: not known yet

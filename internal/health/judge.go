@@ -111,8 +111,9 @@ func (o *Holder) held(now time.Time) string {
 	return fmt.Sprintf("through %d transactions", o.Transactions)
 }
 
-// keeper returns the oldest holder that keeps a table's dead rows: its own level is not ok, or a vacuum had to leave rows
-// because of it. If a holder's time is not known, every recent vacuum counts as such a vacuum. Nil: nobody.
+// keeper returns the oldest holder that keeps a table's dead rows: its own level is not ok, or a vacuum had to leave
+// rows because of it. If a holder's time is not known, every recent vacuum counts as such a vacuum. Nil: there is no
+// such holder.
 func (h *Report) keeper(t *Table) *Holder {
 	for i := range h.Holders {
 		o := &h.Holders[i]

@@ -3,8 +3,8 @@ package pg
 // A statement over many rows fails as a whole when the database refuses one of them. Bisect finds that row, so that
 // the others go on. It is the one such walk in Go; drover_walk is the same in SQL.
 
-// maxRefused is how many rows a walk lets the database refuse while none has passed. After that it takes the cause to
-// be no single row's fault.
+// maxRefused is how many rows a walk lets the database refuse while none has passed. After that it assumes that no
+// single row is at fault.
 const maxRefused = 100
 
 // Bisect tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item,

@@ -83,10 +83,10 @@ with me as materialized (
 	// them: infinite ones cannot be subtracted. date_part computes in float8, which costs less than extract.
 	sinceEnqueue = `(date_part('epoch', statement_timestamp() - least(greatest(created_at, redriven_at, '0001-01-01+00'), '9999-12-30+00')) * 1000)::bigint`
 
-	// rawSize is how many bytes metadata and tags take uncompressed. For 20 MB of control characters the server finds that
-	// within 15 ms, while their 120 MB of text take it two seconds, in which it cannot be interrupted. oddSize compares
-	// rawSize with mostMore. It first looks at the compressed sizes, which costs nothing: no compression makes a value more
-	// than 255 times smaller.
+	// rawSize is how many bytes metadata and tags take uncompressed. For 20 MB of control characters the server
+	// computes that within 15 ms. To make their 120 MB of text, it would need two seconds, in which it cannot be
+	// interrupted. oddSize compares rawSize with mostMore. It first looks at the compressed sizes, which costs nothing:
+	// no compression makes a value more than 255 times smaller.
 	rawSize = `(pg_column_size(coalesce(metadata, '{}') || '{}') + pg_column_size(coalesce(tags, '{}') || '{}'))`
 	oddSize = `num_nonnulls(metadata, tags) > 0 and coalesce(pg_column_size(metadata), 0) + coalesce(pg_column_size(tags), 0) > 4096 and ` + rawSize + ` > 1048576` // mostMore
 

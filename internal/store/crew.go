@@ -64,8 +64,8 @@ func (p *pipeline) readCrews(id string, crews *map[string]Crew) {
 	}, sqlCrews, id)
 }
 
-// Lookout has the queues of which a claim's connection becomes the lookout, or stops being it, by the keys of
-// their locks.
+// Lookout has the keys of the locks with which a claim's connection becomes the lookout of queues (Take), or
+// stops being their lookout (Leave).
 type Lookout struct {
 	Take, Leave []int64
 	LeaveAll    bool    // leave all locks first, because it is not known which locks the connection holds
@@ -91,8 +91,8 @@ func (p *pipeline) lookout(l *Lookout) {
 	}
 }
 
-// Lookout changes of which queues the connection is the lookout, in a round trip of its own. Claim can do so in front
-// of a claim.
+// Lookout takes and leaves the locks of lookouts in a round trip of its own. Claim can do the same in front of a
+// claim.
 func (s Session) Lookout(ctx context.Context, l *Lookout) error {
 	var p pipeline
 	p.Begin()

@@ -42,7 +42,7 @@ func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err err
 	}
 	unpark(&both)
 	if err = both.Send(ctx, s.Conn); err != nil && pg.SQLState(err) != "" {
-		unpark(&rest) // once more, if it was not this that failed
+		unpark(&rest) // adding up may have failed, and then jobs can still be released
 		err = errors.Join(err, rest.Send(ctx, s.Conn))
 	}
 	return reopened, err

@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// This file has a supervisor's registration and its lease. The control goroutine runs these statements on its own
+// This file has a supervisor's registration and its lease. The keeper runs these statements on its own
 // connection, with two exceptions: the claimer raises the epoch, and Serve takes a connection of the pool.
 
 // sqlRegister adds a supervisor.
@@ -91,8 +91,8 @@ type KindPolicy struct {
 	FollowQueue string
 }
 
-// Register adds a supervisor, and stores its schedules and the policies of its queues, kinds and budgets. It fails if the schema is not
-// in order.
+// Register adds a supervisor, and stores its schedules and the policies of its queues, kinds and budgets. It fails if
+// the schema is not in order.
 func (s Session) Register(ctx context.Context, reg *Registration) error {
 	var p pipeline
 	names, slots := reg.slots()
@@ -121,7 +121,7 @@ func (reg *Registration) slots() (names []string, doc string) {
 	return names, string(raw)
 }
 
-// crew returns the names of its kinds, in order; nil if it does not listen.
+// crew returns the names of the supervisor's kinds, in order; nil if the supervisor does not listen.
 func (reg *Registration) crew() (kinds []string) {
 	if !reg.Listens {
 		return nil

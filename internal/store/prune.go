@@ -146,8 +146,8 @@ func (s Session) RetainArchived(ctx context.Context, ids []string, before time.T
 	return step, err
 }
 
-// FollowUpsAgain enqueues the follow-ups of these jobs that were set aside and whose pause is over. It returns how
-// many it enqueued, and which were refused again.
+// FollowUpsAgain enqueues the follow-ups of these jobs that were set aside, if it is time for another try. It
+// returns how many it enqueued, and which were refused again.
 func (s Session) FollowUpsAgain(ctx context.Context, ids []string) (made int64, refused []RefusedRow, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&made, &refused) }, sqlFollowUps, ids)
 	return made, refused, err

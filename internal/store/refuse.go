@@ -52,7 +52,7 @@ delete from drover_set_aside s where path = $1 and not exists (select from jobs 
 select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
 from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by 2 desc, s.retry_at, s.job limit $3`
 
-	// sqlTryAside gives the next try to one process: for the other processes the pause goes on for a minute.
+	// sqlTryAside gives the next try to one process: the other processes wait for another minute.
 	sqlTryAside = `
 update drover_set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
 	sqlNoLongerAside = `delete from drover_set_aside where path = $1 and job = any($2)`
@@ -139,7 +139,8 @@ func refusalText(why error) string {
 	return text
 }
 
-// SetAside lists a job in drover_set_aside: every process leaves it alone on this path until its pause is over.
+// SetAside lists a job in drover_set_aside: every process leaves it alone on this path until it is time for
+// another try.
 func (s Session) SetAside(ctx context.Context, path, id string, why error) error {
 	var p pipeline
 	p.Begin()
@@ -154,7 +155,7 @@ const asideMost = 1000
 // AsideJob is a job that is set aside.
 type AsideJob struct {
 	ID     string
-	Due    bool // its pause is over, and its queue and kind are ours
+	Due    bool // it is time for another try, and its queue and kind are ours
 	Strong bool // a strong suspect, which may only run alone
 }
 

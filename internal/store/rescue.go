@@ -20,7 +20,7 @@ import (
 // No index serves claimed_by, so it reads jobs_claim_idx: up to a minute from now, or with $7 to the end, because the
 // server's clock may have gone back. It reads by pages, because behind a million due jobs a search in one statement
 // could run out of time, again and again from the start. It leaves out jobs that were set aside on one of the paths $9,
-// until their pause is over.
+// until it is time for another try.
 //
 // Rows may have been changed by hand, so it computes nothing with infinite times or with numbers of another type,
 // which could fail. Values stored outside of the row may be damaged. With $8 it does not read them.
