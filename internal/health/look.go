@@ -296,8 +296,8 @@ func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
 	return look(ctx, pool, depth{laneCount, laneCount, liveCount, deadCount})
 }
 
-// Brief is Look for callers that come back every few seconds. It reads more parts for them, and little of large tables: it
-// does not count due jobs, and searches the newest 200 dead letters alone for refused jobs.
+// Brief is Look for callers that come back every few seconds. It also reads the parts in more. It reads little of large
+// tables: it does not count due jobs, and looks for refused jobs only among the newest 200 dead letters.
 func Brief(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
 	return look(ctx, pool, depth{due: 1, soon: 200, live: 200, dead: 200}, more...)
 }

@@ -109,7 +109,7 @@ type blocker struct {
 // Claim is the cost of a claim. Supervisors look from a floor on, behind the dead rows. After a start, after a change of
 // settings, and in full sweeps they look from the beginning.
 type Claim struct {
-	Queues       []Queue `json:"queues"`        // those with unfinished jobs, at most 100, the latest first
+	Queues       []Queue `json:"queues"`        // queues with unfinished jobs, at most 100, the latest first
 	FloorBuffers int64   `json:"floor_buffers"` // pages read to find the first due job of each lane of all queues, from a floor 1 s ago
 	FullBuffers  int64   `json:"full_buffers"`  // the same from the beginning: dead and running jobs make it more
 	FullMS       float64 `json:"full_ms"`
