@@ -191,9 +191,9 @@ func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) {
 	o.went(conn, firsts, got, err)
 }
 
-// went records the slots that the connection got. The map got has the slot for the first slot of its queue. If it got
-// any, the keeper listens again and the claimer looks for jobs, because earlier transactions may have notified no
-// supervisor.
+// went records the slots that the connection got. The map got has the slot for the first slot of its queue. If the
+// connection got a slot, the keeper listens again and the claimer looks for jobs, because earlier transactions may
+// have notified no supervisor.
 func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) {
 	if err != nil {
 		o.unsure = o.unsure || len(firsts) > 0
