@@ -76,6 +76,22 @@ func TestNoStartAfterTheLease(t *testing.T) {
 	}
 }
 
+// A stop cancels the handlers and hands their jobs back. A claim that was under way may bring such a job again: no handler
+// is called for it.
+func TestNoStartBehindAStop(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	var ran atomic.Int64
+	s := db.stopped(t, drover.SupervisorConfig{Workers: handling(func(context.Context, *drover.Job, int) error { ran.Add(1); return nil })})
+	db.enqueueJobs(t, 1, nil)
+	runs := s.claim(t)
+	s.Lease.Load().Cancel(drover.ErrShutdown)
+	s.Runner.RunJob(runs[0])
+	if ran.Load() != 0 || runs[0].End.Event != engine.EventReleased {
+		t.Errorf("%d handlers were called; the run ended as %+v", ran.Load(), runs[0].End)
+	}
+}
+
 // A supervisor whose database was away goes on under the same id only after it follows the limits: a pause did not wait for
 // it beyond its lease.
 func TestALeaseThatIsRenewedFollowsFirst(t *testing.T) {

@@ -109,14 +109,15 @@ func (s *Shared) openQueues() []string {
 // jobs one lease after the last beat that they saw. It is safe for concurrent use.
 func (s *Shared) deadline() time.Time { return s.beaten.Load().Add(s.Cfg.Lease * 4 / 5) }
 
-// begin adds a run to InFlight, and returns false if its handler must not be called: its job is held, or the lease is
-// over. It reads the clock itself, so a process that was frozen until now notices that its lease is over. Client.Pause
+// begin adds a run to InFlight, and returns false if its handler must not be called: its job is held, the lease is over,
+// or a stop has cancelled the handlers. A claim that was under way then may have taken the job that was just handed back.
+// begin reads the clock itself, so a process that was frozen until now notices that its lease is over. Client.Pause
 // does not wait for such a process any longer.
 func (s *Shared) begin(r *Run) bool {
 	s.InFlight.mu.Lock()
 	defer s.InFlight.mu.Unlock()
 	now := s.Now()
-	if s.holds.Load().job(r.Queue, r.Kind) || r.Lease.Ended.Load() || !now.Before(s.deadline()) {
+	if s.holds.Load().job(r.Queue, r.Kind) || r.Lease.Ended.Load() || r.Lease.Ctx.Err() != nil || !now.Before(s.deadline()) {
 		return false
 	}
 	r.StartedAt = now

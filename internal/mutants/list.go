@@ -1008,9 +1008,17 @@ func mutants() []mutant {
 		{
 			name: "pause-start-after-lease", bug: "a frozen process that wakes starts jobs until its timer fires",
 			file:  "internal/engine/shared.go",
-			old:   "r.Lease.Ended.Load() || !now.Before(s.deadline())",
-			new:   "r.Lease.Ended.Load()",
+			old:   "r.Lease.Ctx.Err() != nil || !now.Before(s.deadline())",
+			new:   "r.Lease.Ctx.Err() != nil",
 			tests: []string{"TestNoStartAfterTheLease"},
+			in:    "internal/engine",
+		},
+		{
+			name: "start-behind-a-stop", bug: "a handler is called although a stop has cancelled the handlers",
+			file:  "internal/engine/shared.go",
+			old:   "r.Lease.Ended.Load() || r.Lease.Ctx.Err() != nil",
+			new:   "r.Lease.Ended.Load()",
+			tests: []string{"TestNoStartBehindAStop"},
 			in:    "internal/engine",
 		},
 		{
