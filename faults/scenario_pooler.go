@@ -82,7 +82,10 @@ func startPooler(ctx context.Context, w *world) error {
 	if err := errors.Join(free.Close(), os.WriteFile(config, []byte(text), 0o600)); err != nil {
 		return err
 	}
-	command := []string{"-c", `"$@" & cat; kill $!; wait`, "sh", program, config} // it ends with its input, as children do
+	// It ends with its input, as children do. PgBouncer 1.18 may end by itself ("bad client state") after a cancel request;
+	// then it is started again, as a machine's init does.
+	const forever = `(trap 'kill $p; exit' TERM; while :; do "$@" & p=$!; wait $p; sleep 0.2; done) & cat; kill $!; wait`
+	command := []string{"-c", forever, "sh", program, config}
 	if os.Geteuid() == 0 {
 		command = slices.Insert(command, 4, "-u", "nobody")
 	}
