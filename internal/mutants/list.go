@@ -847,14 +847,14 @@ func mutants() []mutant {
 		},
 		{
 			name: "snooze-counts", bug: "a snooze spends an attempt",
-			file:  "outcome.go",
+			file:  "decide.go",
 			old:   "GiveBack: true, Snoozed: true, Event: engine.EventSnoozed",
 			new:   "GiveBack: false, Snoozed: true, Event: engine.EventSnoozed",
 			tests: []string{"TestSnoozesAreCounted"},
 		},
 		{
 			name: "uncounted-for-ever", bug: "DontCount has no end",
-			file:  "outcome.go",
+			file:  "decide.go",
 			old:   "v.Kind == VerdictDontCount && t.uncounted < maxUncounted",
 			new:   "v.Kind == VerdictDontCount && t.uncounted >= 0",
 			tests: []string{"TestDontCountHasACap"},
@@ -868,7 +868,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "no-redaction", bug: "secrets stay in an error's text",
-			file:  "outcome.go",
+			file:  "decide.go",
 			old:   "text = redact(c.cfg.Redact, text)",
 			new:   "text = redact(nil, text)",
 			tests: []string{"TestErrorsEntriesAreSanitised"},
@@ -1587,7 +1587,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "only-attempt-again", bug: "a job with a single attempt that a stop cut short runs again",
-			file:  "outcome.go",
+			file:  "decide.go",
 			old:   "\tif t.MaxAttempts > 1 {\n\t\treturn engine.Released",
 			new:   "\tif t != nil {\n\t\treturn engine.Released",
 			tests: []string{"TestHowARunEndsInAStop", "TestTheOnlyAttemptAfterAnOutage"},
@@ -1917,7 +1917,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "permanent-over-cases", bug: "an error that says it is permanent is discarded although a case matches",
-			file:  "outcome.go",
+			file:  "decide.go",
 			old:   "case asked && e.errorCase == nil && t.permanent(v):",
 			new:   "case asked && t.permanent(v):",
 			tests: []string{"TestHowARunCanEnd"},
@@ -1952,7 +1952,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "stack-splits-a-group", bug: "the stack that an error brings is part of its fingerprint",
-			file:  "outcome.go",
+			file:  "decide.go",
 			old:   "fingerprint.Of(t.Kind, kind, text, trace)",
 			new:   "fingerprint.Of(t.Kind, kind, text, shown)",
 			tests: []string{"TestAnErrorKeepsItsStack"},

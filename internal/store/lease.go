@@ -408,25 +408,6 @@ func (s Session) RewriteCrews(ctx context.Context, id string, reg *Registration)
 	return p.Send(ctx, s.Conn)
 }
 
-// SQLListen returns the name of drover's notification channel.
-const SQLListen = `select drover_channel()`
-
-// Listen subscribes the connection to drover's channel.
-func (s Session) Listen(ctx context.Context) error {
-	var channel string
-	err := s.Conn.QueryRow(ctx, SQLListen).Scan(&channel)
-	if err == nil {
-		_, err = s.Conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
-	}
-	return err
-}
-
-// Unlisten ends the subscription of Listen.
-func (s Session) Unlisten(ctx context.Context) error {
-	_, err := s.Conn.Exec(ctx, "unlisten *")
-	return err
-}
-
 // Epoch returns a supervisor's epoch, and whether its lease is lost. Without a row it is lost, too.
 func (s Session) Epoch(ctx context.Context, id string) (epoch int, lost bool, err error) {
 	lost = true

@@ -5,6 +5,8 @@ package store
 import (
 	"context"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -30,6 +32,25 @@ func (l *Line) Current() Session { return Session{l.Conn} }
 func (l *Line) Get(ctx context.Context) (Session, error) {
 	conn, err := l.Link.Get(ctx)
 	return Session{conn}, err
+}
+
+// SQLListen returns the name of drover's notification channel.
+const SQLListen = `select drover_channel()`
+
+// Listen subscribes the connection to drover's channel.
+func (s Session) Listen(ctx context.Context) error {
+	var channel string
+	err := s.Conn.QueryRow(ctx, SQLListen).Scan(&channel)
+	if err == nil {
+		_, err = s.Conn.Exec(ctx, "listen "+pgx.Identifier{channel}.Sanitize())
+	}
+	return err
+}
+
+// Unlisten ends the subscription of Listen.
+func (s Session) Unlisten(ctx context.Context) error {
+	_, err := s.Conn.Exec(ctx, "unlisten *")
+	return err
 }
 
 // WaitForNotification waits until the server sends a notification, and returns its text.
