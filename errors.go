@@ -25,9 +25,9 @@ var (
 	// constraint or trigger refuses the row with an error, the enqueue returns that error instead.
 	ErrNotStored = pg.ErrNotStored
 
-	// ErrUniqueDeadlock reports that two transactions have stored unique jobs with the same keys in different orders, and
-	// that Postgres has ended this one (40P01). Nothing of it is stored; repeat it. Transactions that enqueue their unique
-	// jobs in the same order, or in one EnqueueManyTx, do not meet like that. The error wraps the driver's too.
+	// ErrUniqueDeadlock reports that two transactions have stored unique jobs with the same keys in different orders,
+	// and that Postgres has ended this one (40P01). Nothing of it is stored; repeat it. Transactions avoid this if they
+	// enqueue their unique jobs in the same order, or in one EnqueueManyTx. The error wraps the driver's error, too.
 	ErrUniqueDeadlock = errors.New("drover: two transactions stored unique jobs with the same keys in different orders, and this one was ended; repeat it")
 
 	// ErrNotFound reports an id or a fingerprint that no row has.
@@ -35,8 +35,8 @@ var (
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
 	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them.
-	// If Config.Schema is set, Check and Run name that schema in the error, whether it exists, and the command that
-	// migrates it.
+	// If Config.Schema is set, the error of Check and Run names that schema, says whether it exists, and gives the
+	// command that migrates it.
 	ErrNotMigrated = pg.ErrNotMigrated
 
 	// ErrServerTooOld reports a server older than PostgreSQL 15.

@@ -98,7 +98,7 @@ func (t *task) override(more *store.More) {
 	job.Failures, job.Crashes, job.Redrives, job.Snoozes = more.Failures, more.Crashes, more.Redrives, more.Snoozes
 	job.Tags, job.Metadata, job.Key = more.Tags, more.Metadata, more.Concurrency
 	if more.Tags != nil || more.Metadata != nil {
-		t.Labels = &engine.Labels{Tags: slices.Clone(more.Tags), Metadata: bytes.Clone(more.Metadata)} // events show these, even if middleware changes the Job's
+		t.Labels = &engine.Labels{Tags: slices.Clone(more.Tags), Metadata: bytes.Clone(more.Metadata)} // events show these copies, even if middleware changes the Job
 	}
 	t.uncounted, t.Expired, t.Unreadable = more.Uncounted, more.Expired, more.Unreadable
 	if more.TimeoutMS > 0 {
@@ -304,13 +304,13 @@ func publicEvent(e *engine.Event) Event {
 // apply. To see how the handler reacts to the end of its context, end ctx.
 //
 // The handler gets a copy of job. Kind is the worker's. ID, Queue, Priority, Attempt, MaxAttempts and ScheduledAt have
-// the values of a first run where they are zero in job, and empty Args are zero args. Nil means a first run of zero
-// args.
+// the values of a first run where they are zero in job. Empty Args stand for the JSON null, which leaves the args zero.
+// A nil job is a first run with empty Args.
 //
 // In the handler, Job.CompleteTx and Job.SettleTx check their transaction and write nothing. If the handler then
-// returns nil, the settle decides the verdict, otherwise the returned error does: Try does not know whether the
-// transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in its transaction, in the schema that
-// search_path picks.
+// returns nil, the settle decides the verdict. Otherwise the returned error decides, because Try does not know whether
+// the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in its transaction, in the schema
+// that search_path picks.
 //
 // Try panics with an *InvalidError for a worker that Client.NewSupervisor would refuse, and for a job of another kind.
 // If the handler calls runtime.Goexit, for example by t.FailNow of the test, the caller's goroutine ends.

@@ -70,7 +70,6 @@ func (p *problems) atLeast(field string, d, least time.Duration) {
 	}
 }
 
-// leastTimeout is the shortest Timeout, because the table counts milliseconds.
 // rate checks how many jobs become due in a second. Zero stands for the default.
 func (p *problems) rate(perSecond float64) {
 	if perSecond != 0 && !(perSecond >= 0.001 && perSecond <= 5000) { // false for NaN too
@@ -78,6 +77,7 @@ func (p *problems) rate(perSecond float64) {
 	}
 }
 
+// leastTimeout is the shortest Timeout, because the table counts milliseconds.
 const leastTimeout = time.Millisecond
 
 // attempts checks a number of runs; 0 means unset.
@@ -290,8 +290,8 @@ func (l *losses) passedOver(t visit, method reflect.Method, path string) string 
 	return l.find(visit{from.Type, t.addressable}, path+"."+from.Name)
 }
 
-// origin returns the embedded field that gives t its method, and the depth of the method's owner. Of several fields it
-// returns the least deep one, as Go does.
+// origin returns the embedded field that gives t its method, and the depth of the method's owner. Among several fields
+// it chooses the field whose owner is the least deep, as Go does.
 func (l *losses) origin(t visit) (from reflect.StructField, depth int) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -329,7 +329,7 @@ func (l *losses) method(t visit) (m reflect.Method, has bool) {
 	}
 	of := func(named func(reflect.Type) (reflect.Method, bool)) (reflect.Method, bool) {
 		if m, has := named(t.Type); has {
-			return m, true // the pointer's method would be the compiler's
+			return m, true // the pointer's method is a wrapper by the compiler, and would look promoted
 		}
 		return named(p)
 	}

@@ -27,7 +27,7 @@ const (
 type Verdict struct {
 	Kind  VerdictKind
 	Delay time.Duration // the wait that Snooze or RetryAfter asks for; 0 for all others
-	Cause error         // the error given to Discard, Retry, RetryAfter, DontCount or Cancel, else the error itself; nil after Done and Snooze
+	Cause error         // the error given to Discard, Retry, RetryAfter, DontCount or Cancel, else the error itself; nil after Done, Snooze and Cancel(nil)
 	Trace string        // stack of a panic, not redacted, at most 16 KiB; "" for all others
 }
 
@@ -37,8 +37,8 @@ func (v Verdict) Failed() bool {
 }
 
 // VerdictOf returns what drover reads from an error that a handler returned, however it is wrapped. If verdicts are
-// nested in one error, the outermost counts; if errors are joined, the first. Use it in middleware and in tests, for
-// example to distinguish a snooze from a failure.
+// nested in one error, the outermost counts; if errors are joined, the first verdict. Use it in middleware and in
+// tests, for example to distinguish a snooze from a failure.
 //
 // It sees the error alone. The worker's Cases may still retry a Permanent error. A retry may become a discard, because
 // of the worker's Cases and RetryIf, or because attempts or time have run out. Hooks report what became of the job.
@@ -65,7 +65,7 @@ const (
 	ClassOperator  Class = "operator"  // an operator cancelled, discarded or redrove the job: no run
 )
 
-// reading is all that an error means for the end of its run. VerdictOf and the outcome of the run both go by it.
+// reading is what an error means for the end of its run. VerdictOf and the outcome of the run both use it.
 type reading struct {
 	Verdict
 	said   *verdict // from Discard, Retry or another of these functions; nil: from none
@@ -101,9 +101,9 @@ func read(err error) reading {
 	return v
 }
 
-// askPermanent makes the verdict a discard if the error is permanent: a retry cannot help, whichever handler returns
-// it. The outermost error with a method Permanent() bool answers, of joined errors the first. If the method panics, the
-// answer is no.
+// askPermanent makes the verdict a discard if the error says that no retry can help. The outermost error with a method
+// Permanent() bool decides, among joined errors the first error with this method. If the method panics, the error is
+// not permanent.
 func (v *reading) askPermanent() {
 	defer func() {
 		if p := recover(); p != nil {

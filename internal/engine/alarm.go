@@ -36,8 +36,7 @@ func (a *alarm) Missed() {
 	a.missed = true
 }
 
-// NoteDue remembers when a job will be due. The next claim may forget the time, because its reply has the time
-// again.
+// NoteDue remembers when a job will be due. A claim clears the time, because its reply has the time again.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
 // NoteOwn remembers the due time of a job that other supervisors may not know: we have settled the job, or a

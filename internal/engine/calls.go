@@ -22,8 +22,9 @@ const (
 	callPatience     = 10 * time.Millisecond
 	callPatienceMost = 100 * time.Millisecond
 
-	// nobodyPause is how long no more calls are handed on from a queue after no supervisor was on call (oncall.go). It
-	// doubles up to nobodyMost. A supervisor that gets room goes on call, and then looks for jobs by itself.
+	// A call may be handed on while no supervisor is on call (oncall.go). Then the method full opens no more calls of
+	// this queue for nobodyPause. The pause doubles up to nobodyMost. A supervisor that gets room goes on call, and
+	// then looks for jobs by itself.
 	nobodyPause = 50 * time.Millisecond
 	nobodyMost  = time.Second
 )
@@ -129,9 +130,9 @@ func (c *calls) want() {
 	c.back = true
 }
 
-// full records that a claim filled the queue, or found it full. The jobs that are left are handed on by the given
-// time if the queue has an open call, or if leaves is true: then no other supervisor knows of these jobs. They are
-// not handed on during the pause that follows a call for which no supervisor was on call.
+// full records that a claim filled the queue, or found it full. The jobs that are left are handed on by the given time
+// if the queue has an open call, or if leaves is true, which means that no other supervisor knows of these jobs. They
+// are not handed on during the pause that follows a call for which no supervisor was on call.
 func (c *calls) full(queue string, leaves bool, now, by time.Time) {
 	c.mu.Lock()
 	c.roomy[queue] = false

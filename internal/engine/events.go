@@ -22,10 +22,10 @@ type Event struct {
 	End         Outcome       // how the run ended, without its Entry
 	Next        time.Time     // when the next run is due, by the process' clock
 	Count       int           // in EventClaimed and EventRedriven how many jobs, in EventPeriodicSkipped how many ticks
-	Scope       string        // in EventPaused and EventResumed, like By and Why
+	Scope       string        // in EventPaused and EventResumed; so are By and Why
 	By, Why     string
 	Periodic    string  // the schedule that made the job, or in EventPeriodicSkipped made no job
-	Labels      *Labels // the job's; nil: it has none, or they are not known
+	Labels      *Labels // the labels of the job; nil: it has none, or they are not known
 }
 
 // event makes an event about a run.
@@ -51,7 +51,7 @@ func (r *Run) waited() time.Duration { return r.Lateness + r.StartedAt.Sub(r.Rec
 // EventKind is the kind of an event.
 type EventKind int
 
-// The kinds of events. Hooks has their meaning.
+// The kinds of events. The type Hooks explains them.
 const (
 	EventEnqueued EventKind = iota
 	EventClaimed
@@ -112,7 +112,7 @@ func (s *Shared) count(kind EventKind, r *Run) {
 	}
 }
 
-// reportEnd passes on the event that ended the run, and the events that follow from it.
+// reportEnd passes on the event with which the run ended, and the events that follow from it.
 func (s *Shared) reportEnd(r *Run) {
 	s.report(r.End.Event, r)
 	if r.End.Quarantined {

@@ -41,7 +41,7 @@ func (r *Run) found(row store.SeenJob, exists bool) finding {
 	case ours && (row.State == store.Cancelled || row.Reason == reasonOperator):
 		return foundEnded
 	case r.End.completes() && (ours && row.State == store.Completed || !exists && r.DeleteCompleted && !r.Lease.Ended.Load()):
-		return foundSettled // another job of its batch did not match, and only the number of matches is known
+		return foundSettled // its settle matched, but the reply only has the number of matches in the batch
 	case r.tries > 1 && (!exists || ours && r.End.couldBe(row.State) || !r.Lease.Ended.Load()):
 		return foundSettled
 	}
@@ -69,7 +69,7 @@ func (r *Run) committedLate(row store.SeenJob, exists, ours bool) bool {
 	}
 }
 
-// endInTx makes the outcome that the handler's transaction recorded the end of the run.
+// endInTx ends the run with the outcome that the handler's transaction recorded.
 func (r *Run) endInTx() {
 	tx := r.txOutcome.Load()
 	if tx == nil {
@@ -91,9 +91,10 @@ func (r *Run) endByOperator(row store.SeenJob) {
 	}
 }
 
-// simplify leaves out of the outcome what the database may have refused: the errors entry, or the deletion of a job
-// that is not kept. It returns false if the outcome is simplified already, and after a first time-out: the full
-// outcome may succeed at the next try.
+// simplify removes from the outcome what the database may have refused. A completed job is not deleted. For other
+// outcomes, a plain errors entry replaces the full one, and the delay is bounded. It returns false if the outcome is
+// simplified already. It also returns false after a first time-out, because the full outcome may succeed at the next
+// try.
 func (r *Run) simplify(why error) bool {
 	if r.simpler || pg.TimedOut(why) && r.Refusals == 0 {
 		return false

@@ -7,8 +7,8 @@ import (
 
 // Ailment returns what keeps the engine from its work, and the database's error behind it, which may be nil. The text
 // is empty if the engine works; otherwise it follows the words "the supervisor". A part may fail for a third of a
-// lease: it has tried several times by then. A heartbeat that is late shows after most of a lease, when the running
-// jobs are cancelled.
+// lease: it has tried several times by then. A heartbeat that has not failed but is late shows only after most of a
+// lease, when the running jobs are cancelled.
 func (s *Shared) Ailment() (what string, err error) {
 	now, l := s.Now(), s.Lease.Load()
 	failing, found := s.Outage.vital(now.Add(-s.Cfg.Lease))

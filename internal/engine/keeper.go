@@ -78,7 +78,7 @@ func (c *keeper) run(ctx context.Context) {
 	period := c.Cfg.Lease / 6
 	due := c.Now() // the first beat shows the other supervisors
 	next := due    // the next beat: at due, or earlier if something waits for it
-	c.Listens()    //nolint:contextcheck // before the first beat, which finds earlier cancels; see wait
+	c.Listens()    //nolint:contextcheck // as in wait; it comes before the first beat, which finds earlier cancels
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.OnCall.next(c.askAt(next), c.hears())))
 		c.Expire(ctx)
@@ -186,9 +186,9 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 	}
 }
 
-// Listens sends LISTEN on a fresh connection, and reports whether the connection listens. Notifications are hints: a
-// job was enqueued while all supervisors slept, or a running job was cancelled. Without notifications, polls and
-// beats find the same.
+// Listens sends LISTEN on a fresh connection, and reports whether the connection listens. Notifications are only hints,
+// for example that a job was enqueued while all supervisors slept, or that a running job was cancelled. Without
+// notifications, polls and beats find the same.
 func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
 	if c.Cfg.DisableNotify || conn.Closed() || c.Now().Before(c.OnCall.deafBy) {
@@ -380,8 +380,9 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 	return nil
 }
 
-// Bound is how long a statement over many jobs may take. If one of 500 jobs makes each statement with it time
-// out, the walk that finds the job meets some twenty time-outs. A beat should have time for all of them.
+// Bound is how long a statement over many jobs may take. Suppose that one of 500 jobs makes every statement time out
+// that contains it. Then the walk that finds the job meets some twenty time-outs. A beat should have time for all of
+// them.
 func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds up the failures that settles have recorded, reports the groups that came back, and makes parked
@@ -413,7 +414,7 @@ func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 			r.Cancel(pg.ErrCancelled)
 		} else {
 			r.Cancel(pg.ErrLeaseLost)
-			c.rewound() // no other supervisor may take a job while we have the lease
+			c.rewound() // others take no job while we have the lease, so the database may have gone back
 		}
 	}
 }

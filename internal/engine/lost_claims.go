@@ -9,7 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// FindOut takes one step to end the doubt about a claim whose reply was lost. Its pages follow one another without a
+// FindOut takes one step to end the doubt about a claim whose reply was lost. The steps follow one another without a
 // pause, because no claim is made meanwhile.
 func (c *claimer) FindOut(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))

@@ -155,9 +155,9 @@ func latestClaims(runs []*Run) map[string]time.Time {
 // In an audit any run of the job keeps it: somebody may have changed the row of a handler that is at work. When the
 // run ends, its settle matches no row, and the next audit releases the job.
 //
-// After a lost claim an older run does not keep the job: its handler ignores the end of its context, its claim has
-// ended, and the lost claim took the job again. A run of the same claim keeps the job, and so does a run of a later
-// claim, which the database has forgotten.
+// After a lost claim an older run does not keep the job. The claim of that run has ended, but its handler ignores the
+// end of its context. The lost claim took the job again. A run of the same claim keeps the job, and so does a run of a
+// later claim, which the database has forgotten.
 func mayBeAtWork(known map[string]time.Time, j *store.Held, lost bool) bool {
 	claimed, ok := known[j.ID]
 	return ok && (!lost || !claimed.Before(j.AttemptedAt.Time))

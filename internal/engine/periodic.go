@@ -13,8 +13,8 @@ import (
 )
 
 // scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has one. A tick locks the row of its
-// schedule, so only one supervisor makes it. It sleeps until the next tick of all schedules. Heartbeats and
-// notifications report earlier ticks. While there is no schedule it sends no statement.
+// schedule, so only one supervisor makes it. The scheduler sleeps until the earliest tick of any schedule. Heartbeats
+// and notifications report earlier ticks. While there is no schedule it sends no statement.
 type scheduler struct {
 	*Shared
 	Signal chan struct{}
@@ -62,11 +62,11 @@ const (
 	tickRetry   = time.Second     // the pause after a look that failed
 	TicksAtOnce = 100             // how many schedules one look lists
 	longestWait = time.Hour       // the longest sleep between two looks, because heartbeats report earlier ticks
-	// longestPutOff is the pause of a schedule that fails again and again. It is longer than a look at a list of such
-	// schedules takes, so that other schedules get their turn.
+	// longestPutOff is the pause of a schedule that fails again and again. A look at TicksAtOnce such schedules takes
+	// less time unless they time out, so other schedules get their turn.
 	longestPutOff = time.Minute
-	// standAside is how much later than the first supervisor the other supervisors look; each adds a random
-	// time of up to twice as much.
+	// The supervisor that prunes looks when a tick is due. The others look later: by standAside, and by a random time
+	// of up to twice standAside.
 	standAside = 250 * time.Millisecond
 )
 
@@ -179,8 +179,8 @@ func (t *scheduler) fire(ctx context.Context, d store.DueSchedule) time.Duration
 	return f.Wait
 }
 
-// failed puts a schedule off that the database did not let tick as a whole, for example because of a time-out. Its tick
-// stays due, and its row keeps the reason.
+// failed puts off a schedule whose tick failed as a whole, for example because of a time-out. Its tick stays due, and
+// its row keeps the reason.
 func (t *scheduler) failed(ctx context.Context, d store.DueSchedule, err error) time.Duration {
 	was := t.putOff[d.Name]
 	pause, why := growingTo(longestPutOff, was.failures), t.Cfg.Clean(pg.Refusal(err))

@@ -19,13 +19,13 @@ type QueueState struct {
 
 	tally tally
 
-	// The handlers' time since the last look, for the bound on the buffer.
+	// How long handlers ran, and how many, since Capacity last computed the bound on the buffer.
 	ranFor atomic.Int64 // nanoseconds
 	RanN   atomic.Int64
 
 	// The claimer goroutine's own.
 	typical time.Duration // how long a run takes, a moving average; 0 until a run has ended
-	retries float64       // how many retries may be claimed while fresh jobs wait, saved up
+	retries float64       // how many retries may be claimed while fresh jobs wait; each claim adds to it: see Groups
 	Full    bool          // the last claim used all the room: fresh jobs may wait
 
 	holds *atomic.Pointer[holds] // the holds (paused scopes) of the supervisor; nil: it has none
@@ -99,7 +99,7 @@ func (q *QueueState) Room() int {
 }
 
 // WatchRoom returns the number of pending jobs at which a claim is worth its round trip: a slot is free, or a quarter
-// of the capacity. The run that brings the number down to this value wakes the claimer.
+// of the capacity is, whichever comes first. The run that brings the number down to this value wakes the claimer.
 func (q *QueueState) WatchRoom() int64 {
 	q.Watched.Store(int64(max(q.Slots-1, q.Capacity()*3/4)))
 	return q.Watched.Load()

@@ -72,8 +72,8 @@ func (a *apart[T]) patiently(alone func(T) error, later func(T, error) bool) (le
 	return left
 }
 
-// refuse takes the job of a run out of the way of others, and logs what became of it: a state, store.SetAside, or "" if
-// the job has changed meanwhile or its row is locked.
+// refuse takes the job of a run out of the way of others, and logs this. It returns what became of the job: a state, or
+// store.SetAside. If the job has changed meanwhile or its row is locked, it returns "" and logs nothing.
 func (s *Shared) refuse(base context.Context, link *store.Line, r *Run, g *store.Refused) (became string, err error) {
 	err = s.roundTrip(base, link, func(ctx context.Context, conn store.Session) (err error) {
 		became, err = s.refuseOn(ctx, conn, r, g, s.walkBound())

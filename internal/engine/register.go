@@ -106,8 +106,8 @@ func (c *keeper) Register(ctx context.Context) error {
 	c.FloorsBy = sent.Add(c.Cfg.Lease / 2)
 	c.Solo.Store(nil)
 	c.Kept(sent)
-	// After the registration has committed, and before the first claim: a Client.Pause that comes after this look finds
-	// our row, and waits for us.
+	// We read the limits after the registration has committed, and before the first claim. A Client.Pause that comes
+	// later finds our row, and waits for us.
 	c.Limits.anew()
 	if err := c.Limits.Follow(ctx, conn, id); err != nil {
 		return err
@@ -118,9 +118,10 @@ func (c *keeper) Register(ctx context.Context) error {
 	return nil
 }
 
-// declareAgain stores the schedules of this supervisor once more when another supervisor has left. It may have been the
-// last supervisor of a newer build, whose settings end with it: a deploy was rolled back. The first beat after a
-// registration does the same, because the registration does not wait for schedules whose rows are locked.
+// declareAgain stores the schedules of this supervisor once more when another supervisor has left. After a deploy was
+// rolled back, that supervisor may have been the last supervisor of the newer build. The settings of that build then
+// end. The first beat after a registration does the same, because the registration does not wait for schedules whose
+// rows are locked.
 func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease, peers []store.Peer) error {
 	if len(c.Cfg.Schedules) == 0 {
 		return nil

@@ -55,7 +55,7 @@ func (w *runner) Serve(q *QueueState) {
 			w.Slots.Done()
 			return
 		}
-		if r.Lease.Ended.Load() { // another supervisor may have the job before our handler could notice
+		if r.Lease.Ended.Load() { // another supervisor may take the job before our handler notices
 			w.release(r)
 			continue
 		}
@@ -229,7 +229,7 @@ func (w *runner) open(queues []*QueueState, q *QueueState) bool {
 	return true
 }
 
-// closeQueues releases the jobs that have not started. Workers end once their jobs have ended.
+// closeQueues releases the jobs that have not started. A slot's goroutine ends once its job has ended.
 func (w *runner) closeQueues() {
 	w.queuesMu.Lock()
 	defer w.queuesMu.Unlock()
@@ -248,8 +248,8 @@ func (r *Run) stackDue(now time.Time) (left time.Duration, wanted bool) {
 	return r.Timeout - min(r.Timeout/4, stackLead) - now.Sub(r.StartedAt), true
 }
 
-// takeStacks takes the stacks of the runs whose time is almost up, and returns how long the caller may sleep to be in time
-// for the next.
+// takeStacks takes the stacks of the runs whose time is almost up, and returns how long the caller may sleep to be in
+// time for the next stack.
 func takeStacks(s *Stacks, runs []*Run, now time.Time, lease time.Duration) (sleep time.Duration) {
 	sleep = watchInterval
 	late := map[uint64]func(string){}

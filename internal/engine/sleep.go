@@ -42,9 +42,9 @@ type look struct {
 }
 
 // after decides when to look again: immediately while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the
-// pause doubles up to the poll interval. So a pause is at most about as long as the time since looks began to find no
-// job. A look that was asked for does not change the next poll, unless it finds more than a trickle. A claimer that is
-// awake and not the lookout falls asleep at the first look that finds nothing.
+// pause doubles up to the poll interval. So a pause is hardly longer than the time since a look last found a job. A
+// look that was asked for does not change the next poll, unless it finds more than a trickle. A claimer that is awake
+// and not the lookout falls asleep at the first look that finds nothing.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)
@@ -99,7 +99,7 @@ func (s *sleep) tired(now time.Time) bool {
 }
 
 // trickle bounds how many jobs a sleeper may find in a second, and how many together. If it finds more, it should wake
-// up, because each job costs a notification. The keeper bounds in the same way the notifications that are for others
+// up, because each job costs a notification. The keeper bounds the notifications that are for others in the same way
 // (oncall.go).
 type trickle struct {
 	rate, burst float64
@@ -117,9 +117,9 @@ func (t *trickle) over() bool { return t.left < 0 }
 // lookout decides of which queues the claimer's connection is the lookout. Like the type sleep, it is pure.
 type lookout struct {
 	posts   map[string]int64 // for each queue of which it is the lookout, the key of the lock that the connection holds
-	unknown bool             // the connection may hold other locks
+	unknown bool             // the connection may hold locks that posts does not have
 	conn    store.Session
-	fullAt  map[string]time.Time // for each queue of which it is the lookout: since when there is no room; no entry: there is
+	fullAt  map[string]time.Time // since when a queue of which it is the lookout has no room; no entry: it has room
 	tryAt   time.Time            // another claimer is the lookout: no attempt to become it before this time
 }
 
@@ -127,9 +127,9 @@ type lookout struct {
 const tryEvery = 100 * time.Millisecond
 
 // change decides of which queues the claimer is the lookout from this claim on, and returns the locks to take and to
-// leave; nil: no change. An awake claimer is the lookout of queues with room, and stays it in a full queue for a while
-// (the parameter patience). Enqueues that saw a lookout have notified no supervisor. If the claimer stops being the
-// lookout, the claim in the same round trip finds the jobs of all such enqueues that have committed.
+// leave; nil: no change. An awake claimer is the lookout of queues with room. It remains the lookout of a full queue
+// for a while (the parameter patience). Enqueues that saw a lookout have notified no supervisor. If the claimer stops
+// being the lookout, the claim in the same round trip finds the jobs of all such enqueues that have committed.
 func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queue string) time.Duration, crews map[string]store.Crew, now time.Time) *store.Lookout {
 	note := &store.Lookout{LeaveAll: o.unknown}
 	stay := map[string]bool{}
@@ -239,8 +239,8 @@ func (c *claimer) on(conn store.Session) {
 	}
 }
 
-// LeavePosts stops being the lookout of any queue, in a round trip of its own: because there is no room, or because no
-// job is to be claimed.
+// LeavePosts stops being the lookout of any queue. It needs a round trip of its own, because no claim is made: there is
+// no room, or no job is to be claimed.
 func (c *claimer) LeavePosts(base context.Context) {
 	ctx, cancel := c.tripContext(base)
 	defer cancel()

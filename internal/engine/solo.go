@@ -28,7 +28,7 @@ func (o *SoloOrder) claimed(ran bool) {
 	o.idle.Store(true)
 }
 
-// rest returns how long the claimer waits at most until its other runs have ended.
+// rest returns how much longer the claimer waits for its other runs to end. It is an hour if the wait is over.
 func (o *SoloOrder) rest(now time.Time) time.Duration {
 	if o.idle.Load() || o.Over.Load() {
 		return time.Hour

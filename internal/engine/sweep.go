@@ -16,9 +16,9 @@ import (
 // SweepEvery is the length of one supervisor's turn to make the full sweep, in seconds.
 const SweepEvery = 15
 
-// Sweep is the full sweep. One supervisor at a time makes it, for at most a tenth of the time; the server's clock and
-// the sorted ids decide whose turn it is. It finds jobs that were committed long after our floors had passed them, and
-// jobs whose owner has no row.
+// Sweep is the full sweep. One supervisor at a time makes it, and spends at most a tenth of its time on it. The
+// server's clock and the sorted ids decide whose turn it is. It finds jobs that were committed long after our floors
+// had passed them, and jobs whose owner has no row.
 func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	var alive []string
 	for _, p := range reply.Peers {
