@@ -25,8 +25,8 @@ const (
 	// A job is convicted only if the probability that other causes explain its crashes is less than maxChance.
 	maxChance = 1e-6
 
-	// leastHistory is the process time that chance() assumes if less is known. It also adds one death to the known
-	// deaths. So neither a new cluster's first seconds nor an hour without deaths count as certainty.
+	// leastHistory is the process time that chance() assumes if less is known. chance() also adds one death to the
+	// known deaths. So neither a new cluster's first seconds nor an hour without deaths count as certainty.
 	leastHistory = 10 * time.Minute
 
 	// HistoryWindow is how far back deaths and process time are counted. Deaths come in storms, and after a quiet night
@@ -90,7 +90,7 @@ func (d *Death) Convicts(s Suspect, limit int, b Background) bool {
 // Suspect is a job's record before the death in question.
 type Suspect struct {
 	Crashes, Deaths, Redrives int
-	Flight                    time.Duration // mean time from claim to death, with the death in question
+	Flight                    time.Duration // mean time from claim to death, the death in question included
 }
 
 // Background is how often processes die for other reasons than the job in question. It counts the deaths that no

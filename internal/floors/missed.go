@@ -15,14 +15,15 @@ type Missed struct {
 	until         time.Time // poll often until then, after the last such transaction has ended
 }
 
-// LookFor leaves time for the widest near sweep, which comes once a second at most: the missed job may lie behind the floors.
+// LookFor leaves time for the widest near sweep, because the missed job may lie behind the floors. That sweep comes at
+// most once a second.
 const LookFor = 2 * time.Second
 
 // Asleep records that the lookout has left.
 func (h *Missed) Asleep(now time.Time) { h.since, h.unheardBefore = now, 0 }
 
-// Step returns the longest wait between two polls, least to most. While a job may be missed, it is a tenth of the time
-// since the supervisor fell asleep, otherwise most. In the first moment (the constant writing) it is the rest of that
+// Step returns the longest wait between two polls, from least to most. While a job may be missed, it is a tenth of the
+// time since the lookout left, otherwise most. In the first moment (the constant writing) it is the rest of that
 // moment.
 func (h *Missed) Step(seen Seen, now time.Time, least, most time.Duration) time.Duration {
 	slept := now.Sub(h.since)

@@ -47,7 +47,7 @@ func grade[T cmp.Ordered](n, warning, critical T) Level {
 	return LevelOK
 }
 
-// level judges its dead rows.
+// level judges the dead rows of the table.
 func (t *Table) level() Level {
 	begin := max(t.VacuumThreshold, 1000)
 	return grade(t.DeadRows, deadWarning*begin, deadCritical*begin)
@@ -69,7 +69,7 @@ func (c *Claim) bloated() bool {
 	return c.IndexBytes >= bloatBytes && c.IndexBytes >= bloatTimes*(c.neededBytes()+c.unseen*indexRowBytes)
 }
 
-// level judges how long it has held vacuum back.
+// level judges how long the holder has held vacuum back.
 func (o *Holder) level(now time.Time) Level {
 	switch {
 	case o.CatalogsOnly:
@@ -80,7 +80,7 @@ func (o *Holder) level(now time.Time) Level {
 	return grade(o.Transactions, heldManyWarning, heldManyCritical)
 }
 
-// String describes it in a finding.
+// String describes the holder in a finding.
 func (o *Holder) String() string {
 	var about []string
 	for _, part := range []string{o.Application, o.State} {
@@ -103,7 +103,7 @@ func (o *Holder) String() string {
 	return name + " (" + strings.Join(about, ", ") + ")"
 }
 
-// held says how long it has held vacuum back, or through how many transactions.
+// held says how long the holder has held vacuum back, or through how many transactions.
 func (o *Holder) held(now time.Time) string {
 	if o.Since != nil {
 		return "for " + now.Sub(*o.Since).Round(time.Second).String()

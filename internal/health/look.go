@@ -29,11 +29,11 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'job
 // snapshot does not count, but an xid does: every snapshot taken here while it is in progress reaches back to it. If
 // several hold back equally, the owner of the xid comes first.
 //
-// It leaves out vacuums, because no vacuum waits for another. It leaves out claims that wait for their turn, because that
-// is normal and has an end, and slots that the server has given up. A parallel worker holds the same as its leader. If the
-// role may not see a session's state, nobody knows whether it runs a query that could be cancelled, so the remedy ends the
-// session. A standby holds vacuum back through its slot if it has one, else through its sender. Only the catalogs wait for
-// a catalog_xmin.
+// It leaves out vacuums, because no vacuum waits for another. It leaves out claims that wait for their turn, because
+// that is normal and has an end, and slots that the server has given up. It leaves out parallel workers, because their
+// leader holds the same. If the role may not see a session's state, nobody knows whether it runs a query that could be
+// cancelled, so the remedy ends the session. A standby holds vacuum back through its slot if it has one, else through
+// its sender. Only the catalogs wait for a catalog_xmin.
 const sqlHolders = `
 with holders(kind, pid, name, database, application, username, state, transactions, own, since, catalogs_only, query, stop) as (
 	select 'session', pid, '', nullif(datname, current_database()), application_name, usename::text, coalesce(state, backend_type),
@@ -131,8 +131,8 @@ func tables() []string {
 	}
 }
 
-// sqlSupervisors reads the whole table, one row for each supervisor. A silent one has sent no heartbeat for a lease, and
-// nobody has taken its jobs yet.
+// sqlSupervisors reads the whole table, one row for each supervisor. A silent supervisor has sent no heartbeat for a
+// lease, and nobody has taken its jobs yet.
 const sqlSupervisors = `
 select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost')
 from (
@@ -155,10 +155,10 @@ cross join lateral (
 	order by scheduled_at, id limit 1
 ) j`
 
-// sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest. jobs_claim_idx gives the
-// queues, their lanes, and the due jobs of each lane. It counts at most $1 in each lane. Its last columns are about pauses: the names
-// of the people who have paused jobs of the queue, and the oldest due job that is not paused. Only while a kind is paused,
-// the statement looks for that job, among the first $2 jobs of each lane.
+// sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest. jobs_claim_idx gives
+// the queues, their lanes, and the due jobs of each lane. It counts at most $1 in each lane. Its last columns are about
+// pauses: the names of the people who have paused jobs of the queue, and the oldest due job that is not paused. The
+// statement looks for that job only while a kind is paused, among the first $2 jobs of each lane.
 const sqlQueues = `
 with recursive queue(name) as (
 	select min(queue) from jobs where finalized_at is null
@@ -240,7 +240,7 @@ order by p.next_at, p.name limit 10`
 // sqlClock counts the jobs that wait because the server's clock has gone back, among the next $1 jobs of each lane.
 const sqlClock = `select latest, waiting from drover_clock($1)`
 
-// onStandby is why a part is missing that only the primary knows.
+// onStandby is the reason if a part is missing because only the primary knows it.
 const onStandby = "this server is a standby"
 
 const (
@@ -254,7 +254,7 @@ const (
 type depth struct {
 	due  int // jobs that wait for a claim, in each lane
 	soon int // jobs that are due later, in each lane
-	live int // rows of the claim index; beyond that ANALYZE knows
+	live int // rows of the claim index; beyond that the number is from ANALYZE
 	dead int // dead letters that are searched for refused jobs
 }
 

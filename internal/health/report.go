@@ -123,9 +123,9 @@ type Queue struct {
 	Queue       string     `json:"queue"`
 	Due         int64      `json:"due"`         // jobs that wait for a claim; counted up to 1,000 in each lane
 	OldestDue   *time.Time `json:"oldest_due"`  // nil if no job is due
-	OldestOpen  *time.Time `json:"oldest_open"` // the same of the jobs that are not paused
+	OldestOpen  *time.Time `json:"oldest_open"` // the same, among the jobs that are not paused
 	Paused      string     `json:"paused"`      // the pauses that may hold up its jobs, such as "ada has paused queue:emails"; "": none
-	Supervisors int        `json:"supervisors"` // that live, do not drain, and serve the queue
+	Supervisors int        `json:"supervisors"` // living supervisors that serve the queue and do not drain
 }
 
 // Supervisors counts supervisors.

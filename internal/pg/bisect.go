@@ -1,7 +1,7 @@
 package pg
 
-// A statement over many rows fails as a whole when the database refuses one of them. Bisect finds that row, so that
-// the others go on. It is the one such walk in Go; drover_walk is the same in SQL.
+// A statement over many rows fails as a whole when the database refuses one of them. Bisect finds that row, so that the
+// others go on. No other Go code walks like this. In SQL drover_walk does the same.
 
 // maxRefused is how many rows a walk lets the database refuse while none has passed. After that it assumes that no
 // single row is at fault.
@@ -9,7 +9,7 @@ const maxRefused = 100
 
 // Bisect tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item,
 // which it hands to refused. After that item the parts grow again. An error that is no row's fault ends the walk:
-// Bisect returns it, and leaves the remaining items as they are. So does an error from refused.
+// Bisect returns it, and leaves the remaining items as they are. An error from refused ends the walk in the same way.
 func Bisect[T any](items []T, try func([]T) error, refused func(T, error) error) error {
 	return walk(items, len(items), try, refused)
 }

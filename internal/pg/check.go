@@ -52,7 +52,7 @@ const sqlWhichSchema = `
 select coalesce((select n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regprocedure('drover_schema_version()')), '')::text`
 
 // Check uses a connection of drover's own, so it meets the same errors as a supervisor would. The pool's connections
-// must lead to the same schema, or jobs would be enqueued in one and claimed from another.
+// must lead to the same schema, or jobs would be enqueued in one schema and claimed from another.
 func (p *Pool) Check(ctx context.Context) error {
 	link := Link{Pool: p}
 	defer link.Close(ctx)
@@ -114,7 +114,7 @@ func (p *Pool) CheckOn(ctx context.Context, link *Link) error {
 	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: a caller who only reads can ignore it
 }
 
-// place is where drover was looked for.
+// place describes where a check has looked for drover.
 type place struct {
 	database  string // quoted as in SQL
 	there     bool   // the schema of Config.Schema exists
@@ -222,5 +222,5 @@ func prepareOnBoth(ctx context.Context, first, second *pgconn.PgConn) error {
 	if _, err := second.Prepare(ctx, name, `select 1`, nil); result.Err == nil {
 		result.Err = err
 	}
-	return errors.Join(result.Err, first.Deallocate(ctx, name)) // a session that is not ours alone must not keep it
+	return errors.Join(result.Err, first.Deallocate(ctx, name)) // a session that is not ours alone must not keep the statement
 }

@@ -24,8 +24,9 @@ type Pool struct {
 }
 
 // A supervisor has connections of its own, outside the pool: handlers that take every pooled connection must not starve
-// heartbeat and settle. It makes them as the pool makes its connections, and they live no longer. So they lead to the
-// same server as the pool's. docs/adr/0029-own-connections-follow-the-pool.md lists which of the pool's settings count.
+// heartbeat and settle. It makes these connections as the pool does, and they live no longer than the pool's
+// connections. So they lead to the same server. docs/adr/0029-own-connections-follow-the-pool.md lists which of the
+// pool's settings count.
 
 // Dial opens a connection of drover's own, in the state in which the pool would hand it out.
 func (p *Pool) Dial(ctx context.Context) (*pgx.Conn, error) {
@@ -107,9 +108,9 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 	}
 }
 
-// Link is the connection of one goroutine, which reconnects after it broke, and after Pipeline.Send closed it because the
-// server turned out to be read-only. At the end of the pool's MaxConnLifetime it is replaced at the next Get, because the
-// server's name may lead to another server by then.
+// Link is the connection of one goroutine. It reconnects after the connection broke, and after Pipeline.Send closed the
+// connection because the server turned out to be read-only. The first Get after the pool's MaxConnLifetime replaces the
+// connection, because the server's name may lead to another server by then.
 type Link struct {
 	Pool  *Pool
 	Conn  Conn
@@ -155,15 +156,15 @@ func (l *Link) renew(ctx context.Context) {
 	}
 }
 
-// put closes the old connection and takes a new one. The new one's lifetime is the pool's MaxConnLifetime, plus up to
-// MaxConnLifetimeJitter; without a MaxConnLifetime it is MaxSpan.
+// put closes the old connection and uses a new one. The lifetime of the new connection is the pool's MaxConnLifetime,
+// plus up to MaxConnLifetimeJitter; without a MaxConnLifetime it is MaxSpan.
 func (l *Link) put(ctx context.Context, conn *pgx.Conn) {
 	l.Close(ctx)
 	cfg := l.Pool.Config()
 	l.Conn, l.raw, l.ended, l.Until = l.Pool.Names.On(conn), conn, false, time.Now().Add(MaxSpan)
 	if life, jitter := cfg.MaxConnLifetime, cfg.MaxConnLifetimeJitter; life > 0 {
 		if jitter > 0 {
-			life += rand.N(jitter) //nolint:gosec // it only spreads them
+			life += rand.N(jitter) //nolint:gosec // it only spreads the reconnects
 		}
 		l.Until = time.Now().Add(life)
 	}

@@ -4,7 +4,7 @@ package pg
 
 import "errors"
 
-// The errors of drover that this package gives. The root package has them under the same names, and explains them.
+// The errors of drover that this package returns. The root package has them under the same names, and explains them.
 var (
 	ErrInvalid     = errors.New("drover: invalid")
 	ErrLeaseLost   = errors.New("drover: lease lost")

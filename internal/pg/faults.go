@@ -108,8 +108,8 @@ func Classify(err error) error {
 const aStandby = ": it is a standby, changes go to the primary"
 
 // refusedBegin reports whether a standby has refused "begin read write". Many errors share its SQLSTATE (feature not
-// supported), and its words depend on lc_messages. But no other error with this SQLSTATE names the server's function
-// that checks a transaction's settings, among the errors that drover's statements can get.
+// supported), and its words depend on lc_messages. But among the errors that drover's statements can get, no other
+// error with this SQLSTATE names the server's function that checks a transaction's settings.
 func refusedBegin(err error) bool {
 	var server *pgconn.PgError
 	return errors.As(err, &server) && server.Routine == "call_bool_check_hook"
@@ -166,18 +166,18 @@ func Refusal(err error) string {
 	return err.Error()
 }
 
-// TimedOut reports whether a time-out caused the error, the server's or ours.
+// TimedOut reports whether a time-out of the server, or our own, caused the error.
 func TimedOut(err error) bool {
 	var server *pgconn.PgError
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &server) && (server.Code == "57014" || server.Code == "55P03")
 }
 
-// Answered reports an error of a server that is there and refuses a statement for a reason that lasts, such as a right
-// that is missing. That is no outage.
+// Answered reports whether a server has answered that it refuses a statement for a reason that lasts, such as a missing
+// right. That is no outage.
 func Answered(err error) bool {
 	var server *pgconn.PgError
 	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" && !Temporary(err) && !errors.Is(err, ErrReadOnly)
 }
 
-// NoRows reports an error that says that a statement found no row.
+// NoRows reports whether an error means that a statement found no row.
 func NoRows(err error) bool { return errors.Is(err, pgx.ErrNoRows) }

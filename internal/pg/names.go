@@ -19,7 +19,8 @@ type Names struct {
 	known  atomic.Int32
 }
 
-// mostTexts bounds how many statements are kept. drover has about 200. The archive's hold a number of the caller's.
+// mostTexts bounds how many statements are kept. drover has about 200. The statements of the archive contain a number
+// from the caller.
 const mostTexts = 1000
 
 // NewNames returns nil for no schema.
@@ -46,7 +47,8 @@ func (n *Names) Table(name string) pgx.Identifier {
 	return pgx.Identifier{n.schema, name}
 }
 
-// SQL returns the statement with the schema in front of drover's names. Each text is read once.
+// SQL returns the statement with the schema in front of drover's names. It keeps the results for up to mostTexts
+// statements.
 func (n *Names) SQL(text string) string {
 	if n == nil {
 		return text
@@ -64,7 +66,7 @@ func (n *Names) SQL(text string) string {
 	return qualified
 }
 
-// Querier is a transaction, as far as drover needs one of the caller's.
+// Querier has the methods that drover needs of a caller's transaction.
 type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

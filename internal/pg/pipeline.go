@@ -110,7 +110,8 @@ func readWith[T any](ctx context.Context, p *Pool, settings string, row pgx.RowT
 	return list, trip.Send(ctx, conn.Conn())
 }
 
-// Call runs fn once the results of the statements before it have been read. After a commit, they are committed by then.
+// Call runs fn once the results of the statements before it have been read. If one of these statements is a commit, the
+// transaction is committed by then.
 func (p *Pipeline) Call(fn func()) {
 	p.Reads = append(p.Reads, func(pgx.BatchResults) error { fn(); return nil })
 }
@@ -121,11 +122,11 @@ func (p *Pipeline) Begin() { p.Exec(nil, Begin) }
 // BeginReading begins a transaction that only reads.
 func (p *Pipeline) BeginReading() { p.Exec(nil, BeginReading) }
 
-// Commit commits it.
+// Commit commits the transaction.
 func (p *Pipeline) Commit() { p.Exec(nil, Commit) }
 
 // Send runs the pipeline. After an error the connection is out of any transaction, or closed. If the server is
-// read-only, send closes the connection, even one of the pool's: the pool would go on handing it out.
+// read-only, Send closes the connection, even one of the pool's: the pool would go on handing it out.
 func (p *Pipeline) Send(ctx context.Context, conn Conn) error {
 	results := conn.SendBatch(ctx, &p.Batch)
 	var err error
@@ -158,8 +159,8 @@ func ignoreRepeat(first, again error) error {
 	return again
 }
 
-// ConstraintsNow makes the statement that violates a deferred constraint of the application's fail: at the commit
-// it could not be known which row it was.
+// ConstraintsNow makes the statement that violates a deferred constraint of the application's fail. If the commit
+// failed instead, nobody would know the row.
 const ConstraintsNow = `set constraints all immediate`
 
 // RollBack ends a transaction that an error has left open.
@@ -172,7 +173,8 @@ func RollBack(ctx context.Context, conn Conn) {
 	_, _ = conn.Exec(ctx, "rollback") // if it fails the pool closes the connection
 }
 
-// InTx runs fn in a read committed transaction on the pool, if the schema is in order: one round trip for both.
+// InTx runs fn in a read committed transaction on the pool, if the schema is in order. The begin and the check of the
+// schema share a round trip.
 func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: p.Names.SQL(Begin + `; ` + CheckSchema)})
 	if err != nil {
@@ -189,12 +191,12 @@ func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return Classify(tx.Commit(ctx))
 }
 
-// BoundPlan queues OnePlan and a time-out for the statements after it, stricter than the context's: the server ends a
-// statement, and the connection stays.
+// BoundPlan queues OnePlan and a time-out for the statements after it. It should be shorter than the context's: then
+// the server ends a statement, and the connection stays.
 func (p *Pipeline) BoundPlan(d time.Duration) { p.Exec(nil, BoundPlan, d.Milliseconds()) }
 
 // Bound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
-// time-out: a context that ends a statement costs the connection. BoundPlan does that and what OnePlan does.
+// time-out: a context that ends a statement costs the connection. BoundPlan does the same, together with OnePlan.
 const (
 	boundIs = `set_config('statement_timeout',
 	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`

@@ -14,12 +14,12 @@ func (p *Pool) Acquire(ctx context.Context) (Pooled, error) {
 	return Pooled{conn, p.Names}, err
 }
 
-// Query is the pool's, with drover's names qualified.
+// Query calls the pool's Query, with drover's names qualified.
 func (p *Pool) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	return p.Pool.Query(ctx, p.Names.SQL(sql), args...)
 }
 
-// QueryRow is the pool's, with drover's names qualified.
+// QueryRow calls the pool's QueryRow, with drover's names qualified.
 func (p *Pool) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return p.Pool.QueryRow(ctx, p.Names.SQL(sql), args...)
 }

@@ -10,7 +10,8 @@ func ours(name string) bool {
 	return strings.HasPrefix(name, "drover_") || strings.Contains(ownRelations, " "+name+" ")
 }
 
-// beforeRelation are the words after which a name is a relation's. In other places it is a column, or an alias.
+// beforeRelation are the words after which a name is the name of a relation. In other places it names a column or an
+// alias.
 const beforeRelation = " from join into update only table copy "
 
 // qualify puts prefix in front of each name of drover's that leads somewhere by the search_path:
@@ -69,7 +70,7 @@ func literal(text string) string {
 }
 
 // A token is a word, a literal, or something else: a quoted name, a parameter, a single character. White space and
-// comments are none.
+// comments are not tokens.
 type token struct {
 	kind     int
 	from, to int
@@ -133,7 +134,8 @@ func after(text string, at int, end string) int {
 	return len(text)
 }
 
-// afterQuoted returns where the quoted text ends that begins at the quote at. A doubled quote is one inside of it.
+// afterQuoted returns where the quoted text ends that begins at the quote at. A doubled quote stands for a quote inside
+// of the text.
 func afterQuoted(text string, at int, escapes bool) int {
 	quote := text[at]
 	for at++; at < len(text); at++ {

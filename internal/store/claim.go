@@ -80,7 +80,7 @@ with me as materialized (
 	) j
 )`
 	// sinceEnqueue is how long ago the job was enqueued or last redriven, in ms. Times beyond the bounds are moved into
-	// them: infinite ones cannot be subtracted. date_part computes in float8, which costs less than extract.
+	// them: infinite times cannot be subtracted. date_part computes in float8, which costs less than extract.
 	sinceEnqueue = `(date_part('epoch', statement_timestamp() - least(greatest(created_at, redriven_at, '0001-01-01+00'), '9999-12-30+00')) * 1000)::bigint`
 
 	// rawSize is how many bytes metadata and tags take uncompressed. For 20 MB of control characters the server
@@ -162,7 +162,7 @@ type More struct {
 	AgeMS       int64           `json:"age_ms"`
 	Period      bool            `json:"unique_period"`
 
-	Unreadable error // why the other fields are not known; nil: they are
+	Unreadable error // why the other fields are not known; nil: they are known
 }
 
 // read parses a JSON object. If the job has only metadata, read parses the job's age and the metadata. If the job has
@@ -185,7 +185,7 @@ func (m *More) read(text []byte) (err error) {
 	if text[0] == 'm' {
 		age, metadata, _ := bytes.Cut(text[1:], []byte{' '})
 		if string(metadata) != "null" {
-			m.Metadata = bytes.Clone(metadata) // text is the driver's
+			m.Metadata = bytes.Clone(metadata) // text belongs to the driver
 		}
 		if len(metadata) > 10_000 { // so large a jsonb may be nested more deeply than encoding/json reads
 			if err := json.Unmarshal(metadata, &m.Metadata); err != nil {

@@ -101,7 +101,7 @@ func (s Session) Lookout(ctx context.Context, l *Lookout) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// goOnCall queues sqlGoOnCall, and stores each slot that it got by the first slot of its queue.
+// goOnCall queues sqlGoOnCall, and stores each slot that it got under the first slot of its queue.
 func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	if len(firsts) == 0 {
 		return
@@ -117,8 +117,9 @@ func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	}, sqlGoOnCall, firsts, CallSlots)
 }
 
-// GoOnCall takes a slot of each queue whose slots begin at one of firsts, if a slot is free. It returns each slot by
-// the first slot of its queue, and the stamp of the limits, from which a supervisor that does not listen sees a pause.
+// GoOnCall takes a slot of each queue whose slots begin at one of firsts, if a slot is free. It returns the slots that
+// it got, each under the first slot of its queue, and the stamp of the limits, from which a supervisor that does not
+// listen sees a pause.
 func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]int64, limits string, err error) {
 	var p pipeline
 	got = map[int64]int64{}

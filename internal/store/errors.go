@@ -18,8 +18,8 @@ type ErrorEntry struct {
 	DurationMS  float64 `json:"duration_ms"` // with microseconds
 	DelayMS     int64   `json:"delay_ms,omitempty"`
 	Supervisor  string  `json:"supervisor"`
-	Host        string  `json:"host,omitempty"`   // and process id, of a process that died
-	Beside      *int    `json:"beside,omitempty"` // how many jobs had started there besides, of a process that died
+	Host        string  `json:"host,omitempty"`   // host and process id of a process that died
+	Beside      *int    `json:"beside,omitempty"` // how many other jobs had started in a process that died
 	Spared      string  `json:"spared,omitempty"` // why the death does not count against the job
 	Trace       string  `json:"trace,omitempty"`
 }

@@ -59,7 +59,7 @@ type Registration struct {
 	Budgets         []BudgetPolicy
 	Scopes          []string // the scopes of all budgets in the database
 	Schedules       []SchedulePolicy
-	Taken           []string        // names of these schedules that schedules made at run time have
+	Taken           []string        // names in Schedules that schedules made at run time have already
 	Listens         bool            // whether it gets notifications
 	Polls           time.Duration   // the longest pause between two looks for jobs
 	Crews           map[string]Crew // the locks of its queues, if it listens
@@ -232,7 +232,7 @@ type BeatReply struct {
 	Limits   string          // the stamp of the limits
 	Solo     string          // the queue in which a strong suspect has been due for longest; "": none
 	Crews    int             // rows in drover_crews for our queues
-	OnCall   map[int64]int64 // each slot on call that the beat took, by the first slot of its queue
+	OnCall   map[int64]int64 // each slot on call that the beat took, under the first slot of its queue
 	Tick     *time.Duration  // how long until the next tick of a schedule that we may tick; nil: there is none
 	Turn     bool            // the turn to run strong suspects is ours
 }

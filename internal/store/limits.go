@@ -12,9 +12,9 @@ import (
 // This file has what supervisors read and confirm of the limits: which queues and kinds may not start jobs now. The
 // functions of migrations/00017_limits.sql write the table.
 
-// sqlLimitsStamp is a text that differs after each change of the limits: a row that changes gets the highest version, and
-// a deletion lowers the count. It is null while there are no limits, and then it reads no page: the scan of an empty
-// table.
+// sqlLimitsStamp is a text that differs after each change of the limits: a row that changes gets the highest version,
+// and a deletion lowers the count. It is null while there are no limits, and then it reads no page, because the table
+// is empty.
 const sqlLimitsStamp = `(select count(*) || ' ' || max(version) from drover_limits)`
 
 // SQLLimits reads all limits: how long each scope is held, and the number of the newest change.

@@ -32,8 +32,8 @@ select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id
 )` + claimTake + claimAges + claimMore + `, null::float8
 from me left join claimed c on true`
 
-	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last. With owner $2 empty it is a
-	// job that waits, otherwise a job that this owner runs since $8; null: the time of the claim is not known. The time
+	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last. If owner $2 is empty, the job
+	// waits. Otherwise this owner runs it since $8, which is null if the time of the claim is not known. The time
 	// distinguishes the job from a later job under the same id, enqueued after the first job was deleted.
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
@@ -43,9 +43,8 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
-	// sqlAside lists the jobs that claims have set aside, and whether each is to be tried again.
-	// These jobs come first: a thousand jobs that nobody serves must not hide them.
-	// sqlForgetAside forgets jobs that have ended.
+	// sqlAside lists the jobs that claims have set aside, and whether each is to be tried again. The jobs to try again
+	// come first: a thousand jobs that nobody serves must not hide them. sqlForgetAside forgets jobs that have ended.
 	sqlForgetAside = `
 delete from drover_set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
 	sqlAside = `
@@ -175,7 +174,7 @@ func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []Asid
 	return jobs, err
 }
 
-// TryAside reports whether this process may try the job again: no other process does for a minute.
+// TryAside reports whether this process may try the job again. Then no other process tries it for a minute.
 func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	var p pipeline
 	var n int64
@@ -186,7 +185,7 @@ func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	return n == 1, err
 }
 
-// Passed takes jobs that were claimed, settled or rescued after all off the list of a path.
+// Passed takes jobs off the list of a path, because they were claimed, settled or rescued after all.
 func (s Session) Passed(ctx context.Context, path string, ids []string) error {
 	var p pipeline
 	p.Begin()

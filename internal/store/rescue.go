@@ -117,7 +117,7 @@ func NewScan(owner string, queues []string, all bool) *Scan {
 	return h
 }
 
-// Ended reports whether all lanes were read to their end.
+// Ended reports whether all lanes were read to their end, or skipped.
 func (h *Scan) Ended() bool { return len(h.Lanes) == 0 }
 
 // Held is a running job that a scan has found: its owner is dead, or does not know of it.
@@ -353,7 +353,7 @@ func (s Session) TakeBack(ctx context.Context, id string, jobs []string, bound t
 	return p.Send(ctx, s.Conn)
 }
 
-// LeaveBlame leaves a job its crash for good.
+// LeaveBlame stops the attempt to take a job's crash back: the job keeps its crash.
 func (s Session) LeaveBlame(ctx context.Context, id, job string) error {
 	var p pipeline
 	p.Begin()

@@ -195,8 +195,9 @@ const settleRules = `
 // toldState is the state that a settle returns. A job that waits in a paced redrive counts as retryable.
 const toldState = `case when j.state = 'parked' and j.parked_build is null then 'retryable' else j.state end`
 
-// settleUpdate writes the changes to the rows' columns, unless a rule overrides them. It is the only join with jobs
-// of claim and settle. Both sides are as long as held, whatever the statistics say, and they are hashed (SQLSettlePlan).
+// settleUpdate writes the changes to the rows' columns, unless a rule overrides them. Among claims and settles, only
+// this statement joins with the table jobs. Both sides are as long as held, whatever the statistics say, and they are
+// hashed (SQLSettlePlan).
 //
 // waits: the row goes back to its redrive. A job that a redrive let run within its key's cap gives its place back when
 // its run fails or snoozes, and waits until the redrive has a place again. due_us is the slot of a retry budget. It is
@@ -250,9 +251,9 @@ const SQLSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
-// SQLSettle ends runs of supervisor $1 in any other way. The arrays have one element for each run. They are typed,
-// because a JSON document that is searched for each row costs more than everything else. An empty text means none. An
-// array in which no row has a value is null.
+// SQLSettle ends runs of supervisor $1 in any way except by SQLComplete. The arrays have one element for each run. They
+// are typed, because a JSON document that is searched for each row costs more than everything else. An empty text means
+// none. An array in which no row has a value is null.
 const SQLSettle = `
 with held as materialized (
 	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
@@ -411,8 +412,8 @@ func (p *pipeline) look(ids []string, seen map[string]SeenJob) {
 	}, SQLLook, ids)
 }
 
-// sqlAlive lists the supervisors that still have their lease. It runs after SQLLook: a supervisor that takes
-// the job of another takes its lease first, so the job's owner is no longer in the list.
+// sqlAlive lists the supervisors that still have their lease. It runs after SQLLook: before a supervisor takes the job
+// of another supervisor, it takes that supervisor's lease. So the job's owner is no longer in the list.
 const sqlAlive = `select distinct id from drover_supervisors where lost_at is null`
 
 func (p *pipeline) alive(ids map[string]bool) {
@@ -424,5 +425,6 @@ func (p *pipeline) alive(ids map[string]bool) {
 	}, sqlAlive)
 }
 
-// MaxSettle is how many outcomes other than completions go into one round trip. They are fewer, because they carry JSON.
+// MaxSettle is how many outcomes other than completions go into one round trip. They are fewer than completions,
+// because they carry JSON.
 const MaxSettle = 500

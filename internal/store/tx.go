@@ -45,7 +45,7 @@ func CompleteTx(ctx context.Context, tx Tx, f Fence, del bool) (became State, er
 	return fencedTx(ctx, tx, sql, f)
 }
 
-// SettleTx ends a run of supervisor owner in any other way, and returns the new state of the job.
+// SettleTx ends a run of supervisor owner in any way except by CompleteTx, and returns the new state of the job.
 func SettleTx(ctx context.Context, tx Tx, owner string, c Change) (became State, err error) {
 	doc, err := json.Marshal(c)
 	if err != nil {
