@@ -259,7 +259,7 @@ func enqueueUniqueManyTx(ctx context.Context, tx Tx, jobs []*newJob) error {
 	return nil
 }
 
-// apart returns the jobs that are not unique and the unique ones, in new slices.
+// apart returns the jobs that are not unique and the jobs that are unique, in new slices.
 func apart(jobs []*newJob) (others, unique []*newJob) {
 	others = make([]*newJob, 0, len(jobs))
 	for _, job := range jobs {

@@ -46,7 +46,7 @@ type Job struct {
 	LastError   string          // text of the last failed run's error, "" if no run failed
 	LastDelay   time.Duration   // the wait before this run, 0 on the first
 	Failures    int             // how many runs have failed so far
-	Crashes     int             // process deaths that the job may have caused; a later run that its process survives takes one off
+	Crashes     int             // process deaths that the job may have caused, minus later runs that the process survived
 	Redrives    int             // how often an operator has redriven it
 	Snoozes     int             // how many runs ended in a snooze
 	Tags        []string        //

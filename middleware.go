@@ -26,8 +26,8 @@ type Middleware struct {
 
 	// Enqueue is called for each job, before the job is validated and written, in the goroutine and with the context of
 	// the Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx or Job.EnqueueTx. It may change item. item.Opts and
-	// item.Opts.Metadata are never nil, and are copies of the caller's; values inside of
-	// Metadata are the caller's own. drover then validates and stores item as Enqueue has changed it.
+	// item.Opts.Metadata are never nil, and are copies of the caller's. Values inside of Metadata are not copied.
+	// drover then validates and stores item as Enqueue has changed it.
 	//
 	// If it returns an error, nothing is written, and the enqueue returns an *InvalidError that names the middleware and
 	// wraps the error. A panic counts as an error.

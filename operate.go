@@ -19,9 +19,9 @@ type RedriveOpts struct {
 	// MaxAttempts is the job's new total of runs, counted from the redrive. Zero leaves it as it is.
 	MaxAttempts int
 
-	// ArgsPatch is a JSON merge patch (RFC 7396) for the args, which must be an object: its keys replace theirs, and
-	// null removes a key. If the worker cannot decode the result, the job is discarded again, as undecodable, and
-	// another redrive may repair it. Nil leaves the args as they are.
+	// ArgsPatch is a JSON merge patch (RFC 7396) for the args, which must be an object: its keys replace the keys of
+	// the args, and null removes a key. If the worker cannot decode the result, the job is discarded again, as
+	// undecodable, and another redrive may repair it. Nil leaves the args as they are.
 	ArgsPatch json.RawMessage
 }
 
@@ -63,8 +63,8 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 //
 // A running job is final immediately: its handler's context is cancelled with ErrCancelled, and whatever the handler
 // returns is refused. In this process the context is cancelled directly, in other processes by a notification. A
-// process that hears no notifications asks about once a second. Behind a pooler a process may not know that it hears
-// none. It finds out by its next heartbeat: at most a sixth of its lease later.
+// process that hears no notifications asks about once a second. Behind a pooler a process may not know that it hears no
+// notifications. It finds out by its next heartbeat: at most a sixth of its lease later.
 //
 // Errors: ErrNotFound, *InvalidError.
 func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, error) {

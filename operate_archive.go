@@ -80,11 +80,11 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, 
 	return moved, nil
 }
 
-// Restore moves jobs that match the filter back from the archive. They come back unchanged, so discarded ones can be
-// redriven then. If their queue has ArchiveDiscardedAfter, the pruner archives them again within a minute or so,
-// unless they are redriven. A job that the database refuses to move stays in the archive and is in
-// ArchiveResult.Refused. Because the rows come back unchanged, the audit goes to Config.Logger, at level info, and to
-// the server's log. An empty filter is an *InvalidError.
+// Restore moves jobs that match the filter back from the archive. They come back unchanged, so discarded jobs can be
+// redriven then. If their queue has ArchiveDiscardedAfter, the pruner archives them again within a minute or so, unless
+// they are redriven. A job that the database refuses to move stays in the archive and is in ArchiveResult.Refused.
+// Because the rows come back unchanged, the audit goes to Config.Logger, at level info, and to the server's log. An
+// empty filter is an *InvalidError.
 func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (ArchiveResult, error) {
 	var bad problems
 	audit.check(&bad)
@@ -102,8 +102,8 @@ func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (Archi
 
 // PurgeArchive deletes jobs that match the filter from the archive, for ever, in batches, and returns how many it
 // deleted. If the database refuses to delete some jobs, it deletes all others and returns a *RefusedError that names
-// the refused ones. Because the rows are gone, the audit goes to Config.Logger, at level info, and to the server's
-// log. For an empty filter the error is an *InvalidError.
+// the refused jobs. Because the rows are gone, the audit goes to Config.Logger, at level info, and to the server's log.
+// For an empty filter the error is an *InvalidError.
 func (c *Client) PurgeArchive(ctx context.Context, filter Filter, audit Audit) (int64, error) {
 	var bad problems
 	audit.check(&bad)
@@ -158,7 +158,8 @@ func filterFor(bad *problems, filter Filter) string {
 }
 
 // archiveVerb is one way of moving or deleting ended jobs by a filter, $1. The SQL functions find refused rows by
-// themselves. The statements next and these are for errors that no function can catch, such as a statement time-out.
+// themselves. The statements in the fields next and these are for errors that no function can catch, such as a
+// statement time-out.
 type archiveVerb struct {
 	batch int
 	step  string // moves or deletes the next $2 jobs after id $3; $4 is who does it, $5 why

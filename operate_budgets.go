@@ -15,7 +15,7 @@ type BudgetInfo struct {
 	Scope Scope // "kind:charge", "queue:payments" or "all"
 	RetryBudget
 	Reserved int       // how many retries are due in the Per that begins now
-	Free     int       // how many more may become due in it
+	Free     int       // how many more may become due in that time
 	NextFree time.Time // the first free slot
 }
 

@@ -99,10 +99,10 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 	return string(raw)
 }
 
-// Edit changes a job that waits: an available, scheduled, retryable or parked one. The job keeps its id, its
-// attempts, its failures and its errors. A new entry of its errors names who changed it, why, and what was before. If
-// the job is due earlier now, Edit wakes a sleeping supervisor. If the job has the new values already, changed is
-// false and nothing is stored.
+// Edit changes a job that waits: an available, scheduled, retryable or parked job. The job keeps its id, its attempts,
+// its failures and its errors. A new entry of its errors names who changed it, why, and what was before. If the job is
+// due earlier now, Edit wakes a sleeping supervisor. If the job has the new values already, changed is false and
+// nothing is stored.
 //
 // A parked job that gets another due time is no longer parked; other edits leave it parked. If the args or the queue
 // of a unique job change, it gets the unique key that an enqueue with the new values would have.
@@ -167,11 +167,11 @@ func newID(bad *problems, id string) string {
 	return parsed.String()
 }
 
-// Rerun enqueues a completed job again, as a new job that is due now, with the same kind, args, queue and options.
-// The new job begins without attempts and failures. The first entry of its errors names the old job (RunError.Job),
-// and an entry of the old job's errors names the new one. Both keep who did it and why. RetryUntil moves by the time
-// since the old job's enqueue, or since its last redrive; ExpiresAt stays. If the old job is unique for a period, it
-// keeps the period, and the new one is not unique. Each call makes another job, unless opts has the same ID.
+// Rerun enqueues a completed job again, as a new job that is due now, with the same kind, args, queue and options. The
+// new job begins without attempts and failures. The first entry of its errors names the old job (RunError.Job), and an
+// entry of the old job's errors names the new job. Both keep who did it and why. RetryUntil moves by the time since the
+// old job's enqueue, or since its last redrive; ExpiresAt stays. If the old job is unique for a period, it keeps the
+// period, and the new job is not unique. Each call makes another job, unless opts has the same ID.
 //
 // Discarded and cancelled jobs come back with RedriveJob, as the same job.
 //

@@ -219,9 +219,9 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 	return b, nil
 }
 
-// The statements that change many jobs, one batch each. $1 is the filter, $2 where to go on, $3 whether to wait
-// for rows that other transactions have locked, $4 and $5 who does it and why. $6 is the edit, or the rate of reruns, and $7
-// when the first is due.
+// The statements that change many jobs, one batch each. $1 is the filter, $2 where to go on, $3 whether to wait for
+// rows that other transactions have locked, $4 and $5 who does it and why. $6 is the edit, or the rate of reruns, and
+// $7 when the first rerun is due.
 const (
 	sqlCancelMany  = `select changed, running, locked, last, refused::text, ids, null::text[], null::text[], null::timestamptz from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
 	sqlDiscardMany = `select changed, running, locked, last, refused::text, ids, null::text[], null::text[], null::timestamptz from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`

@@ -48,7 +48,7 @@ func (e *UnconfirmedError) Unwrap() error { return e.Err }
 
 // Pause keeps jobs from starting in all processes: the jobs of a queue, of a kind, or all of them. Jobs that run go on,
 // jobs can be enqueued as usual, and no attempt is spent. A pause survives deploys. If you pause a scope again, the new
-// end, By and Why replace the old ones. No supervisor needs to know the queue or the kind yet.
+// end, By and Why replace the old values. No supervisor needs to know the queue or the kind yet.
 //
 // After Pause has returned nil, no job of the scope starts: every living supervisor has confirmed the pause. This
 // usually takes milliseconds. If a process is frozen or cut off from the database, Pause waits until its lease is over
@@ -114,7 +114,7 @@ const (
 )
 
 // untilConfirmed waits until every living supervisor has confirmed a change of the limits. If ctx is done first, it
-// returns the supervisors that have not.
+// returns the supervisors that have not confirmed it.
 func (c *Client) untilConfirmed(ctx context.Context, number int64) (unconfirmed []string, err error) {
 	for wait := firstAsk; ; wait = min(2*wait, longestAsk) {
 		if unconfirmed, err = c.desk.unconfirmed(ctx, number); err != nil {

@@ -94,10 +94,10 @@ func (c *Client) ResumePeriodic(ctx context.Context, name string, audit Audit) e
 	return err
 }
 
-// RunPeriodic enqueues one job of a schedule now, in addition to its ticks, and returns the job's id. It does so even if
-// the schedule is paused. The job's metadata keep the Audit. Errors: ErrNotFound; ErrState if the last job has not ended
-// and Overlap is OverlapSkip, or if the schedule has made the job opts.ID before, because the call is repeated;
-// ErrIDConflict if that is another job's id; *InvalidError.
+// RunPeriodic enqueues one job of a schedule now, in addition to its ticks, and returns the job's id. It does so even
+// if the schedule is paused. The job's metadata keep the Audit. Errors: ErrNotFound; ErrState if the last job has not
+// ended and Overlap is OverlapSkip, or if the schedule has made the job opts.ID before, because the call is repeated;
+// ErrIDConflict if another job has opts.ID; *InvalidError.
 func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, audit Audit) (jobID string, err error) {
 	var bad problems
 	id := opts.id(&bad)
@@ -140,8 +140,8 @@ func (c *Client) PeriodicJob(ctx context.Context, name string) (*PeriodicJob, er
 	return job, nil
 }
 
-// PreviewPeriodic returns the next n ticks of a schedule in a zone ("" is UTC), by the server's clock: 1 to 1000. None
-// means that it never ticks. Errors: *InvalidError.
+// PreviewPeriodic returns the next n ticks of a schedule in a zone ("" is UTC), by the server's clock: 1 to 1000. If
+// there are none, the schedule never ticks. Errors: *InvalidError.
 func (c *Client) PreviewPeriodic(ctx context.Context, schedule, zone string, n int) ([]time.Time, error) {
 	var bad problems
 	checkSchedule(&bad, schedule, zone)
@@ -247,8 +247,8 @@ func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (j
 	return jobID, err
 }
 
-// sqlPeriodic cuts times to the years that Go and JSON can represent. The ticks after the next one are computed. A row that
-// was edited by hand to a schedule that makes no sense has none.
+// sqlPeriodic cuts times to the years that Go and JSON can represent. The ticks after the next one are computed. A row
+// that was edited by hand to a schedule that makes no sense has no such ticks.
 const sqlPeriodic = `
 select p.name, p.kind, p.queue, p.schedule, p.zone, p.state, p.made_in = 'code', coalesce(p.build, ''), p.args::text, p.options::text,
 	extract(epoch from p.jitter)::float8, p.catch_up, p.overlap, p.run_at_start, p.jobs, p.skipped, coalesce(p.skipped_why, ''), coalesce(p.problem, ''),

@@ -140,7 +140,7 @@ type Redrive struct {
 	Skips      []SkippedJob  `json:"skips,omitempty"`   // the first 1,000
 	By         string        `json:"by"`
 	Why        string        `json:"why,omitempty"`
-	ChangedBy  string        `json:"changed_by,omitempty"` // the last to pause, resume or abort it; "drover" if canaries failed
+	ChangedBy  string        `json:"changed_by,omitempty"` // by whom it was last paused, resumed or aborted; "drover" if canaries failed
 	ChangedWhy string        `json:"changed_why,omitempty"`
 	ChangedAt  *time.Time    `json:"changed_at,omitempty"`
 	Jobs       *RedriveJobs  `json:"jobs,omitempty"`   // its jobs by outcome; Client.Redrive sets it, Redrives does not
@@ -171,9 +171,9 @@ type RedriveJobs struct {
 }
 
 // RedriveStep is how many jobs of a redrive became due in some seconds, and how many ended. The steps have the same
-// length and follow each other, at most 61 of them. The first begins when the first job became due. The last step ends
-// when 95 % of the jobs that have ended by now had ended. Jobs that RedriveJobs does not count are missing. A job that
-// was parked counts as due when its last run became due.
+// length and follow each other, at most 61 of them. The first begins when the first job became due. Take the jobs that
+// have ended by now: the last step ends when 95 % of them had ended. Jobs that RedriveJobs does not count are missing.
+// A job that was parked counts as due when its last run became due.
 type RedriveStep struct {
 	At        time.Time `json:"at"`        // its beginning
 	Seconds   float64   `json:"seconds"`   // its length, at least 1

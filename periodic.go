@@ -67,7 +67,7 @@ type CatchUp string
 // The ways to catch up. After a restore from a backup, schedules catch up as well.
 const (
 	CatchUpSkip CatchUp = "skip" // missed ticks make no job
-	CatchUpOnce CatchUp = "once" // one job for all of them, with the time of the last one
+	CatchUpOnce CatchUp = "once" // one job for all of them, with the time of the last of them
 	CatchUpAll  CatchUp = "all"  // a job for each of the last 100
 )
 

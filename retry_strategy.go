@@ -121,11 +121,10 @@ type Exponential struct {
 	// Max.
 	Base time.Duration
 
-	// Multiplier is how much longer each wait is than the one before. Zero means 2; below 1, NaN and infinite
-	// are refused.
+	// Multiplier is the factor from each wait to the next. Zero means 2; below 1, NaN and infinite are refused.
 	Multiplier float64
 
-	// Max bounds the wait before jitter, including the first one. Zero means 1 h; negative is refused.
+	// Max bounds the wait before jitter, including the first wait. Zero means 1 h; negative is refused.
 	Max time.Duration
 
 	// Jitter spreads the waits. Zero means JitterUp(0.25); NoJitter turns it off.
@@ -176,8 +175,8 @@ func (s Exponential) stored() storedStrategy {
 
 // Linear waits Step × attempt after the attempt that failed: 60 s, 120 s, 180 s and so on.
 type Linear struct {
-	// Step is the wait after the first run, and how much longer each wait is than the one before. Zero means
-	// 60 s; negative is refused.
+	// Step is the wait after the first run, and how much longer each wait is than the wait before. Zero means 60 s;
+	// negative is refused.
 	Step time.Duration
 
 	// Max bounds the wait before jitter. Zero means no bound; negative is refused.
@@ -627,9 +626,10 @@ func (j Jitter) canonical() Jitter {
 	return j
 }
 
-// apply returns the job's point in the range around d. A negative d counts as 0, one above maxBackoff as maxBackoff.
+// apply returns the job's point in the range around d. A negative d counts as 0, and a d above maxBackoff as
+// maxBackoff.
 func (j Jitter) apply(d time.Duration, jobID string, attempt int) time.Duration {
-	r, _ := j.parse() // it was validated when it was set; an invalid one does not move d
+	r, _ := j.parse() // it was validated when it was set; an invalid Jitter does not move d
 	d = min(max(d, 0), maxBackoff)
 	whole := float64(d)
 	lo := max(0, d-time.Duration(r.below*whole)-r.abs) // whole may be rounded up

@@ -174,8 +174,8 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	return fmt.Errorf("add queue %s: %w", q.Name, err)
 }
 
-// RemoveQueue stops claiming from a queue. Jobs that have not started are released, running ones go on. A name that is not
-// served is an *InvalidError.
+// RemoveQueue stops claiming from a queue. Jobs that have not started are released, running jobs go on. A name that is
+// not served is an *InvalidError.
 func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 	err := s.engine.RemoveQueue(ctx, name)
 	switch {
@@ -203,9 +203,9 @@ func (s *Supervisor) Stats() Stats {
 
 // Healthy returns nil if the supervisor works, or an error that names the problem. It is an error if Run has not been
 // called or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a
-// lease, and if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error
-// wraps the database's, or ErrShutdown once Run has returned. A supervisor that drains is healthy until Run returns. So is a
-// supervisor that has nothing to do, or whose jobs fail.
+// lease, and if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The
+// error wraps the database's error, or ErrShutdown once Run has returned. A supervisor that drains is healthy until Run
+// returns. So is a supervisor that has nothing to do, or whose jobs fail.
 //
 // Healthy reads only memory, and may be called at any time from any goroutine.
 func (s *Supervisor) Healthy() error {

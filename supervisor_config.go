@@ -35,9 +35,9 @@ type SupervisorConfig struct {
 	// Timeout bounds a run, if its worker sets no timeout. Zero means 5 minutes, NoTimeout none; under 1 ms is an error.
 	Timeout time.Duration
 
-	// Lease is how long this supervisor owns its jobs without a heartbeat before another may rescue them. Zero means 30 s;
-	// under 1 s is an error. A long lease survives database outages; a short one frees a dead process' jobs sooner. The
-	// supervisor sends a heartbeat six times a lease.
+	// Lease is how long this supervisor owns its jobs without a heartbeat before another supervisor may rescue them.
+	// Zero means 30 s; under 1 s is an error. A long lease survives database outages; a short one frees a dead process'
+	// jobs sooner. The supervisor sends a heartbeat six times a lease.
 	Lease time.Duration
 
 	// PollInterval is how long an idle supervisor waits at most before it looks for jobs again. Zero means 5 s. With
@@ -57,8 +57,8 @@ type SupervisorConfig struct {
 
 	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means
 	// KeepFor(24 * time.Hour); under 1 s is an error. DeleteOnCompletion is for completed jobs alone. A Queue may have
-	// its own. Discarded jobs are never pruned unless their Queue says so. The supervisor that started first prunes the
-	// queues of all supervisors, once a minute.
+	// its own settings. Discarded jobs are never pruned unless their Queue says so. The supervisor that started first
+	// prunes the queues of all supervisors, once a minute.
 	CompletedRetention Retention
 	CancelledRetention Retention
 
@@ -241,8 +241,8 @@ func appendBudget(all []store.BudgetPolicy, scope string, b RetryBudget) []store
 	return append(all, store.BudgetPolicy{Scope: scope, Retries: b.Retries, Per: b.Per, Burst: b.Burst, Discard: b.Discard})
 }
 
-// stored returns the form of a strategy that is stored. A Custom without a name has none, so a process that rescues the
-// job uses the default.
+// stored returns the form of a strategy that is stored. A Custom without a name has no such form, so a process that
+// rescues the job uses the default.
 func stored(strategy RetryStrategy) *string {
 	if custom, ok := strategy.(Custom); strategy == nil || ok && custom.Name == "" {
 		return nil

@@ -19,13 +19,12 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Unique makes a job the only one of its kind with its args. If an enqueue finds another job like
-// it, it returns that other job: see Receipt. The zero value compares all the args, and keeps others out
-// until the job has ended.
+// Unique makes a job the only one of its kind with its args. If an enqueue finds another job like its own, it stores no
+// job and returns the other job: see Receipt. The zero value compares all the args, and keeps other jobs like this one
+// out until the job has ended.
 //
-// The database guarantees it, for all producers: single, in bulk, in transactions, and from SQL.
-// With KeepExisting, an enqueue that finds such a job only reads; with UntilStarted, in a
-// transaction or in bulk, it also locks that job.
+// The database guarantees this for all producers: single, in bulk, in transactions, and from SQL. With KeepExisting, an
+// enqueue that finds such a job only reads; with UntilStarted, in a transaction or in bulk, it also locks that job.
 //
 // Two open transactions that store jobs with the same keys in different orders can deadlock.
 // Postgres then ends one of them with 40P01, and the error wraps ErrUniqueDeadlock: repeat the
@@ -85,16 +84,15 @@ const (
 	// KeepExisting leaves the existing job as it is.
 	KeepExisting OnConflict = "keep"
 
-	// ReplaceWaiting gives the existing job the args and all options of the new one, its due time
-	// too, if it waits: if it is available, scheduled or retryable. It keeps its id, its attempts
-	// and its errors. A job in another state stays as it is.
+	// ReplaceWaiting gives the existing job the args and all options of the new job, including the due time, if the
+	// existing job waits: if it is available, scheduled or retryable. The existing job keeps its id, its attempts and
+	// its errors. A job in another state stays as it is.
 	ReplaceWaiting OnConflict = "replace"
 )
 
-// Debounce makes the existing job due when the new one would be, if no supervisor has claimed it
-// yet, and leaves its args as they are. It is never due later than longest after its own enqueue,
-// because otherwise it might never run. The new job needs Delay or ScheduledAt, and longest is 1 ms
-// or more.
+// Debounce makes the existing job due when the new job would be due, if no supervisor has claimed the existing job yet.
+// It leaves the args as they are. The existing job is never due later than longest after its own enqueue, because
+// otherwise it might never run. The new job needs Delay or ScheduledAt, and longest is 1 ms or more.
 func Debounce(longest time.Duration) OnConflict {
 	return OnConflict(debouncePrefix + longest.String())
 }

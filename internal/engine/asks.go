@@ -10,8 +10,8 @@ import (
 )
 
 // slotRequest is a run that settles in its handler's transaction and needs a slot of a retry budget first. The settler
-// takes the slot. The handler's transaction must not lock what every failing batch needs, and its connection may be the
-// pool's last one.
+// takes the slot. The handler's transaction must not lock the rows that every failing batch needs, and its connection
+// may be the pool's last one.
 type slotRequest struct {
 	wanting
 	done chan error

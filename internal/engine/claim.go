@@ -65,8 +65,8 @@ func newClaimer(s *Shared, w *runner) *claimer {
 	return c
 }
 
-// run claims until ctx is done, then closes the buffers: jobs that have not started are released, and slots end when
-// their jobs have ended. Round trips use the context base, which ends later.
+// run makes claims until ctx is done, and then closes the buffers. Jobs that have not started are released, and slots
+// end when their jobs have ended. Round trips use the context base, which ends later.
 func (c *claimer) run(ctx, base context.Context) {
 	defer c.Link.Close(base)
 	defer close(c.ended)
@@ -129,11 +129,11 @@ func (c *claimer) run(ctx, base context.Context) {
 	}
 }
 
-// releaseStale releases jobs that wait behind a slow one: another process may have a free slot.
+// releaseStale releases jobs that wait behind a slow job: another process may have a free slot.
 func (c *claimer) releaseStale(now time.Time) {
 	for _, q := range c.QueueStates() {
 		if stale := q.Buffer.Drain(now.Add(-BufferPatience)); len(stale) > 0 {
-			q.Congested() // or the next claim would take the same jobs again
+			q.Congested() // otherwise the next claim would take the same jobs again
 			c.runner.releaseAll(stale)
 		}
 	}
@@ -317,7 +317,7 @@ func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]
 
 // requestAlone plans the claim of one strong suspect, once all other runs are settled.
 func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
-	c.wantsRoom = true // so that the claimer does not stay the lookout
+	c.wantsRoom = true // so that the claimer does not remain the lookout
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
@@ -403,8 +403,8 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// After failed the claim is made again: in parts if a row may be at fault, otherwise after a pause. The plan p is nil
-// if parts would not help.
+// failed makes the claimer repeat the claim: in parts if a row may be at fault, otherwise after a pause. The plan p is
+// nil if parts would not help.
 func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
 	c.out.unknown = !c.Cfg.DisableNotify // we should not be the lookout until claims work again
 	c.Next = c.Now()
@@ -566,7 +566,7 @@ func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *R
 	r := c.Handler.NewRun(j, q.Policy, late)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
 	r.Lateness = late
-	// The row of a job with a unique period keeps others out; the pruner deletes it once the period is over.
+	// The row of a job with a unique period keeps other jobs out; the pruner deletes it once the period is over.
 	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Period)
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now
 	return r

@@ -52,7 +52,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 //
 //	claim   ×1  takes jobs; stops with ctx
 //	work    ×n  a queue's slots; stops when its queue is closed and its job has ended
-//	settle  ×1  records outcomes; stops when claiming has and all is settled
+//	settle  ×1  records outcomes; stops when claiming has ended and all is settled
 //	keep    ×1  heartbeat, notifications, rescue, sweeps; stops after settle
 //	watch   ×1  finds handlers deaf to their timeout; stops after settle
 //	prune   ×1  deletes or archives old jobs that have ended; stops with ctx

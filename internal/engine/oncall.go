@@ -23,7 +23,7 @@ type onCall struct {
 	*Shared
 	slots  map[string]int64 // for each queue in which we are on call, the key of the lock that we hold
 	conn   store.Session    // the connection that holds them
-	unsure bool             // the connection may hold other locks
+	unsure bool             // the connection may hold locks that slots does not have
 	at     time.Time        // no attempt to go on call again before this time
 	noise  trickle          // notifications that were for others
 	deafBy time.Time        // the keeper does not listen until this time, because too many notifications were for others
@@ -39,8 +39,8 @@ const (
 	noiseBurst = 20 // and how many of them may come together
 	deafFor    = 30 * time.Second
 
-	// A supervisor that does not listen asks for a slot once in askSlot times the number of other supervisors, and at
-	// most once in askSlotLeast.
+	// Between two requests for a slot, a supervisor that does not listen waits askSlot for each other supervisor, and
+	// at least askSlotLeast.
 	askSlot      = 4 * time.Millisecond
 	askSlotLeast = 250 * time.Millisecond
 )
@@ -191,9 +191,9 @@ func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) {
 	o.went(conn, firsts, got, err)
 }
 
-// went records the slots that the connection got. The map got has the slot for the first slot of its queue. If the
-// connection got a slot, the keeper listens again and the claimer looks for jobs, because earlier transactions may
-// have notified no supervisor.
+// went records the slots that the connection got. The map got leads from the first slot of a queue to the slot that the
+// connection got there. If the connection got a slot, the keeper listens again and the claimer looks for jobs, because
+// earlier transactions may have notified no supervisor.
 func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) {
 	if err != nil {
 		o.unsure = o.unsure || len(firsts) > 0

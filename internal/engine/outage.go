@@ -25,7 +25,7 @@ type Trouble struct {
 	Until    time.Time // no round trip before this time
 }
 
-// The bounds of round trips, and of the pauses after failed ones.
+// The bounds of round trips, and of the pauses after failed round trips.
 const (
 	TripTimeout   = 15 * time.Second      // the longest round trip: half a default lease
 	RetryPause    = 50 * time.Millisecond // the pause after a failed round trip; doubled after each further failure
@@ -75,7 +75,7 @@ type outage struct {
 	Mu       sync.Mutex
 	Standing map[*Trouble]failure // the parts that failed last
 	since    time.Time            // the first failure
-	last     time.Time            // the last one
+	last     time.Time            // the last failure
 	written  time.Time            // when the last write that was committed was sent
 	Failures int
 	logged   bool      // the outage has a line in the log, so its end gets a line, too
@@ -93,8 +93,8 @@ type failure struct {
 // How often an outage is logged.
 const (
 	OutageEvery = time.Minute
-	// If connections break all the time, outages follow each other. The second one within a minute gets its line once
-	// it has lasted this long.
+	// If connections break all the time, outages follow each other. The second outage within a minute gets its line
+	// once it has lasted this long.
 	outageAgain = 5 * time.Second
 )
 

@@ -12,7 +12,7 @@ import (
 // countBatch is how many rows a step of a walk by count reads.
 const countBatch = 10_000
 
-// PruneByCount deletes or archives the jobs beyond the counts that their queues keep: first jobs, then archived ones.
+// PruneByCount deletes or archives the jobs beyond the counts that their queues keep: first jobs, then archived jobs.
 func (s *pruner) PruneByCount(ctx context.Context) error {
 	on, done, err := store.Borrow(ctx, s.pool)
 	if err != nil {

@@ -35,8 +35,8 @@ type RefusedClaims struct {
 	why           error                     // its error
 	timedOutAlone *store.Head               // was claimed alone, without a reply in time; set aside once that claim's outcome is known
 	Aside         []string                  // jobs that are set aside, up to the first 1000
-	due           []string                  // set-aside jobs whose time for another try has come
-	strong        []string                  // such strong suspects: taken off the list for a turn to run alone
+	due           []string                  // set-aside jobs to try again now, without strong suspects
+	strong        []string                  // strong suspects to try again now: taken off the list for a turn to run alone
 	readAt        time.Time                 // when the list is read next; zero: it is empty
 	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
 	Most          int                       // jobs that a claim asks for at most
@@ -93,8 +93,8 @@ func (c *claimer) ReadAside(base context.Context) {
 	}
 }
 
-// TendAside reads the list of set-aside jobs. It claims each job whose time for another try has come by itself,
-// and takes such strong suspects off the list.
+// TendAside reads the list of set-aside jobs. For some jobs it is time for another try: it claims each of them alone,
+// and takes strong suspects off the list.
 func (c *claimer) TendAside(base context.Context) {
 	c.ReadAside(base)
 	l, queues := c.Lease.Load(), c.QueueStates()

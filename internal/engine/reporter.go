@@ -112,7 +112,7 @@ func (r *reporter) wait(end time.Time) (hanging []*line) {
 // events of usual size.
 const mostWaiting = 16 << 20
 
-// line is the events that wait for one subscriber, the oldest first.
+// line has the events that wait for one subscriber, the oldest first.
 type line struct {
 	Subscriber
 	ready chan struct{}
@@ -197,7 +197,7 @@ func (l *line) push(e *Event) {
 	l.waiting++
 }
 
-// next forgets the event that it returned before, and returns the next one, or nil. The event belongs to the
+// next forgets the event that it returned before, and returns the next event, or nil. The event belongs to the
 // goroutine.
 func (l *line) next() *Event {
 	l.mu.Lock()

@@ -23,7 +23,7 @@ type PastLease struct {
 // its jobs is over.
 const MostPastLeases = 16
 
-// NoteLost notes that the lease of an id is lost. The oldest one is forgotten if there are too many.
+// NoteLost notes that the lease of an id is lost. The oldest lease is forgotten if there are too many.
 func (c *keeper) NoteLost(id string) {
 	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // it may be a second try to register
 		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})

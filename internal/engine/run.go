@@ -46,7 +46,7 @@ type Run struct {
 	Redrives        int
 	Timeout         time.Duration // 0: none
 	Expired         bool
-	Unreadable      error         // why the row could not be read in full; nil: it was
+	Unreadable      error         // why the row could not be read in full; nil: it was read in full
 	TimeBound       bool          // TimeLeft is known
 	TimeLeft        time.Duration // at the claim: how long until the job must not be retried any more
 	DeleteCompleted bool

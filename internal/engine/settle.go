@@ -347,7 +347,7 @@ func (e *settler) settleApart(base context.Context, out []*Run) error {
 	return err
 }
 
-// settlePart settles some outcomes in one round trip. The server ends its statements early: a slow row costs little.
+// settlePart settles some outcomes in one round trip. The server ends its statements early, so a slow row costs little.
 func (e *settler) settlePart(base context.Context, part []*Run) error {
 	return e.roundTrip(base, &e.Link, func(ctx context.Context, conn store.Session) (err error) {
 		s := SettlingOf(part, e.walkBound())
@@ -365,13 +365,13 @@ func (e *settler) settlePart(base context.Context, part []*Run) error {
 	})
 }
 
-// SettleTries is how many refusals of its outcome it takes until drover_refuse may discard a job, whatever its handler
-// returned.
+// SettleTries is a number of refusals. Once the database has refused a job's outcome that many times, drover_refuse may
+// discard the job, whatever its handler returned.
 const SettleTries = 5
 
 // Refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
 // the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out or the database has recorded
-// no other outcome since the first one.
+// no other outcome since the first refusal.
 func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
 	e.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
 	e.Unsettled.Remove(r)
@@ -447,7 +447,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 				e.report(EventStaleSettle, r)
 			}
 			if exists && !r.Lease.Ended.Load() {
-				e.rewound() // no other supervisor may take a job while we have the lease
+				e.rewound() // others take no job while we have the lease, so the database may have gone back
 			}
 		}
 	}

@@ -177,7 +177,7 @@ func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
 	return s.queues, gone
 }
 
-// Tallied returns the queues that are served, and the removed ones whose runs are still counted.
+// Tallied returns the queues that are served, and the removed queues whose runs are still counted.
 func (s *Shared) Tallied() []*QueueState {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Silences records the heartbeats that a supervisor has seen of other supervisors, to find the dead ones. It compares
-// no clocks: it measures by its own clock how long a peer's beat has not changed. The keeper owns it.
+// Silences records the heartbeats that a supervisor has seen of other supervisors, to find dead supervisors. It
+// compares no clocks: it measures by its own clock how long a peer's beat has not changed. The keeper owns it.
 type Silences struct {
 	Peers   map[string]Observation
 	beats   int       // how many of our own beats succeeded

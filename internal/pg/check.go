@@ -222,5 +222,5 @@ func prepareOnBoth(ctx context.Context, first, second *pgconn.PgConn) error {
 	if _, err := second.Prepare(ctx, name, `select 1`, nil); result.Err == nil {
 		result.Err = err
 	}
-	return errors.Join(result.Err, first.Deallocate(ctx, name)) // a session that is not ours alone must not keep the statement
+	return errors.Join(result.Err, first.Deallocate(ctx, name)) // a session that others use must not keep the statement
 }

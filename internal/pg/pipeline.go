@@ -22,12 +22,12 @@ const (
 
 	// OnePlan leaves the planner one sane plan, whatever the statistics are. The table jobs goes from empty to a
 	// million rows and back. A plan that a connection cached while the table filled one page would later scan all of
-	// it, a thousand times in one settle. The settings are local to the transaction, so they need no session state. It
-	// sets PlainText as well, and checks the schema.
+	// it, a thousand times in one settle. The settings are local to the transaction, so they need no session state.
+	// OnePlan also sets what PlainText sets, and checks the schema.
 	//
-	// Claims and settles go without the check, because its call costs as much as reading a table. A claim needs its
-	// supervisor's row, and if the check fails, no supervisor can register or beat. A settle needs rows that such a
-	// claim has taken.
+	// Claims and settles use QuickPlan, which does not check the schema, because the check costs as much as reading a
+	// table. A claim needs its supervisor's row, and if the check fails, no supervisor can register or beat. A settle
+	// needs rows that such a claim has taken.
 	OnePlan     = CheckSchema + `, ` + onePlanIs
 	QuickPlan   = `select ` + onePlanIs
 	onePlanIs   = `set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + plainTextIs
