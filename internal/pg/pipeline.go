@@ -191,8 +191,8 @@ func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return Classify(tx.Commit(ctx))
 }
 
-// BoundPlan queues OnePlan and a time-out for the statements after it. It should be shorter than the context's: then
-// the server ends a statement, and the connection stays.
+// BoundPlan queues OnePlan and a time-out for the statements after it. The time-out should be shorter than the
+// context's: then the server ends a statement, and the connection stays.
 func (p *Pipeline) BoundPlan(d time.Duration) { p.Exec(nil, BoundPlan, d.Milliseconds()) }
 
 // Bound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
