@@ -62,8 +62,7 @@ const (
 	tickRetry   = time.Second     // the pause after a look that failed
 	TicksAtOnce = 100             // how many schedules one look lists
 	longestWait = time.Hour       // the longest sleep between two looks, because heartbeats report earlier ticks
-	// longestPutOff is the pause of a schedule that fails again and again. A look at TicksAtOnce such schedules takes
-	// less time unless they time out, so other schedules get their turn.
+	// longestPutOff is the pause of a schedule that fails again and again, unless such schedules take much time: see putAside.
 	longestPutOff = time.Minute
 	// The supervisor that prunes looks when a tick is due. The others look later: by standAside, and by a random time
 	// of up to twice standAside.
@@ -160,6 +159,7 @@ func (t *scheduler) borrow(ctx context.Context, fn func(context.Context, store.S
 // fire ticks one schedule, and returns when to look at it again.
 func (t *scheduler) fire(ctx context.Context, d store.DueSchedule) time.Duration {
 	owner := t.Lease.Load().ID
+	began := t.Now()
 	var f store.Fired
 	err := t.borrow(ctx, func(ctx context.Context, conn store.Session) (err error) {
 		f, err = conn.FirePeriodic(ctx, d.Name, owner, TickBound)
@@ -169,7 +169,7 @@ func (t *scheduler) fire(ctx context.Context, d store.DueSchedule) time.Duration
 		if ctx.Err() != nil {
 			return 0
 		}
-		return t.failed(ctx, d, err)
+		return t.failed(ctx, d, err, t.Now().Sub(began))
 	}
 	delete(t.putOff, d.Name)
 	if !f.Ours {
@@ -179,12 +179,22 @@ func (t *scheduler) fire(ctx context.Context, d store.DueSchedule) time.Duration
 	return f.Wait
 }
 
+// putAside puts off a schedule whose tick took so long to fail, and returns the pause. The pause grows with each failure. It is
+// also so long that all schedules that fail take at most half of the time, however many time out. The other half is
+// left to schedules that are due later.
+func (t *scheduler) putAside(name string, took time.Duration) (pause time.Duration) {
+	off := putOff{failures: t.putOff[name].failures + 1}
+	t.putOff[name] = off // so that it counts
+	pause = max(growingTo(longestPutOff, off.failures-1), 2*took*time.Duration(len(t.putOff)))
+	off.until = t.Now().Add(pause)
+	t.putOff[name] = off
+	return pause
+}
+
 // failed puts off a schedule whose tick failed as a whole, for example because of a time-out. Its tick stays due, and
 // its row keeps the reason.
-func (t *scheduler) failed(ctx context.Context, d store.DueSchedule, err error) time.Duration {
-	was := t.putOff[d.Name]
-	pause, why := growingTo(longestPutOff, was.failures), t.Cfg.Clean(pg.Refusal(err))
-	t.putOff[d.Name] = putOff{was.failures + 1, t.Now().Add(pause)}
+func (t *scheduler) failed(ctx context.Context, d store.DueSchedule, err error, took time.Duration) time.Duration {
+	pause, why := t.putAside(d.Name, took), t.Cfg.Clean(pg.Refusal(err))
 	t.seldom.log(ctx, t.log, slog.LevelWarn, "periodic "+d.Name, "schedule could not tick, will be tried again",
 		slog.String("periodic", d.Name), slog.String("error", why))
 	err = t.borrow(ctx, func(ctx context.Context, conn store.Session) error {

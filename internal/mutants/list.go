@@ -1014,6 +1014,14 @@ func mutants() []mutant {
 			in:    "internal/engine",
 		},
 		{
+			name: "time-outs-take-all", bug: "schedules that time out leave no time to others",
+			file:  "internal/engine/periodic.go",
+			old:   "max(growingTo(longestPutOff, off.failures-1), 2*took*time.Duration(len(t.putOff)))",
+			new:   "growingTo(longestPutOff, off.failures-1)",
+			tests: []string{"TestSchedulesThatTimeOutLeaveTurns"},
+			in:    "internal/engine",
+		},
+		{
 			name: "start-behind-a-stop", bug: "a handler is called although a stop has cancelled the handlers",
 			file:  "internal/engine/shared.go",
 			old:   "r.Lease.Ended.Load() || r.Lease.Ctx.Err() != nil",
@@ -2228,7 +2236,7 @@ func mutants() []mutant {
 		{
 			name: "a-stuck-schedule-first", bug: "a schedule that could not tick is tried again before all others",
 			file:  "internal/engine/periodic.go",
-			old:   "\tt.putOff[d.Name] = putOff{was.failures + 1, t.Now().Add(pause)}\n",
+			old:   "\toff.until = t.Now().Add(pause)\n",
 			new:   "\tpause = time.Millisecond\n",
 			tests: []string{"TestManySchedulesAtOnce"},
 			in:    "internal/engine",
