@@ -279,6 +279,9 @@ func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err er
 		if set.job.Metadata, err = a.readJSON("metadata", set.metadata); err != nil {
 			return p, err
 		}
+		if string(set.job.Metadata) == "null" { // in a line of drover enqueue it means none
+			return p, usagef("--metadata: is not a JSON object")
+		}
 	}
 	if set.unique != "" {
 		if err := strictly([]byte(set.unique), &set.job.Uniqueness); err != nil {

@@ -79,6 +79,7 @@ func TestPeriodic(t *testing.T) {
 		{"--retry: retry.step: \"long\" is not a duration", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "linear", "step": "long"}`}},
 		{"--retry: retry.delay: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--retry", `{"type": "constant", "delay": "-1s"}`}},
 		{"--metadata: is not a JSON object", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--metadata", "[]"}},
+		{"--metadata: is not a JSON object", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--metadata", "null"}},
 		{"--unique: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--unique", `{"until": 1}`}},
 		{"--unique: until: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--unique", `{"until": "sarted"}`}},
 		{"--unique: key: ", []string{"set", "a", "--kind", "k", "--schedule", "@daily", "--unique", `{"key": true}`}},
