@@ -1,8 +1,3 @@
-// Package engine runs supervisors: it claims jobs, calls handlers, records how runs ended, keeps the lease and rescues the
-// jobs of dead supervisors. It has no SQL, which is in package store, and knows no worker, strategy or hook: a Handler
-// answers for them.
-//
-// Some names are exported for the tests of the root package alone, until these tests move here.
 package engine
 
 import (

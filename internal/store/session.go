@@ -1,5 +1,3 @@
-// Package store has the statements that supervisors run: rows in, rows out. It starts no goroutine, and it knows no
-// handler and no strategy. The statements of clients are in the root package.
 package store
 
 import (
