@@ -11,10 +11,11 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// ActivityEvery is how often the tallies are written.
+// ActivityEvery is how often the tallies (queue.go) are written to the database.
 const ActivityEvery = time.Minute
 
-// activity writes what the tallies gained since the last write. If a write fails, the next one covers a longer time.
+// activity writes by how much the tallies grew since the last write. If a write fails, the next write covers a longer
+// time.
 type activity struct {
 	*Shared
 	since   time.Time
@@ -36,12 +37,13 @@ func (a *activity) run(ctx context.Context) {
 	}
 }
 
-// Write writes what the tallies gained. The supervisor that prunes also deletes rows that are too old, and samples how
-// many jobs wait. A removed queue is forgotten when none of its jobs is pending and none has run since the last write.
+// Write writes by how much the tallies grew. The supervisor that prunes also deletes old rows, and samples how many
+// jobs wait in each queue. Write forgets a removed queue once none of its jobs is pending and its tally has not changed
+// since the last write.
 func (a *activity) Write(base context.Context) {
 	now, id := a.Now(), a.Lease.Load().ID
 	sums := map[*QueueState]store.Activity{}
-	byName := map[string]store.Activity{} // a queue may have been removed and added again, and a row is for its name
+	byName := map[string]store.Activity{} // a queue that was removed and added again has two tallies, which share one row
 	for _, q := range a.Tallied() {
 		sums[q] = q.tally.read(q.Name)
 		if gain := sums[q].Since(a.written[q]); gain != (store.Activity{Queue: q.Name}) {
@@ -53,7 +55,7 @@ func (a *activity) Write(base context.Context) {
 		ctx, cancel := a.tripContext(base)
 		defer cancel()
 		if err := store.NoteActivity(ctx, a.pool, id, now.Sub(a.since), gains, prunes); err != nil {
-			if pg.Answered(err) { // otherwise the log has a line about an outage
+			if pg.Answered(err) { // without an answer, other parts log the outage
 				a.seldom.log(base, a.log, slog.LevelWarn, "activity", "how many jobs ran could not be written, the plots wait for it", slog.String("error", err.Error()))
 			}
 			return

@@ -12,7 +12,7 @@ type alarm struct {
 	asleep atomic.Bool   // the claimer is asleep
 
 	mu     sync.Mutex
-	Poked  bool      // the claimer looks once, whatever the poll timer says
+	Poked  bool      // the claimer looks once, before the poll timer is due
 	missed bool      // enqueues may have found a lookout (sleep.go) without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
 	own    time.Time // the next due time of a job that other supervisors may not know; zero: none known
@@ -36,11 +36,12 @@ func (a *alarm) Missed() {
 	a.missed = true
 }
 
-// NoteDue remembers when a job will be due. A claim clears the time, because its reply has the time again.
+// NoteDue remembers when a job will be due. The next claim clears the time. If it takes no job, its reply has the time
+// again.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
-// NoteOwn remembers the due time of a job that other supervisors may not know: we have settled the job, or a
-// notification named us.
+// NoteOwn remembers the due time of a job that other supervisors may not know. Either we have settled the job, or a
+// notification about it named us.
 func (a *alarm) NoteOwn(at time.Time) { a.note(&a.own, at) }
 
 func (a *alarm) note(known *time.Time, at time.Time) {
@@ -55,7 +56,7 @@ func (a *alarm) note(known *time.Time, at time.Time) {
 	}
 }
 
-// NextDue returns when the next job is known to be due; zero: none is known.
+// NextDue returns the earliest time at which a job is known to be due; zero: no such time is known.
 func (a *alarm) NextDue() time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,7 +66,7 @@ func (a *alarm) NextDue() time.Time {
 	return a.Due
 }
 
-// poke makes the claimer see whether there is something to do.
+// poke makes the claimer check whether it has something to do.
 func (a *alarm) poke() {
 	select {
 	case a.Signal <- struct{}{}:

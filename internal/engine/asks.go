@@ -10,8 +10,8 @@ import (
 )
 
 // slotRequest is a run that settles in its handler's transaction and needs a slot of a retry budget first. The settler
-// takes the slot. The handler's transaction must not lock the rows that every failing batch needs, and its connection
-// may be the pool's last one.
+// takes the slot on its own connection. If the handler's transaction took it, it would keep the rows locked that every
+// batch with failures needs. A second connection of the pool is no way out, because the handler may have the last one.
 type slotRequest struct {
 	wanting
 	done chan error
@@ -40,8 +40,8 @@ func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 // reservePause is the pause before a failed reservation is tried again.
 const reservePause = time.Second
 
-// reserve takes the slots that retries and slotRequests need. It returns the runs whose outcomes can be recorded: if
-// it fails, only the runs that need no slot.
+// reserve takes the slots that retries and slotRequests need. It returns the runs whose outcomes can be recorded now.
+// If it fails, these are only the runs that need no slot; the others come again after reservePause.
 func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
 	e.Mu.Lock()
 	asks := e.asks

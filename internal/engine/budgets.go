@@ -21,7 +21,7 @@ type budgets struct {
 	scopes atomic.Pointer[[]string] // the scopes of all budgets
 }
 
-// know remembers which budgets there are, so that runs without a budget cost no statement.
+// know stores the scopes of all budgets, so that runs without a budget cost no statement.
 func (b *budgets) know(scopes []string) { b.scopes.Store(&scopes) }
 
 func (b *budgets) covers(r *Run) bool {
@@ -31,9 +31,9 @@ func (b *budgets) covers(r *Run) bool {
 	})
 }
 
-// wants reports whether an outcome of a run is a retry that needs a slot. A slot whose time passed before the settle
-// succeeded is lost, because a late use would put too many retries into a later window. An outcome that the handler's
-// transaction recorded already has its slot.
+// wants reports whether an outcome of a run is a retry that needs a slot. If the time of its slot passed before the
+// settle succeeded, the outcome needs a new slot: a late use of the old slot would put too many retries into a later
+// window. An outcome that the handler's transaction recorded has its slot already.
 func (b *budgets) wants(r *Run, o *Outcome) bool {
 	if o.State != store.Retryable || o.AtOnce || r.txOutcome.Load() != nil || o.Slot != nil && b.Now().Sub(o.Slot.Taken) < o.Delay {
 		return false
@@ -58,8 +58,8 @@ func WantingEnds(runs []*Run) []wanting {
 }
 
 // Reserve takes a slot for each retry that needs one, in short transactions of its own. If the database refuses a
-// reservation because of values of the job or of the budget, that retry takes no slot and waits for its own
-// backoff. Any other error is returned.
+// reservation because of values of the job or of the budget, the retry takes no slot and waits for its own backoff.
+// Reserve returns any other error.
 func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wanting) error {
 	all := make([]wanting, 0, len(ends))
 	for _, w := range ends {
@@ -79,7 +79,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 	if len(all) == 0 {
 		return nil
 	}
-	// Retries of one budget come one after another, because a fault in a budget concerns all of its retries.
+	// Retries of one budget stand next to each other, because a fault in a budget affects all of its retries.
 	slices.SortStableFunc(all, func(a, b wanting) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Kind, b.Kind))
 	})
@@ -98,7 +98,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 		}
 		slots, err := conn.Reserve(ctx, wanted)
 		if err != nil && (pg.TimedOut(err) || ctx.Err() != nil) {
-			return errors.New("the calendar is held: " + err.Error()) // as text, so that Bisect blames no retry for it
+			return errors.New("the calendar is held: " + err.Error()) // only as text: Bisect must not blame a retry for it
 		}
 		if err != nil {
 			return err

@@ -7,36 +7,36 @@ import (
 	"github.com/drover-queue/drover/internal/floors"
 )
 
-// call is a look into a queue that other supervisors count on: a notification named us, or we left jobs for which we
-// had no room. A claim answers the call if it began later, has committed, and left room in the queue. Without an answer
-// the call is handed on to other supervisors.
+// call is a promise to look into a queue, on which other supervisors count: a notification named us, or we left jobs
+// for which we had no room. A claim answers the call if it began after the call, has committed, and left room in the
+// queue. If no claim answers in time, the keeper hands the call on to other supervisors.
 type call struct {
-	due int64     // due time of the job, in µs since 1970 by the server's clock; 0: not known, but no earlier than the floors
-	by  time.Time // when it is handed on; zero: never, because all other supervisors have been notified
+	due int64     // due time of the job, in µs since 1970 by the server's clock; 0: it is not known, but not before the floors
+	by  time.Time // when to hand the call on; zero: never, because all other supervisors have been notified
 	n   int       // distinguishes a call from later calls of the same queue
 }
 
 const (
-	// A call waits for its answer as long as four usual claims take, but at least callPatience and at most
+	// A call waits for its answer for as long as four usual claims take: at least callPatience, at most
 	// callPatienceMost.
 	callPatience     = 10 * time.Millisecond
 	callPatienceMost = 100 * time.Millisecond
 
-	// A call may be handed on while no supervisor is on call (oncall.go). Then the method full opens no more calls of
-	// this queue for nobodyPause. The pause doubles up to nobodyMost. A supervisor that gets room goes on call, and
-	// then looks for jobs by itself.
+	// If no supervisor is on call (oncall.go) when a call is handed on, the method full opens no more calls of this
+	// queue for nobodyPause. The pause doubles up to nobodyMost. No job is forgotten meanwhile: a supervisor that gets
+	// room goes on call, and then looks for jobs by itself.
 	nobodyPause = 50 * time.Millisecond
 	nobodyMost  = time.Second
 )
 
-// calls has the open calls of a supervisor, one for each queue, and whether the last claims left room. It is safe for
-// concurrent use.
+// calls has the open calls of a supervisor, at most one for each queue, and whether the last claim left room in each
+// queue. It is safe for concurrent use.
 type calls struct {
 	mu     sync.Mutex
 	n      int
 	open   map[string]call
 	roomy  map[string]bool // the last claim left room
-	back   bool            // some queue got room since the keeper last asked
+	back   bool            // some queue got room since the keeper last tried to go on call
 	nobody map[string]nobody
 	usual  time.Duration // how long a claim takes, a moving average
 	ring   func()        // wakes the keeper, which has something to do
@@ -71,7 +71,7 @@ func (c *calls) add(queue string, due int64, by time.Time) {
 	c.ring()
 }
 
-// answerBy returns when a call that comes now is to be handed on without an answer.
+// answerBy returns when to hand on a call that comes now, if no claim has answered it by then.
 func (c *calls) answerBy(now time.Time) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -113,8 +113,8 @@ func (c *calls) answered(queue string, asked call) {
 	}
 }
 
-// gotRoom reports whether a queue got room since the last attempt to go on call. With try, this counts as an
-// attempt.
+// gotRoom reports whether a queue got room since the last attempt to go on call. If the parameter try is true, the
+// caller makes an attempt now.
 func (c *calls) gotRoom(try bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,9 +130,10 @@ func (c *calls) want() {
 	c.back = true
 }
 
-// full records that a claim filled the queue, or found it full. The jobs that are left are handed on by the given time
-// if the queue has an open call, or if leaves is true, which means that no other supervisor knows of these jobs. They
-// are not handed on during the pause that follows a call for which no supervisor was on call.
+// full records that a claim filled the queue, or found it full. If the queue has an open call, full makes sure that the
+// call is handed on by the given time. If the parameter leaves is true, no other supervisor knows of the jobs that are
+// left, so full opens a call for them. It does neither during the pause after a call for which no supervisor was on
+// call.
 func (c *calls) full(queue string, leaves bool, now, by time.Time) {
 	c.mu.Lock()
 	c.roomy[queue] = false
@@ -167,8 +168,8 @@ func (c *calls) next() (at time.Time) {
 	return at
 }
 
-// overdue returns the calls that are to be handed on now. It closes the calls of queues without room. In other queues a
-// claim that is late may still answer.
+// overdue returns the calls that are to be handed on now. It closes the calls of queues without room. In a queue with
+// room the call stays open, because a late claim may still answer it.
 func (c *calls) overdue(now time.Time) map[string]call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,7 +191,7 @@ func (c *calls) overdue(now time.Time) map[string]call {
 	return overdue
 }
 
-// handedOn records whether a supervisor on call was notified.
+// handedOn records that a call was handed on. The parameter told is whether a supervisor on call was notified.
 func (c *calls) handedOn(queue string, told bool, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -202,8 +203,8 @@ func (c *calls) handedOn(queue string, told bool, now time.Time) {
 	c.nobody[queue] = nobody{until: now.Add(pause), pause: pause}
 }
 
-// A claim that answers a call begins to read callBack before the floor, or before the due time of the call if that is
-// earlier. The job of the call may have committed after jobs that are due later.
+// A claim that answers a call begins to read callBack before the floor, or callBack before the due time of the call if
+// that is earlier. The job of the call may lie there: it may have committed after jobs that are due later than it.
 const callBack = time.Second
 
 // lower returns where a claim that answers the call begins to read a lane with floor f.

@@ -17,16 +17,16 @@ import (
 const (
 	MaxClaim = 2000 // jobs in one claim
 
-	SleepAfter   = 250 * time.Millisecond // how long an awake claimer finds no job before it falls asleep: see sleep.go
+	SleepAfter   = 250 * time.Millisecond // how long a lookout finds no job before it falls asleep: see sleep.go
 	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval
-	AwakePoll    = 8 * time.Millisecond   // the longest pause while awake: enqueues notify nobody then
-	TrickleRate  = 50                     // jobs a second that leave a sleeper asleep: their notifications cost less than 125 looks
-	TrickleBurst = 10                     // and how many of them may come together
+	AwakePoll    = 8 * time.Millisecond   // the longest pause of a lookout: enqueues notify nobody meanwhile
+	TrickleRate  = 50                     // a sleeper stays asleep for so many jobs a second: 50 notifications cost less than 125 looks
+	TrickleBurst = 10                     // and so many of these jobs may come together
 	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn: see Turns
-	turnPatience = 5 * time.Second        // how long it waits at most: other claims take tens of milliseconds
-	turnPause    = 30 * time.Second       // how long claims do not wait for a turn, after a turn has not come in time
+	turnPatience = 5 * time.Second        // how long such a claim waits at most: other claims take tens of milliseconds
+	turnPause    = 30 * time.Second       // after a turn has not come in time, claims go without turns for so long
 
-	minDueGap = 20 * time.Millisecond // the shortest pause between looks for due jobs that other processes take
+	minDueGap = 20 * time.Millisecond // the shortest pause before the next look for a due job, after another process took the last one
 
 	RestAfter = 10 * time.Second // how long looks find no job before the rest interval replaces the poll interval
 )
@@ -41,10 +41,10 @@ type claimer struct {
 	Audit  *audit
 	ended  chan struct{} // closed once claiming has ended
 
-	// The rest is the claimer goroutine's own.
+	// Only the claimer's goroutine uses the fields below.
 	Link    store.Line
-	Doubt   []string    // queues of a claim whose outcome is unknown: FindOut comes before the next claim
-	hunt    *store.Scan // looks for the jobs of that claim
+	Doubt   []string    // the queues of a claim whose outcome is unknown; nil: none. FindOut comes before the next claim
+	hunt    *store.Scan // the search for the jobs of that claim
 	Trouble Trouble
 	sleep
 	out     lookout
@@ -52,7 +52,7 @@ type claimer struct {
 
 	OutOfTurn time.Time // claims wait for no turn until this time
 
-	wantsRoom bool      // it is time to look, but there is no room: a run that ends will signal
+	wantsRoom bool      // it is time to look, but there is no room: the run that makes room will signal
 	fullAt    time.Time // since when there is no room; zero while there is room
 }
 
@@ -65,8 +65,8 @@ func newClaimer(s *Shared, w *runner) *claimer {
 	return c
 }
 
-// run makes claims until ctx is done, and then closes the buffers. Jobs that have not started are released, and slots
-// end when their jobs have ended. Round trips use the context base, which ends later.
+// run makes claims until ctx is done. Then it closes the buffers, which releases the jobs that have not started. The
+// goroutines of the slots end when their jobs have ended. Round trips use the context base, which ends later.
 func (c *claimer) run(ctx, base context.Context) {
 	defer c.Link.Close(base)
 	defer close(c.ended)
@@ -119,7 +119,7 @@ func (c *claimer) run(ctx, base context.Context) {
 	if len(c.out.posts) > 0 || c.out.unknown {
 		c.LeavePosts(base)
 	}
-	for c.Doubt != nil && base.Err() == nil { // jobs of a claim whose reply was lost are released too, or rescued
+	for c.Doubt != nil && base.Err() == nil { // the jobs of a claim whose reply was lost are released, too
 		timer.Reset(max(c.Trouble.Until.Sub(c.Now()), 0))
 		select {
 		case <-timer.C:
@@ -129,7 +129,8 @@ func (c *claimer) run(ctx, base context.Context) {
 	}
 }
 
-// releaseStale releases jobs that wait behind a slow job: another process may have a free slot.
+// releaseStale releases the jobs in a buffer, if they have waited behind slow jobs for BufferPatience: another process
+// may have a free slot.
 func (c *claimer) releaseStale(now time.Time) {
 	for _, q := range c.QueueStates() {
 		if stale := q.Buffer.Drain(now.Add(-BufferPatience)); len(stale) > 0 {
@@ -146,9 +147,9 @@ type claimGroup struct {
 	room  int
 }
 
-// Groups divides the room of a queue. While fresh jobs wait, retries get a fifth. Suspects, jobs whose process has
-// died once, get at most the square root of the slots. Strong suspects, whose processes have died more often, get
-// none, because they run alone: see requestAlone.
+// Groups divides the room of a queue. While fresh jobs wait, retries get a fifth of the room. Suspects are jobs whose
+// process has died once; they get at most the square root of the slots. Strong suspects are jobs whose processes have
+// died more often. They get no room here, because they run alone: see requestAlone.
 func (q *QueueState) Groups(room int) []claimGroup {
 	retries := room
 	if q.Full {
@@ -162,8 +163,8 @@ func (q *QueueState) Groups(room int) []claimGroup {
 	}
 }
 
-// Lanes lists the lanes of the groups, each with the floor from which the claim reads it. The near sweep and
-// the open calls (calls.go) may lower a floor for this claim.
+// Lanes makes a request with the lanes of the groups, each with the floor from which the claim reads it. The near sweep
+// and the open calls (calls.go) may lower a floor for this claim.
 func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep, asked map[string]call) *store.ClaimRequest {
 	req := &store.ClaimRequest{Supervisor: l.ID, Epoch: int(l.Epoch.Load()), Kinds: c.openKinds(), Ages: c.Cfg.Ages}
 	for i, g := range groups {
@@ -187,7 +188,7 @@ func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep, asked
 	return req
 }
 
-// AllLanes lists the lanes that a full sweep looks through.
+// AllLanes makes a request with the lanes that a full sweep looks through.
 func (c *claimer) AllLanes() *store.ClaimRequest {
 	var groups []claimGroup
 	for _, q := range c.QueueStates() {
@@ -208,8 +209,8 @@ type Plan struct {
 	order  *SoloOrder // the order to run a strong suspect alone that this claim carries out; nil: none
 	Sweep  floors.Sweep
 	asked  map[string]call // the open calls that the claim may answer
-	once   bool            // it came before the next poll, because something asked for it
-	asleep bool            // it was planned by a sleeper
+	once   bool            // the claim comes before the next poll, because something asked for it
+	asleep bool            // the claimer was asleep when it planned the claim
 	Reply  store.ClaimReply
 	unread map[floors.Lane]bool // lanes that the claim leaves out; nil: none
 }
@@ -242,7 +243,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 	}
 	c.fullAt = time.Time{}
 	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now), asked: asked, due: due, once: now.Before(c.Next), asleep: c.Asleep}
-	// The known due time can be forgotten, because the reply of this claim has it again. Due times that settles
+	// The known due time is forgotten. If this claim takes no job, its reply has the time again. Due times that settles
 	// add after this point stay.
 	c.mu.Lock()
 	c.Poked, c.Due = false, time.Time{}
@@ -266,9 +267,10 @@ func (c *claimer) Request(now time.Time) *Plan {
 	return p
 }
 
-// Turns returns the queues in which a claim waits until no other claim is under way: queues with a backlog, from
-// which it wants many jobs. Two overlapping claims of one backlog chase each other's row versions and lock rows that
-// the other has just claimed. Settles skip locked rows and have to come again.
+// Turns returns the queues in which a claim waits until no other claim is under way. These are queues with a backlog,
+// from which the claim wants many jobs. If two claims of one backlog overlap, each has to follow rows to the new
+// versions that the other has written, and locks rows that the other has just claimed. Settles skip these locked rows
+// and have to come again.
 func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (turns []string) {
 	if now.Before(c.OutOfTurn) {
 		return nil
@@ -285,7 +287,7 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// passOn hands on the jobs that are due by now, because there is no room in any queue.
+// passOn hands the jobs that are due by now on to other supervisors, because no queue has room.
 func (c *claimer) passOn(queues []*QueueState, now time.Time) {
 	c.mu.Lock()
 	c.Due, c.own = time.Time{}, time.Time{}
@@ -317,7 +319,7 @@ func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]
 
 // requestAlone plans the claim of one strong suspect, once all other runs are settled.
 func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
-	c.wantsRoom = true // so that the claimer does not remain the lookout
+	c.wantsRoom = true // then the claimer does not remain the lookout: see Overstays
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
@@ -342,8 +344,8 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 	return p
 }
 
-// ShareOut divides n jobs among the queues, up to the room of each: equal parts first, then the parts that other
-// queues do not need.
+// ShareOut divides n jobs among the queues, up to the room of each. All queues get equal parts. Parts that exceed a
+// queue's room go to the others.
 func ShareOut(n int, queues []*QueueState) []int {
 	given, room := make([]int, len(queues)), make([]int, len(queues))
 	for i, q := range queues {
@@ -365,7 +367,7 @@ func ShareOut(n int, queues []*QueueState) []int {
 	return given
 }
 
-// hasRoom reports whether a claim is worth its round trip. If not, the run that makes the room wakes the claimer.
+// hasRoom reports whether a claim is worth its round trip. If not, the run that makes enough room wakes the claimer.
 func (c *claimer) hasRoom(queues []*QueueState) bool {
 	if c.runner.settler.behind() {
 		return false // the settler wakes us when it has caught up
@@ -403,8 +405,8 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// failed makes the claimer repeat the claim: in parts if a row may be at fault, otherwise after a pause. The plan p is
-// nil if parts would not help.
+// failed makes the claimer repeat the claim: in parts if a row may be at fault, otherwise after a pause. If p is nil,
+// parts would not help.
 func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
 	c.out.unknown = !c.Cfg.DisableNotify // we should not be the lookout until claims work again
 	c.Next = c.Now()
@@ -423,8 +425,8 @@ func (p *Plan) rooms() (n int) {
 	return n
 }
 
-// AfterClaim starts the claimed jobs, moves the floors and sets the pace. No job starts before its claim has
-// committed, because its settle could overtake the claim and match nothing.
+// AfterClaim starts the claimed jobs, moves the floors and decides when to look again. No job starts before its claim
+// has committed. Otherwise the job's settle could overtake the claim and match no row.
 func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.Duration) {
 	now := c.Now()
 	reply := &p.Reply
@@ -461,7 +463,7 @@ func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.
 	c.setPace(p, now)
 }
 
-// sort puts the jobs in the order of the index: an update returns them in any order.
+// sort puts the jobs in the order of jobs_claim_idx, because an update returns rows in any order.
 func (c *claimer) sort(p *Plan) {
 	slices.SortFunc(p.Reply.Jobs, func(a, b store.Job) int {
 		if c := cmp.Compare(a.Lane, b.Lane); c != 0 {
@@ -537,7 +539,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // the job's scope was paused after the claim was sent
+		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // its args were not kept, or its scope was paused after the claim was sent
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)
@@ -566,7 +568,8 @@ func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *R
 	r := c.Handler.NewRun(j, q.Policy, late)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
 	r.Lateness = late
-	// The row of a job with a unique period keeps other jobs out; the pruner deletes it once the period is over.
+	// While the period of a unique job lasts, its row keeps out other jobs of the same key. The pruner deletes the row
+	// later.
 	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Period)
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now
 	return r

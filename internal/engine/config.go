@@ -10,13 +10,12 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Handler is what the engine asks of the code above it. Many goroutines call its methods, and the methods run code of the
-// application. Handle and Decide may panic, block or call runtime.Goexit. The other methods may block; they do not panic or
-// exit.
+// Handler is the interface through which the engine calls the root package. Many goroutines call its methods, and the
+// methods run code of the application. Handle and Decide may panic, block or call runtime.Goexit. The other methods may
+// block; they do not panic or exit.
 type Handler interface {
-	// NewRun makes the run of a claimed job. The parameter policy is the Queue.Policy of its queue, and late is
-	// how long the job had been due at the claim. The Run may be part of a larger value: Run.Task leads back to
-	// it.
+	// NewRun makes the run of a claimed job. The parameter policy is the Queue.Policy of the job's queue, and late is
+	// how long the job had been due at the claim. The Run may be part of a larger value, to which Run.Task leads back.
 	NewRun(job *store.Job, policy any, late time.Duration) *Run
 
 	// Handle calls the handler of the job, and returns its error. A panic of the handler is an error.
@@ -25,30 +24,31 @@ type Handler interface {
 	// Decide returns the outcome of a run whose handler returned err.
 	Decide(r *Run, err error) Outcome
 
-	// CutShort returns the outcome of a run that ended for another reason: ErrTimeout or another of the errors declared
-	// with it, an UndecidedError, or an error that matches pg.ErrNotCommitted.
+	// CutShort returns the outcome of a run that ended without the return of its handler. The parameter why is
+	// ErrTimeout, another of the errors declared with it, an UndecidedError, or an error that matches
+	// pg.ErrNotCommitted.
 	CutShort(r *Run, why error) Outcome
 
-	// Crashed makes the run of a job whose supervisor died, or which this supervisor held without knowing. Run.End is the
-	// outcome.
+	// Crashed makes the run of a job whose supervisor died, or of a job that ran in this supervisor's name unknown to
+	// it. It sets Run.End to the outcome.
 	Crashed(job *store.Held, c Crash) *Run
 }
 
-// Crash has what is known of a run whose end was not recorded.
+// Crash describes a run whose end was not recorded.
 type Crash struct {
 	Owner      string // the supervisor of the run
-	Own        bool   // the owner is this supervisor, which did not know of the run: see audit
+	Own        bool   // the owner is this supervisor, which did not know of the run: see the type audit
 	Started    bool   // the handler may have begun
 	Death      blame.Death
 	Background blame.Background
 }
 
-// Config must be complete and valid: the caller fills in the defaults and checks the values.
+// Config has the settings of an engine. The caller fills in the defaults and checks the values.
 type Config struct {
 	Handler     Handler
 	Subscribers []Subscriber // the log and the hooks
 	Ages        bool         // a claim returns how long ago jobs were enqueued
-	Stacks      *Stacks      // takes stacks of the process
+	Stacks      *Stacks      // takes the stacks of handlers
 	Log         *slog.Logger
 	Clean       func(string) string // makes an error text safe to store and to log
 
@@ -60,7 +60,7 @@ type Config struct {
 
 	Lease           time.Duration
 	PollInterval    time.Duration
-	RestInterval    time.Duration // the poll interval once no job was found for a while
+	RestInterval    time.Duration // the poll interval once looks have found no job for RestAfter
 	DrainTimeout    time.Duration
 	DisableNotify   bool
 	QuarantineAfter int

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// runContext is a handler's context, made when a handler first looks at it. A context with a timeout is half of what a
-// short job allocates, and it registers with the context of the lease under a lock that all runs share. A short handler
-// never asks for it.
+// runContext is a handler's context. It makes the real context when the handler first needs it. A context with a
+// timeout is half of what a short job allocates, and it registers with the context of the lease under a lock that all
+// runs share. A short handler never needs it.
 type runContext struct {
 	Parent context.Context //nolint:containedctx // the parent of the context to make
 	Until  time.Time       // the deadline of the context to make; zero: none
@@ -45,8 +45,8 @@ func (c *runContext) Done() <-chan struct{} { return c.get().Done() }
 // Err implements context.Context.
 func (c *runContext) Err() error { return c.get().Err() }
 
-// Value implements context.Context. A look for a value makes no context, because all values are the parent's. An
-// exception is the package context, which looks for its own values in a context, with a pointer to an int.
+// Value implements context.Context. It makes no context, because all values are the parent's. A key that is a pointer
+// to an int is the exception: with such a key the package context asks a context for itself.
 func (c *runContext) Value(key any) any {
 	if _, own := key.(*int); own {
 		return c.get().Value(key)

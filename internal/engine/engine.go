@@ -41,9 +41,10 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 	return e
 }
 
-// Run claims and runs jobs until ctx is done, then drains. It calls started when it is registered. It returns an error only
-// if it could not start. It starts every goroutine of the engine except two kinds, which the function in New starts: a
-// goroutine for each slot, and one to settle the run of each handler that was given up.
+// Run claims and runs jobs until ctx is done, then drains. It calls started once the supervisor is registered. It
+// returns an error only if it could not start. The list has the engine's goroutines. Run starts all of them except
+// work, which the function in New starts. That function also starts a goroutine for each handler that is given up,
+// which settles the run.
 //
 //	claim   ×1  takes jobs; stops with ctx
 //	work    ×n  a queue's slots; stops when its queue is closed and its job has ended
@@ -54,7 +55,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 //	redrive ×1  makes dead jobs due at a pace, while there is a redrive; stops with ctx
 //	tick    ×1  enqueues periodic jobs, while there is a schedule; stops with ctx
 //	count   ×1  writes how many jobs ran, once a minute; stops with ctx, and writes again after settle
-//	dropped ×1  logs that hooks miss events; stops when Run returns, or with a log that hangs
+//	dropped ×1  logs that hooks miss events; stops when Run returns, unless the log hangs
 //	report  ×n  a subscriber's hooks; stops when it has passed on all events. If a hook hangs, Run does not wait for it
 func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	base := context.WithoutCancel(ctx)
@@ -93,7 +94,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 
 	<-ctx.Done()
 	e.Draining.Store(true)
-	e.Keeper.Ring() // it is not on call any more
+	e.Keeper.Ring() // the keeper leaves its slots on call
 	end := e.drain(base, giveUp)
 	ending, cancel := context.WithDeadline(base, end)
 	defer cancel()
@@ -102,7 +103,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	e.Runner.Slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
-	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // otherwise a rescuer reads in our row which jobs had started
+	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // otherwise the row stays: a rescuer reads in it which jobs had started
 		e.Keeper.end(ending)
 	}
 	e.Keeper.EndStrays(ending)
@@ -118,7 +119,8 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	return nil
 }
 
-// report passes events on to one subscriber until the reporter is closed, in another goroutine if a hook ends this one.
+// report passes events on to one subscriber until the reporter is closed. If a hook ends the goroutine, another one
+// goes on.
 func (e *Engine) report(ctx context.Context, l *line) {
 	defer func() {
 		if !l.ended() {
@@ -131,15 +133,15 @@ func (e *Engine) report(ctx context.Context, l *line) {
 // StopNow makes a Run that is stopping cancel its running jobs immediately instead of draining.
 func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
 
-// How long a stop takes after it has cancelled the running jobs, whatever the database does: EndPart in all.
+// The bounds of a stop after it has cancelled the running jobs. Whatever the database does, it takes EndPart in all.
 const (
-	HandBack   = 3 * time.Second // until jobs are released although their handlers have not returned
-	LastSettle = time.Second     // for the last outcomes: a database that is away must not keep the process
-	EndPart    = 5 * time.Second // both, and the time to close connections and to remove our row
+	HandBack   = 3 * time.Second // after this time jobs are released although their handlers have not returned
+	LastSettle = time.Second     // then the last outcomes get this long: a database that is away must not hold up the end
+	EndPart    = 5 * time.Second // both of these, and the time to close connections and to remove our row
 )
 
-// drain waits for the running jobs, then cancels them, then abandons them. It returns the time by which the rest of the
-// stop must have ended.
+// drain waits for the running jobs, cancels the jobs that go on, and abandons handlers that do not return. It returns
+// the time by which the rest of the stop must have ended.
 func (e *Engine) drain(ctx context.Context, giveUp func()) (end time.Time) {
 	idle := e.Settler.Idle
 	timer := time.NewTimer(e.Cfg.DrainTimeout)
@@ -192,14 +194,14 @@ func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 	if !e.Runner.open(queues, state) {
 		return pg.ErrShutdown
 	}
-	if e.Lease.Load() != l { // registered anew meanwhile, perhaps without the queue
+	if e.Lease.Load() != l { // the keeper has registered anew meanwhile, perhaps without the queue
 		e.Keeper.Interrupt()
 	}
 	e.alarm.Wake()
 	return nil
 }
 
-// RemoveQueue stops claiming from a queue. Jobs that wait in the buffer are handed back, running jobs go on. Errors:
+// RemoveQueue stops claiming from a queue. It releases the jobs that wait in the buffer; running jobs go on. Errors:
 // ErrNotServed, or an error of the database.
 func (e *Engine) RemoveQueue(ctx context.Context, name string) error {
 	e.Changing.Lock()
@@ -216,7 +218,7 @@ func (e *Engine) RemoveQueue(ctx context.Context, name string) error {
 }
 
 // Call makes the engine look for a job that this process has enqueued. It returns false if the engine has no room for
-// the job, or does not claim such jobs.
+// the job, or does not claim jobs of this queue and kind now.
 func (e *Engine) Call(queue, kind string) bool {
 	if e.Draining.Load() || e.Lease.Load() == nil || !slices.Contains(e.openKinds(), kind) || !slices.Contains(e.openQueues(), queue) || !e.calls.room(queue) {
 		return false
@@ -233,7 +235,7 @@ func (e *Engine) Call(queue, kind string) bool {
 // Redrive makes the engine look for redrives to carry on.
 func (e *Engine) Redrive() { e.Redriver.poke() }
 
-// FollowLimits makes the engine look at the limits, if no notification reaches it.
+// FollowLimits makes the engine read the limits (pauses), if it does not listen for notifications.
 func (e *Engine) FollowLimits() {
 	if e.Cfg.DisableNotify {
 		e.Keeper.Interrupt()
@@ -246,8 +248,8 @@ func (e *Engine) Tick() { e.Scheduler.poke() }
 // Cancel ends the context of a job that runs here. If the job waits in a buffer, it does not start.
 func (e *Engine) Cancel(id string) { e.cancelRun(id) }
 
-// Stats returns how many handlers are at work, how many claimed jobs have not started, how many handlers have ignored the
-// end of their context since Run, and how many events were dropped.
+// Stats returns how many handlers are at work, how many claimed jobs have not started, how many handlers have ignored
+// the end of their context since Run began, and how many events were dropped since then.
 func (e *Engine) Stats() (running, buffered int, abandoned, dropped int64) {
 	for _, q := range e.QueueStates() {
 		buffered += q.Buffer.Len()

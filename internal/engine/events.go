@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Event is something that happened to a run or in the engine, for the hooks. It holds no run: events may wait for a slow
-// hook, and a run holds the args of its job.
+// Event is something that happened to a run or in the engine. Hooks get it. It holds no run, because a run holds the
+// args of its job, and events may wait for a slow hook.
 type Event struct {
 	Kind        EventKind
 	JobID       string
@@ -22,9 +22,9 @@ type Event struct {
 	End         Outcome       // how the run ended, without its Entry
 	Next        time.Time     // when the next run is due, by the process' clock
 	Count       int           // in EventClaimed and EventRedriven how many jobs, in EventPeriodicSkipped how many ticks
-	Scope       string        // in EventPaused and EventResumed; so are By and Why
+	Scope       string        // Scope, By and Why are set in EventPaused and EventResumed
 	By, Why     string
-	Periodic    string  // the schedule that made the job, or in EventPeriodicSkipped made no job
+	Periodic    string  // the schedule that made the job; in EventPeriodicSkipped the schedule that made none
 	Labels      *Labels // the labels of the job; nil: it has none, or they are not known
 }
 
@@ -45,7 +45,7 @@ func (r *Run) event(kind EventKind, now time.Time) Event {
 	return e
 }
 
-// waited is how long the job of a run that has started had been due.
+// waited returns how long the job had been due when its run started.
 func (r *Run) waited() time.Duration { return r.Lateness + r.StartedAt.Sub(r.Received) }
 
 // EventKind is the kind of an event.
@@ -82,11 +82,12 @@ func (s *Shared) report(kind EventKind, r *Run) {
 	}
 }
 
-// mostWaited bounds how much one job adds to the field waited of a tally, so that the sum of many jobs does not
+// mostWaited is the most that one job adds to the field waited of a tally, so that the sum of many jobs does not
 // overflow.
 const mostWaited = 365 * 24 * time.Hour
 
-// count adds an event about a run to the tally of its queue.
+// count adds an event about a run to the tally of the queue. A run without From counts in the served queue of its name,
+// if there is one.
 func (s *Shared) count(kind EventKind, r *Run) {
 	q := r.From
 	if q == nil {
@@ -120,7 +121,7 @@ func (s *Shared) reportEnd(r *Run) {
 	}
 }
 
-// logLimiter lets a message of the same key through once a minute.
+// logLimiter lets messages with the same key through at most once a minute.
 type logLimiter struct {
 	mu   sync.Mutex
 	said map[string]time.Time

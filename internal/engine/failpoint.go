@@ -2,5 +2,6 @@
 
 package engine
 
-// failpoint is where the fault suite ends a process. Only the build tag droverfail gives it a body.
+// failpoint marks a place where the fault suite may end the process. It does nothing, except with the build tag
+// droverfail.
 func failpoint(string) {}

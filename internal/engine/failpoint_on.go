@@ -4,8 +4,8 @@ package engine
 
 import "os"
 
-// failpoint ends the process as kill -9 does, if the environment names a prefix and a file of that prefix and name
-// exists, which it removes.
+// failpoint ends the process as kill -9 does, if a certain file exists. The path of the file is the value of
+// DROVER_FAILPOINTS with the name appended. failpoint removes the file first.
 func failpoint(name string) {
 	prefix := os.Getenv("DROVER_FAILPOINTS")
 	if prefix == "" || os.Remove(prefix+name) != nil {
