@@ -10,32 +10,33 @@ import (
 
 // follower reads the limits (pauses) and applies them to this supervisor. The keeper's goroutine owns it.
 //
-// A pause is exact because each supervisor confirms the changes that it has applied. It confirms them only when no job
-// of a held scope can start any more. The holds are replaced under the lock that every start takes (Shared.begin),
-// buffered jobs are handed back, and a claim under way hands back its jobs. A process that does not answer starts no
-// job after the end of its lease, by its own clock. So Client.Pause waits for the confirmations, or for the ends of
-// leases.
+// A pause is exact because each supervisor confirms the changes that it has applied. It confirms a pause only when no
+// job of the paused scope can start any more. For this the follower replaces the holds (the paused scopes) under the
+// lock that every start takes (Shared.begin), and hands back the buffered jobs of these scopes. A claim that is under
+// way hands back such jobs as well. A process that does not answer starts no job after the end of its lease, by its own
+// clock. So Client.Pause waits until each supervisor has confirmed, or its lease has ended.
 type follower struct {
 	*Shared
 	claimer   *claimer
 	Stale     bool      // the limits have changed since the last look, or may have
-	stamp     string    // the stamp of the limits that we have applied
-	number    int64     // the number of their newest change
-	confirmed int64     // the number in our row
-	Next      time.Time // when the first hold ends by itself; zero: no hold ends by itself
+	stamp     string    // the stamp of the limits that we have read last
+	number    int64     // the number of the newest change of these limits
+	confirmed int64     // the number that we have confirmed in our row
+	Next      time.Time // when to read the limits again: the first hold ends then; zero: no hold ends by itself
 	known     map[string]bool
 }
 
-// anew makes the next look confirm the limits again, because we have a new id, or renew a lease that had ended.
+// anew makes the next look confirm the limits again. It is called when we have a new id, or renew a lease that had
+// ended.
 func (f *follower) anew() { f.Stale, f.confirmed = true, 0 }
 
-// Due reports whether the limits must be read.
+// Due reports whether the limits must be read now.
 func (f *follower) Due(now time.Time) bool {
 	return f.Stale || !f.Next.IsZero() && !now.Before(f.Next)
 }
 
-// Follow reads the limits if they have changed, acts on them, and then confirms them. If the database does not answer,
-// the next heartbeat calls Follow again.
+// Follow reads the limits if they may have changed, applies them, and then confirms that. If the database does not
+// answer, the next heartbeat calls Follow again.
 func (f *follower) Follow(ctx context.Context, conn store.Session, id string) error {
 	if !f.Due(f.Now()) && f.confirmed == f.number {
 		return nil
@@ -63,7 +64,7 @@ func (f *follower) Follow(ctx context.Context, conn store.Session, id string) er
 	return nil
 }
 
-// hold keeps jobs of held scopes from starting. When it returns, no such job can start.
+// hold keeps the jobs of the scopes in h from starting. When it returns, no such job can start.
 func (f *follower) hold(h *holds) {
 	was := f.holds.Load()
 	if was.same(h) {
@@ -81,8 +82,8 @@ func (f *follower) hold(h *holds) {
 	f.alarm.Wake()
 }
 
-// reportChanges emits an event for each scope that is held since the last look, and for each scope that is not held any
-// more.
+// reportChanges emits an event for each scope that was not held at the last look and is held now, and for each scope
+// that is not held any more.
 func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
 	held := map[string]bool{}
 	for scope := range f.known {
@@ -108,7 +109,7 @@ func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
 	f.known = held
 }
 
-// heard makes the next look read the limits if the given stamp of the limits is new.
+// heard makes the next look read the limits if the given stamp differs from the stamp that we know.
 func (f *follower) heard(stamp string) { f.Stale = f.Stale || stamp != f.stamp }
 
 // readLimitsEvery is the pause between tries to read the limits while the database does not answer.

@@ -19,8 +19,8 @@ const (
 	foundStale                       // claimed by another supervisor
 )
 
-// found compares the row with the run. A running row is changed only by its owner, by a rescuer, which takes
-// the lease first, and by an operator who cancels or discards the job.
+// found compares the row with the run. Only three parties change the row of a running job: its owner, a rescuer, which
+// takes the lease first, and an operator who cancels or discards the job.
 func (r *Run) found(row store.SeenJob, exists bool) finding {
 	tx := r.txOutcome.Load()
 	ours := exists && row.LastClaimedBy(r.Fence)
@@ -48,14 +48,14 @@ func (r *Run) found(row store.SeenJob, exists bool) finding {
 	return foundStale
 }
 
-// couldBe reports whether the settle of o may have put a row into this state: o's own state, or the state that a
-// failure group's policy replaces it by.
+// couldBe reports whether the settle of o may have put a row into this state: either o's own state, or a state by which
+// a failure group's policy replaces a retry.
 func (o *Outcome) couldBe(state store.State) bool {
 	return state == o.State || o.State == store.Retryable && (state == store.Discarded || state == store.Parked)
 }
 
-// committedLate reports whether the handler's transaction committed after it had been seen open: the handler was
-// abandoned before it returned.
+// committedLate reports whether the handler's transaction has committed after the settler saw it open (txSeenOpen).
+// This happens if the handler was abandoned before it returned.
 func (r *Run) committedLate(row store.SeenJob, exists, ours bool) bool {
 	switch late := r.txSeenOpen; {
 	case late == nil:
@@ -91,10 +91,10 @@ func (r *Run) endByOperator(row store.SeenJob) {
 	}
 }
 
-// simplify removes from the outcome what the database may have refused. A completed job is not deleted. For other
-// outcomes, a plain errors entry replaces the full one, and the delay is bounded. It returns false if the outcome is
-// simplified already. It also returns false after a first time-out, because the full outcome may succeed at the next
-// try.
+// simplify removes from the outcome the parts that the database may have refused. A completed job is not deleted. For
+// other outcomes, a plain errors entry replaces the full entry, and the delay is bounded. simplify returns false if the
+// outcome is simplified already. It also returns false if the first refusal is a time-out, because the full outcome may
+// succeed at the next try.
 func (r *Run) simplify(why error) bool {
 	if r.simpler || pg.TimedOut(why) && r.Refusals == 0 {
 		return false

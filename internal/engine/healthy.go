@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Ailment returns what keeps the engine from its work, and the database's error behind it, which may be nil. The text
-// is empty if the engine works; otherwise it follows the words "the supervisor". A part may fail for a third of a
-// lease: it has tried several times by then. A heartbeat that has not failed but is late shows only after most of a
-// lease, when the running jobs are cancelled.
+// Ailment returns a text about what keeps the engine from its work, and the database's error behind that, which may be
+// nil. The text is empty if the engine works. Otherwise it is the rest of a sentence that begins with "the supervisor".
+// A part counts as failing after a third of a lease, because it has tried several times by then. A heartbeat that has
+// not failed, but is late, counts only after most of a lease, when the running jobs are cancelled.
 func (s *Shared) Ailment() (what string, err error) {
 	now, l := s.Now(), s.Lease.Load()
 	failing, found := s.Outage.vital(now.Add(-s.Cfg.Lease))

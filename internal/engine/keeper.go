@@ -16,7 +16,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// keeper keeps the lease, listens for notifications, and watches other supervisors. One goroutine owns it.
+// keeper keeps the lease, listens for notifications, and watches other supervisors. One goroutine at a time owns it,
+// except for ending, mu, and the fields below mu.
 type keeper struct {
 	*Shared
 	budgets   *budgets
@@ -29,25 +30,25 @@ type keeper struct {
 	OnCall    *onCall
 	timer     *time.Timer // ends the lease; nil before run
 	ending    sync.Mutex  // held while the deadline is moved or checked, so that the two do not overlap
-	counted   int64       // how many beats our row must have; if it has fewer, see rewound.go
+	counted   int64       // how many beats our row must have counted; rewound.go has what follows if it has fewer
 	urgent    BeatPacer   // spaces beats that come before their time
 	silences  Silences
 	Hunts     map[string]*store.Scan // the searches for the jobs of lost supervisors, by supervisor id
 	orphans   *store.Scan            // the search for jobs whose owner has no row
 	AllBy     time.Time              // when the next scan for orphans also reads jobs that are not due
-	Sweeps    int64                  // the last turn of full sweeps (sweep.go) that it looked at
+	Sweeps    int64                  // the number of the last turn of full sweeps (sweep.go) that the keeper has looked at
 	SweepAt   time.Time              // no full sweep before this time
 	behind    sweepOrder
 	FloorsBy  time.Time   // while the claimer has no floors, no full sweep before this time
-	Was       []PastLease // leases that we lost, oldest first, for UndoCrashes
+	Was       []PastLease // the leases that we have lost, oldest first, for UndoCrashes
 	turns     blame.Turns
 	Limits    *follower
 	Trouble   Trouble   // of beats
 	deaf      Trouble   // of LISTEN
-	living    []string  // the other supervisors that were alive at the last beat, if we declare schedules
+	living    []string  // the other supervisors that were alive at the last beat; only kept if we declare schedules
 	declare   bool      // the next beat declares the schedules again, because our registration may have left one out
-	strays    []string  // ids that may be registered although we do not use them
-	Asked     time.Time // when AskUnheard last asked
+	strays    []string  // ids that may have a row although we do not use them
+	Asked     time.Time // when AskUnheard last asked; later if that took long
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
@@ -64,21 +65,21 @@ func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *k
 	return c
 }
 
-// run beats six times a lease, and more often while beats fail. In between it waits for notifications.
+// run sends six heartbeats (beats) a lease, and more while they fail. In between it waits for notifications.
 func (c *keeper) run(ctx context.Context) {
 	defer c.Link.Close(ctx)
-	// The application may hold up this goroutine: by a log that blocks, by Redact, or by a hook of the pool. The timer
+	// The application may hold up this goroutine by a log that blocks, by Redact, or by a hook of the pool. The timer
 	// ends the lease all the same.
 	c.timer = time.AfterFunc(c.deadline().Sub(c.Now()), func() { c.Expire(c.Base) })
 	defer func() {
-		if ctx.Err() != nil { // otherwise the goroutine exits by runtime.Goexit, and only the timer ends the lease
+		if ctx.Err() != nil { // if it is not, runtime.Goexit ends the goroutine, and only the timer can end the lease
 			c.timer.Stop()
 		}
 	}()
 	period := c.Cfg.Lease / 6
-	due := c.Now() // the first beat shows the other supervisors
+	due := c.Now() // the first beat comes immediately, because it shows the other supervisors
 	next := due    // the next beat: at due, or earlier if something waits for it
-	c.Listens()    //nolint:contextcheck // as in wait; it comes before the first beat, which finds earlier cancels
+	c.Listens()    //nolint:contextcheck // as in wait; LISTEN comes before the first beat, which finds jobs that were cancelled earlier
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.OnCall.next(c.askAt(next), c.hears())))
 		c.Expire(ctx)
@@ -120,7 +121,7 @@ func (c *keeper) Kept(sent time.Time) {
 	c.Outage.Wrote(c.Base, c.Shared, sent) // last: it may log, and a log may block
 }
 
-// Sooner returns the given time, or the deadline if that comes first and the lease has not ended.
+// Sooner returns the given time, or the deadline of the lease if that comes first and the lease has not ended.
 func (c *keeper) Sooner(at time.Time) time.Time {
 	if end := c.deadline(); !c.Lease.Load().Ended.Load() && end.Before(at) {
 		return end
@@ -128,7 +129,7 @@ func (c *keeper) Sooner(at time.Time) time.Time {
 	return at
 }
 
-// Expire cancels the handlers at the deadline, whatever holds up the beat.
+// Expire ends the lease and cancels the handlers if the deadline has passed, whatever holds up the beat.
 func (c *keeper) Expire(ctx context.Context) {
 	c.ending.Lock()
 	l := c.Lease.Load()
@@ -157,7 +158,7 @@ func (c *keeper) Interrupted() bool {
 	return now
 }
 
-// wait acts on notifications until the given time, an interrupt, or the end.
+// wait acts on notifications until the given time, or until Interrupt, Ring or the end of ctx.
 func (c *keeper) wait(ctx context.Context, until time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, until.Sub(c.Now()))
 	defer cancel()
@@ -186,9 +187,9 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 	}
 }
 
-// Listens sends LISTEN on a fresh connection, and reports whether the connection listens. Notifications are only hints,
-// for example that a job was enqueued while all supervisors slept, or that a running job was cancelled. Without
-// notifications, polls and beats find the same.
+// Listens reports whether the current connection listens. On a fresh connection it sends LISTEN first. Notifications
+// are only hints, for example that a job was enqueued while all supervisors slept, or that a running job was cancelled.
+// Without notifications, polls and beats find the same.
 func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
 	if c.Cfg.DisableNotify || conn.Closed() || c.Now().Before(c.OnCall.deafBy) {
@@ -213,7 +214,7 @@ func (c *keeper) Listens() bool {
 	return true
 }
 
-// Heard acts on a notification's text.
+// Heard acts on the text of a notification.
 func (c *keeper) Heard(payload string) {
 	verb, what, _ := strings.Cut(payload, " ")
 	switch verb {
@@ -240,15 +241,15 @@ func (c *keeper) Ring() {
 	}
 }
 
-// Rung reports whether there are calls to handle, or too many notifications for others.
+// Rung reports whether there are calls to handle, or whether too many notifications were for other supervisors.
 func (c *keeper) Rung() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rung || c.OnCall.noise.over()
 }
 
-// TendCalls hands on calls for which there is no room. If the keeper hears too many notifications for others, it stops
-// listening.
+// TendCalls hands on the calls that were not answered in time, and goes on call. If too many notifications were for
+// other supervisors, the keeper stops listening.
 func (c *keeper) TendCalls(ctx context.Context) {
 	c.mu.Lock()
 	c.rung = false
@@ -261,7 +262,7 @@ func (c *keeper) TendCalls(ctx context.Context) {
 	c.OnCall.tend(ctx, c.Link.Current(), c.hears())
 }
 
-// Beat is one round: it sends a sign of life, looks at the other supervisors, rescues jobs, and sweeps.
+// Beat is one heartbeat: it sends a sign of life, looks at the other supervisors, rescues jobs, and sweeps.
 func (c *keeper) Beat(ctx context.Context) error {
 	l := c.Lease.Load()
 	sent := c.Now()
@@ -293,8 +294,8 @@ func (c *keeper) Beat(ctx context.Context) error {
 	c.silences.Beat(sent.Sub(*c.beaten.Load()) > c.Cfg.Lease/3, c.Now())
 	c.Kept(sent)
 	if l.Ended.Load() {
-		// The database was away and nobody took the jobs: go on under the same id, with fresh contexts. A Client.Pause
-		// may have returned when this lease ended, so we read the limits before we renew the lease.
+		// The database was away, and no supervisor took our jobs: we go on under the same id, with fresh contexts. A
+		// Client.Pause may have returned when this lease ended, so we read the limits before we renew the lease.
 		c.Limits.anew()
 		if err := c.Limits.Follow(ctx, conn, l.ID); err != nil {
 			return err
@@ -311,8 +312,8 @@ func (c *keeper) Beat(ctx context.Context) error {
 	return c.afterBeat(ctx, conn, l, reply)
 }
 
-// afterBeat runs the steps of a beat after the sign of life. A step that fails is logged, and does not keep later
-// steps from running. It returns an error only if the connection is gone or no time is left.
+// afterBeat runs the steps of a beat after the sign of life. If a step fails, afterBeat logs the error and goes on with
+// the next step. It returns an error only if the connection is gone or no time is left.
 func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	for _, step := range []struct {
 		name string
@@ -321,7 +322,7 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 		{"following the limits", func() error { return c.Limits.Follow(ctx, conn, l.ID) }},
 		{"registering the queues", func() error { return c.serveAgain(ctx, conn, l, reply) }},
 		{"watching the others", func() error {
-			// However many jobs there are to rescue, some of the time is left to the other steps.
+			// However many jobs there are to rescue, this leaves some of the time for the other steps.
 			ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/4)
 			defer cancel()
 			return c.observe(ctx, conn, l, reply)
@@ -349,7 +350,7 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 	return nil
 }
 
-// takeTurns takes, keeps or releases the turn to run strong suspects.
+// takeTurns takes, keeps or releases the turn to run strong suspects. Only one supervisor has that turn at a time.
 func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	now, order := c.Now(), c.Solo.Load()
 	wanted := reply.Solo != "" && !c.Draining.Load()
@@ -380,14 +381,13 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 	return nil
 }
 
-// Bound is how long a statement over many jobs may take. Suppose that one of 500 jobs makes every statement time out
-// that contains it. Then the walk that finds the job meets some twenty time-outs. A beat should have time for all of
-// them.
+// Bound returns how long a statement over many jobs may take. Suppose that each statement over one certain job of 500
+// times out. The walk that finds this job meets some twenty time-outs, and a beat should have time for all of them.
 func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
-// tendFailures adds up the failures that settles have recorded, reports the groups that came back, and makes parked
-// jobs due if the build that they wait for is running now. The supervisor that prunes does this, and so does each
-// supervisor that stops. Two supervisors may do it together.
+// tendFailures adds up the failures that settles have recorded, reports the failure groups that came back, and makes
+// parked jobs due if the build that they wait for is running now. The supervisor that prunes calls it, and so does each
+// supervisor that stops. Two supervisors may run it at the same time.
 func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	reopened, err := conn.TendFailures(ctx)
 	if err != nil {
@@ -402,8 +402,8 @@ func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	return nil
 }
 
-// cancelGone ends the contexts of runs whose jobs are not ours any more. A handler that settled its job in its own
-// transaction may work on.
+// cancelGone ends the contexts of runs whose jobs are not ours any more. The map over has these runs by their indexes;
+// true: an operator ended the job. A handler that settled its job in its own transaction may work on.
 func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 	for i, r := range running {
 		cancelled, gone := over[i]
@@ -419,9 +419,9 @@ func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 	}
 }
 
-// beatRefused finds out why our row refused the beat. Perhaps the claimer raised the epoch, and may not know it yet.
-// Then the next beat uses the raised epoch. Or another supervisor declared us lost, or the database was restored to a
-// state with an older epoch.
+// beatRefused finds out why a beat did not match our row. If the claimer has raised the epoch, the next beat uses the
+// raised epoch; the claimer itself may not know yet that it has succeeded. If another supervisor has declared us lost,
+// or the database has gone back to a state with an older epoch, we start over.
 func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, sent int) error {
 	epoch, lost, err := conn.Epoch(ctx, l.ID)
 	switch {
@@ -437,19 +437,19 @@ func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, 
 	return nil
 }
 
-// startOver gives up the lease, and registers under another id.
+// startOver gives up the lease, and registers under a new id.
 func (c *keeper) startOver(ctx context.Context, l *lease, why string) error {
 	l.Lose()                                         // before a log that may block
-	if c.seldom.Allow("start over "+l.ID, c.Now()) { // registering may fail, and be tried again
+	if c.seldom.Allow("start over "+l.ID, c.Now()) { // once for each id: registering may fail, and then startOver comes again
 		c.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.ID))
 	}
 	c.NoteLost(l.ID) // so that a stop takes back the crashes counted for this lease even if registering fails
 	return c.Register(ctx)
 }
 
-// observe looks at the other supervisors. It declares dead supervisors lost, rescues the jobs of lost ones, and notes the
-// silence of others. If the database refuses a step, observe logs it and leaves the step to the next beat. It returns an
-// error only if the connection is gone.
+// observe looks at the other supervisors. It declares dead supervisors lost, rescues the jobs of lost supervisors, and
+// notes how long others have been silent. If the database refuses a step, observe logs the error and leaves the step to
+// the next beat. It returns an error only if the connection is gone.
 func (c *keeper) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	now, served := c.Now(), c.QueueNames()
 	seen := map[string]bool{}

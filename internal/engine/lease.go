@@ -10,10 +10,10 @@ import (
 // lease is a supervisor's claim to its jobs under one id. The handlers' contexts end with it.
 type lease struct {
 	ID     string
-	Epoch  *atomic.Int64   // the epoch of the id; never lowered
+	Epoch  *atomic.Int64   // the epoch of our row, as far as we know; never lowered
 	Ctx    context.Context //nolint:containedctx // the parent of handlers' contexts
 	Cancel context.CancelCauseFunc
-	Ended  atomic.Bool // lost, or not kept up
+	Ended  atomic.Bool // another supervisor has declared us lost, or we did not keep the lease up
 }
 
 // NewLease returns a lease that handlers run under from now on.
@@ -24,15 +24,15 @@ func NewLease(base context.Context, id string) *lease {
 	return l
 }
 
-// renewed returns a lease of the same id with a fresh context, after an outage in which no other supervisor
-// declared us lost. Both leases share the epoch, because the claimer may be raising it just now.
+// renewed returns a lease of the same id with a fresh context. It is used after an outage in which no other supervisor
+// declared us lost. Both leases share the epoch, because the claimer may be raising it at the same moment.
 func (l *lease) renewed(base context.Context) *lease {
 	fresh := &lease{ID: l.ID, Epoch: l.Epoch}
 	fresh.Ctx, fresh.Cancel = context.WithCancelCause(base)
 	return fresh
 }
 
-// Raise raises the epoch to the given epoch. It never lowers it.
+// Raise raises the epoch to the given number. It never lowers the epoch.
 func (l *lease) Raise(epoch int) {
 	for old := l.Epoch.Load(); old < int64(epoch); old = l.Epoch.Load() {
 		if l.Epoch.CompareAndSwap(old, int64(epoch)) {
@@ -41,8 +41,8 @@ func (l *lease) Raise(epoch int) {
 	}
 }
 
-// Lose cancels the handlers before other supervisors may take their jobs. It reports whether this call was the
-// first to do so.
+// Lose ends the lease and cancels its handlers. This must happen before other supervisors may take the jobs. Lose
+// reports whether this call has ended the lease.
 func (l *lease) Lose() bool {
 	if l.Ended.Swap(true) {
 		return false

@@ -8,8 +8,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// holds lists the scopes whose jobs may not start now, as this process knows them. It is never changed in place. A nil
-// *holds holds no scope.
+// holds lists the scopes whose jobs may not start now, as far as this process knows. A holds is never changed in place.
+// A nil *holds holds no scope.
 type holds struct {
 	all    bool
 	queues map[string]bool
@@ -40,12 +40,12 @@ func newHolds(limits []store.Limit, kinds []string) *holds {
 	return h
 }
 
-// queue reports whether no job of the queue may start.
+// queue reports whether the holds keep every job of the queue from starting here.
 func (h *holds) queue(name string) bool {
 	return h != nil && (h.all || h.queues[name] || len(h.open) == 0)
 }
 
-// job reports whether no job of the queue and kind may start.
+// job reports whether the holds keep jobs of the queue and kind from starting.
 func (h *holds) job(queue, kind string) bool {
 	return h != nil && (h.all || h.queues[queue] || h.kinds[kind])
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// FindOut takes one step to end the doubt about a claim whose reply was lost. The steps follow one another without a
-// pause, because no claim is made meanwhile.
+// FindOut takes one step to find out which jobs a claim has taken whose reply was lost. The steps follow one another
+// without a pause, because the claimer makes no other claim until they are over.
 func (c *claimer) FindOut(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
 	defer cancel()
@@ -25,15 +25,16 @@ func (c *claimer) FindOut(base context.Context) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// recoverClaim first raises the epoch. Once the server has confirmed the new epoch, the lost claim cannot commit any
-// more. Without that, a scan could come before the commit. Then each call of recoverClaim reads one page. A lapsed
-// lease is no reason to stop: the keeper may renew it, and no other supervisor would rescue these jobs.
+// The first call of recoverClaim raises the epoch. Once the server has confirmed the new epoch, the lost claim cannot
+// commit any more. Otherwise it might commit after the scan. Each further call reads one page of the scan. recoverClaim
+// goes on even if the lease has lapsed: the keeper may renew the lease, and no other supervisor would rescue these
+// jobs.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.Lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.ID {
 		epoch, err := conn.RaiseEpoch(ctx, l.ID, int(l.Epoch.Load()))
 		if errors.Is(err, pg.ErrLeaseLost) {
-			l.Lose() // other supervisors rescue all jobs of the lease
+			l.Lose() // other supervisors rescue all jobs of the lost lease
 			c.Doubt = nil
 			c.beatSoon()
 			return nil
@@ -67,13 +68,14 @@ func union(a, b []string) []string {
 	return all
 }
 
-// rewound makes the claimer look again at all rows: at jobs that came back behind the floors, and at jobs in our name.
+// rewound is called when the database may have gone back to an older state. It makes the claimer look again at all
+// rows: for due jobs that came back behind the floors, and for running jobs in our name.
 func (c *claimer) rewound() {
 	c.resetFloors()
 	c.Audit.Reconnected()
 }
 
-// resetFloors forgets how far claims have read.
+// resetFloors forgets how far claims have read, so that they begin before all jobs, and wakes the claimer.
 func (c *claimer) resetFloors() {
 	c.Floors.Reset()
 	c.Near.Reset()

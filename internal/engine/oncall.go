@@ -12,22 +12,24 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A few supervisors of each queue are on call. Each of them holds a call slot, which is a lock on the keeper's
-// connection and has nothing to do with slots for running jobs. If the queue has no lookout (sleep.go), an enqueue
+// onCall decides in which queues this supervisor is on call. Up to eight supervisors that serve the same kinds in a
+// queue are on call there (store.CallSlots). Each of them holds a call slot: an advisory lock of the keeper's
+// connection, which has nothing to do with slots for running jobs. If the queue has no lookout (sleep.go), an enqueue
 // notifies two supervisors on call.
 //
-// The other supervisors listen as well, so that all hear of a burst. But up to PostgreSQL 18 a NOTIFY interrupts each
-// session that listens. A supervisor that hears too many notifications for others stops listening for a while, and asks
-// for a free slot instead. Slots get free when supervisors without room are notified: they leave their slots.
+// The other supervisors listen as well: if all supervisors on call run out of room in a burst, a notification to all
+// reaches them. But up to PostgreSQL 18 a NOTIFY interrupts each session that listens. So a supervisor that hears too
+// many notifications for others stops listening for a while, and asks for a free slot instead. Slots get free because
+// supervisors without room leave their slots when they are notified.
 type onCall struct {
 	*Shared
 	slots  map[string]int64 // for each queue in which we are on call, the key of the lock that we hold
-	conn   store.Session    // the connection that holds them
+	conn   store.Session    // the connection that holds these locks
 	unsure bool             // the connection may hold locks that slots does not have
-	at     time.Time        // no attempt to go on call again before this time
+	at     time.Time        // no further attempt to go on call before this time
 	noise  trickle          // notifications that were for others
 	deafBy time.Time        // the keeper does not listen until this time, because too many notifications were for others
-	heard  func(string)     // is called with the stamp of the limits (pauses)
+	heard  func(string)     // gets the stamp of the limits (pauses), as an attempt to go on call has read it
 }
 
 func newOnCall(s *Shared, heard func(string)) *onCall {
@@ -35,8 +37,8 @@ func newOnCall(s *Shared, heard func(string)) *onCall {
 }
 
 const (
-	noiseRate  = 4  // notifications for others in a second
-	noiseBurst = 20 // and how many of them may come together
+	noiseRate  = 4  // a keeper listens to so many notifications for others in a second
+	noiseBurst = 20 // and to so many of them that come together
 	deafFor    = 30 * time.Second
 
 	// Between two requests for a slot, a supervisor that does not listen waits askSlot for each other supervisor, and
@@ -45,9 +47,9 @@ const (
 	askSlotLeast = 250 * time.Millisecond
 )
 
-// called acts on a notification about jobs: "wake" of an enqueue, "pass" and "all" of a supervisor that has no room.
-// The parameter what has, separated by spaces: two slots (except for "all"); when the first job is due, in µs since
-// 1970; how long until then, in µs; the queue.
+// called acts on a notification about jobs. An enqueue sends "wake"; a supervisor that has no room sends "pass", or
+// "all" if no other supervisor is on call. The parameter what has these parts, separated by spaces: the two notified
+// slots (not with "all"); when the first job is due, in µs since 1970; how long until then, in µs; the queue.
 func (o *onCall) called(verb, what string) {
 	var slots [2]int64
 	if verb != "all" {
@@ -90,7 +92,7 @@ func number(text string) (n int64, rest string) {
 	return n, rest
 }
 
-// next returns when to hand on a call or to ask for a slot, or the given time if that comes first.
+// next returns when the keeper has to hand on a call or to ask for a slot, or the given time if that comes first.
 func (o *onCall) next(at time.Time, hears bool) time.Time {
 	if next := o.calls.next(); !next.IsZero() && next.Before(at) {
 		return next
@@ -101,9 +103,9 @@ func (o *onCall) next(at time.Time, hears bool) time.Time {
 	return at
 }
 
-// tend hands on the calls that were not answered in time. If there is no room in the queue, the supervisor leaves
-// its slot first, because two full supervisors must not hand on calls to each other. It goes on call again once a
-// claim has left room.
+// tend hands on the calls that were not answered in time. If a queue has no room here, the supervisor leaves its slot
+// first, because two full supervisors must not hand calls on to each other. Once a claim has left room, tend goes on
+// call again.
 func (o *onCall) tend(ctx context.Context, conn store.Session, hears bool) {
 	if ctx.Err() != nil || conn.Closed() {
 		return
@@ -114,7 +116,7 @@ func (o *onCall) tend(ctx context.Context, conn store.Session, hears bool) {
 	o.on(conn)
 	if o.unsure || o.Draining.Load() && len(o.slots) > 0 {
 		if conn.LeaveAll(ctx) != nil {
-			return // the next heartbeat meets and reports the same error
+			return // the next heartbeat meets the same error and reports it
 		}
 		o.slots, o.unsure = map[string]int64{}, false
 	}
@@ -144,27 +146,27 @@ func (o *onCall) tend(ctx context.Context, conn store.Session, hears bool) {
 	}
 }
 
-// askPause is how often a supervisor that does not listen asks for a slot.
+// askPause returns the pause between two requests for a slot by a supervisor that does not listen.
 func (o *onCall) askPause() time.Duration {
 	return max(askSlotLeast, askSlot*time.Duration(len(*o.sharers.Load())))
 }
 
-// tooLoud reports whether so many notifications were for others that the keeper should stop listening, and records
-// that it does. The supervisors that hear the same notifications stop together. They must not ask for slots
-// together.
+// tooLoud reports whether so many notifications were for others that the keeper must stop listening, and records that
+// it stops. Supervisors that hear the same notifications stop at the same moment. They must not ask for slots at the
+// same moment, so each of them waits for a random time first.
 func (o *onCall) tooLoud() bool {
 	if !o.noise.over() {
 		return false
 	}
 	now := o.Now()
-	o.deafBy, o.noise.left, o.at = now.Add(deafFor), noiseBurst, now.Add(rand.N(o.askPause())) //nolint:gosec // to spread them
+	o.deafBy, o.noise.left, o.at = now.Add(deafFor), noiseBurst, now.Add(rand.N(o.askPause())) //nolint:gosec // to spread the requests
 	return true
 }
 
 // deaf reports whether the keeper does not listen because too many notifications were for others.
 func (o *onCall) deaf(hears bool) bool { return o.Now().Before(o.deafBy) && !hears }
 
-// missing returns the queues with room in which this supervisor is not on call, each with its first slot.
+// missing returns the queues in which this supervisor has room and is not on call, each with its first slot.
 func (o *onCall) missing(hears bool) map[string]int64 {
 	if !hears && !o.deaf(hears) || o.Draining.Load() {
 		return nil
@@ -178,7 +180,7 @@ func (o *onCall) missing(hears bool) map[string]int64 {
 	return firsts
 }
 
-// goOn takes a free slot in each of these queues.
+// goOn takes a free slot in each queue that missing returns.
 func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) {
 	firsts := o.missing(hears)
 	if len(firsts) == 0 {
@@ -191,9 +193,9 @@ func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) {
 	o.went(conn, firsts, got, err)
 }
 
-// went records the slots that the connection got. The map got leads from the first slot of a queue to the slot that the
-// connection got there. If the connection got a slot, the keeper listens again and the claimer looks for jobs, because
-// earlier transactions may have notified no supervisor.
+// went records which slots an attempt to go on call has got. The map got leads from the first slot of a queue to the
+// slot that the connection got there. After any success the keeper listens again, and the claimer looks for jobs,
+// because earlier transactions may have notified no supervisor.
 func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) {
 	if err != nil {
 		o.unsure = o.unsure || len(firsts) > 0
@@ -211,7 +213,8 @@ func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64
 	}
 }
 
-// on records which connection the next statement uses. A new connection holds no locks.
+// on records which connection the next statement uses. If the connection is new, it holds no locks, so we have no
+// slots.
 func (o *onCall) on(conn store.Session) {
 	if o.conn != conn {
 		o.conn, o.slots, o.unsure = conn, map[string]int64{}, false

@@ -14,19 +14,19 @@ import (
 
 // The pace of audits.
 const (
-	AuditGap   = time.Minute     // the shortest time between audits that full sweeps ask for; two leases if that is less
-	auditPause = 5 * time.Second // the shortest time between two audits: connections may break all the time
+	AuditGap   = time.Minute     // full sweeps ask for an audit at most so often, or once in two leases if that is more often
+	auditPause = 5 * time.Second // the shortest time between any two audits, because connections may break all the time
 	AuditPage  = 2000            // rows of a lane in one page, some 2 ms
-	AuditShare = 100             // a page takes at most a hundredth of the time
+	AuditShare = 100             // pages take at most a hundredth of the time
 )
 
-// audit looks for jobs that run in this supervisor's name though its settler does not know of them, and releases them.
-// No other supervisor would, because their owner is alive. There are two ways to get such a job. Somebody changed
-// claim_seq or attempted_at by hand, so the settle matched no row. Or the database forgot a settle that it had
-// acknowledged.
+// audit looks for jobs that run in this supervisor's name although its settler does not know of them, and releases
+// them. No other supervisor would rescue them, because their owner is alive. There are two ways to get such a job.
+// Somebody changed claim_seq or attempted_at by hand, so the settle matched no row. Or the database forgot a settle
+// that it had acknowledged.
 //
-// A full sweep asks for an audit, and so does a connection that came back. The claimer's goroutine does it between
-// claims, because the jobs of a claim under way would be unknown, too.
+// A full sweep asks for an audit, and so does a connection that was lost and made anew. The claimer's goroutine reads
+// the pages between its claims: during a claim, the settler would not know of the jobs of that claim either.
 type audit struct {
 	*Shared
 	settler *settler
@@ -35,12 +35,13 @@ type audit struct {
 	Due   time.Time // when the next audit is due; zero: none is wanted
 	Ended time.Time // when the last audit ended
 
-	// The rest is the claimer goroutine's own.
+	// Only the claimer's goroutine uses the fields below.
 	Hunt *store.Scan
-	Next time.Time // no page is read before this
+	Next time.Time // no page is read before this time
 }
 
-// want asks for an audit, unless the last one ended a short while ago.
+// want asks for an audit, unless the last audit ended less than AuditGap ago, or less than two leases if that is
+// shorter.
 func (a *audit) want(now time.Time) {
 	a.Mu.Lock()
 	recent := now.Sub(a.Ended) < min(AuditGap, 2*a.Cfg.Lease)
@@ -50,7 +51,7 @@ func (a *audit) want(now time.Time) {
 	}
 }
 
-// Reconnected asks for an audit: the server may have lost what it had acknowledged.
+// Reconnected asks for an audit after a connection was lost: the server may have lost changes that it had acknowledged.
 func (a *audit) Reconnected() { a.by(a.Now()) }
 
 func (a *audit) by(now time.Time) {
@@ -65,7 +66,7 @@ func (a *audit) by(now time.Time) {
 	a.alarm.poke()
 }
 
-// Rest returns how long the audit has nothing to do.
+// Rest returns for how long the audit has nothing to do.
 func (a *audit) Rest(now time.Time) time.Duration {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()
@@ -78,7 +79,7 @@ func (a *audit) Rest(now time.Time) time.Duration {
 	return a.Due.Sub(now)
 }
 
-// Page reads the next page, if it is time.
+// Page reads the next page of the audit, if it is time.
 func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 	l := a.Lease.Load()
 	if a.Rest(now) > 0 || l.Ended.Load() {
@@ -117,9 +118,10 @@ func (a *audit) Page(base context.Context, t *Trouble, now time.Time) {
 	}
 }
 
-// look reads one page and releases the jobs that nobody works on. It lists the known runs before it reads the page: a
-// job that is settled in between is in the list, and no longer runs in the database. The result forgotten is true if a
-// claim that is known here is missing in the database.
+// look reads one page and releases the jobs that nobody works on. It lists the known runs before it reads the page. So
+// if a job is settled in between, the list still has its run, and the job is not released by mistake. The parameter
+// lost is whether the search is for a lost claim and not an audit. The result forgotten is true if the database has
+// forgotten a claim that is known here.
 func (a *audit) look(ctx context.Context, conn store.Session, h *store.Scan, l *lease, lost bool) (forgotten bool, err error) {
 	known := latestClaims(slices.Concat(a.Unsettled.All(), a.RefusedRuns.All()))
 	held, err := conn.Scan(ctx, h)
@@ -149,23 +151,23 @@ func latestClaims(runs []*Run) map[string]time.Time {
 	return latest
 }
 
-// mayBeAtWork reports whether a known run keeps a job from being released. The map known has the latest claim of
-// each job.
+// mayBeAtWork reports whether a known run keeps a job from being released. The map known has the time of the latest
+// claim of each job.
 //
-// In an audit any run of the job keeps it: somebody may have changed the row of a handler that is at work. When the
+// In an audit any run of the job keeps the job: somebody may have changed the row while the handler works. When that
 // run ends, its settle matches no row, and the next audit releases the job.
 //
-// After a lost claim an older run does not keep the job. The claim of that run has ended, but its handler ignores the
-// end of its context. The lost claim took the job again. A run of the same claim keeps the job, and so does a run of a
+// After a lost claim, a run of an older claim does not keep the job. That claim has ended, its handler ignores the end
+// of its context, and the lost claim took the job again. A run of the same claim keeps the job, and so does a run of a
 // later claim, which the database has forgotten.
 func mayBeAtWork(known map[string]time.Time, j *store.Held, lost bool) bool {
 	claimed, ok := known[j.ID]
 	return ok && (!lost || !claimed.Before(j.AttemptedAt.Time))
 }
 
-// release ends runs in this supervisor's name of which the supervisor did not know. Most of the jobs become available
-// as if they had never been claimed. A job with a single attempt must not run again if it may have started: it is
-// discarded.
+// release ends the runs of jobs that ran in this supervisor's name unknown to it. Most of the jobs become available as
+// if they had never been claimed. A job with a single attempt is discarded if it may have started, because it must not
+// run again.
 func (a *audit) release(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
 	var errs []error
 	for i := range held {

@@ -14,10 +14,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Trouble is the state of one part's failures with the database. The part makes a pause after each failed round trip,
-// longer each time, and reports the failure to the supervisor's outage.
+// Trouble counts the failed round trips of one part of the engine, such as the claimer. After each failed round trip
+// the part makes a pause, longer each time. Trouble reports the failures to the supervisor's outage.
 type Trouble struct {
-	means string      // the consequence for the log, such as "no job is claimed"
+	means string      // the consequence, for the log, such as "no job is claimed"
 	vital bool        // while it fails, the supervisor does not do its work
 	link  *store.Line // the part's own connection; may be nil
 
@@ -29,18 +29,19 @@ type Trouble struct {
 const (
 	TripTimeout   = 15 * time.Second      // the longest round trip: half a default lease
 	RetryPause    = 50 * time.Millisecond // the pause after a failed round trip; doubled after each further failure
-	MaxRetryPause = 2 * time.Second       // the longest pause, after which a server that is back is noticed
+	MaxRetryPause = 2 * time.Second       // the longest pause: so soon a part notices that the server is back
 )
 
-// NewSight is how many failures in a row make a part connect anew: the server's name may lead to another server
-// by now.
+// After NewSight failures in a row a part closes its connection and connects anew, because the server's name may lead
+// to another server by then.
 const NewSight = 3
 
-// growing returns the pause after the n-th failure in a row, counted from 0, longer each time. It is random, so that
-// the processes do not all come together when the server is back. Every retry must use it.
+// growing returns the pause after the n-th failure in a row, counted from 0. The pause grows with n. It is partly
+// random, so that the processes do not all come at the same moment when the server is back. Every retry must use
+// growing or growingTo.
 func growing(n int) time.Duration { return growingTo(MaxRetryPause, n) }
 
-// growingTo is growing up to another bound, of at most an hour.
+// growingTo does the same as growing, with another longest pause, of at most an hour.
 func growingTo(most time.Duration, n int) time.Duration {
 	pause := min(RetryPause<<min(n, 20), most)
 	return pause - rand.N(pause/2) //nolint:gosec // to spread them
@@ -66,19 +67,20 @@ func (t *Trouble) Over(ctx context.Context, s *Shared) {
 	s.Outage.over(ctx, s, t)
 }
 
-// outage logs the database failures of all parts together: a line when an outage begins, one a minute while it lasts,
-// one when it is over. It is over when the round trips of every part succeed and a write of the heartbeat was committed
-// after the last failure: while commits hang, round trips that only read succeed. A single failure, such as a
-// connection that the server ended and the part replaced, is no outage. If a server turns out to be read-only later,
-// this gets a line of its own, because somebody has to look where the server's name leads.
+// outage logs the database failures of all parts together: a line when an outage begins, a line a minute while it
+// lasts, and a line when it is over. It is over when the round trips of every part succeed and a write of the heartbeat
+// was committed after the last failure. The write is needed because round trips that only read succeed even while
+// commits hang. A single failure is no outage, for example if the server ended a connection and the part has replaced
+// it. If a server turns out to be read-only during an outage, the log gets a line about that immediately, because
+// somebody has to check where the server's name leads.
 type outage struct {
 	Mu       sync.Mutex
-	Standing map[*Trouble]failure // the parts that failed last
+	Standing map[*Trouble]failure // the parts whose last round trip failed
 	since    time.Time            // the first failure
 	last     time.Time            // the last failure
-	written  time.Time            // when the last write that was committed was sent
+	written  time.Time            // when the last committed write was sent
 	Failures int
-	logged   bool      // the outage has a line in the log, so its end gets a line, too
+	logged   bool      // the outage has a line in the log, so its end gets a line as well
 	readOnly bool      // the outage has a line about a read-only server
 	told     time.Time // when the last line of this outage or an earlier one was written
 }
@@ -93,8 +95,8 @@ type failure struct {
 // How often an outage is logged.
 const (
 	OutageEvery = time.Minute
-	// If connections break all the time, outages follow each other. The second outage within a minute gets its line
-	// once it has lasted this long.
+	// If connections break all the time, outages follow each other. A second outage within a minute of the last line
+	// gets its line once it has lasted this long.
 	outageAgain = 5 * time.Second
 )
 
@@ -104,8 +106,8 @@ func (o *outage) failed(ctx context.Context, s *Shared, t *Trouble, what string,
 	}
 }
 
-// note returns the line to log, if it is time for a line. A log that blocks must not hold up the other parts, so it
-// is written without the lock.
+// note records a failure. It returns the line to log, or "" if it is not time for a line. The caller logs the line
+// without the lock, because a log that blocks must not hold up the other parts.
 func (o *outage) note(now time.Time, t *Trouble, what string, err error) (message string, attrs []slog.Attr) {
 	o.Mu.Lock()
 	defer o.Mu.Unlock()
@@ -178,8 +180,8 @@ func (o *outage) operations() string {
 	return strings.Join(all, ", ")
 }
 
-// vital returns the oldest failure of a vital part. A part whose last failure was before the given time has had nothing to
-// do since, so it does not count.
+// vital returns the oldest failure of a vital part. A part whose last failure was before the given time does not count,
+// because it has had nothing to do since.
 func (o *outage) vital(before time.Time) (oldest failure, found bool) {
 	o.Mu.Lock()
 	defer o.Mu.Unlock()
@@ -191,7 +193,7 @@ func (o *outage) vital(before time.Time) (oldest failure, found bool) {
 	return oldest, found
 }
 
-// means lists the consequences.
+// means lists the consequences of the failures.
 func (o *outage) means() string {
 	var all []string
 	for t := range o.Standing {
