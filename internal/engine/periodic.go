@@ -12,20 +12,21 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has one. A tick locks the row of its
-// schedule, so only one supervisor makes it. The scheduler sleeps until the earliest tick of any schedule. Heartbeats
-// and notifications report earlier ticks. While there is no schedule it sends no statement.
+// scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has a scheduler. A tick locks the row of
+// its schedule, so only one supervisor makes each tick. The scheduler sleeps until the earliest tick of any schedule.
+// If an earlier tick appears meanwhile, a heartbeat or a notification wakes it. While there is no schedule, it sends no
+// statement.
 type scheduler struct {
 	*Shared
 	Signal chan struct{}
-	Next   atomic.Int64 // when the scheduler looks again, in nanoseconds by the process' clock; 0: not by itself
+	Next   atomic.Int64 // when the scheduler looks next, in nanoseconds since 1970 by the process' clock; 0: not by itself
 
 	// Only the goroutine that ticks uses these.
 	putOff  map[string]putOff
 	Trouble Trouble
 }
 
-// putOff is a schedule that could not tick. Its turn comes later, and the other schedules go on.
+// putOff is a schedule whose tick failed. Its next try comes later, and the other schedules go on.
 type putOff struct {
 	failures int
 	until    time.Time
@@ -43,8 +44,8 @@ func (t *scheduler) poke() {
 	}
 }
 
-// heard makes the scheduler look if a heartbeat found that the next tick comes well before the scheduler would look by
-// itself. The parameter tick is how long until that tick; nil means that there is no schedule.
+// heard makes the scheduler look if the next tick, as a heartbeat found it, comes well before the scheduler would look
+// by itself. The parameter tick is how long until that tick; nil means that there is no schedule.
 func (t *scheduler) heard(tick *time.Duration) {
 	if tick == nil {
 		return
@@ -61,15 +62,16 @@ const (
 	TickBound   = 4 * time.Second // the longest statement of a tick, by the server's clock
 	tickRetry   = time.Second     // the pause after a look that failed
 	TicksAtOnce = 100             // how many schedules one look lists
-	longestWait = time.Hour       // the longest sleep between two looks, because heartbeats report earlier ticks
-	// longestPutOff is the pause of a schedule that fails again and again, unless such schedules take much time: see putAside.
+	longestWait = time.Hour       // the longest sleep between two looks; heartbeats report earlier ticks
+	// longestPutOff bounds the pause of a schedule that fails again and again. If such schedules take much time, the
+	// pause may be longer: see putAside.
 	longestPutOff = time.Minute
-	// The supervisor that prunes looks when a tick is due. The others look later: by standAside, and by a random time
-	// of up to twice standAside.
+	// The supervisor that prunes looks when a tick is due. The other supervisors look later, by standAside plus a
+	// random time of up to twice standAside.
 	standAside = 250 * time.Millisecond
 )
 
-// run ticks until ctx is done. The first heartbeat reports whether there is a schedule.
+// run ticks until ctx is done. Its first look comes when the first heartbeat has found a schedule.
 func (t *scheduler) run(ctx context.Context) {
 	timer := time.NewTimer(longestWait)
 	defer timer.Stop()
@@ -86,7 +88,7 @@ func (t *scheduler) run(ctx context.Context) {
 			t.Next.Store(0)
 			continue
 		}
-		// Otherwise all supervisors would look at the same moment, and all but one in vain.
+		// If all supervisors looked at the same moment, all except one would look in vain.
 		if !t.Prunes.Load() {
 			wait += standAside + rand.N(2*standAside) //nolint:gosec // not a secret
 		}
@@ -95,7 +97,8 @@ func (t *scheduler) run(ctx context.Context) {
 	}
 }
 
-// tick ticks all schedules that are due, and returns how long until the next tick.
+// tick ticks all schedules that are due, and returns how long until the next tick. The result idle is true if there is
+// no schedule to wait for.
 func (t *scheduler) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	wait, later := t.later()
 	var due []store.DueSchedule
@@ -111,7 +114,7 @@ func (t *scheduler) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	}
 	t.Trouble.Over(ctx, t.Shared)
 	more := len(due) == TicksAtOnce && due[TicksAtOnce-1].Wait <= 0
-	if !t.Prunes.Load() { // two supervisors that walk the same list in the same order meet at each row
+	if !t.Prunes.Load() { // otherwise two supervisors with the same list would meet at each row
 		rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] }) //nolint:gosec // not a secret
 	}
 	for _, d := range due {
@@ -129,7 +132,7 @@ func (t *scheduler) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	return max(wait, time.Millisecond), len(due)+len(later) == 0
 }
 
-// later returns the schedules that are put off, and how long until the first of them may tick.
+// later returns the schedules that are put off, and how long until the first of them may be tried again.
 func (t *scheduler) later() (wait time.Duration, names []string) {
 	wait = longestWait
 	for name, off := range t.putOff {
@@ -137,7 +140,7 @@ func (t *scheduler) later() (wait time.Duration, names []string) {
 		case left > 0:
 			names = append(names, name)
 			wait = min(wait, left)
-		case left < -longestWait: // it is not due any more: deleted, paused, or ticked by another supervisor
+		case left < -longestWait: // the schedule is not due any more: it was deleted or paused, or another supervisor has ticked it
 			delete(t.putOff, name)
 		}
 	}
@@ -179,20 +182,20 @@ func (t *scheduler) fire(ctx context.Context, d store.DueSchedule) time.Duration
 	return f.Wait
 }
 
-// putAside puts off a schedule whose tick took so long to fail, and returns the pause. The pause grows with each failure. It is
-// also so long that all schedules that fail take at most half of the time, however many time out. The other half is
-// left to schedules that are due later.
+// putAside puts off a schedule whose tick has failed, and returns the pause. The parameter took is how long the tick
+// took. The pause grows with each failure. It is also so long that all failing schedules together take at most half of
+// the time, however many of them time out. The other half is left for the other schedules.
 func (t *scheduler) putAside(name string, took time.Duration) (pause time.Duration) {
 	off := putOff{failures: t.putOff[name].failures + 1}
-	t.putOff[name] = off // so that it counts
+	t.putOff[name] = off // now, because the next line counts it
 	pause = max(growingTo(longestPutOff, off.failures-1), 2*took*time.Duration(len(t.putOff)))
 	off.until = t.Now().Add(pause)
 	t.putOff[name] = off
 	return pause
 }
 
-// failed puts off a schedule whose tick failed as a whole, for example because of a time-out. Its tick stays due, and
-// its row keeps the reason.
+// failed puts off a schedule whose tick failed as a whole, for example because of a time-out. The tick stays due, and
+// failed writes the reason into the schedule's row.
 func (t *scheduler) failed(ctx context.Context, d store.DueSchedule, err error, took time.Duration) time.Duration {
 	pause, why := t.putAside(d.Name, took), t.Cfg.Clean(pg.Refusal(err))
 	t.seldom.log(ctx, t.log, slog.LevelWarn, "periodic "+d.Name, "schedule could not tick, will be tried again",

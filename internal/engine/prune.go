@@ -13,7 +13,7 @@ import (
 const PruneBatch = 1000
 
 // pruner deletes or archives jobs whose retention is over, and enqueues follow-ups that were set aside. The supervisor
-// that started first prunes the queues of all supervisors; two pruners for a moment do no harm.
+// that started first prunes the queues of all supervisors. If two supervisors prune for a moment, this does no harm.
 type pruner struct {
 	*Shared
 	Every time.Duration
@@ -39,9 +39,9 @@ func (s *pruner) run(ctx context.Context) {
 			trouble.Over(ctx, s.Shared)
 			continue
 		}
-		if trouble.Failures == 0 { // otherwise the walk goes on
+		if trouble.Failures == 0 { // after a failure the walk goes on where it was
 			if rounds%60 == 0 {
-				walk = PruneWalk{Whole: true} // from the start: some jobs were too young an hour ago
+				walk = PruneWalk{Whole: true} // once an hour from the start: some jobs were too young at the last walk
 			}
 			rounds++
 		}
@@ -49,7 +49,7 @@ func (s *pruner) run(ctx context.Context) {
 		walk, err = s.Prune(ctx, walk, s.Cfg.Keep)
 		if began := s.Now(); err == nil && !began.Before(nextCount) {
 			err = s.PruneByCount(ctx)
-			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables, so at most a tenth of the time
+			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables, so it may take at most a tenth of the time
 		}
 		switch {
 		case err == nil:
@@ -68,10 +68,10 @@ func (s *pruner) run(ctx context.Context) {
 // PruneWalk records how far the pruner has walked.
 type PruneWalk struct {
 	After string // the last id that was walked
-	Whole bool   // ids that are no ULIDs of today are walked as well
+	Whole bool   // the walk also covers ids above every ULID of today
 }
 
-// Prune walks on until nothing is left to walk, in small transactions, and returns where the next walk begins.
+// Prune walks on to the end of the ids, in small transactions, and returns where the next walk begins.
 func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) (PruneWalk, error) {
 	on, done, err := store.Borrow(ctx, s.pool)
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 			walk.Whole = false
 			return walk, nil
 		}
-		if after = step.Last; !step.Odd { // odd ids sort after the jobs that grow old: no walk begins behind them
+		if after = step.Last; !step.Odd { // odd ids come after all ULIDs: a walk that began there would miss the jobs that grow old
 			walk.After = after
 		}
 	}
@@ -108,7 +108,7 @@ func (s *pruner) logPruned(ctx context.Context, step store.Retained) {
 	s.logRefused(ctx, step.Refused)
 }
 
-// pruneApart tries the jobs of a failed step in parts. The step timed out, or met a row that cannot be read.
+// pruneApart prunes the jobs of a failed step in parts. The step timed out, or met a row that cannot be read.
 func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
 	ids, odd, err := conn.RetainNext(ctx, after, keep, whole, PruneBatch)
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after strin
 	return all, err
 }
 
-// pruneThese prunes these jobs, and sets aside each job because of which the database fails.
+// pruneThese prunes these jobs. It sets aside each job that makes the statement fail.
 func (s *pruner) pruneThese(ctx context.Context, conn store.Session, ids []string, keep store.Keeping, surplus *time.Time) (all store.Retained, err error) {
 	err = pg.Bisect(ids, func(part []string) error {
 		step, err := conn.RetainThese(ctx, part, keep, surplus)
@@ -142,14 +142,14 @@ func (s *pruner) pruneThese(ctx context.Context, conn store.Session, ids []strin
 	return all, err
 }
 
-// Paths of the table drover_set_aside.
+// Paths of the table drover_set_aside: the operations that the database refused.
 const (
 	pathPrune    = "prune"
 	pathFollowUp = "follow-up"
 )
 
-// logRefused logs the jobs that were set aside. A job is tried and logged again when the pruner comes by after the
-// job's pause, which grows to a day: never twice within a minute.
+// logRefused logs the jobs that were set aside. The pruner tries a job again at its first walk after the job's pause,
+// and then the job may be logged again. The pause grows to a day, and it is never shorter than a minute.
 func (s *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {
@@ -161,7 +161,7 @@ func (s *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
 	}
 }
 
-// followUpsAgain tries to enqueue follow-ups that the database refused when their jobs were discarded.
+// followUpsAgain tries once more to enqueue follow-ups that the database refused when their jobs were discarded.
 func (s *pruner) followUpsAgain(ctx context.Context, conn store.Session, ids []string) error {
 	return pg.Bisect(ids, func(part []string) error {
 		made, refused, err := conn.FollowUpsAgain(ctx, part)

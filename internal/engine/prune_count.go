@@ -9,10 +9,11 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// countBatch is how many rows a step of a walk by count reads.
+// countBatch is how many rows PruneByCount reads at a time.
 const countBatch = 10_000
 
-// PruneByCount deletes or archives the jobs beyond the counts that their queues keep: first jobs, then archived jobs.
+// PruneByCount serves the queues that keep only so many ended jobs of each kind. It deletes or archives the older jobs
+// of the table jobs, and then deletes the older jobs of the archive.
 func (s *pruner) PruneByCount(ctx context.Context) error {
 	on, done, err := store.Borrow(ctx, s.pool)
 	if err != nil {
@@ -29,7 +30,7 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 		jobs.limit(c.Queue, true, c.Discarded)
 		archive.limit(c.Queue, true, c.Archived)
 	}
-	before := counts[0].At // the walk leaves out jobs that end later: such a job may have run again since the walk read it
+	before := counts[0].At // jobs that ended after this time stay: they may have run again since the walk read them
 	err = s.walkByCount(ctx, on, jobs, false, func(ids []string) (store.Retained, error) {
 		return s.pruneThese(ctx, on, ids, s.Cfg.Keep, &before)
 	})
@@ -47,7 +48,7 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 	})
 }
 
-// walkByCount reads a whole table, and prunes the jobs beyond the counts as it goes.
+// walkByCount reads a whole table, and meanwhile prunes the jobs beyond the counts.
 func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplus, archive bool, prune func(ids []string) (store.Retained, error)) error {
 	if len(over.queues) == 0 {
 		return nil
@@ -69,11 +70,11 @@ func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplu
 	}
 }
 
-// surplus finds the jobs that are not among the newest of their kind, in one pass over the jobs in any order. It
-// keeps only the newest jobs in memory.
+// surplus finds the jobs that are not among the newest of their kind in their queue. It sees each job once, in any
+// order, and keeps only the newest jobs in memory.
 type surplus struct {
 	queues []string
-	limits map[endedGroup]int // by queue and discarded; kind is empty
+	limits map[endedGroup]int // by queue and discarded; the kind of these keys is empty
 	newest map[endedGroup]*oldestFirst
 }
 
@@ -86,7 +87,7 @@ func newSurplus() *surplus {
 	return &surplus{limits: map[endedGroup]int{}, newest: map[endedGroup]*oldestFirst{}}
 }
 
-// limit sets that n completed or discarded jobs of each kind of a queue are kept; 0 keeps all.
+// limit sets how many completed or discarded jobs of each kind a queue keeps; 0 keeps all.
 func (s *surplus) limit(queue string, discarded bool, n int) {
 	if n == 0 {
 		return
@@ -97,8 +98,8 @@ func (s *surplus) limit(queue string, discarded bool, n int) {
 	}
 }
 
-// beyond adds jobs. It returns the ids of all jobs that are no longer among the newest, also of jobs added
-// earlier.
+// beyond adds jobs. It returns the ids of the jobs that are not among the newest any more. These may be jobs that an
+// earlier call has added.
 func (s *surplus) beyond(ended []store.EndedJob) (ids []string) {
 	for _, e := range ended {
 		keep, limited := s.limits[endedGroup{queue: e.Queue, discarded: e.Discarded}]
@@ -123,7 +124,7 @@ type endedAt struct {
 	id string
 }
 
-// oldestFirst is a heap.
+// oldestFirst is a heap of the newest jobs of one kind, with the oldest of them on top.
 type oldestFirst []endedAt
 
 func (h oldestFirst) Len() int { return len(h) }

@@ -9,23 +9,23 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// QueueState is one queue in a supervisor: its buffer, its slots, its pace.
+// QueueState is the state of one queue in a supervisor.
 type QueueState struct {
 	Queue
 	Buffer  Buffer
 	Pending atomic.Int64 // claimed jobs whose runs have not ended
 	Watched atomic.Int64 // see WatchRoom
-	suspect atomic.Int64 // pending jobs of the suspect tier: their process has died once
+	suspect atomic.Int64 // pending jobs of the suspect tier; the process of such a job has died once
 
 	tally tally
 
-	// How long handlers ran, and how many, since Capacity last computed the bound on the buffer.
+	// How many handlers ran, and how long together, since Capacity last read these two.
 	ranFor atomic.Int64 // nanoseconds
 	RanN   atomic.Int64
 
-	// The claimer goroutine's own.
-	typical time.Duration // how long a run takes, a moving average; 0 until a run has ended
-	retries float64       // how many retries may be claimed while fresh jobs wait; each claim adds to it: see Groups
+	// Only the claimer's goroutine uses these.
+	typical time.Duration // how long a handler runs, a moving average; 0 until a run has ended
+	retries float64       // how many retries may be claimed while fresh jobs wait; each claim adds to this number: see Groups
 	Full    bool          // the last claim used all the room: fresh jobs may wait
 
 	holds *atomic.Pointer[holds] // the holds (paused scopes) of the supervisor; nil: it has none
@@ -53,7 +53,7 @@ func (q *QueueState) Enter(runs []*Run) {
 	q.Pending.Add(int64(len(runs)))
 }
 
-// Leave stops counting a job as pending, and reports whether this makes the room for which the claimer waits.
+// Leave stops counting a job as pending, and reports whether there is now the room for which the claimer waits.
 func (q *QueueState) Leave(tier int16) bool {
 	if tier == floors.TierSuspect {
 		q.suspect.Add(-1)
@@ -62,7 +62,8 @@ func (q *QueueState) Leave(tier int16) bool {
 }
 
 const (
-	// PrefetchTime bounds the buffer: jobs in it may be blamed if the process dies, and they wait behind a slow job.
+	// PrefetchTime bounds how many jobs the buffer holds: as many as the slots finish in this time. A larger buffer
+	// would be bad, because jobs in it may be blamed if the process dies, and because they wait behind a slow job.
 	PrefetchTime = 50 * time.Millisecond
 
 	// MaxPrefetch bounds the buffer if runs take next to no time.
@@ -72,7 +73,9 @@ const (
 	BufferPatience = time.Second
 )
 
-// Capacity returns how many jobs may be pending: one for each slot, and as many as the slots finish in PrefetchTime.
+// Capacity returns how many jobs may be pending: one for each slot, and in the buffer as many as the slots finish in
+// PrefetchTime, at most MaxPrefetch. Nothing is buffered before the first run has ended, and while runs take
+// PrefetchTime or longer.
 func (q *QueueState) Capacity() int {
 	if n := q.RanN.Swap(0); n > 0 {
 		mean := time.Duration(q.ranFor.Swap(0) / n)
@@ -87,7 +90,8 @@ func (q *QueueState) Capacity() int {
 	return q.Slots + int(min(int64(q.Slots)*int64(PrefetchTime)/int64(q.typical), MaxPrefetch))
 }
 
-// Congested records that claimed jobs had to wait. Until runs end again, claims do not fill the buffer.
+// Congested records that claimed jobs had to wait. Until runs end again, claims take only as many jobs as there are
+// free slots.
 func (q *QueueState) Congested() { q.typical = BufferPatience }
 
 // Room returns how many jobs may be claimed now.
@@ -98,17 +102,19 @@ func (q *QueueState) Room() int {
 	return max(0, q.Capacity()-int(q.Pending.Load()))
 }
 
-// WatchRoom returns the number of pending jobs at which a claim is worth its round trip: a slot is free, or a quarter
-// of the capacity is, whichever comes first. The run that brings the number down to this value wakes the claimer.
+// WatchRoom returns the largest number of pending jobs at which a claim is worth its round trip: a slot is free, or a
+// quarter of the capacity is free, whichever comes first. The run that brings the number of pending jobs down to this
+// value wakes the claimer.
 func (q *QueueState) WatchRoom() int64 {
 	q.Watched.Store(int64(max(q.Slots-1, q.Capacity()*3/4)))
 	return q.Watched.Load()
 }
 
-// tally adds up what ran in a queue since the supervisor began to serve it. It is safe for concurrent use.
+// tally counts the runs of a queue that began and ended since the supervisor began to serve the queue. It is safe for
+// concurrent use.
 type tally struct{ started, waited, completed, failed, discarded atomic.Int64 } // waited is in microseconds
 
-// read returns the sums, which are read one after another.
+// read returns the counts. It reads them one after another, so they need not be from the same moment.
 func (t *tally) read(queue string) store.Activity {
 	return store.Activity{
 		Queue: queue, Started: t.started.Load(), Waited: t.waited.Load(),
@@ -151,7 +157,7 @@ func (b *Buffer) cond() {
 	}
 }
 
-// Take waits for a run; false means the buffer is closed.
+// Take waits for a run and takes it out of the buffer; false means that the buffer is closed.
 func (b *Buffer) Take() (*Run, bool) {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
@@ -168,7 +174,7 @@ func (b *Buffer) Take() (*Run, bool) {
 	return r, true
 }
 
-// Drain takes all runs that wait, if the oldest run was received before the given time.
+// Drain ends and returns all runs that wait, if the oldest of them was received before the given time.
 func (b *Buffer) Drain(before time.Time) []*Run {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
@@ -178,7 +184,7 @@ func (b *Buffer) Drain(before time.Time) []*Run {
 	return b.Rest()
 }
 
-// Pick ends and returns the runs that wait and match.
+// Pick ends and returns the waiting runs that match.
 func (b *Buffer) Pick(match func(*Run) bool) (picked []*Run) {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()
@@ -196,7 +202,8 @@ func (b *Buffer) Pick(match func(*Run) bool) (picked []*Run) {
 	return picked
 }
 
-// Close ends the goroutines of slots that wait for runs, and returns the runs that wait for slots.
+// Close makes Take return false, which ends the goroutines of idle slots. It ends and returns the runs that wait for
+// slots.
 func (b *Buffer) Close() []*Run {
 	b.Mu.Lock()
 	defer b.Mu.Unlock()

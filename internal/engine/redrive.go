@@ -11,14 +11,15 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// redriver carries on the redrives of all processes: every supervisor ticks, and the database lets one of them work.
+// redriver carries on the redrives of all processes. Every supervisor ticks, and the database lets one of them work at
+// a time.
 type redriver struct {
 	*Shared
 	signal chan struct{}
-	capped atomic.Bool // a redriven job that ends may make room for another job of its key
+	capped atomic.Bool // a redrive with a cap by key is under way: a job of it that ends may make room for another job of its key
 
 	// Only the goroutine that ticks uses these.
-	Batch   int // jobs that a tick may change; fewer after a tick that was cut off
+	Batch   int // how many jobs of each redrive a tick may change; fewer after a tick that was cut off
 	Trouble Trouble
 }
 
@@ -26,7 +27,8 @@ func newRedriver(s *Shared) *redriver {
 	return &redriver{Shared: s, signal: make(chan struct{}, 1), Batch: paceBatch, Trouble: Trouble{means: "paced redrives stand still"}}
 }
 
-// poke makes the redriver tick: a redrive was started, a heartbeat saw one under way, or a run made room.
+// poke makes the redriver tick. It is called when a redrive was started, when a heartbeat saw a redrive under way, and
+// when a run has made room for a redriven job.
 func (r *redriver) poke() {
 	select {
 	case r.signal <- struct{}{}:
@@ -34,7 +36,7 @@ func (r *redriver) poke() {
 	}
 }
 
-// ended records that a run has ended.
+// ended makes the redriver tick if the end of a run may have made room for another redriven job.
 func (r *redriver) ended(run *Run) {
 	if run.Redrives > 0 && r.capped.Load() {
 		r.poke()
@@ -45,7 +47,7 @@ const (
 	paceTimeout = 5 * time.Second       // the longest tick
 	paceRetry   = time.Second           // the pause after a failed tick
 	paceLeast   = 20 * time.Millisecond // the shortest pause between two ticks
-	paceBatch   = 1000                  // jobs of each redrive that a tick picks or releases
+	paceBatch   = 1000                  // the most jobs of each redrive that a tick picks or releases
 )
 
 // run ticks while a redrive is under way. After that it waits for a poke.
@@ -99,8 +101,8 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	return reply.Wait, reply.Idle
 }
 
-// Failed records a failed tick. If the tick was cut off, the next tick changes fewer jobs, so that ticks do not end
-// at the same place for ever.
+// Failed records a failed tick. If the tick was cut off by a time-out, the next tick changes fewer jobs. Otherwise each
+// tick could be cut off in the same way.
 func (r *redriver) Failed(ctx context.Context, err error) {
 	if errors.Is(err, context.DeadlineExceeded) || pg.SQLState(err) == "57014" {
 		r.Batch = max(r.Batch/4, 1)
@@ -108,7 +110,7 @@ func (r *redriver) Failed(ctx context.Context, err error) {
 	r.Trouble.Failed(ctx, r.Shared, "carrying on redrives", err)
 }
 
-// Worked records a tick that succeeded, and logs the jobs that it skipped.
+// Worked records a tick that succeeded, and logs the jobs that the tick skipped.
 func (r *redriver) Worked(ctx context.Context, refused []store.RedriveRefusal) {
 	r.Batch = min(2*r.Batch, paceBatch)
 	r.Trouble.Over(ctx, r.Shared)

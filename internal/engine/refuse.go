@@ -11,9 +11,9 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A statement over many jobs fails as a whole if the database refuses one of them. Claims, starts, settles and rescues
-// then pick the jobs apart with pickApart. Each path decides what a refusal means for a job. It then calls refuse(),
-// which takes the job out of the way of others (ADR 27).
+// A statement over many jobs fails as a whole if the database refuses one of them. Then claims, starts, settles and
+// rescues try the jobs in parts with pickApart, to find the refused job. Each of these paths decides what the refusal
+// means for the job. Then it calls refuse(), which takes the job out of the way of others (ADR 27).
 
 // refusal is an item that the database refuses by itself.
 type refusal[T any] struct {
@@ -23,14 +23,14 @@ type refusal[T any] struct {
 
 // apart is the result of pickApart.
 type apart[T any] struct {
-	passed  int // how many jobs passed; if 0, perhaps no single item is at fault for the refusals
+	passed  int // how many jobs passed; if none has, perhaps no single item is at fault
 	refused []refusal[T]
-	rest    []T // not tried, because an error that is no item's fault ended the walk
+	rest    []T // not tried: an error that is no item's fault ended the walk before
 }
 
-// pickApart tries items in parts. The parameter walk is pg.Bisect, or pg.BisectFailed if the items have failed together
-// before. The function try returns how many jobs passed. An item that is refused by itself is tried once more if
-// simplify can make it simpler.
+// pickApart tries items in parts. The parameter walk is pg.Bisect, or pg.BisectFailed if the items have already failed
+// together. The function try returns how many jobs of its part passed. If an item is refused by itself, and simplify
+// makes it simpler, pickApart tries it once more.
 func pickApart[T any](walk func([]T, func([]T) error, func(T, error) error) error, items []T,
 	try func([]T) (int, error), simplify func(T, error) bool,
 ) (a apart[T], err error) {
@@ -54,9 +54,10 @@ func pickApart[T any](walk func([]T, func([]T) error, func(T, error) error) erro
 	return a, err
 }
 
-// patiently takes the items whose writes timed out, and tries each of them again, alone and with more time: the
-// server may have been busy, or another session may have locked the row. If an item fails again and later() returns
-// true for it, patiently removes it from a.refused. The result is how many items it removed for this reason.
+// patiently tries each item whose write timed out once more, alone and with more time: the server may have been busy,
+// or another session may have locked the row. An item that passes now is removed from a.refused. So is an item that
+// fails again and for which later() returns true, because it is to be tried at another time. The result left counts the
+// items that are to be tried later.
 func (a *apart[T]) patiently(alone func(T) error, later func(T, error) bool) (left int) {
 	a.refused = slices.DeleteFunc(a.refused, func(r refusal[T]) bool {
 		if !pg.TimedOut(r.err) {
@@ -72,7 +73,7 @@ func (a *apart[T]) patiently(alone func(T) error, later func(T, error) bool) (le
 	return left
 }
 
-// refuse takes the job of a run out of the way of others, and logs this. It returns what became of the job: a state, or
+// refuse takes the job of a run out of the way of others, and logs this. It returns the job's new state, or
 // store.SetAside. If the job has changed meanwhile or its row is locked, it returns "" and logs nothing.
 func (s *Shared) refuse(base context.Context, link *store.Line, r *Run, g *store.Refused) (became string, err error) {
 	err = s.roundTrip(base, link, func(ctx context.Context, conn store.Session) (err error) {
@@ -82,7 +83,7 @@ func (s *Shared) refuse(base context.Context, link *store.Line, r *Run, g *store
 	return became, err
 }
 
-// refuseOn does the same as refuse, on a connection and with a bound for each statement.
+// refuseOn does the same as refuse, on the given connection and with the given bound for each statement.
 func (s *Shared) refuseOn(ctx context.Context, conn store.Session, r *Run, g *store.Refused, bound time.Duration) (became string, err error) {
 	g.Fence = r.Fence
 	if became, err = conn.Refuse(ctx, g, bound); became == "" && err == nil {
@@ -93,7 +94,7 @@ func (s *Shared) refuseOn(ctx context.Context, conn store.Session, r *Run, g *st
 		slog.String("job_id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind),
 		slog.String("became", cmp.Or(became, "unchanged")), slog.String("error", text))
 	if became == string(store.Discarded) && err == nil {
-		s.report(EventDiscarded, &Run{ // a new run, because the run's own goroutine may still change the other one
+		s.report(EventDiscarded, &Run{ // a new run, because the goroutine of r may still change r
 			Fence: store.Fence{ID: r.ID, Owner: cmp.Or(r.Owner, s.Lease.Load().ID)}, Queue: r.Queue, Kind: r.Kind,
 			Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Labels: r.Labels,
 			End: Outcome{State: store.Discarded, Class: ClassRefused, Text: text, Reason: reasonRefused},

@@ -15,38 +15,38 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A due job that the database refuses to hand out fails its claim, and would fail every claim after it. So after such
-// a failure the claimer lists the jobs that the claim would have taken, claims them in parts, and takes the job at
-// fault out of the way of others: drover_refuse puts it off, or discards it. If the database refuses that as well,
-// the job is set aside, and claims leave it out.
+// If the database refuses to hand out a due job, each claim that contains the job fails. So after such a failure the
+// claimer lists the jobs that the claim would have taken, and claims them in parts. It takes the job at fault out of
+// the way of others: drover_refuse puts the job off, or discards it. If the database refuses that as well, the job is
+// set aside, and claims leave it out.
 
 // asideEvery is how often the list of set-aside jobs is read while there are any.
 const asideEvery = 5 * time.Second
 
-// asideTries is how many set-aside jobs are tried again at a time.
+// asideTries is how many set-aside jobs are tried again after each read of the list, at most.
 const asideTries = 10
 
 // skipLane is how long claims leave out a lane that cannot be read at all.
 const skipLane = time.Minute
 
-// RefusedClaims is what a claimer knows of jobs that it cannot claim. Its goroutine owns it.
+// RefusedClaims is what a claimer knows of jobs that it cannot claim. The claimer's goroutine owns it.
 type RefusedClaims struct {
 	Failed        *Plan                     // the last claim, if a row may be at fault for its failure
 	why           error                     // its error
-	timedOutAlone *store.Head               // was claimed alone, without a reply in time; set aside once that claim's outcome is known
+	timedOutAlone *store.Head               // a job that was claimed alone, without a reply in time; it is set aside once the outcome of that claim is known
 	Aside         []string                  // jobs that are set aside, up to the first 1000
-	due           []string                  // set-aside jobs to try again now, without strong suspects
-	strong        []string                  // strong suspects to try again now: taken off the list for a turn to run alone
-	readAt        time.Time                 // when the list is read next; zero: it is empty
-	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when they are left out
-	Most          int                       // jobs that a claim asks for at most
+	due           []string                  // set-aside jobs that are to be tried again now, except strong suspects
+	strong        []string                  // set-aside strong suspects that are to be tried again now: they go off the list, and run in a turn to run alone
+	readAt        time.Time                 // when to read the list of set-aside jobs next; zero: not by itself, because the list is empty
+	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when claims leave them out
+	Most          int                       // how many jobs a claim asks for at most
 }
 
-// errClaimInDoubt ends a walk: the reply to one of its claims was lost.
+// errClaimInDoubt ends a walk if the reply to one of its claims was lost.
 var errClaimInDoubt = errors.New("drover: claim in doubt")
 
-// Asked records how a claim of up to n jobs went. After a reply that was too large or too late the next claim asks
-// for fewer jobs; after a full and small reply it asks for twice as many.
+// Asked records how a claim of up to n jobs went. After a reply that was too large or too late, the next claim asks for
+// fewer jobs. After a small reply with as many jobs as asked for, the next claim asks for twice as many.
 func (r *RefusedClaims) Asked(n int, reply *store.ClaimReply, err error) {
 	got := len(reply.Jobs)
 	switch {
@@ -60,7 +60,7 @@ func (r *RefusedClaims) Asked(n int, reply *store.ClaimReply, err error) {
 	}
 }
 
-// ReadAside reads which jobs are set aside, and forgets lanes that were left out long enough.
+// ReadAside reads the list of set-aside jobs.
 func (c *claimer) ReadAside(base context.Context) {
 	now := c.Now()
 	var jobs []store.AsideJob
@@ -93,8 +93,8 @@ func (c *claimer) ReadAside(base context.Context) {
 	}
 }
 
-// TendAside reads the list of set-aside jobs. For some jobs it is time for another try: it claims each of them alone,
-// and takes strong suspects off the list.
+// TendAside reads the list of set-aside jobs. For some jobs it is time for another try. It claims each of these alone,
+// except strong suspects. It takes the strong suspects off the list, and a turn to run alone tries them.
 func (c *claimer) TendAside(base context.Context) {
 	c.ReadAside(base)
 	l, queues := c.Lease.Load(), c.QueueStates()
@@ -113,8 +113,7 @@ func (c *claimer) TendAside(base context.Context) {
 	}
 }
 
-// tryAside claims one set-aside job, and no other job. If another process is trying the same job, it does
-// nothing.
+// tryAside claims one set-aside job, and no other job. If another process is trying the job, tryAside does nothing.
 func (c *claimer) tryAside(base context.Context, p *Plan, id string) error {
 	mine := false
 	err := c.roundTrip(base, &c.Link, func(ctx context.Context, conn store.Session) (err error) {
@@ -144,7 +143,8 @@ func (c *claimer) forgetAside(base context.Context, ids []string) error {
 	})
 }
 
-// leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read.
+// leaveOut removes from a claim the jobs that are set aside, and the lanes that cannot be read. It forgets lanes that
+// were left out for long enough.
 func (c *claimer) leaveOut(p *Plan, now time.Time) {
 	p.Req.SkipSetAside = len(c.Refused.Aside) > 0
 	if len(c.Refused.skipped) == 0 {
@@ -164,7 +164,7 @@ func (c *claimer) leaveOut(p *Plan, now time.Time) {
 	p.Req = p.Req.Only(rest)
 }
 
-// planOf makes the plan of a claim whose jobs are named by id.
+// planOf makes a plan for claims that name their jobs by id.
 func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
 	p := &Plan{Lease: l}
 	var names []string
@@ -181,8 +181,8 @@ func (c *claimer) planOf(l *lease, queues []*QueueState) *Plan {
 
 // PickApart claims the jobs of a failed claim in parts, and takes the jobs at fault out of the way. If no job passes,
 // it tries jobs from the other end of the lanes. If no job passes there either, perhaps no single job is at fault: then
-// only jobs with a lasting error are taken out of the way. If only one job is due and its claim ran into the time
-// limit, the job is set aside, because each further claim of the job would take the server that long again.
+// it takes only jobs with a lasting error out of the way. If only one job is due, and its claim timed out, PickApart
+// sets the job aside, because each further claim of the job would keep the server busy for as long.
 func (c *claimer) PickApart(base context.Context) {
 	p, why := c.Refused.Failed, c.Refused.why
 	c.Refused.Failed, c.Refused.why = nil, nil
@@ -229,8 +229,9 @@ func (c *claimer) PickApart(base context.Context) {
 	c.Wake()
 }
 
-// candidates lists the jobs that a claim would take, or some jobs from the other end of its lanes. A damaged lane is
-// left out for a while, if other lanes can be read.
+// candidates lists the jobs that a claim would take. If the parameter last is true, it lists some jobs from the other
+// end of the claim's lanes. If some lanes are damaged and others can be read, claims leave the damaged lanes out for
+// skipLane.
 func (c *claimer) candidates(base context.Context, p *Plan, last bool) (all []store.Head, err error) {
 	read := 0
 	list := func(lanes []int) error {
@@ -274,8 +275,8 @@ func (c *claimer) candidates(base context.Context, p *Plan, last bool) (all []st
 	return all, nil
 }
 
-// interleave puts the first job of each lane in front, then the second job of each lane. So a lane in which every job
-// is slow does not hold up the other lanes.
+// interleave puts the first job of each lane in front, then the second job of each lane, and so on. So a lane in which
+// every job is slow does not hold up the other lanes.
 func interleave(heads []store.Head) {
 	nth := map[floors.Lane]int{}
 	for i := range heads {
@@ -293,8 +294,8 @@ func without(heads []store.Head, refused []refusal[store.Head]) []store.Head {
 	})
 }
 
-// claimParts claims and starts the jobs in parts for at most a quarter of a lease: first one job, then two, four and so
-// on.
+// claimParts claims and starts the jobs in parts: first one job, then two, four and so on. After a quarter of a lease
+// it ends the walk.
 func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) (a apart[store.Head], err error) {
 	end, tried := c.Now().Add(c.Cfg.Lease/4), 0
 	a, err = pickApart(pg.BisectFailed, heads, func(part []store.Head) (int, error) {
@@ -303,7 +304,7 @@ func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) 
 		}
 		return c.claimPart(base, p, part)
 	}, nil)
-	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // pg.Bisect gives up: the first hundred jobs were refused
+	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // with such an error the walk gives up: the first hundred jobs were refused
 		err = nil // the next claim goes on
 	}
 	return a, err
@@ -327,7 +328,7 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 			if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
 				c.Refused.timedOutAlone = &part[0]
 			}
-			return fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // Bisect must not take it for the error of a row
+			return fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // as text: Bisect must not take err for the error of a row
 		case !reply.Committed:
 			return err
 		case reply.Fenced:
@@ -344,8 +345,8 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 	return n, err
 }
 
-// setSlowAside sets a job aside whose claim took too long, perhaps because the job is too large. Its row stays as it
-// is: the claim may have taken it.
+// setSlowAside sets a job aside whose claim took too long, perhaps because the job is too large. It leaves the job's
+// row as it is, because the claim may have changed it.
 func (c *claimer) setSlowAside(base context.Context) {
 	why := fmt.Errorf("its claim took longer than %v", min(TripTimeout, c.Cfg.Lease/2))
 	if err := c.refuseAll(base, []refusal[store.Head]{{*c.Refused.timedOutAlone, why}}, true); err != nil {
@@ -355,8 +356,8 @@ func (c *claimer) setSlowAside(base context.Context) {
 	c.Refused.timedOutAlone = nil
 }
 
-// refuseAll takes jobs that cannot be claimed out of the way of others: at least one job, and more while there is time.
-// If the parameter aside is true, it leaves their rows as they are.
+// refuseAll takes jobs that cannot be claimed out of the way of others: at least one job, and more jobs for up to a
+// quarter of a lease. If the parameter aside is true, it sets the jobs aside and leaves their rows as they are.
 func (c *claimer) refuseAll(base context.Context, refused []refusal[store.Head], aside bool) error {
 	end := c.Now().Add(c.Cfg.Lease / 4)
 	for i, b := range refused {

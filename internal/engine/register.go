@@ -15,9 +15,9 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// How a supervisor gets its row in drover_supervisors, and takes it out again.
+// This file is about a supervisor's row in drover_supervisors: how it gets there, and how it is removed.
 
-// Start checks the server and registers. It tries again until ctx is done if the database may recover by itself.
+// Start checks the server and registers. After an error that may go away by itself it tries again, until ctx is done.
 func (c *keeper) Start(ctx, base context.Context) error {
 	c.Base = base
 	starting := Trouble{means: "this supervisor does not run yet", vital: true}
@@ -45,11 +45,12 @@ func (c *keeper) Start(ctx, base context.Context) error {
 
 const (
 	startTimeout  = 30 * time.Second // the longest try
-	startPatience = 2 * time.Second  // how long a registration under way may go on when the supervisor is to stop
+	startPatience = 2 * time.Second  // how long a registration may still go on once the supervisor is to stop
 )
 
-// tryStart gives a registration under way startPatience to end when ctx is done. If the registration were cut off,
-// the server might commit it later all the same, and the row would belong to a supervisor that does not run.
+// tryStart makes one try to check the server and to register. If ctx ends during the registration, the registration has
+// startPatience to end. If it were cut off immediately, the server might commit it all the same, and the row would
+// belong to a supervisor that does not run.
 func (c *keeper) tryStart(ctx, base context.Context) error {
 	checking, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -75,8 +76,8 @@ func (c *keeper) tryStart(ctx, base context.Context) error {
 	return nil
 }
 
-// Register registers under a fresh id. A registration whose reply was lost may be in the tables. Producers would
-// take its row for a supervisor until others declare it lost. So the next registration removes the row.
+// Register registers under a fresh id. If the reply to an earlier registration was lost, its row may be in the tables.
+// Until others declared that id lost, producers would take the row for a supervisor. So Register removes the row first.
 func (c *keeper) Register(ctx context.Context) error {
 	conn, err := c.Link.Get(ctx)
 	if err != nil {
@@ -118,10 +119,9 @@ func (c *keeper) Register(ctx context.Context) error {
 	return nil
 }
 
-// declareAgain stores the schedules of this supervisor once more when another supervisor has left. After a deploy was
-// rolled back, that supervisor may have been the last supervisor of the newer build. The settings of that build then
-// end. The first beat after a registration does the same, because the registration does not wait for schedules whose
-// rows are locked.
+// declareAgain stores the schedules of this supervisor once more when another supervisor has left. That supervisor may
+// have been the last one of a newer build, whose deploy was rolled back. Then the settings of our build apply again.
+// The first beat after a registration also stores them, because the registration skips schedules whose rows are locked.
 func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease, peers []store.Peer) error {
 	if len(c.Cfg.Schedules) == 0 {
 		return nil
@@ -150,16 +150,16 @@ func (c *keeper) logTaken(ctx context.Context, names []string) {
 	}
 }
 
-// end takes this supervisor out of the tables. If this fails, other supervisors later find it silent, with no job
-// to rescue.
+// end adds up failure groups for the last time, and removes this supervisor's row. If this fails, other supervisors
+// later find the supervisor silent, with no job to rescue.
 func (c *keeper) end(ctx context.Context) {
 	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
 		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.Lease.Load().ID))
 	})
 }
 
-// UndoAtLast takes back, before a stop, the crashes that others have counted because we lost leases. No other
-// supervisor does so.
+// UndoAtLast takes back, before a stop, the crashes that other supervisors have counted because we lost leases. After
+// the stop, no supervisor would take them back.
 func (c *keeper) UndoAtLast(ctx context.Context) {
 	if len(c.Was) == 0 {
 		return
@@ -173,7 +173,7 @@ func (c *keeper) UndoAtLast(ctx context.Context) {
 	})
 }
 
-// EndStrays removes registrations that may be in the tables although the supervisor could not start.
+// EndStrays removes registrations that may be in the tables although we do not use their ids.
 func (c *keeper) EndStrays(ctx context.Context) {
 	if len(c.strays) == 0 {
 		return
@@ -186,7 +186,7 @@ func (c *keeper) EndStrays(ctx context.Context) {
 	})
 }
 
-// atLast runs a function on a connection of its own, for at most two seconds.
+// atLast runs a function on a connection that it opens for it, for at most two seconds. It logs an error.
 func (c *keeper) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

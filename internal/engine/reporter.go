@@ -9,12 +9,12 @@ import (
 // Subscriber gets events. Its functions run code of the application: they may block, and Emit may call runtime.Goexit.
 type Subscriber struct {
 	Name  string                        // for the log; "": it is the log
-	Hears func(EventKind) bool          // reports whether the subscriber wants events of a kind; many goroutines call it
+	Hears func(EventKind) bool          // reports whether the subscriber wants events of a kind; many goroutines call Hears
 	Emit  func(context.Context, *Event) // must not keep the event
 }
 
-// reporter passes events on. Each subscriber has a line of its own, with its own goroutine. A subscriber that blocks
-// loses events of its own. It delays no job and no other subscriber.
+// reporter passes events on to the subscribers. Each subscriber has a line (a queue of events) of its own, with its own
+// goroutine. If a subscriber blocks, it loses events, and delays no job and no other subscriber.
 type reporter struct {
 	Lines []*line
 	full  chan string // names of hooks that have missed events
@@ -53,7 +53,7 @@ func (r *reporter) add(e *Event) {
 	}
 }
 
-// Close lets each line end once it has passed on all events.
+// Close makes each line end once it has passed on all its events.
 func (r *reporter) Close() {
 	for _, l := range r.Lines {
 		l.mu.Lock()
@@ -63,8 +63,8 @@ func (r *reporter) Close() {
 	}
 }
 
-// Dropped returns how many events were dropped because their subscriber was slow or hung. An event counts once
-// for each such subscriber.
+// Dropped returns how many events were dropped because a subscriber was slow or hung. An event counts once for each
+// such subscriber.
 func (r *reporter) Dropped() (n int64) {
 	for _, l := range r.Lines {
 		l.mu.Lock()
@@ -87,11 +87,11 @@ func (r *reporter) Waiting() (events []Event) {
 	return events
 }
 
-// lastReport is how long a stop waits for subscribers at least: the database may have used up the time of the stop.
+// lastReport is how long a stop waits for subscribers at least, even if the database has used up the time of the stop.
 const lastReport = 250 * time.Millisecond
 
-// wait waits until all events are passed on, or until end. It returns the lines that have not passed on all
-// events by then.
+// wait waits until all events are passed on, or until end, but at least for lastReport. It returns the lines that have
+// not passed on all events by then, and drops their events.
 func (r *reporter) wait(end time.Time) (hanging []*line) {
 	timer := time.NewTimer(max(time.Until(end), lastReport))
 	defer timer.Stop()
@@ -108,15 +108,15 @@ func (r *reporter) wait(end time.Time) (hanging []*line) {
 	return hanging
 }
 
-// mostWaiting bounds the events that wait for one subscriber, in bytes, because it may hang for ever. It is about 25,000
-// events of usual size.
+// mostWaiting bounds the events that wait for one subscriber, in bytes, because a subscriber may hang for ever. The
+// bound is about 25,000 events of usual size.
 const mostWaiting = 16 << 20
 
 // line has the events that wait for one subscriber, the oldest first.
 type line struct {
 	Subscriber
 	ready chan struct{}
-	over  chan struct{} // closed once all events are passed on, or the line was abandoned
+	over  chan struct{} // closed by finish: the line is closed, and no event waits any more
 
 	mu          sync.Mutex
 	first, last *chunk // nil: no event has come yet
@@ -128,19 +128,19 @@ type line struct {
 	closed      bool
 }
 
-// chunk holds events of a line. Chunks are used again: a slice that grows and is drained would be made anew for each batch
-// of jobs.
+// chunk holds events of a line. Lines use chunks again. A slice that grows and is drained would be allocated anew for
+// each batch of jobs.
 type chunk struct {
 	events [64]Event
 	n      int
 	next   *chunk
 }
 
-// mostSpare is how many chunks a line keeps, of some 22 KB each: for 1,000 events.
+// mostSpare is how many empty chunks a line keeps, of some 22 KB each. They have room for 1,000 events.
 const mostSpare = 16
 
-// add appends an event, and returns false if the line is full. Then it drops the event, not an older one: the subscriber
-// gets the events before a gap in full.
+// add appends an event. If the line is full, add drops the event and returns false. It drops no older event, so the
+// subscriber gets all events before a gap.
 func (l *line) add(e *Event) bool {
 	defer l.poke()
 	size := e.size()
@@ -162,8 +162,8 @@ func (l *line) poke() {
 	}
 }
 
-// Run passes events on until the line is closed and empty. Emit may call runtime.Goexit, which ends the goroutine: another
-// Run goes on with the next event.
+// Run passes events on until the line is closed and empty. If Emit calls runtime.Goexit, this goroutine ends, and
+// another Run goes on with the next event.
 func (l *line) Run(ctx context.Context) {
 	l.poke() // an earlier Run may have left events
 	for range l.ready {
@@ -197,8 +197,8 @@ func (l *line) push(e *Event) {
 	l.waiting++
 }
 
-// next forgets the event that it returned before, and returns the next event, or nil. The event belongs to the
-// goroutine.
+// next forgets the event that it returned before, and returns the next event; nil: no event waits. The event belongs to
+// the calling goroutine until its next call.
 func (l *line) next() *Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -208,7 +208,7 @@ func (l *line) next() *Event {
 	if l.first != nil && l.at == l.first.n {
 		done := l.first
 		if l.first = done.next; l.first == nil {
-			l.first = done // is also last
+			l.first = done // the only chunk stays
 		} else if len(l.spare) < mostSpare {
 			l.spare = append(l.spare, done)
 		}
@@ -220,12 +220,12 @@ func (l *line) next() *Event {
 	e := &l.first.events[l.at]
 	l.at, l.waiting, l.bytes = l.at+1, l.waiting-1, l.bytes-e.size()
 	if l.waiting == 0 {
-		l.bytes = 0 // a hook of another subscriber may have changed the size of an event since it came
+		l.bytes = 0 // the sizes may not add up, if a hook of another subscriber has changed an event meanwhile
 	}
 	return e
 }
 
-// finish ends a line that is closed and empty.
+// finish ends the line if it is closed and empty, and reports whether it is.
 func (l *line) finish() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -236,7 +236,7 @@ func (l *line) finish() bool {
 	return false
 }
 
-// ended reports whether all events are passed on.
+// ended reports whether the line has passed on all events and is closed.
 func (l *line) ended() bool {
 	select {
 	case <-l.over:
@@ -246,7 +246,7 @@ func (l *line) ended() bool {
 	}
 }
 
-// abandon drops the events that wait. It returns false if the line has just ended.
+// abandon drops the events that wait, and counts them as dropped. It returns false if the line has just ended.
 func (l *line) abandon() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -256,13 +256,13 @@ func (l *line) abandon() bool {
 	l.dropped += int64(l.waiting)
 	l.waiting, l.bytes, l.spare = 0, 0, nil
 	if l.first != nil {
-		clear(l.first.events[l.at:]) // the subscriber may still have the event before at
+		clear(l.first.events[l.at:]) // the subscriber may still use the event at l.at-1
 		l.first.n, l.first.next, l.last = l.at, nil, l.first
 	}
 	return true
 }
 
-// size returns about how many bytes an event that waits takes.
+// size returns about how many bytes a waiting event takes.
 func (e *Event) size() int {
 	const fixed = 640 // the size of its fields, and of short texts
 	n := fixed + len(e.End.Text)
