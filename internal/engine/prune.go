@@ -148,8 +148,9 @@ const (
 	pathFollowUp = "follow-up"
 )
 
-// logRefused logs the jobs that were set aside. The pruner tries a job again at its first walk after the job's pause,
-// and then the job may be logged again. The pause grows to a day, and it is never shorter than a minute.
+// logRefused logs the jobs that were set aside. The pruner tries a job again when it comes by after the job's pause,
+// and then logs it again if it is refused again. The pause grows to a day. The pruner walks once a minute, so it logs
+// no job twice within a minute.
 func (s *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {

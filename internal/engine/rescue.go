@@ -16,23 +16,23 @@ import (
 // PastLease is a lease that we have lost. Other supervisors may be rescuing its jobs.
 type PastLease struct {
 	ID   string
-	Late map[string]int // for each job: in how many beats the statement that takes its crash back timed out
+	Late map[string]int // for each job: in how many beats the statement that takes back its crash has timed out
 }
 
-// MostPastLeases is how many lost leases a supervisor remembers. Each costs every beat two round trips, until the rescue of
-// its jobs is over.
+// MostPastLeases is how many lost leases a supervisor remembers. Until the rescue of its jobs is over, a lost lease
+// costs each beat at least one round trip.
 const MostPastLeases = 16
 
-// NoteLost notes that the lease of an id is lost. The oldest lease is forgotten if there are too many.
+// NoteLost notes that the lease of an id is lost. If there are too many lost leases, it forgets the oldest one.
 func (c *keeper) NoteLost(id string) {
-	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // it may be a second try to register
+	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // otherwise it is noted already: registering is tried again
 		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})
 	}
 	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
 }
 
-// UndoCrashes takes back the crashes that other supervisors counted against our jobs when they took our leases.
-// The parameter bound limits a statement over many jobs, and the parameter longer a statement over one job.
+// UndoCrashes takes back the crashes that other supervisors counted against our jobs when they declared us lost. The
+// parameter bound limits a statement over many jobs, and the parameter longer limits a statement over one job.
 func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
 	var left []PastLease
 	var errs []error
@@ -47,8 +47,9 @@ func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, lon
 	return errors.Join(errs...)
 }
 
-// undoCrashesOf tries again what timed out: a server that was slow for a moment must not leave a job with a crash
-// for good. The result done is true if nothing is left to take back.
+// undoCrashesOf takes back the crashes that one lost lease has caused. If a job's statement times out, undoCrashesOf
+// tries it again in up to PatientBeats beats: a job must not keep a crash because the server was slow for a moment. The
+// result done is true if nothing is left to take back.
 func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
 	blamed, all, err := conn.Blamed(ctx, l.ID, longer)
 	if err != nil || len(blamed) == 0 {
@@ -60,7 +61,7 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 		}
 		return conn.TakeBack(ctx, l.ID, jobs, bound)
 	}
-	// Each statement rewrites the list of blamed jobs, and a long one would run into its bound.
+	// Each statement rewrites the list of blamed jobs. A statement over many jobs would take longer than its bound.
 	walk := func(jobs []string, try func([]string) error, refused func(string, error) error) (err error) {
 		for part := range slices.Chunk(jobs, store.MaxSettle) {
 			if err = pg.Bisect(part, try, refused); err != nil {
@@ -89,13 +90,13 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	if err != nil || left > 0 {
 		return false, cmp.Or(err, pg.ErrNoTime)
 	}
-	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // there may be jobs whose rows were locked, and newly blamed jobs
+	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left: their rows were locked, or they were blamed just now
 	return all && len(blamed) == 0, err
 }
 
-// Rescue frees the jobs of a lost supervisor. It first finds all of them, page by page over as many beats as needed,
-// because which jobs are suspects depends on how many ran together. It removes the supervisor's row once a later scan,
-// through all of the index, has found no job.
+// Rescue frees the jobs of a lost supervisor. First it finds all of them, page by page, over as many beats as it takes:
+// which jobs become suspects depends on how many ran together. Then it frees them. It removes the supervisor's row once
+// a later scan through all of the index has found no job.
 func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
 	queues := union(x.Queues, c.QueueNames())
 	h := c.Hunts[x.ID]
@@ -113,7 +114,7 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 		delete(c.Hunts, x.ID)
 		if len(h.Unread) > 0 {
 			c.logUnread(ctx, h)
-			return nil // the row stays, because there may be more jobs
+			return nil // the row stays, because there may be more jobs in the unread lanes
 		}
 		return conn.Forget(ctx, x.ID)
 	}
@@ -137,13 +138,13 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 		return err
 	}
 	c.logUnread(ctx, h)
-	c.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // finds the rows that were locked just now
+	c.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // this scan finds the rows that were locked just now
 	return nil
 }
 
-// Orphaned frees the jobs of owners that have no row. A job that was set aside when its owner died gets the verdict
-// that the other jobs got then. If drover does not know how an owner ended, it judges as if other processes had
-// died at the same time (blame.Death.Mass).
+// Orphaned frees the jobs of owners that have no row in drover_supervisors. A job that was set aside when its owner
+// died is judged by the same evidence as the owner's other jobs were then. If drover does not know how an owner ended,
+// it judges as if other processes had died at the same time (blame.Death.Mass).
 func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
 	h.Bound, h.Late = c.Cfg.Lease/12, PatientBeats
 	for {
@@ -174,7 +175,7 @@ func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan
 			return nil
 		}
 		if errors.Is(err, pg.ErrNoTime) {
-			return nil // the next sweep goes on with it
+			return nil // the next sweep goes on with the scan
 		}
 		if err != nil {
 			return err
@@ -182,17 +183,17 @@ func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan
 	}
 }
 
-// rescued is a job of a dead supervisor, with the run that ends it.
+// rescued is a job of a dead supervisor, with the run whose outcome the job gets.
 type rescued struct {
 	j      *store.Held
 	r      *Run
-	deaths []string // the supervisors whose deaths the job has caused, if it is quarantined
+	deaths []string // if the job is quarantined: the supervisors whose deaths it has caused
 	done   bool
 }
 
-// Free ends the runs of a dead supervisor, except runs that their owner settled at the last moment and rows that are
-// locked. A job that the database refuses to settle does not hold up the others. It returns the jobs that are left for
-// the next beat, with the reason.
+// Free settles the jobs of a dead supervisor, except jobs that their owner settled at the last moment and jobs whose
+// rows are locked. A job that the database refuses to settle does not hold up the others. Free returns the jobs that
+// are left for the next beat, and the reason as an error.
 func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *store.Scan, held []store.Held) (left []store.Held, err error) {
 	var errs []error
 	var noSlots error
@@ -236,7 +237,7 @@ func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *
 		err = cmp.Or(err, pg.ErrNoTime)
 	}
 	if errors.Is(err, pg.ErrNoTime) && len(left) == all {
-		h.Part = max(h.Part/8, 1) // otherwise a job that took all the time would take it again
+		h.Part = max(h.Part/8, 1) // one job may have taken all the time, and with as many jobs it would do so again
 	} else {
 		h.Part = min(2*h.Part, store.MaxSettle)
 	}
@@ -244,8 +245,8 @@ func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *
 	return left, errors.Join(append(errs, noSlots, err)...)
 }
 
-// decide chooses what becomes of a dead supervisor's job. If the job is quarantined, decide also sets the
-// deaths that the job has caused.
+// decide sets the outcome of a dead supervisor's job. If the job is quarantined, decide also sets the deaths that the
+// job has caused.
 func (c *keeper) decide(ctx context.Context, conn store.Session, owner string, h *store.Scan, f *rescued) (err error) {
 	d, started := h.Death, h.Started[f.j.ID]
 	deaths := f.j.DeathsBlamed(owner)
@@ -262,7 +263,7 @@ func (c *keeper) decide(ctx context.Context, conn store.Session, owner string, h
 	return nil
 }
 
-// takeSlots takes slots of the retry budgets for the jobs that wait for a backoff.
+// takeSlots takes slots of the retry budgets for the jobs that are to be retried.
 func (c *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*rescued) error {
 	ends := make([]wanting, len(jobs))
 	for i, f := range jobs {
@@ -271,13 +272,12 @@ func (c *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*resc
 	return c.budgets.Reserve(ctx, conn, ends)
 }
 
-// PatientBeats is the number of beats in which a job's write may time out before the job is set aside: the server may
-// be busy, and another rescuer may have locked the row. A job that is set aside becomes an orphan for the full sweeps.
+// PatientBeats is in how many beats a job's write may time out before the job is set aside: the server may be busy, or
+// another rescuer may have locked the row. Full sweeps later try a job that is set aside, as an orphan.
 const PatientBeats = 3
 
-// settleFreed records what becomes of a dead supervisor's jobs. The parameter late is the number of beats so far
-// in which a write timed out. The result patient is how many jobs are left for the next beat because their
-// writes timed out.
+// settleFreed records the outcomes of a dead supervisor's jobs. The parameter late is in how many beats a write has
+// timed out so far. The result patient is how many jobs are left for the next beat because their writes timed out.
 func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*rescued) (patient int, err error) {
 	settle := func(part []*rescued, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
@@ -313,9 +313,9 @@ func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner stri
 	patient = a.patiently(
 		func(f *rescued) error { return settle([]*rescued{f}, c.Cfg.Lease/12) },
 		func(*rescued, error) bool { return late+1 < PatientBeats })
-	// A refused job is set aside if its write timed out. If several jobs are refused and no job has passed, perhaps
-	// no single job is at fault, so all of them are set aside, too. Any other refused job is discarded, because it
-	// may have killed the process and its crash could not be counted.
+	// A refused job is set aside if its write timed out. If several jobs are refused and no job has passed, perhaps no
+	// single job is at fault, so all of them are set aside. Any other refused job is discarded: it may have killed the
+	// process, and drover could not count its crash.
 	several := a.passed == 0 && len(a.refused) > 1
 	for _, b := range a.refused {
 		if fault := c.refuseFreed(ctx, conn, b.item, &store.Refused{Why: b.err, Aside: several || pg.TimedOut(b.err)}); fault != nil {
@@ -325,8 +325,8 @@ func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner stri
 	return patient, err
 }
 
-// freeingOf returns what becomes of jobs of one dead supervisor, which of them are blamed, and which deaths they
-// explain.
+// freeingOf makes one transaction of the outcomes of a dead supervisor's jobs: the changes of their rows, which jobs
+// are blamed for the death, and which deaths they explain.
 func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freeing {
 	f := &store.Freeing{Owner: owner, Changes: make([]store.Change, len(part)), Explained: map[string][]string{}, Bound: bound}
 	for i, one := range part {
@@ -341,8 +341,8 @@ func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freein
 	return f
 }
 
-// refuseFreed takes a job that cannot be settled out of the way of others. If not even that is possible, the job is left
-// for the next beat.
+// refuseFreed takes a job that cannot be settled out of the way of others. If the database refuses even that, the job
+// is left for the next beat.
 func (c *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued, g *store.Refused) error {
 	if err := pg.TimeFor(ctx, 2*c.Bound()); err != nil {
 		return err
@@ -359,9 +359,10 @@ func (c *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued
 	return nil
 }
 
-// StartedJobs returns which of a dead supervisor's jobs may have started. A job counts as started, unless at the last
-// beat every slot of its queue was taken by a job that is still running. A job with a single attempt counts only if its
-// row or the last beat shows the start. The row shows it only if the job already had a single attempt when it started.
+// StartedJobs returns which of a dead supervisor's jobs may have started. A job counts as started, unless every slot of
+// its queue was taken by other jobs: jobs that ran at the last beat and are still not settled. A job with a single
+// attempt counts only if its row or the last beat shows the start. The row shows it only if the job had a single
+// attempt already when it started.
 func StartedJobs(held []store.Held) map[string]bool {
 	busy := map[string]int{}
 	for _, j := range held {

@@ -8,20 +8,21 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A database can go back to an older state while processes work on it: an asynchronous standby takes over, a server that
-// commits without waiting for its log crashes, somebody restores a backup. Then a process remembers rows that the database
-// has never had. A supervisor notices it in four ways: its own row counts fewer beats (rowIsOlder, beatRefused), a run's
-// row is not as the run left it, transaction ids fall, or a connection broke.
+// A database can go back to an older state while processes work on it: an asynchronous standby takes over, a server
+// that commits without waiting for its log crashes, or somebody restores a backup. Then a process remembers rows that
+// the database does not have any more. A supervisor suspects this if its own row counts fewer beats than it has sent
+// (rowIsOlder, beatRefused), if a run's row is not as the run left it, if transaction ids fall, or if a connection
+// broke.
 //
-// If its own row is older, the lease is lost, and the supervisor goes on under another id, which no forgotten commit
-// has used. Otherwise the lease is still ours, and the claimer looks again at all rows:
+// If its own row is older, the supervisor gives up its lease and goes on under another id, which no forgotten commit
+// has used. Otherwise it still has its lease, and its claimer looks again at all rows:
 // docs/adr/0028-a-database-that-goes-back.md.
 
-// WentBack is the logged reason for giving up a lease whose row is older than its supervisor's last write.
+// WentBack is the text in the log when a supervisor gives up its lease because its row is older than its last write.
 const WentBack = "the database has gone back to an older state"
 
-// rowIsOlder reports whether our own row, as a beat found it, counts fewer beats than we have sent. Somebody
-// may have changed it by hand, too.
+// rowIsOlder reports whether our own row, as a beat read it, counts fewer beats than we have sent. Another cause may be
+// that somebody changed the row by hand.
 func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 	for _, x := range peers {
 		if x.ID != id || x.Epoch != epoch {
@@ -36,8 +37,9 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 	return false
 }
 
-// rewriteCrews adds the missing rows of our crews (the locks for lookouts and for supervisors on call) after a
-// restore or failover. Without them, enqueues would notify nobody.
+// rewriteCrews adds the rows of drover_crews that our queues lack, which may happen after a restore or a failover.
+// These rows have the keys of the locks of lookouts and of supervisors on call. Without them, enqueues would notify
+// nobody.
 func (c *keeper) rewriteCrews(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	queues := c.QueueStates()
 	if c.Cfg.DisableNotify || reply.Crews >= len(queues) {
@@ -52,14 +54,15 @@ func (c *keeper) rewriteCrews(ctx context.Context, conn store.Session, l *lease,
 	return nil
 }
 
-// BeatPacer makes a pause between beats that come before their time. The pause gets longer each time, because each such
-// beat may lead to the request for another.
+// BeatPacer makes a pause between beats that come before their time. The pause gets longer each time, because each
+// early beat may ask for another early beat.
 type BeatPacer struct {
-	n    int       // how many such beats came in a row
+	n    int       // how many early beats came in a row
 	last time.Time // the last beat
 }
 
-// Next returns when to beat because something waits for it: immediately, unless the last beat came early, too.
+// Next returns when to send a beat that something has asked for: immediately, or after a pause if the last beat came
+// early, too. It never returns a time after planned, when the next beat comes anyway.
 func (h *BeatPacer) Next(now, planned time.Time) time.Time {
 	at := now
 	if h.n > 0 {
@@ -71,7 +74,7 @@ func (h *BeatPacer) Next(now, planned time.Time) time.Time {
 	return at
 }
 
-// Went records a beat that was due at the given time.
+// Went records a beat that is sent now and was due at the given time.
 func (h *BeatPacer) Went(now, due time.Time) {
 	if h.last = now; now.Before(due) {
 		h.n++

@@ -15,11 +15,11 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// The reasons for which a run was cut short, for Handler.CutShort.
+// The reasons for Handler.CutShort: why a run was cut short.
 var (
-	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; also the cause of its context
-	ErrExpired     = errors.New("drover: expired before a run")       // its ExpiresAt had passed when it was claimed
-	ErrExit        = errors.New("handler called runtime.Goexit")      // its goroutine ends
+	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; this is also the cause with which its context ends
+	ErrExpired     = errors.New("drover: expired before a run")       // the job's ExpiresAt had passed when it was claimed
+	ErrExit        = errors.New("handler called runtime.Goexit")      // the handler's goroutine ends
 	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
 	ErrIgnoredStop = errors.New("the handler has not returned since") // the context has ended, and the supervisor must stop
 )
@@ -33,8 +33,9 @@ type UndecidedError struct {
 // Error implements error.
 func (e *UndecidedError) Error() string { return "outcome could not be decided" }
 
-// Run is one claimed job until it is settled. NewRun and Crashed of the Handler fill in the fields from Task to TimeLeft,
-// the claimer the others.
+// Run is one claimed job until it is settled. NewRun and Crashed of the Handler fill in the fields from Task to
+// TimeLeft, and Labels. The claimer fills in the fence, DeleteCompleted, Lateness, and the fields from Shared to
+// Received.
 type Run struct {
 	store.Fence     // the claim; settles compare it
 	Task        any // the larger value that the run is part of
@@ -48,7 +49,7 @@ type Run struct {
 	Expired         bool
 	Unreadable      error         // why the row could not be read in full; nil: it was read in full
 	TimeBound       bool          // TimeLeft is known
-	TimeLeft        time.Duration // at the claim: how long until the job must not be retried any more
+	TimeLeft        time.Duration // how long, from the claim on, the job may be retried
 	DeleteCompleted bool
 	Labels          *Labels       // for events; nil: the job has none, or they are not known
 	Lateness        time.Duration // how long the job had been due at the claim, by the server's clock
@@ -70,11 +71,11 @@ type Run struct {
 	phase           atomic.Int32
 	cancelRequested atomic.Bool             // an operator has ended the job
 	postponed       atomic.Bool             // the start was refused, and the row changed
-	txOutcome       atomic.Pointer[Outcome] // recorded by SettleTx in the handler's transaction
+	txOutcome       atomic.Pointer[Outcome] // the outcome that SettleTx recorded in the handler's transaction; nil: none
 	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not fail
 
-	// The settler's own.
-	txSeenOpen *Outcome  // txOutcome, once that transaction was seen open after the run's end
+	// Only the settler uses these.
+	txSeenOpen *Outcome  // the former txOutcome, if the settler found that its transaction had not committed when the run ended
 	tries      int       // how many settles were sent
 	held       int       // how often a settle found the row locked
 	simpler    bool      // End was simplified, because the database refused it
@@ -83,13 +84,13 @@ type Run struct {
 	NotBefore  time.Time // the next try to settle comes no earlier
 }
 
-// Labels are the tags and metadata that were given at the enqueue, for the readers of the job's events.
+// Labels are the tags and metadata of a job, as the enqueue set them. Events show them.
 type Labels struct {
 	Tags     []string
 	Metadata []byte // a JSON object; nil: none
 }
 
-// slotter takes a slot of a retry budget for an outcome, if it needs one.
+// slotter takes a slot of a retry budget for an outcome, if the outcome needs a slot.
 type slotter interface {
 	slotFor(ctx context.Context, r *Run, o *Outcome) error
 }
@@ -97,18 +98,18 @@ type slotter interface {
 // Outcome is how a run ended, and what its row becomes.
 type Outcome struct {
 	State       store.State
-	Reason      string        // why the job was discarded
-	Class       string        // how a failed run failed
+	Reason      string        // why the job is discarded
+	Class       string        // the class of the failure; "": none
 	Text        string        // the text of its error, as stored
 	Fingerprint string        //
 	Entry       []byte        // for the column errors, a store.ErrorEntry; nil: none
 	Delay       time.Duration // how long until the next run
 	AtOnce      bool          // the next run is due now
-	GiveBack    bool          // the attempt does not count
+	GiveBack    bool          // the attempt is given back: it does not count
 	Snoozed     bool
 	Uncounted   bool // the handler returned DontCount
 	Crashed     bool // the process died, or the handler ignored its timeout
-	Quarantined bool // the job is discarded because of such crashes
+	Quarantined bool // the job is discarded because of its crashes
 	MaxAttempts int  // for events, if it differs from the run's
 	Duration    time.Duration
 	Event       EventKind
@@ -123,28 +124,28 @@ type BudgetSlot struct {
 	DueUS   int64         // the due time in µs since 1970 by the server's clock, only sent back to the server
 }
 
-// Released returns the outcome of a run that did not take place, or was cut short for reasons that are not the
-// job's.
+// Released returns the outcome of a run that did not take place, or that was cut short for a reason that has nothing to
+// do with the job.
 func Released(took time.Duration) Outcome {
 	return Outcome{State: store.Available, AtOnce: true, GiveBack: true, Event: EventReleased, Duration: took}
 }
 
-// Words in the tables that the engine writes itself.
+// Reasons and a class that the engine itself writes into the tables.
 const (
 	reasonOperator = "operator"
 	reasonRefused  = "refused"
 	ClassRefused   = "refused"
 )
 
-// completes reports whether the plain complete statement records the outcome in full.
+// completes reports whether store.SQLComplete, which completes many jobs, can record the outcome.
 func (o *Outcome) completes() bool { return o.State == store.Completed }
 
 func (o *Outcome) discard(reason string) {
 	o.State, o.Reason, o.Event = store.Discarded, reason, EventDiscarded
 }
 
-// became records the state of the row, which differs from the outcome if its failure group has a policy that
-// replaces a retry.
+// became records the new state of the row. It differs from the outcome if the failure group has a policy that replaces
+// a retry.
 func (o *Outcome) became(state store.State) {
 	switch {
 	case o.State != store.Retryable:
@@ -163,7 +164,7 @@ func (o *Outcome) due(now time.Time) time.Time {
 	return now.Add(o.Delay)
 }
 
-// Change returns the outcome of r in the form that store.SQLSettle takes.
+// Change returns the outcome o of the run r in the form that store.SQLSettle takes.
 func (o *Outcome) Change(r *Run) store.Change {
 	c := store.Change{
 		ID: r.ID, Seq: int32(r.Seq), State: o.State, Reason: o.Reason, //nolint:gosec // an int of the table's
@@ -188,8 +189,8 @@ func (o *Outcome) Change(r *Run) store.Change {
 	return c
 }
 
-// survived reports whether to take a crash off the job: the process outlived the run of a suspect. A completed
-// job needs no such correction.
+// survived reports whether to take a crash off the job, because the job has crashes and the process outlived this run.
+// A completed job needs no such correction.
 func (r *Run) survived(o *Outcome) bool {
 	return r.Crashes > 0 && !o.Crashed && !r.StartedAt.IsZero() && o.Event != EventReleased && !o.completes()
 }
@@ -201,8 +202,8 @@ func (r *Run) LogValue() slog.Value {
 		slog.Int("attempt", r.Attempt), slog.Int("max_attempts", r.MaxAttempts))
 }
 
-// EndOnce takes the run out of InFlight. The slot's goroutine, watch and abandonAll call it; it returns true to
-// only one of them.
+// EndOnce ends a run that has started, and takes it out of InFlight. The slot's goroutine, watch and abandonAll call
+// EndOnce; only one of these calls returns true.
 func (r *Run) EndOnce() bool {
 	if !r.phase.CompareAndSwap(phaseStarted, phaseEnded) {
 		return false
@@ -213,7 +214,7 @@ func (r *Run) EndOnce() bool {
 	return true
 }
 
-// Finish ends a run that needed no handler.
+// Finish ends a run whose handler was not called.
 func (r *Run) Finish() {
 	r.phase.Store(phaseEnded)
 	r.leave()
@@ -222,18 +223,18 @@ func (r *Run) Finish() {
 // leave makes room for the next claim.
 func (r *Run) leave() {
 	if r.From.Leave(r.tier) {
-		r.Shared.alarm.Wake() // if other queues had room and no job, the next poll may be far off
+		r.Shared.alarm.Wake() // the claimer does not wait for its next poll, which may be far off if other queues had room and no job
 	}
 }
 
 // Cancel ends the handler's context.
 func (r *Run) Cancel(cause error) { r.Lazy.end(cause) }
 
-// singleAttempt reports whether the job must not run again once its handler may have begun, unless the handler itself
-// asks for it.
+// singleAttempt reports whether the job has a single attempt. Once its handler may have begun, it must not run again,
+// unless the handler itself asks for that.
 func (r *Run) singleAttempt() bool { return r.MaxAttempts == 1 }
 
-// Ran returns how long the handler has run, 0 if it was not called.
+// Ran returns how long the handler has run; 0: it was not called.
 func (r *Run) Ran() time.Duration {
 	if r.StartedAt.IsZero() {
 		return 0
@@ -241,7 +242,7 @@ func (r *Run) Ran() time.Duration {
 	return r.Shared.Now().Sub(r.StartedAt)
 }
 
-// Cause returns why the handler's context is over, nil while it is not.
+// Cause returns why the handler's context has ended; nil: it has not.
 func (r *Run) Cause() error {
 	if r.Ctx == &r.Lazy {
 		return r.Lazy.why()
@@ -249,7 +250,8 @@ func (r *Run) Cause() error {
 	return context.Cause(r.Ctx)
 }
 
-// OutOfTime reports whether a retry in d would come after the time until which the job may be retried.
+// OutOfTime reports whether a retry after the delay d would come too late, because the job may be retried only until a
+// certain time.
 func (r *Run) OutOfTime(d time.Duration) bool {
 	return r.TimeBound && r.Shared.Now().Sub(r.Received)+d > r.TimeLeft
 }
@@ -271,14 +273,15 @@ func (r *Run) notCommitted() error {
 	return pg.ErrNotCommitted
 }
 
-// A handler counts as deaf, and its job as crashed, if it runs on for another timeout after its timeout is over.
-// These are the bounds of that second time. On a busy machine an honest handler may be late by tenths of a second.
+// A handler counts as deaf, and its job as crashed, if it goes on for a grace period after its timeout. That period is
+// as long as the timeout, within these bounds. The lower bound is for busy machines, on which a handler that obeys its
+// context may be late by tenths of a second.
 const (
 	leastDeafGrace = time.Second
 	deafGrace      = 5 * time.Second
 )
 
-// Deaf reports whether the handler has ignored the end of its context.
+// Deaf reports whether the handler has ignored its timeout for so long that it counts as deaf.
 func (r *Run) Deaf(now time.Time) bool {
 	if r.Timeout == 0 {
 		return false
@@ -305,7 +308,7 @@ func (s *runSet) Add(runs ...*Run) {
 	s.add(runs...)
 }
 
-// add adds runs. Callers hold mu.
+// add does the same as Add. Callers hold mu.
 func (s *runSet) add(runs ...*Run) {
 	if s.runs == nil {
 		s.runs = map[*Run]struct{}{}
@@ -360,7 +363,7 @@ func (s *runSet) Len() int {
 	return len(s.runs)
 }
 
-// Fences returns the fences of the runs, which their settles compare.
+// Fences returns the fences of the runs.
 func Fences(runs []*Run) []store.Fence {
 	list := make([]store.Fence, len(runs))
 	for i, r := range runs {

@@ -15,7 +15,7 @@ type runner struct {
 	*Shared
 	settler   *settler
 	spawn     func(func())   // starts a goroutine
-	Slots     sync.WaitGroup // one for each slot; the goroutine that replaces an abandoned goroutine takes over its slot
+	Slots     sync.WaitGroup // counts the slots; a goroutine that replaces an abandoned goroutine takes over its slot
 	Abandoned atomic.Int64   // handlers that ignored the end of their context
 }
 
@@ -55,7 +55,7 @@ func (w *runner) Serve(q *QueueState) {
 			w.Slots.Done()
 			return
 		}
-		if r.Lease.Ended.Load() { // another supervisor may take the job before our handler notices
+		if r.Lease.Ended.Load() { // another supervisor may take the job before a handler of ours notices
 			w.release(r)
 			continue
 		}
@@ -66,8 +66,8 @@ func (w *runner) Serve(q *QueueState) {
 	}
 }
 
-// RunJob is the life of a run: start, call, decide, settle. It returns false if its goroutine has been replaced, because
-// the handler was abandoned or called runtime.Goexit.
+// RunJob starts a run, calls its handler, decides the outcome, and hands the run to the settler. It returns false if
+// another goroutine serves the slot now, because the handler was abandoned or called runtime.Goexit.
 func (w *runner) RunJob(r *Run) (goOn bool) {
 	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
 		return true // the run was released meanwhile
@@ -79,7 +79,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	case r.Unreadable != nil:
 		w.endUnstarted(r, w.Handler.CutShort(r, ErrUnreadable))
 		return true
-	case r.cancelRequested.Load(), // the job has ended: the settle finds this
+	case r.cancelRequested.Load(), // an operator has ended the job, and the settle will find this
 		w.holds.Load().job(r.Queue, r.Kind):
 		w.release(r)
 		return true
@@ -109,7 +109,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 		if r.phase.Load() != phaseStarted { // the handler was abandoned
 			return
 		}
-		// decide calls code of the application, so it belongs to the run and its timeout.
+		// decide calls code of the application. So the run, with its timeout, ends only after decide.
 		w.decide(r, err, returned, func(o Outcome, exited bool) {
 			if goOn = r.EndOnce(); goOn {
 				r.End = o
@@ -129,8 +129,8 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 	return goOn
 }
 
-// decide asks the Handler for the outcome of a run, and passes it on. It passes exited as true if the goroutine ends,
-// because the handler or Decide has called runtime.Goexit.
+// decide asks the Handler for the outcome of a run, and passes it to the function pass. The argument exited is true if
+// the goroutine ends, because the handler or Decide has called runtime.Goexit.
 func (w *runner) decide(r *Run, err error, returned bool, pass func(o Outcome, exited bool)) {
 	if !returned {
 		pass(w.Handler.CutShort(r, ErrExit), true)
@@ -158,10 +158,10 @@ func (w *runner) endUnstarted(r *Run, o Outcome) {
 	w.settler.Settle(r)
 }
 
-// release ends a run that has not started, so that its job becomes available again.
+// release ends a run whose handler was not called, so that its job becomes available again.
 func (w *runner) release(r *Run) { w.endUnstarted(r, Released(r.Ran())) }
 
-// releaseAll releases the jobs of runs that Buffer.Rest has ended before they started.
+// releaseAll releases the jobs of runs that the buffer (Close, Drain, Pick) has ended before they started.
 func (w *runner) releaseAll(runs []*Run) {
 	for _, r := range runs {
 		r.End = Released(r.Ran())
@@ -172,8 +172,8 @@ func (w *runner) releaseAll(runs []*Run) {
 // watchInterval is the longest time between two looks of watch at the runs.
 const watchInterval = 100 * time.Millisecond
 
-// watch frees the slots of handlers that ignore the end of their context after their timeout. It takes the stacks of
-// handlers whose time is almost up.
+// watch frees the slots of deaf handlers, which ignore their timeout. It also takes the stacks of handlers whose time
+// is almost up.
 func (w *runner) watch(ctx context.Context) {
 	timer := time.NewTimer(watchInterval)
 	defer timer.Stop()
@@ -194,7 +194,7 @@ func (w *runner) watch(ctx context.Context) {
 	}
 }
 
-// abandonAll abandons the handlers that still run when the supervisor must stop.
+// abandonAll abandons all handlers that still run. It is called when the supervisor must stop.
 func (w *runner) abandonAll(ctx context.Context) {
 	for _, r := range w.InFlight.All() {
 		if r.EndOnce() {
@@ -204,8 +204,8 @@ func (w *runner) abandonAll(ctx context.Context) {
 	}
 }
 
-// abandon ends the run of a handler that does not return, after EndOnce. The log and CutShort call code of the
-// application, which may block as its handler does, so they get a goroutine of their own.
+// abandon settles the run of a handler that does not return. The caller has called EndOnce. The log and CutShort run
+// code of the application, which may block as the handler does, so they get a goroutine of their own.
 func (w *runner) abandon(ctx context.Context, r *Run, message string, why error) {
 	w.Abandoned.Add(1)
 	w.spawn(func() {
@@ -239,8 +239,8 @@ func (w *runner) closeQueues() {
 	}
 }
 
-// stackDue returns how long it is until the stack of the run's handler is to be taken. It returns false if no stack is
-// to be taken.
+// stackDue returns how long it is until the stack of the run's handler is to be taken. The result wanted is false if no
+// stack is to be taken.
 func (r *Run) stackDue(now time.Time) (left time.Duration, wanted bool) {
 	if r.Timeout == 0 || r.goroutine == 0 || r.stack.Load() != nil {
 		return 0, false
@@ -248,8 +248,8 @@ func (r *Run) stackDue(now time.Time) (left time.Duration, wanted bool) {
 	return r.Timeout - min(r.Timeout/4, stackLead) - now.Sub(r.StartedAt), true
 }
 
-// takeStacks takes the stacks of the runs whose time is almost up, and returns how long the caller may sleep to be in
-// time for the next stack.
+// takeStacks takes the stacks of handlers whose time is almost up, and returns how long the caller may sleep until the
+// next stack is due.
 func takeStacks(s *Stacks, runs []*Run, now time.Time, lease time.Duration) (sleep time.Duration) {
 	sleep = watchInterval
 	late := map[uint64]func(string){}
@@ -269,14 +269,15 @@ func takeStacks(s *Stacks, runs []*Run, now time.Time, lease time.Duration) (sle
 	return sleep
 }
 
-// noteStack keeps the stack of the run's goroutine, unless the goroutine has gone on to another run.
+// noteStack stores the stack of the run's goroutine, unless the run has ended: then the goroutine may work on another
+// run.
 func (r *Run) noteStack(stack string) {
 	if r.phase.Load() == phaseStarted {
 		r.stack.Store(&stack)
 	}
 }
 
-// Stack returns where the run's handler was shortly before its time was up, "" if that is not known.
+// Stack returns the stack of the run's handler from shortly before its time was up; "": it was not taken.
 func (r *Run) Stack() string {
 	if stack := r.stack.Load(); stack != nil {
 		return *stack

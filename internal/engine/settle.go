@@ -15,18 +15,18 @@ import (
 
 // The bounds and pauses of settles.
 const (
-	maxComplete = 2000        // completed runs in one round trip
-	MaxWaiting  = maxComplete // claims go on while no more outcomes wait than this
+	maxComplete = 2000        // how many completed runs one round trip settles at most
+	MaxWaiting  = maxComplete // if more outcomes wait than this, claims pause: see behind
 
 	lockedPause      = 100 * time.Millisecond // the pause before an outcome whose row is locked is tried again
-	mostHeld         = 50                     // how many such tries come before the log reports it
+	mostHeld         = 50                     // after so many of these tries, the log has a line
 	refusedPause     = 5 * time.Second        // the pause before a refused outcome is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 )
 
-// settler records how runs ended. Outcomes gather while a round trip is under way. So an outcome does not wait while
-// the settler is idle, and batches grow under load. It goes on until claiming has ended and Unsettled is empty,
-// whatever fails meanwhile.
+// settler records how runs ended. It sends an outcome immediately if it is idle. While a round trip is under way,
+// outcomes gather, so batches grow under load. Whatever fails, the settler goes on until claiming has ended and
+// Unsettled is empty.
 type settler struct {
 	*Shared
 	budgets  *budgets
@@ -39,15 +39,15 @@ type settler struct {
 	asks   []*slotRequest
 	Starts []*Start
 
-	// The rest is the settler goroutine's own.
+	// Only the settler's goroutine uses the fields below.
 	Link    store.Line
-	Locked  []*Run    // to be settled again after their pause: locked rows, refused outcomes
-	Worked  time.Time // the last call of gone
-	passed  []string  // jobs to take off the list of set-aside jobs: their refused outcomes are recorded now
+	Locked  []*Run    // runs that are to be settled again after their pause, because the row was locked or the outcome was refused
+	Worked  time.Time // when gone was last called
+	passed  []string  // jobs whose outcomes had been refused and are recorded now: to take off the list of set-aside jobs
 	Trouble Trouble
 	blind   error   // why the look at unsettled rows failed in the last round trip
-	noting  Trouble // with the recording of starts; it must not hold up the settles
-	slots   Trouble // with the slots of retry budgets
+	noting  Trouble // of recording starts; must not hold up the settles
+	slots   Trouble // of taking slots of retry budgets
 }
 
 func newSettler(s *Shared, b *budgets, r *redriver) *settler {
@@ -74,7 +74,8 @@ func (e *settler) poke() {
 	}
 }
 
-// run settles until claiming has ended and Unsettled is empty, or ctx is done.
+// run settles until claiming has ended and Unsettled is empty, or until ctx is done. The channel claimed is closed when
+// claiming has ended.
 func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	defer e.Link.Close(ctx)
 	defer close(e.Idle)
@@ -114,16 +115,16 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	}
 }
 
-// behind reports whether claims should pause because too many outcomes wait. With very short handlers a process would
-// claim far more jobs than it can settle. They would run again if the process died, and their rows would be in the way
-// of other processes' claims.
+// behind reports whether claims should pause because too many outcomes wait. Otherwise a process with very short
+// handlers would claim and run far more jobs than it can settle. If it died, these jobs would run again. Their rows
+// would also be in the way of other processes' claims.
 func (e *settler) behind() bool {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
 	return len(e.Ended)+e.RefusedRuns.Len() > MaxWaiting
 }
 
-// Take returns outcomes for one round trip.
+// Take returns the runs whose outcomes go into the next round trip.
 func (e *settler) Take(now time.Time) (out []*Run) {
 	e.Mu.Lock()
 	defer e.Mu.Unlock()
@@ -209,8 +210,9 @@ func (e *settler) Trip(base context.Context, out []*Run) {
 	}
 }
 
-// oncePerJob keeps one outcome of each job, because store.SQLSettle returns the results by job id. If a job has a
-// second outcome, of another claim, it goes with the next round trip. All completions stay.
+// oncePerJob keeps one outcome of each job, because store.SQLSettle returns its results by job id. If a job has a
+// second outcome, of another claim, that outcome goes with the next round trip. Completions are not limited in this
+// way.
 func (e *settler) oncePerJob(out []*Run) []*Run {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(out, func(r *Run) bool {
@@ -237,7 +239,7 @@ type Settling struct {
 	completed [][]*Run // the runs of each completion
 }
 
-// FenceGroup has the values that the runs of one completion have in common.
+// FenceGroup has the values that all runs of one completion share.
 type FenceGroup struct {
 	Owner string
 	Seq   int
@@ -289,7 +291,8 @@ func (g FenceGroup) Completion(group []*Run) store.Completion {
 	return c
 }
 
-// AfterSettle reports the settled runs, looks at the rows of the others, and keeps the rest for the next round trip.
+// AfterSettle reports the runs that were settled, and looks at the rows of the runs that were not. If the settle was
+// not committed, it keeps all runs for the next round trip.
 func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Run, s *Settling, err error) {
 	switch {
 	case len(out) == 0:
@@ -326,14 +329,14 @@ func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Ru
 	}
 }
 
-// unsent stops counting a try that certainly changed no row.
+// unsent takes back the count of a try that certainly changed no row.
 func unsent(out ...*Run) {
 	for _, r := range out {
 		r.tries--
 	}
 }
 
-// settleApart settles in parts the outcomes that the database refused together.
+// settleApart settles outcomes in parts, after the database has refused them together.
 func (e *settler) settleApart(base context.Context, out []*Run) error {
 	a, err := pickApart(pg.BisectFailed, out, func(part []*Run) (int, error) { return len(part), e.settlePart(base, part) }, (*Run).simplify)
 	e.requeue(a.rest)
@@ -347,7 +350,8 @@ func (e *settler) settleApart(base context.Context, out []*Run) error {
 	return err
 }
 
-// settlePart settles some outcomes in one round trip. The server ends its statements early, so a slow row costs little.
+// settlePart settles some outcomes in one round trip. The server ends its statements after walkBound, so a slow row
+// costs little time.
 func (e *settler) settlePart(base context.Context, part []*Run) error {
 	return e.roundTrip(base, &e.Link, func(ctx context.Context, conn store.Session) (err error) {
 		s := SettlingOf(part, e.walkBound())
@@ -365,13 +369,13 @@ func (e *settler) settlePart(base context.Context, part []*Run) error {
 	})
 }
 
-// SettleTries is a number of refusals. Once the database has refused a job's outcome that many times, drover_refuse may
-// discard the job, whatever its handler returned.
+// SettleTries is after how many refusals of a job's outcome drover_refuse may discard the job, whatever its handler
+// returned.
 const SettleTries = 5
 
-// Refused puts aside an outcome that the database refuses. A stop does not wait for it; the job is rescued then. From
-// the fifth refusal on drover_refuse discards the job, unless that refusal is a time-out or the database has recorded
-// no other outcome since the first refusal.
+// Refused puts aside an outcome that the database refuses, and tries it again later. A stop does not wait for this
+// outcome; another supervisor then rescues the job. From the refusal number SettleTries on, drover_refuse discards the
+// job, unless the refusal is a time-out, or no other outcome was recorded since the first refusal.
 func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
 	e.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
 	e.Unsettled.Remove(r)
@@ -380,7 +384,7 @@ func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
 	}
 	became := ""
 	if r.Refusals >= SettleTries && !pg.TimedOut(why) && e.Worked.After(r.refusedAt) || r.Refusals == 1 {
-		// The first refusal is only noted in drover_set_aside, for people to see.
+		// After the first refusal the job is only listed in drover_set_aside, so that people see it.
 		became, err = e.refuse(base, &e.Link, r, &store.Refused{Path: store.PathSettle, Why: why, Aside: r.Refusals == 1})
 	}
 	if err != nil || became == "" || became == store.SetAside { // "": if its row is locked or has changed, the next try finds out
@@ -391,8 +395,9 @@ func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
 	return nil
 }
 
-// look finds out why the settles of some runs matched no row. A run was settled before (a reply was lost) or in its
-// handler's transaction, an operator has ended it, its row is locked, or it is not ours any more.
+// look finds out why the settles of some runs matched no row. Perhaps an earlier try has settled the run, and its reply
+// was lost, or the handler's transaction has settled it. Or an operator has ended the job, another session has locked
+// its row, or the job is not ours any more.
 func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	ids := make([]string, len(unsure))
 	for i, r := range unsure {
@@ -453,13 +458,13 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	}
 }
 
-// later settles a run again after a pause.
+// later makes the settler try a run again after a pause.
 func (e *settler) later(r *Run, pause time.Duration) {
 	r.NotBefore = e.Now().Add(pause)
 	e.Locked = append(e.Locked, r)
 }
 
-// gone forgets a run whose end is recorded, or belongs to another supervisor.
+// gone forgets a run whose outcome is recorded, or whose job belongs to another supervisor now.
 func (e *settler) gone(r *Run) {
 	e.Worked = e.Now()
 	e.Unsettled.Remove(r)
@@ -469,7 +474,7 @@ func (e *settler) gone(r *Run) {
 	}
 }
 
-// done reports settled runs.
+// done forgets settled runs, reports them to the subscribers, and wakes the parts that wait for them.
 func (e *settler) done(runs ...*Run) {
 	for _, r := range runs {
 		e.gone(r)
@@ -484,8 +489,8 @@ func (e *settler) done(runs ...*Run) {
 	}
 }
 
-// dueAgain makes the claimer look for the job of a run when the job is due again. A supervisor that stops
-// leaves this to others.
+// dueAgain makes the claimer look for the job of a run when the job is due again. If the supervisor is stopping and the
+// job is due now, it notifies another supervisor.
 func (e *settler) dueAgain(r *Run) {
 	now := e.Now()
 	due := r.End.due(now)
@@ -495,7 +500,7 @@ func (e *settler) dueAgain(r *Run) {
 	}
 }
 
-// RetryLocked ends the pauses of the runs in Locked.
+// RetryLocked ends the pauses of the runs in Locked. Only tests call it.
 func (e *settler) RetryLocked() {
 	for _, o := range e.Locked {
 		o.NotBefore = time.Time{}
