@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Shared is what all parts of an engine use.
+// Shared has the state that all parts of an engine use.
 type Shared struct {
 	Cfg     Config
 	Handler Handler
@@ -24,38 +24,38 @@ type Shared struct {
 	Kinds   []string
 	Now     func() time.Time // the process' clock, for local waits only
 
-	Changing sync.Mutex    // held while a queue is added or removed, round trip included
+	Changing sync.Mutex    // held while a queue is added or removed, even during the round trip
 	queuesMu sync.Mutex    // never held during a round trip, because the heartbeat needs it, too
 	queues   []*QueueState // replaced, never changed in place
-	removed  []*QueueState // queues that are no longer served; their last runs may not be written as activity yet
+	removed  []*QueueState // queues that are no longer served, as long as their last runs are not written as activity
 	started  bool          // the queues' slots are served
 	closed   bool          // the queues' buffers are closed: no queue may be added
 
 	Lease       atomic.Pointer[lease] // the lease under which claims are made
 	InFlight    runSet                // handlers at work
-	Unsettled   runSet                // claimed and not yet settled, except RefusedRuns
-	RefusedRuns runSet                // the database refuses their outcomes
+	Unsettled   runSet                // runs that are claimed and not yet settled, except RefusedRuns
+	RefusedRuns runSet                // runs whose outcomes the database refuses
 	alarm       *alarm                // makes the claimer look for jobs
 	calls       *calls                // the open calls: looks on which other supervisors count
 	crews       atomic.Pointer[map[string]store.Crew]
 	sharers     atomic.Pointer[[]string]  // the other supervisors that were alive at the last beat and serve one of our queues
 	Solo        atomic.Pointer[SoloOrder] // this supervisor's turn to run strong suspects; nil: it has none
-	Prunes      atomic.Bool               // this supervisor's turn to prune
+	Prunes      atomic.Bool               // this supervisor prunes: it is the oldest one alive
 
 	holds  atomic.Pointer[holds]     // the paused scopes; nil: none. begin() reads it under the lock of InFlight
 	beaten atomic.Pointer[time.Time] // when the last successful beat was sent
 
-	rereadAside atomic.Bool // the settler has set a job aside: the claimer reads the list
+	rereadAside atomic.Bool // the settler has set a job aside, so the claimer must read the list
 
 	Draining atomic.Bool
 	Reporter reporter   // passes events on
 	seldom   logLimiter // limits lines of the log that would repeat
 	Outage   outage     // the failures of all parts, for the log
 	beatSoon func()     // asks for a heartbeat before its time
-	rewound  func()     // is called when the database may have been restored to an older state: looks again at all rows
+	rewound  func()     // makes the claimer look again at all rows, when the database may have gone back to an older state
 }
 
-// NewShared returns what the parts of an engine share before any of them is made.
+// NewShared returns the state that the parts of an engine share. It is made before any of the parts.
 func NewShared(cfg Config, pool *pg.Pool) *Shared {
 	s := &Shared{Cfg: cfg, Handler: cfg.Handler, pool: pool, log: cfg.Log, Now: time.Now, alarm: newAlarm(), calls: newCalls()}
 	s.crews.Store(&map[string]store.Crew{})
@@ -70,8 +70,8 @@ func NewShared(cfg Config, pool *pg.Pool) *Shared {
 	return s
 }
 
-// logDropped logs that hooks miss events, until ended is closed. The goroutines that report events do not log it, because
-// the log may hang, too.
+// logDropped logs that hooks miss events, until ended is closed. The goroutines that report events do not log this
+// themselves, because the log may hang, too.
 func (s *Shared) logDropped(ended <-chan struct{}) {
 	for {
 		select {
@@ -105,14 +105,14 @@ func (s *Shared) openQueues() []string {
 	return slices.DeleteFunc(s.QueueNames(), s.holds.Load().queue)
 }
 
-// deadline returns when the handlers' contexts end because the lease was not kept up. Other supervisors may take the
-// jobs one lease after the last beat that they saw. It is safe for concurrent use.
+// deadline returns when the handlers' contexts end if no further beat succeeds: four fifths of a lease after the last
+// beat. Other supervisors may take the jobs one lease after the last beat that they saw. It is safe for concurrent use.
 func (s *Shared) deadline() time.Time { return s.beaten.Load().Add(s.Cfg.Lease * 4 / 5) }
 
-// begin adds a run to InFlight, and returns false if its handler must not be called: its job is held, the lease is over,
-// or a stop has cancelled the handlers. A claim that was under way then may have taken the job that was just handed back.
-// begin reads the clock itself, so a process that was frozen until now notices that its lease is over. Client.Pause
-// does not wait for such a process any longer.
+// begin adds a run to InFlight. It returns false if the handler must not be called: the job is paused, the lease is
+// over, or a stop has cancelled the handlers. In the last case, a claim that was under way may have taken a job that
+// was just handed back. begin reads the clock itself, so a process that was frozen until now notices that its lease is
+// over. Client.Pause has not waited for such a process.
 func (s *Shared) begin(r *Run) bool {
 	s.InFlight.mu.Lock()
 	defer s.InFlight.mu.Unlock()
@@ -125,7 +125,7 @@ func (s *Shared) begin(r *Run) bool {
 	return true
 }
 
-// replaceHolds replaces the holds, while no job is being started.
+// replaceHolds replaces the holds, under the lock that every start takes.
 func (s *Shared) replaceHolds(h *holds) {
 	s.InFlight.mu.Lock()
 	defer s.InFlight.mu.Unlock()
@@ -139,7 +139,7 @@ func (s *Shared) QueueStates() []*QueueState {
 	return s.queues
 }
 
-// QueueNames returns the names of these queues, in order.
+// QueueNames returns the names of the queues that are served now, in order.
 func (s *Shared) QueueNames() (names []string) {
 	for _, q := range s.QueueStates() {
 		names = append(names, q.Name)
@@ -147,7 +147,7 @@ func (s *Shared) QueueNames() (names []string) {
 	return names
 }
 
-// with returns the list of queues with q added.
+// with returns the list of queues with q added, and the new state of q. It does not change the list.
 func (s *Shared) with(q Queue) (queues []*QueueState, state *QueueState, err error) {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
@@ -163,7 +163,8 @@ func (s *Shared) with(q Queue) (queues []*QueueState, state *QueueState, err err
 	return queues, state, nil
 }
 
-// without returns the list without a queue. gone is nil if the queue is not in the list.
+// without takes a queue out of the list of queues, and returns the new list and the state of the queue. The result gone
+// is nil if the queue was not in the list.
 func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
@@ -177,21 +178,21 @@ func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
 	return s.queues, gone
 }
 
-// Tallied returns the queues that are served, and the removed queues whose runs are still counted.
+// Tallied returns the queues that are served, and the removed queues whose tallies are still written.
 func (s *Shared) Tallied() []*QueueState {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
 	return slices.Concat(s.queues, s.removed)
 }
 
-// forgetRemoved stops counting the runs of removed queues.
+// forgetRemoved forgets the removed queues for which done returns true.
 func (s *Shared) forgetRemoved(done func(*QueueState) bool) {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
 	s.removed = slices.DeleteFunc(s.removed, done)
 }
 
-// registration returns the rows that the tables should have of this supervisor.
+// registration returns the values that the tables should have for this supervisor.
 func (s *Shared) registration(id string, queues []*QueueState) *store.Registration {
 	reg := &store.Registration{
 		ID: id, Host: s.Cfg.Host, Build: s.Cfg.Build, PID: os.Getpid(), Process: s.Cfg.Process, Lease: s.Cfg.Lease, Listens: !s.Cfg.DisableNotify, Polls: max(s.Cfg.PollInterval, s.Cfg.RestInterval),
@@ -206,7 +207,7 @@ func (s *Shared) registration(id string, queues []*QueueState) *store.Registrati
 	return reg
 }
 
-// cancelRun ends the context of a job that runs here. If the job waits in a buffer, it does not start.
+// cancelRun ends the contexts of the runs of a job here. If the job waits in a buffer, it does not start.
 func (s *Shared) cancelRun(id string) {
 	for _, r := range s.Unsettled.Of(id) {
 		r.cancelRequested.Store(true)
@@ -227,16 +228,17 @@ func (s *Shared) logUnread(ctx context.Context, h *store.Scan) {
 	h.Unread = nil
 }
 
-// walkBound returns how long one statement of a walk may take: other jobs wait for the walk.
+// walkBound returns how long one statement of a walk (pickApart) may take. It is short, because other jobs wait for the
+// walk.
 func (s *Shared) walkBound() time.Duration { return min(s.Cfg.Lease/12, time.Second) }
 
-// tripContext bounds one round trip.
+// tripContext returns a context for one round trip.
 func (s *Shared) tripContext(base context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(base, min(TripTimeout, s.Cfg.Lease/2))
 }
 
-// roundTrip makes one round trip on a part's connection. An error of the connection itself blames no row, not even if it
-// is a time-out.
+// roundTrip calls do with a part's connection, for at most the time of a round trip. If it cannot connect, it returns
+// the error as a text. So no row is blamed for that error, even if it is a time-out.
 func (s *Shared) roundTrip(base context.Context, link *store.Line, do func(context.Context, store.Session) error) error {
 	ctx, cancel := s.tripContext(base)
 	defer cancel()

@@ -6,32 +6,33 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// Silences records the heartbeats that a supervisor has seen of other supervisors, to find dead supervisors. It
-// compares no clocks: it measures by its own clock how long a peer's beat has not changed. The keeper owns it.
+// Silences records the heartbeats that a supervisor has seen of other supervisors (its peers), to find dead ones. It
+// compares no clocks: it measures by its own clock for how long a peer's beat number has not changed. The keeper owns
+// it.
 type Silences struct {
 	Peers   map[string]Observation
-	beats   int       // how many of our own beats succeeded
-	stalled int       // the value of beats at our last late beat: the database may have stood still
+	beats   int       // how many beats of our own have succeeded
+	stalled int       // the value of beats at our last late beat, before which the database may have stood still
 	since   time.Time // the time of that late beat; zero: no beat was late
 }
 
-// Observation is a peer's state when its beat last changed.
+// Observation is a peer's state when its beat number last changed.
 type Observation struct {
 	epoch int
 	beat  int64
 	since time.Time // since when the peer is silent, as seen by us or by others before us
 	seen  time.Time // when we first saw the peer's last beat
-	beats int       // the value of silences.beats then
+	beats int       // the value of Silences.beats when we first saw it
 }
 
 // silence is how long a peer has been silent.
 type silence struct {
 	lasts time.Duration
-	Dead  bool // the peer is silent for long enough to rescue its jobs
-	Note  bool // the peer is silent for long enough to note it in the database for others
+	Dead  bool // the peer has been silent for long enough to rescue its jobs
+	Note  bool // the silence is long enough to note it in the database, for other supervisors
 }
 
-// Beat records a beat of our own that succeeded. The parameter late is whether it came late.
+// Beat records a beat of our own that succeeded. The parameter late is whether that beat came late.
 func (s *Silences) Beat(late bool, now time.Time) {
 	s.beats++
 	if late {
@@ -39,12 +40,12 @@ func (s *Silences) Beat(late bool, now time.Time) {
 	}
 }
 
-// Of records the state of a peer that a beat of our own has read, and decides whether the peer is dead. A silent peer
-// is dead after its lease. But meanwhile three beats of our own must succeed, over at least two fifths of that lease,
-// and none of them may be late. So no supervisor looks dead because the database has stalled.
+// Of records the state of a peer that a beat of our own has read, and decides whether the peer is dead. A peer is dead
+// if it has been silent for its lease, and if three beats of our own have succeeded meanwhile, over at least two fifths
+// of that lease, and none of them late. So no supervisor looks dead because the database has stalled.
 //
-// A silence is noted after a quarter of the lease, and again after each further eighth, for supervisors that start
-// later. So jobs are rescued even if no process runs for as long as a lease.
+// A silence is noted in the database after a quarter of the lease, and again after each further eighth. Supervisors
+// that start later count from there. So jobs are rescued even if no process lives for as long as a lease.
 func (s *Silences) Of(x store.Peer, now time.Time) silence {
 	o, known := s.Peers[x.ID]
 	if !known || o.epoch != x.Epoch || o.beat != x.Beat {

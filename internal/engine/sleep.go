@@ -11,12 +11,13 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// A claimer is awake or asleep. Awake, it looks for jobs every few milliseconds. One awake claimer with room is the
-// lookout of a queue; while there is one, enqueues send no notification. Asleep, a claimer looks when a
-// notification names it, when a job is known to be due, and once in each poll interval:
+// A claimer is awake or asleep. While awake, it looks for jobs every few milliseconds. One awake claimer with room is
+// the lookout of a queue. While a queue has a lookout, enqueues send no notification. A claimer that is asleep looks
+// when a notification names its supervisor, when a job is known to be due, and once in each poll interval:
 // docs/adr/0051-few-are-woken.md.
 
-// sleep decides when to look for jobs. It is pure; the claimer's goroutine owns it.
+// sleep decides when to look for jobs. It only computes: it reads no clock and sends nothing. The claimer's goroutine
+// owns it.
 type sleep struct {
 	Next    time.Time     // the next look, unless a job is known to be due earlier
 	Step    time.Duration // how long the last pause between two looks was
@@ -29,10 +30,10 @@ type sleep struct {
 // pace has the intervals of a claimer's looks.
 type pace struct {
 	Poll, Rest time.Duration
-	deaf       bool // no notification comes, so the claimer never sleeps, and looks at each poll
+	deaf       bool // notifications are disabled, so the claimer never sleeps, and looks once in each poll interval
 }
 
-// look has what a claim has seen.
+// look is what a claim has found out, for the decision when to look again.
 type look struct {
 	found  int
 	filled bool // the claim used all the room of some queue, so more jobs may be due
@@ -41,10 +42,12 @@ type look struct {
 	seen   floors.Seen
 }
 
-// after decides when to look again: immediately while there are jobs, then after 1, 2, 4, 8, 8, … ms. Once asleep, the
-// pause doubles up to the poll interval. So a pause is hardly longer than the time since a look last found a job. A
-// look that was asked for does not change the next poll, unless it finds more than a trickle. A claimer that is awake
-// and not the lookout falls asleep at the first look that finds nothing.
+// after decides when to look again. While looks find jobs, the claimer looks again immediately. Then a lookout looks
+// after 1, 2, 4, 8, 8, … ms, until it falls asleep. From then on its pause doubles up to the poll interval, so a pause
+// is hardly longer than the time since a look last found a job. An awake claimer that is not the lookout falls asleep
+// at the first look that finds nothing, and looks again after a poll interval. If something asked a sleeper for a look,
+// that look does not change the time of the next poll, unless it finds more than a trickle, or as many jobs as there
+// was room for.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)
@@ -80,8 +83,9 @@ func (s *sleep) after(l look, p pace, now time.Time) {
 	s.Next = now.Add(s.Step)
 }
 
-// When a sleeper hears that a lookout had no room, it looks again after missedPoll. By then each transaction that
-// saw this lookout has got its transaction id. So the look shows whether such a transaction is still open.
+// When a notification reports to a sleeper that another supervisor had no room, the sleeper looks again after
+// missedPoll. By then each transaction that counted on that supervisor has got its transaction id. So the look shows
+// whether such a transaction is still open.
 const missedPoll = 200 * time.Millisecond
 
 // listenAgain makes a sleeper look soon. While a transaction is open that may have notified no supervisor of its job,
@@ -93,14 +97,14 @@ func (s *sleep) listenAgain(now time.Time) {
 	}
 }
 
-// tired reports whether the claimer has found no job for so long that it falls asleep.
+// tired reports whether looks have found no job for SleepAfter, so that the claimer falls asleep.
 func (s *sleep) tired(now time.Time) bool {
 	return !s.IdleAt.IsZero() && now.Sub(s.IdleAt) >= SleepAfter
 }
 
-// trickle bounds how many jobs a sleeper may find in a second, and how many together. If it finds more, it should wake
-// up, because each job costs a notification. The keeper bounds the notifications that are for others in the same way
-// (oncall.go).
+// trickle bounds how many jobs a sleeper may find in a second (rate), and how many together (burst). If it finds more,
+// it wakes up, because each job costs a notification. The keeper bounds the notifications for other supervisors in the
+// same way (oncall.go).
 type trickle struct {
 	rate, burst float64
 	left        float64
@@ -114,22 +118,24 @@ func (t *trickle) add(n int, now time.Time) {
 
 func (t *trickle) over() bool { return t.left < 0 }
 
-// lookout decides of which queues the claimer's connection is the lookout. Like the type sleep, it is pure.
+// lookout decides in which queues the claimer is the lookout. A lookout holds a lock on the claimer's connection. Like
+// the type sleep, the type only computes.
 type lookout struct {
-	posts   map[string]int64 // for each queue of which it is the lookout, the key of the lock that the connection holds
+	posts   map[string]int64 // for each queue in which the claimer is the lookout, the key of the lock that its connection holds
 	unknown bool             // the connection may hold locks that posts does not have
 	conn    store.Session
-	fullAt  map[string]time.Time // since when a queue of which it is the lookout has no room; no entry: it has room
-	tryAt   time.Time            // another claimer is the lookout: no attempt to become it before this time
+	fullAt  map[string]time.Time // for queues in posts: since when the queue has no room; no entry: it has room
+	tryAt   time.Time            // no attempt to become a lookout before this time, because another claimer is the lookout
 }
 
-// tryEvery is how often an awake claimer tries to become the lookout: each try costs a statement.
+// tryEvery is the pause between two attempts to become a lookout, or to go on call: each attempt costs a statement.
 const tryEvery = 100 * time.Millisecond
 
-// change decides of which queues the claimer is the lookout from this claim on, and returns the locks to take and to
-// leave; nil: no change. An awake claimer is the lookout of queues with room. It remains the lookout of a full queue
-// for a while (the parameter patience). Enqueues that saw a lookout have notified no supervisor. If the claimer stops
-// being the lookout, the claim in the same round trip finds the jobs of all such enqueues that have committed.
+// change decides in which queues the claimer is the lookout from this claim on, and returns the locks to take and to
+// leave; nil: no change. An awake claimer tries to be the lookout of each queue with room. It remains the lookout of a
+// full queue for as long as patience returns. An enqueue that saw a lookout has notified no supervisor. So when the
+// claimer stops being the lookout, the claim in the same round trip finds the jobs of all such enqueues that have
+// committed.
 func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queue string) time.Duration, crews map[string]store.Crew, now time.Time) *store.Lookout {
 	note := &store.Lookout{LeaveAll: o.unknown}
 	stay := map[string]bool{}
@@ -159,7 +165,7 @@ func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queu
 	return note
 }
 
-// changed records the result of a change, and returns the queues of which the claimer is no longer the lookout.
+// changed records the result of a change, and returns the queues in which the claimer is no longer the lookout.
 func (o *lookout) changed(note *store.Lookout, crews map[string]store.Crew, now time.Time) (left []string) {
 	o.unknown = false
 	for queue, key := range o.posts {
@@ -180,7 +186,7 @@ func (o *lookout) changed(note *store.Lookout, crews map[string]store.Crew, now 
 	return slices.DeleteFunc(left, func(queue string) bool { _, again := o.posts[queue]; return again })
 }
 
-// full records that a queue has no room, and reports whether it has had no room for the given time.
+// full records that a queue has no room, and reports whether it has had no room for as long as patience.
 func (o *lookout) full(queue string, now time.Time, patience time.Duration) bool {
 	if o.fullAt[queue].IsZero() {
 		o.fullAt[queue] = now
@@ -188,7 +194,8 @@ func (o *lookout) full(queue string, now time.Time, patience time.Duration) bool
 	return now.Sub(o.fullAt[queue]) >= patience
 }
 
-// patience is how long a full queue may take to get room again before other supervisors are notified of its jobs.
+// patience returns how long a full queue may take to get room again, before other supervisors are notified of its jobs:
+// callPatience if runs are shorter than that, otherwise 0.
 func (c *claimer) patience(queue string) time.Duration {
 	for _, q := range c.QueueStates() {
 		if q.Name == queue && q.typical < callPatience {
@@ -198,7 +205,8 @@ func (c *claimer) patience(queue string) time.Duration {
 	return 0
 }
 
-// fallAsleep decides whether the claimer sleeps, and of which queues it is the lookout.
+// fallAsleep puts a tired claimer to sleep, and returns the change of the queues in which it is the lookout; nil: no
+// change.
 func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Lookout {
 	if c.Cfg.DisableNotify {
 		return nil
@@ -207,9 +215,9 @@ func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Lookout {
 	return c.out.change(!c.Asleep && claim.order == nil, claim.Req, c.patience, *c.crews.Load(), now)
 }
 
-// changed records the result of a change. If we are no longer the lookout of a queue because it has no room, or because
-// claims fail, enqueues that still saw us have notified no other supervisor. So we open a call (calls.go), which the
-// keeper hands on to other supervisors.
+// changed records the result of a change. An enqueue that still saw us as the lookout has notified no other supervisor.
+// So if we stop being the lookout of a queue while we are awake, because the queue has no room or because claims fail,
+// we open a call (calls.go), which the keeper hands on to other supervisors.
 func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 	switch {
 	case note == nil:
@@ -229,7 +237,8 @@ func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 	}
 }
 
-// on records which connection the next statement uses. A new connection holds no locks.
+// on records which connection the next statement uses. A new connection holds no locks, so we are no longer the lookout
+// of any queue, and hand on a call for each of these queues.
 func (c *claimer) on(conn store.Session) {
 	if c.out.conn != conn {
 		for queue := range c.out.posts {
@@ -239,8 +248,8 @@ func (c *claimer) on(conn store.Session) {
 	}
 }
 
-// LeavePosts stops being the lookout of any queue. It needs a round trip of its own, because no claim is made: there is
-// no room, or no job is to be claimed.
+// LeavePosts stops being the lookout of all queues. It takes a round trip of its own, because no claim is made: there
+// is no room, claims fail, or the supervisor stops.
 func (c *claimer) LeavePosts(base context.Context) {
 	ctx, cancel := c.tripContext(base)
 	defer cancel()
@@ -252,13 +261,13 @@ func (c *claimer) LeavePosts(base context.Context) {
 		err = conn.Lookout(ctx, note)
 		c.changed(note, err, now)
 	}
-	if err != nil { // if the round trip succeeds, Trouble is not over: only a claim that succeeds ends it
+	if err != nil { // if the round trip succeeds, Trouble is not over: only a claim that succeeds ends Trouble
 		c.Trouble.Failed(base, c.Shared, "leaving the lookout", err)
 	}
 }
 
-// Overstays reports whether the claimer is the lookout of queues although it cannot look for jobs: all queues are full,
-// or the last claim failed.
+// Overstays reports whether the claimer must stop being a lookout, because it cannot look for jobs: no queue has had
+// room for the time of patience, or the last claim failed.
 func (c *claimer) Overstays(now time.Time) bool {
 	if c.out.unknown {
 		return true
@@ -273,7 +282,7 @@ func (c *claimer) Overstays(now time.Time) bool {
 	return now.Sub(c.fullAt) >= patience
 }
 
-// rest returns how long the claimer has nothing to do.
+// rest returns for how long the claimer has nothing to do.
 func (c *claimer) rest(now time.Time) time.Duration {
 	rest := time.Hour
 	if c.Lease.Load().Ended.Load() {
@@ -289,7 +298,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case order != nil:
 		rest = min(rest, order.rest(now))
 	case c.wantsRoom && !due.IsZero():
-		rest = min(rest, due.Sub(now)) // to hand the due job on
+		rest = min(rest, due.Sub(now)) // then the claimer hands the due job on
 	}
 	for _, q := range c.QueueStates() {
 		if q.Buffer.Len() > 0 {
@@ -312,7 +321,7 @@ func (c *claimer) LookAt() time.Time {
 	return at
 }
 
-// setPace decides when to look again after a claim.
+// setPace decides after a claim when to look again.
 func (c *claimer) setPace(p *Plan, now time.Time) {
 	l := look{found: len(p.Reply.Jobs), once: p.once, posted: len(c.out.posts) > 0, seen: p.Reply.Seen}
 	for _, g := range p.groups {
@@ -332,8 +341,9 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 	}
 }
 
-// All supervisors read the same due times, and two of them look for jobs at each. looksAt reports whether this
-// supervisor is one of the two. Hashes decide, so all supervisors come to the same result.
+// looksAt reports whether this supervisor looks for jobs at a due time. All supervisors read the same due times, and
+// only two of them look at each due time. Hashes of the time and the ids decide which two, so all supervisors come to
+// the same result.
 func (c *claimer) looksAt(due time.Time) bool {
 	second := strconv.FormatInt(due.Unix(), 10)
 	hash := func(id string) uint64 {
@@ -350,7 +360,7 @@ func (c *claimer) looksAt(due time.Time) bool {
 	return before < 2
 }
 
-// answer records which calls (calls.go) the claim has answered, and which calls are to be handed on.
+// answer records which calls (calls.go) the claim has answered, and which calls must be handed on.
 func (c *claimer) answer(p *Plan, now time.Time) {
 	if p.order != nil || c.Cfg.DisableNotify {
 		return

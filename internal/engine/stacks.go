@@ -8,12 +8,13 @@ import (
 	"time"
 )
 
-// Stacks takes the stacks of handlers shortly before their time is up: afterwards a handler that obeys its context
-// is no longer where it spent the time. All supervisors of a client share one Stacks.
+// Stacks takes the stacks of handlers shortly before their time is up. A later stack would not show where the handler
+// spent its time, because a handler that obeys its context has moved on by then. All supervisors of a client share one
+// Stacks.
 //
-// Taking stacks stops the whole process, heartbeats included: by some 70 µs for each of its goroutines, measured on a busy
-// machine. So it is done at most once a second, for at most a twentieth of the time, and not at all if it could take a
-// hundredth of the lease.
+// Taking stacks stops the whole process, heartbeats included, for some 70 µs per goroutine (measured on a busy
+// machine). So Stacks does it at most once a second, for at most a twentieth of the time, and not at all if it could
+// take more than a hundredth of the lease.
 type Stacks struct {
 	mu   sync.Mutex
 	next time.Time
@@ -30,7 +31,7 @@ const (
 	mostOfStack = 16 << 10 // bytes of a handler's stack that are kept
 )
 
-// affordable reports whether a process with so many goroutines may be stopped.
+// affordable reports whether a process with so many goroutines may be stopped to take stacks.
 func affordable(goroutines int, lease time.Duration) bool {
 	return time.Duration(goroutines)*stackTime <= lease/leaseShare
 }
@@ -49,7 +50,8 @@ func numberOf(stack string) uint64 {
 	return n
 }
 
-// take passes each goroutine's stack to its function, by the number of the goroutine, if it can take stacks now.
+// take takes all stacks, if that is allowed now. It passes the stack of each goroutine in wanted to the function that
+// wanted has under the goroutine's number.
 func (s *Stacks) take(wanted map[uint64]func(stack string), now time.Time, lease time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,8 +17,8 @@ type Start struct {
 }
 
 // NoteStart records the start of a job with a single attempt, and waits for the commit. After the commit a rescue
-// discards the job; until then the job has certainly not run. It returns false if the claim or the lease is over, the
-// row is locked, or the database refuses the record.
+// discards the job; until then the job has certainly not run. NoteStart returns false if the job must not start: the
+// claim or the lease is over, the row is locked, or the database refuses the record.
 func (e *settler) NoteStart(r *Run) bool {
 	s := &Start{r, make(chan bool, 1)}
 	e.Mu.Lock()
@@ -33,7 +33,7 @@ func (e *settler) NoteStart(r *Run) bool {
 	}
 }
 
-// NoteStarts records the starts that wait. It returns false if no start waits, or while a failure makes it pause.
+// NoteStarts records the starts that wait. It returns false if no start waits, or while it pauses after a failure.
 func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 	if now.Before(e.noting.Until) {
 		return false
@@ -54,7 +54,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 		}
 	}
 	if err != nil {
-		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // such runs do not wait any more
+		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // these runs do not wait any more
 		e.Mu.Lock()
 		e.Starts = append(starts, e.Starts...)
 		e.Mu.Unlock()
@@ -69,7 +69,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 	return true
 }
 
-// notePart records some starts in one round trip.
+// notePart records some starts in one round trip, and adds them to the map noted.
 func (e *settler) notePart(base context.Context, part []*Start, noted map[string]time.Time) (n int, err error) {
 	list := make([]store.Fence, len(part))
 	for i, s := range part {
@@ -84,9 +84,9 @@ func (e *settler) notePart(base context.Context, part []*Start, noted map[string
 	return n, err
 }
 
-// StartRefused takes a job whose start cannot be recorded out of the way of others. The job is not started.
+// StartRefused takes a job whose start the database refuses to record out of the way of others. The job does not start.
 func (e *settler) StartRefused(base context.Context, r *Run, why error, aside bool) error {
-	// To other processes, a job whose start cannot be recorded is a job that cannot be claimed.
+	// The path is PathClaim, because other processes should treat the job as a job that cannot be claimed.
 	became, err := e.refuse(base, &e.Link, r, &store.Refused{Path: store.PathClaim, Why: why, Later: !pg.Lasting(why), Aside: aside})
 	switch {
 	case err != nil || became == "":

@@ -13,12 +13,12 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// SweepEvery is the length of one supervisor's turn to make the full sweep, in seconds.
+// SweepEvery is how many seconds one supervisor's turn to make full sweeps lasts.
 const SweepEvery = 15
 
-// Sweep is the full sweep. One supervisor at a time makes it, and spends at most a tenth of its time on it. The
-// server's clock and the sorted ids decide whose turn it is. It finds jobs that were committed long after our floors
-// had passed them, and jobs whose owner has no row.
+// Sweep makes a full sweep, if it is this supervisor's turn. The server's clock and the sorted ids decide whose turn it
+// is. A supervisor spends at most a tenth of its time on full sweeps. A full sweep finds jobs that were committed long
+// after our floors had passed them, and running jobs whose owner has no row.
 func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	var alive []string
 	for _, p := range reply.Peers {
@@ -27,17 +27,17 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		}
 	}
 	slices.Sort(alive)
-	// Each turn since the last look counts. If beats are further apart than turns, our turn could otherwise always fall
-	// between two of them.
+	// Each turn since the last look counts. If only the present turn counted, and beats were further apart than turns,
+	// our turns could always fall between two beats.
 	turn, n, mine := int64(reply.Clock)/SweepEvery, int64(len(alive)), false
-	if c.Sweeps == 0 || c.Sweeps > turn { // this is the first look, or the server's clock went back
+	if c.Sweeps == 0 || c.Sweeps > turn { // this is the first look, or the server's clock has gone back
 		c.Sweeps = turn - 1
 	}
 	for t := max(c.Sweeps+1, turn-n+1); t <= turn; t++ {
 		mine = mine || alive[t%n] == l.ID
 	}
 	started := c.Now()
-	// The first claim is expensive. A sweep during that claim would keep it from moving floors: see Floors.Hold.
+	// The first claim is expensive, and a sweep during that claim would keep it from moving floors: see Floors.Hold.
 	first := started.Before(c.FloorsBy) && c.claimer.Floors.None()
 	if !mine || first || started.Before(c.SweepAt) {
 		if !mine {
@@ -46,11 +46,11 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		return nil
 	}
 	c.Sweeps = turn
-	defer func() { c.SweepAt = c.Now().Add(9 * c.Now().Sub(started)) }() // also after a failed sweep
+	defer func() { c.SweepAt = c.Now().Add(9 * c.Now().Sub(started)) }() // after a failed sweep as well
 	c.claimer.Audit.want(started)
 	c.claimer.Floors.Hold()
 	peopled, err := c.lookBehind(ctx, conn)
-	// Jobs whose owner has no row in drover_supervisors are rescued only here.
+	// Only this part rescues jobs whose owner has no row in drover_supervisors.
 	switch {
 	case c.orphans != nil && !c.orphans.Ended():
 	case !started.Before(c.AllBy):
@@ -68,18 +68,18 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 	return err
 }
 
-// allOrphansEvery is how often a supervisor looks for orphans among all jobs, due or not: somebody may have changed a due
-// time by hand.
+// allOrphansEvery is how often a supervisor looks for orphans among all jobs, even jobs that are not due: somebody may
+// have changed a due time by hand.
 const allOrphansEvery = time.Hour
 
-// sweepOrder is where the next full sweep begins. Without it, a lane that takes too long would keep the lanes after
-// it from being swept, in every turn.
+// sweepOrder is where the next full sweep begins. After a sweep that ran out of time, the next sweep begins at another
+// lane. Otherwise a lane that takes too long would keep the lanes after it from ever being swept.
 type sweepOrder struct {
 	single bool // lane by lane
 	first  int
 }
 
-// lookBehind lowers the floors to the jobs it finds behind them. It returns the lanes that have jobs.
+// lookBehind looks for due jobs behind the floors, and lowers the floors to them. It returns the lanes that have jobs.
 func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []store.ScanLane, err error) {
 	req := c.claimer.AllLanes()
 	lanes := make([]store.SweepLane, len(req.Lanes))

@@ -9,11 +9,12 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// This file finds out why the database refused CompleteTx, SettleTx or EnqueueTx. A handler that gets ErrLeaseLost may
-// return nil, because its job belongs to another supervisor. So it gets ErrLeaseLost only if its transaction can read
-// the row. After a serialization failure the transaction can read no row, and the handler gets that failure: the job
-// may still be its own. If the handler then returns nil, the run has failed (Uncommitted). If the job has another
-// owner, the fence keeps the settle of this run from matching.
+// This file settles runs in their handlers' transactions, or only holds their claims there (EnqueueTx). It finds out
+// why the database refused that. A handler that gets ErrLeaseLost may return nil, because its job belongs to another
+// supervisor. So it gets ErrLeaseLost only if its transaction has read the row. After a serialization failure the
+// transaction can read no row, and the job may still belong to this run. Then the handler gets that failure. If it
+// returns nil all the same, the run has failed (Uncommitted). If the job has another owner, the settle of this run does
+// not match the row, because it compares the fence.
 
 // SettleTx records in the handler's transaction how the run ends. It returns pg.ErrLeaseLost if the run no longer owns its
 // job, and pg.ErrState if this run has settled it already.
@@ -26,7 +27,7 @@ func (r *Run) SettleTx(ctx context.Context, tx store.Tx, o Outcome) error {
 	return err
 }
 
-// NoteTx records how the last try to settle the run in the handler's transaction went.
+// NoteTx records the error of the last try to settle the run in the handler's transaction; nil: it succeeded.
 func (r *Run) NoteTx(err error) {
 	if err == nil {
 		r.txFailed.Store(nil)
@@ -69,8 +70,8 @@ func (r *Run) refused(ctx context.Context, tx store.Tx, err error) error {
 	return pg.Classify(err)
 }
 
-// notOurs distinguishes a second settle of this run from a lost claim: the row matches in neither case. If the first
-// settle was rolled back, the row matches again.
+// notOurs returns the error of a settle that matched no row: pg.ErrState if this run has settled the job before,
+// otherwise pg.ErrLeaseLost. If the first settle was rolled back, the row matches again, and notOurs is not called.
 func (r *Run) notOurs() error {
 	if r.txOutcome.Load() != nil && !r.Lease.Ended.Load() {
 		return fmt.Errorf("%w: this run has settled job %s already", pg.ErrState, r.ID)
@@ -78,7 +79,8 @@ func (r *Run) notOurs() error {
 	return pg.ErrLeaseLost
 }
 
-// matchedNothing explains a settle that changed no row. Its transaction has not failed, so it can read the row.
+// matchedNothing returns the error of a settle that matched no row. The transaction has not failed, so it can read the
+// row.
 func (r *Run) matchedNothing(ctx context.Context, tx store.Tx) error {
 	over := r.notOurs()
 	if errors.Is(over, pg.ErrState) {

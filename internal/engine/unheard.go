@@ -8,20 +8,20 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// The keeper asks for things that no notification may have brought: cancelled runs (if LISTEN does not work), changed
-// queues that its row in drover_supervisors lacks, and pauses that are over.
+// The keeper asks for changes of which no notification may have come: cancelled runs (if LISTEN does not work), and
+// pauses that end by themselves. It also notices if its row in drover_supervisors lists other queues than it serves.
 
 // askEvery is how often a supervisor that hears no notifications asks which of its runs are over. A heartbeat finds the
-// same, but it comes only six times a lease, which is too late for a person who has cancelled a job.
+// same, but heartbeats come only six times a lease, which is too slow for a person who has cancelled a job.
 const askEvery = time.Second
 
-// hears reports whether the server has accepted LISTEN on the current connection.
+// hears reports whether the keeper listens for notifications: the server has accepted LISTEN on the current connection.
 func (c *keeper) hears() bool {
 	return !c.Listening.Closed() && c.Listening == c.Link.Current()
 }
 
-// askAt returns when to ask for runs that are over or when a pause ends, or the time of the next heartbeat if that comes
-// first.
+// askAt returns when the keeper has something to ask: for runs that are over, or for the limits when a pause ends. If
+// the next heartbeat comes first, askAt returns its time.
 func (c *keeper) askAt(next time.Time) time.Time {
 	if at := c.Asked.Add(askEvery); !c.hears() && at.Before(next) {
 		next = at
@@ -32,8 +32,8 @@ func (c *keeper) askAt(next time.Time) time.Time {
 	return next
 }
 
-// HearLimits reads and applies the limits as soon as a notification reports a change, and when a pause ends by itself.
-// If this fails, it is tried again after a while, or with the next heartbeat.
+// HearLimits reads and applies the limits if a notification has reported a change, or if a pause ends by itself. If
+// this fails, the keeper tries it again after readLimitsEvery, or with the next heartbeat.
 func (c *keeper) HearLimits(ctx context.Context) {
 	conn, l, now := c.Link.Current(), c.Lease.Load(), c.Now()
 	if ctx.Err() != nil || !c.Limits.Due(now) {
@@ -70,14 +70,14 @@ func (c *keeper) AskUnheard(ctx context.Context) {
 	if err == nil {
 		c.cancelGone(running, gone)
 	}
-	if took := c.Now().Sub(now); took > askEvery/20 { // with many runs it takes at most a twentieth of the time
+	if took := c.Now().Sub(now); took > askEvery/20 { // with many runs, asking takes at most a twentieth of the time
 		c.Asked = now.Add(20*took - askEvery)
 	}
 }
 
 // serveAgain stores the queues again if our row lists other queues. AddQueue and RemoveQueue write to the row of the
-// lease that they have read. Meanwhile a new lease, registered with the earlier queues, may have replaced that
-// lease.
+// lease that they have read. Meanwhile a new lease may have replaced that lease, and its row may have the earlier
+// queues.
 func (c *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.ID })
 	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {
