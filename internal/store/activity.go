@@ -14,7 +14,7 @@ type Activity struct {
 	Completed, Failed, Discarded int64
 }
 
-// Since returns how much was added since an earlier state of the sums.
+// Since returns by how much the sums have grown since an earlier state.
 func (a Activity) Since(b Activity) Activity {
 	return Activity{a.Queue, a.Started - b.Started, a.Waited - b.Waited, a.Completed - b.Completed, a.Failed - b.Failed, a.Discarded - b.Discarded}
 }
@@ -33,8 +33,8 @@ on conflict do nothing`
 	sqlForgetActivity = `delete from drover_activity where at < now() - interval '2 hours'`
 )
 
-// NoteActivity writes how many runs of a supervisor's queues began and ended in the given time. If forget is
-// true, it also deletes old rows.
+// NoteActivity writes how many runs of a supervisor's queues began and ended in the given time. If forget is true, it
+// also deletes rows that are older than two hours.
 func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time.Duration, queues []Activity, forget bool) error {
 	s, done, err := Borrow(ctx, pool)
 	if err != nil {
@@ -60,8 +60,8 @@ func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time
 	return p.Send(ctx, s.Conn)
 }
 
-// SampleDepth records how many jobs wait in each queue that has a living supervisor. It is a transaction of its own, so
-// that a statement time-out does not lose the other numbers.
+// SampleDepth records how many jobs wait in each queue that has a living supervisor. It has a transaction of its own,
+// so that its time-out does not undo what NoteActivity writes.
 func SampleDepth(ctx context.Context, pool *pg.Pool) error {
 	s, done, err := Borrow(ctx, pool)
 	if err != nil {

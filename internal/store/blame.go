@@ -12,16 +12,17 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlJudge records the evidence that the death of the lost supervisor $1 gives. $2 is the highest crash count among
-// the jobs that had started there, $3 how many jobs had started besides each of them. The first rescuer that has seen
-// all of these jobs records the evidence for all rescuers. A later rescuer would see fewer jobs, because some are
-// already freed.
+// sqlJudge records the evidence that the death of the lost supervisor $1 gives. $2 is the highest crash count among the
+// jobs that had started there, and $3 is one less than the number of these jobs. The first rescuer that has seen all of
+// these jobs records the evidence for all rescuers. A later rescuer would see fewer jobs, because some are already
+// freed.
 //
-// mass: the last sign of life of another process was less than two thirds of a lease before or after the last sign of
-// this process. A whole lease would be too much. The first process that a job kills is found dead a lease after its
-// last beat. If the job then kills a second process immediately, the last beat of that process is up to a sixth of a
-// lease earlier, and the first death must not spare the job. Processes that died later may not be declared lost yet,
-// so a silence of a third of a lease is enough.
+// mass: other processes died at the same time. That means that the last sign of life of another process came less than
+// two thirds of a lease before or after the last sign of this process. A whole lease would be too much. The first
+// process that a job kills is found dead a lease after its last beat. If the job then kills a second process
+// immediately, the last beat of that process came up to a sixth of a lease earlier, and the first death must not spare
+// the job. A process that died later may not be declared lost yet, so a silence of a third of a lease is enough.
+// shared: another supervisor ran in the same process.
 const (
 	sqlJudge = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
@@ -48,8 +49,8 @@ on conflict (id) do nothing`
 delete from drover_ended_supervisors where id in (select id from drover_ended_supervisors where ended_at < now() - interval '1 day' order by id for update skip locked)`
 )
 
-// Verdict returns what a rescuer decided about the death of supervisor id. The result died is false if no rescuer has
-// decided, or if the death was taken back.
+// Verdict returns the evidence that a rescuer has recorded about the death of supervisor id. The result died is false
+// if no rescuer has recorded it, or if the death was taken back.
 func (s Session) Verdict(ctx context.Context, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
 	p.Begin()
@@ -65,8 +66,9 @@ func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 	}, sqlVerdict, id)
 }
 
-// Judge returns the evidence that the death of supervisor id gives, as its first rescuer has decided. The
-// parameter d is the evidence that this rescuer has seen.
+// Judge returns the evidence that the death of supervisor id gives, as the first rescuer has recorded it. The parameter
+// d is the evidence that the calling rescuer has seen. Judge records d if it is the first. It also deletes the records
+// of supervisors that ended more than a day ago.
 func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Death, error) {
 	var p pipeline
 	var died bool
@@ -79,8 +81,8 @@ func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Dea
 	return d, err
 }
 
-// sqlBackground counts the deaths of the last $2 that no job explains, without supervisors $1, and adds up the time
-// that processes ran.
+// sqlBackground counts the deaths in the last time $2 that no job explains, except the deaths of supervisors $1. It
+// also adds up how long processes ran in that time.
 const sqlBackground = `
 select count(*) filter (where died and not draining and explained_by is null and id <> all($1)),
 	coalesce(sum(extract(epoch from least(ended_at, now()) - least(greatest(started_at, now() - $2::interval), ended_at, now()))), 0)::float8
@@ -91,8 +93,8 @@ from (
 ) p
 where ended_at > now() - $2::interval`
 
-// Background returns how many deaths of the last blame.HistoryWindow no job explains, without the deaths of the
-// supervisors except, and how long processes ran.
+// Background returns how many deaths in the last blame.HistoryWindow no job explains, and how long processes ran in
+// that time. It does not count the deaths of the supervisors in the parameter except.
 func (s Session) Background(ctx context.Context, except []string) (b blame.Background, err error) {
 	var p pipeline
 	var ran float64
@@ -104,8 +106,8 @@ func (s Session) Background(ctx context.Context, except []string) (b blame.Backg
 	return b, err
 }
 
-// sqlBlame records which jobs a death counts against. sqlExplain records which job counts as the cause of deaths.
-// Both run after the settle, and record only jobs that the settle found still held.
+// sqlBlame records against which jobs a death counts. sqlExplain records which job counts as the cause of deaths. Both
+// run after the settle in the same transaction, and skip jobs that the settle did not change.
 const (
 	sqlBlame = `
 update drover_ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
@@ -114,7 +116,7 @@ where id = $1`
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
-// Freeing has the outcomes of jobs of one dead supervisor, and which deaths they explain.
+// Freeing has the outcomes of jobs of one dead supervisor, and the blame.
 type Freeing struct {
 	Owner     string
 	Changes   []Change
@@ -123,8 +125,9 @@ type Freeing struct {
 	Bound     time.Duration       // the longest statement
 }
 
-// Free settles the jobs and records the blame in one transaction. Blame for a job that is not settled would be wrong,
-// and no rescuer looks at a settled job again. Free returns the new state of each job.
+// Free settles the jobs and records the blame in one transaction. In two transactions one of them could be missing:
+// blame for a job that is not settled would be wrong, and no rescuer looks at a settled job again to record its blame.
+// Free returns the new state of each job that it settled.
 func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State, err error) {
 	settled = map[string]State{}
 	var p pipeline

@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// This file has retry budgets: their policies, and the slots that failing batches take.
+// This file is about retry budgets: their policies, and the slots that retries take.
 
 // BudgetPolicy is a row of drover_budgets.
 type BudgetPolicy struct {
@@ -29,7 +29,7 @@ func KindScope(kind string) string { return "kind:" + kind }
 // QueueScope is the scope of a queue's budget.
 func QueueScope(queue string) string { return "queue:" + queue }
 
-// SQLRegisterBudget stores a budget's policy. It writes nothing if the row has these values already.
+// SQLRegisterBudget stores the policy of a budget. It writes nothing if the row has these values already.
 const SQLRegisterBudget = `
 insert into drover_budgets (scope, retries, per_ms, burst, discard) values ($1, $2, $3, $4, $5)
 on conflict (scope) do update set retries = excluded.retries, per_ms = excluded.per_ms, burst = excluded.burst, discard = excluded.discard, updated_at = now()
@@ -37,8 +37,8 @@ where (drover_budgets.retries, drover_budgets.per_ms, drover_budgets.burst, drov
 
 const sqlBudgetScopes = `select scope from drover_budgets`
 
-// registerBudgets stores policies and reads the scopes of all budgets, including budgets of other processes and of
-// psql. It comes last, so that a pipeline with a refused statement has read no scopes.
+// registerBudgets stores policies and reads the scopes of all budgets, including budgets from other processes and from
+// psql. The query for the scopes comes after the policies, so nothing is read if the database refuses a policy.
 func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	for _, b := range policies {
 		p.Exec(nil, SQLRegisterBudget, b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
@@ -51,13 +51,14 @@ func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	}, sqlBudgetScopes)
 }
 
-// SQLReserve takes slots, in a transaction of its own before the settle. Every batch with failures needs the same
-// rows. In a transaction of its own, they are locked only while it commits, and not during a settle.
+// SQLReserve takes slots, in a transaction of its own before the settle. It locks rows that every batch with failures
+// needs. The transaction is short, so these rows are not locked during a settle.
 const SQLReserve = `select n, coalesce(due_us, 0), coalesce(delay_us, 0), coalesce(reason, '') from drover_reserve($1, $2, $3, $4)`
 
-// SQLReserveBriefly keeps the commit from waiting until the server has written its log, so that the next batch does
-// not have to wait either. A crash that loses the slots also loses the settle, which comes after them in the log.
-// It bounds each wait for a lock by $1: a lock held from psql must not hold up settles for long.
+// SQLReserveBriefly makes the commit return before the server has written its log to disk, so that the next batch waits
+// less for the rows. A crash of the server that loses the slots also loses the settle, which comes after them in the
+// log. SQLReserveBriefly also bounds each wait for a lock by $1 ms: a session of psql that holds a lock must not hold
+// up settles for long.
 const SQLReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', $1, true)`
 
 // WantedSlot is a retry that needs a slot.
@@ -67,7 +68,7 @@ type WantedSlot struct {
 	Latest      *int64 // microseconds until the job's RetryUntil; nil: it has none
 }
 
-// TakenSlot is the slot that a retry got. The zero value means that no budget applies.
+// TakenSlot is the slot that a retry got. The zero value means that no budget applies to the retry.
 type TakenSlot struct {
 	Budgeted bool
 	DueUS    int64 // the due time, in microseconds since 1970 by the server's clock
@@ -75,7 +76,7 @@ type TakenSlot struct {
 	Reason   string // why the job is discarded, because there was no slot; "": there was a slot
 }
 
-// Reserve takes a slot for each retry that has a budget. The result has the order of the parameter wanting.
+// Reserve takes a slot for each retry to which a budget applies. The results are in the order of the parameter wanting.
 func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot, error) {
 	kinds, queues := make([]string, len(wanting)), make([]string, len(wanting))
 	delays, latest := make([]int64, len(wanting)), make([]*int64, len(wanting))

@@ -16,32 +16,33 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// lastError is the text of drover_last_error. It calls that function only if the newest entry is an operator's: a
-// function that pins its search_path costs as much as the claim of a row. drover's own texts are shorter than the bound.
+// lastError is the text of the entry that drover_last_error returns, the first 8192 characters. It calls that function
+// only if the newest entry is an operator's, because a function that pins its search_path costs as much as the claim of
+// a row. Texts that drover has written are shorter than the bound.
 const lastError = `left((case when errors->-1->>'class' <> 'operator' then errors->-1 else drover_last_error(errors) end)->>'error', 8192)`
 
 // SQLClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
 //
-// me: the key share lock makes a raise of the epoch wait until this claim has ended. Claims with the old epoch that
-// come after the raise find no row. Heartbeats do not wait for the lock.
+// me: because of the key share lock, a raise of the epoch waits until this claim has ended. Claims with the old epoch
+// that come after the raise find no row. Heartbeats do not wait for the lock.
 //
 // due: for each queue its groups of lanes, for each group its lanes, in the given order. Each lane is read from
-// jobs_claim_idx, beyond its floor and in index order, so LIMIT ends the scan and nothing is sorted. When the LIMIT
-// of the group or of the queue is reached, the scan does not read the lanes that come after. SKIP LOCKED lets
-// claimers pass each other. The conditions for a job stand inside the LIMIT, or ineligible rows would fill it for
-// ever. Everything is materialized, because a subquery may be executed again and claim too many.
+// jobs_claim_idx, beyond its floor and in index order. So LIMIT ends the scan, and nothing is sorted. When the LIMIT of
+// the group or of the queue is reached, the scan does not read the lanes that come after. SKIP LOCKED lets claimers
+// pass each other. The conditions for a job stand inside the LIMIT. Otherwise rows that do not qualify would fill it
+// for ever. The CTEs are materialized, because a subquery may be executed again, and would then claim too many jobs.
 //
-// claimed: no indexed column changes, so the update is HOT, except that a job leaves jobs_unique_idx if it is unique
-// until it has started. With $12, the age of jobs that were enqueued for later is returned. With a join to the CTE
-// "due" instead of the array, a generic plan would scan the whole table.
+// claimed: no indexed column changes, so the update is HOT. An exception is a job that is unique until it has started,
+// because it leaves jobs_unique_idx. If $12 is true, the statement also returns the age of jobs that were enqueued for
+// later. It compares ids with an array: with a join to the CTE "due", a generic plan would scan the whole table.
 //
-// The left join returns a row with the server's time even if no job was due. No row at all means that the epoch is
-// over. The time is the statement's, not the transaction's, because the claim may have waited for its turn. If no job
-// was claimed, the row also has the time until the next job of these lanes is due, whatever its kind.
+// The left join returns a row with the server's time even if no job was due. If there is no row at all, the epoch is
+// over. The time is when the statement began, not the transaction, because the claim may have waited for its turn. If
+// no job was claimed, the row also has the time until the next job of these lanes is due, whatever its kind.
 const SQLClaim = claimMe + claimDue + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
-// sqlClaimBut is SQLClaim without the jobs that are set aside. It is used only while there are such jobs. A subquery
-// for each job keeps the order of the index; a join might not.
+// sqlClaimBut is SQLClaim without the jobs that are set aside. Claims use it only while there are such jobs. It looks
+// for each job in a subquery, which keeps the order of the index; a join might not.
 const sqlClaimBut = claimMe + claimDueBut + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 const (
@@ -79,14 +80,16 @@ with me as materialized (
 		where g.q = q.n limit q.room
 	) j
 )`
-	// sinceEnqueue is how long ago the job was enqueued or last redriven, in ms. Times beyond the bounds are moved into
-	// them: infinite times cannot be subtracted. date_part computes in float8, which costs less than extract.
+	// sinceEnqueue is how long ago the job was enqueued or last redriven, in ms. A time before the year 1 or after 9999
+	// counts as that bound, because infinite times cannot be subtracted. date_part computes in float8, which costs less
+	// than extract.
 	sinceEnqueue = `(date_part('epoch', statement_timestamp() - least(greatest(created_at, redriven_at, '0001-01-01+00'), '9999-12-30+00')) * 1000)::bigint`
 
 	// rawSize is how many bytes metadata and tags take uncompressed. For 20 MB of control characters the server
-	// computes that within 15 ms. To make their 120 MB of text, it would need two seconds, in which it cannot be
-	// interrupted. oddSize compares rawSize with mostMore. It first looks at the compressed sizes, which costs nothing:
-	// no compression makes a value more than 255 times smaller.
+	// computes this number within 15 ms. To write them out as 120 MB of text, the server would need two seconds, in
+	// which it cannot be interrupted. oddSize reports whether rawSize is larger than mostMore. It compares the
+	// compressed sizes first, which costs nothing: no compression makes a value more than 255 times smaller, so small
+	// values need no rawSize.
 	rawSize = `(pg_column_size(coalesce(metadata, '{}') || '{}') + pg_column_size(coalesce(tags, '{}') || '{}'))`
 	oddSize = `num_nonnulls(metadata, tags) > 0 and coalesce(pg_column_size(metadata), 0) + coalesce(pg_column_size(tags), 0) > 4096 and ` + rawSize + ` > 1048576` // mostMore
 
@@ -165,8 +168,9 @@ type More struct {
 	Unreadable error // why the other fields are not known; nil: they are known
 }
 
-// read parses a JSON object. If the job has only metadata, read parses the job's age and the metadata. If the job has
-// only failed or waited, read parses how often it failed, its last delay, its age and its last error.
+// read parses the column "more" of SQLClaim. It is a JSON object, or one of three shorter forms. "!" and a size means
+// that the values are too large. "m" comes before the job's age and its metadata, if it has nothing else. Without a
+// letter, the text has how often the job has failed, its last delay, its age and its last error.
 func (m *More) read(text []byte) (err error) {
 	size := strconv.Itoa(len(text))
 	if text[0] == '!' { // the server did not send the values, only their size
@@ -209,16 +213,16 @@ func (m *More) read(text []byte) (err error) {
 	return err
 }
 
-// SQLTakeTurn goes before a claim of many jobs of a backlog, so that no two such claims overlap: claimer.turns has the
-// reason. The lock ends with the transaction. The wait for it is bounded, so a session that hangs with the lock holds
-// nobody up.
+// SQLTakeTurn comes before a claim of many jobs of a backlog, so that no two of these claims overlap: the engine's
+// method Turns has the reason. It takes locks that end with the transaction. The wait for them is bounded, so a session
+// that hangs with such a lock holds others up only for that long.
 const SQLTakeTurn = `select drover_take_turn($1, $2)`
 
-// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn, and,
-// for the near sweeps, the state of the server's transactions: the claim behind it sees every transaction that has
-// ended by now. It gives the transaction an id, which the claim's lock on its supervisor needs anyway. It comes after
-// the wait for a turn. Otherwise the transaction would have its id during the wait, and other supervisors would take
-// it for a writing transaction that is open for long.
+// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn, and the
+// state of the server's transactions, for the near sweeps. The claim that follows sees all rows of the transactions
+// that are not in progress in this state. SQLClaimPlan gives the transaction an id, which the claim's lock on its
+// supervisor needs anyway. It comes after the wait for a turn. Otherwise the transaction would have its id during the
+// wait, and other supervisors would take it for a transaction that has written and is open for long.
 const SQLClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
@@ -238,7 +242,7 @@ type ClaimRequest struct {
 	Turns        []string // queues in which the claim waits for its turn
 	Patience     time.Duration
 	SkipSetAside bool  // leave out the jobs that are set aside
-	Ages         bool  // return the jobs' ages, because a worker bounds how long its jobs are retried
+	Ages         bool  // return the ages of jobs, because some worker bounds for how long its jobs are retried
 	BelowLane    int16 // for ClaimThese: only jobs of lanes below this one
 }
 
@@ -258,7 +262,7 @@ func (req *ClaimRequest) Lane(i int) floors.Lane {
 	return floors.Lane{Queue: req.Queues[req.GroupQueue[req.LaneGroup[i]-1]-1], N: req.Lanes[i]}
 }
 
-// farthestDue bounds how far ahead a claimer plans. For a job that is due later it looks once an hour.
+// farthestDue bounds NextDue. If the next job is due later, the claimer looks once in this time.
 const farthestDue = time.Hour
 
 // ClaimReply is the result of a claim. Committed is set once the pipeline has read the commit.
@@ -269,30 +273,31 @@ type ClaimReply struct {
 	Seen      floors.Seen
 	Waited    time.Duration // how long the claim waited for its turn, by the server's clock
 	At        time.Time
-	NextDue   time.Duration // how long until the next job is due; 0: no such job is known
+	NextDue   time.Duration // how long until the next job is due; 0: none is known, or jobs were claimed
 	Jobs      []Job
 	Bytes     int // the size of Args and More, also of jobs that are Left
 }
 
 const (
-	// LargeReply is how many bytes a claim should return. After a larger reply the next claim asks for fewer jobs.
+	// LargeReply is how many bytes a claim should return at most. After a larger reply the next claim asks for fewer
+	// jobs.
 	LargeReply = 64 << 20
 
-	// mostReply is how many bytes of a claim are kept. Jobs beyond that are handed back.
+	// mostReply is how many bytes of a reply are kept. The jobs beyond it are handed back.
 	mostReply = 256 << 20
 
-	// mostMore bounds the text of a job's More. The table's own bounds are far below, so decoding a longer text would
+	// mostMore bounds the text of a job's More. The checks of the table allow far less. Decoding a longer text would
 	// only take time from the other jobs of the claim.
 	mostMore = 1 << 20
 )
 
-// Cost returns how long a claim took without the wait for its turn. It is never negative and never more than took,
-// whatever the server's clock did meanwhile.
+// Cost returns how long a claim took without the wait for its turn. The parameter took includes that wait. The result
+// is from 0 to took, whatever the server's clock did meanwhile.
 func (r *ClaimReply) Cost(took time.Duration) time.Duration {
 	return took - min(max(r.Waited, 0), took)
 }
 
-// Claim takes due jobs. Before that, in the same round trip, it changes of which queues the connection is the lookout
+// Claim takes due jobs. Before that, in the same round trip, it changes in which queues the connection is the lookout
 // (crew.go). The parameter lookout may be nil.
 func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest, reply *ClaimReply) error {
 	var p pipeline
@@ -324,7 +329,7 @@ func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest,
 	return p.Send(ctx, s.Conn)
 }
 
-// Args are the parameters of SQLClaim. The statements of Heads take all but the last.
+// Args returns the parameters of SQLClaim. The statements of Candidates take all except the last one.
 func (req *ClaimRequest) Args() []any {
 	return []any{
 		req.Supervisor, req.Epoch, req.Kinds, req.Queues, req.Rooms, req.GroupQueue, req.GroupRoom, req.LaneGroup, req.Lanes, req.FloorAt, req.FloorID, req.Ages,
@@ -335,7 +340,7 @@ func (req *ClaimRequest) Args() []any {
 func (p *pipeline) claimed(reply *ClaimReply, sql string, args ...any) {
 	reply.Fenced = true
 	row := ClaimRow{Reply: reply}
-	columns := row.columns() // once for all rows: then a row costs only the strings that it brings
+	columns := row.columns() // one set for all rows, so that a row allocates only its strings
 	p.Query(func(rows pgx.Rows) error {
 		reply.Fenced = false
 		if err := rows.Scan(columns...); err != nil {
@@ -364,7 +369,7 @@ func (r *ClaimRow) columns() []any {
 	}
 }
 
-// Add adds the row to the reply. A job whose More cannot be read is claimed all the same, and More says why.
+// Add adds the row to the reply. A job whose More cannot be read is claimed all the same, and its More has the error.
 func (r *ClaimRow) Add() {
 	if !r.id.Valid {
 		if r.SecondsToNext.Valid {

@@ -6,13 +6,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Advisory locks on supervisors' own connections show which supervisors are awake and which are on call. A lock writes no
-// row, and ends with its connection.
+// Supervisors show by advisory locks of their connections which of them are lookouts and which are on call. A lock
+// writes no row, and ends with its connection.
 
 // CallSlots is how many supervisors of a crew are on call in a queue, as drover_wake counts them.
 const CallSlots = 8
 
-// Crew has the keys of a queue's locks, for the supervisors that serve the same kinds in it.
+// Crew has the keys of the locks of one crew: the supervisors that serve the same kinds in a queue.
 type Crew struct {
 	Lookout int64 // the key of the lock that the awake supervisor (the lookout) holds
 	OnCall  int64 // the key of the first of CallSlots locks; each supervisor on call holds one
@@ -38,8 +38,8 @@ select c.queue, c.lookout, c.on_call from drover_crews c join drover_supervisors
 	sqlTakeLookout = `select k from unnest($1::bigint[]) as k where pg_try_advisory_lock(k)`
 	sqlLeaveAll    = `select pg_advisory_unlock_all()`
 
-	// sqlLeave asks for the locks first: behind a transaction pooler this may be another session, and the server would
-	// log that it does not hold them.
+	// sqlLeave first checks which of the locks this session holds. Behind a transaction pooler it may be another
+	// session, and the server would log a warning for each lock that the session does not hold.
 	sqlLeave = `
 select pg_advisory_unlock(k) from unnest($1::bigint[]) as k
 where exists (select from pg_locks where pid = pg_backend_pid() and locktype = 'advisory' and objsubid = 1 and classid::bigint << 32 | objid::bigint = k)`
@@ -52,7 +52,7 @@ from unnest($1::bigint[]) as first`
 	sqlHandOn = `select drover_wake($1, to_timestamp($2::float8 / 1000000), passes => $3)`
 )
 
-// readCrews queues the query for a supervisor's crews, by their queues.
+// readCrews queues the query for a supervisor's crews, and stores each under its queue.
 func (p *pipeline) readCrews(id string, crews *map[string]Crew) {
 	*crews = map[string]Crew{}
 	p.Query(func(rows pgx.Rows) error {
@@ -72,8 +72,8 @@ type Lookout struct {
 	Took        []int64 // filled in: the keys of the locks that the connection got
 }
 
-// lookout queues the changes. Locks take effect immediately, so the statements that follow see all jobs of enqueues that
-// still saw the connection as the lookout.
+// lookout queues the changes. Locks take effect immediately, not with the commit. So an enqueue that still saw the
+// connection as the lookout is older than the statements that follow, and they find its job if it has committed.
 func (p *pipeline) lookout(l *Lookout) {
 	if l.LeaveAll {
 		p.Exec(nil, sqlLeaveAll)
@@ -91,8 +91,7 @@ func (p *pipeline) lookout(l *Lookout) {
 	}
 }
 
-// Lookout takes and leaves the locks of lookouts in a round trip of its own. Claim can do the same in front of a
-// claim.
+// Lookout takes and leaves the locks of lookouts in a round trip of its own. Claim can do the same before it claims.
 func (s Session) Lookout(ctx context.Context, l *Lookout) error {
 	var p pipeline
 	p.Begin()
@@ -117,9 +116,9 @@ func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	}, sqlGoOnCall, firsts, CallSlots)
 }
 
-// GoOnCall takes a slot of each queue whose slots begin at one of firsts, if a slot is free. It returns the slots that
-// it got, each under the first slot of its queue, and the stamp of the limits, from which a supervisor that does not
-// listen sees a pause.
+// GoOnCall takes a free slot in each queue whose slots begin at one of firsts. It returns the slots that it got, each
+// under the first slot of its queue. It also returns the stamp of the limits, because a supervisor that does not listen
+// learns of a pause in this way.
 func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]int64, limits string, err error) {
 	var p pipeline
 	got = map[int64]int64{}
@@ -130,9 +129,10 @@ func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]in
 	return got, limits, p.Send(ctx, s.Conn)
 }
 
-// HandOn notifies other supervisors of jobs that are due from a time on, in µs since 1970. It reports whether a
+// HandOn notifies other supervisors of jobs that are due from the time due on, in µs since 1970. It reports whether a
 // supervisor on call was notified. The parameter slot is our own slot; 0: we are not on call. If leave is true, it
-// leaves the slot first. So each enqueue that still saw us on call has committed before the other supervisors look.
+// leaves the slot first, so that later enqueues do not notify us. An enqueue that has seen us on call may still commit
+// later. The notified supervisors look again for its job (the engine's missedPoll).
 func (s Session) HandOn(ctx context.Context, queue string, due, slot int64, leave bool) (told bool, err error) {
 	var p pipeline
 	p.Begin()

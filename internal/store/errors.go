@@ -2,7 +2,7 @@ package store
 
 import "time"
 
-// InMillis returns a duration in milliseconds, with microseconds behind the point.
+// InMillis returns a duration in milliseconds, with three decimals for the microseconds.
 func InMillis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // ErrorEntry is one element of the column errors.
@@ -15,7 +15,7 @@ type ErrorEntry struct {
 	Error       string  `json:"error"`
 	Type        string  `json:"type,omitempty"`
 	Fingerprint string  `json:"fingerprint,omitempty"`
-	DurationMS  float64 `json:"duration_ms"` // with microseconds
+	DurationMS  float64 `json:"duration_ms"` // as InMillis returns it
 	DelayMS     int64   `json:"delay_ms,omitempty"`
 	Supervisor  string  `json:"supervisor"`
 	Host        string  `json:"host,omitempty"`   // host and process id of a process that died

@@ -9,7 +9,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Supervisors add up failure groups with their heartbeats, from the tallies that settles write.
+// With a heartbeat, a supervisor adds the tallies that settles have written to the failure groups.
 const (
 	sqlAddFailures = `
 select fingerprint, kind, class, sample, last_job from drover_failures_add()`
@@ -20,8 +20,8 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 // Reopened is a failure group that was resolved and came back.
 type Reopened struct{ Fingerprint, Kind, Class, Sample, LastJob string }
 
-// TendFailures adds up what failed and releases parked jobs, each in a transaction of its own: neither waits for the
-// other to succeed. It returns the resolved groups that came back.
+// TendFailures adds up failures and releases parked jobs, each in a transaction of its own, because either must work if
+// the other fails. It returns the resolved groups that came back.
 func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err error) {
 	var both, rest pipeline
 	both.Begin()
@@ -42,7 +42,7 @@ func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err err
 	}
 	unpark(&both)
 	if err = both.Send(ctx, s.Conn); err != nil && pg.SQLState(err) != "" {
-		unpark(&rest) // adding up may have failed, and then jobs can still be released
+		unpark(&rest) // if adding up has failed, jobs can still be released
 		err = errors.Join(err, rest.Send(ctx, s.Conn))
 	}
 	return reopened, err

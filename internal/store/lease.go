@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// This file has a supervisor's registration and its lease. The keeper runs these statements on its own
+// This file has the statements for a supervisor's registration and its lease. The keeper runs them on its own
 // connection, with two exceptions: the claimer raises the epoch, and Serve takes a connection of the pool.
 
 // sqlRegister adds a supervisor.
@@ -21,7 +21,7 @@ const sqlRegister = `
 insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, process, crew)
 values ($1, $2, $3, $4, $5, $6, $7, $8, hashtextextended($9::text[]::text, 0))`
 
-// Policies are stored in tables, because a rescuer, psql and the command line may not know this process's code.
+// Policies are stored in tables, because rescuers, psql and the command line may not have this process' code.
 const (
 	sqlRegisterQueue = `
 insert into queues (name, max_attempts, retry, completed_retention, cancelled_retention, discarded_retention, archive_discarded_after,
@@ -41,14 +41,14 @@ insert into drover_kinds (kind, max_attempts, retry, timeout_ms, build, follow_u
 on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = excluded.retry, timeout_ms = excluded.timeout_ms, build = excluded.build,
 	follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
 
-	// sqlRegisterBuild lets a build that was seen before keep its place. After a rollback the newest build is still
-	// the build that was rolled back.
+	// sqlRegisterBuild adds a build that was never seen before. A known build keeps its place in the order, so after a
+	// rollback the newest build is still the build that was rolled back.
 	sqlRegisterBuild = `
 insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothing`
 )
 
-// Registration is what a supervisor stores about itself. Register and ServeOn fill in Scopes and Crews,
-// and Register fills in Taken.
+// Registration is what a supervisor stores about itself. Scopes, Crews and Taken are results: Register fills them in,
+// and ServeOn fills in Scopes and Crews.
 type Registration struct {
 	ID, Host, Build string
 	Process         string // the client's id
@@ -65,7 +65,8 @@ type Registration struct {
 	Crews           map[string]Crew // the locks of its queues, if it listens
 }
 
-// QueuePolicy is a queue as a supervisor serves it. Nil means that the queue does not set the value.
+// QueuePolicy has the settings of a queue at a supervisor that serves it. Nil means that the queue does not set the
+// value.
 type QueuePolicy struct {
 	Name        string
 	Slots       int
@@ -74,8 +75,8 @@ type QueuePolicy struct {
 	Keep        Retention
 }
 
-// Retention is how long a queue keeps jobs that have ended, as intervals that SQL reads. Nil means that the
-// supervisor that prunes decides.
+// Retention is how long a queue keeps ended jobs, as texts of SQL intervals. Nil means that the setting of the
+// supervisor that prunes applies.
 type Retention struct {
 	Completed, Cancelled, Discarded, Archived  *string
 	KeepCompleted, KeepDiscarded, KeepArchived *int // how many jobs of each kind are kept, the newest; nil: all
@@ -92,7 +93,7 @@ type KindPolicy struct {
 }
 
 // Register adds a supervisor, and stores its schedules and the policies of its queues, kinds and budgets. It fails if
-// the schema is not in order.
+// the schema was renamed (pg.CheckSchema).
 func (s Session) Register(ctx context.Context, reg *Registration) error {
 	var p pipeline
 	names, slots := reg.slots()
@@ -134,8 +135,8 @@ func (reg *Registration) crew() (kinds []string) {
 	return kinds
 }
 
-// queues stores the queues' policies. The queues are sorted by name, and so are the kinds: two supervisors that start
-// together must not deadlock.
+// queues stores the policies of the queues, and their crews. The queues are sorted by name, as the kinds are, because
+// two supervisors that start together must not deadlock.
 func (p *pipeline) queues(reg *Registration) {
 	for _, q := range reg.Queues {
 		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived,
@@ -173,9 +174,9 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 }
 
 // SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
-// redrives, schedules, failure groups, budgets, the stamp of the limits, and the queue in which a strong suspect of the
-// lanes $5, $6 that we could run has been due for longest. It does not change the key of the row, so claims under way
-// do not hold it up. It does not revive a row that other supervisors have declared lost.
+// redrives, schedules, failure groups, budgets and the stamp of the limits. Among the strong suspects of the queues $5,
+// lanes $6 and kinds $7 it finds the one due for longest, and returns its queue. It does not change the key of the row,
+// so claims under way do not hold it up. It does not revive a row that other supervisors have declared lost.
 const SQLBeat = `
 with mine as (
 	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4
@@ -201,9 +202,9 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 	(select extract(epoch from min(next_at) - clock_timestamp())::float8 from drover_periodic where declared_by is null or $1 = any(declared_by))
 from drover_supervisors s`
 
-// SQLGone returns which runs of supervisor $1 are over, among the runs of jobs $2, claimed at $3, that handlers still
-// work on. Either an operator ended the job, or the supervisor no longer holds it. So a supervisor also finds
-// cancelled runs if a notification was lost, or if it does not listen.
+// SQLGone gets the runs of supervisor $1 on which handlers still work: the jobs $2, claimed at $3. It returns the
+// indexes of the runs that are over, because an operator ended the job or the supervisor does not hold it any more. So
+// a supervisor finds cancelled runs even if a notification was lost, or if it does not listen.
 const SQLGone = `
 select f.n - 1, coalesce((select j.state = 'cancelled' or j.discard_reason = 'operator' from jobs j where j.id = f.id), false)
 from unnest($2::text[], $3::timestamptz[]) with ordinality as f(id, at, n)
@@ -220,7 +221,7 @@ type Peer struct {
 	Queues  []string
 }
 
-// BeatReply has the values that a heartbeat has read.
+// BeatReply is what a heartbeat has read.
 type BeatReply struct {
 	Alive    bool // our own row took the beat
 	Paces    bool // a redrive is under way
@@ -232,7 +233,7 @@ type BeatReply struct {
 	Limits   string          // the stamp of the limits
 	Solo     string          // the queue in which a strong suspect has been due for longest; "": none
 	Crews    int             // rows in drover_crews for our queues
-	OnCall   map[int64]int64 // each slot on call that the beat took, under the first slot of its queue
+	OnCall   map[int64]int64 // each slot on call that the beat has got, under the first slot of its queue
 	Tick     *time.Duration  // how long until the next tick of a schedule that we may tick; nil: there is none
 	Turn     bool            // the turn to run strong suspects is ours
 }
@@ -247,9 +248,9 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 	return of, lanes
 }
 
-// Beat sends a sign of life, and returns what SQLBeat and SQLGone read. The parameter running has the runs that
-// handlers work on. The parameter onCall has the first slots of the queues in which the supervisor goes on call if a
-// slot is free.
+// Beat sends a sign of life, and returns the results of SQLBeat and SQLGone. The parameter running has the runs on
+// which handlers work. The parameter onCall has the first slots of the queues in which the supervisor wants to go on
+// call.
 func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence, draining bool, queues, kinds []string, onCall []int64) (BeatReply, error) {
 	var p pipeline
 	reply := BeatReply{Gone: map[int]bool{}, OnCall: map[int64]int64{}}
@@ -287,7 +288,7 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 	return reply, err
 }
 
-// gone queues SQLGone, and adds the runs that are over to the map.
+// gone queues SQLGone. It adds the runs that are over to the map, as in BeatReply.Gone.
 func (p *pipeline) gone(gone map[int]bool, id string, ids []string, claimed []time.Time) {
 	p.Query(func(rows pgx.Rows) error {
 		var i int
@@ -311,10 +312,10 @@ func (s Session) Gone(ctx context.Context, id string, running []Fence, bound tim
 	return gone, err
 }
 
-// sqlRaiseEpoch ends every claim that began under the old epoch. It waits for the claims under way, because their key
-// share lock conflicts with a change of the key. Claims under the old epoch that come later find no row. Raising the
-// epoch is a sign of life, too. If the epoch is the largest number of its type, the supervisor gives up its lease,
-// and goes on under another id.
+// sqlRaiseEpoch makes sure that no more claims commit under the old epoch. It waits for the claims under way, because
+// their key share lock conflicts with a change of the key. Claims under the old epoch that come later find no row.
+// Raising the epoch is a sign of life, too. If the epoch is the largest number of its type, the supervisor gives up its
+// lease, and goes on under another id.
 const sqlRaiseEpoch = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, silent_at_beat = null,
 	lost_at = case when epoch = 2147483647 then now() end
@@ -322,7 +323,7 @@ where id = $1 and epoch = $2 and lost_at is null returning epoch`
 
 const sqlEpoch = `select epoch, lost_at is not null from drover_supervisors where id = $1`
 
-// RaiseEpoch returns the new epoch, or pg.ErrLeaseLost.
+// RaiseEpoch raises a supervisor's epoch and returns the new one. Errors: pg.ErrLeaseLost, or an error of the database.
 func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, error) {
 	var p pipeline
 	var now int
@@ -340,13 +341,14 @@ func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, err
 	return now, nil
 }
 
-// sqlNoteSilence records how long a supervisor has been silent, if it is still silent, for supervisors that start
-// later.
+// sqlNoteSilence records how long a supervisor has been silent, if it is still silent. Supervisors that start later
+// count from there.
 const sqlNoteSilence = `
 update drover_supervisors set silent_at_beat = $3, silent_ms = $4
 where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
 
-// NoteSilence records how long x has been silent, unless x has given a sign of life since or more is recorded already.
+// NoteSilence records how long x has been silent, unless x has given a sign of life since, or a longer silence is
+// recorded already.
 func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration) error {
 	var p pipeline
 	p.Begin()
@@ -355,12 +357,13 @@ func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration)
 	return p.Send(ctx, s.Conn)
 }
 
-// sqlDeclareLost takes a silent supervisor's lease, if its row is still as it was observed. The key must change, even
-// if it is the largest number of its type.
+// sqlDeclareLost takes a silent supervisor's lease, if its row is still as it was observed. The epoch must change,
+// because only a change of the key waits for the claims under way. So after the largest number of its type it begins
+// again at 1.
 const sqlDeclareLost = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
 
-// DeclareLost takes the lease of x. It returns false if x is no longer as it was observed.
+// DeclareLost takes the lease of x. It returns false if the row of x is no longer as it was observed.
 func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	var p pipeline
 	var n int64
@@ -371,8 +374,8 @@ func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	return n == 1, err
 }
 
-// sqlForget deletes a supervisor's row when it stops, or when a rescue has found no more jobs. sqlEnded records the
-// time of a stop.
+// sqlForget deletes a supervisor's row. A supervisor uses it when it stops, and a rescuer when it has found no more
+// jobs. sqlEnded records the time of a stop.
 const (
 	sqlEnded = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, draining)
@@ -381,8 +384,8 @@ on conflict (id) do nothing`
 	sqlForget = `delete from drover_supervisors where id = $1`
 )
 
-// Forget deletes a supervisor's rows, and frees the turn to run strong suspects if the supervisor has it. It also
-// deletes the records of supervisors that ended more than a day ago.
+// Forget deletes a supervisor's row, and frees the turn to run strong suspects if the supervisor has it. It also
+// deletes crews without supervisors, and the records of supervisors that ended more than a day ago.
 func (s Session) Forget(ctx context.Context, id string) error {
 	var p pipeline
 	p.Begin()
@@ -395,8 +398,7 @@ func (s Session) Forget(ctx context.Context, id string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// RewriteCrews adds the missing crews of a supervisor's queues, after the database was restored to an older
-// state.
+// RewriteCrews adds the crews that a supervisor's queues lack, after the database has gone back to an older state.
 func (s Session) RewriteCrews(ctx context.Context, id string, reg *Registration) error {
 	var p pipeline
 	p.Begin()

@@ -9,15 +9,16 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// This file has what supervisors read and confirm of the limits: which queues and kinds may not start jobs now. The
-// functions of migrations/00017_limits.sql write the table.
+// This file is about the limits (pauses): how supervisors read which queues and kinds may not start jobs now, and how
+// they confirm that. The functions of migrations/00017_limits.sql write the table.
 
-// sqlLimitsStamp is a text that differs after each change of the limits: a row that changes gets the highest version,
-// and a deletion lowers the count. It is null while there are no limits, and then it reads no page, because the table
-// is empty.
+// sqlLimitsStamp is a text that differs after each change of the limits: a row that changes gets a new highest version,
+// and a deletion lowers the count. While there are no limits, it is null, and reads no page, because the table is
+// empty.
 const sqlLimitsStamp = `(select count(*) || ' ' || max(version) from drover_limits)`
 
-// SQLLimits reads all limits: how long each scope is held, and the number of the newest change.
+// SQLLimits reads all limits: whether and for how long each scope is held, the number of the newest change, and the
+// stamp.
 const SQLLimits = `
 select coalesce(max(l.version) over (), 0), coalesce(` + sqlLimitsStamp + `, ''), coalesce(l.scope, ''), coalesce(l.updated_by, ''), coalesce(l.updated_why, ''),
 	coalesce(l.held_until > clock_timestamp(), false),
@@ -35,8 +36,8 @@ type Limit struct {
 	Left    time.Duration // how long until the hold ends by itself; 0: it does not
 }
 
-// Limits are all limits. Number is the number of the newest change, and Stamp differs after each change, deletions of
-// rows included.
+// Limits has all limits. Number is the number of the newest change. Stamp differs after each change, even after a
+// deletion of a row.
 type Limits struct {
 	Number int64
 	Stamp  string
