@@ -10,8 +10,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// The schedules of periodic jobs, as supervisors declare and tick them. The work is in the SQL
-// functions of migrations/00019_periodic.sql, because psql does the same, and only the server's zones and clock count.
+// This file is about the schedules of periodic jobs, which supervisors declare and tick. SQL functions in
+// migrations/00019_periodic.sql do the work. So psql can do the same, and only the server's time zones and clock count.
 
 // SchedulePolicy is a schedule that a supervisor declares in code. Its JSON has the columns of drover_periodic.
 type SchedulePolicy struct {
@@ -29,10 +29,10 @@ type SchedulePolicy struct {
 
 const sqlDeclarePeriodic = `select unnest(drover_periodic_declare($1, $2, $3::jsonb, wait => false))`
 
-// declarePeriodic stores the schedules that a supervisor declares, by name, so that two supervisors that start together
-// do not deadlock. The parameter taken gets the names that schedules made at run time have. Without a schedule it sends
-// no statement. It skips schedules whose rows are locked, because otherwise no supervisor could register meanwhile.
-// DeclareAgain stores these schedules.
+// declarePeriodic stores the schedules that a supervisor declares. It goes by name, so that two supervisors that start
+// together do not deadlock. It adds to the parameter taken the names that schedules made at run time have already. It
+// skips schedules whose rows are locked, because otherwise no supervisor could register meanwhile; DeclareAgain stores
+// them later. Without a schedule it sends no statement.
 func (p *pipeline) declarePeriodic(id, build string, schedules []SchedulePolicy, taken *[]string) {
 	if len(schedules) == 0 {
 		return
@@ -46,21 +46,21 @@ func (p *pipeline) declarePeriodic(id, build string, schedules []SchedulePolicy,
 	}, sqlDeclarePeriodic, id, build, scheduleDoc(schedules))
 }
 
-// scheduleDoc returns the schedules as JSON.
+// scheduleDoc returns the schedules as a JSON array.
 func scheduleDoc(schedules []SchedulePolicy) string {
 	raw, _ := json.Marshal(schedules) // strings, numbers and JSON that was checked: cannot fail
 	return string(raw)
 }
 
-// sqlDeclareAgain stores those schedules among $3 whose rows have another build's settings, or do not list this
-// supervisor.
+// sqlDeclareAgain stores the schedules among $3 whose rows have another build's settings, or do not list this
+// supervisor in declared_by.
 const sqlDeclareAgain = `
 select drover_periodic_declare($1, $2, jsonb_agg(d)) from jsonb_array_elements($3::jsonb) d
 join drover_periodic p on p.name = d->>'name' and p.declared_by is not null and (p.build <> $2 or $1 <> all(p.declared_by)) having count(*) > 0`
 
-// DeclareAgain stores the schedules of a supervisor once more, if another build's settings are stored, or if
-// its registration has skipped some schedules. The server ends the statement after bound, because somebody may
-// have locked a schedule.
+// DeclareAgain stores once more the schedules of a supervisor for which another build's settings are stored, or which
+// its registration has skipped. The server ends the statement after bound, because somebody may have locked a
+// schedule's row.
 func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
@@ -70,11 +70,12 @@ func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules [
 	return p.Send(ctx, s.Conn)
 }
 
-// SQLPeriodicPlan keeps the planner to the index. Without statistics it would read all schedules and sort them.
+// SQLPeriodicPlan makes the planner use the index. Otherwise it would read all schedules and sort them, if there are no
+// statistics.
 const SQLPeriodicPlan = pg.OnePlan + `, set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 
-// SQLPeriodicDue lists the schedules that supervisor $1 may tick, except $2, the earliest first, by
-// drover_periodic_next_idx.
+// SQLPeriodicDue lists at most $3 schedules that supervisor $1 may tick, without the schedules $2, and the earliest
+// first. It reads drover_periodic_next_idx.
 const SQLPeriodicDue = `
 select name, kind, coalesce(options->>'queue', 'default'), extract(epoch from next_at - clock_timestamp())::float8 from drover_periodic
 where next_at is not null and (declared_by is null or $1 = any(declared_by)) and name <> all($2::text[]) order by next_at, name limit $3`
@@ -85,7 +86,8 @@ type DueSchedule struct {
 	Wait              time.Duration
 }
 
-// PeriodicDue returns schedules that a supervisor may tick, the earliest first, and no more than asked for.
+// PeriodicDue returns schedules that a supervisor may tick, except the given ones, the earliest first. The parameter
+// most bounds their number.
 func (s Session) PeriodicDue(ctx context.Context, supervisor string, except []string, most int) (due []DueSchedule, err error) {
 	var p pipeline
 	p.BeginReading()
@@ -102,7 +104,7 @@ func (s Session) PeriodicDue(ctx context.Context, supervisor string, except []st
 	return due, p.Send(ctx, s.Conn)
 }
 
-// SQLFirePeriodic locks the schedule's row, so that one supervisor has each tick.
+// SQLFirePeriodic locks the schedule's row, so that only one supervisor makes each tick.
 const SQLFirePeriodic = `
 select fired, made, missed, coalesce(why, ''), coalesce(fault, ''), coalesce(wait_s, 1e9)::float8 from drover_periodic_fire($1, $2)`
 
@@ -111,13 +113,13 @@ type Fired struct {
 	Ours   bool     // false: no tick was due, or another supervisor is ticking the schedule
 	Jobs   []string // ids of the jobs that were enqueued
 	Missed int64    // ticks that made no job
-	Why    string   // the reason
+	Why    string   // why they made none
 	Fault  string   // the error, if the database refused a job
 	Wait   time.Duration
 }
 
-// FirePeriodic carries out all ticks of a schedule that are due, in one transaction. The server ends the statement
-// after bound: if the connection were cut off instead, it could keep the row locked.
+// FirePeriodic makes all ticks of a schedule that are due, in one transaction. The server ends the statement after
+// bound. If the supervisor closed the connection instead, the server could go on, and keep the row locked.
 func (s Session) FirePeriodic(ctx context.Context, name, supervisor string, bound time.Duration) (f Fired, err error) {
 	var p pipeline
 	p.Begin()

@@ -9,8 +9,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLRetain is a step of the pruner. The next two statements serve a step that fails: they list its jobs, and prune
-// some of them. The last statement tries follow-ups again that were set aside.
+// SQLRetain is a step of the pruner. If it fails, sqlRetainNext lists the jobs of the step, and sqlRetainThese prunes
+// some of them. sqlFollowUps tries once more to enqueue follow-ups that were set aside.
 const (
 	SQLRetain      = `select last, deleted, archived, refused, odd, follow_ups from drover_retain($1, $2::interval, $3::interval, $4, $5)`
 	sqlRetainNext  = `select ids, odd from drover_retain_next($1, $2::interval, $3::interval, $4, $5)`
@@ -18,19 +18,20 @@ const (
 	sqlFollowUps   = `select made, refused from drover_follow_up_again($1)`
 )
 
-// retainTimeout bounds a step of the pruner, so that a row on which a trigger waits or loops is found.
+// retainTimeout bounds a step of the pruner. A trigger may wait or loop on some row; after the time-out the pruner
+// looks for that row.
 const retainTimeout = 30 * time.Second
 
 // Retained is what one step of the pruner did. Last is the last id that it read, "" at the end of the walk.
 type Retained struct {
 	Last              string
-	Odd               bool // it read ids above every ULID of today
+	Odd               bool // the step read ids above every ULID of today
 	Deleted, Archived int64
 	Refused           []RefusedRow
 	FollowUps         []string // jobs whose follow-ups should be tried again
 }
 
-// RefusedRow is a job that SQL has set aside. Without an id, it is an error that is no job's fault.
+// RefusedRow is a job that an SQL function has set aside. If ID is empty, it is an error that is no job's fault.
 type RefusedRow struct {
 	ID    string `json:"id"`
 	Error string `json:"error"`
@@ -38,12 +39,12 @@ type RefusedRow struct {
 	Path  string `json:"path"`
 }
 
-// Keeping is how long the supervisor that prunes keeps completed and cancelled jobs, as intervals that SQL reads. Nil
-// means for ever.
+// Keeping is how long the supervisor that prunes keeps completed and cancelled jobs whose queue has no retention of its
+// own. The values are texts of SQL intervals; nil means for ever.
 type Keeping struct{ Completed, Cancelled *string }
 
-// Retain deletes or archives jobs that have ended and whose time is over, among the next batch of ids after the given
-// id. If the parameter whole is true, it also walks ids above every ULID of today.
+// Retain looks at the next batch of ids after the given id. It deletes or archives the jobs among them whose retention
+// is over. If the parameter whole is true, it also walks ids above every ULID of today.
 func (s Session) Retain(ctx context.Context, after string, keep Keeping, whole bool, batch int) (step Retained, err error) {
 	var last *string
 	err = s.pruning(ctx, func(rows pgx.Rows) error {
@@ -62,16 +63,16 @@ func (s Session) RetainNext(ctx context.Context, after string, keep Keeping, who
 	return ids, odd, err
 }
 
-// RetainThese does the same as Retain, for these jobs alone. If surplus is not nil, their age does not matter: it
-// deletes or archives the jobs that were completed or discarded before surplus.
+// RetainThese does the same as Retain, for these jobs alone. If surplus is not nil, the retention does not matter:
+// RetainThese deletes or archives the jobs that were completed or discarded before that time.
 func (s Session) RetainThese(ctx context.Context, ids []string, keep Keeping, surplus *time.Time) (step Retained, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Archived, &step.Refused) },
 		sqlRetainThese, ids, keep.Completed, keep.Cancelled, surplus)
 	return step, err
 }
 
-// These statements serve retention by count. It has no index, because each completion would have to maintain the index.
-// So the walks read a whole table by its primary key.
+// These statements are for retention by count. No index serves them, because each completion would have to write to
+// that index. So the walks read a whole table by its primary key.
 const (
 	sqlKeptCounts = `
 select name, coalesce(keep_completed, 0), coalesce(keep_discarded, 0), coalesce(keep_archived, 0), statement_timestamp()
@@ -91,7 +92,7 @@ union all select max(id), '', '', false, null from step having count(*) = $2`
 	sqlRetainArchived = `select deleted, refused from drover_retain_archived($1, $2)`
 )
 
-// KeptCount is how many jobs of each kind a queue keeps; 0 is all. At is the server's time.
+// KeptCount is how many ended jobs of each kind a queue keeps; 0: all. At is the server's time.
 type KeptCount struct {
 	Queue                          string
 	Completed, Discarded, Archived int
@@ -116,8 +117,9 @@ type EndedJob struct {
 	EndedAt         float64 // seconds since 1970
 }
 
-// Ended returns the completed and discarded jobs of these queues among the next batch of ids after the given id, and
-// the last of these ids, "" at the end. If the parameter archive is true, it reads jobs_archive instead of jobs.
+// Ended reads the next batch of rows after the given id. It returns the completed and discarded jobs of these queues
+// among them, and the last id of the batch; "": the table has no more rows. If the parameter archive is true, it reads
+// jobs_archive instead of jobs.
 func (s Session) Ended(ctx context.Context, archive bool, after string, batch int, queues []string) (ended []EndedJob, last string, err error) {
 	sql := sqlEndedJobs
 	if archive {
@@ -140,14 +142,14 @@ func (s Session) Ended(ctx context.Context, archive bool, after string, batch in
 	return ended, last, err
 }
 
-// RetainArchived deletes these jobs from the archive for ever, unless they ended after a time.
+// RetainArchived deletes these jobs from the archive for ever, unless they ended after the given time.
 func (s Session) RetainArchived(ctx context.Context, ids []string, before time.Time) (step Retained, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Refused) }, sqlRetainArchived, ids, before)
 	return step, err
 }
 
-// FollowUpsAgain enqueues the follow-ups of these jobs that were set aside, if it is time for another try. It
-// returns how many it enqueued, and which were refused again.
+// FollowUpsAgain enqueues follow-ups of these jobs that were set aside, if it is time for another try. It returns how
+// many follow-ups it enqueued, and which were refused again.
 func (s Session) FollowUpsAgain(ctx context.Context, ids []string) (made int64, refused []RefusedRow, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&made, &refused) }, sqlFollowUps, ids)
 	return made, refused, err

@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// sqlPace is one tick of all redrives.
+// sqlPace makes one tick of all redrives.
 const sqlPace = `
 select extract(epoch from wait)::float8, released, coalesce(capped, false), refused::text from drover_pace(batch => $1)`
 
@@ -19,7 +19,7 @@ type PaceReply struct {
 	Idle     bool // no redrive is under way
 	Wait     time.Duration
 	Released int64
-	Capped   bool // a job that ends may make room for another job of its key
+	Capped   bool // some redrive has a cap by key, so a job that ends may make room for another job of its key
 	Refused  []RedriveRefusal
 }
 
@@ -30,7 +30,7 @@ type RedriveRefusal struct {
 	Redrive string `json:"redrive"`
 }
 
-// Pace is one tick of all redrives. Each redrive picks or releases at most batch jobs in it.
+// Pace makes one tick of all redrives. In a tick, each redrive picks at most batch jobs, and releases at most as many.
 func (s Session) Pace(ctx context.Context, batch int) (reply PaceReply, err error) {
 	var p pipeline
 	var wait *float64

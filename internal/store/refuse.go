@@ -15,8 +15,8 @@ import (
 // drover_set_aside and the functions that write to it.
 
 const (
-	// sqlClaimHeads lists the jobs that SQLClaim would take, and sqlClaimTails lists a few jobs from the other end of
-	// the lanes. They read only the index and the short columns. Their locks end with the transaction.
+	// sqlClaimHeads lists the jobs that SQLClaim would take. sqlClaimTails lists a few jobs from the other end of the
+	// lanes. Both read only the index and short columns. Their row locks end with the transaction.
 	sqlClaimHeads    = claimMe + claimDue + sqlHeadColumns
 	sqlClaimHeadsBut = claimMe + claimDueBut + sqlHeadColumns
 	sqlClaimTails    = claimMe + claimQueues + notAside + claimLastOnes + sqlHeadColumns
@@ -32,9 +32,10 @@ select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id
 )` + claimTake + claimAges + claimMore + `, null::float8
 from me left join claimed c on true`
 
-	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last. If owner $2 is empty, the job
-	// waits. Otherwise this owner runs it since $8, which is null if the time of the claim is not known. The time
-	// distinguishes the job from a later job under the same id, enqueued after the first job was deleted.
+	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last claim. If $2 is empty, the job
+	// must be waiting. Otherwise $2 is the owner that runs it, and $8 the time of the claim; null: that time is not
+	// known. The time distinguishes the job from a later job under the same id, which was enqueued after the first job
+	// was deleted.
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	select id, claim_seq from jobs
@@ -43,15 +44,16 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
-	// sqlAside lists the jobs that claims have set aside, and whether each is to be tried again. The jobs to try again
-	// come first: a thousand jobs that nobody serves must not hide them. sqlForgetAside forgets jobs that have ended.
+	// sqlAside lists the jobs that claims have set aside, and whether each of them is to be tried again now. Jobs that
+	// are to be tried come first: otherwise a thousand jobs that nobody serves could hide them. sqlForgetAside forgets
+	// jobs that have ended.
 	sqlForgetAside = `
 delete from drover_set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
 	sqlAside = `
 select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
 from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by 2 desc, s.retry_at, s.job limit $3`
 
-	// sqlTryAside gives the next try to one process: the other processes wait for another minute.
+	// sqlTryAside gives the next try to one process. Other processes do not try the job within a minute.
 	sqlTryAside = `
 update drover_set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
 	sqlNoLongerAside = `delete from drover_set_aside where path = $1 and job = any($2)`
@@ -89,7 +91,7 @@ func (s Session) Candidates(ctx context.Context, req *ClaimRequest, last bool, b
 	return heads, err
 }
 
-// ClaimThese claims certain jobs, if they are still due.
+// ClaimThese claims the jobs with these ids, if they are still due.
 func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string, bound time.Duration, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()
@@ -103,13 +105,14 @@ func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string
 // Refused is a job that the database refuses to hand out or to settle.
 type Refused struct {
 	Path  string
-	Fence // without an Owner the job waits; without ClaimedAt the time of its claim is not known
+	Fence // Owner "": the job waits for a claim; ClaimedAt zero: the time of its claim is not known
 	Why   error
 	Later bool // put the job off instead of discarding it
 	Aside bool // leave the row as it is and set the job aside, because the cause may go away
 }
 
-// SetAside is what Refuse returns for a job whose row it could not change, or was not to change.
+// SetAside is the result of Refuse for a job that it has set aside, because it could not change the job's row or should
+// not change it.
 const SetAside = "set aside"
 
 // Refuse takes a job out of the way of other jobs: it discards it, puts it off or sets it aside. It returns what
@@ -129,7 +132,7 @@ func (s Session) Refuse(ctx context.Context, g *Refused, bound time.Duration) (b
 	if err = s.SetAside(ctx, g.Path, g.ID, g.Why); err != nil {
 		return "", err
 	}
-	return SetAside, nil // the caller wants it set aside, or not even the row can be read
+	return SetAside, nil // because the caller asked for this, or because the row cannot be changed
 }
 
 // refusalText returns an error's text as drover_set_aside and the column errors hold it.
@@ -138,7 +141,7 @@ func refusalText(why error) string {
 	return text
 }
 
-// SetAside lists a job in drover_set_aside: every process leaves it alone on this path until it is time for
+// SetAside lists a job in drover_set_aside. On this path, every process then leaves the job alone until it is time for
 // another try.
 func (s Session) SetAside(ctx context.Context, path, id string, why error) error {
 	var p pipeline
@@ -158,7 +161,7 @@ type AsideJob struct {
 	Strong bool // a strong suspect, which may only run alone
 }
 
-// Aside forgets the jobs on the path PathClaim that have ended, and returns the others.
+// Aside forgets the ended jobs on the path PathClaim, and returns up to asideMost of the others.
 func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []AsideJob, err error) {
 	var p pipeline
 	p.Begin()
@@ -174,7 +177,7 @@ func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []Asid
 	return jobs, err
 }
 
-// TryAside reports whether this process may try the job again. Then no other process tries it for a minute.
+// TryAside reports whether this process may try the job again now. If so, no other process tries it for a minute.
 func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	var p pipeline
 	var n int64

@@ -13,17 +13,18 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLScan looks for running jobs of supervisor $1 on the next page of each lane: $6 rows after the key $4, $5. With $1
-// empty it looks for jobs whose owner has no row in drover_supervisors. It returns these jobs with the policies that
-// apply to them, and the last row of each page that was full.
+// SQLScan looks for running jobs of supervisor $1 on the next page of each lane: $6 rows after the key ($4, $5). If $1
+// is empty, it looks for running jobs whose owner has no row in drover_supervisors. It returns these jobs with the
+// policies that apply to them. If a page is full, it also returns the last row of the page.
 //
-// No index serves claimed_by, so it reads jobs_claim_idx: up to a minute from now, or with $7 to the end, because the
-// server's clock may have gone back. It reads by pages, because behind a million due jobs a search in one statement
-// could run out of time, again and again from the start. It leaves out jobs that were set aside on one of the paths $9,
-// until it is time for another try.
+// No index has claimed_by, so SQLScan reads jobs_claim_idx: up to jobs that are due a minute from now, or to the end if
+// $7 is true. A running job may lie after now, because the server's clock may have gone back. SQLScan reads by pages:
+// behind a million due jobs, a search in one statement could run out of time, and would begin from the start each time.
+// It leaves out jobs that were set aside on one of the paths $9, until it is time for another try.
 //
-// Rows may have been changed by hand, so it computes nothing with infinite times or with numbers of another type,
-// which could fail. Values stored outside of the row may be damaged. With $8 it does not read them.
+// Somebody may have changed rows by hand. So SQLScan computes nothing with infinite times or with numbers beyond its
+// types, because that could fail. Values that are stored outside of a row may be damaged. If $8 is true, it does not
+// read them.
 const SQLScan = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
@@ -60,18 +61,19 @@ left join drover_supervisors s on s.id = j.claimed_by
 left join drover_ended_supervisors e on e.id = j.claimed_by
 where j.held or j.n = $6`
 
-// Scan is a search for running jobs that goes on where it stopped.
+// Scan is a search for running jobs, in pages. It goes on where the last page ended.
 type Scan struct {
 	Owner  string        // the owner of the jobs; empty: owners without a row in drover_supervisors
 	All    bool          // also jobs that are not due
-	Own    bool          // the owner itself searches, not a rescuer
+	Own    bool          // the owner itself searches, and not a rescuer
 	Lanes  []ScanLane    // the lanes that are not yet read to their end
 	Page   int           // rows of a lane that are read at a time
 	Bound  time.Duration // the longest statement; zero: only the session's own bound
 	Found  []Held
 	Unread []unreadLane // the lanes that were skipped
 
-	// Only a rescue has these: the evidence of the jobs that were found, and how many are freed at a time.
+	// Only a rescue uses these: which jobs had started, the evidence of the death, and how many jobs are freed at a
+	// time.
 	Started map[string]bool
 	Death   blame.Death
 	Part    int
@@ -91,20 +93,20 @@ type unreadLane struct {
 	Err error
 }
 
-// HuntPage is how many rows of a lane are read at a time: some 20 ms. If that takes too long, fewer rows are read,
-// down to leastHuntPage.
+// HuntPage is how many rows of a lane a scan reads at a time, which takes some 20 ms. If that takes too long, it reads
+// fewer rows, down to leastHuntPage.
 const (
 	HuntPage      = 20_000
 	leastHuntPage = 100
 )
 
-// laneFromStart begins before all rows, even rows from before the year 1.
+// laneFromStart returns a lane that is searched from before all rows, even rows from before the year 1.
 func laneFromStart(key floors.Lane) ScanLane {
 	return ScanLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
 }
 
-// NewScan returns a search through all lanes of the queues for an owner's running jobs. If the parameter all is
-// true, it also reads jobs that are not due.
+// NewScan returns a search through all lanes of the queues for an owner's running jobs. If the parameter all is true,
+// it reads the lanes to their ends, and not only jobs that are due.
 func NewScan(owner string, queues []string, all bool) *Scan {
 	h := &Scan{Owner: owner, All: all, Page: HuntPage, Part: MaxSettle}
 	for _, queue := range queues {
@@ -117,10 +119,10 @@ func NewScan(owner string, queues []string, all bool) *Scan {
 	return h
 }
 
-// Ended reports whether all lanes were read to their end, or skipped.
+// Ended reports whether each lane was read to its end, or skipped.
 func (h *Scan) Ended() bool { return len(h.Lanes) == 0 }
 
-// Held is a running job that a scan has found: its owner is dead, or does not know of it.
+// Held is a running job that a scan has found. Its owner is dead, or perhaps does not know of the job.
 type Held struct {
 	ID, Queue, Kind string
 	Attempt         int
@@ -132,34 +134,34 @@ type Held struct {
 	Retry           *string // the job's own strategy
 	Policy          *string // the strategy of its kind or queue
 	InFlight        bool    // its handler was running at the last beat
-	Slots           int     // how many slots its queue had at the owner; 0: not known
+	Slots           int     // how many slots the owner had for the queue; 0: not known
 	Host            string  // host and process of the owner, for people to read
 	Owner           string
 	StartedSeq      bool          // a start was recorded under this claim
-	Flight          time.Duration // from the claim to the death; the death counts as half a beat after the last beat
+	Flight          time.Duration // from the claim to the death, which counts as half a heartbeat interval after the last beat
 	deaths          int
 	redrives        int
 	Before          []CrashEntry // earlier deaths that count against it
 }
 
-// Unfenced reports whether no settle can name the time of the claim, such as infinity, because somebody has changed
-// the row by hand.
+// Unfenced reports whether no settle can match the job, because its attempted_at is no finite time. Somebody has
+// changed the row by hand.
 func (j *Held) Unfenced() bool { return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }
 
-// Once reports whether the job must not run again if its handler may have begun. If the owner has recorded a
-// start, this decides, because the settings in the tables may have changed since.
+// Once reports whether the job must not run again if its handler may have begun. A recorded start means yes: the job
+// had a single attempt then, although the settings may have changed since.
 func (j *Held) Once() bool { return j.StartedSeq || j.MaxAttempts == 1 }
 
-// CrashEntry has the fields that a scan reads of an errors entry of class crash.
+// CrashEntry has the fields that a scan reads from an entry of class crash in the column errors.
 type CrashEntry struct {
 	Supervisor string `json:"supervisor"`
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// Scan reads one page of each lane of h and moves h on. A lane that cannot be read does
-// not keep the other lanes from being read. If its page takes too long, the next try has fewer rows, down to
-// leastHuntPage. Otherwise the page is read again without the columns that may be stored outside of a row. If that
-// fails too, the lane is skipped.
+// Scan reads one page of each lane of h and moves h on. It returns the jobs that it has found, and adds them to
+// h.Found. A lane that cannot be read does not keep the other lanes from being read. If a lane's page takes too long,
+// the next try reads fewer rows, down to leastHuntPage. After any other failure Scan reads the page again, without the
+// columns that may be stored outside of a row. If that fails too, it skips the lane.
 func (s Session) Scan(ctx context.Context, h *Scan) ([]Held, error) {
 	var held []Held
 	var rest []ScanLane
@@ -194,7 +196,8 @@ func (s Session) Scan(ctx context.Context, h *Scan) ([]Held, error) {
 	return held, err
 }
 
-// huntLanes returns the jobs on the next page of the lanes, and the lanes that may have more.
+// huntLanes reads the next page of each lane. It returns the jobs that it has found, and the lanes that may have more.
+// If the parameter bare is true, it does not read columns that may be stored outside of a row.
 func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, bare bool) (held []Held, rest []ScanLane, err error) {
 	var p pipeline
 	var queues, fromID []string
@@ -247,8 +250,8 @@ func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, bare 
 	return held, rest, nil
 }
 
-// asidePaths returns the paths of drover_set_aside whose jobs the hunt leaves alone. A rescuer also tries jobs that
-// their owner could not settle.
+// asidePaths returns the paths of drover_set_aside whose jobs the scan leaves alone. A rescuer does not leave jobs
+// alone that their owner could not settle.
 func (h *Scan) asidePaths() []string {
 	if h.Own {
 		return []string{PathRescue, PathSettle}
@@ -260,7 +263,7 @@ func (h *Scan) asidePaths() []string {
 const sqlForgive = `
 delete from drover_set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
 
-// Forgive forgets the jobs that a rescue has set aside and that no longer run.
+// Forgive takes the jobs that no longer run off the list of jobs that rescues have set aside.
 func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
@@ -271,8 +274,8 @@ func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 }
 
 // sqlTakeBack takes back the crash that the death of supervisor $1 has added to jobs $2, because that supervisor lives.
-// A job that was discarded because of this crash comes back, unless its only attempt was under way, or another job has
-// its unique key by now. Jobs whose rows another session holds stay in blamed.
+// A job that was discarded because of this crash becomes retryable, unless its only attempt was under way, or another
+// job has its unique key by now. Jobs whose rows another session has locked stay in the column blamed.
 const sqlTakeBack = `
 with dead as materialized (
 	select id from drover_ended_supervisors where id = $1 for update
@@ -305,8 +308,8 @@ update drover_ended_supervisors e set blamed = array(
 where e.id = $1`
 
 const (
-	// sqlBlamed begins to take crashes back: it records that the supervisor did not die. It returns the jobs
-	// that the death counts against, in the order of their ids.
+	// sqlBlamed is the first step to take crashes back. It records that the supervisor did not die, and returns the
+	// jobs against which the death counts, in the order of their ids.
 	sqlBlamed = `
 with alive as (
 	update drover_ended_supervisors set died = false, explained_by = null where id = $1 and (died or explained_by is not null)
@@ -316,15 +319,15 @@ select distinct b from drover_ended_supervisors, unnest(blamed) as b where id = 
 	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
 
 	// sqlForgotten reports whether the rescue of supervisor $1 is over: its row is gone, and none of its jobs is set
-	// aside on path $2, from where a full sweep would free it later. The scalar subquery keeps to the primary key of
-	// jobs.
+	// aside on path $2. A full sweep would free such a job later. The scalar subquery makes the planner use the primary
+	// key of jobs.
 	sqlForgotten = `
 select not exists (select from drover_supervisors where id = $1)
 	and not exists (select from drover_set_aside a where a.path = $2 and (select j.state = 'running' and j.claimed_by = $1 from jobs j where j.id = a.job))`
 )
 
-// Blamed records that a supervisor did not die. It returns the jobs that its death counts against, and whether these
-// are all: while its rescue goes on, there may be more.
+// Blamed records that a supervisor did not die. It returns the jobs against which its death counts. The result all is
+// false while the rescue goes on, because more jobs may follow.
 func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jobs []string, all bool, err error) {
 	var p pipeline
 	p.Begin()
@@ -353,7 +356,7 @@ func (s Session) TakeBack(ctx context.Context, id string, jobs []string, bound t
 	return p.Send(ctx, s.Conn)
 }
 
-// LeaveBlame stops the attempt to take a job's crash back: the job keeps its crash.
+// LeaveBlame takes a job off the list of blamed jobs. The job keeps its crash.
 func (s Session) LeaveBlame(ctx context.Context, id, job string) error {
 	var p pipeline
 	p.Begin()
@@ -362,7 +365,7 @@ func (s Session) LeaveBlame(ctx context.Context, id, job string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// DeathsBlamed returns the supervisors whose deaths count against the job, including owner's present death.
+// DeathsBlamed returns the supervisors whose deaths count against the job, the present owner's death included.
 func (j *Held) DeathsBlamed(owner string) []string {
 	deaths := []string{owner}
 	for _, e := range j.Before {
@@ -371,7 +374,7 @@ func (j *Held) DeathsBlamed(owner string) []string {
 	return deaths
 }
 
-// Suspect returns the job's record, with the mean time from its claims to the deaths.
+// Suspect returns the job's record for package blame, with the mean time from its claims to the deaths.
 func (j *Held) Suspect() blame.Suspect {
 	flight := j.Flight
 	for _, e := range j.Before {

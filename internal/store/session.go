@@ -8,7 +8,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// pipeline is a list of the queue's statements for one round trip.
+// pipeline is a pg.Pipeline to which the files of this package add methods for their statements.
 type pipeline struct{ pg.Pipeline }
 
 // Session is a connection on which a supervisor's statements run.
@@ -17,13 +17,13 @@ type Session struct{ Conn pg.Conn }
 // Closed reports whether there is no open connection.
 func (s Session) Closed() bool { return s.Conn == nil || s.Conn.IsClosed() }
 
-// Line is the connection of one goroutine. It reconnects after it broke.
+// Line is the connection of one goroutine. After the connection broke, Get makes a new one.
 type Line struct{ pg.Link }
 
 // NewLine returns a line that connects when it is first used, with the settings of the pool.
 func NewLine(pool *pg.Pool) Line { return Line{pg.Link{Pool: pool}} }
 
-// Current returns the connection that Get returned last.
+// Current returns the present connection, which may be broken, without making a new one.
 func (l *Line) Current() Session { return Session{l.Conn} }
 
 // Get returns the connection, or a new one. It is called between round trips.

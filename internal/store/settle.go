@@ -13,13 +13,13 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLStart records that jobs $1 of supervisor $3 start, before their handlers are called. These are the jobs with
-// a single attempt, which a rescue must not run again. $2 and $4 are the claim_seq and the time of each claim.
-// The update is HOT.
+// SQLStart records that jobs $1 of supervisor $3 start, before their handlers are called. It is used for jobs with a
+// single attempt, which must not run again after a crash. $2 and $4 are the claim_seq and the time of each claim. The
+// update is HOT.
 //
-// me: no start is recorded once the lease is lost. A rescuer first declares the supervisor lost, which waits for
-// this lock, and then reads which jobs have started. So a job that the rescuer found unstarted stays unstarted, and
-// may be given to other supervisors.
+// me: once the lease is lost, no start is recorded. A rescuer first declares the supervisor lost, which waits for this
+// lock. Then it reads which jobs have started. So a job that the rescuer found unstarted stays unstarted, and another
+// supervisor may run it.
 const SQLStart = `
 with me as materialized (
 	select from drover_supervisors where id = $3 and lost_at is null for key share
@@ -49,8 +49,8 @@ func Claims(list []Fence) (ids []string, at []time.Time) {
 	return ids, at
 }
 
-// Start records that jobs start. Once it has read the commit, it returns the jobs whose start was recorded, each
-// with the time of its claim.
+// Start records that jobs start. It returns the jobs whose start was recorded, each with the time of its claim. If it
+// has not read the commit, it returns none.
 func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (noted map[string]time.Time, err error) {
 	byOwner := map[string][]Fence{}
 	for _, f := range list {
@@ -76,11 +76,12 @@ func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (
 	return noted, err
 }
 
-// SQLComplete completes jobs $1 of supervisor $3, all claimed under claim_seq $2 (nearly always 1). $4 has for each
-// job the index of its claim's time in $5. The rows are locked by primary key and in its order, so that two
-// statements over the same rows cannot deadlock. SKIP LOCKED: a handler that holds its row in an open transaction
-// must not hold up the others; locked rows are tried again later. "is true" keeps the planner from a join: the pairs
-// are hashed once, and each row that was found by its id is looked up there.
+// SQLComplete completes jobs $1 of supervisor $3, all claimed under claim_seq $2 (nearly always 1). $4 has for each job
+// the index of its claim's time in $5. The statement finds the rows by primary key and locks them in the order of the
+// key, so that two statements over the same rows cannot deadlock. SKIP LOCKED: a handler that has locked its row in an
+// open transaction must not hold up the others; the settler tries locked rows again later. "is true" keeps the planner
+// from a join. Then the server hashes the pairs of id and time once, and looks up each row there that it has found by
+// its id.
 const SQLComplete = `
 with held as materialized (
 	select id from jobs
@@ -91,7 +92,7 @@ with held as materialized (
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
 where id = any(array(select id from held))`
 
-// SQLCompleteDelete replaces SQLComplete for runs whose completed jobs are not kept.
+// SQLCompleteDelete is used instead of SQLComplete for jobs that are not kept after completion.
 const SQLCompleteDelete = `
 with held as materialized (
 	select id from jobs
@@ -107,8 +108,8 @@ type Completion struct {
 	Seq    int
 	Delete bool
 	IDs    []string
-	Which  []int32     // when each job was claimed: an index into At, from 1
-	At     []time.Time // each time only once: pgx allocates for a time that it sends, and not for a small number
+	Which  []int32     // when each job was claimed, as an index into At, from 1
+	At     []time.Time // the times of the claims, each only once: pgx allocates for each time that it sends, and not for a small number
 	N      int64       // how many jobs the statement completed
 }
 
@@ -120,7 +121,8 @@ func (p *pipeline) complete(c *Completion) {
 	p.Exec(&c.N, sql, c.IDs, c.Seq, c.Owner, c.Which, c.At)
 }
 
-// Settlement has the outcomes that one round trip records, in one transaction.
+// Settlement has the outcomes that one round trip records in one transaction. Committed, Became and the N of
+// Completions are results.
 type Settlement struct {
 	Completions []Completion
 	Changes     map[string][]Change // by owner, at most one for each job
@@ -153,10 +155,10 @@ func (s Session) Settle(ctx context.Context, all *Settlement) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// settleHeld locks the rows of the changes "c", in the order of the array, which is the order of their ids. Each row
-// is found in a subquery that locks it, and no planner can turn that into a join.
+// settleHeld locks the rows of the changes "c", in the order of the arrays, which is the order of the ids. A subquery
+// finds and locks each row, and because of the lock the planner cannot turn it into a join.
 //
-// fresh: the row has no entry of this failure, among the entries that it still keeps.
+// fresh: among the errors entries that the row still has, none has the fingerprint of this failure.
 const settleHeld = `
 	cross join lateral (
 		select kind, paced_at is not null as paced, case when c.failed then nullif(c.fingerprint, '') end as failure,
@@ -164,15 +166,15 @@ const settleHeld = `
 		from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1 and attempted_at is not distinct from c.claimed_at and state = 'running'
 		for `
 
-// settleRules apply the policies of failure groups to the rows that "held" has locked, and record the failures.
+// settleRules finds the policies of failure groups for the rows that "held" has locked, and records the failures.
 //
-// ruled: an object that maps the id of a job to the state, reason and build that its group's policy sets instead of
-// a retry. It is nearly always null, found by an index that is nearly always empty. ruled also has the beginning of
-// a new errors entry.
+// ruled: its column rules is an object that maps the id of a job to the state, reason and build that its group's policy
+// sets instead of a retry. It is nearly always null, and the index that the query reads is nearly always empty. The
+// column head is the beginning of a new errors entry.
 //
-// tallied: one more row for each fingerprint, with the last job's entry. If the statement counted in
-// drover_failure_groups itself, every settle of a failure would wait for all others, and for each handler that has
-// settled a failure in a transaction that is still open.
+// tallied: adds a row to drover_failure_tallies for each fingerprint, with the last job's entry. If the statement
+// counted in drover_failure_groups itself, settles with the same failure would wait for each other, and for each
+// handler that has settled such a failure in a transaction that is still open.
 const settleRules = `
 	) j
 ), ruled as materialized (
@@ -192,22 +194,23 @@ const settleRules = `
 	) t
 )`
 
-// toldState is the state that a settle returns. A job that waits in a paced redrive counts as retryable.
+// toldState is the state that a settle returns. It is the new state of the row, except that a job which waits in a
+// paced redrive counts as retryable.
 const toldState = `case when j.state = 'parked' and j.parked_build is null then 'retryable' else j.state end`
 
 // settleUpdate writes the changes to the rows' columns, unless a rule overrides them. Among claims and settles, only
-// this statement joins with the table jobs. Both sides are as long as held, whatever the statistics say, and they are
-// hashed (SQLSettlePlan).
+// this statement joins with the table jobs. Whatever the statistics are, both sides have as many rows as "held", and
+// the planner has to hash them (SQLSettlePlan).
 //
-// waits: the row goes back to its redrive. A job that a redrive let run within its key's cap gives its place back when
-// its run fails or snoozes, and waits until the redrive has a place again. due_us is the slot of a retry budget. It is
-// a time by the server's clock, because a delay would begin anew with this transaction. No time is the transaction's:
-// SettleTx may come hours after its transaction began. A delay counts from when the row is written. So a job with a
-// delay of 0 becomes due beyond the floors, and so does a job with at_once.
+// waits: the row goes back to its redrive. If a redrive let the job run within its key's cap, the job gives its place
+// back when the run fails or snoozes. Then it waits until the redrive has a place again. due_us is the slot of a retry
+// budget. It is a time by the server's clock, and not a delay, which would begin anew with this transaction. The
+// statement uses no time of the transaction, because SettleTx may come hours after its transaction began. A delay
+// counts from when the row is written. So a job with a delay of 0, or with at_once, becomes due beyond the floors.
 //
-// added: the new entry, with the time, as an array. drover_append_error is called only if an older entry or its trace
-// may have to go: a function that pins its search_path costs more than all other columns of the row. An operator's
-// entry may hide the trace of the run before it.
+// added: the new entry, with the time, as an array. settleUpdate calls drover_append_error only if an older entry or
+// its trace may have to go, because a function that pins its search_path costs more than all other columns of the row.
+// An operator's entry may stand behind an entry with a trace, so it counts as such a case.
 const settleUpdate = `
 update jobs j set
 	state = case when h.waits then 'parked' else h.became end,
@@ -245,15 +248,15 @@ from (
 where j.id = h.id and j.id = any(array(select id from held))
 returning `
 
-// SQLSettlePlan leaves the planner one good plan for SQLSettle. SQLSettle has to join, and may do so only by a hash. It
-// returns no times, so PlainText is not needed.
+// SQLSettlePlan leaves the planner one good plan for SQLSettle, which has to join: by a hash. SQLSettle returns no
+// times, so the settings of pg.PlainText are not needed.
 const SQLSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
-// SQLSettle ends runs of supervisor $1 in any way except by SQLComplete. The arrays have one element for each run. They
-// are typed, because a JSON document that is searched for each row costs more than everything else. An empty text means
-// none. An array in which no row has a value is null.
+// SQLSettle ends runs of supervisor $1 whose outcome SQLComplete cannot record. The arrays have one element for each
+// run. They are typed, because to search a JSON document for each row would cost more than everything else. An empty
+// text means that there is no value. If no run has a value in an array, the array is null.
 const SQLSettle = `
 with held as materialized (
 	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
@@ -262,8 +265,8 @@ with held as materialized (
 		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry, claimed_at)` +
 	settleHeld + `update skip locked` + settleRules + settleUpdate + `j.id, ` + toldState
 
-// SQLSettleTx does the same as SQLSettle for one job, in its handler's transaction. Its parameters are scalars, for
-// any driver. It waits for a locked row.
+// SQLSettleTx does the same as SQLSettle for one job, in its handler's transaction. Its parameters are two texts, which
+// any driver can send. If the row is locked, it waits.
 const SQLSettleTx = `
 with held as materialized (
 	select * from jsonb_to_record($2::jsonb)
@@ -275,7 +278,7 @@ with held as materialized (
 // State is a job's state as in its column.
 type State string
 
-// The states. The root package says what they mean.
+// The states of a job. The root package explains them.
 const (
 	Available State = "available"
 	Scheduled State = "scheduled"
@@ -290,9 +293,8 @@ const (
 // Final reports whether the job has ended.
 func (s State) Final() bool { return s == Completed || s == Discarded || s == Cancelled }
 
-// Change is what SQLSettle does to one row. A key that is left out leaves its column as it is, with
-// two exceptions. Without a reason the row loses its reason. Without claimed_at the change matches
-// only a row that has no attempted_at.
+// Change is what SQLSettle does to one row. If a key is left out, its column stays as it is, with two exceptions.
+// Without a reason the row loses its reason. Without claimed_at the change matches only a row that has no attempted_at.
 type Change struct {
 	ID          string          `json:"id"`
 	Seq         int32           `json:"seq"`
@@ -327,7 +329,7 @@ func (p *pipeline) settle(settled map[string]State, owner string, changes []Chan
 	}, SQLSettle, SettleArgs(owner, changes)...)
 }
 
-// SettleArgs sorts the changes by job, and returns the parameters of SQLSettle.
+// SettleArgs sorts the changes by job id, and returns the parameters of SQLSettle.
 func SettleArgs(owner string, changes []Change) []any {
 	slices.SortFunc(changes, func(a, b Change) int { return cmp.Compare(a.ID, b.ID) })
 	return []any{
@@ -344,7 +346,7 @@ func SettleArgs(owner string, changes []Change) []any {
 	}
 }
 
-// column returns one value of each row.
+// column returns an array with one value of each row.
 func column[R any, T comparable](rows []R, of func(*R) T) []T {
 	values := make([]T, len(rows))
 	for i := range rows {
@@ -353,8 +355,8 @@ func column[R any, T comparable](rows []R, of func(*R) T) []T {
 	return values
 }
 
-// rare does the same as column, for values whose zero value means none. If no change has a value, it returns nil,
-// which is null.
+// rare does the same as column, for values whose zero value means that there is none. If no change has a value, it
+// returns nil, which SQL gets as null.
 func rare[T comparable](changes []Change, of func(*Change) T) []T {
 	values := column(changes, of)
 	var none T
@@ -376,12 +378,12 @@ type SeenJob struct {
 	Reason      string // why the job was discarded
 }
 
-// LastClaimedBy reports whether f is the last claim of the job.
+// LastClaimedBy reports whether f is the fence of the job's last claim.
 func (j *SeenJob) LastClaimedBy(f Fence) bool {
 	return j.claimSeq == f.Seq && j.attemptedAt.Time.Equal(f.ClaimedAt)
 }
 
-// HeldBy reports whether the job is still running under the claim f.
+// HeldBy reports whether the job is still running under the claim of f.
 func (j *SeenJob) HeldBy(f Fence) bool {
 	return j.State == "running" && j.owner == f.Owner && j.LastClaimedBy(f)
 }
@@ -412,8 +414,9 @@ func (p *pipeline) look(ids []string, seen map[string]SeenJob) {
 	}, SQLLook, ids)
 }
 
-// sqlAlive lists the supervisors that still have their lease. It runs after SQLLook: before a supervisor takes the job
-// of another supervisor, it takes that supervisor's lease. So the job's owner is no longer in the list.
+// sqlAlive lists the supervisors that still have their lease. It runs after SQLLook. A supervisor that takes the job of
+// another supervisor takes that supervisor's lease first. So if SQLLook found the job taken, its former owner is not in
+// the list any more.
 const sqlAlive = `select distinct id from drover_supervisors where lost_at is null`
 
 func (p *pipeline) alive(ids map[string]bool) {
@@ -425,6 +428,6 @@ func (p *pipeline) alive(ids map[string]bool) {
 	}, sqlAlive)
 }
 
-// MaxSettle is how many outcomes other than completions go into one round trip. They are fewer than completions,
-// because they carry JSON.
+// MaxSettle is how many outcomes other than completions go into one round trip at most. The bound is lower than for
+// completions, because these outcomes have JSON.
 const MaxSettle = 500

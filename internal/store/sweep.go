@@ -10,9 +10,10 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLSweep looks for due jobs at or behind the floors, from transactions that committed late. It is a plain SELECT
-// and takes no locks. It returns the lanes that have jobs, as far as a scan for orphans reads them, each with the
-// time of its first job behind the floor. The lane's floor is lowered to this job.
+// SQLSweep looks for due jobs at or behind the floors, which transactions that committed late have left there. It is a
+// plain SELECT and takes no row locks. It returns the lanes that have jobs, running ones included, up to jobs that are
+// due a minute from now: a scan for orphans reads these lanes. With each lane comes the time of the first due job
+// behind the floor, to which the floor is lowered; null: there is none.
 const SQLSweep = `
 select l.queue, l.lane, j.scheduled_at
 from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
@@ -41,8 +42,8 @@ type SweepLane struct {
 	Floor floors.Floor
 }
 
-// Sweep returns the first job behind each floor, and the lanes that have jobs. It ends after the bound, because it
-// steps over all dead entries of the index, on the connection that also sends the heartbeats.
+// Sweep returns the first job behind each floor, and the lanes that have jobs. The server ends it after bound: it steps
+// over all dead entries of the index, on the connection that also sends the heartbeats.
 func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []ScanLane, err error) {
 	var p pipeline
 	var queues, floorID []string

@@ -15,7 +15,7 @@ update jobs set state = 'completed', finalized_at = statement_timestamp(), claim
 where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running'
 returning state`
 
-// SQLCompleteDeleteTx replaces SQLCompleteTx for a run whose completed job is not kept.
+// SQLCompleteDeleteTx is used instead of SQLCompleteTx for a job that is not kept after completion.
 const SQLCompleteDeleteTx = `
 delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' returning 'completed'`
 
@@ -23,9 +23,8 @@ delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attemp
 const SQLHoldTx = `
 select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
 
-// SQLStillOursTx reports whether a claim may still be valid after one of these statements has found no row. A
-// repeatable read or serializable transaction that began before the claim may not see it, so there the answer is
-// true.
+// SQLStillOursTx reports whether a claim may still be valid after one of these statements has found no row. If a
+// repeatable read or serializable transaction began before the claim, it may not see the claim, so the answer is true.
 const SQLStillOursTx = `
 select exists (select from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running')
 	or current_setting('transaction_isolation') in ('repeatable read', 'serializable') and now() < $4`
@@ -35,8 +34,8 @@ type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// CompleteTx completes a run's job in a caller's transaction, or deletes it. It returns the new state of the
-// job. The errors of this function and the functions below are the driver's: pgx.ErrNoRows if no row matched.
+// CompleteTx completes a run's job in a caller's transaction, and deletes it if del is true. It returns the new state
+// of the job. This function and the functions below return errors of the driver: pgx.ErrNoRows if no row matched.
 func CompleteTx(ctx context.Context, tx Tx, f Fence, del bool) (became State, err error) {
 	sql := SQLCompleteTx
 	if del {
@@ -45,7 +44,8 @@ func CompleteTx(ctx context.Context, tx Tx, f Fence, del bool) (became State, er
 	return fencedTx(ctx, tx, sql, f)
 }
 
-// SettleTx ends a run of supervisor owner in any way except by CompleteTx, and returns the new state of the job.
+// SettleTx ends a run of supervisor owner with any outcome except completion, in a caller's transaction. It returns the
+// new state of the job.
 func SettleTx(ctx context.Context, tx Tx, owner string, c Change) (became State, err error) {
 	doc, err := json.Marshal(c)
 	if err != nil {
