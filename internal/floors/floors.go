@@ -1,5 +1,6 @@
-// Package floors keeps what a supervisor knows of its lanes: where a claim begins to read, how far near sweeps look back,
-// and whether a sleeper may miss a job. It is pure, and safe for concurrent use except for Missed.
+// Package floors keeps what a supervisor knows of its lanes: where a claim begins to read, how far near sweeps look
+// back, and whether a sleeping supervisor may miss a job. It only computes: it reads no clock and sends nothing. Except
+// for Missed, it is safe for concurrent use.
 package floors
 
 import (
@@ -7,27 +8,27 @@ import (
 	"time"
 )
 
-// Floors are where claims begin to read, one floor per lane: the last key of jobs_claim_idx up to which the
-// supervisor has read the lane. While any session holds an old snapshot, dead entries pile up at the left edge of the
-// index. Without floors every claim would step over them.
+// Floors has one floor for each lane: the last key of jobs_claim_idx up to which the supervisor has read the lane.
+// Claims begin to read there. While any session holds an old snapshot, dead entries pile up at the beginning of each
+// lane in the index. Without floors every claim would step over them.
 //
 // A job that commits late lies behind its floor. Near sweeps look there again. The full sweep finds the jobs that the
 // near sweeps miss, and lowers the floor to them.
 type Floors struct {
 	Mu      sync.Mutex
 	Lanes   map[Lane]Floor
-	lowered map[Lane]int // the version at which a lane's floor was last lowered
-	version int          // counts the calls of Lower, Hold and Reset that changed something
+	lowered map[Lane]int // the version that a lane's floor got when it was last lowered
+	version int          // counts the calls of Hold and Reset, and the calls of Lower that lowered a floor
 	heldAt  int          // claims that began at an older version move no floor
 }
 
-// Lane is one lane of a queue: N is its tier and priority.
+// Lane is one lane of a queue. N is its tier plus its priority.
 type Lane struct {
 	Queue string
 	N     int16
 }
 
-// Floor is a key of the index. The zero value is before all keys.
+// Floor is a key of jobs_claim_idx within its lane. The zero value is before all keys.
 type Floor struct {
 	At time.Time
 	ID string
@@ -46,8 +47,8 @@ func New() *Floors {
 // SettleTime is how far behind the server's clock a floor stays when a claim has read the lane to its end.
 const SettleTime = time.Second
 
-// Reset forgets all floors. It is called when kinds, queues or the supervisor's identity changed, or when a claim's
-// outcome is unknown.
+// Reset forgets all floors. It is called when the supervisor has registered, when a kind is no longer paused, when the
+// database may have gone back to an older state, and when a claim's outcome is unknown.
 func (f *Floors) Reset() {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
@@ -57,9 +58,9 @@ func (f *Floors) Reset() {
 	f.heldAt = f.version
 }
 
-// Hold keeps claims under way from moving the floors. A full sweep is about to look behind the floors as they are now.
-// If such a claim moved a floor afterwards, a job that commits after the claim has looked could end up behind the floor
-// without being seen by the sweep.
+// Hold keeps the claims under way from moving the floors. A full sweep calls it before it looks behind the floors as
+// they are now. Suppose that a claim under way moved a floor afterwards, and that a job was committed after the claim
+// had looked. Then the job could lie behind the floor, and the sweep would not have seen it.
 func (f *Floors) Hold() {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()
@@ -88,12 +89,12 @@ func (f *Floors) Get(key Lane) Floor {
 	return f.Lanes[key]
 }
 
-// Advance moves a lane's floor to where a claim has read. The parameter last is the last key that the claim took
-// there, zero if it took no job. If the claim read the lane to its end, the floor moves up to last or to SettleTime
-// before the claim, the later of the two. If it did not, the floor becomes last, even if last is lower: a near
-// sweep that found more jobs than it could take goes on from there. A claim that was made before the floor was
-// lowered, or before Reset or Hold, has not seen the jobs behind the floor and changes nothing. If the server's
-// clock went back, the lane loses its floor.
+// Advance moves a lane's floor to where a claim has read. The parameter last is the key of the last job that the claim
+// took there, zero if it took none. If the claim read the lane to its end (toEnd), the floor moves up to last, or to
+// SettleTime before the claim if that is later. Otherwise the floor becomes last, even if last is lower: a near sweep
+// that found more jobs than it could take goes on from there. If the claim began before the floor was lowered, or
+// before Reset or Hold, Advance changes nothing, because the claim has not seen the jobs behind the new floor. If the
+// server's clock went back, the lane loses its floor.
 func (f *Floors) Advance(key Lane, last Floor, toEnd bool, at time.Time, version int) {
 	f.Mu.Lock()
 	defer f.Mu.Unlock()

@@ -2,29 +2,29 @@ package floors
 
 import "time"
 
-// Missed tracks whether a sleeping supervisor may miss jobs: the transaction of such a job sends no NOTIFY,
-// because it saw a lookout (an awake supervisor with room), but the lookout has left since. While such a
-// transaction may be open, the supervisor polls often.
+// Missed tracks whether a sleeping supervisor may miss jobs. It may miss a job whose transaction sends no NOTIFY
+// because it saw a lookout (an awake supervisor with room), if that lookout has left since. While such a transaction
+// may be open, the supervisor polls often.
 //
-// An enqueue gets its transaction id before it asks for a lookout. So an enqueue that saw a lookout has a lower id
-// than a claim of ours that begins a moment (the constant writing) after the lookout has left.
+// An enqueue gets its transaction id before it looks whether there is a lookout. So an enqueue that saw the lookout has
+// a lower id than a claim of ours that begins a moment (the constant writing) after the lookout has left.
 type Missed struct {
 	since         time.Time // when the lookout left
 	unheardBefore uint64    // transactions that may have seen the lookout have a lower id; 0: not known yet
 	missing       bool      // a transaction that may have seen the lookout was in progress at the last look
-	until         time.Time // poll often until then, after the last such transaction has ended
+	until         time.Time // poll often until this time, although the last of these transactions has ended
 }
 
-// LookFor leaves time for the widest near sweep, because the missed job may lie behind the floors. That sweep comes at
-// most once a second.
+// LookFor is how long the supervisor polls often after the last of these transactions has ended. That leaves time for
+// the widest near sweep, because the missed job may lie behind the floors. That sweep may come only once a second.
 const LookFor = 2 * time.Second
 
-// Asleep records that the lookout has left.
+// Asleep records that a lookout has left now.
 func (h *Missed) Asleep(now time.Time) { h.since, h.unheardBefore = now, 0 }
 
-// Step returns the longest wait between two polls, from least to most. While a job may be missed, it is a tenth of the
-// time since the lookout left, otherwise most. In the first moment (the constant writing) it is the rest of that
-// moment.
+// Step returns the longest wait before the next poll, from least to most. In the first moment (the constant writing)
+// after the lookout has left, it is the rest of that moment. After that, it is a tenth of the time since the lookout
+// left while a job may be missed, and otherwise most.
 func (h *Missed) Step(seen Seen, now time.Time, least, most time.Duration) time.Duration {
 	slept := now.Sub(h.since)
 	if h.unheardBefore == 0 {

@@ -5,23 +5,25 @@ import (
 	"time"
 )
 
-// Near plans the near sweeps: claims that begin to read before the floors. They find jobs that committed late and
-// lie behind the floors. Three near sweeps look at the last 200 ms, 2 s and 20 s before the floor, each for at most
-// a tenth of the time. They look back only so far that they find each row that the previous sweep could not see.
+// Near plans the near sweeps: claims that begin to read before the floors. They find jobs that were committed late and
+// lie behind the floors. Three near sweeps look back 200 ms, 2 s and 20 s from the floor at most, each for at most a
+// tenth of the time. Within that, they look back only so far that they find each row that the previous sweep could not
+// see.
 //
-// A job's due time is the time of its own statement, and a statement that writes gets a transaction id. A row that a
-// sweep missed was written by a transaction that was open when the sweep looked, or that started later. Take the oldest
-// transaction id that was open when the sweep looked. Each of our claims with a lower id is older than the missed row.
-// So a sweep begins at the newest of these claims. It does not read older rows again: they may be dead rows that an old
-// snapshot pins.
+// How far is that? A job's due time is the time of the statement that wrote it, and a statement that writes gets a
+// transaction id. A row that a sweep missed was written by a transaction that was open when the sweep looked, or that
+// started later. Take the oldest transaction id that was open when the sweep looked. Each of our claims with a lower id
+// is older than the missed row. So the next sweep begins at the newest of these claims. It does not read older rows
+// again: they may be dead rows that an old snapshot pins.
 //
-// Some rows carry an older time: they were moved by hand, written late in a long statement, or locked while a sweep
-// looked. For these rows a fourth sweep covers all of the 20 s, for at most a two-hundredth of the time.
+// Some rows have an older time: somebody moved them by hand, a long statement wrote them late, or they were locked
+// while a sweep looked. For these rows there is a fourth sweep. It always covers all of the 20 s, for at most a
+// two-hundredth of the time.
 type Near struct {
 	mu      sync.Mutex
 	Windows [4]window
 	Sharing int           // how many supervisors share the near sweeps
-	Past    []Seen        // the server's transactions as claims saw them, oldest first, at least pastStep apart
+	Past    []Seen        // the server's transactions as earlier claims saw them, oldest claim first, at least pastStep apart
 	usual   time.Duration // how long a claim without a near sweep takes, a moving average
 }
 
@@ -33,20 +35,20 @@ type window struct {
 	whole bool          // always look at the whole width, whatever transactions were open
 	Cost  time.Duration // how much longer its last sweep took than a usual claim; at least a tenth of the sweep's own time
 	Next  time.Time
-	since map[Lane]uint64 // oldest transaction id in progress when a sweep last looked into a lane; no entry: unknown
+	since map[Lane]uint64 // for each lane the oldest transaction id in progress when this sweep last looked there; no entry: unknown
 }
 
 // Seen is the server's state of transactions at a claim.
 type Seen struct {
 	At     time.Time // the server's clock, read no later than the two ids
-	Oldest uint64    // lowest id in progress: the claim sees all committed rows with a lower id
-	Own    uint64    // the claim's own id: any higher id was given out later
+	Oldest uint64    // the lowest id in progress: the claim sees all committed rows of transactions with a lower id
+	Own    uint64    // the claim's own id: every higher id was given out later
 }
 
 const (
 	pastStep = 100 * time.Millisecond
-	pastMost = 256                    // how many claims Past keeps
-	writing  = 200 * time.Millisecond // how long after its time a statement may get its transaction id (planning)
+	pastMost = 256                    // how many claims Past keeps at most
+	writing  = 200 * time.Millisecond // how long after its time a statement may get its transaction id, because it is planned in between
 )
 
 // NewNear returns near sweeps that are all due.
@@ -62,13 +64,13 @@ func NewNear() *Near {
 	return n
 }
 
-// Sweep is a near sweep that a claim is to do. The zero value means none.
+// Sweep is a near sweep that a claim is to make. The zero value means none.
 type Sweep struct {
 	Window int
-	Width  time.Duration // how far back from the floor, at most
+	Width  time.Duration // how far it looks back from the floor, at most
 }
 
-// Lower returns where a claim with this sweep begins to read a lane with floor f.
+// Lower returns where a claim with the sweep s begins to read a lane with floor f.
 func (n *Near) Lower(s Sweep, key Lane, f Floor) Floor {
 	if s.Width == 0 || f.At.IsZero() {
 		return f
@@ -105,14 +107,14 @@ func (n *Near) Due(now time.Time) Sweep {
 	return Sweep{}
 }
 
-// Share sets how many supervisors share the near sweeps: all that serve one of our queues.
+// Share sets how many supervisors share the near sweeps: all supervisors that serve one of our queues, including us.
 func (n *Near) Share(supervisors int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.Sharing = max(supervisors, 1)
 }
 
-// Reset forgets which transactions were in progress at which time.
+// Reset forgets the transactions that earlier claims and sweeps saw.
 func (n *Near) Reset() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -122,8 +124,8 @@ func (n *Near) Reset() {
 	}
 }
 
-// Saw records the transactions that a claim saw. It reports whether this claim has a lower id than an earlier
-// claim: then the database was restored to an older state.
+// Saw records the transactions that a claim saw. It reports whether this claim has a lower id than an earlier claim.
+// Then the database has gone back to an older state.
 func (n *Near) Saw(now Seen) (wentBack bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -143,8 +145,8 @@ func (n *Near) Saw(now Seen) (wentBack bool) {
 	return wentBack
 }
 
-// Read records that a claim with this sweep has looked into a lane, and the oldest transaction that was in
-// progress.
+// Read records that a claim with the sweep s has looked into a lane, and which transaction was the oldest in progress
+// then.
 func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 	if s.Width == 0 {
 		return
@@ -156,10 +158,11 @@ func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 	}
 }
 
-// Swept records how long a claim took, with a sweep or without, and sets when the windows are due again. A sweep covers
-// the narrower windows, too, and their cost is at most its cost. The pause of a window grows with its cost: so the
-// sweeps of all supervisors that share them take at most the window's part of the time together. A wide sweep over many
-// dead rows must not hold up the narrow sweeps, which find most of the late jobs.
+// Swept records how long a claim with or without a sweep took. After a sweep it sets when the sweep's window is due
+// again. The sweep also covers the narrower windows, so these are put off as well, and their cost is at most the cost
+// of the sweep. The pause of a window grows with its cost. So all supervisors that share the sweeps together spend at
+// most the window's part of the time on them. Each window has its own cost, because a wide sweep over many dead rows
+// must not hold up the narrow sweeps, which find most of the late jobs.
 func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,26 +1,27 @@
 package pg
 
 // A statement over many rows fails as a whole when the database refuses one of them. Bisect finds that row, so that the
-// others go on. No other Go code walks like this. In SQL drover_walk does the same.
+// statement succeeds for the others. In SQL, drover_walk does the same.
 
-// maxRefused is how many rows a walk lets the database refuse while none has passed. After that it assumes that no
-// single row is at fault.
+// maxRefused is after how many refused rows a walk gives up if none has passed: then probably no single row is at
+// fault.
 const maxRefused = 100
 
-// Bisect tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item,
-// which it hands to refused. After that item the parts grow again. An error that is no row's fault ends the walk:
-// Bisect returns it, and leaves the remaining items as they are. An error from refused ends the walk in the same way.
+// Bisect tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item. If
+// the single item fails, Bisect passes it to refused, and goes on after it with parts that grow again. An error that is
+// no row's fault ends the walk: Bisect returns the error, and does not try the remaining items. An error from refused
+// ends the walk in the same way.
 func Bisect[T any](items []T, try func([]T) error, refused func(T, error) error) error {
 	return walk(items, len(items), try, refused)
 }
 
-// BisectFailed is Bisect for items that have already failed together. It begins with one item, because the row at
-// fault is often the first, and each part that fails may last until its time-out.
+// BisectFailed does the same as Bisect, for items that have already failed together. It begins with one item, because
+// the row at fault is often the first, and each part that fails may take until its time-out.
 func BisectFailed[T any](items []T, try func([]T) error, refused func(T, error) error) error {
 	return walk(items, 1, try, refused)
 }
 
-// walk begins with parts of step items.
+// walk does the work of Bisect. The first part has step items.
 func walk[T any](items []T, step int, try func([]T) error, refused func(T, error) error) error {
 	passed, bad := false, 0
 	for len(items) > 0 {

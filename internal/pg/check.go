@@ -16,7 +16,8 @@ const (
 	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
 )
 
-// sqlCheck uses nothing of drover's own, so it works on an empty database. $1 is Config.Schema, empty if it is not set.
+// sqlCheck asks the server what it is and where drover may be. It uses nothing of drover's own, so it works on an empty
+// database. $1 is Config.Schema, empty if it is not set.
 const sqlCheck = `
 select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
 	quote_ident(current_database()), exists (select from pg_namespace where nspname = $1),
@@ -30,8 +31,9 @@ from (select n.oid, n.nspname from pg_proc p join pg_namespace n on n.oid = p.pr
 
 const sqlSchemaVersion = `select drover_schema_version()`
 
-// sqlOtherRelations checks the schema. It lists the relations that the session finds in another schema than drover's
-// functions, such as an application's own table jobs. Its list of names has all of drover's relations.
+// sqlOtherRelations checks the schema. It looks for names of drover's relations that lead the session to another schema
+// than drover's functions, for example to an application's own table jobs. The list must have all of drover's
+// relations.
 const sqlOtherRelations = `
 select drover_check_schema()::text, current_setting('session_replication_role') = 'replica', n.nspname::text, coalesce((
 	select string_agg(format('%s.%I', c.relnamespace::regnamespace, c.relname), ', ' order by c.relname)
@@ -42,17 +44,18 @@ select drover_check_schema()::text, current_setting('session_replication_role') 
 	join pg_class c on c.oid = to_regclass(name) where c.relnamespace <> n.oid), '')
 from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regproc('drover_schema_version')`
 
-// sqlRelationsIn is sqlOtherRelations if Config.Schema is set. Then each name leads to that schema, and the functions
-// have to work there, too.
+// sqlRelationsIn is used instead of sqlOtherRelations if Config.Schema is set. Then each name leads to that schema, so
+// only the functions are left to check.
 const sqlRelationsIn = `
 select drover_check_schema()::text, current_setting('session_replication_role') = 'replica', '', ''`
 
-// sqlWhichSchema returns the schema in which the session finds drover.
+// sqlWhichSchema returns the schema in which the session finds drover; "": none.
 const sqlWhichSchema = `
 select coalesce((select n.nspname from pg_proc p join pg_namespace n on n.oid = p.pronamespace where p.oid = to_regprocedure('drover_schema_version()')), '')::text`
 
-// Check uses a connection of drover's own, so it meets the same errors as a supervisor would. The pool's connections
-// must lead to the same schema, or jobs would be enqueued in one schema and claimed from another.
+// Check checks the server and the schema. It uses a connection of drover's own, so it meets the same errors as a
+// supervisor would. It also checks that the pool's connections lead to the same schema: otherwise jobs would be
+// enqueued in one schema and claimed from another.
 func (p *Pool) Check(ctx context.Context) error {
 	link := Link{Pool: p}
 	defer link.Close(ctx)
@@ -76,7 +79,8 @@ func (p *Pool) Check(ctx context.Context) error {
 	return nil
 }
 
-// CheckOn checks the server that the link leads to.
+// CheckOn checks the server to which the link leads. If the server is a standby, it returns ErrReadOnly after all other
+// checks.
 func (p *Pool) CheckOn(ctx context.Context, link *Link) error {
 	var server, version int
 	var standby, migrated, direct bool
@@ -111,10 +115,10 @@ func (p *Pool) CheckOn(ctx context.Context, link *Link) error {
 	if err := p.checkRelations(ctx, conn); err != nil || !standby {
 		return err
 	}
-	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: a caller who only reads can ignore it
+	return fmt.Errorf("%w%s", ErrReadOnly, aStandby) // last: a caller that only reads can ignore it
 }
 
-// place describes where a check has looked for drover.
+// place describes where a check has looked for drover, for its error.
 type place struct {
 	database  string // quoted as in SQL
 	there     bool   // the schema of Config.Schema exists
@@ -122,7 +126,7 @@ type place struct {
 	installed string // the result of SQLInstalledIn
 }
 
-// notMigratedError is an ErrNotMigrated whose text names the schema of Config.Schema, and the remedy for that schema.
+// notMigratedError matches ErrNotMigrated. Its text names the schema of Config.Schema, and the remedy for that schema.
 type notMigratedError struct{ text string }
 
 func (e *notMigratedError) Error() string { return e.text }
@@ -179,8 +183,8 @@ func (p *Pool) checkRelations(ctx context.Context, conn Conn) error {
 }
 
 // checkPooler tries on two connections of its own whether a pooler in front of the server breaks the driver's way of
-// sending statements. An idle pooler gives both connections the session that was used last. A busy pooler gives the
-// first connection another session for its second transaction.
+// sending statements. If the pooler is idle, both connections get the session that was used last. If it is busy, the
+// first connection gets another session for its second transaction. checkPooler finds both.
 func (p *Pool) checkPooler(ctx context.Context) error {
 	mode := p.Config().ConnConfig.DefaultQueryExecMode
 	if mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec {
@@ -212,7 +216,8 @@ func (p *Pool) checkPooler(ctx context.Context) error {
 	return nil
 }
 
-// prepareOnBoth fails unless each connection has its prepared statements to itself. Some poolers ensure that.
+// prepareOnBoth prepares a statement of the same name on both connections. It fails unless each connection has its
+// prepared statements to itself, which some poolers ensure.
 func prepareOnBoth(ctx context.Context, first, second *pgconn.PgConn) error {
 	name := "drover_" + ulid.Make().String()
 	if _, err := first.Prepare(ctx, name, `select 1`, nil); err != nil {

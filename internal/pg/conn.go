@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// Pool is the application's pool, and drover's own connections that are made with its settings.
+// Pool is the application's pool. It also opens connections of drover's own, with the pool's settings.
 type Pool struct {
 	*pgxpool.Pool
 	Names *Names // nil: search_path picks the schema
@@ -23,10 +23,10 @@ type Pool struct {
 	Invalid func(field, reason string, cause error) error
 }
 
-// A supervisor has connections of its own, outside the pool: handlers that take every pooled connection must not starve
-// heartbeat and settle. It makes these connections as the pool does, and they live no longer than the pool's
-// connections. So they lead to the same server. docs/adr/0029-own-connections-follow-the-pool.md lists which of the
-// pool's settings count.
+// A supervisor has connections of its own, outside the pool, because handlers may take every connection of the pool,
+// and heartbeats and settles must go on. It makes these connections as the pool does, and they live no longer than the
+// pool's connections. So they lead to the same server. docs/adr/0029-own-connections-follow-the-pool.md lists which of
+// the pool's settings count.
 
 // Dial opens a connection of drover's own, in the state in which the pool would hand it out.
 func (p *Pool) Dial(ctx context.Context) (*pgx.Conn, error) {
@@ -36,7 +36,7 @@ func (p *Pool) Dial(ctx context.Context) (*pgx.Conn, error) {
 			return nil, p.RefusedBy("BeforeConnect", err)
 		}
 	}
-	// pgx keeps notifications for WaitForNotification only if there is no such handler.
+	// pgx keeps notifications for WaitForNotification only if OnNotification is not set.
 	cfg.ConnConfig.OnNotification = nil
 	shareTime(ctx, cfg.ConnConfig)
 	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig)
@@ -50,7 +50,7 @@ func (p *Pool) Dial(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// handOut runs the hooks that the pool runs before it hands a new connection out.
+// handOut runs the hooks that the pool runs before it hands out a new connection.
 func (p *Pool) handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn) error {
 	if cfg.AfterConnect != nil {
 		if err := cfg.AfterConnect(ctx, conn); err != nil {
@@ -77,17 +77,18 @@ func (p *Pool) handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn)
 	return nil
 }
 
-// RefusedBy wraps an error of one of the pool's hooks, which drover runs on connections of its own.
+// RefusedBy wraps an error of one of the pool's hooks. drover runs these hooks on connections of its own.
 func (p *Pool) RefusedBy(hook string, err error) error {
 	return p.Invalid("pool."+hook, "run on a connection of drover's own: "+err.Error(), err)
 }
 
-// mostDial is the connect timeout if the pool has no ConnectTimeout. By then the server's name may lead to another
-// server.
+// mostDial is the connect timeout if the pool has no ConnectTimeout. It is short, because the next attempt looks up the
+// server's name again, which may lead to another server by then.
 const mostDial = 4 * time.Second
 
-// shareTime gives each of several servers an equal part of the time that is left. Otherwise a first server that
-// swallows packets would take all of the time in each attempt, and the others would never be tried.
+// shareTime sets the connect timeout. It gives each of several servers an equal part of the time that is left.
+// Otherwise a first server that does not answer at all would take all of the time in each attempt, and the other
+// servers would never be tried.
 func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 	if cfg.ConnectTimeout <= 0 {
 		cfg.ConnectTimeout = mostDial
@@ -97,7 +98,7 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 		return
 	}
 	servers := []string{net.JoinHostPort(cfg.Host, fmt.Sprint(cfg.Port))}
-	for _, f := range cfg.Fallbacks { // lists the same server twice if TLS is tried first
+	for _, f := range cfg.Fallbacks { // Fallbacks has a server twice if the driver tries TLS first
 		if server := net.JoinHostPort(f.Host, fmt.Sprint(f.Port)); !slices.Contains(servers, server) {
 			servers = append(servers, server)
 		}
@@ -108,19 +109,20 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 	}
 }
 
-// Link is the connection of one goroutine. It reconnects after the connection broke, and after Pipeline.Send closed the
-// connection because the server turned out to be read-only. The first Get after the pool's MaxConnLifetime replaces the
-// connection, because the server's name may lead to another server by then.
+// Link is the connection of one goroutine. Get makes a new one after the connection broke, or after Pipeline.Send
+// closed it because the server turned out to be read-only. The first Get after the pool's MaxConnLifetime also replaces
+// the connection, because the server's name may lead to another server by then.
 type Link struct {
 	Pool  *Pool
 	Conn  Conn
-	raw   *pgx.Conn // the same, for the pool's hook
-	ended bool      // Close has closed it
-	Until time.Time // when it is replaced
-	Again func()    // called after a reconnect; may be nil
+	raw   *pgx.Conn // the same connection, for the pool's hook
+	ended bool      // Close has closed the connection
+	Until time.Time // when to replace the connection
+	Again func()    // is called after Get has replaced a broken connection; may be nil
 }
 
-// renewPause is the pause before the next attempt to replace a connection that could not be replaced.
+// renewPause is the pause between two attempts to replace a connection at the end of its lifetime, if the first one
+// fails.
 const renewPause = time.Minute
 
 // Get returns the connection, or a new one. It is called between round trips.
@@ -146,7 +148,7 @@ func (l *Link) Get(ctx context.Context) (Conn, error) {
 // renew replaces a connection at the end of its lifetime. It keeps the old one if it cannot open a new one.
 func (l *Link) renew(ctx context.Context) {
 	l.Until = time.Now().Add(renewPause)
-	if end, ok := ctx.Deadline(); ok { // the round trip that follows needs the other half
+	if end, ok := ctx.Deadline(); ok { // the round trip that follows needs the other half of the time
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
 		defer cancel()
@@ -156,8 +158,8 @@ func (l *Link) renew(ctx context.Context) {
 	}
 }
 
-// put closes the old connection and uses a new one. The lifetime of the new connection is the pool's MaxConnLifetime,
-// plus up to MaxConnLifetimeJitter; without a MaxConnLifetime it is MaxSpan.
+// put closes the old connection and uses conn from now on. The lifetime of conn is the pool's MaxConnLifetime, plus up
+// to MaxConnLifetimeJitter; without a MaxConnLifetime it is MaxSpan.
 func (l *Link) put(ctx context.Context, conn *pgx.Conn) {
 	l.Close(ctx)
 	cfg := l.Pool.Config()
@@ -170,8 +172,8 @@ func (l *Link) put(ctx context.Context, conn *pgx.Conn) {
 	}
 }
 
-// Close closes the connection. It runs the pool's BeforeClose first, because AfterConnect has run on the connection,
-// too.
+// Close closes the connection. It runs the pool's BeforeClose first, as the pool does for connections on which
+// AfterConnect has run.
 func (l *Link) Close(ctx context.Context) {
 	if l.Conn == nil || l.ended {
 		return
@@ -187,10 +189,10 @@ func (l *Link) Close(ctx context.Context) {
 func CloseConn(ctx context.Context, conn Conn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_ = conn.Close(ctx) // it is going away either way
+	_ = conn.Close(ctx) // the connection is given up in any case
 }
 
-// ErrNoTime says that a statement was not sent, because it would have been cut off.
+// ErrNoTime is the error of a statement that was not sent, because the context would have cut it off.
 var ErrNoTime = errors.New("no time left for the statement")
 
 // TimeFor returns ErrNoTime if a statement that takes d would be cut off, which would cost the connection.

@@ -1,10 +1,10 @@
-// Package pg is drover's way to Postgres: the application's pool and connections of drover's own, statements in one round
-// trip, what the server's errors mean, and the check of the schema. It runs no statement on jobs.
+// Package pg connects drover to Postgres. It has the application's pool and connections of drover's own, sends
+// statements in one round trip, interprets the server's errors, and checks the schema. It runs no statement on jobs.
 package pg
 
 import "errors"
 
-// The errors of drover that this package returns. The root package has them under the same names, and explains them.
+// Errors of drover that its packages share. The root package has them under the same names, and explains them.
 var (
 	ErrInvalid     = errors.New("drover: invalid")
 	ErrLeaseLost   = errors.New("drover: lease lost")

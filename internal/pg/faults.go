@@ -18,13 +18,14 @@ import (
 )
 
 // RowsFault reports whether a single row may have caused an error: by its values, by a constraint or a trigger of the
-// application, by a lock, a time-out, or damage. The listed classes of errors are the fault of the connection, the server
-// or a transaction that was in the way; any other error of the server may be a row's. drover_rows_fault has the same list.
+// application, by a lock, a time-out, or damage. The classes of errors in the list below are the fault of the
+// connection, the server, or a transaction that was in the way. Any other error of the server may be the fault of a
+// row. The SQL function drover_rows_fault has the same list.
 func RowsFault(err error) bool {
 	var server *pgconn.PgError
 	var bad *RowError
 	switch {
-	case errors.Is(err, ErrReadOnly): // a standby refuses with 0A000, which a trigger may raise as well
+	case errors.Is(err, ErrReadOnly): // a standby refuses with 0A000; a trigger may raise that code as well, so this case comes first
 		return false
 	case errors.As(err, &bad), errors.Is(err, context.DeadlineExceeded):
 		return true
@@ -40,16 +41,17 @@ func RowsFault(err error) bool {
 	return true
 }
 
-// StepFault reports whether one job may have made a statement over many jobs fail, although the statement finds
-// refused rows by itself: by a time-out, or by damage. If the whole statement fails with class 42 (a right or a
-// column is missing), the role or the schema is at fault: within the statement such an error is blamed on a row.
+// StepFault does the same as RowsFault for a statement that finds refused rows by itself, and fails only as a whole,
+// for example by a time-out or by damage. For an error of class 42 (a right or a column is missing) it returns false.
+// If a row had caused that error, the statement would have blamed the row itself, so the role or the schema is at
+// fault.
 func StepFault(err error) bool {
 	return RowsFault(err) && !strings.HasPrefix(SQLState(err), "42")
 }
 
 // Lasting reports whether the same row will cause the error again, whatever the application does: a number is out of
-// range, a value is too large or too deep to read, or there is damage. An error inside a function, such as a trigger's,
-// may go away.
+// range, a value is too large or nested too deeply, or data is damaged. It returns false for an error inside a
+// function, such as a trigger's, because that may go away.
 func Lasting(err error) bool {
 	var server *pgconn.PgError
 	if !errors.As(err, &server) || strings.Contains(server.Where, "PL/") {
@@ -62,7 +64,7 @@ func Lasting(err error) bool {
 	return false
 }
 
-// RowError is the error of a row that the server sent and drover cannot read.
+// RowError is the error of a row that the server has sent and that drover cannot read.
 type RowError struct{ Err error }
 
 func (e *RowError) Error() string { return "row cannot be read: " + e.Err.Error() }
@@ -78,10 +80,10 @@ func SQLState(err error) string {
 	return ""
 }
 
-// Classify wraps database errors in the errors of this package that callers test for.
+// Classify wraps an error of the database in the error of this package for which callers test, if there is one.
 func Classify(err error) error {
 	err = pgurl.Explain(err)
-	var db interface{ SQLState() string } // of any driver: SQLTx
+	var db interface{ SQLState() string } // not only pgx: SQLTx works with any driver
 	if !errors.As(err, &db) {
 		return err
 	}
@@ -107,9 +109,10 @@ func Classify(err error) error {
 // aStandby follows the text of ErrReadOnly if the server is known to be a standby.
 const aStandby = ": it is a standby, changes go to the primary"
 
-// refusedBegin reports whether a standby has refused "begin read write". Many errors share its SQLSTATE (feature not
-// supported), and its words depend on lc_messages. But among the errors that drover's statements can get, no other
-// error with this SQLSTATE names the server's function that checks a transaction's settings.
+// refusedBegin reports whether a standby has refused "begin read write". Many errors share the SQLSTATE of this error
+// (feature not supported), and its text depends on lc_messages. So refusedBegin compares the name of the server's
+// function that raised it, which checks settings. drover's statements get no other error with this SQLSTATE from that
+// function.
 func refusedBegin(err error) bool {
 	var server *pgconn.PgError
 	return errors.As(err, &server) && server.Routine == "call_bool_check_hook"
@@ -122,9 +125,9 @@ func BadData(err error) bool {
 	return errors.As(err, &server) && len(server.Code) == 5 && slices.Contains([]string{"22", "23", "44", "54", "P0", "38", "39"}, server.Code[:2])
 }
 
-// NotApplied reports whether the statement behind err certainly changed nothing: the server refused it and goes on, or
-// never got it. A FATAL error proves nothing: the session is gone, and a pooler sends one on behalf of a server that
-// may have committed before it went away.
+// NotApplied reports whether the statement behind err certainly changed nothing: the server refused it and the session
+// goes on, or the server never got it. A FATAL error proves nothing, because the session is gone. A pooler also sends
+// FATAL errors for a server that went away, and that server may have committed before.
 func NotApplied(err error) bool {
 	var server *pgconn.PgError
 	if !errors.As(err, &server) {
@@ -133,9 +136,9 @@ func NotApplied(err error) bool {
 	return server.SeverityUnlocalized == "ERROR" && !strings.HasPrefix(server.Code, "57P") && !strings.HasPrefix(server.Code, "08") && server.Code != "40003"
 }
 
-// Temporary reports whether a server or a network may get over an error by itself. It is false for errors that an
-// operator has to fix: a wrong password, a missing database or schema, a pooler that breaks the driver's way of sending
-// statements, or a hook's refusal.
+// Temporary reports whether an error of the server or the network may go away by itself. It is false for errors that an
+// operator has to fix: a wrong password, a missing database or schema, a read-only or too old server, a pooler that
+// breaks the driver's way of sending statements, or a hook's refusal.
 func Temporary(err error) bool {
 	for _, lasting := range []error{ErrNotMigrated, ErrPooler, ErrReadOnly, ErrServerTooOld} {
 		if errors.Is(err, lasting) {
@@ -144,7 +147,7 @@ func Temporary(err error) bool {
 	}
 	var server *pgconn.PgError
 	if errors.As(err, &server) {
-		// Connection, transaction, resources, locks and states, an operator's intervention, the system.
+		// Connection, transaction, resources, locks and states, an operator's intervention, the operating system.
 		return len(server.Code) == 5 && slices.Contains([]string{"08", "40", "53", "55", "57", "58"}, server.Code[:2])
 	}
 	var network net.Error
@@ -157,7 +160,8 @@ func Temporary(err error) bool {
 	return errors.As(err, &connect) && !errors.Is(err, ErrInvalid) && !errors.As(err, &certificate) || pgconn.SafeToRetry(err)
 }
 
-// Refusal is the text of what the database refused, without the driver's words around it.
+// Refusal returns the server's message, without the text that the driver adds. If err is not from the server, it
+// returns the text of err.
 func Refusal(err error) string {
 	var server *pgconn.PgError
 	if errors.As(err, &server) {
@@ -166,14 +170,15 @@ func Refusal(err error) string {
 	return err.Error()
 }
 
-// TimedOut reports whether a time-out of the server, or our own, caused the error.
+// TimedOut reports whether a time-out of the server (of a statement or a lock), or of our own context, caused the
+// error.
 func TimedOut(err error) bool {
 	var server *pgconn.PgError
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &server) && (server.Code == "57014" || server.Code == "55P03")
 }
 
-// Answered reports whether a server has answered that it refuses a statement for a reason that lasts, such as a missing
-// right. That is no outage.
+// Answered reports whether a server has refused a statement for a reason that lasts, such as a missing right. Such an
+// error is no outage.
 func Answered(err error) bool {
 	var server *pgconn.PgError
 	return errors.As(err, &server) && server.SeverityUnlocalized == "ERROR" && !Temporary(err) && !errors.Is(err, ErrReadOnly)

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Names writes a schema in front of drover's names, where a statement leaves for the server. The statements in the code
-// are unqualified. Nil leaves them as they are, and search_path picks the schema.
+// Names writes a schema in front of drover's names, just before a statement is sent to the server. The statements in
+// the code have no schema. A nil *Names leaves them as they are, and search_path picks the schema.
 // docs/adr/0039-names-are-qualified-where-statements-leave.md has the reasons.
 type Names struct {
 	schema string
@@ -19,11 +19,11 @@ type Names struct {
 	known  atomic.Int32
 }
 
-// mostTexts bounds how many statements are kept. drover has about 200. The statements of the archive contain a number
-// from the caller.
+// mostTexts bounds how many statements are kept. drover has about 200, but the statements on the archive contain a
+// number from the caller, so there may be more.
 const mostTexts = 1000
 
-// NewNames returns nil for no schema.
+// NewNames returns the Names for a schema; nil if schema is empty.
 func NewNames(schema string) *Names {
 	if schema == "" {
 		return nil
@@ -31,7 +31,7 @@ func NewNames(schema string) *Names {
 	return &Names{schema: schema, prefix: pgx.Identifier{schema}.Sanitize() + "."}
 }
 
-// Schema is the schema's name, "" if search_path picks it.
+// Schema returns the schema's name; "": search_path picks the schema.
 func (n *Names) Schema() string {
 	if n == nil {
 		return ""
@@ -39,7 +39,7 @@ func (n *Names) Schema() string {
 	return n.schema
 }
 
-// Table is a relation of drover's, for the driver.
+// Table returns the name of one of drover's relations, with its schema, in the driver's form.
 func (n *Names) Table(name string) pgx.Identifier {
 	if n == nil {
 		return pgx.Identifier{name}
@@ -66,12 +66,12 @@ func (n *Names) SQL(text string) string {
 	return qualified
 }
 
-// Querier has the methods that drover needs of a caller's transaction.
+// Querier has the method that drover needs of a caller's transaction.
 type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// In returns tx with drover's names qualified in what is sent through it.
+// In returns tx in a wrapper that qualifies drover's names in each statement.
 func (n *Names) In(tx Querier) Querier {
 	if n == nil {
 		return tx
@@ -88,7 +88,7 @@ func (q namedQuerier) QueryRow(ctx context.Context, sql string, args ...any) pgx
 	return q.tx.QueryRow(ctx, q.names.SQL(sql), args...)
 }
 
-// Conn is a connection that drover's statements are sent on: a *pgx.Conn, or a wrapper around it that qualifies names.
+// Conn is a connection for drover's statements: a *pgx.Conn, or a wrapper around it that qualifies drover's names.
 type Conn interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -101,7 +101,7 @@ type Conn interface {
 	Close(ctx context.Context) error
 }
 
-// On returns conn with drover's names qualified in what is sent on it.
+// On returns conn in a wrapper that qualifies drover's names in each statement.
 func (n *Names) On(conn *pgx.Conn) Conn {
 	if n == nil {
 		return conn
@@ -133,7 +133,7 @@ func (c *namedConn) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 	return c.Conn.SendBatch(ctx, b)
 }
 
-// tx returns tx with drover's names qualified in what is sent through it.
+// tx returns tx in a wrapper that qualifies drover's names in each statement.
 func (n *Names) tx(tx pgx.Tx) pgx.Tx {
 	if n == nil {
 		return tx

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Statements that frame a transaction, or that set it up.
+// Statements that begin, end or set up a transaction.
 const (
 	Begin  = `begin isolation level read committed read write`
 	Commit = `commit`
@@ -16,29 +16,30 @@ const (
 	// CommitAndBegin is Commit and Begin in one.
 	CommitAndBegin = `commit and chain`
 
-	// CheckSchema raises 3F000 if the schema was renamed: its functions then work in any schema that has its old
-	// name.
+	// CheckSchema raises 3F000 if drover's schema was renamed. Its functions would then work in whatever schema has the
+	// old name.
 	CheckSchema = `select drover_check_schema()`
 
-	// OnePlan leaves the planner one sane plan, whatever the statistics are. The table jobs goes from empty to a
-	// million rows and back. A plan that a connection cached while the table filled one page would later scan all of
-	// it, a thousand times in one settle. The settings are local to the transaction, so they need no session state.
-	// OnePlan also sets what PlainText sets, and checks the schema.
+	// OnePlan leaves the planner one good plan, whatever the statistics are. The table jobs goes from empty to a
+	// million rows and back. A plan that a connection cached while the table filled one page would later scan the whole
+	// table, a thousand times in one settle. The settings are local to the transaction, so nothing depends on the state
+	// of a session. OnePlan also sets what PlainText sets, and checks the schema.
 	//
-	// Claims and settles use QuickPlan, which does not check the schema, because the check costs as much as reading a
-	// table. A claim needs its supervisor's row, and if the check fails, no supervisor can register or beat. A settle
-	// needs rows that such a claim has taken.
+	// Claims and settles use QuickPlan, which does not check the schema, because the check costs as much as a read of a
+	// table. They need no check. A claim needs its supervisor's row, and with a renamed schema no supervisor can
+	// register or send a heartbeat. A settle needs rows that such a claim has taken.
 	OnePlan     = CheckSchema + `, ` + onePlanIs
 	QuickPlan   = `select ` + onePlanIs
 	onePlanIs   = `set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true), ` + plainTextIs
 	plainTextIs = `set_config('datestyle', 'ISO', true), set_config('extra_float_digits', '1', true)`
 
-	// PlainText makes the server write times and numbers in the one form that the driver can read. The exec modes
-	// exec and simple_protocol get them as text, and the database or the role may have set a DateStyle such as German.
-	// A transaction that reads a time or a float begins with PlainText, or with a statement that contains it.
+	// PlainText makes the server write times and numbers in the one text form that the driver can read. The driver's
+	// modes exec and simple_protocol get them as text, and the database or the role may have a setting such as
+	// DateStyle German. Each transaction that reads a time or a float begins with PlainText, or with a statement that
+	// contains it. PlainText also checks the schema.
 	PlainText = CheckSchema + `, ` + plainTextIs
 
-	// BeginReading begins a transaction that only reads for a caller. Standbys allow it.
+	// BeginReading begins a transaction that only reads. Standbys allow it.
 	BeginReading = `begin isolation level read committed read only`
 )
 
@@ -48,7 +49,7 @@ type Pipeline struct {
 	Reads []func(pgx.BatchResults) error
 }
 
-// Exec queues a statement and stores how many rows it touched; n may be nil.
+// Exec queues a statement, and stores in n how many rows the statement touched; n may be nil.
 func (p *Pipeline) Exec(n *int64, sql string, args ...any) {
 	p.Batch.Queue(sql, args...)
 	p.Reads = append(p.Reads, func(results pgx.BatchResults) error {
@@ -60,7 +61,7 @@ func (p *Pipeline) Exec(n *int64, sql string, args ...any) {
 	})
 }
 
-// Query queues a statement and reads its rows.
+// Query queues a statement. The function read is called for each of its rows.
 func (p *Pipeline) Query(read func(pgx.Rows) error, sql string, args ...any) {
 	p.Batch.Queue(sql, args...)
 	p.Reads = append(p.Reads, func(results pgx.BatchResults) error {
@@ -78,13 +79,13 @@ func (p *Pipeline) Query(read func(pgx.Rows) error, sql string, args ...any) {
 	})
 }
 
-// ReadAll runs a query on the pool and collects its rows. The query has a read-only transaction of its own, which
-// begins with PlainText.
+// ReadAll runs a query on the pool and collects its rows. The query runs in a read-only transaction, which begins with
+// PlainText.
 func ReadAll[T any](ctx context.Context, p *Pool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	return readWith(ctx, p, PlainText, row, sql, args...)
 }
 
-// ReadOnePlan is ReadAll for a query that needs OnePlan.
+// ReadOnePlan does the same as ReadAll, with OnePlan instead of PlainText.
 func ReadOnePlan[T any](ctx context.Context, p *Pool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	return readWith(ctx, p, OnePlan, row, sql, args...)
 }
@@ -110,7 +111,7 @@ func readWith[T any](ctx context.Context, p *Pool, settings string, row pgx.RowT
 	return list, trip.Send(ctx, conn.Conn())
 }
 
-// Call runs fn once the results of the statements before it have been read. If one of these statements is a commit, the
+// Call makes Send call fn once it has read the results of the statements queued so far. If one of them is a commit, the
 // transaction is committed by then.
 func (p *Pipeline) Call(fn func()) {
 	p.Reads = append(p.Reads, func(pgx.BatchResults) error { fn(); return nil })
@@ -125,8 +126,8 @@ func (p *Pipeline) BeginReading() { p.Exec(nil, BeginReading) }
 // Commit commits the transaction.
 func (p *Pipeline) Commit() { p.Exec(nil, Commit) }
 
-// Send runs the pipeline. After an error the connection is out of any transaction, or closed. If the server is
-// read-only, Send closes the connection, even one of the pool's: the pool would go on handing it out.
+// Send runs the pipeline. After an error the connection has no open transaction, or it is closed. If the server is
+// read-only, Send closes the connection, even a connection of the pool, because the pool would go on handing it out.
 func (p *Pipeline) Send(ctx context.Context, conn Conn) error {
 	results := conn.SendBatch(ctx, &p.Batch)
 	var err error
@@ -151,7 +152,7 @@ func (p *Pipeline) Send(ctx context.Context, conn Conn) error {
 	return err
 }
 
-// ignoreRepeat drops the error that closing a failed batch returns a second time.
+// ignoreRepeat drops the error of a batch that Close returns a second time.
 func ignoreRepeat(first, again error) error {
 	if first != nil {
 		return nil
@@ -159,22 +160,22 @@ func ignoreRepeat(first, again error) error {
 	return again
 }
 
-// ConstraintsNow makes the statement that violates a deferred constraint of the application's fail. If the commit
-// failed instead, nobody would know the row.
+// ConstraintsNow makes a statement fail immediately if it violates a deferred constraint of the application. If the
+// commit failed instead, nobody would know which row is at fault.
 const ConstraintsNow = `set constraints all immediate`
 
-// RollBack ends a transaction that an error has left open.
+// RollBack ends a transaction on conn that an error has left open.
 func RollBack(ctx context.Context, conn Conn) {
 	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	_, _ = conn.Exec(ctx, "rollback") // if it fails the pool closes the connection
+	_, _ = conn.Exec(ctx, "rollback") // if this fails, the pool closes the connection
 }
 
-// InTx runs fn in a read committed transaction on the pool, if the schema is in order. The begin and the check of the
-// schema share a round trip.
+// InTx runs fn in a read committed transaction on the pool. It fails if the schema was renamed: the begin and
+// CheckSchema share a round trip.
 func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: p.Names.SQL(Begin + `; ` + CheckSchema)})
 	if err != nil {
@@ -191,12 +192,13 @@ func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return Classify(tx.Commit(ctx))
 }
 
-// BoundPlan queues OnePlan and a time-out for the statements after it. The time-out should be shorter than the
-// context's: then the server ends a statement, and the connection stays.
+// BoundPlan queues OnePlan and a time-out for each of the statements after it. The time-out should be shorter than the
+// time that the context leaves. Then the server ends a statement that takes too long, and the connection stays open.
 func (p *Pipeline) BoundPlan(d time.Duration) { p.Exec(nil, BoundPlan, d.Milliseconds()) }
 
-// Bound makes the server end each statement of the transaction after so many ms, or by the session's own stricter
-// time-out: a context that ends a statement costs the connection. BoundPlan does the same, together with OnePlan.
+// Bound makes the server end each statement of the transaction after $1 ms, or after the session's own time-out if that
+// is shorter. If a context ended the statement instead, the connection would be lost. BoundPlan does the same as Bound
+// and OnePlan together.
 const (
 	boundIs = `set_config('statement_timeout',
 	ceil(extract(epoch from least(nullif(current_setting('statement_timeout')::interval, interval '0'), $1 * interval '1 ms')) * 1000)::text, true)`

@@ -14,12 +14,12 @@ func (p *Pool) Acquire(ctx context.Context) (Pooled, error) {
 	return Pooled{conn, p.Names}, err
 }
 
-// Query calls the pool's Query, with drover's names qualified.
+// Query calls the pool's Query with drover's names qualified.
 func (p *Pool) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	return p.Pool.Query(ctx, p.Names.SQL(sql), args...)
 }
 
-// QueryRow calls the pool's QueryRow, with drover's names qualified.
+// QueryRow calls the pool's QueryRow with drover's names qualified.
 func (p *Pool) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	return p.Pool.QueryRow(ctx, p.Names.SQL(sql), args...)
 }
@@ -55,5 +55,5 @@ func (p Pooled) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, err
 	return p.names.tx(tx), nil
 }
 
-// Pgx returns the connection as the driver has it, on which no name is qualified.
+// Pgx returns the driver's connection, which does not qualify names.
 func (p Pooled) Pgx() *pgx.Conn { return p.conn.Conn() }

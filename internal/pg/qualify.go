@@ -10,18 +10,18 @@ func ours(name string) bool {
 	return strings.HasPrefix(name, "drover_") || strings.Contains(ownRelations, " "+name+" ")
 }
 
-// beforeRelation are the words after which a name is the name of a relation. In other places it names a column or an
-// alias.
+// beforeRelation has the words after which a name is the name of a relation. Elsewhere a name is the name of a column
+// or an alias.
 const beforeRelation = " from join into update only table copy "
 
-// qualify puts prefix in front of each name of drover's that leads somewhere by the search_path:
+// qualify puts prefix in front of each name of drover that the server would look up by the search_path:
 //
 //   - a relation, behind one of the words of beforeRelation,
 //   - a function: a name that begins with drover_, in front of a parenthesis,
 //   - either of them in a literal that is read as a name: 'jobs'::regclass, to_regclass('jobs').
 //
-// It reads only as much of SQL's grammar as drover's statements use: a relation behind a comma would go unnoticed.
-// TestStatementsWithoutASearchPath finds what it misses.
+// It understands only as much of SQL's grammar as drover's statements use. For example, it would miss a relation after
+// a comma. TestStatementsWithoutASearchPath finds names that it misses.
 func qualify(text, prefix string) string {
 	var out strings.Builder
 	done := 0
@@ -60,7 +60,7 @@ func qualify(text, prefix string) string {
 	return out.String()
 }
 
-// literal writes a literal that means the same whatever standard_conforming_strings is.
+// literal returns text as an SQL literal, which means the same whatever standard_conforming_strings is.
 func literal(text string) string {
 	text = strings.ReplaceAll(text, `'`, `''`)
 	if strings.Contains(text, `\`) {
@@ -69,8 +69,8 @@ func literal(text string) string {
 	return `'` + text + `'`
 }
 
-// A token is a word, a literal, or something else: a quoted name, a parameter, a single character. White space and
-// comments are not tokens.
+// A token is a word, a literal, or something else, such as a quoted name, a parameter or a single character. White
+// space and comments are not tokens.
 type token struct {
 	kind     int
 	from, to int
@@ -126,7 +126,8 @@ func letter(c byte) bool {
 
 func digit(c byte) bool { return c >= '0' && c <= '9' }
 
-// after returns where the text goes on behind the next end, from at on.
+// after returns the index after the next occurrence of end, at or after the index at. Without one it returns the length
+// of text.
 func after(text string, at int, end string) int {
 	if i := strings.Index(text[at:], end); i >= 0 {
 		return at + i + len(end)
@@ -134,8 +135,8 @@ func after(text string, at int, end string) int {
 	return len(text)
 }
 
-// afterQuoted returns where the quoted text ends that begins at the quote at. A doubled quote stands for a quote inside
-// of the text.
+// afterQuoted returns the index after a quoted text, whose first quote is at the index at. Inside, a doubled quote
+// stands for a quote. If escapes is true, a backslash escapes the next character.
 func afterQuoted(text string, at int, escapes bool) int {
 	quote := text[at]
 	for at++; at < len(text); at++ {
@@ -151,7 +152,7 @@ func afterQuoted(text string, at int, escapes bool) int {
 	return len(text)
 }
 
-// afterDollar returns where $1 ends, or the text between two $tag$.
+// afterDollar returns the index after a parameter such as $1, or after a text between two $tag$.
 func afterDollar(text string, at int) int {
 	end := at + 1
 	for end < len(text) && (letter(text[end]) || digit(text[end])) {
@@ -163,7 +164,7 @@ func afterDollar(text string, at int) int {
 	return end
 }
 
-// afterComment returns where a comment ends. Comments nest.
+// afterComment returns the index after a comment. Comments may be nested.
 func afterComment(text string, at int) int {
 	for depth := 0; at < len(text); at++ {
 		switch {

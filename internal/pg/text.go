@@ -8,7 +8,7 @@ import (
 	"unicode"
 )
 
-// Interval is d as Postgres reads it, rounded up to its microsecond.
+// Interval returns d as the text of an SQL interval, rounded up to a microsecond.
 func Interval(d time.Duration) string {
 	us := d / time.Microsecond
 	if d%time.Microsecond > 0 && us < math.MaxInt64 {
@@ -17,12 +17,12 @@ func Interval(d time.Duration) string {
 	return fmt.Sprintf("%d microseconds", us)
 }
 
-// MaxSpan is the longest duration read from a column. Two of them still add up.
+// MaxSpan is the longest duration that drover reads from a column. The sum of two such durations does not overflow.
 const MaxSpan = 100 * 365 * 24 * time.Hour
 
-// Span turns a number from the database into a duration. Every such number goes through it, because a row may hold any
-// number. A duration longer than MaxSpan becomes MaxSpan. A plain conversion would overflow, often to a negative
-// duration.
+// Span converts a number from the database into a duration. Every such number goes through Span, because a row may hold
+// any number. A duration longer than MaxSpan becomes MaxSpan, and NaN becomes 0. A plain conversion would overflow,
+// often to a negative duration.
 func Span[N int64 | float64](n N, unit time.Duration) time.Duration {
 	switch limit := N(MaxSpan / unit); {
 	case n >= limit:
@@ -36,14 +36,15 @@ func Span[N int64 | float64](n N, unit time.Duration) time.Duration {
 	return whole*unit + time.Duration((n-N(whole))*N(unit))
 }
 
-// Seconds is Span of a number of seconds.
+// Seconds converts a number of seconds with Span.
 func Seconds(s float64) time.Duration { return Span(s, time.Second) }
 
-// Millis is Span of a number of milliseconds.
+// Millis converts a number of milliseconds with Span.
 func Millis(ms int64) time.Duration { return Span(ms, time.Millisecond) }
 
-// OrNull is a text as the parameter of a statement, nil for an empty one. It is no *string: pgx asks the codec that an
-// application has registered for the parameter's type to write a pointer, and sends a string as it is.
+// OrNull returns a text as the parameter of a statement; nil if the text is empty. The result is a string and not a
+// *string, because pgx sends a string as it is. A pointer it would pass to the codec for the parameter's type, which
+// may be one of the application.
 func OrNull(s string) any {
 	if s == "" {
 		return nil
@@ -51,7 +52,7 @@ func OrNull(s string) any {
 	return s
 }
 
-// ShellQuote makes s one word of a POSIX shell.
+// ShellQuote returns s quoted as one word of a POSIX shell, if it needs quotes.
 func ShellQuote(s string) string {
 	plain := func(r rune) bool {
 		return r < 128 && (unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_-./:=", r))

@@ -142,7 +142,7 @@ func (s Session) Ended(ctx context.Context, archive bool, after string, batch in
 	return ended, last, err
 }
 
-// RetainArchived deletes these jobs from the archive for ever, unless they ended after the given time.
+// RetainArchived deletes these jobs from the archive for ever, if they ended before the given time.
 func (s Session) RetainArchived(ctx context.Context, ids []string, before time.Time) (step Retained, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Refused) }, sqlRetainArchived, ids, before)
 	return step, err
