@@ -7,30 +7,32 @@ import (
 	"time"
 )
 
-// This file finds the job that killed a process, by group testing. When a process dies, the jobs that had started
-// there become suspects. Suspects with one crash run a few at a time. Strong suspects, with two or more crashes, run
-// alone. So the next death narrows the search. Each run that the process survives takes one crash off. A job is
-// convicted, which means discarded, at its third crash if it was alone when the process died, unless processes die
-// so often that this could be chance. All of it is decided here, without SQL. docs/crashes.md describes it for
-// operators.
+// The method is group testing. When a process dies, the jobs that had started there become suspects, with one crash
+// more each. Suspects with one crash run a few at a time. Strong suspects, with two or more crashes, run alone. So the
+// next death narrows the search. Each run that the process survives takes one crash off the job. A job is convicted at
+// its third crash, if it was alone when the process died, unless processes die so often that this could be chance. A
+// convicted job is discarded. docs/crashes.md describes all this for operators.
 
 const (
-	// DefaultQuarantineAfter is how many crashes convict a job, if it was alone at the last crash.
+	// DefaultQuarantineAfter is how many crashes convict a job that was alone at the last crash.
 	DefaultQuarantineAfter = 3
 
-	// MaxDeaths is how many deaths that count against a job convict it in any case. Each redrive allows it another
-	// MaxDeaths.
+	// MaxDeaths is how many deaths convict a job in any case, even if it was never alone. Deaths that do not count
+	// against the job are left out. Each redrive allows the job MaxDeaths more.
 	MaxDeaths = 10
 
-	// A job is convicted only if the probability that other causes explain its crashes is less than maxChance.
+	// A job that was alone is convicted only if the probability that other causes explain its crashes is less than
+	// maxChance.
 	maxChance = 1e-6
 
-	// leastHistory is the process time that chance() assumes if less is known. chance() also adds one death to the
-	// known deaths. So neither a new cluster's first seconds nor an hour without deaths count as certainty.
+	// leastHistory is the process time that the method chance assumes if less is known. The method also adds one death
+	// to the known deaths. So neither the first seconds of a new cluster nor an hour without deaths make it certain
+	// that a job is guilty.
 	leastHistory = 10 * time.Minute
 
-	// HistoryWindow is how far back deaths and process time are counted. Deaths come in storms, and after a quiet night
-	// the jobs must not seem guilty of the morning's deaths.
+	// HistoryWindow is how far back deaths and process time are counted. Deaths from other causes come close together.
+	// If many quiet hours before them counted as well, such deaths would seem too rare to be chance, and jobs would
+	// seem guilty of them.
 	HistoryWindow = time.Hour
 )
 
@@ -51,8 +53,8 @@ func NewDeath(started []int) Death {
 	return Death{Degree: slices.Max(started), Beside: len(started) - 1}
 }
 
-// Spares returns why the death does not count against a job that had started, given the job's crashes so far. It
-// returns "" if the death counts.
+// Spares returns why the death does not count against a job that had started; "": it counts. The parameter crashes is
+// how many crashes the job had before.
 func (d *Death) Spares(crashes int) string {
 	switch {
 	case d.Draining:
@@ -65,13 +67,13 @@ func (d *Death) Spares(crashes int) string {
 	return ""
 }
 
-// Alone reports whether no more than one job had started when the process died. Only then can the job be convicted.
-// Alone is false if another supervisor ran in the process.
+// Alone reports whether no more than one job had started when the process died, and no other supervisor ran in the
+// process. Otherwise only MaxDeaths can convict a job.
 func (d *Death) Alone() bool { return d.Beside == 0 && !d.Shared }
 
 // Spread returns the largest extra backoff for a suspect: four leases if other processes died at the same time,
-// otherwise 0. The caller takes a random part of it. Otherwise several killers with similar backoffs would run again
-// together, kill their processes within a lease of each other, and be spared for ever.
+// otherwise 0. The caller takes a random part of that. Without the extra backoff, several killers with similar backoffs
+// would run again together, kill their processes within a lease of each other, and be spared for ever.
 func (d *Death) Spread(crashes int, lease time.Duration) time.Duration {
 	if crashes == 0 || !d.Mass {
 		return 0
@@ -79,7 +81,7 @@ func (d *Death) Spread(crashes int, lease time.Duration) time.Duration {
 	return 4 * lease
 }
 
-// Convicts reports whether a death that counts against a job convicts it. The parameter limit is how many crashes
+// Convicts reports whether a death that counts against a job convicts the job. The parameter limit is how many crashes
 // convict a job that was alone.
 func (d *Death) Convicts(s Suspect, limit int, b Background) bool {
 	crashes := s.Crashes + 1
@@ -93,34 +95,36 @@ type Suspect struct {
 	Flight                    time.Duration // mean time from claim to death, the death in question included
 }
 
-// Background is how often processes die for other reasons than the job in question. It counts the deaths that no
-// quarantined job explains and that do not count against this job, and the time that processes have run.
+// Background shows how often processes die for other reasons than the job in question. Deaths is the number of deaths
+// that no quarantined job explains and that do not count against this job. Ran is how long all processes together have
+// run.
 type Background struct {
 	Deaths int
 	Ran    time.Duration
 }
 
-// chance returns the probability that deaths of other causes hit a job so many times (the parameter crashes), if
-// each of its runs takes as long as the parameter flight.
+// chance returns the probability that deaths from other causes hit a job as often as the parameter crashes, if each of
+// its runs takes as long as the parameter flight.
 func (b Background) chance(flight time.Duration, crashes int) float64 {
 	rate := float64(b.Deaths+1) / max(b.Ran, leastHistory).Seconds()
 	return math.Pow(min(rate*flight.Seconds(), 1), float64(crashes))
 }
 
-// SuspectRoom is how many suspects with one crash a process may run together, next to other jobs: the square root of
-// its slots. That finds the killer among n jobs after two more deaths, in the time of 2√n runs.
+// SuspectRoom returns how many suspects with one crash a process may run together, next to other jobs: the square root
+// of its slots, rounded up. That finds the killer among n jobs after two more deaths, in the time of 2√n runs.
 func SuspectRoom(slots int) int { return int(math.Ceil(math.Sqrt(float64(slots)))) }
 
-// How long a supervisor runs strong suspects alone, and how long it waits until it can.
+// The bounds of a turn, in which a supervisor runs strong suspects alone.
 const (
-	soloTurn     = 5 * time.Minute // how long strong suspects run, one after another, until other jobs may run again
+	soloTurn     = 5 * time.Minute // how long a turn starts strong suspects, one after another, before other jobs may run again
 	SoloPatience = time.Minute     // how long a turn waits for the process to become idle, at first
 	mostPatience = 24 * time.Hour  // how long a turn waits at most
 )
 
-// Turns decides when a supervisor may run strong suspects. It starts no other jobs meanwhile, so after a turn the other
-// jobs get at least as much time. If its running jobs do not end in time, it ends the turn without running a suspect,
-// runs other jobs for three times as long, and waits twice as long in the next turn. The keeper owns it.
+// Turns decides when a supervisor may run strong suspects. In a turn the supervisor starts no other jobs, so after a
+// turn the other jobs get at least as much time. If the running jobs do not end in time, the supervisor ends the turn
+// without running a suspect. Then it runs other jobs for three times as long as the turn took, and waits twice as long
+// in the next turn. The keeper owns the Turns.
 type Turns struct {
 	began     time.Time
 	notBefore time.Time
@@ -135,10 +139,11 @@ func (t *Turns) Begin(now time.Time) {
 	t.began, t.Patience = now, max(t.Patience, SoloPatience)
 }
 
-// GoesOn reports whether to run another suspect in this turn: the last order ran one, and there is time left.
+// GoesOn reports whether to run another suspect in this turn. The parameter ran is whether the last order of the turn
+// ran a suspect.
 func (t *Turns) GoesOn(now time.Time, ran bool) bool { return ran && now.Sub(t.began) < soloTurn }
 
-// End ends a turn. The parameter idle is whether the process became idle in the turn.
+// End records that a turn ends. The parameter idle is whether the process became idle in the turn.
 func (t *Turns) End(now time.Time, idle bool) {
 	t.notBefore = now.Add(now.Sub(t.began))
 	if idle {

@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// Thresholds of findings. The age of a snapshot in transactions counts only if its time is not known.
+// The thresholds of findings. For holders, heldMany counts transactions; it is used only if the time is not known.
 const (
 	heldWarning, heldCritical               = time.Minute, 15 * time.Minute
 	heldManyWarning, heldManyCritical       = 100_000, 10_000_000
-	deadWarning, deadCritical               = 2, 20 // times the number of dead rows at which autovacuum starts
+	deadWarning, deadCritical               = 2, 20 // multiples of the number of dead rows at which autovacuum starts
 	stepsWarning, stepsCritical             = 10_000, 1_000_000
 	lateWarning                             = 15 * time.Minute
 	blockedWarning, blockedCritical         = 5 * time.Second, time.Minute
-	vacuumedLately                          = 5 * time.Minute // autovacuum comes to a table with dead rows once a minute
+	vacuumedLately                          = 5 * time.Minute // by default, autovacuum comes to a table with dead rows once a minute
 	bloatTimes, bloatBytes            int64 = 5, 64 << 20
 )
 
-// judge draws the conclusions, causes before effects.
+// judge draws the conclusions: the worst first, and on a level causes before effects.
 func (h *Report) judge() {
 	var all []Finding
 	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeSetAside, h.judgePeriodic, h.judgeClock, h.judgeNotSeen} {
@@ -47,21 +47,21 @@ func grade[T cmp.Ordered](n, warning, critical T) Level {
 	return LevelOK
 }
 
-// level judges the dead rows of the table.
+// level returns how bad the dead rows of the table are.
 func (t *Table) level() Level {
 	begin := max(t.VacuumThreshold, 1000)
 	return grade(t.DeadRows, deadWarning*begin, deadCritical*begin)
 }
 
-// level judges the pages that a look from the beginning reads for nothing.
+// level returns how bad it is that a claim without a floor reads more pages than a claim from the floor on.
 func (c *Claim) level() Level {
 	return grade(c.FullBuffers-c.FloorBuffers, stepsWarning, stepsCritical)
 }
 
-// indexRowBytes is about the size of a row in jobs_claim_idx.
+// indexRowBytes is about how many bytes a row takes in jobs_claim_idx.
 const indexRowBytes = 100
 
-// neededBytes estimates jobs_claim_idx for its live rows alone.
+// neededBytes estimates the size that jobs_claim_idx would have with its live rows alone.
 func (c *Claim) neededBytes() int64 { return c.Unfinished*indexRowBytes + 16<<10 }
 
 // bloated reports whether the index is much bigger than its live rows need.
@@ -69,7 +69,7 @@ func (c *Claim) bloated() bool {
 	return c.IndexBytes >= bloatBytes && c.IndexBytes >= bloatTimes*(c.neededBytes()+c.unseen*indexRowBytes)
 }
 
-// level judges how long the holder has held vacuum back.
+// level returns how bad it is that the holder has held vacuum back for so long.
 func (o *Holder) level(now time.Time) Level {
 	switch {
 	case o.CatalogsOnly:
@@ -103,7 +103,7 @@ func (o *Holder) String() string {
 	return name + " (" + strings.Join(about, ", ") + ")"
 }
 
-// held says how long the holder has held vacuum back, or through how many transactions.
+// held returns for how long the holder has held vacuum back, or through how many transactions.
 func (o *Holder) held(now time.Time) string {
 	if o.Since != nil {
 		return "for " + now.Sub(*o.Since).Round(time.Second).String()
@@ -111,9 +111,9 @@ func (o *Holder) held(now time.Time) string {
 	return fmt.Sprintf("through %d transactions", o.Transactions)
 }
 
-// keeper returns the oldest holder that keeps a table's dead rows: its own level is not ok, or a vacuum had to leave
-// rows because of it. If a holder's time is not known, every recent vacuum counts as such a vacuum. Nil: there is no
-// such holder.
+// keeper returns the oldest holder that keeps a table's dead rows; nil: there is none. A holder keeps them if its own
+// level is not ok, or if a vacuum came after the holder and had to leave rows. If the holder's time is not known, each
+// vacuum within vacuumedLately counts as such a vacuum.
 func (h *Report) keeper(t *Table) *Holder {
 	for i := range h.Holders {
 		o := &h.Holders[i]
@@ -130,7 +130,8 @@ func (h *Report) keeper(t *Table) *Holder {
 	return nil
 }
 
-// heldLevel is the level of a holder. It is at least the level of the dead rows and the claim cost that it explains.
+// heldLevel returns the level of the finding about a holder. It is at least as bad as the levels of the dead rows and
+// of the claim cost that the holder explains.
 func (h *Report) heldLevel(o *Holder) Level {
 	levels := []Level{o.level(h.At)}
 	for i := range h.Tables {
@@ -144,7 +145,7 @@ func (h *Report) heldLevel(o *Holder) Level {
 	return slices.MaxFunc(levels, func(a, b Level) int { return cmp.Compare(badness(a), badness(b)) })
 }
 
-// held returns the oldest holder that is worth a finding. Nil: none.
+// held returns the oldest holder that gets a finding; nil: none.
 func (h *Report) held() *Holder {
 	for i := range h.Holders {
 		if o := &h.Holders[i]; h.heldLevel(o) != LevelOK {
@@ -357,7 +358,7 @@ func (h *Report) judgeSupervisors() []Finding {
 	return ok("supervisors", what)
 }
 
-// judgePeriodic names the schedules that do not do what they should.
+// judgePeriodic reports the schedules that have not ticked, have no next tick, or made no job.
 func (h *Report) judgePeriodic() (found []Finding) {
 	for i := range h.Schedules {
 		s := &h.Schedules[i]
@@ -383,7 +384,7 @@ func (h *Report) judgePeriodic() (found []Finding) {
 	return found
 }
 
-// judgeSetAside names the jobs that the database refuses to read or to change.
+// judgeSetAside reports the jobs that the database refuses to read or to change.
 func (h *Report) judgeSetAside() (found []Finding) {
 	s := &h.SetAside
 	for i := range s.First {
@@ -413,10 +414,10 @@ func (h *Report) judgeSetAside() (found []Finding) {
 	return found
 }
 
-// inLiteral escapes text for a literal of SQL.
+// inLiteral escapes text for an SQL literal.
 func inLiteral(text string) string { return strings.ReplaceAll(text, "'", "''") }
 
-// judgeClock names the jobs that wait because the server's clock has gone back.
+// judgeClock reports how many jobs wait because the server's clock has gone back.
 func (h *Report) judgeClock() []Finding {
 	c := &h.Clock
 	if !h.saw("clock") {
@@ -458,10 +459,10 @@ func (h *Report) saw(parts ...string) bool {
 	return !slices.ContainsFunc(h.NotSeen, func(n NotSeen) bool { return slices.Contains(parts, n.Part) })
 }
 
-// endFirst says why vacuum or reindex alone do not help.
+// endFirst returns why a vacuum or reindex alone does not help.
 func endFirst(o *Holder) string { return fmt.Sprintf("%v holds vacuum back: end it first", o) }
 
 func (h *Report) vacuum(table string) string { return "vacuum " + h.relation(table) + ";" }
 
-// relation qualifies the name of a table or index of drover's.
+// relation qualifies the name of one of drover's tables or indexes.
 func (h *Report) relation(name string) string { return h.schema + "." + name }

@@ -15,25 +15,26 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// The statements of a look need no more than select on drover's tables. Each part has a transaction and a time limit of
-// its own. So a part that fails leaves the others, and no part holds a snapshot for long.
+// For the statements of a look, a role needs only the right to select from drover's tables. Each part has a transaction
+// and a time limit of its own. So the other parts go on if one fails, and no part holds a snapshot for long.
 
-// sqlServer finds the table jobs. The other statements look in its schema, because an application's tables may share the
-// search_path.
+// sqlServer reads settings of the server, and the schema of the table jobs. The other statements look in that schema,
+// because an application's tables may share the search_path.
 const sqlServer = `
 select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting('autovacuum')::bool and current_setting('track_counts')::bool, pg_is_in_recovery()
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
-// sqlHolders lists the transactions, slots and standbys that the removal of dead rows in this database waits for, the
-// oldest first. A transaction can still see the rows that its xid and its snapshot do not exclude. In another database a
-// snapshot does not count, but an xid does: every snapshot taken here while it is in progress reaches back to it. If
-// several hold back equally, the owner of the xid comes first.
+// sqlHolders lists the transactions, replication slots and standbys for which the removal of dead rows in this database
+// waits, the oldest first. A transaction holds vacuum back by its snapshot and by its transaction id (xid), whichever
+// is older. In another database its snapshot does not count, but its xid does: while that transaction is in progress,
+// every snapshot taken here reaches back to it. If several sessions hold back equally, the owner of the xid comes
+// first.
 //
 // It leaves out vacuums, because no vacuum waits for another. It leaves out claims that wait for their turn, because
-// that is normal and has an end, and slots that the server has given up. It leaves out parallel workers, because their
-// leader holds the same. If the role may not see a session's state, nobody knows whether it runs a query that could be
-// cancelled, so the remedy ends the session. A standby holds vacuum back through its slot if it has one, else through
-// its sender. Only the catalogs wait for a catalog_xmin.
+// that wait is normal and bounded. It leaves out slots that the server has given up, and parallel workers, because
+// their leader has the same snapshot. If the role may not see the state of a session, perhaps the session runs no query
+// that could be cancelled, so the remedy ends the session. A standby holds vacuum back through its slot if it has a
+// slot, otherwise through its sender. A slot with only a catalog_xmin holds back only the catalogs.
 const sqlHolders = `
 with holders(kind, pid, name, database, application, username, state, transactions, own, since, catalogs_only, query, stop) as (
 	select 'session', pid, '', nullif(datname, current_database()), application_name, usename::text, coalesce(state, backend_type),
@@ -66,10 +67,12 @@ select kind, coalesce(pid, 0), name, coalesce(database, ''), coalesce(applicatio
 	left(regexp_replace(coalesce(query, ''), '\s+', ' ', 'g'), 200), stop
 from holders order by catalogs_only, transactions desc, own desc, since, kind, pid limit 20`
 
-// sqlBlockers takes the ten sessions that have waited longest for a lock on the tables $2 of schema $1, or on a row of
-// them: a session that waits for another transaction has locked the row's place first. It follows the sessions that each
-// of them waits for, up to the sessions that wait for nobody. It looks at each pair once, because pg_blocking_pids stops
-// the lock manager for a moment. A prepared transaction has no pid. Turns are advisory locks, and are left out.
+// sqlBlockers takes the ten sessions that have waited longest for a lock on the tables $2 of schema $1, or on one of
+// their rows. A session that waits for the transaction that has locked a row holds a tuple lock on the row meanwhile,
+// which shows the table. From each of the ten sessions it goes to the sessions for which that session waits, and on to
+// the sessions that wait for nobody. It looks at each pair once, because pg_blocking_pids stops the lock manager for a
+// moment. A prepared transaction shows as pid 0. Claims that wait for a turn are left out, because turns are advisory
+// locks.
 const sqlBlockers = `
 with recursive tables as (
 	select oid from pg_class where relnamespace = $1::regnamespace and relkind = 'r' and relname = any($2::text[])
@@ -97,9 +100,10 @@ from chains c join waiting w using (pid) left join pg_stat_activity a on a.pid =
 where c.blocker not in (select pid from pairs) and w.waitstart is not null
 group by c.blocker, a.pid, a.application_name, a.usename, a.state order by min(w.waitstart), c.blocker`
 
-// sqlTables reads the server's counts of the tables $2 in schema $1. It estimates the size that their rows need from the
-// widths that ANALYZE found, an overhead of 28 bytes a row, and the fillfactor; the result is null if nothing was
-// analyzed. It leaves out an index that is being built, because that is not valid yet either.
+// sqlTables reads the server's counts of the tables $2 in schema $1. It estimates the size that their live rows need
+// from the widths that ANALYZE found, an overhead of 28 bytes a row, and the fillfactor. The estimate is null if the
+// table was never analyzed. The list of invalid indexes leaves out indexes of a table on which a build is under way,
+// because an index that is being built is not valid yet.
 const sqlTables = `
 with tables as (
 	select c.oid, c.relname::text as name, c.reltoastrelid, greatest(c.reltuples, 0) as reltuples, t.n,
@@ -131,8 +135,8 @@ func tables() []string {
 	}
 }
 
-// sqlSupervisors reads the whole table, one row for each supervisor. A silent supervisor has sent no heartbeat for a
-// lease, and nobody has taken its jobs yet.
+// sqlSupervisors counts the supervisors by state. It reads the whole table, which has one row for each supervisor. A
+// silent supervisor has sent no heartbeat for a lease, and no other supervisor has declared it lost yet.
 const sqlSupervisors = `
 select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost')
 from (
@@ -140,9 +144,9 @@ from (
 	from drover_supervisors
 ) s`
 
-// sqlProbe looks for the first due job in every lane of every queue that was ever served, by jobs_claim_idx, as a claim
-// does. It begins at the floor of $1 seconds ago; null means no floor. The rows that it reads before it finds a job are
-// dead or run.
+// sqlProbe measures how much a claim reads. In every lane of every queue that was ever served it looks for the first
+// due job, by jobs_claim_idx, as a claim does. It begins at a floor $1 seconds ago; null: no floor. The entries that it
+// reads before it finds a job belong to dead rows or running jobs.
 const sqlProbe = `
 explain (analyze, buffers, timing off, format json)
 select j.id from queues q
@@ -155,10 +159,11 @@ cross join lateral (
 	order by scheduled_at, id limit 1
 ) j`
 
-// sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest. jobs_claim_idx gives
-// the queues, their lanes, and the due jobs of each lane. It counts at most $1 in each lane. Its last columns are about
-// pauses: the names of the people who have paused jobs of the queue, and the oldest due job that is not paused. The
-// statement looks for that job only while a kind is paused, among the first $2 jobs of each lane.
+// sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest due job of each queue.
+// It reads the queues, their lanes, and the due jobs of each lane from jobs_claim_idx. In each lane it counts at most
+// $1 jobs. The last two columns are about pauses: which people have paused jobs of the queue, and the due time of the
+// oldest due job that is not paused. Only while a kind is paused, the statement has to search for that job, among the
+// first $2 due jobs of each lane.
 const sqlQueues = `
 with recursive queue(name) as (
 	select min(queue) from jobs where finalized_at is null
@@ -205,8 +210,8 @@ cross join lateral (
 ) due
 group by q.name, q.lanes order by 3 nulls last, 1`
 
-// sqlIndex measures jobs_claim_idx. It counts up to $1 live rows. Beyond that it takes the number from the last ANALYZE,
-// and returns separately by how many rows the table may have grown since.
+// sqlIndex measures jobs_claim_idx. It counts up to $1 live rows. If there are more, it takes their number from the
+// last ANALYZE, and returns in a third column by how many rows the table may have grown since.
 const sqlIndex = `
 select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(live.n, c.reltuples::bigint) end,
 	case when live.n < $1 then 0 else greatest(0, pg_stat_get_live_tuples('jobs'::regclass) -
@@ -214,21 +219,24 @@ select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(
 from pg_class c, (select count(*) as n from (select from jobs where finalized_at is null limit $1) j) live
 where c.oid = (select i.indexrelid from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = 'jobs'::regclass and x.relname = 'jobs_claim_idx')`
 
-// sqlSetAside reads the whole table, which is small.
+// sqlSetAside reads the ten jobs that were set aside first, and counts all of them. It reads the whole table, which is
+// small.
 const sqlSetAside = `
 select count(*) over (), path, job, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
 from drover_set_aside order by first_at, path, job limit 10`
 
-// sqlRefused reads the dead letters of a day by jobs_discarded_idx, at most $1 of them.
+// sqlRefused counts the jobs that were discarded in the last day with the reason refused. It reads the newest $1 dead
+// letters of that day at most, by jobs_discarded_idx.
 const sqlRefused = `
 select count(*) filter (where discard_reason = 'refused') from (
 	select discard_reason from jobs where discard_reason is not null and finalized_at > now() - interval '1 day'
 	order by finalized_at desc, id desc limit $1
 ) j`
 
-// sqlPeriodic lists schedules that are due and have not ticked for a minute, schedules that have no next tick although
-// nobody has paused them, and schedules whose last tick failed. A schedule that was declared in code, and that no running
-// supervisor declares any more, does not count. There is one row for each schedule, so it reads the whole table.
+// sqlPeriodic lists three sorts of schedules: schedules that have been due for a minute and have not ticked, schedules
+// that have no next tick although nobody has paused them for good, and schedules whose last tick failed. It leaves out
+// schedules from code that no living supervisor declares any more. It reads the whole table, which has one row for each
+// schedule.
 const sqlPeriodic = `
 select p.name, case when p.next_at < now() - interval '1 minute' then least(greatest(p.next_at, '0001-01-02+00'), '9999-12-30+00') end,
 	p.next_at is null, case when p.problem_at >= coalesce(p.last_at, '-infinity') then p.problem else '' end
@@ -237,24 +245,25 @@ where (p.next_at < now() - interval '1 minute' or p.next_at is null and p.paused
 	and (p.declared_by is null or exists (select from drover_supervisors s where s.id = any(p.declared_by) and s.lost_at is null))
 order by p.next_at, p.name limit 10`
 
-// sqlClock counts the jobs that wait because the server's clock has gone back, among the next $1 jobs of each lane.
+// sqlClock counts the jobs that wait because the server's clock has gone back, among the first $1 jobs of each lane
+// that are due later.
 const sqlClock = `select latest, waiting from drover_clock($1)`
 
-// onStandby is the reason if a part is missing because only the primary knows it.
+// onStandby is NotSeen.Why of a part that only the primary knows.
 const onStandby = "this server is a standby"
 
 const (
 	partTimeout = 2 * time.Second
-	laneCount   = 1000    // due jobs that are counted in each lane, or among which a job that is not paused is looked for
-	liveCount   = 100_000 // rows that are counted in the claim index
+	laneCount   = 1000    // due jobs of a lane that are counted, or searched for a job that is not paused; later jobs of a lane for sqlClock
+	liveCount   = 100_000 // rows of jobs_claim_idx that are counted
 	deadCount   = 100_000 // dead letters that are searched for refused jobs
 )
 
-// depth is how far a look counts.
+// depth bounds how much a look counts.
 type depth struct {
 	due  int // jobs that wait for a claim, in each lane
 	soon int // jobs that are due later, in each lane
-	live int // rows of the claim index; beyond that the number is from ANALYZE
+	live int // rows of jobs_claim_idx; if there are more, the number is from ANALYZE
 	dead int // dead letters that are searched for refused jobs
 }
 
@@ -264,10 +273,10 @@ type Part struct {
 	Read func(pgx.Rows) error
 	SQL  string
 	Args []any
-	Plan string // a statement that holds the planner to one plan, besides pg.OnePlan; "" for none
+	Plan string // another statement that sets up the planner, after pg.OnePlan; "": none
 }
 
-// parts lists the statements that fill the report, except the first one.
+// parts lists the statements that fill the report, except sqlServer.
 func (h *Report) parts(d depth) []Part {
 	n, c := &h.Supervisors, &h.Claim
 	return []Part{
@@ -275,8 +284,8 @@ func (h *Report) parts(d depth) []Part {
 		{Name: "locks", Read: h.readBlocker, SQL: sqlBlockers, Args: []any{h.schema, tables()}},
 		{Name: "tables", Read: h.readTable, SQL: sqlTables, Args: []any{h.schema, tables()}},
 		{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, SQL: sqlSupervisors},
-		// The probes come first: a scan from the beginning removes index entries that are dead for every transaction, so the
-		// probes would not meet them any more.
+		// The probes come before the statements that scan lanes from the beginning. Such a scan removes index entries
+		// that are dead for every transaction, so the probes would not meet these entries any more.
 		{Name: "claim_floor", Read: readProbe(&c.FloorBuffers, nil), SQL: sqlProbe, Args: []any{floors.SettleTime.Seconds()}},
 		{Name: "claim_full", Read: readProbe(&c.FullBuffers, &c.FullMS), SQL: sqlProbe, Args: []any{nil}},
 		{Name: "queues", Read: h.readQueue, SQL: sqlQueues, Args: []any{d.due, laneCount}},
@@ -288,16 +297,18 @@ func (h *Report) parts(d depth) []Part {
 	}
 }
 
-// Look gathers the facts and draws the conclusions. It changes nothing, and each part ends after 2 s at the latest. A
-// part that takes longer, or that the role may not read, is no error: NotSeen names it. The role needs select on drover's
-// tables. Only a member of pg_read_all_stats sees since when the sessions of other roles hold vacuum back, and their
-// queries. On a standby NotSeen also names the parts that only the primary knows. Errors: pg.ErrNotMigrated.
+// Look reads the facts and draws the conclusions. It changes nothing, and each part ends after 2 s at the latest. A
+// part that takes longer, or that the role may not read, is no error: NotSeen lists it. The role needs the right to
+// select from drover's tables. Only a member of pg_read_all_stats sees since when sessions of other roles hold vacuum
+// back, and the queries of these sessions. On a standby NotSeen also lists the parts that only the primary knows.
+// Errors: pg.ErrNotMigrated, or an error of the database.
 func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
 	return look(ctx, pool, depth{laneCount, laneCount, liveCount, deadCount})
 }
 
-// Brief is Look for callers that come back every few seconds. It also reads the parts in more. It reads little of large
-// tables: it does not count due jobs, and looks for refused jobs only among the newest 200 dead letters.
+// Brief does the same as Look, for callers that come back every few seconds. It reads little of large tables: it does
+// not count due jobs, and looks for refused jobs only among the newest 200 dead letters. It also reads the parts in the
+// parameter more.
 func Brief(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
 	return look(ctx, pool, depth{due: 1, soon: 200, live: 200, dead: 200}, more...)
 }
@@ -324,13 +335,13 @@ func look(ctx context.Context, pool *pg.Pool, d depth, more ...Part) (*Report, e
 	return h, nil
 }
 
-// look reads one part. It notes a part that cannot be read in NotSeen, and returns other errors.
+// look reads one part. If the part cannot be read, look adds it to NotSeen. It returns other errors.
 func (h *Report) look(ctx context.Context, conn pg.Conn, part Part) error {
 	if h.standby && slices.Contains([]string{"holders", "tables", "claim_floor", "claim_full", "claim_index", "clock"}, part.Name) {
 		h.NotSeen = append(h.NotSeen, NotSeen{Part: part.Name, Why: onStandby})
 		return nil
 	}
-	// The time limit has a round trip of its own: already the preparation of a statement waits for locks.
+	// The time limit goes in an earlier round trip, because even the preparation of a statement may wait for locks.
 	var limit, query pg.Pipeline
 	limit.BeginReading()
 	limit.Exec(nil, pg.OnePlan)
@@ -345,13 +356,13 @@ func (h *Report) look(ctx context.Context, conn pg.Conn, part Part) error {
 		err = query.Send(ctx, conn)
 	}
 	var refused *pgconn.PgError
-	if !errors.As(err, &refused) || h.schema == "" { // without the schema there is nothing to go on with
+	if !errors.As(err, &refused) || h.schema == "" { // without the schema no other part can be read
 		return err
 	}
 	missing := NotSeen{Part: part.Name, Why: refused.Message}
 	switch {
 	case refused.Code == "42501": // the role may not read it
-	case refused.Code == "55P03" || refused.Code == "40001": // a lock of others, or the replay of a standby, was in the way
+	case refused.Code == "55P03" || refused.Code == "40001": // a lock of another session was in the way, or the replay of changes on a standby
 	case refused.Code == "57014" && ctx.Err() == nil:
 		missing.Why, missing.TimedOut = fmt.Sprintf("it took longer than %v", partTimeout), true
 	case refused.Code[:2] == "22" || refused.Code[:2] == "54" || refused.Code[:2] == "XX":
@@ -409,7 +420,7 @@ func (h *Report) readSetAside(rows pgx.Rows) error {
 	return err
 }
 
-// readProbe reads a plan's cost; ms may be nil.
+// readProbe returns a function that reads how many pages a plan has read, and how long it took; ms may be nil.
 func readProbe(buffers *int64, ms *float64) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var doc []byte

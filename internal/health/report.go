@@ -1,5 +1,6 @@
-// Package health looks at what makes a queue in Postgres slow: sessions that hold vacuum back, dead rows, the cost of a
-// claim, late jobs. Look reads the facts, and the judges draw the conclusions from them. Nothing here changes anything.
+// Package health finds causes of a slow queue in Postgres: sessions that hold vacuum back, dead rows, the cost of a
+// claim, late jobs. Look reads the facts (look.go) and draws the conclusions (judge.go). The package changes nothing in
+// the database.
 package health
 
 import "time"
@@ -8,19 +9,19 @@ import "time"
 type Report struct {
 	At          time.Time   `json:"at"`       // by the server's clock
 	Level       Level       `json:"level"`    // the worst level of the findings
-	Findings    []Finding   `json:"findings"` // worst first; they include what is well
+	Findings    []Finding   `json:"findings"` // the worst first; parts that are well have a finding, too
 	Autovacuum  bool        `json:"autovacuum"`
-	Holders     []Holder    `json:"holders"` // at most 20, oldest first; most of them are gone a moment later
+	Holders     []Holder    `json:"holders"` // at most 20, the oldest first; many of them end a moment later
 	Tables      []Table     `json:"tables"`  // drover's, jobs first
 	Claim       Claim       `json:"claim"`
 	Supervisors Supervisors `json:"supervisors"`
 	SetAside    SetAside    `json:"set_aside"`
-	Schedules   []Schedule  `json:"schedules"` // the schedules of periodic jobs that need a look, at most 10
+	Schedules   []Schedule  `json:"schedules"` // the schedules of periodic jobs that need attention, at most 10
 	Clock       Clock       `json:"clock"`
-	NotSeen     []NotSeen   `json:"not_seen"` // the missing parts
+	NotSeen     []NotSeen   `json:"not_seen"` // the parts that could not be read
 
 	schema, role string // quoted
-	standby      bool   // it has neither the counts of the primary nor its clock, and a claim has another cost there
+	standby      bool   // the server is a standby: it lacks the counts and the clock of the primary, and a claim would cost something else
 	blockers     []blocker
 }
 
@@ -29,13 +30,13 @@ type NotSeen struct {
 	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, periodic, clock
 	Why      string `json:"why"`
 	TimedOut bool   `json:"timed_out"` // after 2 s
-	Failed   bool   `json:"failed"`    // a row of it cannot be read. With neither this nor TimedOut, the role may not read it, or only the primary knows it
+	Failed   bool   `json:"failed"`    // a row cannot be read. With neither this nor TimedOut: the role may not read the part, only the primary knows it, or a lock or the replay of a standby was in the way
 }
 
 // Schedule is a schedule of periodic jobs that does not do what it should.
 type Schedule struct {
 	Name    string     `json:"name"`
-	Late    *time.Time `json:"late,omitempty"`    // when its tick was due, if it has not come for a minute
+	Late    *time.Time `json:"late,omitempty"`    // when its tick was due, if the tick is late by a minute or more
 	Stopped bool       `json:"stopped,omitempty"` // it has no next tick, although nobody has paused it
 	Problem string     `json:"problem,omitempty"` // why its last tick made no job
 }
@@ -55,43 +56,44 @@ type Finding struct {
 	Level Level  `json:"level"`
 	Name  string `json:"name"` // vacuum_held, blocked, autovacuum, dead_rows, invalid_index, claim_cost, index_bloat, claim_lag, paused, supervisors, set_aside, refused, periodic, clock, not_seen
 	What  string `json:"what"`
-	Why   string `json:"why"` // why it matters; "" if all is well
-	Do    string `json:"do"`  // SQL, one statement a line, or a command, never run by drover; "" if there is none
+	Why   string `json:"why"` // why it matters; "": all is well
+	Do    string `json:"do"`  // the remedy: SQL, one statement a line, or a command; drover never runs it; "": nothing
 }
 
-// Holder holds vacuum back: it might still see rows that are dead for everybody else.
+// Holder is a session, prepared transaction, slot or standby that holds vacuum back: it might still see rows that are
+// dead for all others.
 type Holder struct {
 	Kind         string     `json:"kind"`          // session, prepared (a prepared transaction), slot (of replication), standby (hot_standby_feedback without a slot)
-	PID          int        `json:"pid"`           // of the session, or of the slot's or standby's sender; 0 for none
+	PID          int        `json:"pid"`           // of the session, or of the sender of the slot or standby; 0: none
 	Name         string     `json:"name"`          // of the prepared transaction or the slot
-	Database     string     `json:"database"`      // if it is another database; such a holder has written there
+	Database     string     `json:"database"`      // the holder's database, if it is another one, where the holder has written
 	Application  string     `json:"application"`   // application_name of the session, or of the standby
 	User         string     `json:"user"`          //
 	State        string     `json:"state"`         // such as "idle in transaction"
-	Transactions int64      `json:"transactions"`  // how many began since it began
-	Since        *time.Time `json:"since"`         // when its transaction began; nil for slots and standbys, and if the role may not see it
+	Transactions int64      `json:"transactions"`  // how many transactions began since the holder's snapshot or transaction
+	Since        *time.Time `json:"since"`         // when its transaction began; nil: a slot or standby, or the role may not see it
 	CatalogsOnly bool       `json:"catalogs_only"` // a logical slot's catalog_xmin: drover's tables do not wait for it
 	Query        string     `json:"query"`         // its newest query, the first 200 characters
-	Do           string     `json:"do"`            // ends it
+	Do           string     `json:"do"`            // the statement that ends it
 }
 
-// Table is one table by the server's statistics, which lag about a second behind.
+// Table is one table as the server's statistics show it. They are about a second old.
 type Table struct {
 	Name            string     `json:"name"`
 	LiveRows        int64      `json:"live_rows"`
 	DeadRows        int64      `json:"dead_rows"`
-	VacuumThreshold int64      `json:"vacuum_threshold"` // autovacuum starts at so many dead rows
-	Autovacuum      bool       `json:"autovacuum"`       // not switched off for this table
+	VacuumThreshold int64      `json:"vacuum_threshold"` // the number of dead rows at which autovacuum starts
+	Autovacuum      bool       `json:"autovacuum"`       // autovacuum is not switched off for this table
 	Vacuuming       bool       `json:"vacuuming"`        // now
-	VacuumedAt      *time.Time `json:"vacuumed_at"`      // by autovacuum or by hand; nil for never
+	VacuumedAt      *time.Time `json:"vacuumed_at"`      // by autovacuum or by hand; nil: never
 	TableBytes      int64      `json:"table_bytes"`
 	IndexBytes      int64      `json:"index_bytes"`
 	ToastBytes      int64      `json:"toast_bytes"`
-	NeededBytes     *int64     `json:"needed_bytes"`    // an estimate of TableBytes for the live rows alone; nil before the first ANALYZE
+	NeededBytes     *int64     `json:"needed_bytes"`    // an estimate of TableBytes with the live rows alone; nil before the first ANALYZE
 	InvalidIndexes  []string   `json:"invalid_indexes"` // left by an interrupted concurrent build: every change writes to them, and nothing reads them
 }
 
-// DeadShare is the share of dead rows, 0 to 1.
+// DeadShare returns the share of dead rows among all rows, from 0 to 1.
 func (t *Table) DeadShare() float64 {
 	if t.DeadRows == 0 {
 		return 0
@@ -99,52 +101,53 @@ func (t *Table) DeadShare() float64 {
 	return float64(t.DeadRows) / float64(t.LiveRows+t.DeadRows)
 }
 
-// blocker is a session that holds locks on drover's tables, and waits for nobody itself.
+// blocker is a session for whose locks sessions on drover's tables wait, and that waits for nobody itself.
 type blocker struct {
-	holder   Holder // without a PID for a prepared transaction
-	sessions int64  // how many wait for it, directly or behind each other, among the ten that have waited longest
+	holder   Holder // PID is 0 for a prepared transaction
+	sessions int64  // how many of the ten sessions that have waited longest wait for it, directly or behind each other
 	since    time.Time
 }
 
-// Claim is the cost of a claim. Supervisors look from a floor on, behind the dead rows. After a start, after a change of
-// settings, and in full sweeps they look from the beginning.
+// Claim is the cost of a claim. Claims usually read a lane from a floor on, so they skip the dead rows before it.
+// Claims after a start of the supervisor or after the end of a pause of a kind have no floor, and full sweeps read from
+// the beginning as well.
 type Claim struct {
-	Queues       []Queue `json:"queues"`        // queues with unfinished jobs, at most 100, the latest first
+	Queues       []Queue `json:"queues"`        // queues with unfinished jobs, at most 100; first the queue whose oldest due job has waited longest
 	FloorBuffers int64   `json:"floor_buffers"` // pages read to find the first due job of each lane of all queues, from a floor 1 s ago
-	FullBuffers  int64   `json:"full_buffers"`  // the same from the beginning: dead and running jobs make it more
+	FullBuffers  int64   `json:"full_buffers"`  // the same without a floor; dead rows and running jobs increase it
 	FullMS       float64 `json:"full_ms"`
 	IndexBytes   int64   `json:"index_bytes"` // of jobs_claim_idx
-	Unfinished   int64   `json:"unfinished"`  // its live rows; an estimate beyond 100,000
-	unseen       int64   // how many more there may be, since the last ANALYZE
+	Unfinished   int64   `json:"unfinished"`  // the live rows of jobs_claim_idx; an estimate if there are more than 100,000
+	unseen       int64   // how many rows may have come since the last ANALYZE
 }
 
-// Queue counts the due jobs of one queue.
+// Queue has the due jobs of one queue, and why they may wait.
 type Queue struct {
 	Queue       string     `json:"queue"`
 	Due         int64      `json:"due"`         // jobs that wait for a claim; counted up to 1,000 in each lane
-	OldestDue   *time.Time `json:"oldest_due"`  // nil if no job is due
+	OldestDue   *time.Time `json:"oldest_due"`  // the due time of the oldest due job; nil: no job is due
 	OldestOpen  *time.Time `json:"oldest_open"` // the same, among the jobs that are not paused
 	Paused      string     `json:"paused"`      // the pauses that may hold up its jobs, such as "ada has paused queue:emails"; "": none
-	Supervisors int        `json:"supervisors"` // living supervisors that serve the queue and do not drain
+	Supervisors int        `json:"supervisors"` // living supervisors that serve the queue and are not draining
 }
 
-// Supervisors counts supervisors.
+// Supervisors counts the supervisors by state.
 type Supervisors struct {
 	Alive    int `json:"alive"`
 	Draining int `json:"draining"`
 	Silent   int `json:"silent"` // no heartbeat for a lease
-	Lost     int `json:"lost"`   // others rescue their jobs
+	Lost     int `json:"lost"`   // declared lost: other supervisors rescue their jobs
 }
 
 // SetAside is about jobs that the database refuses to read or to change.
 type SetAside struct {
-	Rows    int64      `json:"rows"`    // of the table drover_set_aside
-	First   []AsideJob `json:"first"`   // at most 10, the longest waiting first
+	Rows    int64      `json:"rows"`    // how many rows drover_set_aside has
+	First   []AsideJob `json:"first"`   // at most 10; first the jobs that were set aside first
 	Refused int64      `json:"refused"` // jobs that were discarded in the last day with the reason refused
 }
 
-// AsideJob is a row of the table drover_set_aside: a job that the database refuses to read or to change, if not even the
-// refusal can be written into the job's own row. Supervisors leave the job alone until RetryAt.
+// AsideJob is a row of the table drover_set_aside: a job that the database refuses to read or to change, and into whose
+// row drover cannot even write the refusal. Supervisors leave the job alone until RetryAt.
 type AsideJob struct {
 	ID      string    `json:"id"`
 	Path    string    `json:"path"` // the refused operation: claim, settle, rescue, prune, archive, ...
@@ -155,9 +158,9 @@ type AsideJob struct {
 	RetryAt time.Time `json:"retry_at"`
 }
 
-// Clock is about jobs that were created, claimed or redriven 10 s or more in the future, because the server's clock has gone
-// back since.
+// Clock is about jobs that were created, claimed or redriven at a time that is 10 s or more in the future, because the
+// server's clock has gone back since.
 type Clock struct {
-	Latest  *time.Time `json:"latest"`  // the latest of these times; nil: there is none
-	Waiting int64      `json:"waiting"` // such jobs that wait, among the first 1,000 jobs of each lane that are due later
+	Latest  *time.Time `json:"latest"`  // the latest of these times; nil: there is no such job
+	Waiting int64      `json:"waiting"` // how many such jobs wait, among the first 1,000 jobs of each lane that are due later
 }
