@@ -191,7 +191,7 @@ func (c *calls) overdue(now time.Time) map[string]call {
 	return overdue
 }
 
-// handedOn records that a call was handed on. The parameter told is whether a supervisor on call was notified.
+// handedOn records that a call was handed on, and whether a supervisor on call was notified.
 func (c *calls) handedOn(queue string, told bool, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -294,7 +294,7 @@ with dead as materialized (
 		scheduled_at = case when w.back then clock_timestamp() else j.scheduled_at end,
 		finalized_at = case when w.back then null else j.finalized_at end,
 		discard_reason = case when w.back then null else j.discard_reason end,
-		paced_at = case when w.back then null else j.paced_at end, -- no redrive's any more; back is null of one that was not discarded
+		paced_at = case when w.back then null else j.paced_at end, -- the job leaves its redrive; back is null if it was not discarded
 		errors = drover_append_error(j.errors, jsonb_build_object('at', now(), 'class', 'operator', 'supervisor', $1,
 			'error', 'crash taken back: the process was not dead'))
 	from wronged w where w.id = j.id
