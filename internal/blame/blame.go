@@ -116,7 +116,7 @@ func SuspectRoom(slots int) int { return int(math.Ceil(math.Sqrt(float64(slots))
 
 // The bounds of a turn, in which a supervisor runs strong suspects alone.
 const (
-	soloTurn     = 5 * time.Minute // how long a turn starts strong suspects, one after another, before other jobs may run again
+	soloTurn     = 5 * time.Minute // how long a turn starts strong suspects, one after another, before other jobs run
 	SoloPatience = time.Minute     // how long a turn waits for the process to become idle, at first
 	mostPatience = 24 * time.Hour  // how long a turn waits at most
 )

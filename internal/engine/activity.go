@@ -43,7 +43,7 @@ func (a *activity) run(ctx context.Context) {
 func (a *activity) Write(base context.Context) {
 	now, id := a.Now(), a.Lease.Load().ID
 	sums := map[*QueueState]store.Activity{}
-	byName := map[string]store.Activity{} // a queue that was removed and added again has two tallies, which share one row
+	byName := map[string]store.Activity{} // a queue that was removed and added again has two tallies, and one row
 	for _, q := range a.Tallied() {
 		sums[q] = q.tally.read(q.Name)
 		if gain := sums[q].Since(a.written[q]); gain != (store.Activity{Queue: q.Name}) {

@@ -12,7 +12,7 @@ type alarm struct {
 	asleep atomic.Bool   // the claimer is asleep
 
 	mu     sync.Mutex
-	Poked  bool      // the claimer looks once, before the poll timer is due
+	Poked  bool      // the claimer must look, whether or not the poll timer is due
 	missed bool      // enqueues may have found a lookout (sleep.go) without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
 	own    time.Time // the next due time of a job that other supervisors may not know; zero: none known

@@ -98,7 +98,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 		}
 		slots, err := conn.Reserve(ctx, wanted)
 		if err != nil && (pg.TimedOut(err) || ctx.Err() != nil) {
-			return errors.New("the calendar is held: " + err.Error()) // only as text: Bisect must not blame a retry for it
+			return errors.New("the calendar is held: " + err.Error()) // as text: Bisect must blame no retry for it
 		}
 		if err != nil {
 			return err

@@ -20,13 +20,13 @@ const (
 	SleepAfter   = 250 * time.Millisecond // how long a lookout finds no job before it falls asleep: see sleep.go
 	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval
 	AwakePoll    = 8 * time.Millisecond   // the longest pause of a lookout: enqueues notify nobody meanwhile
-	TrickleRate  = 50                     // a sleeper stays asleep for so many jobs a second: 50 notifications cost less than 125 looks
+	TrickleRate  = 50                     // so many jobs a second leave a sleeper asleep: they cost less than 125 looks
 	TrickleBurst = 10                     // and so many of these jobs may come together
 	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn: see Turns
 	turnPatience = 5 * time.Second        // how long such a claim waits at most: other claims take tens of milliseconds
 	turnPause    = 30 * time.Second       // after a turn has not come in time, claims go without turns for so long
 
-	minDueGap = 20 * time.Millisecond // the shortest pause before the next look for a due job, after another process took the last one
+	minDueGap = 20 * time.Millisecond // the shortest pause between looks for due jobs, after another process took one
 
 	RestAfter = 10 * time.Second // how long looks find no job before the rest interval replaces the poll interval
 )
@@ -43,7 +43,7 @@ type claimer struct {
 
 	// Only the claimer's goroutine uses the fields below.
 	Link    store.Line
-	Doubt   []string    // the queues of a claim whose outcome is unknown; nil: none. FindOut comes before the next claim
+	Doubt   []string    // queues of a claim whose outcome is unknown; nil: none. FindOut comes first
 	hunt    *store.Scan // the search for the jobs of that claim
 	Trouble Trouble
 	sleep
@@ -539,7 +539,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // its args were not kept, or its scope was paused after the claim was sent
+		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // args not kept, or scope paused after the claim was sent
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)

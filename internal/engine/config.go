@@ -29,8 +29,8 @@ type Handler interface {
 	// pg.ErrNotCommitted.
 	CutShort(r *Run, why error) Outcome
 
-	// Crashed makes the run of a job whose supervisor died, or of a job that ran in this supervisor's name unknown to
-	// it. It sets Run.End to the outcome.
+	// Crashed makes the run of a job whose supervisor died, or of a job that ran in this supervisor's name without its
+	// knowledge. It sets Run.End to the outcome.
 	Crashed(job *store.Held, c Crash) *Run
 }
 

@@ -46,7 +46,7 @@ func (c *runContext) Done() <-chan struct{} { return c.get().Done() }
 func (c *runContext) Err() error { return c.get().Err() }
 
 // Value implements context.Context. It makes no context, because all values are the parent's. A key that is a pointer
-// to an int is the exception: with such a key the package context asks a context for itself.
+// to an int is the exception: with such a key the package context looks for contexts of its own.
 func (c *runContext) Value(key any) any {
 	if _, own := key.(*int); own {
 		return c.get().Value(key)

@@ -42,9 +42,9 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 }
 
 // Run claims and runs jobs until ctx is done, then drains. It calls started once the supervisor is registered. It
-// returns an error only if it could not start. The list has the engine's goroutines. Run starts all of them except
-// work, which the function in New starts. That function also starts a goroutine for each handler that is given up,
-// which settles the run.
+// returns an error only if it could not start. The list below has the engine's goroutines. Run starts all of them
+// except work, which the function in New starts. That function also starts a goroutine for each handler that is given
+// up, which settles the run.
 //
 //	claim   ×1  takes jobs; stops with ctx
 //	work    ×n  a queue's slots; stops when its queue is closed and its job has ended
@@ -103,7 +103,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	e.Runner.Slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
-	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // otherwise the row stays: a rescuer reads in it which jobs had started
+	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // if not, the row stays: a rescuer reads it
 		e.Keeper.end(ending)
 	}
 	e.Keeper.EndStrays(ending)
@@ -133,10 +133,11 @@ func (e *Engine) report(ctx context.Context, l *line) {
 // StopNow makes a Run that is stopping cancel its running jobs immediately instead of draining.
 func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
 
-// The bounds of a stop after it has cancelled the running jobs. Whatever the database does, it takes EndPart in all.
+// The bounds of a stop after it has cancelled the running jobs. Whatever the database does, this part of a stop takes
+// EndPart at most.
 const (
 	HandBack   = 3 * time.Second // after this time jobs are released although their handlers have not returned
-	LastSettle = time.Second     // then the last outcomes get this long: a database that is away must not hold up the end
+	LastSettle = time.Second     // then, for the last outcomes: a database that is away must not hold up the end
 	EndPart    = 5 * time.Second // both of these, and the time to close connections and to remove our row
 )
 

@@ -30,13 +30,13 @@ type keeper struct {
 	OnCall    *onCall
 	timer     *time.Timer // ends the lease; nil before run
 	ending    sync.Mutex  // held while the deadline is moved or checked, so that the two do not overlap
-	counted   int64       // how many beats our row must have counted; rewound.go has what follows if it has fewer
+	counted   int64       // how many beats our row must have counted; if it has fewer, see rewound.go
 	urgent    BeatPacer   // spaces beats that come before their time
 	silences  Silences
 	Hunts     map[string]*store.Scan // the searches for the jobs of lost supervisors, by supervisor id
 	orphans   *store.Scan            // the search for jobs whose owner has no row
 	AllBy     time.Time              // when the next scan for orphans also reads jobs that are not due
-	Sweeps    int64                  // the number of the last turn of full sweeps (sweep.go) that the keeper has looked at
+	Sweeps    int64                  // the last turn of full sweeps (sweep.go) at which the keeper has looked
 	SweepAt   time.Time              // no full sweep before this time
 	behind    sweepOrder
 	FloorsBy  time.Time   // while the claimer has no floors, no full sweep before this time
@@ -79,7 +79,7 @@ func (c *keeper) run(ctx context.Context) {
 	period := c.Cfg.Lease / 6
 	due := c.Now() // the first beat comes immediately, because it shows the other supervisors
 	next := due    // the next beat: at due, or earlier if something waits for it
-	c.Listens()    //nolint:contextcheck // as in wait; LISTEN comes before the first beat, which finds jobs that were cancelled earlier
+	c.Listens()    //nolint:contextcheck // as in wait. LISTEN comes first: the beat finds earlier cancels
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.OnCall.next(c.askAt(next), c.hears())))
 		c.Expire(ctx)
@@ -440,7 +440,7 @@ func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, 
 // startOver gives up the lease, and registers under a new id.
 func (c *keeper) startOver(ctx context.Context, l *lease, why string) error {
 	l.Lose()                                         // before a log that may block
-	if c.seldom.Allow("start over "+l.ID, c.Now()) { // once for each id: registering may fail, and then startOver comes again
+	if c.seldom.Allow("start over "+l.ID, c.Now()) { // startOver comes again if registering fails
 		c.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.ID))
 	}
 	c.NoteLost(l.ID) // so that a stop takes back the crashes counted for this lease even if registering fails

@@ -9,8 +9,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// FindOut takes one step to find out which jobs a claim has taken whose reply was lost. The steps follow one another
-// without a pause, because the claimer makes no other claim until they are over.
+// FindOut takes one step to find out which jobs were taken by a claim whose reply was lost. The steps follow one
+// another without a pause, because the claimer makes no other claim until they are over.
 func (c *claimer) FindOut(base context.Context) {
 	ctx, cancel := context.WithTimeout(base, min(TripTimeout, c.Cfg.Lease/2))
 	defer cancel()
@@ -26,9 +26,9 @@ func (c *claimer) FindOut(base context.Context) {
 }
 
 // The first call of recoverClaim raises the epoch. Once the server has confirmed the new epoch, the lost claim cannot
-// commit any more. Otherwise it might commit after the scan. Each further call reads one page of the scan. recoverClaim
-// goes on even if the lease has lapsed: the keeper may renew the lease, and no other supervisor would rescue these
-// jobs.
+// commit any more. With the old epoch it might commit after the scan. Each further call reads one page of the scan.
+// recoverClaim goes on even if the lease has lapsed: the keeper may renew the lease, and no other supervisor would
+// rescue these jobs.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.Lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.ID {

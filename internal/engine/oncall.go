@@ -18,9 +18,9 @@ import (
 // notifies two supervisors on call.
 //
 // The other supervisors listen as well: if all supervisors on call run out of room in a burst, a notification to all
-// reaches them. But up to PostgreSQL 18 a NOTIFY interrupts each session that listens. So a supervisor that hears too
-// many notifications for others stops listening for a while, and asks for a free slot instead. Slots get free because
-// supervisors without room leave their slots when they are notified.
+// reaches the others. But up to PostgreSQL 18 a NOTIFY interrupts each session that listens. So a supervisor that hears
+// too many notifications for others stops listening for a while, and asks for a free slot instead. Slots get free
+// because supervisors without room leave their slots when they are notified.
 type onCall struct {
 	*Shared
 	slots  map[string]int64 // for each queue in which we are on call, the key of the lock that we hold
@@ -159,7 +159,7 @@ func (o *onCall) tooLoud() bool {
 		return false
 	}
 	now := o.Now()
-	o.deafBy, o.noise.left, o.at = now.Add(deafFor), noiseBurst, now.Add(rand.N(o.askPause())) //nolint:gosec // to spread the requests
+	o.deafBy, o.noise.left, o.at = now.Add(deafFor), noiseBurst, now.Add(rand.N(o.askPause())) //nolint:gosec // to spread them
 	return true
 }
 

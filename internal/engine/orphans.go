@@ -14,7 +14,7 @@ import (
 
 // The pace of audits.
 const (
-	AuditGap   = time.Minute     // full sweeps ask for an audit at most so often, or once in two leases if that is more often
+	AuditGap   = time.Minute     // the shortest time between audits for full sweeps; two leases if that is less
 	auditPause = 5 * time.Second // the shortest time between any two audits, because connections may break all the time
 	AuditPage  = 2000            // rows of a lane in one page, some 2 ms
 	AuditShare = 100             // pages take at most a hundredth of the time
@@ -165,9 +165,9 @@ func mayBeAtWork(known map[string]time.Time, j *store.Held, lost bool) bool {
 	return ok && (!lost || !claimed.Before(j.AttemptedAt.Time))
 }
 
-// release ends the runs of jobs that ran in this supervisor's name unknown to it. Most of the jobs become available as
-// if they had never been claimed. A job with a single attempt is discarded if it may have started, because it must not
-// run again.
+// release ends the runs of jobs that ran in this supervisor's name without its knowledge. Most of the jobs become
+// available as if they had never been claimed. A job with a single attempt is discarded if it may have started, because
+// it must not run again.
 func (a *audit) release(ctx context.Context, conn store.Session, held []store.Held, l *lease) error {
 	var errs []error
 	for i := range held {

@@ -32,8 +32,8 @@ const (
 	MaxRetryPause = 2 * time.Second       // the longest pause: so soon a part notices that the server is back
 )
 
-// After NewSight failures in a row a part closes its connection and connects anew, because the server's name may lead
-// to another server by then.
+// NewSight is the number of failures in a row after which a part closes its connection and connects anew, because the
+// server's name may lead to another server by then.
 const NewSight = 3
 
 // growing returns the pause after the n-th failure in a row, counted from 0. The pause grows with n. It is partly

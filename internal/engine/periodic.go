@@ -19,7 +19,7 @@ import (
 type scheduler struct {
 	*Shared
 	Signal chan struct{}
-	Next   atomic.Int64 // when the scheduler looks next, in nanoseconds since 1970 by the process' clock; 0: not by itself
+	Next   atomic.Int64 // when the scheduler looks next, in ns since 1970 by the process' clock; 0: not by itself
 
 	// Only the goroutine that ticks uses these.
 	putOff  map[string]putOff
@@ -140,7 +140,7 @@ func (t *scheduler) later() (wait time.Duration, names []string) {
 		case left > 0:
 			names = append(names, name)
 			wait = min(wait, left)
-		case left < -longestWait: // the schedule is not due any more: it was deleted or paused, or another supervisor has ticked it
+		case left < -longestWait: // no longer due: it was deleted, paused, or ticked by another supervisor
 			delete(t.putOff, name)
 		}
 	}

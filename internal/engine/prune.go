@@ -49,7 +49,7 @@ func (s *pruner) run(ctx context.Context) {
 		walk, err = s.Prune(ctx, walk, s.Cfg.Keep)
 		if began := s.Now(); err == nil && !began.Before(nextCount) {
 			err = s.PruneByCount(ctx)
-			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables, so it may take at most a tenth of the time
+			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables: at most a tenth of the time
 		}
 		switch {
 		case err == nil:
@@ -94,7 +94,7 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 			walk.Whole = false
 			return walk, nil
 		}
-		if after = step.Last; !step.Odd { // odd ids come after all ULIDs: a walk that began there would miss the jobs that grow old
+		if after = step.Last; !step.Odd { // a walk that began after odd ids would miss all jobs with a ULID
 			walk.After = after
 		}
 	}

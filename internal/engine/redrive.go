@@ -16,7 +16,7 @@ import (
 type redriver struct {
 	*Shared
 	signal chan struct{}
-	capped atomic.Bool // a redrive with a cap by key is under way: a job of it that ends may make room for another job of its key
+	capped atomic.Bool // a redrive has a cap by key: its job that ends may make room for another job of the key
 
 	// Only the goroutine that ticks uses these.
 	Batch   int // how many jobs of each redrive a tick may change; fewer after a tick that was cut off

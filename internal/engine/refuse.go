@@ -54,7 +54,7 @@ func pickApart[T any](walk func([]T, func([]T) error, func(T, error) error) erro
 	return a, err
 }
 
-// patiently tries each item whose write timed out once more, alone and with more time: the server may have been busy,
+// patiently gives each item whose write timed out another try, alone and with more time: the server may have been busy,
 // or another session may have locked the row. An item that passes now is removed from a.refused. So is an item that
 // fails again and for which later() returns true, because it is to be tried at another time. The result left counts the
 // items that are to be tried later.

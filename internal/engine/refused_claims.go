@@ -33,11 +33,11 @@ const skipLane = time.Minute
 type RefusedClaims struct {
 	Failed        *Plan                     // the last claim, if a row may be at fault for its failure
 	why           error                     // its error
-	timedOutAlone *store.Head               // a job that was claimed alone, without a reply in time; it is set aside once the outcome of that claim is known
+	timedOutAlone *store.Head               // a job that was claimed alone, without a reply in time; to be set aside
 	Aside         []string                  // jobs that are set aside, up to the first 1000
 	due           []string                  // set-aside jobs that are to be tried again now, except strong suspects
-	strong        []string                  // set-aside strong suspects that are to be tried again now: they go off the list, and run in a turn to run alone
-	readAt        time.Time                 // when to read the list of set-aside jobs next; zero: not by itself, because the list is empty
+	strong        []string                  // set-aside strong suspects that are to be tried again now, in a turn
+	readAt        time.Time                 // when to read the list of set-aside jobs next; zero: the list is empty
 	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when claims leave them out
 	Most          int                       // how many jobs a claim asks for at most
 }
@@ -304,7 +304,7 @@ func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) 
 		}
 		return c.claimPart(base, p, part)
 	}, nil)
-	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // with such an error the walk gives up: the first hundred jobs were refused
+	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // a row's error: the first 100 jobs were refused
 		err = nil // the next claim goes on
 	}
 	return a, err
@@ -328,7 +328,7 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 			if len(part) == 1 && errors.Is(err, context.DeadlineExceeded) && base.Err() == nil {
 				c.Refused.timedOutAlone = &part[0]
 			}
-			return fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // as text: Bisect must not take err for the error of a row
+			return fmt.Errorf("%w: %v", errClaimInDoubt, err) //nolint:errorlint // as text, in which Bisect sees no row's error
 		case !reply.Committed:
 			return err
 		case reply.Fenced:

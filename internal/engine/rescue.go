@@ -25,7 +25,7 @@ const MostPastLeases = 16
 
 // NoteLost notes that the lease of an id is lost. If there are too many lost leases, it forgets the oldest one.
 func (c *keeper) NoteLost(id string) {
-	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // otherwise it is noted already: registering is tried again
+	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // not a second try to register
 		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})
 	}
 	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
@@ -90,7 +90,7 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	if err != nil || left > 0 {
 		return false, cmp.Or(err, pg.ErrNoTime)
 	}
-	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left: their rows were locked, or they were blamed just now
+	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left: locked rows, or new blame
 	return all && len(blamed) == 0, err
 }
 
@@ -272,8 +272,8 @@ func (c *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*resc
 	return c.budgets.Reserve(ctx, conn, ends)
 }
 
-// PatientBeats is in how many beats a job's write may time out before the job is set aside: the server may be busy, or
-// another rescuer may have locked the row. Full sweeps later try a job that is set aside, as an orphan.
+// PatientBeats is the number of beats in which a job's write may time out before the job is set aside: the server may
+// be busy, or another rescuer may have locked the row. Full sweeps later try a job that is set aside, as an orphan.
 const PatientBeats = 3
 
 // settleFreed records the outcomes of a dead supervisor's jobs. The parameter late is in how many beats a write has

@@ -17,8 +17,8 @@ import (
 
 // The reasons for Handler.CutShort: why a run was cut short.
 var (
-	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; this is also the cause with which its context ends
-	ErrExpired     = errors.New("drover: expired before a run")       // the job's ExpiresAt had passed when it was claimed
+	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; also the cause of its context's end
+	ErrExpired     = errors.New("drover: expired before a run")       // the job's ExpiresAt had passed at the claim
 	ErrExit        = errors.New("handler called runtime.Goexit")      // the handler's goroutine ends
 	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
 	ErrIgnoredStop = errors.New("the handler has not returned since") // the context has ended, and the supervisor must stop
@@ -71,11 +71,11 @@ type Run struct {
 	phase           atomic.Int32
 	cancelRequested atomic.Bool             // an operator has ended the job
 	postponed       atomic.Bool             // the start was refused, and the row changed
-	txOutcome       atomic.Pointer[Outcome] // the outcome that SettleTx recorded in the handler's transaction; nil: none
+	txOutcome       atomic.Pointer[Outcome] // what SettleTx recorded in the handler's transaction; nil: nothing
 	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not fail
 
 	// Only the settler uses these.
-	txSeenOpen *Outcome  // the former txOutcome, if the settler found that its transaction had not committed when the run ended
+	txSeenOpen *Outcome  // the former txOutcome, if its transaction was still open when the run had ended
 	tries      int       // how many settles were sent
 	held       int       // how often a settle found the row locked
 	simpler    bool      // End was simplified, because the database refused it
@@ -223,7 +223,7 @@ func (r *Run) Finish() {
 // leave makes room for the next claim.
 func (r *Run) leave() {
 	if r.From.Leave(r.tier) {
-		r.Shared.alarm.Wake() // the claimer does not wait for its next poll, which may be far off if other queues had room and no job
+		r.Shared.alarm.Wake() // now: if other queues had room and no job, the next poll may be far off
 	}
 }
 

@@ -41,9 +41,9 @@ type settler struct {
 
 	// Only the settler's goroutine uses the fields below.
 	Link    store.Line
-	Locked  []*Run    // runs that are to be settled again after their pause, because the row was locked or the outcome was refused
+	Locked  []*Run    // to be settled again after a pause: the row was locked, or the outcome refused
 	Worked  time.Time // when gone was last called
-	passed  []string  // jobs whose outcomes had been refused and are recorded now: to take off the list of set-aside jobs
+	passed  []string  // jobs to take off the list of set-aside jobs: their outcomes are recorded now
 	Trouble Trouble
 	blind   error   // why the look at unsettled rows failed in the last round trip
 	noting  Trouble // of recording starts; must not hold up the settles
@@ -369,8 +369,8 @@ func (e *settler) settlePart(base context.Context, part []*Run) error {
 	})
 }
 
-// SettleTries is after how many refusals of a job's outcome drover_refuse may discard the job, whatever its handler
-// returned.
+// SettleTries is the number of refusals of a job's outcome after which drover_refuse may discard the job, whatever its
+// handler returned.
 const SettleTries = 5
 
 // Refused puts aside an outcome that the database refuses, and tries it again later. A stop does not wait for this

@@ -52,7 +52,7 @@ type Shared struct {
 	seldom   logLimiter // limits lines of the log that would repeat
 	Outage   outage     // the failures of all parts, for the log
 	beatSoon func()     // asks for a heartbeat before its time
-	rewound  func()     // makes the claimer look again at all rows, when the database may have gone back to an older state
+	rewound  func()     // the database may have gone back to an older state: look again at all rows
 }
 
 // NewShared returns the state that the parts of an engine share. It is made before any of the parts.
@@ -110,9 +110,9 @@ func (s *Shared) openQueues() []string {
 func (s *Shared) deadline() time.Time { return s.beaten.Load().Add(s.Cfg.Lease * 4 / 5) }
 
 // begin adds a run to InFlight. It returns false if the handler must not be called: the job is paused, the lease is
-// over, or a stop has cancelled the handlers. In the last case, a claim that was under way may have taken a job that
-// was just handed back. begin reads the clock itself, so a process that was frozen until now notices that its lease is
-// over. Client.Pause has not waited for such a process.
+// over, or a stop has cancelled the handlers. In the last case, the job may be one that was just handed back, and that
+// a claim under way has taken again. begin reads the clock itself, so a process that was frozen until now notices that
+// its lease is over. Client.Pause has not waited for such a process.
 func (s *Shared) begin(r *Run) bool {
 	s.InFlight.mu.Lock()
 	defer s.InFlight.mu.Unlock()

@@ -121,11 +121,11 @@ func (t *trickle) over() bool { return t.left < 0 }
 // lookout decides in which queues the claimer is the lookout. A lookout holds a lock on the claimer's connection. Like
 // the type sleep, the type only computes.
 type lookout struct {
-	posts   map[string]int64 // for each queue in which the claimer is the lookout, the key of the lock that its connection holds
+	posts   map[string]int64 // for each queue in which the claimer is the lookout, the key of its lock
 	unknown bool             // the connection may hold locks that posts does not have
 	conn    store.Session
 	fullAt  map[string]time.Time // for queues in posts: since when the queue has no room; no entry: it has room
-	tryAt   time.Time            // no attempt to become a lookout before this time, because another claimer is the lookout
+	tryAt   time.Time            // no attempt to become a lookout before this time
 }
 
 // tryEvery is the pause between two attempts to become a lookout, or to go on call: each attempt costs a statement.

@@ -54,7 +54,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 		}
 	}
 	if err != nil {
-		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // these runs do not wait any more
+		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // they do not wait any more
 		e.Mu.Lock()
 		e.Starts = append(starts, e.Starts...)
 		e.Mu.Unlock()

@@ -23,7 +23,7 @@ type Near struct {
 	mu      sync.Mutex
 	Windows [4]window
 	Sharing int           // how many supervisors share the near sweeps
-	Past    []Seen        // the server's transactions as earlier claims saw them, oldest claim first, at least pastStep apart
+	Past    []Seen        // what earlier claims saw, oldest first, at least pastStep apart
 	usual   time.Duration // how long a claim without a near sweep takes, a moving average
 }
 
@@ -35,7 +35,7 @@ type window struct {
 	whole bool          // always look at the whole width, whatever transactions were open
 	Cost  time.Duration // how much longer its last sweep took than a usual claim; at least a tenth of the sweep's own time
 	Next  time.Time
-	since map[Lane]uint64 // for each lane the oldest transaction id in progress when this sweep last looked there; no entry: unknown
+	since map[Lane]uint64 // by lane: the oldest transaction id in progress at the last look; no entry: unknown
 }
 
 // Seen is the server's state of transactions at a claim.
@@ -48,7 +48,7 @@ type Seen struct {
 const (
 	pastStep = 100 * time.Millisecond
 	pastMost = 256                    // how many claims Past keeps at most
-	writing  = 200 * time.Millisecond // how long after its time a statement may get its transaction id, because it is planned in between
+	writing  = 200 * time.Millisecond // how long after its time a statement may get its transaction id: it is planned first
 )
 
 // NewNear returns near sweeps that are all due.

@@ -16,7 +16,7 @@ const (
 	stepsWarning, stepsCritical             = 10_000, 1_000_000
 	lateWarning                             = 15 * time.Minute
 	blockedWarning, blockedCritical         = 5 * time.Second, time.Minute
-	vacuumedLately                          = 5 * time.Minute // by default, autovacuum comes to a table with dead rows once a minute
+	vacuumedLately                          = 5 * time.Minute // by default autovacuum comes to a table once a minute
 	bloatTimes, bloatBytes            int64 = 5, 64 << 20
 )
 

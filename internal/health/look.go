@@ -254,7 +254,7 @@ const onStandby = "this server is a standby"
 
 const (
 	partTimeout = 2 * time.Second
-	laneCount   = 1000    // due jobs of a lane that are counted, or searched for a job that is not paused; later jobs of a lane for sqlClock
+	laneCount   = 1000    // jobs of a lane that are counted (due ones), or searched by sqlQueues and sqlClock
 	liveCount   = 100_000 // rows of jobs_claim_idx that are counted
 	deadCount   = 100_000 // dead letters that are searched for refused jobs
 )
@@ -362,7 +362,7 @@ func (h *Report) look(ctx context.Context, conn pg.Conn, part Part) error {
 	missing := NotSeen{Part: part.Name, Why: refused.Message}
 	switch {
 	case refused.Code == "42501": // the role may not read it
-	case refused.Code == "55P03" || refused.Code == "40001": // a lock of another session was in the way, or the replay of changes on a standby
+	case refused.Code == "55P03" || refused.Code == "40001": // a lock, or the replay on a standby, was in the way
 	case refused.Code == "57014" && ctx.Err() == nil:
 		missing.Why, missing.TimedOut = fmt.Sprintf("it took longer than %v", partTimeout), true
 	case refused.Code[:2] == "22" || refused.Code[:2] == "54" || refused.Code[:2] == "XX":

@@ -21,7 +21,7 @@ type Report struct {
 	NotSeen     []NotSeen   `json:"not_seen"` // the parts that could not be read
 
 	schema, role string // quoted
-	standby      bool   // the server is a standby: it lacks the counts and the clock of the primary, and a claim would cost something else
+	standby      bool   // the server is a standby, which lacks the primary's counts and clock
 	blockers     []blocker
 }
 
@@ -66,7 +66,7 @@ type Holder struct {
 	Kind         string     `json:"kind"`          // session, prepared (a prepared transaction), slot (of replication), standby (hot_standby_feedback without a slot)
 	PID          int        `json:"pid"`           // of the session, or of the sender of the slot or standby; 0: none
 	Name         string     `json:"name"`          // of the prepared transaction or the slot
-	Database     string     `json:"database"`      // the holder's database, if it is another one, where the holder has written
+	Database     string     `json:"database"`      // the holder's database, if it is another one; such a holder has written there
 	Application  string     `json:"application"`   // application_name of the session, or of the standby
 	User         string     `json:"user"`          //
 	State        string     `json:"state"`         // such as "idle in transaction"

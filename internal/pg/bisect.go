@@ -3,8 +3,8 @@ package pg
 // A statement over many rows fails as a whole when the database refuses one of them. Bisect finds that row, so that the
 // statement succeeds for the others. In SQL, drover_walk does the same.
 
-// maxRefused is after how many refused rows a walk gives up if none has passed: then probably no single row is at
-// fault.
+// maxRefused is the number of refused rows after which a walk gives up, if no row has passed: then probably no single
+// row is at fault.
 const maxRefused = 100
 
 // Bisect tries all items together. If that fails and a row may be at fault, it tries halves, down to a single item. If

@@ -25,7 +25,7 @@ func RowsFault(err error) bool {
 	var server *pgconn.PgError
 	var bad *RowError
 	switch {
-	case errors.Is(err, ErrReadOnly): // a standby refuses with 0A000; a trigger may raise that code as well, so this case comes first
+	case errors.Is(err, ErrReadOnly): // first: a standby refuses with 0A000, which a trigger may raise, too
 		return false
 	case errors.As(err, &bad), errors.Is(err, context.DeadlineExceeded):
 		return true

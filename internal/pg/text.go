@@ -43,8 +43,8 @@ func Seconds(s float64) time.Duration { return Span(s, time.Second) }
 func Millis(ms int64) time.Duration { return Span(ms, time.Millisecond) }
 
 // OrNull returns a text as the parameter of a statement; nil if the text is empty. The result is a string and not a
-// *string, because pgx sends a string as it is. A pointer it would pass to the codec for the parameter's type, which
-// may be one of the application.
+// *string, because pgx sends a string as it is. It would pass a pointer to the codec for the parameter's type, which
+// may be the application's own.
 func OrNull(s string) any {
 	if s == "" {
 		return nil

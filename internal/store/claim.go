@@ -37,8 +37,8 @@ const lastError = `left((case when errors->-1->>'class' <> 'operator' then error
 // later. It compares ids with an array: with a join to the CTE "due", a generic plan would scan the whole table.
 //
 // The left join returns a row with the server's time even if no job was due. If there is no row at all, the epoch is
-// over. The time is when the statement began, not the transaction, because the claim may have waited for its turn. If
-// no job was claimed, the row also has the time until the next job of these lanes is due, whatever its kind.
+// over. It is the time at which the statement began, not the transaction, because the claim may have waited for its
+// turn. If no job was claimed, the row also has the time until the next job of these lanes is due, whatever its kind.
 const SQLClaim = claimMe + claimDue + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 // sqlClaimBut is SQLClaim without the jobs that are set aside. Claims use it only while there are such jobs. It looks

@@ -70,8 +70,8 @@ func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules [
 	return p.Send(ctx, s.Conn)
 }
 
-// SQLPeriodicPlan makes the planner use the index. Otherwise it would read all schedules and sort them, if there are no
-// statistics.
+// SQLPeriodicPlan makes the planner use the index. Without statistics, it would otherwise read all schedules and sort
+// them.
 const SQLPeriodicPlan = pg.OnePlan + `, set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 
 // SQLPeriodicDue lists at most $3 schedules that supervisor $1 may tick, without the schedules $2, and the earliest

@@ -138,7 +138,7 @@ type Held struct {
 	Host            string  // host and process of the owner, for people to read
 	Owner           string
 	StartedSeq      bool          // a start was recorded under this claim
-	Flight          time.Duration // from the claim to the death, which counts as half a heartbeat interval after the last beat
+	Flight          time.Duration // from the claim to the death: half a beat after the last beat
 	deaths          int
 	redrives        int
 	Before          []CrashEntry // earlier deaths that count against it

@@ -109,7 +109,7 @@ type Completion struct {
 	Delete bool
 	IDs    []string
 	Which  []int32     // when each job was claimed, as an index into At, from 1
-	At     []time.Time // the times of the claims, each only once: pgx allocates for each time that it sends, and not for a small number
+	At     []time.Time // the claims' times, each once: pgx allocates for a time, and not for a small number
 	N      int64       // how many jobs the statement completed
 }
 
