@@ -71,7 +71,7 @@ type Run struct {
 	phase           atomic.Int32
 	cancelRequested atomic.Bool             // an operator has ended the job
 	postponed       atomic.Bool             // the start was refused, and the row changed
-	txOutcome       atomic.Pointer[Outcome] // what SettleTx recorded in the handler's transaction; nil: nothing
+	txOutcome       atomic.Pointer[Outcome] // recorded by SettleTx in the handler's transaction; nil: none
 	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not fail
 
 	// Only the settler uses these.
@@ -101,7 +101,7 @@ type Outcome struct {
 	Reason      string        // why the job is discarded
 	Class       string        // the class of the failure; "": none
 	Text        string        // the text of its error, as stored
-	Fingerprint string        //
+	Fingerprint string        // of the failure; "": none
 	Entry       []byte        // for the column errors, a store.ErrorEntry; nil: none
 	Delay       time.Duration // how long until the next run
 	AtOnce      bool          // the next run is due now

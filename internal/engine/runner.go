@@ -42,8 +42,8 @@ func (w *runner) startQueue(q *QueueState) {
 	}
 }
 
-// FillSlot starts the goroutine of a free slot. The slot may have belonged to an abandoned handler, or to a handler that
-// called runtime.Goexit.
+// FillSlot starts the goroutine of a free slot. The slot may have belonged to an abandoned handler, or to a handler
+// that called runtime.Goexit.
 func (w *runner) FillSlot(q *QueueState) { w.spawn(func() { w.Serve(q) }) }
 
 // Serve runs jobs of one queue until the queue is closed.

@@ -110,9 +110,9 @@ func (s *Shared) openQueues() []string {
 func (s *Shared) deadline() time.Time { return s.beaten.Load().Add(s.Cfg.Lease * 4 / 5) }
 
 // begin adds a run to InFlight. It returns false if the handler must not be called: the job is paused, the lease is
-// over, or a stop has cancelled the handlers. In the last case, the job may be one that was just handed back, and that
-// a claim under way has taken again. begin reads the clock itself, so a process that was frozen until now notices that
-// its lease is over. Client.Pause has not waited for such a process.
+// over, or a stop has cancelled the handlers. In the last case, perhaps the job was just handed back, and a claim under
+// way has taken it again. begin reads the clock itself, so a process that was frozen until now notices that its lease
+// is over. Client.Pause has not waited for such a process.
 func (s *Shared) begin(r *Run) bool {
 	s.InFlight.mu.Lock()
 	defer s.InFlight.mu.Unlock()

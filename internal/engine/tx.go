@@ -16,8 +16,8 @@ import (
 // returns nil all the same, the run has failed (Uncommitted). If the job has another owner, the settle of this run does
 // not match the row, because it compares the fence.
 
-// SettleTx records in the handler's transaction how the run ends. It returns pg.ErrLeaseLost if the run no longer owns its
-// job, and pg.ErrState if this run has settled it already.
+// SettleTx records in the handler's transaction how the run ends. It returns pg.ErrLeaseLost if the run no longer owns
+// its job, and pg.ErrState if this run has settled it already.
 func (r *Run) SettleTx(ctx context.Context, tx store.Tx, o Outcome) error {
 	err := r.settleTx(ctx, tx, &o)
 	if err == nil {
@@ -54,7 +54,8 @@ func (r *Run) settleTx(ctx context.Context, tx store.Tx, o *Outcome) error {
 	return nil
 }
 
-// HoldTx keeps the run's claim until the caller's transaction ends. It returns pg.ErrLeaseLost if the run no longer owns its job.
+// HoldTx keeps the run's claim until the caller's transaction ends. It returns pg.ErrLeaseLost if the run no longer
+// owns its job.
 func (r *Run) HoldTx(ctx context.Context, tx store.Tx) error {
 	if err := store.HoldTx(ctx, tx, r.Fence); err != nil {
 		return r.refused(ctx, tx, err)

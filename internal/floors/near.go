@@ -23,7 +23,7 @@ type Near struct {
 	mu      sync.Mutex
 	Windows [4]window
 	Sharing int           // how many supervisors share the near sweeps
-	Past    []Seen        // what earlier claims saw, oldest first, at least pastStep apart
+	Past    []Seen        // as earlier claims saw it, oldest first, at least pastStep apart
 	usual   time.Duration // how long a claim without a near sweep takes, a moving average
 }
 

@@ -68,7 +68,7 @@ type Holder struct {
 	Name         string     `json:"name"`          // of the prepared transaction or the slot
 	Database     string     `json:"database"`      // the holder's database, if it is another one; such a holder has written there
 	Application  string     `json:"application"`   // application_name of the session, or of the standby
-	User         string     `json:"user"`          //
+	User         string     `json:"user"`          // its role
 	State        string     `json:"state"`         // such as "idle in transaction"
 	Transactions int64      `json:"transactions"`  // how many transactions began since the holder's snapshot or transaction
 	Since        *time.Time `json:"since"`         // when its transaction began; nil: a slot or standby, or the role may not see it
