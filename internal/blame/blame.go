@@ -42,7 +42,7 @@ type Death struct {
 	Mass     bool // other processes died less than two thirds of a lease earlier or later
 	Shared   bool // another supervisor ran in its process
 	Degree   int  // the highest crash count among the jobs that had started
-	Beside   int  // how many jobs had started, besides each of them
+	Beside   int  // one less than the number of jobs that had started; 0 also if none had
 }
 
 // NewDeath makes a death from the crash counts of the jobs that had started.

@@ -112,7 +112,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 		tried++
 		return without(w, err)
 	})
-	if pg.RowsFault(err) { // all of them failed
+	if pg.RowsFault(err) { // none passed, and Bisect gave up
 		for _, w := range all[tried:] {
 			_ = without(w, err)
 		}

@@ -172,7 +172,7 @@ func (c *claimer) Lanes(l *lease, groups []claimGroup, sweep floors.Sweep, asked
 			req.Queues = append(req.Queues, g.queue.Name)
 		}
 		req.GroupQueue = append(req.GroupQueue, int32(len(req.Queues))) //nolint:gosec // few
-		req.GroupRoom = append(req.GroupRoom, int32(g.room))            //nolint:gosec // at most maxClaim
+		req.GroupRoom = append(req.GroupRoom, int32(g.room))            //nolint:gosec // at most MaxClaim
 		for priority := int16(1); priority <= 9; priority++ {
 			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
 			f := c.Near.Lower(sweep, key, c.Floors.Get(key))
@@ -257,7 +257,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 	c.mu.Unlock()
 	var rooms []int32
 	for i, room := range ShareOut(c.Refused.Most, queues) {
-		rooms = append(rooms, int32(room)) //nolint:gosec // at most maxClaim
+		rooms = append(rooms, int32(room)) //nolint:gosec // at most MaxClaim
 		p.groups = append(p.groups, queues[i].Groups(room)...)
 	}
 	p.Req = c.Lanes(l, p.groups, p.Sweep, asked)

@@ -16,7 +16,7 @@ const (
 	foundNotCommitted                // the handler's transaction did not commit
 	foundHeld                        // still ours, but another session has locked the row
 	foundEnded                       // ended by an operator
-	foundStale                       // claimed by another supervisor
+	foundStale                       // not ours any more: perhaps claimed by another supervisor
 )
 
 // found compares the row with the run. Only three parties change the row of a running job: its owner, a rescuer, which

@@ -126,7 +126,7 @@ func (t *tally) read(queue string) store.Activity {
 type Buffer struct {
 	Mu     sync.Mutex
 	more   sync.Cond
-	Runs   []*Run // the runs that wait, from head on
+	Runs   []*Run // the runs that wait, from Head on
 	Head   int
 	closed bool
 }

@@ -79,7 +79,7 @@ type Run struct {
 	tries      int       // how many settles were sent
 	held       int       // how often a settle found the row locked
 	simpler    bool      // End was simplified, because the database refused it
-	Refusals   int       // how often the database has refused the simplified outcome
+	Refusals   int       // how often Refused was called for the outcome
 	refusedAt  time.Time // when the database first refused the outcome
 	NotBefore  time.Time // the next try to settle comes no earlier
 }
@@ -167,7 +167,7 @@ func (o *Outcome) due(now time.Time) time.Time {
 // Change returns the outcome o of the run r in the form that store.SQLSettle takes.
 func (o *Outcome) Change(r *Run) store.Change {
 	c := store.Change{
-		ID: r.ID, Seq: int32(r.Seq), State: o.State, Reason: o.Reason, //nolint:gosec // an int of the table's
+		ID: r.ID, Seq: int32(r.Seq), State: o.State, Reason: o.Reason, //nolint:gosec // an int in the table
 		AtOnce: o.AtOnce, GiveBack: o.GiveBack, Snoozed: o.Snoozed, Uncounted: o.Uncounted, Crashed: o.Crashed, Survived: r.survived(o),
 		Failed: o.Class != "" && o.State != store.Cancelled,
 	}

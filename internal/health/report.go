@@ -84,7 +84,7 @@ type Table struct {
 	DeadRows        int64      `json:"dead_rows"`
 	VacuumThreshold int64      `json:"vacuum_threshold"` // the number of dead rows at which autovacuum starts
 	Autovacuum      bool       `json:"autovacuum"`       // autovacuum is not switched off for this table
-	Vacuuming       bool       `json:"vacuuming"`        // now
+	Vacuuming       bool       `json:"vacuuming"`        // a vacuum is running now
 	VacuumedAt      *time.Time `json:"vacuumed_at"`      // by autovacuum or by hand; nil: never
 	TableBytes      int64      `json:"table_bytes"`
 	IndexBytes      int64      `json:"index_bytes"`

@@ -125,7 +125,7 @@ type Link struct {
 // fails.
 const renewPause = time.Minute
 
-// Get returns the connection, or a new one. It is called between round trips.
+// Get returns the connection, or a new one. Call it only between round trips, because it may close the old connection.
 func (l *Link) Get(ctx context.Context) (Conn, error) {
 	lost := l.Conn != nil && l.Conn.IsClosed()
 	if l.Conn != nil && !lost {

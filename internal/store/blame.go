@@ -122,7 +122,7 @@ type Freeing struct {
 	Changes   []Change
 	Blamed    []string            // jobs that the death counts against
 	Explained map[string][]string // for each quarantined job: the supervisors whose deaths it has caused
-	Bound     time.Duration       // the longest statement
+	Bound     time.Duration       // how long each statement may take
 }
 
 // Free settles the jobs and records the blame in one transaction. In two transactions one of them could be missing:

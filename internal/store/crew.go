@@ -9,7 +9,7 @@ import (
 // Supervisors show by advisory locks of their connections which of them are lookouts and which are on call. A lock
 // writes no row, and ends with its connection.
 
-// CallSlots is how many supervisors of a crew are on call in a queue, as drover_wake counts them.
+// CallSlots is how many supervisors of a crew may be on call in a queue. drover_wake has the same number.
 const CallSlots = 8
 
 // Crew has the keys of the locks of one crew: the supervisors that serve the same kinds in a queue.

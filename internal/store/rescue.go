@@ -68,7 +68,7 @@ type Scan struct {
 	Own    bool          // the owner itself searches, and not a rescuer
 	Lanes  []ScanLane    // the lanes that are not yet read to their end
 	Page   int           // rows of a lane that are read at a time
-	Bound  time.Duration // the longest statement; zero: only the session's own bound
+	Bound  time.Duration // how long each statement may take; zero: only the session's own bound
 	Found  []Held
 	Unread []unreadLane // the lanes that were skipped
 

@@ -26,7 +26,7 @@ func NewLine(pool *pg.Pool) Line { return Line{pg.Link{Pool: pool}} }
 // Current returns the present connection, which may be broken, without making a new one.
 func (l *Line) Current() Session { return Session{l.Conn} }
 
-// Get returns the connection, or a new one. It is called between round trips.
+// Get returns the connection, or a new one. Call it only between round trips, because it may close the old connection.
 func (l *Line) Get(ctx context.Context) (Session, error) {
 	conn, err := l.Link.Get(ctx)
 	return Session{conn}, err

@@ -126,7 +126,7 @@ func (p *pipeline) complete(c *Completion) {
 type Settlement struct {
 	Completions []Completion
 	Changes     map[string][]Change // by owner, at most one for each job
-	Bound       time.Duration       // the longest statement; 0: only the session's own bound
+	Bound       time.Duration       // how long each statement may take; 0: only the session's own bound
 
 	Committed bool
 	Became    map[string]State // by job: its state after the change; no entry: its row did not match
