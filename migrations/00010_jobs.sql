@@ -29,9 +29,9 @@ begin
 	if version < 10 then
 		raise exception 'drover: schema "%" holds version % of drover''s tables, from before the first release, which cannot be migrated: take it down with the files that made it, or drop the schema', current_schema(), version;
 	end if;
-	-- goose has made the version table of this run, and it holds no version yet. Without -table
-	-- that is goose_db_version. If it has versions, and no other version table is empty, it belongs
-	-- to an application.
+	-- goose has just created the version table of this run, and that table has no version yet.
+	-- Without -table, its name is goose_db_version. If goose_db_version has versions, and no other
+	-- version table is empty, it belongs to an application.
 	for versions in
 		select c.oid from pg_class c where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('r', 'p')
 			and (select count(*) from pg_attribute a where a.attrelid = c.oid and a.attname in ('version_id', 'is_applied', 'tstamp')) = 3
@@ -71,8 +71,8 @@ comment on function drover_schema_version() is 'The version of drover''s schema.
 -- +goose StatementBegin
 create function drover_secure(home regproc default 'drover_schema_version') returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-	-- The default of home is stored as an OID. So it is in the schema of this function, even if
-	-- that was renamed.
+	-- Postgres stores the default of home as an OID. So home leads to the schema of this function,
+	-- even if the schema was renamed.
 	own constant regnamespace := (select pronamespace from pg_proc where oid = home);
 	f   record;
 begin
@@ -94,7 +94,7 @@ $$;
 -- +goose StatementEnd
 revoke execute on function drover_secure from public;
 comment on function drover_secure(regproc) is
-	'Ends each migration, and repairs a schema that was renamed. It pins the search_path of each function, so that the function finds drover''s tables and never a caller''s table: pg_temp comes last. The enqueue functions and drover_wake run as their owner, so that a producer only needs the right to execute them.';
+	'Runs at the end of each migration, and repairs a schema that was renamed. Pins the search_path of each function to this schema, with pg_temp last. So the functions find drover''s tables, and never a caller''s temporary table. Makes the enqueue functions and drover_wake run as their owner, so that a producer only needs the right to execute them.';
 
 -- +goose StatementBegin
 create function drover_check_schema(home regproc default 'drover_schema_version') returns void language plpgsql stable as $$
@@ -108,7 +108,7 @@ $$;
 -- +goose StatementEnd
 grant execute on function drover_check_schema to public; -- producers too, also where the owner's default privileges say otherwise
 comment on function drover_check_schema(regproc) is
-	'Raises 3F000 if the schema was renamed: its functions find tables by the name that it had when drover_secure() ran last. A default value is stored as an OID, which a rename does not change. So home is in the same schema as this function, and the name drover_schema_version has to lead there, too.';
+	'Raises 3F000 if the schema was renamed since drover_secure() ran last: the functions still look for tables in a schema of the old name. Postgres stores the default of home as an OID, which a rename does not change, so home is always in the schema of this function. The check fails if the name drover_schema_version leads to another function, or to none.';
 
 -- +goose StatementBegin
 create function drover_ulid() returns text language plpgsql volatile as $$
@@ -118,8 +118,9 @@ declare
 	r  constant bytea := uuid_send(gen_random_uuid());
 begin
 	-- 48 bits of milliseconds in 10 digits, then 16 random digits: the low 5 bits of each byte of a
-	-- v4 uuid. Byte 6 has only 4 random bits there, so the fifth is one of the 3 that byte 7 has
-	-- left. The digits are written out, because a query over them takes six times as long.
+	-- v4 uuid. In byte 6, only 4 of these bits are random. The fifth bit of that digit is a high
+	-- bit of byte 7, which is random and not used otherwise. The digits are written out, because a
+	-- query over them takes six times as long.
 	return concat(
 		substr(d, (ms >> 45 & 31)::int + 1, 1), substr(d, (ms >> 40 & 31)::int + 1, 1), substr(d, (ms >> 35 & 31)::int + 1, 1),
 		substr(d, (ms >> 30 & 31)::int + 1, 1), substr(d, (ms >> 25 & 31)::int + 1, 1), substr(d, (ms >> 20 & 31)::int + 1, 1),
@@ -138,8 +139,9 @@ comment on function drover_ulid() is 'A fresh ULID, for jobs inserted by hand; c
 
 -- +goose StatementBegin
 create function drover_append_error(errors jsonb, entry jsonb) returns jsonb language sql immutable as $$
-	-- Without a bound, each entry would write all earlier ones to the WAL again. Operators' entries
-	-- have a bound of their own, so that they never push out the failures of a job.
+	-- Each new entry writes all earlier entries to the WAL again, so their number is bounded.
+	-- Operators' entries have a bound of their own, so that they never push out the failures of a
+	-- job.
 	select case when entry @> '{"class": "operator"}' or errors @> '[{"class": "operator"}]' then (
 		select coalesce(jsonb_agg(case when e.operators or n.operators or jsonb_typeof(e.value) <> 'object' then e.value else e.value - 'trace' end order by e.at)
 			filter (where e.operators <> n.operators or e.nth <> 6 or e.of < case when n.operators then 10 else 20 end), '[]') || jsonb_build_array(entry)
@@ -151,12 +153,12 @@ create function drover_append_error(errors jsonb, entry jsonb) returns jsonb lan
 $$;
 -- +goose StatementEnd
 comment on function drover_append_error(jsonb, jsonb) is
-	'The errors array with one more entry, bounded: the first 5 and the last 15 entries of runs are kept, the first 5 and the last 5 of operators, and a trace only in the newest entry of a run.';
+	'The errors array with one more entry. Keeps the first 5 and the last 15 entries of runs, and the first 5 and the last 5 entries of operators. Only the newest entry of a run keeps its trace.';
 
 -- +goose StatementBegin
 create function drover_strategy_ok(retry jsonb) returns boolean language sql immutable as $$
-	-- A worker can read every strategy that passes this check. As in a worker, keys of another type
-	-- of strategy are refused.
+	-- A worker can read every strategy that passes this check. Like a worker, the check refuses
+	-- keys that belong to another type of strategy.
 	select retry is null or coalesce(
 		jsonb_typeof(retry) = 'object' and pg_column_size(retry) <= 1024
 		and case retry->>'type'
@@ -174,7 +176,7 @@ create function drover_strategy_ok(retry jsonb) returns boolean language sql imm
 				when 'name' then jsonb_typeof(value) <> 'string' or value #>> '{}' = ''
 				when 'jitter' then jsonb_typeof(value) <> 'string' or value #>> '{}' !~
 					'^(none|full|equal|(up|down|symmetric):(0([.][0-9]+)?|1([.]0+)?)|abs:([0-9]{1,9}([.][0-9]+)?(ns|us|µs|ms|s|m|h))+)$'
-				else jsonb_typeof(value) <> 'string' or value #>> '{}' !~ '[1-9]' -- a stored zero would read as the default
+				else jsonb_typeof(value) <> 'string' or value #>> '{}' !~ '[1-9]' -- a worker would read a stored zero as the default
 					or value #>> '{}' !~ '^([0-9]{1,9}([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$'
 			end), false)
 $$;
@@ -183,8 +185,8 @@ comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strateg
 
 -- Fixed-width columns come first. The columns that a claim changes are next to each other, so that
 -- a claim writes little more than these to the WAL. Fillfactor 30 leaves room on the page for three
--- versions of a row (fresh, running, completed). So claims are HOT updates, and vacuum has half of
--- the work. Set 45 if completed jobs are deleted immediately:
+-- versions of a row (fresh, running, completed). So claims are HOT updates, and vacuum has half as
+-- much work. Set 45 if completed jobs are deleted immediately:
 --   alter table jobs set (fillfactor = 45);
 create table jobs (
 	scheduled_at  timestamptz not null default greatest(now(), statement_timestamp()),
@@ -249,8 +251,8 @@ create table jobs (
 	constraint jobs_max_attempts check (max_attempts > 0),
 	constraint jobs_timeout check (timeout_ms > 0),
 	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
-	-- ASCII, because some functions store an id in front of other text, and cut it off again by its
-	-- length.
+	-- An id is ASCII, because some functions store it in front of other text, and later cut it off
+	-- by its length.
 	constraint jobs_id check (octet_length(id) = 26 and length(id) = 26),
 	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
 	constraint jobs_retry check (retry is null or drover_strategy_ok(retry)),
@@ -258,8 +260,9 @@ create table jobs (
 	constraint jobs_paced check (paced_at is null or redrive_id is not null)
 ) with (
 	fillfactor = 30,
-	-- With a share of the table as the threshold, millions of dead entries would pile up in the
-	-- claim index next to a day of kept rows.
+	-- The thresholds are fixed numbers of rows. If they were a share of the table, a table that
+	-- keeps the jobs of a day would collect millions of dead entries in the claim index before each
+	-- vacuum.
 	autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
 	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
@@ -274,8 +277,8 @@ comment on column jobs.lane is 'Claims go lane by lane. It is the priority, plus
 comment on column jobs.scheduled_at is 'Due time, also of a retry. A claim takes the job from then on; nothing has to promote it first.';
 comment on column jobs.created_at is 'When it was enqueued.';
 comment on column jobs.attempt is 'How many runs count so far. The claim raises it, so a crash counts. Snooze, release and redrive lower it.';
-comment on column jobs.max_attempts is 'Total runs this job may have. Null: its worker''s (kinds), then its queue''s (queues), then 20.';
-comment on column jobs.claim_seq is 'Claims so far, never decreasing. With id, claimed_by and attempted_at the fence of every write that ends a run.';
+comment on column jobs.max_attempts is 'How many attempts this job may have. Null: the setting of its kind (drover_kinds), else of its queue (queues), else 20.';
+comment on column jobs.claim_seq is 'How often it was claimed; never decreases. With id, claimed_by and attempted_at it is the fence: every write that ends a run compares these four.';
 comment on column jobs.claimed_by is 'The supervisor that runs it; null unless running.';
 comment on column jobs.attempted_at is 'When it was last claimed. It is part of the fence: it distinguishes two jobs that had the same id one after the other.';
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
@@ -283,30 +286,30 @@ comment on column jobs.discard_reason is 'Why it was discarded; null unless it i
 comment on column jobs.args is 'The arguments that the worker gets.';
 comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and the last 15 entries of runs are kept, and the first 5 and the last 5 entries of operators, whatever becomes of the job.';
 comment on column jobs.errors_total is 'How many runs have failed, including runs that are no longer in errors.';
-comment on column jobs.retry is 'The retry strategy where this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
-comment on column jobs.timeout_ms is 'The longest a run of this job may take, where it overrides its worker''s.';
+comment on column jobs.retry is 'The retry strategy, if this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
+comment on column jobs.timeout_ms is 'How long a run may take, if this job overrides its worker''s timeout.';
 comment on column jobs.last_delay_ms is 'The last wait before a retry.';
-comment on column jobs.expires_at is 'Not run after this: discarded, reason expired.';
-comment on column jobs.retry_until is 'Not retried after this: discarded, reason time_budget.';
+comment on column jobs.expires_at is 'A job that is claimed after this time is not run, but discarded, reason expired.';
+comment on column jobs.retry_until is 'If the next retry would be due after this time, the job is discarded, reason time_budget.';
 comment on column jobs.crashes is 'Deaths that count against it: one more for each that it is suspected of, one less for each run that the process survives.';
 comment on column jobs.redrives is 'How often an operator made it due again.';
-comment on column jobs.redriven_at is 'When that was last.';
-comment on column jobs.snoozes is 'Runs that ended in a snooze; null is none.';
-comment on column jobs.uncounted is 'Failed runs that gave their attempt back (DontCount); null is none.';
-comment on column jobs.tags is 'Free words to find it by.';
-comment on column jobs.metadata is 'Free JSON next to the args. Keys that begin with "drover:" are drover''s own.';
+comment on column jobs.redriven_at is 'When an operator last made it due again.';
+comment on column jobs.snoozes is 'How many runs ended in a snooze. Null: none.';
+comment on column jobs.uncounted is 'How many failed runs gave their attempt back (DontCount). Null: none.';
+comment on column jobs.tags is 'Words of the application, to find the job by.';
+comment on column jobs.metadata is 'JSON of the application, besides the args. Keys that begin with "drover:" are drover''s own.';
 comment on column jobs.class is 'Class of the last failed run, as in its errors entry.';
-comment on column jobs.fingerprint is 'Fingerprint of the last failed run, as in its errors entry: what went wrong, without its numbers and names.';
+comment on column jobs.fingerprint is 'Fingerprint of the last failed run, as in its errors entry. Failures of one cause have the same fingerprint, even if their texts have different numbers and names.';
 comment on column jobs.concurrency_key is 'Names something that the job must not overload, e.g. a customer. A paced redrive can limit how many jobs of one key run at the same time.';
 comment on column jobs.redrive_id is 'The newest redrive that picked it.';
-comment on column jobs.pace_key is 'Its key in that redrive.';
+comment on column jobs.pace_key is 'Its key in the redrive of redrive_id. Empty: it has no key.';
 comment on column jobs.paced_at is 'While a redrive holds the job: since when it could be released; for a dead job, its finalized_at. infinity: the redrive has released it, and counts it for its key until it ends. Null: no redrive holds it.';
 comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
-comment on column jobs.started_seq is 'For a job with a single attempt, by the settings of the process that claimed it: the claim_seq under which its handler may have been called.';
+comment on column jobs.started_seq is 'Set for a job that has a single attempt by the settings of the process that claimed it: the claim_seq under which its handler may have been called.';
 comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
-comment on column jobs.unique_key is 'Jobs that are alike have the same key. It is made of the kind, and of the args, queue and concurrency_key as the enqueue chose. It stays after the job''s end. Null: the job is not unique.';
-comment on column jobs.unique_scope is 'How long it is the only one of its unique_key: until it has ended, until it has started, or for a period. Null: it is not unique.';
-comment on column jobs.unique_until is 'The end of its period, whatever becomes of it. infinity: until it has ended; when finalized_at is set, another job may have its unique_key. Null: another job may have it now.';
+comment on column jobs.unique_key is 'Jobs that are alike have the same key. The key consists of the kind, and of those parts of args, queue and concurrency_key that the enqueue chose. It stays after the job''s end. Null: the job is not unique.';
+comment on column jobs.unique_scope is 'How long no other job may have its unique_key: until it has ended, until it has started, or for a period. Null: it is not unique.';
+comment on column jobs.unique_until is 'Until when no other job may have its unique_key. A time: the end of its period, even if the job ends earlier. infinity: until finalized_at is set. Null: another job may have the key now.';
 
 -- +goose StatementBegin
 create function drover_json_fault(doc jsonb, most_text int, most_jsonb int, deepest int) returns text language plpgsql immutable as $$
@@ -357,11 +360,11 @@ comment on function drover_digits(jsonb, int) is 'How many bytes of text the num
 
 -- +goose StatementBegin
 create function drover_unseen() returns text language sql immutable as $$
-	-- As in checkSeen in Go.
+	-- The same characters as in checkSeen (validate.go).
 	select E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$'
 $$;
 -- +goose StatementEnd
-comment on function drover_unseen() is 'A pattern of texts that look like another: control characters, invisible ones, and spaces at the ends.';
+comment on function drover_unseen() is 'A pattern that matches names which look like other names: with control characters, with invisible characters, or with a space at an end.';
 
 -- +goose StatementBegin
 create function drover_bounds() returns trigger language plpgsql as $$
@@ -386,8 +389,8 @@ begin
 			'$.keyvalue() ? (@.key starts with "drover:")') then
 			fault := 'keys that begin with "drover:" are drover''s own';
 		else
-			-- A client sends at most 64 KiB. Here the text has a space after each comma and colon,
-			-- and jsonb needs up to six times as much.
+			-- A client sends at most 64 KiB. As Postgres writes this text, it has a space after
+			-- each comma and colon. As jsonb, it needs up to six times as many bytes.
 			fault := drover_json_fault(new.metadata, 131072, 524288, 64);
 		end if;
 	end if;
@@ -417,7 +420,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md in every insert and update, because they would be slow or impossible to read.';
+comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md in every insert and update. Such values would be slow or impossible to read.';
 
 -- An AFTER trigger, so that COPY still stores many rows together. It is never queued for claims and
 -- settles, because these name none of its columns. Nor is it queued for small args: 516 bytes
@@ -501,7 +504,7 @@ create table drover_kinds (
 );
 comment on table drover_kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
 comment on column drover_kinds.follow_up_kind is 'The kind of the job that is enqueued when a job of this kind is discarded; null: none.';
-comment on column drover_kinds.follow_up_queue is 'The queue of that job.';
+comment on column drover_kinds.follow_up_queue is 'The queue of the follow-up.';
 
 create table drover_supervisors (
 	id         text collate "C" not null,
@@ -735,10 +738,11 @@ begin
 		where w.queue = drover_wake.queue and (drover_wake.kind is null or drover_wake.kind = any(w.kinds)) and at <= now() + w.polls
 	loop
 		if not (pg_try_advisory_lock_shared(c.lookout) and pg_advisory_unlock_shared(c.lookout)) then
-			exit when kind is not null; -- it looks by itself, and one is enough
+			exit when kind is not null; -- the lookout finds the job by itself, and one supervisor is enough
 			continue;
 		end if;
-		-- Every second it notifies two others, so a burst soon meets a supervisor that is awake.
+		-- The search for two sleepers begins at another lock each second. So a burst of enqueues
+		-- soon meets a supervisor that is awake.
 		slots := array(
 			select k from (select c.on_call + (i + extract(epoch from clock_timestamp())::bigint) % 8 as k from generate_series(0, 7) as i) s
 			where k is distinct from passes and not (pg_try_advisory_lock_shared(k) and pg_advisory_unlock_shared(k)) limit 2);
@@ -755,7 +759,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_wake(text, timestamptz, text, bigint) is
-	'Notifies two of the supervisors on call for a queue, unless one that is awake has room. kind null: two of each crew. passes: the own lock of a supervisor that has no room and hands the call on; if nobody else is on call, all supervisors that listen are notified. Returns whether a supervisor on call was notified.';
+	'Notifies two of the supervisors on call for a queue, unless a supervisor that is awake has room. kind null: two of each crew. passes: given by a supervisor that was notified and has no room, so that it hands the call on. It is the lock of that supervisor. If nobody else is on call, all supervisors that listen are notified. Returns whether a supervisor on call was notified.';
 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
@@ -765,7 +769,8 @@ declare
 	until  timestamptz;
 	turn   bigint;
 begin
-	-- The session's own time-outs would end more than the wait. 0 means none.
+	-- The wait takes at most half of the session's own time-outs, because these would end more than
+	-- the wait. 0 means no time-out.
 	until := clock_timestamp() + least(patience, (select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
 	for turn in select distinct hashtextextended(drover_channel() || ' turn ' || queue, 0) as key from unnest(queues) as queue order by key loop
 		perform set_config('lock_timeout', greatest(1, ceil(extract(epoch from until - clock_timestamp()) * 1000))::text, true);
@@ -934,7 +939,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_due(timestamptz, interval) is 'When a job is due that is enqueued with this time or delay.';
+comment on function drover_due(timestamptz, interval) is 'The due time of a job that is enqueued with this time or delay.';
 
 -- +goose StatementBegin
 create function drover_enqueue(
@@ -963,9 +968,11 @@ begin
 			'metadata', metadata, 'concurrency_key', concurrency_key, 'uniqueness', uniqueness), wake) u;
 		return;
 	end if;
-	-- Calling a function that pins its search_path costs as much as reading a table.
+	-- drover_due is called only if it is needed: calling a function that pins its search_path costs
+	-- as much as reading a table.
 	due := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
-	-- drover_refuse_job finds out which field is wrong. Calling it costs more than this check.
+	-- If this check fails, drover_refuse_job finds out which field is wrong. Calling it for every
+	-- job would cost more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
 		and kind !~ drover_unseen() and coalesce(queue, 'default') !~ drover_unseen() and coalesce(priority, 5) between 1 and 9
 		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0

@@ -70,7 +70,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_where(jsonb, text) is
-	'A filter as a condition on jobs j, with its values as literals, so that every filter gets a plan of its own. A verb that changes jobs names itself, and an empty filter is refused.';
+	'Turns a filter into a condition on jobs j. The values are literals, so that every filter gets a plan of its own. verb: the name of a verb that changes jobs; for a verb, an empty filter is refused.';
 
 -- +goose StatementBegin
 create function drover_list(filter jsonb default '{}', after text default '', page int default 50) returns setof jobs
@@ -81,7 +81,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_list(jsonb, text, int) is
-	'Jobs that a filter picks, from beyond the cursor after: dead letters (state discarded, or a reason) latest discarded first, others newest id first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
+	'One page of the jobs that a filter picks, from the job after the cursor on. Dead letters (the filter has state discarded, or a reason) come latest discarded first, other jobs newest id first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
 
 -- +goose StatementBegin
 create function drover_dead(filter jsonb) returns boolean language sql immutable as $$
@@ -129,7 +129,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_beyond(jsonb, text, boolean) is 'The rest of a condition, and an order, that go on beyond a cursor.';
+comment on function drover_beyond(jsonb, text, boolean) is 'The end of a statement on jobs j: the condition that a job is beyond the cursor after, and the order.';
 
 -- +goose StatementBegin
 create function drover_fits(job_id text, error text, tags text[], args jsonb, periodic text) returns boolean language plpgsql as $$
@@ -158,7 +158,8 @@ $$;
 comment on function drover_find_carefully(jsonb) is
 	'drover_find for a table with rows that cannot be read: a row does not match if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags, args or periodic, so it is used only after drover_find has failed.';
 
--- One good plan whatever the statistics are, as in the library's own transactions.
+-- These settings lead to one good plan, whatever the statistics are. The library's own transactions
+-- have the same settings.
 -- +goose StatementBegin
 create function drover_page(filter jsonb, after text, page int) returns text[] language plpgsql stable set enable_seqscan = off set jit = off as $$
 declare
@@ -176,9 +177,9 @@ begin
 			place := after;
 			if drover_dead(filter) then
 				-- First look at the next 2,000 dead letters in order. That costs some milliseconds,
-				-- and finds a page of all that is frequent. When a million jobs have just died, by
-				-- the statistics there are still few dead letters, so the planner would sort all
-				-- that match.
+				-- and fills a page if many of them match. Without it, the planner would sort all
+				-- matches after a million jobs have just died, because by the statistics there are
+				-- still few dead letters.
 				execute 'select coalesce(array_agg(w.id), ''{}'') from (select j.id from (select j.* from jobs j where j.discard_reason is not null'
 					|| drover_beyond(filter, after, true) || ' limit $2) j where ' || fits || ' limit $1) w' into ids using page, reach;
 				if cardinality(ids) < page then
@@ -189,10 +190,10 @@ begin
 			if cardinality(ids) < page and place is not null then
 				rest := drover_beyond(filter, place, true);
 				if drover_dead(filter) and filter - '{state,queue,kind,reason,class,fingerprint,finalized_after,finalized_before,all}'::text[] = '{}' then
-					-- Few of the newest match. The others may have died long before, so no index is
-					-- walked in order. Instead, jobs_discarded_groups_idx finds them, which has all
-					-- columns of this filter. It sorts by an expression, so that no index is read
-					-- in its order.
+					-- Few of the newest dead letters match. The next matches may have died long
+					-- before, so a walk in the order of an index could take long. Instead,
+					-- jobs_discarded_groups_idx finds them: it has all columns of this filter.
+					-- Sorting by an expression keeps the planner from a walk in order.
 					rest := replace(rest, 'order by j.finalized_at ', 'order by j.finalized_at + interval ''0'' ');
 				end if;
 				execute 'select array_agg(w.id) from (select j.id from jobs j where ' || fits || rest || ' limit $1) w' into more using page - cardinality(ids);
@@ -232,8 +233,8 @@ comment on function drover_count(jsonb) is 'How many jobs a filter picks. For de
 -- +goose StatementBegin
 create function drover_quarantined(most int default 10) returns table (id text, queue text, kind text, finalized_at timestamptz)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = on set jit = off as $$
-	-- The index leads from one kind that has dead letters to the next, so the others are not read.
-	-- Up to 1,000 jobs of each kind are looked at.
+	-- jobs_discarded_groups_idx leads from one queue and kind with dead letters to the next, so the
+	-- entries in between are not read. Up to 1,000 jobs of each are looked at.
 	with recursive dead(queue, kind) as (
 		(select j.queue, j.kind from jobs j where j.discard_reason is not null order by j.queue, j.kind limit 1)
 		union all
@@ -264,8 +265,9 @@ begin
 		if filter->>'state' <> 'completed' then
 			raise exception 'drover: % jobs cannot be rerun, only completed ones', filter->>'state' using errcode = '22023';
 		end if;
-		-- No job is rerun twice, so that an interrupted walk can go on. A job that is a rerun
-		-- itself would match the filter again as soon as it completes.
+		-- No job is rerun twice, so that an interrupted walk can go on. Jobs that are reruns are
+		-- left out, unless the filter names ids: a rerun would match the filter again as soon as it
+		-- completes.
 		return 'j.state = ''completed'' and not jsonb_path_exists(j.errors, ''$[*] ? (exists (@.job) && @.error starts with "rerun as ")'')'
 			|| case when filter ? 'ids' then '' else ' and (j.errors->0 ? ''job'') is not true' end;
 	end if;
@@ -319,7 +321,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_seek(jsonb, text, text, int) is
-	'The next jobs that a verb (cancel, discard, delete) would change: up to batch jobs that match the filter and the verb''s own condition. fits: both, as a condition on jobs j. last: where the next batch goes on, null at the end. Locks nothing.';
+	'The next jobs that a verb (cancel, discard, edit, delete, rerun) would change: up to batch jobs that match the filter and the verb''s own condition. fits: the filter and that condition, as a condition on jobs j. last: where the next batch goes on, null at the end. Locks nothing.';
 
 -- +goose StatementBegin
 create function drover_hold(filter jsonb, verb text, after text, batch int, wait boolean, out held text[], out locked text[], out last text)
@@ -341,7 +343,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_hold(jsonb, text, text, int, boolean) is
-	'One batch of a verb: locks up to so many jobs that match the filter and the verb''s own condition. locked: other transactions hold these. last: where the next batch goes on, null at the end.';
+	'One batch of a verb: locks up to batch jobs that match the filter and the verb''s own condition. locked: the jobs that other transactions have locked. last: where the next batch goes on, null at the end.';
 
 -- +goose StatementBegin
 create function drover_forget_refused(ids text[]) returns void language plpgsql as $$
@@ -362,7 +364,7 @@ create function drover_without(ids text[], refused jsonb) returns text[] languag
 	select array(select i.id from unnest($1) as i(id) where not $2 @> jsonb_build_array(jsonb_build_object('id', i.id)) order by 1)
 $$;
 -- +goose StatementEnd
-comment on function drover_without(text[], jsonb) is 'These ids, without those of an array of {id, error, code}.';
+comment on function drover_without(text[], jsonb) is 'The ids that an array of {id, error, code} does not have, in order.';
 
 -- +goose StatementBegin
 create function drover_end(ids text[], final text, why text, by text, out changed int, out running text[], out refused jsonb, out ended text[])
@@ -396,8 +398,8 @@ begin
 		end;
 	end if;
 	for job in select r->>'id' from jsonb_array_elements(refused) as r loop
-		-- The CHECKs cannot read a damaged column either, so such a row cannot be changed at all
-		-- before the column is replaced.
+		-- A CHECK cannot read a damaged column either. So the row cannot be changed at all unless
+		-- the same update replaces the column.
 		anew := '';
 		foreach part in array '{args,errors,metadata,retry,tags}'::text[] loop
 			begin
@@ -456,7 +458,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. Its errors keep why, and by, which null makes the session''s user. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. Its errors keep by (null: the session''s user) and why. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
 
 -- +goose StatementBegin
 create function drover_discard(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -476,7 +478,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_discard(text, text, text) is 'Discards a waiting or running job, reason operator. Its errors keep why, and by, which null makes the session''s user. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_discard(text, text, text) is 'Discards a waiting or running job, reason operator. Its errors keep by (null: the session''s user) and why. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
 
 -- +goose StatementBegin
 create function drover_cancel_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
@@ -490,7 +492,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_cancel_many(jsonb, text, text, int, boolean, text) is
-	'Cancels one batch of the waiting and running jobs that a filter picks. Their errors keep why and by, as with drover_cancel. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are. ids: the jobs that changed.';
+	'Cancels one batch of the waiting and running jobs that a filter picks. Their errors keep by and why, as with drover_cancel. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
@@ -504,7 +506,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_discard_many(jsonb, text, text, int, boolean, text) is
-	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Their errors keep why and by, as with drover_discard. Pass last on as after until it is null. locked: others hold these; wait for them with wait => true. refused: an array of {id, error, code}, the jobs that stay as they are. ids: the jobs that changed.';
+	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Their errors keep by and why, as with drover_discard. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_delete_many(filter jsonb, confirm text default '', after text default '', batch int default 1000, wait boolean default false,
@@ -532,7 +534,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean, text, text) is
-	'Deletes one batch of the jobs that a filter picks and that have ended. A batch of dead letters looks at ten times as many rows at most. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last on as after until it is null. refused: an array of {id, error, code}, the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. by and why go to the server''s log, because the rows are gone.';
+	'Deletes one batch of the ended jobs that a filter picks. For dead letters, one call looks at no more than ten times batch rows. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. by and why go to the server''s log, because the rows are gone.';
 
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$
@@ -594,9 +596,9 @@ left join queues q on q.name = j.queue
 where j.discard_reason is not null;
 comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';
 
--- The counts come from jobs_discarded_groups_idx alone. Each group's newest job is the end of its
--- range in that index. An index finds a null only by "is null", so there are four such ranges, and
--- three of them are never read.
+-- The counts come from jobs_discarded_groups_idx alone. Each group's newest job is at the end of
+-- the group's range in that index. An index finds a null only by "is null", so there is one query
+-- for each combination of nulls. For a group, only one of the four queries reads the index.
 create view discarded_summary as
 select g.queue, g.kind, g.reason, g.class, g.fingerprint, g.jobs, g.first_discarded_at, g.last_discarded_at,
 	drover_error_text(n.errors) as newest_error, n.id as newest_id

@@ -61,7 +61,7 @@ comment on column drover_redrives.matched is 'How many jobs it holds or has held
 comment on column drover_redrives.released is 'Jobs it made due.';
 comment on column drover_redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
 comment on column drover_redrives.skipped is 'Jobs it left as they were.';
-comment on column drover_redrives.skips is 'The first 1,000 of these, each with the reason. "refused: ...": the database refused to read or to change the row.';
+comment on column drover_redrives.skips is 'The first 1,000 skipped jobs, each with the reason. "refused: ...": the database refused to read or to change the row.';
 comment on column drover_redrives.canaries is 'Released canaries, with their failed runs so far.';
 comment on column drover_redrives.locked is 'While marking: jobs that another transaction has locked, each with the time when it was first found locked. They are looked at again, and skipped after 10 seconds.';
 comment on column drover_redrives.marked_at is 'How far marking got, with marked_id.';
@@ -76,10 +76,10 @@ create table drover_redrive_queues (
 	released jsonb       not null default '{}',
 	note     text        not null default ''
 ) with (fillfactor = 10);
-comment on table drover_redrive_queues is 'One sequence of slots a queue, shared by all its redrives.';
+comment on table drover_redrive_queues is 'For each queue one sequence of slots, which all redrives of the queue share. A slot is a time at which one job becomes due.';
 comment on column drover_redrive_queues.next_at is 'The next free slot.';
 comment on column drover_redrive_queues.key is 'The key that was looked at last.';
-comment on column drover_redrive_queues.released is 'Jobs made due and not seen claimed yet, with their claim_seq then. No more of a kind are released while one of it is overdue.';
+comment on column drover_redrive_queues.released is 'Jobs that were released, and that no tick has found claimed yet, each with its claim_seq at the release. While a job of a kind is overdue here, no more jobs of that kind are released.';
 comment on column drover_redrive_queues.note is '"held up: ..." with the error that the last tick of this queue met; empty if it met none.';
 
 -- +goose StatementBegin
@@ -96,7 +96,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_merge_patch(jsonb, jsonb) is 'JSON merge patch, RFC 7396: keys of the patch replace those of the target, null takes one out, objects merge.';
+comment on function drover_merge_patch(jsonb, jsonb) is 'JSON merge patch, RFC 7396: a key of the patch replaces the same key of the target, null removes the key, and objects are merged.';
 
 -- +goose StatementBegin
 create function drover_key_patched(j jobs, args_patch jsonb) returns text language plpgsql stable as $$
@@ -106,11 +106,11 @@ begin
 	end if;
 	return drover_unique_key_again(j, drover_merge_patch(j.args, args_patch), j.queue);
 exception when sqlstate 'DR002' then
-	return j.unique_key; -- which fields count is not known
+	return j.unique_key; -- it is not known which fields are part of the key
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_key_patched(jobs, jsonb) is 'The unique key that a dead job has once its args are patched. A hash of some fields of the args stays as it is.';
+comment on function drover_key_patched(jobs, jsonb) is 'The unique key that a dead job has once its args are patched. If the key is a hash of some fields of the args, it stays as it is.';
 
 -- +goose StatementBegin
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
@@ -253,7 +253,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan; raises where it makes no sense.';
+comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan. Raises an error if the plan makes no sense.';
 
 -- +goose StatementBegin
 create function drover_redrive_candidates(r drover_redrives) returns text language sql stable set datestyle = iso as $$
@@ -272,12 +272,12 @@ comment on function drover_redrive_candidates(drover_redrives) is 'The jobs a re
 
 -- +goose StatementBegin
 create function drover_redrive_key(r drover_redrives) returns text language sql stable as $$
-	-- The key of a job j in a redrive; null if it has none.
+	-- The value is null if the job has no key.
 	select case when r.per_key is null then 'null::text' when r.key_from is null then 'j.concurrency_key'
 		else format('nullif(j.args #>> %L, '''')', string_to_array(r.key_from, '.')) end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_key(drover_redrives) is 'What a job''s key is in a redrive, as an expression on jobs j.';
+comment on function drover_redrive_key(drover_redrives) is 'The key of a job in a redrive, as an expression on jobs j.';
 
 -- +goose StatementBegin
 create function drover_redrive_check(r drover_redrives) returns void language plpgsql stable as $$
@@ -311,7 +311,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_check(drover_redrives) is 'Raises where a redrive would do something else than its plan says: jobs asked for that are not dead, a cap without keys.';
+comment on function drover_redrive_check(drover_redrives) is 'Raises an error if a redrive could not follow its plan: the plan names jobs that are not dead, or it has a cap by key and none of the jobs has a key.';
 
 -- +goose StatementBegin
 create function drover_redrive_start(plan jsonb) returns text language plpgsql as $$
@@ -366,7 +366,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_preview(jsonb) is 'What a redrive of this plan would take up, by kind and fingerprint, up to its limit; changes nothing. expired and held ones it would skip, unkeyed ones no cap would hold. Raises what drover_redrive_start would raise.';
+comment on function drover_redrive_preview(jsonb) is 'Counts the jobs that a redrive of this plan would look at, up to its limit, by queue, kind, reason and fingerprint. Changes nothing. expired, held: jobs that it would skip. unkeyed: jobs without a key, which no cap would hold back. Raises the same errors as drover_redrive_start.';
 
 -- +goose StatementBegin
 create function drover_redrive_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
@@ -455,7 +455,7 @@ begin
 	source := case when r.filter->>'state' in ('cancelled', 'parked') then 'j.id > $2 order by j.id'
 		else format('j.discard_reason is not null and (j.finalized_at, j.id) > (greatest($1, %L), $2) and j.finalized_at <= least(%L, %L::timestamptz) order by j.finalized_at, j.id',
 			coalesce(r.filter->>'finalized_after', '-infinity'), coalesce(r.filter->>'finalized_before', 'infinity'), to_jsonb(r.created_at) #>> '{}') end;
-	-- "is true" keeps the planner from any index but the primary key.
+	-- "is true" keeps the planner from every index except the primary key.
 	reading := format('
 		select j.id, case
 			when j.expires_at <= clock_timestamp() then ''expired''
@@ -585,11 +585,12 @@ comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs, an array of 
 create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
 language plpgsql set enable_seqscan = off set jit = off set lock_timeout = '1s' as $$
 declare
-	-- How far ahead slots are given out. If workers stop, only the jobs of a second become overdue.
+	-- How far ahead slots are given out. If workers stop, only the jobs of one second become
+	-- overdue.
 	ahead constant interval := '1 second';
 	patience constant interval := '500 milliseconds';
-	-- A smaller batch means that a tick was cut off. Then the tick picks its work at random, so
-	-- that the same row does not cut off every tick.
+	-- A smaller batch means that an earlier tick was cut off. Then this tick picks its work at
+	-- random, so that the same row does not cut off every tick.
 	careful constant boolean := batch < 1000;
 	spare constant int := 100; -- so many more jobs are looked at, to replace jobs that others have locked
 	q drover_redrive_queues;
@@ -640,8 +641,8 @@ begin
 			update drover_redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
 		end;
 	end loop;
-	-- These jobs were set aside, and their pause is over. Try again to take the marked jobs out,
-	-- and forget the others.
+	-- These jobs were set aside, and their pause is over. If a redrive still holds the job, try
+	-- again to take it out. Otherwise delete its row of drover_set_aside.
 	ids := array(select s.job from drover_set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
 	if ids <> '{}' then
 		perform drover_redrive_take_out(array(select j.id from jobs j where j.id = any(ids) and j.paced_at is not null order by j.id for update skip locked));
@@ -658,7 +659,7 @@ begin
 		return; -- null: nothing to do until a redrive begins or goes on
 	end if;
 	capped := exists (select from drover_redrives where finished_at is null and paused_at is null and per_key is not null);
-	wait := '1 second'; -- someone else is at it
+	wait := '1 second'; -- stays so if another session works on every queue, or has just done so
 	for q in select * from drover_redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
 		begin
@@ -757,7 +758,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it; without any, a session that calls it four times a second does the same. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait is when to call again, null when no redrive is under way; if keys are capped, a job that ends may make room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
+comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it. Without supervisors, any session can call it four times a second. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait: how long until the next call; null if no redrive is under way. capped: a redrive caps keys, so a job that ends may make room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
 
 -- +goose StatementBegin
 create function drover_redrive_next(r drover_redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
@@ -765,7 +766,8 @@ declare
 	keys text[];
 begin
 	-- A dead job that the redrive holds has paced_at = finalized_at. If an operator has ended a job
-	-- that the redrive had taken up, the two differ. Jobs without a key go in their order.
+	-- that the redrive had taken up, the two times differ. Jobs without a key go in the order of
+	-- paced_at.
 	picked := array(
 		select j.id from jobs j
 		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of
@@ -775,8 +777,8 @@ begin
 	if r.per_key is null then
 		return;
 	end if;
-	-- Look at the next 500 keys, and begin anew after the last one. Of each key pick the next jobs,
-	-- as many as its cap leaves room for.
+	-- Look at the next 500 keys; after the last key, begin again with the first. For each key, pick
+	-- as many of its next jobs as its cap leaves room for.
 	keys := array(
 		with recursive walk(key) as (
 			(select j.pace_key from jobs j where j.redrive_id = r.id and j.queue = of_queue and j.pace_key > after_key order by j.pace_key limit 1)
@@ -877,8 +879,8 @@ declare
 	error text;
 begin
 	if r.state = 'canary' then
-		-- A canary is well once it has completed (and perhaps been deleted), ill once a run of it
-		-- has failed.
+		-- A canary has succeeded once it has completed (and perhaps been deleted). It has failed
+		-- once a run of it has failed, or once it was discarded or cancelled.
 		select count(*) filter (where j.errors_total > c.value::int or j.state in ('discarded', 'cancelled')),
 			count(*) filter (where j.finalized_at is null and j.errors_total <= c.value::int),
 			min(drover_last_error(j.errors)->>'error') filter (where j.errors_total > c.value::int)
@@ -902,7 +904,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_judge(drover_redrives) is 'Moves a redrive on: from its canaries to the rest or to its abort, and to done. Part of drover_pace.';
+comment on function drover_redrive_judge(drover_redrives) is 'Moves a redrive to its next state: from canary to running or aborted, and from running to done. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_let_lie(r drover_redrives, as_of timestamptz, batch int default 1000) returns void language plpgsql as $$
@@ -936,7 +938,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is 'Takes an aborted redrive''s hand off its next jobs. Part of drover_pace.';
+comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is 'Frees the next batch of the jobs that an aborted redrive holds. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_pause(redrive text, pause boolean default true, by text default null, why text default '') returns text language sql as $$
@@ -958,7 +960,7 @@ create function drover_redrive_abort(redrive text, why text default '', by text 
 	select state from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_abort(text, text, text) is 'Ends a redrive: what it has not made due stays dead. The row keeps by (null: the session''s user) and why. Returns the state the redrive is in now, null if there is no such redrive; one that is done stays done.';
+comment on function drover_redrive_abort(text, text, text) is 'Aborts a redrive: dead jobs that it has not made due stay dead. The row keeps by (null: the session''s user) and why. Returns the state the redrive is in now, null if there is no such redrive. A redrive that is done stays done.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';
