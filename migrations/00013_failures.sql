@@ -38,18 +38,19 @@ create table drover_failure_groups (
 	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
 ) with (fillfactor = 50);
 comment on table drover_failure_groups is 'One row for each fingerprint: failures of one kind of job with one cause, as far as their texts show. At most 10,000 rows; after that, new failures go into one row for each kind.';
-comment on column drover_failure_groups.sample is 'The text of one of them: redacted, bounded.';
+comment on column drover_failure_groups.sample is 'The error text of one of these failures, redacted and cut to a bound.';
 comment on column drover_failure_groups.count is 'Failed runs.';
-comment on column drover_failure_groups.jobs is 'Jobs they happened to: those whose errors did not hold the fingerprint before.';
-comment on column drover_failure_groups.last_job is 'The job it happened to last.';
-comment on column drover_failure_groups.hours is 'Failed runs in the hour of last_seen, in the hour before, and so on, 24 at most: drover_hours.';
-comment on column drover_failure_groups.status is 'open; resolved: mended, and open again as a regression when it comes back; ignored: counted, and stays so.';
+comment on column drover_failure_groups.jobs is 'How many jobs failed with it. A failed run counts here if the errors of its job did not have the fingerprint before.';
+comment on column drover_failure_groups.last_job is 'The job that failed with it last.';
+comment on column drover_failure_groups.hours is 'Failed runs in the hour of last_seen, in the hour before, and so on, for at most 24 hours. drover_hours counts them.';
+comment on column drover_failure_groups.status is 'open. resolved: the cause is repaired; if the failure comes back, the group is open again, as a regression. ignored: failures are counted, and the status stays.';
 comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
-comment on column drover_failure_groups.policy is 'What a job becomes that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
+comment on column drover_failure_groups.policy is 'What becomes of a job that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
 comment on column drover_failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
-comment on column drover_failure_groups.updated_by is 'Who last changed status or policy; updated_why says why.';
+comment on column drover_failure_groups.updated_by is 'The person or program that last changed the status or the policy; updated_why has the reason.';
 
--- Serves the settle (SQLSettle), which looks each failure up; empty unless a policy is set.
+-- Serves the settle (SQLSettle), which looks up the policy for each failure. The index is empty
+-- unless a policy is set.
 create index failure_groups_policy_idx on drover_failure_groups (fingerprint) where policy is not null;
 
 create table drover_failure_tallies (
@@ -64,22 +65,22 @@ create table drover_failure_tallies (
 	jobs        int         not null,
 	last_job    text collate "C" not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_insert_threshold = 5000);
-comment on table drover_failure_tallies is 'Failures that settles have recorded and no supervisor has added to drover_failure_groups yet: a row for each fingerprint of a settle. Appended only, so that no settle waits for another.';
+comment on table drover_failure_tallies is 'Failures that settles have recorded and no supervisor has added to drover_failure_groups yet: a row for each fingerprint of a settle. Settles only append rows, so no settle waits for another.';
 
 create table drover_builds (
 	build      text collate "C" primary key check (build <> '' and octet_length(build) <= 256),
 	first_seen timestamptz not null default clock_timestamp(),
 	slots_to   timestamptz
 );
-comment on table drover_builds is 'Every build a supervisor has registered with. The one first seen last is the newest, whatever their names.';
-comment on column drover_builds.slots_to is 'The due time given last to a job that this build released.';
+comment on table drover_builds is 'Every build that a supervisor has registered. The build with the latest first_seen is the newest, whatever the names are.';
+comment on column drover_builds.slots_to is 'The end of the due times that drover_unpark has given out while this build was the newest.';
 
 -- +goose StatementBegin
 create function drover_newest_build() returns text language sql stable as $$
 	select build from drover_builds order by first_seen desc, build desc limit 1
 $$;
 -- +goose StatementEnd
-comment on function drover_newest_build() is 'The build that was seen for the first time last; null if none has been.';
+comment on function drover_newest_build() is 'The newest build, by first_seen; null if no build is registered.';
 
 -- +goose StatementBegin
 create function drover_hours(hours bigint[], since timestamptz, at timestamptz, n numeric) returns bigint[] language sql immutable as $$
@@ -96,7 +97,7 @@ create function drover_hours(hours bigint[], since timestamptz, at timestamptz, 
 $$;
 -- +goose StatementEnd
 comment on function drover_hours(bigint[], timestamptz, timestamptz, numeric) is
-	'Adds n at a time to counts by the hour, of which the first is of the hour of since and each next one of the hour before. The first of the result is of the later of the two hours.';
+	'Adds n failures at the time at to counts by the hour. hours: the first count is for the hour of since, the next for the hour before, and so on. The first count of the result is for the later hour of since and at.';
 
 -- +goose StatementBegin
 create function drover_failures_put(ids text[]) returns bigint language plpgsql as $$
@@ -154,9 +155,9 @@ declare
 	code     text;
 	why      text;
 begin
-	-- One caller at a time. So no caller waits for another, there is no deadlock, and only one
-	-- caller sees a group come back. If the table is locked, by another caller or by a person's
-	-- open transaction, the work is left for the next time.
+	-- One caller works at a time. So no caller waits for another, there is no deadlock, and only
+	-- one caller sees a group come back. If the table is locked, by another caller or by a person's
+	-- open transaction, this call does nothing, and a later call does the work.
 	begin
 		lock table drover_failure_groups in share row exclusive mode nowait;
 	exception when lock_not_available then
@@ -191,7 +192,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failures_add(int) is 'Adds what settles have recorded to the failure groups, as a supervisor does with its heartbeats. Returns the groups that were resolved and have come back. A tally that a group cannot take is dropped with a warning.';
+comment on function drover_failures_add(int) is 'Adds the failures that settles have recorded to the failure groups. A supervisor calls it with its heartbeats. Returns the groups that were resolved and have come back. A tally that a group cannot take is dropped with a warning.';
 
 -- +goose StatementBegin
 create function drover_failure_status(fingerprint text, status text, by text default null, why text default '') returns text language plpgsql as $$
@@ -268,8 +269,8 @@ begin
 	where f.fingerprint = drover_failure_policy.fingerprint
 		and (f.policy, f.park_build) is distinct from (drover_failure_policy.policy, case when drover_failure_policy.policy = 'park' then newest end);
 	if g.policy = 'park' and policy is distinct from 'park' then
-		-- Jobs that are locked or refused here keep their build; drover_unpark releases them all
-		-- the same.
+		-- Jobs that are locked or refused here keep their parked_build. drover_unpark releases
+		-- these, too.
 		parked := array(
 			select j.id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
 			order by j.id for update skip locked);
@@ -280,7 +281,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_failure_policy(text, text, text, text, text) is
-	'Sets what becomes of jobs that fail with a group''s failure: discard, park, or null to retry them as usual, which also releases those parked. Park holds until a build newer than the newest one now registers; build says which that is, so that a deploy in between is noticed. The row keeps by (null: the session''s user) and why. False for no such group.';
+	'Sets the policy of a failure group, for jobs that fail as the group does: discard, park, or null. Null retries jobs as usual, and releases jobs that the policy has parked. park ends when a newer build registers than the newest build of now. build, with park: the newest build as the caller knows it; DR002 if it is another one now. The row keeps by (null: the session''s user) and why. False: there is no such group.';
 
 -- +goose StatementBegin
 create function drover_unpark(rate int default 50) returns int language plpgsql as $$
@@ -303,7 +304,8 @@ begin
 		select g.fingerprint from drover_failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
 	)
 	update drover_failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
-	-- If a slot is further ahead than drover ever gives one, it was set by hand, and is ignored.
+	-- drover never gives out slots so far ahead. A time beyond that was set by hand, and is
+	-- ignored.
 	start := greatest(clock_timestamp(), (select max(slots_to) from drover_builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
 	room := greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int);
 	-- First come the jobs that older builds parked, then the jobs that the newest build parked
@@ -343,7 +345,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_unpark(int) is
-	'Makes jobs due again that failure groups'' policies parked and that wait for no build any more: rate a second, attempts as they were. A supervisor does so with its heartbeats. Tells how many.';
+	'Makes jobs due again that a failure group''s policy parked, and that no longer wait for a build: rate jobs a second. Their attempts stay as they were. A supervisor calls it with its heartbeats. Returns how many jobs.';
 
 -- +goose StatementBegin
 create function drover_discarded_with(of_kind text, print text) returns bigint language sql stable

@@ -22,12 +22,12 @@ create table drover_budgets (
 	-- Slots are at least a microsecond apart: the clock has no smaller steps.
 	check (retries <= per_ms * 1000)
 );
-comment on table drover_budgets is 'Retry budgets: a window of per_ms has at most so many retries. A change applies from the next failed run on, in every process.';
+comment on table drover_budgets is 'Retry budgets, one row for each. The column retries limits how many retries are due in a window of per_ms. A change applies from the next failed run on, in every process.';
 comment on column drover_budgets.scope is 'kind:NAME, queue:NAME or all. A job spends from one budget: its kind''s, else its queue''s, else the budget of all.';
 comment on column drover_budgets.retries is 'How many retries may be due in any per_ms.';
 comment on column drover_budgets.per_ms is 'The length of the window.';
 comment on column drover_budgets.burst is 'How many retries may be due in one instant. With a burst above 1, a window may hold burst - 1 retries more.';
-comment on column drover_budgets.discard is 'If no slot is free within per_ms after a retry''s backoff, the job is discarded, reason retry_budget, and not postponed.';
+comment on column drover_budgets.discard is 'True: if no slot is free within per_ms after the backoff of a retry, the job is discarded, reason retry_budget. False: the retry waits for the next free slot.';
 
 create table drover_budget_slots (
 	scope   text collate "C" not null,
@@ -39,7 +39,7 @@ create table drover_budget_slots (
 	primary key (scope, retries, per_ms, burst, chunk)
 ) with (fillfactor = 50);
 comment on table drover_budget_slots is
-	'The calendar of each budget: slots per_ms / retries apart, a thousand to a row. Slot n is due n * per_ms / retries after 1970; burst slots share the instant of their first. A budget that is changed begins a new one.';
+	'The calendar of each budget. Its slots are per_ms / retries apart, and a row has a thousand of them. Slot n is due n * per_ms / retries after the beginning of 1970. With a burst, so many slots share the instant of the first of them. A budget that is changed begins a new calendar.';
 comment on column drover_budget_slots.chunk is 'The row has slot chunk * 1000 and the 999 slots after it.';
 comment on column drover_budget_slots.used is 'The slots that retries have taken. No slot is ever given back.';
 
@@ -68,12 +68,12 @@ declare
 	full_chunk constant bit(1000) := ~ B'0'::bit(1000);
 	at  constant bigint := extract(epoch from clock_timestamp()) * 1000000;
 	w       record;       -- a retry that wants a slot
-	held    drover_budget_slots; -- the chunk at hand
+	held    drover_budget_slots; -- the chunk that is being filled
 	changed boolean := false;
 	added   boolean := false;
-	slot    bigint;       -- none before it is free for this retry
-	stop    bigint;       -- the first slot that is too late for it; null: none is
-	next    bigint;       -- none before it is free for the retries that follow: their backoffs are longer
+	slot    bigint;       -- no earlier slot is free for this retry
+	stop    bigint;       -- the first slot that is too late for this retry; null: no slot is too late
+	next    bigint;       -- no earlier slot is free for the retries that follow: their backoffs are longer
 	free    int;
 begin
 	-- Budgets, and the chunks of each budget, in ascending order, so that two calls cannot
@@ -146,7 +146,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_reserve(text[], text[], bigint[], bigint[]) is
-	'Takes for each retry, given its kind, queue, backoff and longest wait (null: any) in microseconds, the first free slot of its budget; returns when that is and how far off, or the reason of a discard. There is no row for a retry without a budget.';
+	'Takes for each retry the first free slot of its budget. Returns when the slot is due and how far off that is, or the reason of a discard. A retry is given by its kind, queue, backoff and longest wait (null: no limit), in microseconds. The result has no row for a retry without a budget.';
 
 -- +goose StatementBegin
 create function drover_budget(b drover_budgets, out reserved int, out free int, out next_free timestamptz) language plpgsql stable as $$
@@ -157,8 +157,8 @@ declare
 	slot  bigint := first;
 	used  bit(1000);
 begin
-	-- The bits of the slots from first to the one before past, from all chunks that hold these
-	-- slots.
+	-- Count the bits of the slots from first up to past, without past itself, in all chunks that
+	-- hold these slots.
 	select coalesce(sum(bit_count(substring(s.used from f.from_bit + 1 for f.to_bit - f.from_bit))), 0) into reserved
 	from drover_budget_slots s
 	cross join lateral (select greatest(first - s.chunk * 1000, 0)::int as from_bit, least(past - s.chunk * 1000, 1000)::int as to_bit) f

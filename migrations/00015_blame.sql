@@ -1,5 +1,5 @@
--- drover: which job killed the process. The evidence that deaths leave, and which supervisor may
--- run a proven suspect.
+-- drover: how to find the job that killed a process. The evidence that deaths leave, and the
+-- supervisor that may run a strong suspect.
 --
 -- Locks: creates new objects only.
 
@@ -33,10 +33,10 @@ comment on table drover_ended_supervisors is 'Supervisors that ended in the last
 comment on column drover_ended_supervisors.ended_at is 'Its last sign of life.';
 comment on column drover_ended_supervisors.died is 'It fell silent, and has sent no heartbeat since.';
 comment on column drover_ended_supervisors.draining is 'It was being stopped, so its death is no evidence against any job.';
-comment on column drover_ended_supervisors.mass is 'Other supervisors fell silent less than two thirds of a lease before or after it: this is evidence for a first crash only.';
-comment on column drover_ended_supervisors.shared is 'Another supervisor ran in its process: no job was alone there.';
+comment on column drover_ended_supervisors.mass is 'Supervisors of other processes fell silent less than two thirds of a lease before or after it. So this death is evidence for a first crash only.';
+comment on column drover_ended_supervisors.shared is 'Another supervisor ran in its process, so no job was alone there.';
 comment on column drover_ended_supervisors.degree is 'The highest crashes among the jobs that had started. Only jobs with that many crashes are suspected.';
-comment on column drover_ended_supervisors.beside is 'How many other jobs had started next to each of the suspects.';
+comment on column drover_ended_supervisors.beside is 'How many other jobs had started besides each suspect.';
 comment on column drover_ended_supervisors.blamed is 'The jobs against which this death counts.';
 comment on column drover_ended_supervisors.explained_by is 'The quarantined job that drover takes for the cause.';
 

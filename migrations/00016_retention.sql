@@ -65,8 +65,8 @@ begin
 		error := null;
 	end;
 	begin
-		-- Due when this statement runs, not when the transaction began: a time behind the
-		-- supervisors' floors would have to wait for a sweep.
+		-- The new job is due when this statement runs, not when the transaction began. A job with a
+		-- due time behind the supervisors' floors would wait for a sweep.
 		insert into jobs (kind, queue, scheduled_at, metadata, args)
 		values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
 			'job_id', job_id, 'job_kind', job_kind, 'queue', job_queue, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
@@ -90,7 +90,8 @@ comment on function drover_make_follow_up(text, text, text, text, text, text, in
 
 -- +goose StatementBegin
 create function drover_follow_up_depth(metadata jsonb) returns int language sql immutable as $$
-	-- Bounded before it becomes an integer, because SQL can store anything under that key.
+	-- The number is bounded before it becomes an integer, because SQL can store any number under
+	-- that key.
 	select case when jsonb_typeof(metadata->'drover:follow_up') = 'number'
 		then greatest(least((metadata->>'drover:follow_up')::numeric, 3), 0)::int else 0 end
 $$;
@@ -162,9 +163,9 @@ create table jobs_archive (
 	archived_why text,
 	primary key (id)
 );
-alter table jobs_archive drop column lane; -- it follows from priority and errors
+alter table jobs_archive drop column lane; -- it follows from priority, crashes and errors_total
 alter table jobs_archive drop column unique_until; -- a job stays in jobs until its period is over
-comment on table jobs_archive is 'Jobs that have ended and were put away: the columns of jobs, and when, by whom and why. Only drover_purge and the queue''s keep_archived delete rows here.';
+comment on table jobs_archive is 'Jobs that have ended and were moved here: the columns of jobs, and when, by whom and why. drover_restore moves them back to jobs. Only drover_purge and the queue''s keep_archived delete them.';
 comment on column jobs_archive.archived_at is 'When it was moved here.';
 comment on column jobs_archive.archived_by is 'The person or program that moved it here. Null: its queue''s retention moved it.';
 
@@ -177,7 +178,7 @@ create function drover_job_columns() returns text language sql stable as $$
 		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> all('{archived_at,archived_by,archived_why}')
 $$;
 -- +goose StatementEnd
-comment on function drover_job_columns() is 'The columns that are kept when a job moves: jobs and jobs_archive both have them, with the same type, and generate them in neither table.';
+comment on function drover_job_columns() is 'The columns that are kept when a job moves: jobs and jobs_archive both have them, with the same type, and neither table generates them.';
 
 -- +goose StatementBegin
 create function drover_walk_on(ids text[], statement text, out done bigint, out refused jsonb) language plpgsql as $$
@@ -297,7 +298,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_put_away(text[], text, text) is
-	'Moves jobs that have ended to jobs_archive by their ids. conflicts: the archive has these ids already; they stay. refused: the database refuses to move these, or their unique period is not over, each with its error; they stay.';
+	'Moves jobs that have ended to jobs_archive by their ids. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, or whose unique period is not over, each with its error; they stay.';
 
 -- +goose StatementBegin
 create function drover_archived(filter jsonb, verb text, batch int default 1000, after text default '',
@@ -334,7 +335,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_restore(jsonb, int, text, text, text) is
-	'Moves jobs back from jobs_archive as they were, one batch by id after the given one. by and why go to the server''s log, because the rows come back unchanged. last: where it got to, null at the end. conflicts: ids that jobs has again; they stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
+	'Moves jobs back from jobs_archive as they were, one batch by id after the given id. by and why go to the server''s log, because the rows come back unchanged. last: where it got to, null at the end. conflicts: ids that jobs has again; they stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
 
 -- +goose StatementBegin
 create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '', by text default null, why text default '',
@@ -359,7 +360,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_purge(jsonb, text, int, text, text, text) is
-	'Deletes jobs from jobs_archive for ever, one batch by id after the given one. by and why go to the server''s log, because the rows are gone. last: where it got to, null at the end. refused: jobs that the database refuses to delete, each with its error.';
+	'Deletes jobs from jobs_archive for ever, one batch by id after the given id. by and why go to the server''s log, because the rows are gone. last: where it got to, null at the end. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text, error text) language plpgsql stable as $$
@@ -397,7 +398,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_export(jsonb, int, text) is
-	'The archive''s jobs as JSON, one a row, a page by id after the given one. Pass a page''s last id on as after, until no row comes. A job that cannot be read has an error and no line. jsonb_populate_record(null::jobs_archive, line) makes a row of a line again.';
+	'The archive''s jobs as JSON, one job in a row: one page by id after the given id. Pass the last id of a page as the next after, until no row comes. A job that cannot be read has an error and no line. jsonb_populate_record(null::jobs_archive, line) makes a row of a line again.';
 
 -- +goose StatementBegin
 create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
@@ -408,7 +409,7 @@ create function drover_ended_before(kept interval) returns timestamptz language 
 		then case when now() - kept <= now() then now() - kept end end
 $$;
 -- +goose StatementEnd
-comment on function drover_ended_before(interval) is 'A queue''s retention as a time: jobs that ended before it may go. Null if the interval makes no sense: then none may.';
+comment on function drover_ended_before(interval) is 'A queue''s retention as a time: jobs that ended before this time may be deleted or archived. Null if the interval makes no sense: then no job may.';
 
 -- +goose StatementBegin
 create function drover_note_refused(path text, refused jsonb, done bigint) returns jsonb language plpgsql as $$
@@ -497,9 +498,9 @@ begin
 			when j.state = 'completed' then case when q.own_completed then q.completed_before else now() - completed end
 			when j.state = 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
 			when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before) end
-			-- While its period lasts, its row keeps out other jobs that are like it.
+			-- A unique job stays while its period lasts: its row keeps out other jobs like it.
 			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
-			-- A redrive that is under way holds it.
+			-- A job stays while a redrive that is under way holds it.
 			and (j.finalized_at = j.paced_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
 		order by j.id for update of j skip locked
 	)
@@ -537,7 +538,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_these(text[], interval, interval, timestamptz) is
-	'Deletes or archives those of these jobs whose time is over, as drover_retain does. With surplus: all of them that were completed or discarded before that time, because their queue keeps enough newer ones; the discarded ones are archived. Jobs that the database refuses to delete or to move are set aside; refused lists each with its path and error; an error that is no job''s fault has no id.';
+	'Deletes or archives the given jobs whose time is over, as drover_retain does. With surplus: the given jobs that were completed or discarded before that time, because their queue keeps enough newer jobs; the discarded jobs are archived. Jobs that the database refuses to delete or to move are set aside. refused: each of them with its path and error; an error that is no job''s fault has no id.';
 
 -- +goose StatementBegin
 create function drover_retain_archived(ids text[], surplus timestamptz, out deleted bigint, out refused jsonb) language sql set lock_timeout = '1s' as $$
@@ -567,7 +568,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain(text, interval, interval, int, boolean) is
-	'Deletes or archives, among the next ids after the given one, the jobs whose time is over: by their queue''s retention, else completed and cancelled ones after these intervals (null: never). Discarded jobs only where their queue says so. last: where it got to, null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: it got to ids that are no ULIDs of today, which whole => false leaves out. follow_ups, at the end: jobs whose follow-up drover_follow_up_again should try.';
+	'Looks at the next ids after the given id, and deletes or archives the jobs whose time is over by their queue''s retention. completed, cancelled: the retention of such jobs if their queue has none (null: they stay). Discarded jobs stay unless their queue has a retention for them. last: where it got to, null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: it got to ids above every ULID of today; whole => false leaves these out. follow_ups: at the end, jobs whose follow-up drover_follow_up_again should try.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 16';

@@ -73,7 +73,7 @@ create trigger drover_limits_notify after insert or update or delete or truncate
 -- +goose StatementBegin
 create function drover_check_scope(scope text) returns void language plpgsql immutable as $$
 declare
-	-- As in checkSeen in Go.
+	-- The same characters as in checkSeen (validate.go).
 	unseen constant text := drover_unseen();
 	name   constant text := substr(scope, position(':' in scope) + 1);
 begin
@@ -89,7 +89,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_check_scope(text) is 'Raises 22023 if there can be no limit on the scope.';
+comment on function drover_check_scope(text) is 'Raises 22023 if the text cannot be a scope.';
 
 -- +goose StatementBegin
 create function drover_known_scope(scope text) returns boolean language sql stable as $$
@@ -124,7 +124,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pause(text, timestamptz, text, text) is
-	'Pauses all, queue:NAME or kind:NAME: no job of it starts before a time, or until it is resumed. Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow within moments of the commit; job_limits.unconfirmed names the supervisors that have not followed yet. Returns the number of the change.';
+	'Pauses a scope, which is all, queue:NAME or kind:NAME. No job of the scope starts before the given time, or until somebody resumes it. Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow within moments of the commit; job_limits.unconfirmed names the supervisors that have not followed yet. Returns the number of the change.';
 
 -- +goose StatementBegin
 create function drover_resume(scope text, by text default null, why text default '') returns boolean language plpgsql as $$

@@ -67,7 +67,8 @@ declare
 	key   text;
 	fault text;
 begin
-	-- The text of args that the table refuses could be a gigabyte.
+	-- Refuse the args that the table would refuse, before their text is made: it could be a
+	-- gigabyte.
 	if pg_column_size(args) > 516 then
 		fault := drover_json_fault(args, 25165824, 25165824, 64);
 		if fault is not null then
@@ -79,14 +80,15 @@ begin
 			select jsonb_object_agg(b #>> '{}', args->(b #>> '{}')), min(b #>> '{}') filter (where (jsonb_typeof(b) = 'string' and args ? (b #>> '{}')) is not true)
 			into doc, fault from jsonb_array_elements(u->'by') as b where b <> 'null';
 		end if;
-		-- drover_refuse_uniqueness finds out which field is wrong. Calling it costs more than this
-		-- check.
+		-- If this check fails, drover_refuse_uniqueness finds out which field is wrong. Calling it
+		-- for every job would cost more than this check.
 		if (jsonb_typeof(u) = 'object' and u - '{by,until}'::text[] = '{}' and coalesce(u->'until', '"ended"') in ('"ended"', '"started"')
 			and (not u ? 'by' or fault is null and jsonb_typeof(args) = 'object' and jsonb_typeof(u->'by') = 'array' and jsonb_array_length(u->'by') between 1 and 32 and not u->'by' @> '[null]')) is not true then
 			perform drover_refuse_uniqueness(at, u, args, concurrency_key, later);
 		end if;
 	end if;
-	-- The end of a JSON value is never in doubt, so no two choices give the same key.
+	-- The args, queue and concurrency_key are written as JSON values, so it is clear where each of
+	-- them ends. So no two choices give the same key.
 	key := to_jsonb(kind)::text
 		|| case when u->'any_args' = 'true' then '' when u ? 'by' then ' by ' || doc::text else ' ' || doc::text end
 		|| case when u->'queue' = 'true' then ' queue ' || to_jsonb(queue)::text else '' end
@@ -110,7 +112,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_span_fault(text) is 'Why a text is no span of time for a unique job; null: it is one.';
+comment on function drover_span_fault(text) is 'Why a text cannot be the period of a unique job. Null: it can.';
 
 -- +goose StatementBegin
 create function drover_enqueue_unique(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns table (id text, job_id text, result text)
@@ -121,7 +123,7 @@ declare
 	docs    constant jsonb := case when single then jsonb_build_array(batch) else batch end;
 	ids     text[];
 	keys    text[];  -- null: the job is not unique, and this function ignores it
-	modes   text[];  -- what to do if another one is there
+	modes   text[];  -- what to do if another job has the key
 	owners  text[];  -- the job that is there in the end
 	results text[];
 	todo    int[];   -- places in the batch
@@ -148,7 +150,8 @@ begin
 	if single then
 		select * into g from jsonb_to_record(batch) as d(id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz, delay interval,
 			max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text, uniqueness jsonb);
-		-- Calling drover_refuse_job costs more than this check.
+		-- If this check fails, drover_refuse_job finds out which field is wrong. Calling it for
+		-- every job would cost more than this check.
 		if (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128 and g.kind !~ drover_unseen() and coalesce(g.queue, 'default') !~ drover_unseen()
 			and coalesce(g.priority, 5) between 1 and 9 and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
 			and num_nonnulls(g.retry, g.timeout, g.expires_at, g.retry_until, g.metadata) = 0 and coalesce(octet_length(g.concurrency_key), 1) between 1 and 256) is not true then
@@ -197,7 +200,7 @@ begin
 		cross join lateral (select case when single then '' else format('batch[%s].', g.ordinality - 1) end as prefix) at
 	) g;
 
-	-- Two unique jobs of the batch have one id.
+	-- Refuse two unique jobs of the batch that have one id and different keys.
 	if not single then
 		select t.id into own from unnest(ids, keys) as t(id, key) where t.key is not null group by t.id having count(distinct t.key) > 1 order by t.id limit 1;
 		if own is not null then
@@ -210,7 +213,8 @@ begin
 		-- A repeated enqueue: the job with that id is there, in whatever state.
 		known := array(select t.n from unnest(ids) with ordinality as t(id, n) where (t.n in (select unnest(todo))) is true and (select true from jobs j where j.id = t.id));
 		if known <> '{}' then
-			-- Its args may have been replaced since. If it has the same key, it is the same job.
+			-- The args of the stored job may have been replaced since. If it has the same key, it
+			-- is the same job.
 			perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
 			from rows from (jsonb_to_recordset(docs) as (id text, kind text, args jsonb, queue text)) with ordinality as g
 			where (g.ordinality in (select unnest(known))) is true and (select j.unique_key from jobs j where j.id = g.id) is distinct from keys[g.ordinality];
@@ -237,7 +241,7 @@ begin
 			where (t.n in (select unnest(todo))) is true order by t.key collate "C", t.n
 		loop
 			if not h.in_force then
-				-- Its period is over.
+				-- The period of that job is over.
 				update jobs j set unique_until = null where j.id = h.id and j.unique_until <= clock_timestamp();
 				continue;
 			elsif h.mode <> 'keep' and h.waits then
@@ -255,9 +259,9 @@ begin
 		todo := array(select t from unnest(todo) as t where (t in (select unnest(done))) is not true);
 		exit when todo = '{}';
 
-		-- In the order of the keys, so that two batches can deadlock only over jobs that a later
-		-- round finds. The arbiter index is named. So a violation of an application's index is an
-		-- error, and does not mean that the job is there.
+		-- Insert in the order of the keys, so that two batches can deadlock only over jobs that a
+		-- later round finds. "on conflict" names the index. So a violation of an application's
+		-- index is an error, and does not mean that the job is there.
 		firsts := array(select min(t.n) from unnest(keys) with ordinality as t(key, n) where (t.n in (select unnest(todo))) is true group by t.key);
 		with fresh as (
 			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
@@ -326,8 +330,8 @@ begin
 		timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text);
 	at := drover_due(g.scheduled_at, g.delay);
 	if debounce then
-		-- A job that is due now is due when it is written, or it would lie behind the supervisors'
-		-- floors.
+		-- A job that is due now gets the time of this write. An earlier time would lie behind the
+		-- supervisors' floors.
 		update jobs j set scheduled_at = greatest(least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval), clock_timestamp()),
 			state = case when least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval) > clock_timestamp() then 'scheduled' else 'available' end
 		where j.id = job_id and j.unique_key = key and j.unique_until > clock_timestamp() and j.state in ('available', 'scheduled') and j.claim_seq = 0;
@@ -361,7 +365,7 @@ begin
 	where h.unique_key = (select j.unique_key from jobs j where j.id = job_id and j.unique_scope <> 'period')
 		and h.unique_until is not null and (h.finalized_at is null or h.unique_until < 'infinity') and h.id <> job_id;
 	if o.unique_until <= clock_timestamp() then
-		-- Its period is over. If somebody else changes that job just now, it counts as there.
+		-- The period of job o is over. If another transaction is changing o, o keeps the key.
 		perform from jobs h where h.id = o.id and h.unique_until <= clock_timestamp() for no key update skip locked;
 		if found then
 			update jobs h set unique_until = null where h.id = o.id;
@@ -372,7 +376,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_unique_owner(text) is 'The job that has the unique key which this job would need to run again; null: it can have it. If that other job''s period is over, it loses the key.';
+comment on function drover_unique_owner(text) is 'The job that has the unique key which this job needs to run again. Null: no other job has it. If the period of the other job is over, that job loses the key.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 18';

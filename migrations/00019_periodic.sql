@@ -50,14 +50,14 @@ create table drover_periodic (
 	constraint periodic_counts check (least(jobs, skipped) >= 0)
 ) with (fillfactor = 50);
 comment on table drover_periodic is 'Schedules, one row for each: when to enqueue which job. People read the view periodic_jobs and call functions such as drover_periodic_set.';
-comment on column drover_periodic.generation is 'Part of the ids of its jobs. A schedule that was deleted and created anew under the same name has another one.';
+comment on column drover_periodic.generation is 'Part of the ids of its jobs. A schedule that was deleted and created anew under the same name has another generation.';
 comment on column drover_periodic.options is 'How each job is enqueued: the keys queue, priority, delay, max_attempts, retry, timeout, tags, metadata, concurrency_key and uniqueness, as parameters of drover_enqueue.';
 comment on column drover_periodic.schedule is 'Five cron fields, six with the second in front, a word such as @daily, or @every and a duration.';
 comment on column drover_periodic.zone is 'The time zone in which the cron fields are read.';
 comment on column drover_periodic.anchor is '@every counts from here.';
 comment on column drover_periodic.jitter_ms is 'Each job is due at a random time in the jitter_ms after its tick.';
 comment on column drover_periodic.catch_up is 'Which of the missed ticks make a job later. skip: none; once: the newest; all: the newest 100.';
-comment on column drover_periodic.overlap is 'skip: a tick makes no job while the last one has not ended.';
+comment on column drover_periodic.overlap is 'skip: a tick makes no job while the schedule''s last job has not ended.';
 comment on column drover_periodic.run_at_start is 'The schedule ticks when its row is made. A schedule that exists already does not tick because of this setting.';
 comment on column drover_periodic.paused_until is 'No tick before this time; infinity: until it is resumed.';
 comment on column drover_periodic.build is 'The build that declared it, for a schedule that is declared in code. The settings of the newest build hold.';
@@ -221,7 +221,7 @@ begin
 		foreach m in array minutes loop
 			l := d + make_interval(hours => h, mins => m);
 			continue when (l + interval '1 minute' - back) at time zone 'UTC' <= after;
-			-- No minute from here on has a tick before this one.
+			-- No minute from here on has a tick before the time first.
 			first := (l - ahead) at time zone 'UTC';
 			exit day when cardinality(found) >= most and (select count(distinct t) from unnest(found) as t where t > after and t <= first) >= most;
 			foreach s in array seconds loop
@@ -259,7 +259,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_cron_day(date, int[], int[], int[], text, interval, interval, timestamptz, int) is
-	'The first instants after a time, at most so many, of a day in a zone whose clocks are put forward or back around that day, from one offset to another. A time that does not exist becomes the first moment after the gap. A time that exists twice is the first of the two; it is both if every hour is asked for.';
+	'The ticks of a day d after the time after, for a zone whose clocks are put forward or back around that day. before, behind: the offsets before and after the change. Stops soon after most ticks. A local time that does not exist becomes the first moment after the gap. A local time that exists twice becomes the first of the two instants; if hours has every hour, it becomes both.';
 
 -- +goose StatementBegin
 create function drover_periodic_ticks(schedule text, zone text, anchor timestamptz, after timestamptz, most int default 1, upto timestamptz default 'infinity')
@@ -351,7 +351,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_ticks(text, text, timestamptz, timestamptz, int, timestamptz) is
-	'The first ticks of a schedule after a time, up to another, at most so many. @every counts from anchor. Raises 22023 if the schedule makes no sense. Empty if it never ticks.';
+	'The first ticks of a schedule after the time after, up to the time upto, at most most of them. @every counts from anchor. Raises 22023 if the schedule makes no sense. Empty if it never ticks.';
 
 -- +goose StatementBegin
 create function drover_periodic_zone(zone text) returns text language plpgsql stable as $$
@@ -469,7 +469,8 @@ begin
 			return p.next_at;
 		end if;
 	end loop;
-	-- Somebody stored it between the caller's look and this one.
+	-- The caller has looked whether a schedule of this name was made in code or at run time. If
+	-- that is different now, another transaction has stored the schedule since.
 	if (was.declared_by is null) <> (p.declared_by is null) then
 		raise exception 'drover: schedule % was just made %', quote_literal(p.name), case when p.declared_by is null then 'in code: change it there, or pause it' else 'at run time' end
 			using errcode = 'DR002';
@@ -614,7 +615,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_pause(text, timestamptz, text, text) is 'Pauses a schedule until a time, or until it is resumed. Its ticks meanwhile are left out. False: there is no such schedule.';
+comment on function drover_periodic_pause(text, timestamptz, text, text) is 'Pauses a schedule until a time, or until it is resumed. Ticks during the pause are left out. False: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_resume(name text, by text default null, why text default '') returns boolean language plpgsql as $$
@@ -664,7 +665,7 @@ begin
 	if n is null or n not between 1 and 1000 then
 		perform drover_periodic_refuse('n', format('%s is not 1 to 1000', n));
 	end if;
-	-- The search would go on for ever.
+	-- From a time outside of these years, the search for ticks would not end.
 	if (after between '0001-01-01 00:00:00Z' and '9999-12-31 00:00:00Z') is not true then
 		perform drover_periodic_refuse('after', format('%s is not in the years 1 to 9999', coalesce(after::text, 'null')));
 	end if;
@@ -676,7 +677,8 @@ comment on function drover_periodic_preview(text, text, int, timestamptz) is 'Th
 
 -- +goose StatementBegin
 create function drover_periodic_id(name text, generation text, tick timestamptz) returns text language sql immutable as $$
-	-- The tick's milliseconds, then 80 bits of a hash: one bit string, five bits a digit.
+	-- The first 10 digits are the tick's milliseconds. The other 16 digits are 80 bits of a hash,
+	-- five bits for each digit.
 	select left(drover_ulid_at(tick), 10) || string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ', substring(b from i * 5 + 1 for 5)::int + 1, 1), '' order by i)
 	from (select ('x' || left(h, 16))::bit(64) || ('x' || substr(h, 17, 4))::bit(16) as b
 		from (select encode(sha256(convert_to(format('%s/%s/%s', generation, extract(epoch from tick), name), 'UTF8')), 'hex') as h) h) bits,
@@ -719,7 +721,7 @@ comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb,
 
 -- +goose StatementBegin
 create function drover_periodic_busy(p drover_periodic) returns boolean language sql volatile as $$
-	-- By primary key. It is volatile, so that it sees jobs of this transaction.
+	-- Reads by primary key. The function is volatile, so that it sees jobs of this transaction.
 	select p.overlap = 'skip' and exists (select from jobs j where j.id = p.last_job and j.finalized_at is null)
 $$;
 -- +goose StatementEnd
@@ -757,7 +759,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_run(text, text, text, text) is
-	'Enqueues a job of a schedule now, besides its ticks, also if it is paused, and returns its id. If new_id is given, it is the id; a second call with it raises DR002. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
+	'Enqueues a job of a schedule now, besides its ticks, even if the schedule is paused, and returns the id of the job. new_id: the id to use; a second call with the same new_id raises DR002. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_fire(name text, supervisor text default '', out fired boolean, out made text[], out missed bigint, out why text, out fault text, out wait_s float8)
@@ -793,8 +795,8 @@ begin
 	keep := case when p.catch_up = 'all' then 100 else 1 end;
 	due := p.next_at || drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, most, at);
 	if cardinality(due) > most then
-		-- Too many to list. Halving finds the time after which the newest ticks lie: ticks are at
-		-- least a second apart.
+		-- There are too many ticks to list. Halve the time between lo and hi until the newest ticks
+		-- are found. 900 ms are close enough: ticks are at least a second apart.
 		missed := most;
 		lo := p.next_at;
 		hi := at;
@@ -872,7 +874,7 @@ begin
 	return next p.next_at;
 	return query select unnest(drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, least(n, 1000) - 1));
 exception when data_exception then
-	null; -- somebody has edited the row: the next tick notes it
+	null; -- somebody has edited the row, so it makes no sense; the next tick records the error
 end
 $$;
 -- +goose StatementEnd

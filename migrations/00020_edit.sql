@@ -65,9 +65,8 @@ declare
 	tail text;
 	head constant text := to_jsonb(j.kind)::text || ' by ';
 begin
-	-- It is not stored what the enqueue chose. So all choices are tried, until one gives the key
-	-- that the job has. The names of the fields that count are in the key, unless the key is a
-	-- hash.
+	-- The choices of the enqueue are not stored. So all choices are tried, until one gives the key
+	-- that the job has. The names of the fields in "by" are in the key, unless the key is a hash.
 	for u in
 		select jsonb_build_object('queue', q.counts, 'key', k.counts) || f.form
 		from (values (false), (true)) q(counts), (values (false), (true)) k(counts), (values (jsonb '{}'), ('{"any_args": true}'), ('{"by": []}')) f(form)
@@ -121,8 +120,8 @@ begin
 			j.scheduled_at := due;
 			what := what || format('due %s, was %s', case when due > at then to_char(due at time zone 'UTC', utc) else 'now' end,
 				case when was.state = 'parked' then 'parked' else to_char(was.scheduled_at at time zone 'UTC', utc) end);
-			-- A parked job gives up what it waits for. A redrive that caps its key goes on to count
-			-- it.
+			-- A parked job no longer waits for a build, or for its place in a redrive. A redrive
+			-- that caps its key still counts it.
 			j.state := case when was.state = 'retryable' or was.state = 'parked' and was.errors_total > 0 then 'retryable' when due > at then 'scheduled' else 'available' end;
 			if was.state = 'parked' then
 				j.parked_build := null;
@@ -225,7 +224,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_edit(text, jsonb, text, text) is
-	'Changes a waiting job: an object with some of run_now (true), scheduled_at, delay, priority, queue, max_attempts, retry, args_patch. Attempts, failures and errors stay; the errors get an entry with by (default: the database''s user) and why. A job that runs or has ended stays as it is, and so does a job that has the new values already. Returns the job''s state now (null: there is no such job), and whether it was changed. E.g. select * from drover_edit(''01KAJ4Y8Q3N6T0V5B7C9D1E2FG'', ''{"run_now": true}'', why => ''the bank is back'')';
+	'Changes a waiting job. edit: an object with some of run_now (true), scheduled_at, delay, priority, queue, max_attempts, retry, args_patch. Attempts, failures and errors stay; the errors get an entry with by (default: the database''s user) and why. A job that runs or has ended stays as it is, and so does a job that has the new values already. Returns the job''s state now (null: there is no such job), and whether it was changed. E.g. select * from drover_edit(''01KAJ4Y8Q3N6T0V5B7C9D1E2FG'', ''{"run_now": true}'', why => ''the bank is back'')';
 
 -- +goose StatementBegin
 create function drover_edit_many(filter jsonb, edit jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
@@ -238,12 +237,12 @@ declare
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'edit', after, batch, wait) h;
 	was := array(select (select j.ctid from jobs j where j.id = h.id) from unnest(held) with ordinality as h(id, n) order by h.n);
-	if not wait then -- for another transaction that has stored a job with a unique key which a job here would get
+	if not wait then -- another transaction may have stored a job with a unique key that a job here would get
 		perform set_config('lock_timeout', '250ms', true);
 	end if;
 	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_edit_jobs($1, $2)', doc) w;
 	perform set_config('lock_timeout', usual, true);
-	-- Jobs that are already like that have not moved.
+	-- A job that had the new values already still has its ctid.
 	ids := array(select h.id from unnest(held, was) as h(id, at) where (select j.ctid from jobs j where j.id = h.id) <> h.at order by 1);
 	if changed > 0 then
 		perform drover_edited(ids);
@@ -259,7 +258,7 @@ create function drover_rerun_jobs(ids text[], how jsonb) returns bigint language
 declare
 	was      jobs;
 	at       timestamptz;
-	-- When the job before is due, in an earlier part of the walk.
+	-- When the job before is due. At first it is the last job of an earlier part of the walk.
 	due      timestamptz := case when how ? 'places' then nullif(current_setting('drover.rerun_due', true), '') end;
 	made     text;
 	owner    text;
@@ -326,7 +325,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_rerun_jobs(text[], jsonb) is
-	'Enqueues completed jobs again that the caller has locked, and returns how many. how: by, why, and new_id for one job, or places (the ids of all jobs of the batch), starts (when the first is due) and every (how much later each next one is). Part of drover_rerun and drover_rerun_many.';
+	'Enqueues again completed jobs that the caller has locked, and returns how many. how: by, why, and new_id for one job; or places (the ids of all jobs of the batch), starts (when the first new job is due) and every (how much later each next new job is due). Part of drover_rerun and drover_rerun_many.';
 
 -- +goose StatementBegin
 create function drover_rerun(job_id text, why text default '', by text default null, new_id text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -345,7 +344,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_rerun(text, text, text, text) is
-	'Enqueues a completed job again, due now, as a new job with the same args and settings, and returns its id. The errors of each have an entry of class operator with by (default: the database''s user), why, and the id of the other as job. With new_id that is the new id, and a call that is repeated raises DR002. Raises DR002 too if the job is not completed, has expired, or another job has its unique key. Null: there is no such job.';
+	'Enqueues a completed job again, due now, as a new job with the same args and settings, and returns its id. The errors of both jobs get an entry of class operator with by (default: the database''s user), why, and the id of the other job as job. new_id: the id of the new job; a second call with the same new_id raises DR002. Raises DR002 too if the job is not completed, has expired, or another job has its unique key. Null: there is no such job.';
 
 -- +goose StatementBegin
 create function drover_rerun_many(filter jsonb, why text default '', rate float8 default 50, after text default '', batch int default 1000, wait boolean default false,
@@ -361,7 +360,7 @@ begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'rerun', after, batch, wait) h;
 	starts := greatest(starts, clock_timestamp()); -- drover_hold may have waited for locks
 	next := starts + coalesce(cardinality(held), 0) * make_interval(secs => 1 / rate);
-	if not wait then -- for another transaction that has stored a job with a unique key which a job here would get
+	if not wait then -- another transaction may have stored a job with a unique key that a job here would get
 		perform set_config('lock_timeout', '250ms', true);
 	end if;
 	perform set_config('drover.rerun_due', '', true);
@@ -376,7 +375,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_rerun_many(jsonb, text, float8, text, int, boolean, text, timestamptz) is
-	'Enqueues one batch of the completed jobs that match a filter again, as drover_rerun does; so many of the new jobs (rate) become due in a second. Pass last as the next after and next as the next starts, until last is null. Jobs that were rerun before stay as they are, so an interrupted walk can begin anew; so do jobs that are reruns themselves, unless the filter names ids. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}. ids, queues, kinds: the new jobs.';
+	'Enqueues again one batch of the completed jobs that match a filter, as drover_rerun does. rate: how many of the new jobs become due in a second. Pass last as the next after and next as the next starts, until last is null. Jobs that were rerun before stay as they are, so an interrupted walk can begin anew; so do jobs that are reruns themselves, unless the filter names ids. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}. ids, queues, kinds: the new jobs.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 20';

@@ -28,8 +28,8 @@ comment on table drover_activity is
 	'How many runs of a queue a supervisor began and ended in some seconds, usually a minute. Each supervisor appends a row for each queue in which something ran. Deleted after two hours. An unclean end of a process loses the sums of its last minute.';
 comment on column drover_activity.at is 'The end of the time that the row is about.';
 comment on column drover_activity.seconds is 'The length of that time.';
-comment on column drover_activity.waited is 'Seconds for which the jobs that started had been due, in all: waited / started is the mean.';
-comment on column drover_activity.failed is 'Runs that failed, whose jobs are retried or parked.';
+comment on column drover_activity.waited is 'How long the jobs that started had been due before, in seconds, added up: waited / started is the mean.';
+comment on column drover_activity.failed is 'Failed runs whose jobs are retried or parked.';
 comment on column drover_activity.discarded is 'Runs whose jobs were discarded, and jobs that expired.';
 
 -- +goose StatementBegin

@@ -16,8 +16,8 @@ end $$;
 -- +goose StatementBegin
 create function drover_seen(subject text, id text) returns text language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
-	-- Each reads by primary key, also in a plan from when the table was small. Ticks, tallies and
-	-- progress change rows without a person. So their columns do not count here.
+	-- Each query reads by primary key, even with a plan from when the table was small. Ticks,
+	-- tallies and progress change some columns without a person. These columns do not count here.
 	case subject
 	when 'job' then return (select format('%s/%s', j.redrives, j.xmin) from jobs j where j.id = drover_seen.id);
 	when 'pause' then return coalesce((select l.version::text from drover_limits l where l.scope = drover_seen.id and l.held_until > clock_timestamp()), 'none');
@@ -104,7 +104,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_require_seen(text, text, text, boolean) is
-	'Locks the subject of drover_seen, and raises DR002 with who changed it and when, unless drover_seen is what the caller saw. Call it in the transaction of the change. life: a job may have run since, but not have been redriven, and a schedule may have ticked.';
+	'Locks the subject of drover_seen, and raises DR002 with who changed it and when, unless drover_seen still returns the text that the caller saw. Call it in the transaction of the change. life: a job may have run since (but not have been redriven), and a schedule may have ticked.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 22';

@@ -24,7 +24,8 @@ declare
 	most constant int := 10000;
 	q    text;
 begin
-	-- The statements after the lock see the samples of the session that had it before.
+	-- The lock is a statement of its own. So later statements see the samples of the session that
+	-- had the lock before.
 	if not pg_try_advisory_xact_lock(hashtextextended(drover_channel() || ' depth', 0)) then
 		return;
 	end if;

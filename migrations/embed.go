@@ -65,7 +65,8 @@ func (s Schema) Up(ctx context.Context, pool *pgxpool.Pool) error {
 		if err := mendRenamed(ctx, db); err != nil {
 			return err
 		}
-		// goose's Up looks for work before it takes the lock. It would then make its table in many first processes together.
+		// goose's Up looks for work before it takes the lock. In many first processes together, each would then create goose's
+		// table.
 		if _, err := p.GetDBVersion(ctx); err != nil {
 			return err
 		}
@@ -96,7 +97,7 @@ func mendRenamed(ctx context.Context, db *sql.DB) error {
 		return err
 	}
 	defer conn.Close() //nolint:errcheck // the connection returns to the pool
-	var l schemaLock   // also for its settings
+	var l schemaLock   // it also applies settings
 	if err := l.SessionLock(ctx, conn); err != nil {
 		return err
 	}
