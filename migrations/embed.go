@@ -65,8 +65,8 @@ func (s Schema) Up(ctx context.Context, pool *pgxpool.Pool) error {
 		if err := mendRenamed(ctx, db); err != nil {
 			return err
 		}
-		// goose's Up looks for work before it takes the lock. In many first processes together, each would then create goose's
-		// table.
+		// goose's Up looks for work before it takes the lock. In many first processes together, each would then create
+		// goose's table.
 		if _, err := p.GetDBVersion(ctx); err != nil {
 			return err
 		}

@@ -21,7 +21,7 @@ type Action string
 
 // The actions. Each covers single jobs as well as all jobs of a filter.
 const (
-	Retry    Action = "retry"    // run waiting jobs now, make one dead job due again, run a completed one once more
+	Retry    Action = "retry"    // run waiting jobs now, make one dead job due again, run a completed job once more
 	Cancel   Action = "cancel"   // cancel unfinished jobs
 	Edit     Action = "edit"     // change when waiting jobs are due, their priority, queue, attempts and args
 	Enqueue  Action = "enqueue"  // enqueue a job, by the API alone
@@ -48,8 +48,9 @@ type posted struct {
 	blind bool // the sender may leave out what it saw
 }
 
-// seen is who sends the form, with what the page showed. If the sender may leave that out, and does, it is what is there
-// now: "" for anything. The database compares it while it holds the row, so two forms from one page have one effect.
+// seen returns the sender of the form, with the state that the page showed in Seen. If the sender may leave the state
+// out, and does so, Seen is now: the present state, or "" for any state. The database compares Seen while it holds the
+// row, so two forms from one page have one effect.
 func (p posted) seen(now string) (drover.Audit, error) {
 	by := p.by
 	by.Seen = p.form.Get("seen")
@@ -60,7 +61,7 @@ func (p posted) seen(now string) (drover.Audit, error) {
 	return by, nil
 }
 
-// mostForm is how many bytes a form may have: a reason has 512.
+// mostForm is how many bytes a form may have. A reason has at most 512.
 const mostForm = 16 << 10
 
 // post carries out a form. A form that is refused changes nothing.
@@ -84,7 +85,7 @@ func (s *site) post(w http.ResponseWriter, r *http.Request) {
 	s.failedPost(w, r, name, err)
 }
 
-// carryOut reads the form, asks the application, and does it.
+// carryOut reads the form, asks the application whether the person may do this, and then does it.
 func (s *site) carryOut(w http.ResponseWriter, r *http.Request, p page) (to string, err error) {
 	in := posted{}
 	if in.query, err = readQuery(r); err != nil {
@@ -116,7 +117,7 @@ func (s *site) carryOut(w http.ResponseWriter, r *http.Request, p page) (to stri
 	return a.run(r.Context(), in)
 }
 
-// whoMay is the name of the person who sends a request, or a refusal.
+// whoMay returns the name of the person who sends a request, or an error if that person may not do a.
 func (s *site) whoMay(r *http.Request, a Action) (string, error) {
 	who, ok := s.may(r, a)
 	if !ok {
@@ -125,7 +126,7 @@ func (s *site) whoMay(r *http.Request, a Action) (string, error) {
 	return who, nil
 }
 
-// may asks the application. Without an Authorize, and without a name, the answer is no.
+// may asks the application. Without Authorize, or if it returns no name, the answer is no.
 func (s *site) may(r *http.Request, a Action) (actor string, ok bool) {
 	if s.authorize == nil {
 		return "", false
@@ -171,7 +172,7 @@ func (s *site) failedPost(w http.ResponseWriter, r *http.Request, name string, e
 	s.fail(w, r, p)
 }
 
-// mayNotChange is another problem for a role that may read.
+// mayNotChange replaces the error of a role that may read drover's tables and not change them.
 func mayNotChange(err error) error {
 	if stateOf(err) == "42501" {
 		return problem{Status: http.StatusServiceUnavailable, What: "The application's role may not change drover's tables.", Do: "Give it the rights of the operator in docs/roles.sql."}
@@ -179,7 +180,7 @@ func mayNotChange(err error) error {
 	return err
 }
 
-// unchanged is the answer to a button that somebody else has pressed before, or whose subject is in another state by now.
+// unchanged is the answer if somebody else has pressed the button before, or if its subject is in another state by now.
 func unchanged(format string, args ...any) error {
 	return problem{Status: http.StatusConflict, What: visible(fmt.Sprintf(format, args...)), Do: "Nothing was changed."}
 }

@@ -20,7 +20,7 @@ type changes struct {
 	ArgsPatch   json.RawMessage `json:"args_patch"`
 }
 
-// edit is the library's form. The client checks the values.
+// edit returns the changes as the library takes them. The client checks the values.
 func (c *changes) edit() (e drover.JobEdit, err error) {
 	e = drover.JobEdit{RunNow: c.RunNow, ScheduledAt: c.ScheduledAt, Priority: c.Priority, Queue: c.Queue, MaxAttempts: c.MaxAttempts, ArgsPatch: c.ArgsPatch}
 	if c.Delay != "" {

@@ -45,12 +45,12 @@ func (s source) jobActs() map[string]act {
 	}
 }
 
-// changedSince refuses a button that does not go with the job's state.
+// changedSince is the error for a button that is of no use in the job's state.
 func changedSince(j *drover.JobInfo) error {
 	return unchanged("Since you saw it, the job has changed: it is %s%s.", stateOfJob(j), lastHand(j))
 }
 
-// lastHand names the person of a job's newest entry, if that is no run.
+// lastHand describes the newest entry of a job's errors, if a person made that entry.
 func lastHand(j *drover.JobInfo) string {
 	if len(j.Errors) == 0 || j.Errors[len(j.Errors)-1].By == "" {
 		return ""
@@ -59,7 +59,7 @@ func lastHand(j *drover.JobInfo) string {
 	return fmt.Sprintf("; %s at %s: %s", e.By, stamp(e.At), e.Error) // whole: Redact comes later
 }
 
-// stateOfJob is the state in a sentence.
+// stateOfJob is the job's state as a part of a sentence.
 func stateOfJob(j *drover.JobInfo) string {
 	if waits(j) && j.State != drover.Parked || j.State == drover.Available {
 		return fmt.Sprintf("%s, due at %s", j.State, stamp(j.ScheduledAt))
@@ -67,12 +67,12 @@ func stateOfJob(j *drover.JobInfo) string {
 	return string(j.State)
 }
 
-// waits reports whether a job can be made due now. One that is available is due.
+// waits reports whether a job can be made due now. An available job is due already.
 func waits(j *drover.JobInfo) bool {
 	return j.State == drover.Scheduled || j.State == drover.Retryable || j.State == drover.Parked
 }
 
-// onJob reads the job, and leads back to its page.
+// onJob reads the job, calls do, and leads back to the job's page.
 func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) error) func(context.Context, posted) (string, error) {
 	return func(ctx context.Context, p posted) (string, error) {
 		id, err := p.query.id("id")
@@ -87,7 +87,7 @@ func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) 
 	}
 }
 
-// end ends a job, and is refused if it has ended before.
+// end ends a job. It returns an error if the job has ended before.
 func (s source) end(verb func(context.Context, string, drover.Audit) (drover.State, error)) func(context.Context, *drover.JobInfo, posted) error {
 	return func(ctx context.Context, j *drover.JobInfo, p posted) error {
 		by := p.by
@@ -142,6 +142,6 @@ func (s source) deleteActs() map[string]act {
 			}
 			return "", unchanged("Only a job that has ended can be deleted, and this one is %s.", job.State)
 		}
-		return href("delete", "id", id), nil // which says that it is gone
+		return href("delete", "id", id), nil // this page then shows that the job is gone
 	}}}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// manyVerb is what can be done to all jobs of a filter.
+// manyVerb is an action on all jobs of a filter.
 type manyVerb struct {
 	needs  Action
 	button string // "%s" is how many
@@ -23,7 +23,7 @@ type manyVerb struct {
 	do     func(context.Context, drover.Filter, how, drover.Audit) (drover.BulkResult, error)
 }
 
-// how is what a form or a request says besides the filter.
+// how has the parts of a form or a request besides the filter.
 type how struct {
 	edit drover.JobEdit
 	rate float64
@@ -96,7 +96,7 @@ type manyData struct {
 	Fields           []input
 }
 
-// readMany reads which jobs an address means, and what is to become of them.
+// readMany reads the verb and the filter of an address.
 func (s source) readMany(q query) (do string, v manyVerb, f drover.Filter, err error) {
 	if err = q.only(append(filterKeys(), "do")...); err != nil {
 		return do, v, f, err
@@ -144,7 +144,7 @@ func (d *manyData) Jobs() string {
 	return number(d.Count) + " jobs"
 }
 
-// fields are what the verb's form asks for.
+// fields are the fields of the verb's form.
 func (v manyVerb) fields() []input {
 	switch {
 	case v.edits:
@@ -155,8 +155,8 @@ func (v manyVerb) fields() []input {
 	return nil
 }
 
-// countOf counts for a moment the jobs that the verb would change. If that was not enough, there are more than n, which
-// then counts only some of the states.
+// countOf counts the jobs that the verb would change, for at most s.patience. If that is too short, it returns more:
+// there may be more than n jobs, because n counts only some of the states.
 func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (n int64, more bool, err error) {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -182,7 +182,7 @@ func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (
 	return n, false, nil
 }
 
-// manyActs has one button, whose address says what it does.
+// manyActs has an act for each verb. The page has one button, and its address names the verb.
 func (s source) manyActs() map[string]act {
 	acts := map[string]act{}
 	for do, v := range s.manyVerbs() {
@@ -203,13 +203,13 @@ func (s source) manyActs() map[string]act {
 				return "", err
 			}
 			_, err = s.changeMany(ctx, p.query, do, p.form.Get("word"), h, p.by)
-			return "many?" + p.query.filterAddress("do", do), err // which says how many are left: none, if nobody adds some
+			return "many?" + p.query.filterAddress("do", do), err // this page then shows how many are left: none, unless somebody has added some
 		}}
 	}
 	return acts
 }
 
-// changeMany does it to all jobs that an address means.
+// changeMany carries out the verb do on all jobs that an address means.
 func (s source) changeMany(ctx context.Context, q query, do, word string, h how, by drover.Audit) (done drover.BulkResult, err error) {
 	asked, v, filter, err := s.readMany(q)
 	switch {
@@ -224,7 +224,8 @@ func (s source) changeMany(ctx context.Context, q query, do, word string, h how,
 	return done, afterMany(ctx, &done, err)
 }
 
-// afterMany says what remains to be done.
+// afterMany turns the error of a verb into a problem that names the jobs changed before, and what to do about the
+// others.
 func afterMany(ctx context.Context, done *drover.BulkResult, err error) error {
 	switch {
 	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):

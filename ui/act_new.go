@@ -12,10 +12,10 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// A form that makes something new has its id from the page: if the form is sent twice, also to two processes, it makes one
-// thing. See drover.RunOpts.
+// If a form makes something new, the page chooses the id of the new thing. So if the form is sent twice, even to two
+// processes, it makes one thing. See drover.RunOpts.
 
-// newID is the id that the page has given to what the form makes.
+// newID returns the id that the page has chosen for the new thing.
 func (p posted) newID() (string, error) {
 	id := p.form.Get("new")
 	if id == "" {
@@ -165,8 +165,8 @@ func (s source) startActs() map[string]act {
 	}}}
 }
 
-// startPlan starts a redrive, which is stored immediately, and then finds its jobs. It waits only a moment for these: the page
-// says how far it is.
+// startPlan starts a redrive. The redrive is stored immediately, and then it finds its jobs. startPlan waits at most
+// s.patience for that, because the page shows how far the redrive is.
 func (s source) startPlan(ctx context.Context, plan drover.RedrivePlan, by drover.Audit) error {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()

@@ -10,7 +10,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// pauseActs are the buttons that pause and resume. scope names what is paused, and back the page that shows it.
+// pauseActs are the buttons that pause and resume. scope reads the scope from a form, and back returns the page that
+// shows it.
 func (s source) pauseActs(fields []string, scope func(posted) (drover.Scope, error), back func(posted) string) map[string]act {
 	return map[string]act{
 		"pause": {needs: Pause, fields: append(slices.Clone(fields), "for"), run: func(ctx context.Context, p posted) (string, error) {
@@ -57,20 +58,21 @@ func (s source) pauseActs(fields []string, scope func(posted) (drover.Scope, err
 	}
 }
 
-// pause waits only a moment until all supervisors follow: the page says whether they do.
+// pause pauses a scope. It waits at most s.patience for the supervisors to follow, because the page shows whether they
+// do.
 func (s source) pause(ctx context.Context, scope drover.Scope, until time.Time, by drover.Audit) error {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
 	err := s.client.Pause(short, scope, &drover.PauseOpts{Until: until}, by)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		if held, readErr := s.paused(ctx, scope); readErr == nil && held != nil && held.By == by.By && held.Why == by.Why {
-			return nil // it is stored; a pause by somebody else is not this one
+			return nil // our pause is stored; a pause by somebody else has another name or reason
 		}
 	}
 	return err
 }
 
-// paused is the pause of a scope, nil if there is none.
+// paused returns the pause of a scope, or nil if there is none.
 func (s source) paused(ctx context.Context, scope drover.Scope) (*drover.PauseInfo, error) {
 	list, err := s.client.Pauses(ctx)
 	if err != nil {
@@ -111,7 +113,7 @@ func (s source) pauseActsOfAll() map[string]act {
 	}, func(posted) string { return "pauses" })
 }
 
-// readUntil reads a time that is to come; the zero time if there is none.
+// readUntil reads a time in the future. An empty value gives the zero time.
 func readUntil(field, value string) (time.Time, error) {
 	if value == "" {
 		return time.Time{}, nil
@@ -182,7 +184,7 @@ func handOfGroup(g *drover.FailureGroup) string {
 	return fmt.Sprintf(": %s changed it at %s%s", g.UpdatedBy, stamp(*g.UpdatedAt), back)
 }
 
-// policyOf is the policy as the form has it.
+// policyOf is the policy as the form names it.
 func policyOf(g *drover.FailureGroup) string {
 	if g.Policy.Action == "" {
 		return "retry"

@@ -18,8 +18,8 @@ import (
 // endpoint is an address under api/, with an operation for each method, GET or POST.
 type endpoint map[string]*operation
 
-// operation reads what a page shows, or carries out what a button does. The document, assets/openapi.json, is made from
-// these.
+// operation reads what a page shows, or carries out what a button does. The document of the API, assets/openapi.json,
+// is made from the operations.
 type operation struct {
 	about  string
 	keys   []string     // of the address
@@ -27,12 +27,12 @@ type operation struct {
 
 	load func(ctx context.Context, q query) (any, error) // of a GET
 
-	needs Action // of a POST, which first has the body read
-	most  int    // bytes of a body; 0 means mostForm
+	needs Action // of a POST
+	most  int    // bytes of a POST's body; 0 means mostForm
 	begin func() (body, doing)
 }
 
-// doing carries out a POST. It may return an answer with an error: the part that was done before it.
+// doing carries out a POST. It may return an answer with an error: the part that was done before the error.
 type doing func(ctx context.Context, p posted) (any, error)
 
 // api are all addresses under api/.
@@ -50,7 +50,8 @@ func (s source) api(w words) map[string]endpoint {
 	return all
 }
 
-// inAPI reports whether an answer is JSON, also if it is a problem.
+// inAPI reports whether a request is for an address under api/, so that its answer is JSON, even if the answer is a
+// problem.
 func inAPI(r *http.Request) bool {
 	at := strings.TrimPrefix(r.URL.Path, "/")
 	return at == "api" || strings.HasPrefix(at, "api/")
@@ -86,7 +87,7 @@ func (s *site) serveAPI(w http.ResponseWriter, r *http.Request) {
 	s.answer(w, r, answer)
 }
 
-// notAllowed names the methods that an address has for this handler.
+// notAllowed answers a request with a wrong method. It names the methods that the address has in this handler.
 func (s *site) notAllowed(w http.ResponseWriter, r *http.Request, of endpoint) {
 	var allow []string
 	if of == nil || of[http.MethodGet] != nil {
@@ -103,7 +104,7 @@ func (s *site) notAllowed(w http.ResponseWriter, r *http.Request, of endpoint) {
 	s.fail(w, r, p)
 }
 
-// operate reads, or carries out what is posted. A request that is refused changes nothing.
+// operate loads the answer of a GET, or carries out a POST. A request that is refused changes nothing.
 func (s *site) operate(w http.ResponseWriter, r *http.Request, op *operation) (any, error) {
 	if op.begin != nil && s.origins.Check(r) != nil {
 		return nil, problem{Status: http.StatusForbidden, What: "Another site sent this request, so nothing was changed.", Do: "If it did not, a proxy in between changes the Host header: let it pass on the one that the browser sent."}
@@ -139,7 +140,7 @@ func (s *site) operate(w http.ResponseWriter, r *http.Request, op *operation) (a
 	return do(r.Context(), p)
 }
 
-// answer sends what was read. It is encoded as a whole first, so that an error can still have its status.
+// answer sends an answer as JSON. It encodes the whole answer first, so that an error can still have its own status.
 func (s *site) answer(w http.ResponseWriter, r *http.Request, answer any) {
 	raw, err := json.Marshal(s.words.shown(answer))
 	if err != nil {
@@ -150,7 +151,7 @@ func (s *site) answer(w http.ResponseWriter, r *http.Request, answer any) {
 	s.write(w, r, http.StatusOK, append(raw, '\n'))
 }
 
-// failedAPI says which field is wrong, with the name that the sender knows.
+// failedAPI answers with the problem that belongs to an error. It names a wrong field as the sender does.
 func (s *site) failedAPI(w http.ResponseWriter, r *http.Request, op *operation, done any, err error) {
 	if op.begin != nil {
 		err = mayNotChange(err)
@@ -172,7 +173,7 @@ func (s *site) failedAPI(w http.ResponseWriter, r *http.Request, op *operation, 
 	s.fail(w, r, p)
 }
 
-// problemDocument is a problem as RFC 9457 has it.
+// problemDocument is a problem in the form of RFC 9457.
 type problemDocument struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`
@@ -184,7 +185,7 @@ type problemDocument struct {
 
 func (s *site) failJSON(w http.ResponseWriter, r *http.Request, p problem) {
 	d := problemDocument{Type: "about:blank", Title: http.StatusText(p.Status), Status: p.Status, Detail: s.words.clean(p.What), Field: p.Field}
-	if p.Status != http.StatusBadRequest { // which has nothing to say but to change it
+	if p.Status != http.StatusBadRequest { // the advice for a bad request is only to change it
 		d.Detail = strings.TrimSpace(d.Detail + " " + p.Do)
 	}
 	if p.Result != nil {
@@ -198,7 +199,7 @@ func (s *site) failJSON(w http.ResponseWriter, r *http.Request, p problem) {
 	s.write(w, r, p.Status, append(raw, '\n'))
 }
 
-// fieldPath is the path of a field of drover's in what was sent.
+// fieldPath returns the path, in the body that was sent, of a field that drover names.
 func fieldPath(inBody, name string) string {
 	name = strings.TrimPrefix(strings.TrimPrefix(name, "FailureFilter."), "by.")
 	name = strings.Replace(name, "Unique.", "Uniqueness.", 1)

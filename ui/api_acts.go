@@ -13,11 +13,11 @@ import (
 	"github.com/drover-queue/drover/internal/jobdoc"
 )
 
-// apiActs are what can be posted: the buttons of the pages. The answer is the subject as it is then.
+// apiActs are the operations that can be posted: the buttons of the pages. The answer is the subject after the change.
 func (s source) apiActs(reads map[string]*operation) map[string]*operation {
 	all := map[string]*operation{}
 	for _, on := range []struct {
-		subject, key, then string // where it is read afterwards
+		subject, key, then string // then: the operation that reads the subject afterwards
 		acts               map[string]act
 		about              map[string]string
 	}{
@@ -43,7 +43,7 @@ func (s source) apiActs(reads map[string]*operation) map[string]*operation {
 			all[on.subject+"/"+do] = op
 		}
 	}
-	delete(all, "job/edit") // the form has texts
+	delete(all, "job/edit") // its fields are texts, and the API's fields have types
 	all["job/edit"] = &operation{about: "Changes a waiting job.", keys: []string{"id"}, needs: Edit, answer: reads["job"].answer, begin: s.editing(reads["job"])}
 	all["jobs/enqueue"] = &operation{about: "Enqueues a job. With an id that is there already, it stores no second one.", needs: Enqueue, answer: reflect.TypeFor[enqueuedAnswer](), begin: s.enqueueing, most: 5 << 20}
 	all["redrives/start"] = &operation{about: "Starts a paced redrive, which is the answer.", needs: Redrive, answer: reads["redrive"].answer, begin: s.starting}
@@ -55,7 +55,7 @@ func (s source) apiActs(reads map[string]*operation) map[string]*operation {
 	return all
 }
 
-// manyAbout says what each verb over a filter does.
+// manyAbout describes what each verb over a filter does.
 func manyAbout() map[string]string {
 	return map[string]string{
 		"run-now": "Makes all waiting jobs of a filter due now.", "cancel": "Cancels all unfinished jobs of a filter.", "discard": "Discards all unfinished jobs of a filter.",
@@ -70,7 +70,7 @@ func pressing(a act, then *operation) func() (body, doing) {
 	return func() (body, doing) {
 		fields := body{}
 		for _, name := range a.fields {
-			fields[bodyName(name)] = new(*string) // "" is not the same as nothing
+			fields[bodyName(name)] = new(*string) // a pointer, because "" is not the same as a field that is left out
 		}
 		return fields, func(ctx context.Context, p posted) (any, error) {
 			p.form = query{url.Values{}}
@@ -98,7 +98,8 @@ func pressing(a act, then *operation) func() (body, doing) {
 	}
 }
 
-// bodyName is what a field of a form is called in JSON. There a new thing's id stands next to nothing else.
+// bodyName is the name of a form's field in JSON. There the id of a new thing is "id", because the body has no other
+// id.
 func bodyName(field string) string {
 	if field == "new" {
 		return "id"
@@ -106,7 +107,7 @@ func bodyName(field string) string {
 	return field
 }
 
-// scopeActs pause and resume what the body names.
+// scopeActs pause and resume the scope that the body names.
 func (s source) scopeActs() map[string]act {
 	return s.pauseActs([]string{"scope"}, func(p posted) (drover.Scope, error) {
 		scope := drover.Scope(p.form.Get("scope"))
@@ -161,10 +162,10 @@ func (s source) editing(then *operation) func() (body, doing) {
 
 // enqueuedAnswer is drover.Receipt.
 type enqueuedAnswer struct {
-	ID        string `json:"id"`        // of the job that is there
-	Existing  bool   `json:"existing"`  // it was there before: under this id, or because it is like this one
-	Replaced  bool   `json:"replaced"`  // it got the new args and options
-	Debounced bool   `json:"debounced"` // it got the new due time
+	ID        string `json:"id"`        // of the job that is stored
+	Existing  bool   `json:"existing"`  // that job was stored before: it has this id, or the same unique key
+	Replaced  bool   `json:"replaced"`  // that job got the new args and options
+	Debounced bool   `json:"debounced"` // that job got the new due time
 }
 
 // enqueueing reads a job, and enqueues it.
@@ -183,7 +184,7 @@ func (s source) enqueueing() (body, doing) {
 	}
 }
 
-// changingMany does it to all jobs of the address' filter, which cannot be empty.
+// changingMany carries out a verb on all jobs of the address' filter, which cannot be empty.
 func (s source) changingMany(do string, v manyVerb) func() (body, doing) {
 	return func() (body, doing) {
 		word, fields := "", body{}

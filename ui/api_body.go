@@ -13,11 +13,11 @@ import (
 	"unicode/utf8"
 )
 
-// body is a JSON object that may be posted: where each of its fields is read into, by name. A body within is an object.
-// All fields may be left out.
+// body describes a JSON object that may be posted. For the name of each field it has a pointer, to where the value is
+// read. A body instead of a pointer stands for an object within. All fields may be left out.
 type body map[string]any
 
-// bodyOf has the fields of a struct, as its tags name them.
+// bodyOf returns a body with the fields of a struct, under the names of their tags.
 func bodyOf(to any) body {
 	b := body{}
 	v := reflect.ValueOf(to).Elem()
@@ -28,8 +28,8 @@ func bodyOf(to any) body {
 	return b
 }
 
-// read is stricter than json.Unmarshal: names have one spelling, and are there once; nothing unknown is left out, and
-// nothing follows.
+// read is stricter than json.Unmarshal. It refuses a name with another spelling, a name that is there twice, an unknown
+// name, and anything after the object.
 func (b body) read(raw []byte) error {
 	if !utf8.Valid(raw) {
 		return bad("The body is not UTF-8.")
@@ -107,7 +107,7 @@ func orBody(path string) string {
 	return path
 }
 
-// wanted is what a field takes.
+// wanted describes the values that a field takes.
 func wanted(to any) string {
 	switch to.(type) {
 	case *time.Time:

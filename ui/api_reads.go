@@ -10,7 +10,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// apiReads are what can be read. Where a page shows more than one call returns, its function loads it.
+// apiReads are the operations that read. If a page shows more than one call of the client returns, the page's function
+// loads the answer.
 func (s source) apiReads(w words) map[string]*operation {
 	all := map[string]*operation{
 		"overview": reads("What needs a person, and all queues.", nil, shows(s.overview, overviewAnswerOf)),
@@ -68,7 +69,7 @@ func reads[T any](about string, keys []string, load func(context.Context, query)
 	}}
 }
 
-// shows answers with a part of what a page shows.
+// shows returns a function whose answer is a part of a page's data.
 func shows[D, T any](load func(context.Context, query) (*view, error), pick func(D) T) func(context.Context, query) (T, error) {
 	return func(ctx context.Context, q query) (part T, err error) {
 		v, err := load(ctx, q)
@@ -79,7 +80,7 @@ func shows[D, T any](load func(context.Context, query) (*view, error), pick func
 	}
 }
 
-// overviewAnswer is drover.Snapshot, and what else needs a person.
+// overviewAnswer is drover.Snapshot, and the other things that need a person.
 type overviewAnswer struct {
 	*drover.Snapshot
 	Unserved []string              `json:"unserved"`  // queues with due jobs that no living supervisor serves
@@ -116,7 +117,7 @@ type jobsAnswer struct {
 	Next cursor           `json:"next,omitempty"` // pass it as after, with the same filter, for the next page; left out at the end
 }
 
-// cursor is never redacted: it has to come back as it is.
+// cursor is never redacted, because the next request has to send it back unchanged.
 type cursor string
 
 func (s source) jobList(ctx context.Context, q query) (jobsAnswer, error) {
@@ -153,12 +154,12 @@ type manyAnswer struct {
 	More   bool          `json:"more"` // there are more than count: to count them all takes too long
 }
 
-// manyAs is the page that asks before one verb.
+// manyAs loads the page that asks before one verb.
 func (s source) manyAs(do string) func(context.Context, query) (*view, error) {
 	return func(ctx context.Context, q query) (*view, error) { return s.many(ctx, q.as(do)) }
 }
 
-// as is an address of jobs/VERB as the page of all verbs has it.
+// as turns the query of jobs/VERB into a query of the page of all verbs, which has the verb in do.
 func (q query) as(do string) query {
 	values := url.Values{}
 	maps.Copy(values, q.Values)

@@ -7,7 +7,7 @@ import (
 )
 
 // somebodyWrote reports whether the field of this name, in the JSON of any type, is a text that may quote anything. The
-// pages redact the same ones. Names of queues, kinds, tags, keys, schedules and people are shown as they are.
+// pages redact the same texts. Names of queues, kinds, tags, keys, schedules and people are shown as they are.
 func somebodyWrote(name string) bool {
 	switch name {
 	case "args", "metadata", "retry", "options", // JSON
@@ -20,8 +20,8 @@ func somebodyWrote(name string) bool {
 	return false
 }
 
-// shown is an answer as it may be sent: redacted, and with [] for a list that is empty, where null would need a case of its
-// own in every program. It changes the answer in its place: nobody else has it.
+// shown returns an answer as it may be sent: redacted, and with [] for an empty list, because null would need a case of
+// its own in every program. It changes the given answer itself, which nothing else uses.
 func (w words) shown(answer any) any {
 	v := reflect.New(reflect.TypeOf(answer)).Elem()
 	v.Set(reflect.ValueOf(answer))
@@ -67,14 +67,15 @@ func (w words) prepareField(f reflect.StructField, v reflect.Value) {
 	}
 }
 
-// cleanJSON redacts a JSON text as a whole, as the pages do. A text that is no JSON any more is sent as a string.
+// cleanJSON redacts a JSON text as a whole, as the pages do. If the result is not JSON any more, it is sent as a
+// string.
 func (w words) cleanJSON(raw json.RawMessage) json.RawMessage {
 	cleaned := json.RawMessage(w.clean(string(raw)))
 	if len(cleaned) == 0 && len(raw) == 0 || json.Valid(cleaned) {
 		return cleaned
 	}
 	text, err := json.Marshal(string(cleaned))
-	if err != nil { // a string always can be
+	if err != nil { // does not happen: every string can be encoded
 		return nil
 	}
 	return text

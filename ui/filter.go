@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// query is what stands behind the question mark of an address.
+// query is the part of an address after the question mark.
 type query struct{ url.Values }
 
 func bad(format string, args ...any) error { return badAt("", format, args...) }
@@ -33,7 +33,8 @@ func readQuery(r *http.Request) (query, error) {
 	return query{values}, nil
 }
 
-// only refuses keys that a page does not know: a slip of the pen in a filter would show other jobs than were meant.
+// only refuses keys that a page does not know. With a misspelt key, a filter would show other jobs than the person
+// meant.
 func (q query) only(known ...string) error {
 	for key := range q.Values {
 		if !slices.Contains(known, key) {
@@ -68,7 +69,7 @@ func (q query) number(key string, standard, most int) (int, error) {
 	return n, nil
 }
 
-// id is the one thing that a page is about.
+// id returns the id or the name of the page's subject. The address may have no other keys except others.
 func (q query) id(key string, others ...string) (string, error) {
 	if err := q.only(append(others, key)...); err != nil {
 		return "", err
@@ -200,8 +201,8 @@ func readMoment(value string, now time.Time) (time.Time, bool) {
 	return now.Add(-d), err == nil && d >= 0
 }
 
-// filter reads the filter of an address. A field that is empty was left out in the form. The words that are left are
-// checked by the client, which knows them.
+// filter reads the filter of an address. An empty field was left out in the form. filter does not check words such as a
+// state, because the client does.
 func (q query) filter() (f drover.Filter, err error) {
 	for _, field := range filterFields() {
 		values := slices.DeleteFunc(slices.Clone(q.Values[field.key]), func(v string) bool { return v == "" })
@@ -226,7 +227,7 @@ func (q query) filter() (f drover.Filter, err error) {
 // empty reports whether a filter picks every job.
 func empty(f drover.Filter) bool { return reflect.ValueOf(f).IsZero() }
 
-// filterAddress is the query of an address with the filter, without what is empty.
+// filterAddress is the query of an address with the filter, without empty fields.
 func (q query) filterAddress(more ...string) string {
 	values := url.Values{}
 	for _, key := range filterKeys() {

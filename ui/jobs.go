@@ -25,7 +25,7 @@ type jobsData struct {
 	Many     []manyLink // links to actions on all jobs of the filter
 }
 
-// manyLink leads to a page that asks.
+// manyLink is a link to a page that asks before it changes many jobs.
 type manyLink struct {
 	Needs      Action
 	Text, Href string
@@ -34,7 +34,7 @@ type manyLink struct {
 // manyLinks are the links that make sense for jobs in the filter's state.
 func (s source) manyLinks(q query, f drover.Filter) (all []manyLink) {
 	if empty(f) {
-		return nil // every job is not meant by a slip
+		return nil // so that nobody changes every job by mistake
 	}
 	for _, link := range []struct{ do, text string }{{"run-now", "Run them all now"}, {"edit", "Change them all"}, {"rerun", "Rerun them all"}, {"cancel", "Cancel them all"}, {"discard", "Discard them all"}, {"delete", "Delete them all"}} {
 		v := s.manyVerbs()[link.do]
@@ -96,7 +96,7 @@ func (s source) findJobs(ctx context.Context, q query) (found drover.Page, filte
 	return found, filter, err
 }
 
-// jobPage is one job: its texts are cut, so it needs the words.
+// jobPage loads the page of one job. It needs the words, because it cuts the job's texts.
 type jobPage struct {
 	source
 	words words
@@ -122,8 +122,8 @@ type runData struct {
 	Text, Trace longText
 }
 
-// mostEntries are the errors and the steps of a story that are shown. drover keeps 20 errors; a row made by hand may
-// have any number.
+// mostEntries is how many errors of a job, and how many steps of its story, the page shows. drover keeps at most 30
+// entries of errors: 20 of runs, and 10 of operators. A row made by hand may have any number.
 const mostEntries = 50
 
 func (p jobPage) load(ctx context.Context, q query) (*view, error) {
@@ -164,7 +164,7 @@ func (p jobPage) part(j *drover.JobInfo, part, text string) longText {
 	return p.words.long(text, href("text", "id", j.ID, "part", part))
 }
 
-// text is all of a text that the job's page cuts, as plain text.
+// text shows the whole of a text that the job's page cuts, as plain text.
 func (p jobPage) text(ctx context.Context, q query) (*view, error) {
 	id, err := q.id("id", "part", "n")
 	if err != nil {

@@ -10,15 +10,16 @@ import (
 )
 
 const (
-	livePage   = 5 * time.Second // at least this long after it was read, an open page is read again
-	liveApart  = time.Second     // between two open pages
+	livePage   = 5 * time.Second // an open page is read again after this time or later
+	liveApart  = time.Second     // between the reads of two open pages
 	liveRate   = 5               // statements a second of all open pages of a handler
 	liveShared = 20 * time.Second
 
 	longestRest = 2 * time.Minute
 )
 
-// liveHeader marks the request of a page that reads itself again: "poll" if it has no stream that says when.
+// liveHeader marks the request of a page that reads itself again. Its value is "poll" if the page has no stream of
+// turns.
 const liveHeader = "Drover-Live"
 
 // pollPatience is how long a page that polls waits for its turn. After that it stays as it is, and asks again later.
@@ -27,14 +28,14 @@ const pollPatience = 10 * time.Second
 // errNoTurn is answered without content.
 var errNoTurn = errors.New("it is not this page's turn")
 
-// live says when a page that somebody looks at may read itself again. However many are open, they take turns, and all of
-// them together send at most liveRate statements a second.
+// live decides when an open page may read itself again. All open pages take turns, and together they send at most
+// liveRate statements a second.
 type live struct {
 	now  func() time.Time
-	turn chan struct{} // a page that has put something in is the next; pages that wait are served in their order
+	turn chan struct{} // the page that has put something in is the next; the others wait in their order
 
 	mu      sync.Mutex
-	free    time.Time // before this nobody is the next
+	free    time.Time // no page has its turn before this time
 	changed time.Time // the last time that somebody changed something by this handler
 	views   map[string]keptView
 	servers map[*http.Server]context.Context // each ends when its server shuts down
@@ -58,7 +59,7 @@ func (l *live) wait(ctx context.Context) error {
 	return l.inLine(ctx)
 }
 
-// inLine waits for a turn.
+// inLine waits for this page's turn.
 func (l *live) inLine(ctx context.Context) error {
 	select {
 	case l.turn <- struct{}{}:
@@ -81,7 +82,7 @@ func (l *live) inLine(ctx context.Context) error {
 	return nil
 }
 
-// rest lets the next page wait for longer, but not for ever.
+// rest makes the next page wait longer by d, but not beyond longestRest from now.
 func (l *live) rest(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,7 +95,8 @@ func (l *live) rest(d time.Duration) {
 	}
 }
 
-// load reads a page's data. The pages that cost most are kept for a moment, for all that read themselves again.
+// load reads a page's data. It keeps the data of shared pages for liveShared, for the open pages that read themselves
+// again.
 func (l *live) load(r *http.Request, p page, q query) (*view, error) {
 	again := r.Header.Get(liveHeader) != "" && p.live
 	key := atOf(r) + "?" + q.Encode()
@@ -140,12 +142,12 @@ func (l *live) keep(key string, v keptView) {
 	}
 }
 
-// server is done when the server of a request shuts down: http.Server.Shutdown waits for requests, and a stream would last
-// for as long as somebody looks.
+// server returns a context that ends when the server of a request shuts down. Without it, http.Server.Shutdown would
+// wait for a stream as long as somebody looks at the page.
 func (l *live) server(r *http.Request) context.Context {
 	of, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
 	if !ok {
-		return context.WithoutCancel(r.Context()) // a test's
+		return context.WithoutCancel(r.Context()) // the request of a test
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -157,7 +159,7 @@ func (l *live) server(r *http.Request) context.Context {
 	return l.servers[of]
 }
 
-// forget is called when somebody has changed something: the next page shows it.
+// forget drops the kept data after a change, so that the next page shows the change.
 func (l *live) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -181,8 +183,9 @@ func inLive(r *http.Request) bool {
 	return r.Method == http.MethodGet && atOf(r) == "/live"
 }
 
-// serveLive sends a page an event when it is to read itself again. An event has no data of jobs: the page asks for
-// its own address as it did before, with the same checks, so a stream that outlives a log-in shows nothing.
+// serveLive sends a page an event when the page should read itself again. An event has no data of jobs. The page then
+// asks for its own address as it did before, with the same checks. So a stream that goes on after a log-out shows
+// nothing.
 func (s *site) serveLive(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // nginx would keep events until it has 4 kB of them
@@ -192,12 +195,13 @@ func (s *site) serveLive(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	defer context.AfterFunc(s.live.server(r), cancel)() //nolint:contextcheck // it ends with the server
 	for event := ": here\n\n"; ; event = "data: now\n\n" {
-		// The server's WriteTimeout is for the whole answer. Where it cannot be put off, the browser connects again.
+		// The server's WriteTimeout is for the whole answer, so each event puts it off. If that fails, the stream ends
+		// after a while, and the browser connects again.
 		_ = stream.SetWriteDeadline(time.Now().Add(s.limit))
 		if _, err := w.Write([]byte(event)); err != nil {
 			return
 		}
-		if err := stream.Flush(); err != nil { // a middleware that keeps what is written: the page polls instead
+		if err := stream.Flush(); err != nil { // a middleware holds back what is written, so the page polls instead
 			s.log.DebugContext(r.Context(), "no live pages", slog.Any("error", err))
 			return
 		}

@@ -26,7 +26,7 @@ type overview struct {
 	snap *drover.Snapshot
 }
 
-// Total is how many jobs all queues have in these states; about, if some of them are estimates.
+// Total is how many jobs all queues have in these states, with "~" in front if one of the numbers may be an estimate.
 func (o *overview) Total(states ...drover.State) string {
 	sum, about := int64(0), ""
 	for i := range o.Queues {
@@ -40,12 +40,12 @@ func (o *overview) Total(states ...drover.State) string {
 	return about + number(sum)
 }
 
-// Oldest is when the job became due that has waited longest; nil if no job waits.
+// Oldest is when the job that has waited longest became due; nil if no job waits.
 func (o *overview) Oldest() *time.Time {
 	if len(o.Queues) == 0 {
 		return nil
 	}
-	return o.Queues[0].OldestDue // they are in that order
+	return o.Queues[0].OldestDue // the queue with the longest wait is the first
 }
 
 // Calm reports whether nothing needs a person.
@@ -57,12 +57,12 @@ func (o *overview) Calm() bool {
 type queueRow struct {
 	drover.QueueDepth
 	Serving int   // living supervisors
-	Slots   int64 // of the queue in these
-	Ran     *ran  // nil: nothing within an hour
+	Slots   int64 // that these have for the queue
+	Ran     *ran  // nil: nothing ran within an hour
 }
 
-// About reports whether the number of jobs in a state may be an estimate. drover counts 200 unfinished jobs of a queue and
-// 200 dead ones, so fewer are exact.
+// About reports whether the number of jobs in a state may be an estimate. drover counts up to 200 unfinished jobs of a
+// queue, and up to 200 dead jobs. So smaller numbers are exact.
 func (r queueRow) About(state drover.State) bool {
 	const counted = 200
 	dead := r.Jobs[drover.Discarded]
@@ -206,8 +206,8 @@ type queueData struct {
 	States      []drover.State
 	Supervisors []drover.SupervisorInfo
 	Pauses      []drover.PauseInfo // that hold its jobs
-	Held        bool               // itself, so that it can be resumed
-	Seen        string             // its own pause
+	Held        bool               // the queue itself is paused, so it can be resumed
+	Seen        string             // PauseInfo.Seen of the queue's own pause
 	NotSeen     []drover.NotSeen   // why Ran is missing
 }
 

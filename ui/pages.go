@@ -9,13 +9,13 @@ import (
 // source loads what the pages show, through the public methods of a client. It renders nothing.
 type source struct {
 	client   *drover.Client
-	patience time.Duration // for a part of a page that the rest can do without
+	patience time.Duration // bounds the wait for a part of a page that may be missing
 }
 
-// patience bounds each count, and each wait for something that goes on without the page.
+// patience bounds each count, and each wait for a change that goes on without the page.
 const patience = 3 * time.Second
 
-// pages are all addresses.
+// pages has the page of each address.
 func (s source) pages(w words) map[string]page {
 	return map[string]page{
 		"/":            {menu: "Overview", template: "overview.html", live: true, cost: 102, shared: true, load: s.overview},

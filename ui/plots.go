@@ -13,19 +13,20 @@ import (
 
 // plot is a row of bars, the latest on the right. The page has it as a picture and as a sentence.
 type plot struct {
-	Bars, Bad string // paths in a box of Width by plotHeight: of each bar all of it, and the part that is bad
+	Bars, Bad string // paths in a box of Width by plotHeight: the whole bars, and the bad part of each bar
 	Width     int
 	Label     string
 }
 
 const plotHeight = 20
 
-// plotOf draws a bar for each value; bad, if it is not nil, has the part of each. The highest bar fills the height.
+// plotOf draws a bar for each value. If bad is not nil, it has the bad part of each value. The highest bar fills the
+// height.
 func plotOf(label string, values, bad []float64) plot {
 	return plotUpTo(most(values), label, values, bad)
 }
 
-// plotUpTo is plotOf with the value that fills the height.
+// plotUpTo is like plotOf, but the value top fills the height.
 func plotUpTo(top float64, label string, values, bad []float64) plot {
 	draw := func(values []float64) string {
 		var path strings.Builder
@@ -39,17 +40,17 @@ func plotUpTo(top float64, label string, values, bad []float64) plot {
 	return plot{draw(values), draw(bad), len(values), label}
 }
 
-// lately is how many minutes the numbers next to a plot are of.
+// lately is how many minutes the numbers next to a plot cover.
 const lately = 5
 
 // ran is what ran in a queue within an hour.
 type ran struct {
 	Depth, Runs, Failed, Waited  plot
-	Due                          string // when it was sampled last, within the last minutes
+	Due                          string // jobs that were due at the newest sample, if that is of the last minutes
 	PerMinute, FailedPart, Waits string // in the last minutes
 }
 
-// ranOf draws an hour.
+// ranOf draws the plots of an hour.
 func ranOf(a *drover.QueueActivity) *ran {
 	var ends, failed, parts, waits []float64
 	sum, least := [4]float64{}, max(0, len(a.Minutes)-lately)
@@ -73,9 +74,10 @@ func ranOf(a *drover.QueueActivity) *ran {
 	return r
 }
 
-const mostSampled = 10_000 // a sample counts no more
+const mostSampled = 10_000 // a sample stops counting here
 
-// depth draws how many jobs waited. A minute without a sample is a gap, and a minute in which none waited has the lowest bar.
+// depth draws how many jobs waited. A minute without a sample is a gap. A minute in which no job waited has the lowest
+// bar.
 func (r *ran) depth(a *drover.QueueActivity) {
 	values, top := make([]float64, len(a.Minutes)), 0.0
 	r.Due = "–"
@@ -118,7 +120,7 @@ func hourly(g drover.FailureGroup) plot {
 type course struct {
 	Due, Done  plot
 	Each       string // the length of a step
-	Fast, Ends string // the most of a step, by the second
+	Fast, Ends string // jobs a second in the step with the most, for Due and for Done
 }
 
 const courseSteps = 60 // a short redrive leaves the rest empty
@@ -168,11 +170,12 @@ func figure(n float64) string {
 	return number(int64(n + 0.5))
 }
 
-// activityFor is how long a page waits for what ran: without it, the rest is shown.
+// activityFor is how long a page waits for activity. After that it shows the rest.
 const activityFor = time.Second
 
-// activity is what ran, by queue. If it cannot be read, the rest is shown, as in drover.Snapshot: an overloaded server, a role
-// without the right to read it, or a database that is older than it, hides no more than the plots. missing says why.
+// activity returns what ran, by queue. If it cannot be read, missing has the reason, and the page shows everything
+// except the plots, as in drover.Snapshot. Reasons are an overloaded server, a role without the right to read
+// drover_activity, and a database that has no such table yet.
 func (s source) activity(ctx context.Context, queues ...string) (all map[string]*ran, missing []drover.NotSeen, err error) {
 	limit := min(activityFor, s.patience)
 	short, cancel := context.WithTimeout(ctx, limit)
@@ -183,7 +186,7 @@ func (s source) activity(ctx context.Context, queues ...string) (all map[string]
 	case err == nil:
 	case short.Err() != nil && ctx.Err() == nil:
 		why = "it took longer than " + span(limit)
-	case errors.Is(err, drover.ErrNotMigrated): // the look at the rest was before, so some tables are there
+	case errors.Is(err, drover.ErrNotMigrated): // the rest of the page was read before, so drover's first tables exist
 		why = "the database has no such table; run drover migrate up"
 	case stateOf(err) == "42501":
 		why = "the role may not read the table drover_activity"

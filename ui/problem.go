@@ -23,7 +23,8 @@ type problem struct {
 
 func (p problem) Error() string { return p.What }
 
-// problemOf says what an error means. The text of an unknown error stays in the log, because it may quote addresses and users.
+// problemOf turns an error into a problem. The text of an unknown error stays in the log, because it may quote
+// addresses and users.
 func problemOf(err error) problem {
 	var p problem
 	switch {
@@ -47,8 +48,8 @@ func problemOf(err error) problem {
 	return ofDatabase(err)
 }
 
-// ofDatabase distinguishes a database that is away from other errors. The driver is no import of this package, so its errors are
-// recognised by what they can do.
+// ofDatabase distinguishes a database that cannot be reached from other errors. This package does not import the
+// driver, so it recognises the driver's errors by their methods.
 func ofDatabase(err error) problem {
 	away := problem{Status: http.StatusServiceUnavailable, What: "The database cannot be reached.", Do: "Check that it runs and accepts connections; the log has the details."}
 	var network net.Error
@@ -81,7 +82,7 @@ func stateOf(err error) string {
 	return coded.SQLState()
 }
 
-// invalid is the text of a refused filter, with the fields as the form has them.
+// invalid is the text of the error about a refused filter, with the form's names of the fields.
 func invalid(err error) string {
 	text := strings.ReplaceAll(err.Error(), "drover: ", "")
 	text = strings.TrimPrefix(strings.TrimPrefix(text, "preview "), "redrive: ")
@@ -93,7 +94,7 @@ func invalid(err error) string {
 	return sentence(strings.ReplaceAll(text, "\n", "; "))
 }
 
-// refused is why the database does not change something in the state that it is in.
+// refused is the reason why the database refused a change: the subject is in another state.
 func refused(err error) string {
 	if match := regexp.MustCompile(`(?s)\([^\s:()]+: drover: (.*?) \(SQLSTATE DR002\)`).FindStringSubmatch(err.Error()); match != nil {
 		return visible(sentence(match[1]))
@@ -101,7 +102,7 @@ func refused(err error) string {
 	return "It is in another state by now."
 }
 
-// sentence begins with a capital letter and ends with a full stop.
+// sentence returns the text with a capital letter at its beginning and a full stop at its end.
 func sentence(text string) string {
 	text = strings.TrimPrefix(text, "drover: ")
 	if text == "" {

@@ -32,8 +32,8 @@ type site struct {
 	document  []byte // of the API
 }
 
-// page is one address. All of them are in one directory, and names are in the query: a relative link is right under any
-// prefix, and no kind or queue can be mistaken for a part of the path.
+// page is one address. All addresses are in one directory, and names of kinds and queues are in the query. So a
+// relative link is right under any prefix, and no name can be mistaken for a part of the path.
 type page struct {
 	menu     string // the entry of the menu that it belongs to
 	template string // file of templates
@@ -130,8 +130,8 @@ func (s *site) onlyRead(w http.ResponseWriter, r *http.Request) {
 	s.fail(w, r, problem{Status: http.StatusMethodNotAllowed, What: "This address can only be read.", Do: "Go back to the page that you came from."})
 }
 
-// secure sets the headers that all responses have. Nothing inline runs, nothing comes from another host, and nobody
-// frames the pages.
+// secure sets the headers that all responses have. With them, a browser runs no inline script, loads nothing from
+// another host, and shows the pages in no frame.
 func (*site) secure(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -233,12 +233,12 @@ func (s *site) write(w http.ResponseWriter, r *http.Request, status int, body []
 	}
 }
 
-// failed answers with the problem that an error is.
+// failed answers with the problem that belongs to an error.
 func (s *site) failed(w http.ResponseWriter, r *http.Request, err error) {
 	s.fail(w, r, s.problemAndLog(r, err))
 }
 
-// problemAndLog is the problem that an error is. Details that the page leaves out are logged.
+// problemAndLog returns the problem that belongs to an error, and logs the details that the page leaves out.
 func (s *site) problemAndLog(r *http.Request, err error) problem {
 	p := problemOf(err)
 	if p.Status >= http.StatusInternalServerError && r.Context().Err() == nil || errors.Is(r.Context().Err(), context.DeadlineExceeded) {

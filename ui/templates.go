@@ -59,13 +59,13 @@ func parseTemplates(pages map[string]page, w words) map[string]*template.Templat
 	return all
 }
 
-// parts are the two of a pause's scope: queue:NAME, kind:NAME or all.
+// parts are the two parts of a scope queue:NAME or kind:NAME. The scope all has no second part.
 func parts(scope drover.Scope) [2]string {
 	what, name, _ := strings.Cut(string(scope), ":")
 	return [2]string{what, name}
 }
 
-// attempts is how many of a job's attempts have begun.
+// attempts shows how many attempts of a job have begun, and how many it may have.
 func attempts(n, most int) string {
 	if most == drover.Unlimited {
 		return number(n) + ", no limit"

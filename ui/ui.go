@@ -25,10 +25,11 @@ type Options struct {
 	// stored; error texts and traces are stored as drover.Config.Redact left them.
 	Redact func(string) string
 
-	// Authorize lets people change things. The handler calls it for each form that is sent, and for a page
-	// that is read once for each action that the page has a form for. It returns the person's name, and
-	// whether the person may do it. drover keeps the name with the reason (drover.Audit.By, up to 128
-	// bytes). Without ok, or without a name, the page lacks the form, and the form is refused if it is sent.
+	// Authorize lets people change things. The handler calls it for each form that is sent. When a page is
+	// read, the handler calls it once for each action that the page has a form for. It returns the person's
+	// name, and whether the person may take the action. drover keeps the name with the reason
+	// (drover.Audit.By, up to 128 bytes). If ok is false, or the name is empty, the page lacks the form, and
+	// the handler refuses the form if it is sent.
 	// Authorize gets the request as Handler does, with the values that your middleware has put into its
 	// context, and may be called by many requests at the same time. Nil means that nobody can change
 	// anything.
@@ -41,17 +42,17 @@ type Options struct {
 // requestTime bounds the work for one request.
 const requestTime = 15 * time.Second
 
-// Handler serves the pages under whatever prefix it is mounted, if the prefix was stripped from the
-// path (http.StripPrefix, chi and nginx alike): all links are relative. It answers GET and HEAD, which
-// change nothing, and with Options.Authorize POST. Under api/ it serves the same as JSON, which
-// api/openapi.json describes. It refuses forms of other sites by http.CrossOriginProtection, and forms
-// of more than 16 KiB.
+// Handler serves the pages. All links are relative, so it can be mounted under any prefix, if the prefix
+// is stripped from the path (by http.StripPrefix, chi or nginx). It answers GET and HEAD, which change
+// nothing, and with Options.Authorize also POST. Under api/ it serves the same as JSON;
+// api/openapi.json describes it. It refuses forms of other sites with http.CrossOriginProtection, and
+// forms of more than 16 KiB.
 //
-// A request may take 15 s. An error is a page with one sentence and the right status: 400 for a filter
-// that cannot be read, 404 for what is not there, 503 for a database that is away, read-only or has
-// another schema, 504 after the 15 s; for a form also 403 if it is not allowed, 409 if somebody else was
-// faster, and 413 if it is too large. Handler is safe for concurrent use, and holds at most one
-// connection of the client's pool for each request.
+// A request may take 15 s. An error is a page with one sentence and the right status: 400 for a filter that cannot be
+// read, 404 for a page or subject that does not exist, 503 for a database that cannot be reached, is read-only or has
+// another schema, 504 after the 15 s. A form may also get 403 if it is not allowed, 409 if somebody else was faster,
+// and 413 if it is too large. Handler is safe for concurrent use, and holds at most one connection of the client's pool
+// for each request.
 func Handler(client *drover.Client, opts Options) http.Handler {
 	return handler(client, opts, patience)
 }

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// words turn what is stored into what may be shown.
+// words turns stored texts into texts that may be shown.
 type words struct {
 	redact func(string) string
 }
@@ -28,7 +28,7 @@ func (words) name(text any) string { return cut(visible(fmt.Sprint(text)), 2*cel
 // free shows a text that may quote anything.
 func (w words) free(text any) string { return visible(w.clean(fmt.Sprint(text))) }
 
-// cell is free, cut for a table.
+// cell is like free, but cuts the text for a table.
 func (w words) cell(text any) string {
 	return cut(strings.Join(strings.Fields(w.free(text)), " "), cellLength)
 }
@@ -73,7 +73,7 @@ func (w words) json(v any) (string, error) {
 	return visible(string(raw)), err
 }
 
-// clean redacts. A Redact that panics must not show what it was to hide.
+// clean redacts a text. If Redact panics, clean replaces the whole text, so that nothing secret is shown.
 func (w words) clean(text string) (cleaned string) {
 	if w.redact == nil || text == "" {
 		return text
@@ -117,8 +117,8 @@ func cut(text string, n int) string {
 	return text
 }
 
-// visible writes characters that show nothing, or move what is around them, as escapes: bidi marks, NUL, zero-width ones.
-// In a JSON text the escapes mean the same characters.
+// visible escapes characters that show nothing, or that move the text around them, such as bidi marks, NUL and
+// zero-width characters. In a JSON text the escapes mean the same characters.
 func visible(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -137,7 +137,7 @@ func visible(text string) string {
 	return b.String()
 }
 
-// pretty indents JSON up to a length that a person reads; more of it stays as it is.
+// pretty indents JSON. JSON that is too long for a person to read stays as it is.
 func pretty(raw json.RawMessage) string {
 	if len(raw) == 0 || len(raw) > 64<<10 || strings.Count(string(raw), "{")+strings.Count(string(raw), "[") > 1000 {
 		return string(raw)
@@ -157,7 +157,7 @@ type moment struct {
 	ISO, Exact, Relative string
 }
 
-// when is nil for no time.
+// when returns a time as the pages show it, or nil if there is no time.
 func when(now time.Time, t any) *moment {
 	var at time.Time
 	switch t := t.(type) {
@@ -205,7 +205,7 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/day)
 }
 
-// millis is span of a number from the database, which may be any.
+// millis is span for milliseconds from the database, which may be any number.
 func millis[N int64 | float64](ms N) string {
 	const most = 290 * 365 * 24 * 3600 * 1000
 	return span(time.Duration(min(max(float64(ms), 0), most) * float64(time.Millisecond)))

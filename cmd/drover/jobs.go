@@ -249,8 +249,8 @@ func (s *session) setAside(ctx context.Context, id string) ([]health.AsideJob, e
 	return list, nil
 }
 
-// waiting describes what a job waits for besides its due time. If a command ends the wait, release is that command and of
-// its argument.
+// waiting describes what a job waits for besides its due time. release is the command that ends the wait, or "", and of
+// is the command's argument.
 type waiting struct {
 	rows        [][]string
 	release, of string

@@ -49,7 +49,7 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 // migrations are drover's migrations for the schema of the command line.
 func (a *app) migrations() migrations.Schema { return migrations.Schema(a.drovers()) }
 
-// names adds the schema to drover's names in the SQL of migrate.
+// names puts the schema of the command line in front of drover's names in the SQL of migrate.
 func (a *app) names() *pg.Names { return pg.NewNames(a.drovers()) }
 
 func (a *app) migrateUp(ctx context.Context, create bool) error {

@@ -132,8 +132,8 @@ func newHelpCommand() *cobra.Command {
 	}
 }
 
-// group completes a command that only has subcommands. Without one it shows its help, and an unknown subcommand is a usage
-// error.
+// group completes a command that only has subcommands. Without a subcommand, it shows its help. An unknown subcommand
+// is a usage error.
 func group(cmd *cobra.Command) *cobra.Command {
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -391,7 +391,7 @@ func version() string {
 	return "(devel)"
 }
 
-// stops reports whether the next job would get the same error, so that it is no use to go on.
+// stops reports whether the next job would get the same error, so that the command should not go on.
 func stops(err error) bool {
 	var db *pgconn.PgError
 	switch {
