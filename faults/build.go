@@ -16,7 +16,7 @@ import (
 type build struct {
 	tag   string
 	race  bool // with the race detector
-	clock bool // its wall clock is off by what clockVar says
+	clock bool // its wall clock is wrong by the duration in clockVar
 }
 
 func (sc *scenario) build(full bool) build {
@@ -36,8 +36,8 @@ func newBuilds(dir string) (*builds, error) {
 	return &builds{dir: dir, own: own, made: map[build]func() (string, error){}}, err
 }
 
-// prepare builds what the scenarios will need while the first of them run; for the full tier before, because all of the
-// standard library is built then, and the first scenarios would have but a part of the machine.
+// prepare builds the programs of the scenarios while the first scenarios run. In the full tier it builds them before,
+// because then the whole standard library is built too, and the first scenarios would have only a part of the machine.
 func (s *suite) prepare(ctx context.Context, chosen []scenario) {
 	build := func() {
 		for i := range chosen {
@@ -86,7 +86,7 @@ func (b *builds) make(ctx context.Context, what build) (string, error) {
 	return name, err
 }
 
-// run runs a program in a directory, by default this process', and returns what it wrote.
+// run runs a program and returns its output. The default of dir is the directory of this process.
 func run(ctx context.Context, dir, program string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir = dir
@@ -104,9 +104,9 @@ func run(ctx context.Context, dir, program string, args ...string) (string, erro
 // clockVar is the environment variable with the error of a process' wall clock, such as "-1h".
 const clockVar = "DROVER_CLOCK"
 
-// wrongClock makes the overlay of a standard library whose time.Now adds that error, for every package of the process. Its
-// monotonic clock stays right, as with a host whose clock is wrong. No library can be loaded before such a process that
-// would do it, since Go programs ask the kernel's page for the time and not libc.
+// wrongClock makes the overlay of a standard library whose time.Now adds the error of clockVar, for every package of
+// the process. The monotonic clock stays right, as on a host whose clock is wrong. A preloaded library could not change
+// the time, because Go programs do not ask libc for it: they read it from a page of the kernel.
 func (b *builds) wrongClock(ctx context.Context) (overlay string, err error) {
 	root, err := run(ctx, "", "go", "env", "GOROOT")
 	if err != nil {

@@ -16,7 +16,8 @@ type violation struct {
 	Story     []string `json:"story,omitempty"` // the job's own history
 }
 
-// check judges a history whose load has drained. It reads nothing else.
+// check judges the history of a scenario whose load has drained. It uses nothing except the history. README.md explains
+// the invariants I1 to I11.
 func check(h *history) []violation {
 	var found []violation
 	jobs := h.byJob()
@@ -65,7 +66,7 @@ func (j *jobHistory) deleted() bool {
 	return slices.ContainsFunc(j.versions, func(v version) bool { return v.Op == "DELETE" })
 }
 
-// lost is I1: each acknowledged job is there, or the audit saw the library itself delete it.
+// lost is I1: each acknowledged job is in the table, or the audit saw that the library itself deleted it.
 func lost(_ *policy, j *jobHistory) []string {
 	if j.said("ok") && j.row == nil && !j.deleted() {
 		return []string{"acknowledged, but not in the table"}
@@ -73,7 +74,8 @@ func lost(_ *policy, j *jobHistory) []string {
 	return nil
 }
 
-// unasked is I2: a job whose enqueue failed is not there. A job whose enqueue is unknown is there at most once.
+// unasked is I2: a job whose enqueue failed is not in the table. A job whose enqueue has an unknown outcome is there at
+// most once.
 func unasked(_ *policy, j *jobHistory) (broken []string) {
 	inserts, deletes := 0, 0 // an operator's archiving deletes a row, and restoring inserts it again
 	for _, v := range j.versions {
@@ -100,7 +102,7 @@ func unasked(_ *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// unfinished is I3.
+// unfinished is I3: nothing is due or running once the load has drained.
 func unfinished(_ *policy, j *jobHistory) []string {
 	switch {
 	case j.row == nil:
@@ -116,7 +118,8 @@ func final(state string) bool {
 	return state == "completed" || state == "discarded" || state == "cancelled"
 }
 
-// overlapping is I4.
+// overlapping is I4: claim_seq rises by one at each claim and only there, runs do not overlap, and a job that has ended
+// stays as it is until it is redriven.
 func overlapping(_ *policy, j *jobHistory) (broken []string) {
 	for was, is := range j.steps() {
 		claim := is.State == "running" && was.State != "running"
@@ -148,7 +151,7 @@ func (j *jobHistory) steps() func(func(was, is version) bool) {
 	}
 }
 
-// changed is I5.
+// changed is I5: attempts stay within their limit, and args, kind and queue do not change.
 func changed(p *policy, j *jobHistory) (broken []string) {
 	for i, v := range j.versions {
 		if most := cmp.Or(v.MaxAttempts, p.MaxAttempts); v.Attempt > most {
@@ -161,8 +164,8 @@ func changed(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// kept drops the entries that a job's errors do not keep: all but the first 5 and the last 15 entries of runs, and the
-// first 5 and the last 5 of operators.
+// kept returns the entries that a job's errors keep: the first 5 and the last 15 entries of runs, and the first 5 and
+// the last 5 entries of operators.
 func kept(all []entry) (texts []string) {
 	of := map[bool]int{}
 	for _, e := range all {
@@ -187,12 +190,13 @@ type entry struct {
 	operator bool // somebody changed the job between its runs
 }
 
-// misreported is I6, for jobs that are not discarded too: their errors are there just so.
+// misreported is I6: every failed run is counted, and its entry has the text that the handler returned. It checks all
+// jobs, not only discarded ones.
 func misreported(p *policy, j *jobHistory) (broken []string) {
 	if j.row == nil {
 		return nil
 	}
-	failures, ended := 0, 0 // ended: runs of jobs that an operator discarded meanwhile, which their workers report
+	failures, ended := 0, 0 // ended: runs whose job an operator discarded meanwhile; their workers report them
 	var entries []entry
 	for was, is := range j.steps() {
 		switch is.ErrorsTotal - was.ErrorsTotal {
@@ -237,7 +241,8 @@ func (j *jobHistory) returned(text string) bool {
 	return slices.ContainsFunc(j.notes, func(n note) bool { return n.What == "end" && n.Err == text })
 }
 
-// acceptedStale is I7. There are two witnesses: the writer of the version that ended a run, and each supervisor's events.
+// acceptedStale is I7: no stale outcome was accepted. There are two witnesses: the session that wrote the version that
+// ended a run, and the events of each supervisor.
 func acceptedStale(_ *policy, j *jobHistory) (broken []string) {
 	type outcome struct{ supervisor, what string }
 	claimer := ""
@@ -282,7 +287,8 @@ func (j *jobHistory) claims() (n int) {
 	return n
 }
 
-// wrongEffects is I8.
+// wrongEffects is I8: a completed job has one effect in the transaction of CompleteTx. Outside it has at least one, and
+// more than one only with more claims.
 func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 	claims := j.claims()
 	end := slices.IndexFunc(j.versions, func(v version) bool { return v.State == "completed" }) // it may be deleted by now
@@ -303,8 +309,9 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// wrongDelays is I9, for runs whose handler failed. The server adds the delay to the time at which it records the
-// failure: after the transaction's begin, and before the audit sees the row.
+// wrongDelays is I9: retries are due within the bounds of the strategy. It checks runs whose handler failed. The server
+// adds the delay to the time at which it records the failure: after the transaction's begin, and before the audit sees
+// the row.
 func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 	if p.Base == 0 {
 		return nil
@@ -322,8 +329,9 @@ func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// miscounted is I12: each call of a handler has one end event of its own process. If the process may have died, it may
-// have none. Hooks are called a moment after the row has changed, so an event may also be missing at the very end.
+// miscounted is I12: each call of a handler has one end event of its own process. If the process may have died, the
+// event may be missing. Hooks are called a moment after the row has changed, so an event may also be missing at the
+// very end.
 func miscounted(p *policy, j *jobHistory) (broken []string) {
 	type count struct{ calls, ends int }
 	workers := map[string]count{}
@@ -346,7 +354,8 @@ func miscounted(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// leaks is I10.
+// leaks is I10: goroutines, handlers, connections, transactions and locks are back to their numbers from before the
+// load.
 func leaks(r *resources) (broken []string) {
 	if r == nil {
 		return nil
@@ -368,7 +377,7 @@ func leaks(r *resources) (broken []string) {
 	return broken
 }
 
-// recovery is how long after a fault's end the first job was completed that was claimed after it.
+// recovery returns how long after the end of a fault the first of the jobs that were claimed after it was completed.
 func recovery(jobs []*jobHistory, f fault) (took time.Duration, recovered bool) {
 	for _, j := range jobs {
 		for was, is := range j.steps() {

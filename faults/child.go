@@ -11,13 +11,14 @@ import (
 	"time"
 )
 
-// child is a worker or a producer: this program once more. It gets its settings on its standard input, where no list
-// of processes shows them, and ends when that input does: so too when this process is killed.
+// child is a process that runs this program again, as a worker, producer or migrator. It gets its settings on its
+// standard input, so that no list of processes shows them. It ends when this input ends, which also happens if this
+// process is killed.
 type child struct {
 	name  string
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	ended chan struct{} // closed once it is gone
+	ended chan struct{} // closed once the process has ended
 }
 
 // startChild runs program as role: "worker", "producer" or "migrator".
@@ -28,22 +29,22 @@ func startChild(program, role, name string, settings any, stderr io.Writer, env 
 	}
 	c := &child{name: name, cmd: exec.Command(program, role), ended: make(chan struct{})}
 	c.cmd.Stderr, c.cmd.Env = stderr, append(os.Environ(), env...)
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for this process, which ends its children
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so Ctrl-C reaches only this process
 	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
 	if err := c.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	go func() { // ends with the child, whose end every scenario sees to
-		_ = c.cmd.Wait() // it is killed more often than not
+	go func() { // ends with the child, which every scenario ends
+		_ = c.cmd.Wait() // most children are killed, which is an error here
 		close(c.ended)
 	}()
 	_, err = c.stdin.Write(append(text, '\n'))
 	return c, err
 }
 
-// asChild reads a child's settings and sees to it that it does not outlive its parent.
+// asChild runs in the child. It reads the settings, and ends the process when the parent's end closes the input.
 func asChild(settings any) error {
 	in := json.NewDecoder(os.Stdin)
 	if err := in.Decode(settings); err != nil {
@@ -64,14 +65,14 @@ func (c *child) signal(sig os.Signal) error {
 	return nil
 }
 
-// kill ends it as kill -9 does, and returns when it is gone.
+// kill ends the child as kill -9 does, and returns when the child has ended.
 func (c *child) kill() error {
 	err := c.signal(syscall.SIGKILL)
 	<-c.ended
 	return err
 }
 
-// stop asks it to end, waits, and kills it if that takes too long.
+// stop asks the child to end, waits, and kills the child if that takes too long.
 func (c *child) stop(atMost time.Duration) (took time.Duration, err error) {
 	began := time.Now()
 	if err := c.signal(syscall.SIGTERM); err != nil {

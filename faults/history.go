@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// history is what four sources, none of them written by the library, say of one scenario.
+// history is the record of one scenario, from sources that the library does not write.
 type history struct {
 	calls    []call    // producers
 	notes    []note    // workers
@@ -23,27 +23,27 @@ type history struct {
 	rows     []row     // at the end
 
 	gauges []note      // workers, twice a second
-	sizes  []tableSize // of jobs, where the scenario measures it
-	waits  []wait      // for locks, where the scenario samples them
+	sizes  []tableSize // of jobs, if the scenario measures it
+	waits  []wait      // for locks, if the scenario samples them
 	races  []string    // reports of the race detector
 
 	deadlocks int // that the server has counted since its start
 	victims   int // lines about a deadlock in the logs of workers and producers
-	wentBack  int // lines about a database that went back
+	wentBack  int // lines in their logs about a database that went back
 
 	faults    []fault
 	resources *resources // nil: not measured
 	policy    policy
 }
 
-// policy is what the load asked of the library.
+// policy has the settings that the load gave to the library, and the bounds that follow from them.
 type policy struct {
 	MaxAttempts        int
 	Base, Max          time.Duration // of the exponential backoff
 	Jitter             float64       // upwards, a share
 	Recovery           time.Duration // bound of I11; zero: none
 	Restart            time.Duration // from a first death to the next claim
-	Poll               time.Duration // the longest that an idle supervisor does not look
+	Poll               time.Duration // how long an idle supervisor may not look for jobs
 	Dirty              bool          // runs return texts that no row can hold
 	EveryoneStaysAlive bool          // no worker process dies, so no run may be blamed on a death
 }
@@ -67,13 +67,13 @@ type note struct {
 	Err        string    `json:"err,omitempty"`
 	Goroutines int       `json:"goroutines,omitempty"`
 	Running    int       `json:"running,omitempty"`
-	Ran        bool      `json:"ran,omitempty"` // of hooks: the event ends a run of this worker's handler
+	Ran        bool      `json:"ran,omitempty"` // of hooks: the event ended a run of this worker's handler
 	Count      int       `json:"count,omitempty"`
 	Heap       int       `json:"heap,omitempty"`     // bytes that the last collection found alive
 	Resident   int       `json:"resident,omitempty"` // bytes
 }
 
-// effect is what a handler did.
+// effect records that a handler has done its work.
 type effect struct {
 	At     time.Time `json:"at"`
 	Job    string    `json:"job"`
@@ -82,9 +82,9 @@ type effect struct {
 
 // version is one version of a row.
 type version struct {
-	At            time.Time // of the write, by the server's clock without its error
+	At            time.Time // of the write, by the server's clock, corrected by its error
 	Begun         time.Time // now(): when its transaction began
-	Written       time.Time // of the write, by the same clock
+	Written       time.Time // of the write, by the clock of Begun
 	Tx            int64
 	Writer        string // application_name of the session
 	Job           string
@@ -104,7 +104,7 @@ type version struct {
 	Payload       string // digest of kind, queue and args
 }
 
-// row is a job when all is over.
+// row is a job at the end of the scenario.
 type row struct {
 	Job         string
 	State       string
@@ -115,7 +115,7 @@ type row struct {
 	Errors      []string // texts, oldest first
 }
 
-// tableSize is what a table takes at one time.
+// tableSize is the size of a table at one time.
 type tableSize struct {
 	At    time.Time `json:"at"`
 	Bytes int       `json:"bytes"` // with its indexes
@@ -129,7 +129,7 @@ type wait struct {
 	For     string `json:"for"`
 }
 
-// fault is one thing done to the system.
+// fault is one thing that the suite did to the system.
 type fault struct {
 	What   string    `json:"what"`
 	Worker string    `json:"worker,omitempty"` // the worker that it hit, if it hit one
@@ -137,7 +137,7 @@ type fault struct {
 	Begun  time.Time `json:"begun"`
 	Ended  time.Time `json:"ended"`
 
-	Forgotten time.Time `json:"forgotten,omitzero"` // the database has forgotten all later commits; zero: none
+	Forgotten time.Time `json:"forgotten,omitzero"` // the database forgot the commits since then; zero: none
 }
 
 // resources are gauges before the load and after it.
@@ -145,9 +145,9 @@ type resources struct {
 	Before, After gauge
 }
 
-// gauge is what the system holds at one time.
+// gauge has the resources that the system uses at one time.
 type gauge struct {
-	Measured    int // workers
+	Measured    int // workers that were measured
 	Goroutines  int // of the worker that has most
 	Running     int // handlers, in all workers
 	Connections int
@@ -155,7 +155,7 @@ type gauge struct {
 	Locks       int // on jobs
 }
 
-// journal appends lines to a file, each with one write, so that a kill tears none.
+// journal appends lines to a file, each with one write, so that a kill leaves no half line.
 type journal struct{ file *os.File }
 
 func openJournal(dir, name string) (*journal, error) {
@@ -175,7 +175,7 @@ func (j *journal) write(line any) {
 	}
 }
 
-// readJournals reads all files of a directory whose names begin so.
+// readJournals reads all files of a directory whose names begin with prefix.
 func readJournals[T any](dir, prefix string) (lines []T, err error) {
 	names, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
 	if err != nil {
@@ -224,19 +224,19 @@ func countLines(dir, text string, prefixes ...string) (n int, err error) {
 	return n, nil
 }
 
-// jobHistory is what the sources say of one job.
+// jobHistory is the part of a history that is about one job.
 type jobHistory struct {
 	id              string
 	calls           []call
 	notes           []note
 	inside, outside []effect
 	versions        []version // in the order of writing
-	row             *row      // nil: it is not there
+	row             *row      // nil: the table does not have it
 
 	heard map[string]time.Time // when each worker wrote its last note, of any job
 }
 
-// byJob sorts the history out, jobs in the order of their ids.
+// byJob divides the history into jobs, in the order of their ids.
 func (h *history) byJob() []*jobHistory {
 	jobs, heard := map[string]*jobHistory{}, map[string]time.Time{}
 	for _, n := range h.notes {

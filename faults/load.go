@@ -10,7 +10,7 @@ import (
 // task is a job of the load. A run's behavior follows from Seed and the attempt, in whatever process it runs.
 type task struct {
 	Seed uint64 `json:"seed"`
-	Do   string `json:"do,omitempty"`   // "": an effect outside; tx: one in the database too; else see misbehave
+	Do   string `json:"do,omitempty"`   // "": an effect outside; tx: an effect in the database too; else see misbehave
 	MS   int    `json:"ms"`             // how long a run takes
 	Dead bool   `json:"dead,omitempty"` // every run fails
 }
@@ -18,20 +18,20 @@ type task struct {
 // Kind implements drover.Args.
 func (task) Kind() string { return "task" }
 
-// noop is a job for what is measured in jobs a second. The audit passes it over.
+// noop is a job for measurements of jobs a second. The audit ignores it.
 type noop struct{}
 
 // Kind implements drover.Args.
 func (noop) Kind() string { return "noop" }
 
-// load is what producers enqueue and workers run.
+// load describes what producers enqueue and workers run.
 type load struct {
 	Workers, Slots int
 	Producers      int
 	Rate           int // jobs a second of each producer
 	Lease          time.Duration
 	Poll           time.Duration
-	Failing        float64 // share of runs; with 0 no job is dead from the start either
+	Failing        float64 // share of runs that fail; with 0, no job has task.Dead either
 	LongestRun     int     // ms
 	Long           float64 // share of jobs whose runs take longRun
 	Transactional  float64 // share of jobs
@@ -39,7 +39,7 @@ type load struct {
 	Deaf           bool    // handlers never return
 	Drain          time.Duration
 	Through        int              // so many workers go through the proxy
-	Again          bool             // an enqueue with unknown outcome is repeated under its id until the outcome is known
+	Again          bool             // an enqueue with unknown outcome is repeated with its id until the outcome is known
 	Jobs           int              // of each producer; 0: until it is stopped
 	Retention      drover.Retention // of completed jobs; 0: longer than any scenario
 	Deafened       bool             // workers do without LISTEN
@@ -47,7 +47,7 @@ type load struct {
 	Schedules      bool             // workers declare schedules
 }
 
-// longRun is longer than a process that wakes takes to notice that it has lost its jobs.
+// longRun is longer than the time in which a process that was stopped and goes on notices that it has lost its jobs.
 const longRun = 3 * time.Second
 
 const (

@@ -1,5 +1,5 @@
-// Command faults breaks processes, servers and networks under drover and judges what becomes of the jobs by a history
-// that the library does not write. README.md says how to run it.
+// Command faults breaks processes, servers and networks under drover, and judges what becomes of the jobs. For that it
+// uses a history that the library does not write. README.md explains how to run it.
 package main
 
 import (
@@ -113,9 +113,10 @@ func choose(only string) (chosen []scenario, err error) {
 	return chosen, nil
 }
 
-// run takes the scenarios in lanes, the longest first. Afterwards it runs the scenarios that need the machine for
-// themselves, one by one. Scenarios with much load follow one another in the first lane, and in the second once the
-// others are done, because three of them are more than two cores can do.
+// run runs the scenarios in lanes, the longest first. Afterwards it runs the scenarios that need the machine for
+// themselves, one by one. Scenarios with a heavy load run one after another in the first lane. The second lane takes
+// such scenarios only once the light ones are done, because three heavy scenarios together are more than two cores can
+// do.
 func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report) error {
 	chosen = slices.DeleteFunc(chosen, func(sc scenario) bool { return r.has(sc.id) })
 	s.prepare(ctx, chosen)
@@ -153,7 +154,8 @@ func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report
 	return errors.Join(errs...)
 }
 
-// lightLoad is how many jobs a second a scenario may ask for, if it is to run next to a scenario that asks for more.
+// lightLoad is the most jobs a second of a scenario with a light load, which may run next to a scenario with a heavy
+// one.
 const lightLoad = 50
 
 func queueOf(scenarios []scenario) <-chan scenario {
@@ -193,7 +195,8 @@ func (s *suite) lane(ctx context.Context, queue <-chan scenario, r *report) (err
 	return nil
 }
 
-// startServer starts a cluster, for such can be killed, with env in its environment.
+// startServer starts a cluster with env in its environment. It uses no other server, because only a cluster can be
+// killed.
 func startServer(ctx context.Context, env []string) (*pgdev.Server, error) {
 	return pgdev.Start(ctx, pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download},
@@ -213,7 +216,7 @@ func (s *suite) judge(ctx context.Context, sc *scenario) result {
 	}
 	switch {
 	case err != nil:
-		r.Error, r.Lost = err.Error(), 0 // an unfinished history says nothing of losses
+		r.Error, r.Lost = err.Error(), 0 // an unfinished history does not show what is lost
 	case h != nil:
 		r.Violations = sc.verdict(h)
 	}
@@ -229,7 +232,7 @@ func (s *suite) judge(ctx context.Context, sc *scenario) result {
 	return r
 }
 
-// play returns the history also when the scenario failed, if there is one.
+// play runs a scenario and returns its history, even if the scenario failed, unless there is no history yet.
 func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 25*time.Minute)
 	defer cancel()
@@ -262,7 +265,7 @@ func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history,
 		return nil, err
 	}
 	if err := sc.run(ctx, w, rounds); err != nil {
-		h, _ := w.history(ctx) // unfinished, good for counts
+		h, _ := w.history(ctx) // unfinished, so it is only used for counts
 		return h, err
 	}
 	return w.finish(ctx)

@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// misbehave does what the job is for, if it is for that: panics and worse in the first of its runs, deaths in
-// every one.
+// misbehave does the harm that the job asks for in Do, if any. It panics or does worse in the first run of the job. If
+// the job is to end its process, it does so in every run.
 func (t *task) misbehave(run int) error {
 	switch t.Do {
 	case "exit":
@@ -65,7 +65,7 @@ func race() {
 	select {}
 }
 
-// hog asks for more memory than there is.
+// hog allocates more memory than the process may have.
 func hog() error {
 	if err := syscall.Setrlimit(syscall.RLIMIT_AS, &syscall.Rlimit{Cur: 1 << 20, Max: 1 << 20}); err != nil {
 		return err

@@ -25,7 +25,7 @@ type producerSpec struct {
 	URL, Name, Dir string
 	Seed           uint64
 	Load           load
-	Next           bool // of a migrator: also the migration that stands for a later version's
+	Next           bool // of a migrator: it applies nextMigration as well
 }
 
 const (
@@ -74,7 +74,7 @@ func produce(spec *producerSpec) error {
 	return nil
 }
 
-// enqueue finishes what it began also when the producer is stopped.
+// enqueue enqueues one job. It finishes even if the producer is being stopped.
 func (spec *producerSpec) enqueue(client *drover.Client, log *journal, t task) {
 	id := ulid.Make().String()
 	for {
@@ -93,8 +93,8 @@ func (spec *producerSpec) enqueue(client *drover.Client, log *journal, t task) {
 	}
 }
 
-// answerOf says how an enqueue with this error ended. An error of severity ERROR rolled it back; FATAL and a lost
-// connection leave it open.
+// answerOf returns how an enqueue with this error ended. An error of severity ERROR has rolled it back. FATAL and a
+// lost connection leave the outcome unknown.
 func answerOf(err error) string {
 	var db *pgconn.PgError
 	switch {
@@ -108,7 +108,8 @@ func answerOf(err error) string {
 	return "unknown"
 }
 
-// connect makes a pool whose sessions bear the process' name, by which the audit knows them.
+// connect makes a pool. Its sessions have the name of the process as their application_name, by which the audit knows
+// them.
 func connect(ctx context.Context, url, name string, most int) (*pgxpool.Pool, error) {
 	config, err := pgurl.Parse(url)
 	if err != nil {
@@ -130,7 +131,7 @@ func runProducer() error {
 	return nil
 }
 
-// connectClient makes such a pool, and a client over it.
+// connectClient makes a pool as connect does, and a client on it.
 func connectClient(ctx context.Context, url, name string, most int) (*drover.Client, *pgxpool.Pool, error) {
 	pool, err := connect(ctx, url, name, most)
 	if err != nil {
@@ -143,7 +144,7 @@ func connectClient(ctx context.Context, url, name string, most int) (*drover.Cli
 	return client, pool, err
 }
 
-// quietClient logs nothing: the journals have the jobs' lives.
+// quietClient makes a client that logs nothing, because the journals record what happens to jobs.
 func quietClient(pool *pgxpool.Pool) (*drover.Client, error) {
 	return drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 }

@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// proxy stands between clients and a server, and does to their connections what networks do.
+// proxy stands between clients and a server, and disturbs their connections as networks do.
 type proxy struct {
 	listener net.Listener
 	done     sync.WaitGroup
@@ -19,9 +19,9 @@ type proxy struct {
 	server string // where new connections go
 	pairs  map[*pair]bool
 	open   chan struct{} // closed while bytes pass
-	heard  chan struct{} // closed while connections of listeners do
+	heard  chan struct{} // closed while the bytes of listeners' connections pass
 	heards int           // connections that have sent LISTEN
-	hung   int           // of these, those with bytes that did not pass
+	hung   int           // how many of these had bytes that did not pass
 	steal  int           // so many replies to COMMIT are still to be dropped
 	stolen int
 	most   int // connections at the same time
@@ -31,7 +31,7 @@ type proxy struct {
 // pair is one connection, on both sides of the proxy.
 type pair struct {
 	client, server *net.TCPConn
-	listens, hangs bool // has sent LISTEN; has met the shut gate. The proxy's mutex guards them
+	listens, hangs bool // it has sent LISTEN; it has met a shut gate. The proxy's mutex guards both
 }
 
 // reset ends both sides with RST.
@@ -56,7 +56,7 @@ func startProxy(server string) (*proxy, error) {
 
 func (p *proxy) address() string { return p.listener.Addr().String() }
 
-// close returns when all its goroutines have ended.
+// close ends the proxy, and returns when all its goroutines have ended.
 func (p *proxy) close() {
 	_ = p.listener.Close()
 	p.mu.Lock()
@@ -79,7 +79,7 @@ func (p *proxy) cut() int {
 	return n
 }
 
-// lead makes new connections go to another server, as a name does that moves. Those that there are stay.
+// lead makes new connections go to another server, as after a change of a DNS name. Existing connections stay.
 func (p *proxy) lead(server string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,21 +92,22 @@ func (p *proxy) leads() string {
 	return p.server
 }
 
-// blackHole lets no byte through, either way, until it is switched off. Nothing is lost, as TCP sends it again.
+// blackHole lets no byte through, in either direction, until it is switched off. No byte is lost: it passes later, as
+// TCP would send it again.
 func (p *proxy) blackHole(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	shut(&p.open, on)
 }
 
-// hangListeners does so to the connections that have sent LISTEN, and to each that sends it meanwhile.
+// hangListeners does what blackHole does, but only to connections that have sent LISTEN, or that send it meanwhile.
 func (p *proxy) hangListeners(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	shut(&p.heard, on)
 }
 
-// shut makes a gate open later, or opens it.
+// shut closes a gate, or opens it.
 func shut(gate *chan struct{}, on bool) {
 	select {
 	case <-*gate:
@@ -127,7 +128,7 @@ func (p *proxy) listeners() (all, hung int) {
 	return p.heards, p.hung
 }
 
-// stealCommits drops the next n replies to COMMIT and resets the connections they were for.
+// stealCommits drops the next n replies to COMMIT, and resets their connections.
 func (p *proxy) stealCommits(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,7 +208,7 @@ func (p *proxy) pass(c *pair) {
 	}
 }
 
-// watch notes that a client sends LISTEN: a short text, and so in one piece.
+// watch notes that a client sends LISTEN. The text is short, so it arrives in one piece.
 func (p *proxy) watch(c *pair, said []byte) {
 	if !bytes.HasPrefix(said, []byte("Q")) || !bytes.Contains(said, []byte("listen ")) {
 		return
@@ -220,7 +221,7 @@ func (p *proxy) watch(c *pair, said []byte) {
 	}
 }
 
-// forward passes on what the client says.
+// forward passes on the bytes of the client.
 func (p *proxy) forward(c *pair) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -240,7 +241,7 @@ func (p *proxy) forward(c *pair) {
 	}
 }
 
-// backward passes on what the server says, message by message.
+// backward passes on the messages of the server, one by one.
 func (p *proxy) backward(c *pair) {
 	defer c.client.Close() //nolint:errcheck // it may be reset by now
 	from := bufio.NewReader(c.server)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// result is what became of one scenario.
+// result is the result of one scenario.
 type result struct {
 	Scenario   string      `json:"scenario"`
 	What       string      `json:"what"`
@@ -33,7 +33,7 @@ type result struct {
 	Violations []violation `json:"violations,omitempty"`
 }
 
-// count fills in the history's numbers, without judging them.
+// count fills in the numbers of the history, and does not judge them.
 func (r *result) count(h *history) {
 	jobs := h.byJob()
 	if len(h.faults) > 0 {
@@ -81,7 +81,8 @@ func (r *result) line() string {
 	return text
 }
 
-// shown are two violations of each invariant, unless they are what the scenario is for.
+// shown returns up to two violations of each invariant. It returns none if the scenario passed, because then its
+// violations are intended.
 func (r *result) shown() (few []violation) {
 	if r.Verdict == "pass" {
 		return nil
@@ -95,7 +96,7 @@ func (r *result) shown() (few []violation) {
 	return few
 }
 
-// report is what all scenarios came to. It is written anew after each.
+// report has the results of all scenarios. It is written again after each of them.
 type report struct {
 	Tier      string    `json:"tier"`
 	Seed      uint64    `json:"seed"`
@@ -103,11 +104,11 @@ type report struct {
 	Totals    result    `json:"totals"`
 	Scenarios []result  `json:"scenarios"`
 
-	dir string // empty: it is kept nowhere
+	dir string // empty: the report is not written
 	mu  sync.Mutex
 }
 
-// resume takes over what passed in an earlier run.
+// resume takes over the results of the scenarios that passed in an earlier run.
 func (r *report) resume() error {
 	if r.dir == "" {
 		return errors.New("--resume: of which --report?")
@@ -128,7 +129,7 @@ func (r *report) resume() error {
 	return nil
 }
 
-// has reports whether a scenario has run.
+// has reports whether there is a result of the scenario.
 func (r *report) has(id string) bool {
 	return slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == id })
 }
@@ -185,7 +186,8 @@ func (r *report) write() error {
 	return os.WriteFile(filepath.Join(r.dir, "report.md"), []byte(b.String()), 0o644)
 }
 
-// total sums up. Its recovery is the longest; the negative control's losses and recovery are left out.
+// total sums up the results. Its recovery is the longest. The losses and the recovery of K-1, the negative control, do
+// not count.
 func total(scenarios []result) result {
 	sum, red := result{Scenario: "all", What: "the longest recovery; losses without K-1's"}, 0
 	for i := range scenarios {

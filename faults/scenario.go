@@ -11,18 +11,18 @@ import (
 type scenario struct {
 	id, what     string
 	quick, full  int  // rounds
-	minutes      int  // of the full tier, where it is one of the long ones: those begin first
-	alone        bool // it measures what others on the machine would disturb
+	minutes      int  // how long it takes in the full tier; 0: not long. The longest begin first
+	alone        bool // it runs alone, because other work on the machine would disturb its measurements
 	recovery     time.Duration
 	deathless    bool // no process dies, so no run may be blamed on a death
 	asynchronous bool // commits are not durable
 	mustLose     bool
-	forgetful    bool                                      // the database forgets commits: the faults say from when on
-	tag          string                                    // workers are built with it; empty: they are this program
+	forgetful    bool                                      // the database forgets commits; fault.Forgotten is the time of the first
+	tag          string                                    // workers are built with this tag; empty: they are this program
 	racy         bool                                      // its handlers race on purpose
 	unmeasured   bool                                      // workers change, so there is nothing to compare resources with
 	clock        bool                                      // the clocks of the server and of some workers are wrong
-	own          bool                                      // it needs a cluster of its own, of which nothing is left in the end
+	own          bool                                      // it needs a cluster of its own, because it destroys it
 	dirty        bool                                      // runs return texts that no row can hold
 	change       func(l *load, full bool)                  // of the usual load; nil: none
 	before       func(ctx context.Context, w *world) error // instead of migrations.Up
@@ -30,7 +30,7 @@ type scenario struct {
 	extra        func(h *history) []string // returns violations of other rules; may be nil
 }
 
-// scenarios are all of them, in the order of worth.
+// scenarios returns all scenarios, the most important first.
 func scenarios() []scenario {
 	var all []scenario
 	for _, some := range [][]scenario{
@@ -49,7 +49,7 @@ func (sc *scenario) rounds(full bool) int {
 	return sc.quick
 }
 
-// load is the usual one, changed.
+// load returns the usual load, with the changes of the scenario.
 func (sc *scenario) load(full bool) load {
 	l := load{
 		Workers: 4, Slots: 10, Producers: 2, Rate: 20, Lease: 2 * time.Second, Drain: 3 * time.Second, Poll: 500 * time.Millisecond,
@@ -64,7 +64,7 @@ func (sc *scenario) load(full bool) load {
 	return l
 }
 
-// verdict is what the checker says, and the scenario itself.
+// verdict returns the violations that the checker finds, and the violations of the scenario's own rules.
 func (sc *scenario) verdict(h *history) []violation {
 	found := check(h)
 	if sc.forgetful {
@@ -93,7 +93,7 @@ func (sc *scenario) verdict(h *history) []violation {
 	return found
 }
 
-// noInnocent holds where no job is convicted that does not kill its process.
+// noInnocent requires that every job that is convicted of killing processes does kill them.
 func noInnocent(h *history) (broken []string) {
 	for _, r := range h.rows {
 		if r.Reason == "crashed" && !r.Lethal {

@@ -30,7 +30,7 @@ func clockScenarios() []scenario {
 
 const clockStep = 600 * time.Second
 
-// withWrongClock gives a lane a cluster whose clock libfaketime keeps.
+// withWrongClock gives a lane a cluster whose clock libfaketime can change.
 func (s *suite) withWrongClock(ctx context.Context) (*suite, error) {
 	libraries, err := filepath.Glob("/usr/lib/*/faketime/libfaketime.so.1")
 	if err != nil || len(libraries) == 0 {
@@ -52,7 +52,8 @@ func (s *suite) withWrongClock(ctx context.Context) (*suite, error) {
 	return &own, err
 }
 
-// knowClockError lets the audit take the clock's error off. The server reads it when it starts, as it does its clock.
+// knowClockError lets the audit correct its times by the error of the server's clock. The server reads this error when
+// it starts, as libfaketime does.
 func knowClockError(ctx context.Context, w *world) error {
 	if err := migrations.Up(ctx, w.pool); err != nil {
 		return err
@@ -60,7 +61,7 @@ func knowClockError(ctx context.Context, w *world) error {
 	return w.setClockError(ctx, 0)
 }
 
-// setClockError says what the clock's error will be after the next start.
+// setClockError sets the error that the server's clock has from the next start on.
 func (w *world) setClockError(ctx context.Context, d time.Duration) error {
 	conn, err := w.pool.Acquire(ctx)
 	if err != nil {
@@ -78,8 +79,9 @@ func (w *world) setClockError(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// stepClock moves the server's clock on and back in turn, and last on. A job that was enqueued under a clock that went
-// ahead is due when the clock gets there again. Between steps a worker whose own clock is wrong sleeps until others have its jobs.
+// stepClock moves the server's clock forward and back in turn. The last step is forward, because a job that was
+// enqueued while the clock was ahead is due only when the clock gets there again. Between the steps, a worker whose own
+// clock is wrong is stopped until others have its jobs.
 func stepClock(ctx context.Context, w *world, rounds int) error {
 	last := rounds / 2 * 2
 	for n := range last + 1 {
@@ -108,9 +110,9 @@ const (
 	backlog  = 400 // jobs, more than the workers can run before the step
 )
 
-// stepClockBack moves the server's clock on by an hour and back, while a backlog is due that it was on. The backlog waits
-// then: by the clock it is not due. New jobs run meanwhile, and health names the step and the jobs. Once the
-// clock is where it was, the backlog runs.
+// stepClockBack moves the server's clock forward by an hour, and then back. Between the steps a backlog becomes due.
+// After the step back the backlog waits, because by the clock it is not due. New jobs run meanwhile, and health names
+// the step and the jobs. Once the clock is where it was, the backlog runs.
 func stepClockBack(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := w.moveClock(ctx, longStep); err != nil {
@@ -175,8 +177,9 @@ func (w *world) moveClock(ctx context.Context, to time.Duration) error {
 	return nil
 }
 
-// clocksChangeNothing holds where the workers' clocks were as wrong as they should be, no run is blamed on the death of a
-// process that did not sleep, and each job that was due immediately began soon, unless the server's clock put it off.
+// clocksChangeNothing requires three things. The workers' clocks were as wrong as they should be. No run is blamed on
+// the death of a process, except of a process that was stopped. Each job that was due immediately began soon, unless
+// the server's clock put it off.
 func clocksChangeNothing(h *history) (broken []string) {
 	wrong := map[string]bool{}
 	for _, j := range h.byJob() {
@@ -209,7 +212,7 @@ func clocksChangeNothing(h *history) (broken []string) {
 	return broken
 }
 
-// sleepersAreRefused is zombiesAreRefused for the workers among the faults.
+// sleepersAreRefused is zombiesAreRefused for the workers that were stopped, and ignores other faults.
 func sleepersAreRefused(h *history) []string {
 	sleepers := *h
 	sleepers.faults = slices.DeleteFunc(slices.Clone(h.faults), func(f fault) bool { return !strings.HasPrefix(f.What, "SIGSTOP") })

@@ -14,14 +14,16 @@ func failoverScenarios() []scenario {
 	return []scenario{{
 		id: "N-7", what: "a name that moves: to a standby for a while and back, then a failover to it; commits wait for the standby", quick: 2, full: 20, minutes: 6,
 		own: true, recovery: 5 * time.Second, deathless: true, run: moveName,
-		// Handlers keep away from the pool of their process: its connections to the standby are the application's to leave.
+		// Handlers do not use the pool of their process: it may keep connections to the standby, which only the
+		// application can close.
 		change: func(l *load, _ bool) { l.Through, l.Transactional, l.Lease = l.Workers, 0, 5*time.Second },
 	}}
 }
 
-// moveName has the name lead to a standby for a while, and back: connections that were made meanwhile lead there for good.
-// Then the primary dies and the standby takes over. In odd rounds the name leads to it before it is promoted, in even ones
-// to nobody for a while after. Then that one gets a standby.
+// moveName makes the server's name lead to a standby for a while, and back. Connections that were made meanwhile stay
+// with the standby. Then the primary dies, and the standby takes over. In odd rounds the name leads to the standby
+// before it is promoted, and in even rounds it leads to no server for a while after. In the next round, the new primary
+// gets a standby.
 func moveName(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
 		standby, err := w.follow(ctx)
@@ -76,7 +78,8 @@ func (w *world) follow(ctx context.Context) (*pgdev.Server, error) {
 		return nil, err
 	}
 	w.standbys = append(w.standbys, standby)
-	// The copy does not have this setting: promoted, it must not wait for a standby that it has not got.
+	// The standby was copied before, so it does not have this setting. After its promotion it has no standby to wait
+	// for.
 	for _, sql := range []string{`alter system set synchronous_standby_names = '*'`, `select pg_reload_conf()`} {
 		if _, err := w.pool.Exec(ctx, sql); err != nil {
 			return nil, err
@@ -85,7 +88,7 @@ func (w *world) follow(ctx context.Context) (*pgdev.Server, error) {
 	return standby, w.eventually(ctx, "commits wait for the standby", 20*time.Second, `select exists (select from pg_stat_replication where sync_state = 'sync')`)
 }
 
-// failOver kills the server and has the standby take its place, for everybody.
+// failOver kills the server, promotes the standby, and makes all names lead to it.
 func (w *world) failOver(ctx context.Context, standby *pgdev.Server, early bool) error {
 	err := w.inject("the primary is killed, its standby takes over", "", func() error {
 		err := w.server.Kill()

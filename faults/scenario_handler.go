@@ -38,7 +38,7 @@ func handlerScenarios() []scenario {
 	}
 }
 
-// many are n tasks of which each does one thing, in turn.
+// many returns n tasks. Each does one of the given things, in turn.
 func (w *world) many(n, ms int, do ...string) []task {
 	tasks := make([]task, n)
 	for i := range tasks {
@@ -68,7 +68,7 @@ func panicInSlots(ctx context.Context, w *world, jobs int) error {
 	return w.eventually(ctx, "the next jobs run", 30*time.Second, sqlAllDone)
 }
 
-// panicsAreTold holds where each of these jobs failed once, with a panic.
+// panicsAreTold requires that each of these jobs failed once, with a panic.
 func panicsAreTold(h *history) (broken []string) {
 	panics := 0
 	for _, j := range h.byJob() {
@@ -84,7 +84,8 @@ func panicsAreTold(h *history) (broken []string) {
 	return broken
 }
 
-// poison puts one pill among innocents, and starts a worker for each that it kills, until all jobs have ended.
+// poison puts one job that kills its process among innocent jobs. It starts a worker for each killed worker, until all
+// jobs have ended.
 func poison(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
 		tasks := w.many(innocents, 100, "")
@@ -116,7 +117,7 @@ func poison(ctx context.Context, w *world, rounds int) error {
 
 const innocents = 2000
 
-// pillsAreFound holds where every lethal job is convicted, after few deaths.
+// pillsAreFound requires that every lethal job is convicted, after few deaths.
 func pillsAreFound(h *history) (broken []string) {
 	pills := 0
 	for _, r := range h.rows {
@@ -136,7 +137,7 @@ func pillsAreFound(h *history) (broken []string) {
 	return broken
 }
 
-// failTogether lets as many jobs fail at about the same time, one of them badly.
+// failTogether lets jobs fail at about the same time, one of them with an error that no row can hold.
 func failTogether(ctx context.Context, w *world, jobs int) error {
 	tasks := w.many(jobs, 10, "fail")
 	tasks[w.rng.IntN(jobs)].Do = "dirty"
@@ -153,7 +154,7 @@ func failTogether(ctx context.Context, w *world, jobs int) error {
 	return err
 }
 
-// othersSettleSoon holds where every failed run is in its row within a second.
+// othersSettleSoon requires that every failed run is recorded in its row within a second.
 func othersSettleSoon(h *history) (broken []string) {
 	for _, j := range h.byJob() {
 		var ended time.Time
@@ -171,7 +172,8 @@ func othersSettleSoon(h *history) (broken []string) {
 	return broken
 }
 
-// stormLasts is how long the retries of so many jobs are spread over, after a lead in which all of them fail.
+// stormLasts returns the lead, in which all of so many jobs fail, and the time after it over which their retries are
+// spread.
 func stormLasts(jobs int) (lead, spread time.Duration) {
 	if jobs >= 45_000 {
 		return 30 * time.Second, time.Minute
@@ -203,7 +205,8 @@ func storm(ctx context.Context, w *world, jobs int) error {
 		`select not exists (select from jobs where finalized_at is null and errors_total > 0)`)
 }
 
-// stormIsFlat holds where no second has more retries due than a fifth above an even spread: 2 % of a minute's retries.
+// stormIsFlat requires that the retries that are due in a second exceed an even spread by at most a fifth. For a spread
+// of a minute, that is 2 % of the retries.
 func stormIsFlat(h *history) (broken []string) {
 	var dues []time.Time
 	for _, j := range h.byJob() {
@@ -227,7 +230,7 @@ func stormIsFlat(h *history) (broken []string) {
 	return broken
 }
 
-// claimsKeepUp holds where claims come as soon after a job is due while retries rain as they did before.
+// claimsKeepUp requires that jobs are claimed as soon after their due time during the storm as before it.
 func claimsKeepUp(h *history) (broken []string) {
 	f := h.faults[0]
 	var calm, stormy []time.Duration
@@ -269,7 +272,7 @@ insert into jobs (kind, scheduled_at) select 'unknown', now() - interval '1 hour
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// freshStartsSoon holds where every job is claimed within two polls.
+// freshStartsSoon requires that every job is claimed within two poll intervals.
 func freshStartsSoon(h *history) (broken []string) {
 	for _, j := range h.byJob() {
 		for was, is := range j.steps() {

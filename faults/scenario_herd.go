@@ -34,17 +34,17 @@ const (
 	leastRate     = 0.7                    // of four producers, compared with one supervisor
 	mostLater     = time.Millisecond       // the median start of a trickled job, compared with one supervisor
 	mostTail      = 2                      // times the 99th percentile there
-	noTail        = 10 * time.Millisecond  // below this a tail is the machine's
+	noTail        = 10 * time.Millisecond  // below this, the machine causes the tail
 	mostWhileDead = 50 * time.Millisecond  // the 99th percentile while four supervisors a second die
 	mostBurst     = 500 * time.Millisecond // until nine of ten slots are at work
 	mostFree      = 300 * time.Millisecond // until the only free slot has the job
-	mostCancel    = time.Second            // until a handler hears of it
-	looksAreRare  = 11 * time.Second       // after a start: by then polls come once in each interval
+	mostCancel    = time.Second            // until the context of a cancelled job's handler ends
+	looksAreRare  = 11 * time.Second       // after a start: by then a supervisor polls once in each interval
 	trickleEvery  = 20 * time.Millisecond
 	heardOf       = 10 * time.Second // the longest that a job of a trickle may need
 )
 
-// stint is a job of the herd: it notes when it started, and runs for a while.
+// stint is a job of the herd. Its handler notes when it started, and runs for a while.
 type stint struct {
 	For time.Duration
 }
@@ -52,8 +52,8 @@ type stint struct {
 // Kind implements drover.Args.
 func (stint) Kind() string { return "stint" }
 
-// flock is a number of supervisors in a database of their own, each with a client and connections of its own, as so many
-// processes would have.
+// flock is a number of supervisors in a database of their own. Each has its own client and connections, as if each were
+// a process.
 type flock struct {
 	*world
 	claims  atomic.Int64
@@ -65,7 +65,7 @@ type flock struct {
 	ends    sync.Map // by job id, when its handler's context ended
 }
 
-// member is one supervisor, whose network can be cut as a killed process' is.
+// member is one supervisor. Its connections can be cut, as when a process is killed.
 type member struct {
 	mu    sync.Mutex
 	conns []net.Conn
@@ -137,7 +137,7 @@ func (w *world) startFlock(ctx context.Context, name string, n int) (*flock, err
 		if err := f.join(ctx); err != nil {
 			return f, err
 		}
-		if err := pause(ctx, 3*time.Second/herdSize); err != nil { // else all would beat and poll at the same time
+		if err := pause(ctx, 3*time.Second/herdSize); err != nil { // otherwise all would beat and poll at the same time
 			return f, err
 		}
 	}
@@ -205,7 +205,7 @@ func (f *flock) close() error {
 	return errors.Join(append(errs, f.world.close())...)
 }
 
-// herd measures 64 supervisors, and what can be compared next to one supervisor in turn with that.
+// herd measures 64 supervisors. It compares some of the figures with a single supervisor, in turns.
 func herd(ctx context.Context, w *world, rounds int) (err error) {
 	one, err := w.startFlock(ctx, "one", 1)
 	defer func() { err = errors.Join(err, one.close()) }()
@@ -273,8 +273,8 @@ func herd(ctx context.Context, w *world, rounds int) (err error) {
 	return errors.Join(errors.Join(failed...), w.inject(fmt.Sprintf("%d supervisors: %s", herdSize, strings.Join(told, "; ")), "", func() error { return nil }))
 }
 
-// idleRate counts transactions of the flock's database. Sessions report theirs after ten seconds at the latest, so what
-// is counted lags behind by about the same time at both ends.
+// idleRate counts transactions of the flock's database. Sessions report their transactions after ten seconds at the
+// latest, so the counts at the beginning and at the end of the window are late by about the same time.
 func (f *flock) idleRate(ctx context.Context, window time.Duration) (float64, error) {
 	count := func() (n int64, err error) {
 		err = f.pool.QueryRow(ctx, `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`).Scan(&n)
@@ -292,7 +292,7 @@ func (f *flock) idleRate(ctx context.Context, window time.Duration) (float64, er
 	return float64(after-before) / time.Since(begun).Seconds(), err
 }
 
-// trickled is what a trickle of jobs has met.
+// trickled is the result of a trickle of jobs.
 type trickled struct {
 	claims   float64 // for a job
 	p50, p99 time.Duration
@@ -314,7 +314,7 @@ func (f *flock) trickle(ctx context.Context, jobs int, meanwhile func(ctx contex
 		select {
 		case at := <-f.started:
 			took = append(took, at.Sub(begun))
-		case <-time.After(heardOf): // a killed supervisor has it until its lease is over
+		case <-time.After(heardOf): // a killed supervisor holds the job until its lease is over
 			t.late++
 		case <-ctx.Done():
 			return t, ctx.Err()
@@ -348,7 +348,8 @@ func (f *flock) replace(ctx context.Context) error {
 	return nil
 }
 
-// compareProducers lets four producers enqueue as fast as they can, here and there in turns, from a sleep each time.
+// compareProducers lets four producers enqueue as fast as they can, into the two flocks in turns. Each time the
+// supervisors are asleep at first.
 func compareProducers(ctx context.Context, many, one *flock, rounds int) (float64, error) {
 	var here, there []float64
 	for range rounds {
@@ -395,7 +396,7 @@ func (f *flock) produce(ctx context.Context) (rate float64, err error) {
 	return rate, errors.Join(errs...)
 }
 
-// cancel cancels a running job and returns after which time its handler's context has ended.
+// cancel cancels a running job, and returns how long its handler's context took to end.
 func (f *flock) cancel(ctx context.Context) (took time.Duration, err error) {
 	for range 5 {
 		receipt, err := f.client.Enqueue(ctx, stint{For: time.Minute}, nil)
@@ -424,8 +425,8 @@ func (f *flock) cancel(ctx context.Context) (took time.Duration, err error) {
 	return took.Round(time.Millisecond), nil
 }
 
-// burst enqueues many jobs of a second next to supervisors that have not run anything yet, and returns when nine of ten slots
-// are at work. Then it leaves one slot free and returns how long a job waits for it.
+// burst enqueues many jobs of a second, for supervisors that have not run a job yet. most is the time until nine of ten
+// slots are at work. Then burst leaves only one slot free. free is how long a job waits for this slot.
 func (w *world) burst(ctx context.Context) (most, free time.Duration, err error) {
 	f, err := w.startFlock(ctx, "burst", herdSize)
 	defer func() { err = errors.Join(err, f.close()) }()

@@ -28,11 +28,11 @@ func migrationScenarios() []scenario {
 	}}
 }
 
-// longestWait is how long a migration may hold anybody up, and longestPause how long nothing at all may happen: of that, a
-// machine that has other things to do is guilty too.
+// longestWait is how long a migration may make a session wait. longestPause is how long nothing at all may happen. It
+// is longer, because a busy machine causes pauses, too.
 const longestWait, longestPause = time.Second, 3 * time.Second
 
-// sampleWaits writes down every 20 ms who waits for what, until ctx is done.
+// sampleWaits records every 20 ms which sessions wait for which others, until ctx is done.
 func (w *world) sampleWaits(ctx context.Context) error {
 	log, err := openJournal(w.dir, "waits")
 	if err != nil {
@@ -54,7 +54,8 @@ from pg_locks l join pg_stat_activity a using (pid) where not l.granted and l.wa
 	return log.file.Close()
 }
 
-// runMigrator is a process that migrates and ends. Beside the next migration it applies that as well.
+// runMigrator is the main function of a process that migrates and ends. With spec.Next it applies nextMigration as
+// well.
 func runMigrator() error {
 	var spec producerSpec
 	if err := asChild(&spec); err != nil {
@@ -73,8 +74,8 @@ func runMigrator() error {
 	return applyNext(ctx, pool)
 }
 
-// nextMigration stands for a migration of a later version, until there is one. It takes the locks that a new column, a
-// new index and a replaced function need.
+// nextMigration stands for a migration of a later version, until there is such a version. It takes the locks that a new
+// column, a new index and a replaced function need.
 const nextMigration = `-- +goose Up
 select drover_lock_tables('{jobs,queues}');
 alter table jobs add column later text;
@@ -89,7 +90,7 @@ alter table queues drop column later;
 create or replace function drover_schema_version() returns int language sql immutable as 'select %[1]d - 1';
 `
 
-// applyNext applies it, one process at a time.
+// applyNext applies nextMigration, one process at a time.
 func applyNext(ctx context.Context, pool *pgxpool.Pool) error {
 	names, err := fs.Glob(migrations.FS, "*.sql")
 	if err != nil {
@@ -144,7 +145,8 @@ func (w *world) migrators(database string, n int, next bool) error {
 	return errors.Join(errs...)
 }
 
-// migrate has many processes migrate an empty database, many times, and then four the one under load.
+// migrate lets many processes migrate an empty database together, many times. Then four processes migrate the database
+// under load.
 func migrate(ctx context.Context, w *world, rounds int) error {
 	reference, err := w.migrateEmpty(ctx, "reference", 1)
 	if err != nil {
@@ -165,13 +167,13 @@ func migrate(ctx context.Context, w *world, rounds int) error {
 	return w.migrateUnderLoad(ctx)
 }
 
-// without gives the lines that are in one text only.
+// without returns the lines of text that other does not have.
 func without(text, other string) []string {
 	has := strings.Split(other, "\n")
 	return slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return slices.Contains(has, line) })
 }
 
-// sqlSchema lists what a schema holds, and the migrations that were recorded.
+// sqlSchema lists the objects of a schema, and the migrations that were recorded.
 const sqlSchema = `
 select string_agg(what, E'\n' order by what) from (
 	select relkind::text || ' ' || relname from pg_class where relnamespace = 'public'::regnamespace
@@ -185,7 +187,7 @@ select string_agg(what, E'\n' order by what) from (
 	select 'version ' || version_id || ' ' || count(*) from drover_goose_version group by version_id
 ) as all_of_it (what)`
 
-// migrateEmpty has so many processes migrate a new database, and returns what is in it then.
+// migrateEmpty lets so many processes migrate a new database, and returns the result of sqlSchema.
 func (w *world) migrateEmpty(ctx context.Context, name string, processes int) (schema string, err error) {
 	name = "faults_S-6_" + name
 	if _, err := w.pool.Exec(ctx, fmt.Sprintf(`create database %q`, name)); err != nil {
@@ -208,8 +210,8 @@ func (w *world) migrateEmpty(ctx context.Context, name string, processes int) (s
 	return schema, err
 }
 
-// migrateUnderLoad deploys: four processes of this version migrate while processes of the old version work. Then both
-// work, and then the old ones stop.
+// migrateUnderLoad is a deploy. Four processes of this version migrate while processes of the old version work. Then
+// processes of both versions work, and then the old ones stop.
 func (w *world) migrateUnderLoad(ctx context.Context) error {
 	if err := pause(ctx, 2*time.Second); err != nil {
 		return err
@@ -238,8 +240,8 @@ select count(distinct writer) = $1 from audit where state = 'running' and at > $
 
 const underLoad = "migration under load"
 
-// nothingWaitsLong holds where during the migration nobody waited long for a lock, and enqueues, claims and outcomes went
-// on.
+// nothingWaitsLong requires that during the migration no session waited long for a lock, and that enqueues, claims and
+// outcomes went on.
 func nothingWaitsLong(h *history) (broken []string) {
 	i := slices.IndexFunc(h.faults, func(f fault) bool { return f.What == underLoad })
 	if i < 0 {

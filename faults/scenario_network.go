@@ -44,7 +44,8 @@ func networkScenarios() []scenario {
 	}
 }
 
-// cutConnections cuts them every 2 s. Afterwards there must not have been more of them than pools and supervisors ask for.
+// cutConnections cuts all connections every 2 s. There must never be more connections together than the pools and
+// supervisors ask for.
 func cutConnections(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -63,14 +64,14 @@ func cutConnections(ctx context.Context, w *world, rounds int) error {
 			return err
 		}
 	}
-	const own = 3 // of a supervisor besides the pool, and three for cancel requests and connections on their way out
+	const own = 3 // of a supervisor besides the pool; three more for cancel requests and closing connections
 	if _, most := w.workerNet.counts(); most > w.load.Workers*(w.load.Slots+poolSpare+2*own) {
 		return fmt.Errorf("%d connections at once", most)
 	}
 	return nil
 }
 
-// blackHole swallows everything for as many seconds.
+// blackHole lets no byte through for so many seconds.
 func blackHole(ctx context.Context, w *world, seconds int) error {
 	if err := pause(ctx, 2*time.Second); err != nil {
 		return err
@@ -91,7 +92,7 @@ func (w *world) hole(ctx context.Context, d time.Duration) error {
 	})
 }
 
-// callsReturn holds where every enqueue came back by its deadline.
+// callsReturn requires that every enqueue returned by its deadline.
 func callsReturn(h *history) (broken []string) {
 	for _, j := range h.byJob() {
 		for i := 1; i < len(j.calls); i++ {
@@ -104,7 +105,7 @@ func callsReturn(h *history) (broken []string) {
 	return broken
 }
 
-// loseReplies drops as many replies to COMMIT. Each enqueue is repeated under its id until its outcome is known.
+// loseReplies drops so many replies to COMMIT. Each enqueue is repeated with its id until its outcome is known.
 func loseReplies(ctx context.Context, w *world, replies int) error {
 	err := w.inject("replies to COMMIT lost", "", func() error {
 		w.callerNet.stealCommits(replies)
@@ -129,8 +130,8 @@ func loseReplies(ctx context.Context, w *world, replies int) error {
 	return errors.Join(err, failed)
 }
 
-// hangListener lets connections hang from their LISTEN on, and their replacements as well. Jobs come one by one, before
-// the fault, under it and after it, each to a supervisor that sleeps.
+// hangListener lets connections hang from their LISTEN on, and the connections that replace them as well. Before,
+// during and after the fault, jobs come one by one, each to a supervisor that sleeps.
 func hangListener(ctx context.Context, w *world, rounds int) error {
 	net := w.workerNet
 	if err := w.wakeUps(ctx, 5, 0); err != nil {
@@ -169,7 +170,8 @@ func hangListener(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// wakeUps enqueues jobs one after another, each once the supervisor sleeps, and up to a while later.
+// wakeUps enqueues jobs one after another. It enqueues each job when the supervisor sleeps, after a random wait of up
+// to later.
 func (w *world) wakeUps(ctx context.Context, jobs int, later time.Duration) error {
 	for range jobs {
 		err := w.eventually(ctx, "the supervisor sleeps", 10*time.Second, `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`)
@@ -189,11 +191,12 @@ func (w *world) wakeUps(ctx context.Context, jobs int, later time.Duration) erro
 	return nil
 }
 
-// pollsGoOn holds if jobs start immediately while a notification can be heard, and within a poll while none can.
+// pollsGoOn requires that jobs start immediately while the supervisor can receive notifications, and within a poll
+// interval while it cannot.
 func pollsGoOn(h *history) (broken []string) {
 	const atOnce = 200 * time.Millisecond
 	for i, f := range h.faults {
-		var calm, deaf []time.Duration // before the fault and after it, under it
+		var calm, deaf []time.Duration // calm: before the fault and after it; deaf: during it
 		from, to := time.Time{}, f.Ended.Add(time.Hour)
 		if i > 0 {
 			from = h.faults[i-1].Ended
@@ -225,7 +228,7 @@ func pollsGoOn(h *history) (broken []string) {
 	return broken
 }
 
-// quantile is what a share of them do not exceed; zero if there are none.
+// quantile returns the value that the given share of the values does not exceed, or zero if there are no values.
 func quantile[T cmp.Ordered](all []T, share float64) (q T) {
 	if len(all) == 0 {
 		return q

@@ -85,7 +85,7 @@ func (w *world) killRedriver(ctx context.Context) error {
 	return w.kill(w.workers[i])
 }
 
-// redrivenOnce holds where each dead job was made due once, and then completed.
+// redrivenOnce requires that each dead job was made due once, and then completed.
 func redrivenOnce(h *history) (broken []string) {
 	for _, j := range h.byJob() {
 		times := 0
@@ -101,8 +101,8 @@ func redrivenOnce(h *history) (broken []string) {
 	return broken
 }
 
-// paceIsHeld holds where no second has more jobs due than the rate and one, and the redrive took not much longer than
-// that asks for: a lease and a sweep for each death at most.
+// paceIsHeld requires that no second has more jobs due than the rate plus one, and that the redrive took little longer
+// than the rate asks for: at most policy.Restart longer for each death.
 func paceIsHeld(h *history) (broken []string) {
 	var dues []time.Time
 	for _, j := range h.byJob() {
@@ -132,7 +132,7 @@ func paceIsHeld(h *history) (broken []string) {
 	return broken
 }
 
-// operator uses one verb over and over, each time over other rows in another order.
+// operator uses one verb again and again, each time for other rows and in another order.
 type operator struct {
 	client  *drover.Client
 	pool    *pgxpool.Pool
@@ -181,7 +181,7 @@ select array(select id from jobs where kind = 'task' and (state = 'running' or n
 	return ids, err
 }
 
-// many is a verb over a good part of all jobs.
+// many returns a verb over up to a hundred jobs together.
 func many(verb func(*drover.Client, context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (int64, error) {
 		ids, err := o.draw(ctx, 100, false)
@@ -193,14 +193,14 @@ func many(verb func(*drover.Client, context.Context, drover.Filter, drover.Audit
 	}
 }
 
-// single is a verb over one job after another.
+// single returns a verb over one job after another.
 func single(verb func(c *drover.Client, ctx context.Context, id string, audit drover.Audit) (drover.State, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (n int64, err error) {
 		ids, err := o.draw(ctx, 20, false)
 		for _, id := range ids {
 			was, err := verb(o.client, ctx, id, drover.Audit{Why: "deadlock hunt"})
 			switch {
-			case errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrNotFound): // it is not in a state for this
+			case errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrNotFound): // the job has ended before, or is gone
 			case err != nil:
 				return n, err
 			case !was.Final():
@@ -211,7 +211,7 @@ func single(verb func(c *drover.Client, ctx context.Context, id string, audit dr
 	}
 }
 
-// redriveMany begins a redrive of the dead, and goes on with it or aborts it.
+// redriveMany begins a redrive of discarded or cancelled jobs, and lets it go on or aborts it.
 func redriveMany(ctx context.Context, o *operator) (int64, error) {
 	state := []drover.State{drover.Discarded, drover.Cancelled}[o.rng.IntN(2)]
 	r, err := o.client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: task{}.Kind(), State: state}, Rate: 1000, Limit: 300}, drover.Audit{})
@@ -232,15 +232,15 @@ func (o *operator) abort(ctx context.Context, id string) error {
 	return err
 }
 
-// prune is the supervisor's, which waits a minute between two.
+// prune does what a supervisor does once a minute.
 func prune(ctx context.Context, o *operator) (int64, error) {
 	var deleted, archived int64
 	err := o.pool.QueryRow(ctx, `select deleted, archived from drover_retain('', '2 s', '2 s', 1000)`).Scan(&deleted, &archived)
 	return deleted + archived, err
 }
 
-// lock is a transaction of the application's that locks jobs which run, the first id first or the last. It waits while it
-// holds some, so nobody else may: there is one such transaction at a time.
+// lock is a transaction of the application that locks running jobs, the lowest id first or the highest first. It waits
+// for locks while it holds others. So only one such transaction may be open at a time.
 func lock(ctx context.Context, o *operator) (n int64, err error) {
 	ids, err := o.draw(ctx, 20, true)
 	if err != nil {
@@ -265,7 +265,7 @@ func lock(ctx context.Context, o *operator) (n int64, err error) {
 	return n, nil
 }
 
-// huntDeadlocks lets operators work for as many seconds, next to the usual load and while workers are killed.
+// huntDeadlocks lets operators work for so many seconds, next to the usual load and while workers are killed.
 func huntDeadlocks(ctx context.Context, w *world, seconds int) error {
 	client, pool, err := connectClient(ctx, w.url, "operator", 16)
 	if err != nil {
@@ -294,7 +294,7 @@ func huntDeadlocks(ctx context.Context, w *world, seconds int) error {
 	return errors.Join(err, operators[0].abortAll(ctx))
 }
 
-// together lets operators work until do has ended, and returns when they have.
+// together lets operators work until do has ended, and returns when they have stopped.
 func together(ctx context.Context, operators []*operator, do func() error) error {
 	ctx, stop := context.WithCancel(ctx)
 	errs := make([]error, len(operators))
@@ -317,7 +317,7 @@ func together(ctx context.Context, operators []*operator, do func() error) error
 	return errors.Join(append(errs, err)...)
 }
 
-// abortAll ends what redrives are under way: else what is dead would come to life while the load drains.
+// abortAll aborts all redrives that are under way. Otherwise dead jobs would become due while the load drains.
 func (o *operator) abortAll(ctx context.Context) error {
 	list, err := o.client.Redrives(ctx, 1000)
 	for i := range list {

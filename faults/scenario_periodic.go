@@ -19,7 +19,7 @@ func periodicScenarios() []scenario {
 	}}
 }
 
-// tick is a job of a schedule. The audit passes it over, as it does a noop: nobody has called for it.
+// tick is a job of a schedule. The audit ignores it, as it ignores a noop, because no producer enqueues it.
 type tick struct {
 	MS int `json:"ms"` // how long a run takes
 }
@@ -29,7 +29,7 @@ func (tick) Kind() string { return "tick" }
 
 const everyTick = 4 * time.Second // drover counts at most a thousand ticks that are missed together
 
-// schedules are three, each with another policy for ticks that are left out.
+// schedules returns three schedules, each with another policy for missed ticks.
 func schedules() []drover.Periodic {
 	return []drover.Periodic{
 		{Name: "all", Schedule: "@every 4s", Args: tick{}, CatchUp: drover.CatchUpAll},
@@ -38,7 +38,7 @@ func schedules() []drover.Periodic {
 	}
 }
 
-// countTicks makes the table of what handlers saw.
+// countTicks makes the table in which handlers record the ticks that they saw.
 func countTicks(ctx context.Context, w *world) error {
 	if err := knowClockError(ctx, w); err != nil {
 		return err
@@ -47,7 +47,7 @@ func countTicks(ctx context.Context, w *world) error {
 	return err
 }
 
-// ticked writes down whose tick it saw.
+// ticked records the schedule and the tick of a job.
 func (w *worker) ticked(ctx context.Context, job *drover.Job, t tick) error {
 	run, ok := job.Periodic()
 	if !ok {
@@ -60,8 +60,9 @@ func (w *worker) ticked(ctx context.Context, job *drover.Job, t tick) error {
 	return err
 }
 
-// tickOn kills workers, then all of them together. Up to there a tick may be left out only if it must wait for the
-// schedule's last job, or comes due with a newer tick. Then the clock goes forward, back, and forward again.
+// tickOn kills workers one by one, and then all of them together. Until then, a tick may be skipped only if the
+// schedule's last job has not ended, or if a newer tick is due too. Then the clock goes forward, back, and forward
+// again.
 func tickOn(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := errors.Join(pause(ctx, time.Second), w.kill(w.anyWorker())); err != nil {
@@ -82,7 +83,7 @@ func tickOn(ctx context.Context, w *world, rounds int) error {
 	return errors.Join(w.ticksAreTold(ctx, int64(longStep/everyTick)), w.pauseSchedules(ctx))
 }
 
-// pauseSchedules lets the workers stop without jobs to wait for.
+// pauseSchedules pauses the schedules, so that the workers can stop without new jobs to wait for.
 func (w *world) pauseSchedules(ctx context.Context) error {
 	client, err := quietClient(w.pool)
 	if err != nil {
@@ -118,8 +119,8 @@ select p.name, round(extract(epoch from p.last_at - p.anchor) / 4)::bigint,
 	(select count(*) from ticked t where t.schedule = p.name and not exists (select from jobs j where j.id = t.job and (j.metadata->'drover:periodic'->>'tick')::timestamptz = t.tick))
 from drover_periodic p order by p.name`
 
-// ticksAreTold waits until the jobs of ticks have run, and holds if each tick made one job or is reported as skipped. Of
-// the schedule that catches up with all ticks, at most so many may be skipped.
+// ticksAreTold waits until the jobs of ticks have run. It requires that each tick made one job, or is reported as
+// skipped. Of the schedule "all", at most so many ticks may be skipped.
 func (w *world) ticksAreTold(ctx context.Context, most int64) error {
 	err := w.eventually(ctx, "the jobs of ticks have run", time.Minute,
 		`select not exists (select from jobs where kind = 'tick' and finalized_at is null and scheduled_at < clock_timestamp() - interval '5 s')`)

@@ -31,14 +31,14 @@ func poolerScenarios() []scenario {
 	}}
 }
 
-// pooler is a PgBouncer before the server.
+// pooler is a PgBouncer in front of the server.
 type pooler struct {
 	url   string // of the mode that is on
 	cmd   *exec.Cmd
 	stdin io.Closer
 }
 
-// execModes are pgx's. Every pooler can do the first.
+// execModes are the exec modes of pgx. The first of them works behind every pooler.
 func execModes() []string {
 	return []string{"exec", "cache_describe", "simple_protocol", "cache_statement", "describe_exec"}
 }
@@ -58,7 +58,7 @@ log_connections = 0
 log_disconnections = 0
 `
 
-// startPooler migrates past the pooler and puts it before the server.
+// startPooler migrates without the pooler, and then puts the pooler in front of the server.
 func startPooler(ctx context.Context, w *world) error {
 	if err := migrations.Up(ctx, w.pool); err != nil {
 		return err
@@ -82,8 +82,8 @@ func startPooler(ctx context.Context, w *world) error {
 	if err := errors.Join(free.Close(), os.WriteFile(config, []byte(text), 0o600)); err != nil {
 		return err
 	}
-	// It ends with its input, as children do. PgBouncer 1.18 may end by itself ("bad client state") after a cancel request;
-	// then it is started again, as a machine's init does.
+	// The shell ends with its input, as children do. PgBouncer 1.18 may end by itself ("bad client state") after a
+	// cancel request. Then the shell starts it again, as the init of a machine does.
 	const forever = `(trap 'kill $p; exit' TERM; while :; do "$@" & p=$!; wait $p; sleep 0.2; done) & cat; kill $!; wait`
 	command := []string{"-c", forever, "sh", program, config}
 	if os.Geteuid() == 0 {
@@ -116,13 +116,13 @@ func (p *pooler) close() error {
 	return err
 }
 
-// setMode is for the processes that start from now on.
+// setMode sets the exec mode of the processes that start from now on.
 func (w *world) setMode(mode string) {
 	before, _, _ := strings.Cut(w.pooler.url, "&default_query_exec_mode=")
 	w.pooler.url = before + "&default_query_exec_mode=" + mode
 }
 
-// poolInEveryMode runs as many jobs in each of them. The processes of the first run already.
+// poolInEveryMode runs so many jobs in each exec mode. The processes of the first mode run already.
 func poolInEveryMode(ctx context.Context, w *world, jobs int) error {
 	passed := 0
 	for i, mode := range execModes() {
@@ -154,7 +154,7 @@ func poolInEveryMode(ctx context.Context, w *world, jobs int) error {
 	return nil
 }
 
-// remedy is what a refusal must name.
+// remedy is the text that a worker's refusal must have.
 const remedy = "default_query_exec_mode=exec"
 
 // changeMode stops all processes and starts them in another mode, unless the first worker refuses and names the remedy.

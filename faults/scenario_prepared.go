@@ -21,8 +21,8 @@ func preparedScenarios() []scenario {
 	}}
 }
 
-// prepared does something in a transaction that notifies nobody, prepares it, and ends it after a while, whatever became of
-// the session and the server.
+// prepared calls do in a transaction that notifies nobody, and prepares the transaction. After wait it commits the
+// transaction, whatever has happened to the session and the server.
 func prepared(ctx context.Context, pool *pgxpool.Pool, name string, wait func() error, do func(tx pgx.Tx) error) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -50,14 +50,15 @@ func prepared(ctx context.Context, pool *pgxpool.Pool, name string, wait func() 
 		if _, err := pool.Exec(ctx, fmt.Sprintf(`commit prepared '%s'`, name)); err == nil {
 			return true, nil
 		}
-		var there bool // else the commit before was not heard of
+		var there bool // false: an earlier commit has worked, and its reply was lost
 		err := pool.QueryRow(ctx, `select exists (select from pg_prepared_xacts where gid = $1)`, name).Scan(&there)
 		return err == nil && !there, nil
 	})
 }
 
-// prepareAll prepares an enqueue of one job, of two, a discard with a follow-up and a cancel in each round; every third time
-// the server is killed before they are committed. Workers settle the transactional jobs of the load likewise.
+// prepareAll prepares four transactions in each round: an enqueue of one job, an enqueue of two jobs, a discard with a
+// follow-up, and a cancel. In every third round the server is killed before they are committed. Workers also settle the
+// transactional jobs of the load in prepared transactions.
 func prepareAll(ctx context.Context, w *world, rounds int) error {
 	client, pool, err := connectClient(ctx, w.url, "preparer", 4)
 	if err != nil {
@@ -121,7 +122,7 @@ select (select count(*) = 3 from jobs where id = any($1) and state = 'completed'
 	return errors.Join(found, log.file.Close())
 }
 
-// resolve commits what workers had prepared when the server died, as a transaction manager does.
+// resolve commits the transactions that workers had prepared when the server died, as a transaction manager does.
 func resolve(ctx context.Context, pool *pgxpool.Pool) error {
 	return until(ctx, "all transactions of workers are committed", time.Minute, func() (bool, error) {
 		left, err := collect[struct{ Name string }](ctx, pool, `select gid from pg_prepared_xacts where database = current_database() and prepared < clock_timestamp() - interval '2 s'`)

@@ -25,7 +25,8 @@ func producerScenarios() []scenario {
 // racers are the producers that want the same id.
 const racers = 64
 
-// raceForIDs lets them race for as many ids. A job that has been stored runs and ends while others still ask for its id.
+// raceForIDs lets the racers race for one id in each round. A stored job runs and ends while other racers still ask for
+// its id.
 func raceForIDs(ctx context.Context, w *world, rounds int) error {
 	client, pool, err := connectClient(ctx, w.url, "racers", racers)
 	if err != nil {
@@ -55,7 +56,7 @@ func raceForIDs(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// runsOnce holds where no job was claimed twice.
+// runsOnce requires that each job was claimed exactly once.
 func runsOnce(h *history) (broken []string) {
 	for _, j := range h.byJob() {
 		if n := j.claims(); n != 1 {
@@ -65,7 +66,7 @@ func runsOnce(h *history) (broken []string) {
 	return broken
 }
 
-// idRace is one round: everybody has begun before anybody enqueues.
+// idRace is one round. All racers have begun their transactions before one of them enqueues.
 type idRace struct {
 	pool   *pgxpool.Pool
 	client *drover.Client
@@ -74,7 +75,8 @@ type idRace struct {
 	task   task
 }
 
-// run fails unless, of the half that commits, exactly one gets the answer that it has stored the job.
+// run runs the round. Half of the racers commit. run fails unless exactly one of these gets the answer that it has
+// stored the job.
 func (r *idRace) run(ctx context.Context, order []int) error {
 	var ready, all sync.WaitGroup
 	start, errs, stored := make(chan struct{}), make([]error, racers), make([]bool, racers)
@@ -101,7 +103,7 @@ func (r *idRace) run(ctx context.Context, order []int) error {
 
 var errRollBack = errors.New("rolled back")
 
-// enqueue reports whether the job was stored by this one for good.
+// enqueue reports whether this racer has stored the job and committed.
 func (r *idRace) enqueue(ctx context.Context, commit bool, way int, ready *sync.WaitGroup, start <-chan struct{}) (stored bool, err error) {
 	begun := sync.OnceFunc(ready.Done)
 	defer begun() // whatever fails

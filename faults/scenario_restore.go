@@ -26,8 +26,8 @@ func restoreScenarios() []scenario {
 	}
 }
 
-// restoreBackups copies the server's directory while the load is on, lets the work go on, and replaces the directory with
-// the copy. Connections are cut in between: then supervisors raise their epochs, and the database forgets that too.
+// restoreBackups copies the server's directory under load, lets the work go on, and replaces the directory with the
+// copy. In between it cuts connections, so that supervisors raise their epochs. The database forgets that too.
 func restoreBackups(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -55,7 +55,7 @@ func restoreBackups(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// forgetLastSeconds is killForgetfulServer with connections that are cut before the end.
+// forgetLastSeconds is like killForgetfulServer, but cuts the workers' connections before.
 func forgetLastSeconds(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := errors.Join(pause(ctx, 2*time.Second), w.cutWorkers(ctx)); err != nil {
@@ -85,8 +85,8 @@ func (w *world) cutWorkers(ctx context.Context) error {
 	return nil
 }
 
-// worksOn holds where jobs are done again, and nothing is done again and again without a pause. The bound is a third of what one
-// supervisor in a loop was seen to send.
+// worksOn requires that jobs are completed again, and that no supervisor repeats its statements without a pause. The
+// bound is a third of the transactions that one supervisor in such a loop has sent.
 func (w *world) worksOn(ctx context.Context) error {
 	if err := w.recovered(ctx, time.Minute); err != nil {
 		return err
@@ -117,7 +117,8 @@ type backup struct {
 	at   time.Time // it has all commits before this
 }
 
-// backUp copies the directory of the running server, as the manual says under "Making a Base Backup Using the Low Level API".
+// backUp copies the directory of the running server. The manual describes it under "Making a Base Backup Using the Low
+// Level API".
 func (w *world) backUp(ctx context.Context) (b *backup, err error) {
 	conn, err := pgx.Connect(ctx, w.url)
 	if err != nil {
@@ -146,7 +147,7 @@ func (w *world) backUp(ctx context.Context) (b *backup, err error) {
 
 func (b *backup) copied() string { return b.data + ".older" }
 
-// write gives a file to the owner of the others.
+// write writes a file of the copy, and gives it to the owner of the other files.
 func (b *backup) write(name, text string) error {
 	path := filepath.Join(b.copied(), name)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -159,13 +160,15 @@ func (b *backup) write(name, text string) error {
 	return nil
 }
 
-// restore replaces the directory with the copy. Processes of the killed server that still end write to the old one.
+// restore replaces the directory with the copy. Processes of the killed server that have not ended yet write to the old
+// directory.
 func (b *backup) restore() error {
 	gone := b.data + ".gone"
 	return errors.Join(os.RemoveAll(gone), os.Rename(b.data, gone), os.Rename(b.copied(), b.data), os.RemoveAll(gone))
 }
 
-// copyTree copies with owners and times. Files may vanish meanwhile, which a backup bears: its log has what became of them.
+// copyTree copies a directory, with owners and times. Files may vanish meanwhile. A backup allows that: the WAL has the
+// changes.
 func copyTree(ctx context.Context, from, to string) error {
 	out, err := exec.CommandContext(ctx, "cp", "-a", from, to).CombinedOutput()
 	if err != nil && ctx.Err() == nil {
@@ -179,7 +182,8 @@ func copyTree(ctx context.Context, from, to string) error {
 	return nil
 }
 
-// noticed holds where the supervisors were seen to give up a lease that went back: else the scenario has not shown anything.
+// noticed requires that a supervisor has logged that the database went back. Otherwise the scenario has not shown
+// anything.
 func noticed(h *history) []string {
 	if h.wentBack == 0 {
 		return []string{"no supervisor noticed that the database had gone back"}
@@ -187,8 +191,8 @@ func noticed(h *history) []string {
 	return nil
 }
 
-// explained reports whether a violation is what was forgotten and nothing else: the job was acknowledged, or ended, or its
-// handler ran between the state that came back and the end of the fault. A handler may work on for a lease after that.
+// explained reports whether the forgotten commits explain a violation: the job was acknowledged, or ended, or its
+// handler ran, between the state that came back and the end of the fault. A handler may go on for a lease after that.
 func (h *history) explained(v violation, lease time.Duration) bool {
 	within := func(at time.Time) bool {
 		return slices.ContainsFunc(h.faults, func(f fault) bool {

@@ -14,8 +14,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Rows that the database refuses to read or to change, among good ones. They are of the kind noop, which the audit
-// passes over: the checker judges only the good jobs.
+// These scenarios put rows that the database refuses to read or to change among good rows. The bad rows are of the kind
+// noop, which the audit ignores. So the checker judges only the good jobs.
 
 func rowScenarios() []scenario {
 	alone := func(l *load, _ bool) { l.Workers, l.Slots, l.Failing = 1, 30, 0 }
@@ -37,11 +37,12 @@ func rowScenarios() []scenario {
 }
 
 const (
-	calm    = 10 * time.Second // the load runs before the first bad row, to be compared with
-	between = time.Second      // bad rows, or what an application hangs on the table
+	calm    = 10 * time.Second // how long the load runs before the first bad row, for comparison
+	between = time.Second      // from one bad row, or one object of an application, to the next
 )
 
-// unguarded removes the table's own bounds, as an owner may by hand, or as in a dump of an older version.
+// sqlUnguarded removes the CHECKs and triggers that bound the rows of the table. An owner may do that by hand, and a
+// dump of an older version may lack them.
 const sqlUnguarded = `do $$
 declare
 	name text;
@@ -77,8 +78,8 @@ func badRows() []badRow {
 	}
 }
 
-// poisonRows inserts each poison under load, then all of them together, then under a process that is killed, among the
-// dead jobs of a redrive, and among jobs that are pruned.
+// poisonRows inserts each bad row under load. Then it inserts all of them together, as running jobs of a process that
+// is killed, among the dead jobs of a redrive, and among jobs that are pruned.
 func poisonRows(ctx context.Context, w *world, rounds int) error {
 	if _, err := w.pool.Exec(ctx, sqlUnguarded); err != nil {
 		return err
@@ -117,7 +118,7 @@ func poisonRows(ctx context.Context, w *world, rounds int) error {
 	return w.allAreSetAside(ctx)
 }
 
-// put inserts a poison row with more columns.
+// put inserts a bad row, with some more columns.
 func (w *world) put(ctx context.Context, p badRow, columns, values string) error {
 	return w.inject(p.name, "", func() error {
 		_, err := w.pool.Exec(ctx, `insert into jobs (kind, `+p.columns+columns+`) values ('noop', `+p.values+values+`) on conflict do nothing`)
@@ -125,7 +126,7 @@ func (w *world) put(ctx context.Context, p badRow, columns, values string) error
 	})
 }
 
-// listsWork fails if any read does.
+// listsWork returns an error if one of the client's lists and counts fails.
 func (w *world) listsWork(ctx context.Context, client *drover.Client) error {
 	_, list := client.Jobs(ctx, drover.Filter{Kind: noop{}.Kind()}, "", 1000)
 	_, dead := client.Jobs(ctx, drover.Filter{State: drover.Discarded}, "", 1000)
@@ -134,7 +135,7 @@ func (w *world) listsWork(ctx context.Context, client *drover.Client) error {
 	return errors.Join(list, dead, counts, summary)
 }
 
-// runningPoison kills a process that holds poison rows as well as its own jobs, and starts another.
+// runningPoison kills a process that holds bad rows besides its own jobs, and starts another process.
 func (w *world) runningPoison(ctx context.Context) error {
 	victim := w.anyWorker()
 	var owner string
@@ -159,7 +160,7 @@ func (w *world) runningPoison(ctx context.Context) error {
 	return w.eventually(ctx, "the dead process' jobs are rescued", 30*time.Second, `select not exists (select from jobs where claimed_by = $1)`, owner)
 }
 
-// deadPoison redrives dead jobs with poison among them.
+// deadPoison redrives dead jobs with bad rows among them.
 func (w *world) deadPoison(ctx context.Context, client *drover.Client, round int) error {
 	tag := fmt.Sprintf("dead-%d", round)
 	for _, p := range badRows() {
@@ -183,7 +184,7 @@ func (w *world) deadPoison(ctx context.Context, client *drover.Client, round int
 		w.eventually(ctx, "what was redriven has run", 30*time.Second, `select count(*) >= 100 from jobs where tags = array[$1] and state = 'completed'`, tag))
 }
 
-// endedPoison prunes completed jobs with poison among them.
+// endedPoison prunes completed jobs with bad rows among them.
 func (w *world) endedPoison(ctx context.Context) error {
 	for n, p := range badRows() {
 		if p.name == "a wide id" {
@@ -197,14 +198,14 @@ func (w *world) endedPoison(ctx context.Context) error {
 	return w.pruned(ctx, 0)
 }
 
-// pruned walks as the pruning supervisor does, and wants so many rows left.
+// pruned prunes as the pruning supervisor does, until at most so many rows are left.
 func (w *world) pruned(ctx context.Context, left int) error {
 	return w.eventually(ctx, "old jobs are pruned", 20*time.Second, `
 select (select count(*) from jobs where queue = 'pruned' and finalized_at < now() - interval '1 day') <= $1 from (select last from drover_retain('', '1 day', '1 day', 10000)) r`, left)
 }
 
-// allAreSetAside checks that no poison row is in anybody's way any more, and that all of them can be cancelled and
-// deleted.
+// allAreSetAside checks that no bad row is in the way of other jobs any more, and that all bad rows can be cancelled
+// and deleted.
 func (w *world) allAreSetAside(ctx context.Context) error {
 	err := w.eventually(ctx, "every poison row is out of the way", 30*time.Second, `
 select not exists (
@@ -291,16 +292,16 @@ func sparinglyClaimed(h *history) []string {
 	return nil
 }
 
-// Of 100 good jobs, 99 should start at most twice as late as before the first bad row. They do not: they take some three
-// to six times as long, a few milliseconds more. The report has the numbers. These bounds are to notice when it gets
-// worse: a quarter of a lease is less than any time-out, so no claim may wait for one.
+// Of 100 good jobs, 99 should start at most twice as late as before the first bad row. They do not: they start some
+// three to six times as late, which is a few milliseconds more. The report has the numbers. With these bounds the suite
+// notices when it gets worse. A quarter of a lease is less than any time-out, so no claim may wait for a time-out.
 const (
 	mostDelay  = 100 * time.Millisecond
 	quickLease = 2 * time.Second
 )
 
-// notDelayed holds if 99 of 100 good jobs started within the bound, or at most twice as late as before. The delay by
-// a kill is bounded elsewhere.
+// notDelayed requires that 99 of 100 good jobs started within the bound, or at most twice as late as before. Other
+// rules bound the delay by a kill.
 func notDelayed(most time.Duration) func(*history) []string {
 	return func(h *history) []string {
 		before, after := h.startDelays()
@@ -345,10 +346,10 @@ func percentile(all []time.Duration, share float64) time.Duration {
 	return all[int(float64(len(all)-1)*share)]
 }
 
-// object is something that an application hangs on jobs, with rows that it refuses.
+// object is an object that an application adds to the table jobs, such as a trigger, with rows that it refuses.
 type object struct{ name, add, rows, drop string }
 
-// applicationsObjects adds each, puts rows under it that it refuses, and drops it again.
+// applicationsObjects adds each object, stores rows that the object may refuse to let change, and drops the object again.
 func applicationsObjects(ctx context.Context, w *world, rounds int) error {
 	client, err := quietClient(w.pool)
 	if err != nil {
@@ -395,7 +396,7 @@ select count(*) = 0 and (select count(*) from again) >= 0 and (select count(*) f
 	return errors.Join(err, sparinglyLogged(w.dir))
 }
 
-// hang is one object's time.
+// hang adds one object, and drops it again after a while.
 func (w *world) hang(ctx context.Context, client *drover.Client, o object) error {
 	err := w.inject(o.name, "", func() error {
 		if _, err := w.pool.Exec(ctx, o.add); err != nil {
@@ -428,7 +429,7 @@ func (w *world) receiptsAreTrue(ctx context.Context, client *drover.Client) erro
 	for _, opts := range []*drover.EnqueueOpts{nil, {Tags: []string{"own"}}} {
 		receipt, err := client.Enqueue(ctx, noop{}, opts)
 		if err != nil {
-			continue // it says that there is none
+			continue // the error reports that no job was stored
 		}
 		if err := w.isOver(ctx, `select exists (select from jobs where id = '`+receipt.ID+`')`); err != nil {
 			return fmt.Errorf("a receipt for a job that is not there: %w", err)

@@ -42,7 +42,7 @@ func serverScenarios() []scenario {
 	}
 }
 
-// killServer kills the postmaster under load; every other time it is away for longer than a lease.
+// killServer kills the postmaster under load. Every other time, the server stays away for longer than a lease.
 func killServer(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
 		if err := pause(ctx, 2*time.Second+time.Duration(w.rng.IntN(500))*time.Millisecond); err != nil {
@@ -65,8 +65,8 @@ func killServer(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// killForgetfulServer kills it while the log of the last second is in its memory only: the log's writer stands still, and
-// is killed too.
+// killForgetfulServer kills the server while the WAL of the last second is only in memory: it stops the process that
+// writes the WAL, and then kills that, too.
 func killForgetfulServer(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -90,7 +90,7 @@ func killForgetfulServer(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// terminateBackends does so for as many seconds.
+// terminateBackends terminates sessions of workers and producers for so many seconds.
 func terminateBackends(ctx context.Context, w *world, seconds int) error {
 	const calm = 4 * time.Second // keepsPace compares with this
 	if err := pause(ctx, calm); err != nil {
@@ -115,7 +115,7 @@ where datname = current_database() and application_name ~ '^[wp][0-9]' order by 
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// keepsPace compares completions a second during a fault with those before it.
+// keepsPace compares the completions a second during the fault with the completions a second before it.
 func keepsPace(h *history) []string {
 	f := h.faults[0]
 	var before, during int
@@ -139,7 +139,7 @@ func keepsPace(h *history) []string {
 	return nil
 }
 
-// lockJobs holds the table for as many seconds.
+// lockJobs locks the table for so many seconds.
 func lockJobs(ctx context.Context, w *world, seconds int) error {
 	if err := pause(ctx, time.Second); err != nil {
 		return err
@@ -164,8 +164,9 @@ func (w *world) lock(ctx context.Context, d time.Duration) error {
 	})
 }
 
-// holdSnapshot leaves a transaction open while no-op jobs leave so many dead rows behind, and compares how fast they are
-// worked off with a twin in which nobody has forgotten anything, in turn, so that other work of the machine meets both.
+// holdSnapshot leaves a transaction open while no-op jobs leave so many dead rows behind. It compares the speed of the
+// jobs with the speed in a twin, where no such transaction is open. It measures both in turn, so that other work of the
+// machine disturbs both.
 func holdSnapshot(ctx context.Context, w *world, dead int) (err error) {
 	twin, err := w.twin(ctx)
 	if twin != nil {
@@ -191,7 +192,7 @@ func holdSnapshot(ctx context.Context, w *world, dead int) (err error) {
 	err = w.inject("a snapshot is held", "", func() error {
 		const windows = 5
 		for range windows {
-			if _, _, err := sideBySide(ctx, w, twin, dead/2/windows); err != nil { // a claim leaves a dead row, and a settle
+			if _, _, err := sideBySide(ctx, w, twin, dead/2/windows); err != nil { // each job leaves two dead rows
 				return err
 			}
 		}
@@ -214,7 +215,8 @@ func holdSnapshot(ctx context.Context, w *world, dead int) (err error) {
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// keepsClaiming compares the medians of a few windows, and of three times as many before it complains.
+// keepsClaiming compares the medians of a few windows. Before it returns an error, it compares three times as many
+// windows.
 func keepsClaiming(ctx context.Context, w, twin *world) error {
 	const few, jobs = 5, 15_000
 	var held, free []float64
@@ -233,7 +235,8 @@ func keepsClaiming(ctx context.Context, w, twin *world) error {
 	return fmt.Errorf("%.0f jobs/s were claimed while a snapshot was held, %.0f where none was", quantile(held, 0.5), quantile(free, 0.5))
 }
 
-// keepsBeating holds where a supervisor lost its lease no more often than its twin: dead rows must not cost it its jobs.
+// keepsBeating requires that heartbeats were late no more often than in the twin, because dead rows must not cost a
+// supervisor its jobs.
 func keepsBeating(w, twin *world) error {
 	const lost = "no heartbeat for most of a lease"
 	is, err := countLines(w.dir, lost, "log-")
@@ -247,7 +250,7 @@ func keepsBeating(w, twin *world) error {
 // forgotten is the name of the session that holds a snapshot.
 const forgotten = "forgotten"
 
-// sideBySide works off as many no-op jobs in two worlds, one after the other, and returns how many a second.
+// sideBySide runs so many no-op jobs in two worlds, one after the other, and returns both rates in jobs a second.
 func sideBySide(ctx context.Context, a, b *world, jobs int) (rateA, rateB float64, err error) {
 	if rateA, err = a.workOff(ctx, jobs); err != nil {
 		return 0, 0, err
@@ -256,7 +259,7 @@ func sideBySide(ctx context.Context, a, b *world, jobs int) (rateA, rateB float6
 	return rateA, rateB, err
 }
 
-// workOff counts by the worker's own notes: to ask the database would slow down what is measured.
+// workOff runs no-op jobs. It counts them by the worker's own notes, because queries would slow down the measured work.
 func (w *world) workOff(ctx context.Context, jobs int) (rate float64, err error) {
 	noops := func() (all []note, err error) {
 		all, err = w.notes(w.workers[0])
@@ -266,7 +269,7 @@ func (w *world) workOff(ctx context.Context, jobs int) (rate float64, err error)
 	if err != nil {
 		return 0, err
 	}
-	ids := make([]string, jobs) // made here, for the server takes longer
+	ids := make([]string, jobs) // made here, because the server takes longer
 	for i := range ids {
 		ids[i] = ulid.Make().String()
 	}
@@ -292,7 +295,7 @@ func (w *world) health(ctx context.Context) (*health.Report, error) {
 	return health.Look(ctx, &pg.Pool{Pool: w.pool})
 }
 
-// healthNames holds if the look at the health names the session that holds the snapshot.
+// healthNames requires that health names the session that holds the snapshot.
 func (w *world) healthNames(ctx context.Context, pid int) error {
 	h, err := w.health(ctx)
 	if err != nil {

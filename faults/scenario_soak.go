@@ -21,10 +21,10 @@ func soakScenarios() []scenario {
 	}}
 }
 
-// lasting are so many workers that no fault ends: memory is judged by them.
+// lasting is how many workers no fault ends. Memory is judged by these workers.
 const lasting = 2
 
-// soak does something to the system again and again, for so many seconds.
+// soak causes one fault after another, for so many seconds.
 func soak(ctx context.Context, w *world, seconds int) error {
 	ctx, stop := context.WithCancel(ctx)
 	measured := make(chan error, 1)
@@ -91,7 +91,7 @@ func (w *world) cutAll(context.Context) error {
 
 func (w *world) holeForAMoment(ctx context.Context) error { return w.hole(ctx, w.load.Lease/2) }
 
-// measureTable writes down the size of jobs every second, but while the server is away.
+// measureTable records the size of jobs every second, except while the server is away.
 func (w *world) measureTable(ctx context.Context) error {
 	log, err := openJournal(w.dir, "sizes")
 	if err != nil {
@@ -109,12 +109,12 @@ func (w *world) measureTable(ctx context.Context) error {
 
 const (
 	mostHeap     = 2 << 20  // bytes that a worker's live heap may grow by in ten minutes
-	mostResident = 32 << 20 // bytes that its process may: the detector of races remembers much
+	mostResident = 32 << 20 // bytes that its process may grow by; the race detector needs much memory
 	mostTable    = 16 << 20 // bytes that jobs may grow by, from the middle third to the last
 )
 
-// nothingGrows holds where neither the workers that lived through it nor the table have grown. A run of less than two
-// minutes says little, and only of the table.
+// nothingGrows requires that the lasting workers and the table have not grown beyond these bounds. A run of less than
+// two minutes shows little, and only about the table.
 func nothingGrows(h *history) (broken []string) {
 	byWorker := map[string][]note{}
 	for _, n := range h.gauges {
@@ -159,7 +159,7 @@ func largest(sizes []tableSize) int {
 	return slices.MaxFunc(sizes, func(a, b tableSize) int { return a.Bytes - b.Bytes }).Bytes
 }
 
-// slope is by how much a value grows in a second, by least squares.
+// slope returns how much a value grows in a second, by least squares.
 func slope(notes []note, of func(note) int) float64 {
 	var sx, sy, sxx, sxy float64
 	n := float64(len(notes))

@@ -66,7 +66,7 @@ func dieAtPoints(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 15*time.Second)
 }
 
-// both are two things that must hold.
+// both combines two rules.
 func both(a, b func(*history) []string) func(*history) []string {
 	return func(h *history) []string { return append(a(h), b(h)...) }
 }
@@ -94,10 +94,10 @@ func (w *world) kill(c *child) error {
 	return err
 }
 
-// restartsSoon holds where a run that was killed for the first time starts again within lease, sweep and 2 s.
+// restartsSoon requires that a job whose process was killed for the first time is claimed again within policy.Restart.
 func restartsSoon(h *history) (broken []string) {
 	for _, j := range h.byJob() {
-		var killed time.Time // when the worker of its first death was
+		var killed time.Time // when the worker of its first death was killed
 		deaths, claimer := 0, ""
 		for was, is := range j.steps() {
 			claim := is.State == "running" && was.State != "running"
@@ -121,7 +121,7 @@ func restartsSoon(h *history) (broken []string) {
 	return broken
 }
 
-// killAll kills them all, and starts as many.
+// killAll kills all workers together, and starts as many new ones.
 func killAll(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -153,13 +153,13 @@ func killAll(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// zombies run few jobs, for half of the workers sleep most of the time, and some of them for longer than a worker that
-// wakes takes to notice what it has lost.
+// zombies returns a load of few jobs, because half of the workers are stopped most of the time. Some jobs run for
+// longer than a worker that goes on takes to notice that it has lost them.
 func zombies(transactional float64) func(*load, bool) {
 	return func(l *load, _ bool) { l.Rate, l.Transactional, l.Long = 20, transactional, 0.04 }
 }
 
-// zombie lets as many workers sleep, two at a time.
+// zombie stops so many workers for a while, two at a time.
 func zombie(ctx context.Context, w *world, rounds int) error {
 	for range rounds / 2 {
 		if err := pause(ctx, time.Second); err != nil {
@@ -173,7 +173,8 @@ func zombie(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// sleepThrough stops workers until others have completed jobs of theirs, and lets them go on.
+// sleepThrough stops workers with SIGSTOP until other workers have completed some of their jobs. Then it lets them go
+// on.
 func (w *world) sleepThrough(ctx context.Context, sleepers ...*child) error {
 	stopped := make([]time.Time, len(sleepers))
 	for i, c := range sleepers {
@@ -212,22 +213,22 @@ func (w *world) untilLongRun(ctx context.Context, c *child) error {
 		var job string
 		var attempt int
 		if err := w.pool.QueryRow(ctx, sqlClaimedLong, c.name).Scan(&job, &attempt); err != nil {
-			return false, err // no rows, mostly
+			return false, err // usually the error that there are no rows
 		}
 		notes, err := w.notes(c)
 		return slices.ContainsFunc(notes, func(n note) bool { return n.What == "start" && n.Job == job && n.Attempt == attempt }), err
 	})
 }
 
-// sqlClaimedLong is a job that runs long, that worker $1 has just claimed, and that is still due when the clock has gone back.
+// sqlClaimedLong returns a long job that worker $1 has just claimed, and that is due even if the clock has gone back.
 const sqlClaimedLong = `
 select j.id, j.attempt from jobs j join audit a on a.job = j.id and a.claim_seq = j.claim_seq and a.state = 'running'
 where j.state = 'running' and (j.args->>'ms')::int > 1000 and a.writer = $1
 	and j.attempted_at between now() - interval '1 s' and now() and j.scheduled_at <= now()
 order by j.attempted_at limit 1`
 
-// sqlTakenOver is whether a run of worker $1 under its present lease was ended by another after $2, and its job completed by
-// another. Runs that it left behind with an earlier lease do not count.
+// sqlTakenOver returns whether other workers have, after $2, ended a run of worker $1 and completed its job. Only runs
+// under the present lease of worker $1 count, not runs that it lost with an earlier lease.
 const sqlTakenOver = `
 select exists (
 	select from audit mine
@@ -239,8 +240,8 @@ select exists (
 		and mine.claimed_by = (select claimed_by from audit where writer = $1 and state = 'running' order by n desc limit 1)
 )`
 
-// zombiesAreRefused holds if a worker that woke had its handlers cancelled immediately, because the lease was lost, and
-// its outcomes refused.
+// zombiesAreRefused requires that the handlers of a worker that went on were cancelled immediately, because the lease
+// was lost, and that its outcomes were refused.
 func zombiesAreRefused(h *history) (broken []string) {
 	for _, f := range h.faults {
 		cancelled, refused := 0, 0
@@ -299,14 +300,15 @@ func terminate(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 15*time.Second)
 }
 
-// stopInTime forgets a worker that must end by itself: after the drain 5 s for cancelled handlers, 2 s for outcomes.
+// stopInTime stops a worker, which must end by itself: within the drain, 5 s for cancelled handlers, and 2 s for
+// outcomes.
 func (w *world) stopInTime(c *child, atMost time.Duration) error {
 	_, err := c.stop(atMost)
 	w.gone(c)
 	return err
 }
 
-// terminateDeaf stops a worker all of whose handlers never return.
+// terminateDeaf stops a worker whose handlers never return.
 func (w *world) terminateDeaf(ctx context.Context) error {
 	deaf := w.load
 	deaf.Deaf = true
@@ -330,7 +332,7 @@ func (w *world) terminateDeaf(ctx context.Context) error {
 	return w.inject("SIGTERM of deaf handlers "+c.name, c.name, func() error { return w.stopInTime(c, deaf.Drain+10*time.Second) })
 }
 
-// stopsAreNoDeaths holds where no run is blamed on the end of a worker that was stopped and ended in time.
+// stopsAreNoDeaths requires that no run is blamed on the end of a worker that was stopped and ended in time.
 func stopsAreNoDeaths(h *history) (broken []string) {
 	for _, j := range h.byJob() {
 		claimer := ""

@@ -26,7 +26,7 @@ type workerSpec struct {
 	ClockError     time.Duration // of this process
 }
 
-// poolSpare is how many connections a worker's pool has beside one for each slot.
+// poolSpare is how many connections a worker's pool has besides one connection for each slot.
 const poolSpare = 4
 
 const (
@@ -99,7 +99,7 @@ func (w *worker) run(ctx context.Context) (err error) {
 		return err
 	}
 	go w.gauge()        // for as long as the process lives
-	return sup.Run(ctx) // the pool ends with the process: deaf handlers would keep its Close from returning
+	return sup.Run(ctx) // the pool is not closed, because deaf handlers would keep Close from returning
 }
 
 // hooks record how runs ended, as the library reports it.
@@ -109,7 +109,7 @@ func (w *worker) hooks() drover.Hooks {
 			if e.Kind == (task{}).Kind() {
 				w.log.write(note{
 					At: w.now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
-					Ran: e.Duration > 0 && e.Class != drover.ClassCrash, // a crash is of another process' run
+					Ran: e.Duration > 0 && e.Class != drover.ClassCrash, // a crash ended a run of another process
 				})
 			}
 		}
@@ -134,7 +134,7 @@ func (w *worker) handle(ctx context.Context, job *drover.Job, t task) (err error
 	return w.work(ctx, job, t)
 }
 
-// doNothing notes how many there were by now, in steps.
+// doNothing runs a noop. It records their number every noopStep jobs.
 func (w *worker) doNothing(context.Context, *drover.Job, noop) error {
 	if n := w.noops.Add(1); n%noopStep == 0 {
 		w.log.write(note{At: w.now(), Worker: w.spec.Name, What: "noops", Count: int(n)})
@@ -142,7 +142,7 @@ func (w *worker) doNothing(context.Context, *drover.Job, noop) error {
 	return nil
 }
 
-// work takes its time, and fails or leaves an effect outside.
+// work runs for the job's time, and then fails or leaves an effect outside.
 func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	if w.spec.Load.Deaf {
 		select {}
@@ -150,7 +150,7 @@ func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	if err := t.misbehave(job.Attempt + job.Redrives); err != nil {
 		return err
 	}
-	for left := t.MS; left > 0; left -= slice { // in slices: the time that a stopped process sleeps is not its own
+	for left := t.MS; left > 0; left -= slice { // in slices: time while the process is stopped must not count
 		select {
 		case <-time.After(time.Duration(min(left, slice)) * time.Millisecond):
 		case <-ctx.Done():
@@ -165,7 +165,8 @@ func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	return nil
 }
 
-// transact does its work between an effect in the database and CompleteTx.
+// transact runs a transactional job: it writes an effect in the database, works, and calls CompleteTx, in one
+// transaction.
 func (w *worker) transact(ctx context.Context, job *drover.Job, t task) error {
 	tx, err := w.pool.Begin(ctx)
 	if err != nil {
@@ -193,7 +194,7 @@ func (w *worker) transact(ctx context.Context, job *drover.Job, t task) error {
 	return tx.Commit(ctx)
 }
 
-// commitPrepared commits in two phases. If the server dies in between, the suite commits what is left prepared.
+// commitPrepared commits in two phases. If the server dies in between, the suite commits the transaction that is left.
 func (w *worker) commitPrepared(ctx context.Context, tx pgx.Tx, name string) error {
 	if _, err := tx.Exec(ctx, fmt.Sprintf(`prepare transaction '%s'`, name)); err != nil {
 		return err
@@ -228,8 +229,8 @@ func (w *worker) gauge() {
 	}
 }
 
-// now is the right time.
+// now returns the right time, without the error of this process' clock.
 func (w *worker) now() time.Time { return time.Now().Add(-w.spec.ClockError) }
 
-// armed is the file that makes a worker die at a failpoint.
+// armed returns the file that makes a worker die at a failpoint.
 func armed(dir, worker, point string) string { return filepath.Join(dir, "die-"+worker+"-") + point }

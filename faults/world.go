@@ -22,13 +22,13 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// world is what one scenario has: a database of its own, proxies before it, processes, journals.
+// world has everything that belongs to one scenario: its database, the proxies in front of it, processes and journals.
 type world struct {
 	program   string
 	dir       string // of the journals
 	url       string
 	server    *pgdev.Server
-	standbys  []*pgdev.Server // of failovers; a promoted one is the server
+	standbys  []*pgdev.Server // of failovers; after a promotion, server is one of them
 	pool      *pgxpool.Pool   // the suite's own, past the proxies
 	workerNet *proxy          // for the first load.Through workers
 	callerNet *proxy          // for producers
@@ -38,8 +38,8 @@ type world struct {
 	stderr    *os.File
 
 	clockError time.Duration // of the server
-	clockFile  string        // that holds it
-	pooler     *pooler       // if there is one, workers and producers go through it
+	clockFile  string        // the file with this error
+	pooler     *pooler       // workers and producers go through it; nil: there is none
 	unmeasured bool
 
 	workers   []*child // alive
@@ -125,7 +125,7 @@ func (w *world) twin(ctx context.Context) (*world, error) {
 	return t, t.start(ctx)
 }
 
-// through is the database's address behind a proxy.
+// through returns the address of the database through a proxy.
 func (w *world) through(p *proxy) string {
 	u, err := url.Parse(w.url)
 	if err != nil {
@@ -168,7 +168,7 @@ func (w *world) start(ctx context.Context) error {
 	if err := w.eventually(ctx, "all workers are up", 30*time.Second, `select count(*) = $1 from drover_supervisors`, w.load.Workers); err != nil {
 		return err
 	}
-	up := time.Now() // earlier figures are of processes that were starting
+	up := time.Now() // earlier figures are from processes that were starting
 	err := until(ctx, "all workers are measured", 30*time.Second, func() (bool, error) {
 		before, err := w.gauge(ctx, up)
 		w.resources.Before = before
@@ -180,7 +180,7 @@ func (w *world) start(ctx context.Context) error {
 	return w.startProducers()
 }
 
-// startWorker gives every process a name of its own.
+// startWorker starts a worker process. Each has a name of its own.
 func (w *world) startWorker(l load) (*child, error) {
 	w.started++
 	name := fmt.Sprintf("w%d", w.started)
@@ -221,7 +221,7 @@ func (w *world) startProducers() error {
 	return nil
 }
 
-// childErrors is a file, because a runtime's report of a crash has many pages.
+// childErrors returns the file for the standard error of children, because the runtime's report of a crash is long.
 func (w *world) childErrors() *os.File {
 	if w.stderr == nil {
 		file, err := os.OpenFile(filepath.Join(w.dir, "stderr"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -233,7 +233,7 @@ func (w *world) childErrors() *os.File {
 	return w.stderr
 }
 
-// anyWorker draws one.
+// anyWorker returns a random worker.
 func (w *world) anyWorker() *child { return w.workers[w.rng.IntN(len(w.workers))] }
 
 // gone forgets a worker that has ended.
@@ -241,7 +241,7 @@ func (w *world) gone(c *child) {
 	w.workers = slices.DeleteFunc(w.workers, func(o *child) bool { return o == c })
 }
 
-// inject does one thing to the system and writes down when.
+// inject causes one fault and records when.
 func (w *world) inject(what, worker string, do func() error) error {
 	f := fault{What: what, Worker: worker, Count: 1, Begun: time.Now()}
 	err := do()
@@ -274,14 +274,14 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 	return ids, errors.Join(err, log.file.Close())
 }
 
-// recovered waits until a job is completed that was claimed after the last fault. The load must be on.
+// recovered waits until a job that was claimed after the last fault is completed. The load must be on.
 func (w *world) recovered(ctx context.Context, atMost time.Duration) error {
 	last := w.faults[len(w.faults)-1]
 	return w.eventually(ctx, "recovered from "+last.What, atMost,
 		`select exists (select from jobs where state = 'completed' and attempted_at > $1)`, last.Ended.Add(w.clockError))
 }
 
-// finish ends the load, waits until all is done, stops the workers and collects the history.
+// finish ends the load, waits until all jobs have ended, stops the workers, and collects the history.
 func (w *world) finish(ctx context.Context) (*history, error) {
 	var errs []error
 	for _, p := range w.producers {
@@ -335,7 +335,7 @@ func (h *history) readFiles(dir string) (err error) {
 	return errors.Join(errs[:]...)
 }
 
-// raceReports finds what the race detector wrote.
+// raceReports returns the reports of the race detector in a file.
 func raceReports(name string) (found []string, err error) {
 	text, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -347,7 +347,7 @@ func raceReports(name string) (found []string, err error) {
 	return found, err
 }
 
-// gauge reads what server and workers hold, as measured after a certain time.
+// gauge returns the resources that the server and the workers use. Measurements of workers count from since on.
 func (w *world) gauge(ctx context.Context, since time.Time) (g gauge, err error) {
 	err = w.pool.QueryRow(ctx, `
 select count(*), count(*) filter (where state like 'idle in transaction%'),
@@ -371,12 +371,12 @@ from pg_stat_activity where datname = current_database() and application_name ~ 
 	return g, nil
 }
 
-// notes are one worker's notes so far.
+// notes returns the notes of one worker so far.
 func (w *world) notes(c *child) ([]note, error) {
 	return readJournals[note](w.dir, "notes-"+c.name+".")
 }
 
-// eventually polls until the database says yes. A query that fails is tried again.
+// eventually repeats a query until it returns true. A query that fails is tried again.
 func (w *world) eventually(ctx context.Context, what string, atMost time.Duration, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
@@ -396,7 +396,7 @@ func (w *world) isSo(ctx context.Context, sql string, args ...any) (yes bool, er
 	return yes, err
 }
 
-// until polls until a condition holds that the database does not know.
+// until repeats yes until it returns true. It is for conditions that no query can check.
 func until(ctx context.Context, what string, atMost time.Duration, yes func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()

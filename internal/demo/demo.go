@@ -360,7 +360,7 @@ func (r *run) exhausted(ctx context.Context) (ids []string, err error) {
 	}
 }
 
-// conclude counts the deliveries that arrived by the receiver's log, and reports the result. The workers have ended.
+// conclude reads in the receiver's log which deliveries arrived, and reports the result. The workers have ended.
 func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

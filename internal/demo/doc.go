@@ -8,11 +8,11 @@
 //	demo.go        the run: enqueue, watch, crash, report, deploy the fix, redrive
 //	worker.go      the worker's program: the handlers
 //	receiver.go    the receiver's program; world.go says how each customer's endpoint behaves
-//	tally.go       lost and twice, from the receiver's log
-//	child.go       processes that end with their parent, however that ends
+//	tally.go       which deliveries were lost or accepted twice, from the receiver's log
+//	child.go       processes that end with their parent, however the parent ends
 //	database.go    the schema, the business table and all SQL
-//	report.go      what a person wants to know
+//	report.go      the story and the result, for a person
 //	outage.go      the other story: an endpoint that is down, comes back weak, and judges how deliveries come back
-//	weak.go        that endpoint
+//	weak.go        the endpoint of that story
 //	plot.go        requests per second, drawn in a terminal
 package demo

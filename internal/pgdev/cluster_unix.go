@@ -130,7 +130,8 @@ func scramOf(password string) string {
 	return "SCRAM-SHA-256$1:" + text([]byte(salt)) + "$" + text(stored[:]) + ":" + text(mac(salted, "Server Key"))
 }
 
-// startOnFreePort chooses another port if another process took the first one before the server did.
+// startOnFreePort starts the server. If another process takes the chosen port before the server does, startOnFreePort
+// tries another port, up to ten times.
 func (c *cluster) startOnFreePort(ctx context.Context, choose func() (int, error)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

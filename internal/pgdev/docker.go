@@ -49,7 +49,7 @@ func (o Options) docker(ctx context.Context) (*Server, error) {
 				h.PortBindings = network.PortMap{network.MustParsePort(containerPort): {bind}}
 			}
 		}),
-		// Two times, because the server is first ready for the set-up of the image, without TCP.
+		// Wait for the line twice: the first time, the server is ready only for the set-up of the image, without TCP.
 		testcontainers.WithWaitStrategyAndDeadline(2*time.Minute,
 			wait.ForLog("database system is ready to accept connections").WithOccurrence(2)),
 	)
@@ -90,7 +90,8 @@ func engine(ctx context.Context) (loopback bool, err error) {
 	silence()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	// The provider's own questions to an engine take no context. This call asks first, and the answer is kept.
+	// The provider's own requests to the engine take no context. This call asks first, and testcontainers keeps the
+	// answer.
 	client, err := testcontainers.NewDockerClientWithOpts(ctx)
 	if err != nil {
 		return false, noEngineError(err)

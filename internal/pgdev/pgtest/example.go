@@ -8,14 +8,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Example is NewPool for an Example function, which has no testing.TB. It returns a pool on an empty schema, and a function that
-// closes the pool and drops the schema. Errors panic, and so fail the example.
+// Example does what NewPool does, for an Example function, which has no testing.TB. It returns a pool on an empty
+// schema, and a function that closes the pool and drops the schema. Errors panic, and so fail the example.
 func Example() (pool *pgxpool.Pool, end func()) {
 	e := &example{}
 	return NewPool(e), e.end
 }
 
-// MigratedExample is Example on a migrated schema. It is NewMigratedPool for an Example function.
+// MigratedExample does what NewMigratedPool does, for an Example function.
 func MigratedExample() (pool *pgxpool.Pool, end func()) {
 	e := &example{}
 	return NewMigratedPool(e), e.end

@@ -11,10 +11,10 @@ import (
 	"github.com/drover-queue/drover/internal/upsql"
 )
 
-// NewMigratedPool is NewPool on a schema with all of drover's migrations. A new schema takes 120 ms of a processor, which was a
-// third of the quick tests' time. So an earlier test may have used the schema. Its tables are emptied, what the test has added to
-// it is removed, and it is checked to be otherwise unchanged. The sessions of the pool have the schema's name as their application_name, unless an edit
-// changes that.
+// NewMigratedPool is like NewPool, but the schema has all of drover's migrations. Making a new schema takes 120 ms of a
+// processor, which was a third of the quick tests' time. So the schema may come from an earlier test. In that case its
+// tables were emptied, the objects that the test had added were removed, and a check found no other change. The
+// sessions of the pool have the schema's name as their application_name, unless an edit changes that.
 func NewMigratedPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
 	s := migrated.take(tb)
