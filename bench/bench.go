@@ -13,13 +13,13 @@ type entrant struct {
 	name     string
 	settings string // for the report
 	workers  int
-	part     int // runs the part-th part of the jobs, because it is slow
+	part     int // it runs 1/part of the jobs; more than 1 for a slow contender
 	make     func(context.Context) (contender, error)
 }
 
 const droverWorkers = 200
 
-// ownWorkers are the scenarios in which drover has other workers.
+// ownWorkers names the scenarios in which drover has another number of workers.
 const ownWorkers = " (latency, lateness and late: 10, its default; processes: 100 each)"
 
 // entrants returns all contenders.
@@ -57,7 +57,7 @@ func entrants() []entrant {
 	}
 }
 
-// takingPart are the entrants that a scenario asks for.
+// takingPart returns the entrants that one of the scenarios asks for.
 func takingPart(all []entrant, scenarios []scenario) []entrant {
 	return slices.DeleteFunc(all, func(e entrant) bool {
 		return !slices.ContainsFunc(scenarios, func(s scenario) bool { return slices.Contains(s.contenders, e.name) })
@@ -74,7 +74,8 @@ type bench struct {
 	report    *Report // of run
 }
 
-// run fills the report in. It returns an error only for what ends the whole run, with what was found until then.
+// run fills the report in. It returns an error only if the whole run has to end. The report then has the results until
+// then.
 func (b *bench) run(ctx context.Context, r *Report) error {
 	b.report = r
 	for _, e := range b.entrants {

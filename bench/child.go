@@ -16,16 +16,16 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Worker processes are this program again, with instructions in its environment. A child says "ready", runs a supervisor
-// from the line "go" to the end of its standard input, and says how many calls its handler got. So it ends when its
-// parent does, however that ends.
+// A worker process runs this program again, with instructions in its environment. It writes "ready", and runs a
+// supervisor from the line "go" to the end of its standard input. Then it writes how many calls its handler got. Its
+// input ends when the parent ends, however that happens, and so the child ends, too.
 const (
 	envChild        = "DROVER_BENCH_CHILD" // the database's URL; set in children only
 	envChildKeep    = "DROVER_BENCH_KEEP"
 	envChildWorkers = "DROVER_BENCH_WORKERS"
 )
 
-// runChild is a child's whole life.
+// runChild is the main function of a child.
 func runChild(ctx context.Context, getenv func(string) string, stdin io.Reader, stdout io.Writer) (err error) {
 	q := &droverQueue{keep: getenv(envChildKeep) == "true"}
 	workers, err := strconv.Atoi(getenv(envChildWorkers))

@@ -12,55 +12,57 @@ type contender interface {
 	// setUp migrates the empty database at url.
 	setUp(ctx context.Context, url string) error
 
-	// insert stores n no-op jobs, due now, in the fastest way the queue has.
+	// insert stores n no-op jobs, due now, in the fastest way that the queue has.
 	insert(ctx context.Context, n int) error
 
-	// burn starts a worker process' worth of workers and runs the n jobs there are. It returns the time from the start to
-	// the moment when the last completion was in the database, and stops the workers.
+	// burn starts so many workers, as in one worker process, and runs the n jobs that are stored. It returns the time
+	// from the start to the moment when the last completion was in the database, and stops the workers.
 	burn(ctx context.Context, n, workers int) (time.Duration, error)
 
 	close(ctx context.Context) error
 }
 
-// The interfaces of scenarios beyond a burn-down. A contender without one takes no part in its scenario.
+// The interfaces of scenarios other than a burn-down. A contender takes part in a scenario only if it implements its
+// interface.
 type (
-	// failer burns n jobs down that all fail in their first attempt, and are retried 1 ms later.
+	// failer burns down n jobs that all fail in their first attempt, and are retried 1 ms later.
 	failer interface {
 		burnFailing(ctx context.Context, n, workers int) (time.Duration, error)
 	}
 
-	// steady burns n jobs down, and times all but the first of them: the workers are at work by then.
+	// steady burns down n jobs. It does not time the first of them, the untimed ones, during which the workers start.
 	steady interface {
 		burnSteadily(ctx context.Context, untimed, n, workers int) (time.Duration, error)
 	}
 
-	// idler runs workers on an empty queue and measures from the call that enqueues to the start of the handler, for one job
-	// at a time, each as long after the last one started as gaps say: enqueued by a client that runs no workers, then by the
-	// client of the workers, which need not ask the database who sleeps.
+	// idler runs workers on an empty queue. It enqueues one job at a time, each one gap after the start of the job
+	// before, and measures the time from the call that enqueues to the start of the handler. First a client without
+	// workers enqueues the jobs (apart), then the client of the workers (same), which need not ask the database which
+	// workers sleep.
 	idler interface {
 		latency(ctx context.Context, gaps []time.Duration) (apart, same []time.Duration, err error)
 	}
 
-	// retrier lets one job fail for each of backoffs, and measures how long after its due time the second attempt starts.
+	// retrier lets one job fail for each backoff, and measures how long after its due time the second attempt starts.
 	retrier interface {
 		lateness(ctx context.Context, backoffs []time.Duration) ([]time.Duration, error)
 	}
 
-	// enqueuer stores one no-op job in a transaction of its own, or many in large ones from so many goroutines. It is safe for
-	// concurrent use.
+	// enqueuer stores one no-op job in a transaction of its own, or many jobs in large transactions from so many
+	// goroutines. It is safe for concurrent use.
 	enqueuer interface {
 		enqueue(ctx context.Context) error
 		enqueueMany(ctx context.Context, n, goroutines int) error
 	}
 
-	// liver runs workers, and once they have started a first job, producers store the numbered jobs of a live load; it reports
-	// to the load when each has started.
+	// liver runs workers. Once these have started a first job, producers store the numbered jobs of a live load. The
+	// handler calls live.start for each job.
 	liver interface {
 		live(ctx context.Context, l *live) error
 	}
 
-	// filler puts jobs into the table that are not to run: due in the far future, and long finished. claimBuffers is how
-	// many buffers its claims have read since pg_stat_statements was reset.
+	// filler puts jobs into the table that will not run: due in the far future, or finished long ago. claimBuffers
+	// returns how many buffers the queue's claims have read since pg_stat_statements was reset.
 	filler interface {
 		fill(ctx context.Context, future, finished int) error
 		claimBuffers(ctx context.Context, conn *pgx.Conn) (float64, error)

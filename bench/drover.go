@@ -15,7 +15,7 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// noop is the job of every contender's: a number, and where it is to fail the time until it is tried again.
+// noop is the job of every Go contender: a number, and the time until the retry if the job has to fail once.
 type noop struct {
 	N         int `json:"n"`
 	BackoffMS int `json:"backoff_ms,omitempty"`
@@ -106,7 +106,7 @@ func (q *droverQueue) burnDown(ctx context.Context, untimed, n, workers, attempt
 	})
 }
 
-// sqlDroverUnfinished walks the primary key from its end, where a burn-down arrives last.
+// sqlDroverUnfinished walks the primary key from its end, because a burn-down finishes the newest jobs last.
 const sqlDroverUnfinished = `
 select count(*) > 0 from (select from jobs where finalized_at is null and id > $1 order by id desc limit 1) j`
 
@@ -176,8 +176,8 @@ func (q *droverQueue) live(ctx context.Context, l *live) (err error) {
 	})
 }
 
-// supervise runs a supervisor until end is called, which waits for it. The context that comes back is done when the
-// supervisor fails, with its error as the cause. No workers means drover's default.
+// supervise runs a supervisor until end is called. end waits until the supervisor has stopped. The returned context is
+// done if the supervisor fails, with the supervisor's error as the cause. Zero workers means drover's default.
 func (q *droverQueue) supervise(
 	ctx context.Context, workers int, handler func(context.Context, *drover.Job, noop) error,
 ) (_ context.Context, end func() error, err error) {
@@ -221,7 +221,7 @@ func (q *droverQueue) fill(ctx context.Context, future, finished int) error {
 // fillChunk is how many rows are filled in by one statement: few enough that a Ctrl-C does not wait.
 const fillChunk = 200_000
 
-// sqlClaimBuffers finds the claim among the statements of this database by what no other one has.
+// sqlClaimBuffers finds the claim among the statements of this database by texts that only the claim has.
 const sqlClaimBuffers = `
 select coalesce(sum(shared_blks_hit + shared_blks_read), 0)::float8 from pg_stat_statements
 where dbid = (select oid from pg_database where datname = current_database())

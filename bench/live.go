@@ -10,19 +10,21 @@ import (
 	"github.com/drover-queue/drover/internal/drive"
 )
 
-// liveLoad is what producers do while workers run: so many jobs a second, each in a transaction of its own, and so many in
-// transactions that commit a pause after the job was stored, as an application's do.
+// liveLoad is the work of producers while workers run. They store so many single jobs a second, each in a transaction
+// of its own. They also store so many late jobs a second, in transactions that commit a pause after the job was stored,
+// as transactions of applications do.
 type liveLoad struct {
 	singles, late int // a second
 	pause         time.Duration
 	lasts         time.Duration
 }
 
-// producers of each kind; the pool has connections left over for the queue.
+// liveProducers is the number of producers of single jobs, and of producers of late jobs. The pool has more
+// connections, for the queue.
 const liveProducers = 8
 
-// live notes when each of a load's jobs was committed and when it started. The jobs are numbered, the late ones last; in
-// front of all goes a firstJob.
+// live records when each job of a load was committed and when it started. The jobs are numbered, and the late jobs have
+// the last numbers. Before all of them there is a firstJob.
 type live struct {
 	load               liveLoad
 	singles            int
@@ -30,7 +32,7 @@ type live struct {
 	left               atomic.Int64
 	began              time.Time
 	first              chan struct{} // closed when the first job starts
-	up                 time.Duration // until then
+	up                 time.Duration // from began until the first job started
 }
 
 const firstJob = -1
@@ -43,7 +45,7 @@ func newLive(load liveLoad) *live {
 	return l
 }
 
-// start is to be called by the handler of job n.
+// start records the start of job n. The handler calls it.
 func (l *live) start(n int) {
 	if n == firstJob {
 		close(l.first)
@@ -54,8 +56,8 @@ func (l *live) start(n int) {
 	}
 }
 
-// run stores a first job, and once that has started the jobs at their rates, however long the calls take, and waits until
-// all have started.
+// run stores a first job. Once this job has started, run stores the other jobs at their rates, however long the calls
+// take, and waits until all have started.
 func (l *live) run(ctx context.Context, single func(ctx context.Context, n int) error, late func(ctx context.Context, n int, pause time.Duration) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -101,8 +103,8 @@ func (l *live) run(ctx context.Context, single func(ctx context.Context, n int) 
 	return nil
 }
 
-// waits are the times from commit to start, of all jobs and of the late ones; none where a job started before its
-// producer heard of the commit.
+// waits returns the times from commit to start, of all jobs and of the late jobs. The time is zero if a job started
+// before its producer got the answer to the commit.
 func (l *live) waits() (all, late []time.Duration) {
 	all = make([]time.Duration, len(l.started))
 	for n := range all {

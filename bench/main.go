@@ -87,7 +87,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// among takes a flag's value if it is one of the names.
+// among returns the parser of a flag that may be given several times. It refuses a value that is not among the names.
 func among(values *[]string, names []string) func(string) error {
 	return func(v string) error {
 		if !slices.Contains(names, v) {
@@ -106,7 +106,7 @@ func chosen[T any](all []T, names []string, name func(T) string) []T {
 // errFailed reports that the figures are not complete.
 var errFailed = errors.New("a contender failed")
 
-// run measures and reports. After a Ctrl-C it reports the results so far.
+// run runs the comparisons and writes the report. After a Ctrl-C it reports the results so far.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	o, err := parse(args, stderr)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// The Go contenders share how a burn-down's end is found and how waits are measured.
+// The functions of this file find the end of a burn-down and measure waits, in the same way for all Go contenders.
 
 // openPool gives every Go contender the same number of connections.
 func openPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
@@ -53,8 +53,8 @@ func chunks(n, goroutines int, do func(from, to int) error) error {
 	return err
 }
 
-// awaitCalls waits until the handlers have been called so often: until then the database has better to do than to
-// answer how far it is.
+// awaitCalls waits until the handlers have been called so often. Until then, queries for the progress would only slow
+// down the database.
 func awaitCalls(ctx context.Context, calls *atomic.Int64, want int) (time.Time, error) {
 	err := drive.Poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= int64(want), nil })
 	if err != nil {
@@ -63,8 +63,8 @@ func awaitCalls(ctx context.Context, calls *atomic.Int64, want int) (time.Time, 
 	return time.Now(), nil
 }
 
-// burnDown starts workers and times them until n jobs are done, each of which runs so many times; not the first runs, where
-// some are not to be timed.
+// burnDown starts workers, and times them until n jobs are done. Each job runs attempts times. The time of the first
+// untimed runs does not count.
 func burnDown(
 	ctx context.Context, untimed, n, attempts int, left backlog,
 	start func(ctx context.Context, run func(attempt int) error) (running context.Context, end func() error, err error),
@@ -97,14 +97,14 @@ func burnDown(
 	return last.Sub(began), checkCalls(calls.Load(), n*attempts)
 }
 
-// backlog is the jobs behind the id first. sql returns whether any of them is unfinished.
+// backlog has the jobs whose ids are greater than first. sql returns whether one of them is unfinished.
 type backlog struct {
 	pool  *pgxpool.Pool
 	sql   string
 	first any
 }
 
-// awaitEnd waits until no job is unfinished and returns when that was: before it was asked.
+// awaitEnd waits until no job is unfinished, and returns the time just before the query that found this out.
 func (b backlog) awaitEnd(ctx context.Context) (last time.Time, err error) {
 	err = drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		var unfinished bool
@@ -118,10 +118,11 @@ func (b backlog) awaitEnd(ctx context.Context) (last time.Time, err error) {
 	return last, nil
 }
 
-// errCount reports that handlers were called more or less often than there were runs to make.
+// errCount reports that handlers were called more or less often than the jobs should run.
 var errCount = errors.New("bench: handler calls do not add up")
 
-// checkCalls makes a burn-down in which a job ran twice worth nothing. None ran too seldom: all are finished.
+// checkCalls returns an error if a job of a burn-down ran too often, because the result then means nothing. No job can
+// have run too seldom, because all jobs are finished.
 func checkCalls(calls int64, want int) error {
 	if calls != int64(want) {
 		return fmt.Errorf("%w: %d instead of %d", errCount, calls, want)
@@ -152,7 +153,7 @@ func measureLatency(
 	return waits, nil
 }
 
-// measureLateness enqueues one job for each backoff, 10 ms apart, and gathers how late their second attempts began.
+// measureLateness enqueues one job for each backoff, 10 ms apart, and returns how late the second attempts began.
 func measureLateness(
 	ctx context.Context, backoffs []time.Duration, second <-chan time.Duration, enqueue func(backoff time.Duration) error,
 ) ([]time.Duration, error) {

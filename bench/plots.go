@@ -37,7 +37,8 @@ func (r *Report) draw(dir string) error {
 
 var errNoFigures = errors.New("bench: no figures")
 
-// draw draws the figures that have the first one's unit, each with a bar for every contender; of processes, lines.
+// draw draws the figures that have the unit of the first figure. Each figure gets a bar for every contender. Figures
+// about numbers of processes become lines.
 func (s *ScenarioReport) draw(svg *bytes.Buffer) error {
 	var groups []plot.Group
 	unit := ""
@@ -66,7 +67,7 @@ func (s *ScenarioReport) draw(svg *bytes.Buffer) error {
 	return plot.Bars(svg, s.Title, unit, groups)
 }
 
-// lines are the medians over the number of processes, where that is what the figures are about.
+// lines returns the medians over the number of processes, if the figures are about that.
 func (s *ScenarioReport) lines() (lines []plot.Series) {
 	for _, result := range s.Results {
 		line := plot.Series{Label: result.Contender}

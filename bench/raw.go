@@ -9,9 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// rawQueue is the ceiling: drover's table and the shape of its claim and of its completion, without fences, floors by
-// lane, policies, handlers and whatever else makes a queue of them. Its only worker is a loop that claims a batch and
-// completes it.
+// rawQueue is an upper bound for drover's speed. It has drover's table, and simple forms of its claim and completion.
+// It lacks everything else that a queue needs, such as fences, floors by lane, policies and handlers. Its only worker
+// is a loop that claims a batch and completes it.
 type rawQueue struct {
 	droverQueue // for its table and its insert
 }
@@ -99,7 +99,7 @@ func (q *rawQueue) claim(ctx context.Context, claimed chan<- []string, n int) er
 	return nil
 }
 
-// complete ends the batches it is sent, and counts that they were n jobs.
+// complete completes the batches that it receives, and checks that they were n jobs.
 func (q *rawQueue) complete(ctx context.Context, claimed <-chan []string, n int) error {
 	conn, err := q.dial(ctx)
 	if err != nil {

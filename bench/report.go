@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 )
 
-// Report is all that a run has found, and under what conditions.
+// Report has all results of a run, and its conditions.
 type Report struct {
 	Taken      string            `json:"taken"`
 	Machine    Machine           `json:"machine"`
@@ -20,14 +20,14 @@ type Report struct {
 	Sizes      sizes             `json:"sizes"`
 	Contenders []Contender       `json:"contenders"`
 	Scenarios  []ScenarioReport  `json:"scenarios"`
-	Ended      string            `json:"ended,omitempty"` // why before its time
+	Ended      string            `json:"ended,omitempty"` // why the run ended early
 }
 
-// Contender says how one was set.
+// Contender has the settings of a contender.
 type Contender struct {
 	Name     string `json:"name"`
 	Settings string `json:"settings"`
-	Version  string `json:"version,omitempty"` // where Versions does not have it
+	Version  string `json:"version,omitempty"` // if Versions does not have it
 }
 
 func (r *Report) setVersion(contender, version string) {
@@ -38,7 +38,7 @@ func (r *Report) setVersion(contender, version string) {
 	}
 }
 
-// ScenarioReport is what one scenario has found.
+// ScenarioReport has the results of one scenario.
 type ScenarioReport struct {
 	Name    string       `json:"name"`
 	Title   string       `json:"title"`
@@ -48,11 +48,11 @@ type ScenarioReport struct {
 	Ratios  []RatioValue `json:"ratios"`
 }
 
-// Result is one contender's.
+// Result has the figures of one contender.
 type Result struct {
 	Contender string   `json:"contender"`
 	Figures   []Figure `json:"figures"`
-	Reason    string   `json:"reason,omitempty"` // why there is none, or none from later rounds
+	Reason    string   `json:"reason,omitempty"` // why there are no figures, or no figures from later rounds
 	Failed    bool     `json:"failed,omitempty"` // Reason is an error
 }
 
@@ -95,7 +95,7 @@ func (r *Result) figure(name string) (Figure, bool) {
 	return r.Figures[i], true
 }
 
-// median of an even number of values is the mean of the middle two.
+// median returns the median. For an even number of values, this is the mean of the middle two.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
@@ -105,7 +105,7 @@ func median(values []float64) float64 {
 	return (sorted[n/2-1] + sorted[n/2]) / 2
 }
 
-// ratio compares the medians of two contenders' figure, so that more is better for the first.
+// ratio compares the medians of a figure of two contenders. A larger ratio is better for the first contender.
 type ratio struct {
 	of, against string
 	figure      string
@@ -113,7 +113,7 @@ type ratio struct {
 	lower       bool // the figure is better when it is lower
 }
 
-// ratiosOf leaves out the ratios of which a side is missing.
+// ratiosOf computes the ratios. It leaves out a ratio if one of its two figures is missing.
 func ratiosOf(ratios []ratio, results []Result) []RatioValue {
 	values := []RatioValue{}
 	find := func(contender, name string) (Figure, bool) {
@@ -228,7 +228,7 @@ func counted(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// number keeps three digits or all before the point, in groups of three.
+// number formats a value with three digits, or with all digits before the point, in groups of three.
 func number(v float64) string {
 	switch {
 	case v < 10:

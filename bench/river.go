@@ -16,8 +16,8 @@ import (
 	"github.com/drover-queue/drover/internal/drive"
 )
 
-// riverQueue is River. It has the settings of its own bench command with the shortest fetch cooldown that it takes, or
-// its defaults with the 100 workers of its documentation's examples.
+// riverQueue is River. It has the settings of River's own bench command, with the shortest fetch cooldown that River
+// allows. Or it has River's defaults, with 100 workers as in the examples of River's documentation.
 type riverQueue struct {
 	defaults bool
 	pool     *pgxpool.Pool
@@ -46,7 +46,7 @@ func (q *riverQueue) setUp(ctx context.Context, url string) error {
 	return err
 }
 
-// cooled sets how often the client notifies and fetches at most.
+// cooled sets the shortest time between two notifications, and between two fetches, of the client.
 func (q *riverQueue) cooled(config *river.Config) *river.Config {
 	if !q.defaults {
 		config.FetchCooldown = river.FetchCooldownMin
@@ -79,7 +79,7 @@ func (q *riverQueue) enqueueMany(ctx context.Context, n, goroutines int) error {
 	})
 }
 
-// riverWorker is a handler, and when a job that it failed is tried again.
+// riverWorker is a handler, with the time of the retry after a failure.
 type riverWorker struct {
 	river.WorkerDefaults[noop]
 	work func(*river.Job[noop]) error
@@ -192,12 +192,13 @@ const (
 	riverDefaultWorkers = 100
 	riverBenchWorkers   = 2000
 
-	// riverBurnPoll is its bench command's: with the shortest interval a backlog was worked off at 0.8 to 0.9 of the rate.
+	// riverBurnPoll is the poll interval of River's bench command. With the shortest interval, a burn-down had 0.8 to
+	// 0.9 of the rate.
 	riverBurnPoll = 20 * time.Millisecond
 )
 
-// start runs a client with workers, which polls so often unless it has its defaults, until end is called, which waits for
-// it.
+// start runs a client with workers until end is called. end waits until the client has stopped. The client polls so
+// often, unless q.defaults is set.
 func (q *riverQueue) start(
 	ctx context.Context, workers int, poll time.Duration, work func(*river.Job[noop]) error,
 ) (_ *river.Client[pgx.Tx], end func() error, err error) {

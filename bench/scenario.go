@@ -23,14 +23,14 @@ type scenario struct {
 
 	contenders []string // that take part in it
 	rounds     func(asked int) int
-	bound      time.Duration // of one contender's round: far more than it needs
-	lacks      string        // why a contender that asks returns false for cannot take part
+	bound      time.Duration // how long one contender's round may take: far longer than it needs
+	lacks      string        // why a contender cannot take part if asks returns false for it
 	asks       func(contender) bool
 	run        func(context.Context, *trial) error
 	ratios     []ratio
 }
 
-// sizes are how much is done.
+// sizes are the amounts of work of a run.
 type sizes struct {
 	Jobs      int           `json:"jobs"`       // of a burn-down
 	Dead      int           `json:"dead"`       // jobs that leave dead rows, two each while a snapshot is held
@@ -67,7 +67,7 @@ type trial struct {
 	figures []figure
 }
 
-// figure is what one round found.
+// figure is one result of one round.
 type figure struct {
 	name, unit string
 	value      float64
@@ -121,19 +121,19 @@ const (
 
 // The words before the name of a percentile.
 const (
-	everyJob    = "" // where there are no other jobs
+	everyJob    = "" // if there is only one sort of jobs
 	allJobs     = "all, "
 	lateCommits = "late commits, "
 	sameClient  = "same client, "
 )
 
-// noteWorkers is for the scenarios in which the number of workers is not the contender's.
+// noteWorkers is for the scenarios in which the number of workers is not the number in the contender's settings.
 const noteWorkers = "Workers: 10, the default, at drover; 100 at River."
 
-// noteDeadRows is as true of a job that is deleted, and of River's.
+// noteDeadRows is true for jobs that are deleted and for jobs that are kept, and for River, too.
 const noteDeadRows = "Each of those jobs has left two dead rows: as it was before its claim, and before its completion."
 
-// scenarios returns all of them, in the order in which they run.
+// scenarios returns all scenarios, in the order in which they run.
 func scenarios() []scenario {
 	everyContender := func(contender) bool { return true }
 	all := func(asked int) int { return asked }
@@ -288,8 +288,9 @@ func runBurn(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// runHeld burns down in an empty table, behind the rows that many jobs have left, and behind as many more that a snapshot
-// pins. So the cost of the rows and the cost of the snapshot are separate figures. The workers that are timed have made the dead rows.
+// runHeld burns down jobs three times: in an empty table, behind the dead rows of many jobs, and behind as many more
+// dead rows that a snapshot pins. So the cost of the rows and the cost of the snapshot are separate figures. The timed
+// workers have made the dead rows themselves.
 func runHeld(ctx context.Context, t *trial) error {
 	free, err := t.burnSteadily(ctx, t.Jobs/10)
 	if err != nil {
@@ -316,7 +317,7 @@ func runHeld(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// burnSteadily is the rate of t.Jobs jobs behind others, in one burn-down with them.
+// burnSteadily returns the rate of t.Jobs jobs that follow other jobs in one burn-down.
 func (t *trial) burnSteadily(ctx context.Context, behind int) (rate float64, err error) {
 	rate, err = t.burnFresh(ctx, behind+t.Jobs, func(ctx context.Context, n, workers int) (time.Duration, error) {
 		return t.contender.(steady).burnSteadily(ctx, behind, n, workers)
@@ -364,7 +365,7 @@ func runFail(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// gaps are between one job's start and the next one's enqueue: the same in every round.
+// gaps returns the times between the start of a job and the next enqueue. They are the same in every round.
 func gaps(n int) []time.Duration {
 	random := rand.New(rand.NewPCG(5, 6)) //nolint:gosec // the same every time
 	gaps := make([]time.Duration, n)
@@ -407,7 +408,8 @@ func runLateness(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// addPercentiles adds the median and the 99th percentile, which of fewer than 100 values is the largest, and called so.
+// addPercentiles adds the median and the 99th percentile. Of fewer than 100 values it adds the largest instead, under
+// its own name.
 func (t *trial) addPercentiles(of string, sample []time.Duration) {
 	slices.Sort(sample)
 	tail := figureP99
@@ -453,10 +455,11 @@ func runEnqueue(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// bulkMany is in how many goroutines figureBulkMany is.
+// bulkMany is the number of goroutines behind figureBulkMany.
 const bulkMany = 4
 
-// enqueueRate counts what the goroutines enqueue in a time, after a tenth of it to open their connections.
+// enqueueRate returns how many jobs a second the goroutines enqueue during d. Before that they get a tenth of d to open
+// their connections.
 func enqueueRate(ctx context.Context, d time.Duration, goroutines int, enqueue func(context.Context) error) (float64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -490,7 +493,7 @@ func enqueueRate(ctx context.Context, d time.Duration, goroutines int, enqueue f
 
 const (
 	processWorkers = 100 // each process' concurrency
-	processJobs    = 5   // times as many jobs: to start sixteen processes takes as long as a short burn-down
+	processJobs    = 5   // times as many jobs, because the start of sixteen processes takes as long as a short burn-down
 )
 
 func runProcesses(ctx context.Context, t *trial) error {
@@ -520,7 +523,7 @@ func runBig(ctx context.Context, t *trial) (err error) {
 			return err
 		}
 	}
-	// measured is a burn-down, and the buffers its claims read for each job.
+	// measured runs a burn-down. It returns the rate, and how many buffers the claims read for each job.
 	measured := func() (rate, buffers float64, err error) {
 		rate, err = t.burnFresh(ctx, t.Jobs, func(ctx context.Context, n, workers int) (time.Duration, error) {
 			if t.server.statements {

@@ -15,8 +15,8 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev"
 )
 
-// settings are the same for every contender. The rest is Postgres' default; pgdev keeps fsync, full_page_writes and
-// synchronous_commit on.
+// settings are the server's settings, the same for every contender. Other settings have Postgres' defaults. pgdev keeps
+// fsync, full_page_writes and synchronous_commit on.
 func settings(statements bool) map[string]string {
 	s := map[string]string{
 		"max_connections": "300", // 16 processes, each with a pool
@@ -37,7 +37,7 @@ type server struct {
 	made       int  // databases so far
 }
 
-// startServer starts the cluster from the binaries that are installed here, with pg_stat_statements if it has that.
+// startServer starts the cluster, with pg_stat_statements if the binaries have it.
 func startServer(ctx context.Context, statements bool) (*server, error) {
 	ways := []pgdev.Way{pgdev.Local, pgdev.Download}
 	cluster, err := pgdev.Start(ctx, pgdev.Options{Settings: settings(statements), Ways: ways})
@@ -90,7 +90,7 @@ func (s *server) createDatabase(ctx context.Context) (_ string, drop func() erro
 	}, nil
 }
 
-// settle brings a database into the state of a database that has been there for a while, right after a checkpoint.
+// settle brings a database into the state of a database that has existed for a while, and ends with a checkpoint.
 func settle(ctx context.Context, url string) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -105,7 +105,7 @@ func settle(ctx context.Context, url string) error {
 	return nil
 }
 
-// hold opens a transaction that pins what is dead from now on, until it is released.
+// hold opens a transaction that keeps rows that die from now on from being vacuumed, until release is called.
 func hold(ctx context.Context, url string) (release func(), err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -124,7 +124,7 @@ const sqlSettings = `
 select name, current_setting(name) from pg_settings where name in ('fsync', 'full_page_writes', 'synchronous_commit', 'max_connections',
 	'shared_buffers', 'max_wal_size', 'checkpoint_timeout', 'wal_level', 'wal_compression', 'autovacuum', 'shared_preload_libraries')`
 
-// describe fills in what a figure depends on.
+// describe fills in the machine, the versions and the settings, on which the figures depend.
 func (s *server) describe(ctx context.Context, r *Report) error {
 	r.Machine = machine()
 	r.Versions = versions()
@@ -158,7 +158,7 @@ func machine() Machine {
 	}
 }
 
-// procField reads "name : value" from a file of the kernel's; "unknown" where there is none.
+// procField reads a line "name : value" from a file of the kernel. It returns "unknown" if there is no such line.
 func procField(path, name string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -27,8 +27,8 @@ type answer struct {
 	Ran     int     `json:"ran"`
 }
 
-// child is a process that answers commands, one at a time. It ends by itself when its stdin does, so it outlives no
-// parent, however that ends.
+// child is a process that answers commands, one at a time. It ends by itself when its stdin ends. So it ends with its
+// parent, however the parent ends.
 type child struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
@@ -52,7 +52,8 @@ func start(cmd *exec.Cmd) (*child, error) {
 	return c, cmd.Start()
 }
 
-// call kills the child when ctx ends. Any error ends it, and carries what it wrote last.
+// call sends a command, and returns the child's answer. It kills the child if ctx ends. After any error the child ends,
+// and the error has the end of the child's standard error.
 func (c *child) call(ctx context.Context, cmd command) (answer, error) {
 	kill := context.AfterFunc(ctx, func() { _ = c.cmd.Process.Kill() }) // it may have ended
 	defer kill()
@@ -94,7 +95,7 @@ func (c *child) close() error {
 	return c.cmd.Wait()
 }
 
-// tail is the end of what was written to it.
+// tail keeps the end of the text that was written to it.
 type tail []byte
 
 func (t *tail) Write(p []byte) (int, error) {

@@ -23,7 +23,7 @@ var files embed.FS
 const (
 	oldestNode    = 20
 	installLimit  = 2 * time.Minute
-	npmComplaints = 3 // lines of them
+	npmComplaints = 3 // how many lines of npm's errors are shown
 )
 
 // Available reports whether the peers can run here. If not, the reason says what is missing: Node.js 20 or newer, npm,
@@ -35,7 +35,7 @@ func Available(ctx context.Context) (reason string, ok bool) {
 	return "", true
 }
 
-// installed is where Node.js is, and where the programs are with their packages.
+// installed has the path of Node.js, and the directory of the programs and their packages.
 type installed struct{ node, dir string }
 
 func installation(ctx context.Context) (installed, error) {
@@ -71,8 +71,8 @@ func findNode(ctx context.Context, lookPath func(string) (string, error)) (strin
 	return node, nil
 }
 
-// install returns the directory in cache that has the programs and their packages. Its name is their hash, and it
-// appears whole or not at all, even if other processes install too.
+// install returns the directory in cache that has the programs and their packages. The name of the directory is a hash
+// of the programs. The directory appears whole or not at all, even if other processes install at the same time.
 func install(ctx context.Context, npm, cache string) (string, error) {
 	sub, err := fs.Sub(files, "node")
 	if err != nil {

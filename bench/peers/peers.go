@@ -1,5 +1,5 @@
-// Package peers drives queues that run on Node.js, from their published npm packages. Each one is a process of its own
-// that holds nothing but that queue.
+// Package peers drives queues that run on Node.js, from their published npm packages. Each queue runs in a process of
+// its own.
 package peers
 
 import (
@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// Names returns what Open knows: each queue with the settings its own documentation recommends for speed, and with
-// nothing set.
+// Names returns the names that Open knows. Each queue has two: with the settings that its own documentation recommends
+// for speed, and with its defaults.
 func Names() []string {
 	return []string{"graphile-worker", "graphile-worker defaults", "bullmq", "bullmq defaults"}
 }
 
-// Peer is a queue on a database of its own, from Open to Close. It is for one goroutine. Each call is bounded by its
-// context alone; after an error nothing but Close is left to do.
+// Peer is a queue on a database of its own, from Open to Close. It is for one goroutine. Only the context bounds a
+// call. After an error, the only call that is left is Close.
 type Peer struct {
 	child    *child
 	version  string
@@ -51,9 +51,10 @@ func Open(ctx context.Context, name, url string) (*Peer, error) {
 
 // preset returns the program that drives a peer, and its settings.
 //
-// graphile-worker's performance page has 24 jobs at a time, batches of completions without delay, and a local queue of
-// 500; with 2,000, a job takes a tenth less CPU. BullMQ's PostgreSQL page has 8 to 32 jobs at a time, connections for as
-// many, and completed jobs removed. With nothing set, both run one job at a time, and BullMQ keeps completed jobs.
+// graphile-worker's performance page recommends 24 jobs at a time, batches of completions without delay, and a local queue of
+// 500. With a local queue of 2,000, a job takes a tenth less CPU. BullMQ's PostgreSQL page recommends 8 to 32 jobs at a time,
+// as many connections, and the removal of completed jobs. By default, both run one job at a time, and BullMQ keeps completed
+// jobs.
 func preset(name string) (program string, settings json.RawMessage) {
 	switch name {
 	case "graphile-worker":
@@ -72,7 +73,7 @@ func preset(name string) (program string, settings json.RawMessage) {
 // Version returns the versions of the package and of Node.js.
 func (p *Peer) Version() string { return p.version }
 
-// Settings returns what differs from the peer's defaults, as JSON.
+// Settings returns the settings that differ from the peer's defaults, as JSON.
 func (p *Peer) Settings() string { return string(p.settings) }
 
 // SetUp migrates the database.
@@ -87,9 +88,9 @@ func (p *Peer) Insert(ctx context.Context, n int) error {
 	return wrap("insert", err)
 }
 
-// Burn runs the n jobs that there are and stops the workers. It returns the time from their start, connected and with
-// modules loaded, to the moment when the last completion was in the database. A handler that ran more or less
-// often than once for each job is an error.
+// Burn runs the n jobs that are stored, and stops the workers. It returns the time from the start of the workers, which
+// are connected and have loaded their modules, to the moment when the last completion was in the database. Burn returns
+// an error if the handler ran more or less often than once for each job.
 func (p *Peer) Burn(ctx context.Context, n int) (time.Duration, error) {
 	a, err := p.child.call(ctx, command{Command: "burn", Jobs: n})
 	if err == nil && a.Ran != n {

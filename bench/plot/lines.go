@@ -14,9 +14,9 @@ type Series struct {
 	X, Y  []float64
 }
 
-// Lines draws the series over one pair of scales, each with its label at its end. The Y scale has zero, the X scale too
-// where that costs less than half of it. Values that are NaN, infinite or beyond ±1e15 are an ErrValue, and so is a
-// series without points or with more of X than of Y; then nothing is written.
+// Lines draws the series over one pair of scales, each with its label at its end. The Y scale includes zero. The X
+// scale includes zero if that takes less than half of the scale. Lines returns ErrValue, and writes nothing, if a value
+// is NaN, infinite or beyond ±1e15, and if a series has no points, or more values of X than of Y.
 func Lines(w io.Writer, title, xUnit, yUnit string, series []Series) error {
 	var d drawing
 	if len(series) == 0 {
@@ -103,7 +103,8 @@ func (d *drawing) polyline(x, y scale, s Series, stroke string) {
 	d.printf(`</g>`)
 }
 
-// apart moves heights until a row is between any two, none above top or below bottom. There must be room for all.
+// apart moves heights until any two are at least a row apart, and none is above top or below bottom. There must be room
+// for all.
 func apart(heights []float64, top, bottom float64) []float64 {
 	order := make([]int, len(heights))
 	for i := range order {

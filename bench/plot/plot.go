@@ -26,7 +26,7 @@ const (
 	grid    = "#e4e7eb"
 	paper   = "#ffffff"
 	noData  = "no data"
-	largest = 1e15 // of what is drawn; there is no room for longer labels
+	largest = 1e15 // the largest value that is drawn; longer labels have no room
 )
 
 // colour returns one of seven colours that people with any colour vision can distinguish on white.
@@ -55,7 +55,7 @@ func (d *drawing) printf(format string, args ...any) {
 	fmt.Fprintf(&d.body, format+"\n", args...)
 }
 
-// document is the whole drawing, height tall, under its title. Its field What describes the numbers.
+// document returns the whole drawing, height tall, under its title. what describes the numbers.
 func (d *drawing) document(title, what string, height float64) []byte {
 	var page drawing
 	page.printf(`<svg xmlns="http://www.w3.org/2000/svg" role="img" width="%s" height="%s" viewBox="0 0 %[1]s %[2]s"`+
@@ -81,7 +81,8 @@ type scale struct {
 	decimals        int
 }
 
-// newScale has about five ticks at round numbers. If it is to go beyond the values, its ends are among the ticks.
+// newScale makes a scale with about five ticks at round numbers. If beyond is set, the scale goes beyond the values, up
+// to a tick at each end.
 func newScale(lowest, highest, from, to float64, beyond bool) scale {
 	if most := max(1, math.Abs(lowest), math.Abs(highest)); highest-lowest < 1e-9*most { // no labels could distinguish them
 		highest = lowest + most
@@ -122,7 +123,7 @@ func (d *drawing) axis(s scale, y float64) {
 	}
 }
 
-// number has three digits that count, or more before the point.
+// number formats a value with three significant digits, or with more if they are before the point.
 func number(v float64) string {
 	if v == 0 {
 		return "0"
@@ -130,7 +131,7 @@ func number(v float64) string {
 	return grouped(v, min(max(0, 2-int(math.Floor(math.Log10(math.Abs(v))))), 6))
 }
 
-// grouped sets commas between thousands.
+// grouped formats a value with commas between thousands.
 func grouped(v float64, decimals int) string {
 	text := strconv.FormatFloat(math.Abs(v), 'f', decimals, 64)
 	whole, fraction, _ := strings.Cut(text, ".")
@@ -146,7 +147,7 @@ func grouped(v float64, decimals int) string {
 	return whole
 }
 
-// check refuses what has no place on a scale.
+// check returns an error if a value has no place on a scale.
 func check(what string, values ...float64) error {
 	for _, v := range values {
 		if !(math.Abs(v) <= largest) {
@@ -184,5 +185,5 @@ func escape(s string) string {
 	return b.String()
 }
 
-// px has tenths of a pixel.
+// px formats a length in pixels, to a tenth of a pixel.
 func px(v float64) string { return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64) }

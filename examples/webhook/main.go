@@ -5,8 +5,8 @@
 //	go run ./examples/webhook -to https://example.com/hook
 //	curl -X POST localhost:8080/orders
 //
-// An order and its job are stored in one transaction. Ctrl-C stops it gracefully: running jobs are finished or handed
-// back. A second Ctrl-C cancels what still runs.
+// An order and its job are stored in one transaction. Ctrl-C stops the program gracefully: running jobs are finished or
+// handed back. A second Ctrl-C cancels the jobs that still run.
 package main
 
 import (
@@ -85,7 +85,7 @@ func run(databaseURL, to, listen string) error {
 	}()
 	context.AfterFunc(ctx, func() { stopOnSecondSignal(sup) })
 
-	// Run returns once the jobs are done: only then may the server and the pool go.
+	// Run returns once the running jobs have ended. Only then may the server and the pool be closed.
 	err = sup.Run(ctx)
 	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -140,7 +140,8 @@ func placeOrder(ctx context.Context, pool *pgxpool.Pool, client *drover.Client) 
 	return id, err
 }
 
-// deliverTo makes the handler. It may run twice for an order, so the other side gets a key to know it by.
+// deliverTo makes the handler. The handler may run twice for an order, so it sends a key by which the other side
+// recognizes the order.
 func deliverTo(url string) func(context.Context, *drover.Job, OrderPlaced) error {
 	return func(ctx context.Context, job *drover.Job, order OrderPlaced) error {
 		body, err := json.Marshal(order)
@@ -162,7 +163,7 @@ func deliverTo(url string) func(context.Context, *drover.Job, OrderPlaced) error
 	}
 }
 
-// verdict says what an answer means for the job.
+// verdict turns an answer into the error that the handler returns.
 func verdict(resp *http.Response) error {
 	err := fmt.Errorf("webhook answered %s", resp.Status)
 	switch {

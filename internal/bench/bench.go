@@ -37,7 +37,7 @@ type Options struct {
 	Config *pgxpool.Config
 
 	Jobs    int // in the burn-down
-	Workers int // in the burn-down, over all queues; each queue gets its share
+	Workers int // in the burn-down, of all queues together; each queue gets its share
 	Queues  int // in the burn-down, at most Workers
 
 	Keep     bool    // keep completed jobs instead of deleting them
@@ -52,7 +52,7 @@ type Options struct {
 	// Progress is called with a line about the current step. Nil is silent.
 	Progress func(string)
 
-	// Logger is the supervisors'.
+	// Logger is the logger of the client and its supervisors.
 	Logger *slog.Logger
 
 	// Client has more settings of the client, such as middleware and hooks. Its Logger is replaced.
@@ -83,22 +83,23 @@ type Report struct {
 	HandlerCalls     *int64   `json:"handler_calls"`
 	InjectedFailures *int64   `json:"injected_failures"`
 
-	// Insert and run together, bytes a job. Without full-page images where WALImagesApart, else with them: images
-	// depend on how long ago the last checkpoint was, not on the queue.
+	// The WAL of the insert and the run together, in bytes for each job. If WALImagesApart, it does not count full-page
+	// images, because these depend on the time since the last checkpoint and not on the queue. Otherwise it counts
+	// them.
 	WALBytes       *float64 `json:"wal_bytes_per_job"`
 	WALImagesApart *bool    `json:"wal_fpi_apart"`
 	WALInsertBytes *float64 `json:"wal_insert_bytes_per_job"` // the share of the insert
 	WALRunBytes    *float64 `json:"wal_run_bytes_per_job"`    // the share of the run
-	WALImages      *float64 `json:"wal_fpi_per_job"`          // how many full-page images
-	WALImageBytes  *float64 `json:"wal_fpi_bytes_per_job"`    // and their bytes
-	WALTotalBytes  *float64 `json:"wal_total_bytes_per_job"`  // all of it
+	WALImages      *float64 `json:"wal_fpi_per_job"`          // the number of full-page images
+	WALImageBytes  *float64 `json:"wal_fpi_bytes_per_job"`    // the bytes of the full-page images
+	WALTotalBytes  *float64 `json:"wal_total_bytes_per_job"`  // all WAL
 
 	HOTShare         *float64 `json:"hot_share"` // of the claims' updates
 	StatementsPerJob *float64 `json:"statements_per_job"`
 	CommitsPerJob    *float64 `json:"commits_per_job"`
 
 	Latency     *Percentiles `json:"latency_ms"`      // from the call of Enqueue to the handler
-	LatencyIdle *Percentiles `json:"latency_idle_ms"` // the part of them that found every supervisor asleep
+	LatencyIdle *Percentiles `json:"latency_idle_ms"` // the same, for jobs that found every supervisor asleep
 	RetryLate   *Percentiles `json:"retry_late_ms"`   // from a retry's due time to its handler
 
 	IdleStatements *float64 `json:"idle_statements_per_second"`
@@ -113,11 +114,11 @@ type Report struct {
 	Notes    []string          `json:"notes"` // figures that could not be measured, and why
 }
 
-// ErrCount reports that handlers were called more or less often than the jobs and their failures ask for.
+// ErrCount reports that handlers were called more or less often than expected for the jobs and their failures.
 var ErrCount = errors.New("drover: handler calls do not add up")
 
-// Run measures. It refuses a server whose settings lose commits. Every step is bounded in time, and leaves nothing
-// in the database whatever happens. After ErrCount the report is complete all the same.
+// Run makes the measurements. It refuses a server whose settings may lose commits. Every step is bounded in time, and
+// leaves nothing in the database, even after an error. With ErrCount, the report is complete nevertheless.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -190,11 +191,11 @@ func (o *Options) step(ctx context.Context, r *Report, step Step) (err error) {
 		left := s.drop(context.WithoutCancel(ctx))
 		switch {
 		case left != nil && errors.Is(err, context.Canceled):
-			err = left // matters more than the interruption
+			err = left // a schema that is left behind matters more than the interruption
 		case left != nil:
 			err = errors.Join(err, left)
 		case err != nil && errors.Is(context.Cause(ctx), context.Canceled):
-			err = context.Canceled // errors because of it do not matter
+			err = context.Canceled // errors that the interruption has caused do not matter
 		}
 	}()
 	switch step {
@@ -212,7 +213,7 @@ func (o *Options) step(ctx context.Context, r *Report, step Step) (err error) {
 	return fmt.Errorf("there is no step %q", step)
 }
 
-// bound is how long a step may take: far more than it needs on a slow machine.
+// bound is how long a step may take: far longer than the step needs on a slow machine.
 func (o *Options) bound(step Step) time.Duration {
 	switch step {
 	case Burn:
@@ -224,7 +225,7 @@ func (o *Options) bound(step Step) time.Duration {
 	return time.Minute + time.Duration(o.Samples)*100*time.Millisecond
 }
 
-// percentiles sorts the sample by nearest rank. It must not be empty.
+// percentiles computes percentiles by nearest rank. It sorts the sample, which must not be empty.
 func percentiles(sample []time.Duration) *Percentiles {
 	slices.Sort(sample)
 	at := func(p int) float64 {

@@ -25,13 +25,13 @@ func (noop) Kind() string { return "noop" }
 
 var errInjected = errors.New("drover: injected failure")
 
-// burn inserts the jobs, lets one supervisor run them all, and takes stock.
+// burn inserts the jobs, lets one supervisor run them all, and fills in the report.
 func (s *scratch) burn(ctx context.Context, r *Report) error {
 	if err := s.meter.extend(ctx, r); err != nil {
 		return err
 	}
 	if !s.Keep {
-		// As the migration recommends if completed jobs are deleted immediately.
+		// The migration recommends this fill factor if completed jobs are deleted immediately.
 		if _, err := s.pool.Exec(ctx, `alter table jobs set (fillfactor = 45)`); err != nil {
 			return fmt.Errorf("set the fill factor: %w", err)
 		}
@@ -61,14 +61,14 @@ func (s *scratch) burn(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// phase is what one phase of the burn-down did to the server.
+// phase has the work that one phase of the burn-down has caused in the server.
 type phase struct {
 	counters
 	imageBytes int64
 	apart      bool // imageBytes is known
 }
 
-// measured runs one phase between two readings.
+// measured runs one phase between two readings of the server's counters.
 func (s *scratch) measured(ctx context.Context, do func() error) (p phase, err error) {
 	if err := s.meter.flush(ctx, s.pool); err != nil {
 		return p, err
@@ -119,7 +119,7 @@ func (s *scratch) insert(ctx context.Context, r *Report) (phase, error) {
 	return p, err
 }
 
-// filler makes strings of n characters that compress like text of some variety, not like a run of one letter.
+// filler makes random strings of n characters, which compress like text and not like a run of one letter.
 func filler(n int) func() string {
 	const letters = "0123456789abcdef"
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same jobs every time
@@ -139,8 +139,8 @@ func (s *scratch) queue(i int) string {
 	return fmt.Sprintf("bench_%d", i+1)
 }
 
-// settleDown brings the table into the state of a table that has been there for a while. It starts the run right after
-// a checkpoint, so that none is likely to come in its middle.
+// settleDown vacuums and analyzes the table, like a table that has existed for a while. It ends with a checkpoint, so
+// that probably no checkpoint comes in the middle of the run.
 func (s *scratch) settleDown(ctx context.Context, r *Report) error {
 	s.progress("burn: vacuum, analyze, checkpoint")
 	if _, err := s.pool.Exec(ctx, `vacuum (analyze) jobs`, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -155,7 +155,7 @@ func (s *scratch) settleDown(ctx context.Context, r *Report) error {
 	return nil
 }
 
-// sqlUnfinished looks from the newest id, the end of the table where a burn-down arrives last.
+// sqlUnfinished searches from the newest id on, because a burn-down finishes the newest jobs last.
 const sqlUnfinished = `select count(*) > 0 from (select from jobs where finalized_at is null order by id desc limit 1) j`
 
 // burnDown runs all jobs and returns how often a handler was called.
@@ -203,8 +203,8 @@ func (s *scratch) burnDown(ctx context.Context, r *Report) (phase, int64, error)
 	return p, n, nil
 }
 
-// awaitLast waits until no job is unfinished, and returns when that was. The handlers are counted first, here, so that
-// the server is not asked while it has better to do.
+// awaitLast waits until no job is unfinished, and returns the time. It first waits for the handler calls, which are
+// counted in this process, so that no query disturbs the server during the run.
 func (s *scratch) awaitLast(ctx context.Context, calls *atomic.Int64, want int64) (last time.Time, err error) {
 	err = drive.Poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= want, nil })
 	if err != nil {
@@ -212,7 +212,7 @@ func (s *scratch) awaitLast(ctx context.Context, calls *atomic.Int64, want int64
 	}
 	err = drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		var unfinished bool
-		last = time.Now() // the query's result was true by now at the latest
+		last = time.Now() // before the query, so that the time of the query does not count
 		s.meter.asked++
 		err := s.meter.conn.QueryRow(ctx, sqlUnfinished).Scan(&unfinished)
 		return !unfinished, err
@@ -225,8 +225,8 @@ func (s *scratch) failures(n int) int64 { return int64(math.Floor(float64(n) * s
 
 func (s *scratch) fails(n int) bool { return s.failures(n+1) > s.failures(n) }
 
-// reportHOT reports which share of the claims' updates were HOT. All updates are claims and settles; a settle changes an
-// indexed column or its predicate, so it never is.
+// reportHOT reports which share of the claims' updates were HOT. All updates are claims or settles. A settle is never a
+// HOT update, because it changes the predicate of an index.
 func (s *scratch) reportHOT(ctx context.Context, r *Report) error {
 	all, hot, err := s.meter.updates(ctx)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/drover-queue/drover/internal/drive"
 )
 
-// idle counts what a supervisor without a job asks of the server.
+// idle counts the statements and commits of a supervisor without a job.
 func (s *scratch) idle(ctx context.Context, r *Report) (err error) {
 	s.progress("idle: watching a supervisor for %v", s.IdleFor)
 	if err := s.meter.extend(ctx, r); err != nil {
@@ -33,7 +33,8 @@ func (s *scratch) idle(ctx context.Context, r *Report) (err error) {
 	if err := s.awaitSleep(running); err != nil {
 		return err
 	}
-	// Its polls are still getting rarer, and sessions report their commits up to ten seconds late.
+	// At first the supervisor's polls are still getting rarer, and sessions report their commits up to ten seconds
+	// late.
 	if err := drive.Pause(running, s.IdleFor+s.IdleFor/5); err != nil {
 		return err
 	}
@@ -112,7 +113,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 	return nil
 }
 
-// rss is the resident memory of this process, where the kernel has it in a file.
+// rss returns the resident memory of this process, from a file that only Linux has.
 func rss() (int64, error) {
 	raw, err := os.ReadFile("/proc/self/statm")
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 type arrivals struct {
 	mu   sync.Mutex
 	at   map[int]time.Time
-	come chan struct{} // one for each
+	come chan struct{} // gets one value for each arrival
 }
 
 func newArrivals(n int) *arrivals {
@@ -45,7 +45,8 @@ func (a *arrivals) await(ctx context.Context, n int) error {
 	return nil
 }
 
-// latency enqueues at a low rate to a supervisor with nothing else to do, then one by one each time it sleeps.
+// latency enqueues jobs at a low rate, for a supervisor that has no other jobs. Then it enqueues jobs one by one, each
+// when the supervisor sleeps.
 func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 	asleep := max(s.Samples/8, 1)
 	s.progress("latency: %d jobs 20 ms apart, then %d to a supervisor that sleeps", s.Samples, asleep)
@@ -108,7 +109,7 @@ func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 
 const sqlAsleep = `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`
 
-// awaitSleep waits until the supervisor has said that it does not look by itself any more.
+// awaitSleep waits until the supervisor is on call, which means that it sleeps.
 func (s *scratch) awaitSleep(ctx context.Context) error {
 	err := drive.Poll(ctx, 10*time.Millisecond, func() (asleep bool, err error) {
 		s.meter.asked++

@@ -19,7 +19,8 @@ const sqlSettings = `
 select name, current_setting(name) from pg_settings where name in ('fsync', 'full_page_writes', 'synchronous_commit',
 	'shared_buffers', 'max_wal_size', 'checkpoint_timeout', 'wal_level', 'wal_compression', 'autovacuum', 'shared_preload_libraries')`
 
-// describeServer reads version and settings, and refuses a server that loses commits: its figures say nothing.
+// describeServer reads the server's version and settings. It refuses a server that may lose commits, because the
+// figures of such a server mean nothing.
 func (r *Report) describeServer(ctx context.Context, config *pgxpool.Config) error {
 	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig.Copy())
 	if err != nil {
@@ -51,14 +52,14 @@ func (r *Report) describeServer(ctx context.Context, config *pgxpool.Config) err
 	return nil
 }
 
-// meter reads the server's counters on a connection of its own, whose own statements it does not count. It is
-// for one goroutine.
+// meter reads the server's counters on a connection of its own, and does not count the statements of that connection.
+// It is for one goroutine.
 type meter struct {
 	conn       *pgx.Conn
 	config     *pgxpool.Config
-	walInspect string // schema of the extension, "" if it is not to be had
-	statements string
-	asked      int64 // statements of the meter's own
+	walInspect string // the schema of pg_walinspect; "" if the extension is not available
+	statements string // the same for pg_stat_statements
+	asked      int64  // the number of the meter's own statements
 }
 
 func newMeter(ctx context.Context, config *pgxpool.Config) (*meter, error) {
@@ -74,8 +75,8 @@ func (m *meter) close(ctx context.Context) {
 	_ = m.conn.Close(ctx) // nothing is lost with this connection
 }
 
-// extend makes the extensions usable that count statements and take WAL apart. It takes the installed ones, else it
-// creates them in the scratch schema. If the server has none, or the role may not, the notes say so.
+// extend finds the extensions that count statements and inspect the WAL, or creates them in the scratch schema. If the
+// server lacks an extension, or the role may not create it, the report gets a note.
 func (m *meter) extend(ctx context.Context, r *Report) error {
 	for _, e := range []struct {
 		name, probe string
@@ -121,14 +122,14 @@ func (r *Report) note(text string) {
 	}
 }
 
-// counters are the server's, all of them rising. WAL and commits of all sessions are counted, so nobody else should
+// counters are counters of the server, which only rise. WAL and commits count for all sessions, so nobody else should
 // use the server meanwhile.
 type counters struct {
 	wal        int64 // position in the log, bytes
 	images     int64 // full-page images
 	commits    int64
 	statements int64
-	asked      int64 // the meter's share of commits and statements, less what is the same in each reading
+	asked      int64 // the meter's own commits and statements, without the last ones, whose number is the same in each reading
 }
 
 const sqlCounters = `
@@ -137,7 +138,7 @@ select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, (select wal_
 
 func (m *meter) read(ctx context.Context) (c counters, err error) {
 	m.asked++
-	if _, err := m.conn.Exec(ctx, `select pg_stat_force_next_flush()`); err != nil { // of what it asked itself
+	if _, err := m.conn.Exec(ctx, `select pg_stat_force_next_flush()`); err != nil { // of this connection
 		return c, fmt.Errorf("flush the server's counters: %w", err)
 	}
 	c.asked = m.asked
@@ -158,7 +159,7 @@ where dbid = (select oid from pg_database where datname = current_database())`).
 	return c, nil
 }
 
-// since is what happened between two readings.
+// since returns the differences between two readings, without the meter's own statements.
 func (c counters) since(before counters) counters {
 	asked := c.asked - before.asked
 	return counters{
@@ -169,8 +170,8 @@ func (c counters) since(before counters) counters {
 
 const sqlSessions = `select count(*) from pg_stat_activity where application_name = current_setting('application_name') and pid <> pg_backend_pid()`
 
-// flush makes all counters true: a session adds its own to them at the latest when it ends. So the pool's end, and the
-// supervisor's must have.
+// flush makes the counters complete. A session adds its numbers at the latest when it ends. So flush ends the sessions
+// of the pool. The supervisor's own session must have ended before.
 func (m *meter) flush(ctx context.Context, pool *pgxpool.Pool) error {
 	pool.Reset()
 	err := drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
@@ -185,8 +186,8 @@ func (m *meter) flush(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// imageBytes is how much of the log between two positions is full-page images; ok is false if the server does not
-// report it. It must be asked before the next checkpoint, which may remove that part of the log.
+// imageBytes returns how many bytes of the WAL between two positions are full-page images. ok is false if the server
+// does not report it. Call imageBytes before the next checkpoint, which may remove that part of the WAL.
 func (m *meter) imageBytes(ctx context.Context, from, to int64) (bytes int64, ok bool, err error) {
 	if m.walInspect == "" {
 		return 0, false, nil
@@ -211,7 +212,7 @@ select coalesce(sum(fpi_size), 0)::bigint from `+m.walInspect+`.pg_get_wal_stats
 
 const sqlUpdates = `select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'jobs'::regclass`
 
-// updates is how many updates the jobs table has seen, and how many of them were HOT.
+// updates returns how many updates the table jobs has had, and how many of these were HOT.
 func (m *meter) updates(ctx context.Context) (all, hot int64, err error) {
 	m.asked++
 	if err := m.conn.QueryRow(ctx, sqlUpdates).Scan(&all, &hot); err != nil {

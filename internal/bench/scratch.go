@@ -30,7 +30,7 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 	s := &scratch{Options: o, name: "drover_bench_" + strings.ToLower(rand.Text()[:12])}
 	config := o.Config.Copy()
 	config.MaxConns = 8
-	// All sessions of the step have its name, the supervisor's own included: that is how drop finds them.
+	// All sessions of the step have this name, the supervisor's own session too. By the name, drop finds them.
 	config.ConnConfig.RuntimeParams["application_name"] = s.name
 	config.ConnConfig.RuntimeParams["search_path"] = s.name
 	defer func() {
@@ -58,7 +58,7 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 	return s, nil
 }
 
-// retention is what every step's supervisor has, so that no figure is of other settings than the report's.
+// retention is the retention of the supervisors of all steps, so that every figure is for the settings in the report.
 func (s *scratch) retention() drover.Retention {
 	if s.Keep {
 		return drover.KeepForever
@@ -100,7 +100,7 @@ func (s *scratch) progress(format string, args ...any) {
 	}
 }
 
-// round keeps so many decimals.
+// round rounds v to so many decimals.
 func round(v float64, decimals int) float64 {
 	f := math.Pow10(decimals)
 	return math.Round(v*f) / f

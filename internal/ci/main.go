@@ -1,7 +1,7 @@
-// Command ci answers two questions for .ci/run and .ci/nightly: which tests are slow, or for the night, and whether the results
-// of a test run are good.
+// Command ci answers two questions for .ci/run and .ci/nightly: which tests are slow or only run at night, and whether
+// the results of a test run are good.
 //
-//	go run ./internal/ci slow               the slow tests: a pattern for -run, then the packages they are in
+//	go run ./internal/ci slow               the slow tests: a pattern for -run, then the packages of these tests
 //	go run ./internal/ci nightly            the tests that only .ci/nightly runs: on each line a name, its package, and why
 //	go run ./internal/ci judge LOG          fails if the results in LOG are not good; prints a line FLAKY for each
 //	                                        test that failed and then passed

@@ -22,7 +22,7 @@ import (
 type test struct {
 	pkg, name string
 	slow      bool   // its body marks it as slow
-	nightly   string // its body marks it as one for the night, for this reason
+	nightly   string // its body marks it as a test for the night, for this reason
 }
 
 // inventory lists the tests, fuzz targets and checked examples in the source of the packages. If build constraints leave out a

@@ -79,8 +79,8 @@ func normalize(b *strings.Builder, text string, depth int) {
 	}
 }
 
-// Reports whether a quoted text distinguishes causes. The function decides by the text before and behind the quotes. The quoted
-// text may be a key of JSON, the value of a key that names the cause, an error within an error, or a name in a schema.
+// Reports whether a quoted text distinguishes causes. The text before and behind the quotes decides. The quoted text
+// then is a key of JSON, the value of a key that names the cause, an error within an error, or a name in a schema.
 func tells(before, behind string) bool {
 	if before := strings.TrimRight(before, " \n"); strings.HasPrefix(behind, ":") && (strings.HasSuffix(before, "{") || strings.HasSuffix(before, ",")) {
 		return true

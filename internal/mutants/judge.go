@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// result is what came of a run of tests.
+// result is the result of a run of tests.
 type result struct {
 	passed, failed []string
 	output         map[string]string // of each failed test, its subtests' included
 	built          bool
-	broken         string // why the run as a whole says nothing: it timed out, or a server could not be started
+	broken         string // why the run as a whole proves nothing: it timed out, or a server could not be started
 }
 
 // event is a line of go test -json.
@@ -81,14 +81,15 @@ func parse(out []byte) (result, error) {
 	return r, lines.Err()
 }
 
-// verdict is whether a bug was caught.
+// verdict records whether a test has caught a bug.
 type verdict struct {
 	caught    bool
 	by        string // the test whose assertion failed
 	assertion string
 }
 
-// judge looks for an assertion. A run that timed out is none, and neither is a wait that ended with its patience.
+// judge looks for a failed assertion. A run that timed out does not count as an assertion, and neither does a wait that
+// ran out of time.
 func judge(r result) (verdict, error) {
 	if !r.built {
 		return verdict{}, errors.New(r.broken)
@@ -109,8 +110,8 @@ func judge(r result) (verdict, error) {
 	return verdict{by: strings.Join(r.failed, ", "), assertion: said}, nil
 }
 
-// ranOut reports whether a wait ran out: "not within" a duration as a person or Go writes it, then a colon or
-// the end.
+// ranOut reports whether an assertion is about a wait that ran out of time: it has "not within", a duration as a person
+// or Go writes it, and then a colon or the end.
 func ranOut(assertion string) bool {
 	return regexp.MustCompile(`: not within (a minute|\d+ m?s|(\d+(\.\d+)?(h|m|s|ms|µs|ns))+)(:|$)`).MatchString(assertion)
 }

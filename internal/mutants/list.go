@@ -2,7 +2,8 @@ package main
 
 import "path"
 
-// mutant is one deliberate bug: old, which must be there exactly once, becomes new, and one of the tests must say so.
+// mutant is one deliberate bug. The text old, which must be in the file exactly once, is replaced by new, and one of
+// the tests must fail because of that.
 type mutant struct {
 	name, bug string
 	file      string // in the module

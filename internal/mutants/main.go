@@ -1,10 +1,10 @@
-// Command mutants puts one deliberate bug after another into the library and demands that the tests named for it turn
-// red: that a test compiles the bug, runs, and says by an assertion of its own what is wrong. A bug that no test notices
-// is a hole in the tests.
+// Command mutants puts one deliberate bug after another into the library. For each bug, one of the tests that are named
+// for it must fail: the code must compile, and an assertion of the test must report the fault. A bug that no test
+// notices is a hole in the tests.
 //
-//	go run ./internal/mutants               all, after a run without any, which must be green
-//	go run ./internal/mutants -only NAME    one, or several separated by commas
-//	go run ./internal/mutants -list         what there is
+//	go run ./internal/mutants               all bugs, after a run without a bug, which must pass
+//	go run ./internal/mutants -only NAME    one bug, or several separated by commas
+//	go run ./internal/mutants -list         the list of the bugs
 //
 // Nothing in the tree is changed: the go command reads the changed file instead of the original (-overlay). The
 // report is a Markdown table on the standard output.
@@ -89,7 +89,7 @@ func moduleRoot(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// sound runs the tests of all chosen mutants without a mutation: a test that is red anyway proves nothing.
+// sound runs the tests of all chosen mutants without a mutation, because a test that fails anyway proves nothing.
 func sound(ctx context.Context, root string, chosen []mutant) error {
 	tests := map[string][]string{}
 	for _, m := range chosen {

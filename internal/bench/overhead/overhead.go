@@ -1,4 +1,5 @@
-// Package overhead compares the speed of drover with and without something. Benchmarks of several modules use it.
+// Package overhead compares the speed of drover with and without settings of the client, such as middleware. Benchmarks
+// of several modules use it.
 package overhead
 
 import (
@@ -16,9 +17,9 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev"
 )
 
-// Compare is a Go benchmark. It compares burn-downs of no-op jobs with and without settings of the client. Each iteration
-// is a pair, and the order in the pair alternates. It reports the median, the least and the greatest share of the rate
-// that is left with the settings, of the runs and of the inserts.
+// Compare is a Go benchmark. It compares burn-downs of no-op jobs with and without settings of the client. Each
+// iteration is a pair, and the order in the pair alternates. Compare reports which share of the rate is left with the
+// settings: the median, the least and the greatest share, for the runs and for the inserts.
 func Compare(b *testing.B, jobs int, settings func(*testing.B) drover.Config) {
 	b.Helper()
 	server, err := pgdev.Start(b.Context(), pgdev.Options{
