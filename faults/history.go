@@ -43,7 +43,7 @@ type policy struct {
 	Jitter             float64       // upwards, a share
 	Recovery           time.Duration // bound of I11; zero: none
 	Restart            time.Duration // from a first death to the next claim
-	Poll               time.Duration // how long an idle supervisor may not look for jobs
+	Poll               time.Duration // the longest time between two looks of an idle supervisor for jobs
 	Dirty              bool          // runs return texts that no row can hold
 	EveryoneStaysAlive bool          // no worker process dies, so no run may be blamed on a death
 }

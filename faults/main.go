@@ -154,8 +154,7 @@ func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report
 	return errors.Join(errs...)
 }
 
-// lightLoad is the most jobs a second of a scenario with a light load, which may run next to a scenario with a heavy
-// one.
+// lightLoad is the most jobs a second of a light load. A scenario with a light load may run next to any other scenario.
 const lightLoad = 50
 
 func queueOf(scenarios []scenario) <-chan scenario {

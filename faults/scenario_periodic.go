@@ -29,7 +29,7 @@ func (tick) Kind() string { return "tick" }
 
 const everyTick = 4 * time.Second // drover counts at most a thousand ticks that are missed together
 
-// schedules returns three schedules, each with another policy for missed ticks.
+// schedules returns three schedules, each with other rules for the ticks that make no job.
 func schedules() []drover.Periodic {
 	return []drover.Periodic{
 		{Name: "all", Schedule: "@every 4s", Args: tick{}, CatchUp: drover.CatchUpAll},

@@ -45,7 +45,7 @@ comment on column drover_failure_groups.last_job is 'The job that failed with it
 comment on column drover_failure_groups.hours is 'Failed runs in the hour of last_seen, in the hour before, and so on, for at most 24 hours. drover_hours counts them.';
 comment on column drover_failure_groups.status is 'open. resolved: the cause is repaired; if the failure comes back, the group is open again, as a regression. ignored: failures are counted, and the status stays.';
 comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
-comment on column drover_failure_groups.policy is 'What becomes of a job that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
+comment on column drover_failure_groups.policy is 'How failed jobs are handled that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
 comment on column drover_failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
 comment on column drover_failure_groups.updated_by is 'The person or program that last changed the status or the policy; updated_why has the reason.';
 

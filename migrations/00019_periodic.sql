@@ -85,7 +85,7 @@ create function drover_periodic_by(by text) returns text language sql stable as 
 	select left(coalesce(nullif(by, ''), session_user), 128)
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_by(text) is 'Who changes a schedule: by, cut to 128 characters, or the session''s user.';
+comment on function drover_periodic_by(text) is 'The person or program that changes a schedule: by, cut to 128 characters, or the session''s user.';
 
 -- +goose StatementBegin
 create function drover_every(schedule text) returns interval language plpgsql immutable as $$

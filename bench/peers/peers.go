@@ -51,10 +51,10 @@ func Open(ctx context.Context, name, url string) (*Peer, error) {
 
 // preset returns the program that drives a peer, and its settings.
 //
-// graphile-worker's performance page recommends 24 jobs at a time, batches of completions without delay, and a local queue of
-// 500. With a local queue of 2,000, a job takes a tenth less CPU. BullMQ's PostgreSQL page recommends 8 to 32 jobs at a time,
-// as many connections, and the removal of completed jobs. By default, both run one job at a time, and BullMQ keeps completed
-// jobs.
+// graphile-worker's performance page recommends 24 jobs at a time, batches of completions without delay, and a local
+// queue of 500. With a local queue of 2,000, a job takes a tenth less CPU. BullMQ's PostgreSQL page recommends 8 to 32
+// jobs at a time, as many connections, and the removal of completed jobs. By default, both run one job at a time, and
+// BullMQ keeps completed jobs.
 func preset(name string) (program string, settings json.RawMessage) {
 	switch name {
 	case "graphile-worker":

@@ -55,7 +55,7 @@ func (d *drawing) printf(format string, args ...any) {
 	fmt.Fprintf(&d.body, format+"\n", args...)
 }
 
-// document returns the whole drawing, height tall, under its title. what describes the numbers.
+// document returns the whole drawing, height tall, under its title. The text what describes the numbers.
 func (d *drawing) document(title, what string, height float64) []byte {
 	var page drawing
 	page.printf(`<svg xmlns="http://www.w3.org/2000/svg" role="img" width="%s" height="%s" viewBox="0 0 %[1]s %[2]s"`+
