@@ -65,8 +65,8 @@ func killServer(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// killForgetfulServer kills the server while the WAL of the last second is only in memory: it stops the process that
-// writes the WAL, and then kills that, too.
+// killForgetfulServer kills the server while the WAL of the last second is only in memory. For that it stops the
+// process that writes the WAL for a second, kills the server, and then kills that process.
 func killForgetfulServer(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {

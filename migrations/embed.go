@@ -173,8 +173,9 @@ const sqlSchemas = `select coalesce(current_schema(), ''), current_setting('sear
 	order by place limit 1), ''),
 	to_regclass(quote_ident(current_schema()) || '.` + Table + `') is not null, to_regclass(quote_ident(current_schema()) || '.goose_db_version') is not null`
 
-// checkPath returns an error if no schema of the search_path exists, because goose's own error would not name the reason. It also returns
-// an error if drover is in a later schema of the path, because goose would make a second queue that nobody serves.
+// checkPath returns an error if no schema of the search_path exists, because goose's own error would not name the
+// reason. It also returns an error if drover is in a later schema of the path, because goose would make a second queue
+// that nobody serves.
 func (s Schema) checkPath(ctx context.Context, db *sql.DB) error {
 	var first, path, drover string
 	var own, usual bool

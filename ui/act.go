@@ -48,9 +48,9 @@ type posted struct {
 	blind bool // the sender may leave out what it saw
 }
 
-// seen returns the sender of the form, with the state that the page showed in Seen. If the sender may leave the state
-// out, and does so, Seen is now: the present state, or "" for any state. The database compares Seen while it holds the
-// row, so two forms from one page have one effect.
+// seen returns the sender of the form, and in Seen the state that the page showed. The sender of a blind form may leave
+// the state out. Then Seen is the argument now, which is the present state, or "" for any state. The database compares
+// Seen while it holds the row, so two forms from one page have one effect.
 func (p posted) seen(now string) (drover.Audit, error) {
 	by := p.by
 	by.Seen = p.form.Get("seen")

@@ -224,7 +224,7 @@ func (s source) changeMany(ctx context.Context, q query, do, word string, h how,
 	return done, afterMany(ctx, &done, err)
 }
 
-// afterMany turns the error of a verb into a problem that names the jobs changed before, and what to do about the
+// afterMany turns the error of a verb into a problem that names how many jobs have changed, and what to do about the
 // others.
 func afterMany(ctx context.Context, done *drover.BulkResult, err error) error {
 	switch {

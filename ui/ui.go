@@ -26,8 +26,8 @@ type Options struct {
 	Redact func(string) string
 
 	// Authorize lets people change things. The handler calls it for each form that is sent. When a page is
-	// read, the handler calls it once for each action that the page has a form for. It returns the person's
-	// name, and whether the person may take the action. drover keeps the name with the reason
+	// read, the handler calls it once for each action that the page has a form for. Authorize returns the
+	// person's name, and whether the person may take the action. drover keeps the name with the reason
 	// (drover.Audit.By, up to 128 bytes). If ok is false, or the name is empty, the page lacks the form, and
 	// the handler refuses the form if it is sent.
 	// Authorize gets the request as Handler does, with the values that your middleware has put into its

@@ -16,7 +16,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// filterFlags are the flags that pick jobs. Every command with a filter has the same ones.
+// filterFlags are the flags that pick jobs. They are the same for every command with a filter.
 type filterFlags struct {
 	filter      drover.Filter
 	ids         []string
@@ -145,7 +145,7 @@ func words[T ~string](of ...T) []string {
 	return all
 }
 
-// hex returns a fingerprint in small letters, without the blanks that a copied one may have around it.
+// hex returns a fingerprint in small letters, without the blanks that a copied fingerprint may have around it.
 func hex(word string) string { return strings.ToLower(strings.TrimSpace(word)) }
 
 func isFingerprint(word string) bool { return regexp.MustCompile(`^[0-9a-f]{16}$`).MatchString(word) }

@@ -65,7 +65,7 @@ last page has none.`,
 	return cmd
 }
 
-// place returns the place of --after. An id becomes upper case, because a copied one may be in small letters.
+// place returns the place of --after. An id becomes upper case, because a copied id may be in small letters.
 func place(after string) string {
 	if id := jobID(after); len(id) == ulid.EncodedSize {
 		return id
@@ -86,7 +86,7 @@ func reasons() []string {
 	)
 }
 
-// jobID returns an id in upper case, without the blanks that a copied one may have around it.
+// jobID returns an id in upper case, without the blanks that a copied id may have around it.
 func jobID(word string) string { return strings.ToUpper(strings.TrimSpace(word)) }
 
 // flagNames turns a refused argument into a usage error that names the flag.

@@ -75,8 +75,8 @@ command line is wrong. The command check has exit codes of its own.`,
 	return root
 }
 
-// usageTemplate is the end of each help text. A command's own flags come first, then the filter's, then the global ones.
-// Flags of the filter are the persistent flags of a command below the root: see addFilterFlags.
+// usageTemplate is the end of each help text. A command's own flags come first, then the flags of the filter, then the
+// global flags. The flags of the filter are the persistent flags of a command below the root: see addFilterFlags.
 const usageTemplate = `Usage:{{if .Runnable}}
   {{.UseLine}}{{end}}{{if .HasAvailableSubCommands}}
   {{.CommandPath}} [command]{{end}}{{if .HasExample}}

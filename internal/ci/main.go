@@ -69,8 +69,8 @@ func printNightly(out io.Writer) error {
 	return nil
 }
 
-// slowOf returns the names of the slow tests, and their packages. The packages with the most slow tests come first. Because go test
-// begins the packages in this order, no large package is left to run alone at the end.
+// slowOf returns the names of the slow tests, and their packages. The packages with the most slow tests come first.
+// Because go test begins the packages in this order, no large package is left to run alone at the end.
 func slowOf(tests []test) (names, packages []string) {
 	count := map[string]int{}
 	for _, t := range tests {

@@ -159,9 +159,9 @@ func (p *packageRun) broken() string {
 	return ""
 }
 
-// judge prints the flaky tests. It returns an error in each of these cases: no test ran, a test did not pass in the end, a test
-// was skipped that is neither a slow test under -short nor a test for the night, the race detector found a race, or a package failed for another reason
-// than a failed test. gotestsum reports some such packages as passed.
+// judge prints the flaky tests. It returns an error in each of these cases: no test ran, a test did not pass in the
+// end, a test was skipped that is neither a slow test under -short nor a test for the night, the race detector found a
+// race, or a package failed for another reason than a failed test. gotestsum reports some such packages as passed.
 func (r *results) judge(out io.Writer) error {
 	var bad []string
 	passed := 0

@@ -8,7 +8,7 @@ import (
 // Memory returns a directory in memory with room for a cluster, or "" if there is none. The server syncs its files there as
 // elsewhere, and the files survive a crash of the server. The quick tests take a tenth to a fifth less time than on a disk,
 // because each makes a schema with tables. Tests also keep their temporary files there, and run programs from them. So
-// Memory returns no directory whose programs must not run.
+// Memory returns no directory from which programs may not run.
 func Memory() string {
 	const dir, room = "/dev/shm", 4 << 30
 	var fs syscall.Statfs_t

@@ -1,6 +1,6 @@
-// Package tier divides the tests into quick and slow ones, and a few that only .ci/nightly runs. Quick tests run with go test -short. Each takes less than a second
-// when it runs alone. A quick test does not wait for real time to pass, and does not start a server of its own. Slow tests call
-// Slow first. Tests for the night call Nightly instead.
+// Package tier divides the tests into quick and slow ones, and a few that only .ci/nightly runs. Quick tests run with
+// go test -short. Each takes less than a second when it runs alone. A quick test does not wait for real time to pass,
+// and does not start a server of its own. Slow tests call Slow first. Tests for the night call Nightly instead.
 package tier
 
 import (

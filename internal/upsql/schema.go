@@ -112,8 +112,9 @@ where schemaname = $1 and last_value is distinct from was`
 // or its xmin. For pg_class the columns are listed instead, because a truncate changes its rows too. Statistics count as a
 // change, because they outlive the rows and would influence the plans of the next test.
 //
-// Almost no catalog has an index that begins with the schema. So pg_depend gives the objects of the schema, and each subquery looks
-// up the rows of one object by index. Joins would read the catalogs of all schemas, some of them in parallel workers.
+// Almost no catalog has an index that begins with the schema. So pg_depend gives the objects of the schema, and each
+// subquery looks up the rows of one object by index. Joins would read the catalogs of all schemas, some of them in
+// parallel workers.
 const sqlPrint = `
 select count(*) || md5(string_agg(x, ' ' order by x collate "C")) from (
 	select concat(nspowner, nspacl) from pg_namespace where oid = to_regnamespace($1)

@@ -47,7 +47,8 @@ create table %s (
 		if i < len(names)-1 { // the last file secures the functions of all files; each call is a tenth of the work of a file
 			up = strings.ReplaceAll(up, "select drover_secure();\n", "")
 		}
-		// No check of function bodies, which is a quarter of the work. The tests of package migrations run goose, which checks them.
+		// No check of function bodies, which is a quarter of the work. The tests of package migrations run goose, which
+		// checks them.
 		sql.WriteString("begin;\nset local check_function_bodies = off;\n" + up + "\n")
 		note(version)
 	}

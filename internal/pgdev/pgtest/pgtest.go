@@ -150,8 +150,8 @@ where backend_type = 'client backend' and usename = current_user and pid in (
     where l.database = (select oid from pg_database where datname = current_database())
         and to_regnamespace($1) in ((select relnamespace from pg_class c where c.oid = l.relation), case l.classid when 'pg_namespace'::regclass then l.objid end))`
 
-// closePool closes a pool, and fails the test after a minute. The close waits until every connection is released, and up to 15 s for the server
-// to end each session.
+// closePool closes a pool, and fails the test after a minute. The close waits until every connection is released, and
+// up to 15 s for the server to end each session.
 func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	tb.Helper()
 	closed := make(chan struct{})
