@@ -45,7 +45,7 @@ comment on column drover_failure_groups.last_job is 'The job that failed with it
 comment on column drover_failure_groups.hours is 'Failed runs in the hour of last_seen, in the hour before, and so on, for at most 24 hours. drover_hours counts them.';
 comment on column drover_failure_groups.status is 'open. resolved: the cause is repaired; if the failure comes back, the group is open again, as a regression. ignored: failures are counted, and the status stays.';
 comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
-comment on column drover_failure_groups.policy is 'How failed jobs are handled that would be retried. discard: discarded, reason operator. park: parked until a newer build registers. Null: it is retried.';
+comment on column drover_failure_groups.policy is 'What drover does with failed jobs that would be retried. discard: discards them, reason operator. park: parks them until a newer build registers. Null: retries them.';
 comment on column drover_failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
 comment on column drover_failure_groups.updated_by is 'The person or program that last changed the status or the policy; updated_why has the reason.';
 
@@ -73,7 +73,7 @@ create table drover_builds (
 	slots_to   timestamptz
 );
 comment on table drover_builds is 'Every build that a supervisor has registered. The build with the latest first_seen is the newest, whatever the names are.';
-comment on column drover_builds.slots_to is 'The end of the due times that drover_unpark has given out while this build was the newest.';
+comment on column drover_builds.slots_to is 'The latest due time that drover_unpark has given out while this build was the newest.';
 
 -- +goose StatementBegin
 create function drover_newest_build() returns text language sql stable as $$
@@ -281,7 +281,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_failure_policy(text, text, text, text, text) is
-	'Sets the policy of a failure group, for jobs that fail as the group does: discard, park, or null. Null retries jobs as usual, and releases jobs that the policy has parked. park ends when a newer build registers than the newest build of now. build, with park: the newest build as the caller knows it; DR002 if it is another one now. The row keeps by (null: the session''s user) and why. False: there is no such group.';
+	'Sets the policy of a failure group, for jobs that fail as the group does: discard, park, or null. Null retries jobs as usual, and releases jobs that the policy has parked. park ends when a build registers that is newer than the newest build of now. build, only with park: the newest build as the caller knows it; raises DR002 if another build is the newest now. The row keeps by (null: the session''s user) and why. False: there is no such group.';
 
 -- +goose StatementBegin
 create function drover_unpark(rate int default 50) returns int language plpgsql as $$

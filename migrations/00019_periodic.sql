@@ -259,7 +259,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_cron_day(date, int[], int[], int[], text, interval, interval, timestamptz, int) is
-	'The ticks of a day d after the time after, for a zone whose clocks are put forward or back around that day. before, behind: the offsets before and after the change. Stops soon after most ticks. A local time that does not exist becomes the first moment after the gap. A local time that exists twice becomes the first of the two instants; if hours has every hour, it becomes both.';
+	'The first ticks of the day d after the time after, in a zone whose clocks are put forward or back around that day. before, behind: the zone''s offsets before and after the change. most: how many ticks at most. A local time that does not exist becomes the first moment after the gap. A local time that exists twice becomes the first of the two instants; if hours has every hour, it becomes both.';
 
 -- +goose StatementBegin
 create function drover_periodic_ticks(schedule text, zone text, anchor timestamptz, after timestamptz, most int default 1, upto timestamptz default 'infinity')
@@ -351,7 +351,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_ticks(text, text, timestamptz, timestamptz, int, timestamptz) is
-	'The first ticks of a schedule after the time after, up to the time upto, at most most of them. @every counts from anchor. Raises 22023 if the schedule makes no sense. Empty if it never ticks.';
+	'The first ticks of a schedule after the time after, up to the time upto. most: how many ticks at most. @every counts from anchor. Raises 22023 if the schedule makes no sense. Empty if it never ticks.';
 
 -- +goose StatementBegin
 create function drover_periodic_zone(zone text) returns text language plpgsql stable as $$
