@@ -16,6 +16,7 @@ type alarm struct {
 	missed bool      // enqueues may have found a lookout (sleep.go) without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
 	own    time.Time // the next due time of a job that other supervisors may not know; zero: none known
+	last   time.Time // the latest of these due times, of which only the next one is kept
 }
 
 func newAlarm() *alarm { return &alarm{Signal: make(chan struct{}, 1)} }
@@ -36,13 +37,26 @@ func (a *alarm) Missed() {
 	a.missed = true
 }
 
-// NoteDue remembers when a job will be due. The next claim clears the time. If it takes no job, its reply has the time
-// again.
+// NoteDue remembers when a job will be due, unless an earlier time is known already.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
 // NoteOwn remembers the due time of a job that other supervisors may not know. Either we have settled the job, or a
 // notification about it named us.
-func (a *alarm) NoteOwn(at time.Time) { a.note(&a.own, at) }
+func (a *alarm) NoteOwn(at time.Time) {
+	a.mu.Lock()
+	if at.After(a.last) {
+		a.last = at
+	}
+	a.mu.Unlock()
+	a.note(&a.own, at)
+}
+
+// isOwn reports whether a job that is due then may be one of which other supervisors do not know.
+func (a *alarm) isOwn(due time.Time) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !due.After(a.last.Add(minDueGap)) // the times are estimates
+}
 
 func (a *alarm) note(known *time.Time, at time.Time) {
 	a.mu.Lock()

@@ -201,9 +201,9 @@ func (c *claimer) AllLanes() *store.ClaimRequest {
 
 // Plan is a claim about to be made.
 type Plan struct {
-	Lease  *lease // the lease at the time of the request: the keeper may replace it while the claim is under way
-	floors int    // the version of the floors
-	due    time.Time
+	Lease  *lease    // the lease at the time of the request: the keeper may replace it while the claim is under way
+	floors int       // the version of the floors
+	due    time.Time // the next due time that was known; zero: none
 	Req    *store.ClaimRequest
 	groups []claimGroup
 	order  *SoloOrder // the order to run a strong suspect alone that this claim carries out; nil: none
@@ -214,6 +214,12 @@ type Plan struct {
 	Reply  store.ClaimReply
 	unread map[floors.Lane]bool // lanes that the claim leaves out; nil: none
 }
+
+// atDue reports whether the due time that was known has passed.
+func (p *Plan) atDue(now time.Time) bool { return !p.due.IsZero() && !now.Before(p.due) }
+
+// byClock reports whether the claim came with a poll or at a due time, and not because of a notification or a free slot.
+func (p *Plan) byClock(now time.Time) bool { return !p.once || p.atDue(now) }
 
 // Request plans a claim, if it is time and there is room.
 func (c *claimer) Request(now time.Time) *Plan {
@@ -243,12 +249,13 @@ func (c *claimer) Request(now time.Time) *Plan {
 	}
 	c.fullAt = time.Time{}
 	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now), asked: asked, due: due, once: now.Before(c.Next), asleep: c.Asleep}
-	// The known due time is forgotten. If this claim takes no job, its reply has the time again. Due times that settles
-	// add after this point stay.
+	// Due times that have passed are forgotten. The reply has the next due time.
 	c.mu.Lock()
-	c.Poked, c.Due = false, time.Time{}
-	if !now.Before(c.own) {
-		c.own = time.Time{}
+	c.Poked = false
+	for _, known := range []*time.Time{&c.Due, &c.own} {
+		if !now.Before(*known) {
+			*known = time.Time{}
+		}
 	}
 	if c.missed {
 		c.missed = false
@@ -261,7 +268,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 		p.groups = append(p.groups, queues[i].Groups(room)...)
 	}
 	p.Req = c.Lanes(l, p.groups, p.Sweep, asked)
-	p.Req.Rooms = rooms
+	p.Req.Rooms, p.Req.NextDue = rooms, p.asleep && p.byClock(now)
 	c.leaveOut(p, now)
 	p.Req.Turns, p.Req.Patience = c.Turns(queues, rooms, now), min(turnPatience, c.Cfg.Lease/6)
 	return p

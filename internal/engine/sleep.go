@@ -333,22 +333,25 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 		return
 	}
 	due := now.Add(p.Reply.NextDue)
-	if missed := !p.due.IsZero() && !now.Before(p.due); missed && p.Reply.NextDue < minDueGap {
+	if p.atDue(now) && l.found == 0 && p.Reply.NextDue < minDueGap {
 		due = now.Add(minDueGap)
 	}
-	if !c.Asleep || c.looksAt(due) {
+	switch {
+	case c.isOwn(due):
+		c.NoteOwn(due)
+	case !c.Asleep || c.looksAt(due) || l.found > 0 && p.byClock(now):
 		c.NoteDue(due)
 	}
 }
 
-// looksAt reports whether this supervisor looks for jobs at a due time. All supervisors read the same due times, and
-// only two of them look at each due time. Hashes of the time and the ids decide which two, so all supervisors come to
+// looksAt reports whether this supervisor looks for jobs at a due time that all supervisors have read. Only two of them
+// look at each due time. Hashes of the time and the ids decide which two, so all supervisors come to
 // the same result.
 func (c *claimer) looksAt(due time.Time) bool {
-	second := strconv.FormatInt(due.Unix(), 10)
+	period := strconv.FormatInt(due.Unix()/10, 10)
 	hash := func(id string) uint64 {
 		h := fnv.New64a()
-		_, _ = h.Write([]byte(second + id))
+		_, _ = h.Write([]byte(period + id))
 		return h.Sum64()
 	}
 	own, before := hash(c.Lease.Load().ID), 0
@@ -375,8 +378,7 @@ func (c *claimer) answer(p *Plan, now time.Time) {
 			c.calls.answered(q.Name, p.asked[q.Name])
 			continue
 		}
-		due := !p.due.IsZero() && !now.Before(p.due)
-		c.calls.full(q.Name, p.asleep && (room || due), now, now.Add(c.patience(q.Name)))
+		c.calls.full(q.Name, p.asleep && (room || p.atDue(now)), now, now.Add(c.patience(q.Name)))
 	}
 }
 

@@ -448,21 +448,25 @@ func (f *fleet) claim(by *member, args []any) (rows [][]any) {
 	lane := slices.Index(lanes, floors.TierFresh+5)
 	group := groups[lane] - 1
 	floor := floors.Floor{At: ats[lane], ID: ids[lane]}
-	next := []any(nil)
+	next := any(nil)
 	for _, j := range f.jobs {
 		switch {
 		case j.owner != nil:
 		case j.due.After(now):
-			next = []any{now, nil, nil, nil, nil, nil, nil, nil, nil, nil, j.due.Sub(now).Seconds()}
+			if in := j.due.Sub(now).Seconds(); next == nil || in < next.(float64) {
+				next = in
+			}
 		case room > 0 && rooms[group] > 0 && floor.Before(floors.Floor{At: j.due, ID: j.id}):
 			room, rooms[group], j.owner = room-1, rooms[group]-1, by
 			rows = append(rows, []any{now, j.id, "k", "q", int64(lanes[lane]), "{}", int64(1), int64(1), j.due, nil, nil})
 		}
 	}
 	if rows == nil {
-		rows = [][]any{{now, nil, nil, nil, nil, nil, nil, nil, nil, nil, nil}}
-		if next != nil {
-			rows[0] = next
+		return [][]any{{now, nil, nil, nil, nil, nil, nil, nil, nil, nil, next}}
+	}
+	if args[12].(bool) {
+		for i := range rows {
+			rows[i][10] = next
 		}
 	}
 	return rows

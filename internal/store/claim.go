@@ -38,7 +38,8 @@ const lastError = `left((case when errors->-1->>'class' <> 'operator' then error
 //
 // The left join returns a row with the server's time even if no job was due. If there is no row at all, the epoch is
 // over. It is the time at which the statement began, not the transaction, because the claim may have waited for its
-// turn. If no job was claimed, the row also has the time until the next job of these lanes is due, whatever its kind.
+// turn. If no job was claimed, or $13 is true, the rows also have the time until the next job of these lanes is due,
+// whatever its kind. The server looks for that job once, because the subquery does not depend on the claimed jobs.
 const SQLClaim = claimMe + claimDue + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 // sqlClaimBut is SQLClaim without the jobs that are set aside. Claims use it only while there are such jobs. It looks
@@ -120,7 +121,7 @@ with me as materialized (
 )
 select me.at, c.id, c.kind, c.queue, c.lane, c.args, c.attempt, c.claim_seq, c.scheduled_at, c.more`
 	claimNextDue = `,
-	case when c.id is null then (
+	case when c.id is null or $13 then (
 		select extract(epoch from min(j.scheduled_at) - statement_timestamp())::float8
 		from unnest($8::int[], $9::smallint[]) as l(g, lane)
 		cross join lateral (
@@ -241,6 +242,7 @@ type ClaimRequest struct {
 	FloorID      []string
 	Turns        []string // queues in which the claim waits for its turn
 	Patience     time.Duration
+	NextDue      bool  // look for the next due time even if jobs were claimed
 	SkipSetAside bool  // leave out the jobs that are set aside
 	Ages         bool  // return the ages of jobs, because some worker bounds for how long its jobs are retried
 	BelowLane    int16 // for ClaimThese: only jobs of lanes below this one
@@ -273,7 +275,7 @@ type ClaimReply struct {
 	Seen      floors.Seen
 	Waited    time.Duration // how long the claim waited for its turn, by the server's clock
 	At        time.Time
-	NextDue   time.Duration // how long until the next job is due; 0: none is known, or jobs were claimed
+	NextDue   time.Duration // how long until the next job is due; 0: none is known, or the claim did not look for it
 	Jobs      []Job
 	Bytes     int // the size of Args and More, also of jobs that are Left
 }
@@ -329,10 +331,10 @@ func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest,
 	return p.Send(ctx, s.Conn)
 }
 
-// Args returns the parameters of SQLClaim. The statements of Candidates take all except the last one.
+// Args returns the parameters of SQLClaim. The statements of Candidates take all except the last two.
 func (req *ClaimRequest) Args() []any {
 	return []any{
-		req.Supervisor, req.Epoch, req.Kinds, req.Queues, req.Rooms, req.GroupQueue, req.GroupRoom, req.LaneGroup, req.Lanes, req.FloorAt, req.FloorID, req.Ages,
+		req.Supervisor, req.Epoch, req.Kinds, req.Queues, req.Rooms, req.GroupQueue, req.GroupRoom, req.LaneGroup, req.Lanes, req.FloorAt, req.FloorID, req.Ages, req.NextDue,
 	}
 }
 
@@ -371,10 +373,10 @@ func (r *ClaimRow) columns() []any {
 
 // Add adds the row to the reply. A job whose More cannot be read is claimed all the same, and its More has the error.
 func (r *ClaimRow) Add() {
+	if r.SecondsToNext.Valid {
+		r.Reply.NextDue = min(max(pg.Seconds(r.SecondsToNext.Float64), time.Microsecond), farthestDue)
+	}
 	if !r.id.Valid {
-		if r.SecondsToNext.Valid {
-			r.Reply.NextDue = min(max(pg.Seconds(r.SecondsToNext.Float64), time.Microsecond), farthestDue)
-		}
 		return
 	}
 	j := Job{
