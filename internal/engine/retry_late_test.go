@@ -48,6 +48,37 @@ func TestRetriesStartOnTime(t *testing.T) {
 	t.Errorf("late by %v, timers by %v", retries, timers)
 }
 
+// Jobs that become due one after another start on time, too: who takes one of them learns when the next is due.
+func TestJobsThatAreDueOneAfterAnother(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	const jobs = 6
+	late := make(chan time.Duration, jobs)
+	db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, PollInterval: time.Minute,
+		Workers: handling(func(ctx context.Context, job *drover.Job, _ int) error {
+			var by time.Duration
+			err := db.QueryRow(ctx, `select clock_timestamp() - scheduled_at from jobs where id = $1`, job.ID).Scan(&by)
+			late <- by
+			return err
+		}),
+	})
+	for i := range jobs {
+		db.enqueue(t, job{}, &drover.EnqueueOpts{Delay: time.Second + time.Duration(i)*600*time.Millisecond})
+	}
+	for range jobs {
+		select {
+		case by := <-late:
+			if by > time.Second {
+				t.Errorf("late by %v", by)
+			}
+		case <-time.After(2 * time.Minute):
+			t.Fatal("a job has not started within 2 min")
+		}
+	}
+}
+
 // timer returns how much longer than d it takes to wait for d and send a statement.
 func (db *testDB) timer(t *testing.T, d time.Duration) time.Duration {
 	t.Helper()
