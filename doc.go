@@ -4,11 +4,12 @@
 // # Guarantees
 //
 //   - At least once: an enqueue that was acknowledged is not lost, and a job runs again if its process died. So a
-//     handler may run twice, and its effects outside the database must bear that. Job.ID is the same each time.
+//     handler may run twice for one job. Make its effects outside the database idempotent, for example with Job.ID,
+//     which is the same in each run.
 //   - One owner at a time: every write that ends a run compares a fence (id, claim_seq, claimed_by, attempted_at). If
-//     an owner has lost its lease, its write changes nothing and reports that: with ErrLeaseLost, or with the
-//     database's serialization failure in a transaction at a higher isolation level. The same happens to the write of
-//     a handler whose job has gone, even if another job came under the same id.
+//     an owner has lost its lease, its write changes nothing and returns ErrLeaseLost. In a transaction above read
+//     committed, it may return the database's serialization failure instead. The same happens if the job's row is
+//     gone, even if another job has its id now.
 //   - Exactly-once effects inside the database: Job.CompleteTx commits the handler's rows and the completion
 //     together, or neither.
 //   - Nothing disappears: discarded jobs stay, unless the settings of their queue or an operator remove them. Every

@@ -66,9 +66,9 @@ type EnqueueOpts struct {
 	// other effect. Zero means none.
 	Key string
 
-	// Unique makes the job the only one among the jobs that are like it. Nil means that it is not unique. If another
-	// job like it exists, the receipt has that job's id, also if you have set ID. ID is only for a repeated enqueue of
-	// the same job.
+	// Unique makes the enqueue store the job only if no other job is like it. Nil means that the job is not unique. If
+	// there is another job like it, the receipt has the other job's id, also if you have set ID. ID is only for a
+	// repeated enqueue of the same job.
 	Unique *Unique
 
 	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that it does afterwards in the same

@@ -26,8 +26,9 @@ var (
 	ErrNotStored = pg.ErrNotStored
 
 	// ErrUniqueDeadlock reports that two transactions have stored unique jobs with the same keys in different orders,
-	// and that Postgres has ended this one (40P01). Nothing of it is stored; repeat it. Transactions avoid this if they
-	// enqueue their unique jobs in the same order, or in one EnqueueManyTx. The error wraps the driver's error, too.
+	// and that Postgres has aborted this transaction (40P01). Nothing of the transaction is stored; repeat it.
+	// Transactions avoid this if they enqueue their unique jobs in the same order, or in one EnqueueManyTx. The error
+	// wraps the driver's error, too.
 	ErrUniqueDeadlock = errors.New("drover: two transactions stored unique jobs with the same keys in different orders, and this one was ended; repeat it")
 
 	// ErrNotFound reports an id or a fingerprint that no row has.
@@ -65,8 +66,8 @@ var (
 	ErrState = pg.ErrState
 )
 
-// InvalidError names a setting or argument that was refused, and the reason. Several are joined with errors.Join, so
-// that the caller sees every mistake together.
+// InvalidError names a setting or argument that was refused, and the reason. If there are several mistakes, their
+// InvalidErrors are joined with errors.Join.
 type InvalidError struct {
 	Field  string // as the caller wrote it: "Queues[0].Concurrency", "args"
 	Reason string

@@ -90,7 +90,7 @@ func (t *task) share() {
 	t.Queue, t.Kind, t.Attempt, t.MaxAttempts, t.Crashes, t.Redrives = j.Queue, j.Kind, j.Attempt, j.MaxAttempts, j.Crashes, j.Redrives
 }
 
-// override applies the settings of this one job, which take precedence over its worker's and its queue's.
+// override applies the job's own settings. They take precedence over its worker's and its queue's.
 func (t *task) override(more *store.More) {
 	job := &t.job
 	job.MaxAttempts = cmp.Or(more.MaxAttempts, job.MaxAttempts)
@@ -151,7 +151,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	return o
 }
 
-// endedBy is the outcome of a run that did not end because its handler returned.
+// endedBy returns the outcome of a run that ended for another reason than the return of its handler.
 func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	var undecided *engine.UndecidedError
 	switch {

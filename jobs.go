@@ -167,9 +167,9 @@ func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx
 // The SQL of enqueues is in enqueue_sql.go and unique.go, the SQL of operators in operate*.go, next to the public
 // types that it fills. The SQL of supervisors is in internal/store.
 //
-// Names are unqualified. search_path picks the schema, or pg.Names writes it in front of them. Every transaction of the
-// library's own begins with pg.Begin, pipelined. The application's default may be repeatable read or serializable. With
-// these, a quarter to nine tenths of the claims would fail.
+// Names are unqualified. search_path picks the schema, or pg.Names writes it in front of them. Every transaction of
+// the library's own begins with pg.Begin, pipelined. The application's default may be repeatable read or serializable.
+// At these levels, a quarter to nine tenths of the claims would fail.
 type desk struct {
 	pool          *pg.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue

@@ -14,12 +14,12 @@ import (
 // put a tenant into the context, to refuse jobs, or to replace handlers in a test. Each function may be nil. All may be
 // called concurrently. docs/middleware.md has examples.
 type Middleware struct {
-	// BeginEnqueue is called once for each call of Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx and Job.EnqueueTx, before
-	// any job is looked at. Use it to time the call, or to put a span around it. It can change nothing but the context,
-	// and must derive that from ctx. The other functions of an enqueue, the statements and the hook Enqueued get this
-	// context. BeginEnqueue also returns a function, which drover calls once, at the end of the call, with the results of
-	// the call: receipts in the order of the items, or nil and an error. BeginEnqueue may return nil for both. If either
-	// function panics, drover recovers and logs that.
+	// BeginEnqueue is called once for each call of Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx and Job.EnqueueTx,
+	// before drover looks at any job. Use BeginEnqueue to time the call, or to put a span around it. BeginEnqueue can
+	// change only the context, and must derive the new context from ctx. The other functions of an enqueue, the
+	// statements and the hook Enqueued get this context. BeginEnqueue also returns a function, which drover calls
+	// once, at the end of the call, with the results of the call: receipts in the order of the items, or nil and an
+	// error. BeginEnqueue may return nil for both. If either function panics, drover recovers and logs that.
 	//
 	// Like Enqueue, BeginEnqueue is not called for jobs that the database makes.
 	BeginEnqueue func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error))

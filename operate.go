@@ -61,18 +61,19 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 // Cancel ends a job that nobody wants any more, and returns the state that the job was in. The job's history keeps
 // who did it and why. Cancelling a job that has ended changes nothing.
 //
-// A running job is final immediately: its handler's context is cancelled with ErrCancelled, and whatever the handler
-// returns is refused. In this process the context is cancelled directly, in other processes by a notification. A
-// process that hears no notifications asks about once a second. Behind a pooler a process may not know that it hears no
-// notifications. It finds out by its next heartbeat: at most a sixth of its lease later.
+// A running job is final immediately. Its handler's context is cancelled with ErrCancelled, and the outcome of its run
+// is refused, whatever the handler returns. In this process the context is cancelled directly, in other processes by a
+// notification. A process that receives no notifications asks the database about once a second. Behind a pooler a
+// process may not know that it receives no notifications. Then it learns of the cancel with its next heartbeat: at
+// most a sixth of its lease later.
 //
 // Errors: ErrNotFound, *InvalidError.
 func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, error) {
 	return c.endJob(ctx, "cancel", sqlCancel, id, audit, emission{kind: engine.EventCancelled})
 }
 
-// Discard ends a job as a dead letter, reason ReasonOperator: for a job that somebody has to look at before it runs
-// again. In all other ways it works like Cancel. Errors: ErrNotFound, *InvalidError.
+// Discard ends a job as a dead letter, reason ReasonOperator. Use it for a job that somebody has to look at before it
+// runs again. In all other ways it works like Cancel. Errors: ErrNotFound, *InvalidError.
 func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, error) {
 	return c.endJob(ctx, "discard", sqlDiscard, id, audit, emission{engine.EventDiscarded, Event{Reason: ReasonOperator}})
 }

@@ -48,7 +48,7 @@ func (e *RefusedError) Error() string {
 
 // ArchiveOpts limit what Archive moves. Nil archives all jobs that match.
 type ArchiveOpts struct {
-	// KeepNewest leaves so many matching jobs of each kind: the jobs that ended last. Zero leaves none.
+	// KeepNewest is how many matching jobs of each kind are not moved: the jobs that ended last. Zero moves all.
 	KeepNewest int
 }
 

@@ -194,9 +194,10 @@ type Page struct {
 // Jobs reads a page of jobs: at most limit of them (zero means 50; at most 1000). after is the Next of the page
 // before; "" begins at the top. A page ends early once its jobs have 16 MiB.
 //
-// Dead letters, which the filter picks by State Discarded or a Reason, come latest discarded first, from their own
-// indexes. All other jobs come newest id first, along the primary key, so a filter that matches few of them reads
-// far. A job that is there throughout is on exactly one page, whatever arrives or goes meanwhile.
+// If the filter picks dead letters (by State Discarded or a Reason), the job that was discarded last comes first;
+// indexes of their own serve this. All other jobs come newest id first, along the primary key, so a filter that
+// matches few of them reads far. A job that matches from the first page to the last is on exactly one page, whatever
+// jobs are added or deleted meanwhile.
 //
 // A row that cannot be read does not fail the page: JobInfo.Unreadable names the missing parts. But such a row does
 // not match a filter by Error, Tags or Args. Errors: *InvalidError.

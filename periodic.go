@@ -19,7 +19,7 @@ type Periodic struct {
 	// Name identifies the schedule in the database: 1 to 128 bytes, with characters as in kinds. Required.
 	Name string
 
-	// Schedule is when it ticks. Required. One of
+	// Schedule sets the times at which the schedule ticks. Required. One of
 	//
 	//	0 2 * * mon-fri      minute, hour, day of the month, month, day of the week
 	//	*/10 0 2 * * mon-fri the same with the second in front
@@ -39,9 +39,9 @@ type Periodic struct {
 	// Args are the args of each job. Their kind is the job's kind. Required.
 	Args Args
 
-	// Opts are the settings of each job. Nil means the defaults. ID, ScheduledAt, ExpiresAt, RetryUntil and DisableNotify are
-	// refused, because they make no sense for more than one job. With Unique, a tick that finds another job like its own makes
-	// none, and counts as skipped; Unique.OnConflict must be KeepExisting.
+	// Opts are the settings of each job. Nil means the defaults. ID, ScheduledAt, ExpiresAt, RetryUntil and
+	// DisableNotify are refused, because they make no sense for more than one job. With Unique, a tick that finds
+	// another job like its own makes no job, and counts as skipped; Unique.OnConflict must be KeepExisting.
 	Opts *EnqueueOpts
 
 	// Jitter spreads jobs: each is due at a random time in the Jitter after its tick. Zero means none; at most 24 h.
@@ -55,8 +55,8 @@ type Periodic struct {
 	Overlap Overlap
 
 	// RunAtStart makes the first tick come when the schedule is stored under a new name. Later ticks come as Schedule
-	// says. A schedule that is there already does not tick because of it: a restart, a deploy and another Schedule make no
-	// extra job. A schedule that was deleted is new when it is stored again.
+	// says. RunAtStart has no effect on a schedule that is stored already: a restart, a deploy and another Schedule
+	// make no extra job. A schedule that was deleted is new when it is stored again.
 	RunAtStart bool
 }
 
@@ -120,7 +120,7 @@ func (c *Client) encodeDeclared(bad *problems, declared []Periodic) []store.Sche
 	return schedules
 }
 
-// encodePeriodic checks all of a schedule that needs no server.
+// encodePeriodic checks everything about a schedule that can be checked without the server.
 func (c *Client) encodePeriodic(bad *problems, p *Periodic) store.SchedulePolicy {
 	bad.join(checkName("Name", p.Name))
 	checkSchedule(bad, p.Schedule, p.Zone)

@@ -73,8 +73,8 @@ func DefaultRetry() RetryStrategy { return Exponential{} }
 func Every(d time.Duration) Constant { return Constant{Delay: d} }
 
 // Schedule previews the waits of a job that fails every time. The first wait comes after run 1, so there is one wait
-// fewer than runs. Jitter depends on nothing but the job's id and attempt, so the job will get exactly these waits.
-// The schedule is shorter if a Custom stops. A nil strategy means DefaultRetry.
+// fewer than runs. Jitter depends only on the job's id and attempt, so the job will get exactly these waits. The
+// schedule is shorter if a Custom stops. A nil strategy means DefaultRetry.
 func Schedule(s RetryStrategy, jobID string, runs int) []time.Duration {
 	return slices.Collect(waits(s, jobID, runs))
 }
@@ -221,7 +221,7 @@ func (s Linear) stored() storedStrategy {
 
 // Constant waits the same time after every failed attempt. Every is short for it.
 type Constant struct {
-	// Delay is the wait. Zero means 30 s, so the shortest wait is time.Nanosecond; negative is refused.
+	// Delay is the wait. Zero means 30 s. For practically no wait, set time.Nanosecond. Negative is refused.
 	Delay time.Duration
 
 	// Max bounds the wait before jitter. Zero means no bound; negative is refused.
@@ -260,9 +260,9 @@ func (s Constant) stored() storedStrategy {
 	return storedStrategy{Type: "constant", Delay: durationText(s.Delay), Max: boundText(s.Max), Jitter: s.Jitter.canonical()}
 }
 
-// Custom asks a function of the application's. If the function panics, or if a worker's Custom has none, that is
-// logged and Exponential{} is used instead, with the Max and Jitter set here. If a single job names a function that
-// its worker's process lacks, the job gets the worker's strategy, and that is logged too.
+// Custom asks a function of the application's. If the function panics, or if a worker's Custom has no function, drover
+// logs that and uses Exponential{} instead, with the Max and Jitter set here. If a single job names a Custom that its
+// worker's process has not registered, drover logs that and uses the worker's strategy.
 type Custom struct {
 	// Name is how a single job refers to the strategy: up to 128 bytes of visible UTF-8. It may be empty if no job
 	// refers to it.

@@ -16,7 +16,7 @@ import (
 
 // SupervisorConfig are the settings of a supervisor. Queues and Workers are required, all other fields have defaults.
 type SupervisorConfig struct {
-	// Queues are the queues that it claims from.
+	// Queues are the queues that the supervisor claims from.
 	Queues []Queue
 
 	// Workers handle one kind each. The supervisor leaves jobs of other kinds to other processes.
@@ -56,9 +56,9 @@ type SupervisorConfig struct {
 	DrainTimeout time.Duration
 
 	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means
-	// KeepFor(24 * time.Hour); under 1 s is an error. DeleteOnCompletion is for completed jobs alone. A Queue may have
-	// its own settings. Discarded jobs are never pruned unless their Queue says so. The supervisor that started first
-	// prunes the queues of all supervisors, once a minute.
+	// KeepFor(24 * time.Hour); under 1 s is an error. Only CompletedRetention may be DeleteOnCompletion. A Queue may
+	// have its own settings. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
+	// first prunes the queues of all supervisors, once a minute.
 	CompletedRetention Retention
 	CancelledRetention Retention
 
@@ -83,7 +83,8 @@ type Queue struct {
 	// Name as in EnqueueOpts.Queue. Zero means "default".
 	Name string
 
-	// Concurrency is how many of its jobs run together in this supervisor. Zero means 10; at most 10,000.
+	// Concurrency is how many jobs of the queue run at the same time in this supervisor. Zero means 10; at most
+	// 10,000.
 	Concurrency int
 
 	// MaxAttempts is for jobs whose own options and worker set none. Zero means 20.
@@ -95,10 +96,10 @@ type Queue struct {
 	// RetryBudget is for this queue's jobs, except jobs of kinds that have a budget. Zero means no budget.
 	RetryBudget RetryBudget
 
-	// CompletedRetention and CancelledRetention are how long its completed and its cancelled jobs are kept. Zero means
-	// the setting of SupervisorConfig. Values that SupervisorConfig refuses are errors here, too. The settings of the
-	// supervisor that started last hold for the queue in all processes, except DeleteOnCompletion, which each
-	// supervisor does for itself.
+	// CompletedRetention and CancelledRetention are how long the queue's completed and cancelled jobs are kept. Zero
+	// means the setting of SupervisorConfig. Values that SupervisorConfig refuses are errors here, too. The settings
+	// of the supervisor that started last hold for the queue in all processes. DeleteOnCompletion is the exception:
+	// each supervisor follows its own setting.
 	CompletedRetention Retention
 	CancelledRetention Retention
 
@@ -312,16 +313,18 @@ func (q *Queue) checkRetention(bad *problems, field string, completed Retention)
 type Retention time.Duration
 
 const (
-	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. If the enqueue is repeated
-	// with the job's id after that, it makes a new job (EnqueueOpts.ID). It is a value for CompletedRetention alone.
+	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. An enqueue that is
+	// repeated with the job's id after that stores a new job: see EnqueueOpts.ID. Only CompletedRetention may be
+	// DeleteOnCompletion.
 	DeleteOnCompletion Retention = math.MinInt64
 
 	// KeepForever keeps jobs for ever.
 	KeepForever Retention = math.MaxInt64
 )
 
-// KeepFor keeps jobs for d after they have ended. Under 1 s is an *InvalidError of NewSupervisor: KeepFor(0) is not the
-// default, and does not delete jobs as they end.
+// KeepFor keeps jobs for d after they have ended. If d is under 1 s, NewSupervisor returns an *InvalidError. That
+// includes KeepFor(0). For the default, leave the setting zero; to delete jobs as they complete, use
+// DeleteOnCompletion.
 func KeepFor(d time.Duration) Retention {
 	if d <= 0 {
 		return -1

@@ -11,9 +11,9 @@ import (
 )
 
 // Tx is a transaction of the caller: a pgx.Tx, a type that embeds one, SQLTx of a *sql.Tx, or a *pgx.Conn between its
-// begin and its commit. drover gets the connection from the method Conn or PgConn and checks that a transaction is open
-// on it. Otherwise it returns an *InvalidError before it sends anything. So it refuses a pool, even in a wrapper, a
-// mock, and a transaction that has ended or not begun.
+// begin and its commit. drover gets the connection from the method Conn or PgConn and checks that a transaction is
+// open on it. Otherwise it returns an *InvalidError before it sends anything. So it refuses a pool (even in a
+// wrapper), a mock, and a transaction that has ended or has not begun.
 type Tx interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

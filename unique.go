@@ -23,15 +23,14 @@ import (
 // job and returns the other job: see Receipt. The zero value compares all the args, and keeps other jobs like this one
 // out until the job has ended.
 //
-// The database guarantees this for all producers: single, in bulk, in transactions, and from SQL. With KeepExisting, an
-// enqueue that finds such a job only reads; with UntilStarted, in a transaction or in bulk, it also locks that job.
+// The database guarantees this for all producers: single, in bulk, in transactions, and from SQL. With KeepExisting,
+// an enqueue that finds another job like its own only reads. With UntilStarted, in a transaction or in bulk, the
+// enqueue also locks the other job.
 //
-// Two open transactions that store jobs with the same keys in different orders can deadlock.
-// Postgres then ends one of them with 40P01, and the error wraps ErrUniqueDeadlock: repeat the
-// transaction. A bulk enqueue takes its keys in order, and EnqueueMany repeats itself after a
-// deadlock, up to twice. In a repeatable read or serializable transaction, a job that somebody else
-// has stored meanwhile makes the enqueue fail with Postgres' error 40001, like any other write that
-// collides there.
+// Two open transactions that store jobs with the same keys in different orders can deadlock. Postgres then aborts one
+// of them with 40P01, and the error wraps ErrUniqueDeadlock. Repeat that transaction. A bulk enqueue takes its keys in
+// order, and EnqueueMany repeats itself after a deadlock, up to twice. In a repeatable read or serializable
+// transaction, the enqueue fails with Postgres' error 40001 if another transaction has stored such a job meanwhile.
 type Unique struct {
 	// By names fields of the args, as in their JSON, at the top level; at most 32. Two jobs are
 	// alike if these fields are equal. Nil means all the args. An empty list is an error, and so is
@@ -185,7 +184,7 @@ func uniqueSpan(bad *problems, field, text, wrong string) string {
 	return pg.Interval(d)
 }
 
-// leastUnique bounds periods, and how long a job is debounced.
+// leastUnique is the shortest period of UntilPassed, and the shortest limit of Debounce.
 const leastUnique = time.Millisecond
 
 // of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in

@@ -40,8 +40,9 @@ func (v Verdict) Failed() bool {
 // nested in one error, the outermost counts; if errors are joined, the first verdict. Use it in middleware and in
 // tests, for example to distinguish a snooze from a failure.
 //
-// It sees the error alone. The worker's Cases may still retry a Permanent error. A retry may become a discard, because
-// of the worker's Cases and RetryIf, or because attempts or time have run out. Hooks report what became of the job.
+// VerdictOf knows only the error, not the job or its worker. The worker's Cases may still retry a Permanent error. A
+// retry may become a discard, because of the worker's Cases and RetryIf, or because attempts or time have run out.
+// Hooks report what became of the job.
 func VerdictOf(err error) Verdict {
 	if err == nil {
 		return Verdict{Kind: VerdictDone}
@@ -116,7 +117,7 @@ func (v *reading) askPermanent() {
 	}
 }
 
-// verdict is how handlers speak: an error that says what becomes of the job.
+// verdict is an error that a handler returns to decide what becomes of the job.
 type verdict struct {
 	how   VerdictKind
 	delay time.Duration
@@ -147,7 +148,7 @@ func failure(how VerdictKind, delay time.Duration, err error) error {
 // Discard ends the job for good, whatever attempts are left. Return it for errors that no retry can fix. The job is kept
 // as discarded, reason unrecoverable. Discard of a nil error is nil, and the job is completed.
 //
-// An error type can say the same of itself, without importing drover: by a method Permanent() bool that returns true.
+// An error type can have the same effect without importing drover: with a method Permanent() bool that returns true.
 // Another verdict or an ErrorCase takes precedence over the method.
 func Discard(err error) error { return failure(VerdictDiscard, 0, err) }
 
@@ -156,8 +157,8 @@ func Discard(err error) error { return failure(VerdictDiscard, 0, err) }
 func Retry(err error) error { return failure(VerdictRetry, 0, err) }
 
 // RetryAfter fails the run and makes the next run due after d to 1.2 × d, instead of the strategy's wait. Return it if
-// a server has said when to come back. The attempt counts. A negative d is 0. RetryAfter of a nil error is nil, and the
-// job is completed. To run it again without an error, return Snooze. See ParseRetryAfter.
+// a server has said when to come back. The attempt counts. A negative d is 0. RetryAfter of a nil error is nil, and
+// the job is completed. To run the job again without an error, return Snooze. See ParseRetryAfter.
 func RetryAfter(d time.Duration, err error) error { return failure(VerdictRetryAfter, d, err) }
 
 // maxRetryAfter bounds the wait that a server may ask for. A day covers daily quotas. A longer wait is probably a

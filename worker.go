@@ -17,9 +17,9 @@ const NoTimeout time.Duration = math.MaxInt64
 // WorkerOpts are a worker's settings. Other processes, psql and the command read them from the table drover_kinds.
 type WorkerOpts struct {
 	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's MaxAttempts, then 20. A
-	// matching ErrorCase.MaxAttempts takes precedence, then the job's own EnqueueOpts.MaxAttempts. With 1, a job does
-	// not run again once its handler may have begun: if a stop, an outage or a crash cuts the run short, the job is
-	// discarded.
+	// matching ErrorCase.MaxAttempts takes precedence, then the job's own EnqueueOpts.MaxAttempts. With 1, drover does
+	// not run a job again if its handler may have begun. If a stop, an outage or a crash cuts the run short, the job
+	// is discarded.
 	MaxAttempts int
 
 	// Retry decides how long a failed job waits. Nil means the queue's strategy, then Exponential{}. The strategy of a
@@ -69,8 +69,8 @@ type WorkerOpts struct {
 // is cancelled.
 const Unlimited = math.MaxInt32
 
-// ErrorCase decides about a run that failed with an error it matches. Settings that it leaves zero come from the job,
-// then its worker, its queue, and the default.
+// ErrorCase has the settings for runs that fail with an error for which If returns true. If a setting is zero, the
+// job's setting holds, then its worker's, its queue's, and the default.
 type ErrorCase struct {
 	// Name is recorded in the run's entry in errors (RunError.Case). It is required, has at most 64 bytes, and must
 	// differ from the names of the worker's other cases.
@@ -84,7 +84,8 @@ type ErrorCase struct {
 	// MaxAttempts.
 	Discard bool
 
-	// Retry decides how long the job waits, instead of the strategies of job, worker and queue. Nil means that these decide.
+	// Retry decides how long the job waits, instead of the strategies of job, worker and queue. Nil means that job,
+	// worker and queue decide.
 	Retry RetryStrategy
 
 	// MaxAttempts replaces the MaxAttempts of job, worker and queue for a job that fails with such an error. All of the
@@ -217,13 +218,13 @@ type FollowUp struct {
 	Queue string
 }
 
-// DiscardedJob describes the discarded job in a follow-up's args. Embed it to make Args of it:
+// DiscardedJob describes the discarded job in a follow-up's args. Embed it in the Args type of the follow-up:
 //
 //	type ChargeFailed struct{ drover.DiscardedJob }
 //
 //	func (ChargeFailed) Kind() string { return "charge_failed" }
 //
-// Its fields are named JobID and JobKind, because the follow-up that has them in its args has an id and a kind of its own.
+// JobID and JobKind are the id and the kind of the discarded job. The follow-up has an id and a kind of its own.
 type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	JobKind     string          `json:"job_kind"`
