@@ -489,7 +489,7 @@ func (x *explainer) byWhom() string {
 	return ""
 }
 
-// reason describes the job's DiscardReason in words.
+// reason describes in words why the job was discarded.
 func (x *explainer) reason() string {
 	switch x.DiscardReason {
 	case ReasonAttemptsExhausted:

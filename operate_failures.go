@@ -31,8 +31,8 @@ const (
 	FailurePark    FailureAction = "park"    // parked until a newer build registers
 )
 
-// FailurePolicy decides about a job that has a group's failure and would be retried. It applies in every process,
-// from the next settle on. The zero value retries the job as usual.
+// FailurePolicy decides what becomes of a job that fails with the group's failure and would be retried. It applies in
+// every process, from the next settle on. The zero value retries the job as usual.
 type FailurePolicy struct {
 	Action FailureAction `json:"action,omitempty"`
 

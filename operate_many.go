@@ -115,9 +115,9 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	return done, nil
 }
 
-// batchOf changes the jobs with these ids, as far as the filter picks them. A filter with ids would
-// mean dead letters too. So if the caller's filter leaves them out, DeleteMany names each of the
-// other final states: a cancelled job may have been redriven and discarded since the walk found it.
+// batchOf changes the jobs with these ids, as far as the filter picks them. A filter with ids picks dead letters too.
+// If the caller's filter does not pick them, DeleteMany names each of the other final states. Otherwise it might
+// delete a cancelled job that was redriven and discarded since the walk found it.
 func (c *Client) batchOf(ctx context.Context, v bulkVerb, filter Filter, ids []string, wait bool) (all bulkBatch, err error) {
 	states := []State{filter.State}
 	if v.name == "delete" && filter.State == "" && filter.Reason == "" && filter.IDs == nil {

@@ -107,7 +107,7 @@ func (c *Client) encodePlan(p RedrivePlan, audit Audit) (string, error) {
 
 const maxInt32 = 1<<31 - 1
 
-// RedriveState is how far a redrive has got.
+// RedriveState is the phase that a redrive is in.
 type RedriveState string
 
 // The states of a redrive.

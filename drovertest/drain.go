@@ -73,7 +73,7 @@ type drain struct {
 	queues, kinds []string
 }
 
-// left is what has not ended.
+// left describes the jobs that have not ended.
 type left struct {
 	running, due int
 	first        string  // of the jobs that wait: the first one to be due
@@ -82,7 +82,7 @@ type left struct {
 	most         int     // claims of one job
 }
 
-// sqlLeft needs no more than scalars and arrays. The jobs of a test are few.
+// sqlLeft returns only scalars and arrays. It reads all unfinished jobs, because a test has few.
 const sqlLeft = `
 select count(*) filter (where state = 'running'), count(*) filter (where state <> 'running' and scheduled_at <= clock_timestamp()),
 	coalesce((array_agg(id order by scheduled_at, id) filter (where state <> 'running'))[1], ''),
@@ -90,11 +90,11 @@ select count(*) filter (where state = 'running'), count(*) filter (where state <
 	coalesce(sum(claim_seq), 0)::bigint, coalesce(max(claim_seq) filter (where state <> 'running'), 0)
 from jobs where finalized_at is null and state <> 'parked' and queue = any($1) and kind = any($2)`
 
-// longestPass is how much time passes at most, in one Drain: people write 9999 for never, and a job may enqueue its
-// successor for tomorrow, and so on.
+// longestPass bounds how much time passes in one Drain. Otherwise Drain might not end: a job may be due in the year
+// 9999, which people write for never, or each job may enqueue another for tomorrow.
 const longestPass = 10 * 365 * 24 * time.Hour
 
-// wait returns when nothing is left, and lets time pass for that.
+// wait lets time pass until no job is left.
 func (d *drain) wait(ctx context.Context, ended <-chan error) error {
 	var before left
 	passed, since := 0.0, time.Now()
@@ -135,7 +135,7 @@ func (d *drain) wait(ctx context.Context, ended <-chan error) error {
 	}
 }
 
-// stuck reports a job that waits, and every pause, which is the usual reason.
+// stuck reports a job that waits, and all pauses, because a pause is the usual reason.
 func (d *drain) stuck(ctx context.Context, id, what string) error {
 	pauses, err := d.client.Pauses(ctx)
 	var b strings.Builder

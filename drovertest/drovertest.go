@@ -41,7 +41,7 @@ func Run(ctx context.Context, t testing.TB, worker drover.Worker, args drover.Ar
 	return worker.Try(ctx, &own)
 }
 
-// requireKind fails a test that would run nothing.
+// requireKind fails the test if the worker does not handle the kind of args, because no handler would run.
 func requireKind(t testing.TB, worker drover.Worker, args drover.Args) {
 	t.Helper()
 	if args.Kind() != worker.Kind() {

@@ -125,7 +125,7 @@ type stage struct {
 	failure error
 }
 
-// play has the mishap around the first run, and marks the begin and the end of the second.
+// play plays the mishap around the first run. It also marks when the second run begins and ends.
 func (m Mishap) play(ctx context.Context, s *stage, job *drover.Job, next func(context.Context) error) error {
 	if job.ID != s.id {
 		return next(ctx)

@@ -167,7 +167,7 @@ func tryToTake(ctx context.Context, conn *pgx.Conn, schema string, fits bool) (g
 	return false, err
 }
 
-// reset makes a schema as its comment says it was.
+// reset makes a schema again as its comment describes it. It returns false if the comment cannot be read.
 func reset(ctx context.Context, conn *pgx.Conn, schema string) (bool, error) {
 	var comment string
 	var note upsql.Note

@@ -77,7 +77,7 @@ func (in *instruments) begin() {
 	}
 }
 
-// count takes what events mean.
+// count adds the value of an event to its instrument.
 func (t *Telemetry) count(ctx context.Context, m meters.Meter, value float64, l [meters.MostLabels]string) {
 	defer t.guard()
 	switch in := &t.instruments; {
@@ -172,7 +172,7 @@ func attributesOf(key setKey) (attrs []attribute.KeyValue) {
 	return attrs
 }
 
-// observe makes the asynchronous instruments, which read when somebody collects.
+// observe makes the asynchronous instruments. They are read at each collection.
 func (t *Telemetry) observe(meter metric.Meter) error {
 	ofProcess, err := newObserved(meter, meters.OfProcess())
 	if err != nil {

@@ -68,8 +68,9 @@ type Options struct {
 	// "other". Zero means 1000.
 	MaxKinds int
 
-	// MaxQueues is the same for queues. Zero means 100. Gauges of the database name the first queues in the order of their
-	// names, so set the same value in each process that watches it.
+	// MaxQueues is how many queues get an attribute of their own in metrics. Other queues share the value "other".
+	// Zero means 100. Gauges of the database name the first queues in the order of their names, so set the same value
+	// in each process that watches it.
 	MaxQueues int
 
 	// MaxAge is how long a read of the database is used. A collection of metrics reads again once the last read is
@@ -214,7 +215,7 @@ func (t *Telemetry) report(p any) {
 	otel.Handle(fmt.Errorf("droverotel: telemetry panicked, jobs go on: %v", p))
 }
 
-// start begins a span. Without one (it panicked, or there is none) the context is the one given.
+// start begins a span. If the tracer returns no span or no context, start returns ctx and a span that does nothing.
 func (t *Telemetry) start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
 	inner, span := t.tracer.Start(ctx, name, opts...)
 	if span == nil || inner == nil {

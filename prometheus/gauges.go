@@ -41,7 +41,7 @@ func (g gauges) see(ch chan<- prometheus.Metric) meters.See {
 	}
 }
 
-// collect sends what is read for a scrape.
+// collect reads the gauges and sends them to the scrape.
 func (m *Metrics) collect(ch chan<- prometheus.Metric) {
 	m.process.Collect(m.ofProcess.see(ch))
 	m.database.Collect(context.Background(), m.depths.see(ch)) // Collect has no context

@@ -29,8 +29,9 @@ type Options struct {
 	// Each kind costs about 25 series for each queue that it uses.
 	MaxKinds int
 
-	// MaxQueues is the same for queues. Zero means 100. Each queue costs about 30 series. Metrics of the database name the
-	// first queues in the order of their names, so set the same value in each process that watches it.
+	// MaxQueues is how many queues get a label of their own. Other queues share the label "other". Zero means 100.
+	// Each queue costs about 30 series. Metrics of the database name the first queues in the order of their names, so
+	// set the same value in each process that watches it.
 	MaxQueues int
 
 	// DurationBuckets are the upper bounds of drover_run_duration_seconds, in seconds and ascending. Nil means 15 from 5 ms to
@@ -48,8 +49,8 @@ type Options struct {
 	// leaves these out, unless its always_scrape_classic_histograms is set.
 	NativeHistograms bool
 
-	// MaxAge is how long a scrape uses what an earlier one has read from the database. Zero means 5 s. So any number of
-	// servers may scrape.
+	// MaxAge is how long scrapes use the values that an earlier scrape has read from the database. Zero means 5 s.
+	// Therefore more Prometheus servers do not cause more reads.
 	MaxAge time.Duration
 
 	// Timeout ends a read of the database. Zero means 5 s. It should be shorter than Prometheus'
@@ -111,8 +112,8 @@ func New(opts Options) *Metrics {
 	return m
 }
 
-// Watch makes scrapes read the client's database: depths, ages, supervisors, pauses, redrives, findings. Before the first call
-// there are no such metrics, and no drover_up. Calling it again replaces the client.
+// Watch makes scrapes read the client's database: depths, ages, supervisors, pauses, redrives, findings. Before the
+// first call, these metrics and drover_up are missing. Calling it again replaces the client.
 func (m *Metrics) Watch(client *drover.Client) { m.database.Watch(client) }
 
 // WatchSupervisor adds a supervisor of this process: the handlers that it runs, and its health. Call it for each supervisor.

@@ -10,7 +10,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Gauge is read when somebody looks.
+// Gauge identifies a value that is read at each scrape or collection.
 type Gauge int
 
 // The gauges of a database.

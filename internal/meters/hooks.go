@@ -13,7 +13,7 @@ type Sink func(ctx context.Context, m Meter, value float64, labels [MostLabels]s
 
 type labels = [MostLabels]string
 
-// Hooks passes what events mean to a sink.
+// Hooks returns hooks that convert each event into values for the sink.
 func Hooks(kinds, queues *Names, sink Sink) drover.Hooks {
 	ended := func(outcome string) func(context.Context, drover.Event) {
 		return func(ctx context.Context, e drover.Event) {

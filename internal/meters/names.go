@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Other is the label that all names share which are too many.
+// Other is the label that all names beyond the bound share.
 const Other = "other"
 
 // replacement is for what is not UTF-8.
