@@ -167,8 +167,8 @@ func tryToTake(ctx context.Context, conn *pgx.Conn, schema string, fits bool) (g
 	return false, err
 }
 
-// reset empties the tables of a schema, as its comment describes it. It returns false, and changes nothing, if the comment
-// cannot be read or the schema was changed since.
+// reset empties the tables of a schema, as its comment describes it. It returns false, and changes nothing, if the
+// comment cannot be read or the schema was changed since.
 func reset(ctx context.Context, conn *pgx.Conn, schema string) (bool, error) {
 	var comment string
 	var note upsql.Note
