@@ -363,6 +363,7 @@ func (h *Report) look(ctx context.Context, conn pg.Conn, part Part) error {
 	switch {
 	case refused.Code == "42501": // the role may not read it
 	case refused.Code == "55P03" || refused.Code == "40001": // a lock, or the replay on a standby, was in the way
+		missing.TimedOut = true
 	case refused.Code == "57014" && ctx.Err() == nil:
 		missing.Why, missing.TimedOut = fmt.Sprintf("it took longer than %v", partTimeout), true
 	case refused.Code[:2] == "22" || refused.Code[:2] == "54" || refused.Code[:2] == "XX":

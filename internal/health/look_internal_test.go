@@ -727,15 +727,30 @@ func TestHealthReadsMoreParts(t *testing.T) {
 	db := newTestDB(t)
 	var n int
 	read := func(rows pgx.Rows) error { return rows.Scan(&n) }
-	h, err := db.look(t.Context(),
-		Part{Name: "mine", Read: read, SQL: `select $1::int + 1 where current_setting('enable_sort') = 'off'`, Args: []any{6}, Plan: `set local enable_sort = off`},
-		Part{Name: "slow", Read: read, SQL: `select 1 from pg_sleep(60)`},
-		Part{Name: "damaged", Read: read, SQL: `select 1 / 0`})
+	if _, err := db.Exec(t.Context(), `create table locked ()`); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []NotSeen{{Part: "slow", Why: "it took longer than 2s", TimedOut: true}, {Part: "damaged", Why: "division by zero", Failed: true}}
-	if n != 7 || !slices.Equal(h.NotSeen, want) || len(h.found("not_seen")) != 2 {
+	defer lock.Rollback(context.Background()) //nolint:errcheck // it has changed nothing
+	if _, err := lock.Exec(t.Context(), `lock table locked`); err != nil {
+		t.Fatal(err)
+	}
+	h, err := db.look(t.Context(),
+		Part{Name: "mine", Read: read, SQL: `select $1::int + 1 where current_setting('enable_sort') = 'off'`, Args: []any{6}, Plan: `set local enable_sort = off`},
+		Part{Name: "slow", Read: read, SQL: `select 1 from pg_sleep(60)`},
+		Part{Name: "damaged", Read: read, SQL: `select 1 / 0`},
+		Part{Name: "locked", Read: read, SQL: `select 1 from locked`, Plan: `set local lock_timeout = '50ms'`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []NotSeen{
+		{Part: "slow", Why: "it took longer than 2s", TimedOut: true}, {Part: "damaged", Why: "division by zero", Failed: true},
+		{Part: "locked", Why: "canceling statement due to lock timeout", TimedOut: true},
+	}
+	if found := h.found("not_seen"); n != 7 || !slices.Equal(h.NotSeen, want) || len(found) != 3 || strings.Contains(found[2].Do, "grant") {
 		t.Errorf("read %d, not seen %+v, findings %+v", n, h.NotSeen, h.found("not_seen"))
 	}
 	if _, err := db.look(t.Context(), Part{Name: "wrong", Read: read, SQL: `select no_such_column`}); err == nil {

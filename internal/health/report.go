@@ -29,8 +29,8 @@ type Report struct {
 type NotSeen struct {
 	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, periodic, clock
 	Why      string `json:"why"`
-	TimedOut bool   `json:"timed_out"` // after 2 s
-	Failed   bool   `json:"failed"`    // a row cannot be read. With neither this nor TimedOut: the role may not read the part, only the primary knows it, or a lock or the replay of a standby was in the way
+	TimedOut bool   `json:"timed_out"` // the part took longer than 2 s, or a lock or the replay of a standby was in the way
+	Failed   bool   `json:"failed"`    // a row cannot be read. With neither this nor TimedOut: the role may not read the part, or only the primary knows it
 }
 
 // Schedule is a schedule of periodic jobs that does not do what it should.
