@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// minDueGap is the shortest pause between looks for due jobs, after another process took one.
+const minDueGap = 20 * time.Millisecond
+
 // alarm makes the claimer look for jobs. It is safe for concurrent use.
 type alarm struct {
 	Signal chan struct{} // the claimer has something to do

@@ -26,8 +26,6 @@ const (
 	turnPatience = 5 * time.Second        // how long such a claim waits at most: other claims take tens of milliseconds
 	turnPause    = 30 * time.Second       // after a turn has not come in time, claims go without turns for so long
 
-	minDueGap = 20 * time.Millisecond // the shortest pause between looks for due jobs, after another process took one
-
 	RestAfter = 10 * time.Second // how long looks find no job before the rest interval replaces the poll interval
 )
 

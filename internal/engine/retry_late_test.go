@@ -48,7 +48,8 @@ func TestRetriesStartOnTime(t *testing.T) {
 	t.Errorf("late by %v, timers by %v", retries, timers)
 }
 
-// Jobs that become due one after another start on time, too: who takes one of them learns when the next is due.
+// Jobs that become due one after another start on time, too. A supervisor that takes one of them learns when the next
+// job is due.
 func TestJobsThatAreDueOneAfterAnother(t *testing.T) {
 	t.Parallel()
 	slow(t)
