@@ -747,7 +747,8 @@ func TestHealthReadsMoreParts(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []NotSeen{
-		{Part: "slow", Why: "it took longer than 2s", TimedOut: true}, {Part: "damaged", Why: "division by zero", Failed: true},
+		{Part: "slow", Why: "it took longer than 2s", TimedOut: true},
+		{Part: "damaged", Why: "division by zero", Failed: true},
 		{Part: "locked", Why: "canceling statement due to lock timeout", TimedOut: true},
 	}
 	if found := h.found("not_seen"); n != 7 || !slices.Equal(h.NotSeen, want) || len(found) != 3 || strings.Contains(found[2].Do, "grant") {
