@@ -29,8 +29,12 @@ type RedriveOpts struct {
 // attempts begin anew. Its history keeps who did it and why. If the job was redriven before and waits, it stays as it
 // is.
 //
-// Errors: ErrNotFound; ErrState if the job runs, is completed, has expired, or waits and was never redriven; if it
-// waits after a redrive and opts would change it; or if another job has its unique key; *InvalidError.
+// Errors: ErrNotFound, *InvalidError, and ErrState in these cases:
+//
+//   - the job runs, is completed or has expired
+//   - it waits and was never redriven
+//   - it waits after a redrive, and opts would change it
+//   - another job has its unique key
 func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, audit Audit) error {
 	var bad problems
 	if opts == nil {

@@ -361,8 +361,8 @@ func (x *explainer) whyLater() string {
 	return ""
 }
 
-// lastRun returns the entry of the job's newest failed run. With refusals, an entry about a refusal by the database counts
-// too.
+// lastRun returns the entry of the job's newest failed run. If the parameter refusals is true, an entry about
+// a refusal by the database counts, too.
 func (x *explainer) lastRun(refusals bool) *RunError {
 	for i := range slices.Backward(x.Errors) {
 		if c := x.Errors[i].Class; c != ClassOperator && (refusals || c != ClassRefused) {
@@ -526,7 +526,7 @@ select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 	case when j.retry_until is not null then least(greatest(j.retry_until, '0001-01-02 00:00:00Z'), '9999-12-31 00:00:00Z') end,
 	j.parked_build, j.paced_at is not null, coalesce(j.pace_key, ''), coalesce(j.fingerprint, ''), coalesce(j.redrive_id, ''),
 	coalesce(r.state, ''), r.paused_at is not null, coalesce(r.rate, 0)::float8, coalesce(r.note, ''),
-	(select count(*) filter (where state <> 'running') from (
+	(select case when count(*) < $2 then count(*) filter (where state <> 'running') else $2::bigint end from (
 		select a.state from jobs a where a.finalized_at is null and a.queue = j.queue and a.lane = j.lane and (a.scheduled_at, a.id) < (j.scheduled_at, j.id)
 		order by a.scheduled_at, a.id limit $2) front)
 from jobs j left join drover_redrives r on r.id = j.redrive_id where j.id = $1`
@@ -554,7 +554,7 @@ type surroundings struct {
 	lane                  int
 	lastDelay             time.Duration
 	expiresAt, retryUntil *time.Time
-	ahead                 int // jobs due before it in its lane; mostAhead means that many or more
+	ahead                 int // jobs due before it in its lane; mostAhead means that many or more, some of which may run
 
 	parkedBuild *string
 	fingerprint string

@@ -124,7 +124,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pause(text, timestamptz, text, text) is
-	'Pauses a scope, which is all, queue:NAME or kind:NAME. No job of the scope starts before the given time, or until somebody resumes it. Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow within moments of the commit; job_limits.unconfirmed names the supervisors that have not followed yet. Returns the number of the change.';
+	'Pauses a scope, which is all, queue:NAME or kind:NAME. No job of the scope starts until the given time (infinity or null: until somebody resumes the scope). Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow within moments of the commit; job_limits.unconfirmed names the supervisors that have not followed yet. Returns the number of the change.';
 
 -- +goose StatementBegin
 create function drover_resume(scope text, by text default null, why text default '') returns boolean language plpgsql as $$

@@ -58,14 +58,14 @@ comment on column drover_periodic.anchor is '@every counts from here.';
 comment on column drover_periodic.jitter_ms is 'Each job is due at a random time in the jitter_ms after its tick.';
 comment on column drover_periodic.catch_up is 'Which of the missed ticks make a job later. skip: none; once: the newest; all: the newest 100.';
 comment on column drover_periodic.overlap is 'skip: a tick makes no job while the schedule''s last job has not ended.';
-comment on column drover_periodic.run_at_start is 'The schedule ticks when its row is made. A schedule that exists already does not tick because of this setting.';
+comment on column drover_periodic.run_at_start is 'The schedule ticks when its row is made. It has no effect on a schedule that exists already.';
 comment on column drover_periodic.paused_until is 'No tick before this time; infinity: until it is resumed.';
 comment on column drover_periodic.build is 'The build that declared it, for a schedule that is declared in code. The settings of the newest build hold.';
 comment on column drover_periodic.declared_by is 'The supervisors that have declared it in code; it ticks only while one of them lives. Null: it was made at run time, and ticks until it is deleted.';
 comment on column drover_periodic.next_at is 'The next tick. Null: none, because it is paused until it is resumed.';
 comment on column drover_periodic.last_at is 'The last tick that was handled, whether or not it made a job.';
 comment on column drover_periodic.last_job is 'The last job that was made.';
-comment on column drover_periodic.skipped is 'Ticks that made no job: they were missed, or the last job had not ended. If more than a thousand are skipped together, they count as a thousand.';
+comment on column drover_periodic.skipped is 'Ticks that made no job: they were missed, the last job had not ended, or another job had the unique key. If more than a thousand are missed together, they count as about a thousand.';
 comment on column drover_periodic.problem is 'Why the last tick that failed made no job.';
 
 -- Serves the look for schedules that are due (internal/store/periodic.go).
@@ -110,7 +110,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_every(text) is 'The interval of an @every schedule; null for any other schedule. Raises 22023 if it is under a second or makes no sense.';
+comment on function drover_every(text) is 'The interval of an @every schedule; null for any other schedule. Raises 22023 if it is under a second or above 366 days, or makes no sense.';
 
 -- +goose StatementBegin
 create function drover_cron_field(field text, what text, low int, high int, names text[] default '{}') returns int[] language plpgsql immutable as $$
@@ -221,7 +221,7 @@ begin
 		foreach m in array minutes loop
 			l := d + make_interval(hours => h, mins => m);
 			continue when (l + interval '1 minute' - back) at time zone 'UTC' <= after;
-			-- No minute from here on has a tick before the time first.
+			-- From this minute on, no tick comes before the time "first".
 			first := (l - ahead) at time zone 'UTC';
 			exit day when cardinality(found) >= most and (select count(distinct t) from unnest(found) as t where t > after and t <= first) >= most;
 			foreach s in array seconds loop
@@ -259,7 +259,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_cron_day(date, int[], int[], int[], text, interval, interval, timestamptz, int) is
-	'The first ticks of the day d after the time after, in a zone whose clocks are put forward or back around that day. before, behind: the zone''s offsets before and after the change. most: how many ticks at most. A local time that does not exist becomes the first moment after the gap. A local time that exists twice becomes the first of the two instants; if hours has every hour, it becomes both.';
+	'The first ticks of the day d that come later than the parameter after, in a zone whose clocks are put forward or back around that day. before, behind: the zone''s offsets before and after the change. most: how many ticks at most. A local time that does not exist becomes the first moment after the gap. A local time that exists twice becomes the first of the two instants; if hours has every hour, it becomes both.';
 
 -- +goose StatementBegin
 create function drover_periodic_ticks(schedule text, zone text, anchor timestamptz, after timestamptz, most int default 1, upto timestamptz default 'infinity')
@@ -328,8 +328,9 @@ begin
 					end loop;
 				end loop;
 			else
-				-- One tick more than needed, because the first may be the last tick of the day
-				-- before, moved by a gap over midnight.
+				-- One tick more than needed: if the clocks skip midnight, the last tick of the day
+				-- before was moved to this day. The first tick here may be the same one, which is
+				-- left out.
 				foreach tick in array drover_cron_day(d, c.hours, c.minutes, c.seconds, zone, before, behind, after, most - cardinality(ticks) + 1) loop
 					if tick is distinct from ticks[cardinality(ticks)] then
 						if tick > upto or cardinality(ticks) >= most then
@@ -351,7 +352,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_ticks(text, text, timestamptz, timestamptz, int, timestamptz) is
-	'The first ticks of a schedule after the time after, up to the time upto. most: how many ticks at most. @every counts from anchor. Raises 22023 if the schedule makes no sense. Empty if it never ticks.';
+	'The first ticks of a schedule later than the parameter after, and not later than upto. most: how many ticks at most. @every counts from anchor. Raises 22023 if the schedule makes no sense. Empty if it never ticks.';
 
 -- +goose StatementBegin
 create function drover_periodic_zone(zone text) returns text language plpgsql stable as $$
@@ -852,7 +853,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_fire(text, text) is
-	'Handles all due ticks of a schedule: enqueues their jobs, or skips them, and sets the next tick. supervisor: the caller; a schedule that is declared in code ticks only for supervisors that declare it. fired: false if no tick was due, or another session is handling them. If the database refuses a job, the row of the schedule has the error. wait_s: seconds until its next tick.';
+	'Handles all due ticks of a schedule: enqueues their jobs, or skips them, and sets the next tick. supervisor: the caller; a schedule that is declared in code ticks only for supervisors that declare it. fired: false if no tick was due, if another session handles the schedule, or if the schedule does not exist or is not the supervisor''s. If the database refuses a job, the row of the schedule has the error. wait_s: seconds until its next tick.';
 
 -- +goose StatementBegin
 create function drover_periodic_failed(name text, error text) returns void language sql as $$

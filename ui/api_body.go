@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// body describes a JSON object that may be posted. For the name of each field it has a pointer, to where the value is
-// read. A body instead of a pointer stands for an object within. All fields may be left out.
+// body describes a JSON object that may be posted. It maps the name of each field to a pointer, behind which
+// the value is stored. If a field is itself an object, it has a body instead of the pointer. All fields may be left out.
 type body map[string]any
 
 // bodyOf returns a body with the fields of a struct, under the names of their tags.

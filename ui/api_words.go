@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// somebodyWrote reports whether the field of this name, in the JSON of any type, is a text that may quote anything. The
-// pages redact the same texts. Names of queues, kinds, tags, keys, schedules and people are shown as they are.
+// somebodyWrote reports whether a JSON field of this name, in any answer, has a text that programs or people wrote. Such a
+// text may contain a secret. The pages redact the same texts. Names of queues, kinds, tags, keys, schedules and people are shown as they are.
 func somebodyWrote(name string) bool {
 	switch name {
 	case "args", "metadata", "retry", "options", // JSON

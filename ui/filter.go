@@ -20,7 +20,7 @@ type query struct{ url.Values }
 
 func bad(format string, args ...any) error { return badAt("", format, args...) }
 
-// badAt is bad with the name of the field that is wrong, for the API.
+// badAt does the same as bad, and also names the wrong field, for the API.
 func badAt(field, format string, args ...any) error {
 	return problem{Status: http.StatusBadRequest, What: visible(fmt.Sprintf(format, args...)), Do: "Change the address or the form, and send it again.", Field: field}
 }
@@ -33,7 +33,7 @@ func readQuery(r *http.Request) (query, error) {
 	return query{values}, nil
 }
 
-// only refuses keys that a page does not know. With a misspelt key, a filter would show other jobs than the person
+// only returns an error if the address has a key that is not one of the known keys. With a misspelt key, a filter would show other jobs than the person
 // meant.
 func (q query) only(known ...string) error {
 	for key := range q.Values {
@@ -44,7 +44,7 @@ func (q query) only(known ...string) error {
 	return nil
 }
 
-// one is the value of a key, "" if there is none. Two values are a mistake.
+// one returns the value of a key, "" if there is none. Two values that are not empty are a mistake.
 func (q query) one(key string) (string, error) {
 	var one string
 	for _, value := range q.Values[key] {
@@ -69,7 +69,8 @@ func (q query) number(key string, standard, most int) (int, error) {
 	return n, nil
 }
 
-// id returns the id or the name of the page's subject. The address may have no other keys except others.
+// id returns the id or the name of the page's subject. Besides key, the address may
+// have only the keys in others.
 func (q query) id(key string, others ...string) (string, error) {
 	if err := q.only(append(others, key)...); err != nil {
 		return "", err
@@ -162,7 +163,7 @@ func takeArgs(f *drover.Filter, values []string) error {
 		return bad(`Args contain: that is not JSON, such as {"Order": 42}.`)
 	}
 	if strings.Join(strings.Fields(values[0]), "") == "{}" {
-		return nil // all args contain it
+		return nil // the filter would pick all objects
 	}
 	f.Args = json.RawMessage(values[0])
 	return nil
@@ -173,7 +174,7 @@ func takeIDs(f *drover.Filter, values []string) error {
 	return nil
 }
 
-// momentForms are the forms of a time that the form takes, the same as the command's.
+// momentForms says how a time may be written. The command takes the same.
 const momentForms = "2026-01-31T12:00:00Z, the date 2026-01-31 (UTC), or how long ago: 90m, 24h, 7d"
 
 func takeTime(to func(*drover.Filter) *time.Time) func(*drover.Filter, []string) error {

@@ -398,7 +398,8 @@ func countRuns(entries []drover.RunError) (n int) {
 	return n
 }
 
-// heading is the first line of an entry in the history: time, class, attempt, duration, and when the next run is due.
+// heading returns the first line of an entry in the history, such as time, class, attempt, duration, and when the next run
+// is due.
 func heading(e *drover.RunError) string {
 	parts := []string{instant(e.At), string(e.Class)}
 	if e.Case != "" {

@@ -279,7 +279,7 @@ func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err er
 		if set.job.Metadata, err = a.readJSON("metadata", set.metadata); err != nil {
 			return p, err
 		}
-		if string(set.job.Metadata) == "null" { // in a line of drover enqueue it means none
+		if string(set.job.Metadata) == "null" { // drover enqueue --lines takes null as no metadata; this flag does not
 			return p, usagef("--metadata: is not a JSON object")
 		}
 	}

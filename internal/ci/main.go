@@ -115,8 +115,8 @@ func whole(out io.Writer, quickLog, slowLog string) error {
 	return nil
 }
 
-// missing returns the tests that passed in neither log. It also returns how many tests passed only in the first log, and how
-// many only in the second one. It checks subtests too: if the quick tier skips a subtest, it must pass in the slow tier.
+// missing returns the tests that passed in neither log. It also returns how many tests passed in the first log, and how many
+// only in the second one. It checks subtests too: if the quick tier skips a subtest, it must pass in the slow tier.
 func missing(tests []test, quick, slow *results) (missing []string, inQuick, inSlow int) {
 	for _, t := range tests {
 		id := testID{t.pkg, t.name}

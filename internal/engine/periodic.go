@@ -14,8 +14,8 @@ import (
 
 // scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has a scheduler. A tick locks the row of
 // its schedule, so only one supervisor makes each tick. The scheduler sleeps until the earliest tick of any schedule.
-// If an earlier tick appears meanwhile, a heartbeat or a notification wakes it. While there is no schedule, it sends no
-// statement.
+// If an earlier tick appears meanwhile, a heartbeat or a notification wakes it. While there is no schedule, it sends
+// only one statement, an hour after its start.
 type scheduler struct {
 	*Shared
 	Signal chan struct{}
@@ -66,12 +66,13 @@ const (
 	// longestPutOff bounds the pause of a schedule that fails again and again. If such schedules take much time, the
 	// pause may be longer: see putAside.
 	longestPutOff = time.Minute
-	// The supervisor that prunes looks when a tick is due. The other supervisors look later, by standAside plus a
+	// One supervisor looks as soon as a tick is due: the one that also prunes. The others look later, by standAside plus a
 	// random time of up to twice standAside.
 	standAside = 250 * time.Millisecond
 )
 
-// run ticks until ctx is done. Its first look comes when the first heartbeat has found a schedule.
+// run ticks until ctx is done. Its first look comes when the first heartbeat has found a schedule, or after
+// longestWait.
 func (t *scheduler) run(ctx context.Context) {
 	timer := time.NewTimer(longestWait)
 	defer timer.Stop()
@@ -194,8 +195,8 @@ func (t *scheduler) putAside(name string, took time.Duration) (pause time.Durati
 	return pause
 }
 
-// failed puts off a schedule whose tick failed as a whole, for example because of a time-out. The tick stays due, and
-// failed writes the reason into the schedule's row.
+// failed puts off a schedule whose tick failed as a whole, for example because of a time-out. The tick stays due. The
+// schedule's row gets the reason.
 func (t *scheduler) failed(ctx context.Context, d store.DueSchedule, err error, took time.Duration) time.Duration {
 	pause, why := t.putAside(d.Name, took), t.Cfg.Clean(pg.Refusal(err))
 	t.seldom.log(ctx, t.log, slog.LevelWarn, "periodic "+d.Name, "schedule could not tick, will be tried again",

@@ -16,7 +16,7 @@ import (
 // The bounds and pauses of settles.
 const (
 	maxComplete = 2000        // how many completed runs one round trip settles at most
-	MaxWaiting  = maxComplete // if more outcomes wait than this, claims pause: see behind
+	MaxWaiting  = maxComplete // if more outcomes wait than this, claims pause (the method behind)
 
 	lockedPause      = 100 * time.Millisecond // the pause before an outcome whose row is locked is tried again
 	mostHeld         = 50                     // after so many of these tries, the log has a line
@@ -41,7 +41,7 @@ type settler struct {
 
 	// Only the settler's goroutine uses the fields below.
 	Link    store.Line
-	Locked  []*Run    // to be settled again after a pause: the row was locked, or the outcome refused
+	Locked  []*Run    // to be settled again after a pause, for example because the row was locked
 	Worked  time.Time // when gone was last called
 	passed  []string  // jobs to take off the list of set-aside jobs: their outcomes are recorded now
 	Trouble Trouble
@@ -387,7 +387,7 @@ func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
 		// After the first refusal the job is only listed in drover_set_aside, so that people see it.
 		became, err = e.refuse(base, &e.Link, r, &store.Refused{Path: store.PathSettle, Why: why, Aside: r.Refusals == 1})
 	}
-	if err != nil || became == "" || became == store.SetAside { // "": if its row is locked or has changed, the next try finds out
+	if err != nil || became == "" || became == store.SetAside { // "": the row is locked or has changed; the next try finds out which
 		e.later(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
 		return err
 	}
@@ -432,7 +432,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 		case foundNotCommitted:
 			unsent(r)
 			r.txSeenOpen = r.txOutcome.Swap(nil)
-			if r.End.completes() { // an error of the handler counts as usual; nil without a commit is a failure
+			if r.End.completes() { // the handler returned nil, but its commit failed. After an error, the outcome stays
 				r.End, r.simpler, r.held = e.Handler.CutShort(r, r.notCommitted()), false, 0
 			}
 			e.requeue([]*Run{r})

@@ -26,7 +26,7 @@ const (
 	stackShare  = 20
 	leaseShare  = 100
 	stackTime   = 70 * time.Microsecond
-	stackBytes  = 4 << 10  // how many bytes a goroutine's stack has on average, at most
+	stackBytes  = 4 << 10  // room for the stack of each goroutine; what is longer on average is cut off
 	mostStacks  = 16 << 20 // bytes of all stacks together
 	mostOfStack = 16 << 10 // bytes of a handler's stack that are kept
 )

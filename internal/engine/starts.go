@@ -16,8 +16,9 @@ type Start struct {
 	Noted chan bool
 }
 
-// NoteStart records the start of a job with a single attempt, and waits for the commit. After the commit a rescue
-// discards the job; until then the job has certainly not run. NoteStart returns false if the job must not start: the
+// NoteStart records the start of a job with a single attempt, and waits for the commit. If the process dies before the
+// commit, the job has certainly not run, and another supervisor may run it. If the process dies later, a rescue discards
+// the job. NoteStart returns false if the job must not start: the
 // claim or the lease is over, the row is locked, or the database refuses the record.
 func (e *settler) NoteStart(r *Run) bool {
 	s := &Start{r, make(chan bool, 1)}
@@ -84,7 +85,8 @@ func (e *settler) notePart(base context.Context, part []*Start, noted map[string
 	return n, err
 }
 
-// StartRefused takes a job whose start the database refuses to record out of the way of others. The job does not start.
+// StartRefused is for a job whose start the database refuses to record. It takes the job out of the way of other jobs.
+// The job does not start.
 func (e *settler) StartRefused(base context.Context, r *Run, why error, aside bool) error {
 	// The path is PathClaim, because other processes should treat the job as a job that cannot be claimed.
 	became, err := e.refuse(base, &e.Link, r, &store.Refused{Path: store.PathClaim, Why: why, Later: !pg.Lasting(why), Aside: aside})

@@ -6,9 +6,9 @@ import (
 )
 
 // Near plans the near sweeps: claims that begin to read before the floors. They find jobs that were committed late and
-// lie behind the floors. Three near sweeps look back 200 ms, 2 s and 20 s from the floor at most, each for at most a
-// tenth of the time. Within that, they look back only so far that they find each row that the previous sweep could not
-// see.
+// lie behind the floors. Three near sweeps look back at most 200 ms, 2 s and 20 s from the floor. All supervisors
+// together spend at most a tenth of the time on each. Mostly a sweep looks back less: only as far as a row may lie that
+// the previous sweep could not see.
 //
 // How far is that? A job's due time is the time of the statement that wrote it, and a statement that writes gets a
 // transaction id. A row that a sweep missed was written by a transaction that was open when the sweep looked, or that
@@ -23,7 +23,7 @@ type Near struct {
 	mu      sync.Mutex
 	Windows [4]window
 	Sharing int           // how many supervisors share the near sweeps
-	Past    []Seen        // as earlier claims saw it, oldest first, at least pastStep apart
+	Past    []Seen        // the server's transactions as earlier claims saw them, oldest first, at least pastStep apart
 	usual   time.Duration // how long a claim without a near sweep takes, a moving average
 }
 
@@ -48,7 +48,7 @@ type Seen struct {
 const (
 	pastStep = 100 * time.Millisecond
 	pastMost = 256                    // how many claims Past keeps at most
-	writing  = 200 * time.Millisecond // how long after its time a statement may get its transaction id: it is planned first
+	writing  = 200 * time.Millisecond // a statement may get its transaction id so much later than its time, because it is planned in between
 )
 
 // NewNear returns near sweeps that are all due.

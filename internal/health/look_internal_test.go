@@ -734,7 +734,7 @@ func TestHealthReadsMoreParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lock.Rollback(context.Background()) //nolint:errcheck // it has changed nothing
+	defer lock.Rollback(context.Background())
 	if _, err := lock.Exec(t.Context(), `lock table locked`); err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Sink takes a value: how many more of a counter, or seconds of a histogram. The labels are in the order of the definition.
+// Sink takes a value: by how much a counter grows, or the seconds for a histogram. The labels are in the order of the definition.
 // They are an array, so that an event allocates nothing.
 type Sink func(ctx context.Context, m Meter, value float64, labels [MostLabels]string)
 
@@ -19,7 +19,7 @@ func Hooks(kinds, queues *Names, sink Sink) drover.Hooks {
 		return func(ctx context.Context, e drover.Event) {
 			queue, kind := queues.Label(e.Queue), kinds.Label(e.Kind)
 			sink(ctx, Outcomes, jobs(e), labels{queue, kind, outcome, why(outcome, e)})
-			// No handler ran for a job that ended without a run, and nobody knows how long one ran whose process died.
+			// There is no duration if the job ended without a run. If the process died, nobody knows how long the handler ran.
 			if e.Duration > 0 && e.Class != drover.ClassCrash {
 				sink(ctx, RunDuration, e.Duration.Seconds(), labels{queue, kind})
 			}
@@ -74,5 +74,6 @@ func why(outcome string, e drover.Event) string {
 	return ""
 }
 
-// jobs returns how many jobs an event is about: one event has all jobs of a transaction of a verb, or of a tick.
+// jobs returns how many jobs an event is about: one event may be about all jobs that one
+// transaction of an operator's method has changed, or about all ticks that a schedule has skipped together.
 func jobs(e drover.Event) float64 { return float64(max(1, e.Count)) }

@@ -29,7 +29,7 @@ const MostLabels = 4
 // are divided by underscores.
 type Def struct {
 	Name   string
-	Unit   string // "s", or what is counted in braces
+	Unit   string // "s", or the counted thing in braces, such as {job}
 	Help   string
 	Labels []string
 	Grows  bool // of a Gauge: it only grows, so it is a counter

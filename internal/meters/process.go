@@ -18,7 +18,7 @@ const (
 	gaugesOfProcess
 )
 
-// OfProcess returns the definitions of what runs in this process, by Gauge.
+// OfProcess returns the definitions of the gauges of this process. The index of a definition is its Gauge.
 func OfProcess() []Def {
 	defs := [gaugesOfProcess]Def{
 		Healthy:           {Name: "supervisors_healthy", Unit: "{supervisor}", Help: "Watched supervisors of this process, by whether Supervisor.Healthy returns nil. A supervisor that has stopped is not counted.", Labels: []string{"healthy"}},
@@ -33,7 +33,7 @@ func OfProcess() []Def {
 // Process adds up the figures of the supervisors of this process.
 type Process struct {
 	mu      sync.Mutex
-	watched bool // a supervisor was, even if all have stopped
+	watched bool // Watch was called with a supervisor, which may have stopped since
 	sups    []*drover.Supervisor
 	stopped drover.Stats // sums of the supervisors that have stopped: their counters must not go back
 }
@@ -69,7 +69,7 @@ func (p *Process) Collect(see See) {
 		default:
 			unhealthy++
 		}
-		stats := sup.Stats() // after Healthy: a supervisor that has stopped counts no more
+		stats := sup.Stats() // read after Healthy: the counters of a supervisor that has stopped do not change
 		sum.Running += stats.Running
 		sum.Buffered += stats.Buffered
 		sum.Abandoned += stats.Abandoned

@@ -90,18 +90,18 @@ func engine(ctx context.Context) (loopback bool, err error) {
 	silence()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	// The provider's own requests to the engine take no context. This call asks first, and testcontainers keeps the
-	// answer.
+	// The provider's own requests to the engine take no context. This call takes one, so it asks the engine first.
+	// testcontainers keeps the answer and uses it again.
 	client, err := testcontainers.NewDockerClientWithOpts(ctx)
 	if err != nil {
 		return false, noEngineError(err)
 	}
-	defer client.Close() //nolint:errcheck // it has been asked
+	defer client.Close() //nolint:errcheck // the answer is there already
 	provider, err := testcontainers.NewDockerProvider()
 	if err != nil {
 		return false, noEngineError(err)
 	}
-	defer provider.Close() //nolint:errcheck // it has been asked
+	defer provider.Close() //nolint:errcheck // the answer is there already
 	host, err := provider.DaemonHost(ctx)
 	if err != nil {
 		return false, noEngineError(err)

@@ -141,8 +141,8 @@ func refusalText(why error) string {
 	return text
 }
 
-// SetAside lists a job in drover_set_aside. On this path, every process then leaves the job alone until it is time for
-// another try.
+// SetAside lists a job in drover_set_aside. The parameter path is the step that the database refused: the claim, the
+// settle or the rescue. Every process then leaves the job out of this step until it is time for another try.
 func (s Session) SetAside(ctx context.Context, path, id string, why error) error {
 	var p pipeline
 	p.Begin()
@@ -197,8 +197,8 @@ func (s Session) Passed(ctx context.Context, path string, ids []string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// The paths of drover_set_aside on which supervisors list single jobs: jobs that could not be claimed, settled by
-// their owner, or rescued.
+// The values of drover_set_aside.path for single jobs: the step that the database refused. A settle here is by the job's
+// own supervisor.
 const (
 	PathClaim  = "claim"
 	PathSettle = "settle"
