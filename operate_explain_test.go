@@ -38,6 +38,12 @@ func TestExplainFindsWhatIsInTheWay(t *testing.T) {
 	says(other, "none has a worker for kind unknown")
 	db.exec(t, `update jobs set scheduled_at = now() - interval '1 s', kind = 'job' where kind = 'unknown'`)
 	says(receipt.ID, "1 job is due before it", "slots for 4")
+	// Only a thousand rows are counted. Some of them run, and more jobs may wait behind them.
+	db.exec(t, `insert into jobs (kind, scheduled_at, state, claimed_by, attempted_at, claim_seq, attempt)
+		select 'job', now() - interval '1 min', 'running', 'nobody', now(), 1, 1 from generate_series(1, 5)`)
+	db.exec(t, `insert into jobs (kind, scheduled_at) select 'job', now() - interval '1 min' from generate_series(1, 1000)`)
+	says(receipt.ID, "1000 jobs or more are due before it")
+	db.exec(t, `delete from jobs where scheduled_at < now() - interval '30 s'`)
 
 	if err := db.client.Pause(ctx, drover.KindScope("job"), nil, drover.Audit{By: "ada", Why: "a test"}); err != nil {
 		t.Fatal(err)

@@ -66,7 +66,7 @@ const (
 	// longestPutOff bounds the pause of a schedule that fails again and again. If such schedules take much time, the
 	// pause may be longer: see putAside.
 	longestPutOff = time.Minute
-	// One supervisor looks as soon as a tick is due: the one that also prunes. The others look later, by standAside plus a
+	// The supervisor that prunes looks as soon as a tick is due. The others look later, by standAside plus a
 	// random time of up to twice standAside.
 	standAside = 250 * time.Millisecond
 )

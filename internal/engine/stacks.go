@@ -26,7 +26,7 @@ const (
 	stackShare  = 20
 	leaseShare  = 100
 	stackTime   = 70 * time.Microsecond
-	stackBytes  = 4 << 10  // room for the stack of each goroutine; what is longer on average is cut off
+	stackBytes  = 4 << 10  // room for the stack of each goroutine; if they need more, the last stacks are cut off
 	mostStacks  = 16 << 20 // bytes of all stacks together
 	mostOfStack = 16 << 10 // bytes of a handler's stack that are kept
 )
