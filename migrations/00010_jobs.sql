@@ -100,7 +100,7 @@ comment on function drover_secure(regproc) is
 create function drover_check_schema(home regproc default 'drover_schema_version') returns void language plpgsql stable as $$
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
-		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
 			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
 	end if;
 end
@@ -958,7 +958,7 @@ declare
 	missing text[];
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
-		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
 			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
 	end if;
 	if jsonb_typeof(uniqueness) <> 'null' then
@@ -1020,7 +1020,7 @@ declare
 	strays   bigint; -- stored under ids that are not in the batch
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
-		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
 			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
 	end if;
 	if jsonb_typeof(batch) <> 'array' then

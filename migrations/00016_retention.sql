@@ -104,7 +104,7 @@ declare
 	rejected jsonb;
 begin
 	if tg_table_schema is distinct from current_schema() then
-		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %.drover_secure()',
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %.drover_secure()',
 			current_setting('search_path'), quote_ident(tg_table_schema) using errcode = '3F000';
 	end if;
 	rejected := (drover_make_follow_up(new.id, new.queue, new.kind, new.discard_reason, new.class, new.fingerprint, new.attempt, new.finalized_at,

@@ -140,7 +140,7 @@ declare
 	own     text;
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
-		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Mend it with: drover migrate up, or: select %',
+		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
 			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
 	end if;
 	if jsonb_typeof(docs) is distinct from 'array' then

@@ -575,20 +575,26 @@ func TestClaimUnderAReplacedLease(t *testing.T) {
 	}
 }
 
-// A settle records when its retry is due. A claim under way that looked earlier must not delete this time.
+// A settle records when its retry is due. A claim under way that looked earlier must not delete this time. A claim
+// that was planned when this time had passed deletes it, and records the next due time.
 func TestRetryNotedDuringAClaimIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	s := db.stopped(t, drover.SupervisorConfig{})
 	s.Claimer.Wake()
 	underWay := s.Claimer.Request(s.Now())
-	due := s.Now().Add(30 * time.Millisecond)
+	due := s.Now().Add(10 * time.Minute)
 	s.Claimer.NoteDue(due)
 	s.Claimer.Trip(t.Context(), underWay)
 	if got := s.Claimer.Due; !got.Equal(due) {
 		t.Errorf("the next job is due at %v, the settle noted %v", got, due)
 	}
 	later := db.enqueue(t, job{}, &drover.EnqueueOpts{Delay: time.Hour})
+	s.claim(t)
+	if got := s.Claimer.Due; !got.Equal(due) {
+		t.Errorf("a claim for another job has changed the next due time from %v to %v", due, got)
+	}
+	s.Claimer.NoteDue(s.Now())
 	s.claim(t)
 	if d := s.Claimer.Due.Sub(s.Now()); d < 50*time.Minute || d > time.Hour {
 		t.Errorf("job %s is due in an hour, the claimer looks in %v", later, d)

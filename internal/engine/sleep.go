@@ -42,19 +42,26 @@ type look struct {
 	seen   floors.Seen
 }
 
-// after decides when to look again. While looks find jobs, the claimer looks again immediately. Then a lookout looks
-// after 1, 2, 4, 8, 8, … ms, until it falls asleep. From then on its pause doubles up to the poll interval, so a pause
-// is hardly longer than the time since a look last found a job. An awake claimer that is not the lookout falls asleep
-// at the first look that finds nothing, and looks again after a poll interval. If something asked a sleeper for a look,
-// that look does not change the time of the next poll, unless it finds more than a trickle, or as many jobs as there
-// was room for.
+// after decides when to look again. While looks of an awake claimer find jobs, it looks again immediately. Then a lookout
+// looks after 1, 2, 4, 8, 8, … ms, until it falls asleep. From then on its pause doubles up to the poll interval, so a
+// pause is hardly longer than the time since a look last found a job. An awake claimer that is not the lookout falls
+// asleep at the first look that finds nothing, and looks again after a poll interval.
+//
+// A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll finds
+// fewer, the sleeper halves its pause. It may have taken the job before a notified supervisor did, and then needs no more
+// looks. Or nobody is notified of such jobs; then its pause gets as short as the time between two of them. A look that
+// something asked for does not change the time of the next poll.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)
 		s.IdleAt = time.Time{}
 		s.Asleep = s.Asleep && !s.trickle.over()
-		if !l.once || l.filled || !s.Asleep {
+		switch {
+		case l.filled || !s.Asleep:
 			s.Next, s.Step = now, 0
+		case !l.once:
+			s.Step /= 2
+			s.Next = now.Add(s.Step)
 		}
 		return
 	}
@@ -344,11 +351,15 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 	}
 }
 
+// samePair is how long the same two supervisors look at the due times that all supervisors have read. It is longer than
+// a poll interval, so that these two have usually read of the next due time, too.
+const samePair = 10 * time.Second
+
 // looksAt reports whether this supervisor looks for jobs at a due time that all supervisors have read. Only two of them
-// look at each due time. Hashes of the time and the ids decide which two, so all supervisors come to
+// look at each due time. Hashes of the period of samePair and of the ids decide which two, so all supervisors come to
 // the same result.
 func (c *claimer) looksAt(due time.Time) bool {
-	period := strconv.FormatInt(due.Unix()/10, 10)
+	period := strconv.FormatInt(due.UnixNano()/int64(samePair), 10)
 	hash := func(id string) uint64 {
 		h := fnv.New64a()
 		_, _ = h.Write([]byte(period + id))

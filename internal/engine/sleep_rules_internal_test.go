@@ -32,6 +32,54 @@ func TestALoneJobCostsFewClaims(t *testing.T) {
 	})
 }
 
+// The server is slow, so polls often take a job before the two notified supervisors do. Such a poll costs few more looks:
+// the sleeper does not begin with its shortest pause again.
+func TestAPollThatTakesANotifiedJob(t *testing.T) {
+	t.Parallel()
+	const size, jobs, every = 64, 600, 25 * time.Millisecond
+	inFleet(t, size, 10, func(f *fleet) {
+		polled := 0
+		for range jobs {
+			on := f.onCall()
+			f.stall(on, 8*time.Millisecond) // after 10 ms they would hand the job on
+			j := f.enqueue(0)
+			pass(every)
+			f.startsWithin(every, j)
+			if !slices.Contains(on, f.owner(j)) {
+				polled++
+			}
+		}
+		polls := size * int(every*jobs/fleetPoll)
+		claims, _ := f.counted()
+		if polled < 10 {
+			f.t.Errorf("polls took %d of %d jobs: too few to see what they cost", polled, jobs)
+		}
+		if claims > 2*jobs+polls+3*polled {
+			f.t.Errorf("%d claims for %d jobs, of which polls took %d; %d polls are usual", claims, jobs, polled, polls)
+		}
+	})
+}
+
+// Nobody is notified of a trickle of jobs. The pause of the supervisor gets about as short as the time between two jobs.
+func TestATrickleWithoutNotifications(t *testing.T) {
+	t.Parallel()
+	inFleet(t, 1, 10, func(f *fleet) {
+		for i := range 60 {
+			f.mu.Lock()
+			f.xid++
+			j := f.add(time.Now(), 0)
+			f.mu.Unlock()
+			pass(500 * time.Millisecond)
+			if i >= 20 {
+				f.startsWithin(time.Second, j)
+			}
+		}
+		if claims, _ := f.counted(); claims > 3*60 {
+			f.t.Errorf("%d claims for 60 jobs", claims)
+		}
+	})
+}
+
 // While jobs come in a stream, one supervisor is awake and looks for all of them. It notifies nobody. It falls asleep when
 // nothing has come for a while.
 func TestOneIsAwakeForAStream(t *testing.T) {

@@ -183,6 +183,22 @@ func mutants() []mutant {
 			in:    "internal/engine",
 		},
 		{
+			name: "chance-finds", bug: "a poll that takes a job before a notified supervisor does starts with the shortest pause again",
+			file:  "internal/engine/sleep.go",
+			old:   "			s.Step /= 2\n			s.Next = now.Add(s.Step)\n",
+			new:   "			s.Next, s.Step = now, 0\n",
+			tests: []string{"TestAPollThatTakesANotifiedJob"},
+			in:    "internal/engine",
+		},
+		{
+			name: "unnoticed-trickle", bug: "a trickle of jobs without notifications waits for whole poll intervals",
+			file:  "internal/engine/sleep.go",
+			old:   "			s.Step /= 2\n",
+			new:   "",
+			tests: []string{"TestATrickleWithoutNotifications"},
+			in:    "internal/engine",
+		},
+		{
 			name: "not-reasserted", bug: "nobody writes a crew anew",
 			file:  "internal/engine/rewound.go",
 			old:   "if c.Cfg.DisableNotify || reply.Crews >= len(queues) {",
