@@ -33,7 +33,7 @@ type EnqueueOpts struct {
 	// not set it together with Delay.
 	ScheduledAt time.Time
 
-	// Delay is how long from now the job is due, by the server's clock. Zero means now.
+	// Delay is the time from now until the job is due, by the server's clock. Zero means that the job is due now.
 	Delay time.Duration
 
 	// MaxAttempts is the total number of runs this job may have; 1 never retries. Zero means the worker's
@@ -53,8 +53,8 @@ type EnqueueOpts struct {
 	// expired instead of running it. Zero means never. It must be after ScheduledAt.
 	ExpiresAt time.Time
 
-	// RetryUntil ends the retries: if the next one would be due later, the job is discarded, reason time_budget. Zero
-	// means its worker's RetryFor.
+	// RetryUntil ends the retries. If the next retry would be due after this time, the job is discarded, reason
+	// time_budget. Zero means that the worker's RetryFor decides.
 	RetryUntil time.Time
 
 	// Tags are up to 32 words to find the job by, each 1 to 128 bytes. Like kinds and queues, they have no control
@@ -87,7 +87,7 @@ type EnqueueOpts struct {
 // Receipt names the row that an enqueue stored or found. If there is no error, the table has that row, whatever
 // indexes, constraints and triggers the application has put on jobs.
 type Receipt struct {
-	ID        string // of the row; if a unique job was there before, this is the id of that job
+	ID        string // the id of the row; if a unique job was there before, the id of that job
 	Existing  bool   // the job was there before: it has the given ID, or it is like this one (Unique)
 	Replaced  bool   // the existing job got the new args and options: see ReplaceWaiting
 	Debounced bool   // the existing job got the new due time: see Debounce
@@ -97,8 +97,8 @@ type Receipt struct {
 // two of them.
 //
 // After an error that leaves the outcome open, such as a lost connection, repeat the call with the same EnqueueOpts.ID.
-// Do so while the job's row is kept. With DeleteOnCompletion, the job may have run and been deleted by then. Then the
-// repeated call stores it again, and it runs twice.
+// This is safe only while the job's row is kept. With DeleteOnCompletion, the job may have run and been deleted by
+// then. Then the repeated call stores it again, and it runs twice.
 //
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrUniqueDeadlock, ErrNotMigrated,
 // ErrReadOnly. An error of an application's own index, constraint or trigger on jobs is returned as the driver's
@@ -156,9 +156,9 @@ type EnqueueItem struct {
 	Opts *EnqueueOpts
 }
 
-// EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order. Jobs
-// that set at most a queue, a priority and metadata are stored by COPY. It returns the errors of Enqueue, and names
-// every bad job.
+// EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order. Jobs that
+// set at most a queue, a priority and metadata are stored by COPY. EnqueueMany returns the errors of Enqueue. An
+// *InvalidError names every job that was refused.
 func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) (receipts []Receipt, err error) {
 	if len(c.layers.begins) > 0 && len(items) > 0 {
 		var end func([]Receipt, error)
@@ -400,9 +400,10 @@ func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string
 	}
 }
 
-// lastMetadata keeps the metadata of an earlier job of the batch, and its JSON, if it is only a few strings. Often all
-// jobs of a batch have the same metadata, such as a trace's. It keeps the strings and not the map, because middleware
-// may change the map.
+// lastMetadata keeps the metadata of an earlier job of the batch, and the JSON of that metadata, so that equal metadata
+// are encoded once. It keeps them only if they are up to four strings. Often all jobs of a batch have the same
+// metadata, such as the id of a trace. lastMetadata keeps the strings and not the map, because middleware may change
+// the map.
 type lastMetadata struct {
 	pairs [4][2]string
 	n     int // how many elements of pairs are set; 0 means that no metadata is kept

@@ -31,15 +31,15 @@ type handler struct {
 
 var _ engine.Handler = (*handler)(nil)
 
-// task is a run together with this package's data about it. The engine's part and the Job that the handler sees are in
-// one allocation.
+// task is a run together with this package's data about it. The engine's Run and the Job that the handler sees are in
+// the same allocation.
 type task struct {
 	engine.Run
 	job       Job
 	handler   *handler
 	worker    *Worker
 	strategy  RetryStrategy
-	uncounted int    // runs that DontCount gave back
+	uncounted int    // how many runs DontCount gave back
 	host      string // the host of the process that died; "" except for a rescued job
 }
 
@@ -55,7 +55,8 @@ type queueDefaults struct {
 // defaultMaxAttempts is how many runs a job has if neither its options nor its worker nor its queue set a number.
 const defaultMaxAttempts = 20
 
-// NewRun implements engine.Handler. It puts the policies of a job in their order: job over worker over queue over default.
+// NewRun implements engine.Handler. For each setting it takes the job's own value, otherwise the worker's, otherwise
+// the queue's, otherwise the default.
 func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.Run {
 	q := policy.(queueDefaults) //nolint:forcetypeassert // Queue.forEngine set it
 	w := h.workers[j.Kind]
@@ -136,8 +137,8 @@ func (h *handler) Decide(r *engine.Run, err error) engine.Outcome {
 	return taskOf(r).decide(err)
 }
 
-// CutShort implements engine.Handler. It always returns: code of the application, such as a strategy or the method of an
-// error, runs in a goroutine of its own, and may panic or exit there.
+// CutShort implements engine.Handler. It always returns, even if code of the application panics or exits, such as a
+// strategy or the method of an error. That code runs in a goroutine of its own.
 func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	t := taskOf(r)
 	exit := &panicError{exit: true}
@@ -176,7 +177,7 @@ func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	}
 	e := t.draft(why)
 	if errors.Is(why, ErrNotCommitted) {
-		e.Duration = t.End.Duration // the handler returned before the look at the row
+		e.Duration = t.End.Duration // the handler had returned before the engine read the row
 	}
 	e.fail(worthRetry(why))
 	return e.done()
@@ -239,7 +240,8 @@ func (t *task) crashed(j *store.Held, c engine.Crash) engine.Outcome {
 	return e.done()
 }
 
-// wait asks a strategy for the delay. If a Custom panics, the default replaces it, with a line in the log.
+// wait asks a strategy for the delay. If a Custom panics or has no function, Exponential replaces it, and wait logs
+// that.
 func (h *handler) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool) {
 	d, ok, err := strategy.delay(f)
 	if err != nil {
@@ -249,8 +251,8 @@ func (h *handler) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool
 }
 
 // strategyOf returns the strategy of a job, in the usual order: its own, its worker's if this process has one, the
-// strategy stored for its kind or queue, the default. A stored strategy that this process cannot read is left out,
-// with a line in the log.
+// strategy stored for its kind or queue, the default. If this process cannot read a stored strategy, strategyOf logs
+// that and leaves it out.
 func (h *handler) strategyOf(j *store.Held) RetryStrategy {
 	if strategy := h.readStrategy(j.ID, j.Retry); strategy != nil {
 		return strategy
@@ -303,9 +305,9 @@ func publicEvent(e *engine.Event) Event {
 // that one of the Cases would retry. Neither attempts nor RetryFor run out. The worker's timeout and middleware do not
 // apply. To see how the handler reacts to the end of its context, end ctx.
 //
-// The handler gets a copy of job. Kind is the worker's. ID, Queue, Priority, Attempt, MaxAttempts and ScheduledAt have
-// the values of a first run where they are zero in job. Empty Args stand for the JSON null, which leaves the args zero.
-// A nil job is a first run with empty Args.
+// The handler gets a copy of job. In the copy, Kind is the worker's kind. ID, Queue, Priority, Attempt, MaxAttempts and
+// ScheduledAt have the values of a first run where they are zero in job. If job has no Args, the handler gets zero
+// args. A nil job means a first run without Args.
 //
 // In the handler, Job.CompleteTx and Job.SettleTx check their transaction and write nothing. If the handler then
 // returns nil, the settle decides the verdict. Otherwise the returned error decides, because Try does not know whether

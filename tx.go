@@ -87,9 +87,9 @@ func (r sqlRow) Scan(dest ...any) error {
 // transaction. The transaction that commits counts.
 //
 // Errors: ErrLeaseLost if the run no longer owns its job, ErrState if this run has settled it already. Roll back after
-// both. A serialization failure (SQLSTATE 40001) is returned as the driver's error, even if another owner's write to the
-// job caused it. Roll back and begin again: if the run no longer owns its job, the next transaction returns ErrLeaseLost.
-// A tx that is no open transaction is an *InvalidError.
+// either error. A serialization failure (SQLSTATE 40001) is returned as the driver's error, even if another owner's
+// write to the job caused it. Roll back and begin again: if the run no longer owns its job, the next transaction
+// returns ErrLeaseLost. A tx that is no open transaction is an *InvalidError.
 func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(ctx, tx, nil) }
 
 // SettleTx records in the handler's transaction how the run ended. It reads err as if the handler had returned it, so
@@ -110,7 +110,7 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 		return trial.settle(j.ID, err)
 	}
 	in := t.handler.client.desk.in(tx)
-	if t.handler.client.cfg.DisableNotify { // a follow-up notifies
+	if t.handler.client.cfg.DisableNotify { // a follow-up would send a NOTIFY
 		if err := disableNotify(ctx, in); err != nil {
 			t.NoteTx(err)
 			return err

@@ -33,7 +33,8 @@ func (p *problems) join(err error) {
 	}
 }
 
-// at joins err, with its fields put below field: "Base" becomes "Workers[0].Retry.Base".
+// at adds err to the problems, and puts field in front of the fields that err names: "Base" becomes
+// "Workers[0].Retry.Base".
 func (p *problems) at(field string, err error) {
 	var invalid *InvalidError
 	switch joined, ok := err.(interface{ Unwrap() []error }); {
@@ -63,14 +64,15 @@ func (p *problems) nonNegative(field string, d time.Duration) {
 	}
 }
 
-// atLeast reports a duration that is set and shorter than least. The usual mistake is a number without its unit.
+// atLeast reports a duration that is set and shorter than least. The usual mistake is a number without a unit, such as
+// 30 for 30 * time.Second.
 func (p *problems) atLeast(field string, d, least time.Duration) {
 	if d != 0 && d < least {
 		p.add(field, "%v is under %v", d, least)
 	}
 }
 
-// rate checks how many jobs become due in a second. Zero stands for the default.
+// rate checks how many jobs become due in a second. Zero means the default, and passes.
 func (p *problems) rate(perSecond float64) {
 	if perSecond != 0 && !(perSecond >= 0.001 && perSecond <= 5000) { // false for NaN too
 		p.add("Rate", "%v is not 0.001 to 5,000 a second", perSecond)
@@ -94,7 +96,7 @@ const (
 	maxJSONDepth = 64  // arrays and objects inside each other
 	maxNameBytes = 128 // of a kind or queue; the table has the same CHECK
 
-	maxReasonText = 500 // bytes that are kept of a foreign error or panic
+	maxReasonText = 500 // bytes that are kept of the text of an error or panic that is not drover's
 )
 
 // encodeArgs is encodeJSON for a job's args. It refuses null: a nil pointer, map or slice leaves a handler nothing to
@@ -110,10 +112,10 @@ func encodeArgs(v any, maxBytes int) (json.RawMessage, error) {
 	return raw, nil
 }
 
-// encodeJSON marshals v. It returns an *InvalidError for everything that jsonb would refuse or could not give back.
-// It follows json.Marshal, except that <, > and & stay one byte each: jsonb stores them like that, and HTML in args
-// would count sixfold against maxBytes otherwise. As with json.Marshal, invalid UTF-8 in a Go string becomes U+FFFD;
-// in a json.RawMessage it is refused. A panic while marshalling is returned as an error.
+// encodeJSON marshals v. It returns an *InvalidError for everything that jsonb would refuse or could not give back. It
+// follows json.Marshal, except that <, > and & stay one byte each: jsonb stores them like that, and otherwise each of
+// them would count as six bytes against maxBytes. As with json.Marshal, invalid UTF-8 in a Go string becomes U+FFFD; in
+// a json.RawMessage it is refused. A panic while marshalling is returned as an error.
 func encodeJSON(field string, v any, maxBytes int) (json.RawMessage, error) {
 	raw, err := marshal(field, v)
 	if err != nil {
@@ -207,7 +209,7 @@ func checkText(field, s string, maxBytes int) error {
 	return nil
 }
 
-// losses finds fields that encoding/json passes over. A struct that embeds a type with a MarshalJSON has that method,
+// losses finds fields that encoding/json leaves out. A struct that embeds a type with a MarshalJSON has that method,
 // too, and the method does not know the struct's other fields. losses looks at types, not at values in interfaces.
 type losses struct {
 	reading bool // true: a worker reads the type; false: an enqueue writes it
@@ -290,8 +292,8 @@ func (l *losses) passedOver(t visit, method reflect.Method, path string) string 
 	return l.find(visit{from.Type, t.addressable}, path+"."+from.Name)
 }
 
-// origin returns the embedded field that gives t its method, and the depth of the method's owner. Among several fields
-// it chooses the field whose owner is the least deep, as Go does.
+// origin returns the embedded field that gives t its method, and how many levels below t the type is that declares the
+// method. If several embedded fields have the method, origin chooses the field with the fewest levels, as Go does.
 func (l *losses) origin(t visit) (from reflect.StructField, depth int) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -346,8 +348,8 @@ func (l *losses) method(t visit) (m reflect.Method, has bool) {
 	return m, false
 }
 
-// promoted reports whether the method comes from an embedded field: then the compiler has made it. Package reflect does
-// not show this.
+// promoted reports whether the method comes from an embedded field. Package reflect does not show this. But the
+// compiler has generated such a method, so it has no source file.
 func promoted(m reflect.Method) bool {
 	pc := m.Func.Pointer()
 	file, _ := runtime.FuncForPC(pc).FileLine(pc)

@@ -14,7 +14,8 @@ import (
 // NoTimeout lets a job run as long as it takes.
 const NoTimeout time.Duration = math.MaxInt64
 
-// WorkerOpts are a worker's settings. Other processes, psql and the command read them from the table drover_kinds.
+// WorkerOpts are a worker's settings. A supervisor stores MaxAttempts, Retry, Timeout and FollowUp in the table
+// drover_kinds, where other processes, psql and the command read them. It stores RetryBudget in drover_budgets.
 type WorkerOpts struct {
 	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's MaxAttempts, then 20. A
 	// matching ErrorCase.MaxAttempts takes precedence, then the job's own EnqueueOpts.MaxAttempts. With 1, drover does
@@ -22,8 +23,8 @@ type WorkerOpts struct {
 	// is discarded.
 	MaxAttempts int
 
-	// Retry decides how long a failed job waits. Nil means the queue's strategy, then Exponential{}. The strategy of a
-	// matching ErrorCase takes precedence, then the job's own.
+	// Retry decides how long a failed job waits for its next run. Nil means the queue's strategy, then Exponential{}. The
+	// strategy of a matching ErrorCase takes precedence, then the job's own.
 	Retry RetryStrategy
 
 	// RetryFor is how long a job of this kind is retried, from its enqueue or its last redrive, by the server's clock. If
@@ -33,8 +34,8 @@ type WorkerOpts struct {
 	// precedence. Zero means no bound, under 1 ms is an error.
 	RetryFor time.Duration
 
-	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's, then the
-	// supervisor's.
+	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's budget, then the
+	// supervisor's budget.
 	RetryBudget RetryBudget
 
 	// Timeout bounds one run. When it is over, the run's context ends (it has a deadline), and the run fails and is
@@ -65,8 +66,8 @@ type WorkerOpts struct {
 	FollowUp *FollowUp
 }
 
-// Unlimited is a MaxAttempts without a limit: the job is retried until its RetryUntil or its worker's RetryFor, or until it
-// is cancelled.
+// Unlimited is a MaxAttempts that sets no limit: the job is retried until its RetryUntil or its worker's RetryFor, or
+// until it is cancelled.
 const Unlimited = math.MaxInt32
 
 // ErrorCase has the settings for runs that fail with an error for which If returns true. If a setting is zero, the
@@ -229,7 +230,7 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	JobKind     string          `json:"job_kind"`
 	Queue       string          `json:"queue"`
-	Args        json.RawMessage `json:"args"` // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Job returns them) or not readable
+	Args        json.RawMessage `json:"args"` // as jsonb keeps them, see Job; null if they are longer than 3 MiB (Client.Job returns them then) or cannot be read
 	Reason      Reason          `json:"reason"`
 	Error       string          `json:"error"` // Error, Class and Fingerprint are of the last failed run; "" if no run failed
 	Class       Class           `json:"class"`
