@@ -12,8 +12,8 @@ var (
 	// anything was written.
 	ErrInvalid = pg.ErrInvalid
 
-	// ErrLeaseLost reports that the run no longer owns its job; the outcome was not recorded. It is also the cause of
-	// the handler's context when its supervisor lost the lease, or could not keep it up.
+	// ErrLeaseLost reports that the run no longer owns its job; the outcome was not recorded. It is also the cause of the
+	// handler's context when its supervisor lost the lease, or could not renew it.
 	ErrLeaseLost = pg.ErrLeaseLost
 
 	// ErrIDConflict reports an enqueue whose ID already belongs to a job with another kind, queue or args.
@@ -31,7 +31,7 @@ var (
 	// wraps the driver's error, too.
 	ErrUniqueDeadlock = errors.New("drover: two transactions stored unique jobs with the same keys in different orders, and this one was ended; repeat it")
 
-	// ErrNotFound reports an id or a fingerprint that no row has.
+	// ErrNotFound reports an id, a fingerprint or a name that no row has.
 	ErrNotFound = errors.New("drover: not found")
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
@@ -62,7 +62,8 @@ var (
 	// ErrShutdown is the cause of a handler's context when its supervisor stops and the drain time is over.
 	ErrShutdown = pg.ErrShutdown
 
-	// ErrState reports an operation that the job's state does not allow, such as a redrive of a running job.
+	// ErrState reports an operation that the state of the row does not allow, such as a redrive of a running job. It also
+	// reports a change whose Audit.Seen is out of date.
 	ErrState = pg.ErrState
 )
 

@@ -114,7 +114,8 @@ func (t *Telemetry) endEnqueue(span trace.Span, items []drover.EnqueueItem, rece
 	}
 }
 
-// measureEnqueue measures the call, and counts its jobs if it failed. Stored jobs have an event each.
+// measureEnqueue measures the call, and counts its jobs if it failed. The hook Enqueued counts the jobs that were
+// stored.
 func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.EnqueueItem, took time.Duration, err error) {
 	defer t.guard()
 	failed := ""
