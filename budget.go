@@ -22,8 +22,8 @@ type RetryBudget struct {
 	// Per is the length of the window, in whole milliseconds, 1 ms to 24 h. Zero means a minute.
 	Per time.Duration
 
-	// Burst is how many retries may become due in the same instant, at most Retries. A window may then hold up to Burst -
-	// 1 retries more than Retries. Zero means 1.
+	// Burst is how many retries may become due in the same instant, at most Retries. So a window may hold more than
+	// Retries, by up to Burst - 1. Zero means 1.
 	Burst int
 
 	// Discard discards a job, reason retry_budget, if there is no free slot within Per after its backoff. By default

@@ -74,8 +74,8 @@ func (t *task) interrupted() bool {
 	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost) || errors.Is(cause, ErrCancelled)
 }
 
-// cutShort is the outcome of a run that was interrupted after its handler had begun. The job is due again, and the run
-// does not count. If the job may have only one attempt, the run counts as failed.
+// cutShort returns the outcome of a run that was interrupted after its handler had begun. The job is due again, and the
+// run does not count. If the job may have only one attempt, the run counts as failed.
 func (t *task) cutShort(err error, v reading) engine.Outcome {
 	if t.MaxAttempts > 1 {
 		return engine.Released(t.Ran())

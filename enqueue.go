@@ -16,11 +16,11 @@ import (
 // EnqueueOpts are one job's settings. Nil means the same as the zero value: queue "default", priority 5, due now, and
 // the worker's own policies.
 type EnqueueOpts struct {
-	// ID is a ULID that you choose. It makes the enqueue idempotent: a repeated enqueue returns the existing job, for
-	// as long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion
-	// it goes immediately, so a repeated enqueue may store the job again and run it twice. The same is true after the
-	// row was pruned, archived or deleted. The time in the id should be about now, because the pruner uses it as the
-	// age of the job. Empty means a new id.
+	// ID is a ULID that you choose. It makes the enqueue idempotent: a repeated enqueue returns the existing job, for as
+	// long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion it goes
+	// immediately, so a repeated enqueue may store the job again and run it twice. The same is true after the row was
+	// pruned, archived or deleted. The time in the id should be about now, because the pruner computes the job's age from
+	// that time. Empty means a new id.
 	ID string
 
 	// Queue defaults to "default".
@@ -40,8 +40,8 @@ type EnqueueOpts struct {
 	// MaxAttempts.
 	MaxAttempts int
 
-	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name. If the worker's process has
-	// not registered a Custom of that name, it logs that and uses the worker's own strategy. Nil means the worker's
+	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name. If the worker's process has not
+	// registered a Custom of that name, the process logs that and uses the worker's strategy. Nil means the worker's
 	// strategy.
 	Retry RetryStrategy
 
@@ -73,10 +73,10 @@ type EnqueueOpts struct {
 
 	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that it does afterwards in the same
 	// transaction. Use it in a transaction that will end with PREPARE TRANSACTION (two-phase commit), because Postgres
-	// refuses to prepare a transaction with a NOTIFY. It sets drover.notify to off, local to the transaction. Sleeping
-	// supervisors find the job after up to PollInterval. If the transaction commits more than 20 s after the call, the
-	// job may wait longer: until a supervisor's next full sweep, which comes every 15 s × supervisors. Periodic.Opts
-	// must not set DisableNotify.
+	// refuses to prepare a transaction with a NOTIFY. To do so, drover sets drover.notify to off, local to the
+	// transaction. Sleeping supervisors find the job after up to PollInterval. If the transaction commits more than 20 s
+	// after the call, the job may wait longer: until a supervisor's next full sweep, which comes every 15 s × supervisors.
+	// Periodic.Opts must not set DisableNotify.
 	DisableNotify bool
 
 	// Metadata is marshalled to a JSON object that is kept next to the args. Nil means none. Keys that begin with

@@ -73,7 +73,7 @@ func (s *desk) enqueue(ctx context.Context, job *newJob) (existing bool, err err
 		}
 		return false, err
 	}
-	return existing, nil // if only the wake-up failed, the job waits one poll interval at most
+	return existing, nil // err may be from the wake-up; then the job waits one poll interval at most
 }
 
 // enqueued is the server's reply about one job.

@@ -20,8 +20,8 @@ var (
 	ErrIDConflict = pg.ErrIDConflict
 
 	// ErrNotStored reports an enqueue that the database accepted without storing the job: a trigger or a rule of the
-	// application on the table jobs dropped the row or changed its id. Nothing is stored under the job's id. Repeating
-	// the enqueue fails in the same way until the trigger or rule is changed. If an application's unique index,
+	// application on the table jobs dropped the row or changed its id. Nothing is stored under the job's id. If you repeat
+	// the enqueue, it fails in the same way until somebody changes the trigger or rule. If an application's unique index,
 	// constraint or trigger refuses the row with an error, the enqueue returns that error instead.
 	ErrNotStored = pg.ErrNotStored
 
@@ -35,9 +35,9 @@ var (
 	ErrNotFound = errors.New("drover: not found")
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
-	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them.
-	// If Config.Schema is set, the error of Check and Run names that schema, says whether it exists, and gives the
-	// command that migrates it.
+	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them. If
+	// Config.Schema is set, the error of Check and Run contains the schema, whether it exists, and the command that
+	// migrates it.
 	ErrNotMigrated = pg.ErrNotMigrated
 
 	// ErrServerTooOld reports a server older than PostgreSQL 15.
@@ -70,7 +70,7 @@ var (
 // InvalidError names a setting or argument that was refused, and the reason. If there are several mistakes, their
 // InvalidErrors are joined with errors.Join.
 type InvalidError struct {
-	Field  string // as the caller wrote it: "Queues[0].Concurrency", "args"
+	Field  string // the setting or argument, as in code: "Queues[0].Concurrency", "args"
 	Reason string
 	Err    error // the underlying error, such as one of json.Marshal; may be nil
 }

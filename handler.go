@@ -69,7 +69,7 @@ func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.R
 	if t.strategy == nil {
 		t.strategy = q.retry
 	}
-	if w.opts.RetryFor > 0 { // a job without More has been due since its enqueue
+	if w.opts.RetryFor > 0 { // late is the age of a job without More, which has been due since its enqueue
 		t.TimeBound, t.TimeLeft = true, w.opts.RetryFor-max(late, 0)
 	}
 	if j.More != nil {
@@ -189,8 +189,8 @@ var (
 )
 
 // Crashed implements engine.Handler. A job that had not started is due immediately and keeps its attempt. A crash
-// counts as a run, but it never uses up the attempts: only a job with a single attempt, or a job that is convicted of
-// the death (package blame), is discarded.
+// counts as a run, but it never uses up the attempts: only a job with a single attempt, or a job that package blame
+// finds to be the cause of the death, is discarded.
 func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	t := &task{handler: h, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
@@ -218,7 +218,7 @@ func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	return &t.Run
 }
 
-// crashed judges a job that may have killed its process.
+// crashed returns the outcome for a job whose process died while it ran.
 func (t *task) crashed(j *store.Held, c engine.Crash) engine.Outcome {
 	h, d := t.handler, &c.Death
 	e := t.draft(errCrashed)

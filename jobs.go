@@ -38,7 +38,7 @@ type Job struct {
 	ID          string          // ULID
 	Queue       string          //
 	Kind        string          //
-	Args        json.RawMessage // as jsonb keeps them; the handler also gets them decoded
+	Args        json.RawMessage // the args as jsonb keeps them; the handler also gets them decoded
 	Attempt     int             // the number of this run among the runs that count, from 1
 	MaxAttempts int             // how many runs may count: the job's own limit, otherwise its worker's, otherwise its queue's, otherwise 20
 	Priority    int             // 1 to 9, lower is sooner
@@ -52,9 +52,9 @@ type Job struct {
 	Tags        []string        //
 	Metadata    json.RawMessage // nil if none
 
-	Key string // as in EnqueueOpts, "" if none
+	Key string // EnqueueOpts.Key, "" if none
 
-	task *task // nil outside a supervisor
+	task *task // nil if no supervisor and no Try runs the job
 }
 
 // LogValue implements slog.LogValuer. It leaves the args out, because they may hold data that must not be logged.
@@ -111,7 +111,7 @@ type Client struct {
 	log     *slog.Logger
 	running *registry // the engines of this client's running supervisors
 	process string    // names this client in drover_supervisors, because its supervisors die together
-	lost    sync.Map  // for each type of args enqueued so far: the field that would be lost, if any; see lostField
+	lost    sync.Map  // by type of args: the field that would be lost, "" if none; see lostField
 }
 
 // New returns a client that uses the application's pool. Config.Schema names drover's schema; if it is empty, the

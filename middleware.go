@@ -50,7 +50,7 @@ type Middleware struct {
 
 // EnqueueCall is what Middleware.BeginEnqueue gets.
 type EnqueueCall struct {
-	Items []EnqueueItem // as the caller gave them, at least one; do not change them
+	Items []EnqueueItem // the jobs as the caller gave them, at least one; do not change them
 	InTx  bool          // the jobs are stored in the caller's transaction, which may still roll back
 }
 
@@ -165,8 +165,8 @@ func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 	return item
 }
 
-// ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, as it does
-// for a mistake in the job: nothing has been written, and the caller's transaction can go on.
+// ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, like an
+// enqueue for a mistake in the job. Nothing has been written then, and the caller can still use its transaction.
 func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
 	field := fmt.Sprintf("Middleware[%d].Enqueue", l.at)
 	defer func() {
@@ -176,7 +176,7 @@ func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err
 		}
 	}()
 	if err := l.call(ctx, item); err != nil {
-		kind, _ := kindOf(item.Args) // "" if args is nil or its Kind panics; then the middleware's own text has to do
+		kind, _ := kindOf(item.Args) // kind is "" if args is nil or its Kind panics
 		return &InvalidError{Field: field, Reason: fmt.Sprintf("refused kind %q: %v", kind, err), Err: err}
 	}
 	return nil

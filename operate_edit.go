@@ -101,7 +101,7 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 
 // Edit changes a job that waits: an available, scheduled, retryable or parked job. The job keeps its id, its attempts,
 // its failures and its errors. A new entry of its errors names who changed the job, why, and the old values. If the job
-// is due earlier now, Edit wakes a sleeping supervisor. If the job has the new values already, changed is false and
+// is due earlier now, Edit wakes sleeping supervisors. If the job has the new values already, changed is false and
 // nothing is stored.
 //
 // A parked job that gets another due time is no longer parked; other edits leave it parked. If the args or the queue
@@ -174,7 +174,7 @@ func newID(bad *problems, id string) string {
 // old job's enqueue, or since its last redrive; ExpiresAt stays. If the old job is unique for a period, it keeps the
 // period, and the new job is not unique. Each call makes another job, unless opts has the same ID.
 //
-// Discarded and cancelled jobs come back with RedriveJob, as the same job.
+// To run a discarded or cancelled job again, call RedriveJob, which makes no new job.
 //
 // Errors: ErrNotFound, also for a completed job that was deleted or archived; ErrState if the job is not completed,
 // has expired, or was rerun as opts.ID before, or if another job has its unique key; ErrIDConflict if another job has

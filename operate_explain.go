@@ -185,7 +185,7 @@ func (x *explainer) past() {
 		x.step(*x.FinalizedAt, "completed, %s after it was claimed", roughly(x.FinalizedAt.Sub(*x.AttemptedAt)))
 	case x.State == Running && x.AttemptedAt != nil:
 		x.step(*x.AttemptedAt, "claimed for attempt %d", x.Attempt)
-	case x.FinalizedAt != nil && x.byWhom() == "": // otherwise an entry of Errors has added that step
+	case x.FinalizedAt != nil && x.byWhom() == "": // if byWhom returns a name, an entry of Errors has added this step
 		x.step(*x.FinalizedAt, "%s", x.State)
 	}
 	slices.SortStableFunc(x.e.Story, func(a, b StoryStep) int { return a.At.Compare(b.At) })

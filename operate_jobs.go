@@ -57,7 +57,7 @@ type JobInfo struct {
 	Snoozes       int             `json:"snoozes,omitempty"`
 	ErrorsTotal   int             `json:"errors_total,omitempty"` // failed runs, including the runs that Errors leaves out
 	Errors        []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15 failed runs, the first 5 and the last 5 entries of operators
-	Args          json.RawMessage `json:"args"`                   // as jsonb keeps them: see Job
+	Args          json.RawMessage `json:"args"`                   // the args as jsonb keeps them: see Job
 	Retry         json.RawMessage `json:"retry,omitempty"`        // the job's own strategy
 	Tags          []string        `json:"tags,omitempty"`
 	Metadata      json.RawMessage `json:"metadata,omitempty"`
@@ -313,7 +313,7 @@ left join queues q on q.name = j.queue
 const (
 	sqlGet     = jobInfoColumns + jobInfoParts + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
 	sqlGetBare = jobInfoColumns + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
-	jobSeen    = `, format('%s/%s', j.redrives, j.xmin)` // as drover_seen computes it
+	jobSeen    = `, format('%s/%s', j.redrives, j.xmin)` // computed as in drover_seen
 )
 
 func (s *desk) get(ctx context.Context, id string) (*JobInfo, error) {

@@ -26,12 +26,12 @@ type BulkResult struct {
 // CancelMany cancels every unfinished job that the filter picks, as Cancel does; other jobs stay as they are. It works
 // in transactions of at most 1000 jobs, and returns once it has handled all jobs that were there at its start. Jobs
 // that other transactions have locked come last, one by one; CancelMany waits for them until ctx is done. After an
-// error, Changed is the number of jobs changed so far; call it again for the rest. An empty filter is an *InvalidError;
-// Filter.All means every job.
+// error, Changed is the number of jobs changed so far; call CancelMany again for the rest. An empty filter is an
+// *InvalidError; Filter.All means every job.
 //
-// If the database refuses to change some jobs, that does not stop the others. The cause may be a trigger or a foreign
-// key of the application's, a time-out, or damaged data. Refused lists these jobs, and err stays nil. Refused jobs make
-// CancelMany return an error only if the first 1,000 jobs are all refused.
+// If the database refuses to change some jobs, CancelMany still cancels all others. The cause may be a trigger or a
+// foreign key of the application's, a time-out, or damaged data. Refused lists these jobs, and err stays nil. Refused
+// jobs make CancelMany return an error only if the first 1,000 jobs are all refused.
 func (c *Client) CancelMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, audit: audit, event: &emission{kind: engine.EventCancelled}})
 }
@@ -116,8 +116,8 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 }
 
 // batchOf changes the jobs with these ids that the filter picks. A filter with ids picks dead letters too. If the
-// caller's filter does not pick them, DeleteMany names each of the other final states. Otherwise it might delete a
-// cancelled job that was redriven and discarded since the walk found it.
+// filter of a DeleteMany does not pick them, batchOf adds a State to it: first Completed, then Cancelled. Otherwise
+// DeleteMany might delete a cancelled job that was redriven and discarded since the ids were read.
 func (c *Client) batchOf(ctx context.Context, v bulkVerb, filter Filter, ids []string, wait bool) (all bulkBatch, err error) {
 	states := []State{filter.State}
 	if v.name == "delete" && filter.State == "" && filter.Reason == "" && filter.IDs == nil {

@@ -22,12 +22,12 @@ type PauseOpts struct {
 type PauseInfo struct {
 	Scope       Scope      `json:"scope"`
 	Since       time.Time  `json:"since"`           // when the pause began
-	Until       *time.Time `json:"until,omitempty"` // when it ends by itself; nil: it ends with Resume
+	Until       *time.Time `json:"until,omitempty"` // when the pause ends by itself; nil means that it ends with Resume
 	Unconfirmed []string   `json:"unconfirmed"`     // ids of the supervisors where jobs of the scope may still start; empty: the pause is in effect everywhere
 	By          string     `json:"by"`              // the person or program of the last Pause
 	Why         string     `json:"why,omitempty"`
 	UpdatedAt   time.Time  `json:"updated_at"` // the time of the last Pause
-	Seen        string     `json:"seen"`       // changes with each Pause: see Audit.Seen
+	Seen        string     `json:"seen"`       // a value that changes with each Pause: see Audit.Seen
 }
 
 // UnconfirmedError reports that ctx was done before all supervisors had confirmed a pause. The pause is stored, and the

@@ -24,7 +24,7 @@ type PeriodicJob struct {
 	Declared    bool            `json:"declared"`        // whether it was declared in code; false: it was made at run time
 	Build       string          `json:"build,omitempty"` // the build whose settings it has, if it was declared in code
 	Args        json.RawMessage `json:"args"`
-	Options     json.RawMessage `json:"options"`             // as parameters of the SQL function drover_enqueue
+	Options     json.RawMessage `json:"options"`             // the jobs' options, by the parameters of the SQL function drover_enqueue
 	JitterMS    int64           `json:"jitter_ms,omitempty"` // in milliseconds
 	CatchUp     CatchUp         `json:"catch_up"`
 	Overlap     Overlap         `json:"overlap"`

@@ -44,9 +44,9 @@ type RedrivePlan struct {
 	MaxAttempts int
 	ArgsPatch   json.RawMessage
 
-	// Canary is how many jobs go first. The others wait until all canaries have completed. If more than
-	// CanaryFailures canaries fail a run, or are discarded or cancelled, the redrive is aborted. A zero Canary means
-	// no canaries; a zero CanaryFailures means that no canary may fail.
+	// Canary is how many jobs become due first. The other jobs wait until all these canaries have completed. If more than
+	// CanaryFailures canaries fail a run, or are discarded or cancelled, the redrive is aborted. A zero Canary means no
+	// canaries; a zero CanaryFailures means that no canary may fail.
 	Canary         int
 	CanaryFailures int
 }
@@ -159,14 +159,14 @@ type Redrive struct {
 // supervisors delete completed jobs some time after their end. A job that a later redrive took up counts for that
 // redrive only. At most 10,000 jobs are counted.
 type RedriveJobs struct {
-	Held      int64 `json:"held"`           // not made due yet
-	Waiting   int64 `json:"waiting"`        // due, or scheduled by their handlers
-	Running   int64 `json:"running"`        // running now
-	Retrying  int64 `json:"retrying"`       // failed again, and wait for a retry
-	Completed int64 `json:"completed"`      // completed, and not deleted yet
+	Held      int64 `json:"held"`           // jobs that the redrive has not made due yet
+	Waiting   int64 `json:"waiting"`        // jobs that are due, or that their handlers have snoozed
+	Running   int64 `json:"running"`        // jobs that run now
+	Retrying  int64 `json:"retrying"`       // jobs that failed again, and wait for a retry
+	Completed int64 `json:"completed"`      // jobs that completed, and are not deleted yet
 	Discarded int64 `json:"discarded"`      // discarded again
 	Cancelled int64 `json:"cancelled"`      // cancelled since
-	Left      int64 `json:"left"`           // left as they were: skipped, or the redrive was aborted before their turn
+	Left      int64 `json:"left"`           // jobs that stayed as they were: skipped, or the redrive was aborted before their turn
 	More      bool  `json:"more,omitempty"` // the redrive has more jobs than were counted
 }
 
@@ -366,8 +366,8 @@ func (s *desk) startRedrive(ctx context.Context, plan string) (id string, err er
 	return id, pg.Classify(err)
 }
 
-// markPause is how long markRedrive waits before it looks again at a redrive that is still marking. A supervisor may
-// be marking its jobs, or a locked row may hold it up.
+// markPause is how long markRedrive waits before it looks again at a redrive that is still marking. A supervisor may be
+// marking its jobs, or it may wait for a locked row.
 const markPause = 20 * time.Millisecond
 
 // markRedrive marks a redrive's jobs, batch by batch, together with the supervisors.

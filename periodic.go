@@ -55,9 +55,9 @@ type Periodic struct {
 	// Overlap is whether a tick makes a job while the last job has not ended. Zero means OverlapAllow.
 	Overlap Overlap
 
-	// RunAtStart makes the first tick come when the schedule is stored under a new name. Later ticks come as Schedule
-	// says. RunAtStart has no effect on a schedule that is stored already: a restart, a deploy and another Schedule
-	// make no extra job. A schedule that was deleted is new when it is stored again.
+	// RunAtStart makes the first tick come when the schedule is stored under a new name. Later ticks follow Schedule.
+	// RunAtStart has no effect on a schedule that is stored already: a restart, a deploy and another Schedule make no
+	// extra job. A schedule that was deleted is new when it is stored again.
 	RunAtStart bool
 }
 

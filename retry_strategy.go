@@ -368,8 +368,8 @@ func encodeStrategy(s RetryStrategy) ([]byte, error) {
 }
 
 // ParseRetryStrategy reads a strategy from its JSON, in the form that the column jobs.retry holds. An example is
-// {"type": "constant", "delay": "30s"}. Use it for command-line flags and files of settings. A Custom comes back with
-// its name and without its function, which is enough for EnqueueOpts.Retry and JobEdit.Retry. Errors: *InvalidError.
+// {"type": "constant", "delay": "30s"}. Use it for command-line flags and files of settings. The result for a Custom
+// has the name and no function, which is enough for EnqueueOpts.Retry and JobEdit.Retry. Errors: *InvalidError.
 func ParseRetryStrategy(text string) (RetryStrategy, error) {
 	var names struct {
 		Name string `json:"name"`

@@ -24,7 +24,7 @@ func errorText(err error) (text string) {
 	if err == nil {
 		return ""
 	}
-	text = "error text unavailable: panic in Error method" // stands if the next line does not return
+	text = "error text unavailable: panic in Error method" // the result if the next line does not return
 	defer func() {
 		if p := recover(); p != nil {
 			text += ": " + recoveredText(p)
@@ -132,7 +132,7 @@ func redact(fn func(string) string, s string) (out string) {
 	if fn == nil {
 		return s
 	}
-	out = "[redaction failed]" // stands if the call does not return
+	out = "[redaction failed]" // the result if the call does not return
 	_ = guarded(func() { out = fn(s) })
 	return out
 }

@@ -18,16 +18,16 @@ import (
 // metrics and probes. Its parts are read one after the other, so they may be a moment apart. If a part could not be read, its
 // fields are zero, and NotSeen names it.
 type Snapshot struct {
-	At          time.Time        `json:"at"`          // by the server's clock
+	At          time.Time        `json:"at"`          // when the snapshot was taken, by the server's clock
 	Level       Level            `json:"level"`       // the worst level of Findings; LevelOK if there are none
 	Findings    []Finding        `json:"findings"`    // everything that needs a person, worst first
-	Queues      []QueueDepth     `json:"queues"`      // by name, at most 1,000
+	Queues      []QueueDepth     `json:"queues"`      // sorted by name, at most 1,000
 	Pauses      []PauseInfo      `json:"pauses"`      // the scopes that are paused, in order, at most 1,000
 	Suspects    int64            `json:"suspects"`    // jobs in Queues that have not ended, and whose process died in an earlier run
 	SetAside    int64            `json:"set_aside"`   // jobs in the table drover_set_aside: the database refuses to read or to change them
 	Quarantined []QuarantinedJob `json:"quarantined"` // the newest dead letters with ReasonCrashed, at most 10
 	Redrives    []Redrive        `json:"redrives"`    // redrives in progress, at most 100, oldest first
-	Supervisors SupervisorCounts `json:"supervisors"` // in all processes
+	Supervisors SupervisorCounts `json:"supervisors"` // the supervisors of all processes
 	NotSeen     []NotSeen        `json:"not_seen"`    // the parts that could not be read
 }
 
@@ -73,7 +73,7 @@ type QuarantinedJob struct {
 type SupervisorCounts struct {
 	Alive    int `json:"alive"`
 	Draining int `json:"draining"` // finish their jobs and claim no more
-	Silent   int `json:"silent"`   // no heartbeat for a lease
+	Silent   int `json:"silent"`   // have sent no heartbeat for a lease
 	Lost     int `json:"lost"`     // declared dead; other supervisors rescue their jobs
 }
 
@@ -381,7 +381,7 @@ type SupervisorState string
 const (
 	SupervisorAlive    SupervisorState = "alive"
 	SupervisorDraining SupervisorState = "draining" // finishes its jobs and claims no more
-	SupervisorSilent   SupervisorState = "silent"   // no heartbeat for a lease
+	SupervisorSilent   SupervisorState = "silent"   // has sent no heartbeat for a lease
 	SupervisorLost     SupervisorState = "lost"     // declared dead; other supervisors rescue its jobs
 )
 

@@ -165,7 +165,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	}
 	err := s.engine.AddQueue(ctx, q.forEngine(s.completed))
 	switch {
-	case errors.Is(err, engine.ErrServed): // by another call, a moment ago
+	case errors.Is(err, engine.ErrServed): // another call has added the queue a moment ago
 		served()
 		return bad.err()
 	case err == nil || errors.Is(err, ErrShutdown):

@@ -56,9 +56,9 @@ type SupervisorConfig struct {
 	// platforms allow.
 	DrainTimeout time.Duration
 
-	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means
-	// KeepFor(24 * time.Hour); under 1 s is an error. Only CompletedRetention may be DeleteOnCompletion. A Queue may
-	// have its own settings. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
+	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means KeepFor(24
+	// * time.Hour); under 1 s is an error. Only CompletedRetention may be DeleteOnCompletion. A Queue may have its own
+	// settings. Discarded jobs are never pruned unless their Queue sets DiscardedRetention. The supervisor that started
 	// first prunes the queues of all supervisors, once a minute.
 	CompletedRetention Retention
 	CancelledRetention Retention
@@ -81,7 +81,7 @@ type SupervisorConfig struct {
 
 // Queue is one queue's settings in this supervisor.
 type Queue struct {
-	// Name as in EnqueueOpts.Queue. Zero means "default".
+	// Name is the queue's name, as in EnqueueOpts.Queue. Zero means "default".
 	Name string
 
 	// Concurrency is how many jobs of the queue run at the same time in this supervisor. Zero means 10; at most

@@ -46,7 +46,7 @@ type Unique struct {
 	Queue bool
 	Key   bool
 
-	// Until is how long the job keeps others out. Zero means UntilEnded.
+	// Until is how long the job keeps other jobs like it out. Zero means UntilEnded.
 	Until UniqueUntil
 
 	// OnConflict is what the enqueue does if there is another job like its own. Zero means KeepExisting.
@@ -54,8 +54,8 @@ type Unique struct {
 }
 
 // UniqueUntil is how long a unique job keeps others like it out: UntilEnded, UntilStarted or UntilPassed. A job that an
-// operator has deleted keeps no other job out any more. Retention deletes no job before the period of its UntilPassed
-// is over.
+// operator has deleted keeps no other job out any more. Retention deletes no job before the period of UntilPassed is
+// over.
 type UniqueUntil string
 
 const (
@@ -65,8 +65,8 @@ const (
 
 	// UntilStarted keeps others out until a supervisor has claimed the job for the first time. If you enqueue in a
 	// transaction, and the existing job was stored with UntilStarted too, no supervisor claims that job before your
-	// transaction has ended. So a run starts after your commit, of the existing job or of the new job, and sees what you
-	// have written before the enqueue.
+	// transaction has ended. So after your commit either the existing job or the new job runs, and sees what you have
+	// written before the enqueue.
 	UntilStarted UniqueUntil = "started"
 )
 
@@ -187,8 +187,8 @@ func uniqueSpan(bad *problems, field, text, wrong string) string {
 const leastUnique = time.Millisecond
 
 // of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in another way, and the
-// line separators that Go escapes. It only serves to sort batches. Whether two jobs are alike is decided by the keys
-// that the database computes.
+// line separators that Go escapes. It only serves to sort batches. Two jobs are alike if the database computes the same
+// key for them.
 func (u *uniqueness) of(kind string, raw json.RawMessage, queue, key string) string {
 	var b bytes.Buffer
 	writeJSONB(&b, kind)

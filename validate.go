@@ -93,8 +93,8 @@ func (p *problems) attempts(field string, n int) {
 }
 
 const (
-	maxJSONDepth = 64  // arrays and objects inside each other
-	maxNameBytes = 128 // of a kind or queue; the table has the same CHECK
+	maxJSONDepth = 64  // how many arrays and objects may be inside each other
+	maxNameBytes = 128 // bytes in the name of a kind or queue; the table has the same CHECK
 
 	maxReasonText = 500 // bytes that are kept of the text of an error or panic that is not drover's
 )
@@ -166,8 +166,8 @@ func checkName(field, s string) error {
 }
 
 // checkSeen returns an *InvalidError if a part of the name or tag s cannot be seen: control characters, invisible
-// characters, and spaces at its ends. Names stand in logs, metrics and shell commands, and nobody finds a job by a
-// name that looks like another. The functions and the trigger of 00010_jobs.sql have the same rule.
+// characters, and spaces at its ends. Names stand in logs, metrics and shell commands, and a name that looks like
+// another name would hide its jobs. The functions and the trigger of 00010_jobs.sql have the same rule.
 func checkSeen(field, s string) error {
 	for at, r := range s {
 		switch {

@@ -103,9 +103,9 @@ func read(err error) reading {
 	return v
 }
 
-// askPermanent makes the verdict a discard if the error says that no retry can help. The outermost error with a method
-// Permanent() bool decides. Among joined errors, the first error with this method decides. If the method panics, the
-// error is not permanent.
+// askPermanent makes the verdict a discard if the error has a method Permanent that returns true. The outermost error
+// with a method Permanent() bool decides. Among joined errors, the first error with this method decides. If the method
+// panics, the error is not permanent.
 func (v *reading) askPermanent() {
 	defer func() {
 		if p := recover(); p != nil {

@@ -45,11 +45,11 @@ type WorkerOpts struct {
 	// DiscardOnPanic discards a job whose handler panics, reason panic. By default it is retried like any failure.
 	DiscardOnPanic bool
 
-	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable.
-	// Nil retries all errors. drover calls it for errors that handlers return, but not if the error says what to do: by
-	// Discard, Retry, RetryAfter, DontCount, Snooze or Cancel, or by a method Permanent() bool that returns true, which
-	// discards the job. drover does not call RetryIf either if one of the Cases matches, if the handler panics, or if
-	// it ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
+	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable. Nil
+	// retries all errors. drover calls it for errors that handlers return, but not if the error is a verdict: made by
+	// Discard, Retry, RetryAfter, DontCount, Snooze or Cancel, or with a method Permanent() bool that returns true, which
+	// discards the job. drover does not call RetryIf either if one of the Cases matches, if the handler panics, or if it
+	// ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
 	RetryIf func(error) bool
 
 	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not
@@ -230,7 +230,7 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	JobKind     string          `json:"job_kind"`
 	Queue       string          `json:"queue"`
-	Args        json.RawMessage `json:"args"` // as jsonb keeps them, see Job; null if they are longer than 3 MiB (Client.Job returns them then) or cannot be read
+	Args        json.RawMessage `json:"args"` // the args as jsonb keeps them (see Job); null if they cannot be read, or are longer than 3 MiB: then Client.Job returns them
 	Reason      Reason          `json:"reason"`
 	Error       string          `json:"error"` // Error, Class and Fingerprint are of the last failed run; "" if no run failed
 	Class       Class           `json:"class"`

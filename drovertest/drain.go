@@ -78,7 +78,7 @@ type drain struct {
 type left struct {
 	running, due int
 	first        string  // id of the waiting job that is due first; "" if no job waits
-	seconds      float64 // until that job is due
+	seconds      float64 // how long until that job is due
 	claims       int64   // number of claims of all these jobs together
 	most         int     // the most claims that a waiting job has had
 }

@@ -17,7 +17,7 @@ import (
 // Mishap is something that can happen to a run in production. A handler whose effects must happen once has to get
 // through all Mishaps.
 type Mishap struct {
-	Name string // for t.Run
+	Name string // a short name, for t.Run
 	What string // the event, in a few words
 
 	around   func(*stage, context.Context, *drover.Job, func(context.Context) error) error // plays the mishap around the first run; nil if there is nothing to play

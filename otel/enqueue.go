@@ -131,7 +131,7 @@ func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.
 
 // failedEnqueue returns the error.type of an enqueue.
 func failedEnqueue(err error) string {
-	var state interface{ SQLState() string } // of a *pgconn.PgError
+	var state interface{ SQLState() string } // such as a *pgconn.PgError
 	switch {
 	case errors.Is(err, drover.ErrInvalid):
 		return "invalid"

@@ -68,8 +68,8 @@ func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error 
 // callKey is the key of an *injection in the context of an enqueue.
 type callKey struct{ of *Telemetry }
 
-// injection has the fields that all jobs of a call get. All of them get the context of the call, so the propagator is
-// asked once.
+// injection has the fields that all jobs of a call get. All of them get the context of the call, so one call of the
+// propagator is enough.
 type injection struct {
 	once   sync.Once
 	fields carrier
@@ -121,7 +121,7 @@ func hasRoom(metadata map[string]any, more int) bool {
 	return err == nil && len(raw)+more <= maxMetadata
 }
 
-const traceparent = "traceparent" // of the W3C
+const traceparent = "traceparent" // a field of the W3C's trace context
 
 // parent is a carrier that has only a traceparent. It is no map, because each run makes a carrier, and a map would be
 // slower.

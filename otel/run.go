@@ -130,7 +130,7 @@ func (t *Telemetry) endRun(ctx context.Context, span trace.Span, job *drover.Job
 		verdict.Trace = string(debug.Stack())
 	}
 	cut := interruption(ctx, verdict, err)
-	if verdict.Failed() && (cut == "" || job.MaxAttempts == 1 && cut != cancelled) { // if the job has only one attempt, a run that was cut short has failed
+	if verdict.Failed() && (cut == "" || job.MaxAttempts == 1 && cut != cancelled) { // a run that was cut short counts as failed if the job has only one attempt
 		failed = failedRun(ctx, verdict)
 	}
 	if !span.IsRecording() {

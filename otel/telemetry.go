@@ -140,7 +140,7 @@ type Telemetry struct {
 	kinds, queues *meters.Names
 	named         bool // Options.SpanName is set
 	begun         sync.RWMutex
-	begins        map[[2]string]beginning // by queue and kind
+	begins        map[[2]string]beginning // the key is queue and kind
 	process       meters.Process
 	database      meters.Database
 	reported      atomic.Int64 // when the last panic was, in seconds
