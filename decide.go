@@ -170,8 +170,8 @@ func (e *draft) retry(v reading) {
 	}
 }
 
-// throttledDelay lengthens the wait of a RetryAfter by up to a fifth, so that jobs of the same server do not come back
-// together.
+// throttledDelay lengthens the wait of a RetryAfter by up to a fifth, so that jobs that call the same server do not run
+// again together.
 func throttledDelay(id string, attempt int, d time.Duration) time.Duration {
 	return JitterUp(0.2).apply(d, id, attempt)
 }

@@ -116,8 +116,8 @@ type Client struct {
 
 // New returns a client that uses the application's pool. Config.Schema names drover's schema; if it is empty, the
 // pool's search_path picks it. New does not connect to the server. It returns an *InvalidError for a mistake in cfg,
-// for a nil pool, and for a pool with a malformed connection string, such as a URL in quotes, because pgx would send
-// that URL, with its password, to the server of PGHOST.
+// for a nil pool, and for a pool with a malformed connection string, such as a URL in quotes. pgx would send that URL,
+// with its password, to the server of PGHOST.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	var bad problems
 	if pool == nil {

@@ -234,8 +234,8 @@ type RedriveGroup struct {
 }
 
 // PreviewRedrive returns the groups of jobs that StartRedrive would pick, largest first, and changes nothing. With a
-// Limit, the groups contain the jobs that the limit lets through, and the jobs that would be skipped on the way. It
-// returns the errors of StartRedrive.
+// Limit, the groups contain the jobs within the limit, and the jobs before them that would be skipped. It returns the
+// errors of StartRedrive.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
 	doc, err := c.encodePlan(plan, Audit{})
 	if err != nil {
@@ -414,9 +414,8 @@ func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
 }
 
 // sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet
-// has the redrive's mark: see drover_redrive_judge.
-// A job without the mark that was neither made due nor run since the redrive began was skipped, or the redrive was aborted
-// before its turn.
+// has the redrive's mark: see drover_redrive_judge. If a job has no mark, and was neither made due nor run since the
+// redrive began, the redrive has skipped the job or was aborted before its turn.
 const sqlRedriveJobs = `
 select count(*) filter (where held), count(*) filter (where not held and state in ('available', 'scheduled', 'parked')), count(*) filter (where state = 'running'),
 	count(*) filter (where state = 'retryable'), count(*) filter (where state = 'completed'), count(*) filter (where not held and state = 'discarded'),

@@ -261,8 +261,8 @@ func (s Constant) stored() storedStrategy {
 }
 
 // Custom asks a function of your application for each wait. If the function panics, or if a worker's Custom has no
-// function, drover logs that and uses Exponential{} instead, with the Max and Jitter set here. If a single job names a
-// Custom that its worker's process has not registered, drover logs that and uses the worker's strategy.
+// function, drover logs that and uses Exponential{} instead, with the Max and Jitter of the Custom. If a single job
+// names a Custom that its worker's process has not registered, drover logs that and uses the worker's strategy.
 type Custom struct {
 	// Name is how a single job refers to the strategy: up to 128 bytes of visible UTF-8. It may be empty if no job
 	// refers to it.

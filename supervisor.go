@@ -201,10 +201,10 @@ func (s *Supervisor) Stats() Stats {
 	return Stats{running, buffered, abandoned, dropped}
 }
 
-// Healthy returns nil if the supervisor works, or an error that names the problem. It is an error if Run has not been
-// called or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a
-// lease, and if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The
-// error wraps the database's error, or ErrShutdown once Run has returned. A supervisor that drains is healthy until Run
+// Healthy returns nil if the supervisor works, or an error that names the problem. There are four such problems: Run
+// has not been called or has returned; the supervisor is still starting; no heartbeat has reached the database for most
+// of a lease; claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error
+// wraps the database's error, or ErrShutdown once Run has returned. A supervisor that drains is healthy until Run
 // returns. So is a supervisor that has nothing to do, or whose jobs fail.
 //
 // Healthy reads only memory, and may be called at any time from any goroutine.

@@ -66,11 +66,11 @@ type SupervisorConfig struct {
 	// RetryBudget is one budget for all jobs whose kind and queue have none. Zero means no budget.
 	RetryBudget RetryBudget
 
-	// QuarantineAfter is the number of process deaths after which a job is discarded, reason crashed, if it was the only
-	// job that had started in the last process that died. If processes often die without this job, the discard takes more
-	// deaths. Ten deaths are enough in any case; each redrive allows ten more. Zero means 3; 3 to 10. A run that ignores
-	// its timeout counts as a death. The supervisor that rescues the job uses its own setting, so the setting should be
-	// the same in all processes.
+	// QuarantineAfter is how many processes must die while a job runs before drover discards the job, reason crashed. The
+	// job must also have been the only job that had started in the last process that died. If processes often die without
+	// this job, the discard takes more deaths. Ten deaths are enough in any case; each redrive allows ten more. Zero means
+	// 3; 3 to 10. A run that ignores its timeout counts as a death. The supervisor that rescues the job uses its own
+	// setting, so the setting should be the same in all processes.
 	QuarantineAfter int
 
 	// Build names the running version of your program. drover stores it with kinds, supervisors and schedules, and

@@ -292,8 +292,9 @@ func (l *losses) passedOver(t visit, method reflect.Method, path string) string 
 	return l.find(visit{from.Type, t.addressable}, path+"."+from.Name)
 }
 
-// origin returns the embedded field that gives t its method, and how many levels below t the type is that declares the
-// method. If several embedded fields have the method, origin chooses the field with the fewest levels, as Go does.
+// origin returns the embedded field that gives t its method, and the depth at which the method is declared: 1 if the
+// field's own type declares it. If several embedded fields have the method, origin chooses the field with the smallest
+// depth, as Go does.
 func (l *losses) origin(t visit) (from reflect.StructField, depth int) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -362,8 +363,8 @@ func inlined(f reflect.StructField) bool {
 	return f.Anonymous && name == "" && visit{f.Type, false}.pointed().Kind() == reflect.Struct
 }
 
-// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value of
-// the caller's. Errors of the application's own checks stay as they are.
+// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value that
+// the caller has set. Errors of the application's own checks stay as they are.
 func namesField(err error) error {
 	var server *pgconn.PgError
 	if !errors.As(err, &server) || server.TableName != "jobs" || errors.Is(err, ErrInvalid) {

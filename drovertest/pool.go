@@ -18,17 +18,17 @@ import (
 	"github.com/drover-queue/drover/internal/upsql"
 )
 
-// NewPool returns a pool on a schema of the test's own, with drover's tables as they are after the migrations, so that
-// tests can run in parallel. url is the connection string of a test database where the role may create schemas. It must
-// not lead to a transaction pooler. Each edit may change the pool's settings before the pool opens.
+// NewPool returns a pool on a schema of the test's own, so that tests can run in parallel. The schema has drover's
+// tables as they are after the migrations. url is the connection string of a test database where the role may create
+// schemas. It must not lead to a transaction pooler. Each edit may change the pool's settings before the pool opens.
 //
 // The schema comes first in the search_path of the pool; the search_path that url may have follows. For database/sql, use
 // stdlib.OpenDBFromPool of pgx, or NewURL with another driver.
 //
 // A schema is made and migrated once, which takes some tenths of a second, and stays in the database. Later tests use
-// it again, also in other processes, and NewPool empties its tables first. If a test has changed more in a schema than
-// rows, such as a table of its own, the schema is dropped instead, and so is a schema of other migrations. NewPool
-// touches no schema whose name does not begin with drovertest_.
+// it again, also in other processes, and NewPool empties its tables first. If a test has changed something other than
+// rows in a schema, for example has added a table, NewPool drops the schema instead. It also drops schemas that other
+// migrations have made. NewPool touches no schema whose name does not begin with drovertest_.
 //
 // End your transactions, and wait for Supervisor.Run, before the test ends: the pool is closed then. The test fails if a
 // connection was not given back within 10 s.

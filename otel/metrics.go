@@ -126,8 +126,8 @@ type sets struct {
 	made map[setKey]*labelled
 }
 
-// labelled are the attributes of a measurement as the arguments of an instrument's methods, which keeps each call from
-// allocating them.
+// labelled has the attributes of a measurement in the form of arguments for an instrument's methods, so that a call
+// does not have to allocate them.
 type labelled struct {
 	add    []metric.AddOption
 	record []metric.RecordOption
