@@ -86,8 +86,8 @@ func (t *task) cutShort(err error, v reading) engine.Outcome {
 	return t.failed(fmt.Errorf("the only attempt was cut short (%w): %w", t.Cause(), err), v)
 }
 
-// deaf returns the outcome of a run whose handler ignores its timeout. It counts as a crash, because the job might
-// never end. No other job can be the cause, so crash number quarantineAfter discards the job.
+// deaf returns the outcome of a run whose handler ignores its timeout. The run counts as a crash, because its handler
+// might never return. No other job can be the cause, so crash number quarantineAfter discards the job.
 func (t *task) deaf() engine.Outcome {
 	e := t.draft(engine.ErrTimeout)
 	e.Crashed = true

@@ -49,8 +49,8 @@ type EnqueueOpts struct {
 	// error.
 	Timeout time.Duration
 
-	// ExpiresAt is the time from which the job is no longer worth a run. From then on drover discards the job as
-	// expired instead of running it. Zero means never. It must be after ScheduledAt.
+	// ExpiresAt is the time from which the job is no longer worth a run. From then on drover discards the job as expired
+	// instead of running it. Zero means never. ExpiresAt must be after ScheduledAt.
 	ExpiresAt time.Time
 
 	// RetryUntil ends the retries. If the next retry would be due after this time, the job is discarded, reason
@@ -61,9 +61,9 @@ type EnqueueOpts struct {
 	// characters, no invisible characters such as U+200B, and no spaces at their ends.
 	Tags []string
 
-	// Key names something that the job must not overload, such as a customer. It has at most 256 bytes. A paced
-	// redrive runs at most RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. It has no
-	// other effect. Zero means none.
+	// Key names something that the job must not overload, such as a customer. It has at most 256 bytes. A paced redrive
+	// runs at most RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. Key has no other
+	// effect. Zero means no key.
 	Key string
 
 	// Unique makes the enqueue store the job only if no other job is like it. Nil means that the job is not unique. If
@@ -98,7 +98,7 @@ type Receipt struct {
 //
 // After an error that leaves the outcome open, such as a lost connection, repeat the call with the same EnqueueOpts.ID.
 // This is safe only while the job's row is kept. With DeleteOnCompletion, the job may have run and been deleted by
-// then. Then the repeated call stores it again, and it runs twice.
+// then. Then the repeated call stores the job again, and it runs twice.
 //
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrUniqueDeadlock, ErrNotMigrated,
 // ErrReadOnly. An error of an application's own index, constraint or trigger on jobs is returned as the driver's
@@ -401,9 +401,8 @@ func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string
 }
 
 // lastMetadata keeps the metadata of an earlier job of the batch, and the JSON of that metadata, so that equal metadata
-// are encoded once. It keeps them only if they are up to four strings. Often all jobs of a batch have the same
-// metadata, such as the id of a trace. lastMetadata keeps the strings and not the map, because middleware may change
-// the map.
+// are encoded once. It keeps only metadata of at most four strings. Often all jobs of a batch have the same metadata,
+// such as the id of a trace. lastMetadata keeps the strings and not the map, because middleware may change the map.
 type lastMetadata struct {
 	pairs [4][2]string
 	n     int // how many elements of pairs are set; 0 means that no metadata is kept
@@ -445,7 +444,7 @@ func (l *lastMetadata) keep(metadata map[string]any, raw json.RawMessage) {
 // maxTimeout is how the table stores NoTimeout: a hundred years.
 const maxTimeout = 100 * 365 * 24 * time.Hour
 
-// instant returns t in UTC. It reports a time that Postgres or JSON cannot hold as a mistake.
+// instant returns t in UTC. If Postgres or JSON cannot hold t, it reports a mistake.
 func instant(bad *problems, field string, t time.Time) *time.Time {
 	t = t.UTC() // before the check, because the year may differ in UTC
 	if y := t.Year(); y < 1 || y > 9999 {

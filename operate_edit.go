@@ -170,9 +170,9 @@ func newID(bad *problems, id string) string {
 
 // Rerun enqueues a completed job again, as a new job that is due now, with the same kind, args, queue and options. The
 // new job begins without attempts and failures. The first entry of its errors names the old job (RunError.Job), and an
-// entry of the old job's errors names the new job. Both keep who did it and why. RetryUntil moves by the time since the
-// old job's enqueue, or since its last redrive; ExpiresAt stays. If the old job is unique for a period, it keeps the
-// period, and the new job is not unique. Each call makes another job, unless opts has the same ID.
+// entry of the old job's errors names the new job. Both entries name who did it, and why. RetryUntil moves by the time
+// since the old job's enqueue, or since its last redrive; ExpiresAt stays. If the old job is unique for a period, it
+// keeps the period, and the new job is not unique. Each call makes another job, unless opts has the same ID.
 //
 // To run a discarded or cancelled job again, call RedriveJob, which makes no new job.
 //

@@ -234,8 +234,8 @@ type RedriveGroup struct {
 }
 
 // PreviewRedrive returns the groups of jobs that StartRedrive would pick, largest first, and changes nothing. With a
-// Limit, the groups contain the jobs within the limit, and the jobs before them that would be skipped. It returns the
-// errors of StartRedrive.
+// Limit, the groups contain the jobs within the limit, and the jobs before them that would be skipped. PreviewRedrive
+// returns the errors of StartRedrive.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
 	doc, err := c.encodePlan(plan, Audit{})
 	if err != nil {

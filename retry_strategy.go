@@ -268,9 +268,8 @@ type Custom struct {
 	// refers to it.
 	Name string
 
-	// Func returns the wait. If it returns false, the retries stop and the job is discarded as unrecoverable. A
-	// negative wait is 0. Workers call Func concurrently. It may be nil if the worker's process has a Custom of this
-	// Name.
+	// Func returns the wait. If it returns false, the retries stop and the job is discarded as unrecoverable. A negative
+	// wait is 0. Workers call Func concurrently. Func may be nil if the worker's process has a Custom of this Name.
 	Func func(FailedRun) (time.Duration, bool)
 
 	// Max bounds the wait before jitter. Zero means no bound; negative is refused.

@@ -152,8 +152,8 @@ func (s *Snapshot) take(h *health.Report) {
 // index leads from one lane that has jobs to the next. A paused queue has no oldest due job. While a kind is paused, the
 // query searches the first $3 jobs of each lane for the oldest due job of another kind.
 //
-// If a queue has more jobs than are counted, a sample of about $4 pages of the table estimates how many. It reads the
-// same pages each time, so that an estimate does not jump. If no queue has that many jobs, the sample is not read.
+// If a queue has more jobs than are counted, a sample of about $4 pages of the table estimates how many. The sample has
+// the same pages each time, so that an estimate does not jump. If no queue has that many jobs, the sample is not read.
 const (
 	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 	sqlDepths     = `

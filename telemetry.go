@@ -33,8 +33,8 @@ type Event struct {
 	Periodic    string        // the schedule that made the job; in PeriodicSkipped the schedule that made no job
 	InTx        bool          // in Enqueued: the job is stored in the caller's transaction, which may still roll back
 
-	// Tags and Metadata are the job's tags and metadata. Do not change them: other hooks get the same values. They are nil
-	// in events of rescues, schedules and operators, because these do not read them.
+	// Tags and Metadata are the job's tags and metadata. Do not change them: other hooks get the same values. The two
+	// fields are nil in events of rescues, schedules and operators, because these do not read them.
 	Tags     []string
 	Metadata json.RawMessage
 }

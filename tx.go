@@ -120,9 +120,9 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 }
 
 // EnqueueTx enqueues another job in the handler's transaction, if this job still belongs to the handler's run. Use it
-// for work that only one run may enqueue. It locks this job's row until the transaction ends. Call it before CompleteTx
-// or SettleTx: after them the job no longer belongs to the run. It returns the errors of Client.EnqueueTx and of
-// CompleteTx.
+// for work that only one run may enqueue. EnqueueTx locks this job's row until the transaction ends. Call it before
+// CompleteTx or SettleTx: after them the job no longer belongs to the run. EnqueueTx returns the errors of
+// Client.EnqueueTx and of CompleteTx.
 func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	t := j.task
 	if t == nil {

@@ -198,10 +198,10 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 }
 
 // FollowUp is a job that is enqueued when another job is discarded, for example to refund a customer, to notify a
-// person or to open a ticket. Its args are a DiscardedJob.
+// person or to open a ticket. The args of the follow-up are a DiscardedJob.
 //
-// The database itself enqueues it in the transaction that discards the job. It does so for every reason, however the
-// job is discarded: by the end of a run, a rescue, an operator, or SQL in psql. A job that is redriven and discarded
+// The database itself enqueues the follow-up in the transaction that discards the job. It does so for every reason of a
+// discard, whether a run, a rescue, an operator or SQL in psql discards the job. A job that is redriven and discarded
 // again gets another follow-up. A follow-up may have a follow-up of its own, at most three deep.
 //
 // If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same.

@@ -22,7 +22,7 @@ import (
 // pool is the client's pool. If cfg has no Queues, the supervisor serves the queue "default". Drain sets PollInterval
 // to 2 ms. Schedules and redrives follow the real time. To make a schedule's job immediately, call Client.RunPeriodic.
 //
-// The test fails if a due job does not start within 20 s although no job runs, for example because it is paused. It
+// The test fails if a due job does not start within 20 s although no job runs, for example because a pause holds it. It
 // fails if a job has been claimed 1,000 times, for example because it snoozes for ever. It fails if more than 10 years
 // would have to pass, for example because each job enqueues the next. It also fails if ctx ends.
 func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover.Client, cfg drover.SupervisorConfig) {

@@ -31,7 +31,7 @@ type Mishap struct {
 //
 //   - outcome-lost: the handler returns, and the process dies before the outcome is recorded. Another process runs the
 //     job again.
-//   - frozen: the process is frozen before the handler begins. Another process runs the whole job. Then the first one
+//   - frozen: the process is frozen before the handler begins. Another process runs the whole job. Then the first process
 //     wakes up, and calls the handler with a context that has ended.
 //   - twins: a process cannot reach the database for longer than its lease. Another process runs the job at the same
 //     time: both handlers begin together.

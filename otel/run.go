@@ -84,8 +84,9 @@ type beginning struct {
 	attrs trace.SpanStartOption
 }
 
-// relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. It links to the
-// enqueue in both cases. If the context has a span already, from a middleware further out, that span stays the parent.
+// relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. In both cases the
+// span links to the enqueue. If the context has a span already, from a middleware further out, that span stays the
+// parent.
 func (t *Telemetry) relate(ctx context.Context, job *drover.Job) (context.Context, []trace.SpanStartOption) {
 	opts := make([]trace.SpanStartOption, 0, 4)
 	c := carried(job.Metadata, t.fields)

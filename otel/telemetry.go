@@ -45,9 +45,9 @@ type Options struct {
 	Propagator propagation.TextMapPropagator
 
 	// SkipUnsampled stores nothing for an enqueue whose trace is not sampled, so its jobs cost less: docs/tracing.md has
-	// figures. Their runs then begin traces, and the sampler decides about each. Set it if that sampler records few of the
-	// traces that begin in this process, such as TraceIDRatioBased(0.01) of the SDK. By default the decision of the
-	// enqueue is stored, and the runs follow it.
+	// figures. The runs of these jobs begin traces of their own, and the sampler decides about each trace. Set it if that
+	// sampler records few of the traces that begin in this process, such as TraceIDRatioBased(0.01) of the SDK. By default
+	// the decision of the enqueue is stored, and the runs follow it.
 	SkipUnsampled bool
 
 	// NewTrace reports whether a run begins a trace of its own, which links to the enqueue, instead
