@@ -19,8 +19,8 @@ type RedriveOpts struct {
 	// MaxAttempts is the job's new total of runs, counted from the redrive. Zero leaves it as it is.
 	MaxAttempts int
 
-	// ArgsPatch is a JSON merge patch (RFC 7396) for the args, which must be an object: its keys replace the keys of
-	// the args, and null removes a key. If the worker cannot decode the result, the job is discarded again, as
+	// ArgsPatch is a JSON merge patch (RFC 7396) for the args. Both must be objects. The keys of the patch replace the
+	// keys of the args, and null removes a key. If the worker cannot decode the result, the job is discarded again, as
 	// undecodable, and another redrive may repair it. Nil leaves the args as they are.
 	ArgsPatch json.RawMessage
 }

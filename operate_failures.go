@@ -179,7 +179,8 @@ select fingerprint, kind, class, error_type, sample,
 	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, updated_why, discarded, parked,
 	drover_hours(hours, last_seen, now(), 0)`
 
-// Failure groups, as operators see and change them. Supervisors add them up: internal/store/failures.go.
+// Failure groups, as operators see and change them. The statements with which supervisors add up failures are in
+// internal/store/failures.go.
 
 // sqlFailures reads the whole table, which is small. The view counts the discarded jobs of the groups within the limit.
 const sqlFailures = failureColumns + `, '' from failures

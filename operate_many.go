@@ -250,7 +250,7 @@ func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, a
 	args := append([]any{filter, after, wait, audit.by(), audit.Why}, more...)
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
-		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // so that deferred constraints refuse a job before the line about it is in the log
+		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // deferred constraints then refuse a job before the server logs its change
 			return pg.Classify(err)
 		}
 		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused, &b.ids, &b.queues, &b.kinds, &b.next); err != nil {

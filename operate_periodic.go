@@ -179,7 +179,8 @@ func unknownSchedule(name string) bool {
 	return errors.Is(checkName("name", name), ErrInvalid)
 }
 
-// Schedules, as operators see and change them. Supervisors declare and tick them: internal/store/periodic.go.
+// Schedules, as operators see and change them. The statements with which supervisors declare and tick them are in
+// internal/store/periodic.go.
 
 const sqlSetPeriodic = `
 select drover_periodic_set($1, $2, $3, $4::jsonb, zone => $5, options => $6::jsonb, jitter => $7::bigint * interval '1 ms', catch_up => $8, overlap => $9,

@@ -33,10 +33,10 @@ func errorText(err error) (text string) {
 	return err.Error()
 }
 
-// errorType returns the name of the Go type to group err by: the type of the innermost error that is more than a text:
-// no plain error or wrapper of the standard library, and no verdict of drover. If errors are joined, the first branch
-// with such an error counts. If no error of the chain has such a type, the name is "*errors.errorString". For nil it is
-// "". The name is valid UTF-8 of at most 200 bytes.
+// errorType returns the name of the Go type to group err by. This is the type of the innermost error that is more than
+// a text: it is no plain error or wrapper of the standard library, and no verdict of drover. If errors are joined, the
+// first branch with such an error counts. If no error of the chain has such a type, the name is "*errors.errorString".
+// For nil it is "". The name is valid UTF-8 of at most 200 bytes.
 func errorType(err error) (name string) {
 	if err == nil {
 		return ""
@@ -107,7 +107,7 @@ func ownStack(err error) (text string) {
 }
 
 // recoveredText describes a recovered value. It formats only values that the runtime would print for an uncaught panic.
-// Of any other value it gives the type: fmt might never end (a map that holds itself) or print secrets.
+// For any other value it returns the type, because fmt might never end (a map that holds itself) or print secrets.
 func recoveredText(p any) (text string) {
 	text = fmt.Sprintf("value of type %T", p)
 	defer func() { _ = recover() }() // an Error or String method panicked: text is the type then

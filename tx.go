@@ -92,7 +92,7 @@ func (r sqlRow) Scan(dest ...any) error {
 // returns ErrLeaseLost. A tx that is no open transaction is an *InvalidError.
 func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(ctx, tx, nil) }
 
-// SettleTx records in the handler's transaction how the run ended. It reads err as if the handler had returned it, so
+// SettleTx records in the handler's transaction how the run ended. It reads err as if the handler had returned err, so
 // Discard, Snooze, RetryAfter, Cancel, a plain error and nil have the same effect. A delay counts from this call.
 //
 // SettleTx is fenced like CompleteTx and returns the same errors. After the commit, the handler's own error is ignored,

@@ -46,10 +46,10 @@ type WorkerOpts struct {
 	DiscardOnPanic bool
 
 	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable. Nil
-	// retries all errors. drover calls it for errors that handlers return, but not if the error is a verdict: made by
-	// Discard, Retry, RetryAfter, DontCount, Snooze or Cancel, or with a method Permanent() bool that returns true, which
-	// discards the job. drover does not call RetryIf either if one of the Cases matches, if the handler panics, or if it
-	// ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
+	// retries all errors. drover calls it for errors that handlers return, except for verdicts, which Discard, Retry,
+	// RetryAfter, DontCount, Snooze and Cancel make. An error with a method Permanent() bool that returns true discards
+	// the job without a call, too. Nor does drover call RetryIf if one of the Cases matches, if the handler panics, or if
+	// the handler ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
 	RetryIf func(error) bool
 
 	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not

@@ -113,8 +113,8 @@ const (
 	processed
 )
 
-// setKey identifies the attributes of a measurement: the labels in the order of a meter's definition, or for the conventions
-// queue, kind, error.type and in_tx.
+// setKey identifies the attributes of a measurement: the labels in the order of the meter's definition. For a meter of
+// the conventions they are queue, kind, error.type and in_tx.
 type setKey struct {
 	meter      meters.Meter
 	a, b, c, d string
