@@ -21,7 +21,7 @@ type Explanation struct {
 	At    time.Time   `json:"at"`           // when Explain read the job, by the server's clock
 	Story []StoryStep `json:"story"`        // oldest first
 	Now   string      `json:"now"`          // how the job runs, why it waits, or how it ended
-	Next  string      `json:"next"`         // what drover does with the job next, when, and why
+	Next  string      `json:"next"`         // the next thing that drover does with the job, when, and why
 	Do    []Advice    `json:"do,omitempty"` // actions that an operator can take
 }
 

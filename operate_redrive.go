@@ -140,7 +140,7 @@ type Redrive struct {
 	Skips      []SkippedJob  `json:"skips,omitempty"`   // the first 1,000
 	By         string        `json:"by"`
 	Why        string        `json:"why,omitempty"`
-	ChangedBy  string        `json:"changed_by,omitempty"` // who last paused, resumed or aborted it; "drover" if canaries failed
+	ChangedBy  string        `json:"changed_by,omitempty"` // the person or program that last paused, resumed or aborted it; "drover" if canaries failed
 	ChangedWhy string        `json:"changed_why,omitempty"`
 	ChangedAt  *time.Time    `json:"changed_at,omitempty"`
 	Jobs       *RedriveJobs  `json:"jobs,omitempty"`   // its jobs by outcome; Client.Redrive sets this, Redrives does not
