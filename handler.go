@@ -311,8 +311,8 @@ func publicEvent(e *engine.Event) Event {
 //
 // In the handler, Job.CompleteTx and Job.SettleTx check their transaction and write nothing. If the handler then
 // returns nil, the settle decides the verdict. Otherwise the returned error decides, because Try does not know whether
-// the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in its transaction, in the schema
-// that search_path picks.
+// the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in the transaction that it gets, in
+// the schema that search_path picks.
 //
 // Try panics with an *InvalidError for a worker that Client.NewSupervisor would refuse, and for a job of another kind.
 // If the handler calls runtime.Goexit, for example by t.FailNow of the test, the caller's goroutine ends.

@@ -76,15 +76,15 @@ type FailureFilter struct {
 	Kind   string
 	Status FailureStatus
 
-	// Regressed picks the groups that came back after they had been resolved.
+	// Regressed picks the groups whose failure came back after the group had been resolved.
 	Regressed bool
 
-	Limit int // how many groups, the group that was seen last first; zero means 50; at most 10,000
+	Limit int // how many groups, the group with the newest failure first; zero means 50; at most 10,000
 }
 
-// FailureGroups reads failure groups; the group that was seen last comes first. A supervisor adds up the failures six
-// times in a lease, so the groups are late by up to a sixth of a lease. The discarded jobs of the returned groups are
-// counted with an index. Errors: *InvalidError.
+// FailureGroups reads failure groups. The group with the newest failure comes first. A supervisor adds up the failures
+// six times in a lease, so the groups are late by up to a sixth of a lease. The discarded jobs of the returned groups
+// are counted with an index. Errors: *InvalidError.
 func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
 	var bad problems
 	bad.join(checkText("FailureFilter.Kind", filter.Kind, 1024))

@@ -174,7 +174,8 @@ func (c *Client) changePeriodic(verb, name string, bad *problems, audit Audit, c
 	return nil
 }
 
-// unknownSchedule reports a name that no schedule can have, and that the server could not even take.
+// unknownSchedule reports whether no schedule can have the name. The server would refuse some of these names even as a
+// parameter, such as invalid UTF-8.
 func unknownSchedule(name string) bool {
 	return errors.Is(checkName("name", name), ErrInvalid)
 }

@@ -439,8 +439,9 @@ func (s *desk) redriveJobs(ctx context.Context, id string) (*RedriveJobs, error)
 	return counts[0], nil
 }
 
-// sqlRedriveCourse reads the jobs of sqlRedriveJobs. Release writes redriven_at, the time at which the job became due, but not
-// to a job that was parked. A job that was not released has an older time there, or none.
+// sqlRedriveCourse reads the jobs of sqlRedriveJobs. The function drover_release writes redriven_at, the time at which
+// the job became due, but not to a job that was parked. A job that the redrive has not made due has an older time
+// there, or none.
 const sqlRedriveCourse = `
 with j as materialized (
 	select due, state, case when finalized_at between due and now() + interval '1 min' then finalized_at end as ended

@@ -89,7 +89,7 @@ func (r sqlRow) Scan(dest ...any) error {
 // Errors: ErrLeaseLost if the run no longer owns its job, ErrState if this run has settled it already. Roll back after
 // either error. A serialization failure (SQLSTATE 40001) is returned as the driver's error, even if another owner's
 // write to the job caused it. Roll back and begin again: if the run no longer owns its job, the next transaction
-// returns ErrLeaseLost. A tx that is no open transaction is an *InvalidError.
+// returns ErrLeaseLost. If tx is no open transaction, the error is an *InvalidError.
 func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(ctx, tx, nil) }
 
 // SettleTx records in the handler's transaction how the run ended. It reads err as if the handler had returned err, so
@@ -141,7 +141,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	return t.handler.client.EnqueueTx(ctx, tx, args, opts)
 }
 
-// trial records what a handler called by Try has settled.
+// trial records how a handler that Try has called settles its job.
 type trial struct {
 	settled bool
 	as      error // the argument of SettleTx

@@ -42,19 +42,21 @@ type WorkerOpts struct {
 	// retried. Zero means SupervisorConfig.Timeout, NoTimeout means none. A timeout under 1 ms is an error.
 	Timeout time.Duration
 
-	// DiscardOnPanic discards a job whose handler panics, reason panic. By default it is retried like any failure.
+	// DiscardOnPanic discards a job whose handler panics, reason panic. By default the job is retried as after any
+	// failure.
 	DiscardOnPanic bool
 
 	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable. Nil
 	// retries all errors. drover calls it for errors that handlers return, except for verdicts, which Discard, Retry,
-	// RetryAfter, DontCount, Snooze and Cancel make. An error with a method Permanent() bool that returns true discards
-	// the job without a call, too. Nor does drover call RetryIf if one of the Cases matches, if the handler panics, or if
-	// the handler ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
+	// RetryAfter, DontCount, Snooze and Cancel make. Nor does it call RetryIf for an error with a method Permanent() bool
+	// that returns true: this error discards the job. RetryIf is not called either if one of the Cases matches, if the
+	// handler panics, or if the handler ignores its timeout. The function must be safe for concurrent use. If it panics,
+	// the job is retried.
 	RetryIf func(error) bool
 
-	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not
-	// called. Cases see the same errors as RetryIf. The settings of a case take precedence over the job's, the
-	// worker's and the queue's.
+	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not called.
+	// Cases see the same errors as RetryIf, and also errors with a method Permanent. The settings of a case take
+	// precedence over the job's, the worker's and the queue's.
 	//
 	// If the handler itself recognises an error that no retry can help, return Discard. Use RetryIf to decide for all
 	// errors of a kind whether they are retried. Use Cases if an error needs its own delays, its own number of attempts,

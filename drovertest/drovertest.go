@@ -120,7 +120,7 @@ const sqlEnqueued = `
 select coalesce(jsonb_agg((select jsonb_object_agg(key, value) from jsonb_each(to_jsonb(j)) where value not in ('null', '"infinity"'))), '[]')::text
 from drover_list($1::jsonb, '', 1000) j`
 
-// list shows the first jobs in a failure.
+// list describes the first jobs, for the text of a failure.
 func list(jobs []*drover.JobInfo) string {
 	var b strings.Builder
 	for i, j := range jobs {

@@ -14,8 +14,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Mishap is something that can happen to a run in production. A handler whose effects must happen once has to get
-// through all Mishaps.
+// Mishap is something that can happen to a run in production. If the effects of a handler must happen once, the handler
+// has to be right in all Mishaps.
 type Mishap struct {
 	Name string // a short name, for t.Run
 	What string // the event, in a few words

@@ -32,10 +32,10 @@ import (
 
 // Options are the settings of a Telemetry. The zero value is a good start.
 type Options struct {
-	// TracerProvider makes the spans. Nil means the global one, even if that is set later.
+	// TracerProvider makes the spans. Nil means the global provider, even if that is set later.
 	TracerProvider trace.TracerProvider
 
-	// MeterProvider makes the instruments. Nil means the global one, even if that is set later.
+	// MeterProvider makes the instruments. Nil means the global provider, even if that is set later.
 	MeterProvider metric.MeterProvider
 
 	// Propagator carries the context of an enqueue in the job's metadata. Nil means
@@ -73,8 +73,8 @@ type Options struct {
 	// in each process that watches it.
 	MaxQueues int
 
-	// MaxAge is how long a read of the database is used. A collection of metrics reads again once the last read is
-	// older. Zero means 5 s.
+	// MaxAge is how long collections of metrics use the values of one read of the database. The first collection after
+	// that reads again. Zero means 5 s.
 	MaxAge time.Duration
 
 	// Timeout ends a read of the database. Zero means 5 s.
