@@ -27,11 +27,11 @@ type Audit struct {
 	Why string
 
 	// Seen makes the change depend on what the caller saw. Set it to NotPaused, or to the Seen of the JobInfo, the
-	// PauseInfo, the FailureGroup, the PeriodicJob or the Redrive that the decision is based on. If somebody has
-	// changed that since, nothing is changed, and the error is ErrState; its text names that person, and the time. So a
-	// button that two people press has one effect. The database compares Seen while the row is locked. If Seen is
-	// empty, the change is made anyway. Methods that change many jobs, start a redrive, or set a schedule refuse it
-	// with an *InvalidError.
+	// PauseInfo, the FailureGroup, the PeriodicJob or the Redrive that the decision is based on. If a person has changed
+	// that row since then, nothing is changed, and the error is ErrState. Its text names this person, and the time. So a
+	// button that two people press has one effect. The database compares Seen while the row is locked. If Seen is empty,
+	// the change is made anyway. Methods that change many jobs, start a redrive, or set a schedule refuse it with an
+	// *InvalidError.
 	Seen string
 }
 
@@ -88,7 +88,7 @@ func (c *Client) logDeletedSchedule(ctx context.Context, name string, audit Audi
 	c.log.InfoContext(ctx, "schedule deleted", audit.attrs(slog.String("periodic", name))...)
 }
 
-// attrs adds an Audit to the attributes of a line in the log.
+// attrs adds By and Why to the attributes of a log line.
 func (a Audit) attrs(attrs ...any) []any {
 	for _, attr := range []slog.Attr{slog.String("by", a.By), slog.String("why", a.Why)} {
 		if attr.Value.String() != "" {
@@ -108,17 +108,18 @@ const (
 	aRedrive  subject = "redrive"
 	aSchedule subject = "schedule"
 
-	// The change is made even if the row has changed since without a person: a job ran, or a schedule ticked.
+	// With these two, the change is made even if the row has changed since, if no person changed it: a job ran, or a
+	// schedule ticked.
 	aJobsLife      subject = aJob + life
 	aSchedulesLife subject = aSchedule + life
 
 	life = "'s life"
 )
 
-// sqlRequireSeen locks the row that it compares, until the change after it is committed.
+// sqlRequireSeen compares a row with what the caller saw. It locks the row until the transaction with the change ends.
 const sqlRequireSeen = `select drover_require_seen($1, $2, $3, life => $4)`
 
-// requireSeen refuses a change in tx if its caller saw another state.
+// requireSeen returns ErrState if the row is not as the caller saw it. It does nothing if Seen is empty.
 func (a Audit) requireSeen(ctx context.Context, tx pgx.Tx, of subject, id string) error {
 	if a.Seen == "" {
 		return nil

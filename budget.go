@@ -12,9 +12,9 @@ import (
 // stored in the table drover_budgets stays in force.
 //
 // A retry takes the first free slot at or after the end of its backoff. Postgres keeps a calendar of the slots, which
-// are Per / Retries apart. A job uses one budget: its kind's, otherwise its queue's, otherwise the supervisor's for
-// all jobs. Every retry that waits for a backoff uses a slot, including RetryAfter and rescues with a backoff. A first
-// crash, a snooze and a job that is handed back do not.
+// are Per / Retries apart. A job uses one budget: its kind's, otherwise its queue's, otherwise the supervisor's for all
+// jobs. Every retry that waits for a backoff uses a slot, including RetryAfter and rescues with a backoff. A first
+// crash, a snooze and a job that is handed back use no slot.
 type RetryBudget struct {
 	// Retries is how many retries may become due in any Per: 1 to 1,000,000, and at most one a microsecond.
 	Retries int
@@ -22,8 +22,8 @@ type RetryBudget struct {
 	// Per is the length of the window, in whole milliseconds, 1 ms to 24 h. Zero means a minute.
 	Per time.Duration
 
-	// Burst is how many retries may become due in the same instant, at most Retries. A window may then hold Burst - 1
-	// more. Zero means 1.
+	// Burst is how many retries may become due in the same instant, at most Retries. So a window may hold more than
+	// Retries, by up to Burst - 1. Zero means 1.
 	Burst int
 
 	// Discard discards a job, reason retry_budget, if there is no free slot within Per after its backoff. By default

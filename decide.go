@@ -43,8 +43,8 @@ func (t *task) decide(err error) engine.Outcome {
 		e.State, e.Event, e.Class = store.Cancelled, engine.EventCancelled, string(ClassError)
 		return e.done()
 	case t.interrupted() && (v.said == nil || v.said.how != VerdictDiscard || errors.Is(err, context.Canceled)):
-		// The job is not at fault. If it was cancelled, its row shows this already. But the cancel may have been
-		// meant for an earlier run, before a redrive, and then the job must not be lost.
+		// The job is not at fault. If somebody has cancelled it, its row shows this already. But the cancel may have been
+		// meant for a run before a redrive. Then the job must not be lost.
 		return t.cutShort(err, v)
 	}
 	return t.failed(err, v)
@@ -68,14 +68,14 @@ func (t *task) failed(err error, v reading) engine.Outcome {
 	return e.done()
 }
 
-// interrupted reports whether the run was cut short, and its job did not cause that.
+// interrupted reports whether something other than the job cut the run short: a stop, a lost lease, or a cancel.
 func (t *task) interrupted() bool {
 	cause := t.Cause()
 	return errors.Is(cause, ErrShutdown) || errors.Is(cause, ErrLeaseLost) || errors.Is(cause, ErrCancelled)
 }
 
-// cutShort is the outcome of a run that was interrupted after its handler had begun. The job is due again, and the
-// run does not count. If the job has only one attempt, the run has failed.
+// cutShort returns the outcome of a run that was interrupted after its handler had begun. The job is due again, and the
+// run does not count. If the job may have only one attempt, the run counts as failed.
 func (t *task) cutShort(err error, v reading) engine.Outcome {
 	if t.MaxAttempts > 1 {
 		return engine.Released(t.Ran())
@@ -86,8 +86,8 @@ func (t *task) cutShort(err error, v reading) engine.Outcome {
 	return t.failed(fmt.Errorf("the only attempt was cut short (%w): %w", t.Cause(), err), v)
 }
 
-// deaf returns the outcome of a run whose handler ignores its timeout. It counts as a crash, because the job might
-// never end. No other job can be the cause, so crash number quarantineAfter discards the job.
+// deaf returns the outcome of a run whose handler ignores its timeout. The run counts as a crash, because its handler
+// might never return. No other job can be the cause, so crash number quarantineAfter discards the job.
 func (t *task) deaf() engine.Outcome {
 	e := t.draft(engine.ErrTimeout)
 	e.Crashed = true
@@ -134,8 +134,8 @@ func (e *draft) discard(reason Reason) {
 	e.State, e.Reason, e.Event, e.Delay = store.Discarded, string(reason), engine.EventDiscarded, 0 // no run follows
 }
 
-// worthRetry is the verdict on an error that did not come from the handler. RetryIf and Cases are written for errors of
-// the handler, so they are not called.
+// worthRetry returns the verdict on an error that did not come from the handler. RetryIf and Cases are written for
+// errors of the handler, so they are not called.
 func worthRetry(err error) reading { return read(Retry(err)) }
 
 // retry makes the job due later. It discards the job if it has no attempt or no time left, or if the strategy stops.
@@ -170,8 +170,8 @@ func (e *draft) retry(v reading) {
 	}
 }
 
-// throttledDelay lengthens the wait of a RetryAfter by up to a fifth, so that jobs of the same server do not come back
-// together.
+// throttledDelay lengthens the wait of a RetryAfter by up to a fifth, so that jobs that call the same server do not run
+// again together.
 func throttledDelay(id string, attempt int, d time.Duration) time.Duration {
 	return JitterUp(0.2).apply(d, id, attempt)
 }
@@ -186,7 +186,7 @@ func (t *task) classOf(err error, v reading) Class {
 	return ClassError
 }
 
-// retryIf asks the worker's RetryIf. If it panics, the answer is yes.
+// retryIf calls the worker's RetryIf. If RetryIf panics, retryIf returns true.
 func (t *task) retryIf(err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -207,7 +207,7 @@ func (t *task) permanent(v reading) bool {
 	return v.Kind == VerdictDiscard
 }
 
-// errorCase is the first of the worker's cases that matches the error; nil if none does.
+// errorCase returns the first of the worker's cases that matches the error, or nil if no case does.
 func (t *task) errorCase(err error) *ErrorCase {
 	for i := range t.worker.opts.Cases {
 		if c := &t.worker.opts.Cases[i]; t.isCase(c, err) {
@@ -217,7 +217,7 @@ func (t *task) errorCase(err error) *ErrorCase {
 	return nil
 }
 
-// isCase asks a case's If. If it panics, the answer is no.
+// isCase calls the If of a case. If the If panics, isCase returns false.
 func (t *task) isCase(c *ErrorCase, err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -229,7 +229,7 @@ func (t *task) isCase(c *ErrorCase, err error) (yes bool) {
 	return c.If(err)
 }
 
-// backoff asks a strategy for the wait. A strategy recovers from a panic of a Custom by itself.
+// backoff asks a strategy for the wait. A Custom recovers from a panic of its function.
 func (t *task) backoff(strategy RetryStrategy, err error) (time.Duration, bool) {
 	return t.handler.wait(strategy, FailedRun{
 		Attempt: t.Attempt, RetryIndex: t.Attempt - 1, Err: err, Job: &t.job, LastDelay: t.job.LastDelay,
@@ -237,13 +237,13 @@ func (t *task) backoff(strategy RetryStrategy, err error) (time.Duration, bool) 
 }
 
 const (
-	maxErrorText  = 640      // with a type of up to 60 bytes, an entry of 1 KiB still has room
-	maxErrorTrace = 8 << 10  // only the newest entry has a trace
-	traceBuffer   = 16 << 10 // sanitizing keeps at most half of it
+	maxErrorText  = 640      // bytes; an entry has at most 1 KiB, and so has room for a type's name of 60 bytes
+	maxErrorTrace = 8 << 10  // bytes; only the newest entry has a trace
+	traceBuffer   = 16 << 10 // bytes; the stored trace has at most half of them
 	maxErrorRead  = 64 << 10 // bytes that are read of a longer text
 )
 
-// entry is the entry for the column errors. The redaction hook sees the text first.
+// entry returns the entry for the column errors. Config.Redact gets the text before it is cut for the entry.
 func (e *draft) entry() json.RawMessage {
 	t, clean := e.task, e.task.handler.client.clean
 	text, trace, kind := "", "", ""
@@ -269,8 +269,8 @@ func (e *draft) entry() json.RawMessage {
 		shown = ownStack(e.err)
 	}
 	// The fingerprint is made from the whole text, because the place of a cut depends on the very numbers that a
-	// fingerprint ignores. A trace is part of it only for a panic. The trace of a time-out, or of an error that many
-	// places return, would split the failures of one cause into several groups.
+	// fingerprint ignores. The trace is part of the fingerprint only for a panic. The trace of a time-out, or of an error
+	// that many places return, would split the failures of one cause into several groups.
 	e.Fingerprint = fingerprint.Of(t.Kind, kind, text, trace)
 	row := store.ErrorEntry{
 		Attempt: t.Attempt, ClaimSeq: t.Seq, Class: e.Class, Case: named, Error: e.Text, Type: kind,
@@ -287,10 +287,10 @@ func (e *draft) entry() json.RawMessage {
 	return raw
 }
 
-// clean makes a text that can be stored and logged: redacted, valid, bounded.
+// clean returns the text in a form that can be stored and logged: redacted, valid, and at most bound bytes.
 func (c *Client) clean(text string, bound int) string {
-	// Redact before the cut, because half a secret could stay otherwise. The first bound is for texts of many
-	// megabytes.
+	// Redact before the cut, because half a secret could stay otherwise. The cut before that keeps texts of many megabytes
+	// away from Redact.
 	text, _ = pgtext.Sanitize(text, maxErrorRead)
 	if text != "" {
 		text = redact(c.cfg.Redact, text)

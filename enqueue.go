@@ -16,11 +16,11 @@ import (
 // EnqueueOpts are one job's settings. Nil means the same as the zero value: queue "default", priority 5, due now, and
 // the worker's own policies.
 type EnqueueOpts struct {
-	// ID is a ULID that you choose. It makes the enqueue idempotent: a repeated enqueue returns the existing job, for
-	// as long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion
-	// it goes immediately, so a repeated enqueue may store the job again and run it twice. The same is true after the
-	// row was pruned, archived or deleted. The time in the id should be about now, because the pruner uses it as the
-	// age of the job. Empty means a new id.
+	// ID is a ULID that you choose. It makes the enqueue idempotent: a repeated enqueue returns the existing job, for as
+	// long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion it goes
+	// immediately, so a repeated enqueue may store the job again and run it twice. The same is true after the row was
+	// pruned, archived or deleted. The time in the id should be about now, because the pruner computes the job's age from
+	// that time. Empty means a new id.
 	ID string
 
 	// Queue defaults to "default".
@@ -33,15 +33,15 @@ type EnqueueOpts struct {
 	// not set it together with Delay.
 	ScheduledAt time.Time
 
-	// Delay is how long from now the job is due, by the server's clock. Zero means now.
+	// Delay is the time from now until the job is due, by the server's clock. Zero means that the job is due now.
 	Delay time.Duration
 
 	// MaxAttempts is the total number of runs this job may have; 1 never retries. Zero means the worker's
 	// MaxAttempts.
 	MaxAttempts int
 
-	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name. If the worker's process has
-	// not registered a Custom of that name, it logs that and uses the worker's own strategy. Nil means the worker's
+	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name. If the worker's process has not
+	// registered a Custom of that name, the process logs that and uses the worker's strategy. Nil means the worker's
 	// strategy.
 	Retry RetryStrategy
 
@@ -49,21 +49,21 @@ type EnqueueOpts struct {
 	// error.
 	Timeout time.Duration
 
-	// ExpiresAt is the time from which the job is no longer worth a run. From then on drover discards the job as
-	// expired instead of running it. Zero means never. It must be after ScheduledAt.
+	// ExpiresAt is the time from which the job is no longer worth a run. From then on drover discards the job as expired
+	// instead of running it. Zero means never. ExpiresAt must be after ScheduledAt.
 	ExpiresAt time.Time
 
-	// RetryUntil ends the retries: if the next one would be due later, the job is discarded, reason time_budget. Zero
-	// means its worker's RetryFor.
+	// RetryUntil ends the retries. If the next retry would be due after this time, the job is discarded, reason
+	// time_budget. Zero means that the worker's RetryFor decides.
 	RetryUntil time.Time
 
 	// Tags are up to 32 words to find the job by, each 1 to 128 bytes. Like kinds and queues, they have no control
 	// characters, no invisible characters such as U+200B, and no spaces at their ends.
 	Tags []string
 
-	// Key names something that the job must not overload, such as a customer. It has at most 256 bytes. A paced
-	// redrive runs at most RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. It has no
-	// other effect. Zero means none.
+	// Key names something that the job must not overload, such as a customer. It has at most 256 bytes. A paced redrive
+	// runs at most RedrivePlan.PerKey jobs of one key at the same time, and Unique.Key compares it. Key has no other
+	// effect. Zero means no key.
 	Key string
 
 	// Unique makes the enqueue store the job only if no other job is like it. Nil means that the job is not unique. If
@@ -73,10 +73,10 @@ type EnqueueOpts struct {
 
 	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that it does afterwards in the same
 	// transaction. Use it in a transaction that will end with PREPARE TRANSACTION (two-phase commit), because Postgres
-	// refuses to prepare a transaction with a NOTIFY. It sets drover.notify to off, local to the transaction. Sleeping
-	// supervisors find the job after up to PollInterval. If the transaction commits more than 20 s after the call, the
-	// job may wait longer: until a supervisor's next full sweep, which comes every 15 s × supervisors. Periodic.Opts
-	// must not set DisableNotify.
+	// refuses to prepare a transaction with a NOTIFY. To do so, drover sets drover.notify to off, local to the
+	// transaction. Sleeping supervisors find the job after up to PollInterval. If the transaction commits more than 20 s
+	// after the call, the job may wait longer: until a supervisor's next full sweep, which comes every 15 s × supervisors.
+	// Periodic.Opts must not set DisableNotify.
 	DisableNotify bool
 
 	// Metadata is marshalled to a JSON object that is kept next to the args. Nil means none. Keys that begin with
@@ -87,7 +87,7 @@ type EnqueueOpts struct {
 // Receipt names the row that an enqueue stored or found. If there is no error, the table has that row, whatever
 // indexes, constraints and triggers the application has put on jobs.
 type Receipt struct {
-	ID        string // of the row; if a unique job was there before, this is the id of that job
+	ID        string // the id of the row; if a unique job was there before, the id of that job
 	Existing  bool   // the job was there before: it has the given ID, or it is like this one (Unique)
 	Replaced  bool   // the existing job got the new args and options: see ReplaceWaiting
 	Debounced bool   // the existing job got the new due time: see Debounce
@@ -97,8 +97,8 @@ type Receipt struct {
 // two of them.
 //
 // After an error that leaves the outcome open, such as a lost connection, repeat the call with the same EnqueueOpts.ID.
-// Do so while the job's row is kept. With DeleteOnCompletion, the job may have run and been deleted by then. Then the
-// repeated call stores it again, and it runs twice.
+// This is safe only while the job's row is kept. With DeleteOnCompletion, the job may have run and been deleted by
+// then. Then the repeated call stores the job again, and it runs twice.
 //
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrUniqueDeadlock, ErrNotMigrated,
 // ErrReadOnly. An error of an application's own index, constraint or trigger on jobs is returned as the driver's
@@ -156,9 +156,9 @@ type EnqueueItem struct {
 	Opts *EnqueueOpts
 }
 
-// EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order. Jobs
-// that set at most a queue, a priority and metadata are stored by COPY. It returns the errors of Enqueue, and names
-// every bad job.
+// EnqueueMany stores the jobs in one transaction, all or none, and returns their receipts in the same order. Jobs that
+// set at most a queue, a priority and metadata are stored by COPY. EnqueueMany returns the errors of Enqueue. An
+// *InvalidError names every job that was refused.
 func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) (receipts []Receipt, err error) {
 	if len(c.layers.begins) > 0 && len(items) > 0 {
 		var end func([]Receipt, error)
@@ -400,9 +400,9 @@ func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string
 	}
 }
 
-// lastMetadata keeps the metadata of an earlier job of the batch, and its JSON, if it is only a few strings. Often all
-// jobs of a batch have the same metadata, such as a trace's. It keeps the strings and not the map, because middleware
-// may change the map.
+// lastMetadata keeps the metadata of an earlier job of the batch, and the JSON of that metadata, so that equal metadata
+// are encoded once. It keeps only metadata of at most four strings. Often all jobs of a batch have the same metadata,
+// such as the id of a trace. lastMetadata keeps the strings and not the map, because middleware may change the map.
 type lastMetadata struct {
 	pairs [4][2]string
 	n     int // how many elements of pairs are set; 0 means that no metadata is kept
@@ -444,7 +444,7 @@ func (l *lastMetadata) keep(metadata map[string]any, raw json.RawMessage) {
 // maxTimeout is how the table stores NoTimeout: a hundred years.
 const maxTimeout = 100 * 365 * 24 * time.Hour
 
-// instant returns t in UTC. It reports a time that Postgres or JSON cannot hold as a mistake.
+// instant returns t in UTC. If Postgres or JSON cannot hold t, it reports a mistake.
 func instant(bad *problems, field string, t time.Time) *time.Time {
 	t = t.UTC() // before the check, because the year may differ in UTC
 	if y := t.Year(); y < 1 || y > 9999 {

@@ -38,9 +38,9 @@ func (j *newJob) params(wake bool) []any {
 
 // sqlEnqueuePlain is sqlEnqueue for a job that sets at most a queue and a priority. It does not call a function of 16
 // parameters, because that call costs as much as the rest of the statement. The job's id is fresh, so no conflict is
-// possible. If a trigger of the application's changes the id, the statement raises. If a trigger drops the row, the
-// number of rows shows it. A rule that redirects the insert cannot return what the statement asks for, so the server
-// refuses it.
+// possible. If a trigger of the application changes the id, the statement raises an error. If a trigger drops the row,
+// the statement reports 0 rows. If a rule redirects the insert, the server refuses the statement, because the rule
+// cannot return the columns that the statement asks for.
 const sqlEnqueuePlain = `
 insert into jobs (id, kind, args, queue, priority) values ($1, $2, $3::jsonb, $4, $5)
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
@@ -73,18 +73,19 @@ func (s *desk) enqueue(ctx context.Context, job *newJob) (existing bool, err err
 		}
 		return false, err
 	}
-	return existing, nil // a failed wake-up costs one poll interval at most
+	return existing, nil // err may be from the wake-up; then the job waits one poll interval at most
 }
 
 // enqueued is the server's reply about one job.
 type enqueued struct {
 	rows      int64 // how many rows the insert stored
 	existing  bool  // the job was there before
-	committed int64 // -1: we do not know that it is committed
+	committed int64 // 0 or more: the server has confirmed the commit; -1: it has not
 }
 
-// enqueueOn looks for sleeping supervisors after the commit. Before the commit no supervisor can see the job, so a
-// fifth of the wake-ups would be lost around the moment when a supervisor falls asleep.
+// enqueueOn stores the job, commits, and then looks for sleeping supervisors. If it looked before the commit, a
+// supervisor could fall asleep in between without having seen the job, and nobody would wake that supervisor. A fifth
+// of the wake-ups around that moment would be lost.
 func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pg.Pipeline
 	sent := enqueued{rows: 1, committed: -1}
@@ -136,12 +137,12 @@ func refusesCopy(err error) bool {
 }
 
 const (
-	// sqlWakeAsleep calls the function only if there is no lookout (an awake supervisor with room), because reading
-	// the table costs half of a call.
+	// sqlWakeAsleep calls the function only if there is no lookout (an awake supervisor with room). Reading drover_crews
+	// costs half as much as the call.
 	sqlWakeAsleep = `select drover_wake($1, null, $2) where (` + sqlNoLookout + `)`
 
-	// sqlWakeForUnique is sqlWakeAsleep for a unique job. It also checks that the job was stored: it was not if
-	// there is another job like it.
+	// sqlWakeForUnique is sqlWakeAsleep for a unique job. It also checks that the job was stored, because the enqueue
+	// stores no job if there is another job like it.
 	sqlWakeForUnique = `select drover_wake($1, null, $2) where exists (select from jobs where id = $3) and (` + sqlNoLookout + `)`
 
 	sqlNoLookout = `
@@ -163,7 +164,7 @@ func wake(p *pg.Pipeline, job *newJob) {
 	}
 }
 
-// sqlDisableNotify holds until the end of the caller's transaction.
+// sqlDisableNotify makes a setting that ends with the caller's transaction.
 const sqlDisableNotify = `select set_config('drover.notify', 'off', true)`
 
 // disableNotify keeps the caller's transaction from notifying supervisors.
@@ -194,8 +195,8 @@ const sqlEnqueueMany = `
 select coalesce(jsonb_agg(e), '[]')::text from drover_enqueue_many($1::jsonb, $2) as e`
 
 const (
-	maxBatchJobs  = 1000    // in one statement
-	maxBatchBytes = 8 << 20 // of their args and metadata, unless a single job is bigger: jsonb ends at 256 MiB
+	maxBatchJobs  = 1000    // jobs in one statement
+	maxBatchBytes = 8 << 20 // bytes of args and metadata in one statement, unless a single job has more; jsonb holds at most 256 MiB
 )
 
 // enqueueManyTx stores the jobs in chunks, sorted by id, so that two batches of the same ids do not deadlock. For
@@ -231,8 +232,9 @@ func (s *desk) enqueueManyTx(ctx context.Context, tx Tx, jobs []*newJob) (map[st
 	return existing, enqueueUniqueManyTx(ctx, tx, unique)
 }
 
-// enqueueUniqueManyTx stores unique jobs in chunks. A statement takes its keys in order. Several statements must keep
-// that order too, because two batches of several chunks could deadlock otherwise.
+// enqueueUniqueManyTx stores unique jobs in chunks, one statement for each. Within a statement, the database takes the
+// unique keys in order. If there are several chunks, enqueueUniqueManyTx sorts all jobs by their keys first. Otherwise
+// two batches of several chunks could deadlock.
 func enqueueUniqueManyTx(ctx context.Context, tx Tx, jobs []*newJob) error {
 	if chunkLen(jobs) < len(jobs) {
 		keys := make(map[*newJob]string, len(jobs))
@@ -284,8 +286,9 @@ func chunkLen(jobs []*newJob) int {
 }
 
 // enqueueMany stores plain jobs, and plain jobs with metadata, by COPY, and the others through the function. COPY
-// takes no defaults row by row and knows no conflicts. A role that may not write to jobs, such as a producer's,
-// stores all jobs through the function. So does a role under row security, because Postgres refuses COPY there.
+// cannot use a column's default in some rows only, and cannot skip a row whose id exists already. A role that may not
+// write to jobs, such as a producer's, stores all jobs through the function. So does a role under row security, because
+// Postgres refuses COPY there.
 func (s *desk) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
 	var plain, others []*newJob
 	for _, job := range jobs {
@@ -300,8 +303,8 @@ func (s *desk) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int,
 		plain, others = nil, jobs
 		existing, err = s.copyAndEnqueue(ctx, plain, others)
 	}
-	// If unique jobs of this batch have deadlocked with another batch of several chunks, the batch goes through when
-	// it is repeated.
+	// If the unique jobs of this batch have deadlocked with another batch of several chunks, a repetition of this batch
+	// usually succeeds.
 	for again := 0; again < 2 && deadlocked(err); again++ {
 		existing, err = s.copyAndEnqueue(ctx, plain, others)
 	}
@@ -353,8 +356,8 @@ const (
 	// sqlLockJobs takes the lock that COPY takes, so that no trigger is created before the COPY is committed.
 	sqlLockJobs = `lock table only jobs in row exclusive mode`
 
-	// sqlTriggersBefore asks whether jobs has a trigger before insert for each row. A trigger of that kind may drop
-	// rows or change their ids. COPY cannot return what it stored, and it ignores rules.
+	// sqlTriggersBefore asks whether jobs has a trigger before insert for each row. Such a trigger may drop rows or change
+	// their ids, and COPY cannot return what it stored. Rules need no check, because COPY ignores them.
 	sqlTriggersBefore = `select exists (select from pg_trigger where tgrelid = 'jobs'::regclass and tgtype & 7 = 7 and tgenabled <> 'D')`
 
 	// sqlCountStored finds the jobs by primary key.
@@ -409,9 +412,9 @@ func copyJobs(ctx context.Context, conn *pgx.Conn, names *pg.Names, jobs []*newJ
 // CopyFrom first asks the server for the types of the columns, which is a round trip. It also makes a dozen
 // allocations a row to find out how to write the values. Here both are known.
 type copyStream struct {
-	jobs   []*newJob // not written yet
+	jobs   []*newJob // the jobs whose rows are not in buf yet
 	fields uint16
-	buf    bytes.Buffer // written and not read yet
+	buf    bytes.Buffer // rows that Read has not returned yet
 }
 
 func newCopyStream(jobs []*newJob) *copyStream {
@@ -462,7 +465,7 @@ func appendCopyText(b []byte, s string) []byte {
 }
 
 // wakeQueues looks for sleeping supervisors after the commit, once for each queue and kind with jobs due now. If it
-// fails, that costs one poll interval at most.
+// fails, the jobs start one poll interval later at most.
 func (s *desk) wakeQueues(ctx context.Context, jobs []*newJob) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {

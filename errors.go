@@ -12,16 +12,16 @@ var (
 	// anything was written.
 	ErrInvalid = pg.ErrInvalid
 
-	// ErrLeaseLost reports that the run no longer owns its job; the outcome was not recorded. It is also the cause of
-	// the handler's context when its supervisor lost the lease, or could not keep it up.
+	// ErrLeaseLost reports that the run no longer owns its job; the outcome was not recorded. It is also the cause of the
+	// handler's context when its supervisor lost the lease, or could not renew it.
 	ErrLeaseLost = pg.ErrLeaseLost
 
 	// ErrIDConflict reports an enqueue whose ID already belongs to a job with another kind, queue or args.
 	ErrIDConflict = pg.ErrIDConflict
 
 	// ErrNotStored reports an enqueue that the database accepted without storing the job: a trigger or a rule of the
-	// application on the table jobs dropped the row or changed its id. Nothing is stored under the job's id. Repeating
-	// the enqueue fails in the same way until the trigger or rule is changed. If an application's unique index,
+	// application on the table jobs dropped the row or changed its id. Nothing is stored under the job's id. If you repeat
+	// the enqueue, it fails in the same way until somebody changes the trigger or rule. If an application's unique index,
 	// constraint or trigger refuses the row with an error, the enqueue returns that error instead.
 	ErrNotStored = pg.ErrNotStored
 
@@ -31,13 +31,13 @@ var (
 	// wraps the driver's error, too.
 	ErrUniqueDeadlock = errors.New("drover: two transactions stored unique jobs with the same keys in different orders, and this one was ended; repeat it")
 
-	// ErrNotFound reports an id or a fingerprint that no row has.
+	// ErrNotFound reports an id, a fingerprint or a name that no row has.
 	ErrNotFound = errors.New("drover: not found")
 
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
-	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them.
-	// If Config.Schema is set, the error of Check and Run names that schema, says whether it exists, and gives the
-	// command that migrates it.
+	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them. If
+	// Config.Schema is set, the error of Check and Run contains the schema, whether it exists, and the command that
+	// migrates it.
 	ErrNotMigrated = pg.ErrNotMigrated
 
 	// ErrServerTooOld reports a server older than PostgreSQL 15.
@@ -62,14 +62,15 @@ var (
 	// ErrShutdown is the cause of a handler's context when its supervisor stops and the drain time is over.
 	ErrShutdown = pg.ErrShutdown
 
-	// ErrState reports an operation that the job's state does not allow, such as a redrive of a running job.
+	// ErrState reports an operation that the state of the row does not allow, such as a redrive of a running job. It also
+	// reports a change whose Audit.Seen is out of date.
 	ErrState = pg.ErrState
 )
 
 // InvalidError names a setting or argument that was refused, and the reason. If there are several mistakes, their
 // InvalidErrors are joined with errors.Join.
 type InvalidError struct {
-	Field  string // as the caller wrote it: "Queues[0].Concurrency", "args"
+	Field  string // the setting or argument, as in code: "Queues[0].Concurrency", "args"
 	Reason string
 	Err    error // the underlying error, such as one of json.Marshal; may be nil
 }

@@ -31,15 +31,15 @@ type handler struct {
 
 var _ engine.Handler = (*handler)(nil)
 
-// task is a run together with this package's data about it. The engine's part and the Job that the handler sees are in
-// one allocation.
+// task is a run together with this package's data about it. The engine's Run and the Job that the handler sees are in
+// the same allocation.
 type task struct {
 	engine.Run
 	job       Job
 	handler   *handler
 	worker    *Worker
 	strategy  RetryStrategy
-	uncounted int    // runs that DontCount gave back
+	uncounted int    // how many runs DontCount gave back
 	host      string // the host of the process that died; "" except for a rescued job
 }
 
@@ -55,7 +55,8 @@ type queueDefaults struct {
 // defaultMaxAttempts is how many runs a job has if neither its options nor its worker nor its queue set a number.
 const defaultMaxAttempts = 20
 
-// NewRun implements engine.Handler. It puts the policies of a job in their order: job over worker over queue over default.
+// NewRun implements engine.Handler. For each setting it takes the job's own value, otherwise the worker's, otherwise
+// the queue's, otherwise the default.
 func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.Run {
 	q := policy.(queueDefaults) //nolint:forcetypeassert // Queue.forEngine set it
 	w := h.workers[j.Kind]
@@ -68,7 +69,7 @@ func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.R
 	if t.strategy == nil {
 		t.strategy = q.retry
 	}
-	if w.opts.RetryFor > 0 { // a job without More has been due since its enqueue
+	if w.opts.RetryFor > 0 { // late is the age of a job without More, which has been due since its enqueue
 		t.TimeBound, t.TimeLeft = true, w.opts.RetryFor-max(late, 0)
 	}
 	if j.More != nil {
@@ -136,8 +137,8 @@ func (h *handler) Decide(r *engine.Run, err error) engine.Outcome {
 	return taskOf(r).decide(err)
 }
 
-// CutShort implements engine.Handler. It always returns: code of the application, such as a strategy or the method of an
-// error, runs in a goroutine of its own, and may panic or exit there.
+// CutShort implements engine.Handler. It always returns, even if code of the application panics or exits, such as a
+// strategy or the method of an error. That code runs in a goroutine of its own.
 func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	t := taskOf(r)
 	exit := &panicError{exit: true}
@@ -176,7 +177,7 @@ func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	}
 	e := t.draft(why)
 	if errors.Is(why, ErrNotCommitted) {
-		e.Duration = t.End.Duration // the handler returned before the look at the row
+		e.Duration = t.End.Duration // the handler had returned before the engine read the row
 	}
 	e.fail(worthRetry(why))
 	return e.done()
@@ -188,8 +189,8 @@ var (
 )
 
 // Crashed implements engine.Handler. A job that had not started is due immediately and keeps its attempt. A crash
-// counts as a run, but it never uses up the attempts: only a job with a single attempt, or a job that is convicted of
-// the death (package blame), is discarded.
+// counts as a run, but it never uses up the attempts: only a job with a single attempt, or a job that package blame
+// finds to be the cause of the death, is discarded.
 func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	t := &task{handler: h, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
@@ -217,7 +218,7 @@ func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	return &t.Run
 }
 
-// crashed judges a job that may have killed its process.
+// crashed returns the outcome for a job whose process died while it ran.
 func (t *task) crashed(j *store.Held, c engine.Crash) engine.Outcome {
 	h, d := t.handler, &c.Death
 	e := t.draft(errCrashed)
@@ -239,7 +240,8 @@ func (t *task) crashed(j *store.Held, c engine.Crash) engine.Outcome {
 	return e.done()
 }
 
-// wait asks a strategy for the delay. If a Custom panics, the default replaces it, with a line in the log.
+// wait asks a strategy for the delay. If a Custom panics or has no function, Exponential replaces it, and wait logs
+// that.
 func (h *handler) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool) {
 	d, ok, err := strategy.delay(f)
 	if err != nil {
@@ -249,8 +251,8 @@ func (h *handler) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool
 }
 
 // strategyOf returns the strategy of a job, in the usual order: its own, its worker's if this process has one, the
-// strategy stored for its kind or queue, the default. A stored strategy that this process cannot read is left out,
-// with a line in the log.
+// strategy stored for its kind or queue, the default. If this process cannot read a stored strategy, strategyOf logs
+// that and leaves it out.
 func (h *handler) strategyOf(j *store.Held) RetryStrategy {
 	if strategy := h.readStrategy(j.ID, j.Retry); strategy != nil {
 		return strategy
@@ -303,14 +305,14 @@ func publicEvent(e *engine.Event) Event {
 // that one of the Cases would retry. Neither attempts nor RetryFor run out. The worker's timeout and middleware do not
 // apply. To see how the handler reacts to the end of its context, end ctx.
 //
-// The handler gets a copy of job. Kind is the worker's. ID, Queue, Priority, Attempt, MaxAttempts and ScheduledAt have
-// the values of a first run where they are zero in job. Empty Args stand for the JSON null, which leaves the args zero.
-// A nil job is a first run with empty Args.
+// The handler gets a copy of job. In the copy, Kind is the worker's kind. ID, Queue, Priority, Attempt, MaxAttempts and
+// ScheduledAt have the values of a first run where they are zero in job. If job has no Args, the handler gets zero
+// args. A nil job means a first run without Args.
 //
 // In the handler, Job.CompleteTx and Job.SettleTx check their transaction and write nothing. If the handler then
 // returns nil, the settle decides the verdict. Otherwise the returned error decides, because Try does not know whether
-// the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in its transaction, in the schema
-// that search_path picks.
+// the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in the transaction that it gets, in
+// the schema that search_path picks.
 //
 // Try panics with an *InvalidError for a worker that Client.NewSupervisor would refuse, and for a job of another kind.
 // If the handler calls runtime.Goexit, for example by t.FailNow of the test, the caller's goroutine ends.

@@ -32,29 +32,29 @@ type Args interface {
 // Args and Metadata hold what jsonb keeps, not the bytes that were enqueued: the order of keys and white space change,
 // the last of several equal keys stays, and numbers are written out, such as 100 for 1e2. So a signature over the
 // enqueued bytes no longer matches. Sign a string, and store it in a field. JSON null, which only SQL can enqueue,
-// reaches the handler as zero args. A number with a fraction, such as 42.00, which jsonb keeps, does not decode into an
-// int.
+// reaches the handler as zero args. jsonb also keeps the fraction of a number such as 42.00, which therefore does not
+// decode into an int.
 type Job struct {
 	ID          string          // ULID
 	Queue       string          //
 	Kind        string          //
-	Args        json.RawMessage // as jsonb keeps them; the handler also gets them decoded
+	Args        json.RawMessage // the args as jsonb keeps them; the handler also gets them decoded
 	Attempt     int             // the number of this run among the runs that count, from 1
-	MaxAttempts int             // the limit of such runs: the job's own, otherwise its worker's, otherwise its queue's, otherwise 20
+	MaxAttempts int             // how many runs may count: the job's own limit, otherwise its worker's, otherwise its queue's, otherwise 20
 	Priority    int             // 1 to 9, lower is sooner
 	ScheduledAt time.Time       // when this run was due, by the server's clock
 	LastError   string          // text of the last failed run's error, "" if no run failed
 	LastDelay   time.Duration   // the wait before this run, 0 on the first
 	Failures    int             // how many runs have failed so far
 	Crashes     int             // process deaths that the job may have caused, minus later runs that the process survived
-	Redrives    int             // how often an operator has redriven it
+	Redrives    int             // how often an operator has redriven the job
 	Snoozes     int             // how many runs ended in a snooze
 	Tags        []string        //
 	Metadata    json.RawMessage // nil if none
 
-	Key string // as in EnqueueOpts, "" if none
+	Key string // EnqueueOpts.Key, "" if none
 
-	task *task // nil outside a supervisor
+	task *task // nil if no supervisor and no Try runs the job
 }
 
 // LogValue implements slog.LogValuer. It leaves the args out, because they may hold data that must not be logged.
@@ -91,9 +91,9 @@ type Config struct {
 	// its supervisors' handlers.
 	DisableNotify bool
 
-	// Schema is the schema with drover's tables, up to 63 bytes, spelled as in the catalog: without quotes, and capitals
-	// are capitals. drover then writes it in front of each of its names in each statement, also in your transactions, and
-	// search_path does not matter. Empty means that search_path picks the schema. Migrate with
+	// Schema is the schema with drover's tables, up to 63 bytes, spelled as in the catalog: without quotes, and with the
+	// same capitals. drover then writes the schema in front of each table and function of its own in each statement, also
+	// in your transactions, and search_path does not matter. Empty means that search_path picks the schema. Migrate with
 	// migrations.Schema(name).Up.
 	Schema string
 }
@@ -106,18 +106,18 @@ type Client struct {
 	desk    *desk
 	cfg     Config
 	kinds   map[string]bool
-	layers  layers // of Config.Middleware
+	layers  layers // the functions of Config.Middleware
 	stacks  *engine.Stacks
 	log     *slog.Logger
-	running *registry // the runs of this client's supervisors
+	running *registry // the engines of this client's running supervisors
 	process string    // names this client in drover_supervisors, because its supervisors die together
-	lost    sync.Map  // for each type of args enqueued so far: the field that would be lost, if any; see lostField
+	lost    sync.Map  // by type of args: the field that would be lost, "" if none; see lostField
 }
 
 // New returns a client that uses the application's pool. Config.Schema names drover's schema; if it is empty, the
-// pool's search_path picks it. New does not connect to the server. It returns an *InvalidError for a mistake in cfg, for a
-// nil pool, and for a pool with a malformed connection string, such as a URL in quotes: pgx would send the URL, with its
-// password, to the server of PGHOST.
+// pool's search_path picks it. New does not connect to the server. It returns an *InvalidError for a mistake in cfg,
+// for a nil pool, and for a pool with a malformed connection string, such as a URL in quotes. pgx would send that URL,
+// with its password, to the server of PGHOST.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	var bad problems
 	if pool == nil {
@@ -155,11 +155,11 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 
 // Check checks that the client can work: the server answers, is PostgreSQL 15 or newer, accepts writes and is migrated,
 // and no pooler in between breaks the pool's exec mode. It uses a connection of drover's own, so it meets the same
-// errors as Supervisor.Run would. Then it compares the schema that the pool's connections find.
+// errors as Supervisor.Run would. Then it checks that the pool's own connections find drover in the same schema.
 //
-// Errors: ErrServerTooOld, ErrNotMigrated, ErrPooler, and an *InvalidError for a pool whose hooks break drover's needs,
-// or whose search_path finds another table in front of one of drover's. Check returns ErrReadOnly only if it finds no
-// other fault, so reads work on that server.
+// Errors: ErrServerTooOld, ErrNotMigrated, ErrPooler, and an *InvalidError for a pool whose hooks change a setting that
+// drover needs, or whose search_path finds another table before one of drover's tables. Check returns ErrReadOnly only
+// if it finds no other fault, so reads work on that server.
 func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx) }
 
 // desk is a client's access to the database. It is safe for concurrent use.
@@ -167,9 +167,9 @@ func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx
 // The SQL of enqueues is in enqueue_sql.go and unique.go, the SQL of operators in operate*.go, next to the public
 // types that it fills. The SQL of supervisors is in internal/store.
 //
-// Names are unqualified. search_path picks the schema, or pg.Names writes it in front of them. Every transaction of
-// the library's own begins with pg.Begin, pipelined. The application's default may be repeatable read or serializable.
-// At these levels, a quarter to nine tenths of the claims would fail.
+// Names are unqualified. search_path picks the schema, or pg.Names writes it in front of them. Every transaction that
+// the library begins is read committed. The application's default may be repeatable read or serializable. At these
+// levels, a quarter to nine tenths of the claims would fail.
 type desk struct {
 	pool          *pg.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
@@ -269,7 +269,7 @@ func (r *registry) wake(jobs ...*newJob) {
 	}
 }
 
-// followLimits makes this process' own supervisors that hear no notifications look at the limits.
+// followLimits makes the supervisors of this process that receive no notifications read the limits.
 func (r *registry) followLimits() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -287,7 +287,7 @@ func (r *registry) tick() {
 	}
 }
 
-// redrive makes this process' own supervisors carry on redrives.
+// redrive makes this process' own supervisors continue the redrives.
 func (r *registry) redrive() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -24,10 +24,10 @@ type Middleware struct {
 	// Like Enqueue, BeginEnqueue is not called for jobs that the database makes.
 	BeginEnqueue func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error))
 
-	// Enqueue is called for each job, before the job is validated and written, in the goroutine and with the context of
-	// the Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx or Job.EnqueueTx. It may change item. item.Opts and
-	// item.Opts.Metadata are never nil, and are copies of the caller's. Values inside of Metadata are not copied.
-	// drover then validates and stores item as Enqueue has changed it.
+	// Enqueue is called for each job, before the job is validated and written. It runs in the goroutine that called
+	// Enqueue, EnqueueTx, EnqueueMany, EnqueueManyTx or Job.EnqueueTx, with the context of that call. It may change item.
+	// item.Opts and item.Opts.Metadata are never nil. They are copies, which Enqueue may change. Values inside of Metadata
+	// are not copied. drover then validates and stores item as Enqueue has changed it.
 	//
 	// If it returns an error, nothing is written, and the enqueue returns an *InvalidError that names the middleware and
 	// wraps the error. A panic counts as an error.
@@ -50,7 +50,7 @@ type Middleware struct {
 
 // EnqueueCall is what Middleware.BeginEnqueue gets.
 type EnqueueCall struct {
-	Items []EnqueueItem // as the caller gave them, at least one; do not change them
+	Items []EnqueueItem // the jobs as the caller gave them, at least one; do not change them
 	InTx  bool          // the jobs are stored in the caller's transaction, which may still roll back
 }
 
@@ -66,7 +66,8 @@ type enqueueFunc struct {
 // runFunc is one Run of Config.Middleware.
 type runFunc = func(context.Context, *Job, func(context.Context) error) error
 
-// layers are the functions of Config.Middleware, sorted by kind. In each list the outermost function comes first.
+// layers has a list for each of the three functions of Config.Middleware. In each list the outermost function comes
+// first.
 type layers struct {
 	begins []beginFunc   // called once for each call of an enqueue method
 	before []enqueueFunc // called before each job is stored
@@ -164,8 +165,8 @@ func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 	return item
 }
 
-// ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, as it does
-// for a mistake in the job: nothing has been written, and the caller's transaction can go on.
+// ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, like an
+// enqueue for a mistake in the job. Nothing has been written then, and the caller can still use its transaction.
 func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
 	field := fmt.Sprintf("Middleware[%d].Enqueue", l.at)
 	defer func() {
@@ -175,7 +176,7 @@ func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err
 		}
 	}()
 	if err := l.call(ctx, item); err != nil {
-		kind, _ := kindOf(item.Args) // "" if args is nil or its Kind panics; then the middleware's own text has to do
+		kind, _ := kindOf(item.Args) // kind is "" if args is nil or its Kind panics
 		return &InvalidError{Field: field, Reason: fmt.Sprintf("refused kind %q: %v", kind, err), Err: err}
 	}
 	return nil
@@ -183,8 +184,9 @@ func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err
 
 var errNextAgain = errors.New("drover: a middleware called next again, or after its Run had returned: the handler runs once in a run")
 
-// through runs a job through the remaining middleware and its handler. At each step a panic becomes an error. So the next
-// middleware outside sees it like any failure, and it cannot end the process if next is called in a goroutine.
+// through runs a job through the remaining middleware and its handler. At each step a panic becomes an error. So the
+// next middleware outside sees the panic like any failure. Nor does the panic end the process if next is called in a
+// goroutine.
 func through(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -198,8 +200,8 @@ func through(ctx context.Context, job *Job, around []runFunc, handle func(contex
 }
 
 // aroundNext calls the first middleware. It returns only after next has returned, too, so that a run does not end
-// before its handler. It is not part of the function through(), because its variables are allocated on the heap, and a
-// run without middleware does not need them.
+// before its handler. It is a function of its own, because its variables are allocated on the heap, and a run without
+// middleware does not need them.
 func aroundNext(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) error {
 	var called atomic.Bool
 	over := make(chan struct{})

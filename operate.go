@@ -19,8 +19,8 @@ type RedriveOpts struct {
 	// MaxAttempts is the job's new total of runs, counted from the redrive. Zero leaves it as it is.
 	MaxAttempts int
 
-	// ArgsPatch is a JSON merge patch (RFC 7396) for the args, which must be an object: its keys replace the keys of
-	// the args, and null removes a key. If the worker cannot decode the result, the job is discarded again, as
+	// ArgsPatch is a JSON merge patch (RFC 7396) for the args. Both must be objects. The keys of the patch replace the
+	// keys of the args, and null removes a key. If the worker cannot decode the result, the job is discarded again, as
 	// undecodable, and another redrive may repair it. Nil leaves the args as they are.
 	ArgsPatch json.RawMessage
 }
@@ -65,11 +65,11 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 // Cancel ends a job that nobody wants any more, and returns the state that the job was in. The job's history keeps
 // who did it and why. Cancelling a job that has ended changes nothing.
 //
-// A running job is final immediately. Its handler's context is cancelled with ErrCancelled, and the outcome of its run
-// is refused, whatever the handler returns. In this process the context is cancelled directly, in other processes by a
-// notification. A process that receives no notifications asks the database about once a second. Behind a pooler a
-// process may not know that it receives no notifications. Then it learns of the cancel with its next heartbeat: at
-// most a sixth of its lease later.
+// A running job gets its final state immediately. Its handler's context is cancelled with ErrCancelled, and the outcome
+// of its run is refused, whatever the handler returns. In this process the context is cancelled directly. Other
+// processes get a notification. A process that receives no notifications asks the database about once a second. Behind
+// a pooler a process may not know that it receives no notifications. Then it learns of the cancel with its next
+// heartbeat: at most a sixth of its lease later.
 //
 // Errors: ErrNotFound, *InvalidError.
 func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, error) {
@@ -134,7 +134,7 @@ func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts, audit 
 // patchFault turns an error of a verb that patches args into an *InvalidError, if the job's own args are no object.
 func patchFault(err error) error {
 	var server *pgconn.PgError
-	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: everything else was checked before
+	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter; only the job's own args were not checked before
 		return &InvalidError{Field: "ArgsPatch", Reason: pg.Refusal(err), Err: err}
 	}
 	return err
@@ -148,7 +148,7 @@ const (
 	sqlDiscard  = stateBefore + `drover_discard($1, $2, $3) from was`
 )
 
-// verb runs one of these functions, and returns the state that the job was in.
+// verb runs one of the statements that begin with stateBefore, and returns the state that the job was in.
 func (s *desk) verb(ctx context.Context, sql string, of subject, id string, audit Audit, args ...any) (was State, found bool, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		if err := audit.requireSeen(ctx, tx, of, id); err != nil {

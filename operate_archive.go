@@ -46,17 +46,17 @@ func (e *RefusedError) Error() string {
 	return text.String()
 }
 
-// ArchiveOpts limit what Archive moves. Nil archives all jobs that match.
+// ArchiveOpts limit which jobs Archive moves. Nil means that it moves all jobs that match.
 type ArchiveOpts struct {
 	// KeepNewest is how many matching jobs of each kind are not moved: the jobs that ended last. Zero moves all.
 	KeepNewest int
 }
 
-// Archive moves jobs that have ended and match the filter to the table jobs_archive, where they cost the queue
-// nothing. It works in batches of one statement each: every job is in one table or the other, and jobs moved before
-// an error stay moved. The archived rows keep who did it and why. A job that the database refuses to move stays, is
-// in ArchiveResult.Refused, and holds up no others. The id of an archived job is free again: enqueueing under it
-// makes a new job. An empty filter is an *InvalidError.
+// Archive moves jobs that have ended and match the filter to the table jobs_archive, where they cost the queue nothing.
+// It works in batches of one statement each, so every job is always in exactly one of the two tables. If an error ends
+// it, the jobs that it has moved stay moved. The archived rows keep who did it and why. A job that the database refuses
+// to move stays and is in ArchiveResult.Refused; all others are moved. The id of an archived job is free again: an
+// enqueue with this id makes a new job. An empty filter is an *InvalidError.
 func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, audit Audit) (ArchiveResult, error) {
 	var bad problems
 	if opts == nil {
@@ -80,11 +80,11 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, 
 	return moved, nil
 }
 
-// Restore moves jobs that match the filter back from the archive. They come back unchanged, so discarded jobs can be
-// redriven then. If their queue has ArchiveDiscardedAfter, the pruner archives them again within a minute or so, unless
-// they are redriven. A job that the database refuses to move stays in the archive and is in ArchiveResult.Refused.
-// Because the rows come back unchanged, the audit goes to Config.Logger, at level info, and to the server's log. An
-// empty filter is an *InvalidError.
+// Restore moves jobs that match the filter back from the archive. They come back unchanged, so you can redrive
+// discarded jobs afterwards. If their queue has ArchiveDiscardedAfter, the pruner archives them again within a minute
+// or so, unless they are redriven. A job that the database refuses to move stays in the archive and is in
+// ArchiveResult.Refused. Because the rows come back unchanged, the audit goes to Config.Logger, at level info, and to
+// the server's log. An empty filter is an *InvalidError.
 func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (ArchiveResult, error) {
 	var bad problems
 	audit.check(&bad)
@@ -122,9 +122,9 @@ func (c *Client) PurgeArchive(ctx context.Context, filter Filter, audit Audit) (
 	return gone.Jobs, nil
 }
 
-// ExportArchive writes the archived jobs that match the filter to w, sorted by id, and returns how many it wrote.
-// Each job is one line, a JSON object with the columns of jobs_archive. It reads page by page and holds one job in
-// memory at a time. A job that cannot be read is left out: after all others are written, ExportArchive returns a
+// ExportArchive writes the archived jobs that match the filter to w, sorted by id, and returns how many it wrote. Each
+// job is one line, a JSON object with the columns of jobs_archive. ExportArchive reads page by page and holds one job
+// in memory at a time. A job that cannot be read is left out: after all others are written, ExportArchive returns a
 // *RefusedError that names it.
 func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) (n int64, err error) {
 	var bad problems
@@ -157,8 +157,8 @@ func filterFor(bad *problems, filter Filter) string {
 	return doc
 }
 
-// archiveVerb is one way of moving or deleting ended jobs by a filter, $1. The SQL functions find refused rows by
-// themselves. The statements in the fields next and these are for errors that no function can catch, such as a
+// archiveVerb has the statements that archive, restore or purge jobs by a filter, $1. The SQL functions find refused
+// rows by themselves. The statements in the fields next and these are for errors that no function can catch, such as a
 // statement time-out.
 type archiveVerb struct {
 	batch int
@@ -225,7 +225,7 @@ func (s *desk) move(ctx context.Context, filter string, v archiveVerb, audit Aud
 	}
 }
 
-// moveStep is one transaction of a verb.
+// moveStep runs one transaction of a verb and adds its result to all.
 func (s *desk) moveStep(ctx context.Context, conn pg.Conn, all *ArchiveResult, sql string, args ...any) (last *string, err error) {
 	var p pg.Pipeline
 	var step ArchiveResult
@@ -243,7 +243,8 @@ func (s *desk) moveStep(ctx context.Context, conn pg.Conn, all *ArchiveResult, s
 	return last, nil
 }
 
-// moveApart repeats a step that failed: it tries the step's jobs in parts, down to the job that is at fault.
+// moveApart repeats a step that failed. It tries the step's jobs in smaller and smaller parts, until it has found each
+// job that is at fault.
 func (s *desk) moveApart(ctx context.Context, conn pg.Conn, all *ArchiveResult, v archiveVerb, filter, after string, audit Audit) (last *string, err error) {
 	var p pg.Pipeline
 	var ids []string
@@ -269,12 +270,13 @@ func (s *desk) moveApart(ctx context.Context, conn pg.Conn, all *ArchiveResult, 
 	return last, err
 }
 
-// The archive. Every verb goes from id to id in short transactions, because a long one would keep vacuum from
+// The archive. Every verb goes from id to id in short transactions, because a long transaction would keep vacuum from
 // removing the jobs that ended meanwhile.
 
 const sqlExport = `select id, line, error from drover_export($1::jsonb, $2, $3)`
 
-// exportPage bounds how many lines a slow writer takes while one snapshot is held.
+// exportPage is how many lines are written from one snapshot of the database, because a slow writer keeps that snapshot
+// open.
 const exportPage = 500
 
 // export passes the archived jobs to write, one line each. It returns the jobs that could not be read.

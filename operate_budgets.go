@@ -14,8 +14,8 @@ import (
 type BudgetInfo struct {
 	Scope Scope // "kind:charge", "queue:payments" or "all"
 	RetryBudget
-	Reserved int       // how many retries are due in the Per that begins now
-	Free     int       // how many more may become due in that time
+	Reserved int       // how many retries are due in the window of the length Per that begins now
+	Free     int       // how many more retries may become due in that window
 	NextFree time.Time // the first free slot
 }
 

@@ -26,7 +26,7 @@ type JobEdit struct {
 	// Delay, it ends the wait of a parked job. It excludes RunNow and Delay.
 	ScheduledAt time.Time
 
-	// Delay is how long from now the job is due instead, by the server's clock. It excludes RunNow and ScheduledAt.
+	// Delay is the time from now until the job is due instead, by the server's clock. It excludes RunNow and ScheduledAt.
 	Delay time.Duration
 
 	// Priority is 1 to 9; lower is sooner. A job that is due comes after the jobs of its new priority that are due
@@ -100,16 +100,16 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 }
 
 // Edit changes a job that waits: an available, scheduled, retryable or parked job. The job keeps its id, its attempts,
-// its failures and its errors. A new entry of its errors names who changed it, why, and what was before. If the job is
-// due earlier now, Edit wakes a sleeping supervisor. If the job has the new values already, changed is false and
+// its failures and its errors. A new entry of its errors names who changed the job, why, and the old values. If the job
+// is due earlier now, Edit wakes sleeping supervisors. If the job has the new values already, changed is false and
 // nothing is stored.
 //
 // A parked job that gets another due time is no longer parked; other edits leave it parked. If the args or the queue
 // of a unique job change, it gets the unique key that an enqueue with the new values would have.
 //
-// Errors: ErrNotFound; ErrState if the job runs, has ended, or would have expired by its new time, if another job has
-// the unique key that it would get, or if that key cannot be computed (docs/edit.md); *InvalidError. After an error
-// the job is as it was.
+// Errors: ErrNotFound; ErrState if the job runs or has ended, if it would have expired by its new time, if another job
+// has the unique key that the edit would give it, or if that key cannot be computed (docs/edit.md); *InvalidError.
+// After an error the job is as it was.
 func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)
@@ -139,7 +139,7 @@ func (c *Client) EditMany(ctx context.Context, filter Filter, edit JobEdit, audi
 	return c.many(ctx, filter, bulkVerb{name: "edit", sql: sqlEditMany, audit: audit, more: []any{doc}, bad: bad})
 }
 
-// RunOpts are settings of the job that Rerun or RunPeriodic makes. Nil, like the zero value, leaves them to drover.
+// RunOpts are settings of the job that Rerun or RunPeriodic makes. Nil is like the zero value.
 type RunOpts struct {
 	// ID is the new job's id, a ULID. A repeated call with the same ID makes no second job: its error is ErrState. So
 	// you can repeat the call after a lost connection, and a button may be pressed twice. This holds while the new
@@ -147,7 +147,8 @@ type RunOpts struct {
 	ID string
 }
 
-// id is the id that the caller has chosen, in capitals, as ids are compared; "" if there is none.
+// id returns the id that the caller has chosen, in capitals, because ids are compared in capitals. It returns "" if the
+// caller has chosen none.
 func (o *RunOpts) id(bad *problems) string {
 	if o == nil {
 		return ""
@@ -169,11 +170,11 @@ func newID(bad *problems, id string) string {
 
 // Rerun enqueues a completed job again, as a new job that is due now, with the same kind, args, queue and options. The
 // new job begins without attempts and failures. The first entry of its errors names the old job (RunError.Job), and an
-// entry of the old job's errors names the new job. Both keep who did it and why. RetryUntil moves by the time since the
-// old job's enqueue, or since its last redrive; ExpiresAt stays. If the old job is unique for a period, it keeps the
-// period, and the new job is not unique. Each call makes another job, unless opts has the same ID.
+// entry of the old job's errors names the new job. Both entries name who did it, and why. RetryUntil moves by the time
+// since the old job's enqueue, or since its last redrive; ExpiresAt stays. If the old job is unique for a period, it
+// keeps the period, and the new job is not unique. Each call makes another job, unless opts has the same ID.
 //
-// Discarded and cancelled jobs come back with RedriveJob, as the same job.
+// To run a discarded or cancelled job again, call RedriveJob, which makes no new job.
 //
 // Errors: ErrNotFound, also for a completed job that was deleted or archived; ErrState if the job is not completed,
 // has expired, or was rerun as opts.ID before, or if another job has its unique key; ErrIDConflict if another job has
@@ -196,7 +197,7 @@ func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audi
 	return Receipt{ID: made}, nil
 }
 
-// RerunPlan is how RerunMany enqueues jobs again.
+// RerunPlan sets how RerunMany enqueues jobs again.
 type RerunPlan struct {
 	// Rate is how many of the new jobs become due in a second, at most. Zero means 50; 0.001 to 5,000.
 	Rate float64
@@ -205,9 +206,9 @@ type RerunPlan struct {
 	DryRun bool
 }
 
-// RerunMany enqueues every completed job that the filter picks again, as Rerun does: for jobs that did the wrong thing
-// without an error. The first of the new jobs is due now, and the others follow at the plan's rate.
-// Filter{State: Scheduled} finds the jobs that are not due yet, and CancelMany stops them.
+// RerunMany enqueues every completed job that the filter picks again, as Rerun does. Use it for jobs that did the wrong
+// thing without an error. The first of the new jobs is due now, and the others follow at the plan's rate. Filter{State:
+// Scheduled} finds the jobs that are not due yet, and CancelMany stops them.
 //
 // A job that was rerun before stays as it is. So a call that was interrupted, or that two people make, can be repeated:
 // no job is rerun twice. A job that is a rerun itself stays as it is too, unless the filter has IDs. A State other than
@@ -241,8 +242,8 @@ func (s *desk) edit(ctx context.Context, id, edit string, audit Audit) (was Stat
 // sqlRerun also returns the queue and the kind, from the row of the old job.
 const sqlRerun = `select drover_rerun(id, why => $2, by => $3, new_id => $4), queue, kind from jobs where id = $1`
 
-// rerun returns the id of the new job, its queue and its kind. The id is as; if as is empty, the SQL function makes
-// one.
+// rerun returns the id of the new job, its queue and its kind. The parameter as is the id for the new job. If it is
+// empty, the SQL function makes an id.
 func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, queue, kind string, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		if err := audit.requireSeen(ctx, tx, aJob, id); err != nil {

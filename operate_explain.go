@@ -20,8 +20,8 @@ type Explanation struct {
 	Job   JobInfo     `json:"job"`
 	At    time.Time   `json:"at"`           // when Explain read the job, by the server's clock
 	Story []StoryStep `json:"story"`        // oldest first
-	Now   string      `json:"now"`          // how it runs, why it waits, or how it ended
-	Next  string      `json:"next"`         // the next step of drover with the job, when, and why
+	Now   string      `json:"now"`          // how the job runs, why it waits, or how it ended
+	Next  string      `json:"next"`         // the next thing that drover does with the job, when, and why
 	Do    []Advice    `json:"do,omitempty"` // actions that an operator can take
 }
 
@@ -39,16 +39,16 @@ type StoryStep struct {
 
 // ExplainOpts are the options of Explain.
 type ExplainOpts struct {
-	// Redact removes secrets from the texts that the sentences quote: errors, reasons of people, notes. It gets
-	// each text whole, before its line breaks are removed and before it is cut; if it panics, the text is left
-	// out. Explanation.Job stays as it is stored. Nil means that texts are quoted as they are stored.
+	// Redact removes secrets from the texts that the sentences quote: errors, reasons of people, notes. Redact gets each
+	// text whole, before line breaks are removed and before the text is cut. If it panics, the text is left out.
+	// Explanation.Job stays as it is stored. Nil means that texts are quoted as they are stored.
 	Redact func(string) string
 }
 
-// Explain explains a job: its past, its present state with the reasons, and its next step. For example, a job is due, but
-// somebody has paused its queue, or no process has a worker for its kind. Nil options are all zero. Explain changes
-// nothing. It reads the job's row, small tables, and at most 1,000 rows in front of the job. The role needs select on
-// drover's tables. Errors: ErrNotFound, also for a job that is in the archive.
+// Explain explains a job: its past, its present state with the reasons, and its next step. For example, a job is due,
+// but somebody has paused its queue, or no process has a worker for its kind. Nil opts mean the zero value. Explain
+// changes nothing. It reads the job's row, small tables, and at most 1,000 rows in front of the job. The role needs
+// select on drover's tables. Errors: ErrNotFound, also for a job that is in the archive.
 func (c *Client) Explain(ctx context.Context, id string, opts *ExplainOpts) (*Explanation, error) {
 	if opts == nil {
 		opts = &ExplainOpts{}
@@ -64,7 +64,7 @@ func (c *Client) Explain(ctx context.Context, id string, opts *ExplainOpts) (*Ex
 	return explain(job, around, opts.Redact), nil
 }
 
-// explain puts the sentences together, and queries nothing. hide removes secrets from quoted texts; if it is nil, texts are
+// explain puts the sentences together, without a query. hide removes secrets from quoted texts; if it is nil, texts are
 // quoted as they are.
 func explain(j *JobInfo, f *surroundings, hide func(string) string) *Explanation {
 	x := &explainer{JobInfo: j, f: f, hide: hide, e: &Explanation{Job: *j, At: f.now}}
@@ -153,7 +153,7 @@ func partOfWord(r rune) bool {
 	return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_-+/=.", r)
 }
 
-// past adds what has happened to the job to the story: mostly the entries of its errors.
+// past adds the past of the job to the story. Most steps are entries of its errors.
 func (x *explainer) past() {
 	x.step(x.CreatedAt, "enqueued in queue %s", x.Queue)
 	runs := 0
@@ -185,7 +185,7 @@ func (x *explainer) past() {
 		x.step(*x.FinalizedAt, "completed, %s after it was claimed", roughly(x.FinalizedAt.Sub(*x.AttemptedAt)))
 	case x.State == Running && x.AttemptedAt != nil:
 		x.step(*x.AttemptedAt, "claimed for attempt %d", x.Attempt)
-	case x.FinalizedAt != nil && x.byWhom() == "": // otherwise an entry of Errors has added that step
+	case x.FinalizedAt != nil && x.byWhom() == "": // if byWhom returns a name, an entry of Errors has added this step
 		x.step(*x.FinalizedAt, "%s", x.State)
 	}
 	slices.SortStableFunc(x.e.Story, func(a, b StoryStep) int { return a.At.Compare(b.At) })
@@ -547,8 +547,8 @@ select path, error, least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00') 
 // mostAhead bounds how many rows in front of a job are counted.
 const mostAhead = 1000
 
-// surroundings is what Explain reads about a job besides its JobInfo. A zero field means that there is no such thing, for
-// example no redrive.
+// surroundings is what Explain reads about a job besides its JobInfo. If there is nothing to read, for example no
+// redrive, the field is zero.
 type surroundings struct {
 	now                   time.Time
 	lane                  int
@@ -561,7 +561,7 @@ type surroundings struct {
 	redrive     redriveOf
 
 	serving, able int   // living supervisors of its queue; the supervisors among them with a worker for its kind
-	slots         int64 // of the able supervisors, in its queue
+	slots         int64 // slots of the able supervisors in the job's queue
 	pauses        []PauseInfo
 	asides        []aside
 	owner         *SupervisorInfo
@@ -570,7 +570,7 @@ type surroundings struct {
 // redriveOf is the newest redrive that picked the job.
 type redriveOf struct {
 	id, state, note, key string
-	holds, paused        bool // the redrive keeps the job parked; the redrive is paused
+	holds, paused        bool // holds: the redrive keeps the job parked; paused: the redrive is paused
 	rate                 float64
 }
 

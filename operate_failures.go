@@ -18,8 +18,8 @@ type FailureStatus string
 // The statuses of a failure group.
 const (
 	FailureOpen     FailureStatus = "open"
-	FailureResolved FailureStatus = "resolved" // fixed; if it comes back, it is open again, as a regression
-	FailureIgnored  FailureStatus = "ignored"  // still counted; it stays ignored if it comes back
+	FailureResolved FailureStatus = "resolved" // fixed; if the failure comes back, the group is open again, as a regression
+	FailureIgnored  FailureStatus = "ignored"  // still counted; if the failure comes back, the group stays ignored
 )
 
 // FailureAction is what a failure group's policy does with its jobs.
@@ -27,8 +27,8 @@ type FailureAction string
 
 // The actions of a policy.
 const (
-	FailureDiscard FailureAction = "discard" // discarded immediately, reason operator
-	FailurePark    FailureAction = "park"    // parked until a newer build registers
+	FailureDiscard FailureAction = "discard" // the jobs are discarded immediately, reason operator
+	FailurePark    FailureAction = "park"    // the jobs are parked until a newer build registers
 )
 
 // FailurePolicy decides what becomes of a job that fails with the group's failure and would be retried. It applies in
@@ -36,9 +36,9 @@ const (
 type FailurePolicy struct {
 	Action FailureAction `json:"action,omitempty"`
 
-	// Build goes with FailurePark: jobs wait until a supervisor registers whose SupervisorConfig.Build was not seen
-	// before. Build must be the newest build now; empty means the newest. If you name it, a deploy in between makes
-	// SetFailurePolicy return an error.
+	// Build is used with FailurePark. It must be the build that is the newest now; empty means the newest build. Jobs wait
+	// until a supervisor registers whose SupervisorConfig.Build drover has not seen before. If you name the build, and a
+	// newer build is deployed before your call, SetFailurePolicy returns an error.
 	Build string `json:"build,omitempty"`
 }
 
@@ -47,18 +47,18 @@ type FailurePolicy struct {
 type FailureGroup struct {
 	Fingerprint string        `json:"fingerprint"`
 	Kind        string        `json:"kind"`
-	Class       Class         `json:"class"`                // of the first failure
+	Class       Class         `json:"class"`                // class of the first failure
 	ErrorType   string        `json:"error_type,omitempty"` // Go type
 	Sample      string        `json:"sample"`               // the text of one of the failures
 	FirstSeen   time.Time     `json:"first_seen"`
 	LastSeen    time.Time     `json:"last_seen"`
 	Count       int64         `json:"count"`       // failed runs
-	Jobs        int64         `json:"jobs"`        // jobs that had these runs
-	LastJobID   string        `json:"last_job_id"` // the job that failed with it last
+	Jobs        int64         `json:"jobs"`        // how many jobs had these runs
+	LastJobID   string        `json:"last_job_id"` // the job that had the newest of these runs
 	Hourly      []int64       `json:"hourly"`      // failed runs in each of the last 24 hours of the clock, oldest first; the last hour is not over
 	Status      FailureStatus `json:"status"`
 	ResolvedAt  *time.Time    `json:"resolved_at,omitempty"`
-	RegressedAt *time.Time    `json:"regressed_at,omitempty"` // when it last came back after it had been resolved
+	RegressedAt *time.Time    `json:"regressed_at,omitempty"` // when the failure last came back after the group had been resolved
 	Regressions int           `json:"regressions,omitempty"`
 	Policy      FailurePolicy `json:"policy"`
 	UpdatedAt   *time.Time    `json:"updated_at,omitempty"` // when status or policy last changed
@@ -76,15 +76,15 @@ type FailureFilter struct {
 	Kind   string
 	Status FailureStatus
 
-	// Regressed picks the groups that came back after they had been resolved.
+	// Regressed picks the groups whose failure came back after the group had been resolved.
 	Regressed bool
 
-	Limit int // how many groups, starting with the one seen last; zero means 50; at most 10,000
+	Limit int // how many groups, the group with the newest failure first; zero means 50; at most 10,000
 }
 
-// FailureGroups reads failure groups; the group that was seen last comes first. A supervisor adds up failures every
-// sixth of its lease, so the groups lag by that much. The discarded jobs of the returned groups are counted with an
-// index. Errors: *InvalidError.
+// FailureGroups reads failure groups. The group with the newest failure comes first. A supervisor adds up the failures
+// six times in a lease, so the groups are late by up to a sixth of a lease. The discarded jobs of the returned groups
+// are counted with an index. Errors: *InvalidError.
 func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]FailureGroup, error) {
 	var bad problems
 	bad.join(checkText("FailureFilter.Kind", filter.Kind, 1024))
@@ -132,10 +132,10 @@ func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, statu
 	return nil
 }
 
-// SetFailurePolicy sets what becomes of jobs that fail with the group's failure from now on. The group keeps who did
-// it and why. The zero policy ends the policy that the group had: the jobs that it has parked become due, 50 a
-// second. A policy that parks ends by itself with the next build, in the same way. Errors: ErrNotFound; ErrState if
-// a policy is to park and no build is known, or if policy.Build is not the newest build; *InvalidError.
+// SetFailurePolicy sets what becomes of jobs that fail with the group's failure from now on. The group keeps who did it
+// and why. The zero policy ends the policy that the group had: the jobs that it has parked become due, 50 a second. A
+// policy that parks ends in the same way by itself when the next build registers. Errors: ErrNotFound; ErrState if a
+// policy is to park and no build is known, or if policy.Build is not the newest build; *InvalidError.
 func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, audit Audit) error {
 	var bad problems
 	switch policy.Action {
@@ -179,7 +179,8 @@ select fingerprint, kind, class, error_type, sample,
 	case when updated_at is not null then least(greatest(updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end, updated_by, updated_why, discarded, parked,
 	drover_hours(hours, last_seen, now(), 0)`
 
-// Failure groups, as operators see and change them. Supervisors add them up: internal/store/failures.go.
+// Failure groups, as operators see and change them. The statements with which supervisors add up failures are in
+// internal/store/failures.go.
 
 // sqlFailures reads the whole table, which is small. The view counts the discarded jobs of the groups within the limit.
 const sqlFailures = failureColumns + `, '' from failures

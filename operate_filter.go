@@ -9,21 +9,21 @@ import (
 )
 
 // Filter picks the jobs that match all its fields that are set. Lists, counts and every method that changes many jobs
-// use the same filter, in Go, in SQL (drover_where) and on the command line. Its JSON is what drover_where reads. The
+// use the same filter, in Go, in SQL (drover_where) and on the command line. drover_where reads the filter's JSON. The
 // zero value picks every job; a method that changes jobs refuses it unless All is set.
 type Filter struct {
-	IDs         []string        `json:"ids,omitzero"` // at most 10,000; empty but not nil picks none
+	IDs         []string        `json:"ids,omitzero"` // at most 10,000 ids; an empty slice that is not nil picks no job
 	Queue       string          `json:"queue,omitempty"`
 	Kind        string          `json:"kind,omitempty"`
 	Key         string          `json:"concurrency_key,omitempty"` // EnqueueOpts.Key
 	Priority    int             `json:"priority,omitempty"`        // 1 to 9; zero: any
 	State       State           `json:"state,omitempty"`
 	Reason      Reason          `json:"reason,omitempty"`
-	Class       Class           `json:"class,omitempty"`       // of the last failed run, or ClassRefused; ClassOperator is an error
-	Fingerprint string          `json:"fingerprint,omitempty"` // of the last failed run
+	Class       Class           `json:"class,omitempty"`       // class of the last failed run, or ClassRefused; ClassOperator is an error
+	Fingerprint string          `json:"fingerprint,omitempty"` // fingerprint of the last failed run
 	Periodic    string          `json:"periodic,omitempty"`    // name of the schedule that made the job
 	Redrive     string          `json:"redrive,omitempty"`     // id of the last redrive that took the job up
-	UniqueKey   string          `json:"unique_key,omitempty"`  // as in JobInfo.UniqueKey; ended jobs keep their key
+	UniqueKey   string          `json:"unique_key,omitempty"`  // JobInfo.UniqueKey; ended jobs keep their key
 	Error       string          `json:"error,omitempty"`       // part of the last failed run's text; case is ignored
 	Tags        []string        `json:"tags,omitempty"`
 	Args        json.RawMessage `json:"args,omitempty"` // JSON that the args contain, as with Postgres' operator @>

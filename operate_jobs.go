@@ -17,13 +17,14 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// RunError is one entry of a job's errors: a failed run, or, with ClassOperator, something that an operator did.
+// RunError is one entry of a job's errors. Usually it is a failed run. With ClassOperator it is an action of an
+// operator, with ClassRefused a refusal by the database.
 type RunError struct {
 	Attempt     int       `json:"attempt"`
 	ClaimSeq    int       `json:"claim_seq"`
 	At          time.Time `json:"at"`
 	Class       Class     `json:"class"`
-	Job         string    `json:"job,omitempty"`  // the other job of a rerun: the old one or the new one
+	Job         string    `json:"job,omitempty"`  // the other job of a rerun: the old or the new job
 	By          string    `json:"by,omitempty"`   // the operator, as in Audit; the database's user if Audit.By was empty
 	Case        string    `json:"case,omitempty"` // name of the ErrorCase that matched
 	Error       string    `json:"error"`
@@ -36,7 +37,7 @@ type RunError struct {
 	Trace       string    `json:"trace,omitempty"` // only in the newest entry; see docs/outcomes.md
 }
 
-// JobInfo is a job as it stands in the table.
+// JobInfo is a job as its row in the table shows it.
 type JobInfo struct {
 	ID            string          `json:"id"`
 	Queue         string          `json:"queue"`
@@ -44,7 +45,7 @@ type JobInfo struct {
 	State         State           `json:"state"`
 	Priority      int             `json:"priority"`
 	Attempt       int             `json:"attempt"`
-	MaxAttempts   int             `json:"max_attempts"` // in effect: the job's own, its kind's, its queue's, or 20
+	MaxAttempts   int             `json:"max_attempts"` // the limit in effect: the job's own, otherwise its kind's, its queue's, or 20
 	ScheduledAt   time.Time       `json:"scheduled_at"` // meaningless if the job is parked
 	CreatedAt     time.Time       `json:"created_at"`
 	AttemptedAt   *time.Time      `json:"attempted_at,omitempty"`
@@ -56,7 +57,7 @@ type JobInfo struct {
 	Snoozes       int             `json:"snoozes,omitempty"`
 	ErrorsTotal   int             `json:"errors_total,omitempty"` // failed runs, including the runs that Errors leaves out
 	Errors        []RunError      `json:"errors,omitempty"`       // the first 5 and the last 15 failed runs, the first 5 and the last 5 entries of operators
-	Args          json.RawMessage `json:"args"`                   // as jsonb keeps them: see Job
+	Args          json.RawMessage `json:"args"`                   // the args as jsonb keeps them: see Job
 	Retry         json.RawMessage `json:"retry,omitempty"`        // the job's own strategy
 	Tags          []string        `json:"tags,omitempty"`
 	Metadata      json.RawMessage `json:"metadata,omitempty"`
@@ -75,7 +76,7 @@ type JobInfo struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// LastError is the text of the newest failed run, "" if no run failed.
+// LastError returns the text of the newest entry of Errors that is not an operator's, "" if there is none.
 func (j *JobInfo) LastError() string {
 	for i := len(j.Errors) - 1; i >= 0; i-- {
 		if j.Errors[i].Class != ClassOperator {
@@ -119,7 +120,8 @@ func (j *JobInfo) readTags(tags []*string) {
 	}
 }
 
-// readErrors decodes the column errors. If an entry cannot be decoded, its Error says so, and the others stay.
+// readErrors decodes the column errors. If a part of an entry cannot be decoded, the entry's Error names this part, and
+// all else stays.
 func (j *JobInfo) readErrors(text string) {
 	if json.Unmarshal([]byte(text), &j.Errors) == nil && !slices.Contains(j.Errors, RunError{}) { // a null entry is a zero RunError
 		return
@@ -191,13 +193,13 @@ type Page struct {
 	Next string    `json:"next,omitempty"` // pass it to Jobs, with the same filter, to read the next page; "" at the end
 }
 
-// Jobs reads a page of jobs: at most limit of them (zero means 50; at most 1000). after is the Next of the page
-// before; "" begins at the top. A page ends early once its jobs have 16 MiB.
+// Jobs reads a page of jobs: at most limit of them (zero means 50; at most 1000). after is the Next of the page before;
+// "" means the first page. A page ends early once its jobs have 16 MiB.
 //
-// If the filter picks dead letters (by State Discarded or a Reason), the job that was discarded last comes first;
-// indexes of their own serve this. All other jobs come newest id first, along the primary key, so a filter that
-// matches few of them reads far. A job that matches from the first page to the last is on exactly one page, whatever
-// jobs are added or deleted meanwhile.
+// If the filter picks dead letters (by State Discarded or a Reason), the job that was discarded last comes first.
+// drover has indexes for this order. With any other filter, the job with the newest id comes first, and Jobs follows
+// the primary key. So it reads many rows if the filter matches few. A job that matches from the first page to the last
+// is on exactly one page, whatever jobs are added or deleted meanwhile.
 //
 // A row that cannot be read does not fail the page: JobInfo.Unreadable names the missing parts. But such a row does
 // not match a filter by Error, Tags or Args. Errors: *InvalidError.
@@ -224,8 +226,9 @@ func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit in
 	return page, nil
 }
 
-// Count counts the jobs that the filter picks. If it picks dead letters by nothing but queue, kind, reason, class,
-// fingerprint and the time of their end, an index is enough. All other filters read the rows. Errors: *InvalidError.
+// Count counts the jobs that the filter picks. If the filter picks dead letters and sets no field except queue, kind,
+// reason, class, fingerprint and the time of the end, Count only reads an index. With any other filter it reads the
+// rows. Errors: *InvalidError.
 func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 	var bad problems
 	doc := filter.encode(&bad)
@@ -256,14 +259,14 @@ func (c *Client) Counts(ctx context.Context) ([]QueueCount, error) {
 	return counts, nil
 }
 
-// DiscardedGroup counts the dead letters of one queue and kind that have the same reason and the same cause of
-// failure.
+// DiscardedGroup counts the dead letters of one queue and kind that have the same reason, and whose last failed run has
+// the same class and fingerprint.
 type DiscardedGroup struct {
 	Queue            string    `json:"queue"`
 	Kind             string    `json:"kind"`
 	Reason           Reason    `json:"reason"`
-	Class            Class     `json:"class,omitempty"`       // of the last failed run
-	Fingerprint      string    `json:"fingerprint,omitempty"` // of the last failed run
+	Class            Class     `json:"class,omitempty"`       // class of the last failed run
+	Fingerprint      string    `json:"fingerprint,omitempty"` // fingerprint of the last failed run
 	Jobs             int64     `json:"jobs"`
 	FirstDiscardedAt time.Time `json:"first_discarded_at"`
 	LastDiscardedAt  time.Time `json:"last_discarded_at"`
@@ -271,8 +274,8 @@ type DiscardedGroup struct {
 	NewestJobID      string    `json:"newest_job_id"`
 }
 
-// Summary counts the dead letters by queue, kind, reason and the failure of their last run, largest group first. It
-// reads an index: a million dead letters take less than a second.
+// Summary counts the dead letters by queue, kind, reason, class and fingerprint, largest group first. It reads only an
+// index: a million dead letters take less than a second.
 func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
 	groups, err := c.desk.summary(ctx)
 	if err != nil {
@@ -305,12 +308,12 @@ left join queues q on q.name = j.queue
 `
 )
 
-// sqlGet and sqlList are two statements, because a plan that serves both would walk the table. sqlGetBare is for a
-// row that sqlGet cannot read as a whole.
+// sqlGet and sqlList are two statements, because a plan that served both would read the whole table. sqlGetBare is for
+// a row that sqlGet cannot read as a whole.
 const (
 	sqlGet     = jobInfoColumns + jobInfoParts + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
 	sqlGetBare = jobInfoColumns + jobSeen + ` from jobs j` + jobInfoPolicies + `where j.id = $1`
-	jobSeen    = `, format('%s/%s', j.redrives, j.xmin)` // as drover_seen computes it
+	jobSeen    = `, format('%s/%s', j.redrives, j.xmin)` // computed as in drover_seen
 )
 
 func (s *desk) get(ctx context.Context, id string) (*JobInfo, error) {
@@ -341,7 +344,7 @@ func (s *desk) queryJob(ctx context.Context, sql, id string, parts bool) (*JobIn
 	return jobs[0], nil
 }
 
-// sqlList keeps the order in which drover_list finds the jobs, and returns the cursor of each. sqlListBare returns
+// sqlList keeps the order in which drover_list finds the jobs, and returns the cursor of each job. sqlListBare returns
 // only ids and cursors.
 const (
 	sqlList = jobInfoColumns + jobInfoParts + `, drover_cursor($1::jsonb, j.finalized_at, j.id)
@@ -387,7 +390,7 @@ func (s *desk) list(ctx context.Context, filter, after string, limit int) (page 
 	return page, err
 }
 
-// listOdd reads a page with rows that cannot be read as a whole: job by job.
+// listOdd reads a page job by job, because some of its rows cannot be read as a whole.
 func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (page Page, err error) {
 	var cursors []string
 	ids, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (id string, err error) {
@@ -399,8 +402,8 @@ func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (pa
 	if err != nil {
 		return page, err
 	}
-	// The rows are read one by one. A row whose text is too large to send costs a second at each try, and halving
-	// would try it often.
+	// A search by halves would read a bad row many times, and a row whose text is too large to send costs a second each
+	// time.
 	page.Jobs = []JobInfo{}
 	left := pageBytes
 	for i, id := range ids {
@@ -443,7 +446,7 @@ func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, err
 		return &j, &pg.RowError{Err: err}
 	}
 	for _, at := range []*time.Time{&j.ScheduledAt, &j.CreatedAt, j.AttemptedAt, j.FinalizedAt} {
-		if at != nil && (at.Year() < 0 || at.Year() > 9999) { // in the local time zone, though not in UTC
+		if at != nil && (at.Year() < 0 || at.Year() > 9999) { // possible in the local time zone, though not in UTC
 			*at = at.UTC()
 		}
 	}
@@ -485,7 +488,7 @@ select queue, kind, reason, coalesce(class, ''), coalesce(fingerprint, ''), jobs
 	coalesce(newest_error, ''), newest_id
 from discarded_summary order by jobs desc, queue, kind, reason, class, fingerprint`
 
-// summary makes the view use its index. Without statistics, the planner would rather read the table.
+// summary makes the view use its index. Without statistics, the planner would read the table instead.
 func (s *desk) summary(ctx context.Context) ([]DiscardedGroup, error) {
 	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 }

@@ -17,21 +17,21 @@ import (
 
 // BulkResult is the result of a method that changes many jobs.
 type BulkResult struct {
-	Changed int64     `json:"changed"`           // jobs cancelled, discarded, edited or deleted
-	IDs     []string  `json:"ids,omitempty"`     // ids of the changed jobs; the first 100,000
+	Changed int64     `json:"changed"`           // jobs cancelled, discarded, edited, deleted or rerun
+	IDs     []string  `json:"ids,omitempty"`     // ids of the changed jobs, of RerunMany the new ids; the first 100,000
 	Missing []string  `json:"missing,omitempty"` // ids in the filter that no job has
 	Refused []Refusal `json:"refused,omitempty"` // jobs that the database refused to change; the first 1,000
 }
 
-// CancelMany cancels every unfinished job that the filter picks, as Cancel does; other jobs stay as they are. It
-// works in transactions of at most 1000 jobs, and returns once it has handled all jobs that were there at its start.
-// Jobs that other transactions have locked come last, one by one; CancelMany waits for them until ctx is done. After
-// an error, Changed is the number of jobs changed so far, and calling again goes on with the rest. An empty filter is
-// an *InvalidError; Filter.All means every job.
+// CancelMany cancels every unfinished job that the filter picks, as Cancel does; other jobs stay as they are. It works
+// in transactions of at most 1000 jobs, and returns once it has handled all jobs that were there at its start. Jobs
+// that other transactions have locked come last, one by one; CancelMany waits for them until ctx is done. After an
+// error, Changed is the number of jobs changed so far; call CancelMany again for the rest. An empty filter is an
+// *InvalidError; Filter.All means every job.
 //
-// If the database refuses to change some jobs, that does not stop the others. The cause may be a trigger or a foreign
-// key of the application's, a time-out, or damaged data. Refused lists these jobs, and err stays nil. CancelMany
-// gives up with an error only if the first 1,000 jobs are all refused.
+// If the database refuses to change some jobs, CancelMany still cancels all others. The cause may be a trigger or a
+// foreign key of the application's, a time-out, or damaged data. Refused lists these jobs, and err stays nil. Refused
+// jobs make CancelMany return an error only if the first 1,000 jobs are all refused.
 func (c *Client) CancelMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	return c.many(ctx, filter, bulkVerb{name: "cancel", sql: sqlCancelMany, audit: audit, event: &emission{kind: engine.EventCancelled}})
 }
@@ -44,10 +44,10 @@ func (c *Client) DiscardMany(ctx context.Context, filter Filter, audit Audit) (B
 	})
 }
 
-// DeleteMany deletes jobs for good: jobs that the filter picks and that have ended. Unfinished jobs stay. Discarded
-// jobs are deleted only if the filter names them: by State Discarded, a Reason or IDs. A State that is not final is
-// an *InvalidError. Because the rows are gone, the audit goes to Config.Logger, at level info, and to the server's
-// log. In all other ways it works like CancelMany.
+// DeleteMany deletes for good the jobs that the filter picks and that have ended. Unfinished jobs stay. Discarded jobs
+// are deleted only if the filter names them: by State Discarded, a Reason or IDs. A State that is not final is an
+// *InvalidError. Because the rows are gone, the audit goes to Config.Logger, at level info, and to the server's log. In
+// all other ways it works like CancelMany.
 func (c *Client) DeleteMany(ctx context.Context, filter Filter, audit Audit) (BulkResult, error) {
 	done, err := c.many(ctx, filter, bulkVerb{name: "delete", sql: sqlDeleteMany, audit: audit})
 	c.logChange(ctx, "jobs deleted", done.Changed, audit)
@@ -60,8 +60,8 @@ type bulkVerb struct {
 	audit     Audit
 	event     *emission // the event of a batch; nil: none
 	more      []any     // further parameters of its statement
-	dry       bool      // it only counts
-	bad       problems  // mistakes in these parameters
+	dry       bool      // count the jobs, and change nothing
+	bad       problems  // mistakes in the parameters more
 }
 
 func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
@@ -115,9 +115,9 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	return done, nil
 }
 
-// batchOf changes the jobs with these ids, as far as the filter picks them. A filter with ids picks dead letters too.
-// If the caller's filter does not pick them, DeleteMany names each of the other final states. Otherwise it might
-// delete a cancelled job that was redriven and discarded since the walk found it.
+// batchOf changes the jobs with these ids that the filter picks. A filter with ids picks dead letters too. If the
+// filter of a DeleteMany does not pick them, batchOf adds a State to it: first Completed, then Cancelled. Otherwise
+// DeleteMany might delete a cancelled job that was redriven and discarded since the ids were read.
 func (c *Client) batchOf(ctx context.Context, v bulkVerb, filter Filter, ids []string, wait bool) (all bulkBatch, err error) {
 	states := []State{filter.State}
 	if v.name == "delete" && filter.State == "" && filter.Reason == "" && filter.IDs == nil {
@@ -187,7 +187,8 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 	})
 }
 
-// failed returns the error of the verb's statement. If drover's function refused the filter, it is an *InvalidError.
+// failed returns the error of the verb's statement. If drover's function has refused the filter, failed returns an
+// *InvalidError.
 func (v *bulkVerb) failed(err error) error {
 	var server *pgconn.PgError
 	if errors.As(err, &server) && server.Code == "22023" && strings.HasPrefix(server.Message, "drover: ") {
@@ -202,7 +203,7 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 	if err != nil {
 		return bulkBatch{}, v.failed(err)
 	}
-	if b.next != nil { // RerunMany: when the next batch's first job is due
+	if b.next != nil { // RerunMany: when the first job of the next batch is due
 		v.more[1] = *b.next
 	}
 	for i, queue := range b.queues {
@@ -219,9 +220,9 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 	return b, nil
 }
 
-// The statements that change many jobs, one batch each. $1 is the filter, $2 where to go on, $3 whether to wait for
-// rows that other transactions have locked, $4 and $5 who does it and why. $6 is the edit, or the rate of reruns, and
-// $7 when the first rerun is due.
+// The statements that change many jobs, one batch each. $1 is the filter, $2 the last of the batch before, and $3
+// whether to wait for rows that other transactions have locked. $4 and $5 are Audit.By and Audit.Why. $6 is the edit,
+// or the rate of the reruns, and $7 when the first rerun is due.
 const (
 	sqlCancelMany  = `select changed, running, locked, last, refused::text, ids, null::text[], null::text[], null::timestamptz from drover_cancel_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
 	sqlDiscardMany = `select changed, running, locked, last, refused::text, ids, null::text[], null::text[], null::timestamptz from drover_discard_many($1::jsonb, after => $2, wait => $3, by => $4, why => $5)`
@@ -233,13 +234,13 @@ const (
 // bulkBatch is the result of one batch.
 type bulkBatch struct {
 	changed int
-	ids     []string // of the changed jobs
+	ids     []string // ids of the changed jobs
 	running []string // the changed jobs that were running
 	locked  []string // jobs that other transactions have locked
 	refused []Refusal
-	last    *string // where the next batch goes on; nil at the end
+	last    *string // where the next batch begins; nil at the end
 
-	// of reruns only: the new jobs' queues and kinds, and when the next job is due
+	// only of reruns: the queues and kinds of the new jobs, and when the first job of the next batch is due
 	queues, kinds []string
 	next          *time.Time
 }
@@ -249,7 +250,7 @@ func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, a
 	args := append([]any{filter, after, wait, audit.by(), audit.Why}, more...)
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
-		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // so that no refusal follows the line in the log
+		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // deferred constraints then refuse a job before the server logs its change
 			return pg.Classify(err)
 		}
 		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused, &b.ids, &b.queues, &b.kinds, &b.next); err != nil {
@@ -262,7 +263,7 @@ func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, a
 
 const sqlSeek = `select coalesce(ids, '{}'), last from drover_seek($1::jsonb, $2, $3)`
 
-// seek lists the jobs that the next batch of a verb would change, and returns where the batch after that goes on.
+// seek lists the jobs that the next batch of a verb would change, and returns where the batch after it begins.
 func (s *desk) seek(ctx context.Context, verb, filter, after string) (ids []string, last *string, err error) {
 	err = s.pool.QueryRow(ctx, sqlSeek, filter, verb, after).Scan(&ids, &last)
 	return ids, last, pg.Classify(err)

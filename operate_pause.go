@@ -11,10 +11,10 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// PauseOpts say more about a pause. Nil, like the zero value, means until Resume.
+// PauseOpts are the options of a pause. Nil is like the zero value: the pause lasts until Resume.
 type PauseOpts struct {
-	// Until ends the pause by itself, by the server's clock. The zero time means until Resume. A time that is past, or
-	// after the year 9999, is an *InvalidError.
+	// Until ends the pause by itself, by the server's clock. The zero time means that the pause lasts until Resume. A time
+	// that is past, or after the year 9999, is an *InvalidError.
 	Until time.Time
 }
 
@@ -22,12 +22,12 @@ type PauseOpts struct {
 type PauseInfo struct {
 	Scope       Scope      `json:"scope"`
 	Since       time.Time  `json:"since"`           // when the pause began
-	Until       *time.Time `json:"until,omitempty"` // when it ends by itself; nil: it ends with Resume
+	Until       *time.Time `json:"until,omitempty"` // when the pause ends by itself; nil means that it ends with Resume
 	Unconfirmed []string   `json:"unconfirmed"`     // ids of the supervisors where jobs of the scope may still start; empty: the pause is in effect everywhere
 	By          string     `json:"by"`              // the person or program of the last Pause
 	Why         string     `json:"why,omitempty"`
 	UpdatedAt   time.Time  `json:"updated_at"` // the time of the last Pause
-	Seen        string     `json:"seen"`       // changes with each Pause: see Audit.Seen
+	Seen        string     `json:"seen"`       // a value that changes with each Pause: see Audit.Seen
 }
 
 // UnconfirmedError reports that ctx was done before all supervisors had confirmed a pause. The pause is stored, and the
@@ -98,7 +98,7 @@ func (c *Client) Resume(ctx context.Context, scope Scope, audit Audit) error {
 	return nil
 }
 
-// Pauses lists the current pauses, sorted by scope: at most 1,000 pauses. It reads no jobs.
+// Pauses lists the current pauses, sorted by scope, at most 1,000 of them. It reads no jobs.
 func (c *Client) Pauses(ctx context.Context) ([]PauseInfo, error) {
 	list, err := c.desk.pauses(ctx)
 	if err != nil {
@@ -108,9 +108,9 @@ func (c *Client) Pauses(ctx context.Context) ([]PauseInfo, error) {
 }
 
 const (
-	firstAsk   = 2 * time.Millisecond // doubled up to the longest
+	firstAsk   = 2 * time.Millisecond // the wait between the first two looks; it doubles from look to look
 	longestAsk = 200 * time.Millisecond
-	lastAsk    = time.Second // the time for a look when ctx is done
+	lastAsk    = time.Second // the time limit of a last look, after ctx is done
 )
 
 // untilConfirmed waits until every living supervisor has confirmed a change of the limits. If ctx is done first, it
@@ -134,7 +134,7 @@ func (c *Client) untilConfirmed(ctx context.Context, number int64) (unconfirmed 
 	if ctx.Err() == nil {
 		return nil, err
 	}
-	// ctx ended the look itself. One more look finds out which supervisors to name.
+	// ctx ended during the look. One more look finds out which supervisors have not confirmed.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastAsk)
 	defer cancel()
 	now, lookErr := c.desk.unconfirmed(last, number)
@@ -147,7 +147,8 @@ func (c *Client) untilConfirmed(ctx context.Context, number int64) (unconfirmed 
 	return now, context.Cause(ctx)
 }
 
-// pauseError turns an error into an *InvalidError that names the argument, if the SQL functions have refused one.
+// pauseError turns an error into an *InvalidError that names the argument, if the SQL functions have refused an
+// argument.
 func pauseError(err error) error {
 	field, reason, ok := strings.Cut(strings.TrimPrefix(pg.Refusal(err), "drover: "), ": ")
 	if pg.SQLState(err) != "22023" || !ok {
@@ -168,7 +169,7 @@ const (
 	sqlUnconfirmed = `select drover_unconfirmed($1)`
 )
 
-// pause returns the number of the change.
+// pause stores the pause, and returns the number of the change.
 func (s *desk) pause(ctx context.Context, scope Scope, until *time.Time, audit Audit) (number int64, err error) {
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		if err := audit.requireSeen(ctx, tx, aPause, string(scope)); err != nil {

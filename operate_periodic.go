@@ -24,17 +24,17 @@ type PeriodicJob struct {
 	Declared    bool            `json:"declared"`        // whether it was declared in code; false: it was made at run time
 	Build       string          `json:"build,omitempty"` // the build whose settings it has, if it was declared in code
 	Args        json.RawMessage `json:"args"`
-	Options     json.RawMessage `json:"options"`             // as parameters of the SQL function drover_enqueue
+	Options     json.RawMessage `json:"options"`             // the jobs' options, by the parameters of the SQL function drover_enqueue
 	JitterMS    int64           `json:"jitter_ms,omitempty"` // in milliseconds
 	CatchUp     CatchUp         `json:"catch_up"`
 	Overlap     Overlap         `json:"overlap"`
 	RunAtStart  bool            `json:"run_at_start,omitempty"`
-	Next        []time.Time     `json:"next"`                   // the next ten ticks; none if it is undeclared, or paused until it is resumed
+	Next        []time.Time     `json:"next"`                   // the next ten ticks; none if the schedule is undeclared, or paused without an end
 	LastAt      *time.Time      `json:"last_at,omitempty"`      // the last tick, even if it made no job
-	LastJobID   string          `json:"last_job_id,omitempty"`  // the last job that it made
-	LastState   State           `json:"last_state,omitempty"`   // of that job; "" if its row is gone
-	PausedUntil *time.Time      `json:"paused_until,omitempty"` // nil with State PeriodicPaused: until it is resumed
-	Jobs        int64           `json:"jobs"`                   // how many it has made
+	LastJobID   string          `json:"last_job_id,omitempty"`  // the last job that the schedule made
+	LastState   State           `json:"last_state,omitempty"`   // the state of that job; "" if its row is gone
+	PausedUntil *time.Time      `json:"paused_until,omitempty"` // when the pause ends; nil with State PeriodicPaused: when somebody resumes the schedule
+	Jobs        int64           `json:"jobs"`                   // how many jobs the schedule has made
 	Skipped     int64           `json:"skipped"`                // ticks that were missed, or left out because the last job had not ended
 	SkippedAt   *time.Time      `json:"skipped_at,omitempty"`
 	SkippedWhy  string          `json:"skipped_why,omitempty"`
@@ -57,8 +57,8 @@ const (
 	PeriodicUndeclared PeriodicState = "undeclared" // it was declared in code, and no running supervisor declares it any more
 )
 
-// SetPeriodic stores a schedule, or changes the schedule of that name. It stays until it is deleted, and any supervisor
-// ticks it. If neither Schedule nor Zone changes, the next tick stays as it is.
+// SetPeriodic stores a schedule, or changes the schedule of that name. The schedule stays until somebody deletes it,
+// and any supervisor enqueues its jobs. If neither Schedule nor Zone changes, the next tick stays as it is.
 //
 // Errors, before anything is stored: *InvalidError with the field; ErrState if the schedule is declared in code.
 func (c *Client) SetPeriodic(ctx context.Context, p Periodic, audit Audit) error {
@@ -96,8 +96,8 @@ func (c *Client) ResumePeriodic(ctx context.Context, name string, audit Audit) e
 
 // RunPeriodic enqueues one job of a schedule now, in addition to its ticks, and returns the job's id. It does so even
 // if the schedule is paused. The job's metadata keep the Audit. Errors: ErrNotFound; ErrState if the last job has not
-// ended and Overlap is OverlapSkip, or if the schedule has made the job opts.ID before, because the call is repeated;
-// ErrIDConflict if another job has opts.ID; *InvalidError.
+// ended and Overlap is OverlapSkip, or if an earlier call with the same opts.ID has made the job; ErrIDConflict if
+// another job has opts.ID; *InvalidError.
 func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, audit Audit) (jobID string, err error) {
 	var bad problems
 	id := opts.id(&bad)
@@ -108,9 +108,9 @@ func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, au
 	return jobID, err
 }
 
-// DeletePeriodic deletes a schedule. It stops immediately; its jobs stay. The schedule leaves no row, so the Audit is logged.
-// Errors: ErrNotFound; ErrState if a running supervisor declares the schedule in code, because it would store the
-// schedule again: pause the schedule instead; *InvalidError.
+// DeletePeriodic deletes a schedule. The schedule stops immediately; its jobs stay. The schedule leaves no row, so the
+// Audit is logged. Errors: ErrNotFound; ErrState if a running supervisor declares the schedule in code, because it
+// would store the schedule again: pause the schedule instead; *InvalidError.
 func (c *Client) DeletePeriodic(ctx context.Context, name string, audit Audit) error {
 	err := c.changePeriodic("delete", name, new(problems), audit, func() error { return c.desk.deletePeriodic(ctx, name, audit) })
 	if err == nil {
@@ -140,8 +140,8 @@ func (c *Client) PeriodicJob(ctx context.Context, name string) (*PeriodicJob, er
 	return job, nil
 }
 
-// PreviewPeriodic returns the next n ticks of a schedule in a zone ("" is UTC), by the server's clock: 1 to 1000. If
-// there are none, the schedule never ticks. Errors: *InvalidError.
+// PreviewPeriodic returns the next n ticks of a schedule in a zone ("" is UTC), by the server's clock. n is 1 to 1000.
+// If there are no ticks, the schedule never ticks. Errors: *InvalidError.
 func (c *Client) PreviewPeriodic(ctx context.Context, schedule, zone string, n int) ([]time.Time, error) {
 	var bad problems
 	checkSchedule(&bad, schedule, zone)
@@ -158,8 +158,8 @@ func (c *Client) PreviewPeriodic(ctx context.Context, schedule, zone string, n i
 	return ticks, nil
 }
 
-// changePeriodic carries out an operator's change of a schedule. The parameter bad has the mistakes in its
-// arguments.
+// changePeriodic carries out an operator's change of a schedule. The parameter bad has the mistakes that the caller has
+// found in the arguments.
 func (c *Client) changePeriodic(verb, name string, bad *problems, audit Audit, change func() error) error {
 	audit.checkOne(bad)
 	if err := bad.err(); err != nil {
@@ -174,12 +174,14 @@ func (c *Client) changePeriodic(verb, name string, bad *problems, audit Audit, c
 	return nil
 }
 
-// unknownSchedule reports a name that no schedule can have, and that the server could not even take.
+// unknownSchedule reports whether no schedule can have the name. The server would refuse some of these names even as a
+// parameter, such as invalid UTF-8.
 func unknownSchedule(name string) bool {
 	return errors.Is(checkName("name", name), ErrInvalid)
 }
 
-// Schedules, as operators see and change them. Supervisors declare and tick them: internal/store/periodic.go.
+// Schedules, as operators see and change them. The statements with which supervisors declare and tick them are in
+// internal/store/periodic.go.
 
 const sqlSetPeriodic = `
 select drover_periodic_set($1, $2, $3, $4::jsonb, zone => $5, options => $6::jsonb, jitter => $7::bigint * interval '1 ms', catch_up => $8, overlap => $9,
@@ -247,8 +249,8 @@ func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (j
 	return jobID, err
 }
 
-// sqlPeriodic cuts times to the years that Go and JSON can represent. The ticks after the next one are computed. A row
-// that was edited by hand to a schedule that makes no sense has no such ticks.
+// sqlPeriodic cuts times to the years that Go and JSON can represent. The ticks after the next tick are computed. They
+// are missing if somebody has edited the row by hand and its schedule makes no sense.
 const sqlPeriodic = `
 select p.name, p.kind, p.queue, p.schedule, p.zone, p.state, p.made_in = 'code', coalesce(p.build, ''), p.args::text, p.options::text,
 	extract(epoch from p.jitter)::float8, p.catch_up, p.overlap, p.run_at_start, p.jobs, p.skipped, coalesce(p.skipped_why, ''), coalesce(p.problem, ''),

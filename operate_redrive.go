@@ -15,21 +15,21 @@ import (
 
 // RedrivePlan describes which dead jobs come back, and at what pace.
 type RedrivePlan struct {
-	// Filter picks the jobs. Its State may be Discarded (the zero value means that too), Cancelled or Parked. Parked
-	// jobs go on where they were. An empty filter is an error; to mean every dead job, set Filter.All.
+	// Filter picks the jobs. Its State may be Discarded, Cancelled or Parked; the zero value means Discarded. Parked jobs
+	// keep the attempts that they have had. An empty filter is an error; to mean every dead job, set Filter.All.
 	Filter Filter
 
-	// Rate is how many jobs of one queue become due in a second. The redrives of a queue take turns: together they
-	// are not faster than the fastest of them. Zero means 50; 0.001 to 5,000.
+	// Rate is how many jobs of one queue become due in a second. The redrives of a queue take turns: together they are no
+	// faster than the fastest redrive. Zero means 50; 0.001 to 5,000.
 	Rate float64
 
-	// PerKey is how many jobs of one key may be out at the same time in one queue, over all supervisors. A job is out
-	// from when it becomes due until it has ended. If its run fails, it gives its place back until its retry is due.
-	// Zero means no cap. A plan is refused if none of its jobs has a key.
+	// PerKey is how many jobs of one key may be out at the same time in one queue, over all supervisors. A job is out from
+	// when it becomes due until it has ended. If a run of the job fails, another job may take its place until the retry is
+	// due. Zero means no cap. A plan is refused if none of its jobs has a key.
 	PerKey int
 
-	// KeyFrom is the place of a job's key in the args, such as "customer.id". Zero means that the key is
-	// EnqueueOpts.Key. Jobs without a key are not capped; Redrive.Unkeyed counts them.
+	// KeyFrom is the path to a job's key in its args, such as "customer.id". Zero means that the key is EnqueueOpts.Key.
+	// Jobs without a key are not capped; Redrive.Unkeyed counts them.
 	KeyFrom string
 
 	// Limit is how many jobs the redrive takes up at most: discarded jobs in the order in which they were discarded,
@@ -44,9 +44,9 @@ type RedrivePlan struct {
 	MaxAttempts int
 	ArgsPatch   json.RawMessage
 
-	// Canary is how many jobs go first. The others wait until all canaries have completed. If more than
-	// CanaryFailures canaries fail a run, or are discarded or cancelled, the redrive is aborted. A zero Canary means
-	// no canaries; a zero CanaryFailures means that no canary may fail.
+	// Canary is how many jobs become due first. The other jobs wait until all these canaries have completed. If more than
+	// CanaryFailures canaries fail a run, or are discarded or cancelled, the redrive is aborted. A zero Canary means no
+	// canaries; a zero CanaryFailures means that no canary may fail.
 	Canary         int
 	CanaryFailures int
 }
@@ -67,7 +67,7 @@ type redriveDoc struct {
 	Why            string          `json:"why,omitempty"`
 }
 
-// defaultRate is how many jobs become due in a second, if a plan does not say.
+// defaultRate is how many jobs become due in a second, if a plan sets no Rate.
 const defaultRate = 50.0
 
 func (c *Client) encodePlan(p RedrivePlan, audit Audit) (string, error) {
@@ -112,19 +112,19 @@ type RedriveState string
 
 // The states of a redrive.
 const (
-	RedriveMarking RedriveState = "marking" // finding its jobs
+	RedriveMarking RedriveState = "marking" // it is finding its jobs
 	RedriveCanary  RedriveState = "canary"  // the canaries are out, the other jobs wait
 	RedriveRunning RedriveState = "running"
 	RedriveDone    RedriveState = "done"    // all its jobs are due or have ended; with PerKey, all have ended
 	RedriveAborted RedriveState = "aborted" // jobs that it had not made due stay dead
 )
 
-// Redrive is a bulk redrive as it stands in the table drover_redrives.
+// Redrive is a bulk redrive as its row in the table drover_redrives shows it.
 type Redrive struct {
 	ID      string       `json:"id"`
 	State   RedriveState `json:"state"`
 	Paused  bool         `json:"paused,omitempty"`
-	Filter  Filter       `json:"filter"` // of the plan
+	Filter  Filter       `json:"filter"` // the filter of the plan
 	Rate    float64      `json:"rate"`   // jobs a second in each queue
 	PerKey  int          `json:"per_key,omitempty"`
 	KeyFrom string       `json:"key_from,omitempty"`
@@ -133,19 +133,19 @@ type Redrive struct {
 
 	CanaryFailures int `json:"canary_failures,omitempty"`
 
-	Matched    int64         `json:"matched"`           // jobs it holds or has held, without Skipped
-	Released   int64         `json:"released"`          // jobs it made due
-	Skipped    int64         `json:"skipped"`           // jobs it left as they were
+	Matched    int64         `json:"matched"`           // jobs that the redrive holds or has held, without Skipped
+	Released   int64         `json:"released"`          // jobs that it made due
+	Skipped    int64         `json:"skipped"`           // jobs that it left as they were
 	Unkeyed    int64         `json:"unkeyed,omitempty"` // jobs of Matched without a key; PerKey does not cap them
 	Skips      []SkippedJob  `json:"skips,omitempty"`   // the first 1,000
 	By         string        `json:"by"`
 	Why        string        `json:"why,omitempty"`
-	ChangedBy  string        `json:"changed_by,omitempty"` // by whom it was last paused, resumed or aborted; "drover" if canaries failed
+	ChangedBy  string        `json:"changed_by,omitempty"` // the person or program that last paused, resumed or aborted it; "drover" if canaries failed
 	ChangedWhy string        `json:"changed_why,omitempty"`
 	ChangedAt  *time.Time    `json:"changed_at,omitempty"`
-	Jobs       *RedriveJobs  `json:"jobs,omitempty"`   // its jobs by outcome; Client.Redrive sets it, Redrives does not
-	Course     []RedriveStep `json:"course,omitempty"` // its jobs over time; Client.Redrive sets it, Redrives does not
-	Note       string        `json:"note,omitempty"`   // why it was aborted; or "held up: " and the error that it meets now
+	Jobs       *RedriveJobs  `json:"jobs,omitempty"`   // its jobs by outcome; Client.Redrive sets this, Redrives does not
+	Course     []RedriveStep `json:"course,omitempty"` // its jobs over time; Client.Redrive sets this, Redrives does not
+	Note       string        `json:"note,omitempty"`   // why the redrive was aborted; or "held up: " and the error that stops it now
 	CreatedAt  time.Time     `json:"created_at"`
 	FinishedAt *time.Time    `json:"finished_at,omitempty"`
 	Seen       string        `json:"seen"` // changes when somebody pauses, resumes or aborts it: see Audit.Seen
@@ -155,28 +155,29 @@ type Redrive struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// RedriveJobs counts the jobs of a redrive by their outcome so far. Rows that were deleted since are missing:
-// supervisors delete completed jobs some time after their end. A job that a later redrive took up counts there.
-// At most 10,000 jobs are counted.
+// RedriveJobs counts the jobs of a redrive by their outcome so far. Jobs whose rows were deleted since are missing:
+// supervisors delete completed jobs some time after their end. A job that a later redrive took up counts for that
+// redrive only. At most 10,000 jobs are counted.
 type RedriveJobs struct {
-	Held      int64 `json:"held"`           // not made due yet
-	Waiting   int64 `json:"waiting"`        // due, or scheduled by their handlers
-	Running   int64 `json:"running"`        // running now
-	Retrying  int64 `json:"retrying"`       // failed again, and wait for a retry
-	Completed int64 `json:"completed"`      // completed, and not deleted yet
+	Held      int64 `json:"held"`           // jobs that the redrive has not made due yet
+	Waiting   int64 `json:"waiting"`        // jobs that are due, or that their handlers have snoozed
+	Running   int64 `json:"running"`        // jobs that run now
+	Retrying  int64 `json:"retrying"`       // jobs that failed again, and wait for a retry
+	Completed int64 `json:"completed"`      // jobs that completed, and are not deleted yet
 	Discarded int64 `json:"discarded"`      // discarded again
 	Cancelled int64 `json:"cancelled"`      // cancelled since
-	Left      int64 `json:"left"`           // left as they were: skipped, or the redrive was aborted before their turn
+	Left      int64 `json:"left"`           // jobs that stayed as they were: skipped, or the redrive was aborted before their turn
 	More      bool  `json:"more,omitempty"` // the redrive has more jobs than were counted
 }
 
 // RedriveStep is how many jobs of a redrive became due in some seconds, and how many ended. The steps have the same
-// length and follow each other, at most 61 of them. The first begins when the first job became due. Take the jobs that
-// have ended by now: the last step ends when 95 % of them had ended. Jobs that RedriveJobs does not count are missing.
-// A job that was parked counts as due when its last run became due.
+// length and follow each other, at most 61 of them. The first step begins when the first job became due. The last step
+// contains the moment when the last job became due, or the moment when 95 % of the jobs that have ended so far had
+// ended, whichever is later. Jobs that RedriveJobs does not count are missing. A job that was parked counts as due when
+// its last run became due.
 type RedriveStep struct {
-	At        time.Time `json:"at"`        // its beginning
-	Seconds   float64   `json:"seconds"`   // its length, at least 1
+	At        time.Time `json:"at"`        // when the step begins
+	Seconds   float64   `json:"seconds"`   // how long the step is, at least 1
 	Due       int64     `json:"due"`       // jobs that became due
 	Completed int64     `json:"completed"` // jobs that completed
 	Discarded int64     `json:"discarded"` // jobs that were discarded again
@@ -189,17 +190,16 @@ type SkippedJob struct {
 }
 
 // StartRedrive brings dead jobs back at a pace. They keep their ids and errors, and their attempts begin anew. The
-// redrive is a row in the table drover_redrives, and all supervisors carry it on, in whichever process it was
-// started. They make jobs due at the plan's rate, at most a second ahead, and none while released jobs wait
-// unclaimed. The row keeps who began it and why. See Client.Redrive, PauseRedrive, AbortRedrive.
+// redrive is a row in the table drover_redrives, and the supervisors of all processes work on it. They make jobs due at
+// the plan's rate, at most a second ahead. While jobs that the redrive has made due wait for a claim, they make no more
+// jobs due. The row keeps who began it and why. See Client.Redrive, PauseRedrive, AbortRedrive.
 //
 // StartRedrive returns once the redrive has found its jobs, long before they have all run. Jobs that end after the
 // redrive began are not among them.
 //
-// Some jobs are skipped and listed: jobs that have expired, jobs that another redrive holds, and ids that do not
-// exist. If the database refuses to read or to change a row, because of a constraint or trigger of yours for example,
-// that job is skipped too: the reason begins with "refused: ", and the others come back. Remove the cause and begin
-// another redrive for it.
+// Some jobs are skipped and listed: jobs that have expired, jobs that another redrive holds, and ids that do not exist.
+// A job is skipped too if the database refuses to read or to change its row, for example because of a constraint or
+// trigger of yours. Its reason begins with "refused: ". Remove the cause, and begin another redrive for this job.
 //
 // Errors, before anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a
 // job that is not dead, or if the plan was started before with its ID.
@@ -230,11 +230,11 @@ type RedriveGroup struct {
 	Expired     int64  `json:"expired,omitempty"` // how many of Jobs have expired: they would be skipped
 	Held        int64  `json:"held,omitempty"`    // how many of Jobs another redrive holds: they would be skipped
 	Unkeyed     int64  `json:"unkeyed,omitempty"` // how many of Jobs have no key: PerKey does not cap them
-	Error       string `json:"error,omitempty"`   // of the newest job
+	Error       string `json:"error,omitempty"`   // the last error of the newest job
 }
 
 // PreviewRedrive returns the groups of jobs that StartRedrive would pick, largest first, and changes nothing. With a
-// Limit, the groups contain the jobs that the limit lets through, and the jobs that would be skipped on the way. It
+// Limit, the groups contain the jobs within the limit, and the jobs before them that would be skipped. PreviewRedrive
 // returns the errors of StartRedrive.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
 	doc, err := c.encodePlan(plan, Audit{})
@@ -261,7 +261,8 @@ func planError(err error) error {
 	return err
 }
 
-// Redrive reads one redrive, counts what became of its jobs, and when. Errors: ErrNotFound.
+// Redrive reads one redrive. It counts the redrive's jobs by outcome (Redrive.Jobs) and over time (Redrive.Course).
+// Errors: ErrNotFound.
 func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get redrive %q: %w", id, ErrNotFound)
@@ -294,8 +295,8 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 	return list, nil
 }
 
-// PauseRedrive stops a redrive from making more jobs due. Jobs that are due already run. With PerKey, retries wait
-// too. The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if it has ended; *InvalidError.
+// PauseRedrive stops a redrive from making more jobs due. Jobs that are due already still run. With PerKey, retries
+// wait too. The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if it has ended; *InvalidError.
 func (c *Client) PauseRedrive(ctx context.Context, id string, audit Audit) error {
 	return c.changeRedrive("pause", id, audit, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, true, audit) })
 }
@@ -314,7 +315,7 @@ func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error
 	return c.changeRedrive("abort", id, audit, func() (RedriveState, error) {
 		state, err := c.desk.abortRedrive(ctx, id, audit)
 		if state == RedriveAborted {
-			state = RedriveRunning // this is what the caller wants, not an error
+			state = RedriveRunning // the redrive was aborted before, which is no error
 		}
 		return state, err
 	})
@@ -339,7 +340,7 @@ func (c *Client) changeRedrive(verb, id string, audit Audit, change func() (Redr
 	return nil
 }
 
-// Redrives. The work is in the SQL functions of migrations/00012_redrives.sql, because psql does the same.
+// The SQL functions of migrations/00012_redrives.sql do the work, because users of psql call them too.
 
 const (
 	sqlStartRedrive   = `select drover_redrive_start($1::jsonb)`
@@ -365,8 +366,8 @@ func (s *desk) startRedrive(ctx context.Context, plan string) (id string, err er
 	return id, pg.Classify(err)
 }
 
-// markPause is how long markRedrive waits before it looks again at a redrive that is still marking. A supervisor may
-// be marking its jobs, or a locked row may hold it up.
+// markPause is how long markRedrive waits before it looks again at a redrive that is still marking. A supervisor may be
+// marking its jobs, or it may wait for a locked row.
 const markPause = 20 * time.Millisecond
 
 // markRedrive marks a redrive's jobs, batch by batch, together with the supervisors.
@@ -413,9 +414,8 @@ func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
 }
 
 // sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet
-// has the redrive's mark: see drover_redrive_judge.
-// A job without the mark that was neither made due nor run since the redrive began was skipped, or the redrive was aborted
-// before its turn.
+// has the redrive's mark: see drover_redrive_judge. If a job has no mark, and was neither made due nor run since the
+// redrive began, the redrive has skipped the job or was aborted before its turn.
 const sqlRedriveJobs = `
 select count(*) filter (where held), count(*) filter (where not held and state in ('available', 'scheduled', 'parked')), count(*) filter (where state = 'running'),
 	count(*) filter (where state = 'retryable'), count(*) filter (where state = 'completed'), count(*) filter (where not held and state = 'discarded'),
@@ -429,7 +429,7 @@ from (
 	) j
 ) j`
 
-const mostRedriveJobs = 10_000 // so many are counted at most
+const mostRedriveJobs = 10_000 // how many jobs of a redrive are counted at most
 
 func (s *desk) redriveJobs(ctx context.Context, id string) (*RedriveJobs, error) {
 	counts, err := pg.ReadOnePlan(ctx, s.pool, pgx.RowToAddrOfStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs)
@@ -439,8 +439,9 @@ func (s *desk) redriveJobs(ctx context.Context, id string) (*RedriveJobs, error)
 	return counts[0], nil
 }
 
-// sqlRedriveCourse reads the jobs of sqlRedriveJobs. Release writes redriven_at, the time at which the job became due, but not
-// to a job that was parked. A job that was not released has an older time there, or none.
+// sqlRedriveCourse reads the jobs of sqlRedriveJobs. The function drover_release writes redriven_at, the time at which
+// the job became due, but not to a job that was parked. A job that the redrive has not made due has an older time
+// there, or none.
 const sqlRedriveCourse = `
 with j as materialized (
 	select due, state, case when finalized_at between due and now() + interval '1 min' then finalized_at end as ended

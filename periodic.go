@@ -27,13 +27,13 @@ type Periodic struct {
 	//	@every 90s           from when it was stored: 1 s to 366 days, in h, m, s and ms
 	//
 	// Fields take numbers, names (jan, mon), lists (1,15), ranges (1-5) and steps (*/10, 8-18/2); 0 and 7 are Sunday. If
-	// the day of the month and the day of the week are both restricted, either may match. Another Schedule or Zone begins
-	// the schedule anew; other changes, and deploys, move no tick.
+	// the day of the month and the day of the week are both restricted, either may match. If you change Schedule or Zone,
+	// the schedule begins anew. Other changes, and deploys, move no tick.
 	Schedule string
 
-	// Zone is the time zone in which the fields are read, such as "Europe/Berlin". Zero means UTC. The server's rules
-	// hold. A time that does not exist, because clocks are put forward, ticks at the first moment after the gap. A time
-	// that exists twice ticks the first time; only a schedule of every hour (an hour field of *) ticks in both.
+	// Zone is the time zone in which the fields are read, such as "Europe/Berlin". Zero means UTC. The server's time zone
+	// data decide. A time that does not exist, because clocks are put forward, ticks at the first moment after the gap. A
+	// time that exists twice ticks the first time; only a schedule of every hour (an hour field of *) ticks both times.
 	Zone string
 
 	// Args are the args of each job. Their kind is the job's kind. Required.
@@ -44,7 +44,8 @@ type Periodic struct {
 	// another job like its own makes no job, and counts as skipped; Unique.OnConflict must be KeepExisting.
 	Opts *EnqueueOpts
 
-	// Jitter spreads jobs: each is due at a random time in the Jitter after its tick. Zero means none; at most 24 h.
+	// Jitter spreads the jobs: each job is due at a random time between its tick and the tick plus Jitter. Zero means
+	// none; at most 24 h.
 	Jitter time.Duration
 
 	// CatchUp is what becomes of ticks whose jobs no supervisor has enqueued within a minute, because none ran or the
@@ -54,21 +55,21 @@ type Periodic struct {
 	// Overlap is whether a tick makes a job while the last job has not ended. Zero means OverlapAllow.
 	Overlap Overlap
 
-	// RunAtStart makes the first tick come when the schedule is stored under a new name. Later ticks come as Schedule
-	// says. RunAtStart has no effect on a schedule that is stored already: a restart, a deploy and another Schedule
-	// make no extra job. A schedule that was deleted is new when it is stored again.
+	// RunAtStart makes the first tick come when the schedule is stored under a new name. Later ticks follow Schedule.
+	// RunAtStart has no effect on a schedule that is stored already: a restart, a deploy and another Schedule make no
+	// extra job. A schedule that was deleted is new when it is stored again.
 	RunAtStart bool
 }
 
-// CatchUp is what becomes of ticks that were missed. They are counted and reported in any case: see
+// CatchUp is what becomes of ticks that were missed. Missed ticks are counted and reported in any case: see
 // Hooks.PeriodicSkipped.
 type CatchUp string
 
 // The ways to catch up. After a restore from a backup, schedules catch up as well.
 const (
 	CatchUpSkip CatchUp = "skip" // missed ticks make no job
-	CatchUpOnce CatchUp = "once" // one job for all of them, with the time of the last of them
-	CatchUpAll  CatchUp = "all"  // a job for each of the last 100
+	CatchUpOnce CatchUp = "once" // one job for all missed ticks, with the time of the last missed tick
+	CatchUpAll  CatchUp = "all"  // a job for each of the last 100 missed ticks
 )
 
 // Overlap is whether two jobs of a schedule may be unfinished at the same time.
@@ -82,9 +83,9 @@ const (
 
 // PeriodicRun names the schedule that made a job, and the time that the job is for.
 type PeriodicRun struct {
-	Name   string    // of the schedule
+	Name   string    // the schedule's name
 	Tick   time.Time // the time of the schedule that the job is for, without jitter
-	ByHand bool      // Client.RunPeriodic made it; Tick is when
+	ByHand bool      // Client.RunPeriodic made the job, at the time Tick
 }
 
 // Periodic returns which schedule made the job. ok is false if none did.
@@ -102,7 +103,7 @@ func (j *Job) Periodic() (run PeriodicRun, ok bool) {
 	return PeriodicRun(*doc.Mark), true
 }
 
-// encodeDeclared encodes the schedules of a supervisor, by name: two supervisors that start together must not deadlock.
+// encodeDeclared checks and encodes the schedules of a supervisor.
 func (c *Client) encodeDeclared(bad *problems, declared []Periodic) []store.SchedulePolicy {
 	var schedules []store.SchedulePolicy
 	seen := map[string]bool{}
@@ -141,8 +142,8 @@ func (c *Client) encodePeriodic(bad *problems, p *Periodic) store.SchedulePolicy
 	}
 }
 
-// encodePeriodicJob checks the args and the options of a schedule's jobs. The list of options that no schedule can have
-// stands here, and the list of the others in drover_periodic_check (migrations/00019_periodic.sql).
+// encodePeriodicJob checks the args and the options of a schedule's jobs. The options that no schedule can have are
+// listed here. The other options are listed in drover_periodic_check (migrations/00019_periodic.sql).
 func (c *Client) encodePeriodicJob(bad *problems, p *Periodic) *newJob {
 	var opts EnqueueOpts
 	if p.Opts != nil {
@@ -160,7 +161,7 @@ func (c *Client) encodePeriodicJob(bad *problems, p *Periodic) *newJob {
 	var args, settings problems
 	job := &newJob{Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.Key}
 	c.encodeArgs(&args, job, p.Args)
-	for _, err := range args.errs { // they name what an enqueue names
+	for _, err := range args.errs { // they have the field names of an enqueue
 		var invalid *InvalidError
 		if errors.As(err, &invalid) {
 			err = &InvalidError{Field: strings.NewReplacer("args", "Args", "kind", "Args.Kind").Replace(invalid.Field), Reason: invalid.Reason, Err: invalid.Err}
@@ -177,7 +178,7 @@ func (c *Client) encodePeriodicJob(bad *problems, p *Periodic) *newJob {
 	return job
 }
 
-// options are the job's settings as drover_enqueue_many takes them, without the fields that are not the same for each job.
+// options returns the job's settings as drover_enqueue_many takes them, without the id, the kind and the args.
 func (j *newJob) options() json.RawMessage {
 	options := map[string]json.RawMessage{}
 	raw, err := json.Marshal(j)
@@ -196,7 +197,8 @@ func (j *newJob) options() json.RawMessage {
 	return raw
 }
 
-// checkSchedule leaves the meaning of a schedule to the server, which has the zones.
+// checkSchedule checks only that the texts are not missing, and can be sent. The server checks their meaning, because
+// it knows the zones.
 func checkSchedule(bad *problems, schedule, zone string) {
 	if strings.TrimSpace(schedule) == "" {
 		bad.add("Schedule", "is missing")
@@ -205,8 +207,8 @@ func checkSchedule(bad *problems, schedule, zone string) {
 	bad.join(checkText("Zone", zone, 100))
 }
 
-// periodicError makes an *InvalidError of an error in which the database refuses a schedule: its text begins with the
-// field.
+// periodicError turns an error in which the database refuses a schedule into an *InvalidError. The text of such an
+// error begins with the field.
 func periodicError(err error) error {
 	if pg.SQLState(err) != "22023" {
 		return err
@@ -218,7 +220,7 @@ func periodicError(err error) error {
 	return err
 }
 
-// periodicFields are the library's names of the fields that the database names in a refusal.
+// periodicFields replaces the field names of a refusal by the database with the library's names.
 func periodicFields() *strings.Replacer {
 	return strings.NewReplacer("options.queue", "Opts.Queue", "options.priority", "Opts.Priority", "options.delay", "Opts.Delay",
 		"options.max_attempts", "Opts.MaxAttempts", "options.retry", "Opts.Retry", "options.timeout", "Opts.Timeout", "options.tags", "Opts.Tags",

@@ -18,19 +18,19 @@ import (
 // RetryStrategy decides how long a failed job waits for its next run. It is one of Exponential, Linear, Constant and
 // Custom; nothing else can implement it. Strategies are plain values and safe for concurrent use.
 //
-// A wait is computed in three steps: the formula, then at most Max, then jitter. Max comes before jitter, so jobs
-// that have reached Max still spread out. Therefore a wait may exceed Max by its jitter. If Max is a hard limit, use
-// JitterDown, FullJitter or EqualJitter. Before jitter no wait is longer than 100 years, whatever the settings and
-// the attempt.
+// A wait is computed in three steps: first the formula, then the bound Max, then the jitter. Max comes before jitter,
+// so jobs that have reached Max still spread out. Therefore a wait may exceed Max by its jitter. If Max is a hard
+// limit, use JitterDown, FullJitter or EqualJitter. Before jitter no wait is longer than 100 years, whatever the
+// settings and the attempt.
 type RetryStrategy interface {
-	// delay is the wait after f, jitter included. If ok is false, there is no next run. If err is not nil, a Custom
-	// could not be asked, and d and ok come from the fallback.
+	// delay is the wait after f, jitter included. If ok is false, there is no next run. If err is not nil, the Func of a
+	// Custom is missing or has panicked, and d and ok come from Exponential.
 	delay(f FailedRun) (d time.Duration, ok bool, err error)
 	// validate reports every setting that is refused.
 	validate() error
 	// withoutJitter is the same strategy with its jitter off.
 	withoutJitter() RetryStrategy
-	// stored is the public form, with defaults filled in.
+	// stored returns the form that is stored, with defaults filled in.
 	stored() storedStrategy
 }
 
@@ -74,7 +74,7 @@ func Every(d time.Duration) Constant { return Constant{Delay: d} }
 
 // Schedule previews the waits of a job that fails every time. The first wait comes after run 1, so there is one wait
 // fewer than runs. Jitter depends only on the job's id and attempt, so the job will get exactly these waits. The
-// schedule is shorter if a Custom stops. A nil strategy means DefaultRetry.
+// schedule is shorter if a Custom ends the retries. A nil strategy means DefaultRetry.
 func Schedule(s RetryStrategy, jobID string, runs int) []time.Duration {
 	return slices.Collect(waits(s, jobID, runs))
 }
@@ -114,8 +114,8 @@ func orDefault(s RetryStrategy) RetryStrategy {
 	return s
 }
 
-// Exponential waits Base × Multiplier^(attempt-1) after the attempt that failed: 15 s, 30 s, 60 s, … up to an
-// hour, each up to a quarter longer. The zero value is the default strategy.
+// Exponential waits Base × Multiplier^(attempt-1) after the attempt that failed. The zero value is the default
+// strategy: it waits 15 s, 30 s, 60 s and so on, up to an hour, and jitter makes each wait up to a quarter longer.
 type Exponential struct {
 	// Base is the wait after the first run. Zero means 15 s; negative is refused. If it is above Max, every wait is
 	// Max.
@@ -260,17 +260,16 @@ func (s Constant) stored() storedStrategy {
 	return storedStrategy{Type: "constant", Delay: durationText(s.Delay), Max: boundText(s.Max), Jitter: s.Jitter.canonical()}
 }
 
-// Custom asks a function of the application's. If the function panics, or if a worker's Custom has no function, drover
-// logs that and uses Exponential{} instead, with the Max and Jitter set here. If a single job names a Custom that its
-// worker's process has not registered, drover logs that and uses the worker's strategy.
+// Custom asks a function of your application for each wait. If the function panics, or if a worker's Custom has no
+// function, drover logs that and uses Exponential{} instead, with the Max and Jitter of the Custom. If a single job
+// names a Custom that its worker's process has not registered, drover logs that and uses the worker's strategy.
 type Custom struct {
 	// Name is how a single job refers to the strategy: up to 128 bytes of visible UTF-8. It may be empty if no job
 	// refers to it.
 	Name string
 
-	// Func returns the wait. If it returns false, the retries stop and the job is discarded as unrecoverable. A
-	// negative wait is 0. Workers call Func concurrently. It may be nil if the worker's process has a Custom of this
-	// Name.
+	// Func returns the wait. If it returns false, the retries stop and the job is discarded as unrecoverable. A negative
+	// wait is 0. Workers call Func concurrently. Func may be nil if the worker's process has a Custom of this Name.
 	Func func(FailedRun) (time.Duration, bool)
 
 	// Max bounds the wait before jitter. Zero means no bound; negative is refused.
@@ -331,8 +330,8 @@ func (s Custom) stored() storedStrategy {
 	return out
 }
 
-// capThenJitter is the last step of every strategy. In the other order, all jobs at the cap would come back at one
-// instant.
+// capThenJitter is the last step of every strategy. If the cap came after the jitter, all jobs at the cap would run
+// again at the same moment.
 func capThenJitter(d, limit time.Duration, j Jitter, f FailedRun) time.Duration {
 	if limit > 0 {
 		d = min(d, limit)
@@ -353,8 +352,8 @@ type storedStrategy struct {
 	Jitter     Jitter  `json:"jitter,omitempty"`
 }
 
-// encodeStrategy returns the public form of s. Defaults are filled in, so that its readers see what happens. Nil
-// means DefaultRetry. A refused setting, or a Custom without a name, is an *InvalidError.
+// encodeStrategy returns the JSON of the public form of s. Defaults are filled in, so that people who read it see the
+// values that apply. Nil means DefaultRetry. A refused setting, or a Custom without a name, is an *InvalidError.
 func encodeStrategy(s RetryStrategy) ([]byte, error) {
 	s = orDefault(s)
 	if err := s.validate(); err != nil {
@@ -368,8 +367,8 @@ func encodeStrategy(s RetryStrategy) ([]byte, error) {
 }
 
 // ParseRetryStrategy reads a strategy from its JSON, in the form that the column jobs.retry holds. An example is
-// {"type": "constant", "delay": "30s"}. It is for flags and files of settings. A Custom comes back with its name and
-// without its function, which is enough for EnqueueOpts.Retry and JobEdit.Retry. Errors: *InvalidError.
+// {"type": "constant", "delay": "30s"}. Use it for command-line flags and files of settings. The result for a Custom
+// has the name and no function, which is enough for EnqueueOpts.Retry and JobEdit.Retry. Errors: *InvalidError.
 func ParseRetryStrategy(text string) (RetryStrategy, error) {
 	var names struct {
 		Name string `json:"name"`
@@ -419,8 +418,8 @@ func decodeStrategy(raw []byte, named map[string]Custom) (RetryStrategy, error) 
 	return s, nil
 }
 
-// storedReader takes fields out one by one. A field that is left in the end was not understood. Keys are compared
-// exactly, as SQL does it; decoding into a struct would ignore their case.
+// storedReader takes fields out one by one. A field that is left at the end is unknown. Keys are compared exactly, as
+// SQL does it; decoding into a struct would ignore their case.
 type storedReader struct {
 	fields map[string]json.RawMessage
 	bad    problems
@@ -532,8 +531,8 @@ type Jitter string
 // (AWS Architecture Blog, 2015).
 const (
 	NoJitter    Jitter = "none"  // the wait as computed
-	FullJitter  Jitter = "full"  // 0 to the wait: the widest spread, but some jobs run again almost immediately
-	EqualJitter Jitter = "equal" // half the wait to the wait
+	FullJitter  Jitter = "full"  // from 0 to the whole wait: the widest spread, but some jobs run again almost immediately
+	EqualJitter Jitter = "equal" // from half the wait to the whole wait
 )
 
 // JitterUp makes waits longer by up to share: JitterUp(0.25) turns 60 s into 60 s to 75 s. A share is 0 to 1.
@@ -639,8 +638,8 @@ func (j Jitter) apply(d time.Duration, jobID string, attempt int) time.Duration 
 }
 
 // jitterHash is FNV-1a over id and attempt, followed by MurmurHash3's finalizer. Ids from the same millisecond differ
-// only in their last characters, and FNV-1a alone would leave their upper bits similar. Changing it changes every
-// preview.
+// only in their last characters, and FNV-1a alone would leave their upper bits similar. A change of this function
+// changes the waits of every job, and every preview.
 func jitterHash(id string, attempt int) uint64 {
 	const offset, prime = 14695981039346656037, 1099511628211
 	h := uint64(offset)

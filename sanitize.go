@@ -14,7 +14,7 @@ import (
 
 const (
 	maxErrorType  = 200 // bytes
-	maxErrorSteps = 100 // how many errors of a chain or tree are looked at, which also ends a cycle
+	maxErrorSteps = 100 // how many errors of a chain or tree are read at most, so that a cycle ends too
 )
 
 // errorText returns err.Error(), or "" for nil. If that method panics, the text describes the panic instead. The text
@@ -24,7 +24,7 @@ func errorText(err error) (text string) {
 	if err == nil {
 		return ""
 	}
-	text = "error text unavailable: panic in Error method" // stands if the next line does not return
+	text = "error text unavailable: panic in Error method" // the result if the next line does not return
 	defer func() {
 		if p := recover(); p != nil {
 			text += ": " + recoveredText(p)
@@ -33,9 +33,10 @@ func errorText(err error) (text string) {
 	return err.Error()
 }
 
-// errorType returns the name of the Go type to group err by: the type of the innermost error that is more than a text.
-// If errors are joined, the first branch with such an error counts. Errors that are texts all the way down give
-// "*errors.errorString", nil gives "". The name is valid UTF-8 of at most 200 bytes.
+// errorType returns the name of the Go type to group err by. This is the type of the innermost error that is more than
+// a text: it is no plain error or wrapper of the standard library, and no verdict of drover. If errors are joined, the
+// first branch with such an error counts. If no error of the chain has such a type, the name is "*errors.errorString".
+// For nil it is "". The name is valid UTF-8 of at most 200 bytes.
 func errorType(err error) (name string) {
 	if err == nil {
 		return ""
@@ -52,8 +53,8 @@ func errorType(err error) (name string) {
 	return name
 }
 
-// rootType returns the type's name for errorType. It returns "" if neither err nor any error it wraps is more than a
-// text.
+// rootType returns the type's name for errorType. It returns "" if neither err nor any error that it wraps has a type
+// that errorType returns.
 func rootType(err error, steps *int) string {
 	if err == nil || *steps == 0 {
 		return ""
@@ -79,10 +80,11 @@ func rootType(err error, steps *int) string {
 	}
 }
 
-// ownStack returns the text of an error that brings its stack, as the usual error packages make them: it formats itself,
-// and its %+v names lines of Go files, or it has a method ErrorStack. It returns "" if no error of the chain or tree does.
+// ownStack returns the stack that an error of the chain or tree carries, as the errors of the usual error packages do.
+// Such an error has a method ErrorStack, or is a fmt.Formatter whose %+v names lines of Go files. If there is no such
+// error, ownStack returns "".
 func ownStack(err error) (text string) {
-	defer func() { _ = recover() }() // a method of the error panicked: no stack, then
+	defer func() { _ = recover() }() // a method of the error panicked: then there is no stack
 	pending := []error{err}
 	for steps := maxErrorSteps; len(pending) > 0 && steps > 0; steps-- {
 		err, pending = pending[0], pending[1:]
@@ -105,7 +107,7 @@ func ownStack(err error) (text string) {
 }
 
 // recoveredText describes a recovered value. It formats only values that the runtime would print for an uncaught panic.
-// Of any other value it gives the type: fmt might never end (a map that holds itself) or print secrets.
+// For any other value it returns the type, because fmt might never end (a map that holds itself) or print secrets.
 func recoveredText(p any) (text string) {
 	text = fmt.Sprintf("value of type %T", p)
 	defer func() { _ = recover() }() // an Error or String method panicked: text is the type then
@@ -130,7 +132,7 @@ func redact(fn func(string) string, s string) (out string) {
 	if fn == nil {
 		return s
 	}
-	out = "[redaction failed]" // stands if the call does not return
+	out = "[redaction failed]" // the result if the call does not return
 	_ = guarded(func() { out = fn(s) })
 	return out
 }

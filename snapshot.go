@@ -18,16 +18,16 @@ import (
 // metrics and probes. Its parts are read one after the other, so they may be a moment apart. If a part could not be read, its
 // fields are zero, and NotSeen names it.
 type Snapshot struct {
-	At          time.Time        `json:"at"`          // by the server's clock
+	At          time.Time        `json:"at"`          // when the snapshot was taken, by the server's clock
 	Level       Level            `json:"level"`       // the worst level of Findings; LevelOK if there are none
 	Findings    []Finding        `json:"findings"`    // everything that needs a person, worst first
-	Queues      []QueueDepth     `json:"queues"`      // by name, at most 1,000
+	Queues      []QueueDepth     `json:"queues"`      // sorted by name, at most 1,000
 	Pauses      []PauseInfo      `json:"pauses"`      // the scopes that are paused, in order, at most 1,000
 	Suspects    int64            `json:"suspects"`    // jobs in Queues that have not ended, and whose process died in an earlier run
 	SetAside    int64            `json:"set_aside"`   // jobs in the table drover_set_aside: the database refuses to read or to change them
 	Quarantined []QuarantinedJob `json:"quarantined"` // the newest dead letters with ReasonCrashed, at most 10
 	Redrives    []Redrive        `json:"redrives"`    // redrives in progress, at most 100, oldest first
-	Supervisors SupervisorCounts `json:"supervisors"` // in all processes
+	Supervisors SupervisorCounts `json:"supervisors"` // the supervisors of all processes
 	NotSeen     []NotSeen        `json:"not_seen"`    // the parts that could not be read
 }
 
@@ -47,17 +47,17 @@ type Finding struct {
 	Name  string `json:"name"`  // such as vacuum_held, claim_lag or supervisors: docs/health.md has all
 	What  string `json:"what"`
 	Why   string `json:"why,omitempty"` // why it matters
-	Do    string `json:"do,omitempty"`  // SQL, one statement a line, or a command; drover never runs it
+	Do    string `json:"do,omitempty"`  // a remedy: SQL, one statement a line, or a command; drover never runs it
 }
 
 // QueueDepth counts the jobs of one queue. A queue is listed while it has a job that has not ended, a dead letter, or a
 // supervisor.
 type QueueDepth struct {
 	Queue     string          `json:"queue"`
-	Jobs      map[State]int64 `json:"jobs"`                 // by state, without Completed and Cancelled: Client.Counts has these
+	Jobs      map[State]int64 `json:"jobs"`                 // jobs by state, without Completed and Cancelled, which Client.Counts has
 	Estimated bool            `json:"estimated,omitempty"`  // some of Jobs are estimates from a sample: the queue has over 200 unfinished jobs, or over 200 dead letters
 	Due       int64           `json:"due"`                  // the jobs among Jobs that are due and wait for a claim, paused jobs included
-	Paused    bool            `json:"paused,omitempty"`     // no job of it starts: the queue is paused, or all jobs are
+	Paused    bool            `json:"paused,omitempty"`     // no job of the queue starts, because the queue is paused, or all jobs are
 	OldestDue *time.Time      `json:"oldest_due,omitempty"` // when the job that has waited longest for a claim became due; nil if none is due. Paused jobs do not count. While a kind is paused, only the first 1,000 due jobs of each lane are looked at
 }
 
@@ -73,7 +73,7 @@ type QuarantinedJob struct {
 type SupervisorCounts struct {
 	Alive    int `json:"alive"`
 	Draining int `json:"draining"` // finish their jobs and claim no more
-	Silent   int `json:"silent"`   // no heartbeat for a lease
+	Silent   int `json:"silent"`   // have sent no heartbeat for a lease
 	Lost     int `json:"lost"`     // declared dead; other supervisors rescue their jobs
 }
 
@@ -85,16 +85,16 @@ type NotSeen struct {
 
 const (
 	snapshotQueues   = 1000
-	snapshotJobs     = 200 // of each queue, so many jobs that have not ended are counted, and so many dead letters
-	snapshotSample   = 200 // pages of the table in the sample that estimates larger numbers
+	snapshotJobs     = 200 // how many unfinished jobs, and how many dead letters, are counted in each queue
+	snapshotSample   = 200 // how many pages of the table are in the sample from which larger numbers are estimated
 	snapshotRedrives = 100
 	snapshotHeld     = 1000 // while a kind is paused: how many jobs of each lane are searched for the oldest job that is not paused
 )
 
 // Snapshot reads the state of the whole queue. It changes nothing. It counts a bounded number of jobs in each queue, by
-// index, and each of its parts ends after 2 s at the latest. The role needs select on drover's tables. If it may not read a
-// part, NotSeen lists that part, and Snapshot returns no error. On a standby, NotSeen also lists the parts that only the primary knows. To read
-// retry budgets, call RetryBudgets. Errors: ErrNotMigrated.
+// index. Reading a part takes 2 s at most. The role needs select on drover's tables. If it may not read a part, NotSeen
+// lists that part, and Snapshot returns no error. On a standby, NotSeen also lists the parts that only the primary
+// knows. To read retry budgets, call RetryBudgets. Errors: ErrNotMigrated.
 func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Quarantined: []QuarantinedJob{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
 	h, err := health.Brief(ctx, c.desk.pool,
@@ -120,7 +120,7 @@ func (s *Snapshot) take(h *health.Report) {
 	}
 	for _, n := range h.NotSeen {
 		s.NotSeen = append(s.NotSeen, NotSeen{n.Part, n.Why})
-		switch n.Part { // drop the rows that were read before the error
+		switch n.Part { // the part failed: drop the rows that were read before the error
 		case "depths":
 			s.Queues, s.Suspects = []QueueDepth{}, 0
 		case "pauses":
@@ -152,8 +152,8 @@ func (s *Snapshot) take(h *health.Report) {
 // index leads from one lane that has jobs to the next. A paused queue has no oldest due job. While a kind is paused, the
 // query searches the first $3 jobs of each lane for the oldest due job of another kind.
 //
-// If a queue has more jobs than are counted, a sample of about $4 pages of the table estimates how many. It reads the
-// same pages each time, so that an estimate does not jump. If no queue has that many jobs, the sample is not read.
+// If a queue has more jobs than are counted, a sample of about $4 pages of the table estimates how many. The sample has
+// the same pages each time, so that an estimate does not jump. If no queue has that many jobs, the sample is not read.
 const (
 	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 	sqlDepths     = `
@@ -295,10 +295,10 @@ type QueueActivity struct {
 // ActivityMinute is one minute of QueueActivity. Supervisors count over a minute that begins at any second, and their
 // counts are spread evenly over the two minutes of the clock that they touch. So the counts are not whole numbers.
 type ActivityMinute struct {
-	At        time.Time `json:"at"`        // its beginning, by the server's clock
-	Started   float64   `json:"started"`   // runs
+	At        time.Time `json:"at"`        // when the minute begins, by the server's clock
+	Started   float64   `json:"started"`   // runs that started
 	WaitMS    float64   `json:"wait_ms"`   // how long the jobs of Started had been due, on average, in milliseconds
-	Completed float64   `json:"completed"` // runs
+	Completed float64   `json:"completed"` // runs that completed their jobs
 	Failed    float64   `json:"failed"`    // runs whose jobs are retried or parked
 	Discarded float64   `json:"discarded"` // runs whose jobs were discarded, and jobs that expired
 
@@ -309,10 +309,11 @@ type ActivityMinute struct {
 	Retrying *int64 `json:"retrying,omitempty"`
 }
 
-// Activity returns how many jobs ran in the last hour, and how many waited, in these queues, or in all if none is named: at
-// most 1,000, by name. A queue in which nothing ran and that no supervisor served is left out. The hour ends one to two
-// minutes ago, because each supervisor writes its counts once a minute. The counts of the last minute of a process that died
-// are missing. It reads a row for each supervisor, queue and minute, and no jobs. Errors: ErrNotMigrated.
+// Activity returns how many jobs ran in the last hour, and how many waited, in the named queues, or in all queues if
+// none is named. It returns at most 1,000 queues, sorted by name. A queue in which nothing ran and that no supervisor
+// served is left out. The hour ends one to two minutes ago, because each supervisor writes its counts once a minute.
+// The counts of the last minute of a process that died are missing. Activity reads a row for each supervisor, queue and
+// minute, and no jobs. Errors: ErrNotMigrated.
 func (c *Client) Activity(ctx context.Context, queues ...string) ([]QueueActivity, error) {
 	type minute struct {
 		Queue string
@@ -335,8 +336,9 @@ func (c *Client) Activity(ctx context.Context, queues ...string) ([]QueueActivit
 	return all, nil
 }
 
-// sqlActivity spreads each row of drover_activity over the minutes that it touches, which it numbers since 1970. A usual
-// row touches two: its sums are split where the later minute begins. The primary key finds the rows.
+// sqlActivity spreads each row of drover_activity over the minutes that the row touches. Minutes are numbered since
+// 1970. A usual row touches two minutes: its sums are split where the later minute begins. The primary key finds the
+// rows.
 const sqlActivity = `
 with hour as (
 	select floor(date_part('epoch', now()) / 60)::int - 61 as first, floor(date_part('epoch', now()) / 60)::int - 2 as last
@@ -379,7 +381,7 @@ type SupervisorState string
 const (
 	SupervisorAlive    SupervisorState = "alive"
 	SupervisorDraining SupervisorState = "draining" // finishes its jobs and claims no more
-	SupervisorSilent   SupervisorState = "silent"   // no heartbeat for a lease
+	SupervisorSilent   SupervisorState = "silent"   // has sent no heartbeat for a lease
 	SupervisorLost     SupervisorState = "lost"     // declared dead; other supervisors rescue its jobs
 )
 

@@ -30,8 +30,8 @@ type Supervisor struct {
 	over      atomic.Bool
 }
 
-// NewSupervisor checks the configuration and returns a supervisor that runs nothing yet. It returns every mistake, as
-// *InvalidError values joined.
+// NewSupervisor checks the configuration and returns a supervisor that runs nothing yet. If there are mistakes, it
+// returns all of them, as joined *InvalidError values.
 func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	var bad problems
 	h := &handler{client: c, workers: map[string]*Worker{}, strategies: map[string]Custom{}}
@@ -103,7 +103,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		Lease: cfg.Lease, PollInterval: cfg.PollInterval, RestInterval: rest, DrainTimeout: cfg.DrainTimeout, DisableNotify: cfg.DisableNotify,
 		QuarantineAfter: cfg.QuarantineAfter, Host: host, Build: cfg.Build, Process: c.process, Schedules: schedules,
 	}
-	// Budgets are stored in the order of their scopes: two supervisors that start together must not deadlock.
+	// Budgets are stored in the order of their scopes, because two supervisors that start together must not deadlock.
 	ec.Budgets = appendBudget(ec.Budgets, store.ScopeAll, cfg.RetryBudget)
 	for _, kind := range slices.Compact(kinds) {
 		w := h.workers[kind]
@@ -117,16 +117,16 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	return &Supervisor{client: c, handler: h, engine: engine.New(ec, c.desk.pool), completed: cfg.CompletedRetention}, nil
 }
 
-// Run claims and runs jobs until ctx is done, then drains: it claims no more, releases jobs that have not started, waits
-// up to DrainTimeout for running handlers, then cancels their contexts with cause ErrShutdown and releases their jobs. Jobs
-// with a single attempt are discarded instead. Run returns nil after a stop, at most DrainTimeout and 5 s after ctx is
-// done, once all its goroutines have ended, except handlers that ignored their context and hooks that have not returned. A
-// Supervisor runs once.
+// Run claims and runs jobs until ctx is done. Then it drains: it claims no more jobs, releases the jobs that have not
+// started, and waits up to DrainTimeout for running handlers. After that it cancels the contexts of the remaining
+// handlers with the cause ErrShutdown and releases their jobs. Jobs with a single attempt are discarded instead. Run
+// returns nil after a stop, at most DrainTimeout plus 5 s after ctx is done. All its goroutines have ended then, except
+// handlers that ignored their context and hooks that have not returned. A Supervisor runs once.
 //
-// Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly, ErrServerTooOld,
-// ErrPooler, an *InvalidError for a hook of the pool or a schedule that the database refuses, or an error of the server,
-// such as its error for a wrong password. If a server refuses connections or has none left, or a lock is held too long,
-// Run waits, at the start and later.
+// Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly,
+// ErrServerTooOld, ErrPooler, an *InvalidError for a hook of the pool or a schedule that the database refuses, or an
+// error of the server, such as its error for a wrong password. If the server refuses connections or has no connections
+// left, or if a lock is held too long, Run waits, at the start and later.
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
 		return errors.New("drover: a Supervisor runs once; make another")
@@ -165,7 +165,7 @@ func (s *Supervisor) AddQueue(ctx context.Context, q Queue) error {
 	}
 	err := s.engine.AddQueue(ctx, q.forEngine(s.completed))
 	switch {
-	case errors.Is(err, engine.ErrServed): // by another call, a moment ago
+	case errors.Is(err, engine.ErrServed): // another call has added the queue a moment ago
 		served()
 		return bad.err()
 	case err == nil || errors.Is(err, ErrShutdown):
@@ -190,21 +190,21 @@ func (s *Supervisor) RemoveQueue(ctx context.Context, name string) error {
 // Stats are a supervisor's current figures.
 type Stats struct {
 	Running       int   // handlers at work
-	Buffered      int   // claimed, not started
-	Abandoned     int64 // handlers that ignored the end of their context, since Run
-	DroppedEvents int64 // events that slow or hanging hooks, or a slow log, did not get, since Run
+	Buffered      int   // jobs that are claimed and have not started
+	Abandoned     int64 // handlers that ignored the end of their context, since Run was called
+	DroppedEvents int64 // events that slow or hanging hooks, or a slow log, did not get, since Run was called
 }
 
-// Stats may be called at any time.
+// Stats returns the supervisor's current figures. It may be called at any time.
 func (s *Supervisor) Stats() Stats {
 	running, buffered, abandoned, dropped := s.engine.Stats()
 	return Stats{running, buffered, abandoned, dropped}
 }
 
-// Healthy returns nil if the supervisor works, or an error that names the problem. It is an error if Run has not been
-// called or has returned, if the supervisor is still starting, if no heartbeat has reached the database for most of a
-// lease, and if claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The
-// error wraps the database's error, or ErrShutdown once Run has returned. A supervisor that drains is healthy until Run
+// Healthy returns nil if the supervisor works, or an error that names the problem. There are four such problems: Run
+// has not been called or has returned; the supervisor is still starting; no heartbeat has reached the database for most
+// of a lease; claiming jobs or recording outcomes has failed for a third of a lease (SupervisorConfig.Lease). The error
+// wraps the database's error, or ErrShutdown once Run has returned. A supervisor that drains is healthy until Run
 // returns. So is a supervisor that has nothing to do, or whose jobs fail.
 //
 // Healthy reads only memory, and may be called at any time from any goroutine.

@@ -24,15 +24,16 @@ type SupervisorConfig struct {
 
 	// Periodic are schedules, each of which makes jobs of one kind at its times. Names are unique among all schedules of
 	// the database. A schedule ticks while a running supervisor declares it. If two builds declare it differently, the
-	// settings of the newer build hold (see Build). Client.SetPeriodic makes schedules at run time. Mistakes that only the
-	// database can find, such as an unknown zone, are an *InvalidError of Run, before anything is stored.
+	// settings of the newer build hold (see Build). Client.SetPeriodic makes schedules at run time. If only the database
+	// can find a mistake, such as an unknown zone, Run returns an *InvalidError before it stores anything.
 	Periodic []Periodic
 
 	// Strategies are more Custom strategies that single jobs may refer to by name. Jobs may also refer to the Customs
 	// of Workers and Queues.
 	Strategies []Custom
 
-	// Timeout bounds a run, if its worker sets no timeout. Zero means 5 minutes, NoTimeout none; under 1 ms is an error.
+	// Timeout bounds a run, if its worker sets no timeout. Zero means 5 minutes, NoTimeout means none; under 1 ms is an
+	// error.
 	Timeout time.Duration
 
 	// Lease is how long this supervisor owns its jobs without a heartbeat before another supervisor may rescue them.
@@ -41,7 +42,7 @@ type SupervisorConfig struct {
 	Lease time.Duration
 
 	// PollInterval is how long an idle supervisor waits at most before it looks for jobs again. Zero means 5 s. With
-	// DisableNotify, zero means 250 ms, and 1 s once it has found nothing for 10 s. Under 1 ms is an error.
+	// DisableNotify, zero means 250 ms, and 1 s once the supervisor has found no job for 10 s. Under 1 ms is an error.
 	PollInterval time.Duration
 
 	// DisableNotify turns LISTEN off, at the price of more polls. Use it behind a pooler that refuses LISTEN, or that
@@ -55,9 +56,9 @@ type SupervisorConfig struct {
 	// platforms allow.
 	DrainTimeout time.Duration
 
-	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means
-	// KeepFor(24 * time.Hour); under 1 s is an error. Only CompletedRetention may be DeleteOnCompletion. A Queue may
-	// have its own settings. Discarded jobs are never pruned unless their Queue says so. The supervisor that started
+	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means KeepFor(24
+	// * time.Hour); under 1 s is an error. Only CompletedRetention may be DeleteOnCompletion. A Queue may have its own
+	// settings. Discarded jobs are never pruned unless their Queue sets DiscardedRetention. The supervisor that started
 	// first prunes the queues of all supervisors, once a minute.
 	CompletedRetention Retention
 	CancelledRetention Retention
@@ -65,32 +66,32 @@ type SupervisorConfig struct {
 	// RetryBudget is one budget for all jobs whose kind and queue have none. Zero means no budget.
 	RetryBudget RetryBudget
 
-	// QuarantineAfter is the number of process deaths after which a job is discarded, reason crashed, if it was the
-	// only job that had started in the last process that died. If processes often die without this job, it takes more
-	// deaths. Ten deaths are enough in any case; each redrive allows ten more. Zero means 3; 3 to 10. A run that
-	// ignores its timeout counts as a death. The supervisor that rescues the job uses its own setting, so the setting
-	// should be the same in all processes.
+	// QuarantineAfter is how many processes must die while a job runs before drover discards the job, reason crashed. The
+	// job must also have been the only job that had started in the last process that died. If processes often die without
+	// this job, the discard takes more deaths. Ten deaths are enough in any case; each redrive allows ten more. Zero means
+	// 3; 3 to 10. A run that ignores its timeout counts as a death. The supervisor that rescues the job uses its own
+	// setting, so the setting should be the same in all processes.
 	QuarantineAfter int
 
-	// Build names the running version of your program. Kinds, supervisors, schedules and FailurePark use it. A version that
-	// drover has not seen before counts as newer than all others. Zero means the version of the main module, from the
-	// binary. Longer names are cut to 128 bytes.
+	// Build names the running version of your program. drover stores it with kinds, supervisors and schedules, and
+	// compares it for FailurePark. A version that drover has not seen before counts as newer than all others. Zero means
+	// the version of the main module, from the binary. Longer names are cut to 128 bytes.
 	Build string
 }
 
 // Queue is one queue's settings in this supervisor.
 type Queue struct {
-	// Name as in EnqueueOpts.Queue. Zero means "default".
+	// Name is the queue's name, as in EnqueueOpts.Queue. Zero means "default".
 	Name string
 
 	// Concurrency is how many jobs of the queue run at the same time in this supervisor. Zero means 10; at most
 	// 10,000.
 	Concurrency int
 
-	// MaxAttempts is for jobs whose own options and worker set none. Zero means 20.
+	// MaxAttempts is for jobs whose own options and whose worker set no MaxAttempts. Zero means 20.
 	MaxAttempts int
 
-	// Retry is for jobs whose own options and worker set none. Nil means Exponential{}.
+	// Retry is for jobs whose own options and whose worker set no strategy. Nil means Exponential{}.
 	Retry RetryStrategy
 
 	// RetryBudget is for this queue's jobs, except jobs of kinds that have a budget. Zero means no budget.
@@ -103,11 +104,11 @@ type Queue struct {
 	CompletedRetention Retention
 	CancelledRetention Retention
 
-	// DiscardedRetention is how long its discarded jobs are kept before they are deleted. Zero means KeepForever, under
-	// 1 s is an error.
+	// DiscardedRetention is how long the queue's discarded jobs are kept before they are deleted. Zero means KeepForever,
+	// under 1 s is an error.
 	DiscardedRetention Retention
 
-	// ArchiveDiscardedAfter is how long its discarded jobs stay before they are moved to the archive, where
+	// ArchiveDiscardedAfter is how long the queue's discarded jobs stay before they are moved to the archive, where
 	// Client.Restore finds them. Zero means for ever, under 1 s is an error. Do not set it together with
 	// DiscardedRetention.
 	ArchiveDiscardedAfter time.Duration
@@ -117,8 +118,8 @@ type Queue struct {
 	// Do not set it together with DeleteOnCompletion.
 	KeepCompleted int
 
-	// KeepDiscarded is how many of its discarded jobs of each kind stay in the table jobs at most. The jobs that ended
-	// last stay. Earlier jobs are moved to the archive. DiscardedRetention applies as well. Zero keeps all; 1 to
+	// KeepDiscarded is how many of the queue's discarded jobs of each kind stay in the table jobs at most. The jobs that
+	// ended last stay. Earlier jobs are moved to the archive. DiscardedRetention applies as well. Zero keeps all; 1 to
 	// 100,000.
 	KeepDiscarded int
 
@@ -234,7 +235,7 @@ func (q *Queue) forEngine(completed Retention) engine.Queue {
 	return eq
 }
 
-// appendBudget adds a budget to the budgets that a supervisor stores, if it is set.
+// appendBudget adds a budget to the budgets that a supervisor stores, unless the budget is zero.
 func appendBudget(all []store.BudgetPolicy, scope string, b RetryBudget) []store.BudgetPolicy {
 	if b.Retries == 0 {
 		return all
@@ -268,7 +269,7 @@ func keepFor(r Retention) *string {
 // retention returns how long the queue's jobs are kept, in the form that SQL takes. Nil means that the
 // supervisor that prunes decides.
 func (q *Queue) retention() store.Retention {
-	own := func(r Retention) *string { // KeepForever is a setting, too, and overrides the supervisor's
+	own := func(r Retention) *string { // KeepForever is a setting, too, and overrides the setting of the supervisor
 		if r == 0 {
 			return nil
 		}
@@ -313,8 +314,8 @@ func (q *Queue) checkRetention(bad *problems, field string, completed Retention)
 type Retention time.Duration
 
 const (
-	// DeleteOnCompletion deletes a job in the statement that completes it: the fastest way. An enqueue that is
-	// repeated with the job's id after that stores a new job: see EnqueueOpts.ID. Only CompletedRetention may be
+	// DeleteOnCompletion deletes a job in the statement that completes it, which is the fastest setting. If you repeat the
+	// enqueue with the job's id afterwards, it stores a new job: see EnqueueOpts.ID. Only CompletedRetention may be
 	// DeleteOnCompletion.
 	DeleteOnCompletion Retention = math.MinInt64
 
@@ -323,7 +324,7 @@ const (
 )
 
 // KeepFor keeps jobs for d after they have ended. If d is under 1 s, NewSupervisor returns an *InvalidError. That
-// includes KeepFor(0). For the default, leave the setting zero; to delete jobs as they complete, use
+// includes KeepFor(0). To get the default, leave the setting zero. To delete jobs as they complete, use
 // DeleteOnCompletion.
 func KeepFor(d time.Duration) Retention {
 	if d <= 0 {
@@ -346,7 +347,7 @@ func (r Retention) String() string {
 // leastRetention is the shortest retention, except DeleteOnCompletion.
 const leastRetention = time.Second
 
-// retention checks a retention. DeleteOnCompletion is a value for completed jobs.
+// retention checks a retention. It accepts DeleteOnCompletion only for completed jobs.
 func (p *problems) retention(field string, r Retention, completed bool) {
 	switch {
 	case r == 0 || r == DeleteOnCompletion && completed:

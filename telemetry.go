@@ -18,7 +18,7 @@ type Event struct {
 	Kind        string
 	Supervisor  string        // the owner of the run, or the supervisor that emits the event; in Rescued the dead supervisor
 	Attempt     int           // number of the run, from 1
-	MaxAttempts int           // how many runs the job may have; at a run's end by its ErrorCase, if that sets MaxAttempts
+	MaxAttempts int           // how many runs the job may have; at the end of a run the MaxAttempts of its ErrorCase, if that is set
 	Duration    time.Duration // how long the handler ran, with its middleware
 	Wait        time.Duration // from due time to start: until the claim by the server's clock, then by this process' clock
 	Class       Class         // how a failed run failed
@@ -30,11 +30,11 @@ type Event struct {
 	Fingerprint string        // the failure group, in FailureReopened
 	Scope       Scope         // which jobs a pause holds, in Paused and Resumed
 	By, Why     string        // the Audit of what an operator did (Cancel, Discard, Redrive and so on), or of a pause
-	Periodic    string        // the schedule that made the job, or in PeriodicSkipped made no job
+	Periodic    string        // the schedule that made the job; in PeriodicSkipped the schedule that made no job
 	InTx        bool          // in Enqueued: the job is stored in the caller's transaction, which may still roll back
 
-	// Tags and Metadata are the job's. Do not change them: other hooks get the same values. They are nil in
-	// events of rescues, schedules and operators, which do not read them.
+	// Tags and Metadata are the job's tags and metadata. Do not change them: other hooks get the same values. The two
+	// fields are nil in events of rescues, schedules and operators, because these do not read them.
 	Tags     []string
 	Metadata json.RawMessage
 }
@@ -44,10 +44,10 @@ type Event struct {
 //
 // The methods of a Client call its hooks in your goroutine: Enqueued, Redriven, and Cancelled and Discarded of jobs
 // that were not running. All other events come from a supervisor, after the row has changed. In each supervisor every
-// element of Config.Hooks has a goroutine of its own. It calls the hooks of the element one after another, with a
-// context that does not end. A hook that blocks delays neither a job nor the other elements. Up to 16 MiB of events
-// wait for its element. Further events are dropped, counted in Stats.DroppedEvents, and logged once a minute. A stop
-// waits for hooks for the rest of its own time limit, and at least 250 ms. drover recovers and logs a panic.
+// element of Config.Hooks has a goroutine of its own. This goroutine calls the hooks of the element one after another,
+// with a context that does not end. A hook that blocks delays neither a job nor the other elements. Up to 16 MiB of
+// events wait for each element. Further events are dropped, counted in Stats.DroppedEvents, and logged once a minute. A
+// stop waits for hooks for the rest of its own time limit, and at least 250 ms. drover recovers and logs a panic.
 //
 // Every run with a Started event ends with exactly one of Completed, Failed, Discarded, Parked, Snoozed, Cancelled,
 // Released and StaleSettle, unless its process dies: then another supervisor emits Rescued, Discarded or Parked for
@@ -77,12 +77,12 @@ type Event struct {
 //
 //	FailureReopened  a resolved failure came back: a regression   Fingerprint Kind Class Error, JobID: the last job
 //
-// Two events are about pauses. Each supervisor emits them when it has read the change and applied it:
+// Two events are about pauses. Each supervisor emits them once it has read and applied the change:
 //
 //	Paused   no job of the scope starts here any more   Scope By Why Supervisor
 //	Resumed  they start again                           Scope By Why Supervisor
 //
-// One event is about a schedule that made no job. Its supervisor emits it after the row of the schedule has
+// One event is about a schedule that made no job. The supervisor that ticked emits it after the row of the schedule has
 // changed:
 //
 //	PeriodicSkipped  ticks were missed, the last job had not ended, or the database refused the job
@@ -141,7 +141,7 @@ type emission struct {
 	event Event
 }
 
-// subscribers are the log and the hooks of the client, for an engine.
+// subscribers returns the log and the hooks of the client, in the form that an engine takes.
 func (c *Client) subscribers() []engine.Subscriber {
 	subscribers := []engine.Subscriber{{
 		Hears: c.logs,

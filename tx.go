@@ -87,12 +87,12 @@ func (r sqlRow) Scan(dest ...any) error {
 // transaction. The transaction that commits counts.
 //
 // Errors: ErrLeaseLost if the run no longer owns its job, ErrState if this run has settled it already. Roll back after
-// both. A serialization failure (SQLSTATE 40001) is returned as the driver's error, even if another owner's write to the
-// job caused it. Roll back and begin again: if the run no longer owns its job, the next transaction returns ErrLeaseLost.
-// A tx that is no open transaction is an *InvalidError.
+// either error. A serialization failure (SQLSTATE 40001) is returned as the driver's error, even if another owner's
+// write to the job caused it. Roll back and begin again: if the run no longer owns its job, the next transaction
+// returns ErrLeaseLost. If tx is no open transaction, the error is an *InvalidError.
 func (j *Job) CompleteTx(ctx context.Context, tx Tx) error { return j.SettleTx(ctx, tx, nil) }
 
-// SettleTx records in the handler's transaction how the run ended. It reads err as if the handler had returned it, so
+// SettleTx records in the handler's transaction how the run ended. It reads err as if the handler had returned err, so
 // Discard, Snooze, RetryAfter, Cancel, a plain error and nil have the same effect. A delay counts from this call.
 //
 // SettleTx is fenced like CompleteTx and returns the same errors. After the commit, the handler's own error is ignored,
@@ -110,7 +110,7 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 		return trial.settle(j.ID, err)
 	}
 	in := t.handler.client.desk.in(tx)
-	if t.handler.client.cfg.DisableNotify { // a follow-up notifies
+	if t.handler.client.cfg.DisableNotify { // a follow-up would send a NOTIFY
 		if err := disableNotify(ctx, in); err != nil {
 			t.NoteTx(err)
 			return err
@@ -120,9 +120,9 @@ func (j *Job) SettleTx(ctx context.Context, tx Tx, err error) error {
 }
 
 // EnqueueTx enqueues another job in the handler's transaction, if this job still belongs to the handler's run. Use it
-// for work that only one run may enqueue. It locks this job's row until the transaction ends. Call it before CompleteTx
-// or SettleTx: after them the job no longer belongs to the run. It returns the errors of Client.EnqueueTx and of
-// CompleteTx.
+// for work that only one run may enqueue. EnqueueTx locks this job's row until the transaction ends. Call it before
+// CompleteTx or SettleTx: after them the job no longer belongs to the run. EnqueueTx returns the errors of
+// Client.EnqueueTx and of CompleteTx.
 func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts) (Receipt, error) {
 	t := j.task
 	if t == nil {
@@ -141,7 +141,7 @@ func (j *Job) EnqueueTx(ctx context.Context, tx Tx, args Args, opts *EnqueueOpts
 	return t.handler.client.EnqueueTx(ctx, tx, args, opts)
 }
 
-// trial records what a handler called by Try has settled.
+// trial records how a handler that Try has called settles its job.
 type trial struct {
 	settled bool
 	as      error // the argument of SettleTx

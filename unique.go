@@ -23,38 +23,38 @@ import (
 // job and returns the other job: see Receipt. The zero value compares all the args, and keeps other jobs like this one
 // out until the job has ended.
 //
-// The database guarantees this for all producers: single, in bulk, in transactions, and from SQL. With KeepExisting,
-// an enqueue that finds another job like its own only reads. With UntilStarted, in a transaction or in bulk, the
-// enqueue also locks the other job.
+// The database guarantees this for every enqueue: of one job or of many, in your transaction, and from SQL. With
+// KeepExisting, an enqueue that finds another job like its own only reads. With UntilStarted, in a transaction or in
+// bulk, the enqueue also locks the other job.
 //
-// Two open transactions that store jobs with the same keys in different orders can deadlock. Postgres then aborts one
-// of them with 40P01, and the error wraps ErrUniqueDeadlock. Repeat that transaction. A bulk enqueue takes its keys in
-// order, and EnqueueMany repeats itself after a deadlock, up to twice. In a repeatable read or serializable
-// transaction, the enqueue fails with Postgres' error 40001 if another transaction has stored such a job meanwhile.
+// Two open transactions that store jobs with the same unique keys in different orders can deadlock. Postgres then
+// aborts one of them with 40P01, and the error wraps ErrUniqueDeadlock. Repeat that transaction. A bulk enqueue takes
+// its keys in order, and EnqueueMany repeats itself after a deadlock, up to twice. In a repeatable read or serializable
+// transaction, the enqueue fails with Postgres' error 40001 if another transaction has stored a job like its own
+// meanwhile.
 type Unique struct {
-	// By names fields of the args, as in their JSON, at the top level; at most 32. Two jobs are
-	// alike if these fields are equal. Nil means all the args. An empty list is an error, and so is
-	// a field that the args do not have.
+	// By names up to 32 top-level fields of the args' JSON. Two jobs are alike if these fields are equal. Nil means all
+	// the args. An empty list is an error, and so is a field that the args do not have.
 	By []string
 
 	// AnyArgs leaves the args out: jobs are alike if they have the same kind, and the same queue
 	// and key if these count. It excludes By.
 	AnyArgs bool
 
-	// Queue and Key set whether the queue and EnqueueOpts.Key count too. False means that they do
-	// not. With Key, the job must have an EnqueueOpts.Key.
+	// If Queue is true, jobs are alike only if their queues are equal, too. Key does the same for EnqueueOpts.Key, which
+	// the job must then have.
 	Queue bool
 	Key   bool
 
-	// Until is how long the job keeps others out. Zero means UntilEnded.
+	// Until is how long the job keeps other jobs like it out. Zero means UntilEnded.
 	Until UniqueUntil
 
-	// OnConflict is what happens if there is another job like it. Zero means KeepExisting.
+	// OnConflict is what the enqueue does if there is another job like its own. Zero means KeepExisting.
 	OnConflict OnConflict
 }
 
-// UniqueUntil is how long a unique job keeps others like it out: UntilEnded, UntilStarted or UntilPassed. A job
-// that an operator has deleted keeps no other job out any more. Retention deletes no job before its period is
+// UniqueUntil is how long a unique job keeps others like it out: UntilEnded, UntilStarted or UntilPassed. A job that an
+// operator has deleted keeps no other job out any more. Retention deletes no job before the period of UntilPassed is
 // over.
 type UniqueUntil string
 
@@ -63,10 +63,10 @@ const (
 	// its retries, and again after a redrive.
 	UntilEnded UniqueUntil = "ended"
 
-	// UntilStarted keeps others out until a supervisor has claimed the job for the first time. If
-	// you enqueue in a transaction, and the existing job was stored with UntilStarted too, no
-	// supervisor claims that job before your transaction has ended. So a run sees what you have
-	// written before the enqueue, either the run of the existing job or the run of the new one.
+	// UntilStarted keeps others out until a supervisor has claimed the job for the first time. If you enqueue in a
+	// transaction, and the existing job was stored with UntilStarted too, no supervisor claims that job before your
+	// transaction has ended. So after your commit either the existing job or the new job runs, and sees what you have
+	// written before the enqueue.
 	UntilStarted UniqueUntil = "started"
 )
 
@@ -171,8 +171,7 @@ func (u *Unique) checkBy(bad *problems, args json.RawMessage) {
 	}
 }
 
-// uniqueSpan converts a duration that was written as text for SQL. It reports wrong if the text is no
-// duration.
+// uniqueSpan converts a duration from Go's text form to SQL's. It reports the mistake wrong if the text is no duration.
 func uniqueSpan(bad *problems, field, text, wrong string) string {
 	d, err := time.ParseDuration(text)
 	switch {
@@ -187,9 +186,9 @@ func uniqueSpan(bad *problems, field, text, wrong string) string {
 // leastUnique is the shortest period of UntilPassed, and the shortest limit of Debounce.
 const leastUnique = time.Millisecond
 
-// of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in
-// another way, and the line separators that Go escapes. It is only used to sort batches:
-// the key that the database computes decides.
+// of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in another way, and the
+// line separators that Go escapes. It only serves to sort batches. Two jobs are alike if the database computes the same
+// key for them.
 func (u *uniqueness) of(kind string, raw json.RawMessage, queue, key string) string {
 	var b bytes.Buffer
 	writeJSONB(&b, kind)
@@ -227,7 +226,7 @@ func (u *uniqueness) of(kind string, raw json.RawMessage, queue, key string) str
 	return b.String()
 }
 
-// writeJSONB writes a value as Postgres writes a jsonb: keys by length, then by bytes.
+// writeJSONB writes a value as Postgres writes a jsonb. The keys of an object are sorted by length, then by bytes.
 func writeJSONB(b *bytes.Buffer, value any) {
 	switch v := value.(type) {
 	case map[string]any:
@@ -259,15 +258,14 @@ func writeJSONB(b *bytes.Buffer, value any) {
 	}
 }
 
-// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. $2: whether to wake
-// sleepers. It reads jobs_unique_idx before it inserts; a comment in the function explains why that
-// is safe.
+// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. If $2 is true, it wakes sleeping
+// supervisors. It reads jobs_unique_idx before it inserts; a comment in the function explains why that is safe.
 const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, $2)`
 
-// sqlEnqueueUniquePlain replaces sqlEnqueuePlain for a unique job: without a function, whose call and whose
-// JSON cost as much as the insert. If another job has the key, it inserts nothing; then sqlEnqueueUnique finds
-// that job. The key is written as drover_unique_key writes it. $6 is the part of the args that is compared,
-// null for none, and $7 is its form. The search for another job is a scalar subquery, so that it always uses
+// sqlEnqueueUniquePlain replaces sqlEnqueuePlain for a unique job. It calls no function, because the call and its JSON
+// would cost as much as the insert. If another job has the key, it inserts nothing; then sqlEnqueueUnique finds that
+// job. It writes the key as drover_unique_key does. $6 is the part of the args that is compared, or null, and $7 is the
+// text that stands before this part in the key. The search for another job is a scalar subquery, so that it always uses
 // jobs_unique_idx and never a join.
 const sqlEnqueueUniquePlain = `
 insert into jobs (id, kind, args, queue, priority, unique_key, unique_scope, unique_until)
@@ -293,7 +291,7 @@ from drover_enqueue_unique($1::jsonb, $2) with ordinality as u(id, job_id, resul
 
 // uniqueReply is the database's answer to the enqueue of a unique job.
 type uniqueReply struct {
-	ID     string `json:"id"`     // of the job that exists after the enqueue
+	ID     string `json:"id"`     // the id of the job that exists after the enqueue
 	Result string `json:"result"` // stored, existing, replaced or debounced
 }
 
@@ -324,7 +322,7 @@ func (u *uniqueness) chosen(args json.RawMessage) string {
 	return string(doc)
 }
 
-// sendUnique queues sqlEnqueueUnique. The caller looks for sleepers itself, after the commit.
+// sendUnique queues sqlEnqueueUnique. The caller looks for sleeping supervisors itself, after the commit.
 func sendUnique(p *pg.Pipeline, doc []byte, reply *uniqueReply) {
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&reply.ID, &reply.Result) }, sqlEnqueueUnique, string(doc), false)
 }
@@ -350,7 +348,7 @@ func askUniqueMany(ctx context.Context, tx pg.Querier, doc []byte, n int) (repli
 	return replies, nil
 }
 
-// uniqueError is pg.Classify for statements that store unique jobs.
+// uniqueError is pg.Classify for statements that store unique jobs. It returns ErrUniqueDeadlock for a deadlock.
 func uniqueError(err error) error {
 	if pg.SQLState(err) == "40P01" {
 		return fmt.Errorf("%w (%w)", ErrUniqueDeadlock, err)

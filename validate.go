@@ -33,7 +33,8 @@ func (p *problems) join(err error) {
 	}
 }
 
-// at joins err, with its fields put below field: "Base" becomes "Workers[0].Retry.Base".
+// at adds err to the problems, and puts field in front of the fields that err names: "Base" becomes
+// "Workers[0].Retry.Base".
 func (p *problems) at(field string, err error) {
 	var invalid *InvalidError
 	switch joined, ok := err.(interface{ Unwrap() []error }); {
@@ -63,14 +64,15 @@ func (p *problems) nonNegative(field string, d time.Duration) {
 	}
 }
 
-// atLeast reports a duration that is set and shorter than least. The usual mistake is a number without its unit.
+// atLeast reports a duration that is set and shorter than least. The usual mistake is a number without a unit, such as
+// 30 for 30 * time.Second.
 func (p *problems) atLeast(field string, d, least time.Duration) {
 	if d != 0 && d < least {
 		p.add(field, "%v is under %v", d, least)
 	}
 }
 
-// rate checks how many jobs become due in a second. Zero stands for the default.
+// rate checks how many jobs become due in a second. Zero means the default, and passes.
 func (p *problems) rate(perSecond float64) {
 	if perSecond != 0 && !(perSecond >= 0.001 && perSecond <= 5000) { // false for NaN too
 		p.add("Rate", "%v is not 0.001 to 5,000 a second", perSecond)
@@ -91,10 +93,10 @@ func (p *problems) attempts(field string, n int) {
 }
 
 const (
-	maxJSONDepth = 64  // arrays and objects inside each other
-	maxNameBytes = 128 // of a kind or queue; the table has the same CHECK
+	maxJSONDepth = 64  // how many arrays and objects may be inside each other
+	maxNameBytes = 128 // bytes in the name of a kind or queue; the table has the same CHECK
 
-	maxReasonText = 500 // bytes that are kept of a foreign error or panic
+	maxReasonText = 500 // bytes that are kept of the text of an error or panic that is not drover's
 )
 
 // encodeArgs is encodeJSON for a job's args. It refuses null: a nil pointer, map or slice leaves a handler nothing to
@@ -110,10 +112,10 @@ func encodeArgs(v any, maxBytes int) (json.RawMessage, error) {
 	return raw, nil
 }
 
-// encodeJSON marshals v. It returns an *InvalidError for everything that jsonb would refuse or could not give back.
-// It follows json.Marshal, except that <, > and & stay one byte each: jsonb stores them like that, and HTML in args
-// would count sixfold against maxBytes otherwise. As with json.Marshal, invalid UTF-8 in a Go string becomes U+FFFD;
-// in a json.RawMessage it is refused. A panic while marshalling is returned as an error.
+// encodeJSON marshals v. It returns an *InvalidError for everything that jsonb would refuse or could not give back. It
+// follows json.Marshal, except that <, > and & stay one byte each: jsonb stores them like that, and otherwise each of
+// them would count as six bytes against maxBytes. As with json.Marshal, invalid UTF-8 in a Go string becomes U+FFFD; in
+// a json.RawMessage it is refused. A panic while marshalling is returned as an error.
 func encodeJSON(field string, v any, maxBytes int) (json.RawMessage, error) {
 	raw, err := marshal(field, v)
 	if err != nil {
@@ -164,8 +166,8 @@ func checkName(field, s string) error {
 }
 
 // checkSeen returns an *InvalidError if a part of the name or tag s cannot be seen: control characters, invisible
-// characters, and spaces at its ends. Names stand in logs, metrics and shell commands, and nobody finds a job by a
-// name that looks like another. The functions and the trigger of 00010_jobs.sql have the same rule.
+// characters, and spaces at its ends. Names stand in logs, metrics and shell commands, and a name that looks like
+// another name would hide its jobs. The functions and the trigger of 00010_jobs.sql have the same rule.
 func checkSeen(field, s string) error {
 	for at, r := range s {
 		switch {
@@ -207,7 +209,7 @@ func checkText(field, s string, maxBytes int) error {
 	return nil
 }
 
-// losses finds fields that encoding/json passes over. A struct that embeds a type with a MarshalJSON has that method,
+// losses finds fields that encoding/json leaves out. A struct that embeds a type with a MarshalJSON has that method,
 // too, and the method does not know the struct's other fields. losses looks at types, not at values in interfaces.
 type losses struct {
 	reading bool // true: a worker reads the type; false: an enqueue writes it
@@ -290,8 +292,9 @@ func (l *losses) passedOver(t visit, method reflect.Method, path string) string 
 	return l.find(visit{from.Type, t.addressable}, path+"."+from.Name)
 }
 
-// origin returns the embedded field that gives t its method, and the depth of the method's owner. Among several fields
-// it chooses the field whose owner is the least deep, as Go does.
+// origin returns the embedded field that gives t its method, and the depth at which the method is declared: 1 if the
+// field's own type declares it. If several embedded fields have the method, origin chooses the field with the smallest
+// depth, as Go does.
 func (l *losses) origin(t visit) (from reflect.StructField, depth int) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -346,8 +349,8 @@ func (l *losses) method(t visit) (m reflect.Method, has bool) {
 	return m, false
 }
 
-// promoted reports whether the method comes from an embedded field: then the compiler has made it. Package reflect does
-// not show this.
+// promoted reports whether the method comes from an embedded field. Package reflect does not show this. But the
+// compiler has generated such a method, so it has no source file.
 func promoted(m reflect.Method) bool {
 	pc := m.Func.Pointer()
 	file, _ := runtime.FuncForPC(pc).FileLine(pc)
@@ -360,8 +363,8 @@ func inlined(f reflect.StructField) bool {
 	return f.Anonymous && name == "" && visit{f.Type, false}.pointed().Kind() == reflect.Struct
 }
 
-// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value of
-// the caller's. Errors of the application's own checks stay as they are.
+// namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value that
+// the caller has set. Errors of the application's own checks stay as they are.
 func namesField(err error) error {
 	var server *pgconn.PgError
 	if !errors.As(err, &server) || server.TableName != "jobs" || errors.Is(err, ErrInvalid) {

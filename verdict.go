@@ -15,12 +15,12 @@ const (
 	VerdictDone       VerdictKind = "done"        // nil: the job is completed
 	VerdictError      VerdictKind = "error"       // a plain error: Cases, RetryIf and the strategy decide between a retry and a discard
 	VerdictPanic      VerdictKind = "panic"       // the handler panicked: a retry, or with DiscardOnPanic a discard
-	VerdictRetry      VerdictKind = "retry"       // Retry
-	VerdictRetryAfter VerdictKind = "retry_after" // RetryAfter
-	VerdictDontCount  VerdictKind = "dont_count"  // DontCount
-	VerdictDiscard    VerdictKind = "discard"     // Discard, a Permanent error, or args that do not decode
-	VerdictCancel     VerdictKind = "cancel"      // Cancel
-	VerdictSnooze     VerdictKind = "snooze"      // Snooze
+	VerdictRetry      VerdictKind = "retry"       // made by Retry
+	VerdictRetryAfter VerdictKind = "retry_after" // made by RetryAfter
+	VerdictDontCount  VerdictKind = "dont_count"  // made by DontCount
+	VerdictDiscard    VerdictKind = "discard"     // made by Discard, by a Permanent error, or by args that do not decode
+	VerdictCancel     VerdictKind = "cancel"      // made by Cancel
+	VerdictSnooze     VerdictKind = "snooze"      // made by Snooze
 )
 
 // Verdict is what drover reads from a handler's return. See VerdictOf.
@@ -31,14 +31,15 @@ type Verdict struct {
 	Trace string        // stack of a panic, not redacted, at most 16 KiB; "" for all others
 }
 
-// Failed reports whether such a run counts as a failure of the job: all kinds do except Done, Snooze and Cancel.
+// Failed reports whether a run with this verdict counts as a failure of the job. Every verdict does, except Done,
+// Snooze and Cancel.
 func (v Verdict) Failed() bool {
 	return v.Kind != VerdictDone && v.Kind != VerdictSnooze && v.Kind != VerdictCancel
 }
 
 // VerdictOf returns what drover reads from an error that a handler returned, however it is wrapped. If verdicts are
-// nested in one error, the outermost counts; if errors are joined, the first verdict. Use it in middleware and in
-// tests, for example to distinguish a snooze from a failure.
+// nested in one error, the outermost counts; if an error joins several errors, the first verdict among them counts. Use
+// it in middleware and in tests, for example to distinguish a snooze from a failure.
 //
 // VerdictOf knows only the error, not the job or its worker. The worker's Cases may still retry a Permanent error. A
 // retry may become a discard, because of the worker's Cases and RetryIf, or because attempts or time have run out.
@@ -61,17 +62,17 @@ const (
 	ClassPanic     Class = "panic"     // it panicked or called runtime.Goexit
 	ClassTimeout   Class = "timeout"   // the run's timeout was over
 	ClassDecode    Class = "decode"    // the args do not decode into the worker's type
-	ClassCrash     Class = "crash"     // the process died while it ran
-	ClassRefused   Class = "refused"   // the database refused the row: no run
-	ClassOperator  Class = "operator"  // an operator cancelled, discarded or redrove the job: no run
+	ClassCrash     Class = "crash"     // the process died while the job ran
+	ClassRefused   Class = "refused"   // the database refused the row; there was no run
+	ClassOperator  Class = "operator"  // an operator cancelled, discarded or redrove the job; there was no run
 )
 
-// reading is what an error means for the end of its run. VerdictOf and the outcome of the run both use it.
+// reading is what drover reads from the error of a run. VerdictOf and task.decide use it.
 type reading struct {
 	Verdict
-	said   *verdict // from Discard, Retry or another of these functions; nil: from none
-	class  Class    // "": the error does not decide the class
-	broken string   // the panic of a Permanent method
+	said   *verdict // the verdict in the error, made by Discard, Retry or a function like them; nil if there is none
+	class  Class    // "" if the error does not decide the class
+	broken string   // the text of a Permanent method's panic
 }
 
 // read reads an error that is not nil.
@@ -102,9 +103,9 @@ func read(err error) reading {
 	return v
 }
 
-// askPermanent makes the verdict a discard if the error says that no retry can help. The outermost error with a method
-// Permanent() bool decides, among joined errors the first error with this method. If the method panics, the error is
-// not permanent.
+// askPermanent makes the verdict a discard if the error has a method Permanent that returns true. The outermost error
+// with a method Permanent() bool decides. Among joined errors, the first error with this method decides. If the method
+// panics, the error is not permanent.
 func (v *reading) askPermanent() {
 	defer func() {
 		if p := recover(); p != nil {
@@ -136,8 +137,8 @@ func (v *verdict) Error() string {
 
 func (v *verdict) Unwrap() error { return v.err }
 
-// failure is a verdict about a failed run. Nil stays nil, so a handler that returns Discard(work()) succeeds if work
-// does.
+// failure returns a verdict about a failed run. If err is nil, it returns nil. So a handler that returns
+// Discard(work()) succeeds if work does.
 func failure(how VerdictKind, delay time.Duration, err error) error {
 	if err == nil {
 		return nil
@@ -162,8 +163,8 @@ func Retry(err error) error { return failure(VerdictRetry, 0, err) }
 func RetryAfter(d time.Duration, err error) error { return failure(VerdictRetryAfter, d, err) }
 
 // maxRetryAfter bounds the wait that a server may ask for. A day covers daily quotas. A longer wait is probably a
-// mistake, such as milliseconds or an instant instead of seconds. If it is not, the server can ask for another wait
-// when the job runs again after a day.
+// mistake, such as milliseconds or an instant instead of seconds. If it is no mistake, the server can ask for another
+// wait when the job runs again after a day.
 const maxRetryAfter = 24 * time.Hour
 
 // ParseRetryAfter reads an HTTP Retry-After header (RFC 9110, section 10.2.3) and returns the wait. The header holds
@@ -180,7 +181,7 @@ func parseRetryAfter(value string, now time.Time) time.Duration {
 		return d
 	}
 	// The layouts contain GMT, the only zone that HTTP allows: Go would read any other zone's letters as offset 0. A
-	// two-digit year up to 68 is in this century. A later one is in the last century, so in the past.
+	// two-digit year up to 68 is in this century. A two-digit year from 69 on is in the last century, so in the past.
 	for _, layout := range [...]string{
 		"Mon, 02 Jan 2006 15:04:05 GMT",
 		"Monday, 02-Jan-06 15:04:05 GMT",
@@ -235,7 +236,7 @@ func (p *panicError) Unwrap() error {
 	return err
 }
 
-// decodeError says that a job's args do not decode into its worker's type, or that its row cannot be read.
+// decodeError means that a job's args do not decode into its worker's type, or that its row cannot be read.
 type decodeError struct {
 	what string
 	err  error

@@ -14,7 +14,8 @@ import (
 // NoTimeout lets a job run as long as it takes.
 const NoTimeout time.Duration = math.MaxInt64
 
-// WorkerOpts are a worker's settings. Other processes, psql and the command read them from the table drover_kinds.
+// WorkerOpts are a worker's settings. A supervisor stores MaxAttempts, Retry, Timeout and FollowUp in the table
+// drover_kinds, where other processes, psql and the command read them. It stores RetryBudget in drover_budgets.
 type WorkerOpts struct {
 	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's MaxAttempts, then 20. A
 	// matching ErrorCase.MaxAttempts takes precedence, then the job's own EnqueueOpts.MaxAttempts. With 1, drover does
@@ -22,8 +23,8 @@ type WorkerOpts struct {
 	// is discarded.
 	MaxAttempts int
 
-	// Retry decides how long a failed job waits. Nil means the queue's strategy, then Exponential{}. The strategy of a
-	// matching ErrorCase takes precedence, then the job's own.
+	// Retry decides how long a failed job waits for its next run. Nil means the queue's strategy, then Exponential{}. The
+	// strategy of a matching ErrorCase takes precedence, then the job's own.
 	Retry RetryStrategy
 
 	// RetryFor is how long a job of this kind is retried, from its enqueue or its last redrive, by the server's clock. If
@@ -33,27 +34,29 @@ type WorkerOpts struct {
 	// precedence. Zero means no bound, under 1 ms is an error.
 	RetryFor time.Duration
 
-	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's, then the
-	// supervisor's.
+	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's budget, then the
+	// supervisor's budget.
 	RetryBudget RetryBudget
 
 	// Timeout bounds one run. When it is over, the run's context ends (it has a deadline), and the run fails and is
 	// retried. Zero means SupervisorConfig.Timeout, NoTimeout means none. A timeout under 1 ms is an error.
 	Timeout time.Duration
 
-	// DiscardOnPanic discards a job whose handler panics, reason panic. By default it is retried like any failure.
+	// DiscardOnPanic discards a job whose handler panics, reason panic. By default the job is retried as after any
+	// failure.
 	DiscardOnPanic bool
 
-	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable.
-	// Nil retries all errors. drover calls it for errors that handlers return, but not if the error says what to do: by
-	// Discard, Retry, RetryAfter, DontCount, Snooze or Cancel, or by a method Permanent() bool that returns true, which
-	// discards the job. drover does not call RetryIf either if one of the Cases matches, if the handler panics, or if
-	// it ignores its timeout. The function must be safe for concurrent use. If it panics, the job is retried.
+	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable. Nil
+	// retries all errors. drover calls it for errors that handlers return, except for verdicts, which Discard, Retry,
+	// RetryAfter, DontCount, Snooze and Cancel make. Nor does it call RetryIf for an error with a method Permanent() bool
+	// that returns true: this error discards the job. RetryIf is not called either if one of the Cases matches, if the
+	// handler panics, or if the handler ignores its timeout. The function must be safe for concurrent use. If it panics,
+	// the job is retried.
 	RetryIf func(error) bool
 
-	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not
-	// called. Cases see the same errors as RetryIf. The settings of a case take precedence over the job's, the
-	// worker's and the queue's.
+	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not called.
+	// Cases see the same errors as RetryIf, and also errors with a method Permanent. The settings of a case take
+	// precedence over the job's, the worker's and the queue's.
 	//
 	// If the handler itself recognises an error that no retry can help, return Discard. Use RetryIf to decide for all
 	// errors of a kind whether they are retried. Use Cases if an error needs its own delays, its own number of attempts,
@@ -65,8 +68,8 @@ type WorkerOpts struct {
 	FollowUp *FollowUp
 }
 
-// Unlimited is a MaxAttempts without a limit: the job is retried until its RetryUntil or its worker's RetryFor, or until it
-// is cancelled.
+// Unlimited is a MaxAttempts that sets no limit: the job is retried until its RetryUntil or its worker's RetryFor, or
+// until it is cancelled.
 const Unlimited = math.MaxInt32
 
 // ErrorCase has the settings for runs that fail with an error for which If returns true. If a setting is zero, the
@@ -197,10 +200,10 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 }
 
 // FollowUp is a job that is enqueued when another job is discarded, for example to refund a customer, to notify a
-// person or to open a ticket. Its args are a DiscardedJob.
+// person or to open a ticket. The args of the follow-up are a DiscardedJob.
 //
-// The database itself enqueues it in the transaction that discards the job. It does so for every reason, however the
-// job is discarded: by the end of a run, a rescue, an operator, or SQL in psql. A job that is redriven and discarded
+// The database itself enqueues the follow-up in the transaction that discards the job. It does so for every reason of a
+// discard, whether a run, a rescue, an operator or SQL in psql discards the job. A job that is redriven and discarded
 // again gets another follow-up. A follow-up may have a follow-up of its own, at most three deep.
 //
 // If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same.
@@ -229,7 +232,7 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	JobKind     string          `json:"job_kind"`
 	Queue       string          `json:"queue"`
-	Args        json.RawMessage `json:"args"` // as jsonb keeps them, see Job; null if longer than 3 MiB (Client.Job returns them) or not readable
+	Args        json.RawMessage `json:"args"` // the args as jsonb keeps them (see Job); null if they cannot be read, or are longer than 3 MiB: then Client.Job returns them
 	Reason      Reason          `json:"reason"`
 	Error       string          `json:"error"` // Error, Class and Fingerprint are of the last failed run; "" if no run failed
 	Class       Class           `json:"class"`

@@ -13,17 +13,18 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Drain starts a supervisor of the client with cfg, and runs the jobs of its queues and kinds until none is left. Whenever
-// all jobs that are left wait for a later time, it lets time pass until the first one is due (see Advance). So a job's
-// twenty attempts take a fraction of a second, in the usual order and with the usual delays. Drain returns when every
-// such job has ended or is parked, including jobs that handlers have enqueued meanwhile, and the supervisor has stopped.
+// Drain starts a supervisor of the client with cfg, and runs the jobs of its queues and kinds until none is left.
+// Whenever all jobs that are left wait for a later time, it lets time pass until the first one is due (see Advance). So
+// a job's twenty attempts take a fraction of a second, in the usual order and with the usual delays. Drain returns when
+// every job of these queues and kinds has ended or is parked, including jobs that handlers have enqueued meanwhile, and
+// the supervisor has stopped.
 //
-// pool is the client's pool. If cfg has no Queues, the supervisor serves the queue "default". Drain sets PollInterval to
-// 2 ms. Schedules and redrives go by the real time: Client.RunPeriodic makes a schedule's job immediately.
+// pool is the client's pool. If cfg has no Queues, the supervisor serves the queue "default". Drain sets PollInterval
+// to 2 ms. Schedules and redrives follow the real time. To make a schedule's job immediately, call Client.RunPeriodic.
 //
-// The test fails if a due job does not start within 20 s although no job runs, for example because it is paused. It also
-// fails if a job has been claimed 1,000 times, for example because it snoozes for ever, if more than 10 years would have
-// to pass, for example because each job enqueues the next, or if ctx ends.
+// The test fails if a due job does not start within 20 s although no job runs, for example because a pause holds it. It
+// fails if a job has been claimed 1,000 times, for example because it snoozes for ever. It fails if more than 10 years
+// would have to pass, for example because each job enqueues the next. It also fails if ctx ends.
 func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover.Client, cfg drover.SupervisorConfig) {
 	t.Helper()
 	if len(cfg.Queues) == 0 {
@@ -76,10 +77,10 @@ type drain struct {
 // left describes the jobs that have not ended.
 type left struct {
 	running, due int
-	first        string  // of the jobs that wait: the first one to be due
-	seconds      float64 // until then
-	claims       int64   // of all jobs
-	most         int     // claims of one job
+	first        string  // id of the waiting job that is due first; "" if no job waits
+	seconds      float64 // how long until that job is due
+	claims       int64   // number of claims of all these jobs together
+	most         int     // the most claims that a waiting job has had
 }
 
 // sqlLeft returns only scalars and arrays. It reads all unfinished jobs, because a test has few.
@@ -91,7 +92,7 @@ select count(*) filter (where state = 'running'), count(*) filter (where state <
 from jobs where finalized_at is null and state <> 'parked' and queue = any($1) and kind = any($2)`
 
 // longestPass bounds how much time passes in one Drain. Otherwise Drain might not end: a job may be due in the year
-// 9999, which people write for never, or each job may enqueue another for tomorrow.
+// 9999, by which some people mean never, or each job may enqueue another job for tomorrow.
 const longestPass = 10 * 365 * 24 * time.Hour
 
 // wait lets time pass until no job is left.
@@ -160,9 +161,9 @@ func Advance(ctx context.Context, t testing.TB, db drover.Tx, by time.Duration) 
 	}
 }
 
-// sqlAdvance leaves jobs that are due where they are. It makes no job due before it has its transaction id, which it gets
-// with the first lock: supervisors look back only to transactions that were open at their last claim. Jobs that become
-// due keep their order. Rows are locked in the order of their ids.
+// sqlAdvance leaves jobs that are due where they are. It gets its transaction id with the first lock, and makes no job
+// due before that, because supervisors look back only to transactions that were open at their last claim. Jobs that
+// become due keep their order. Rows are locked in the order of their ids.
 const sqlAdvance = `
 with waiting as materialized (
 	select id, finalized_at is null as open, scheduled_at from jobs where state <> 'running' order by id for no key update

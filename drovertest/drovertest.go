@@ -23,9 +23,9 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Run calls a worker's handler with args, without a database, and returns what a supervisor would make of its return:
-// for example that the job is done, failed, snoozed or discarded. In job, set what the handler looks at, such as Attempt,
-// LastError, Tags or Metadata; nil means a first run. The handler's context is ctx. See drover.Worker.Try.
+// Run calls a worker's handler with args, without a database, and returns the verdict that a supervisor would reach,
+// such as done, error, snooze or discard. In job, set the fields that the handler reads, such as Attempt, LastError,
+// Tags or Metadata; nil means a first run. The handler's context is ctx. See drover.Worker.Try.
 func Run(ctx context.Context, t testing.TB, worker drover.Worker, args drover.Args, job *drover.Job) drover.Verdict {
 	t.Helper()
 	requireKind(t, worker, args)
@@ -49,10 +49,10 @@ func requireKind(t testing.TB, worker drover.Worker, args drover.Args) {
 	}
 }
 
-// RunToEnd enqueues a job and lets a supervisor run it until it has ended, like Drain. It returns the job as it stands in
-// the table. opts are the options of the enqueue; nil means the queue "default", due now. pool is a pool of the test's own
-// schema. Nothing is logged. If your client has a configuration that matters, such as middleware, call Enqueue and Drain
-// instead.
+// RunToEnd enqueues a job and lets a supervisor run it until it has ended, like Drain. It returns the job as its row in
+// the table shows it. opts are the options of the enqueue; nil means the queue "default", due now. pool is a pool of
+// the test's own schema. Nothing is logged. If your client has a configuration that matters, such as middleware, call
+// Enqueue and Drain instead.
 func RunToEnd(ctx context.Context, t testing.TB, pool *pgxpool.Pool, worker drover.Worker, args drover.Args, opts *drover.EnqueueOpts) *drover.JobInfo {
 	t.Helper()
 	requireKind(t, worker, args)
@@ -77,8 +77,8 @@ func RunToEnd(ctx context.Context, t testing.TB, pool *pgxpool.Pool, worker drov
 }
 
 // RequireEnqueued fails the test unless exactly one job of the kind of args has all the fields of args. It returns this
-// job, so that you can check its queue, time, tags and so on. Jobs in every state count. db is a transaction, which sees
-// what it has enqueued itself before it commits, or a pool, which sees what is committed. For database/sql, use
+// job, so that you can check its queue, time, tags and so on. Jobs in every state count. db is a transaction or a pool.
+// A transaction also sees the jobs that it has enqueued itself and not committed yet. For database/sql, use
 // drover.SQLTx.
 func RequireEnqueued(ctx context.Context, t testing.TB, db drover.Tx, args drover.Args) *drover.JobInfo {
 	t.Helper()
@@ -94,8 +94,9 @@ func RequireEnqueued(ctx context.Context, t testing.TB, db drover.Tx, args drove
 	return jobs[0]
 }
 
-// Enqueued returns the jobs that a filter picks, at most 1,000 of them, in the order of their ids: one client's ids rise
-// with time. The zero filter picks all jobs. db is as for RequireEnqueued. The ScheduledAt of a parked job is zero.
+// Enqueued returns the jobs that a filter picks, at most 1,000 of them, in the order of their ids. The ids of one
+// client rise with time. The zero filter picks all jobs. db is as for RequireEnqueued. The ScheduledAt of a parked job
+// is zero.
 func Enqueued(ctx context.Context, t testing.TB, db drover.Tx, filter drover.Filter) []*drover.JobInfo {
 	t.Helper()
 	doc, err := json.Marshal(filter)
@@ -119,7 +120,7 @@ const sqlEnqueued = `
 select coalesce(jsonb_agg((select jsonb_object_agg(key, value) from jsonb_each(to_jsonb(j)) where value not in ('null', '"infinity"'))), '[]')::text
 from drover_list($1::jsonb, '', 1000) j`
 
-// list shows the first jobs in a failure.
+// list describes the first jobs, for the text of a failure.
 func list(jobs []*drover.JobInfo) string {
 	var b strings.Builder
 	for i, j := range jobs {

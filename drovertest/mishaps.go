@@ -14,24 +14,24 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Mishap is something that can happen to a run in production. A handler whose effects must happen once has to get
-// through all Mishaps.
+// Mishap is something that can happen to a run in production. If the effects of a handler must happen once, the handler
+// has to be right in all Mishaps.
 type Mishap struct {
-	Name string // for t.Run
+	Name string // a short name, for t.Run
 	What string // the event, in a few words
 
-	around   func(*stage, context.Context, *drover.Job, func(context.Context) error) error // plays it around the first run; nil: nothing to play
-	together bool                                                                          // the first run and the second one begin together
+	around   func(*stage, context.Context, *drover.Job, func(context.Context) error) error // plays the mishap around the first run; nil if there is nothing to play
+	together bool                                                                          // the first and the second run begin together
 	stops    bool                                                                          // the first supervisor stops
 	copies   int                                                                           // how many jobs are enqueued
-	late     time.Duration                                                                 // how long they have been due
+	late     time.Duration                                                                 // how long the jobs have been due
 }
 
 // Mishaps are, in this order:
 //
 //   - outcome-lost: the handler returns, and the process dies before the outcome is recorded. Another process runs the
 //     job again.
-//   - frozen: the process is frozen before the handler begins. Another process runs the whole job. Then the first one
+//   - frozen: the process is frozen before the handler begins. Another process runs the whole job. Then the first process
 //     wakes up, and calls the handler with a context that has ended.
 //   - twins: a process cannot reach the database for longer than its lease. Another process runs the job at the same
 //     time: both handlers begin together.
@@ -66,7 +66,8 @@ func (m Mishap) Run(ctx context.Context, t testing.TB, pool *pgxpool.Pool, confi
 	t.Helper()
 	requireKind(t, worker, args)
 	s := &stage{pool: pool, began: make(chan struct{}), ended: make(chan struct{}), together: make(chan struct{})}
-	// Innermost, so that the application's middleware is around what it takes for one run.
+	// The last middleware is the innermost. So the application's middleware surrounds the mishap, and takes it for one
+	// run.
 	config.Middleware = append(slices.Clone(config.Middleware), drover.Middleware{Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
 		return m.play(ctx, s, job, next)
 	}})
@@ -112,13 +113,13 @@ func (m Mishap) Run(ctx context.Context, t testing.TB, pool *pgxpool.Pool, confi
 	}
 }
 
-// stage is where a mishap is played: the first run of a job, and the second.
+// stage has what the first and the second run of a mishap's job share.
 type stage struct {
 	pool         *pgxpool.Pool
-	began, ended chan struct{} // of the second run
-	together     chan struct{} // where the runs meet, if they begin together; closed if the first one will not come
+	began, ended chan struct{} // closed when the second run begins and ends
+	together     chan struct{} // the second run waits here for the first run, if they begin together; closed if the first run will not begin
 	stop         func()        // stops the first supervisor
-	id           string        // of the first job: the handler may enqueue others like it
+	id           string        // the id of the first job; the handler may enqueue other jobs like it
 
 	mu      sync.Mutex
 	runs    int
@@ -162,7 +163,7 @@ taken as (
 )
 select count(*) from taken`
 
-// takeAway gives the job to the next run. It reports whether it did: the run may have settled its job already.
+// takeAway gives the job to the next run. It reports false if the run has settled its job already.
 func (s *stage) takeAway(ctx context.Context, job *drover.Job) bool {
 	var n int
 	if err := s.pool.QueryRow(context.WithoutCancel(ctx), sqlTakeAway, job.ID).Scan(&n); err != nil {
@@ -199,7 +200,7 @@ func twins(s *stage, ctx context.Context, job *drover.Job, next func(context.Con
 	return next(ctx)
 }
 
-// secondBegins takes the job away, and returns once the second run has begun.
+// secondBegins takes the job away, and waits for the second run. It reports whether that run has begun.
 func (s *stage) secondBegins(ctx context.Context, job *drover.Job) bool {
 	if !s.takeAway(ctx, job) {
 		s.failed(errors.New("the job of the run was no longer running"))
@@ -239,8 +240,8 @@ func (s *stage) runUntilStopped(ctx context.Context, client *drover.Client, cfg 
 	return nil
 }
 
-// sqlMakeLate lets time pass for jobs that are due, too. It comes before any supervisor looks at them: supervisors do not
-// look back.
+// sqlMakeLate lets time pass for jobs that are due, too. It must run before any supervisor has looked at these jobs.
+// Otherwise only a sweep would find them, because a claim begins where earlier claims have ended (the floor).
 const sqlMakeLate = `
 update jobs set scheduled_at = scheduled_at - $1::interval, created_at = created_at - $1::interval,
 	expires_at = expires_at - $1::interval, retry_until = retry_until - $1::interval, unique_until = unique_until - $1::interval

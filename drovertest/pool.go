@@ -18,17 +18,17 @@ import (
 	"github.com/drover-queue/drover/internal/upsql"
 )
 
-// NewPool returns a pool on a schema of the test's own, with drover's tables as they are after the migrations, so that
-// tests can run in parallel. url is the connection string of a test database where the role may create schemas; not
-// of a transaction pooler. Each edit may change the pool's settings before the pool opens.
+// NewPool returns a pool on a schema of the test's own, so that tests can run in parallel. The schema has drover's
+// tables as they are after the migrations. url is the connection string of a test database where the role may create
+// schemas. It must not lead to a transaction pooler. Each edit may change the pool's settings before the pool opens.
 //
 // The schema comes first in the search_path of the pool; the search_path that url may have follows. For database/sql, use
 // stdlib.OpenDBFromPool of pgx, or NewURL with another driver.
 //
 // A schema is made and migrated once, which takes some tenths of a second, and stays in the database. Later tests use
-// it again, also in other processes, and NewPool empties its tables first. If a test has changed more in a schema than
-// rows, such as a table of its own, the schema is dropped instead, and so is a schema of other migrations. NewPool
-// touches no schema whose name does not begin with drovertest_.
+// it again, also in other processes, and NewPool empties its tables first. If a test has changed something other than
+// rows in a schema, for example has added a table, NewPool drops the schema instead. It also drops schemas that other
+// migrations have made. NewPool touches no schema whose name does not begin with drovertest_.
 //
 // End your transactions, and wait for Supervisor.Run, before the test ends: the pool is closed then. The test fails if a
 // connection was not given back within 10 s.
@@ -60,9 +60,9 @@ func NewPool(t testing.TB, url string, edit ...func(*pgxpool.Config)) *pgxpool.P
 	return pool
 }
 
-// NewURL is NewPool for drivers other than pgx. It returns url with two more settings: the search_path begins with the
-// test's schema, and application_name is the schema's name. A session with this application_name that outlives the
-// test keeps other tests out of the schema.
+// NewURL is NewPool for drivers other than pgx. It returns url with two settings changed or added: the search_path
+// begins with the test's schema, and application_name is the schema's name. A session with this application_name that
+// outlives the test keeps other tests out of the schema.
 func NewURL(t testing.TB, url string) string {
 	t.Helper()
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
@@ -107,8 +107,8 @@ func inSchema(text, schema, path string) string {
 const sqlSchemas = `
 select nspname::text from pg_namespace where nspname ~ '^drovertest_[0-9a-f]{12}_[a-z0-9]{12}$' and pg_has_role(nspowner, 'usage') order by 1`
 
-// take returns a schema that no other test uses, and the session whose lock keeps it so. The lock needs no clean-up: it
-// ends with the process.
+// take returns a schema that no other test uses, and the session that holds the lock on this schema. The lock needs no
+// clean-up, because it ends with the process.
 func take(ctx context.Context, config *pgx.ConnConfig) (schema string, conn *pgx.Conn, err error) {
 	conn, err = pgx.ConnectConfig(ctx, config)
 	if err != nil {
@@ -119,7 +119,7 @@ func take(ctx context.Context, config *pgx.ConnConfig) (schema string, conn *pgx
 			err = errors.Join(err, conn.Close(ctx))
 		}
 	}()
-	// An emptied schema must be like a new one in all that a test sees, so nothing may hold it up for long either.
+	// A test must not notice whether its schema is new or was emptied, so emptying must not wait long for a lock either.
 	if _, err := conn.Exec(ctx, `set lock_timeout = '10s'; set synchronous_commit = off; set search_path = pg_catalog`); err != nil {
 		return "", nil, err
 	}
@@ -167,8 +167,8 @@ func tryToTake(ctx context.Context, conn *pgx.Conn, schema string, fits bool) (g
 	return false, err
 }
 
-// reset empties the tables of a schema, as its comment describes it. It returns false, and changes nothing, if the
-// comment cannot be read or the schema was changed since.
+// reset empties the tables of a schema. The comment on the schema describes how the schema was when it was new. If that
+// comment cannot be read, or the schema was changed since, reset changes nothing and returns false.
 func reset(ctx context.Context, conn *pgx.Conn, schema string) (bool, error) {
 	var comment string
 	var note upsql.Note
@@ -181,9 +181,9 @@ func reset(ctx context.Context, conn *pgx.Conn, schema string) (bool, error) {
 	return upsql.Reset(ctx, conn, schema, note)
 }
 
-// create makes a schema with drover's tables, and a comment on what is in it.
+// create makes a schema with drover's tables, and a comment that describes the schema.
 func create(ctx context.Context, conn *pgx.Conn, schema string) error {
-	if _, err := conn.Exec(ctx, sqlLock, schema); err != nil { // first: another test would drop a schema that is not finished
+	if _, err := conn.Exec(ctx, sqlLock, schema); err != nil { // first, because another test would drop a schema that is not finished
 		return err
 	}
 	if err := upsql.Create(ctx, conn, schema); err != nil {

@@ -114,7 +114,8 @@ func (t *Telemetry) endEnqueue(span trace.Span, items []drover.EnqueueItem, rece
 	}
 }
 
-// measureEnqueue measures the call, and counts its jobs if it failed. Stored jobs have an event each.
+// measureEnqueue measures the call, and counts its jobs if it failed. The hook Enqueued counts the jobs that were
+// stored.
 func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.EnqueueItem, took time.Duration, err error) {
 	defer t.guard()
 	failed := ""
@@ -130,7 +131,7 @@ func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.
 
 // failedEnqueue returns the error.type of an enqueue.
 func failedEnqueue(err error) string {
-	var state interface{ SQLState() string } // of a *pgconn.PgError
+	var state interface{ SQLState() string } // such as a *pgconn.PgError
 	switch {
 	case errors.Is(err, drover.ErrInvalid):
 		return "invalid"

@@ -16,7 +16,7 @@ import (
 
 // Bounds, in bytes, of the values that a propagator adds to metadata and reads from there.
 const (
-	maxValue    = 8 << 10  // one value: the longest baggage of the W3C
+	maxValue    = 8 << 10  // one value; baggage of the W3C has at most so many bytes
 	maxInjected = 16 << 10 // all values of a job
 	maxMetadata = 64 << 10 // encoded; drover refuses more
 )
@@ -33,8 +33,9 @@ func (c carrier) Keys() (keys []string) {
 	return keys
 }
 
-// inject puts the context of the enqueue into the job's metadata. If one of the fields is there already, the caller has set
-// it, and it stays. A value for which there is no room is left out: no job is refused because of its trace.
+// inject puts the context of the enqueue into the job's metadata. If the metadata have one of the propagator's fields
+// already, the caller has set it, and inject adds nothing. It also adds nothing if there is no room, because no job may
+// be refused for its trace.
 func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error {
 	defer t.guard()
 	if t.opts.SkipUnsampled && !trace.SpanContextFromContext(ctx).IsSampled() {
@@ -50,7 +51,7 @@ func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error 
 	size := 0
 	for key, value := range c {
 		if _, taken := metadata[key]; !taken {
-			size += 6*(len(key)+len(value)) + 6 // as the longest JSON
+			size += 6*(len(key)+len(value)) + 6 // the length of the longest JSON of them
 		}
 	}
 	if size == 0 || size > maxInjected*6 || !hasRoom(metadata, size) {
@@ -67,8 +68,8 @@ func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error 
 // callKey is the key of an *injection in the context of an enqueue.
 type callKey struct{ of *Telemetry }
 
-// injection has the fields that all jobs of a call get. All of them get the context of the call, so the propagator is
-// asked once.
+// injection has the fields that all jobs of a call get. All of them get the context of the call, so one call of the
+// propagator is enough.
 type injection struct {
 	once   sync.Once
 	fields carrier
@@ -86,7 +87,7 @@ func (t *Telemetry) injected(ctx context.Context) carrier {
 
 func (t *Telemetry) injectInto(ctx context.Context) carrier {
 	c := carrier{}
-	t.opts.Propagator.Inject(ctx, c) // into c, and not into the metadata: it may panic halfway
+	t.opts.Propagator.Inject(ctx, c) // into c, and not into the metadata, because it may panic halfway
 	for key, value := range c {
 		if key == "" || len(value) > maxValue || !storable(key) || !storable(value) || strings.HasPrefix(key, "drover:") {
 			delete(c, key)
@@ -98,7 +99,8 @@ func (t *Telemetry) injectInto(ctx context.Context) carrier {
 // storable reports whether Postgres takes the text.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
-// hasRoom reports whether metadata can take so many bytes more. It encodes the metadata only if they may be too large.
+// hasRoom reports whether metadata have room for so many bytes more. It encodes the metadata only if they may be too
+// large.
 func hasRoom(metadata map[string]any, more int) bool {
 	size := 2 + more
 	for key, value := range metadata {
@@ -119,9 +121,10 @@ func hasRoom(metadata map[string]any, more int) bool {
 	return err == nil && len(raw)+more <= maxMetadata
 }
 
-const traceparent = "traceparent" // of the W3C
+const traceparent = "traceparent" // a field of the W3C's trace context
 
-// parent is a carrier that has a traceparent alone. It is no map, because each run makes one.
+// parent is a carrier that has only a traceparent. It is no map, because each run makes a carrier, and a map would be
+// slower.
 type parent string
 
 func (p *parent) Get(key string) string {
@@ -138,8 +141,8 @@ func (p *parent) Set(key, value string) {
 }
 func (*parent) Keys() []string { return []string{traceparent} }
 
-// alone returns the traceparent of metadata that have nothing else, as Postgres writes them. To parse them as any JSON takes
-// longer than the rest of the run's span.
+// alone returns the traceparent of metadata that have no other field. It compares them with the text that Postgres
+// writes, because parsing JSON takes longer than the rest of the run's span.
 func alone(raw json.RawMessage) (value string, found bool) {
 	const before, after = `{"` + traceparent + `": "`, `"}`
 	if len(raw) != len(before)+55+len(after) || string(raw[:len(before)]) != before || string(raw[len(raw)-2:]) != after {

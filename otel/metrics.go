@@ -27,7 +27,7 @@ func newInstruments(meter metric.Meter) (in instruments, err error) {
 	in.sets = &sets{made: map[setKey]*labelled{}}
 	in.counts, in.histograms = map[meters.Meter]metric.Int64Counter{}, map[meters.Meter]metric.Float64Histogram{}
 	errs := make([]error, 4, 20)
-	short := []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10} // the conventions'
+	short := []float64{.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10} // the buckets of the conventions
 	long := append(short[:len(short):len(short)], 30, 60, 300, 900, 3600)                // jobs run longer than messages
 	in.sent, errs[0] = meter.Int64Counter("messaging.client.sent.messages", metric.WithUnit("{message}"),
 		metric.WithDescription("Jobs that this process stored, and with error.type those that it could not."))
@@ -61,11 +61,12 @@ func newInstruments(meter metric.Meter) (in instruments, err error) {
 	return in, nil
 }
 
-// name returns the name of an instrument. A collector that makes a Prometheus metric of it gives the metric the name that the
-// module prometheus has.
+// name returns the name of an instrument. A collector that makes a Prometheus metric of the instrument gives it the
+// same name as the module prometheus does.
 func name(def meters.Def) string { return "drover." + def.Name }
 
-// begin adds 0 to the counters that alerts look at. An alert does not see an increase of a series that was not there.
+// begin adds 0 to the counters that alerts look at. An alert does not see the increase of a series that did not exist
+// before.
 func (in *instruments) begin() {
 	for m, def := range meters.Events() {
 		if count := in.counts[meters.Meter(m)]; count != nil && len(def.Labels) == 0 {
@@ -97,7 +98,7 @@ func (t *Telemetry) measureStart(ctx context.Context, job *drover.Job) {
 	t.instruments.consumed.Add(ctx, 1, t.instruments.sets.of(setKey{consumed, t.queues.Label(job.Queue), t.kinds.Label(job.Kind), "", ""}).add...)
 }
 
-// measureRun takes the context of the run's span, so that an exemplar can name the span.
+// measureRun measures a run. ctx is the context of the run's span, so that an exemplar can name the span.
 func (t *Telemetry) measureRun(ctx context.Context, job *drover.Job, took time.Duration, failed string) {
 	defer t.guard()
 	t.instruments.process.Record(ctx, took.Seconds(),
@@ -112,21 +113,21 @@ const (
 	processed
 )
 
-// setKey identifies the attributes of a measurement: the labels in the order of a meter's definition, or for the conventions
-// queue, kind, error.type and in_tx.
+// setKey identifies the attributes of a measurement: the labels in the order of the meter's definition. For a meter of
+// the conventions they are queue, kind, error.type and in_tx.
 type setKey struct {
 	meter      meters.Meter
 	a, b, c, d string
 }
 
-// sets keeps attributes that were made. It is bounded, because all values are.
+// sets keeps the attributes that were made. Their number is bounded, because each label has a bounded number of values.
 type sets struct {
 	mu   sync.RWMutex
 	made map[setKey]*labelled
 }
 
-// labelled are the attributes of a measurement as the arguments of an instrument's methods, which keeps each call from
-// allocating them.
+// labelled has the attributes of a measurement in the form of arguments for an instrument's methods, so that a call
+// does not have to allocate them.
 type labelled struct {
 	add    []metric.AddOption
 	record []metric.RecordOption
@@ -172,7 +173,7 @@ func attributesOf(key setKey) (attrs []attribute.KeyValue) {
 	return attrs
 }
 
-// observe makes the asynchronous instruments. They are read at each collection.
+// observe makes the asynchronous instruments. Each collection of metrics reads them.
 func (t *Telemetry) observe(meter metric.Meter) error {
 	ofProcess, err := newObserved(meter, meters.OfProcess())
 	if err != nil {
@@ -191,7 +192,7 @@ func (t *Telemetry) observe(meter metric.Meter) error {
 	return err
 }
 
-// observed has asynchronous instruments, by their gauges.
+// observed has asynchronous instruments; a meters.Gauge is the index of each.
 type observed struct {
 	defs []meters.Def
 	each []metric.Float64Observable

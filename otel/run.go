@@ -24,7 +24,7 @@ var errExit = errors.New("handler called runtime.Goexit")
 func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.Context) error) (err error) {
 	began := time.Now()
 	inner, span := t.startRun(ctx, job)
-	if inner == nil { // it panicked
+	if inner == nil { // startRun panicked
 		inner, span = ctx, noop.Span{}
 	}
 	t.measureStart(inner, job)
@@ -55,8 +55,8 @@ func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner contex
 	return inner, span
 }
 
-// ofJob returns the attributes with which a run's span begins, and by which a sampler may decide. They are the same for all
-// jobs of a queue and kind, so they are made once, unless there are too many queues or kinds.
+// ofJob returns the name and the attributes with which a run's span begins. A sampler may decide by them. They are the
+// same for all jobs of a queue and kind, so they are made once, unless there are too many queues or kinds.
 func (t *Telemetry) ofJob(job *drover.Job) beginning {
 	key := [2]string{job.Queue, job.Kind}
 	t.begun.RLock()
@@ -79,13 +79,14 @@ func (t *Telemetry) ofJob(job *drover.Job) beginning {
 
 // beginning is how the spans of a queue and kind begin.
 type beginning struct {
-	name  string // of the conventions
+	name  string // the name by the conventions
 	kind  trace.SpanStartOption
 	attrs trace.SpanStartOption
 }
 
-// relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. It links to the
-// enqueue in both cases. If the context has a span already, from a middleware further out, that span stays the parent.
+// relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. In both cases the
+// span links to the enqueue. If the context has a span already, from a middleware further out, that span stays the
+// parent.
 func (t *Telemetry) relate(ctx context.Context, job *drover.Job) (context.Context, []trace.SpanStartOption) {
 	opts := make([]trace.SpanStartOption, 0, 4)
 	c := carried(job.Metadata, t.fields)
@@ -94,7 +95,7 @@ func (t *Telemetry) relate(ctx context.Context, job *drover.Job) (context.Contex
 	}
 	ambient, empty := trace.SpanFromContext(ctx), ctx
 	if ambient.SpanContext().IsValid() {
-		empty = trace.ContextWithSpanContext(ctx, trace.SpanContext{}) // a propagator that finds nothing returns it
+		empty = trace.ContextWithSpanContext(ctx, trace.SpanContext{}) // a propagator that finds nothing returns its context, which must have no span then
 	}
 	parent := t.opts.Propagator.Extract(empty, c)
 	created := trace.SpanContextFromContext(parent)
@@ -130,7 +131,7 @@ func (t *Telemetry) endRun(ctx context.Context, span trace.Span, job *drover.Job
 		verdict.Trace = string(debug.Stack())
 	}
 	cut := interruption(ctx, verdict, err)
-	if verdict.Failed() && (cut == "" || job.MaxAttempts == 1 && cut != cancelled) { // an only attempt that was cut short has failed
+	if verdict.Failed() && (cut == "" || job.MaxAttempts == 1 && cut != cancelled) { // a run that was cut short counts as failed if the job has only one attempt
 		failed = failedRun(ctx, verdict)
 	}
 	if !span.IsRecording() {
@@ -157,9 +158,9 @@ const (
 	cancelled = "cancelled"
 )
 
-// interruption returns why a run was cut short, if drover hands the job back because of that. It is empty for a run that
-// ended by itself. A Discard of the handler's counts in any case, unless it wraps the end of the context; a permanent
-// error, whose cause is the error itself, does not.
+// interruption returns why a run was cut short, if drover hands the job back because of that. It returns "" for a run
+// that ended by itself. A run whose handler returned Discard counts as ended by itself, unless the error wraps the end
+// of the context. A Permanent error does not count like that; its verdict's Cause is the error itself.
 func interruption(ctx context.Context, verdict drover.Verdict, err error) string {
 	if !verdict.Failed() || verdict.Kind == drover.VerdictDiscard && !errors.Is(err, context.Canceled) && !errors.Is(verdict.Cause, err) {
 		return ""
@@ -184,7 +185,7 @@ func failedRun(ctx context.Context, verdict drover.Verdict) string {
 	return string(verdict.Kind)
 }
 
-// Bounds of texts in a span, in bytes. drover stores texts up to these.
+// Bounds of texts in a span, in bytes.
 const (
 	maxName  = 256
 	maxError = 4 << 10
@@ -203,7 +204,7 @@ func (t *Telemetry) fail(span trace.Span, failed string, err error, stack string
 	span.AddEvent("exception", trace.WithAttributes(exception...))
 }
 
-// clean redacts and bounds a text of the application. Both its error and its Redact may panic.
+// clean redacts and bounds a text of the application. write and Options.Redact may panic.
 func (t *Telemetry) clean(write func() string, most int) (s string) {
 	defer func() {
 		if recover() != nil {

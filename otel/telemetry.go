@@ -32,10 +32,10 @@ import (
 
 // Options are the settings of a Telemetry. The zero value is a good start.
 type Options struct {
-	// TracerProvider makes the spans. Nil means the global one, even if that is set later.
+	// TracerProvider makes the spans. Nil means the global provider, even if that is set later.
 	TracerProvider trace.TracerProvider
 
-	// MeterProvider makes the instruments. Nil means the global one, even if that is set later.
+	// MeterProvider makes the instruments. Nil means the global provider, even if that is set later.
 	MeterProvider metric.MeterProvider
 
 	// Propagator carries the context of an enqueue in the job's metadata. Nil means
@@ -44,10 +44,10 @@ type Options struct {
 	// empty composite carries nothing.
 	Propagator propagation.TextMapPropagator
 
-	// SkipUnsampled stores nothing for an enqueue whose trace is not sampled, so its jobs cost less: docs/tracing.md
-	// has figures. Their runs then begin traces, and the sampler decides about each. Set it if that sampler records
-	// few of the traces that begin in this process, such as TraceIDRatioBased(0.01) of the SDK. The default stores the
-	// decision of the enqueue, and runs go by it.
+	// SkipUnsampled stores nothing for an enqueue whose trace is not sampled, so its jobs cost less: docs/tracing.md has
+	// figures. The runs of these jobs begin traces of their own, and the sampler decides about each trace. Set it if that
+	// sampler records few of the traces that begin in this process, such as TraceIDRatioBased(0.01) of the SDK. By default
+	// the decision of the enqueue is stored, and the runs follow it.
 	SkipUnsampled bool
 
 	// NewTrace reports whether a run begins a trace of its own, which links to the enqueue, instead
@@ -55,13 +55,13 @@ type Options struct {
 	// job. Nil means that runs begin a trace of their own once age is over an hour.
 	NewTrace func(job *drover.Job, age time.Duration) bool
 
-	// SpanName returns the name of a span. operation is send or process. For a batch with several
-	// kinds, kind is empty, and for one with several queues, queue is. Nil means the name of the
-	// conventions, operation and queue, such as "process payments".
+	// SpanName returns the name of a span. operation is send or process. If a batch has several kinds, kind is empty. If
+	// it has several queues, queue is empty. Nil means the name by the conventions, which is operation and queue, such as
+	// "process payments".
 	SpanName func(operation, queue, kind string) string
 
-	// Redact removes secrets from error texts and stacks before they become part of a span. Nil keeps
-	// them as they are. Give it the function of drover.Config.Redact. If it panics, the text is left out.
+	// Redact removes secrets from error texts and stacks before they become part of a span. Nil keeps them as they are.
+	// Set it to the function that drover.Config.Redact has. If it panics, the text is left out.
 	Redact func(string) string
 
 	// MaxKinds is how many kinds get an attribute of their own in metrics. All later kinds share the value
@@ -73,8 +73,8 @@ type Options struct {
 	// in each process that watches it.
 	MaxQueues int
 
-	// MaxAge is how long a read of the database is used. A collection of metrics reads again once the last read is
-	// older. Zero means 5 s.
+	// MaxAge is how long collections of metrics use the values of one read of the database. The first collection after
+	// that reads again. Zero means 5 s.
 	MaxAge time.Duration
 
 	// Timeout ends a read of the database. Zero means 5 s.
@@ -107,7 +107,7 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// conventional is the name of a span by the conventions.
+// conventional returns the name of a span by the conventions.
 func conventional(operation, queue, _ string) string {
 	if queue == "" {
 		return operation
@@ -134,13 +134,13 @@ const schema = "https://opentelemetry.io/schemas/1.43.0"
 // lost, and the job goes on. OpenTelemetry's error handler gets the panic, at most once a minute.
 type Telemetry struct {
 	opts          Options
-	fields        []string // of metadata; the propagator writes them
+	fields        []string // the fields of metadata that the propagator writes
 	tracer        trace.Tracer
 	instruments   instruments
 	kinds, queues *meters.Names
 	named         bool // Options.SpanName is set
 	begun         sync.RWMutex
-	begins        map[[2]string]beginning // by queue and kind
+	begins        map[[2]string]beginning // the key is queue and kind
 	process       meters.Process
 	database      meters.Database
 	reported      atomic.Int64 // when the last panic was, in seconds
@@ -190,8 +190,8 @@ func (t *Telemetry) Middleware() drover.Middleware {
 // Hooks returns the hooks for drover.Config.Hooks. They count and measure each event.
 func (t *Telemetry) Hooks() drover.Hooks { return meters.Hooks(t.kinds, t.queues, t.count) }
 
-// Watch makes each collection of metrics read the client's database: depths, ages, supervisors, pauses,
-// redrives, findings. Calling it again replaces the client; nil ends it.
+// Watch makes each collection of metrics read the client's database: depths, ages, supervisors, pauses, redrives,
+// findings. Another call replaces the client; with nil, collections read no database any more.
 func (t *Telemetry) Watch(client *drover.Client) { t.database.Watch(client) }
 
 // WatchSupervisor makes each collection of metrics read a supervisor of this process: whether it does its work, its
@@ -211,7 +211,7 @@ func (t *Telemetry) report(p any) {
 	if now-last < 60 || !t.reported.CompareAndSwap(last, now) {
 		return
 	}
-	defer func() { _ = recover() }() // the handler is the application's too, and so may be the text of p
+	defer func() { _ = recover() }() // the error handler belongs to the application, and so may the text of p
 	otel.Handle(fmt.Errorf("droverotel: telemetry panicked, jobs go on: %v", p))
 }
 

@@ -14,10 +14,10 @@ import (
 // counters count the events of this process.
 type counters struct {
 	counts     []*prometheus.CounterVec   // by meters.Meter; nil for a histogram
-	histograms []*prometheus.HistogramVec // the same, nil for a counter
+	histograms []*prometheus.HistogramVec // by meters.Meter; nil for a counter
 
 	mu     sync.RWMutex
-	series map[key]prometheus.Metric // the series that have had an event: a map is faster than the hash of the labels
+	series map[key]prometheus.Metric // the series that have had an event; a map, because it is faster than the client's hash of the labels
 }
 
 type key struct {
@@ -51,7 +51,7 @@ func newCounters(opts Options) *counters {
 	return c
 }
 
-// fullName has no suffix for a unit or a counter.
+// fullName returns the name of a metric without the suffix for a unit or a counter.
 func fullName(def meters.Def) string { return "drover_" + def.Name }
 
 func (o Options) histogram(def meters.Def, buckets []float64) *prometheus.HistogramVec {
@@ -64,7 +64,7 @@ func (o Options) histogram(def meters.Def, buckets []float64) *prometheus.Histog
 	return prometheus.NewHistogramVec(opts, def.Labels)
 }
 
-// add counts a value, or observes it.
+// add adds a value to a counter, or observes it in a histogram.
 func (c *counters) add(_ context.Context, meter meters.Meter, value float64, labels [meters.MostLabels]string) {
 	at := key{meter, labels}
 	c.mu.RLock()
@@ -85,7 +85,7 @@ func (c *counters) add(_ context.Context, meter meters.Meter, value float64, lab
 func (c *counters) open(at key) (metric prometheus.Metric) {
 	labels := at.labels[:len(meters.Events()[at.meter].Labels)]
 	if histogram := c.histograms[at.meter]; histogram != nil {
-		metric = histogram.WithLabelValues(labels...).(prometheus.Histogram) //nolint:forcetypeassert // it is one
+		metric = histogram.WithLabelValues(labels...).(prometheus.Histogram) //nolint:forcetypeassert // NewHistogramVec makes only histograms
 	} else {
 		metric = c.counts[at.meter].WithLabelValues(labels...)
 	}
@@ -105,7 +105,7 @@ func (c *counters) each(f func(prometheus.Collector)) {
 	}
 }
 
-// Hooks returns the hooks for drover.Config.Hooks. They count each event, and observe how late a run begins, how long it
-// lasts, and how long a failed job waits for its retry. They take under a microsecond and wait for nothing: a scrape
-// that is slow does not hold them up.
+// Hooks returns the hooks for drover.Config.Hooks. They count each event, and observe how late a run begins, how long
+// it lasts, and how long a failed job waits for its retry. They take under a microsecond and wait for nothing, even
+// during a slow scrape.
 func (m *Metrics) Hooks() drover.Hooks { return meters.Hooks(m.kinds, m.queues, m.counters.add) }

@@ -44,5 +44,5 @@ func (g gauges) see(ch chan<- prometheus.Metric) meters.See {
 // collect reads the gauges and sends them to the scrape.
 func (m *Metrics) collect(ch chan<- prometheus.Metric) {
 	m.process.Collect(m.ofProcess.see(ch))
-	m.database.Collect(context.Background(), m.depths.see(ch)) // Collect has no context
+	m.database.Collect(context.Background(), m.depths.see(ch)) // prometheus.Collector passes no context
 }

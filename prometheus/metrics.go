@@ -34,19 +34,19 @@ type Options struct {
 	// set the same value in each process that watches it.
 	MaxQueues int
 
-	// DurationBuckets are the upper bounds of drover_run_duration_seconds, in seconds and ascending. Nil means 15 from 5 ms to
-	// 1 h.
+	// DurationBuckets are the upper bounds of drover_run_duration_seconds, in seconds and ascending. Nil means 15 buckets
+	// from 5 ms to 1 h.
 	DurationBuckets []float64
 
-	// WaitBuckets are the same for drover_wait_seconds. Nil means 15 from 5 ms to 1 h.
+	// WaitBuckets are the same for drover_wait_seconds. Nil means 15 buckets from 5 ms to 1 h.
 	WaitBuckets []float64
 
-	// BackoffBuckets are the same for drover_backoff_seconds. Nil means 10 from 1 s to 3 days.
+	// BackoffBuckets are the same for drover_backoff_seconds. Nil means 10 buckets from 1 s to 3 days.
 	BackoffBuckets []float64
 
-	// NativeHistograms exports each histogram as a native one too, within 10 % of each value. The
-	// dashboard in deploy/ needs the classic buckets. A Prometheus that scrapes native histograms
-	// leaves these out, unless its always_scrape_classic_histograms is set.
+	// NativeHistograms exports each histogram as a native histogram, too. Each bound of its buckets is at most 10 % above
+	// the bound before. The dashboard in deploy/ needs the classic buckets. A Prometheus that scrapes native histograms
+	// does not scrape the classic buckets, unless its always_scrape_classic_histograms is set.
 	NativeHistograms bool
 
 	// MaxAge is how long scrapes use the values that an earlier scrape has read from the database. Zero means 5 s.
@@ -58,7 +58,7 @@ type Options struct {
 	Timeout time.Duration
 }
 
-// withDefaults fills in the defaults. It panics at values that make no sense, because they are a mistake of the programmer.
+// withDefaults fills in the defaults. It panics if an option is negative, because that is a mistake of the programmer.
 func (o Options) withDefaults() Options {
 	if o.MaxKinds < 0 || o.MaxQueues < 0 || o.MaxAge < 0 || o.Timeout < 0 {
 		panic(fmt.Sprintf("droverprom: an option is negative: %+v", o))
@@ -113,7 +113,7 @@ func New(opts Options) *Metrics {
 }
 
 // Watch makes scrapes read the client's database: depths, ages, supervisors, pauses, redrives, findings. Before the
-// first call, these metrics and drover_up are missing. Calling it again replaces the client.
+// first call, these metrics and drover_up are missing. Another call replaces the client.
 func (m *Metrics) Watch(client *drover.Client) { m.database.Watch(client) }
 
 // WatchSupervisor adds a supervisor of this process: the handlers that it runs, and its health. Call it for each supervisor.
