@@ -366,7 +366,7 @@ create function drover_without(ids text[], refused jsonb) returns text[] languag
 	select array(select i.id from unnest($1) as i(id) where not $2 @> jsonb_build_array(jsonb_build_object('id', i.id)) order by 1)
 $$;
 -- +goose StatementEnd
-comment on function drover_without(text[], jsonb) is 'Those of the ids that are not in the array of {id, error, code}, in order.';
+comment on function drover_without(text[], jsonb) is 'The ids that are not in the array of {id, error, code}, in order.';
 
 -- +goose StatementBegin
 create function drover_end(ids text[], final text, why text, by text, out changed int, out running text[], out refused jsonb, out ended text[])

@@ -542,7 +542,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_these(text[], interval, interval, timestamptz) is
-	'Deletes or archives those of the given jobs whose retention is over, as drover_retain does. With surplus, the retention does not matter: the function deletes or archives the given jobs that were completed or discarded before that time, because their queue keeps enough newer jobs. It archives discarded jobs and deletes the others. Jobs that the database refuses to delete or to move are set aside. refused: each of these jobs with its path and error; an error that no job has caused has no id.';
+	'Deletes or archives the given jobs whose retention is over, as drover_retain does. With surplus, the retention does not matter: the function deletes or archives the given jobs that were completed or discarded before that time, because their queue keeps enough newer jobs. It archives discarded jobs and deletes the others. Jobs that the database refuses to delete or to move are set aside. refused: each of these jobs with its path and error; an error that no job has caused has no id.';
 
 -- +goose StatementBegin
 create function drover_retain_archived(ids text[], surplus timestamptz, out deleted bigint, out refused jsonb) language sql set lock_timeout = '1s' as $$

@@ -173,7 +173,7 @@ type budgetAnswer struct {
 	Retries  int       `json:"retries"`
 	PerMS    int64     `json:"per_ms"`
 	Burst    int       `json:"burst"`
-	Mode     string    `json:"mode"`     // what happens to a retry that exceeds the budget: defer or discard
+	Mode     string    `json:"mode"`     // defer or discard: the fate of a retry that exceeds the budget
 	Reserved int       `json:"reserved"` // how many retries are due in the window that begins now
 	Free     int       `json:"free"`
 	NextFree time.Time `json:"next_free"`

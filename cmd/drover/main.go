@@ -43,7 +43,7 @@ type app struct {
 	schema string // --schema
 	json   bool   // --json
 
-	sink    *sink // what stdout is while a command runs
+	sink    *sink // stands for stdout while a command runs
 	changes bool  // the command changes something
 
 	helpErr error // set if the user asked for the help of an unknown command

@@ -57,7 +57,7 @@ type Result struct {
 	Discarded        int     `json:"discarded"`
 	Cancelled        int     `json:"cancelled,omitempty"` // cancelled by an operator during the run
 	Retries          int     `json:"retries"`             // how many failed runs were followed by another run
-	Lost             int     `json:"lost"`                // the receiver neither accepted nor refused them, and drover does not hold them for later
+	Lost             int     `json:"lost"`                // the receiver did not accept or refuse them; not held for later
 	DuplicateEffects int     `json:"duplicate_effects"`
 	Seconds          float64 `json:"seconds"` // from the first enqueue to the end of the last job
 	Postgres         string  `json:"postgres"`

@@ -70,7 +70,7 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 		Handler:           rc,
 		ReadHeaderTimeout: 10 * time.Second,
 	}
-	stopServing := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // an error does not matter, because no client waits for an answer any more
+	stopServing := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // no client waits any more
 	defer stopServing()
 	if err := ready(out, receiverReady{URL: "http://" + listener.Addr().String(), Log: log.Name()}); err != nil {
 		return errors.Join(err, listener.Close())

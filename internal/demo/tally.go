@@ -25,7 +25,7 @@ type request struct {
 // Tally has counts of the requests that the receiver got.
 type Tally struct {
 	Requests int
-	Accepted int      // events answered 2xx
+	Accepted int      // how many events were answered with 2xx
 	Twice    int      // how many events were answered with 2xx more than once
 	Refused  int      // how many events were refused for good, with 410
 	Lost     []string // keys of expected events that were neither accepted nor refused

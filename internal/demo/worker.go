@@ -118,7 +118,7 @@ func (s *sender) config() drover.SupervisorConfig {
 		Timeout:     2500 * time.Millisecond,
 	}
 	lease := 2 * time.Second
-	if s.to.Outage { // no worker is killed here; but if a lease expired on a busy machine, a second run would send one request too many
+	if s.to.Outage { // a busy machine must not let a lease expire: the second run would send one request too many
 		webhook.MaxAttempts, webhook.Retry = 3, drover.Exponential{Base: time.Second}
 		lease = 0
 	}

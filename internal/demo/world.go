@@ -59,7 +59,7 @@ type world struct {
 }
 
 type endpoint struct {
-	since  time.Time      // the first request
+	since  time.Time      // the time of the first request
 	window time.Time      // when the present period of the quota began
 	used   int            // how many requests of this period were accepted
 	seen   map[string]int // how many requests each key has had

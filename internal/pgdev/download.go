@@ -134,7 +134,7 @@ func fetch(ctx context.Context, url string, to io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close() //nolint:errcheck // only read
+	defer resp.Body.Close() //nolint:errcheck // it is only read
 	if resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("%s: %s", url, resp.Status)
 	}
@@ -155,14 +155,14 @@ func unpackArchive(archive, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer jar.Close() //nolint:errcheck // only read
+	defer jar.Close() //nolint:errcheck // it is only read
 	for _, f := range jar.File {
 		if strings.HasSuffix(f.Name, ".txz") {
 			r, err := f.Open()
 			if err != nil {
 				return err
 			}
-			defer r.Close() //nolint:errcheck // only read
+			defer r.Close() //nolint:errcheck // it is only read
 			return unpackTxz(r, dir)
 		}
 	}
@@ -210,7 +210,7 @@ func unpackFile(root *os.Root, h *tar.Header, content io.Reader) error {
 	case tar.TypeDir:
 		return root.MkdirAll(name, 0o755)
 	case tar.TypeReg:
-		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755) //nolint:gosec // the mask keeps at most nine bits
+		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755) //nolint:gosec // nine bits at most
 		if err != nil {
 			return err
 		}
