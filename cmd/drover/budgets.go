@@ -28,7 +28,7 @@ type budgetInfo struct {
 	Retries  int       `json:"retries"`
 	PerMS    int64     `json:"per_ms"`
 	Burst    int       `json:"burst"`
-	Mode     string    `json:"mode"`     // defer or discard: the fate of a retry that exceeds the budget
+	Mode     string    `json:"mode"`     // defer or discard: whether a retry over the budget waits or ends its job
 	Reserved int       `json:"reserved"` // how many retries are due in the window that begins now
 	Free     int       `json:"free"`
 	NextFree time.Time `json:"next_free"`
