@@ -134,7 +134,7 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 	return cmd
 }
 
-// move moves jobs between the tables jobs and jobs_archive, or deletes archived jobs, and prints their number.
+// move moves jobs between the tables jobs and jobs_archive, and prints their number.
 func (a *app) move(ctx context.Context, done string, do func(context.Context, *session) (drover.ArchiveResult, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {

@@ -19,7 +19,8 @@ const (
 	exitUnknown = 3
 )
 
-// foundError is the error of a check that has found something: its exit code, and how many thresholds were reached.
+// foundError is the error of a check that has found something. It has the exit code, and how many thresholds were
+// reached.
 type foundError struct {
 	code int
 	n    int

@@ -44,8 +44,8 @@ type cluster struct {
 	killed bool     // the last postmaster ended without a clean-up
 }
 
-// newCluster makes a cluster and starts it. The binaries are in bin. If unpack is not nil, newCluster calls it instead.
-// unpack writes the binaries into the cluster's directory and returns where they are.
+// newCluster makes a cluster and starts it. The binaries are in bin, unless unpack is set. Then newCluster calls
+// unpack, which writes the binaries into the cluster's directory and returns where they are.
 func newCluster(ctx context.Context, o Options, bin string, unpack func(dir string) (string, error)) (*cluster, error) {
 	cred, err := serverUser()
 	if err != nil {
