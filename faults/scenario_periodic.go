@@ -120,7 +120,7 @@ select p.name, round(extract(epoch from p.last_at - p.anchor) / 4)::bigint,
 from drover_periodic p order by p.name`
 
 // ticksAreTold waits until the jobs of ticks have run. It requires that each tick made one job, or is reported as
-// skipped. At most most ticks of the schedule "all" may be skipped.
+// skipped. The parameter most is how many ticks of the schedule "all" may be skipped.
 func (w *world) ticksAreTold(ctx context.Context, most int64) error {
 	err := w.eventually(ctx, "the jobs of ticks have run", time.Minute,
 		`select not exists (select from jobs where kind = 'tick' and finalized_at is null and scheduled_at < clock_timestamp() - interval '5 s')`)

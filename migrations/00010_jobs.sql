@@ -357,7 +357,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, separators included. The function stops counting soon after it has counted most bytes.';
+comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, separators included. The function stops counting soon after it has reached the parameter most.';
 
 -- +goose StatementBegin
 create function drover_unseen() returns text language sql immutable as $$
@@ -816,7 +816,7 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 $$;
 -- +goose StatementEnd
 comment on function drover_clock(int, text) is
-	'Counts waiting jobs that were created, claimed or redriven 10 s or more in the future, because the server''s clock has gone back. latest: the latest time of such an event; null if there is none. In each lane, it reads at most the first most jobs that are due from now on, and in all lanes together at most ten times most jobs.';
+	'Counts waiting jobs that were created, claimed or redriven 10 s or more in the future, because the server''s clock has gone back. latest: the latest time of such an event; null if there is none. most: how many of the jobs that are due from now on it reads in each lane; in all lanes together it reads at most ten times that number.';
 
 -- +goose StatementBegin
 create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$

@@ -536,7 +536,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean, text, text) is
-	'Deletes one batch of the ended jobs that match a filter. For dead letters, one call looks at no more than ten times batch rows. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. by and why go to the server''s log, because the rows are gone.';
+	'Deletes one batch of the ended jobs that match a filter. For dead letters, one call looks at no more than batch * 10 rows. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. by and why go to the server''s log, because the rows are gone.';
 
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$

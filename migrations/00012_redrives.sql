@@ -571,7 +571,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_mark(text, int) is
-	'Marks the next jobs of a redrive as taken up. The jobs stay dead until their slots. Each step looks at no more than ten times batch rows, and no step begins after a quarter of a second. more: there may be other jobs to mark. refused: jobs whose rows cannot be read or changed; the redrive skips them.';
+	'Marks the next jobs of a redrive as taken up. The jobs stay dead until their slots. Each step looks at no more than batch * 10 rows, and no step begins after a quarter of a second. more: there may be other jobs to mark. refused: jobs whose rows cannot be read or changed; the redrive skips them.';
 
 -- +goose StatementBegin
 create function drover_redrive_skip(redrive text, skips jsonb) returns void language sql as $$

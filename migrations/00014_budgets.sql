@@ -39,7 +39,7 @@ create table drover_budget_slots (
 	primary key (scope, retries, per_ms, burst, chunk)
 ) with (fillfactor = 50);
 comment on table drover_budget_slots is
-	'The calendar of each budget. Its slots are per_ms / retries apart, and a row has a thousand of them. Slot n is due n * per_ms / retries after the beginning of 1970. With a burst above 1, each burst slots in a row are due at the time of the first of them. A budget that is changed begins a new calendar.';
+	'The calendar of each budget. Its slots are per_ms / retries apart, and a row has a thousand of them. Slot n is due n * per_ms / retries after the beginning of 1970. With a burst above 1, groups of that many slots are due at the time of their first slot. A budget that is changed begins a new calendar.';
 comment on column drover_budget_slots.chunk is 'The row has slot chunk * 1000 and the 999 slots after it.';
 comment on column drover_budget_slots.used is 'The slots that retries have taken. No slot is ever given back.';
 

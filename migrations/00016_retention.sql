@@ -273,7 +273,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_archive(jsonb, int, int, text, text, text) is
-	'Moves ended jobs that match the filter from jobs to jobs_archive, except the newest keep jobs of each kind. Each call moves one batch, in the order of ids, after the id in after. The rows keep by (null: the session''s user) and why. last: the value of after for the next call; null at the end. conflicts: ids that the archive has already; these jobs stay in jobs. refused: jobs that the database refuses to move, each with its error; they stay in jobs. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
+	'Moves ended jobs that match the filter from jobs to jobs_archive, except the newest jobs of each kind (keep: how many). Each call moves one batch, in the order of ids, after the id in after. The rows keep by (null: the session''s user) and why. last: the value of after for the next call; null at the end. conflicts: ids that the archive has already; these jobs stay in jobs. refused: jobs that the database refuses to move, each with its error; they stay in jobs. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
 
 -- +goose StatementBegin
 create function drover_put_away(ids text[], by text default null, why text default null, out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
