@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// sqlAudit makes the database record what happens, independently of the library.
+// sqlAudit makes the database itself record every version of a row, independently of the library.
 const sqlAudit = `
 create function right_time() returns timestamptz language sql as $$
 	select clock_timestamp() - coalesce(nullif(current_setting('faults.clock_error', true), ''), '0')::interval
@@ -40,7 +40,7 @@ $$;
 create trigger audit after insert or update on jobs for each row when (new.kind = 'task') execute function audit();
 create trigger audit_delete after delete on jobs for each row when (old.kind = 'task') execute function audit()`
 
-// readDatabase adds what the database holds to the history.
+// readDatabase adds the records of the database to the history.
 func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	if h.inside, err = collect[effect](ctx, pool, `select at, job, worker from effects`); err != nil {
 		return fmt.Errorf("effects: %w", err)

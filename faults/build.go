@@ -12,10 +12,11 @@ import (
 	"sync"
 )
 
-// build is how the program of a scenario's processes differs from this one. The zero value is this one.
+// build says how the program that a scenario's processes run differs from this program. The zero value means this
+// program.
 type build struct {
 	tag   string
-	race  bool // with the race detector
+	race  bool // built with the race detector
 	clock bool // its wall clock is wrong by the duration in clockVar
 }
 
@@ -23,7 +24,7 @@ func (sc *scenario) build(full bool) build {
 	return build{tag: sc.tag, race: full && !sc.racy, clock: sc.clock}
 }
 
-// builds makes each program once.
+// builds builds each program once.
 type builds struct {
 	dir, own string
 
@@ -36,22 +37,23 @@ func newBuilds(dir string) (*builds, error) {
 	return &builds{dir: dir, own: own, made: map[build]func() (string, error){}}, err
 }
 
-// prepare builds the programs of the scenarios while the first scenarios run. In the full tier it builds them before,
-// because then the whole standard library is built too, and the first scenarios would have only a part of the machine.
+// prepare builds the programs of the scenarios while the first scenarios run. In the full tier it builds the programs
+// before the first scenarios, because the compiler then also builds the whole standard library, and the first scenarios
+// would have only a part of the machine.
 func (s *suite) prepare(ctx context.Context, chosen []scenario) {
 	build := func() {
 		for i := range chosen {
-			_, _ = s.builds.get(ctx, chosen[i].build(s.full)) // the scenario gets the error too
+			_, _ = s.builds.get(ctx, chosen[i].build(s.full)) // the scenario will get the same error
 		}
 	}
 	if s.full {
 		build()
 		return
 	}
-	go build() // ends with the last build, or with ctx
+	go build() // this goroutine ends with the last build, or with ctx
 }
 
-// get returns the program's name.
+// get builds the program if it is not built yet, and returns its file name.
 func (b *builds) get(ctx context.Context, what build) (string, error) {
 	if what == (build{}) {
 		return b.own, nil
@@ -104,9 +106,10 @@ func run(ctx context.Context, dir, program string, args ...string) (string, erro
 // clockVar is the environment variable with the error of a process' wall clock, such as "-1h".
 const clockVar = "DROVER_CLOCK"
 
-// wrongClock makes the overlay of a standard library whose time.Now adds the error of clockVar, for every package of
-// the process. The monotonic clock stays right, as on a host whose clock is wrong. A preloaded library could not change
-// the time, because Go programs do not ask libc for it: they read it from a page of the kernel.
+// wrongClock makes an overlay file for the compiler. It replaces time.Now of the standard library by a function that
+// adds the error of clockVar, in every package of the process. The monotonic clock stays right, as on a real host with
+// a wrong clock. A preloaded library could not change the time, because Go programs do not ask libc for it: they read
+// it from a page of the kernel.
 func (b *builds) wrongClock(ctx context.Context) (overlay string, err error) {
 	root, err := run(ctx, "", "go", "env", "GOROOT")
 	if err != nil {

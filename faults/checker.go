@@ -13,7 +13,7 @@ type violation struct {
 	Invariant string   `json:"invariant"`
 	Job       string   `json:"job,omitempty"`
 	What      string   `json:"what"`
-	Story     []string `json:"story,omitempty"` // the job's own history
+	Story     []string `json:"story,omitempty"` // the history of the job
 }
 
 // check judges the history of a scenario whose load has drained. It uses nothing except the history. README.md explains
@@ -66,7 +66,8 @@ func (j *jobHistory) deleted() bool {
 	return slices.ContainsFunc(j.versions, func(v version) bool { return v.Op == "DELETE" })
 }
 
-// lost is I1: each acknowledged job is in the table, or the audit saw that the library itself deleted it.
+// lost checks I1: each acknowledged job is in the table, unless the audit has recorded that the library itself deleted
+// it.
 func lost(_ *policy, j *jobHistory) []string {
 	if j.said("ok") && j.row == nil && !j.deleted() {
 		return []string{"acknowledged, but not in the table"}
@@ -74,10 +75,10 @@ func lost(_ *policy, j *jobHistory) []string {
 	return nil
 }
 
-// unasked is I2: a job whose enqueue failed is not in the table. A job whose enqueue has an unknown outcome is there at
-// most once.
+// unasked checks I2: a job whose enqueue failed is not in the table. A job whose enqueue has an unknown outcome was
+// stored at most once.
 func unasked(_ *policy, j *jobHistory) (broken []string) {
-	inserts, deletes := 0, 0 // an operator's archiving deletes a row, and restoring inserts it again
+	inserts, deletes := 0, 0 // archiving a job deletes its row, and restoring it inserts the row again
 	for _, v := range j.versions {
 		switch v.Op {
 		case "INSERT":
@@ -90,7 +91,7 @@ func unasked(_ *policy, j *jobHistory) (broken []string) {
 	for _, c := range j.calls {
 		answered[c.What]++
 	}
-	unsure := answered["invoke"] - answered["ok"] - answered["fail"] // without an answer, or with an answer that leaves it open
+	unsure := answered["invoke"] - answered["ok"] - answered["fail"] // enqueues with an unknown outcome
 	switch {
 	case inserts-deletes > 1:
 		broken = append(broken, fmt.Sprintf("stored %d times, deleted %d times", inserts, deletes))
@@ -102,7 +103,7 @@ func unasked(_ *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// unfinished is I3: nothing is due or running once the load has drained.
+// unfinished checks I3: no job is due or running once the load has drained.
 func unfinished(_ *policy, j *jobHistory) []string {
 	switch {
 	case j.row == nil:
@@ -118,8 +119,8 @@ func final(state string) bool {
 	return state == "completed" || state == "discarded" || state == "cancelled"
 }
 
-// overlapping is I4: claim_seq rises by one at each claim and only there, runs do not overlap, and a job that has ended
-// stays as it is until it is redriven.
+// overlapping checks I4: each claim raises claim_seq by one, and nothing else changes it. Runs do not overlap. A job
+// that has ended stays as it is until it is redriven.
 func overlapping(_ *policy, j *jobHistory) (broken []string) {
 	for was, is := range j.steps() {
 		claim := is.State == "running" && was.State != "running"
@@ -151,7 +152,7 @@ func (j *jobHistory) steps() func(func(was, is version) bool) {
 	}
 }
 
-// changed is I5: attempts stay within their limit, and args, kind and queue do not change.
+// changed checks I5: attempts stay within their limit, and args, kind and queue do not change.
 func changed(p *policy, j *jobHistory) (broken []string) {
 	for i, v := range j.versions {
 		if most := cmp.Or(v.MaxAttempts, p.MaxAttempts); v.Attempt > most {
@@ -187,16 +188,16 @@ func kept(all []entry) (texts []string) {
 // entry is one of a job's errors.
 type entry struct {
 	text     string
-	operator bool // somebody changed the job between its runs
+	operator bool // the entry is about an operator's change between two runs
 }
 
-// misreported is I6: every failed run is counted, and its entry has the text that the handler returned. It checks all
-// jobs, not only discarded ones.
+// misreported checks I6: every failed run is counted, and its entry has the text that the handler returned. It checks
+// all jobs, and not only the discarded jobs.
 func misreported(p *policy, j *jobHistory) (broken []string) {
 	if j.row == nil {
 		return nil
 	}
-	failures, ended := 0, 0 // ended: runs whose job an operator discarded meanwhile; their workers report them
+	failures, ended := 0, 0 // ended counts runs whose job an operator discarded meanwhile; their workers report these runs
 	var entries []entry
 	for was, is := range j.steps() {
 		switch is.ErrorsTotal - was.ErrorsTotal {
@@ -241,8 +242,8 @@ func (j *jobHistory) returned(text string) bool {
 	return slices.ContainsFunc(j.notes, func(n note) bool { return n.What == "end" && n.Err == text })
 }
 
-// acceptedStale is I7: no stale outcome was accepted. There are two witnesses: the session that wrote the version that
-// ended a run, and the events of each supervisor.
+// acceptedStale checks I7: the database has accepted no stale outcome. It has two sources: the session that wrote the
+// version of the row with which a run ended, and the events of each supervisor.
 func acceptedStale(_ *policy, j *jobHistory) (broken []string) {
 	type outcome struct{ supervisor, what string }
 	claimer := ""
@@ -287,11 +288,11 @@ func (j *jobHistory) claims() (n int) {
 	return n
 }
 
-// wrongEffects is I8: a completed job has one effect in the transaction of CompleteTx. Outside it has at least one, and
-// more than one only with more claims.
+// wrongEffects checks I8. A completed job whose handler uses CompleteTx has one effect in that transaction. Any other
+// completed job has at least one effect, and has several effects only if it was claimed several times.
 func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 	claims := j.claims()
-	end := slices.IndexFunc(j.versions, func(v version) bool { return v.State == "completed" }) // it may be deleted by now
+	end := slices.IndexFunc(j.versions, func(v version) bool { return v.State == "completed" }) // it may be deleted now
 	completed := end >= 0
 	if len(j.outside) > claims {
 		broken = append(broken, fmt.Sprintf("%d effects outside from %d claims", len(j.outside), claims))
@@ -309,9 +310,9 @@ func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// wrongDelays is I9: retries are due within the bounds of the strategy. It checks runs whose handler failed. The server
-// adds the delay to the time at which it records the failure: after the transaction's begin, and before the audit sees
-// the row.
+// wrongDelays checks I9: retries are due within the bounds of the strategy. It looks at runs whose handler failed. The
+// server adds the delay to the time at which it records the failure. That time lies between the begin of the
+// transaction and the record of the audit.
 func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 	if p.Base == 0 {
 		return nil
@@ -329,9 +330,9 @@ func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// miscounted is I12: each call of a handler has one end event of its own process. If the process may have died, the
-// event may be missing. Hooks are called a moment after the row has changed, so an event may also be missing at the
-// very end.
+// miscounted checks I12: for each call of a handler, its process emits one event that ends the run. If the process may
+// have died, the event may be missing. The library calls hooks a moment after the row has changed. So the last event of
+// a process may be missing, too.
 func miscounted(p *policy, j *jobHistory) (broken []string) {
 	type count struct{ calls, ends int }
 	workers := map[string]count{}
@@ -354,8 +355,8 @@ func miscounted(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// leaks is I10: goroutines, handlers, connections, transactions and locks are back to their numbers from before the
-// load.
+// leaks checks I10: after the load, the numbers of goroutines, handlers, connections, transactions and locks are the
+// same as before.
 func leaks(r *resources) (broken []string) {
 	if r == nil {
 		return nil
@@ -364,7 +365,7 @@ func leaks(r *resources) (broken []string) {
 		what                string
 		before, after, more int
 	}{
-		{"goroutines of a worker", r.Before.Goroutines, r.After.Goroutines, 4}, // the pool's own come and go
+		{"goroutines of a worker", r.Before.Goroutines, r.After.Goroutines, 4}, // the goroutines of the pool come and go
 		{"running handlers", r.Before.Running, r.After.Running, 0},
 		{"connections", r.Before.Connections, r.After.Connections, 0},
 		{"idle transactions", r.Before.IdleInTx, r.After.IdleInTx, 0},
@@ -377,7 +378,7 @@ func leaks(r *resources) (broken []string) {
 	return broken
 }
 
-// recovery returns how long after the end of a fault the first of the jobs that were claimed after it was completed.
+// recovery returns the time from the end of a fault to the first completion of a job that was claimed after the fault.
 func recovery(jobs []*jobHistory, f fault) (took time.Duration, recovered bool) {
 	for _, j := range jobs {
 		for was, is := range j.steps() {

@@ -29,14 +29,14 @@ func startChild(program, role, name string, settings any, stderr io.Writer, env 
 	}
 	c := &child{name: name, cmd: exec.Command(program, role), ended: make(chan struct{})}
 	c.cmd.Stderr, c.cmd.Env = stderr, append(os.Environ(), env...)
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so Ctrl-C reaches only this process
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // so that Ctrl-C reaches only the suite's own process
 	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
 	if err := c.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	go func() { // ends with the child, which every scenario ends
+	go func() { // this goroutine ends with the child, and every scenario ends its children
 		_ = c.cmd.Wait() // most children are killed, which is an error here
 		close(c.ended)
 	}()
@@ -44,20 +44,21 @@ func startChild(program, role, name string, settings any, stderr io.Writer, env 
 	return c, err
 }
 
-// asChild runs in the child. It reads the settings, and ends the process when the parent's end closes the input.
+// asChild runs in the child. It reads the settings. It also ends the child when the input ends, which happens when the
+// parent ends.
 func asChild(settings any) error {
 	in := json.NewDecoder(os.Stdin)
 	if err := in.Decode(settings); err != nil {
 		return err
 	}
-	go func() { // for as long as the process lives
+	go func() { // this goroutine lives as long as the process
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(3)
 	}()
 	return nil
 }
 
-// signal does nothing to a child that is gone.
+// signal sends a signal to the child. If the child has ended, it does nothing.
 func (c *child) signal(sig os.Signal) error {
 	if err := c.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("%v to %s: %w", sig, c.name, err)

@@ -19,7 +19,7 @@ type history struct {
 	notes    []note    // workers
 	inside   []effect  // written in the transaction of CompleteTx
 	outside  []effect  // appended to a file
-	versions []version // every version of every row, by the audit trigger
+	versions []version // every version of every row, which the audit trigger has recorded
 	rows     []row     // at the end
 
 	gauges []note      // workers, twice a second
@@ -27,9 +27,9 @@ type history struct {
 	waits  []wait      // for locks, if the scenario samples them
 	races  []string    // reports of the race detector
 
-	deadlocks int // that the server has counted since its start
-	victims   int // lines about a deadlock in the logs of workers and producers
-	wentBack  int // lines in their logs about a database that went back
+	deadlocks int // how many deadlocks the server has counted since its start
+	victims   int // how many lines about a deadlock the logs of workers and producers have
+	wentBack  int // how many lines about a database that went back the same logs have
 
 	faults    []fault
 	resources *resources // nil: not measured
@@ -39,16 +39,16 @@ type history struct {
 // policy has the settings that the load gave to the library, and the bounds that follow from them.
 type policy struct {
 	MaxAttempts        int
-	Base, Max          time.Duration // of the exponential backoff
-	Jitter             float64       // upwards, a share
-	Recovery           time.Duration // bound of I11; zero: none
-	Restart            time.Duration // from a first death to the next claim
+	Base, Max          time.Duration // the bounds of the exponential backoff
+	Jitter             float64       // the share of a delay by which the jitter may lengthen it
+	Recovery           time.Duration // the bound of I11; zero: no bound
+	Restart            time.Duration // the longest time from a job's first death to its next claim
 	Poll               time.Duration // the longest time between two looks of an idle supervisor for jobs
-	Dirty              bool          // runs return texts that no row can hold
+	Dirty              bool          // runs return error texts that the database cannot store
 	EveryoneStaysAlive bool          // no worker process dies, so no run may be blamed on a death
 }
 
-// call is one line of a producer's log.
+// call is one line of a producer's journal.
 type call struct {
 	At   time.Time `json:"at"`
 	What string    `json:"what"` // invoke, ok, fail, unknown
@@ -56,7 +56,7 @@ type call struct {
 	Err  string    `json:"err,omitempty"`
 }
 
-// note is one line of a worker's log.
+// note is one line of a worker's journal.
 type note struct {
 	At         time.Time `json:"at"`
 	Worker     string    `json:"worker"`
@@ -67,9 +67,9 @@ type note struct {
 	Err        string    `json:"err,omitempty"`
 	Goroutines int       `json:"goroutines,omitempty"`
 	Running    int       `json:"running,omitempty"`
-	Ran        bool      `json:"ran,omitempty"` // of hooks: the event ended a run of this worker's handler
+	Ran        bool      `json:"ran,omitempty"` // for hooks: the event ended a run of this worker's handler
 	Count      int       `json:"count,omitempty"`
-	Heap       int       `json:"heap,omitempty"`     // bytes that the last collection found alive
+	Heap       int       `json:"heap,omitempty"`     // how many bytes the last garbage collection found alive
 	Resident   int       `json:"resident,omitempty"` // bytes
 }
 
@@ -82,25 +82,25 @@ type effect struct {
 
 // version is one version of a row.
 type version struct {
-	At            time.Time // of the write, by the server's clock, corrected by its error
+	At            time.Time // the time of the write by the server's clock, corrected by the error of that clock
 	Begun         time.Time // now(): when its transaction began
-	Written       time.Time // of the write, by the clock of Begun
+	Written       time.Time // the time of the write, by the same clock as Begun
 	Tx            int64
-	Writer        string // application_name of the session
+	Writer        string // application_name of the session that wrote
 	Job           string
 	Op            string // INSERT, UPDATE, DELETE
 	State         string
 	Attempt       int
-	MaxAttempts   int // 0: the worker's
+	MaxAttempts   int // 0: the setting of the worker applies
 	ClaimSeq      int
 	Redrives      int
 	ClaimedBy     string
 	ScheduledAt   time.Time
 	ErrorsTotal   int
 	Transactional bool
-	LastClass     string // of the newest entry of errors
+	LastClass     string // the class of the newest entry of errors
 	LastError     string
-	LastEntry     string // its digest
+	LastEntry     string // the digest of that entry
 	Payload       string // digest of kind, queue and args
 }
 
@@ -108,17 +108,17 @@ type version struct {
 type row struct {
 	Job         string
 	State       string
-	Reason      string // of a discard
+	Reason      string // why the job was discarded
 	Due         bool
-	Lethal      bool // every run ends its process
+	Lethal      bool // every run of the job ends the process
 	ErrorsTotal int
-	Errors      []string // texts, oldest first
+	Errors      []string // the texts of the entries; the oldest is the first
 }
 
 // tableSize is the size of a table at one time.
 type tableSize struct {
 	At    time.Time `json:"at"`
-	Bytes int       `json:"bytes"` // with its indexes
+	Bytes int       `json:"bytes"` // the size of the table with its indexes
 	Rows  int       `json:"rows"`
 }
 
@@ -129,15 +129,15 @@ type wait struct {
 	For     string `json:"for"`
 }
 
-// fault is one thing that the suite did to the system.
+// fault is one disturbance that the suite has caused.
 type fault struct {
 	What   string    `json:"what"`
-	Worker string    `json:"worker,omitempty"` // the worker that it hit, if it hit one
+	Worker string    `json:"worker,omitempty"` // the worker that the fault hit, if it hit a worker
 	Count  int       `json:"count"`
 	Begun  time.Time `json:"begun"`
 	Ended  time.Time `json:"ended"`
 
-	Forgotten time.Time `json:"forgotten,omitzero"` // the database forgot the commits since then; zero: none
+	Forgotten time.Time `json:"forgotten,omitzero"` // since when the database forgot commits; zero: it forgot none
 }
 
 // resources are gauges before the load and after it.
@@ -145,14 +145,14 @@ type resources struct {
 	Before, After gauge
 }
 
-// gauge has the resources that the system uses at one time.
+// gauge has the resources that the system uses at a certain time.
 type gauge struct {
-	Measured    int // workers that were measured
-	Goroutines  int // of the worker that has most
-	Running     int // handlers, in all workers
+	Measured    int // how many workers were measured
+	Goroutines  int // how many the worker with the most goroutines has
+	Running     int // how many handlers run in all workers
 	Connections int
 	IdleInTx    int
-	Locks       int // on jobs
+	Locks       int // how many locks are held on the table jobs
 }
 
 // journal appends lines to a file, each with one write, so that a kill leaves no half line.
@@ -163,7 +163,7 @@ func openJournal(dir, name string) (*journal, error) {
 	return &journal{file}, err
 }
 
-// write ends the process if the line cannot be kept: a history with a hole proves nothing.
+// write appends a line. If that fails, it ends the process, because a history with a gap proves nothing.
 func (j *journal) write(line any) {
 	text, err := json.Marshal(line)
 	if err == nil {
@@ -230,10 +230,10 @@ type jobHistory struct {
 	calls           []call
 	notes           []note
 	inside, outside []effect
-	versions        []version // in the order of writing
-	row             *row      // nil: the table does not have it
+	versions        []version // in the order in which they were written
+	row             *row      // nil: the table has no row of the job
 
-	heard map[string]time.Time // when each worker wrote its last note, of any job
+	heard map[string]time.Time // when each worker wrote its last note, about any job
 }
 
 // byJob divides the history into jobs, in the order of their ids.

@@ -7,10 +7,10 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// task is a job of the load. A run's behavior follows from Seed and the attempt, in whatever process it runs.
+// task is a job of the load. Seed and the number of the attempt decide how a run behaves, whatever process it runs in.
 type task struct {
 	Seed uint64 `json:"seed"`
-	Do   string `json:"do,omitempty"`   // "": an effect outside; tx: an effect in the database too; else see misbehave
+	Do   string `json:"do,omitempty"`   // "": an effect outside of the database; tx: also one in it; else see misbehave
 	MS   int    `json:"ms"`             // how long a run takes
 	Dead bool   `json:"dead,omitempty"` // every run fails
 }
@@ -18,7 +18,7 @@ type task struct {
 // Kind implements drover.Args.
 func (task) Kind() string { return "task" }
 
-// noop is a job for measurements of jobs a second. The audit ignores it.
+// noop is a job that does nothing, to measure how many jobs run in a second. The audit ignores it.
 type noop struct{}
 
 // Kind implements drover.Args.
@@ -28,40 +28,41 @@ func (noop) Kind() string { return "noop" }
 type load struct {
 	Workers, Slots int
 	Producers      int
-	Rate           int // jobs a second of each producer
+	Rate           int // how many jobs each producer enqueues in a second
 	Lease          time.Duration
 	Poll           time.Duration
-	Failing        float64 // share of runs that fail; with 0, no job has task.Dead either
+	Failing        float64 // the share of runs that fail; with 0, no job has task.Dead either
 	LongestRun     int     // ms
-	Long           float64 // share of jobs whose runs take longRun
-	Transactional  float64 // share of jobs
-	Prepared       bool    // these transactions are prepared
+	Long           float64 // the share of jobs whose runs take longRun
+	Transactional  float64 // the share of jobs that use CompleteTx
+	Prepared       bool    // workers prepare these transactions, and then commit them
 	Deaf           bool    // handlers never return
 	Drain          time.Duration
-	Through        int              // so many workers go through the proxy
-	Again          bool             // an enqueue with unknown outcome is repeated with its id until the outcome is known
-	Jobs           int              // of each producer; 0: until it is stopped
-	Retention      drover.Retention // of completed jobs; 0: longer than any scenario
-	Deafened       bool             // workers do without LISTEN
-	ClockErrors    []time.Duration  // of the first workers
+	Through        int              // how many workers connect through the proxy
+	Again          bool             // a producer repeats an enqueue with the same id until its outcome is known
+	Jobs           int              // how many jobs each producer enqueues; 0: it enqueues until it is stopped
+	Retention      drover.Retention // the retention of completed jobs; 0: longer than any scenario
+	Deafened       bool             // workers do not use LISTEN
+	ClockErrors    []time.Duration  // the clock errors of the first workers
 	Schedules      bool             // workers declare schedules
 }
 
-// longRun is longer than the time in which a process that was stopped and goes on notices that it has lost its jobs.
+// longRun is how long a long run takes. A process that was stopped and goes on notices within a shorter time that it
+// has lost its jobs.
 const longRun = 3 * time.Second
 
 const (
 	backoffBase   = 100 * time.Millisecond
-	backoffMax    = 400 * time.Millisecond // 22 runs in 10 s
+	backoffMax    = 400 * time.Millisecond // with this bound, 22 runs take 10 s
 	backoffJitter = 0.25
-	maxAttempts   = 22 // more than the errors that a row keeps
+	maxAttempts   = 22 // more attempts than a row keeps errors
 )
 
 func backoff() drover.RetryStrategy {
 	return drover.Exponential{Base: backoffBase, Max: backoffMax, Jitter: drover.JitterUp(backoffJitter)}
 }
 
-// newTask draws a job.
+// newTask returns a random job of the load.
 func (l *load) newTask(rng *rand.Rand) task {
 	t := task{Seed: rng.Uint64(), MS: 1 + rng.IntN(l.LongestRun), Dead: l.Failing > 0 && rng.IntN(500) == 0}
 	if rng.Float64() < l.Transactional {
@@ -76,7 +77,7 @@ func (l *load) newTask(rng *rand.Rand) task {
 	return t
 }
 
-// fails reports whether a run fails.
+// fails reports whether the run of an attempt fails.
 func (t *task) fails(attempt int, share float64) bool {
 	return t.Dead || rand.New(rand.NewPCG(t.Seed, uint64(attempt))).Float64() < share //nolint:gosec // small and positive
 }

@@ -1,5 +1,5 @@
-// Command faults breaks processes, servers and networks under drover, and judges what becomes of the jobs. For that it
-// uses a history that the library does not write. README.md explains how to run it.
+// Command faults breaks processes, servers and networks while drover runs jobs, and judges what becomes of the jobs. It
+// judges by a history that the library does not write. README.md explains how to run it.
 package main
 
 import (
@@ -41,11 +41,11 @@ func main() {
 type suite struct {
 	full   bool
 	seed   uint64
-	dir    string // of all journals
+	dir    string // the directory of all journals
 	builds *builds
-	server *pgdev.Server // of this lane
+	server *pgdev.Server // the server of this lane
 
-	clockFile string // of a server with a wrong clock
+	clockFile string // the file with the clock error of a server with a wrong clock
 }
 
 var errRed = errors.New("not every scenario passed")
@@ -113,10 +113,10 @@ func choose(only string) (chosen []scenario, err error) {
 	return chosen, nil
 }
 
-// run runs the scenarios in lanes, the longest first. Afterwards it runs the scenarios that need the machine for
-// themselves, one by one. Scenarios with a heavy load run one after another in the first lane. The second lane takes
-// such scenarios only once the light ones are done, because three heavy scenarios together are more than two cores can
-// do.
+// run runs the scenarios in several lanes at the same time. The longest scenarios begin first. At the end it runs the
+// scenarios that need the whole machine, one by one. Scenarios with a heavy load run one after another in the first
+// lane. The second lane runs scenarios with a heavy load only after all other scenarios have begun, because two cores
+// are too few for three heavy scenarios together.
 func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report) error {
 	chosen = slices.DeleteFunc(chosen, func(sc scenario) bool { return r.has(sc.id) })
 	s.prepare(ctx, chosen)
@@ -154,7 +154,8 @@ func (s *suite) run(ctx context.Context, chosen []scenario, lanes int, r *report
 	return errors.Join(errs...)
 }
 
-// lightLoad is the most jobs a second of a light load. A scenario with a light load may run next to any other scenario.
+// lightLoad is how many jobs a second a light load has at most. A scenario with a light load may run next to any other
+// scenario.
 const lightLoad = 50
 
 func queueOf(scenarios []scenario) <-chan scenario {
@@ -166,7 +167,7 @@ func queueOf(scenarios []scenario) <-chan scenario {
 	return queue
 }
 
-// lane takes scenarios one after another, on a cluster of its own.
+// lane runs scenarios one after another, on its own cluster.
 func (s *suite) lane(ctx context.Context, queue <-chan scenario, r *report) (err error) {
 	lane := *s
 	defer func() {
@@ -185,7 +186,7 @@ func (s *suite) lane(ctx context.Context, queue <-chan scenario, r *report) (err
 		}
 		result := lane.judge(ctx, &sc)
 		if ctx.Err() != nil {
-			return ctx.Err() // half a scenario is no result
+			return ctx.Err() // an interrupted scenario has no result
 		}
 		if err := r.add(result); err != nil {
 			return err
@@ -194,8 +195,8 @@ func (s *suite) lane(ctx context.Context, queue <-chan scenario, r *report) (err
 	return nil
 }
 
-// startServer starts a cluster with env in its environment. It uses no other server, because only a cluster can be
-// killed.
+// startServer starts a cluster with env in its environment. It uses no other kind of server, because the suite can kill
+// only a cluster.
 func startServer(ctx context.Context, env []string) (*pgdev.Server, error) {
 	return pgdev.Start(ctx, pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Download},
@@ -215,7 +216,7 @@ func (s *suite) judge(ctx context.Context, sc *scenario) result {
 	}
 	switch {
 	case err != nil:
-		r.Error, r.Lost = err.Error(), 0 // an unfinished history does not show what is lost
+		r.Error, r.Lost = err.Error(), 0 // an unfinished history does not show which jobs are lost
 	case h != nil:
 		r.Violations = sc.verdict(h)
 	}
@@ -231,7 +232,8 @@ func (s *suite) judge(ctx context.Context, sc *scenario) result {
 	return r
 }
 
-// play runs a scenario and returns its history, even if the scenario failed, unless there is no history yet.
+// play runs a scenario and returns its history. If the scenario failed, it returns the history so far, or nil if there
+// is none.
 func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 25*time.Minute)
 	defer cancel()
@@ -264,7 +266,7 @@ func (s *suite) play(ctx context.Context, sc *scenario, rounds int) (h *history,
 		return nil, err
 	}
 	if err := sc.run(ctx, w, rounds); err != nil {
-		h, _ := w.history(ctx) // unfinished, so it is only used for counts
+		h, _ := w.history(ctx) // unfinished, so the suite uses it only for counts
 		return h, err
 	}
 	return w.finish(ctx)

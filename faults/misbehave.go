@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// misbehave does the harm that the job asks for in Do, if any. It panics or does worse in the first run of the job. If
-// the job is to end its process, it does so in every run.
+// misbehave does the harm that the field Do of the job names, if any. It panics or does worse in the first run of the
+// job. If Do means the end of the process, it ends the process in every run.
 func (t *task) misbehave(run int) error {
 	switch t.Do {
 	case "exit":
@@ -52,11 +52,11 @@ func overflow(n int) int {
 	return overflow(n+1) + n
 }
 
-// race ends in the runtime's fatal error, which nothing recovers from.
+// race causes a fatal error of the Go runtime, from which no program can recover.
 func race() {
 	shared := map[int]int{}
 	for range 8 {
-		go func() { // ends with the process
+		go func() { // this goroutine ends with the process
 			for n := 0; ; n++ {
 				shared[n%8] = n
 			}

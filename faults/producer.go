@@ -25,11 +25,11 @@ type producerSpec struct {
 	URL, Name, Dir string
 	Seed           uint64
 	Load           load
-	Next           bool // of a migrator: it applies nextMigration as well
+	Next           bool // for a migrator: it applies nextMigration, too
 }
 
 const (
-	enqueuers      = 4 // an enqueue that waits for its deadline must not stop the producer
+	enqueuers      = 4 // several, because an enqueue that waits for its deadline must not stop the producer
 	enqueueTimeout = 5 * time.Second
 )
 
@@ -93,8 +93,8 @@ func (spec *producerSpec) enqueue(client *drover.Client, log *journal, t task) {
 	}
 }
 
-// answerOf returns how an enqueue with this error ended. An error of severity ERROR has rolled it back. FATAL and a
-// lost connection leave the outcome unknown.
+// answerOf returns how an enqueue with this error ended. After an error of severity ERROR, the enqueue was rolled back.
+// After FATAL or a lost connection, the outcome is unknown.
 func answerOf(err error) string {
 	var db *pgconn.PgError
 	switch {
@@ -108,14 +108,14 @@ func answerOf(err error) string {
 	return "unknown"
 }
 
-// connect makes a pool. Its sessions have the name of the process as their application_name, by which the audit knows
-// them.
+// connect makes a pool. Its sessions have the name of the process as their application_name, by which the audit
+// recognizes them.
 func connect(ctx context.Context, url, name string, most int) (*pgxpool.Pool, error) {
 	config, err := pgurl.Parse(url)
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns, config.MaxConnIdleTime, config.HealthCheckPeriod = int32(most), 2*time.Second, time.Second //nolint:gosec // a dozen; so that it shrinks soon
+	config.MaxConns, config.MaxConnIdleTime, config.HealthCheckPeriod = int32(most), 2*time.Second, time.Second //nolint:gosec // most is about a dozen; the short times make the pool shrink soon
 	config.ConnConfig.RuntimeParams["application_name"] = name
 	return pgxpool.NewWithConfig(ctx, config)
 }
@@ -131,7 +131,7 @@ func runProducer() error {
 	return nil
 }
 
-// connectClient makes a pool as connect does, and a client on it.
+// connectClient makes a pool as connect does, and a client that uses the pool.
 func connectClient(ctx context.Context, url, name string, most int) (*drover.Client, *pgxpool.Pool, error) {
 	pool, err := connect(ctx, url, name, most)
 	if err != nil {

@@ -18,17 +18,17 @@ type proxy struct {
 	mu     sync.Mutex
 	server string // where new connections go
 	pairs  map[*pair]bool
-	open   chan struct{} // closed while bytes pass
-	heard  chan struct{} // closed while the bytes of listeners' connections pass
-	heards int           // connections that have sent LISTEN
-	hung   int           // how many of these had bytes that did not pass
-	steal  int           // so many replies to COMMIT are still to be dropped
+	open   chan struct{} // a gate: the channel is closed while bytes may pass
+	heard  chan struct{} // a gate for the connections that have sent LISTEN
+	heards int           // how many connections have sent LISTEN
+	hung   int           // how many of these connections met a shut gate
+	steal  int           // how many replies to COMMIT the proxy still has to drop
 	stolen int
-	most   int // connections at the same time
+	most   int // the highest number of connections at the same time
 	closed bool
 }
 
-// pair is one connection, on both sides of the proxy.
+// pair is one connection of a client, with the proxy's connection to the server that belongs to it.
 type pair struct {
 	client, server *net.TCPConn
 	listens, hangs bool // it has sent LISTEN; it has met a shut gate. The proxy's mutex guards both
@@ -37,7 +37,7 @@ type pair struct {
 // reset ends both sides with RST.
 func (p *pair) reset() {
 	for _, conn := range []*net.TCPConn{p.client, p.server} {
-		_ = conn.SetLinger(0) // it may be closed by now
+		_ = conn.SetLinger(0) // the connection may be closed by now
 		_ = conn.Close()
 	}
 }
@@ -79,7 +79,8 @@ func (p *proxy) cut() int {
 	return n
 }
 
-// lead makes new connections go to another server, as after a change of a DNS name. Existing connections stay.
+// lead makes new connections go to another server, as after a change of a DNS name. Existing connections stay with
+// their server.
 func (p *proxy) lead(server string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,22 +93,22 @@ func (p *proxy) leads() string {
 	return p.server
 }
 
-// blackHole lets no byte through, in either direction, until it is switched off. No byte is lost: it passes later, as
-// TCP would send it again.
+// blackHole makes the proxy hold back all bytes, in both directions, until a call with on false. No byte is lost. The
+// bytes pass later, as when TCP sends them again.
 func (p *proxy) blackHole(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	shut(&p.open, on)
 }
 
-// hangListeners does what blackHole does, but only to connections that have sent LISTEN, or that send it meanwhile.
+// hangListeners does the same as blackHole, but only to connections that have sent LISTEN or send it later.
 func (p *proxy) hangListeners(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	shut(&p.heard, on)
 }
 
-// shut closes a gate, or opens it.
+// shut shuts a gate if on is true, and opens it otherwise.
 func shut(gate *chan struct{}, on bool) {
 	select {
 	case <-*gate:
@@ -121,7 +122,7 @@ func shut(gate *chan struct{}, on bool) {
 	}
 }
 
-// listeners counts the connections that have sent LISTEN so far, and the connections that hung because of it.
+// listeners counts the connections that have sent LISTEN so far, and the connections among them that met a shut gate.
 func (p *proxy) listeners() (all, hung int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -187,7 +188,7 @@ func (p *proxy) enter(c *pair) bool {
 	return true
 }
 
-// pass waits until the connection's bytes pass.
+// pass waits until bytes of the connection may pass.
 func (p *proxy) pass(c *pair) {
 	p.mu.Lock()
 	gates := []chan struct{}{p.open}
@@ -235,7 +236,7 @@ func (p *proxy) forward(c *pair) {
 			}
 		}
 		if err != nil {
-			_ = c.server.CloseWrite() // the server ends the session and closes its side
+			_ = c.server.CloseWrite() // then the server ends the session and closes its side
 			return
 		}
 	}
@@ -243,7 +244,7 @@ func (p *proxy) forward(c *pair) {
 
 // backward passes on the messages of the server, one by one.
 func (p *proxy) backward(c *pair) {
-	defer c.client.Close() //nolint:errcheck // it may be reset by now
+	defer c.client.Close() //nolint:errcheck // the connection may be reset by now
 	from := bufio.NewReader(c.server)
 	for {
 		message, err := readMessage(from)
@@ -269,11 +270,11 @@ func (p *proxy) stolenNow(c *pair) bool {
 	}
 	p.steal--
 	p.stolen++
-	delete(p.pairs, c) // it is reset, so there is nothing left to cut
+	delete(p.pairs, c) // the connection is reset, so cut need not know it any more
 	return true
 }
 
-// readMessage reads one message of the server: a type, a length that counts itself, a body.
+// readMessage reads one message of the server: a type, a length that includes itself, and a body.
 func readMessage(from *bufio.Reader) ([]byte, error) {
 	head := make([]byte, 5)
 	if _, err := io.ReadFull(from, head); err != nil {

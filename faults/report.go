@@ -21,19 +21,19 @@ type result struct {
 	Faults     int         `json:"faults"`
 	Jobs       int         `json:"jobs"`
 	Runs       int         `json:"runs"`
-	Duplicates int         `json:"duplicates"` // effects outside beyond one a job
-	Refused    int         `json:"refused"`    // stale settles
+	Duplicates int         `json:"duplicates"` // effects outside of the database beyond the first of each job
+	Refused    int         `json:"refused"`    // how many stale settles were refused
 	Lost       int         `json:"lost"`
-	Recovery   float64     `json:"recovery_seconds"` // the longest
+	Recovery   float64     `json:"recovery_seconds"` // the longest recovery
 	Seconds    float64     `json:"seconds"`
-	StartedMS  [2]float64  `json:"start_p99_ms"` // of jobs, from insert to claim: before the first fault, and after it
+	StartedMS  [2]float64  `json:"start_p99_ms"` // from a job's insert to its claim, before and after the first fault
 	Measured   string      `json:"measured,omitempty"`
 	Verdict    string      `json:"verdict"` // pass, fail
 	Error      string      `json:"error,omitempty"`
 	Violations []violation `json:"violations,omitempty"`
 }
 
-// count fills in the numbers of the history, and does not judge them.
+// count fills in the numbers from the history. It does not judge them.
 func (r *result) count(h *history) {
 	jobs := h.byJob()
 	if len(h.faults) > 0 {
@@ -96,7 +96,7 @@ func (r *result) shown() (few []violation) {
 	return few
 }
 
-// report has the results of all scenarios. It is written again after each of them.
+// report has the results of all scenarios. The suite writes the report again after each scenario.
 type report struct {
 	Tier      string    `json:"tier"`
 	Seed      uint64    `json:"seed"`
@@ -104,7 +104,7 @@ type report struct {
 	Totals    result    `json:"totals"`
 	Scenarios []result  `json:"scenarios"`
 
-	dir string // empty: the report is not written
+	dir string // empty: the suite writes no report
 	mu  sync.Mutex
 }
 
@@ -134,7 +134,7 @@ func (r *report) has(id string) bool {
 	return slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == id })
 }
 
-// passed reports whether all of these have passed.
+// passed reports whether all of these scenarios have passed.
 func (r *report) passed(chosen []scenario) bool {
 	return !slices.ContainsFunc(chosen, func(sc scenario) bool {
 		return !slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == sc.id && s.Verdict == "pass" })
@@ -156,7 +156,7 @@ func (r *report) add(s result) error {
 	return r.write()
 }
 
-// write leaves report.md for people and report.json for programs.
+// write writes report.md for people and report.json for programs.
 func (r *report) write() error {
 	if r.dir == "" {
 		return nil
@@ -186,8 +186,8 @@ func (r *report) write() error {
 	return os.WriteFile(filepath.Join(r.dir, "report.md"), []byte(b.String()), 0o644)
 }
 
-// total sums up the results. Its recovery is the longest. The losses and the recovery of K-1, the negative control, do
-// not count.
+// total sums up the results. Its recovery is the longest recovery of all scenarios. The losses and the recovery of K-1
+// do not count, because K-1 is the negative control.
 func total(scenarios []result) result {
 	sum, red := result{Scenario: "all", What: "the longest recovery; losses without K-1's"}, 0
 	for i := range scenarios {

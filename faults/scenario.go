@@ -7,30 +7,30 @@ import (
 	"time"
 )
 
-// scenario is one row of the list that the README describes.
+// scenario is one scenario of the suite. The README describes them.
 type scenario struct {
 	id, what     string
 	quick, full  int  // rounds
-	minutes      int  // how long it takes in the full tier; 0: not long. The longest begin first
+	minutes      int  // how long it takes in the full tier; 0: a short time. The longest scenarios begin first
 	alone        bool // it runs alone, because other work on the machine would disturb its measurements
 	recovery     time.Duration
 	deathless    bool // no process dies, so no run may be blamed on a death
 	asynchronous bool // commits are not durable
 	mustLose     bool
-	forgetful    bool                                      // the database forgets commits; fault.Forgotten is the time of the first
-	tag          string                                    // workers are built with this tag; empty: they are this program
+	forgetful    bool                                      // the database forgets commits; fault.Forgotten is the time from which on it forgets them
+	tag          string                                    // workers run a program that is built with this tag; empty: workers run this program
 	racy         bool                                      // its handlers race on purpose
-	unmeasured   bool                                      // workers change, so there is nothing to compare resources with
+	unmeasured   bool                                      // the scenario replaces workers, so their resources before and after it cannot be compared
 	clock        bool                                      // the clocks of the server and of some workers are wrong
-	own          bool                                      // it needs a cluster of its own, because it destroys it
-	dirty        bool                                      // runs return texts that no row can hold
-	change       func(l *load, full bool)                  // of the usual load; nil: none
-	before       func(ctx context.Context, w *world) error // instead of migrations.Up
+	own          bool                                      // it needs its own cluster, because it destroys the cluster
+	dirty        bool                                      // runs return error texts that the database cannot store
+	change       func(l *load, full bool)                  // changes the usual load; nil: no change
+	before       func(ctx context.Context, w *world) error // prepares the database instead of migrations.Up
 	run          func(ctx context.Context, w *world, rounds int) error
 	extra        func(h *history) []string // returns violations of other rules; may be nil
 }
 
-// scenarios returns all scenarios, the most important first.
+// scenarios returns all scenarios. The most important scenarios come first.
 func scenarios() []scenario {
 	var all []scenario
 	for _, some := range [][]scenario{
@@ -93,7 +93,7 @@ func (sc *scenario) verdict(h *history) []violation {
 	return found
 }
 
-// noInnocent requires that every job that is convicted of killing processes does kill them.
+// noInnocent requires that only jobs that kill their processes are quarantined.
 func noInnocent(h *history) (broken []string) {
 	for _, r := range h.rows {
 		if r.Reason == "crashed" && !r.Lethal {

@@ -36,7 +36,7 @@ func (s *suite) withWrongClock(ctx context.Context) (*suite, error) {
 	if err != nil || len(libraries) == 0 {
 		return nil, errors.Join(errors.New("no libfaketime: apt install libfaketime"), err)
 	}
-	file, err := os.CreateTemp("", "drover-clock-") // where the server's user can read it
+	file, err := os.CreateTemp("", "drover-clock-") // in a directory that the server's user can read
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func knowClockError(ctx context.Context, w *world) error {
 	return w.setClockError(ctx, 0)
 }
 
-// setClockError sets the error that the server's clock has from the next start on.
+// setClockError sets the error of the server's clock. The error takes effect at the next start of the server.
 func (w *world) setClockError(ctx context.Context, d time.Duration) error {
 	conn, err := w.pool.Acquire(ctx)
 	if err != nil {
@@ -69,7 +69,7 @@ func (w *world) setClockError(ctx context.Context, d time.Duration) error {
 	}
 	defer conn.Release()
 	for _, sql := range []string{
-		`set faults.clock_error = '0'`, // makes the name known
+		`set faults.clock_error = '0'`, // so that the server knows this setting
 		fmt.Sprintf(`alter system set faults.clock_error = '%d s'`, int(d.Seconds())),
 	} {
 		if _, err := conn.Exec(ctx, sql); err != nil {
@@ -80,8 +80,8 @@ func (w *world) setClockError(ctx context.Context, d time.Duration) error {
 }
 
 // stepClock moves the server's clock forward and back in turn. The last step is forward, because a job that was
-// enqueued while the clock was ahead is due only when the clock gets there again. Between the steps, a worker whose own
-// clock is wrong is stopped until others have its jobs.
+// enqueued while the clock was ahead is due only when the clock gets there again. Between the steps, it stops a worker
+// whose own clock is wrong, until other workers have taken its jobs.
 func stepClock(ctx context.Context, w *world, rounds int) error {
 	last := rounds / 2 * 2
 	for n := range last + 1 {
@@ -111,8 +111,9 @@ const (
 )
 
 // stepClockBack moves the server's clock forward by an hour, and then back. Between the steps a backlog becomes due.
-// After the step back the backlog waits, because by the clock it is not due. New jobs run meanwhile, and health names
-// the step and the jobs. Once the clock is where it was, the backlog runs.
+// After the step back the backlog waits, because it is not due by the clock any more. Meanwhile new jobs run, and
+// drover health reports the step of the clock and the jobs that wait. Once the clock gets to the earlier time again,
+// the backlog runs.
 func stepClockBack(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := w.moveClock(ctx, longStep); err != nil {
@@ -177,9 +178,9 @@ func (w *world) moveClock(ctx context.Context, to time.Duration) error {
 	return nil
 }
 
-// clocksChangeNothing requires three things. The workers' clocks were as wrong as they should be. No run is blamed on
-// the death of a process, except of a process that was stopped. Each job that was due immediately began soon, unless
-// the server's clock put it off.
+// clocksChangeNothing requires three things. The workers' clocks were as wrong as they should be. No job is blamed for
+// the death of a process, except for a process that the suite has stopped. Each job that was due immediately began
+// soon, unless the server's clock delayed it.
 func clocksChangeNothing(h *history) (broken []string) {
 	wrong := map[string]bool{}
 	for _, j := range h.byJob() {
@@ -212,7 +213,7 @@ func clocksChangeNothing(h *history) (broken []string) {
 	return broken
 }
 
-// sleepersAreRefused is zombiesAreRefused for the workers that were stopped, and ignores other faults.
+// sleepersAreRefused does the same as zombiesAreRefused, but looks only at the workers that were stopped with SIGSTOP.
 func sleepersAreRefused(h *history) []string {
 	sleepers := *h
 	sleepers.faults = slices.DeleteFunc(slices.Clone(h.faults), func(f fault) bool { return !strings.HasPrefix(f.What, "SIGSTOP") })

@@ -14,16 +14,16 @@ func failoverScenarios() []scenario {
 	return []scenario{{
 		id: "N-7", what: "a name that moves: to a standby for a while and back, then a failover to it; commits wait for the standby", quick: 2, full: 20, minutes: 6,
 		own: true, recovery: 5 * time.Second, deathless: true, run: moveName,
-		// Handlers do not use the pool of their process: it may keep connections to the standby, which only the
-		// application can close.
+		// Handlers do not use the pool of their process, because it may keep connections to the standby, and only the
+		// application can close these.
 		change: func(l *load, _ bool) { l.Through, l.Transactional, l.Lease = l.Workers, 0, 5*time.Second },
 	}}
 }
 
-// moveName makes the server's name lead to a standby for a while, and back. Connections that were made meanwhile stay
-// with the standby. Then the primary dies, and the standby takes over. In odd rounds the name leads to the standby
-// before it is promoted, and in even rounds it leads to no server for a while after. In the next round, the new primary
-// gets a standby.
+// moveName makes the server's name lead to a standby for a while, and then to the server again. Connections that were
+// made meanwhile stay with the standby. Then the primary dies, and the standby takes over. In odd rounds the name leads
+// to the standby before its promotion. In even rounds the name leads to no server until some time after the promotion.
+// In the next round, the new primary gets a standby.
 func moveName(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
 		standby, err := w.follow(ctx)
@@ -66,20 +66,20 @@ func (w *world) lead(server *pgdev.Server) {
 func hostOf(server *pgdev.Server) string {
 	u, err := url.Parse(server.URL())
 	if err != nil {
-		return "" // it was parsed before
+		return "" // cannot happen: the URL was parsed before
 	}
 	return u.Host
 }
 
-// follow makes a standby of the server, and the server's commits wait for it.
+// follow makes a standby of the server, and makes the server's commits wait for the standby.
 func (w *world) follow(ctx context.Context) (*pgdev.Server, error) {
 	standby, err := w.server.Standby(ctx)
 	if err != nil {
 		return nil, err
 	}
 	w.standbys = append(w.standbys, standby)
-	// The standby was copied before, so it does not have this setting. After its promotion it has no standby to wait
-	// for.
+	// The standby was copied before, so it does not have this setting, and its commits wait for nobody after its
+	// promotion.
 	for _, sql := range []string{`alter system set synchronous_standby_names = '*'`, `select pg_reload_conf()`} {
 		if _, err := w.pool.Exec(ctx, sql); err != nil {
 			return nil, err

@@ -49,7 +49,7 @@ func (w *world) many(n, ms int, do ...string) []task {
 
 const sqlAllDone = `select not exists (select from jobs where finalized_at is null and kind = 'task')`
 
-// panicInSlots fills every slot with panics many times over, and then runs twice as many jobs.
+// panicInSlots runs many panicking jobs in every slot, and then twice as many good jobs.
 func panicInSlots(ctx context.Context, w *world, jobs int) error {
 	err := w.inject("panics", "", func() error {
 		_, err := w.enqueue(ctx, w.many(jobs, 10, "panic", "panic error", "panic nil map", "goexit"), drover.EnqueueOpts{})
@@ -68,7 +68,7 @@ func panicInSlots(ctx context.Context, w *world, jobs int) error {
 	return w.eventually(ctx, "the next jobs run", 30*time.Second, sqlAllDone)
 }
 
-// panicsAreTold requires that each of these jobs failed once, with a panic.
+// panicsAreTold requires that each panicking job failed once, and that its entry has the class "panic".
 func panicsAreTold(h *history) (broken []string) {
 	panics := 0
 	for _, j := range h.byJob() {
@@ -117,7 +117,7 @@ func poison(ctx context.Context, w *world, rounds int) error {
 
 const innocents = 2000
 
-// pillsAreFound requires that every lethal job is convicted, after few deaths.
+// pillsAreFound requires that every lethal job is quarantined after few deaths.
 func pillsAreFound(h *history) (broken []string) {
 	pills := 0
 	for _, r := range h.rows {
@@ -137,7 +137,7 @@ func pillsAreFound(h *history) (broken []string) {
 	return broken
 }
 
-// failTogether lets jobs fail at about the same time, one of them with an error that no row can hold.
+// failTogether lets jobs fail at about the same time, one of them with an error text that the database cannot store.
 func failTogether(ctx context.Context, w *world, jobs int) error {
 	tasks := w.many(jobs, 10, "fail")
 	tasks[w.rng.IntN(jobs)].Do = "dirty"
@@ -172,8 +172,8 @@ func othersSettleSoon(h *history) (broken []string) {
 	return broken
 }
 
-// stormLasts returns the lead, in which all of so many jobs fail, and the time after it over which their retries are
-// spread.
+// stormLasts returns two times for this number of jobs: the lead, in which all of them fail, and the spread, the time
+// after it over which their retries are due.
 func stormLasts(jobs int) (lead, spread time.Duration) {
 	if jobs >= 45_000 {
 		return 30 * time.Second, time.Minute
@@ -183,7 +183,7 @@ func stormLasts(jobs int) (lead, spread time.Duration) {
 
 // storm lets jobs fail together, next to the usual load, and waits until their retries are done.
 func storm(ctx context.Context, w *world, jobs int) error {
-	if err := pause(ctx, 3*time.Second); err != nil { // claimsKeepUp compares with this
+	if err := pause(ctx, 3*time.Second); err != nil { // claimsKeepUp compares the storm with this time
 		return err
 	}
 	lead, spread := stormLasts(jobs)
@@ -205,8 +205,8 @@ func storm(ctx context.Context, w *world, jobs int) error {
 		`select not exists (select from jobs where finalized_at is null and errors_total > 0)`)
 }
 
-// stormIsFlat requires that the retries that are due in a second exceed an even spread by at most a fifth. For a spread
-// of a minute, that is 2 % of the retries.
+// stormIsFlat requires that the retries that are due in a second exceed an even spread by at most a fifth. If they are
+// spread over a minute, at most 2 % of the retries are due in one second.
 func stormIsFlat(h *history) (broken []string) {
 	var dues []time.Time
 	for _, j := range h.byJob() {
@@ -230,7 +230,7 @@ func stormIsFlat(h *history) (broken []string) {
 	return broken
 }
 
-// claimsKeepUp requires that jobs are claimed as soon after their due time during the storm as before it.
+// claimsKeepUp requires that supervisors claim jobs during the storm as soon after their due times as before it.
 func claimsKeepUp(h *history) (broken []string) {
 	f := h.faults[0]
 	var calm, stormy []time.Duration
@@ -255,7 +255,7 @@ func claimsKeepUp(h *history) (broken []string) {
 	return broken
 }
 
-// standInFront puts rows that nobody runs before a fresh job.
+// standInFront inserts rows of a kind that nobody runs, and then a job that is due later than all of them.
 func standInFront(ctx context.Context, w *world, rows int) error {
 	err := w.inject("rows of an unknown kind", "", func() error {
 		_, err := w.pool.Exec(ctx, `

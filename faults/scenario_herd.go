@@ -26,21 +26,21 @@ func herdScenarios() []scenario {
 	}}
 }
 
-// The bounds next to 64 idle supervisors.
+// The bounds for a queue with 64 idle supervisors.
 const (
 	herdSize      = 64
 	herdSlots     = 10
-	mostClaims    = 2.5                    // for a job of a trickle, whose enqueue notifies two supervisors
-	mostHandedOn  = 1                      // of its two calls, how many are handed on: depends on the machine
-	leastRate     = 0.7                    // of four producers, compared with one supervisor
-	mostLater     = 1.5                    // times the median start of a trickled job with one supervisor
-	mostTail      = 2                      // times the 99th percentile there
-	noTail        = 10 * time.Millisecond  // below this, the machine causes the tail
+	mostClaims    = 2.5                    // claims for each job of a trickle; its enqueue notifies two supervisors
+	mostHandedOn  = 1                      // handed-on notifications for each job; depends on the machine
+	leastRate     = 0.7                    // the rate of four producers, compared with one supervisor
+	mostLater     = 1.5                    // times the median start of a job with one supervisor
+	mostTail      = 2                      // times the 99th percentile with one supervisor
+	noTail        = 10 * time.Millisecond  // a shorter 99th percentile is an effect of the machine
 	mostWhileDead = 50 * time.Millisecond  // the 99th percentile while four supervisors a second die
-	mostBurst     = 500 * time.Millisecond // until nine of ten slots are at work
-	mostFree      = 300 * time.Millisecond // until the only free slot has the job
-	mostCancel    = time.Second            // until the context of a cancelled job's handler ends
-	looksAreRare  = 11 * time.Second       // after a start: by then a supervisor polls once in each interval
+	mostBurst     = 500 * time.Millisecond // the time until nine of ten slots are at work
+	mostFree      = 300 * time.Millisecond // the time until the only free slot has the job
+	mostCancel    = time.Second            // the time until the context of a cancelled job's handler ends
+	looksAreRare  = 11 * time.Second       // after this, a new supervisor polls only once in each interval
 	trickleEvery  = 20 * time.Millisecond
 	heardOf       = 10 * time.Second // the longest that a job of a trickle may need
 )
@@ -53,19 +53,19 @@ type stint struct {
 // Kind implements drover.Args.
 func (stint) Kind() string { return "stint" }
 
-// flock is a number of supervisors in a database of their own. Each has its own client and connections, as if each were
-// a process.
+// flock is a number of supervisors that have their own database. Each supervisor has its own client and connections,
+// like a separate process.
 type flock struct {
 	*world
 	claims  atomic.Int64
-	handOns atomic.Int64 // how often a supervisor handed a call on, because its claim was late
-	polls   float64      // claims a second while there are no jobs
+	handOns atomic.Int64 // how often a supervisor handed a notification on, because its claim came too late
+	polls   float64      // how many claims a second the flock sends while there are no jobs
 	atWork  atomic.Int64
-	client  *drover.Client // of the producers
+	client  *drover.Client // the client of the producers
 	caller  *pgxpool.Pool
 	members []*member
 	started chan time.Time
-	ends    sync.Map // by job id, when its handler's context ended
+	ends    sync.Map // when the context of each job's handler ended, by job id
 }
 
 // member is one supervisor. Its connections can be cut, as when a process is killed.
@@ -98,11 +98,11 @@ func (m *member) kill() {
 	defer m.mu.Unlock()
 	m.dead = true
 	for _, conn := range m.conns {
-		_ = conn.Close() // most are open
+		_ = conn.Close() // most of the connections are still open
 	}
 }
 
-// TraceQueryStart and the others make the flock a tracer of its supervisors' connections.
+// TraceQueryStart and the other Trace methods make the flock a tracer of its supervisors' connections.
 func (f *flock) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	return ctx
 }
@@ -118,7 +118,7 @@ func (f *flock) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBat
 // TraceBatchEnd implements pgx.BatchTracer.
 func (f *flock) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// TraceBatchQuery counts claims and the calls that are handed on.
+// TraceBatchQuery counts claims, and notifications that are handed on.
 func (f *flock) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
 	switch sql := strings.TrimSpace(d.SQL); {
 	case strings.HasPrefix(sql, "with me as materialized"):
@@ -128,7 +128,7 @@ func (f *flock) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatch
 	}
 }
 
-// startFlock brings up n supervisors.
+// startFlock makes a database and starts n supervisors.
 func (w *world) startFlock(ctx context.Context, name string, n int) (*flock, error) {
 	f := &flock{started: make(chan time.Time, 20_000)}
 	f.world = &world{program: w.program, server: w.server, load: w.load, rng: w.rng, dir: filepath.Join(w.dir, name)}
@@ -143,7 +143,7 @@ func (w *world) startFlock(ctx context.Context, name string, n int) (*flock, err
 		if err := f.join(ctx); err != nil {
 			return f, err
 		}
-		if err := pause(ctx, 3*time.Second/herdSize); err != nil { // otherwise all would beat and poll at the same time
+		if err := pause(ctx, 3*time.Second/herdSize); err != nil { // otherwise all of them would beat and poll together
 			return f, err
 		}
 	}
@@ -211,7 +211,8 @@ func (f *flock) close() error {
 	return errors.Join(append(errs, f.world.close())...)
 }
 
-// herd measures 64 supervisors. It compares some of the figures with a single supervisor, in turns.
+// herd measures 64 supervisors. It compares some of the figures with the figures of a single supervisor, and measures
+// both in turns.
 func herd(ctx context.Context, w *world, rounds int) (err error) {
 	one, err := w.startFlock(ctx, "one", 1)
 	defer func() { err = errors.Join(err, one.close()) }()
@@ -283,7 +284,8 @@ func herd(ctx context.Context, w *world, rounds int) (err error) {
 }
 
 // idleRate counts the transactions of the flock's database and its claims. Sessions report their transactions after ten
-// seconds at the latest, so the counts at the beginning and at the end of the window are late by about the same time.
+// seconds at the latest, so both counts, at the beginning and at the end of the window, lack about the same number of
+// transactions.
 func (f *flock) idleRate(ctx context.Context, window time.Duration) (float64, error) {
 	count := func() (n int64, err error) {
 		err = f.pool.QueryRow(ctx, `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`).Scan(&n)
@@ -355,13 +357,13 @@ func (f *flock) trickle(ctx context.Context, t *trickled, jobs int, meanwhile fu
 	return nil
 }
 
-// replace kills four supervisors, and starts as many.
+// replace kills four supervisors, and starts four new supervisors.
 func (f *flock) replace(ctx context.Context) error {
 	for range 4 {
 		m := f.members[0]
 		f.members = f.members[1:]
 		m.kill()
-		go func() { _ = m.end(); m.pool.Close() }() // it cannot sign off
+		go func() { _ = m.end(); m.pool.Close() }() // the killed supervisor can no longer delete its row
 		if err := f.join(ctx); err != nil {
 			return err
 		}
@@ -369,8 +371,8 @@ func (f *flock) replace(ctx context.Context) error {
 	return nil
 }
 
-// compareProducers lets four producers enqueue as fast as they can, into the two flocks in turns. Each time the
-// supervisors are asleep at first.
+// compareProducers lets four producers enqueue as fast as they can, into the two flocks in turns. Each time, all
+// supervisors are asleep at the beginning.
 func compareProducers(ctx context.Context, many, one *flock, rounds int) (float64, error) {
 	var here, there []float64
 	for range rounds {
@@ -446,8 +448,9 @@ func (f *flock) cancel(ctx context.Context) (took time.Duration, err error) {
 	return took.Round(time.Millisecond), nil
 }
 
-// burst enqueues many jobs of a second, for supervisors that have not run a job yet. most is the time until nine of ten
-// slots are at work. Then burst leaves only one slot free. free is how long a job waits for this slot.
+// burst enqueues many jobs that take a second each, for supervisors that have not run a job yet. The result most is the
+// time until nine of ten slots are at work. Then burst occupies all slots except one. The result free is how long a job
+// waits until this slot runs it.
 func (w *world) burst(ctx context.Context) (most, free time.Duration, err error) {
 	f, err := w.startFlock(ctx, "burst", herdSize)
 	defer func() { err = errors.Join(err, f.close()) }()

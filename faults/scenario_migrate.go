@@ -28,11 +28,11 @@ func migrationScenarios() []scenario {
 	}}
 }
 
-// longestWait is how long a migration may make a session wait. longestPause is how long nothing at all may happen. It
-// is longer, because a busy machine causes pauses, too.
+// longestWait is how long a migration may make a session wait. longestPause is the longest time without any enqueue,
+// claim or outcome. The second bound is longer, because a busy machine causes pauses, too.
 const longestWait, longestPause = time.Second, 3 * time.Second
 
-// sampleWaits records every 20 ms which sessions wait for which others, until ctx is done.
+// sampleWaits records every 20 ms which session waits for which other session, until ctx is done.
 func (w *world) sampleWaits(ctx context.Context) error {
 	log, err := openJournal(w.dir, "waits")
 	if err != nil {
@@ -114,7 +114,7 @@ func applyNext(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	db := stdlib.OpenDBFromPool(pool)
-	defer db.Close() //nolint:errcheck // the pool stays
+	defer db.Close() //nolint:errcheck // this does not close the pool
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithTableName(migrations.Table),
 		goose.WithSessionLocker(locker), goose.WithDisableGlobalRegistry(true))
 	if err != nil {
@@ -124,7 +124,7 @@ func applyNext(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
-// migrators runs so many migrating processes together, on one database.
+// migrators runs n processes that migrate one database at the same time.
 func (w *world) migrators(database string, n int, next bool) error {
 	all := make([]*child, n)
 	var errs []error
@@ -187,7 +187,7 @@ select string_agg(what, E'\n' order by what) from (
 	select 'version ' || version_id || ' ' || count(*) from drover_goose_version group by version_id
 ) as all_of_it (what)`
 
-// migrateEmpty lets so many processes migrate a new database, and returns the result of sqlSchema.
+// migrateEmpty lets this number of processes migrate a new database, and returns the result of sqlSchema.
 func (w *world) migrateEmpty(ctx context.Context, name string, processes int) (schema string, err error) {
 	name = "faults_S-6_" + name
 	if _, err := w.pool.Exec(ctx, fmt.Sprintf(`create database %q`, name)); err != nil {
@@ -205,13 +205,13 @@ func (w *world) migrateEmpty(ctx context.Context, name string, processes int) (s
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close(ctx) //nolint:errcheck // it has read what it was for
+	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
 	err = conn.QueryRow(ctx, sqlSchema).Scan(&schema)
 	return schema, err
 }
 
 // migrateUnderLoad is a deploy. Four processes of this version migrate while processes of the old version work. Then
-// processes of both versions work, and then the old ones stop.
+// processes of both versions work, and at the end the old processes stop.
 func (w *world) migrateUnderLoad(ctx context.Context) error {
 	if err := pause(ctx, 2*time.Second); err != nil {
 		return err

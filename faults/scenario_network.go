@@ -44,8 +44,8 @@ func networkScenarios() []scenario {
 	}
 }
 
-// cutConnections cuts all connections every 2 s. There must never be more connections together than the pools and
-// supervisors ask for.
+// cutConnections cuts all connections every 2 s. There must never be more connections at the same time than the pools
+// and supervisors ask for.
 func cutConnections(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -64,14 +64,14 @@ func cutConnections(ctx context.Context, w *world, rounds int) error {
 			return err
 		}
 	}
-	const own = 3 // of a supervisor besides the pool; three more for cancel requests and closing connections
+	const own = 3 // of a supervisor besides its pool; three more are cancel requests and closing connections
 	if _, most := w.workerNet.counts(); most > w.load.Workers*(w.load.Slots+poolSpare+2*own) {
 		return fmt.Errorf("%d connections at once", most)
 	}
 	return nil
 }
 
-// blackHole lets no byte through for so many seconds.
+// blackHole makes the proxies hold back all bytes for this number of seconds.
 func blackHole(ctx context.Context, w *world, seconds int) error {
 	if err := pause(ctx, 2*time.Second); err != nil {
 		return err
@@ -105,7 +105,8 @@ func callsReturn(h *history) (broken []string) {
 	return broken
 }
 
-// loseReplies drops so many replies to COMMIT. Each enqueue is repeated with its id until its outcome is known.
+// loseReplies drops this number of replies to COMMIT. Producers repeat each enqueue with the same id until its outcome
+// is known.
 func loseReplies(ctx context.Context, w *world, replies int) error {
 	err := w.inject("replies to COMMIT lost", "", func() error {
 		w.callerNet.stealCommits(replies)
@@ -130,8 +131,8 @@ func loseReplies(ctx context.Context, w *world, replies int) error {
 	return errors.Join(err, failed)
 }
 
-// hangListener lets connections hang from their LISTEN on, and the connections that replace them as well. Before,
-// during and after the fault, jobs come one by one, each to a supervisor that sleeps.
+// hangListener lets each connection hang once it has sent LISTEN, also the connections that replace it. Before, during
+// and after the fault, jobs come one by one, each to a supervisor that sleeps.
 func hangListener(ctx context.Context, w *world, rounds int) error {
 	net := w.workerNet
 	if err := w.wakeUps(ctx, 5, 0); err != nil {
@@ -170,8 +171,8 @@ func hangListener(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// wakeUps enqueues jobs one after another. It enqueues each job when the supervisor sleeps, after a random wait of up
-// to later.
+// wakeUps enqueues jobs one after another. Before each job it waits until the supervisor sleeps, and then for a random
+// time of at most later.
 func (w *world) wakeUps(ctx context.Context, jobs int, later time.Duration) error {
 	for range jobs {
 		err := w.eventually(ctx, "the supervisor sleeps", 10*time.Second, `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`)
@@ -196,7 +197,7 @@ func (w *world) wakeUps(ctx context.Context, jobs int, later time.Duration) erro
 func pollsGoOn(h *history) (broken []string) {
 	const atOnce = 200 * time.Millisecond
 	for i, f := range h.faults {
-		var calm, deaf []time.Duration // calm: before the fault and after it; deaf: during it
+		var calm, deaf []time.Duration // calm: delays before and after the fault; deaf: delays during it
 		from, to := time.Time{}, f.Ended.Add(time.Hour)
 		if i > 0 {
 			from = h.faults[i-1].Ended

@@ -32,7 +32,8 @@ func operatorScenarios() []scenario {
 // redriveRate is the rate of L-2, in jobs a second.
 func redriveRate(jobs int) float64 { return max(200, float64(jobs)/90) }
 
-// redrivePaced redrives dead jobs. After each third of them it kills the process that made jobs due last.
+// redrivePaced redrives dead jobs at a pace. After each third of the jobs it kills the process that made the last jobs
+// due.
 func redrivePaced(ctx context.Context, w *world, jobs int) error {
 	if _, err := w.enqueue(ctx, w.many(jobs, 1, "fail"), drover.EnqueueOpts{MaxAttempts: 1}); err != nil {
 		return err
@@ -71,7 +72,7 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 	return err
 }
 
-// killRedriver kills the worker that made jobs due last.
+// killRedriver kills the worker that made the last jobs due.
 func (w *world) killRedriver(ctx context.Context) error {
 	var name string
 	err := w.pool.QueryRow(ctx, `select writer from audit where op = 'UPDATE' and state = 'available' and redrives = 1 order by n desc limit 1`).Scan(&name)
@@ -101,8 +102,8 @@ func redrivenOnce(h *history) (broken []string) {
 	return broken
 }
 
-// paceIsHeld requires that no second has more jobs due than the rate plus one, and that the redrive took little longer
-// than the rate asks for: at most policy.Restart longer for each death.
+// paceIsHeld requires that no second has more jobs due than the rate plus one, and that the redrive took not much
+// longer than at its rate: at most policy.Restart longer for each killed worker.
 func paceIsHeld(h *history) (broken []string) {
 	var dues []time.Time
 	for _, j := range h.byJob() {
@@ -132,7 +133,7 @@ func paceIsHeld(h *history) (broken []string) {
 	return broken
 }
 
-// operator uses one verb again and again, each time for other rows and in another order.
+// operator repeats one verb, each time for other rows and in another order.
 type operator struct {
 	client  *drover.Client
 	pool    *pgxpool.Pool
@@ -173,7 +174,7 @@ func (w *world) operators(client *drover.Client, pool *pgxpool.Pool) []*operator
 	return all
 }
 
-// draw picks ids of jobs, in no order.
+// draw picks random jobs, and returns their ids in random order.
 func (o *operator) draw(ctx context.Context, n int, runningOnly bool) (ids []string, err error) {
 	err = o.pool.QueryRow(ctx, `
 select array(select id from jobs where kind = 'task' and (state = 'running' or not $3) order by md5(id || $2) limit $1)`,
@@ -226,7 +227,7 @@ func redriveMany(ctx context.Context, o *operator) (int64, error) {
 
 func (o *operator) abort(ctx context.Context, id string) error {
 	err := o.client.AbortRedrive(ctx, id, drover.Audit{Why: "enough"})
-	if errors.Is(err, drover.ErrState) { // it is done
+	if errors.Is(err, drover.ErrState) { // the redrive has ended already
 		return nil
 	}
 	return err
@@ -239,8 +240,8 @@ func prune(ctx context.Context, o *operator) (int64, error) {
 	return deleted + archived, err
 }
 
-// lock is a transaction of the application that locks running jobs, the lowest id first or the highest first. It waits
-// for locks while it holds others. So only one such transaction may be open at a time.
+// lock plays a transaction of the application that locks running jobs, in ascending or in descending order of their
+// ids. It waits for locks while it holds other locks. So only one such transaction may be open at a time.
 func lock(ctx context.Context, o *operator) (n int64, err error) {
 	ids, err := o.draw(ctx, 20, true)
 	if err != nil {
@@ -265,7 +266,7 @@ func lock(ctx context.Context, o *operator) (n int64, err error) {
 	return n, nil
 }
 
-// huntDeadlocks lets operators work for so many seconds, next to the usual load and while workers are killed.
+// huntDeadlocks lets operators work for this number of seconds. Meanwhile the usual load runs, and workers are killed.
 func huntDeadlocks(ctx context.Context, w *world, seconds int) error {
 	client, pool, err := connectClient(ctx, w.url, "operator", 16)
 	if err != nil {
@@ -300,7 +301,7 @@ func together(ctx context.Context, operators []*operator, do func() error) error
 	errs := make([]error, len(operators))
 	var all sync.WaitGroup
 	for i, o := range operators {
-		all.Go(func() { // ends with ctx
+		all.Go(func() { // this goroutine ends with ctx
 			for ctx.Err() == nil {
 				n, err := o.verb(ctx, o)
 				o.changed += n

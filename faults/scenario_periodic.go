@@ -19,7 +19,7 @@ func periodicScenarios() []scenario {
 	}}
 }
 
-// tick is a job of a schedule. The audit ignores it, as it ignores a noop, because no producer enqueues it.
+// tick is a job of a schedule. The audit ignores it, as it ignores a noop, because no producer has enqueued it.
 type tick struct {
 	MS int `json:"ms"` // how long a run takes
 }
@@ -27,9 +27,9 @@ type tick struct {
 // Kind implements drover.Args.
 func (tick) Kind() string { return "tick" }
 
-const everyTick = 4 * time.Second // drover counts at most a thousand ticks that are missed together
+const everyTick = 4 * time.Second // if more than a thousand ticks are missed together, drover does not count all
 
-// schedules returns three schedules, each with other rules for the ticks that make no job.
+// schedules returns schedules that differ in which of their ticks may make no job.
 func schedules() []drover.Periodic {
 	return []drover.Periodic{
 		{Name: "all", Schedule: "@every 4s", Args: tick{}, CatchUp: drover.CatchUpAll},
@@ -38,7 +38,7 @@ func schedules() []drover.Periodic {
 	}
 }
 
-// countTicks makes the table in which handlers record the ticks that they saw.
+// countTicks makes the table in which handlers record the ticks of their jobs.
 func countTicks(ctx context.Context, w *world) error {
 	if err := knowClockError(ctx, w); err != nil {
 		return err
@@ -47,7 +47,7 @@ func countTicks(ctx context.Context, w *world) error {
 	return err
 }
 
-// ticked records the schedule and the tick of a job.
+// ticked is the handler of a tick. It records the schedule and the tick of its job.
 func (w *worker) ticked(ctx context.Context, job *drover.Job, t tick) error {
 	run, ok := job.Periodic()
 	if !ok {
@@ -83,7 +83,7 @@ func tickOn(ctx context.Context, w *world, rounds int) error {
 	return errors.Join(w.ticksAreTold(ctx, int64(longStep/everyTick)), w.pauseSchedules(ctx))
 }
 
-// pauseSchedules pauses the schedules, so that the workers can stop without new jobs to wait for.
+// pauseSchedules pauses the schedules, so that no new jobs come while the workers stop.
 func (w *world) pauseSchedules(ctx context.Context) error {
 	client, err := quietClient(w.pool)
 	if err != nil {
@@ -95,18 +95,18 @@ func (w *world) pauseSchedules(ctx context.Context) error {
 	return errors.Join(err, w.eventually(ctx, "no job of a schedule is left", time.Minute, `select not exists (select from jobs where kind = 'tick' and finalized_at is null)`))
 }
 
-// tally is what became of a schedule's ticks.
+// tally has counts of what became of the ticks of a schedule.
 type tally struct {
 	Name    string
-	Due     int64 // ticks up to the last one with a job or a skip: by arithmetic, not by drover's own count
-	Made    int64 // that have a job
-	Twice   int64 // that have several
-	Skipped int64 // that drover says it has left out
-	Unseen  int64 // whose job is completed, and no handler saw it
-	Ghosts  int64 // that a handler saw, and that have no job
+	Due     int64 // how many ticks there were up to the last handled tick, by arithmetic and not by drover's count
+	Made    int64 // how many ticks have a job
+	Twice   int64 // how many ticks have several jobs
+	Skipped int64 // how many ticks drover has counted as skipped
+	Unseen  int64 // how many ticks have a completed job that no handler has recorded
+	Ghosts  int64 // how many ticks a handler has recorded that have no job
 }
 
-// sqlTallies reads in one statement, because schedules go on.
+// sqlTallies reads all counts in one statement, because schedules go on ticking.
 const sqlTallies = `
 with made as (
 	select metadata->'drover:periodic'->>'name' as name, (metadata->'drover:periodic'->>'tick')::timestamptz as tick, count(*) as jobs,
@@ -120,7 +120,7 @@ select p.name, round(extract(epoch from p.last_at - p.anchor) / 4)::bigint,
 from drover_periodic p order by p.name`
 
 // ticksAreTold waits until the jobs of ticks have run. It requires that each tick made one job, or is reported as
-// skipped. Of the schedule "all", at most so many ticks may be skipped.
+// skipped. The parameter most is how many ticks of the schedule "all" may be skipped.
 func (w *world) ticksAreTold(ctx context.Context, most int64) error {
 	err := w.eventually(ctx, "the jobs of ticks have run", time.Minute,
 		`select not exists (select from jobs where kind = 'tick' and finalized_at is null and scheduled_at < clock_timestamp() - interval '5 s')`)

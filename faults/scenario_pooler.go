@@ -33,7 +33,7 @@ func poolerScenarios() []scenario {
 
 // pooler is a PgBouncer in front of the server.
 type pooler struct {
-	url   string // of the mode that is on
+	url   string // the URL with the present exec mode
 	cmd   *exec.Cmd
 	stdin io.Closer
 }
@@ -65,7 +65,7 @@ func startPooler(ctx context.Context, w *world) error {
 	}
 	program, err := exec.LookPath("pgbouncer")
 	if err != nil {
-		program = "/usr/sbin/pgbouncer" // not on everybody's path
+		program = "/usr/sbin/pgbouncer" // where Debian installs it, which may not be in PATH
 	}
 	u, err := url.Parse(w.url)
 	if err != nil {
@@ -82,7 +82,7 @@ func startPooler(ctx context.Context, w *world) error {
 	if err := errors.Join(free.Close(), os.WriteFile(config, []byte(text), 0o600)); err != nil {
 		return err
 	}
-	// The shell ends with its input, as children do. PgBouncer 1.18 may end by itself ("bad client state") after a
+	// The shell ends when its input ends, as a child does. PgBouncer 1.18 may end by itself ("bad client state") after a
 	// cancel request. Then the shell starts it again, as the init of a machine does.
 	const forever = `(trap 'kill $p; exit' TERM; while :; do "$@" & p=$!; wait $p; sleep 0.2; done) & cat; kill $!; wait`
 	command := []string{"-c", forever, "sh", program, config}
@@ -112,7 +112,7 @@ func startPooler(ctx context.Context, w *world) error {
 
 func (p *pooler) close() error {
 	err := p.stdin.Close()
-	_ = p.cmd.Wait() // ended by a signal
+	_ = p.cmd.Wait() // the error is that a signal has ended the process
 	return err
 }
 
@@ -122,7 +122,7 @@ func (w *world) setMode(mode string) {
 	w.pooler.url = before + "&default_query_exec_mode=" + mode
 }
 
-// poolInEveryMode runs so many jobs in each exec mode. The processes of the first mode run already.
+// poolInEveryMode runs this number of jobs in each exec mode. The processes in the first mode are running already.
 func poolInEveryMode(ctx context.Context, w *world, jobs int) error {
 	passed := 0
 	for i, mode := range execModes() {
@@ -148,7 +148,7 @@ func poolInEveryMode(ctx context.Context, w *world, jobs int) error {
 			return err
 		}
 	}
-	if passed < 3*jobs { // none of these three keeps a statement in a session
+	if passed < 3*jobs { // three of the modes keep no statement in a session, so they have to work
 		return fmt.Errorf("no more than %d jobs could run", passed)
 	}
 	return nil
@@ -187,6 +187,6 @@ func (w *world) changeMode(ctx context.Context, mode string) (refused bool, err 
 			return false, err
 		}
 	}
-	w.producers = nil // they have ended
+	w.producers = nil // the producers have ended
 	return false, w.startProducers()
 }

@@ -21,8 +21,8 @@ func preparedScenarios() []scenario {
 	}}
 }
 
-// prepared calls do in a transaction that notifies nobody, and prepares the transaction. After wait it commits the
-// transaction, whatever has happened to the session and the server.
+// prepared calls do in a transaction that notifies nobody, and prepares the transaction. Then it calls wait. After that
+// it commits the prepared transaction, even if the session or the server ended meanwhile.
 func prepared(ctx context.Context, pool *pgxpool.Pool, name string, wait func() error, do func(tx pgx.Tx) error) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -50,7 +50,7 @@ func prepared(ctx context.Context, pool *pgxpool.Pool, name string, wait func() 
 		if _, err := pool.Exec(ctx, fmt.Sprintf(`commit prepared '%s'`, name)); err == nil {
 			return true, nil
 		}
-		var there bool // false: an earlier commit has worked, and its reply was lost
+		var there bool // false: an earlier try has committed the transaction, and the reply was lost
 		err := pool.QueryRow(ctx, `select exists (select from pg_prepared_xacts where gid = $1)`, name).Scan(&there)
 		return err == nil && !there, nil
 	})
@@ -127,7 +127,7 @@ func resolve(ctx context.Context, pool *pgxpool.Pool) error {
 	return until(ctx, "all transactions of workers are committed", time.Minute, func() (bool, error) {
 		left, err := collect[struct{ Name string }](ctx, pool, `select gid from pg_prepared_xacts where database = current_database() and prepared < clock_timestamp() - interval '2 s'`)
 		for _, x := range left {
-			_, _ = pool.Exec(ctx, fmt.Sprintf(`commit prepared '%s'`, x.Name)) // its worker may be quicker
+			_, _ = pool.Exec(ctx, fmt.Sprintf(`commit prepared '%s'`, x.Name)) // the worker may have committed it meanwhile
 		}
 		return err == nil && len(left) == 0, nil
 	})

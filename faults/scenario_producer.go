@@ -22,7 +22,7 @@ func producerScenarios() []scenario {
 	}}
 }
 
-// racers are the producers that want the same id.
+// racers is how many producers enqueue a job with the same id.
 const racers = 64
 
 // raceForIDs lets the racers race for one id in each round. A stored job runs and ends while other racers still ask for
@@ -75,8 +75,8 @@ type idRace struct {
 	task   task
 }
 
-// run runs the round. Half of the racers commit. run fails unless exactly one of these gets the answer that it has
-// stored the job.
+// run runs the round. Half of the racers commit. run returns an error unless exactly one of the racers that commit gets
+// the answer that it has stored the job.
 func (r *idRace) run(ctx context.Context, order []int) error {
 	var ready, all sync.WaitGroup
 	start, errs, stored := make(chan struct{}), make([]error, racers), make([]bool, racers)
@@ -106,7 +106,7 @@ var errRollBack = errors.New("rolled back")
 // enqueue reports whether this racer has stored the job and committed.
 func (r *idRace) enqueue(ctx context.Context, commit bool, way int, ready *sync.WaitGroup, start <-chan struct{}) (stored bool, err error) {
 	begun := sync.OnceFunc(ready.Done)
-	defer begun() // whatever fails
+	defer begun() // also if the transaction fails earlier
 	err = pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
 		begun()
 		<-start
@@ -122,7 +122,7 @@ func (r *idRace) enqueue(ctx context.Context, commit bool, way int, ready *sync.
 	return stored && err == nil, err
 }
 
-// insert asks for the id in one of three ways.
+// insert enqueues a job with the id in one of three ways.
 func (r *idRace) insert(ctx context.Context, tx pgx.Tx, way int) (stored bool, err error) {
 	opts := &drover.EnqueueOpts{ID: r.id}
 	var existing bool

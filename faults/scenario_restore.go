@@ -26,8 +26,9 @@ func restoreScenarios() []scenario {
 	}
 }
 
-// restoreBackups copies the server's directory under load, lets the work go on, and replaces the directory with the
-// copy. In between it cuts connections, so that supervisors raise their epochs. The database forgets that too.
+// restoreBackups copies the server's directory under load, lets the work go on, and then replaces the directory with
+// the copy. In between it cuts connections, so that supervisors raise their epochs. The restored database has forgotten
+// these epochs, too.
 func restoreBackups(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -55,13 +56,13 @@ func restoreBackups(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// forgetLastSeconds is like killForgetfulServer, but cuts the workers' connections before.
+// forgetLastSeconds cuts the workers' connections, and then does the same as killForgetfulServer.
 func forgetLastSeconds(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := errors.Join(pause(ctx, 2*time.Second), w.cutWorkers(ctx)); err != nil {
 			return err
 		}
-		// The log's writer is up to three rounds of 200 ms behind.
+		// The server's WAL writer may be up to three of its rounds of 200 ms late.
 		begun := time.Now().Add(-time.Second)
 		if err := killForgetfulServer(ctx, w, 1); err != nil {
 			return err
@@ -74,7 +75,7 @@ func forgetLastSeconds(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// cutWorkers ends the workers' connections again and again, until each supervisor has lost the reply to a claim.
+// cutWorkers ends the workers' connections several times, so that each supervisor loses the reply to a claim.
 func (w *world) cutWorkers(ctx context.Context) error {
 	for range 6 {
 		_, err := w.pool.Exec(ctx, `select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name ~ '^w[0-9]'`)
@@ -86,12 +87,12 @@ func (w *world) cutWorkers(ctx context.Context) error {
 }
 
 // worksOn requires that jobs are completed again, and that no supervisor repeats its statements without a pause. The
-// bound is a third of the transactions that one supervisor in such a loop has sent.
+// bound is a third of the number of transactions that one supervisor has sent in such a loop.
 func (w *world) worksOn(ctx context.Context) error {
 	if err := w.recovered(ctx, time.Minute); err != nil {
 		return err
 	}
-	const most = 500 // a second, in addition to the load
+	const most = 500 // transactions a second, in addition to the load
 	commits := func() (n int, err error) {
 		err = w.pool.QueryRow(ctx, `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`).Scan(&n)
 		return n, err
@@ -114,7 +115,7 @@ func (w *world) worksOn(ctx context.Context) error {
 // backup is a copy of the server's directory.
 type backup struct {
 	data string
-	at   time.Time // it has all commits before this
+	at   time.Time // the copy has all commits before this time
 }
 
 // backUp copies the directory of the running server. The manual describes it under "Making a Base Backup Using the Low
@@ -124,7 +125,7 @@ func (w *world) backUp(ctx context.Context) (b *backup, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close(ctx) //nolint:errcheck // it has done what it was for
+	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
 	b = &backup{}
 	var label string
 	if err := conn.QueryRow(ctx, `show data_directory`).Scan(&b.data); err != nil {
@@ -167,8 +168,8 @@ func (b *backup) restore() error {
 	return errors.Join(os.RemoveAll(gone), os.Rename(b.data, gone), os.Rename(b.copied(), b.data), os.RemoveAll(gone))
 }
 
-// copyTree copies a directory, with owners and times. Files may vanish meanwhile. A backup allows that: the WAL has the
-// changes.
+// copyTree copies a directory, with owners and times. Files may vanish meanwhile. That does no harm to a backup,
+// because the WAL has the changes.
 func copyTree(ctx context.Context, from, to string) error {
 	out, err := exec.CommandContext(ctx, "cp", "-a", from, to).CombinedOutput()
 	if err != nil && ctx.Err() == nil {
@@ -191,8 +192,9 @@ func noticed(h *history) []string {
 	return nil
 }
 
-// explained reports whether the forgotten commits explain a violation: the job was acknowledged, or ended, or its
-// handler ran, between the state that came back and the end of the fault. A handler may go on for a lease after that.
+// explained reports whether the forgotten commits explain a violation. They do if the job was acknowledged, the job
+// ended, or its handler ran after the time to which the database went back and before the end of the fault. A handler
+// may go on for a lease after the end of the fault.
 func (h *history) explained(v violation, lease time.Duration) bool {
 	within := func(at time.Time) bool {
 		return slices.ContainsFunc(h.faults, func(f fault) bool {

@@ -42,7 +42,7 @@ func serverScenarios() []scenario {
 	}
 }
 
-// killServer kills the postmaster under load. Every other time, the server stays away for longer than a lease.
+// killServer kills the postmaster under load. In every second round, the server stays away for longer than a lease.
 func killServer(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
 		if err := pause(ctx, 2*time.Second+time.Duration(w.rng.IntN(500))*time.Millisecond); err != nil {
@@ -65,8 +65,8 @@ func killServer(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// killForgetfulServer kills the server while the WAL of the last second is only in memory. For that it stops the
-// process that writes the WAL for a second, kills the server, and then kills that process.
+// killForgetfulServer kills the server while the WAL of the last second is only in memory. To do so, it stops the WAL
+// writer process for a second, kills the server, and then kills the WAL writer.
 func killForgetfulServer(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -90,9 +90,9 @@ func killForgetfulServer(ctx context.Context, w *world, rounds int) error {
 	return nil
 }
 
-// terminateBackends terminates sessions of workers and producers for so many seconds.
+// terminateBackends terminates sessions of workers and producers for this number of seconds.
 func terminateBackends(ctx context.Context, w *world, seconds int) error {
-	const calm = 4 * time.Second // keepsPace compares with this
+	const calm = 4 * time.Second // keepsPace compares the fault with this time
 	if err := pause(ctx, calm); err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func keepsPace(h *history) []string {
 	return nil
 }
 
-// lockJobs locks the table for so many seconds.
+// lockJobs locks the table jobs for this number of seconds.
 func lockJobs(ctx context.Context, w *world, seconds int) error {
 	if err := pause(ctx, time.Second); err != nil {
 		return err
@@ -164,9 +164,9 @@ func (w *world) lock(ctx context.Context, d time.Duration) error {
 	})
 }
 
-// holdSnapshot leaves a transaction open while no-op jobs leave so many dead rows behind. It compares the speed of the
-// jobs with the speed in a twin, where no such transaction is open. It measures both in turn, so that other work of the
-// machine disturbs both.
+// holdSnapshot leaves a transaction open while no-op jobs produce this number of dead rows. It compares the speed of
+// the jobs with the speed in a twin, where no such transaction is open. It measures both in turns, so that other work
+// of the machine disturbs both equally.
 func holdSnapshot(ctx context.Context, w *world, dead int) (err error) {
 	twin, err := w.twin(ctx)
 	if twin != nil {
@@ -215,8 +215,8 @@ func holdSnapshot(ctx context.Context, w *world, dead int) (err error) {
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// keepsClaiming compares the medians of a few windows. Before it returns an error, it compares three times as many
-// windows.
+// keepsClaiming compares the median speeds of the two worlds over a few windows of time. Before it returns an error, it
+// compares them over three times as many windows.
 func keepsClaiming(ctx context.Context, w, twin *world) error {
 	const few, jobs = 5, 15_000
 	var held, free []float64
@@ -235,8 +235,8 @@ func keepsClaiming(ctx context.Context, w, twin *world) error {
 	return fmt.Errorf("%.0f jobs/s were claimed while a snapshot was held, %.0f where none was", quantile(held, 0.5), quantile(free, 0.5))
 }
 
-// keepsBeating requires that heartbeats were late no more often than in the twin, because dead rows must not cost a
-// supervisor its jobs.
+// keepsBeating requires that heartbeats were late no more often than in the twin, because a supervisor must not lose
+// its jobs because of dead rows.
 func keepsBeating(w, twin *world) error {
 	const lost = "no heartbeat for most of a lease"
 	is, err := countLines(w.dir, lost, "log-")
@@ -250,7 +250,8 @@ func keepsBeating(w, twin *world) error {
 // forgotten is the name of the session that holds a snapshot.
 const forgotten = "forgotten"
 
-// sideBySide runs so many no-op jobs in two worlds, one after the other, and returns both rates in jobs a second.
+// sideBySide runs this number of no-op jobs first in one world and then in the other. It returns both rates in jobs a
+// second.
 func sideBySide(ctx context.Context, a, b *world, jobs int) (rateA, rateB float64, err error) {
 	if rateA, err = a.workOff(ctx, jobs); err != nil {
 		return 0, 0, err
@@ -269,7 +270,7 @@ func (w *world) workOff(ctx context.Context, jobs int) (rate float64, err error)
 	if err != nil {
 		return 0, err
 	}
-	ids := make([]string, jobs) // made here, because the server takes longer
+	ids := make([]string, jobs) // the suite makes the ids, because the server would take longer
 	for i := range ids {
 		ids[i] = ulid.Make().String()
 	}
@@ -290,12 +291,12 @@ select drover_wake('default') from (select count(*) from stored) s`, ids)
 	return rate, err
 }
 
-// health looks at the health of the queue, as drover health does.
+// health returns the same report as the command drover health.
 func (w *world) health(ctx context.Context) (*health.Report, error) {
 	return health.Look(ctx, &pg.Pool{Pool: w.pool})
 }
 
-// healthNames requires that health names the session that holds the snapshot.
+// healthNames requires that the report of drover health names the session that holds the snapshot.
 func (w *world) healthNames(ctx context.Context, pid int) error {
 	h, err := w.health(ctx)
 	if err != nil {

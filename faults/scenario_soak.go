@@ -21,14 +21,14 @@ func soakScenarios() []scenario {
 	}}
 }
 
-// lasting is how many workers no fault ends. Memory is judged by these workers.
+// lasting is how many workers are never ended by a fault. nothingGrows judges memory by these workers.
 const lasting = 2
 
-// soak causes one fault after another, for so many seconds.
+// soak causes one fault after another, for this number of seconds.
 func soak(ctx context.Context, w *world, seconds int) error {
 	ctx, stop := context.WithCancel(ctx)
 	measured := make(chan error, 1)
-	go func() { measured <- w.measureTable(ctx) }() // ends with ctx
+	go func() { measured <- w.measureTable(ctx) }() // this goroutine ends with ctx
 	defer stop()
 	shortest, longest := 5*time.Second, 30*time.Second
 	if seconds < 60 {
@@ -108,13 +108,13 @@ func (w *world) measureTable(ctx context.Context) error {
 }
 
 const (
-	mostHeap     = 2 << 20  // bytes that a worker's live heap may grow by in ten minutes
-	mostResident = 32 << 20 // bytes that its process may grow by; the race detector needs much memory
-	mostTable    = 16 << 20 // bytes that jobs may grow by, from the middle third to the last
+	mostHeap     = 2 << 20  // by how many bytes the live heap of a worker may grow in ten minutes
+	mostResident = 32 << 20 // by how many bytes the process of a worker may grow; the race detector needs much memory
+	mostTable    = 16 << 20 // by how many bytes the table jobs may grow from the middle third of the run to the last third
 )
 
-// nothingGrows requires that the lasting workers and the table have not grown beyond these bounds. A run of less than
-// two minutes shows little, and only about the table.
+// nothingGrows requires that the lasting workers and the table have not grown beyond these bounds. In a run of less
+// than two minutes, it checks only the table, and that check shows little.
 func nothingGrows(h *history) (broken []string) {
 	byWorker := map[string][]note{}
 	for _, n := range h.gauges {

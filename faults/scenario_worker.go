@@ -42,7 +42,8 @@ func workerScenarios() []scenario {
 	}
 }
 
-// dieAtPoints lets a worker die at one of the library's failpoints, in turn, and starts another.
+// dieAtPoints lets a worker die at one of the library's failpoints, and starts another worker. It goes through the
+// failpoints in turn.
 func dieAtPoints(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
 		if err := pause(ctx, 500*time.Millisecond); err != nil {
@@ -66,7 +67,7 @@ func dieAtPoints(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 15*time.Second)
 }
 
-// both combines two rules.
+// both returns a rule that checks two rules.
 func both(a, b func(*history) []string) func(*history) []string {
 	return func(h *history) []string { return append(a(h), b(h)...) }
 }
@@ -121,7 +122,7 @@ func restartsSoon(h *history) (broken []string) {
 	return broken
 }
 
-// killAll kills all workers together, and starts as many new ones.
+// killAll kills all workers together, and starts the same number of new workers.
 func killAll(ctx context.Context, w *world, rounds int) error {
 	for range rounds {
 		if err := pause(ctx, 2*time.Second); err != nil {
@@ -159,7 +160,7 @@ func zombies(transactional float64) func(*load, bool) {
 	return func(l *load, _ bool) { l.Rate, l.Transactional, l.Long = 20, transactional, 0.04 }
 }
 
-// zombie stops so many workers for a while, two at a time.
+// zombie stops this number of workers for a while, two at a time.
 func zombie(ctx context.Context, w *world, rounds int) error {
 	for range rounds / 2 {
 		if err := pause(ctx, time.Second); err != nil {
@@ -173,8 +174,8 @@ func zombie(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 10*time.Second)
 }
 
-// sleepThrough stops workers with SIGSTOP until other workers have completed some of their jobs. Then it lets them go
-// on.
+// sleepThrough stops workers with SIGSTOP until other workers have completed some of their jobs. Then it lets the
+// stopped workers go on.
 func (w *world) sleepThrough(ctx context.Context, sleepers ...*child) error {
 	stopped := make([]time.Time, len(sleepers))
 	for i, c := range sleepers {
@@ -213,7 +214,7 @@ func (w *world) untilLongRun(ctx context.Context, c *child) error {
 		var job string
 		var attempt int
 		if err := w.pool.QueryRow(ctx, sqlClaimedLong, c.name).Scan(&job, &attempt); err != nil {
-			return false, err // usually the error that there are no rows
+			return false, err // usually pgx.ErrNoRows, and until tries again
 		}
 		notes, err := w.notes(c)
 		return slices.ContainsFunc(notes, func(n note) bool { return n.What == "start" && n.Job == job && n.Attempt == attempt }), err
@@ -240,13 +241,13 @@ select exists (
 		and mine.claimed_by = (select claimed_by from audit where writer = $1 and state = 'running' order by n desc limit 1)
 )`
 
-// zombiesAreRefused requires that the handlers of a worker that went on were cancelled immediately, because the lease
-// was lost, and that its outcomes were refused.
+// zombiesAreRefused looks at each worker that was stopped and went on. It requires that the handlers of the worker were
+// cancelled immediately, because the lease was lost, and that its outcomes were refused.
 func zombiesAreRefused(h *history) (broken []string) {
 	for _, f := range h.faults {
 		cancelled, refused := 0, 0
 		for _, n := range h.notes {
-			if n.Worker != f.Worker || n.At.Before(f.Begun) { // it slept until the end
+			if n.Worker != f.Worker || n.At.Before(f.Begun) { // if the worker slept until the end, it has no notes after this
 				continue
 			}
 			switch n.What {
@@ -268,7 +269,7 @@ func zombiesAreRefused(h *history) (broken []string) {
 	return broken
 }
 
-// terminate stops workers in three ways, in turn.
+// terminate stops a worker in each round, in three different ways in turn.
 func terminate(ctx context.Context, w *world, rounds int) error {
 	for n := range rounds {
 		if err := pause(ctx, time.Second); err != nil {
@@ -300,8 +301,8 @@ func terminate(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 15*time.Second)
 }
 
-// stopInTime stops a worker, which must end by itself: within the drain, 5 s for cancelled handlers, and 2 s for
-// outcomes.
+// stopInTime stops a worker. The worker must end by itself within the time for the drain, 5 s for cancelled handlers,
+// and 2 s for outcomes.
 func (w *world) stopInTime(c *child, atMost time.Duration) error {
 	_, err := c.stop(atMost)
 	w.gone(c)

@@ -23,7 +23,7 @@ import (
 type workerSpec struct {
 	URL, Name, Dir string
 	Load           load
-	ClockError     time.Duration // of this process
+	ClockError     time.Duration // the clock error of this process
 }
 
 // poolSpare is how many connections a worker's pool has besides one connection for each slot.
@@ -34,7 +34,7 @@ const (
 	noopStep = 500
 )
 
-// worker is a plain supervisor and its journals.
+// worker is a process with a supervisor and its journals.
 type worker struct {
 	spec    workerSpec
 	pool    *pgxpool.Pool
@@ -98,8 +98,8 @@ func (w *worker) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	go w.gauge()        // for as long as the process lives
-	return sup.Run(ctx) // the pool is not closed, because deaf handlers would keep Close from returning
+	go w.gauge()        // this goroutine lives as long as the process
+	return sup.Run(ctx) // Close would wait for deaf handlers, so nobody closes the pool
 }
 
 // hooks record how runs ended, as the library reports it.
@@ -109,7 +109,7 @@ func (w *worker) hooks() drover.Hooks {
 			if e.Kind == (task{}).Kind() {
 				w.log.write(note{
 					At: w.now(), Worker: w.spec.Name, What: what, Job: e.JobID, Supervisor: e.Supervisor, Attempt: e.Attempt,
-					Ran: e.Duration > 0 && e.Class != drover.ClassCrash, // a crash ended a run of another process
+					Ran: e.Duration > 0 && e.Class != drover.ClassCrash, // a crash means that the run of another process ended
 				})
 			}
 		}
@@ -120,7 +120,7 @@ func (w *worker) hooks() drover.Hooks {
 	}
 }
 
-// handle is a run of the load.
+// handle is the handler of a task.
 func (w *worker) handle(ctx context.Context, job *drover.Job, t task) (err error) {
 	w.running.Add(1)
 	w.note("start", job, nil)
@@ -134,7 +134,7 @@ func (w *worker) handle(ctx context.Context, job *drover.Job, t task) (err error
 	return w.work(ctx, job, t)
 }
 
-// doNothing runs a noop. It records their number every noopStep jobs.
+// doNothing is the handler of a noop. After every noopStep jobs it records how many noops have run.
 func (w *worker) doNothing(context.Context, *drover.Job, noop) error {
 	if n := w.noops.Add(1); n%noopStep == 0 {
 		w.log.write(note{At: w.now(), Worker: w.spec.Name, What: "noops", Count: int(n)})
@@ -142,7 +142,7 @@ func (w *worker) doNothing(context.Context, *drover.Job, noop) error {
 	return nil
 }
 
-// work runs for the job's time, and then fails or leaves an effect outside.
+// work takes as long as the job says, and then fails or leaves an effect outside of the database.
 func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	if w.spec.Load.Deaf {
 		select {}
@@ -150,7 +150,7 @@ func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 	if err := t.misbehave(job.Attempt + job.Redrives); err != nil {
 		return err
 	}
-	for left := t.MS; left > 0; left -= slice { // in slices: time while the process is stopped must not count
+	for left := t.MS; left > 0; left -= slice { // in slices, because time while the process is stopped must not count
 		select {
 		case <-time.After(time.Duration(min(left, slice)) * time.Millisecond):
 		case <-ctx.Done():
@@ -194,7 +194,8 @@ func (w *worker) transact(ctx context.Context, job *drover.Job, t task) error {
 	return tx.Commit(ctx)
 }
 
-// commitPrepared commits in two phases. If the server dies in between, the suite commits the transaction that is left.
+// commitPrepared commits the transaction in two phases. If the server dies between the two, the suite commits the
+// prepared transaction later.
 func (w *worker) commitPrepared(ctx context.Context, tx pgx.Tx, name string) error {
 	if _, err := tx.Exec(ctx, fmt.Sprintf(`prepare transaction '%s'`, name)); err != nil {
 		return err

@@ -28,18 +28,18 @@ type world struct {
 	dir       string // of the journals
 	url       string
 	server    *pgdev.Server
-	standbys  []*pgdev.Server // of failovers; after a promotion, server is one of them
-	pool      *pgxpool.Pool   // the suite's own, past the proxies
-	workerNet *proxy          // for the first load.Through workers
-	callerNet *proxy          // for producers
+	standbys  []*pgdev.Server // the standbys that failovers have made; after a promotion, the field server is one of them
+	pool      *pgxpool.Pool   // the suite's own pool, which does not go through the proxies
+	workerNet *proxy          // the proxy for the first load.Through workers
+	callerNet *proxy          // the proxy for producers
 	load      load
 	seed      uint64
 	rng       *rand.Rand
 	stderr    *os.File
 
-	clockError time.Duration // of the server
+	clockError time.Duration // the error of the server's clock
 	clockFile  string        // the file with this error
-	pooler     *pooler       // workers and producers go through it; nil: there is none
+	pooler     *pooler       // the pooler between workers and producers and the server; nil: no pooler
 	unmeasured bool
 
 	workers   []*child // alive
@@ -50,7 +50,7 @@ type world struct {
 	policy    policy
 }
 
-// newWorld makes the database and the proxies. Nothing runs yet.
+// newWorld makes the database and the proxies. It starts no process.
 func newWorld(ctx context.Context, s *suite, sc *scenario, program string) (*world, error) {
 	w := &world{
 		program: program, server: s.server, clockFile: s.clockFile, unmeasured: sc.unmeasured, load: sc.load(s.full), seed: s.seed, rng: rand.New(rand.NewPCG(s.seed, 0)),
@@ -61,7 +61,7 @@ func newWorld(ctx context.Context, s *suite, sc *scenario, program string) (*wor
 		},
 	}
 	w.policy.Poll = w.load.Poll
-	w.policy.Restart = w.load.Lease + w.load.Lease/3 + 2*time.Second // a lease, two heartbeats to see it, and two seconds more
+	w.policy.Restart = w.load.Lease + w.load.Lease/3 + 2*time.Second // a lease, two heartbeats to notice it, and two more seconds
 	if err := os.Mkdir(w.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (w *world) makeDatabase(ctx context.Context, sc *scenario) (err error) {
 	return err
 }
 
-// twin is a world of its own with the same load, in a second database of the same server.
+// twin returns another world with the same load, in a second database of the same server.
 func (w *world) twin(ctx context.Context) (*world, error) {
 	t := &world{program: w.program, server: w.server, load: w.load, seed: w.seed, rng: w.rng, dir: filepath.Join(w.dir, "twin")}
 	if err := os.Mkdir(t.dir, 0o700); err != nil {
@@ -129,13 +129,13 @@ func (w *world) twin(ctx context.Context) (*world, error) {
 func (w *world) through(p *proxy) string {
 	u, err := url.Parse(w.url)
 	if err != nil {
-		return w.url // it was parsed before
+		return w.url // cannot happen: the URL was parsed before
 	}
 	u.Host = p.address()
 	return u.String()
 }
 
-// close ends all processes and connections. The database goes with its server.
+// close ends all processes and connections. The database is removed together with its server.
 func (w *world) close() error {
 	var errs []error
 	for _, c := range slices.Concat(w.workers, w.producers) {
@@ -158,7 +158,7 @@ func (w *world) close() error {
 	return errors.Join(errs...)
 }
 
-// start brings up the workers, measures them idle, and begins the load.
+// start starts the workers, measures them while they are idle, and begins the load.
 func (w *world) start(ctx context.Context) error {
 	for range w.load.Workers {
 		if _, err := w.startWorker(w.load); err != nil {
@@ -168,7 +168,7 @@ func (w *world) start(ctx context.Context) error {
 	if err := w.eventually(ctx, "all workers are up", 30*time.Second, `select count(*) = $1 from drover_supervisors`, w.load.Workers); err != nil {
 		return err
 	}
-	up := time.Now() // earlier figures are from processes that were starting
+	up := time.Now() // earlier measurements are from processes that were still starting
 	err := until(ctx, "all workers are measured", 30*time.Second, func() (bool, error) {
 		before, err := w.gauge(ctx, up)
 		w.resources.Before = before
@@ -180,7 +180,7 @@ func (w *world) start(ctx context.Context) error {
 	return w.startProducers()
 }
 
-// startWorker starts a worker process. Each has a name of its own.
+// startWorker starts a worker process. Each worker has its own name.
 func (w *world) startWorker(l load) (*child, error) {
 	w.started++
 	name := fmt.Sprintf("w%d", w.started)
@@ -236,12 +236,12 @@ func (w *world) childErrors() *os.File {
 // anyWorker returns a random worker.
 func (w *world) anyWorker() *child { return w.workers[w.rng.IntN(len(w.workers))] }
 
-// gone forgets a worker that has ended.
+// gone takes a worker that has ended off the list of workers.
 func (w *world) gone(c *child) {
 	w.workers = slices.DeleteFunc(w.workers, func(o *child) bool { return o == c })
 }
 
-// inject causes one fault and records when.
+// inject causes one fault, and records when it began and ended.
 func (w *world) inject(what, worker string, do func() error) error {
 	f := fault{What: what, Worker: worker, Count: 1, Begun: time.Now()}
 	err := do()
@@ -274,7 +274,8 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 	return ids, errors.Join(err, log.file.Close())
 }
 
-// recovered waits until a job that was claimed after the last fault is completed. The load must be on.
+// recovered waits until a job that was claimed after the last fault is completed. It must be called while the load
+// runs.
 func (w *world) recovered(ctx context.Context, atMost time.Duration) error {
 	last := w.faults[len(w.faults)-1]
 	return w.eventually(ctx, "recovered from "+last.What, atMost,
@@ -347,7 +348,8 @@ func raceReports(name string) (found []string, err error) {
 	return found, err
 }
 
-// gauge returns the resources that the server and the workers use. Measurements of workers count from since on.
+// gauge returns the resources that the server and the workers use. Only measurements of workers that are later than
+// since count.
 func (w *world) gauge(ctx context.Context, since time.Time) (g gauge, err error) {
 	err = w.pool.QueryRow(ctx, `
 select count(*), count(*) filter (where state like 'idle in transaction%'),
@@ -396,7 +398,7 @@ func (w *world) isSo(ctx context.Context, sql string, args ...any) (yes bool, er
 	return yes, err
 }
 
-// until repeats yes until it returns true. It is for conditions that no query can check.
+// until calls yes repeatedly until yes returns true. It is for conditions that no query can check.
 func until(ctx context.Context, what string, atMost time.Duration, yes func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()

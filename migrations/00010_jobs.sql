@@ -1,9 +1,9 @@
--- drover: jobs; the queues, kinds and supervisors that serve them; enqueues. Names are not
--- qualified: search_path picks the schema.
+-- drover: jobs; the queues, kinds and supervisors that serve them; enqueues. Names have no schema
+-- in front of them, because the search_path chooses the schema.
 --
 --   goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up
 --
--- Locks: creates new objects only; takes no lock on any table that exists.
+-- Locks: this migration only creates new objects. It locks no table that exists already.
 
 -- +goose Up
 
@@ -11,8 +11,8 @@
 do $$
 declare
 	foreign_name text;
-	version      int := 10; -- of a drover that is already in the schema
-	versions     regclass; -- a version table of goose
+	version      int := 10; -- the version of a drover that is already in the schema
+	versions     regclass; -- one of goose's version tables
 	used         boolean;
 	fresh        boolean := false;
 	recorded     regclass;
@@ -30,8 +30,8 @@ begin
 		raise exception 'drover: schema "%" holds version % of drover''s tables, from before the first release, which cannot be migrated: take it down with the files that made it, or drop the schema', current_schema(), version;
 	end if;
 	-- goose has just created the version table of this run, and that table has no version yet.
-	-- Without -table, its name is goose_db_version. If goose_db_version has versions, and no other
-	-- version table is empty, it belongs to an application.
+	-- Without -table, the name of that table is goose_db_version. If goose_db_version has versions,
+	-- and no other version table is empty, goose_db_version belongs to an application.
 	for versions in
 		select c.oid from pg_class c where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('r', 'p')
 			and (select count(*) from pg_attribute a where a.attrelid = c.oid and a.attname in ('version_id', 'is_applied', 'tstamp')) = 3
@@ -66,13 +66,13 @@ $$;
 -- +goose StatementBegin
 create function drover_schema_version() returns int language sql immutable as 'select 10';
 -- +goose StatementEnd
-comment on function drover_schema_version() is 'The version of drover''s schema. A process checks it before it works. Every migration tool sets it.';
+comment on function drover_schema_version() is 'The version of drover''s schema. A process checks this version before it uses the tables. Every migration tool sets it.';
 
 -- +goose StatementBegin
 create function drover_secure(home regproc default 'drover_schema_version') returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-	-- Postgres stores the default of home as an OID. So home leads to the schema of this function,
-	-- even if the schema was renamed.
+	-- Postgres stores the default of home as an OID. So home names a function in the same schema as
+	-- this function, even if the schema was renamed.
 	own constant regnamespace := (select pronamespace from pg_proc where oid = home);
 	f   record;
 begin
@@ -94,7 +94,7 @@ $$;
 -- +goose StatementEnd
 revoke execute on function drover_secure from public;
 comment on function drover_secure(regproc) is
-	'Runs at the end of each migration, and repairs a schema that was renamed. Pins the search_path of each function to this schema, with pg_temp last. So the functions find drover''s tables, and never a caller''s temporary table. Makes the enqueue functions and drover_wake run as their owner, so that a producer only needs the right to execute them.';
+	'Every migration calls it at its end, and it repairs a schema that was renamed. Pins the search_path of each function to this schema, with pg_temp last. So the functions find drover''s tables, and never a caller''s temporary table. Makes the enqueue functions and drover_wake run as their owner, so that a producer only needs the right to execute them.';
 
 -- +goose StatementBegin
 create function drover_check_schema(home regproc default 'drover_schema_version') returns void language plpgsql stable as $$
@@ -106,9 +106,9 @@ begin
 end
 $$;
 -- +goose StatementEnd
-grant execute on function drover_check_schema to public; -- producers too, also where the owner's default privileges say otherwise
+grant execute on function drover_check_schema to public; -- producers need it too, and the owner's default privileges may lack it
 comment on function drover_check_schema(regproc) is
-	'Raises 3F000 if the schema was renamed since drover_secure() ran last: the functions still look for tables in a schema of the old name. Postgres stores the default of home as an OID, which a rename does not change, so home is always in the schema of this function. The check fails if the name drover_schema_version leads to another function, or to none.';
+	'Raises 3F000 if the schema was renamed since drover_secure() ran last: the functions still look for tables in a schema of the old name. Postgres stores the default of home as an OID, which a rename does not change, so home is always in the schema of this function. The check fails if the name drover_schema_version means another function than home, or no function.';
 
 -- +goose StatementBegin
 create function drover_ulid() returns text language plpgsql volatile as $$
@@ -117,10 +117,10 @@ declare
 	ms constant bigint := floor(extract(epoch from clock_timestamp()) * 1000);
 	r  constant bytea := uuid_send(gen_random_uuid());
 begin
-	-- 48 bits of milliseconds in 10 digits, then 16 random digits: the low 5 bits of each byte of a
-	-- v4 uuid. In byte 6, only 4 of these bits are random. The fifth bit of that digit is a high
-	-- bit of byte 7, which is random and not used otherwise. The digits are written out, because a
-	-- query over them takes six times as long.
+	-- The first 10 digits are 48 bits of milliseconds. Then come 16 random digits: the low 5 bits
+	-- of each byte of a v4 uuid. In byte 6, only 4 of these bits are random. So the fifth bit of
+	-- that digit is a high bit of byte 7, which is random too and not used otherwise. The digits
+	-- are written out one by one, because a query that generates them takes six times as long.
 	return concat(
 		substr(d, (ms >> 45 & 31)::int + 1, 1), substr(d, (ms >> 40 & 31)::int + 1, 1), substr(d, (ms >> 35 & 31)::int + 1, 1),
 		substr(d, (ms >> 30 & 31)::int + 1, 1), substr(d, (ms >> 25 & 31)::int + 1, 1), substr(d, (ms >> 20 & 31)::int + 1, 1),
@@ -135,13 +135,13 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_ulid() is 'A fresh ULID, for jobs inserted by hand; clients make their own.';
+comment on function drover_ulid() is 'A new ULID, for jobs that somebody inserts by hand; clients make their own ids.';
 
 -- +goose StatementBegin
 create function drover_append_error(errors jsonb, entry jsonb) returns jsonb language sql immutable as $$
 	-- Each new entry writes all earlier entries to the WAL again, so their number is bounded.
-	-- Operators' entries have a bound of their own, so that they never push out the failures of a
-	-- job.
+	-- Operators' entries have a separate bound, so that they never push the failures of a job out
+	-- of the array.
 	select case when entry @> '{"class": "operator"}' or errors @> '[{"class": "operator"}]' then (
 		select coalesce(jsonb_agg(case when e.operators or n.operators or jsonb_typeof(e.value) <> 'object' then e.value else e.value - 'trace' end order by e.at)
 			filter (where e.operators <> n.operators or e.nth <> 6 or e.of < case when n.operators then 10 else 20 end), '[]') || jsonb_build_array(entry)
@@ -153,11 +153,11 @@ create function drover_append_error(errors jsonb, entry jsonb) returns jsonb lan
 $$;
 -- +goose StatementEnd
 comment on function drover_append_error(jsonb, jsonb) is
-	'The errors array with one more entry. Keeps the first 5 and the last 15 entries of runs, and the first 5 and the last 5 entries of operators. Only the newest entry of a run keeps its trace.';
+	'Returns the errors array with one more entry. Keeps the first 5 and the last 15 entries of runs, and the first 5 and the last 5 entries of operators. Only the newest entry of a run keeps its trace.';
 
 -- +goose StatementBegin
 create function drover_strategy_ok(retry jsonb) returns boolean language sql immutable as $$
-	-- A worker can read every strategy that passes this check. Like a worker, the check refuses
+	-- A worker can read every strategy that passes this check. Both the worker and the check refuse
 	-- keys that belong to another type of strategy.
 	select retry is null or coalesce(
 		jsonb_typeof(retry) = 'object' and pg_column_size(retry) <= 1024
@@ -176,17 +176,17 @@ create function drover_strategy_ok(retry jsonb) returns boolean language sql imm
 				when 'name' then jsonb_typeof(value) <> 'string' or value #>> '{}' = ''
 				when 'jitter' then jsonb_typeof(value) <> 'string' or value #>> '{}' !~
 					'^(none|full|equal|(up|down|symmetric):(0([.][0-9]+)?|1([.]0+)?)|abs:([0-9]{1,9}([.][0-9]+)?(ns|us|µs|ms|s|m|h))+)$'
-				else jsonb_typeof(value) <> 'string' or value #>> '{}' !~ '[1-9]' -- a worker would read a stored zero as the default
+				else jsonb_typeof(value) <> 'string' or value #>> '{}' !~ '[1-9]' -- the check refuses zero, because a worker would read it as the default
 					or value #>> '{}' !~ '^([0-9]{1,9}([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$'
 			end), false)
 $$;
 -- +goose StatementEnd
 comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strategy has the public form, e.g. {"type":"exponential","base":"15s","multiplier":2,"max":"1h","jitter":"up:0.25"}.';
 
--- Fixed-width columns come first. The columns that a claim changes are next to each other, so that
--- a claim writes little more than these to the WAL. Fillfactor 30 leaves room on the page for three
--- versions of a row (fresh, running, completed). So claims are HOT updates, and vacuum has half as
--- much work. Set 45 if completed jobs are deleted immediately:
+-- Columns of a fixed width come first. The columns that a claim changes are next to each other, so
+-- that a claim writes little more than these columns to the WAL. Fillfactor 30 leaves room on the
+-- page for three versions of a row (fresh, running, completed). So claims are HOT updates, and
+-- vacuum has half as much work. Set 45 if completed jobs are deleted immediately:
 --   alter table jobs set (fillfactor = 45);
 create table jobs (
 	scheduled_at  timestamptz not null default greatest(now(), statement_timestamp()),
@@ -235,8 +235,9 @@ create table jobs (
 
 	-- Each statement that writes to the table reads, plans and compiles these CHECKs, which costs
 	-- some 35 instructions for each character of their stored form (ADR 21). Each claim and settle
-	-- evaluates them. So they are few and short, and a list is one array constant. None reads args,
-	-- metadata or tags: the trigger jobs_bounds checks these.
+	-- also evaluates them. So there are few CHECKs, they are short, and a list of values is one array
+	-- constant. No CHECK reads args, metadata or tags, because the trigger jobs_bounds checks these
+	-- columns.
 	constraint jobs_state check (state = any ('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}')),
 	constraint jobs_running_is_claimed check ((state = 'running') = (claimed_by is not null)),
 	constraint jobs_final_is_finalized check ((state = any ('{completed,discarded,cancelled}')) = (finalized_at is not null)),
@@ -260,9 +261,9 @@ create table jobs (
 	constraint jobs_paced check (paced_at is null or redrive_id is not null)
 ) with (
 	fillfactor = 30,
-	-- The thresholds are fixed numbers of rows. If they were a share of the table, a table that
-	-- keeps the jobs of a day would collect millions of dead entries in the claim index before each
-	-- vacuum.
+	-- The thresholds are fixed numbers of rows. If they were a share of the table, vacuum would
+	-- start too late on a table that keeps the jobs of a day: the claim index would collect
+	-- millions of dead entries before each vacuum.
 	autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
 	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
@@ -270,51 +271,51 @@ create table jobs (
 comment on table jobs is 'One row for each job, from its enqueue to its end. Discarded jobs stay here unless their queue''s settings or an operator remove them.';
 comment on column jobs.id is 'A ULID, so jobs sort by the time of their enqueue. The client or drover_ulid() makes it.';
 comment on column jobs.queue is 'The queue whose supervisors claim it.';
-comment on column jobs.kind is 'Names the worker. If no running process has a worker for the kind, the job waits.';
-comment on column jobs.state is 'available, scheduled, retryable: claimed once scheduled_at is past. parked: waits for a newer build, or for its place in a redrive. running. Final: completed, discarded, cancelled.';
+comment on column jobs.kind is 'The name of the worker that can run it. If no running process has a worker for the kind, the job waits.';
+comment on column jobs.state is 'available, scheduled, retryable: a supervisor may claim the job once scheduled_at is past. parked: the job waits for a newer build, or for its place in a redrive. running: a supervisor has claimed it. completed, discarded, cancelled: it has ended.';
 comment on column jobs.priority is '1 to 9, lower is sooner.';
-comment on column jobs.lane is 'Claims go lane by lane. It is the priority, plus 10 after a failure, 20 after a crash, or 30 after two crashes.';
-comment on column jobs.scheduled_at is 'Due time, also of a retry. A claim takes the job from then on; nothing has to promote it first.';
+comment on column jobs.lane is 'The priority, plus 10 after a failure, 20 after a crash, or 30 after two crashes. Claims read a queue lane by lane.';
+comment on column jobs.scheduled_at is 'The due time of the next run, also of a retry. From then on a supervisor may claim the job; no other step has to make it available first.';
 comment on column jobs.created_at is 'When it was enqueued.';
-comment on column jobs.attempt is 'How many runs count so far. The claim raises it, so a crash counts. Snooze, release and redrive lower it.';
-comment on column jobs.max_attempts is 'How many attempts this job may have. Null: the setting of its kind (drover_kinds), else of its queue (queues), else 20.';
-comment on column jobs.claim_seq is 'How often it was claimed; never decreases. With id, claimed_by and attempted_at it is the fence: every write that ends a run compares these four.';
-comment on column jobs.claimed_by is 'The supervisor that runs it; null unless running.';
-comment on column jobs.attempted_at is 'When it was last claimed. It is part of the fence: it distinguishes two jobs that had the same id one after the other.';
+comment on column jobs.attempt is 'How many runs count so far, with the present run. The claim raises the number, so a run that ends in a crash counts. A snooze, a release and a redrive lower it.';
+comment on column jobs.max_attempts is 'How many attempts this job may have. Null: the setting of its kind (drover_kinds) applies, or else the setting of its queue (queues), or else 20.';
+comment on column jobs.claim_seq is 'How often it was claimed. The number never decreases. The columns id, claimed_by, attempted_at and claim_seq together are the fence: every statement that ends a run compares these four.';
+comment on column jobs.claimed_by is 'The supervisor that runs it; null unless the state is running.';
+comment on column jobs.attempted_at is 'When it was last claimed. This time is a part of the fence, because it distinguishes two jobs that had the same id one after the other.';
 comment on column jobs.finalized_at is 'When it was completed, discarded or cancelled; null before.';
-comment on column jobs.discard_reason is 'Why it was discarded; null unless it is.';
+comment on column jobs.discard_reason is 'Why it was discarded; null unless the state is discarded.';
 comment on column jobs.args is 'The arguments that the worker gets.';
-comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. The first 5 and the last 15 entries of runs are kept, and the first 5 and the last 5 entries of operators, whatever becomes of the job.';
+comment on column jobs.errors is 'One object for each failed run, each refusal by the database and each act of an operator, oldest first: attempt, claim_seq, at, class, error, type, fingerprint, duration_ms, delay_ms, supervisor, host (of a process that died), trace. drover keeps the first 5 and the last 15 entries of runs, and the first 5 and the last 5 entries of operators, also after the job has ended.';
 comment on column jobs.errors_total is 'How many runs have failed, including runs that are no longer in errors.';
 comment on column jobs.retry is 'The retry strategy, if this job overrides its worker''s, e.g. {"type":"constant","delay":"30s"}.';
 comment on column jobs.timeout_ms is 'How long a run may take, if this job overrides its worker''s timeout.';
-comment on column jobs.last_delay_ms is 'The last wait before a retry.';
-comment on column jobs.expires_at is 'A job that is claimed after this time is not run, but discarded, reason expired.';
-comment on column jobs.retry_until is 'If the next retry would be due after this time, the job is discarded, reason time_budget.';
-comment on column jobs.crashes is 'Deaths that count against it: one more for each that it is suspected of, one less for each run that the process survives.';
+comment on column jobs.last_delay_ms is 'How long it waited before its last retry, or waits before the next one, in ms.';
+comment on column jobs.expires_at is 'If the job is claimed after this time, it does not run: it is discarded with the reason expired.';
+comment on column jobs.retry_until is 'If the next retry would be due after this time, the job is discarded with the reason time_budget.';
+comment on column jobs.crashes is 'How many deaths of processes count against it. Each death that it is suspected of adds one, and each run that the process survives takes one off.';
 comment on column jobs.redrives is 'How often an operator made it due again.';
 comment on column jobs.redriven_at is 'When an operator last made it due again.';
 comment on column jobs.snoozes is 'How many runs ended in a snooze. Null: none.';
 comment on column jobs.uncounted is 'How many failed runs gave their attempt back (DontCount). Null: none.';
-comment on column jobs.tags is 'Words of the application, to find the job by.';
-comment on column jobs.metadata is 'JSON of the application, besides the args. Keys that begin with "drover:" are drover''s own.';
-comment on column jobs.class is 'Class of the last failed run, as in its errors entry.';
-comment on column jobs.fingerprint is 'Fingerprint of the last failed run, as in its errors entry. Failures of one cause have the same fingerprint, even if their texts have different numbers and names.';
-comment on column jobs.concurrency_key is 'Names something that the job must not overload, e.g. a customer. A paced redrive can limit how many jobs of one key run at the same time.';
-comment on column jobs.redrive_id is 'The newest redrive that picked it.';
+comment on column jobs.tags is 'Words that the application has given the job, so that people can find it.';
+comment on column jobs.metadata is 'JSON that the application has given the job besides the args. Keys that begin with "drover:" are drover''s own.';
+comment on column jobs.class is 'The class of the last failed run, as in the entry of that run in errors.';
+comment on column jobs.fingerprint is 'The fingerprint of the last failed run, as in the entry of that run in errors. Failures of one cause have the same fingerprint, even if their texts have different numbers and names.';
+comment on column jobs.concurrency_key is 'The name of something that jobs must not overload, e.g. a customer. A paced redrive can limit how many jobs of one key run at the same time.';
+comment on column jobs.redrive_id is 'The last redrive that has taken the job up.';
 comment on column jobs.pace_key is 'Its key in the redrive of redrive_id. Empty: it has no key.';
-comment on column jobs.paced_at is 'While a redrive holds the job: since when it could be released; for a dead job, its finalized_at. infinity: the redrive has released it, and counts it for its key until it ends. Null: no redrive holds it.';
-comment on column jobs.deaths is 'All deaths that it has been suspected of. Null: none.';
-comment on column jobs.started_seq is 'Set for a job that has a single attempt by the settings of the process that claimed it: the claim_seq under which its handler may have been called.';
-comment on column jobs.parked_build is 'While it is parked by a failure group''s policy: the newest build known then; a newer one releases it. Empty: the policy was lifted.';
-comment on column jobs.unique_key is 'Jobs that are alike have the same key. The key consists of the kind, and of those parts of args, queue and concurrency_key that the enqueue chose. It stays after the job''s end. Null: the job is not unique.';
-comment on column jobs.unique_scope is 'How long no other job may have its unique_key: until it has ended, until it has started, or for a period. Null: it is not unique.';
-comment on column jobs.unique_until is 'Until when no other job may have its unique_key. A time: the end of its period, even if the job ends earlier. infinity: until finalized_at is set. Null: another job may have the key now.';
+comment on column jobs.paced_at is 'A time: a redrive holds the job, and could release it from this time on; for a dead job the time is its finalized_at. infinity: the redrive has released the job, and counts it for its key until the job ends. Null: no redrive holds the job.';
+comment on column jobs.deaths is 'How many deaths of processes it has ever been suspected of. Null: none.';
+comment on column jobs.started_seq is 'The claim_seq under which its handler may have been called. drover sets it only for a job with a single attempt, by the settings of the process that claimed it.';
+comment on column jobs.parked_build is 'Set while the policy of a failure group parks the job: the build that was the newest then. A newer build releases the job. Empty: the policy was lifted, so the job is released soon.';
+comment on column jobs.unique_key is 'Jobs that are alike have the same key. The key consists of the kind, and of those parts of args, queue and concurrency_key that the enqueue chose. The column keeps the key after the job''s end. Null: the job is not unique.';
+comment on column jobs.unique_scope is 'How long no other job may have the same unique_key. ended: until this job has ended. started: until it has started. period: for a period. Null: the job is not unique.';
+comment on column jobs.unique_until is 'Until when no other job may have the same unique_key. A time: the end of the period, even if this job ends earlier. infinity: until finalized_at is set. Null: another job may have the key now.';
 
 -- +goose StatementBegin
 create function drover_json_fault(doc jsonb, most_text int, most_jsonb int, deepest int) returns text language plpgsql immutable as $$
 declare
-	size     constant int := pg_column_size(doc #> '{}'); -- detoasted: a column may hold it compressed
+	size     constant int := pg_column_size(doc #> '{}'); -- the size of the uncompressed value: a column may store it compressed
 	digits   bigint;
 	too_long constant text := format('more than %s bytes of JSON text', most_text);
 begin
@@ -325,9 +326,9 @@ begin
 		return format('nested deeper than %s', deepest);
 	end if;
 	-- The text of a number that is stored in 16 bytes may have 147,456 characters. Other values
-	-- have at most six characters for each byte. So the numbers are written out first, until they
-	-- exceed the bound. The whole value is written out only if that is safe and the answer is still
-	-- open.
+	-- have at most six characters for each byte. So the function first writes out only the numbers,
+	-- until they exceed the bound. It writes out the whole value only if that is safe and the
+	-- answer is still open.
 	if size <= 2048 then
 		return case when most_text < 9216 * size and octet_length(doc::text) > most_text then too_long end;
 	end if;
@@ -340,7 +341,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_json_fault(jsonb, int, int, int) is
-	'Why a JSON value cannot be stored: too many bytes as text, too many bytes as jsonb, or arrays and objects nested too deep. Null: it can be stored.';
+	'Why a JSON value cannot be stored: it has too many bytes as text, too many bytes as jsonb, or arrays and objects that are nested too deeply. Null: it can be stored.';
 
 -- +goose StatementBegin
 create function drover_digits(doc jsonb, most int) returns bigint language plpgsql immutable as $$
@@ -356,7 +357,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, separators included. Stops counting soon after most.';
+comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, separators included. The function stops counting soon after it has reached the parameter most.';
 
 -- +goose StatementBegin
 create function drover_unseen() returns text language sql immutable as $$
@@ -389,8 +390,9 @@ begin
 			'$.keyvalue() ? (@.key starts with "drover:")') then
 			fault := 'keys that begin with "drover:" are drover''s own';
 		else
-			-- A client sends at most 64 KiB. As Postgres writes this text, it has a space after
-			-- each comma and colon. As jsonb, it needs up to six times as many bytes.
+			-- A client sends at most 64 KiB. The text that Postgres writes is longer, because it
+			-- has a space after each comma and colon. As jsonb, the value needs up to six times as
+			-- many bytes.
 			fault := drover_json_fault(new.metadata, 131072, 524288, 64);
 		end if;
 	end if;
@@ -422,46 +424,48 @@ $$;
 -- +goose StatementEnd
 comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md in every insert and update. Such values would be slow or impossible to read.';
 
--- An AFTER trigger, so that COPY still stores many rows together. It is never queued for claims and
--- settles, because these name none of its columns. Nor is it queued for small args: 516 bytes
--- cannot hold 65 levels, which need 8 bytes each, or numbers with more than 5 MB of text. Nor is it
--- queued for small metadata, such as a trace's: the condition itself checks their bounds, and that
--- no key is drover's own. The function would cost an enqueue more than the rest of the row.
+-- jobs_bounds is an AFTER trigger, so that COPY still stores many rows together. Postgres never
+-- queues it for claims and settles, because these statements do not write to its columns. Postgres
+-- does not queue it for small args either: 516 bytes cannot hold 65 levels, which need 8 bytes
+-- each, or numbers with more than 5 MB of text. For small metadata, such as the metadata of a
+-- trace, the WHEN condition itself checks the bounds, and checks that no key is drover's own. So
+-- most enqueues do not call the function, which would cost them more than the rest of the row.
 create trigger jobs_bounds after insert or update of args, metadata, tags on jobs for each row
 	when (pg_column_size(new.args) > 516 or pg_column_compression(new.args) is not null or new.tags is not null
 		or pg_column_size(new.metadata) > 516 or pg_column_compression(new.metadata) is not null
 		or jsonb_typeof(new.metadata) <> 'object' or octet_length(new.metadata::text) > 4096 or new.metadata::text like '%"drover:%')
 	execute function drover_bounds();
 
--- Serves claim, near sweep, full sweep, next due and rescue (internal/store). It must not contain a
--- column that a claim changes, not even in its predicate, or claims would no longer be HOT updates.
--- So it does not contain state.
+-- This index serves claims, near sweeps, full sweeps, the search for the next due job, and rescues
+-- (internal/store). It must not contain a column that a claim changes, not even in its predicate,
+-- because claims would no longer be HOT updates. So it does not contain state.
 create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null;
 
--- Serves the lists, counts and views of discarded jobs. It is empty until something is discarded. A
--- claim does not change its columns.
+-- This index serves the lists, counts and views of discarded jobs. It is empty while no job is
+-- discarded. A claim does not change its columns.
 create index jobs_discarded_idx on jobs (finalized_at, id) where discard_reason is not null;
 
--- Serves the summary of dead letters (index only), failure groups, and lists of one group. A claim
--- does not change its columns.
+-- This index serves the summary of dead letters (as an index-only scan), failure groups, and lists
+-- of one group. A claim does not change its columns.
 create index jobs_discarded_groups_idx on jobs (queue, kind, discard_reason, class, fingerprint, finalized_at, id) where discard_reason is not null;
 
--- Serves paced redrives (drover_pace). A claim does not change its columns.
+-- This index serves paced redrives (drover_pace). A claim does not change its columns.
 create index jobs_redrive_idx on jobs (redrive_id, queue, pace_key, paced_at, id) where redrive_id is not null;
 
--- Serves the release of parked jobs and their count in a group. It is empty unless a policy parks.
--- A claim does not change its columns. The condition is not "finalized_at is null": if few jobs are
--- unfinished, the planner would then read jobs_claim_idx with all its dead entries.
+-- This index serves the release of parked jobs and their count in a group. It is empty unless a
+-- policy parks jobs. A claim does not change its columns. The condition is not "finalized_at is
+-- null", because with that condition, and with few unfinished jobs, the planner would read
+-- jobs_claim_idx with all its dead entries.
 create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity';
 
--- Serves unique jobs (drover_enqueue_unique). The columns are null for all other jobs. A claim
--- changes unique_until only for a job that is unique until it has started, and never changes
--- finalized_at. Whatever ends a job sets finalized_at, so the job leaves the index. A period is
--- finite, and lasts beyond the job's end.
+-- This index serves unique jobs (drover_enqueue_unique). Its columns are null for all other jobs. A
+-- claim changes unique_until only for a job that is unique until it has started, and never changes
+-- finalized_at. Every statement that ends a job sets finalized_at, so the job leaves the index. A
+-- job with a period stays in the index after its end, because its unique_until is finite.
 create unique index jobs_unique_idx on jobs (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity');
 
--- A fingerprint belongs to one kind. Without this statistic the planner expects a hundred times as
--- many groups in the summary, and spends a second on JIT.
+-- A fingerprint belongs to one kind. Without this statistic the planner expects a hundred times the
+-- real number of groups in the summary, and spends a second on JIT.
 create statistics jobs_failures (ndistinct) on kind, fingerprint from jobs;
 
 create table queues (
@@ -481,14 +485,14 @@ create table queues (
 		and discarded_retention between interval '0' and interval '1000 years' and archive_discarded_after between interval '0' and interval '1000 years'),
 	constraint queues_archived_or_deleted check (discarded_retention is null or archive_discarded_after is null)
 );
-comment on table queues is 'Queues that a supervisor has served, and their policies, which all processes read here.';
-comment on column queues.completed_retention is 'How long its completed jobs are kept. Null: as set for the supervisor that prunes.';
-comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept. Null: as set for the supervisor that prunes.';
+comment on table queues is 'Queues that a supervisor has served, and their policies. All processes read the policies here.';
+comment on column queues.completed_retention is 'How long its completed jobs are kept. Null: as long as the settings of the supervisor that prunes say.';
+comment on column queues.cancelled_retention is 'How long its cancelled jobs are kept. Null: as long as the settings of the supervisor that prunes say.';
 comment on column queues.discarded_retention is 'How long its discarded jobs are kept before they are deleted; null: for ever.';
 comment on column queues.archive_discarded_after is 'How long its discarded jobs stay in jobs before they are moved to jobs_archive; null: for ever.';
-comment on column queues.keep_completed is 'How many of its completed jobs of each kind are kept, the newest by their end; null: all.';
-comment on column queues.keep_discarded is 'How many of its discarded jobs of each kind stay in jobs, the newest by their end. The others are archived; null: all stay.';
-comment on column queues.keep_archived is 'How many of its discarded jobs of each kind stay in jobs_archive, the newest by their end; null: all.';
+comment on column queues.keep_completed is 'How many of its completed jobs of each kind are kept. The jobs that ended last stay; null: all stay.';
+comment on column queues.keep_discarded is 'How many of its discarded jobs of each kind stay in jobs. The jobs that ended last stay, and the others are archived; null: all stay.';
+comment on column queues.keep_archived is 'How many of its discarded jobs of each kind stay in jobs_archive. The jobs that ended last stay, and the others are deleted; null: all stay.';
 
 create table drover_kinds (
 	kind         text collate "C" primary key check (kind <> '' and octet_length(kind) <= 128),
@@ -502,7 +506,7 @@ create table drover_kinds (
 	constraint kinds_follow_up check (follow_up_kind <> '' and octet_length(follow_up_kind) <= 128 and follow_up_kind <> kind),
 	constraint kinds_follow_up_queue check ((follow_up_kind is null) = (follow_up_queue is null) and follow_up_queue <> '' and octet_length(follow_up_queue) <= 128)
 );
-comment on table drover_kinds is 'Workers that supervisors have registered: rescue, psql and the command read a kind''s policies here.';
+comment on table drover_kinds is 'The kinds for which supervisors have registered workers, and their policies. Rescuers, psql and the command line read the policies here.';
 comment on column drover_kinds.follow_up_kind is 'The kind of the job that is enqueued when a job of this kind is discarded; null: none.';
 comment on column drover_kinds.follow_up_queue is 'The queue of the follow-up.';
 
@@ -524,20 +528,20 @@ create table drover_supervisors (
 	pid        int         not null default 0,
 	build      text collate "C" not null default '',
 	process    text collate "C",
-	crew       bigint, -- null: it is never notified
-	limits_seen bigint, -- null until a limit is followed; null needs no room in the row
+	crew       bigint, -- null: the supervisor is never notified
+	limits_seen bigint, -- null until the supervisor follows a limit; null needs no room in the row
 	-- The epoch is part of the key. So a raise of the epoch waits for the key share locks of claims
-	-- under way, and a heartbeat does not wait.
+	-- under way, and a heartbeat does not wait for them.
 	primary key (id, epoch)
 ) with (fillfactor = 50);
-comment on table drover_supervisors is 'One row for each running supervisor. beat rises while it lives. If beat has not risen for a lease, other supervisors rescue its jobs.';
-comment on column drover_supervisors.epoch is 'A raise ends all claims that began before. The supervisor raises it itself after a lost reply; others raise it when the supervisor is silent.';
-comment on column drover_supervisors.lost_at is 'When other supervisors found it silent. They are rescuing its jobs.';
-comment on column drover_supervisors.silent_ms is 'How long other supervisors have seen no beat after silent_at_beat. It counts only while beat = silent_at_beat.';
-comment on column drover_supervisors.slots is 'Concurrency by queue.';
-comment on column drover_supervisors.limits_seen is 'The newest version of drover_limits that it follows: nothing that was paused by then starts there. Null: none yet.';
+comment on table drover_supervisors is 'One row for each running supervisor. The supervisor raises beat while it lives. If beat has not risen for a lease, other supervisors rescue its jobs.';
+comment on column drover_supervisors.epoch is 'A raise ends all claims that began before. The supervisor itself raises its epoch after a lost reply. Other supervisors raise it when they declare this supervisor lost.';
+comment on column drover_supervisors.lost_at is 'When another supervisor declared this supervisor lost. Since then other supervisors are rescuing its jobs.';
+comment on column drover_supervisors.silent_ms is 'How long other supervisors have seen no beat after silent_at_beat. The value counts only while beat = silent_at_beat.';
+comment on column drover_supervisors.slots is 'How many slots (Concurrency) it has for each queue.';
+comment on column drover_supervisors.limits_seen is 'The newest version of drover_limits that it follows: this supervisor starts no job that was paused by then. Null: it has followed none yet.';
 comment on column drover_supervisors.in_flight is 'Jobs whose handler was running at the last beat.';
-comment on column drover_supervisors.process is 'The client it belongs to: supervisors of one client die together.';
+comment on column drover_supervisors.process is 'The client to which it belongs. Supervisors of one client die together.';
 
 create table drover_crews (
 	queue   text collate "C" not null,
@@ -549,12 +553,12 @@ create table drover_crews (
 	channel text not null,
 	primary key (queue, crew)
 );
-comment on table drover_crews is 'The supervisors that serve the same kinds in a queue are a crew. Advisory locks show which of them are awake or on call: such a lock ends with its connection, and no row is written for it.';
+comment on table drover_crews is 'The supervisors that serve the same kinds in a queue are a crew. Advisory locks show which of them are lookouts or on call. An advisory lock ends with its connection, and nobody has to write a row for it.';
 comment on column drover_crews.crew is 'A hash of the kinds; drover_supervisors.crew has it, too.';
 comment on column drover_crews.lookout is 'The lock of the supervisor that looks for jobs all the time and has room. While it is held, enqueues notify nobody.';
 comment on column drover_crews.on_call is 'Supervisors that an enqueue may notify hold this lock or one of the seven after it.';
-comment on column drover_crews.channel is 'The result of drover_channel(). Calling that in each enqueue would double the cost of the enqueue.';
-comment on column drover_crews.polls is 'The longest poll interval in the crew. An enqueue notifies nobody of a job that is due later than that.';
+comment on column drover_crews.channel is 'The result of drover_channel(). A call of that function in each enqueue would double the cost of the enqueue.';
+comment on column drover_crews.polls is 'The longest poll interval in the crew. If a job is due later than one interval from now, its enqueue notifies nobody, because the supervisors poll before that.';
 
 create view drover_on_duty as
 select c.queue, c.crew, case when l.key = c.lookout then 'lookout' else 'on call' end as duty, l.pid
@@ -577,17 +581,17 @@ create table drover_set_aside (
 	retry_at timestamptz      not null,
 	primary key (path, job)
 ) with (fillfactor = 50);
-comment on table drover_set_aside is 'Jobs that the database refuses to read or to change, if not even the refusal can be written into their own rows. Every process leaves such a job alone until retry_at. Delete a row here to have its job tried immediately.';
-comment on column drover_set_aside.path is 'The step that was refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
+comment on table drover_set_aside is 'Jobs that the database refuses to read or to change, if drover cannot even write the refusal into the row of the job. Every process leaves such a job alone until retry_at. If you delete a row here, drover tries the job again immediately.';
+comment on column drover_set_aside.path is 'The step that the database refused: claim, settle, rescue, prune, archive, redrive, unpark, follow-up.';
 comment on column drover_set_aside.code is 'The SQLSTATE; empty if the error did not come from the server.';
-comment on column drover_set_aside.tries is 'How often it was refused. The pause doubles each time, from 15 seconds to a day.';
+comment on column drover_set_aside.tries is 'How often the step was refused. The pause before the next try doubles each time, from 15 seconds to a day.';
 
 -- +goose StatementBegin
 create function drover_rows_fault(code text) returns boolean language sql immutable as $$
-	-- A batch fails because of one of its rows, or as a whole: because of the connection, the
-	-- server, the role, the schema, or another transaction that was in the way. 53200 and 57014 may
-	-- be the fault of one row, which is too large for the memory or causes a time-out. The library
-	-- has the same list (internal/pg/faults.go).
+	-- A batch fails because of one of its rows, or as a whole. It fails as a whole because of the
+	-- connection, the server, the role, the schema, or another transaction that was in the way.
+	-- Errors 53200 and 57014 may be the fault of one row that is too large for the memory or causes
+	-- a time-out. The library has the same list (internal/pg/faults.go).
 	select code in ('53200', '57014') or left(code, 2) not in ('08', '25', '26', '28', '3D', '3F', '40', '53', '57')
 $$;
 -- +goose StatementEnd
@@ -597,7 +601,7 @@ comment on function drover_rows_fault(text) is 'Whether an error of this SQLSTAT
 create function drover_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
 declare
 	n     constant int := coalesce(cardinality(ids), 0);
-	most  constant int := 100; -- if so many are refused and none has passed, no single row is at fault
+	most  constant int := 100; -- if so many jobs are refused and no job has passed, no single row is at fault
 	at    int := 1;
 	step  int := n;
 	took  bigint;
@@ -614,7 +618,7 @@ begin
 			began := began or took > 0;
 			at := at + step;
 			step := least(2 * step, n);
-		exception when others then -- a time-out of the whole statement is not caught, and ends the walk
+		exception when others then -- this does not catch a time-out of the whole statement, which ends the walk
 			get stacked diagnostics code = returned_sqlstate, why = message_text;
 			if not drover_rows_fault(code) or not began and jsonb_array_length(refused) >= most then
 				raise;
@@ -632,7 +636,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_walk(text[], text, jsonb) is
-	'Executes a statement over many jobs. The statement gets their ids as $1 and doc as $2, and returns how many it changed. If the database refuses a batch, halves of it are tried, down to the one job that is at fault, and the others go through. refused: an array of {id, error, code}.';
+	'Executes a statement over many jobs. The statement gets their ids as $1 and doc as $2, and returns how many it changed. If the database refuses a batch, the function tries its halves, and so on, until it has found the one job that is at fault. The other jobs are changed. refused: an array of {id, error, code} with the jobs at fault.';
 
 -- +goose StatementBegin
 create function drover_set_aside(path text, refused jsonb) returns void language sql as $$
@@ -644,7 +648,7 @@ create function drover_set_aside(path text, refused jsonb) returns void language
 		retry_at = clock_timestamp() + least(interval '15 seconds' * 2 ^ least(s.tries, 20), interval '1 day')
 $$;
 -- +goose StatementEnd
-comment on function drover_set_aside(text, jsonb) is 'Lists refused jobs, as drover_walk returns them, in drover_set_aside: every process leaves them alone on this path for a pause that doubles.';
+comment on function drover_set_aside(text, jsonb) is 'Writes refused jobs, as drover_walk returns them, into drover_set_aside. Every process leaves a job alone on this path for a pause, which doubles each time.';
 
 -- +goose StatementBegin
 create function drover_refuse(path text, job_id text, seq int, why text, code text, later boolean default false, out became text) language plpgsql as $$
@@ -654,11 +658,11 @@ declare
 	entry jsonb;
 	entry_was jsonb;
 	times int;
-	kept  constant int := 12; -- so many refusals before it is discarded: some five hours
+	kept  constant int := 12; -- how many refusals put the job off before it is discarded: some five hours
 begin
 	select state, claim_seq, attempt into j from jobs where id = job_id and finalized_at is null for update skip locked;
 	if not found or j.claim_seq <> seq then
-		return; -- another session has it locked, or has claimed or ended it
+		return; -- another session has locked, claimed or ended the job
 	end if;
 	entry := jsonb_build_object('at', clock_timestamp(), 'class', 'refused', 'attempt', j.attempt, 'claim_seq', seq,
 		'error', left(format('%s refused by the database: %s', path, why), 1000));
@@ -678,7 +682,7 @@ begin
 		where id = job_id returning state into became;
 		return;
 	exception when others then
-		null; -- its errors cannot be read or written, or an application's trigger refuses this as well
+		null; -- the column errors cannot be read or written, or a trigger of the application refuses this update too
 	end;
 	begin
 		if not later then
@@ -695,12 +699,12 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse(text, text, int, text, text, boolean) is
-	'Moves an unfinished job out of the way of others, because the database refuses its claim or its settle. Postpones it up to twelve times (later), or discards it, reason refused. The error goes into its errors. If the database refuses that as well, sets the job aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
+	'Moves an unfinished job out of the way of others, because the database refuses its claim or its settle. With later, it makes the job due later, up to twelve times. Otherwise it discards the job with the reason refused. The error goes into the job''s errors. If the database refuses that as well, the job is set aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
 
 -- +goose StatementBegin
 create function drover_channel() returns text language sql stable as $$
-	-- A channel's name has at most 63 bytes. If long names were cut, schemas whose names begin
-	-- alike would wake each other.
+	-- A channel's name has at most 63 bytes. If the function cut long names, supervisors in schemas
+	-- whose names begin alike would wake each other.
 	select 'drover_' || case when octet_length(current_schema()) <= 56 then current_schema()::text else to_hex(hashtextextended(current_schema()::text, 0)) end
 $$;
 -- +goose StatementEnd
@@ -709,9 +713,9 @@ comment on function drover_channel() is 'The NOTIFY channel of this schema''s qu
 -- +goose StatementBegin
 create function drover_notify(payload text) returns void language plpgsql as $$
 begin
-	-- drover_wake has the same conditions. If the queue of notifications is more than half full, it
-	-- may soon be full, and then the caller's commit would fail. A setting that was local to an
-	-- earlier transaction is empty now.
+	-- drover_wake has the same conditions. If Postgres' queue of notifications is more than half full,
+	-- it may soon be full, and then the caller's commit would fail. nullif: a setting that was local
+	-- to an earlier transaction is an empty text now.
 	if coalesce(nullif(current_setting('drover.notify', true), ''), 'on')::boolean and pg_notification_queue_usage() <= 0.5 then
 		perform pg_notify(drover_channel(), payload);
 	end if;
@@ -719,7 +723,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_notify(text) is
-	'Notifies supervisors, unless the setting drover.notify is off: a transaction that has notified cannot be prepared. Nor does it notify while Postgres'' queue of notifications is more than half full.';
+	'Notifies supervisors, unless the setting drover.notify is off. Turn the setting off for a two-phase commit, because Postgres cannot prepare a transaction that has notified. The function does not notify either while Postgres'' queue of notifications is more than half full.';
 
 -- +goose StatementBegin
 create function drover_wake(queue text, due timestamptz default null, kind text default null, passes bigint default null) returns boolean language plpgsql as $$
@@ -741,8 +745,8 @@ begin
 			exit when kind is not null; -- the lookout finds the job by itself, and one supervisor is enough
 			continue;
 		end if;
-		-- The search for two sleepers begins at another lock each second. So a burst of enqueues
-		-- soon meets a supervisor that is awake.
+		-- The search for two supervisors on call begins at another lock each second. So one of the
+		-- enqueues in a burst soon notifies a supervisor that can become the lookout.
 		slots := array(
 			select k from (select c.on_call + (i + extract(epoch from clock_timestamp())::bigint) % 8 as k from generate_series(0, 7) as i) s
 			where k is distinct from passes and not (pg_try_advisory_lock_shared(k) and pg_advisory_unlock_shared(k)) limit 2);
@@ -759,7 +763,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_wake(text, timestamptz, text, bigint) is
-	'Notifies two of the supervisors on call for a queue, unless a supervisor that is awake has room. kind null: two of each crew. passes: given by a supervisor that was notified and has no room, so that it hands the call on. It is the lock of that supervisor. If nobody else is on call, all supervisors that listen are notified. Returns whether a supervisor on call was notified.';
+	'Notifies two of the supervisors on call for a queue, unless a supervisor that is awake has room. kind: only crews that serve this kind count; null: two supervisors of each crew. passes: a supervisor that was notified and has no room hands the call on, and gives its own lock here. If no other supervisor is on call then, all supervisors that listen are notified. Returns whether a supervisor on call was notified.';
 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
@@ -769,8 +773,8 @@ declare
 	until  timestamptz;
 	turn   bigint;
 begin
-	-- The wait takes at most half of the session's own time-outs, because these would end more than
-	-- the wait. 0 means no time-out.
+	-- The wait takes at most half of the session's own time-outs, because a time-out of the session
+	-- would end the whole transaction. 0 means no time-out.
 	until := clock_timestamp() + least(patience, (select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
 	for turn in select distinct hashtextextended(drover_channel() || ' turn ' || queue, 0) as key from unnest(queues) as queue order by key loop
 		perform set_config('lock_timeout', greatest(1, ceil(extract(epoch from until - clock_timestamp()) * 1000))::text, true);
@@ -779,18 +783,19 @@ begin
 	perform set_config('lock_timeout', usual, true);
 	return true;
 exception when lock_not_available then
-	return false; -- the error has undone the change of the setting
+	return false; -- the error has also undone the change of lock_timeout
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_take_turn(text[], interval) is 'Makes claims of queues with a backlog wait for one another, until the transaction ends. False: the turn did not come in time; the caller goes on without it.';
+comment on function drover_take_turn(text[], interval) is 'Makes the claims of queues with a backlog run one after another: it waits for the turn, and keeps it until the transaction ends. False: the turn did not come in time, so the caller goes on without it.';
 
 -- +goose StatementBegin
 create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out waiting bigint)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-	-- clock_timestamp() is read after the snapshot was taken. So all times in the snapshot are
-	-- earlier, unless the clock has gone back. jobs_claim_idx leads from one lane that has jobs to
-	-- the next, and to the jobs of a lane that are due from now on.
+	-- The statement reads clock_timestamp() after it has taken its snapshot. So all times in the
+	-- snapshot are earlier, unless the clock has gone back. With jobs_claim_idx the statement skips
+	-- from one lane that has jobs to the next, and finds the jobs of a lane that are due from now
+	-- on.
 	with recursive lanes(queue, lane) as (
 		(select j.queue, j.lane from jobs j where j.finalized_at is null order by j.queue, j.lane limit 1)
 		union all
@@ -811,14 +816,15 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 $$;
 -- +goose StatementEnd
 comment on function drover_clock(int, text) is
-	'Counts waiting jobs that were created, claimed or redriven 10 s or more in the future, because the server''s clock has gone back. latest: the latest time of such an event, null if there is none. Reads the first so many jobs that are due from now on in each lane, and at most ten times as many in all.';
+	'Counts waiting jobs that were created, claimed or redriven 10 s or more in the future, because the server''s clock has gone back. latest: the latest time of such an event; null if there is none. most: how many of the jobs that are due from now on it reads in each lane; in all lanes together it reads at most ten times that number.';
 
 -- +goose StatementBegin
 create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$
 declare
 	usual   text := current_setting('lock_timeout');
 	bounds  interval[] := array[current_setting('statement_timeout')::interval, current_setting('transaction_timeout', true)::interval];
-	-- All waits together end before a session that waits for this one looks for a deadlock.
+	-- All these waits together end before another session, which waits for a lock of this session,
+	-- looks for a deadlock.
 	wait    interval := least(interval '250 ms', current_setting('deadlock_timeout')::interval / 2) / cardinality(tables);
 	until   timestamptz := clock_timestamp() + least(patience, nullif(usual::interval, interval '0'),
 		(select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
@@ -830,7 +836,7 @@ begin
 			execute 'lock table ' || (select string_agg(quote_ident(name), ', ' order by place) from unnest(tables) with ordinality as t (name, place));
 			perform set_config('lock_timeout', usual, true);
 			return;
-		exception when lock_not_available then -- the error has released all locks
+		exception when lock_not_available then -- the error has released the locks that this try had taken
 			if clock_timestamp() > until then
 				select string_agg(case when l.pid is null then 'a prepared transaction, see pg_prepared_xacts'
 					else format('process %s%s, in its transaction since %s', l.pid, ' (' || nullif(a.application_name, '') || ')', a.xact_start) end, '; '
@@ -848,7 +854,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_lock_tables(text[], interval) is
-	'For migrations: locks tables exclusively, all or none. So no statement can deadlock with it, in whatever order it locks the tables, and nobody waits long behind another session''s long transaction.';
+	'For migrations: locks all these tables exclusively, or none of them. So no statement can deadlock with it, whatever the order of the tables is. If another session''s long transaction holds a lock, the other sessions do not wait long behind this function.';
 
 -- +goose StatementBegin
 create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns text[] language plpgsql as $$
@@ -868,7 +874,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse_clash(text[], text[], text[], jsonb[]) is
-	'Raises DR001 if a job of one of these ids has another kind, queue or args. Returns the ids that no job has, null if all are there.';
+	'Raises DR001 if a job with one of these ids has another kind, queue or args. Returns the ids that no job has; null if every id has a job.';
 
 -- +goose StatementBegin
 create function drover_refuse_unstored(ids text[]) returns void language plpgsql as $$
@@ -879,7 +885,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_refuse_unstored(text[]) is 'Raises DR003: a trigger on jobs dropped these jobs, or gave them other ids.';
+comment on function drover_refuse_unstored(text[]) is 'Raises DR003, which means that a trigger on jobs has dropped these jobs, or has given them other ids.';
 
 -- +goose StatementBegin
 create function drover_refuse_job(at text, id text, kind text, queue text, priority int, max_attempts int, retry jsonb, timeout interval,
@@ -916,7 +922,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse_job(text, text, text, text, int, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text) is
-	'Raises 22023 with the name of the first field that is out of bounds, and the bound; at is a prefix of the name. Returns the kind if all fields are in bounds.';
+	'Raises 22023 with the name of the first field that is out of bounds, and with the bound. The parameter at is put in front of the name. Returns the kind if all fields are in bounds.';
 
 -- +goose StatementBegin
 create function drover_due(scheduled_at timestamptz, delay interval) returns timestamptz language plpgsql stable as $$
@@ -930,10 +936,10 @@ begin
 	if scheduled_at is not null and delay is not null then
 		raise exception 'drover: delay: contradicts scheduled_at' using errcode = '22023';
 	end if;
-	if scheduled_at > '10000-01-01 00:00:00Z' then -- a driver may round up to that
+	if scheduled_at > '10000-01-01 00:00:00Z' then -- "greater than", because a driver may round up to this time
 		raise exception 'drover: scheduled_at: % is after the year 9999', scheduled_at using errcode = '22023';
 	end if;
-	-- A time in the past becomes now: behind the supervisors' floors the job would wait for a
+	-- A time in the past becomes now, because a job behind the supervisors' floors would wait for a
 	-- sweep.
 	return greatest(coalesce(scheduled_at, greatest(now(), statement_timestamp()) + delay), now(), statement_timestamp());
 end
@@ -968,11 +974,11 @@ begin
 			'metadata', metadata, 'concurrency_key', concurrency_key, 'uniqueness', uniqueness), wake) u;
 		return;
 	end if;
-	-- drover_due is called only if it is needed: calling a function that pins its search_path costs
-	-- as much as reading a table.
+	-- drover_due is called only if it is needed, because the call of a function that pins its
+	-- search_path costs as much as reading a table.
 	due := case when scheduled_at is null and delay is null then greatest(now(), statement_timestamp()) else drover_due(scheduled_at, delay) end;
-	-- If this check fails, drover_refuse_job finds out which field is wrong. Calling it for every
-	-- job would cost more than this check.
+	-- If this check fails, drover_refuse_job finds out which field is wrong. A call of that
+	-- function for every job would cost more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
 		and kind !~ drover_unseen() and coalesce(queue, 'default') !~ drover_unseen() and coalesce(priority, 5) between 1 and 9
 		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
@@ -1009,15 +1015,15 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, jsonb, regproc) is
-	'Enqueues one job and returns its id. A repeated id returns the existing job, as long as its row is kept: not after it was deleted on completion, pruned or archived. uniqueness: the job is stored only if no other job is like it (see drover_enqueue_unique). E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
+	'Enqueues one job and returns its id. If a job with this id exists, it is returned and nothing is stored. A job that was deleted on completion, pruned or archived does not exist any more. uniqueness: the job is stored only if no other job has the same unique key (see drover_enqueue_unique). E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
 
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns setof text language plpgsql as $$
 declare
 	existing text[];
-	refused  text[]; -- not stored by this round
+	refused  text[]; -- ids that this round has not stored
 	missing  text[]; -- refused ids that no job has
-	strays   bigint; -- stored under ids that are not in the batch
+	strays   bigint; -- how many jobs were stored under ids that are not in the batch
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
 		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
@@ -1026,9 +1032,9 @@ begin
 	if jsonb_typeof(batch) <> 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
-	-- One row for each job. The keys are drover_enqueue's parameters, and the id comes from the
-	-- caller. If several jobs have one id, the first of them is stored, and the id is returned for
-	-- the others as if it had been there before.
+	-- One row for each job. The keys are drover_enqueue's parameters, and the caller has to give
+	-- each job an id. If several jobs have one id, the first of them is stored. For the others the
+	-- function returns the id, as if the job had been there before.
 	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
 		with given as materialized (
 			select g.ordinality as n, g.id,
@@ -1061,7 +1067,7 @@ begin
 		select array_agg(g.id) filter (where not g.fresh), (select count(*) from fresh) - count(*) filter (where g.fresh)
 		into refused, strays
 		from (
-			-- Not "exists": it would read all of fresh for each job.
+			-- This is not "exists", because that would read all of fresh for each job.
 			select id, row_number() over (partition by id order by n) = 1 and (id in (select f.id from fresh f)) is true as fresh from given
 		) g;
 		missing := null;
@@ -1087,11 +1093,11 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue_many(jsonb, boolean, regproc) is 'Enqueues a JSON array of jobs, each an object with an id of the caller''s. Returns the ids that existed before, once for every job not stored. If a job with uniqueness is not stored because another job is like it, its id is returned, too; drover_enqueue_unique also returns the id of that other job.';
+comment on function drover_enqueue_many(jsonb, boolean, regproc) is 'Enqueues a JSON array of jobs. Each is an object with the keys of drover_enqueue''s parameters and with an id that the caller has made. For each job that was not stored, returns its id. A job is not stored if a job with its id exists, or if it has uniqueness and another job has its unique key. drover_enqueue_unique also returns the id of that other job.';
 
 -- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
-	-- The smallest ULID of that instant: 48 bits of milliseconds in 10 digits, then zeros.
+	-- 10 digits for the 48 bits of milliseconds, and then zeros.
 	select string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ',
 		(floor(least(greatest(extract(epoch from at) * 1000, 0), 281474976710655))::bigint >> (5 * i) & 31)::int + 1, 1), '' order by i desc) || '0000000000000000'
 	from generate_series(0, 9) as i
@@ -1104,12 +1110,12 @@ create function drover_last_error(errors jsonb) returns jsonb language sql immut
 	select e from jsonb_array_elements(errors) with ordinality as x(e, n) where e->>'class' <> 'operator' order by n desc limit 1
 $$;
 -- +goose StatementEnd
-comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that is about a run.';
+comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that is about a run, and not about an act of an operator.';
 
 create view job_counts as
 select queue, state, count(*) as jobs, min(scheduled_at) filter (where finalized_at is null and scheduled_at <= now() and state <> 'running') as oldest_due
 from jobs group by queue, state;
-comment on view job_counts is 'Jobs by queue and state. Reads the whole table.';
+comment on view job_counts is 'The number of jobs by queue and state. The view reads the whole table.';
 
 select drover_secure();
 

@@ -1,6 +1,6 @@
--- drover: filters, lists, and the verbs over one job and over many.
+-- drover: filters, lists, and the verbs (cancel, discard, delete) for one job and for many jobs.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -59,8 +59,8 @@ begin
 			raise exception 'drover: priority % is not 1 to 9', value using errcode = '22023';
 		end if;
 	end loop;
-	-- A script whose variable is not set sends a filter such as {"args": {}}, which every job
-	-- matches.
+	-- If a variable of a script is not set, the script may send a filter such as {"args": {}},
+	-- which every job matches.
 	if verb is not null and not coalesce((filter->>'all')::boolean, false)
 		and not exists (select from jsonb_each(filter) as f(key, value) where f.key <> 'all' and (f.key = 'ids' or f.value not in ('{}', '[]', '""'))) then
 		raise exception 'drover: % needs a filter', verb using errcode = '22023', hint = 'To mean every job say {"all": true}.';
@@ -70,7 +70,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_where(jsonb, text) is
-	'Turns a filter into a condition on jobs j. The values are literals, so that every filter gets a plan of its own. verb: the name of a verb that changes jobs; for a verb, an empty filter is refused.';
+	'Turns a filter into a condition on jobs j. The condition has the values as literals, so that the planner makes a separate plan for every filter. verb: the name of a verb that changes jobs; with a verb, an empty filter raises 22023.';
 
 -- +goose StatementBegin
 create function drover_list(filter jsonb default '{}', after text default '', page int default 50) returns setof jobs
@@ -81,21 +81,21 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_list(jsonb, text, int) is
-	'One page of the jobs that a filter picks, from the job after the cursor on. Dead letters (the filter has state discarded, or a reason) come latest discarded first, other jobs newest id first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
+	'One page of the jobs that match a filter, beginning after the cursor. If the filter has state discarded or a reason, the job that was discarded last comes first. Otherwise the job with the newest id comes first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
 
 -- +goose StatementBegin
 create function drover_dead(filter jsonb) returns boolean language sql immutable as $$
 	select coalesce(filter->>'state' = 'discarded' or filter ? 'reason', false)
 $$;
 -- +goose StatementEnd
-comment on function drover_dead(jsonb) is 'Whether a filter picks dead letters alone. Dead letters are walked by (finalized_at, id), other jobs by id.';
+comment on function drover_dead(jsonb) is 'Whether only dead letters match a filter. Lists of dead letters are in the order of (finalized_at, id), other lists in the order of id.';
 
 -- +goose StatementBegin
 create function drover_cursor(filter jsonb, finalized_at timestamptz, id text) returns text language sql stable as $$
 	select case when drover_dead(filter) then coalesce(to_jsonb(finalized_at) #>> '{}', 'infinity') || '/' else '' end || id
 $$;
 -- +goose StatementEnd
-comment on function drover_cursor(jsonb, timestamptz, text) is 'The place of a job in the lists of this filter. drover_list takes it as after.';
+comment on function drover_cursor(jsonb, timestamptz, text) is 'The place of a job in the lists of this filter. drover_list takes it as its parameter after.';
 
 -- +goose StatementBegin
 create function drover_find(filter jsonb, verb text default null) returns text language plpgsql stable as $$
@@ -103,13 +103,13 @@ begin
 	if not drover_dead(filter) then
 		return drover_where(filter, verb);
 	end if;
-	perform drover_where(filter, verb); -- refuses
-	-- The state of a discarded job is in no index, but its reason is.
+	perform drover_where(filter, verb); -- raises 22023 if the verb refuses this filter
+	-- No index has the state of a discarded job, but two indexes have its reason.
 	return 'j.discard_reason is not null and ' || drover_where(case when filter->>'state' = 'discarded' then filter - 'state' else filter end);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_find(jsonb, text) is 'Like drover_where, but a condition on dead letters is written so that jobs_discarded_idx and jobs_discarded_groups_idx can serve it.';
+comment on function drover_find(jsonb, text) is 'Does the same as drover_where, but writes a condition on dead letters in a form for which the planner can use jobs_discarded_idx and jobs_discarded_groups_idx.';
 
 -- +goose StatementBegin
 create function drover_beyond(filter jsonb, after text, down boolean) returns text language plpgsql stable as $$
@@ -129,7 +129,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_beyond(jsonb, text, boolean) is 'The end of a statement on jobs j: the condition that a job is beyond the cursor after, and the order.';
+comment on function drover_beyond(jsonb, text, boolean) is 'The end of a statement on jobs j: the condition that a job comes later than the cursor after, and the order of the jobs.';
 
 -- +goose StatementBegin
 create function drover_fits(job_id text, error text, tags text[], args jsonb, periodic text) returns boolean language plpgsql as $$
@@ -147,7 +147,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_fits(text, text, text[], jsonb, text) is 'Whether a job matches a filter''s error, tags, args and periodic (null: the filter does not ask for it). A job whose parts cannot be read does not match.';
+comment on function drover_fits(text, text, text[], jsonb, text) is 'Whether a job matches the fields error, tags, args and periodic of a filter. Null: the filter does not have the field. If a part of the job that the filter asks for cannot be read, the job does not match.';
 
 -- +goose StatementBegin
 create function drover_find_carefully(filter jsonb) returns text language sql stable as $$
@@ -156,10 +156,10 @@ create function drover_find_carefully(filter jsonb) returns text language sql st
 $$;
 -- +goose StatementEnd
 comment on function drover_find_carefully(jsonb) is
-	'drover_find for a table with rows that cannot be read: a row does not match if the filter asks for a part that cannot be read. Ten times slower for a filter by error, tags, args or periodic, so it is used only after drover_find has failed.';
+	'Does the same as drover_find for a table with rows that cannot be read: a row does not match if the filter asks for a part of it that cannot be read. This condition is ten times slower for a filter by error, tags, args or periodic, so drover uses it only after the condition of drover_find has failed.';
 
--- These settings lead to one good plan, whatever the statistics are. The library's own transactions
--- have the same settings.
+-- With these settings the planner uses the same good plan, whatever the statistics are. The
+-- library's own transactions have the same settings.
 -- +goose StatementBegin
 create function drover_page(filter jsonb, after text, page int) returns text[] language plpgsql stable set enable_seqscan = off set jit = off as $$
 declare
@@ -177,9 +177,9 @@ begin
 			place := after;
 			if drover_dead(filter) then
 				-- First look at the next 2,000 dead letters in order. That costs some milliseconds,
-				-- and fills a page if many of them match. Without it, the planner would sort all
-				-- matches after a million jobs have just died, because by the statistics there are
-				-- still few dead letters.
+				-- and fills a page if many of them match. Without this step, the planner would sort
+				-- all matches when a million jobs have just died, because its statistics still show
+				-- few dead letters.
 				execute 'select coalesce(array_agg(w.id), ''{}'') from (select j.id from (select j.* from jobs j where j.discard_reason is not null'
 					|| drover_beyond(filter, after, true) || ' limit $2) j where ' || fits || ' limit $1) w' into ids using page, reach;
 				if cardinality(ids) < page then
@@ -191,9 +191,10 @@ begin
 				rest := drover_beyond(filter, place, true);
 				if drover_dead(filter) and filter - '{state,queue,kind,reason,class,fingerprint,finalized_after,finalized_before,all}'::text[] = '{}' then
 					-- Few of the newest dead letters match. The next matches may have died long
-					-- before, so a walk in the order of an index could take long. Instead,
-					-- jobs_discarded_groups_idx finds them: it has all columns of this filter.
-					-- Sorting by an expression keeps the planner from a walk in order.
+					-- before, so a walk in the order of an index could take long.
+					-- jobs_discarded_groups_idx finds these matches faster, because it has all
+					-- columns of this filter. The statement sorts by an expression, so that the
+					-- planner does not walk an index in order.
 					rest := replace(rest, 'order by j.finalized_at ', 'order by j.finalized_at + interval ''0'' ');
 				end if;
 				execute 'select array_agg(w.id) from (select j.id from jobs j where ' || fits || rest || ' limit $1) w' into more using page - cardinality(ids);
@@ -228,13 +229,14 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_count(jsonb) is 'How many jobs a filter picks. For dead letters by queue, kind, reason, class, fingerprint and finalized_at, an index is enough. Other filters read the rows.';
+comment on function drover_count(jsonb) is 'How many jobs match a filter. For dead letters by queue, kind, reason, class, fingerprint and finalized_at, the function reads only an index. For other filters it reads the rows.';
 
 -- +goose StatementBegin
 create function drover_quarantined(most int default 10) returns table (id text, queue text, kind text, finalized_at timestamptz)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = on set jit = off as $$
-	-- jobs_discarded_groups_idx leads from one queue and kind with dead letters to the next, so the
-	-- entries in between are not read. Up to 1,000 jobs of each are looked at.
+	-- With jobs_discarded_groups_idx the statement skips from one queue and kind with dead letters to
+	-- the next, and does not read the entries in between. It looks at up to 1,000 jobs of each queue
+	-- and kind.
 	with recursive dead(queue, kind) as (
 		(select j.queue, j.kind from jobs j where j.discard_reason is not null order by j.queue, j.kind limit 1)
 		union all
@@ -265,9 +267,9 @@ begin
 		if filter->>'state' <> 'completed' then
 			raise exception 'drover: % jobs cannot be rerun, only completed ones', filter->>'state' using errcode = '22023';
 		end if;
-		-- No job is rerun twice, so that an interrupted walk can go on. Jobs that are reruns are
-		-- left out, unless the filter names ids: a rerun would match the filter again as soon as it
-		-- completes.
+		-- No job is rerun twice, so that an interrupted walk can begin again. Unless the filter
+		-- names ids, jobs that are reruns themselves are left out. Otherwise each rerun would match
+		-- the filter again as soon as it completes.
 		return 'j.state = ''completed'' and not jsonb_path_exists(j.errors, ''$[*] ? (exists (@.job) && @.error starts with "rerun as ")'')'
 			|| case when filter ? 'ids' then '' else ' and (j.errors->0 ? ''job'') is not true' end;
 	end if;
@@ -282,7 +284,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_eligible(jsonb, text) is 'The condition that a verb (cancel, discard, edit, delete, rerun) itself sets for a job, besides the filter.';
+comment on function drover_eligible(jsonb, text) is 'The condition on a job that a verb (cancel, discard, edit, delete, rerun) has besides the filter.';
 
 -- +goose StatementBegin
 create function drover_seek(filter jsonb, verb text, after text default '', batch int default 1000, out ids text[], out last text, out fits text)
@@ -297,9 +299,9 @@ begin
 	fits := drover_find(filter, verb) || eligible;
 	loop
 		begin
-			-- At most reach dead letters are looked at, for the reason in drover_page. If the filter
-			-- names ids, the primary key finds them all. Offset 0 keeps the planner from another
-			-- index.
+			-- The statement looks at no more than reach dead letters, for the reason in
+			-- drover_page. If the filter names ids, the statement finds all these jobs by the
+			-- primary key. Because of "offset 0", the planner uses no other index.
 			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
 				|| case when not drover_dead(filter) then 'jobs j where ' || fits || beyond
 					when named then '(select j.* from jobs j where j.id = any(array(select jsonb_array_elements_text($2->''ids''))) offset 0) j where ' || fits || beyond
@@ -321,7 +323,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_seek(jsonb, text, text, int) is
-	'The next jobs that a verb (cancel, discard, edit, delete, rerun) would change: up to batch jobs that match the filter and the verb''s own condition. fits: the filter and that condition, as a condition on jobs j. last: where the next batch goes on, null at the end. Locks nothing.';
+	'The next jobs that a verb (cancel, discard, edit, delete, rerun) would change: up to batch jobs that match the filter and the verb''s own condition. fits: the filter and the verb''s condition together, as a condition on jobs j. last: the cursor from which the next batch goes on; null at the end. The function locks nothing.';
 
 -- +goose StatementBegin
 create function drover_hold(filter jsonb, verb text, after text, batch int, wait boolean, out held text[], out locked text[], out last text)
@@ -330,8 +332,8 @@ declare
 	walked text[];
 	fits text;
 begin
-	-- Jobs are found in the order of the walk. Then they are locked in the order of ids, as in
-	-- every verb, and checked again under the lock.
+	-- The function finds jobs in the order of the walk. Then it locks them in the order of their
+	-- ids, as every verb does, and checks them again under the lock.
 	select s.ids, s.last, s.fits into walked, last, fits from drover_seek(filter, verb, after, batch) s;
 	execute 'select array_agg(h.id) from (select j.id from jobs j where j.id = any($1) and ' || fits
 		|| ' order by j.id for update' || case when wait then '' else ' skip locked' end || ') h' into held using walked;
@@ -343,7 +345,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_hold(jsonb, text, text, int, boolean) is
-	'One batch of a verb: locks up to batch jobs that match the filter and the verb''s own condition. locked: the jobs that other transactions have locked. last: where the next batch goes on, null at the end.';
+	'One batch of a verb: locks up to batch jobs that match the filter and the verb''s own condition. locked: the jobs that other transactions have locked. last: the cursor from which the next batch goes on; null at the end.';
 
 -- +goose StatementBegin
 create function drover_forget_refused(ids text[]) returns void language plpgsql as $$
@@ -353,7 +355,7 @@ begin
 	)
 	delete from drover_set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
 exception when insufficient_privilege then
-	null; -- the rows stay, and do no harm: each path looks only at jobs that it could take
+	null; -- the rows may stay, because each path looks only at jobs that it could take
 end
 $$;
 -- +goose StatementEnd
@@ -364,7 +366,7 @@ create function drover_without(ids text[], refused jsonb) returns text[] languag
 	select array(select i.id from unnest($1) as i(id) where not $2 @> jsonb_build_array(jsonb_build_object('id', i.id)) order by 1)
 $$;
 -- +goose StatementEnd
-comment on function drover_without(text[], jsonb) is 'The ids that an array of {id, error, code} does not have, in order.';
+comment on function drover_without(text[], jsonb) is 'The ids that are not in the array of {id, error, code}, in order.';
 
 -- +goose StatementBegin
 create function drover_end(ids text[], final text, why text, by text, out changed int, out running text[], out refused jsonb, out ended text[])
@@ -386,7 +388,7 @@ begin
 	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
 	select w.done, w.refused into changed, refused from drover_walk(ids, format(ending, append), doc) w;
 	if refused <> '[]' then
-		-- Either the database refuses the entry for their errors, or it refuses the end itself: try
+		-- The database refuses the new entry in their errors, or it refuses the end itself. Try again
 		-- without the entry.
 		begin
 			select changed + w.done, w.refused into changed, refused
@@ -398,8 +400,8 @@ begin
 		end;
 	end if;
 	for job in select r->>'id' from jsonb_array_elements(refused) as r loop
-		-- A CHECK cannot read a damaged column either. So the row cannot be changed at all unless
-		-- the same update replaces the column.
+		-- A CHECK cannot read a damaged column either. So nobody can change the row, unless the
+		-- same update replaces the column.
 		anew := '';
 		foreach part in array '{args,errors,metadata,retry,tags}'::text[] loop
 			begin
@@ -426,7 +428,7 @@ begin
 		end;
 	end loop;
 	ended := drover_without(ids, refused);
-	if cardinality(ended) <> changed then -- an application's trigger has held some back
+	if cardinality(ended) <> changed then -- a trigger of the application has kept some jobs from the change
 		ended := array(select i.id from unnest(ended) as i(id) where (select j.finalized_at from jobs j where j.id = i.id) is not null order by 1);
 	end if;
 	running := drover_without(running, refused);
@@ -436,7 +438,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_end(text[], text, text, text) is
-	'Ends jobs that the caller has locked and found unfinished, notes in their errors who did it and why, and notifies the owners of the jobs that run. ended: the ids of the jobs. If no entry can be added to a job''s errors, the job ends without one; parts that cannot be read are replaced. refused: an array of {id, error, code}, the jobs that the database does not allow to end.';
+	'Ends jobs that the caller has locked and found unfinished. Adds an entry to their errors with the person who ended them and the reason, and notifies the supervisors of the jobs that run. ended: the ids of the ended jobs. If no entry can be added to a job''s errors, the job ends without the entry. Parts of a row that cannot be read are replaced. refused: an array of {id, error, code} with the jobs that the database does not allow to end.';
 
 -- +goose StatementBegin
 create function drover_cancel(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -444,8 +446,8 @@ declare
 	was text;
 	refused jsonb;
 begin
-	-- A running job is cancelled immediately. Its row is final, its owner's outcome is refused, and
-	-- the owner is notified.
+	-- The cancel of a running job takes effect immediately: the row becomes final, so that its owner
+	-- can no longer settle it. drover_end also notifies the owner.
 	select state into was from jobs where id = job_id for update;
 	if was not in ('completed', 'discarded', 'cancelled') then
 		refused := (select e.refused from drover_end(array[job_id], 'cancelled', why, by) e);
@@ -458,7 +460,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. Its errors keep by (null: the session''s user) and why. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. Its errors keep by (null: the session''s user) and why. Returns the present state of the job; null if there is no such job. A job in a final state stays as it is.';
 
 -- +goose StatementBegin
 create function drover_discard(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -478,7 +480,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_discard(text, text, text) is 'Discards a waiting or running job, reason operator. Its errors keep by (null: the session''s user) and why. Returns the state the job is in now, null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_discard(text, text, text) is 'Discards a waiting or running job with the reason operator. Its errors keep by (null: the session''s user) and why. Returns the present state of the job; null if there is no such job. A job in a final state stays as it is.';
 
 -- +goose StatementBegin
 create function drover_cancel_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
@@ -492,7 +494,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_cancel_many(jsonb, text, text, int, boolean, text) is
-	'Cancels one batch of the waiting and running jobs that a filter picks. Their errors keep by and why, as with drover_cancel. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
+	'Cancels one batch of the waiting and running jobs that match a filter. Their errors keep by and why, as with drover_cancel. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
@@ -506,7 +508,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_discard_many(jsonb, text, text, int, boolean, text) is
-	'Discards one batch of the waiting and running jobs that a filter picks, reason operator. Their errors keep by and why, as with drover_discard. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
+	'Discards one batch of the waiting and running jobs that match a filter, with the reason operator. Their errors keep by and why, as with drover_discard. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_delete_many(filter jsonb, confirm text default '', after text default '', batch int default 1000, wait boolean default false,
@@ -522,7 +524,7 @@ begin
 	select w.done, w.refused into changed, refused
 	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
 	ids := drover_without(held, refused);
-	if cardinality(ids) <> changed then -- an application's trigger has held some back
+	if cardinality(ids) <> changed then -- a trigger of the application has kept some jobs from the change
 		ids := array(select i.id from unnest(ids) as i(id) where not exists (select from jobs j where j.id = i.id) order by 1);
 	end if;
 	perform drover_forget_refused(ids);
@@ -534,7 +536,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean, text, text) is
-	'Deletes one batch of the ended jobs that a filter picks. For dead letters, one call looks at no more than ten times batch rows. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. by and why go to the server''s log, because the rows are gone.';
+	'Deletes one batch of the ended jobs that match a filter. For dead letters, one call looks at no more than batch * 10 rows. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. by and why go to the server''s log, because the rows are gone.';
 
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$
@@ -548,7 +550,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_error_text(jsonb) is 'The text of the newest entry of an errors array that belongs to a run; if the array cannot be read, the reason.';
+comment on function drover_error_text(jsonb) is 'The error text of the newest entry of an errors array that belongs to a run. If the array cannot be read, the reason for that.';
 
 -- +goose StatementBegin
 create function drover_failed_at(errors jsonb, newest boolean) returns timestamptz language plpgsql stable as $$
@@ -562,14 +564,14 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failed_at(jsonb, boolean) is 'The time of the newest, or of the first, entry of an errors array that belongs to a run; null if there is no such entry that can be read.';
+comment on function drover_failed_at(jsonb, boolean) is 'The time of the newest entry of an errors array that belongs to a run, or of the first such entry if newest is false. Null if there is no such entry, or if it cannot be read.';
 
 -- +goose StatementBegin
 create function drover_shown(value jsonb) returns jsonb language plpgsql immutable as $$
 begin
-	-- A small value is stored in the row itself, so it can be read whenever the row can. Its text
-	-- is not too large to send: even a thousand bytes of numbers such as 1e131071 make only some
-	-- 400 MB.
+	-- A small value is stored in the row itself, so it can be read whenever the row can. The server
+	-- can also send its text: even a thousand bytes of numbers such as 1e131071 have only some 400
+	-- MB of text.
 	if pg_column_size(value) > 1000 then
 		perform length(value::text);
 	end if;
@@ -582,7 +584,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_shown(jsonb) is 'The value, or why it cannot be read: it is damaged, or its text is larger than the server can send.';
+comment on function drover_shown(jsonb) is 'The value itself, or the reason why it cannot be read: it is damaged, or its text is larger than the server can send.';
 
 create view discarded_jobs as
 select j.id, j.queue, j.kind, j.discard_reason as reason,
@@ -597,8 +599,9 @@ where j.discard_reason is not null;
 comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';
 
 -- The counts come from jobs_discarded_groups_idx alone. Each group's newest job is at the end of
--- the group's range in that index. An index finds a null only by "is null", so there is one query
--- for each combination of nulls. For a group, only one of the four queries reads the index.
+-- the group's range in that index. An index finds a null only by "is null", so the view has one
+-- query for each combination of nulls. For each group, only one of the four queries reads the
+-- index.
 create view discarded_summary as
 select g.queue, g.kind, g.reason, g.class, g.fingerprint, g.jobs, g.first_discarded_at, g.last_discarded_at,
 	drover_error_text(n.errors) as newest_error, n.id as newest_id
@@ -626,7 +629,7 @@ cross join lateral (
 		and (j.queue, j.kind, j.discard_reason) = (g.queue, g.kind, g.reason)
 	order by class desc, fingerprint desc, finalized_at desc, id desc limit 1)
 ) n;
-comment on view discarded_summary is 'The dead letters counted by queue, kind, reason and what went wrong.';
+comment on view discarded_summary is 'The number of dead letters by queue, kind, reason, class and fingerprint, each with its newest error.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 11';

@@ -1,8 +1,8 @@
--- drover: paced redrives. Dead jobs come back at a rate, only a few of one key at a time, and no
--- faster than they are claimed. A redrive is a row. The next session that calls drover_pace goes on
--- where the last one ended.
+-- drover: paced redrives. A redrive makes dead jobs due again at a rate, only a few jobs of one key
+-- at a time, and no faster than supervisors claim them. A redrive is a row. Each session that calls
+-- drover_pace goes on where the last session ended.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -47,24 +47,24 @@ create table drover_redrives (
 	check ((key_from is null) or (per_key is not null)),
 	check (finished_at is null or state in ('done', 'aborted'))
 ) with (fillfactor = 50);
-comment on table drover_redrives is 'Bulk redrives, each with its progress. drover_redrive_start begins one, supervisors carry it on.';
-comment on column drover_redrives.state is 'marking: finding its jobs. canary: the first few jobs are released. running. done. aborted: jobs that were not released stay dead.';
-comment on column drover_redrives.rate is 'How many jobs become due in a second in one queue. Redrives of one queue share its slots.';
+comment on table drover_redrives is 'Paced redrives, each with its progress. drover_redrive_start begins a redrive, and supervisors carry it out.';
+comment on column drover_redrives.state is 'marking: supervisors look for its jobs. canary: only its first few jobs are released. running: the other jobs are released. done: the redrive has ended. aborted: jobs that were not released stay dead.';
+comment on column drover_redrives.rate is 'How many jobs become due in a second in one queue. Several redrives in one queue share the slots of that queue.';
 comment on column drover_redrives.per_key is 'How many released jobs of one key may be unfinished at the same time in one queue, over all supervisors.';
-comment on column drover_redrives.key_from is 'Where in the args a job''s key is, e.g. customer.id. Null: its concurrency_key.';
-comment on column drover_redrives.canary is 'How many jobs go first. The others wait until these have completed.';
-comment on column drover_redrives.canary_failures is 'More failed canaries than this abort the redrive.';
+comment on column drover_redrives.key_from is 'The path of a job''s key in its args, e.g. customer.id. Null: the key is the concurrency_key.';
+comment on column drover_redrives.canary is 'How many jobs are released first, as canaries. The other jobs wait until the canaries have completed.';
+comment on column drover_redrives.canary_failures is 'How many canaries may fail. If more fail, the redrive is aborted.';
 comment on column drover_redrives.started_by is 'The person or program that began it. The column why has the reason.';
-comment on column drover_redrives.changed_by is 'The person or program that last paused, resumed or aborted it; changed_why has the reason, and changed_at the time. drover: its canaries failed.';
-comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the error that it meets now, while it tries again.';
-comment on column drover_redrives.matched is 'How many jobs it holds or has held, without the jobs that it skipped.';
-comment on column drover_redrives.released is 'Jobs it made due.';
-comment on column drover_redrives.unkeyed is 'Jobs it holds or has held that have no key, so that per_key does not cap them.';
-comment on column drover_redrives.skipped is 'Jobs it left as they were.';
+comment on column drover_redrives.changed_by is 'The person or program that last paused, resumed or aborted it; changed_why has the reason, and changed_at the time. The value drover means that its canaries failed.';
+comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the present error, while the redrive tries again.';
+comment on column drover_redrives.matched is 'How many jobs it has taken up, without the jobs that it skipped.';
+comment on column drover_redrives.released is 'How many jobs it has made due.';
+comment on column drover_redrives.unkeyed is 'How many of the jobs that it has taken up have no key. per_key does not limit these jobs.';
+comment on column drover_redrives.skipped is 'How many jobs it has left as they were.';
 comment on column drover_redrives.skips is 'The first 1,000 skipped jobs, each with the reason. "refused: ...": the database refused to read or to change the row.';
-comment on column drover_redrives.canaries is 'Released canaries, with their failed runs so far.';
-comment on column drover_redrives.locked is 'While marking: jobs that another transaction has locked, each with the time when it was first found locked. They are looked at again, and skipped after 10 seconds.';
-comment on column drover_redrives.marked_at is 'How far marking got, with marked_id.';
+comment on column drover_redrives.canaries is 'The released canaries, each with the number of runs that had failed before the release.';
+comment on column drover_redrives.locked is 'While marking: jobs that another transaction has locked, each with the time when it was first found locked. The redrive looks at them again, and skips them after 10 seconds.';
+comment on column drover_redrives.marked_at is 'The place up to which marking has got, together with marked_id.';
 
 create index redrives_unfinished_idx on drover_redrives (id) where finished_at is null;
 
@@ -76,10 +76,10 @@ create table drover_redrive_queues (
 	released jsonb       not null default '{}',
 	note     text        not null default ''
 ) with (fillfactor = 10);
-comment on table drover_redrive_queues is 'For each queue one sequence of slots, which all redrives of the queue share. A slot is a time at which one job becomes due.';
+comment on table drover_redrive_queues is 'One sequence of slots for each queue. All redrives of the queue share the slots. A slot is a time at which one job becomes due.';
 comment on column drover_redrive_queues.next_at is 'The next free slot.';
-comment on column drover_redrive_queues.key is 'The key that was looked at last.';
-comment on column drover_redrive_queues.released is 'Jobs that were released, and that no tick has found claimed yet, each with its claim_seq at the release. While a job of a kind is overdue here, no more jobs of that kind are released.';
+comment on column drover_redrive_queues.key is 'The last key at which a tick has looked. The next tick begins after this key.';
+comment on column drover_redrive_queues.released is 'Released jobs that were not yet claimed at the last tick, each with its claim_seq at the release. While one of them is overdue, no more jobs of its kind are released.';
 comment on column drover_redrive_queues.note is '"held up: ..." with the error that the last tick of this queue met; empty if it met none.';
 
 -- +goose StatementBegin
@@ -96,7 +96,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_merge_patch(jsonb, jsonb) is 'JSON merge patch, RFC 7396: a key of the patch replaces the same key of the target, null removes the key, and objects are merged.';
+comment on function drover_merge_patch(jsonb, jsonb) is 'A JSON merge patch (RFC 7396): a key of the patch replaces the same key of the target, null removes the key, and objects are merged.';
 
 -- +goose StatementBegin
 create function drover_key_patched(j jobs, args_patch jsonb) returns text language plpgsql stable as $$
@@ -106,17 +106,17 @@ begin
 	end if;
 	return drover_unique_key_again(j, drover_merge_patch(j.args, args_patch), j.queue);
 exception when sqlstate 'DR002' then
-	return j.unique_key; -- it is not known which fields are part of the key
+	return j.unique_key; -- the job does not store which fields are part of the key
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_key_patched(jobs, jsonb) is 'The unique key that a dead job has once its args are patched. If the key is a hash of some fields of the args, it stays as it is.';
+comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the key is a hash of some fields of the args, it stays as it is.';
 
 -- +goose StatementBegin
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
 	by text default null, why text default '') returns setof text language sql as $$
-	-- The caller has locked the jobs' rows. Dead jobs begin anew, and parked jobs go on where they
-	-- were.
+	-- The caller has locked the jobs' rows. Dead jobs begin with fresh attempts, and parked jobs keep
+	-- their attempts.
 	update jobs j set
 		state = case when j.finalized_at is null and j.errors_total > 0 then 'retryable' else 'available' end,
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
@@ -129,7 +129,7 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 		redrives = case when j.finalized_at is null then j.redrives else least(j.redrives, 32766) + 1 end,
 		redriven_at = case when j.finalized_at is null then j.redriven_at else dues[array_position(ids, j.id)] end,
 		crashes = case when j.finalized_at is null then j.crashes when j.discard_reason = 'crashed' then 1 else 0 end,
-		-- Cut to the years 1 to 9999, or the sum could be out of range.
+		-- The times are limited to the years 1 to 9999, because otherwise the sum could be out of range.
 		retry_until = case when j.finalized_at is null or j.retry_until is null then j.retry_until else dues[array_position(ids, j.id)]
 			+ (least(greatest(j.retry_until, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')
 				- least(greatest(j.created_at, j.redriven_at, timestamptz '0001-01-01 00:00:00Z'), timestamptz '9999-12-31 00:00:00Z')) end,
@@ -142,7 +142,7 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 	returning j.id
 $$;
 -- +goose StatementEnd
-comment on function drover_release(text[], timestamptz[], int, jsonb, text, text) is 'Makes dead or parked jobs, locked by the caller, due at the given times. by and why are noted in the errors of dead ones. Part of drover_redrive and drover_pace.';
+comment on function drover_release(text[], timestamptz[], int, jsonb, text, text) is 'Makes dead or parked jobs that the caller has locked due at the given times. The errors of dead jobs keep by and why. Part of drover_redrive and drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default null, why text default '') returns text language plpgsql as $$
@@ -156,8 +156,8 @@ begin
 		return null;
 	end if;
 	if j.state not in ('discarded', 'cancelled') then
-		-- A second redrive of a job that waits changes nothing. If it asks for a change, it is
-		-- refused.
+		-- If the job was redriven before and still waits, a second redrive changes nothing. If the
+		-- second redrive asks for a change of the job, it is refused.
 		if j.redrives > 0 and j.state in ('available', 'scheduled', 'retryable', 'parked') then
 			if max_attempts <> coalesce(j.max_attempts, 0) or drover_merge_patch(j.args, args_patch) <> j.args then
 				raise exception 'drover: job % was redriven before and waits; cancel it first to change it', job_id using errcode = 'DR002';
@@ -172,7 +172,7 @@ begin
 	if args_patch is not null and (jsonb_typeof(j.args) <> 'object' or jsonb_typeof(args_patch) <> 'object') then
 		raise exception 'drover: a patch and the args it is for must be JSON objects' using errcode = '22023';
 	end if;
-	update jobs set paced_at = null where id = job_id and paced_at is not null; -- it leaves the redrive that holds it
+	update jobs set paced_at = null where id = job_id and paced_at is not null; -- the job leaves the paced redrive that holds it
 	begin
 		if args_patch is not null and j.unique_key is not null then
 			update jobs set unique_key = drover_key_patched(jobs, args_patch) where id = job_id;
@@ -185,7 +185,7 @@ begin
 	exception when unique_violation then
 		get stacked diagnostics violated = constraint_name;
 		if violated <> 'jobs_unique_idx' then
-			raise; -- an application's index is violated
+			raise; -- the job violates a unique index of the application
 		end if;
 		raise exception 'drover: job % cannot be redriven, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(job_id), 'which has ended since') using errcode = 'DR002';
 	end;
@@ -194,7 +194,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive(text, int, jsonb, text, text) is 'Makes one discarded or cancelled job due again: same id, attempts fresh, errors kept, with who did it (null: the session''s user) and why. Returns the state the job is in now, null if there is no such job.';
+comment on function drover_redrive(text, int, jsonb, text, text) is 'Makes one discarded or cancelled job due again. The job keeps its id and its errors, and begins with fresh attempts. Its errors keep by (null: the session''s user) and why. Returns the present state of the job; null if there is no such job.';
 
 -- +goose StatementBegin
 create function drover_redrive_plan(plan jsonb) returns drover_redrives language plpgsql stable as $$
@@ -215,8 +215,8 @@ begin
 	end if;
 	r.filter := coalesce(plan->'filter', '{}');
 	perform drover_where(r.filter, 'a redrive');
-	-- Times are read with this session's DateStyle and TimeZone, and stored in a form that every
-	-- session reads alike.
+	-- The function reads times with this session's DateStyle and TimeZone, and stores them in a form
+	-- that every session reads in the same way.
 	foreach moment in array '{created_after,created_before,finalized_after,finalized_before}'::text[] loop
 		if r.filter ? moment then
 			r.filter := jsonb_set(r.filter, array[moment], to_jsonb((r.filter->>moment)::timestamptz));
@@ -253,12 +253,12 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_plan(jsonb) is 'Reads a redrive''s plan. Raises an error if the plan makes no sense.';
+comment on function drover_redrive_plan(jsonb) is 'Turns the plan of a redrive into a row of drover_redrives. Raises an error if the plan makes no sense.';
 
 -- +goose StatementBegin
 create function drover_redrive_candidates(r drover_redrives) returns text language sql stable set datestyle = iso as $$
 	-- A condition on jobs j: the jobs that were dead when the redrive began and that no other
-	-- redrive holds. The time becomes a literal that another session reads.
+	-- redrive holds. The condition has the time as a literal, which another session can read.
 	select drover_where(r.filter) || case
 		when r.filter ? 'ids' then ' and j.state in (''discarded'', ''cancelled'')'
 		when r.filter->>'state' in ('cancelled', 'parked') then ''
@@ -268,16 +268,16 @@ create function drover_redrive_candidates(r drover_redrives) returns text langua
 			else format(' and j.finalized_at <= %L', r.created_at) end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_candidates(drover_redrives) is 'The jobs a redrive is for, as a condition on jobs j.';
+comment on function drover_redrive_candidates(drover_redrives) is 'The condition on jobs j that a redrive takes up.';
 
 -- +goose StatementBegin
 create function drover_redrive_key(r drover_redrives) returns text language sql stable as $$
-	-- The value is null if the job has no key.
+	-- The value of the expression is null if the job has no key.
 	select case when r.per_key is null then 'null::text' when r.key_from is null then 'j.concurrency_key'
 		else format('nullif(j.args #>> %L, '''')', string_to_array(r.key_from, '.')) end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_key(drover_redrives) is 'The key of a job in a redrive, as an expression on jobs j.';
+comment on function drover_redrive_key(drover_redrives) is 'An expression on jobs j for the key that a job has in a redrive.';
 
 -- +goose StatementBegin
 create function drover_redrive_check(r drover_redrives) returns void language plpgsql stable as $$
@@ -294,12 +294,12 @@ begin
 		end if;
 	end if;
 	if r.per_key is null then
-		return; -- nothing to check: a count would read every row that matches
+		return; -- this needs no count, which would read every row that matches
 	end if;
 	begin
 		execute format('select count(*), count(%s) from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r)) into fit, keyed;
 	exception when others then
-		-- A row cannot be read; the redrive will skip it.
+		-- Some row cannot be read. The redrive will skip it.
 		if not drover_rows_fault(sqlstate) then
 			raise;
 		end if;
@@ -330,7 +330,7 @@ begin
 		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where not exists (select from jobs j where j.id = i.id)) u on true
 	on conflict (id) do nothing
 	returning id into named;
-	if named is null then -- another session has stored it since
+	if named is null then -- another session has stored a redrive with this id meanwhile
 		raise exception 'drover: the redrive % was started before', r.id using errcode = 'DR002';
 	end if;
 	perform drover_notify('redrive ' || named);
@@ -349,7 +349,8 @@ declare
 	r drover_redrives := drover_redrive_plan(plan);
 	expired constant text := 'coalesce(j.expires_at <= now(), false)';
 	held    constant text := '(coalesce(j.paced_at = j.finalized_at, false) and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))';
-	-- Jobs that the limit leaves out. As when the redrive marks jobs, skipped jobs do not count.
+	-- This expression is true for jobs beyond the plan's limit. Skipped jobs do not count towards the
+	-- limit, as when the redrive marks jobs.
 	beyond  constant text := case when r.max_jobs is null then 'false' else format('count(*) filter (where not %s and not %s) over (order by %s rows unbounded preceding) > %s',
 		expired, held, case when r.filter->>'state' in ('cancelled', 'parked') or r.filter ? 'ids' then 'j.id' else 'j.finalized_at, j.id' end, r.max_jobs) end;
 begin
@@ -366,7 +367,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_preview(jsonb) is 'Counts the jobs that a redrive of this plan would look at, up to its limit, by queue, kind, reason and fingerprint. Changes nothing. expired, held: jobs that it would skip. unkeyed: jobs without a key, which no cap would hold back. Raises the same errors as drover_redrive_start.';
+comment on function drover_redrive_preview(jsonb) is 'Counts the jobs that a redrive of this plan would look at, up to its limit, by queue, kind, reason and fingerprint. The function changes nothing. expired, held: how many jobs the redrive would skip. unkeyed: how many jobs have no key, so that the cap by key would not limit them. Raises the same errors as drover_redrive_start.';
 
 -- +goose StatementBegin
 create function drover_redrive_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
@@ -374,23 +375,23 @@ declare
 	code text;
 	why  text;
 begin
-	-- In random order: otherwise a hundred bad rows next to each other would look as if all rows
-	-- were bad.
+	-- The walk is in random order. Otherwise a hundred bad rows next to each other would look as if
+	-- all rows were bad.
 	select w.done, w.refused into done, refused
 	from drover_walk(array(select id from unnest(ids) as i(id) order by random()), statement, doc) w;
 exception when others then
 	get stacked diagnostics code = returned_sqlstate, why = message_text;
-	if not drover_rows_fault(code) or code like '42%' then -- class 42: a right or a table is missing
+	if not drover_rows_fault(code) or code like '42%' then -- class 42 means that a right or a table is missing
 		raise;
 	end if;
-	-- None of a hundred passed. All of these count as refused, and the redrive goes on with other
-	-- jobs.
+	-- Of a hundred jobs, no job has passed. The function counts all jobs of this call as refused, so
+	-- that the redrive goes on with other jobs.
 	done := 0;
 	refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_walk(text[], text, jsonb) is 'drover_walk over jobs that a redrive has locked. If every row is refused, it lists them all in refused instead of raising.';
+comment on function drover_redrive_walk(text[], text, jsonb) is 'Calls drover_walk for jobs that a redrive has locked. If the database refuses every row, it lists all jobs in refused, and raises no error.';
 
 -- +goose StatementBegin
 create function drover_redrive_take_out(ids text[]) returns void language plpgsql as $$
@@ -405,7 +406,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_take_out(text[]) is 'Takes jobs that the caller has locked out of their redrive. If the database refuses that as well, the job is set aside.';
+comment on function drover_redrive_take_out(text[]) is 'Takes jobs out of their redrive. The caller has locked them. If the database refuses this change of a job as well, the job is set aside.';
 
 -- +goose StatementBegin
 create function drover_redrive_mark(redrive text, batch int default 1000, out more boolean, out refused jsonb)
@@ -446,16 +447,16 @@ begin
 	if not found or r.state <> 'marking' or r.paused_at is not null then
 		return;
 	end if;
-	-- Dead letters are walked by the index on finalized_at, other jobs by primary key. A condition
-	-- on the short columns picks up to a batch of the next rows, and only these rows are read
-	-- whole. So a step ends soon, even if nothing matches.
+	-- The step walks dead letters by the index on finalized_at, and other jobs by primary key. A
+	-- condition on the short columns picks up to a batch of the next rows, and the step reads only
+	-- these rows whole. So the step ends soon, even if no row matches.
 	named := r.filter ? 'ids';
 	fits := drover_redrive_candidates(r);
 	quick := drover_where(r.filter - '{ids,error,tags,args,periodic}'::text[]);
 	source := case when r.filter->>'state' in ('cancelled', 'parked') then 'j.id > $2 order by j.id'
 		else format('j.discard_reason is not null and (j.finalized_at, j.id) > (greatest($1, %L), $2) and j.finalized_at <= least(%L, %L::timestamptz) order by j.finalized_at, j.id',
 			coalesce(r.filter->>'finalized_after', '-infinity'), coalesce(r.filter->>'finalized_before', 'infinity'), to_jsonb(r.created_at) #>> '{}') end;
-	-- "is true" keeps the planner from every index except the primary key.
+	-- Because of "is true", the planner can use no index except the primary key.
 	reading := format('
 		select j.id, case
 			when j.expires_at <= clock_timestamp() then ''expired''
@@ -482,7 +483,7 @@ begin
 		if again then
 			ids := array(select jsonb_object_keys(r.locked));
 		elsif (select count(*) from jsonb_object_keys(r.locked)) >= batch then
-			exit; -- a whole batch is locked: wait for these first
+			exit; -- a whole batch is locked, so wait for these jobs first
 		elsif named then
 			ids := array(select distinct i.id collate "C" from jsonb_array_elements_text(r.filter->'ids') as i(id) where i.id collate "C" > r.marked_id order by 1 limit batch);
 			ended := cardinality(ids) < batch;
@@ -498,7 +499,7 @@ begin
 			end if;
 			ids := coalesce(ids, '{}');
 			ended := last_id is null;
-			last_id := coalesce(last_id, ids[cardinality(ids)]); -- go on after these, even if some of them are locked
+			last_id := coalesce(last_id, ids[cardinality(ids)]); -- go on after these jobs, even if some of them are locked
 			last_at := coalesce(last_at, at);
 		end if;
 		looked := looked + 1;
@@ -509,15 +510,15 @@ begin
 			if not drover_rows_fault(sqlstate) then
 				raise;
 			end if;
-			-- Some row cannot be read, so it is not known whether it matches.
+			-- Some row cannot be read, so the redrive cannot know whether it matches.
 			select w.refused into bad from drover_redrive_walk(ids, 'select count(why) + count(key) from (' || reading || ') j') w;
 			refused := refused || bad;
 			ids := array(select i.id from unnest(ids) with ordinality as i(id, n) where i.id <> all(array(select b->>'id' from jsonb_array_elements(bad) b)) order by i.n);
 			execute 'select jsonb_object_agg(id, jsonb_build_array(why, key)) from (' || reading || ') j' into seen using ids;
 		end;
 		seen := coalesce(seen, '{}');
-		-- Take the first matching jobs, as many as the plan's limit still allows. List the jobs
-		-- that were passed over on the way as skipped.
+		-- Take the first matching jobs, as many as the plan's limit still allows. List the jobs in
+		-- between that it cannot take as skipped.
 		select coalesce(array_agg(s.id order by s.n) filter (where s.why is null), '{}'),
 			skips || coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'why', s.why) order by s.n) filter (where s.why is not null), '[]')
 		into fit, skips
@@ -537,10 +538,10 @@ begin
 			into mine, queues, keyless
 			from jobs j where j.id = any(fit) and (j.redrive_id = redrive and j.paced_at is not null) is true;
 			taken := taken + cardinality(mine);
-			delete from drover_set_aside s where s.path = 'redrive' and s.job = any(mine); -- a new chance
+			delete from drover_set_aside s where s.path = 'redrive' and s.job = any(mine); -- the redrive tries these jobs again
 		end if;
-		-- A job that matches and was not marked is locked, or has just changed. It is looked at
-		-- again.
+		-- A job that matches and was not marked is locked, or has just changed. The redrive looks
+		-- at it again later.
 		free := array(select b->>'id' from jsonb_array_elements(bad) b);
 		locked := (select coalesce(jsonb_object_agg(f.id, coalesce(r.locked->f.id, to_jsonb(clock_timestamp()))), '{}')
 			from unnest(fit) as f(id) where f.id <> all(mine) and f.id <> all(free));
@@ -570,7 +571,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_mark(text, int) is
-	'Takes up the next jobs of a redrive, before any pacing: they stay dead until their slot. Each step looks at ten times batch rows at most, and no step begins after a quarter of a second. more: there may be others. refused: jobs whose rows cannot be read or changed; they are skipped.';
+	'Marks the next jobs of a redrive as taken up. The jobs stay dead until their slots. Each step looks at no more than batch * 10 rows, and no step begins after a quarter of a second. more: there may be other jobs to mark. refused: jobs whose rows cannot be read or changed; the redrive skips them.';
 
 -- +goose StatementBegin
 create function drover_redrive_skip(redrive text, skips jsonb) returns void language sql as $$
@@ -579,20 +580,20 @@ create function drover_redrive_skip(redrive text, skips jsonb) returns void lang
 	where id = redrive and drover_redrive_skip.skips <> '[]'
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs, an array of {id, why}, to the list of jobs that a redrive left as they were.';
+comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs to the list of jobs that a redrive has skipped. skips: an array of {id, why}.';
 
 -- +goose StatementBegin
 create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
 language plpgsql set enable_seqscan = off set jit = off set lock_timeout = '1s' as $$
 declare
-	-- How far ahead slots are given out. If workers stop, only the jobs of one second become
-	-- overdue.
+	-- This is how far ahead a tick gives out slots. If workers stop, only the jobs of one second
+	-- become overdue.
 	ahead constant interval := '1 second';
 	patience constant interval := '500 milliseconds';
-	-- A smaller batch means that an earlier tick was cut off. Then this tick picks its work at
-	-- random, so that the same row does not cut off every tick.
+	-- A smaller batch means that a time-out ended an earlier tick. Then this tick chooses its work
+	-- at random, so that the same row does not make every tick run out of time.
 	careful constant boolean := batch < 1000;
-	spare constant int := 100; -- so many more jobs are looked at, to replace jobs that others have locked
+	spare constant int := 100; -- how many more jobs a tick looks at, to replace jobs that other sessions have locked
 	q drover_redrive_queues;
 	r drover_redrives;
 	marking boolean := false;
@@ -618,9 +619,9 @@ declare
 begin
 	released := 0;
 	refused := '[]';
-	-- Each redrive and each queue has an exception block of its own, so that an error in one does
-	-- not stop the others. A tick marks for about a second, or for a quarter of one if other
-	-- redrives wait for their slots.
+	-- Each redrive and each queue has its own exception block, so that an error in one of them does
+	-- not stop the others. A tick marks jobs for about a second, or for a quarter of a second if
+	-- other redrives wait for their slots.
 	select clock_timestamp() + f.time, f.time / greatest(1, f.markings) into until, share from (
 		select case when count(*) > count(*) filter (where state = 'marking') then interval '250 milliseconds' else interval '1 second' end as time,
 			count(*) filter (where state = 'marking') as markings
@@ -635,14 +636,14 @@ begin
 				select m.more, m.refused into more, bad from drover_redrive_mark(r.id, batch) m;
 				refused := refused || coalesce((select jsonb_agg(b || jsonb_build_object('redrive', r.id)) from jsonb_array_elements(bad) b), '[]');
 				exit when not more or clock_timestamp() > least(until, began + share)
-					or exists (select from drover_redrives m where m.id = r.id and m.locked <> '{}'); -- other transactions have to end first
+					or exists (select from drover_redrives m where m.id = r.id and m.locked <> '{}'); -- the locked jobs have to wait until other transactions have ended
 			end loop;
 		exception when others then
 			update drover_redrives set note = left('held up: ' || sqlerrm, 1000) where id = r.id;
 		end;
 	end loop;
-	-- These jobs were set aside, and their pause is over. If a redrive still holds the job, try
-	-- again to take it out. Otherwise delete its row of drover_set_aside.
+	-- These jobs were set aside, and their pause is over. If a redrive still holds such a job, try
+	-- again to take the job out of the redrive. Otherwise delete the job's row of drover_set_aside.
 	ids := array(select s.job from drover_set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
 	if ids <> '{}' then
 		perform drover_redrive_take_out(array(select j.id from jobs j where j.id = any(ids) and j.paced_at is not null order by j.id for update skip locked));
@@ -652,20 +653,20 @@ begin
 		begin
 			perform drover_redrive_let_lie(r, as_of, batch);
 		exception when others then
-			null; -- it is tried again with the next tick
+			null; -- the next tick tries again
 		end;
 	end loop;
 	if not exists (select from drover_redrives where finished_at is null and paused_at is null) then
-		return; -- null: nothing to do until a redrive begins or goes on
+		return; -- wait is null, because there is nothing to do until a redrive begins or is resumed
 	end if;
 	capped := exists (select from drover_redrives where finished_at is null and paused_at is null and per_key is not null);
-	wait := '1 second'; -- stays so if another session works on every queue, or has just done so
+	wait := '1 second'; -- this value stays if another session works on every queue, or has just done so
 	for q in select * from drover_redrive_queues where ticked_at not between as_of - interval '15 milliseconds' and as_of order by queue for update skip locked loop
 		wait := '250 milliseconds';
 		begin
-			-- Keep the released jobs that nobody has claimed since. If jobs of a kind are late,
-			-- nobody works on that kind. Then all its jobs except one are taken back, and no more
-			-- are released until that job is claimed.
+			-- Keep the released jobs that no supervisor has claimed since. If jobs of a kind are
+			-- late, no supervisor works on that kind. Then the tick takes back all its jobs except
+			-- one, and releases no more jobs of the kind until a supervisor claims that one.
 			q.released := coalesce((
 				select jsonb_object_agg(j.id, j.claim_seq) from jobs j
 				where j.id = any(array(select jsonb_object_keys(q.released))) and j.queue = q.queue
@@ -677,11 +678,11 @@ begin
 			if idle <> '{}' then
 				picked := array(
 					select j.id from jobs j
-					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle) and j.scheduled_at <= as_of + ahead -- a job that is due later was put off by somebody
+					where j.id = any(array(select jsonb_object_keys(q.released))) and j.id <> all(late) and j.kind = any(idle) and j.scheduled_at <= as_of + ahead -- if a job is due later, somebody has put it off
 						and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
 						and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
 					order by j.id limit batch for update of j skip locked);
-				-- A job that cannot be taken back stays due. It is forgotten here, and not tried
+				-- A job that cannot be taken back stays due. The tick forgets it, and does not try
 				-- again.
 				perform drover_redrive_walk(picked, '
 					with back as (
@@ -692,7 +693,7 @@ begin
 				where picked <> '{}';
 				q.released := q.released - picked;
 			end if;
-			if q.ticked_at > as_of + interval '1 second' then -- the server's clock has gone back
+			if q.ticked_at > as_of + interval '1 second' then -- only if the server's clock has gone back
 				q.next_at := q.next_at - (q.ticked_at - as_of);
 			end if;
 			slot := greatest(q.next_at, as_of);
@@ -703,7 +704,7 @@ begin
 				continue when n <= 0;
 				tried := tried || r.id;
 				begin
-					-- Canaries that were taken back are the first to go again.
+					-- Canaries that were taken back are released before other jobs.
 					picked := case when r.state = 'canary' then array(
 						select j.id from jobs j
 						where j.id = any(array(select jsonb_object_keys(r.canaries))) and j.queue = q.queue and j.state = 'parked' and j.paced_at <= as_of and j.kind <> all(idle)
@@ -758,16 +759,15 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_pace(timestamptz, int) is 'One tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it. Without supervisors, any session can call it four times a second. batch: how many jobs each redrive may take up or let go at most; less than 1,000 for a while after a tick that was cut off. wait: how long until the next call; null if no redrive is under way. capped: a redrive caps keys, so a job that ends may make room before that. refused: the first 100 jobs skipped in this tick because the database refused to read or change them.';
+comment on function drover_pace(timestamptz, int) is 'Makes one tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it. Without supervisors, any session can call it four times a second. batch: how many jobs each redrive may take up and release in this tick at most; supervisors give less than 1,000 for a while after a tick that ran out of time. wait: how long until the next call; null if no redrive is under way. capped: some redrive has a cap by key, so a job that ends may make room before that time. refused: the first 100 jobs that this tick skipped because the database refused to read or change them.';
 
 -- +goose StatementBegin
 create function drover_redrive_next(r drover_redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
 declare
 	keys text[];
 begin
-	-- A dead job that the redrive holds has paced_at = finalized_at. If an operator has ended a job
-	-- that the redrive had taken up, the two times differ. Jobs without a key go in the order of
-	-- paced_at.
+	-- A dead job that the redrive holds has paced_at = finalized_at. If an operator has ended a parked
+	-- job that the redrive held, the two times differ. Jobs without a key go in the order of paced_at.
 	picked := array(
 		select j.id from jobs j
 		where j.redrive_id = r.id and j.queue = of_queue and j.pace_key = '' and j.paced_at <= as_of
@@ -778,7 +778,7 @@ begin
 		return;
 	end if;
 	-- Look at the next 500 keys; after the last key, begin again with the first. For each key, pick
-	-- as many of its next jobs as its cap leaves room for.
+	-- its next jobs, as many as the cap allows.
 	keys := array(
 		with recursive walk(key) as (
 			(select j.pace_key from jobs j where j.redrive_id = r.id and j.queue = of_queue and j.pace_key > after_key order by j.pace_key limit 1)
@@ -810,7 +810,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_next(drover_redrives, text, text, int, text[], timestamptz) is 'The jobs of a redrive that may go next, within the caps of their keys. Part of drover_pace.';
+comment on function drover_redrive_next(drover_redrives, text, text, int, text[], timestamptz) is 'The jobs that a redrive may release next, within the caps of their keys. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_let_go(r drover_redrives, picked text[], slot timestamptz, n int, shuffled boolean,
@@ -822,8 +822,8 @@ declare
 	taken  jsonb;
 	again  int;
 begin
-	-- Jobs that other transactions have locked are passed over. fresh: the job is not counted as
-	-- released yet.
+	-- The statement skips jobs that other transactions have locked. fresh: the redrive has not counted
+	-- the job as released yet.
 	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total, 'unique', h.uniq)) from (
 		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.unique_scope <> 'period', false) as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
@@ -832,8 +832,8 @@ begin
 		order by case when shuffled then random() end, p.nth limit n for update of j skip locked) h), '{}');
 	stale := array(select e.key from jsonb_each(held) as e(key, value) where (e.value->>'stale')::boolean);
 	perform drover_redrive_take_out(stale);
-	-- Only one of the jobs with the same unique key can come back, and none while another job has
-	-- the key.
+	-- Of the jobs with the same unique key, only one can come back, and none of them can come back
+	-- while another job has the key.
 	taken := case when not jsonb_path_exists(held, '$.*.unique ? (@ == true)') then '[]' else (
 		select coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', format('job %s has its unique key', coalesce(u.owner, u.first))) order by u.id), '[]') from (
 			select j.id, drover_unique_owner(j.id) as owner, first_value(j.id) over (partition by j.unique_key order by p.nth) as first
@@ -869,7 +869,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_let_go(drover_redrives, text[], timestamptz, int, boolean) is
-	'Makes jobs due, from the given slot on: the first n of the picked jobs that are not locked and have not expired. gone: the jobs made due. going: how many of them for the first time. used: how many slots were used. refused: jobs that the database refuses to change; they are skipped. Part of drover_pace.';
+	'Makes jobs due, beginning with the given slot. Takes the first n of the picked jobs that are not locked and have not expired. gone: the jobs that it made due. going: how many of these jobs the redrive releases for the first time. used: how many slots it used. refused: jobs that the database refuses to change; the redrive skips them. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_judge(r drover_redrives) returns void language plpgsql as $$
@@ -879,8 +879,8 @@ declare
 	error text;
 begin
 	if r.state = 'canary' then
-		-- A canary has succeeded once it has completed (and perhaps been deleted). It has failed
-		-- once a run of it has failed, or once it was discarded or cancelled.
+		-- A canary has succeeded once it has completed, even if its row was deleted since. A canary
+		-- has failed once a run of it has failed, or once it was discarded or cancelled.
 		select count(*) filter (where j.errors_total > c.value::int or j.state in ('discarded', 'cancelled')),
 			count(*) filter (where j.finalized_at is null and j.errors_total <= c.value::int),
 			min(drover_last_error(j.errors)->>'error') filter (where j.errors_total > c.value::int)
@@ -912,9 +912,9 @@ declare
 	held text[];
 	refused jsonb;
 begin
-	-- Dead jobs stay dead. Jobs that have run under the redrive and wait for a place go on by
-	-- themselves. Parked jobs that have not run under it stay parked. Jobs that were released count
-	-- for their keys until they have ended.
+	-- Dead jobs stay dead. Jobs that have run under the redrive and wait for a place in it become due.
+	-- Parked jobs that have not run under the redrive stay parked. Released jobs count for their keys
+	-- until they have ended.
 	held := array(
 		select j.id from jobs j where j.redrive_id = r.id and (isfinite(j.paced_at) or j.paced_at = 'infinity' and j.finalized_at is not null)
 			and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
@@ -938,7 +938,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is 'Frees the next batch of the jobs that an aborted redrive holds. Part of drover_pace.';
+comment on function drover_redrive_let_lie(drover_redrives, timestamptz, int) is 'Takes the next batch of jobs out of an aborted redrive. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_pause(redrive text, pause boolean default true, by text default null, why text default '') returns text language sql as $$
@@ -949,7 +949,7 @@ create function drover_redrive_pause(redrive text, pause boolean default true, b
 	select case when paused_at is not null and finished_at is null then 'paused' else state end from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_pause(text, boolean, text, text) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). The row keeps by (null: the session''s user) and why. Returns paused or the state the redrive is in now, null if there is no such redrive.';
+comment on function drover_redrive_pause(text, boolean, text, text) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). The row keeps by (null: the session''s user) and why. Returns paused, or the present state of the redrive; null if there is no such redrive.';
 
 -- +goose StatementBegin
 create function drover_redrive_abort(redrive text, why text default '', by text default null) returns text language sql as $$
@@ -960,7 +960,7 @@ create function drover_redrive_abort(redrive text, why text default '', by text 
 	select state from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_abort(text, text, text) is 'Aborts a redrive: dead jobs that it has not made due stay dead. The row keeps by (null: the session''s user) and why. Returns the state the redrive is in now, null if there is no such redrive. A redrive that is done stays done.';
+comment on function drover_redrive_abort(text, text, text) is 'Aborts a redrive: dead jobs that it has not made due stay dead. The row keeps by (null: the session''s user) and why. Returns the present state of the redrive; null if there is no such redrive. A redrive that is done stays done.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';

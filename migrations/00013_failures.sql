@@ -1,7 +1,7 @@
--- drover: failure groups. Failed runs are counted by their fingerprints, and a policy decides what
--- becomes of their jobs.
+-- drover: failure groups. drover counts failed runs by their fingerprints. A group may have a
+-- policy, which decides what becomes of the jobs that fail.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -37,19 +37,19 @@ create table drover_failure_groups (
 	constraint failure_groups_resolved check ((status = 'resolved') = (resolved_at is not null)),
 	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
 ) with (fillfactor = 50);
-comment on table drover_failure_groups is 'One row for each fingerprint: failures of one kind of job with one cause, as far as their texts show. At most 10,000 rows; after that, new failures go into one row for each kind.';
-comment on column drover_failure_groups.sample is 'The error text of one of these failures, redacted and cut to a bound.';
-comment on column drover_failure_groups.count is 'Failed runs.';
-comment on column drover_failure_groups.jobs is 'How many jobs failed with it. A failed run counts here if the errors of its job did not have the fingerprint before.';
+comment on table drover_failure_groups is 'One row for each fingerprint: failures of one kind of job with one cause, as far as their texts show. There are at most 10,000 such rows. After that, each kind has one row for all its new failures.';
+comment on column drover_failure_groups.sample is 'The error text of one of these failures, after Redact and cut to a bound.';
+comment on column drover_failure_groups.count is 'How many runs have failed with it.';
+comment on column drover_failure_groups.jobs is 'How many jobs failed with it. A failed run counts here if the errors of its job had no entry with the fingerprint before.';
 comment on column drover_failure_groups.last_job is 'The job that failed with it last.';
 comment on column drover_failure_groups.hours is 'Failed runs in the hour of last_seen, in the hour before, and so on, for at most 24 hours. drover_hours counts them.';
-comment on column drover_failure_groups.status is 'open. resolved: the cause is repaired; if the failure comes back, the group is open again, as a regression. ignored: failures are counted, and the status stays.';
+comment on column drover_failure_groups.status is 'open: the failure needs attention. resolved: somebody has repaired the cause; if the failure comes back, the group becomes open again, as a regression. ignored: the failure needs no attention; drover still counts it, and the status stays.';
 comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
-comment on column drover_failure_groups.policy is 'What drover does with failed jobs that would be retried. discard: discards them, reason operator. park: parks them until a newer build registers. Null: retries them.';
-comment on column drover_failure_groups.park_build is 'The newest build known when the policy was set; a newer one ends it.';
+comment on column drover_failure_groups.policy is 'What drover does with failed jobs that would be retried. discard: it discards them with the reason operator. park: it parks them until a newer build registers. Null: it retries them.';
+comment on column drover_failure_groups.park_build is 'The build that was the newest when the policy was set. A newer build ends the policy.';
 comment on column drover_failure_groups.updated_by is 'The person or program that last changed the status or the policy; updated_why has the reason.';
 
--- Serves the settle (SQLSettle), which looks up the policy for each failure. The index is empty
+-- This index serves settles (SQLSettle), which look up the policy for each failure. It is empty
 -- unless a policy is set.
 create index failure_groups_policy_idx on drover_failure_groups (fingerprint) where policy is not null;
 
@@ -65,7 +65,7 @@ create table drover_failure_tallies (
 	jobs        int         not null,
 	last_job    text collate "C" not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_insert_threshold = 5000);
-comment on table drover_failure_tallies is 'Failures that settles have recorded and no supervisor has added to drover_failure_groups yet: a row for each fingerprint of a settle. Settles only append rows, so no settle waits for another.';
+comment on table drover_failure_tallies is 'Failures that settles have recorded, and that no supervisor has added to drover_failure_groups yet. A settle appends one row for each fingerprint, and changes no row, so no settle waits for another.';
 
 create table drover_builds (
 	build      text collate "C" primary key check (build <> '' and octet_length(build) <= 256),
@@ -73,7 +73,7 @@ create table drover_builds (
 	slots_to   timestamptz
 );
 comment on table drover_builds is 'Every build that a supervisor has registered. The build with the latest first_seen is the newest, whatever the names are.';
-comment on column drover_builds.slots_to is 'The latest due time that drover_unpark has given out while this build was the newest.';
+comment on column drover_builds.slots_to is 'The latest due time that drover_unpark has given to a job while this build was the newest.';
 
 -- +goose StatementBegin
 create function drover_newest_build() returns text language sql stable as $$
@@ -97,7 +97,7 @@ create function drover_hours(hours bigint[], since timestamptz, at timestamptz, 
 $$;
 -- +goose StatementEnd
 comment on function drover_hours(bigint[], timestamptz, timestamptz, numeric) is
-	'Adds n failures at the time at to counts by the hour. hours: the first count is for the hour of since, the next for the hour before, and so on. The first count of the result is for the later hour of since and at.';
+	'Adds n failures at the time at to counts by the hour. hours: the first count is for the hour of since, the second for the hour before that, and so on. The first count of the result is for the hour of since or of at, whichever is later.';
 
 -- +goose StatementBegin
 create function drover_failures_put(ids text[]) returns bigint language plpgsql as $$
@@ -105,8 +105,8 @@ declare
 	room int := 10000 - (select count(*) from drover_failure_groups);
 	took bigint;
 begin
-	-- Counters stop at the largest value of their type. Times are cut to the years that Go and JSON
-	-- can hold.
+	-- Counters stop at the largest value of their type. Times are limited to the years that Go and
+	-- JSON can represent.
 	with taken as (
 		delete from drover_failure_tallies where id = any(ids::bigint[]) returning *
 	), summed as (
@@ -143,7 +143,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failures_put(text[]) is 'Moves tallies, by their ids, into the failure groups. Part of drover_failures_add, which holds the lock.';
+comment on function drover_failures_put(text[]) is 'Adds the tallies with these ids to the failure groups, and deletes the tallies. Part of drover_failures_add, which holds the lock.';
 
 -- +goose StatementBegin
 create function drover_failures_add(page int default 10000) returns setof drover_failure_groups language plpgsql as $$
@@ -155,29 +155,29 @@ declare
 	code     text;
 	why      text;
 begin
-	-- One caller works at a time. So no caller waits for another, there is no deadlock, and only
-	-- one caller sees a group come back. If the table is locked, by another caller or by a person's
-	-- open transaction, this call does nothing, and a later call does the work.
+	-- Only one caller works at a time. If another caller or the open transaction of a person has
+	-- locked the table, this call does nothing, and a later call does the work. So no caller waits
+	-- for another, there is no deadlock, and only one caller reports that a group has come back.
 	begin
 		lock table drover_failure_groups in share row exclusive mode nowait;
 	exception when lock_not_available then
 		return;
 	end;
 	resolved := array(select g.fingerprint from drover_failure_groups g where g.status = 'resolved');
-	-- In random order: otherwise a hundred bad tallies next to each other would look as if all were
-	-- bad.
+	-- The tallies are in random order. Otherwise a hundred bad tallies next to each other would look
+	-- as if all tallies were bad.
 	ids := array(select t.id::text from (select f.id from drover_failure_tallies f order by f.id limit page) t order by random());
 	begin
 		select w.refused into refused from drover_walk(ids, 'select drover_failures_put($1)') w;
 	exception when others then
 		get stacked diagnostics code = returned_sqlstate, why = message_text;
 		if not drover_rows_fault(code) or code like '42%' or cardinality(ids) < page then
-			raise; -- tallies that pass may come later
+			raise; -- the error ends this call; other tallies may pass in a later call
 		end if;
 		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', why)) from unnest(ids) as i(id));
 	end;
 	if refused <> '[]' then
-		-- Tallies are only a statistic. If a tally cannot be added, it is dropped.
+		-- Tallies are only a statistic. So a tally that cannot be added is dropped.
 		bad := array(select r->>'id' from jsonb_array_elements(refused) r);
 		raise warning 'drover: dropped % tallies of failures that drover_failure_groups refuses, the first because of: %', cardinality(bad), refused->0->>'error';
 		begin
@@ -192,7 +192,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failures_add(int) is 'Adds the failures that settles have recorded to the failure groups. A supervisor calls it with its heartbeats. Returns the groups that were resolved and have come back. A tally that a group cannot take is dropped with a warning.';
+comment on function drover_failures_add(int) is 'Adds the failures that settles have recorded to the failure groups. A supervisor calls it with its heartbeats. Returns the groups that were resolved and have come back. If the database refuses to add a tally to its group, the tally is dropped with a warning.';
 
 -- +goose StatementBegin
 create function drover_failure_status(fingerprint text, status text, by text default null, why text default '') returns text language plpgsql as $$
@@ -215,7 +215,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failure_status(text, text, text, text) is 'Makes a failure group open, resolved or ignored. The row keeps by (null: the session''s user) and why. Returns the status it has now, null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
+comment on function drover_failure_status(text, text, text, text) is 'Makes a failure group open, resolved or ignored. The row keeps by (null: the session''s user) and why. Returns its present status; null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
 
 -- +goose StatementBegin
 create function drover_walk_parked(ids text[], statement text, doc jsonb default null, out bad text[]) language plpgsql as $$
@@ -238,7 +238,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_walk_parked(text[], text, jsonb) is 'drover_walk over parked jobs that the caller has locked. bad: the jobs that the database refuses to change; they are set aside.';
+comment on function drover_walk_parked(text[], text, jsonb) is 'Calls drover_walk for parked jobs that the caller has locked. bad: the jobs that the database refuses to change; the function has set them aside.';
 
 -- +goose StatementBegin
 create function drover_failure_policy(fingerprint text, policy text, by text default null, build text default null, why text default '') returns boolean language plpgsql as $$
@@ -270,7 +270,7 @@ begin
 		and (f.policy, f.park_build) is distinct from (drover_failure_policy.policy, case when drover_failure_policy.policy = 'park' then newest end);
 	if g.policy = 'park' and policy is distinct from 'park' then
 		-- Jobs that are locked or refused here keep their parked_build. drover_unpark releases
-		-- these, too.
+		-- these jobs, too.
 		parked := array(
 			select j.id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
 			order by j.id for update skip locked);
@@ -281,7 +281,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_failure_policy(text, text, text, text, text) is
-	'Sets the policy of a failure group, for jobs that fail as the group does: discard, park, or null. Null retries jobs as usual, and releases jobs that the policy has parked. park ends when a build registers that is newer than the newest build of now. build, only with park: the newest build as the caller knows it; raises DR002 if another build is the newest now. The row keeps by (null: the session''s user) and why. False: there is no such group.';
+	'Sets the policy of a failure group, for jobs that fail as the group does: discard, park, or null. Null: jobs are retried as usual, and the jobs that the policy has parked are released. The policy park ends when a newer build registers. build, only with park: the build that the caller takes for the newest; if another build is the newest, the function raises DR002. The row keeps by (null: the session''s user) and why. False: there is no such group.';
 
 -- +goose StatementBegin
 create function drover_unpark(rate int default 50) returns int language plpgsql as $$
@@ -293,9 +293,9 @@ declare
 	ids text[] := '{}';
 	bad text[];
 begin
-	-- The session that locks the newest build's row has the turn to do this. The row holds the last
-	-- slot that was given, and the next session goes on there. Slots are given for at most 1,000
-	-- jobs ahead.
+	-- Only the session that locks the row of the newest build releases jobs. The row has the last
+	-- slot that was given to a job, and the next session goes on after that slot. Jobs get slots at
+	-- most 1,000 jobs ahead.
 	perform from drover_builds b where b.build = newest for update skip locked;
 	if not found then
 		return 0;
@@ -304,13 +304,13 @@ begin
 		select g.fingerprint from drover_failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
 	)
 	update drover_failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
-	-- drover never gives out slots so far ahead. A time beyond that was set by hand, and is
-	-- ignored.
+	-- The function ignores a time that is farther ahead than drover gives out slots. Somebody must
+	-- have set such a time by hand.
 	start := greatest(clock_timestamp(), (select max(slots_to) from drover_builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
 	room := greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int);
-	-- First come the jobs that older builds parked, then the jobs that the newest build parked
-	-- under a policy that was lifted. The next jobs take the places of jobs that other transactions
-	-- have locked, or that are set aside.
+	-- The function first releases the jobs that were parked while an older build was the newest.
+	-- Then it releases the jobs whose policy was lifted. If other transactions have locked a job,
+	-- or it is set aside, the next job takes its place.
 	for over in
 		select o.build from (select '' as build union all select b.build from drover_builds b where b.build <> newest union all select newest) o
 		where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')
@@ -345,14 +345,14 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_unpark(int) is
-	'Makes jobs due again that a failure group''s policy parked, and that no longer wait for a build: rate jobs a second. Their attempts stay as they were. A supervisor calls it with its heartbeats. Returns how many jobs.';
+	'Makes jobs due again that the policy of a failure group has parked and that no longer wait for a build. rate: how many jobs become due in a second. The jobs keep their attempts. A supervisor calls the function with its heartbeats. Returns how many jobs it made due.';
 
 -- +goose StatementBegin
 create function drover_discarded_with(of_kind text, print text) returns bigint language sql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-	-- jobs_discarded_groups_idx leads from one queue that has dead letters to the next, and in each
-	-- queue to its reasons and classes. So only the entries of this fingerprint are counted one by
-	-- one.
+	-- With jobs_discarded_groups_idx the statement skips from one queue that has dead letters to the
+	-- next, and in each queue from one reason and class to the next. So it reads only the entries of
+	-- this fingerprint one by one.
 	with recursive queues(queue) as (
 		(select j.queue from jobs j where j.discard_reason is not null order by j.queue limit 1)
 		union all
@@ -381,7 +381,7 @@ select g.*, drover_discarded_with(g.kind, g.fingerprint) as discarded, coalesce(
 from drover_failure_groups g
 left join (select fingerprint, count(*) as parked from jobs where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity' and state = 'parked' group by fingerprint) p
 	on p.fingerprint = g.fingerprint;
-comment on view failures is 'The failure groups, each with how many jobs are discarded and parked under it now. An index counts the discarded jobs of each group that is shown.';
+comment on view failures is 'The failure groups, each with the present number of its discarded and of its parked jobs. For each group in the result, the view counts these jobs by index.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 13';

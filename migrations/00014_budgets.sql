@@ -1,6 +1,6 @@
 -- drover: retry budgets.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -19,15 +19,15 @@ create table drover_budgets (
 	burst      int     not null default 1 check (burst between 1 and retries),
 	discard    boolean not null default false,
 	updated_at timestamptz not null default now(),
-	-- Slots are at least a microsecond apart: the clock has no smaller steps.
+	-- Slots are at least a microsecond apart, because the clock has no smaller steps.
 	check (retries <= per_ms * 1000)
 );
-comment on table drover_budgets is 'Retry budgets, one row for each. The column retries limits how many retries are due in a window of per_ms. A change applies from the next failed run on, in every process.';
-comment on column drover_budgets.scope is 'kind:NAME, queue:NAME or all. A job spends from one budget: its kind''s, else its queue''s, else the budget of all.';
-comment on column drover_budgets.retries is 'How many retries may be due in any per_ms.';
+comment on table drover_budgets is 'Retry budgets, one row for each. The column retries limits how many retries are due in a window of per_ms. After a change of a row, every process uses the new values from the next failed run on.';
+comment on column drover_budgets.scope is 'kind:NAME, queue:NAME or all. A job uses one budget: the budget of its kind, or else the budget of its queue, or else the budget of all jobs.';
+comment on column drover_budgets.retries is 'How many retries may be due in any window of per_ms.';
 comment on column drover_budgets.per_ms is 'The length of the window.';
-comment on column drover_budgets.burst is 'How many retries may be due in one instant. With a burst above 1, a window may hold burst - 1 retries more.';
-comment on column drover_budgets.discard is 'True: if no slot is free within per_ms after the backoff of a retry, the job is discarded, reason retry_budget. False: the retry waits for the next free slot.';
+comment on column drover_budgets.burst is 'How many retries may be due in one instant. With a burst above 1, a window may have up to burst - 1 more retries than the column retries.';
+comment on column drover_budgets.discard is 'True: if no slot is free within per_ms after the backoff of a retry, the job is discarded with the reason retry_budget. False: the retry waits for the next free slot.';
 
 create table drover_budget_slots (
 	scope   text collate "C" not null,
@@ -39,14 +39,14 @@ create table drover_budget_slots (
 	primary key (scope, retries, per_ms, burst, chunk)
 ) with (fillfactor = 50);
 comment on table drover_budget_slots is
-	'The calendar of each budget. Its slots are per_ms / retries apart, and a row has a thousand of them. Slot n is due n * per_ms / retries after the beginning of 1970. With a burst, so many slots share the instant of the first of them. A budget that is changed begins a new calendar.';
+	'The calendar of each budget. Its slots are per_ms / retries apart, and a row has a thousand of them. Slot n is due n * per_ms / retries after the beginning of 1970. With a burst above 1, groups of that many slots are due at the time of their first slot. A budget that is changed begins a new calendar.';
 comment on column drover_budget_slots.chunk is 'The row has slot chunk * 1000 and the 999 slots after it.';
 comment on column drover_budget_slots.used is 'The slots that retries have taken. No slot is ever given back.';
 
 -- +goose StatementBegin
 create function drover_slot(at_us bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
-	-- Whole windows and the rest are computed apart, so that nothing overflows. The rest is rounded
-	-- up to the first slot of a burst.
+	-- The function computes the slots of whole windows and of the rest of the time separately, so
+	-- that no number overflows. It rounds the sum up to the first slot of a burst.
 	select (at_us / (per_ms * 1000) * retries + (at_us % (per_ms * 1000) * retries + per_ms * 1000 - 1) / (per_ms * 1000) + burst - 1) / burst * burst
 $$;
 -- +goose StatementEnd
@@ -54,7 +54,7 @@ comment on function drover_slot(bigint, int, bigint, int) is 'The first slot of 
 
 -- +goose StatementBegin
 create function drover_slot_due(slot bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
-	-- Slots n and n + retries are exactly per_ms apart. So no window of that length, without its
+	-- Slots n and n + retries are exactly per_ms apart. So no window of that length, excluding its
 	-- end, has more than retries slots.
 	select first / retries * per_ms * 1000 + first % retries * per_ms * 1000 / retries from (select slot - slot % burst as first) s
 $$;
@@ -67,8 +67,8 @@ returns table (n int, due_us bigint, delay_us bigint, reason text) language plpg
 declare
 	full_chunk constant bit(1000) := ~ B'0'::bit(1000);
 	at  constant bigint := extract(epoch from clock_timestamp()) * 1000000;
-	w       record;       -- a retry that wants a slot
-	held    drover_budget_slots; -- the chunk that is being filled
+	w       record;       -- a retry that needs a slot
+	held    drover_budget_slots; -- the chunk from which slots are taken now
 	changed boolean := false;
 	added   boolean := false;
 	slot    bigint;       -- no earlier slot is free for this retry
@@ -76,8 +76,8 @@ declare
 	next    bigint;       -- no earlier slot is free for the retries that follow: their backoffs are longer
 	free    int;
 begin
-	-- Budgets, and the chunks of each budget, in ascending order, so that two calls cannot
-	-- deadlock.
+	-- The loop goes through budgets, and through the chunks of each budget, in ascending order, so
+	-- that two calls cannot deadlock.
 	for w in
 		select g.n::int, b.scope, b.retries, b.per_ms, b.burst, at + g.delay as due, at + g.latest + 1 as late,
 			case when b.discard then at + g.delay + b.per_ms * 1000 end as spent
@@ -139,14 +139,14 @@ begin
 	if added then
 		delete from drover_budget_slots where (scope, retries, per_ms, burst, chunk) in (
 			select s.scope, s.retries, s.per_ms, s.burst, s.chunk from drover_budget_slots s
-			where drover_slot_due((s.chunk + 1) * 1000, s.retries, s.per_ms, s.burst) < at - 60000000 -- others may have read the clock a while ago
+			where drover_slot_due((s.chunk + 1) * 1000, s.retries, s.per_ms, s.burst) < at - 60000000 -- other sessions may have read the clock a while ago
 			order by 1, 2, 3, 4, 5 for update skip locked);
 	end if;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_reserve(text[], text[], bigint[], bigint[]) is
-	'Takes for each retry the first free slot of its budget. Returns when the slot is due and how far off that is, or the reason of a discard. A retry is given by its kind, queue, backoff and longest wait (null: no limit), in microseconds. The result has no row for a retry without a budget.';
+	'Takes for each retry the first free slot of its budget. Returns when the slot is due and how long that is from now, or the reason for a discard. A retry is given by its kind, queue, backoff and longest wait (null: no limit), in microseconds. The result has no row for a retry without a budget.';
 
 -- +goose StatementBegin
 create function drover_budget(b drover_budgets, out reserved int, out free int, out next_free timestamptz) language plpgsql stable as $$
@@ -157,8 +157,7 @@ declare
 	slot  bigint := first;
 	used  bit(1000);
 begin
-	-- Count the bits of the slots from first up to past, without past itself, in all chunks that
-	-- hold these slots.
+	-- Count the bits of the slots from first to past - 1, in all chunks with these slots.
 	select coalesce(sum(bit_count(substring(s.used from f.from_bit + 1 for f.to_bit - f.from_bit))), 0) into reserved
 	from drover_budget_slots s
 	cross join lateral (select greatest(first - s.chunk * 1000, 0)::int as from_bit, least(past - s.chunk * 1000, 1000)::int as to_bit) f
@@ -184,7 +183,7 @@ create view retry_budgets as
 select b.scope, b.retries, b.per_ms * interval '1 ms' as per, b.burst, case when b.discard then 'discard' else 'defer' end as mode,
 	l.reserved, l.free, l.next_free
 from drover_budgets b cross join lateral drover_budget(b) l;
-comment on view retry_budgets is 'The retry budgets, and how many retries are left of each in the window that begins now.';
+comment on view retry_budgets is 'The retry budgets, and how many retries each still allows in the window that begins now.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 14';

@@ -1,7 +1,7 @@
--- drover: how to find the job that killed a process. The evidence that deaths leave, and the
--- supervisor that may run a strong suspect.
+-- drover: how to find the job that killed a process. One table has the evidence about deaths, and
+-- the other has the supervisor that may run a strong suspect.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -29,16 +29,16 @@ create table drover_ended_supervisors (
 	blamed       text[]      not null default '{}',
 	explained_by text collate "C"
 );
-comment on table drover_ended_supervisors is 'Supervisors that ended in the last day. It shows how often processes die, and which cause drover assumed for each death.';
-comment on column drover_ended_supervisors.ended_at is 'Its last sign of life.';
-comment on column drover_ended_supervisors.died is 'It fell silent, and has sent no heartbeat since.';
-comment on column drover_ended_supervisors.draining is 'It was being stopped, so its death is no evidence against any job.';
-comment on column drover_ended_supervisors.mass is 'Supervisors of other processes fell silent less than two thirds of a lease before or after it. So this death is evidence for a first crash only.';
-comment on column drover_ended_supervisors.shared is 'Another supervisor ran in its process, so no job was alone there.';
-comment on column drover_ended_supervisors.degree is 'The highest crashes among the jobs that had started. Only jobs with that many crashes are suspected.';
-comment on column drover_ended_supervisors.beside is 'How many other jobs had started besides each suspect.';
+comment on table drover_ended_supervisors is 'Supervisors that ended within the last day. The table shows how often processes die, and which cause drover has assumed for each death.';
+comment on column drover_ended_supervisors.ended_at is 'The time of its last sign of life.';
+comment on column drover_ended_supervisors.died is 'True: the supervisor stopped sending heartbeats without a stop of the client, and has sent none since.';
+comment on column drover_ended_supervisors.draining is 'True: the supervisor was draining, so its death is no evidence against any job.';
+comment on column drover_ended_supervisors.mass is 'True: a supervisor of another process fell silent less than two thirds of a lease before or after this one. So this death is evidence only for a first crash of a job.';
+comment on column drover_ended_supervisors.shared is 'True: another supervisor ran in the same process, so no job can have been the only job of the process.';
+comment on column drover_ended_supervisors.degree is 'The highest number of crashes among the jobs that had started. Only jobs with this number are suspected.';
+comment on column drover_ended_supervisors.beside is 'For each suspect, how many other jobs had started too.';
 comment on column drover_ended_supervisors.blamed is 'The jobs against which this death counts.';
-comment on column drover_ended_supervisors.explained_by is 'The quarantined job that drover takes for the cause.';
+comment on column drover_ended_supervisors.explained_by is 'The quarantined job that drover takes for the cause of this death.';
 
 create table drover_solo (
 	one        boolean primary key default true check (one),
@@ -46,7 +46,7 @@ create table drover_solo (
 	taken_at   timestamptz
 );
 insert into drover_solo default values;
-comment on table drover_solo is 'One row: the supervisor that has the turn to run strong suspects, one at a time and with no other job. Null: no supervisor has the turn. If that supervisor is not alive, any other may take the turn.';
+comment on table drover_solo is 'One row with the supervisor that has the turn to run strong suspects. It runs one at a time, and no other job meanwhile. Null: no supervisor has the turn. If the supervisor is not alive, any other supervisor may take the turn.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 15';

@@ -1,6 +1,6 @@
 -- drover: what becomes of jobs that have ended: follow-ups, retention by queue, the archive.
 --
--- Locks: jobs exclusively, for a moment: a trigger.
+-- Locks: this migration locks the table jobs exclusively for a moment, to add a trigger.
 
 -- +goose Up
 
@@ -42,9 +42,9 @@ begin
 	if not found then
 		return;
 	end if;
-	-- Parts of the dead job that cannot be read, because they are damaged or too large as text, are
-	-- left out. Each value is a separate argument, because a whole row would be read before this
-	-- function could catch the error.
+	-- The function leaves out parts of the dead job that cannot be read, because they are damaged or
+	-- too large as text. Each value is a separate argument. If the argument were a whole row, Postgres
+	-- would read it before this function could catch the error.
 	begin
 		depth := drover_follow_up_depth(metadata);
 	exception when others then
@@ -65,8 +65,8 @@ begin
 		error := null;
 	end;
 	begin
-		-- The new job is due when this statement runs, not when the transaction began. A job with a
-		-- due time behind the supervisors' floors would wait for a sweep.
+		-- The new job is due when this statement runs, and not when the transaction began, because
+		-- a job with a due time behind the supervisors' floors would wait for a sweep.
 		insert into jobs (kind, queue, scheduled_at, metadata, args)
 		values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
 			'job_id', job_id, 'job_kind', job_kind, 'queue', job_queue, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
@@ -86,17 +86,17 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb) is
-	'Enqueues the follow-up of a discarded job if its kind has one; each call makes another. Parts of the job that cannot be read are left out. refused: if the database refused the new job, an array for drover_set_aside.';
+	'Enqueues the follow-up of a discarded job, if its kind has a follow-up. Each call enqueues another follow-up. The args of the follow-up lack parts of the job that cannot be read. refused: an array for drover_set_aside if the database refused the new job.';
 
 -- +goose StatementBegin
 create function drover_follow_up_depth(metadata jsonb) returns int language sql immutable as $$
-	-- The number is bounded before it becomes an integer, because SQL can store any number under
-	-- that key.
+	-- The function limits the number before the cast to an integer, because the metadata may have
+	-- any number under that key.
 	select case when jsonb_typeof(metadata->'drover:follow_up') = 'number'
 		then greatest(least((metadata->>'drover:follow_up')::numeric, 3), 0)::int else 0 end
 $$;
 -- +goose StatementEnd
-comment on function drover_follow_up_depth(jsonb) is 'How many follow-ups led to a job: 0 to 3, whatever its metadata holds.';
+comment on function drover_follow_up_depth(jsonb) is 'How many follow-ups led to a job. The result is 0 to 3, whatever the metadata of the job has.';
 
 -- +goose StatementBegin
 create function drover_follow_up() returns trigger language plpgsql as $$
@@ -123,7 +123,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_follow_up() is 'Enqueues the follow-up of a job that is being discarded, if its kind has one, in the same transaction. A chain of follow-ups ends after three. If the database refuses the follow-up, the discard goes through and the follow-up is set aside.';
+comment on function drover_follow_up() is 'Enqueues the follow-up of a job that is being discarded, if its kind has one, in the same transaction. A chain of follow-ups ends after three. If the database refuses the follow-up, the job is still discarded, and the follow-up is set aside.';
 
 -- +goose StatementBegin
 create function drover_follow_up_again(ids text[], out made bigint, out refused jsonb) language plpgsql set enable_seqscan = off as $$
@@ -140,7 +140,7 @@ begin
 		if f.refused is not null then
 			perform drover_set_aside('follow-up', f.refused);
 			refused := refused || f.refused;
-		else -- it was enqueued, or its job is no longer discarded
+		else -- the follow-up was enqueued, or its job is no longer discarded
 			delete from drover_set_aside where path = 'follow-up' and job = note;
 			made := made + coalesce(f.made, false)::int;
 		end if;
@@ -149,7 +149,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_follow_up_again(text[]) is
-	'Tries again to enqueue the follow-ups of these jobs that were set aside and whose pause is over, from the dead jobs as they are now. If a job is gone or no longer discarded, its follow-up is dropped.';
+	'Tries again to enqueue the follow-ups of these jobs that were set aside, if their pause is over. The follow-up gets the present values of the dead job. If a job is gone or no longer discarded, its follow-up is dropped.';
 
 -- Every discard changes discard_reason. Claims and completions do not name this column, so the
 -- trigger is never queued for them.
@@ -163,9 +163,9 @@ create table jobs_archive (
 	archived_why text,
 	primary key (id)
 );
-alter table jobs_archive drop column lane; -- it follows from priority, crashes and errors_total
-alter table jobs_archive drop column unique_until; -- a job stays in jobs until its period is over
-comment on table jobs_archive is 'Jobs that have ended and were moved here: the columns of jobs, and when, by whom and why. drover_restore moves them back to jobs. Only drover_purge and the queue''s keep_archived delete them.';
+alter table jobs_archive drop column lane; -- the lane can be computed from priority, crashes and errors_total
+alter table jobs_archive drop column unique_until; -- not needed, because a job stays in jobs until its unique period is over
+comment on table jobs_archive is 'Jobs that have ended and were moved here. The table has the columns of jobs, and when, by whom and why a job was moved. drover_restore moves jobs back to the table jobs. Only drover_purge and the keep_archived of a queue delete them.';
 comment on column jobs_archive.archived_at is 'When it was moved here.';
 comment on column jobs_archive.archived_by is 'The person or program that moved it here. Null: its queue''s retention moved it.';
 
@@ -178,12 +178,12 @@ create function drover_job_columns() returns text language sql stable as $$
 		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> all('{archived_at,archived_by,archived_why}')
 $$;
 -- +goose StatementEnd
-comment on function drover_job_columns() is 'The columns that are kept when a job moves: jobs and jobs_archive both have them, with the same type, and neither table generates them.';
+comment on function drover_job_columns() is 'The columns that a job keeps when it is moved. Both jobs and jobs_archive have these columns, with the same types, and neither table generates them.';
 
 -- +goose StatementBegin
 create function drover_walk_on(ids text[], statement text, out done bigint, out refused jsonb) language plpgsql as $$
 declare
-	few constant int := 100; -- how many may be refused in a row before drover_walk gives up
+	few constant int := 100; -- how many jobs in a row may be refused before drover_walk gives up
 	w   record;
 begin
 	begin
@@ -196,7 +196,8 @@ begin
 			raise;
 		end if;
 	end;
-	-- The first hundred jobs are all refused. Later jobs may pass.
+	-- drover_walk has given up, because the first hundred jobs were all refused. Later jobs may pass,
+	-- so try them in parts.
 	done := 0;
 	refused := '[]';
 	for at in 1 .. cardinality(ids) by few loop
@@ -207,7 +208,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_walk_on(text[], text) is 'Like drover_walk, but it does not give up after a hundred refused jobs in a row: every job is tried.';
+comment on function drover_walk_on(text[], text) is 'Does the same as drover_walk, but does not give up after a hundred refused jobs: it tries every job.';
 
 -- +goose StatementBegin
 create function drover_pick(source text, condition text, after text, batch int, out ids text[], out last text, out refused jsonb) language plpgsql as $$
@@ -225,8 +226,8 @@ begin
 			raise;
 		end if;
 	end;
-	-- The condition has met a row that cannot be read. Find that row among the next ids, and pick
-	-- the others.
+	-- The condition has failed, because some row cannot be read. Find that row among the next ids,
+	-- and pick the other rows.
 	execute format('select array_agg(id order by id) from (select id from %I where id > $1 order by id limit $2) w', source) into walked using after, batch;
 	last := walked[batch];
 	select w.refused into refused from drover_walk_on(walked, format('select count(*) from %I j where j.id = any($1) and %s', source, condition)) w;
@@ -236,14 +237,14 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pick(text, text, text, int) is
-	'The next ids of a table that match a condition on j, after the given id. A row for which the condition cannot be read is listed in refused, with its error. last: where to go on, null at the end.';
+	'The next ids of a table that match a condition on j, after the given id. If the condition cannot be evaluated because a row cannot be read, refused lists the row with its error. last: the id after which the next call goes on; null at the end.';
 
 -- +goose StatementBegin
 create function drover_archivable(filter jsonb, keep int default 0, batch int default 1000, after text default '',
 	out ids text[], out last text, out refused jsonb) language plpgsql as $$
 begin
 	if keep > 0 then
-		-- The newest jobs of a kind are counted among the jobs that match.
+		-- Only jobs that match count towards the newest jobs of a kind.
 		execute format('select array_agg(id order by id) from (select id from
 			(select j.id, row_number() over (partition by j.kind order by j.finalized_at desc, j.id desc) as n from jobs j where j.finalized_at is not null and %s) j
 			where n > $3 and id > $1 order by id limit $2) c', drover_where(filter, 'archive')) into ids using after, batch, keep;
@@ -256,7 +257,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_archivable(jsonb, int, int, text) is 'The ids that drover_archive takes up next.';
+comment on function drover_archivable(jsonb, int, int, text) is 'The ids of the jobs that drover_archive moves next.';
 
 -- +goose StatementBegin
 create function drover_archive(filter jsonb, keep int default 0, batch int default 1000, after text default '', by text default null, why text default '',
@@ -272,21 +273,21 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_archive(jsonb, int, int, text, text, text) is
-	'Moves jobs that have ended from jobs to jobs_archive, all that match except the newest keep of each kind, one batch by id after the given id. The rows keep by (null: the session''s user) and why. last: where it got to, null at the end. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, each with its error; they stay. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
+	'Moves ended jobs that match the filter from jobs to jobs_archive, except the newest jobs of each kind (keep: how many). Each call moves one batch, in the order of ids, after the id in after. The rows keep by (null: the session''s user) and why. last: the value of after for the next call; null at the end. conflicts: ids that the archive has already; these jobs stay in jobs. refused: jobs that the database refuses to move, each with its error; they stay in jobs. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
 
 -- +goose StatementBegin
 create function drover_put_away(ids text[], by text default null, why text default null, out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
 declare
 	fit     text[];
-	lasting jsonb; -- their period is not over
+	lasting jsonb; -- jobs whose unique period is not over
 begin
 	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there and not h.lasts),
 		coalesce(jsonb_agg(jsonb_build_object('id', h.id, 'error', 'it is unique until ' || h.unique_until, 'code', '') order by h.id) filter (where not h.there and h.lasts), '[]')
 	into conflicts, fit, lasting
 	from (select j.id, exists (select from jobs_archive a where a.id = j.id) as there, j.unique_until, (j.unique_scope = 'period' and j.unique_until > now()) is true as lasts from jobs j
 		where j.id = any(ids) and j.finalized_at is not null order by j.id for update skip locked) h;
-	-- One statement, which fails if it stores fewer jobs than it deletes. So every job is always in
-	-- one of the tables.
+	-- One statement both deletes and stores the jobs, and it fails if it stores fewer jobs than it
+	-- deletes. So every job is always in one of the two tables.
 	select w.done, w.refused || lasting into moved, refused from drover_walk_on(fit, format('
 		with gone as (
 			delete from jobs where id = any($1) returning *
@@ -298,7 +299,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_put_away(text[], text, text) is
-	'Moves jobs that have ended to jobs_archive by their ids. conflicts: ids that the archive has already; they stay. refused: jobs that the database refuses to move, or whose unique period is not over, each with its error; they stay.';
+	'Moves jobs that have ended to jobs_archive by their ids. conflicts: ids that the archive has already; these jobs stay in jobs. refused: jobs that the database refuses to move, or whose unique period is not over, each with its error; they stay in jobs.';
 
 -- +goose StatementBegin
 create function drover_archived(filter jsonb, verb text, batch int default 1000, after text default '',
@@ -306,7 +307,7 @@ create function drover_archived(filter jsonb, verb text, batch int default 1000,
 	select p.ids, p.last, p.refused from drover_pick('jobs_archive', drover_where(filter, verb), after, batch) p
 $$;
 -- +goose StatementEnd
-comment on function drover_archived(jsonb, text, int, text) is 'The ids that drover_restore or drover_purge takes up next.';
+comment on function drover_archived(jsonb, text, int, text) is 'The ids of the jobs that drover_restore moves back or drover_purge deletes next.';
 
 -- +goose StatementBegin
 create function drover_restore(filter jsonb, batch int default 1000, after text default '', by text default null, why text default '',
@@ -335,7 +336,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_restore(jsonb, int, text, text, text) is
-	'Moves jobs back from jobs_archive as they were, one batch by id after the given id. by and why go to the server''s log, because the rows come back unchanged. last: where it got to, null at the end. conflicts: ids that jobs has again; they stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
+	'Moves jobs back from jobs_archive, without a change of the rows. Each call moves one batch, in the order of ids, after the id in after. by and why go only to the server''s log, because the rows do not change. last: the value of after for the next call; null at the end. conflicts: ids that jobs has again; these jobs stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
 
 -- +goose StatementBegin
 create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '', by text default null, why text default '',
@@ -360,7 +361,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_purge(jsonb, text, int, text, text, text) is
-	'Deletes jobs from jobs_archive for ever, one batch by id after the given id. by and why go to the server''s log, because the rows are gone. last: where it got to, null at the end. refused: jobs that the database refuses to delete, each with its error.';
+	'Deletes jobs from jobs_archive for ever. Each call deletes one batch, in the order of ids, after the id in after. by and why go only to the server''s log, because the rows are gone. last: the value of after for the next call; null at the end. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text, error text) language plpgsql stable as $$
@@ -377,7 +378,7 @@ begin
 		for one, why in
 			select i, null from unnest(picked.ids) as i union all select r->>'id', r->>'error' from jsonb_array_elements(picked.refused) as r order by 1
 		loop
-			begin -- one row at a time: an error does not take back rows that return query has already returned
+			begin -- one row at a time, because an error does not take back the rows that were returned before it
 				if why is null then
 					return query select a.id::text, to_jsonb(a)::text, null::text from jobs_archive a where a.id = one;
 				end if;
@@ -398,18 +399,18 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_export(jsonb, int, text) is
-	'The archive''s jobs as JSON, one job in a row: one page by id after the given id. Pass the last id of a page as the next after, until no row comes. A job that cannot be read has an error and no line. jsonb_populate_record(null::jobs_archive, line) makes a row of a line again.';
+	'The jobs of the archive as JSON, one job in each row of the result. Each call returns one page, in the order of ids, after the id in after. For the next page, pass the last id of this page as after, until the result is empty. For a job that cannot be read, line is null and error has the reason. jsonb_populate_record(null::jobs_archive, line) turns a line into a row again.';
 
 -- +goose StatementBegin
 create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
 	-- The months, the days and the time of an interval may each be huge, with different signs,
-	-- while the interval as a whole still compares like a usual one. Such a setting deletes
-	-- nothing.
+	-- although the whole interval compares like a usual interval. With such a setting, drover
+	-- deletes nothing.
 	select case when kept between interval '0' and interval '1000 years' and extract(year from kept) between -2000 and 2000
 		then case when now() - kept <= now() then now() - kept end end
 $$;
 -- +goose StatementEnd
-comment on function drover_ended_before(interval) is 'A queue''s retention as a time: jobs that ended before this time may be deleted or archived. Null if the interval makes no sense: then no job may.';
+comment on function drover_ended_before(interval) is 'Turns the retention of a queue into a time: jobs that ended before this time may be deleted or archived. Null: the interval makes no sense, so no job may be deleted or archived.';
 
 -- +goose StatementBegin
 create function drover_note_refused(path text, refused jsonb, done bigint) returns jsonb language plpgsql as $$
@@ -417,8 +418,9 @@ declare
 	told jsonb := refused;
 begin
 	if done = 0 and jsonb_array_length(refused) > 100 then
-		-- More than a hundred jobs were refused and none passed, so no single job is at fault. One
-		-- row is written for all of them, and all are tried again as usual.
+		-- More than a hundred jobs were refused and no job has passed, so no single job is at
+		-- fault. The function writes one row for all of them, and the pruner tries all of them
+		-- again as usual.
 		told := jsonb_build_array(refused->0 || jsonb_build_object('error', left(format('%s (and the same or another error for %s other jobs; none passed)',
 			refused->0->>'error', jsonb_array_length(refused) - 1), 1000)));
 	end if;
@@ -427,7 +429,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the jobs that drover_walk_on refused; if more than a hundred were refused and none passed, it sets aside one job for all of them. Returns the jobs to log, each with its path.';
+comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the jobs that drover_walk_on has listed in refused. If more than a hundred jobs were refused and no job has passed, it sets aside only one job, which stands for all of them. Returns the jobs to log, each with its path.';
 
 -- +goose StatementBegin
 create function drover_tidy_set_aside() returns void language sql as $$
@@ -435,8 +437,8 @@ create function drover_tidy_set_aside() returns void language sql as $$
 		select s.path, s.job from drover_set_aside s
 		where not exists (select from jobs j where j.id = s.job)
 			or s.path in ('settle', 'rescue') and not exists (select from jobs j where j.id = s.job and j.state = 'running')
-			or s.path = 'unpark' and not exists (select from jobs j where j.id = s.job and j.state = 'parked') -- a redrive has released it
-			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- the pruner no longer tries it
+			or s.path = 'unpark' and not exists (select from jobs j where j.id = s.job and j.state = 'parked') -- a redrive has released the job
+			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- the pruner no longer tries the job
 		order by s.path, s.job for update skip locked)
 $$;
 -- +goose StatementEnd
@@ -451,10 +453,11 @@ declare
 	strange text := drover_ulid_at(greatest(now() + interval '1 day', before));
 	rest    text[] := '{}';
 begin
-	-- Walks the primary key. An id is a ULID, so a job that ended before a certain time also has an
-	-- id from before that time. This saves an index on finalized_at, to which every completion
-	-- would write. Ids that are not ULIDs sort anywhere. Ids above every ULID of today are walked
-	-- as well (whole). The others are reached once the ULIDs around them are old enough.
+	-- The function walks the primary key. An id is a ULID, so a job that ended before a certain
+	-- time also has an id from before that time. So the table needs no index on finalized_at, to
+	-- which every completion would write. Ids that are not ULIDs may sort anywhere. If whole is
+	-- true, the function also walks ids that are larger than every ULID of today. It reaches the
+	-- other ids that are not ULIDs once the ULIDs around them are old enough.
 	ids := array(select j.id from jobs j where j.id > after and j.id < drover_ulid_at(before) order by j.id limit batch);
 	if whole and before is not null and cardinality(ids) < batch then
 		rest := array(select j.id from jobs j where j.id > after and j.id >= strange order by j.id limit batch - cardinality(ids));
@@ -465,7 +468,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_next(text, interval, interval, int, boolean) is
-	'The ids that drover_retain takes up next, after the given one: old ids, and then, if whole is set, ids above every ULID of today (odd).';
+	'The ids at which drover_retain looks next, after the given id: first old ids, and then, if whole is true, ids that are larger than every ULID of today. odd: some ids are larger than every ULID of today.';
 
 -- +goose StatementBegin
 create function drover_retain_these(ids text[], completed interval, cancelled interval, surplus timestamptz default null, out deleted bigint, out archived bigint, out refused jsonb)
@@ -481,7 +484,7 @@ begin
 	archived := 0;
 	refused := '[]';
 	if noted then
-		-- Jobs that are set aside are not even read: they may be damaged.
+		-- The function does not even read jobs that are set aside, because they may be damaged.
 		ids := array(select i from unnest(ids) as i where not exists (select from drover_set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now()));
 	end if;
 	with retained as materialized (
@@ -498,7 +501,8 @@ begin
 			when j.state = 'completed' then case when q.own_completed then q.completed_before else now() - completed end
 			when j.state = 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
 			when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before) end
-			-- A unique job stays while its period lasts: its row keeps out other jobs like it.
+			-- A unique job stays while its period lasts, because its row keeps out other jobs with the same
+			-- unique key.
 			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
 			-- A job stays while a redrive that is under way holds it.
 			and (j.finalized_at = j.paced_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
@@ -511,7 +515,7 @@ begin
 			from drover_walk_on(doomed, 'with gone as (delete from jobs where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
 			refused := refused || drover_note_refused('prune', bad, deleted);
 		exception when others then
-			deleted := 0; -- no single job is at fault, and archiving goes on
+			deleted := 0; -- no single job is at fault, and the function goes on to archive jobs
 			refused := refused || jsonb_build_object('path', 'prune', 'error', sqlerrm, 'code', sqlstate);
 		end;
 	end if;
@@ -538,7 +542,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_these(text[], interval, interval, timestamptz) is
-	'Deletes or archives the given jobs whose time is over, as drover_retain does. With surplus: the given jobs that were completed or discarded before that time, because their queue keeps enough newer jobs; the discarded jobs are archived. Jobs that the database refuses to delete or to move are set aside. refused: each of them with its path and error; an error that is no job''s fault has no id.';
+	'Deletes or archives the given jobs whose retention is over, as drover_retain does. With surplus, the retention does not matter: the function deletes or archives the given jobs that were completed or discarded before that time, because their queue keeps enough newer jobs. It archives discarded jobs and deletes the others. Jobs that the database refuses to delete or to move are set aside. refused: each of these jobs with its path and error; an error that no job has caused has no id.';
 
 -- +goose StatementBegin
 create function drover_retain_archived(ids text[], surplus timestamptz, out deleted bigint, out refused jsonb) language sql set lock_timeout = '1s' as $$
@@ -547,7 +551,7 @@ create function drover_retain_archived(ids text[], surplus timestamptz, out dele
 		drover_walk_on(held.there, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w
 $$;
 -- +goose StatementEnd
-comment on function drover_retain_archived(text[], timestamptz) is 'Deletes the given jobs from jobs_archive for ever if they ended before surplus; their queue keeps enough newer jobs. refused: jobs that the database refuses to delete, each with its error.';
+comment on function drover_retain_archived(text[], timestamptz) is 'Deletes the given jobs from jobs_archive for ever if they ended before surplus, because their queue keeps enough newer jobs. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000, whole boolean default true,
@@ -568,7 +572,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain(text, interval, interval, int, boolean) is
-	'Looks at the next ids after the given id, and deletes or archives the jobs whose time is over by their queue''s retention. completed, cancelled: the retention of such jobs if their queue has none (null: they stay). Discarded jobs stay unless their queue has a retention for them. last: where it got to, null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: it got to ids above every ULID of today; whole => false leaves these out. follow_ups: at the end, jobs whose follow-up drover_follow_up_again should try.';
+	'Looks at the next ids after the given id, and deletes or archives the jobs whose retention is over. completed, cancelled: how long such jobs stay if their queue has no retention for them (null: for ever). Discarded jobs stay unless their queue has a retention for them. last: the value of after for the next call; null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: the function has got to ids that are larger than every ULID of today; whole => false leaves these ids out. follow_ups: at the end of the walk, the jobs to pass to drover_follow_up_again.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 16';

@@ -1,7 +1,7 @@
--- drover: limits on what may start: a queue, a kind or everything is paused, until a time or until
--- somebody resumes it.
+-- drover: limits on which jobs may start. A queue, a kind or all jobs are paused until a time, or
+-- until somebody resumes them.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -28,24 +28,24 @@ create table drover_limits (
 	constraint limits_held check ((held_at is null) = (held_until is null) and isfinite(coalesce(held_at, now())) and isfinite(updated_at) and coalesce(held_until, 'infinity') > '-infinity')
 );
 comment on table drover_limits is
-	'Pauses, one row for each scope whose jobs may not start. A row stays when its pause is over, and names the person who ended it. Supervisors notice each change, also a change by hand; if a row is deleted, its pause is over. People read the view job_limits.';
+	'Pauses, one row for each scope that is or was paused. While a pause lasts, no job of the scope starts. The row stays after the end of its pause, and has the name of the person who ended it. Supervisors notice each change, also a change by hand. If somebody deletes a row, its pause is over. People read the view job_limits.';
 comment on column drover_limits.scope is 'all, queue:NAME or kind:NAME.';
-comment on column drover_limits.version is 'Set with each change. drover_supervisors.limits_seen has the newest version that a supervisor follows.';
+comment on column drover_limits.version is 'The number of the last change of the row. drover_supervisors.limits_seen has the newest number that a supervisor follows.';
 comment on column drover_limits.held_at is 'When the pause began. Null: the scope is not paused.';
 comment on column drover_limits.held_until is 'No job of the scope starts before this time; infinity: until somebody resumes it. Null: the scope is not paused.';
 
 -- +goose StatementBegin
 create function drover_limits_turn() returns trigger language plpgsql as $$
 begin
-	-- Numbers are given and committed in the same order. So a supervisor that has seen a number has
-	-- seen all earlier ones. This lock is taken before the locks of rows, so that a change by hand
-	-- cannot deadlock with drover_pause.
+	-- With this lock, changes commit in the order of their numbers. So a supervisor that has seen a
+	-- number has seen all earlier changes. The trigger takes the lock before the statement locks rows,
+	-- so that a change by hand cannot deadlock with drover_pause.
 	perform pg_advisory_xact_lock(hashtextextended(drover_channel() || ' limits', 0));
 	return null;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_limits_turn() is 'Makes a change of drover_limits wait until the changes before it have ended.';
+comment on function drover_limits_turn() is 'Makes a change of drover_limits wait until the transactions of earlier changes have ended.';
 create trigger drover_limits_turn before insert or update or delete on drover_limits for each statement execute function drover_limits_turn();
 
 -- +goose StatementBegin
@@ -67,7 +67,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_limits_notify() is 'Notifies all supervisors that the limits have changed. A supervisor that hears no notification finds out with its next heartbeat.';
+comment on function drover_limits_notify() is 'Notifies all supervisors that the limits have changed. A supervisor that gets no notification finds out with its next heartbeat.';
 create trigger drover_limits_notify after insert or update or delete or truncate on drover_limits for each statement execute function drover_limits_notify();
 
 -- +goose StatementBegin
@@ -124,7 +124,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pause(text, timestamptz, text, text) is
-	'Pauses a scope, which is all, queue:NAME or kind:NAME. No job of the scope starts until the given time (infinity or null: until somebody resumes the scope). Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow within moments of the commit; job_limits.unconfirmed names the supervisors that have not followed yet. Returns the number of the change.';
+	'Pauses a scope, which is all, queue:NAME or kind:NAME. No job of the scope starts until the given time (infinity or null: until somebody resumes the scope). Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow the pause within moments of the commit. job_limits.unconfirmed lists the supervisors that have not followed it yet. Returns the number of the change.';
 
 -- +goose StatementBegin
 create function drover_resume(scope text, by text default null, why text default '') returns boolean language plpgsql as $$
@@ -149,14 +149,14 @@ create function drover_unconfirmed(version bigint) returns text[] language sql s
 $$;
 -- +goose StatementEnd
 comment on function drover_unconfirmed(bigint) is
-	'The living supervisors that may not have followed a change of drover_limits yet. A process that is frozen or cut off counts until its lease is over; after that it starts nothing.';
+	'The living supervisors that may not follow a change of drover_limits yet. A supervisor whose process is frozen or cut off from the database counts until its lease is over. After that it starts no job.';
 
 create view job_limits as
 select l.scope, l.held_at, l.held_until, drover_unconfirmed(l.version) as unconfirmed, l.updated_at, l.updated_by, l.updated_why
 from drover_limits l where l.held_until > now();
 comment on view job_limits is 'The scopes that are paused now: since when, until when, by whom and why. The view reads no jobs.';
 comment on column job_limits.unconfirmed is
-	'The supervisors that have not confirmed yet, so jobs of the scope may still start there. {}: no process starts such jobs any more. A process that does not answer is named until its lease is over.';
+	'The supervisors that have not yet confirmed that they follow the pause, so they may still start jobs of the scope. {}: no supervisor starts jobs of the scope any more. A supervisor that does not answer is listed until its lease is over.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 17';

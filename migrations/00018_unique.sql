@@ -1,7 +1,8 @@
--- drover: unique jobs. Only one of the jobs that are alike is there at a time: until it has ended,
--- until it has started, or for a period. jobs has the columns and the index (00010_jobs.sql).
+-- drover: unique jobs. Of the jobs with the same unique key, only one can exist at a time: until it
+-- has ended, until it has started, or for a period. The table jobs has the columns and the index
+-- for this (00010_jobs.sql).
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -57,7 +58,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse_uniqueness(text, jsonb, jsonb, text, boolean) is
-	'Raises 22023 with the name of the first field of uniqueness that makes no sense, and the reason; at is a prefix of the name.';
+	'Raises 22023 with the name of the first field of uniqueness that makes no sense, and the reason; the parameter at is put in front of the name.';
 
 -- +goose StatementBegin
 create function drover_unique_key(at text, uniqueness jsonb, kind text, args jsonb, queue text, concurrency_key text, later boolean) returns text language plpgsql stable as $$
@@ -67,8 +68,8 @@ declare
 	key   text;
 	fault text;
 begin
-	-- Refuse the args that the table would refuse, before their text is made: it could be a
-	-- gigabyte.
+	-- First refuse the args that the table would refuse anyway, because the text of such args could
+	-- have a gigabyte.
 	if pg_column_size(args) > 516 then
 		fault := drover_json_fault(args, 25165824, 25165824, 64);
 		if fault is not null then
@@ -80,15 +81,15 @@ begin
 			select jsonb_object_agg(b #>> '{}', args->(b #>> '{}')), min(b #>> '{}') filter (where (jsonb_typeof(b) = 'string' and args ? (b #>> '{}')) is not true)
 			into doc, fault from jsonb_array_elements(u->'by') as b where b <> 'null';
 		end if;
-		-- If this check fails, drover_refuse_uniqueness finds out which field is wrong. Calling it
-		-- for every job would cost more than this check.
+		-- If this check fails, drover_refuse_uniqueness finds out which field is wrong. A call of
+		-- that function for every job would cost more than this check.
 		if (jsonb_typeof(u) = 'object' and u - '{by,until}'::text[] = '{}' and coalesce(u->'until', '"ended"') in ('"ended"', '"started"')
 			and (not u ? 'by' or fault is null and jsonb_typeof(args) = 'object' and jsonb_typeof(u->'by') = 'array' and jsonb_array_length(u->'by') between 1 and 32 and not u->'by' @> '[null]')) is not true then
 			perform drover_refuse_uniqueness(at, u, args, concurrency_key, later);
 		end if;
 	end if;
-	-- The args, queue and concurrency_key are written as JSON values, so it is clear where each of
-	-- them ends. So no two choices give the same key.
+	-- The key has the args, queue and concurrency_key as JSON values, so it is clear where each of
+	-- them ends. So two different choices never give the same key.
 	key := to_jsonb(kind)::text
 		|| case when u->'any_args' = 'true' then '' when u ? 'by' then ' by ' || doc::text else ' ' || doc::text end
 		|| case when u->'queue' = 'true' then ' queue ' || to_jsonb(queue)::text else '' end
@@ -98,7 +99,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_unique_key(text, jsonb, text, jsonb, text, text, boolean) is
-	'The unique key of a job: its kind, args (all, the fields named in by, or none), queue and concurrency_key, as text; a hash if that is longer than 200 bytes. Raises 22023 if uniqueness makes no sense.';
+	'The unique key of a job. It is a text with the kind, the args (all of them, the fields named in by, or none), and, if uniqueness has them, the queue and the concurrency_key. If this text is longer than 200 bytes, the key is a hash. Raises 22023 if uniqueness makes no sense.';
 
 -- +goose StatementBegin
 create function drover_span_fault(span text) returns text language plpgsql stable as $$
@@ -112,7 +113,7 @@ exception when others then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_span_fault(text) is 'Why a text cannot be the period of a unique job. Null: it can.';
+comment on function drover_span_fault(text) is 'Why a text cannot be the period of a unique job. Null: it can be one.';
 
 -- +goose StatementBegin
 create function drover_enqueue_unique(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns table (id text, job_id text, result text)
@@ -124,7 +125,7 @@ declare
 	ids     text[];
 	keys    text[];  -- null: the job is not unique, and this function ignores it
 	modes   text[];  -- what to do if another job has the key
-	owners  text[];  -- the job that is there in the end
+	owners  text[];  -- for each job, the id of the job that has the key in the end
 	results text[];
 	todo    int[];   -- places in the batch
 	firsts  int[];   -- the first job of each key
@@ -146,12 +147,12 @@ begin
 	if jsonb_typeof(docs) is distinct from 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
-	-- Most calls store one new job. This part does so without arrays, in half of the time.
+	-- Most calls store one new job. This part stores it without arrays, in half of the time.
 	if single then
 		select * into g from jsonb_to_record(batch) as d(id text, kind text, args jsonb, queue text, priority int, scheduled_at timestamptz, delay interval,
 			max_attempts int, retry jsonb, timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text, uniqueness jsonb);
-		-- If this check fails, drover_refuse_job finds out which field is wrong. Calling it for
-		-- every job would cost more than this check.
+		-- If this check fails, drover_refuse_job finds out which field is wrong. A call of that
+		-- function for every job would cost more than this check.
 		if (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128 and g.kind !~ drover_unseen() and coalesce(g.queue, 'default') !~ drover_unseen()
 			and coalesce(g.priority, 5) between 1 and 9 and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
 			and num_nonnulls(g.retry, g.timeout, g.expires_at, g.retry_until, g.metadata) = 0 and coalesce(octet_length(g.concurrency_key), 1) between 1 and 256) is not true then
@@ -183,7 +184,7 @@ begin
 			return;
 		end if;
 	end if;
-	-- The rows come in the order of the batch.
+	-- The arrays have the jobs in the order of the batch.
 	select array_agg(g.id), array_agg(g.key), array_agg(g.mode), coalesce(array_agg(g.n) filter (where g.key is not null), '{}'),
 		array_agg(null::text), array_agg(null::text)
 	into ids, keys, modes, todo, owners, results
@@ -200,7 +201,7 @@ begin
 		cross join lateral (select case when single then '' else format('batch[%s].', g.ordinality - 1) end as prefix) at
 	) g;
 
-	-- Refuse two unique jobs of the batch that have one id and different keys.
+	-- Refuse the batch if two of its unique jobs have the same id and different keys.
 	if not single then
 		select t.id into own from unnest(ids, keys) as t(id, key) where t.key is not null group by t.id having count(distinct t.key) > 1 order by t.id limit 1;
 		if own is not null then
@@ -210,11 +211,11 @@ begin
 
 	for round in 1..10 loop
 		exit when todo = '{}';
-		-- A repeated enqueue: the job with that id is there, in whatever state.
+		-- This part finds repeated enqueues: a job with the same id exists, in whatever state.
 		known := array(select t.n from unnest(ids) with ordinality as t(id, n) where (t.n in (select unnest(todo))) is true and (select true from jobs j where j.id = t.id));
 		if known <> '{}' then
-			-- The args of the stored job may have been replaced since. If it has the same key, it
-			-- is the same job.
+			-- Another enqueue may have replaced the args of the stored job since. So a stored job
+			-- with the same key counts as the same job.
 			perform drover_refuse_clash(array_agg(g.id), array_agg(g.kind), array_agg(coalesce(g.queue, 'default')), array_agg(coalesce(g.args, '{}')))
 			from rows from (jsonb_to_recordset(docs) as (id text, kind text, args jsonb, queue text)) with ordinality as g
 			where (g.ordinality in (select unnest(known))) is true and (select j.unique_key from jobs j where j.id = g.id) is distinct from keys[g.ordinality];
@@ -225,10 +226,11 @@ begin
 			todo := array(select t from unnest(todo) as t where (t in (select unnest(known))) is not true);
 		end if;
 
-		-- Look before the insert: an insert that meets the job in the way waits for every
-		-- transaction that has changed it, such as its handler's. LIMIT 1 here, and scalar
-		-- subqueries elsewhere, keep the planner from a join, which would read all of an index if
-		-- the plan is from when the table was small.
+		-- Look before the insert, because an insert with the key of a stored job would wait for
+		-- every transaction that has changed that job, for example for the transaction of its
+		-- handler. The statement uses LIMIT 1, and other statements use scalar subqueries, so that
+		-- the planner does not use a join. A join would read a whole index if its plan was made
+		-- when the table was small.
 		done := '{}';
 		for h in
 			select t.n::int as n, t.mode, j.id, j.in_force, j.waits, j.scope
@@ -247,8 +249,8 @@ begin
 			elsif h.mode <> 'keep' and h.waits then
 				continue when not drover_replace_waiting(h.id, docs->(h.n - 1), keys[h.n]);
 			elsif h.scope = 'started' and wake then
-				-- No claim takes the job before the caller's transaction has ended. So its handler
-				-- sees what the caller has written.
+				-- This lock keeps claims from the job until the caller's transaction has ended. So
+				-- the job's handler sees what the caller has written.
 				perform from jobs j where j.id = h.id and j.unique_key = keys[h.n] and j.unique_until is not null and j.finalized_at is null for key share;
 				continue when not found;
 			end if;
@@ -260,8 +262,8 @@ begin
 		exit when todo = '{}';
 
 		-- Insert in the order of the keys, so that two batches can deadlock only over jobs that a
-		-- later round finds. "on conflict" names the index. So a violation of an application's
-		-- index is an error, and does not mean that the job is there.
+		-- later round finds. The clause "on conflict" names drover's index. So a violation of an
+		-- index of the application is an error, and is not taken for a job with the same key.
 		firsts := array(select min(t.n) from unnest(keys) with ordinality as t(key, n) where (t.n in (select unnest(todo))) is true group by t.key);
 		with fresh as (
 			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
@@ -315,7 +317,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_enqueue_unique(jsonb, boolean, regproc) is
-	'Enqueues the unique jobs of a JSON array like the array of drover_enqueue_many. A unique job has the key uniqueness, an object with by, any_args, queue, key (what counts besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). Returns for each its id, the id of the job that exists, and one of stored, existing, replaced and debounced. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
+	'Enqueues the unique jobs of a JSON array like the array of drover_enqueue_many. A unique job has the key uniqueness. It is an object with by, any_args, queue and key (they choose what the unique key has besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). For each unique job, returns its id, the id of the job that has the unique key, and one of stored, existing, replaced and debounced. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
 
 -- +goose StatementBegin
 create function drover_replace_waiting(job_id text, doc jsonb, key text) returns boolean language plpgsql as $$
@@ -330,8 +332,8 @@ begin
 		timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text);
 	at := drover_due(g.scheduled_at, g.delay);
 	if debounce then
-		-- A job that is due now gets the time of this write. An earlier time would lie behind the
-		-- supervisors' floors.
+		-- A job that is due now gets the time of this update as its due time, because an earlier time
+		-- would lie behind the supervisors' floors.
 		update jobs j set scheduled_at = greatest(least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval), clock_timestamp()),
 			state = case when least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval) > clock_timestamp() then 'scheduled' else 'available' end
 		where j.id = job_id and j.unique_key = key and j.unique_until > clock_timestamp() and j.state in ('available', 'scheduled') and j.claim_seq = 0;
@@ -354,7 +356,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_replace_waiting(text, jsonb, text) is
-	'Gives a waiting job the args and settings of another job like it. To debounce, gives it only the other job''s time. False: the job no longer waits, or no longer has the unique key. Part of drover_enqueue_unique.';
+	'Gives a waiting job the args and settings of a new job with the same unique key. To debounce, it gives the waiting job only the due time of the new job. False: the job no longer waits, or no longer has the unique key. Part of drover_enqueue_unique.';
 
 -- +goose StatementBegin
 create function drover_unique_owner(job_id text) returns text language plpgsql set enable_seqscan = off as $$
@@ -365,7 +367,8 @@ begin
 	where h.unique_key = (select j.unique_key from jobs j where j.id = job_id and j.unique_scope <> 'period')
 		and h.unique_until is not null and (h.finalized_at is null or h.unique_until < 'infinity') and h.id <> job_id;
 	if o.unique_until <= clock_timestamp() then
-		-- The period of job o is over. If another transaction is changing o, o keeps the key.
+		-- The period of job o is over, so o loses the key, unless another transaction is changing o at
+		-- the moment.
 		perform from jobs h where h.id = o.id and h.unique_until <= clock_timestamp() for no key update skip locked;
 		if found then
 			update jobs h set unique_until = null where h.id = o.id;
@@ -376,7 +379,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_unique_owner(text) is 'The job that has the unique key which this job needs to run again. Null: no other job has it. If the period of the other job is over, that job loses the key.';
+comment on function drover_unique_owner(text) is 'The other job that has the unique key of this job, so that this job cannot run again. Null: no other job has the key. If the period of the other job is over, that job loses the key.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 18';

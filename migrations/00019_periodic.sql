@@ -1,7 +1,7 @@
 -- drover: periodic jobs: schedules, and the ticks that enqueue their jobs. docs/adr/0042 explains
 -- why the ticks are computed here.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -49,26 +49,26 @@ create table drover_periodic (
 	constraint periodic_times check (isfinite(anchor) and (next_at is null or isfinite(next_at))),
 	constraint periodic_counts check (least(jobs, skipped) >= 0)
 ) with (fillfactor = 50);
-comment on table drover_periodic is 'Schedules, one row for each: when to enqueue which job. People read the view periodic_jobs and call functions such as drover_periodic_set.';
+comment on table drover_periodic is 'Schedules, one row for each. A schedule has the times at which drover enqueues a job, and the settings of that job. People read the view periodic_jobs and call functions such as drover_periodic_set.';
 comment on column drover_periodic.generation is 'Part of the ids of its jobs. A schedule that was deleted and created anew under the same name has another generation.';
-comment on column drover_periodic.options is 'How each job is enqueued: the keys queue, priority, delay, max_attempts, retry, timeout, tags, metadata, concurrency_key and uniqueness, as parameters of drover_enqueue.';
-comment on column drover_periodic.schedule is 'Five cron fields, six with the second in front, a word such as @daily, or @every and a duration.';
-comment on column drover_periodic.zone is 'The time zone in which the cron fields are read.';
-comment on column drover_periodic.anchor is '@every counts from here.';
-comment on column drover_periodic.jitter_ms is 'Each job is due at a random time in the jitter_ms after its tick.';
-comment on column drover_periodic.catch_up is 'Which of the missed ticks make a job later. skip: none; once: the newest; all: the newest 100.';
-comment on column drover_periodic.overlap is 'skip: a tick makes no job while the schedule''s last job has not ended.';
-comment on column drover_periodic.run_at_start is 'The schedule ticks when its row is made. It has no effect on a schedule that exists already.';
-comment on column drover_periodic.paused_until is 'No tick before this time; infinity: until it is resumed.';
-comment on column drover_periodic.build is 'The build that declared it, for a schedule that is declared in code. The settings of the newest build hold.';
-comment on column drover_periodic.declared_by is 'The supervisors that have declared it in code; it ticks only while one of them lives. Null: it was made at run time, and ticks until it is deleted.';
-comment on column drover_periodic.next_at is 'The next tick. Null: none, because it is paused until it is resumed.';
-comment on column drover_periodic.last_at is 'The last tick that was handled, whether or not it made a job.';
-comment on column drover_periodic.last_job is 'The last job that was made.';
-comment on column drover_periodic.skipped is 'Ticks that made no job: they were missed, the last job had not ended, or another job had the unique key. If more than a thousand are missed together, they count as about a thousand.';
-comment on column drover_periodic.problem is 'Why the last tick that failed made no job.';
+comment on column drover_periodic.options is 'The settings of each job that it enqueues: the keys queue, priority, delay, max_attempts, retry, timeout, tags, metadata, concurrency_key and uniqueness, as parameters of drover_enqueue.';
+comment on column drover_periodic.schedule is 'Five cron fields; or six cron fields, of which the first is the second; or a word such as @daily; or @every and a duration.';
+comment on column drover_periodic.zone is 'The time zone of the cron fields.';
+comment on column drover_periodic.anchor is 'The time from which @every counts.';
+comment on column drover_periodic.jitter_ms is 'Each job is due at a random time within jitter_ms after its tick.';
+comment on column drover_periodic.catch_up is 'Which missed ticks make a job later. skip: none; once: the newest; all: the newest 100.';
+comment on column drover_periodic.overlap is 'skip: a tick makes no job while the last job of the schedule has not ended. allow: every tick makes a job.';
+comment on column drover_periodic.run_at_start is 'True: the schedule ticks immediately when its row is made. The setting has no effect on a schedule that exists already.';
+comment on column drover_periodic.paused_until is 'The schedule does not tick before this time; infinity: until somebody resumes it.';
+comment on column drover_periodic.build is 'The build whose settings the row has, for a schedule that is declared in code. The settings of the newest build count.';
+comment on column drover_periodic.declared_by is 'The supervisors that have declared the schedule in code. It ticks only while one of them lives. Null: the schedule was made at run time, and ticks until somebody deletes it.';
+comment on column drover_periodic.next_at is 'The time of the next tick. Null: there is none, because the schedule is paused until somebody resumes it.';
+comment on column drover_periodic.last_at is 'The time of the last tick that a supervisor has handled, whether or not the tick made a job.';
+comment on column drover_periodic.last_job is 'The id of the last job that it enqueued.';
+comment on column drover_periodic.skipped is 'How many ticks made no job, because they were missed, the last job had not ended, or another job had the unique key. If more than a thousand ticks are missed together, they count as about a thousand.';
+comment on column drover_periodic.problem is 'The error of the last tick that failed to make a job.';
 
--- Serves the look for schedules that are due (internal/store/periodic.go).
+-- This index serves the search for schedules that are due (internal/store/periodic.go).
 create index drover_periodic_next_idx on drover_periodic (next_at, name) where next_at is not null;
 
 -- +goose StatementBegin
@@ -85,7 +85,7 @@ create function drover_periodic_by(by text) returns text language sql stable as 
 	select left(coalesce(nullif(by, ''), session_user), 128)
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_by(text) is 'The person or program that changes a schedule: by, cut to 128 characters, or the session''s user.';
+comment on function drover_periodic_by(text) is 'The name of the person or program that changes a schedule: by, cut to 128 characters, or the session''s user if by is empty.';
 
 -- +goose StatementBegin
 create function drover_every(schedule text) returns interval language plpgsql immutable as $$
@@ -183,13 +183,14 @@ begin
 	days := drover_cron_field(fields[3], 'day of the month', 1, 31);
 	months := drover_cron_field(fields[4], 'month', 1, 12, '{jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}');
 	weekdays := array(select distinct n % 7 from unnest(drover_cron_field(fields[5], 'day of the week', 0, 7, '{sun,mon,tue,wed,thu,fri,sat}')) as n order by 1);
-	-- As in every cron: if both fields are restricted, a day has to match one of them. If one
-	-- begins with a star, the day has to match both.
+	-- This rule is the same in every cron. If both the day of the month and the weekday are
+	-- restricted, a day has to match one of them. If one of the two fields begins with a star, a
+	-- day has to match both.
 	either := fields[3] not like '*%' and fields[5] not like '*%';
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_cron(text) is 'The fields of a cron schedule as numbers. Weekdays are 0 (Sunday) to 6. Raises 22023 if the schedule makes no sense.';
+comment on function drover_cron(text) is 'The fields of a cron schedule as numbers. Weekdays are 0 (Sunday) to 6 (Saturday). Raises 22023 if the schedule makes no sense.';
 
 -- +goose StatementBegin
 create function drover_offset(at timestamptz, zone text) returns interval language sql stable as $$
@@ -221,7 +222,7 @@ begin
 		foreach m in array minutes loop
 			l := d + make_interval(hours => h, mins => m);
 			continue when (l + interval '1 minute' - back) at time zone 'UTC' <= after;
-			-- From this minute on, no tick comes before the time "first".
+			-- All ticks from this minute on come at or after the time "first".
 			first := (l - ahead) at time zone 'UTC';
 			exit day when cardinality(found) >= most and (select count(distinct t) from unnest(found) as t where t > after and t <= first) >= most;
 			foreach s in array seconds loop
@@ -230,16 +231,16 @@ begin
 				again := (l - behind) at time zone 'UTC';
 				if first at time zone zone = l then
 					found := found || first;
-					-- The hour comes twice. A schedule of every hour ticks in both. Any other
-					-- schedule ticks only in the first.
+					-- This hour comes twice, because the clocks are put back. A schedule that ticks
+					-- every hour ticks in both. Any other schedule ticks only in the first.
 					if again at time zone zone = l and cardinality(hours) = 24 then
 						found := found || again;
 					end if;
 				elsif again at time zone zone = l then
 					found := found || again;
 				else
-					-- The clocks leave this time out. Halve the time between the two instants until
-					-- the jump is found.
+					-- The clocks skip this local time. Halve the time between the two instants
+					-- until the moment of the jump is found.
 					if jump is null then
 						lo := least(first, again);
 						hi := greatest(first, again);
@@ -259,7 +260,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_cron_day(date, int[], int[], int[], text, interval, interval, timestamptz, int) is
-	'The first ticks of the day d that come later than the parameter after, in a zone whose clocks are put forward or back around that day. before, behind: the zone''s offsets before and after the change. most: how many ticks at most. A local time that does not exist becomes the first moment after the gap. A local time that exists twice becomes the first of the two instants; if hours has every hour, it becomes both.';
+	'The first ticks of the day d that come later than the parameter after, in a zone whose clocks are put forward or back around that day. before, behind: the offsets of the zone before and after the change of its clocks. most: how many ticks at most. A local time that does not exist becomes the first moment after the gap. A local time that exists twice becomes the first of the two instants; if hours has every hour, it becomes both.';
 
 -- +goose StatementBegin
 create function drover_periodic_ticks(schedule text, zone text, anchor timestamptz, after timestamptz, most int default 1, upto timestamptz default 'infinity')
@@ -290,15 +291,15 @@ begin
 			n := n + 1;
 			tick := anchor + n * every;
 			exit when tick > upto or cardinality(ticks) >= most;
-			if tick > after then -- it may be equal where the division has lost a microsecond
+			if tick > after then -- tick may equal after, because the division may have lost a microsecond
 				ticks := ticks || tick;
 			end if;
 		end loop;
 		return ticks;
 	end if;
 	c := drover_cron(schedule);
-	d := (after at time zone zone)::date - 1; -- clocks may have been put back over midnight
-	stop := d + 45 * 366; -- 29 February may be a Sunday every 40 years only
+	d := (after at time zone zone)::date - 1; -- the day before, because clocks may have been put back over midnight
+	stop := d + 45 * 366; -- up to 40 years may lie between two years in which 29 February is a certain weekday
 	while d <= stop loop
 		if extract(month from d)::int <> all(c.months) then
 			d := (date_trunc('month', d::timestamp) + interval '1 month')::date;
@@ -328,9 +329,9 @@ begin
 					end loop;
 				end loop;
 			else
-				-- One tick more than needed: if the clocks skip midnight, the last tick of the day
-				-- before was moved to this day. The first tick here may be the same one, which is
-				-- left out.
+				-- Ask for one tick more than needed. If the clocks skip midnight, the last tick of
+				-- the day before was moved to this day. The first tick of this day may be the same
+				-- tick, which is left out then.
 				foreach tick in array drover_cron_day(d, c.hours, c.minutes, c.seconds, zone, before, behind, after, most - cardinality(ticks) + 1) loop
 					if tick is distinct from ticks[cardinality(ticks)] then
 						if tick > upto or cardinality(ticks) >= most then
@@ -352,13 +353,13 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_ticks(text, text, timestamptz, timestamptz, int, timestamptz) is
-	'The first ticks of a schedule later than the parameter after, and not later than upto. most: how many ticks at most. @every counts from anchor. Raises 22023 if the schedule makes no sense. Empty if it never ticks.';
+	'The first ticks of a schedule later than the parameter after, and not later than upto. most: how many ticks at most. @every counts from anchor. Raises 22023 if the schedule makes no sense. The result is empty if the schedule never ticks.';
 
 -- +goose StatementBegin
 create function drover_periodic_zone(zone text) returns text language plpgsql stable as $$
 begin
-	-- Postgres would also read abbreviations, which have no summer time, and rules such as
-	-- Foo/Bar5. These are refused.
+	-- Postgres would also accept abbreviations, which have no summer time, and rules such as
+	-- Foo/Bar5. This function refuses both.
 	if zone = 'UTC' or zone ~ '^[A-Za-z]+(/[A-Za-z_-]+)+$' or zone ~ '^Etc/GMT[+-]?[0-9]{1,2}$' then
 		perform now() at time zone zone;
 		return zone;
@@ -421,8 +422,8 @@ begin
 		perform drover_unique_key('options.', o.uniqueness, p.kind, p.args, coalesce(o.queue, 'default'), o.concurrency_key, true);
 	end if;
 	perform drover_refuse_job('options.', null, p.kind, o.queue, o.priority, o.max_attempts, o.retry, o.timeout, null, null, o.tags, o.metadata, o.concurrency_key);
-	-- Without this check, drover_bounds would refuse the job of each tick. 8 KiB of the bound on
-	-- metadata are reserved for what drover adds.
+	-- Without this check, drover_bounds would refuse the job of each tick. The bound on metadata is 8
+	-- KiB lower here, because drover adds its own keys to the metadata of each job.
 	fault := drover_json_fault(p.args, 25165824, 25165824, 64);
 	if fault is not null then
 		perform drover_periodic_refuse('args', fault);
@@ -447,14 +448,15 @@ create function drover_periodic_first(p drover_periodic, after timestamptz) retu
 		(drover_periodic_ticks(p.schedule, p.zone, p.anchor, greatest(after, p.paused_until - interval '1 microsecond')))[1] end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_first(drover_periodic, timestamptz) is 'The first tick after a time, not before the end of a pause. Null: paused until it is resumed.';
+comment on function drover_periodic_first(drover_periodic, timestamptz) is 'The first tick of a schedule after a time, and not before the end of its pause. Null: the schedule is paused until somebody resumes it.';
 
 -- +goose StatementBegin
 create function drover_periodic_put(p drover_periodic) returns timestamptz language plpgsql as $$
 declare
 	was drover_periodic;
 begin
-	-- Each call locks one row, and callers go in the order of names. So there is no deadlock.
+	-- Each call locks one row, and callers store schedules in the order of their names. So there is no
+	-- deadlock.
 	loop
 		select * into was from drover_periodic where name = p.name for update;
 		exit when found;
@@ -470,8 +472,8 @@ begin
 			return p.next_at;
 		end if;
 	end loop;
-	-- The caller has looked whether a schedule of this name was made in code or at run time. If
-	-- that is different now, another transaction has stored the schedule since.
+	-- The caller has checked whether a schedule with this name was made in code or at run time. If
+	-- the answer is different now, another transaction has stored the schedule since.
 	if (was.declared_by is null) <> (p.declared_by is null) then
 		raise exception 'drover: schedule % was just made %', quote_literal(p.name), case when p.declared_by is null then 'in code: change it there, or pause it' else 'at run time' end
 			using errcode = 'DR002';
@@ -483,7 +485,7 @@ begin
 	p.anchor := was.anchor;
 	p.paused_until := was.paused_until;
 	p.next_at := was.next_at;
-	if (was.schedule, was.zone) is distinct from (p.schedule, p.zone) then -- otherwise it goes on as it was: a deploy moves no tick
+	if (was.schedule, was.zone) is distinct from (p.schedule, p.zone) then -- otherwise the next tick stays as it was, so that a deploy moves no tick
 		p.anchor := clock_timestamp();
 		p.next_at := drover_periodic_first(p, clock_timestamp());
 	end if;
@@ -527,7 +529,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_set(text, text, text, jsonb, text, jsonb, interval, text, text, boolean, text, text) is
-	'Stores a schedule at run time, and returns its next tick. A schedule that has the name already is replaced. E.g. select drover_periodic_set(''nightly'', ''report'', ''0 2 * * *'', zone => ''Europe/Berlin'', options => ''{"queue": "reports"}'')';
+	'Stores a schedule at run time, and returns its next tick. It replaces the settings of a run-time schedule with the same name. E.g. select drover_periodic_set(''nightly'', ''report'', ''0 2 * * *'', zone => ''Europe/Berlin'', options => ''{"queue": "reports"}'')';
 
 -- +goose StatementBegin
 create function drover_periodic_declare(supervisor text, build text, doc jsonb, wait boolean default true) returns text[] language plpgsql as $$
@@ -536,7 +538,7 @@ declare
 	d      record;
 	was    drover_periodic;
 	p      drover_periodic;
-	others text[] := '{}'; -- names that schedules made at run time have
+	others text[] := '{}'; -- names that already belong to schedules made at run time
 	alive  text[];
 begin
 	for d in select x.value, x.n from jsonb_array_elements(doc) with ordinality as x(value, n) order by x.value->>'name' loop
@@ -585,7 +587,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_declare(text, text, jsonb, boolean) is
-	'Stores the schedules that a supervisor declares in code: an array of objects with the columns of drover_periodic. Returns the names that are not stored because a schedule made at run time has them. With wait => false, schedules that another transaction has locked stay as they are.';
+	'Stores the schedules that a supervisor declares in code. doc: an array of objects with the columns of drover_periodic. Returns the names of the schedules that it has not stored, because a schedule made at run time has the same name. With wait => false, it skips schedules that another transaction has locked.';
 
 -- +goose StatementBegin
 create function drover_periodic_pause(name text, until timestamptz default 'infinity', by text default null, why text default '') returns boolean language plpgsql as $$
@@ -607,7 +609,7 @@ begin
 		return true;
 	end if;
 	p.paused_until := until;
-	-- Ticks during the pause do not count as missed. The next tick is the first one after the
+	-- Ticks during the pause do not count as missed. The next tick is the first tick after the
 	-- pause.
 	update drover_periodic o set paused_until = until, next_at = drover_periodic_first(p, clock_timestamp()),
 		updated_at = clock_timestamp(), updated_by = drover_periodic_by(by), updated_why = coalesce(left(why, 1000), '')
@@ -616,7 +618,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_pause(text, timestamptz, text, text) is 'Pauses a schedule until a time, or until it is resumed. Ticks during the pause are left out. False: there is no such schedule.';
+comment on function drover_periodic_pause(text, timestamptz, text, text) is 'Pauses a schedule until a time, or until somebody resumes it. Ticks during the pause make no jobs. False: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_resume(name text, by text default null, why text default '') returns boolean language plpgsql as $$
@@ -638,7 +640,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_resume(text, text, text) is 'Ends a pause: the next tick is the first one from now on. False: there is no such schedule.';
+comment on function drover_periodic_resume(text, text, text) is 'Ends the pause of a schedule. The next tick is the first tick after now. False: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_delete(name text, by text default null, why text default '') returns boolean language plpgsql as $$
@@ -658,7 +660,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_delete(text, text, text) is 'Deletes a schedule; jobs that it has made stay. Raises DR002 if a living supervisor declares it in code. False: there is no such schedule.';
+comment on function drover_periodic_delete(text, text, text) is 'Deletes a schedule. The jobs that it has enqueued stay. Raises DR002 if a living supervisor declares it in code. False: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_preview(schedule text, zone text default 'UTC', n int default 10, after timestamptz default now()) returns setof timestamptz language plpgsql stable as $$
@@ -666,7 +668,7 @@ begin
 	if n is null or n not between 1 and 1000 then
 		perform drover_periodic_refuse('n', format('%s is not 1 to 1000', n));
 	end if;
-	-- From a time outside of these years, the search for ticks would not end.
+	-- With a time outside of these years, the search for ticks would not end.
 	if (after between '0001-01-01 00:00:00Z' and '9999-12-31 00:00:00Z') is not true then
 		perform drover_periodic_refuse('after', format('%s is not in the years 1 to 9999', coalesce(after::text, 'null')));
 	end if;
@@ -679,7 +681,7 @@ comment on function drover_periodic_preview(text, text, int, timestamptz) is 'Th
 -- +goose StatementBegin
 create function drover_periodic_id(name text, generation text, tick timestamptz) returns text language sql immutable as $$
 	-- The first 10 digits are the tick's milliseconds. The other 16 digits are 80 bits of a hash,
-	-- five bits for each digit.
+	-- with five bits in each digit.
 	select left(drover_ulid_at(tick), 10) || string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ', substring(b from i * 5 + 1 for 5)::int + 1, 1), '' order by i)
 	from (select ('x' || left(h, 16))::bit(64) || ('x' || substr(h, 17, 4))::bit(16) as b
 		from (select encode(sha256(convert_to(format('%s/%s/%s', generation, extract(epoch from tick), name), 'UTF8')), 'hex') as h) h) bits,
@@ -696,8 +698,8 @@ declare
 	fresh boolean;
 	due  constant timestamptz := tick + random() * p.jitter_ms * interval '1 ms' + coalesce((p.options->>'delay')::interval, interval '0');
 begin
-	-- The usual enqueue refuses drover's own keys in metadata. So the mark is added to the stored
-	-- row.
+	-- The usual enqueue refuses drover's own keys in metadata. So this function adds the mark to
+	-- the metadata of the stored row.
 	doc := jsonb_build_array(p.options - 'delay' || jsonb_build_object('id', own, 'kind', p.kind, 'args', p.args, 'scheduled_at', due));
 	if p.options->'uniqueness' <> 'null' then
 		select u.job_id, u.result = 'stored' into holder, fresh from drover_enqueue_unique(doc) u;
@@ -718,15 +720,16 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb, text) is 'Enqueues the job of a tick: made is its id. holder is another job that has its unique key, so that nothing was enqueued. Both are null if this tick has made its job before.';
+comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb, text) is 'Enqueues the job of a tick. made: the id of that job. holder: another job that has its unique key; then no job was enqueued. Both are null if the job of this tick was enqueued before.';
 
 -- +goose StatementBegin
 create function drover_periodic_busy(p drover_periodic) returns boolean language sql volatile as $$
-	-- Reads by primary key. The function is volatile, so that it sees jobs of this transaction.
+	-- The statement reads by primary key. The function is volatile, so that it sees the jobs that this
+	-- transaction has enqueued.
 	select p.overlap = 'skip' and exists (select from jobs j where j.id = p.last_job and j.finalized_at is null)
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_busy(drover_periodic) is 'True if a schedule may not tick because its last job has not ended.';
+comment on function drover_periodic_busy(drover_periodic) is 'Whether a schedule may not enqueue a job now, because overlap is skip and its last job has not ended.';
 
 -- +goose StatementBegin
 create function drover_periodic_run(name text, by text default null, why text default '', new_id text default null) returns text language plpgsql as $$
@@ -760,17 +763,17 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_run(text, text, text, text) is
-	'Enqueues a job of a schedule now, besides its ticks, even if the schedule is paused, and returns the id of the job. new_id: the id to use; a second call with the same new_id raises DR002. The job''s metadata keep by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
+	'Enqueues a job of a schedule now, besides its ticks, even if the schedule is paused, and returns the id of the job. new_id: the id of the job; a second call with the same new_id raises DR002. The metadata of the job have by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_fire(name text, supervisor text default '', out fired boolean, out made text[], out missed bigint, out why text, out fault text, out wait_s float8)
 language plpgsql as $$
 declare
 	p      drover_periodic;
-	most   constant int := 1000;            -- how many ticks are listed
-	grace  constant interval := '1 minute'; -- a tick that is later was missed
+	most   constant int := 1000;            -- how many due ticks the function lists at most
+	grace  constant interval := '1 minute'; -- a tick that is handled later than this was missed
 	at     timestamptz;
-	due    timestamptz[]; -- oldest first
+	due    timestamptz[]; -- the due ticks; the oldest is the first
 	lo     timestamptz;
 	hi     timestamptz;
 	middle timestamptz;
@@ -788,16 +791,17 @@ begin
 	select * into p from drover_periodic o
 	where o.name = drover_periodic_fire.name and o.next_at <= at and (o.declared_by is null or supervisor = any(o.declared_by)) for update skip locked;
 	if not found then
-		return; -- it was deleted, or another supervisor has this tick
+		return; -- the schedule was deleted, or another supervisor is handling its ticks
 	end if;
 	fired := true;
 	at := clock_timestamp();
-	-- All ticks that are due, beginning with the row's own next tick.
+	-- The array due gets all due ticks. The first of them is next_at of the row.
 	keep := case when p.catch_up = 'all' then 100 else 1 end;
 	due := p.next_at || drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, most, at);
 	if cardinality(due) > most then
 		-- There are too many ticks to list. Halve the time between lo and hi until the newest ticks
-		-- are found. 900 ms are close enough: ticks are at least a second apart.
+		-- are found. A distance of 900 ms is close enough, because ticks are at least a second
+		-- apart.
 		missed := most;
 		lo := p.next_at;
 		hi := at;
@@ -833,9 +837,9 @@ begin
 				missed := missed + 1;
 				why := format('unique: job %s is there', holder);
 			end if;
-		exception when others then -- a time-out of the whole statement is not caught
+		exception when others then -- this does not catch a time-out of the whole statement
 			get stacked diagnostics code = returned_sqlstate, fault = message_text;
-			if code = '55P03' or not drover_rows_fault(code) then -- a lock was not free: the tick stays due
+			if code = '55P03' or not drover_rows_fault(code) then -- another session holds a lock, or the error is not about the job, so the tick stays due
 				raise;
 			end if;
 			fault := left(fault, 1000);
@@ -853,7 +857,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_fire(text, text) is
-	'Handles all due ticks of a schedule: enqueues their jobs, or skips them, and sets the next tick. supervisor: the caller; a schedule that is declared in code ticks only for supervisors that declare it. fired: false if no tick was due, if another session handles the schedule, or if the schedule does not exist or is not the supervisor''s. If the database refuses a job, the row of the schedule has the error. wait_s: seconds until its next tick.';
+	'Handles all due ticks of a schedule: for each tick it enqueues a job or skips the tick, and then it sets the next tick. supervisor: the supervisor that calls; a schedule that is declared in code ticks only for supervisors that declare it. fired: false if no tick was due, if another session handles the schedule, if the schedule does not exist, or if the supervisor does not declare it. If the database refuses a job, the row of the schedule has the error. wait_s: seconds until its next tick.';
 
 -- +goose StatementBegin
 create function drover_periodic_failed(name text, error text) returns void language sql as $$
@@ -861,7 +865,7 @@ create function drover_periodic_failed(name text, error text) returns void langu
 	where o.name = (select i.name from drover_periodic i where i.name = drover_periodic_failed.name for update skip locked)
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_failed(text, text) is 'Notes why drover_periodic_fire failed as a whole. The tick stays due.';
+comment on function drover_periodic_failed(text, text) is 'Writes into the row of a schedule why drover_periodic_fire failed as a whole. The tick stays due.';
 
 -- +goose StatementBegin
 create function drover_periodic_upcoming(name text, n int default 10) returns setof timestamptz language plpgsql stable as $$
@@ -875,11 +879,11 @@ begin
 	return next p.next_at;
 	return query select unnest(drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, least(n, 1000) - 1));
 exception when data_exception then
-	null; -- somebody has edited the row, so it makes no sense; the next tick records the error
+	null; -- somebody has changed the row by hand, so that it makes no sense; the next tick records the error
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_upcoming(text, int) is 'The next ticks of a schedule as it is stored. None if it is paused until it is resumed.';
+comment on function drover_periodic_upcoming(text, int) is 'The next ticks of a stored schedule. There are none if it is paused until somebody resumes it.';
 
 create view periodic_jobs as
 select p.name, p.kind, coalesce(p.options->>'queue', 'default') as queue, p.schedule, p.zone,
@@ -891,7 +895,7 @@ select p.name, p.kind, coalesce(p.options->>'queue', 'default') as queue, p.sche
 	case when p.next_at is not null and (p.declared_by is null or drover_periodic_declared(p)) then array(select n from drover_periodic_upcoming(p.name) as n) end as next_runs
 from drover_periodic p;
 comment on view periodic_jobs is
-	'Schedules of periodic jobs. state: active, paused, or undeclared: it was declared in code, and no running supervisor declares it any more, so it does not tick. next_runs: the next ten ticks; null if it does not tick.';
+	'Schedules of periodic jobs. state: active, paused, or undeclared. An undeclared schedule was declared in code, but no running supervisor declares it any more, so it does not tick. next_runs: the next ten ticks; null if the schedule does not tick.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 19';

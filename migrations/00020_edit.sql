@@ -1,7 +1,7 @@
--- drover: editing waiting jobs (when they are due, priority, queue, args, attempts, strategy), and
--- running completed jobs again.
+-- drover: edits of waiting jobs (due time, priority, queue, args, attempts, retry strategy), and
+-- reruns of completed jobs.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -65,8 +65,9 @@ declare
 	tail text;
 	head constant text := to_jsonb(j.kind)::text || ' by ';
 begin
-	-- The choices of the enqueue are not stored. So all choices are tried, until one gives the key
-	-- that the job has. The names of the fields in "by" are in the key, unless the key is a hash.
+	-- The job does not store which parts the enqueue chose for the key. So the function tries all
+	-- choices, until one of them gives the key that the job has. The key contains the names of the
+	-- fields in "by", unless the key is a hash.
 	for u in
 		select jsonb_build_object('queue', q.counts, 'key', k.counts) || f.form
 		from (values (false), (true)) q(counts), (values (false), (true)) k(counts), (values (jsonb '{}'), ('{"any_args": true}'), ('{"by": []}')) f(form)
@@ -81,7 +82,7 @@ begin
 			end if;
 			continue when drover_unique_key('', u, j.kind, j.args, j.queue, j.concurrency_key, true) <> j.unique_key;
 		exception when data_exception then
-			continue; -- it is not this choice
+			continue; -- another choice made the key
 		end;
 		return drover_unique_key('', u, j.kind, args, queue, j.concurrency_key, true);
 	end loop;
@@ -90,7 +91,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_unique_key_again(jobs, jsonb, text) is
-	'The unique key that a job would have with other args or in another queue. Raises DR002 if that is not known: the key is a hash of some fields of the args, or the args were changed in another way since the enqueue.';
+	'The unique key that a job would have with other args or in another queue. Raises DR002 if the function cannot find out the key, because it is a hash of some fields of the args, or because somebody has changed the args in another way since the enqueue.';
 
 -- +goose StatementBegin
 create function drover_edit_jobs(ids text[], edit jsonb) returns bigint language plpgsql as $$
@@ -112,7 +113,7 @@ begin
 		what := '{}';
 		at := clock_timestamp();
 		due := case when num_nonnulls(e.run_now, e.scheduled_at, e.delay) > 0 then greatest(at, e.scheduled_at, at + e.delay) end;
-		-- A job that is due already keeps its place among the others.
+		-- A job that is due already keeps its place among the other jobs.
 		if due <> was.scheduled_at and (due > at or was.scheduled_at > at) then
 			if was.expires_at <= due then
 				raise exception 'drover: job % expires at %, so it would not run', was.id, was.expires_at using errcode = 'DR002';
@@ -120,8 +121,8 @@ begin
 			j.scheduled_at := due;
 			what := what || format('due %s, was %s', case when due > at then to_char(due at time zone 'UTC', utc) else 'now' end,
 				case when was.state = 'parked' then 'parked' else to_char(was.scheduled_at at time zone 'UTC', utc) end);
-			-- A parked job no longer waits for a build, or for its place in a redrive. A redrive
-			-- that caps its key still counts it.
+			-- A parked job no longer waits for a build, or for its place in a redrive. If a redrive
+			-- has a cap for its key, the redrive still counts the job.
 			j.state := case when was.state = 'retryable' or was.state = 'parked' and was.errors_total > 0 then 'retryable' when due > at then 'scheduled' else 'available' end;
 			if was.state = 'parked' then
 				j.parked_build := null;
@@ -137,7 +138,7 @@ begin
 			what := what || format('queue %s, was %s', e.queue, was.queue);
 		end if;
 		if (j.queue, j.priority) <> (was.queue, was.priority) and j.scheduled_at < at then
-			j.scheduled_at := at; -- the floors of its new lane may be beyond its old time
+			j.scheduled_at := at; -- supervisors' floors in the new lane may be beyond the old due time
 		end if;
 		if e.max_attempts is distinct from coalesce(was.max_attempts, 0) and e.max_attempts is not null then
 			j.max_attempts := e.max_attempts;
@@ -160,7 +161,7 @@ begin
 		if was.unique_key is not null and (j.args <> was.args or j.queue <> was.queue) then
 			j.unique_key := drover_unique_key_again(was, j.args, j.queue);
 			-- A job whose period is over no longer has the key. If another transaction is changing
-			-- that job, it counts as there.
+			-- that job, it keeps the key.
 			update jobs o set unique_until = null where o.id = (select h.id from jobs h where h.unique_key = j.unique_key and h.id <> was.id
 				and h.unique_until <= clock_timestamp() and (h.finalized_at is null or h.unique_until < 'infinity') for no key update skip locked);
 		end if;
@@ -174,14 +175,14 @@ begin
 		end if;
 		edited := edited + 1;
 		if j.queue <> was.queue and j.paced_at is not null then
-			insert into drover_redrive_queues (queue) values (j.queue) on conflict do nothing; -- otherwise no tick of the redrive would look there
+			insert into drover_redrive_queues (queue) values (j.queue) on conflict do nothing; -- without this row, no tick of the redrive would look at that queue
 		end if;
 	end loop;
 	return edited;
 exception when unique_violation then
 	get stacked diagnostics violated = constraint_name;
 	if violated <> 'jobs_unique_idx' then
-		raise; -- an application's index is violated
+		raise; -- the job violates a unique index of the application
 	end if;
 	raise exception 'drover: job % would get the unique key of job %', was.id,
 		coalesce((select o.id from jobs o where o.unique_key = j.unique_key and o.unique_until is not null and (o.finalized_at is null or o.unique_until < 'infinity')
@@ -190,7 +191,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_edit_jobs(text[], jsonb) is
-	'Edits waiting jobs that the caller has locked, by an edit that is checked and has by and why. Returns how many it changed: a job that has the new values already stays as it is. Part of drover_edit and drover_edit_many.';
+	'Edits waiting jobs that the caller has locked. edit: the result of drover_edit_check, with by and why. Returns how many jobs it changed; a job that has the new values already does not count. Part of drover_edit and drover_edit_many.';
 
 -- +goose StatementBegin
 create function drover_edited(ids text[]) returns void language plpgsql as $$
@@ -202,7 +203,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_edited(text[]) is 'Makes supervisors notice edited jobs. It wakes sleeping supervisors if a job may be due earlier now. Jobs that were set aside are tried again immediately.';
+comment on function drover_edited(text[]) is 'Makes supervisors notice edited jobs. It wakes sleeping supervisors if a job may be due earlier now. It also takes these jobs off the list of jobs that are set aside, so that drover tries them again immediately.';
 
 -- +goose StatementBegin
 create function drover_edit(job_id text, edit jsonb, why text default '', by text default null, out state text, out changed boolean)
@@ -237,12 +238,12 @@ declare
 begin
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'edit', after, batch, wait) h;
 	was := array(select (select j.ctid from jobs j where j.id = h.id) from unnest(held) with ordinality as h(id, n) order by h.n);
-	if not wait then -- another transaction may have stored a job with a unique key that a job here would get
+	if not wait then -- another transaction may be storing a job with the same unique key
 		perform set_config('lock_timeout', '250ms', true);
 	end if;
 	select w.done, w.refused into changed, refused from drover_walk(held, 'select drover_edit_jobs($1, $2)', doc) w;
 	perform set_config('lock_timeout', usual, true);
-	-- A job that had the new values already still has its ctid.
+	-- A job that had the new values already was not updated, so its ctid is the same.
 	ids := array(select h.id from unnest(held, was) as h(id, at) where (select j.ctid from jobs j where j.id = h.id) <> h.at order by 1);
 	if changed > 0 then
 		perform drover_edited(ids);
@@ -251,14 +252,15 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_edit_many(jsonb, jsonb, text, text, int, boolean, text) is
-	'Edits one batch of the waiting jobs that match a filter, as drover_edit does. Pass last as the next after, until it is null. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
+	'Edits one batch of the waiting jobs that match a filter, as drover_edit does. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_rerun_jobs(ids text[], how jsonb) returns bigint language plpgsql as $$
 declare
 	was      jobs;
 	at       timestamptz;
-	-- When the job before is due. At first it is the last job of an earlier part of the walk.
+	-- due is when the previous job is due. At first the previous job is the last job of an earlier
+	-- part of the walk.
 	due      timestamptz := case when how ? 'places' then nullif(current_setting('drover.rerun_due', true), '') end;
 	made     text;
 	owner    text;
@@ -270,7 +272,8 @@ declare
 begin
 	for was in select o.* from jobs o where o.id = any(ids) order by o.id loop
 		at := clock_timestamp();
-		-- If the walk is slower than the rate, later jobs move back. They must not catch up together.
+		-- If the walk is slower than the rate, later jobs become due later. They must not all become due
+		-- together to catch up.
 		due := greatest(at, (how->>'starts')::timestamptz + (array_position(places, was.id) - 1) * (how->>'every')::interval, due + (how->>'every')::interval);
 		made := coalesce(how->>'new_id', drover_ulid());
 		if was.state <> 'completed' then
@@ -286,7 +289,7 @@ begin
 				raise exception 'drover: job % cannot be rerun, job % has its unique key', was.id, owner using errcode = 'DR002';
 			end if;
 		end if;
-		-- A period belongs to the first enqueue, so the new job has none.
+		-- The unique period belongs to the first enqueue, so the new job has no period.
 		insert into jobs (id, kind, queue, args, priority, scheduled_at, state, created_at, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
 			concurrency_key, unique_key, unique_scope, unique_until, errors)
 		values (made, was.kind, was.queue, was.args, was.priority, due, case when due > at then 'scheduled' else 'available' end, at, was.max_attempts, was.retry,
@@ -307,7 +310,8 @@ begin
 		perform drover_written(wrote, 1);
 		reruns := reruns + 1;
 	end loop;
-	-- For the next part of the walk. If this part is rolled back, so is this setting.
+	-- The next part of the walk reads this setting. If this part is rolled back, the setting is rolled
+	-- back, too.
 	perform set_config('drover.rerun_due', coalesce(to_jsonb(due) #>> '{}', ''), true);
 	return reruns;
 exception when unique_violation then
@@ -317,7 +321,7 @@ exception when unique_violation then
 	else
 		get stacked diagnostics violated = constraint_name;
 		if violated <> 'jobs_unique_idx' then
-			raise; -- an application's index is violated
+			raise; -- the job violates a unique index of the application
 		end if;
 		raise exception 'drover: job % cannot be rerun, another job (%) has its unique key', was.id, coalesce(drover_unique_owner(was.id), 'which has ended since') using errcode = 'DR002';
 	end case;
@@ -325,7 +329,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_rerun_jobs(text[], jsonb) is
-	'Enqueues again completed jobs that the caller has locked, and returns how many. how: by, why, and new_id for one job; or places (the ids of all jobs of the batch), starts (when the first new job is due) and every (how much later each next new job is due). Part of drover_rerun and drover_rerun_many.';
+	'Enqueues completed jobs again that the caller has locked, and returns how many. how: by, why, and new_id for one job; or places (the ids of all jobs of the batch), starts (when the first new job is due) and every (how much later each following job is due). Part of drover_rerun and drover_rerun_many.';
 
 -- +goose StatementBegin
 create function drover_rerun(job_id text, why text default '', by text default null, new_id text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -358,9 +362,9 @@ begin
 		raise exception 'drover: rate: % is not 0.001 to 5000 a second', rate using errcode = '22023';
 	end if;
 	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'rerun', after, batch, wait) h;
-	starts := greatest(starts, clock_timestamp()); -- drover_hold may have waited for locks
+	starts := greatest(starts, clock_timestamp()); -- not in the past, because drover_hold may have waited for locks
 	next := starts + coalesce(cardinality(held), 0) * make_interval(secs => 1 / rate);
-	if not wait then -- another transaction may have stored a job with a unique key that a job here would get
+	if not wait then -- another transaction may be storing a job with the same unique key
 		perform set_config('lock_timeout', '250ms', true);
 	end if;
 	perform set_config('drover.rerun_due', '', true);
@@ -375,7 +379,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_rerun_many(jsonb, text, float8, text, int, boolean, text, timestamptz) is
-	'Enqueues again one batch of the completed jobs that match a filter, as drover_rerun does. rate: how many of the new jobs become due in a second. Pass last as the next after and next as the next starts, until last is null. Jobs that were rerun before stay as they are, so an interrupted walk can begin anew; so do jobs that are reruns themselves, unless the filter names ids. locked: jobs that other transactions have locked; wait => true waits for them. refused: an array of {id, error, code}. ids, queues, kinds: the new jobs.';
+	'Enqueues one batch of the completed jobs that match a filter again, as drover_rerun does. rate: how many of the new jobs become due in a second. For the next batch, pass last as the parameter after and next as the parameter starts, until last is null. Jobs that were rerun before are left out, so an interrupted walk can begin again. Jobs that are reruns themselves are left out too, unless the filter names ids. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}. ids, queues, kinds: the new jobs.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 20';

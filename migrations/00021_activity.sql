@@ -1,6 +1,6 @@
--- drover: how many jobs ran, minute by minute, for the plots of the pages.
+-- drover: how many jobs ran in each minute, for the plots of the pages.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -25,12 +25,12 @@ create table drover_activity (
 	primary key (at, queue, supervisor)
 );
 comment on table drover_activity is
-	'How many runs of a queue a supervisor began and ended in some seconds, usually a minute. Each supervisor appends a row for each queue in which something ran. Deleted after two hours. An unclean end of a process loses the sums of its last minute.';
-comment on column drover_activity.at is 'The end of the time that the row is about.';
-comment on column drover_activity.seconds is 'The length of that time.';
-comment on column drover_activity.waited is 'How long the jobs that started had been due before, in seconds, added up: waited / started is the mean.';
-comment on column drover_activity.failed is 'Failed runs whose jobs are retried or parked.';
-comment on column drover_activity.discarded is 'Runs whose jobs were discarded, and jobs that expired.';
+	'How many runs of a queue a supervisor began and ended in a span of time, usually a minute. Each supervisor appends a row for each queue in which jobs ran. The rows are deleted after two hours. If a process dies, the counts of its last minute are lost.';
+comment on column drover_activity.at is 'The end of the span of time.';
+comment on column drover_activity.seconds is 'The length of the span of time.';
+comment on column drover_activity.waited is 'The sum, over the runs that started, of how long each job had been due before, in seconds. waited / started is the mean.';
+comment on column drover_activity.failed is 'How many failed runs had jobs that are retried or parked.';
+comment on column drover_activity.discarded is 'How many jobs were discarded after a run, or because they expired.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 21';

@@ -1,7 +1,7 @@
--- drover: a change that depends on what its caller has seen. Two people who press the same button
--- have one effect.
+-- drover: changes that take effect only if their subject is still as the caller has seen it. If two
+-- people press the same button, only the first has an effect.
 --
--- Locks: creates new objects only.
+-- Locks: this migration only creates new objects.
 
 -- +goose Up
 
@@ -16,8 +16,9 @@ end $$;
 -- +goose StatementBegin
 create function drover_seen(subject text, id text) returns text language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
-	-- Each query reads by primary key, even with a plan from when the table was small. Ticks,
-	-- tallies and progress change some columns without a person. These columns do not count here.
+	-- Each query reads by primary key, even with a plan that was made when the table was small.
+	-- Supervisors change some columns by themselves, with ticks, tallies and progress. These
+	-- columns do not count here.
 	case subject
 	when 'job' then return (select format('%s/%s', j.redrives, j.xmin) from jobs j where j.id = drover_seen.id);
 	when 'pause' then return coalesce((select l.version::text from drover_limits l where l.scope = drover_seen.id and l.held_until > clock_timestamp()), 'none');
@@ -29,7 +30,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_seen(text, text) is
-	'A text that changes when somebody changes the subject: a job, a pause (id is its scope; none: it is not paused), a failure, a redrive or a schedule. Null: there is no such subject.';
+	'A text that changes when somebody changes the subject: a job, a pause (id is the scope; the text none means that the scope is not paused), a failure, a redrive or a schedule. Null: there is no such subject.';
 
 -- +goose StatementBegin
 create function drover_changed(subject text, id text) returns text language plpgsql stable set enable_seqscan = off set jit = off as $$
@@ -47,8 +48,8 @@ begin
 		exception when others then
 			null; -- the errors cannot be read, or somebody has written them by hand
 		end;
-		-- drover's own entries have at most 1,000 characters. So none is cut before a Redact has
-		-- seen it whole.
+		-- drover's own entries have at most 1,000 characters. So left() does not cut them, and a
+		-- Redact gets the whole text later.
 		select format('since you saw it, the job has changed: it is %s%s%s', j.state,
 			case when j.state in ('available', 'scheduled', 'retryable') and isfinite(j.scheduled_at) then ', due at ' || to_char(j.scheduled_at at time zone 'UTC', stamp) end,
 			case when last->>'by' <> '' then format('; %s%s: %s', last->>'by', at, left(last->>'error', 1000)) end)
@@ -80,21 +81,21 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_changed(text, text) is 'A sentence about who changed the subject of drover_seen last, and when.';
+comment on function drover_changed(text, text) is 'A sentence with the person who last changed the subject of drover_seen, and with the time.';
 
 -- +goose StatementBegin
 create function drover_require_seen(subject text, id text, seen text, life boolean default false) returns void language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	now_is text;
 begin
-	-- The row stays locked until the change that follows in this transaction has been committed. So
-	-- nobody changes it in between.
+	-- The row stays locked until this transaction ends, with the change that follows. So nobody
+	-- changes the row in between.
 	case subject
 	when 'job' then perform from jobs j where j.id = drover_require_seen.id for update;
 	when 'failure' then perform from drover_failure_groups g where g.fingerprint = drover_require_seen.id for no key update;
 	when 'redrive' then perform from drover_redrives r where r.id = drover_require_seen.id for no key update;
 	when 'schedule' then perform from drover_periodic p where p.name = drover_require_seen.id for update;
-	when 'pause' then perform pg_advisory_xact_lock(hashtextextended(drover_channel() || ' limits', 0)); -- as drover_limits_turn; there may be no row
+	when 'pause' then perform pg_advisory_xact_lock(hashtextextended(drover_channel() || ' limits', 0)); -- the same lock as in drover_limits_turn, because there may be no row
 	end case;
 	now_is := drover_seen(subject, id);
 	if now_is <> seen and not (life and split_part(now_is, '/', 1) = split_part(seen, '/', 1)) then
@@ -104,7 +105,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_require_seen(text, text, text, boolean) is
-	'Locks the subject of drover_seen, and raises DR002 with who changed it and when, unless drover_seen still returns the text that the caller saw. Call it in the transaction of the change. life: a job may have run since (but not have been redriven), and a schedule may have ticked.';
+	'Locks the subject of drover_seen. Raises DR002, with the person who changed the subject and the time, unless drover_seen still returns the text that the caller saw. Call it in the transaction of the change. life: a job may have run since (but not have been redriven), and a schedule may have ticked since.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 22';

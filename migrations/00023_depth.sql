@@ -1,6 +1,6 @@
--- drover: how many jobs waited, minute by minute, for the plots of the pages.
+-- drover: how many jobs waited in each minute, for the plots of the pages.
 --
--- Locks: ACCESS EXCLUSIVE on drover_activity, for a moment.
+-- Locks: this migration locks drover_activity exclusively (ACCESS EXCLUSIVE) for a moment.
 
 -- +goose Up
 
@@ -15,7 +15,7 @@ end $$;
 select drover_lock_tables('{drover_activity}');
 alter table drover_activity add column due bigint, add column retrying bigint;
 comment on column drover_activity.due is
-	'Null, except in a row without a supervisor. Such a row is a sample of a queue: how many of its jobs were due and did not run, at most 10,000. At most one each minute, none while the queue is paused.';
+	'Null, except in a row without a supervisor. Such a row is a sample of a queue: how many of its jobs were due and did not run, at most 10,000. There is at most one sample each minute, and none while the queue is paused.';
 comment on column drover_activity.retrying is 'In a sample: how many jobs waited for a retry, at most 10,000.';
 
 -- +goose StatementBegin
@@ -24,8 +24,8 @@ declare
 	most constant int := 10000;
 	q    text;
 begin
-	-- The lock is a statement of its own. So later statements see the samples of the session that
-	-- had the lock before.
+	-- The lock is taken in a separate statement. So the statements after it see the samples of the
+	-- session that had the lock before.
 	if not pg_try_advisory_xact_lock(hashtextextended(drover_channel() || ' depth', 0)) then
 		return;
 	end if;
@@ -36,9 +36,9 @@ begin
 			and not exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > clock_timestamp())
 		order by 1 limit 1000
 	loop
-		-- Lanes: 1 to 9, and 10 more if a run failed, 20 or 30 more if a process died.
-		-- jobs_claim_idx has the jobs of a lane by due time. The newest come first: the dead rows
-		-- of jobs that have run are among the oldest.
+		-- A lane is 1 to 9, and 10 more if a run failed, or 20 or 30 more if a process died.
+		-- jobs_claim_idx has the jobs of a lane by due time. The statement begins with the latest
+		-- due time, because the dead rows of jobs that have run are among the earliest.
 		insert into drover_activity (seconds, queue, supervisor, started, waited, completed, failed, discarded, due, retrying)
 		select 60, q, '', 0, 0, 0, 0, 0, (
 			select count(*) from (
@@ -61,7 +61,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_sample_depth() is
-	'Samples how many jobs of each queue with a living supervisor are due and do not run: at most once a minute for each queue. The supervisor that prunes calls it. Reads at most 10,000 jobs of each lane, by index.';
+	'Samples how many jobs of each queue with a living supervisor are due and do not run. Each queue gets at most one sample a minute. The supervisor that prunes calls the function. It reads at most 10,000 jobs of each lane, by index.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 23';

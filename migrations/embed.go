@@ -1,4 +1,4 @@
-// Package migrations holds drover's schema as goose SQL files and applies them.
+// Package migrations has drover's schema as SQL files for goose, and applies them.
 //
 // You can also run the goose command with the files of this folder:
 //
@@ -24,34 +24,34 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// FS holds the migrations, for applications that run goose themselves.
+// FS has the migrations, for applications that run goose themselves.
 //
 //go:embed *.sql
 var FS embed.FS
 
-// Table is drover's version table. If drover used an application's goose table, goose would take drover's numbers for the
-// application's, and skip the migrations.
+// Table is the name of drover's version table. If drover used the goose table of an application, goose could take
+// drover's version numbers for versions of the application, and skip migrations.
 const Table = "drover_goose_version"
 
-// Status is one migration, and whether it is applied.
+// Status shows whether a migration is applied.
 type Status struct {
 	Version int64  `json:"version"`
 	File    string `json:"file"`
 	Applied bool   `json:"applied"`
 }
 
-// Up applies the missing migrations, in the first schema of the pool's search_path. Many processes may call it together: one
-// works, and the others wait.
+// Up applies the missing migrations, in the first schema of the pool's search_path. Many processes may call it
+// together. One of them applies the migrations, and the others wait.
 //
-// Up, Down and List return an error, and change nothing, if drover is not in the first schema of the path but in a later one.
-// Two sets of tables would be two queues, and nobody would serve one of them. They also return an error if drover's versions
-// are in another table than Table, such as the default table of goose. That error explains how to go on. Behind a transaction
-// pooler the error is ErrPooler.
+// Up, Down and List return an error, and change nothing, if drover is installed in a later schema of the path instead
+// of the first. Two installations would be two separate queues, and nobody would serve one of them. They also return an
+// error if drover's versions are in another table than Table, such as the default table of goose. That error explains
+// how to go on. Behind a transaction pooler the error is ErrPooler.
 //
 // If the schema was renamed since the last migration, Up makes drover's functions use the new name.
 func Up(ctx context.Context, pool *pgxpool.Pool) error { return Schema("").Up(ctx, pool) }
 
-// Down reverts all migrations. This drops the tables with all jobs.
+// Down reverts all migrations. That drops the tables with all jobs.
 func Down(ctx context.Context, pool *pgxpool.Pool) error { return Schema("").Down(ctx, pool) }
 
 // List returns all migrations, and whether each is applied.
@@ -59,14 +59,14 @@ func List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 	return Schema("").List(ctx, pool)
 }
 
-// Up is like the function Up, for this schema.
+// Up does the same as the function Up for this schema.
 func (s Schema) Up(ctx context.Context, pool *pgxpool.Pool) error {
 	return s.with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
 		if err := mendRenamed(ctx, db); err != nil {
 			return err
 		}
-		// goose's Up looks for work before it takes the lock. In many first processes together, each would then create
-		// goose's table.
+		// goose's Up looks at its version table before it takes the lock. If many processes migrated a new database together,
+		// each of them would try to create that table. GetDBVersion takes the lock first.
 		if _, err := p.GetDBVersion(ctx); err != nil {
 			return err
 		}
@@ -75,7 +75,7 @@ func (s Schema) Up(ctx context.Context, pool *pgxpool.Pool) error {
 	})
 }
 
-// Down is like the function Down, for this schema.
+// Down does the same as the function Down for this schema.
 func (s Schema) Down(ctx context.Context, pool *pgxpool.Pool) error {
 	return s.with(ctx, pool, func(p *goose.Provider, db *sql.DB) error {
 		if err := mendRenamed(ctx, db); err != nil {
@@ -90,14 +90,14 @@ func (s Schema) Down(ctx context.Context, pool *pgxpool.Pool) error {
 func mendRenamed(ctx context.Context, db *sql.DB) error {
 	var pg *pgconn.PgError
 	if _, err := db.ExecContext(ctx, `select drover_check_schema()`); !errors.As(err, &pg) || pg.Code != "3F000" {
-		return nil // nothing to repair, or not migrated yet; the migration will report other errors
+		return nil // there is nothing to repair, or the schema is not migrated yet; the migration will report other errors
 	}
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return err
 	}
 	defer conn.Close() //nolint:errcheck // the connection returns to the pool
-	var l schemaLock   // it also applies settings
+	var l schemaLock   // schemaLock also applies the settings that the files need
 	if err := l.SessionLock(ctx, conn); err != nil {
 		return err
 	}
@@ -105,7 +105,7 @@ func mendRenamed(ctx context.Context, db *sql.DB) error {
 	return errors.Join(err, l.SessionUnlock(context.WithoutCancel(ctx), conn))
 }
 
-// List is like the function List, for this schema.
+// List does the same as the function List for this schema.
 func (s Schema) List(ctx context.Context, pool *pgxpool.Pool) (list []Status, err error) {
 	err = s.with(ctx, pool, func(p *goose.Provider, _ *sql.DB) error {
 		statuses, err := p.Status(ctx)
@@ -124,7 +124,7 @@ func (s Schema) with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Pro
 	if err := pgurl.Check(pool.Config().ConnConfig); err != nil {
 		return fmt.Errorf("drover: migrate: the pool's connection string is malformed: %w", err)
 	}
-	if err := checkPooler(ctx, pool); err != nil { // first, because a pooler would keep the search_path for other clients
+	if err := checkPooler(ctx, pool); err != nil { // before anything else, because a pooler would keep the search_path for other clients
 		return explain(pgurl.Explain(err))
 	}
 	if s != "" {
@@ -149,13 +149,13 @@ func (s Schema) with(ctx context.Context, pool *pgxpool.Pool, fn func(*goose.Pro
 	return nil
 }
 
-// explain adds a remedy to the error: the server's hint, or our own.
+// explain adds a remedy to the error: the hint of the server, or our own hint.
 func explain(err error) error {
 	var pg *pgconn.PgError
 	hint := ""
 	if errors.As(err, &pg) {
 		hint = pg.Hint
-		if pg.Code == "26000" || pg.Code == "42P05" { // a prepared statement does not exist, or exists already
+		if pg.Code == "26000" || pg.Code == "42P05" { // a prepared statement does not exist, or exists already: signs of a pooler
 			hint = "a pooler gives each transaction to another session, or a hook of the pool, such as AfterRelease, runs discard all or deallocate all: migrate with a pool that has neither"
 		}
 	}
@@ -165,17 +165,18 @@ func explain(err error) error {
 	return fmt.Errorf("drover: migrate: %w", err)
 }
 
-// sqlSchemas returns the schema that a migration would change, the search_path, and the first schema of the path that has drover
-// in it. It also returns whether the first schema has each of the two version tables.
+// sqlSchemas returns the schema that a migration would change, the search_path, and the first schema of the path in
+// which drover is installed. It also returns, for each of the two version tables, whether the schema that a migration
+// would change has it.
 const sqlSchemas = `select coalesce(current_schema(), ''), current_setting('search_path'), coalesce((
 	select s from unnest(current_schemas(false)) with ordinality as path (s, place)
 	where exists (select from pg_proc where proname = 'drover_schema_version' and pronamespace = quote_ident(s)::regnamespace)
 	order by place limit 1), ''),
 	to_regclass(quote_ident(current_schema()) || '.` + Table + `') is not null, to_regclass(quote_ident(current_schema()) || '.goose_db_version') is not null`
 
-// checkPath returns an error if no schema of the search_path exists, because goose's own error would not name the
-// reason. It also returns an error if drover is in a later schema of the path, because goose would make a second queue
-// that nobody serves.
+// checkPath returns an error if no schema of the search_path exists, because goose's own error would not name that
+// reason. It also returns an error if drover is in a later schema of the path, because goose would install a second
+// queue that nobody serves.
 func (s Schema) checkPath(ctx context.Context, db *sql.DB) error {
 	var first, path, drover string
 	var own, usual bool
@@ -206,9 +207,9 @@ select not exists (select from unnest($1::bigint[]) as v where v <= drover_schem
 	(select count(*) from goose_db_version where version_id > 0 and version_id <> all($1))`
 )
 
-// otherTable returns an error if drover's versions are not in Table. The error names the command to run. Without -table, the
-// goose command uses goose_db_version. If the schema is older than all files, otherTable returns nil, because the first file
-// refuses such a schema.
+// otherTable returns an error if drover's versions are not in Table. The error names the command to run. The versions
+// are in goose_db_version if somebody has run the goose command without -table. If the schema is older than all files,
+// otherTable returns nil, because the first file refuses such a schema.
 func otherTable(ctx context.Context, db *sql.DB, schema string, usual bool) error {
 	files, err := versions()
 	var version int64
@@ -246,11 +247,13 @@ func versions() (list []int64, err error) {
 	return list, err
 }
 
-// schemaLock lets one process at a time migrate a schema. Different schemas of a database can be migrated together. goose's own
-// lock is one lock for the whole database, and it tries again only after five seconds. schemaLock is an advisory lock of the
-// session, because a lock on a table needs a table, and many first processes would make that table together.
+// schemaLock lets one process at a time migrate a schema. Processes can migrate different schemas of a database at the
+// same time. drover does not use goose's own lock, because there is only one for the whole database, and goose tries
+// again only after five seconds. schemaLock is an advisory lock of the session. A lock on a table would need a table,
+// and in a new database many processes would try to create that table together.
 //
-// While the lock is held, the session has the settings that the files need. A database or a role may have set others.
+// While the lock is held, the session has the settings that the files need. Otherwise the settings of the database or
+// of the role would apply.
 type schemaLock struct {
 	was string // the session's own settings, a JSON object
 }
@@ -294,7 +297,8 @@ func (l *schemaLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	}
 }
 
-// set saves the session's own settings and applies ours. If that fails, it releases the lock, because goose will not.
+// set saves the session's own settings and applies ours. If that fails, it releases the lock, because goose would not
+// release it.
 func (l *schemaLock) set(ctx context.Context, conn *sql.Conn) error {
 	err := conn.QueryRowContext(ctx, sqlSettings, settings).Scan(&l.was)
 	if err == nil {

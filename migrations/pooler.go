@@ -9,14 +9,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ErrPooler reports a pooler that runs each transaction of a session on any server connection. A migration takes a session lock.
-// Such a pooler would leave the lock on a server connection that other clients use.
+// ErrPooler is the error of a migration behind a transaction pooler, which may run each transaction of a client on
+// another server connection. A migration takes a session lock. A transaction pooler would leave that lock on a server
+// connection that other clients use.
 var ErrPooler = errors.New("a transaction pooler is between this process and the server: migrate over a direct connection, or one in the pooler's session mode")
 
-// checkPooler looks for a transaction pooler before the migration does anything. A direct connection knows the server process
-// that serves it. In session mode, a pooler gives each of two connections a server process of its own. In transaction mode, it
-// gives both connections the process that was used last, or it gives the first connection another process for its second
-// transaction.
+// checkPooler looks for a transaction pooler before the migration does anything. On a direct connection, the driver
+// knows the server process that serves it. For other connections, checkPooler opens two and compares their server
+// processes. In session mode, a pooler gives each of the two connections its own server process. In transaction mode,
+// it gives both connections the process that was used last, or it gives the first connection another process for its
+// second transaction.
 func checkPooler(ctx context.Context, pool *pgxpool.Pool) error {
 	direct := false
 	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {

@@ -14,7 +14,7 @@ import (
 // Schema is the schema that the migrations change, whatever the pool's search_path is. It corresponds to Config.Schema of a
 // client. The schema must exist. Empty means the first schema of the search_path.
 //
-// Its methods open connections of their own, with the pool's settings and hooks.
+// Its methods open new connections, with the settings and hooks of the pool.
 type Schema string
 
 // check returns an error that matches drover.ErrInvalid if the text cannot be the name of a schema.
@@ -32,7 +32,7 @@ func (s Schema) own(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Pool, err
 	config.MinConns, config.MinIdleConns = 0, 0
 	prepare, before := config.PrepareConn, config.BeforeAcquire                 //nolint:staticcheck // deprecated, and in use
 	config.BeforeAcquire = nil                                                  //nolint:staticcheck // see above
-	config.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) { // set each time, because AfterRelease may reset a session
+	config.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) { // sets the path each time, because AfterRelease may reset a session
 		switch {
 		case prepare != nil:
 			if usable, err := prepare(ctx, c); !usable || err != nil {

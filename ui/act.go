@@ -21,36 +21,37 @@ type Action string
 
 // The actions. Each covers single jobs as well as all jobs of a filter.
 const (
-	Retry    Action = "retry"    // run waiting jobs now, make one dead job due again, run a completed job once more
+	Retry    Action = "retry"    // run waiting jobs now, make a dead letter due again, run a completed job once more
 	Cancel   Action = "cancel"   // cancel unfinished jobs
 	Edit     Action = "edit"     // change when waiting jobs are due, their priority, queue, attempts and args
-	Enqueue  Action = "enqueue"  // enqueue a job, by the API alone
+	Enqueue  Action = "enqueue"  // enqueue a job; only the API can do it
 	Discard  Action = "discard"  // turn unfinished jobs into dead letters
 	Delete   Action = "delete"   // delete ended jobs for good
-	Pause    Action = "pause"    // pause and resume queues, kinds and everything
+	Pause    Action = "pause"    // pause and resume a queue, a kind or all jobs
 	Triage   Action = "triage"   // set the status and the policy of failure groups
 	Redrive  Action = "redrive"  // start, pause, resume and abort paced redrives
 	Schedule Action = "schedule" // run schedules now, pause and resume them
 )
 
-// act is what a button of a page does. Its form is sent to the page's own address, so the query names the subject.
+// act is what a button of a page does. The browser sends the button's form to the address of the page, so the query of
+// that address names the subject.
 type act struct {
 	needs  Action
-	fields []string // that the form may have, besides do and why
+	fields []string // the fields that the form may have, besides do and why
 	run    func(ctx context.Context, p posted) (to string, err error)
 }
 
-// posted is a form as it was sent.
+// posted is a form that a browser or a program has sent.
 type posted struct {
-	query query // of the address
+	query query // the query of the address
 	form  query
 	by    drover.Audit
-	blind bool // the sender may leave out what it saw
+	blind bool // the sender may leave out the field seen
 }
 
-// seen returns the sender of the form, and in Seen the state that the page showed. The sender of a blind form may leave
-// the state out. Then Seen is the argument now, which is the present state, or "" for any state. The database compares
-// Seen while it holds the row, so two forms from one page have one effect.
+// seen returns who sent the form, with the state that the page showed in the field Seen. The sender of a blind form may
+// leave this state out. Then Seen is the parameter now: the present state, or "" for any state. The database compares
+// Seen with the row while the row is locked, so two forms from one page have one effect.
 func (p posted) seen(now string) (drover.Audit, error) {
 	by := p.by
 	by.Seen = p.form.Get("seen")
@@ -78,7 +79,7 @@ func (s *site) post(w http.ResponseWriter, r *http.Request) {
 	}
 	to, err := s.carryOut(w, r, p)
 	if err == nil {
-		w.Header().Set("Location", to) // relative: http.Redirect would add the path without the prefix that was stripped
+		w.Header().Set("Location", to) // relative, because http.Redirect would add the path without the stripped prefix
 		w.WriteHeader(http.StatusSeeOther)
 		return
 	}
@@ -126,7 +127,8 @@ func (s *site) whoMay(r *http.Request, a Action) (string, error) {
 	return who, nil
 }
 
-// may asks the application. Without Authorize, or if it returns no name, the answer is no.
+// may asks the application whether the person may do a. If there is no Authorize, or if it returns an empty name, the
+// answer is no.
 func (s *site) may(r *http.Request, a Action) (actor string, ok bool) {
 	if s.authorize == nil {
 		return "", false
@@ -147,7 +149,7 @@ func readForm(w http.ResponseWriter, r *http.Request) (query, error) {
 	return query{values}, nil
 }
 
-// readBody reads what was sent, if it has the right type and not too many bytes.
+// readBody reads the body of a request. It refuses a body with another content type or with more bytes than most.
 func readBody(w http.ResponseWriter, r *http.Request, contentType, otherwise, do string, most int) ([]byte, error) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != contentType {
 		return nil, problem{Status: http.StatusUnsupportedMediaType, What: otherwise, Do: do}
@@ -172,7 +174,7 @@ func (s *site) failedPost(w http.ResponseWriter, r *http.Request, name string, e
 	s.fail(w, r, p)
 }
 
-// mayNotChange replaces the error of a role that may read drover's tables and not change them.
+// mayNotChange replaces the database's error if the role may read drover's tables, but may not change them.
 func mayNotChange(err error) error {
 	if stateOf(err) == "42501" {
 		return problem{Status: http.StatusServiceUnavailable, What: "The application's role may not change drover's tables.", Do: "Give it the rights of the operator in docs/roles.sql."}
@@ -180,7 +182,8 @@ func mayNotChange(err error) error {
 	return err
 }
 
-// unchanged is the answer if somebody else has pressed the button before, or if its subject is in another state by now.
+// unchanged is the answer if somebody else has pressed the button before, or if the subject of the button is in another
+// state by now.
 func unchanged(format string, args ...any) error {
 	return problem{Status: http.StatusConflict, What: visible(fmt.Sprintf(format, args...)), Do: "Nothing was changed."}
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// changes are the fields of a waiting job that may be edited, as the API takes them. A form has them as texts.
+// changes are the fields of a waiting job that may be edited, with the types that the API takes. A form has the fields
+// as texts.
 type changes struct {
 	RunNow      bool            `json:"run_now"`
 	ScheduledAt time.Time       `json:"scheduled_at"`
@@ -20,7 +21,7 @@ type changes struct {
 	ArgsPatch   json.RawMessage `json:"args_patch"`
 }
 
-// edit returns the changes as the library takes them. The client checks the values.
+// edit returns the changes as the library takes them. It does not check most values, because the client checks them.
 func (c *changes) edit() (e drover.JobEdit, err error) {
 	e = drover.JobEdit{RunNow: c.RunNow, ScheduledAt: c.ScheduledAt, Priority: c.Priority, Queue: c.Queue, MaxAttempts: c.MaxAttempts, ArgsPatch: c.ArgsPatch}
 	if c.Delay != "" {
@@ -73,7 +74,7 @@ func editOf(form query) (e drover.JobEdit, err error) {
 	return e, nil
 }
 
-// editJob edits the job, if it still is as the page has shown it.
+// editJob edits the job, if the job has not changed since the page showed it.
 func (s source) editJob(ctx context.Context, j *drover.JobInfo, e drover.JobEdit, p posted) error {
 	by, err := p.seen("")
 	if err == nil && !editable(j) {

@@ -45,7 +45,7 @@ func (s source) jobActs() map[string]act {
 	}
 }
 
-// changedSince is the error for a button that is of no use in the job's state.
+// changedSince is the error after the press of a button that has no effect in the job's present state.
 func changedSince(j *drover.JobInfo) error {
 	return unchanged("Since you saw it, the job has changed: it is %s%s.", stateOfJob(j), lastHand(j))
 }
@@ -56,7 +56,7 @@ func lastHand(j *drover.JobInfo) string {
 		return ""
 	}
 	e := j.Errors[len(j.Errors)-1]
-	return fmt.Sprintf("; %s at %s: %s", e.By, stamp(e.At), e.Error) // whole: Redact comes later
+	return fmt.Sprintf("; %s at %s: %s", e.By, stamp(e.At), e.Error) // not cut, because Redact needs the whole text
 }
 
 // stateOfJob is the job's state as a part of a sentence.
@@ -72,7 +72,7 @@ func waits(j *drover.JobInfo) bool {
 	return j.State == drover.Scheduled || j.State == drover.Retryable || j.State == drover.Parked
 }
 
-// onJob reads the job, calls do, and leads back to the job's page.
+// onJob returns a function that reads the job, calls do, and returns the address of the job's page.
 func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) error) func(context.Context, posted) (string, error) {
 	return func(ctx context.Context, p posted) (string, error) {
 		id, err := p.query.id("id")
@@ -87,7 +87,7 @@ func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) 
 	}
 }
 
-// end ends a job. It returns an error if the job has ended before.
+// end returns a function that ends a job with verb. The function returns an error if the job has ended before.
 func (s source) end(verb func(context.Context, string, drover.Audit) (drover.State, error)) func(context.Context, *drover.JobInfo, posted) error {
 	return func(ctx context.Context, j *drover.JobInfo, p posted) error {
 		by := p.by
@@ -106,7 +106,7 @@ func (s source) end(verb func(context.Context, string, drover.Audit) (drover.Sta
 // deleteData is a job that somebody wants to delete.
 type deleteData struct {
 	ID  string
-	Job *drover.JobInfo // nil: there is none
+	Job *drover.JobInfo // nil: there is no such job
 }
 
 func (s source) deletePage(ctx context.Context, q query) (*view, error) {
@@ -142,6 +142,6 @@ func (s source) deleteActs() map[string]act {
 			}
 			return "", unchanged("Only a job that has ended can be deleted, and this one is %s.", job.State)
 		}
-		return href("delete", "id", id), nil // this page then shows that the job is gone
+		return href("delete", "id", id), nil // after the change this page shows that the job is gone
 	}}}
 }

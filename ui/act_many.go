@@ -13,17 +13,17 @@ import (
 // manyVerb is an action on all jobs of a filter.
 type manyVerb struct {
 	needs  Action
-	button string // "%s" is how many
-	word   string // that must be typed; "" for none
+	button string // the text of the button; "%s" stands for the number of jobs
+	word   string // the word that the person must type; "" for none
 	edits  bool   // the form has the fields of an edit
-	paced  bool   // the form has a rate
+	paced  bool   // the form has a field for a rate
 	note   string // a text of the page, before the question
 	of     func(drover.Filter) []drover.State
-	count  func(context.Context, drover.Filter) (int64, error) // nil: all jobs of these states
+	count  func(context.Context, drover.Filter) (int64, error) // counts the jobs that would change; nil: all jobs in the states of would change
 	do     func(context.Context, drover.Filter, how, drover.Audit) (drover.BulkResult, error)
 }
 
-// how has the parts of a form or a request besides the filter.
+// how has the settings of a verb: the parts of a form or a request besides the filter.
 type how struct {
 	edit drover.JobEdit
 	rate float64
@@ -92,7 +92,7 @@ type manyData struct {
 	Picks            drover.Filter
 	Needs            Action
 	Count            int64
-	More             bool // there are more than Count
+	More             bool // there are or may be more jobs than Count
 	Fields           []input
 }
 
@@ -155,8 +155,8 @@ func (v manyVerb) fields() []input {
 	return nil
 }
 
-// countOf counts the jobs that the verb would change, for at most s.patience. If that is too short, it returns more:
-// there may be more than n jobs, because n counts only some of the states.
+// countOf counts the jobs that the verb would change, for at most s.patience. If the time is too short, the result more
+// is true, and n has only the jobs of some of the states.
 func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (n int64, more bool, err error) {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -182,7 +182,7 @@ func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (
 	return n, false, nil
 }
 
-// manyActs has an act for each verb. The page has one button, and its address names the verb.
+// manyActs has an act for each verb. The page shows one button, for the verb that its address names.
 func (s source) manyActs() map[string]act {
 	acts := map[string]act{}
 	for do, v := range s.manyVerbs() {
@@ -203,13 +203,13 @@ func (s source) manyActs() map[string]act {
 				return "", err
 			}
 			_, err = s.changeMany(ctx, p.query, do, p.form.Get("word"), h, p.by)
-			return "many?" + p.query.filterAddress("do", do), err // this page then shows how many are left: none, unless somebody has added some
+			return "many?" + p.query.filterAddress("do", do), err // after the change this page shows how many jobs are left: none, unless somebody has added some
 		}}
 	}
 	return acts
 }
 
-// changeMany carries out the verb do on all jobs that an address means.
+// changeMany carries out the verb do on all jobs that match the filter of an address.
 func (s source) changeMany(ctx context.Context, q query, do, word string, h how, by drover.Audit) (done drover.BulkResult, err error) {
 	asked, v, filter, err := s.readMany(q)
 	switch {
@@ -225,7 +225,7 @@ func (s source) changeMany(ctx context.Context, q query, do, word string, h how,
 }
 
 // afterMany turns the error of a verb into a problem that names how many jobs have changed, and what to do about the
-// others.
+// other jobs.
 func afterMany(ctx context.Context, done *drover.BulkResult, err error) error {
 	switch {
 	case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):

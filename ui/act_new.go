@@ -12,10 +12,10 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// If a form makes something new, the page chooses the id of the new thing. So if the form is sent twice, even to two
-// processes, it makes one thing. See drover.RunOpts.
+// Some forms make a new job or a new redrive. For these forms the page chooses the id of the new job or redrive. If a
+// browser sends the form twice, even to two processes, the second form has no effect. See drover.RunOpts.
 
-// newID returns the id that the page has chosen for the new thing.
+// newID returns the id that the page has chosen for the new job or redrive.
 func (p posted) newID() (string, error) {
 	id := p.form.Get("new")
 	if id == "" {
@@ -24,7 +24,7 @@ func (p posted) newID() (string, error) {
 	return id, nil
 }
 
-// rerun is a button of a completed job.
+// rerun is the button that runs a completed job once more.
 func (s source) rerun() act {
 	return act{needs: Retry, fields: []string{"new", "seen"}, run: func(ctx context.Context, p posted) (string, error) {
 		id, err := p.query.id("id")
@@ -50,10 +50,10 @@ type startData struct {
 	Picks                  drover.Filter
 	Groups                 []drover.RedriveGroup
 	all                    []drover.RedriveGroup
-	Coming                 int64 // jobs that come back
+	Coming                 int64 // how many jobs become due again
 	Held, Expired, Unkeyed int64
 	Rate                   float64
-	Longest                string // the least time for the queue with the most jobs
+	Longest                string // how long the queue with the most jobs takes at least
 	Hidden                 []input
 	Pace                   []input
 }
@@ -113,7 +113,7 @@ func (q query) readPlan() (plan drover.RedrivePlan, address string, err error) {
 	return plan, "start?" + q.filterAddress(pairs...), nil
 }
 
-// start is the dry run of a redrive.
+// start loads the page that shows what a redrive would do before it is started.
 func (s source) start(ctx context.Context, q query) (*view, error) {
 	plan, address, err := q.readPlan()
 	if err != nil {
@@ -165,8 +165,8 @@ func (s source) startActs() map[string]act {
 	}}}
 }
 
-// startPlan starts a redrive. The redrive is stored immediately, and then it finds its jobs. startPlan waits at most
-// s.patience for that, because the page shows how far the redrive is.
+// startPlan starts a redrive. The library stores the redrive first, and then marks its jobs. startPlan waits at most
+// s.patience for that, because the page of the redrive shows how far it is.
 func (s source) startPlan(ctx context.Context, plan drover.RedrivePlan, by drover.Audit) error {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -179,7 +179,8 @@ func (s source) startPlan(ctx context.Context, plan drover.RedrivePlan, by drove
 	return err
 }
 
-// readRate reads how many jobs become due in a second. Empty is zero, the library's default. The client checks the bounds.
+// readRate reads how many jobs become due in a second. An empty text gives zero, which means the library's default. The
+// client checks the bounds.
 func readRate(text string) (rate float64, err error) {
 	if text == "" {
 		return 0, nil

@@ -10,8 +10,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// pauseActs are the buttons that pause and resume. scope reads the scope from a form, and back returns the page that
-// shows it.
+// pauseActs are the buttons that pause and resume. The parameter scope reads the scope from a form, and back returns
+// the address of the page that shows the scope.
 func (s source) pauseActs(fields []string, scope func(posted) (drover.Scope, error), back func(posted) string) map[string]act {
 	return map[string]act{
 		"pause": {needs: Pause, fields: append(slices.Clone(fields), "for"), run: func(ctx context.Context, p posted) (string, error) {
@@ -58,15 +58,15 @@ func (s source) pauseActs(fields []string, scope func(posted) (drover.Scope, err
 	}
 }
 
-// pause pauses a scope. It waits at most s.patience for the supervisors to follow, because the page shows whether they
-// do.
+// pause pauses a scope. It waits at most s.patience until the supervisors follow the pause, because the page shows
+// whether they follow.
 func (s source) pause(ctx context.Context, scope drover.Scope, until time.Time, by drover.Audit) error {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
 	err := s.client.Pause(short, scope, &drover.PauseOpts{Until: until}, by)
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		if held, readErr := s.paused(ctx, scope); readErr == nil && held != nil && held.By == by.By && held.Why == by.Why {
-			return nil // our pause is stored; a pause by somebody else has another name or reason
+			return nil // the database has stored our pause; the pause of another person would have another name or reason
 		}
 	}
 	return err
@@ -81,7 +81,7 @@ func (s source) paused(ctx context.Context, scope drover.Scope) (*drover.PauseIn
 	if i := slices.IndexFunc(list, func(p drover.PauseInfo) bool { return p.Scope == scope }); i >= 0 {
 		return &list[i], nil
 	}
-	return nil, nil //nolint:nilnil // no pause is no mistake
+	return nil, nil //nolint:nilnil // it is no error that there is no pause
 }
 
 func (s source) queueActs() map[string]act {
@@ -120,7 +120,7 @@ func readUntil(field, value string) (time.Time, error) {
 	}
 	for _, layout := range []string{time.RFC3339, time.DateOnly} {
 		if at, err := time.Parse(layout, value); err == nil {
-			return at, nil // drover refuses a time that is past
+			return at, nil // drover refuses a time in the past
 		}
 	}
 	now := time.Now()
@@ -184,7 +184,7 @@ func handOfGroup(g *drover.FailureGroup) string {
 	return fmt.Sprintf(": %s changed it at %s%s", g.UpdatedBy, stamp(*g.UpdatedAt), back)
 }
 
-// policyOf is the policy as the form names it.
+// policyOf is a group's policy by its name in the form.
 func policyOf(g *drover.FailureGroup) string {
 	if g.Policy.Action == "" {
 		return "retry"

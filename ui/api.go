@@ -19,20 +19,21 @@ import (
 type endpoint map[string]*operation
 
 // operation reads what a page shows, or carries out what a button does. The document of the API, assets/openapi.json,
-// is made from the operations.
+// is generated from the operations.
 type operation struct {
 	about  string
-	keys   []string     // of the address
-	answer reflect.Type // of what is encoded
+	keys   []string     // the keys that the address may have
+	answer reflect.Type // the type of the answer that is encoded
 
-	load func(ctx context.Context, q query) (any, error) // of a GET
+	load func(ctx context.Context, q query) (any, error) // loads the answer of a GET
 
-	needs Action // of a POST
+	needs Action // the action that a POST needs
 	most  int    // bytes of a POST's body; 0 means mostForm
 	begin func() (body, doing)
 }
 
-// doing carries out a POST. It may return an answer with an error: the part that was done before the error.
+// doing carries out a POST. It may return both an error and an answer, which has the part that was done before the
+// error.
 type doing func(ctx context.Context, p posted) (any, error)
 
 // api are all addresses under api/.
@@ -50,8 +51,7 @@ func (s source) api(w words) map[string]endpoint {
 	return all
 }
 
-// inAPI reports whether a request is for an address under api/, so that its answer is JSON, even if the answer is a
-// problem.
+// inAPI reports whether a request is for an address under api/. Every answer to such a request is JSON, also an error.
 func inAPI(r *http.Request) bool {
 	at := strings.TrimPrefix(r.URL.Path, "/")
 	return at == "api" || strings.HasPrefix(at, "api/")
@@ -87,7 +87,7 @@ func (s *site) serveAPI(w http.ResponseWriter, r *http.Request) {
 	s.answer(w, r, answer)
 }
 
-// notAllowed answers a request with a wrong method. It names the methods that the address has in this handler.
+// notAllowed answers a request with a wrong method. The answer names the methods that the address has in this handler.
 func (s *site) notAllowed(w http.ResponseWriter, r *http.Request, of endpoint) {
 	var allow []string
 	if of == nil || of[http.MethodGet] != nil {
@@ -126,7 +126,7 @@ func (s *site) operate(w http.ResponseWriter, r *http.Request, op *operation) (a
 		return nil, err
 	}
 	fields, do := op.begin()
-	if op.needs != Enqueue { // a new job has no history that could keep a reason
+	if op.needs != Enqueue { // the history of a new job is empty, so it cannot keep a reason
 		fields["why"] = &p.by.Why
 	}
 	raw, err := readBody(w, r, "application/json", "This is not JSON.", "Send it with Content-Type: application/json.", cmp.Or(op.most, mostForm))
@@ -140,7 +140,8 @@ func (s *site) operate(w http.ResponseWriter, r *http.Request, op *operation) (a
 	return do(r.Context(), p)
 }
 
-// answer sends an answer as JSON. It encodes the whole answer first, so that an error can still have its own status.
+// answer sends an answer as JSON. It encodes the whole answer first, so that it can still answer an error with the
+// status of that error.
 func (s *site) answer(w http.ResponseWriter, r *http.Request, answer any) {
 	raw, err := json.Marshal(s.words.shown(answer))
 	if err != nil {
@@ -151,7 +152,8 @@ func (s *site) answer(w http.ResponseWriter, r *http.Request, answer any) {
 	s.write(w, r, http.StatusOK, append(raw, '\n'))
 }
 
-// failedAPI answers with the problem that belongs to an error. It names a wrong field as the sender does.
+// failedAPI answers with the problem that belongs to an error. For a wrong field it uses the name that the field has in
+// the request.
 func (s *site) failedAPI(w http.ResponseWriter, r *http.Request, op *operation, done any, err error) {
 	if op.begin != nil {
 		err = mayNotChange(err)
@@ -179,13 +181,13 @@ type problemDocument struct {
 	Title  string `json:"title"`
 	Status int    `json:"status"`
 	Detail string `json:"detail"`
-	Field  string `json:"field,omitempty"`  // path of what is wrong, such as filter.state
-	Result any    `json:"result,omitempty"` // the part that was done before it failed
+	Field  string `json:"field,omitempty"`  // path of the wrong field, such as filter.state
+	Result any    `json:"result,omitempty"` // the part that was done before the error
 }
 
 func (s *site) failJSON(w http.ResponseWriter, r *http.Request, p problem) {
 	d := problemDocument{Type: "about:blank", Title: http.StatusText(p.Status), Status: p.Status, Detail: s.words.clean(p.What), Field: p.Field}
-	if p.Status != http.StatusBadRequest { // the advice for a bad request is only to change it
+	if p.Status != http.StatusBadRequest { // the advice for a bad request only says that it should be changed
 		d.Detail = strings.TrimSpace(d.Detail + " " + p.Do)
 	}
 	if p.Result != nil {
@@ -199,7 +201,7 @@ func (s *site) failJSON(w http.ResponseWriter, r *http.Request, p problem) {
 	s.write(w, r, p.Status, append(raw, '\n'))
 }
 
-// fieldPath returns the path, in the body that was sent, of a field that drover names.
+// fieldPath turns drover's name of a field into the path of that field in the body of the request.
 func fieldPath(inBody, name string) string {
 	name = strings.TrimPrefix(strings.TrimPrefix(name, "FailureFilter."), "by.")
 	name = strings.Replace(name, "Unique.", "Uniqueness.", 1)

@@ -13,7 +13,8 @@ import (
 	"github.com/drover-queue/drover/internal/jobdoc"
 )
 
-// apiActs are the operations that can be posted: the buttons of the pages. The answer is the subject after the change.
+// apiActs are the operations that can be posted: the buttons of the pages. The answer shows the subject after the
+// change.
 func (s source) apiActs(reads map[string]*operation) map[string]*operation {
 	all := map[string]*operation{}
 	for _, on := range []struct {
@@ -43,7 +44,7 @@ func (s source) apiActs(reads map[string]*operation) map[string]*operation {
 			all[on.subject+"/"+do] = op
 		}
 	}
-	delete(all, "job/edit") // its fields are texts, and the API's fields have types
+	delete(all, "job/edit") // its form has texts, and the API has its own operation with typed fields
 	all["job/edit"] = &operation{about: "Changes a waiting job.", keys: []string{"id"}, needs: Edit, answer: reads["job"].answer, begin: s.editing(reads["job"])}
 	all["jobs/enqueue"] = &operation{about: "Enqueues a job. With an id that is there already, it stores no second one.", needs: Enqueue, answer: reflect.TypeFor[enqueuedAnswer](), begin: s.enqueueing, most: 5 << 20}
 	all["redrives/start"] = &operation{about: "Starts a paced redrive, which is the answer.", needs: Redrive, answer: reads["redrive"].answer, begin: s.starting}
@@ -65,7 +66,8 @@ func manyAbout() map[string]string {
 	}
 }
 
-// pressing presses a button, and reads the page that it leads to; the page is nil if the job is gone.
+// pressing returns an operation's function that presses a button, and then reads the subject with the operation then.
+// The answer is nil if the job is gone.
 func pressing(a act, then *operation) func() (body, doing) {
 	return func() (body, doing) {
 		fields := body{}
@@ -98,8 +100,8 @@ func pressing(a act, then *operation) func() (body, doing) {
 	}
 }
 
-// bodyName is the name of a form's field in JSON. There the id of a new thing is "id", because the body has no other
-// id.
+// bodyName is the JSON name of a form's field. The field "new" of a form, which has the id of a new job or redrive, is
+// "id" in JSON, because the body has no other id.
 func bodyName(field string) string {
 	if field == "new" {
 		return "id"
@@ -119,7 +121,7 @@ func (s source) scopeActs() map[string]act {
 	}, func(posted) string { return "pauses" })
 }
 
-// starting reads a drover.RedrivePlan, and starts it.
+// starting returns a body for a drover.RedrivePlan, and a function that starts that redrive.
 func (s source) starting() (body, doing) {
 	var plan drover.RedrivePlan
 	fields := body{
@@ -135,7 +137,7 @@ func (s source) starting() (body, doing) {
 	}
 }
 
-// editing reads changes, and makes them to one job.
+// editing returns a body for changes, and a function that makes these changes to one job.
 func (s source) editing(then *operation) func() (body, doing) {
 	return func() (body, doing) {
 		var to changes
@@ -162,13 +164,13 @@ func (s source) editing(then *operation) func() (body, doing) {
 
 // enqueuedAnswer is drover.Receipt.
 type enqueuedAnswer struct {
-	ID        string `json:"id"`        // of the job that is stored
-	Existing  bool   `json:"existing"`  // that job was stored before: it has this id, or the same unique key
+	ID        string `json:"id"`        // the id of the job that is stored
+	Existing  bool   `json:"existing"`  // that job was stored before; it has the id or the unique key of the request
 	Replaced  bool   `json:"replaced"`  // that job got the new args and options
 	Debounced bool   `json:"debounced"` // that job got the new due time
 }
 
-// enqueueing reads a job, and enqueues it.
+// enqueueing returns a body for a job, and a function that enqueues that job.
 func (s source) enqueueing() (body, doing) {
 	var job jobdoc.Job
 	return bodyOf(&job), func(ctx context.Context, _ posted) (any, error) {
@@ -184,7 +186,8 @@ func (s source) enqueueing() (body, doing) {
 	}
 }
 
-// changingMany carries out a verb on all jobs of the address' filter, which cannot be empty.
+// changingMany returns a body, and a function that carries out a verb on all jobs that match the filter of the address.
+// It refuses an empty filter.
 func (s source) changingMany(do string, v manyVerb) func() (body, doing) {
 	return func() (body, doing) {
 		word, fields := "", body{}

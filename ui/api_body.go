@@ -13,11 +13,12 @@ import (
 	"unicode/utf8"
 )
 
-// body describes a JSON object that may be posted. It maps the name of each field to a pointer, behind which
-// the value is stored. If a field is itself an object, it has a body instead of the pointer. All fields may be left out.
+// body describes a JSON object that may be posted. It maps the name of each field to a pointer to the variable that
+// gets the value. For a field that is itself an object, it has a body instead of the pointer. A request may leave out
+// any field.
 type body map[string]any
 
-// bodyOf returns a body with the fields of a struct, under the names of their tags.
+// bodyOf returns a body with the fields of a struct, under the names in their JSON tags.
 func bodyOf(to any) body {
 	b := body{}
 	v := reflect.ValueOf(to).Elem()
@@ -28,14 +29,14 @@ func bodyOf(to any) body {
 	return b
 }
 
-// read is stricter than json.Unmarshal. It refuses a name with another spelling, a name that is there twice, an unknown
+// read is stricter than json.Unmarshal. It refuses a name with another spelling, a name that occurs twice, an unknown
 // name, and anything after the object.
 func (b body) read(raw []byte) error {
 	if !utf8.Valid(raw) {
 		return bad("The body is not UTF-8.")
 	}
 	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields() // in objects within a field
+	dec.DisallowUnknownFields() // for the objects within a field
 	if err := b.object(dec, ""); err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// apiReads are the operations that read. If a page shows more than one call of the client returns, the page's function
-// loads the answer.
+// apiReads are the operations that read. If a page needs several calls of the client, the operation uses the function
+// that loads the page.
 func (s source) apiReads(w words) map[string]*operation {
 	all := map[string]*operation{
 		"overview": reads("What needs a person, and all queues.", nil, shows(s.overview, overviewAnswerOf)),
@@ -63,13 +63,13 @@ func reads[T any](about string, keys []string, load func(context.Context, query)
 	return &operation{about: about, keys: keys, answer: reflect.TypeFor[T](), load: func(ctx context.Context, q query) (any, error) {
 		answer, err := load(ctx, q)
 		if err != nil {
-			return nil, err // without a result
+			return nil, err // without the zero value as an answer
 		}
 		return answer, nil
 	}}
 }
 
-// shows returns a function whose answer is a part of a page's data.
+// shows returns a function that loads a page, and whose answer is the part of the page's data that pick chooses.
 func shows[D, T any](load func(context.Context, query) (*view, error), pick func(D) T) func(context.Context, query) (T, error) {
 	return func(ctx context.Context, q query) (part T, err error) {
 		v, err := load(ctx, q)
@@ -92,11 +92,11 @@ func overviewAnswerOf(o *overview) overviewAnswer {
 	return overviewAnswer{o.snap, o.Unserved, o.CameBack, o.New}
 }
 
-// queueAnswer is a queue, and who serves it.
+// queueAnswer is a queue with its pauses and its supervisors.
 type queueAnswer struct {
 	drover.QueueDepth
-	Pauses      []drover.PauseInfo      `json:"pauses"`      // that hold its jobs
-	Supervisors []drover.SupervisorInfo `json:"supervisors"` // that serve it
+	Pauses      []drover.PauseInfo      `json:"pauses"`      // the pauses that keep its jobs from starting
+	Supervisors []drover.SupervisorInfo `json:"supervisors"` // the supervisors that serve it
 }
 
 func queueAnswerOf(d *queueData) queueAnswer {
@@ -114,7 +114,7 @@ type healthAnswer struct {
 // jobsAnswer is drover.Page.
 type jobsAnswer struct {
 	Jobs []drover.JobInfo `json:"jobs"`
-	Next cursor           `json:"next,omitempty"` // pass it as after, with the same filter, for the next page; left out at the end
+	Next cursor           `json:"next,omitempty"` // the value of after for the next page; left out on the last page
 }
 
 // cursor is never redacted, because the next request has to send it back unchanged.
@@ -137,24 +137,24 @@ func redrivesOf(d *redrivesData) []drover.Redrive {
 	list := make([]drover.Redrive, len(d.Redrives))
 	for i := range list {
 		list[i] = d.Redrives[i].Redrive
-		list[i].Skips = nil // up to 1,000 of each
+		list[i].Skips = nil // each redrive may have up to 1,000
 	}
 	return list
 }
 
 type previewAnswer struct {
 	Groups []drover.RedriveGroup `json:"groups"`
-	Coming int64                 `json:"coming"` // jobs that would come back
+	Coming int64                 `json:"coming"` // how many jobs would become due again
 }
 
 // manyAnswer is how many jobs a verb would change.
 type manyAnswer struct {
 	Filter drover.Filter `json:"filter"`
 	Count  int64         `json:"count"`
-	More   bool          `json:"more"` // there are more than count: to count them all takes too long
+	More   bool          `json:"more"` // there are more jobs than count, because counting all of them takes too long
 }
 
-// manyAs loads the page that asks before one verb.
+// manyAs loads the page that asks before the verb do changes jobs.
 func (s source) manyAs(do string) func(context.Context, query) (*view, error) {
 	return func(ctx context.Context, q query) (*view, error) { return s.many(ctx, q.as(do)) }
 }
@@ -173,8 +173,8 @@ type budgetAnswer struct {
 	Retries  int       `json:"retries"`
 	PerMS    int64     `json:"per_ms"`
 	Burst    int       `json:"burst"`
-	Mode     string    `json:"mode"`     // defer or discard, for a retry over the budget
-	Reserved int       `json:"reserved"` // retries due in the window that begins now
+	Mode     string    `json:"mode"`     // defer or discard: whether a retry over the budget waits or ends its job
+	Reserved int       `json:"reserved"` // how many retries are due in the window that begins now
 	Free     int       `json:"free"`
 	NextFree time.Time `json:"next_free"`
 }

@@ -14,14 +14,15 @@ func somebodyWrote(name string) bool {
 		"error", "trace", "sample", "unreadable", "problem", "note", "skipped_why", // texts of programs
 		"why", "updated_why", "changed_why", // texts of people
 		"unique_key",                           // made from args
-		"now", "next", "what", "do", "command": // sentences that quote these
+		"now", "next", "what", "do", "command": // sentences that may quote the texts above
 		return true
 	}
 	return false
 }
 
-// shown returns an answer as it may be sent: redacted, and with [] for an empty list, because null would need a case of
-// its own in every program. It changes the given answer itself, which nothing else uses.
+// shown returns an answer that may be sent: its texts are redacted, and an empty list is [] and not null, because every
+// program would need an extra case for null. It may change what the given answer points to, because nothing else uses
+// the answer.
 func (w words) shown(answer any) any {
 	v := reflect.New(reflect.TypeOf(answer)).Elem()
 	v.Set(reflect.ValueOf(answer))
@@ -67,8 +68,8 @@ func (w words) prepareField(f reflect.StructField, v reflect.Value) {
 	}
 }
 
-// cleanJSON redacts a JSON text as a whole, as the pages do. If the result is not JSON any more, it is sent as a
-// string.
+// cleanJSON redacts a JSON text as a whole, as the pages do. If the result is not JSON any more, cleanJSON returns it
+// as a JSON string.
 func (w words) cleanJSON(raw json.RawMessage) json.RawMessage {
 	cleaned := json.RawMessage(w.clean(string(raw)))
 	if len(cleaned) == 0 && len(raw) == 0 || json.Valid(cleaned) {

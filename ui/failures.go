@@ -7,13 +7,13 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// failuresData are failure groups, latest seen first.
+// failuresData are failure groups. The group with the newest failure is the first.
 type failuresData struct {
 	Groups   []drover.FailureGroup
 	Kind     string
 	Statuses []option
 	Status   string
-	More     string // address of a longer list, "" if this is all
+	More     string // address of a longer list; "" if the list has all groups
 }
 
 const (
@@ -59,7 +59,7 @@ func (s source) failures(ctx context.Context, q query) (*view, error) {
 	return &view{Title: "Failures", Data: d}, nil
 }
 
-// failureData is a failure group, and what its buttons may change.
+// failureData is a failure group, and the values that its buttons can set.
 type failureData struct {
 	*drover.FailureGroup
 	Statuses, Policies []option

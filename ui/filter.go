@@ -33,8 +33,8 @@ func readQuery(r *http.Request) (query, error) {
 	return query{values}, nil
 }
 
-// only returns an error if the address has a key that is not one of the known keys. With a misspelt key, a filter would show other jobs than the person
-// meant.
+// only returns an error if the address has a key that is not one of the known keys. If it ignored a misspelt key, the
+// filter would show other jobs than the person meant.
 func (q query) only(known ...string) error {
 	for key := range q.Values {
 		if !slices.Contains(known, key) {
@@ -44,7 +44,7 @@ func (q query) only(known ...string) error {
 	return nil
 }
 
-// one returns the value of a key, "" if there is none. Two values that are not empty are a mistake.
+// one returns the value of a key; "" if the address lacks the key. Two values that are not empty are a mistake.
 func (q query) one(key string) (string, error) {
 	var one string
 	for _, value := range q.Values[key] {
@@ -56,7 +56,8 @@ func (q query) one(key string) (string, error) {
 	return one, nil
 }
 
-// number is the value of a key that must be from 1 to most; without a value it is standard.
+// number returns the value of a key, which must be a number from 1 to most. If the address has no value, it returns
+// standard.
 func (q query) number(key string, standard, most int) (int, error) {
 	value, err := q.one(key)
 	if err != nil || value == "" {
@@ -89,7 +90,7 @@ type filterField struct {
 	goName string
 	hint   string
 	words  []string // its possible values; empty for any text
-	main   bool     // shown before the others are unfolded
+	main   bool     // always shown; the other fields have to be unfolded
 	take   func(*drover.Filter, []string) error
 }
 
@@ -163,7 +164,7 @@ func takeArgs(f *drover.Filter, values []string) error {
 		return bad(`Args contain: that is not JSON, such as {"Order": 42}.`)
 	}
 	if strings.Join(strings.Fields(values[0]), "") == "{}" {
-		return nil // the filter would pick all objects
+		return nil // a filter with {} would pick all jobs whose args are an object
 	}
 	f.Args = json.RawMessage(values[0])
 	return nil
@@ -174,7 +175,7 @@ func takeIDs(f *drover.Filter, values []string) error {
 	return nil
 }
 
-// momentForms says how a time may be written. The command takes the same.
+// momentForms are the forms in which a person may write a time. The command line takes the same forms.
 const momentForms = "2026-01-31T12:00:00Z, the date 2026-01-31 (UTC), or how long ago: 90m, 24h, 7d"
 
 func takeTime(to func(*drover.Filter) *time.Time) func(*drover.Filter, []string) error {
@@ -202,8 +203,8 @@ func readMoment(value string, now time.Time) (time.Time, bool) {
 	return now.Add(-d), err == nil && d >= 0
 }
 
-// filter reads the filter of an address. An empty field was left out in the form. filter does not check words such as a
-// state, because the client does.
+// filter reads the filter of an address. An empty value means that the form's field was left empty. filter does not
+// check words such as a state, because the client checks them.
 func (q query) filter() (f drover.Filter, err error) {
 	for _, field := range filterFields() {
 		values := slices.DeleteFunc(slices.Clone(q.Values[field.key]), func(v string) bool { return v == "" })
@@ -228,7 +229,7 @@ func (q query) filter() (f drover.Filter, err error) {
 // empty reports whether a filter picks every job.
 func empty(f drover.Filter) bool { return reflect.ValueOf(f).IsZero() }
 
-// filterAddress is the query of an address with the filter, without empty fields.
+// filterAddress is the query of an address: the filter without empty fields, and the pairs in more.
 func (q query) filterAddress(more ...string) string {
 	values := url.Values{}
 	for _, key := range filterKeys() {
@@ -244,7 +245,7 @@ func (q query) filterAddress(more ...string) string {
 	return values.Encode()
 }
 
-// input is a field of the form as it is shown.
+// input is a field of a form as the page shows it.
 type input struct {
 	ID, Key, Label, Hint, Value string
 	Words                       []option
@@ -255,7 +256,8 @@ type option struct {
 	Selected bool
 }
 
-// inputs are the fields of the form, filled in from the address: first the fields that always show.
+// inputs returns the fields of the filter's form with the values of the address. The result main has the fields that
+// always show, more has the others, and unfolded is true if one of the others has a value.
 func (q query) inputs() (main, more []input, unfolded bool) {
 	for _, field := range filterFields() {
 		values := slices.DeleteFunc(slices.Clone(q.Values[field.key]), func(v string) bool { return v == "" })

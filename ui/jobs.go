@@ -13,11 +13,11 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// jobsData is a page of the list, and the filter that picked it as a form.
+// jobsData is a page of the list of jobs, and the form with the filter of the list.
 type jobsData struct {
 	Jobs     []drover.JobInfo
-	First    string // address of the first page, "" on that page itself
-	Next     string // address of the next page, "" at the end
+	First    string // address of the first page; "" if this is the first page
+	Next     string // address of the next page; "" if this is the last page
 	Main     []input
 	More     []input
 	Unfolded bool
@@ -31,7 +31,7 @@ type manyLink struct {
 	Text, Href string
 }
 
-// manyLinks are the links that make sense for jobs in the filter's state.
+// manyLinks are the links to actions that can change jobs in the filter's state.
 func (s source) manyLinks(q query, f drover.Filter) (all []manyLink) {
 	if empty(f) {
 		return nil // so that nobody changes every job by mistake
@@ -48,8 +48,8 @@ func (s source) manyLinks(q query, f drover.Filter) (all []manyLink) {
 	return all
 }
 
-// pageLength is how many jobs a page of the list has, and mostJobs how many the API may be asked for. A job may have 4 MiB of
-// args, and the list reads them.
+// pageLength is how many jobs a page of the list has. mostJobs is how many jobs a request to the API may ask for. Both
+// are small, because a job may have 4 MiB of args, and the list reads the args.
 const (
 	pageLength = 25
 	mostJobs   = 100
@@ -96,24 +96,24 @@ func (s source) findJobs(ctx context.Context, q query) (found drover.Page, filte
 	return found, filter, err
 }
 
-// jobPage loads the page of one job. It needs the words, because it cuts the job's texts.
+// jobPage loads the page of one job. It has the field words, because it cuts the texts of the job.
 type jobPage struct {
 	source
 	words words
 }
 
-// jobData is a job, its story, and what comes next.
+// jobData is a job, what has happened to it, and what happens next.
 type jobData struct {
 	*drover.Explanation
 	Args, Metadata, Retry longText
 	Runs                  []runData
-	Left                  int // runs of Errors that are not shown
+	Left                  int // how many entries of Errors are not shown
 	Story                 []drover.StoryStep
 	StoryLeft             int
 
-	New                string  // the id of the job that a button makes
-	Waits, Dead, Ended bool    // Dead: it may be made due again
-	Edits              []input // nil: it cannot be edited
+	New                string  // the id of the job that the button "run again" makes
+	Waits, Dead, Ended bool    // Dead: the job may be made due again
+	Edits              []input // nil: the job cannot be edited
 }
 
 // runData is an entry of the job's errors.
@@ -122,8 +122,9 @@ type runData struct {
 	Text, Trace longText
 }
 
-// mostEntries is how many errors of a job, and how many steps of its story, the page shows. drover keeps at most 30
-// entries of errors: 20 of runs, and 10 of operators. A row made by hand may have any number.
+// mostEntries is how many errors of a job the page shows, and how many steps of its history. drover keeps at most 30
+// entries in the column errors: 20 entries of runs, and 10 entries of operators. A row that somebody has made by hand
+// may have more.
 const mostEntries = 50
 
 func (p jobPage) load(ctx context.Context, q query) (*view, error) {

@@ -10,35 +10,36 @@ import (
 )
 
 const (
-	livePage   = 5 * time.Second // an open page is read again after this time or later
-	liveApart  = time.Second     // between the reads of two open pages
-	liveRate   = 5               // statements a second of all open pages of a handler
+	livePage   = 5 * time.Second // an open page reads itself again after this time at the earliest
+	liveApart  = time.Second     // the time between the reads of two open pages
+	liveRate   = 5               // how many statements all open pages of a handler may send in a second
 	liveShared = 20 * time.Second
 
 	longestRest = 2 * time.Minute
 )
 
-// liveHeader marks the request of a page that reads itself again. Its value is "poll" if the page has no stream of
-// turns.
+// liveHeader marks the request of a page that reads itself again. Its value is "poll" if the page does not get its
+// turns from the stream of serveLive.
 const liveHeader = "Drover-Live"
 
-// pollPatience is how long a page that polls waits for its turn. After that it stays as it is, and asks again later.
+// pollPatience is how long a page that polls waits for its turn. After that the page stays as it is, and asks again
+// later.
 const pollPatience = 10 * time.Second
 
-// errNoTurn is answered without content.
+// errNoTurn leads to an answer without content.
 var errNoTurn = errors.New("it is not this page's turn")
 
 // live decides when an open page may read itself again. All open pages take turns, and together they send at most
 // liveRate statements a second.
 type live struct {
 	now  func() time.Time
-	turn chan struct{} // the page that has put something in is the next; the others wait in their order
+	turn chan struct{} // the page that has sent to the channel is the next; the other pages wait in their order
 
 	mu      sync.Mutex
 	free    time.Time // no page has its turn before this time
-	changed time.Time // the last time that somebody changed something by this handler
+	changed time.Time // when somebody last changed something through this handler
 	views   map[string]keptView
-	servers map[*http.Server]context.Context // each ends when its server shuts down
+	servers map[*http.Server]context.Context // each context ends when its server shuts down
 }
 
 // keptView is what a page with many statements showed a moment ago.
@@ -51,7 +52,7 @@ func newLive(now func() time.Time) *live {
 	return &live{now: now, turn: make(chan struct{}, 1), views: map[string]keptView{}, servers: map[*http.Server]context.Context{}}
 }
 
-// wait returns when it is this page's turn, or with the error of ctx.
+// wait returns when it is this page's turn. If ctx ends before, it returns the error of ctx.
 func (l *live) wait(ctx context.Context) error {
 	if err := sleep(ctx, livePage); err != nil {
 		return err
@@ -59,7 +60,7 @@ func (l *live) wait(ctx context.Context) error {
 	return l.inLine(ctx)
 }
 
-// inLine waits for this page's turn.
+// inLine waits until all pages that came earlier have had their turns.
 func (l *live) inLine(ctx context.Context) error {
 	select {
 	case l.turn <- struct{}{}:
@@ -82,7 +83,7 @@ func (l *live) inLine(ctx context.Context) error {
 	return nil
 }
 
-// rest makes the next page wait longer by d, but not beyond longestRest from now.
+// rest makes the next page wait longer by d, but no longer than longestRest from now.
 func (l *live) rest(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,8 +96,8 @@ func (l *live) rest(d time.Duration) {
 	}
 }
 
-// load reads a page's data. It keeps the data of shared pages for liveShared, for the open pages that read themselves
-// again.
+// load reads a page's data. It keeps the data of a shared page for liveShared, so that other open pages get the same
+// data when they read themselves again.
 func (l *live) load(r *http.Request, p page, q query) (*view, error) {
 	again := r.Header.Get(liveHeader) != "" && p.live
 	key := atOf(r) + "?" + q.Encode()
@@ -147,7 +148,7 @@ func (l *live) keep(key string, v keptView) {
 func (l *live) server(r *http.Request) context.Context {
 	of, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
 	if !ok {
-		return context.WithoutCancel(r.Context()) // the request of a test
+		return context.WithoutCancel(r.Context()) // only the request of a test has no server
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,8 +184,8 @@ func inLive(r *http.Request) bool {
 	return r.Method == http.MethodGet && atOf(r) == "/live"
 }
 
-// serveLive sends a page an event when the page should read itself again. An event has no data of jobs. The page then
-// asks for its own address as it did before, with the same checks. So a stream that goes on after a log-out shows
+// serveLive sends a page an event when the page should read itself again. An event has no data of jobs. After an event,
+// the page requests its own address, with the same checks as before. So a stream that goes on after a log-out shows
 // nothing.
 func (s *site) serveLive(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
@@ -193,15 +194,15 @@ func (s *site) serveLive(w http.ResponseWriter, r *http.Request) {
 	stream := http.NewResponseController(w)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	defer context.AfterFunc(s.live.server(r), cancel)() //nolint:contextcheck // it ends with the server
+	defer context.AfterFunc(s.live.server(r), cancel)() //nolint:contextcheck // the stream's context ends with the server
 	for event := ": here\n\n"; ; event = "data: now\n\n" {
-		// The server's WriteTimeout is for the whole answer, so each event puts it off. If that fails, the stream ends
-		// after a while, and the browser connects again.
+		// The server's WriteTimeout counts from the beginning of the answer, so each event sets a new deadline. If that
+		// fails, the stream ends after a while, and the browser connects again.
 		_ = stream.SetWriteDeadline(time.Now().Add(s.limit))
 		if _, err := w.Write([]byte(event)); err != nil {
 			return
 		}
-		if err := stream.Flush(); err != nil { // a middleware holds back what is written, so the page polls instead
+		if err := stream.Flush(); err != nil { // a middleware buffers the stream, so the page polls instead
 			s.log.DebugContext(r.Context(), "no live pages", slog.Any("error", err))
 			return
 		}

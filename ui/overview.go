@@ -15,18 +15,19 @@ type overview struct {
 	Findings    []drover.Finding
 	Quarantined []drover.QuarantinedJob
 	CameBack    []drover.FailureGroup
-	New         []drover.FailureGroup // large failures, first seen within the last hour
+	New         []drover.FailureGroup // open failures with many failed runs that began within the last hour
 	Unserved    []string              // queues with due jobs that no living supervisor serves
 	Pauses      []drover.PauseInfo
 	NotSeen     []drover.NotSeen
 	Queues      []queueRow
 	States      []drover.State
-	Living      int // supervisors
+	Living      int // how many supervisors are alive
 
 	snap *drover.Snapshot
 }
 
-// Total is how many jobs all queues have in these states, with "~" in front if one of the numbers may be an estimate.
+// Total is how many jobs all queues together have in these states. It begins with "~" if the number of one queue may be
+// an estimate.
 func (o *overview) Total(states ...drover.State) string {
 	sum, about := int64(0), ""
 	for i := range o.Queues {
@@ -56,13 +57,13 @@ func (o *overview) Calm() bool {
 // queueRow is a queue with its jobs by state.
 type queueRow struct {
 	drover.QueueDepth
-	Serving int   // living supervisors
-	Slots   int64 // that these have for the queue
-	Ran     *ran  // nil: nothing ran within an hour
+	Serving int   // how many living supervisors serve the queue
+	Slots   int64 // how many slots these supervisors have for the queue
+	Ran     *ran  // nil: no job ran within the last hour
 }
 
 // About reports whether the number of jobs in a state may be an estimate. drover counts up to 200 unfinished jobs of a
-// queue, and up to 200 dead jobs. So smaller numbers are exact.
+// queue, and up to 200 dead jobs. So smaller numbers are exact, and larger numbers may be estimates.
 func (r queueRow) About(state drover.State) bool {
 	const counted = 200
 	dead := r.Jobs[drover.Discarded]
@@ -76,7 +77,7 @@ func (r queueRow) About(state drover.State) bool {
 	return r.Estimated && unfinished >= counted
 }
 
-// Cells are the jobs by state, in the order of depthStates.
+// Cells has the number of jobs in each state, in the order of depthStates.
 func (r queueRow) Cells() (cells []int64) {
 	for _, state := range depthStates() {
 		cells = append(cells, r.Jobs[state])
@@ -90,14 +91,14 @@ func depthStates() []drover.State {
 }
 
 const (
-	fewJobs = 10 // jobs or groups that the overview names
+	fewJobs = 10 // how many jobs or groups the overview names
 
-	// A failure needs a person if it is so young and has so many failed runs.
+	// A failure needs a person if it began less than youngFailure ago and has at least manyFailures failed runs.
 	youngFailure = time.Hour
 	manyFailures = 20
 )
 
-// look is a snapshot and the supervisors.
+// look is a snapshot with the list of supervisors.
 type look struct {
 	*drover.Snapshot
 	supervisors []drover.SupervisorInfo
@@ -111,7 +112,7 @@ func (s source) look(ctx context.Context) (l look, err error) {
 	return l, err
 }
 
-// serving are the living supervisors of a queue, and their slots for it.
+// serving returns how many living supervisors a queue has, and how many slots they have for it.
 func (l look) serving(queue string) (n int, slots int64) {
 	for i := range l.supervisors {
 		if l.supervisors[i].State == drover.SupervisorAlive && slices.Contains(l.supervisors[i].Queues, queue) {
@@ -122,7 +123,7 @@ func (l look) serving(queue string) (n int, slots int64) {
 	return n, slots
 }
 
-// rows has every queue, the longest wait first.
+// rows has every queue. The queue with the longest wait is the first.
 func (l look) rows() []queueRow {
 	rows := make([]queueRow, len(l.Queues))
 	for i, q := range l.Queues {
@@ -173,7 +174,8 @@ func (o *overview) shownElsewhere(f drover.Finding) bool {
 	})
 }
 
-// newFailures are open failures that began a short time ago and have many failed runs, the largest first.
+// newFailures are open failures that began a short time ago and have many failed runs. The failure with the most failed
+// runs is the first.
 func (s source) newFailures(ctx context.Context, now time.Time) ([]drover.FailureGroup, error) {
 	groups, err := s.client.FailureGroups(ctx, drover.FailureFilter{Status: drover.FailureOpen, Limit: fewGroups})
 	if err != nil {
@@ -186,7 +188,7 @@ func (s source) newFailures(ctx context.Context, now time.Time) ([]drover.Failur
 	return groups[:min(len(groups), fewJobs)], nil
 }
 
-// compareDue puts the earliest first, and nil last.
+// compareDue sorts the earliest time first, and nil last.
 func compareDue(a, b *time.Time) int {
 	switch {
 	case a == nil && b == nil:
@@ -202,10 +204,10 @@ func compareDue(a, b *time.Time) int {
 // queueData is a queue's own page.
 type queueData struct {
 	queueRow
-	Known       bool // it has jobs or a supervisor; a schedule or a deleted job may still name it
+	Known       bool // the queue has jobs or a supervisor; without them a schedule or a deleted job may still name it
 	States      []drover.State
 	Supervisors []drover.SupervisorInfo
-	Pauses      []drover.PauseInfo // that hold its jobs
+	Pauses      []drover.PauseInfo // the pauses that keep its jobs from starting
 	Held        bool               // the queue itself is paused, so it can be resumed
 	Seen        string             // PauseInfo.Seen of the queue's own pause
 	NotSeen     []drover.NotSeen   // why Ran is missing
@@ -259,7 +261,7 @@ func (s source) healthPage(ctx context.Context, q query) (*view, error) {
 	return &view{Title: "Health", At: snap.At, Data: snap}, nil
 }
 
-// supervisorsData are the processes.
+// supervisorsData has all supervisors.
 type supervisorsData struct {
 	Supervisors []drover.SupervisorInfo
 }

@@ -6,13 +6,13 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// source loads what the pages show, through the public methods of a client. It renders nothing.
+// source loads the data of the pages through the public methods of a client. It renders nothing.
 type source struct {
 	client   *drover.Client
-	patience time.Duration // bounds the wait for a part of a page that may be missing
+	patience time.Duration // bounds the wait for a part of a page that the page can leave out
 }
 
-// patience bounds each count, and each wait for a change that goes on without the page.
+// patience bounds how long a page waits for a count, or for a change that goes on even if the page does not wait.
 const patience = 3 * time.Second
 
 // pages has the page of each address.

@@ -6,7 +6,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// pausesData has everything that holds back jobs: pauses and retry budgets.
+// pausesData has what may keep jobs from starting: pauses and retry budgets.
 type pausesData struct {
 	Pauses  []drover.PauseInfo
 	Budgets []drover.BudgetInfo

@@ -24,7 +24,7 @@ func (s source) periodic(ctx context.Context, q query) (*view, error) {
 	return &view{Title: "Periodic jobs", Data: &periodicData{list}}, nil
 }
 
-// scheduleData is a schedule, and the id of the job that its button makes.
+// scheduleData is a schedule, and the id of the job that the button "run now" makes.
 type scheduleData struct {
 	*drover.PeriodicJob
 	New string

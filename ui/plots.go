@@ -11,7 +11,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// plot is a row of bars, the latest on the right. The page has it as a picture and as a sentence.
+// plot is a row of bars. The latest bar is on the right. The page shows it as a picture, and has its Label as a
+// sentence.
 type plot struct {
 	Bars, Bad string // paths in a box of Width by plotHeight: the whole bars, and the bad part of each bar
 	Width     int
@@ -20,13 +21,13 @@ type plot struct {
 
 const plotHeight = 20
 
-// plotOf draws a bar for each value. If bad is not nil, it has the bad part of each value. The highest bar fills the
-// height.
+// plotOf draws a bar for each value. If bad is not nil, it has the part of each value that is drawn as bad. The highest
+// bar is as high as the plot.
 func plotOf(label string, values, bad []float64) plot {
 	return plotUpTo(most(values), label, values, bad)
 }
 
-// plotUpTo is like plotOf, but the value top fills the height.
+// plotUpTo does the same as plotOf, but a bar for the value top is as high as the plot.
 func plotUpTo(top float64, label string, values, bad []float64) plot {
 	draw := func(values []float64) string {
 		var path strings.Builder
@@ -40,17 +41,17 @@ func plotUpTo(top float64, label string, values, bad []float64) plot {
 	return plot{draw(values), draw(bad), len(values), label}
 }
 
-// lately is how many minutes the numbers next to a plot cover.
+// lately is how many of the last minutes count for the numbers next to a plot.
 const lately = 5
 
-// ran is what ran in a queue within an hour.
+// ran shows which jobs waited and ran in a queue within the last hour.
 type ran struct {
 	Depth, Runs, Failed, Waited  plot
-	Due                          string // jobs that were due at the newest sample, if that is of the last minutes
-	PerMinute, FailedPart, Waits string // in the last minutes
+	Due                          string // how many jobs were due at the newest sample, if it is not too old
+	PerMinute, FailedPart, Waits string // over the minutes of lately
 }
 
-// ranOf draws the plots of an hour.
+// ranOf draws the plots of the last hour.
 func ranOf(a *drover.QueueActivity) *ran {
 	var ends, failed, parts, waits []float64
 	sum, least := [4]float64{}, max(0, len(a.Minutes)-lately)
@@ -74,10 +75,10 @@ func ranOf(a *drover.QueueActivity) *ran {
 	return r
 }
 
-const mostSampled = 10_000 // a sample stops counting here
+const mostSampled = 10_000 // a sample of waiting jobs stops counting at this number
 
-// depth draws how many jobs waited. A minute without a sample is a gap. A minute in which no job waited has the lowest
-// bar.
+// depth draws how many jobs waited. A minute without a sample has no bar. A minute in which no job waited has the
+// lowest bar.
 func (r *ran) depth(a *drover.QueueActivity) {
 	values, top := make([]float64, len(a.Minutes)), 0.0
 	r.Due = "–"
@@ -106,7 +107,7 @@ func (r *ran) depth(a *drover.QueueActivity) {
 	r.Depth = plotUpTo(max(top, 1), label, values, nil)
 }
 
-// hourly draws the failed runs of a day.
+// hourly draws the failed runs of each hour of the last day.
 func hourly(g drover.FailureGroup) plot {
 	sum, values := 0.0, make([]float64, len(g.Hourly))
 	for i, n := range g.Hourly {
@@ -116,14 +117,14 @@ func hourly(g drover.FailureGroup) plot {
 	return plotOf(fmt.Sprintf("Failed runs, each hour of a day: %s in all, at most %s in an hour", figure(sum), figure(most(values))), values, values)
 }
 
-// course is what became of a redrive's jobs over time.
+// course shows how many jobs of a redrive became due and ended over time.
 type course struct {
 	Due, Done  plot
-	Each       string // the length of a step
-	Fast, Ends string // jobs a second in the step with the most, for Due and for Done
+	Each       string // the length of time of a step
+	Fast, Ends string // the highest number of jobs a second in a step, for Due and for Done
 }
 
-const courseSteps = 60 // a short redrive leaves the rest empty
+const courseSteps = 60 // a redrive with fewer steps leaves the other bars empty
 
 // courseOf draws how many jobs became due and ended; nil if none became due.
 func courseOf(steps []drover.RedriveStep) *course {
@@ -157,7 +158,7 @@ func share(part, all float64) float64 {
 	return part / all
 }
 
-// figure is a number with about two digits.
+// figure formats a number with about two significant digits.
 func figure(n float64) string {
 	switch {
 	case n == 0:
@@ -170,12 +171,12 @@ func figure(n float64) string {
 	return number(int64(n + 0.5))
 }
 
-// activityFor is how long a page waits for activity. After that it shows the rest.
+// activityFor is how long a page waits for activity. After that it shows everything else.
 const activityFor = time.Second
 
-// activity returns what ran, by queue. If it cannot be read, missing has the reason, and the page shows everything
-// except the plots, as in drover.Snapshot. Reasons are an overloaded server, a role without the right to read
-// drover_activity, and a database that has no such table yet.
+// activity returns what ran, by queue. If it cannot read the activity, the result missing has the reason, as in
+// drover.Snapshot, and the page shows everything except the plots. Possible reasons are an overloaded server, a role
+// without the right to read drover_activity, and a database that has no such table yet.
 func (s source) activity(ctx context.Context, queues ...string) (all map[string]*ran, missing []drover.NotSeen, err error) {
 	limit := min(activityFor, s.patience)
 	short, cancel := context.WithTimeout(ctx, limit)
@@ -186,7 +187,7 @@ func (s source) activity(ctx context.Context, queues ...string) (all map[string]
 	case err == nil:
 	case short.Err() != nil && ctx.Err() == nil:
 		why = "it took longer than " + span(limit)
-	case errors.Is(err, drover.ErrNotMigrated): // the rest of the page was read before, so drover's first tables exist
+	case errors.Is(err, drover.ErrNotMigrated): // the page has read its other parts before, so drover's older tables exist
 		why = "the database has no such table; run drover migrate up"
 	case stateOf(err) == "42501":
 		why = "the role may not read the table drover_activity"

@@ -12,13 +12,13 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// problem is an error as a person sees it: one sentence on what is wrong, and one on what to do.
+// problem is an error as a person sees it: one sentence says what is wrong, and another says what to do.
 type problem struct {
 	Status   int
 	What, Do string
-	Back     string // address of the page to look at; "" for none
-	Field    string // of a request to the API: the field that is wrong; "" if no field is
-	Result   any    // of a request to the API: the part that was done before it failed
+	Back     string // address of a page that the person should look at; "" for none
+	Field    string // for the API: the field of the request that is wrong; "" if no field is wrong
+	Result   any    // for the API: the part of the request that was done before the error
 }
 
 func (p problem) Error() string { return p.What }
@@ -73,7 +73,7 @@ func ofDatabase(err error) problem {
 	return problem{Status: http.StatusInternalServerError, What: "This did not work, for a reason that is not known here.", Do: "The log has the details."}
 }
 
-// stateOf is the SQLSTATE of an error of the database, "" for other errors.
+// stateOf is the SQLSTATE of an error of the database; "" for other errors.
 func stateOf(err error) string {
 	var coded interface{ SQLState() string }
 	if !errors.As(err, &coded) {
@@ -82,7 +82,7 @@ func stateOf(err error) string {
 	return coded.SQLState()
 }
 
-// invalid is the text of the error about a refused filter, with the form's names of the fields.
+// invalid is the text of an error about a refused filter, with the names that the fields have in the form.
 func invalid(err error) string {
 	text := strings.ReplaceAll(err.Error(), "drover: ", "")
 	text = strings.TrimPrefix(strings.TrimPrefix(text, "preview "), "redrive: ")
@@ -94,7 +94,7 @@ func invalid(err error) string {
 	return sentence(strings.ReplaceAll(text, "\n", "; "))
 }
 
-// refused is the reason why the database refused a change: the subject is in another state.
+// refused is the database's reason why it refused a change, because the subject is in another state.
 func refused(err error) string {
 	if match := regexp.MustCompile(`(?s)\([^\s:()]+: drover: (.*?) \(SQLSTATE DR002\)`).FindStringSubmatch(err.Error()); match != nil {
 		return visible(sentence(match[1]))

@@ -10,15 +10,15 @@ import (
 // redrivesData are redrives, newest first.
 type redrivesData struct {
 	Redrives []redriveData
-	More     string // address of a longer list, "" if this is all
+	More     string // address of a longer list; "" if the list has all redrives
 }
 
 // redriveData is a redrive and how far it is.
 type redriveData struct {
 	drover.Redrive
-	Left  string // the least time that it needs, "" if nothing is known
+	Left  string // how long it takes at least; "" if that is not known
 	Shown []drover.SkippedJob
-	Runs  bool // it has not ended
+	Runs  bool // the redrive has not ended
 	Plots *course
 }
 

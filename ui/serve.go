@@ -21,30 +21,30 @@ type site struct {
 	words     words
 	authorize func(*http.Request, Action) (string, bool) // nil: nobody may change anything
 	origins   *http.CrossOriginProtection
-	live      *live                       // open pages
-	wait      func(context.Context) error // for an open page's turn
+	live      *live                       // when open pages may read themselves again
+	wait      func(context.Context) error // waits for an open page's turn
 	now       func() time.Time
-	limit     time.Duration // of one request
+	limit     time.Duration // how long one request may take
 	pages     map[string]page
 	assets    map[string]asset
 	templates map[string]*template.Template
 	api       map[string]endpoint
-	document  []byte // of the API
+	document  []byte // the document of the API
 }
 
-// page is one address. All addresses are in one directory, and names of kinds and queues are in the query. So a
-// relative link is right under any prefix, and no name can be mistaken for a part of the path.
+// page is one address. The addresses of all pages are in one directory, and names of kinds and queues are in the query.
+// So a relative link works under any prefix, and a name with a slash cannot look like a part of the path.
 type page struct {
-	menu     string // the entry of the menu that it belongs to
-	template string // file of templates
+	menu     string // the entry of the menu to which the page belongs
+	template string // a file in the directory templates
 	load     func(ctx context.Context, q query) (*view, error)
-	live     bool           // it is read again while somebody looks at it
-	cost     int            // statements of one such read
-	shared   bool           // the result of one read serves all pages, for a moment
-	acts     map[string]act // by the value of the button's do
+	live     bool           // the page reads itself again while somebody looks at it
+	cost     int            // how many statements one such read sends
+	shared   bool           // for a moment, all open pages get the result of one read
+	acts     map[string]act // under the value of the button's field do
 }
 
-// view is what a page shows: data only, so that it could be written as JSON as well.
+// view is what a page shows. It has only data, so that it could be written as JSON as well.
 type view struct {
 	Title string
 	At    time.Time // the clock that relative times count from; zero means this process' clock
@@ -52,7 +52,7 @@ type view struct {
 	Plain string // shown as text/plain, without a template, if Data is nil
 }
 
-// frame is what a template gets.
+// frame is the data that a template gets.
 type frame struct {
 	*view
 	Menu          []menuItem
@@ -62,7 +62,7 @@ type frame struct {
 	ask func(Action) bool
 }
 
-// May reports whether the person at the page may do this, so that the page has the form.
+// May reports whether the person at the page may take this action. If not, the page lacks the form.
 func (f frame) May(a Action) bool { return f.ask(a) }
 
 type menuItem struct {
@@ -70,9 +70,9 @@ type menuItem struct {
 	Here       bool
 }
 
-const deadLetters = "Dead letters" // a list of jobs that has its own entry
+const deadLetters = "Dead letters" // the entry of the menu for the list of discarded jobs
 
-// menuItems are in the order of the menu.
+// menuItems returns the entries of the menu, in their order.
 func menuItems(here string) []menuItem {
 	items := []menuItem{
 		{Name: "Overview", Href: "./"},
@@ -130,8 +130,8 @@ func (s *site) onlyRead(w http.ResponseWriter, r *http.Request) {
 	s.fail(w, r, problem{Status: http.StatusMethodNotAllowed, What: "This address can only be read.", Do: "Go back to the page that you came from."})
 }
 
-// secure sets the headers that all responses have. With them, a browser runs no inline script, loads nothing from
-// another host, and shows the pages in no frame.
+// secure sets the headers that all responses have. With these headers, a browser runs no inline script, loads nothing
+// from another host, and does not show the pages in a frame.
 func (*site) secure(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -145,13 +145,13 @@ func (*site) secure(h http.Header) {
 func (s *site) get(w http.ResponseWriter, r *http.Request) {
 	at := atOf(r)
 	if asked := pathOf(r); r.URL.Path == "" && !strings.HasSuffix(asked, "/") {
-		w.Header().Set("Location", path.Base("/"+asked)+"/") // without that slash relative links would lead elsewhere
+		w.Header().Set("Location", path.Base("/"+asked)+"/") // without this slash, relative links would go elsewhere
 		w.WriteHeader(http.StatusMovedPermanently)
 		return
 	}
 	if a, ok := s.assets[at]; ok {
 		w.Header().Set("Content-Type", a.contentType)
-		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable") // the address has the hash
+		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable") // the address contains the hash of the content
 		s.write(w, r, http.StatusOK, a.content)
 		return
 	}
@@ -181,10 +181,11 @@ func (s *site) get(w http.ResponseWriter, r *http.Request) {
 	s.render(w, r, http.StatusOK, p.template, p.menu, v)
 }
 
-// atOf is the address below the prefix. http.StripPrefix may have taken its slash too.
+// atOf is the path below the prefix, with a slash in front. http.StripPrefix may have removed that slash together with
+// the prefix.
 func atOf(r *http.Request) string { return "/" + strings.TrimPrefix(r.URL.Path, "/") }
 
-// pathOf is the path as it was asked for, with the prefix that was stripped since.
+// pathOf is the path of the original request, including the prefix that was stripped.
 func pathOf(r *http.Request) string {
 	if u, err := r.URL.Parse(r.RequestURI); err == nil && r.RequestURI != "" {
 		return u.EscapedPath()
@@ -209,7 +210,8 @@ func (s *site) render(w http.ResponseWriter, r *http.Request, status int, name, 
 	s.write(w, r, status, b.Bytes())
 }
 
-// asker asks the application once for each action of a page.
+// asker returns a function that reports whether the person may take an action. It asks the application only once for
+// each action of a page.
 func (s *site) asker(r *http.Request) func(Action) bool {
 	known := map[Action]bool{}
 	return func(a Action) bool {

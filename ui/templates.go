@@ -19,7 +19,7 @@ var files embed.FS
 type asset struct {
 	content     []byte
 	contentType string
-	address     string // relative, with the content's hash, so that a browser may keep it for ever
+	address     string // relative; it contains the hash of the content, so a browser may cache the asset for ever
 }
 
 func readAssets() map[string]asset {
@@ -32,7 +32,7 @@ func readAssets() map[string]asset {
 	return assets
 }
 
-// read panics if a file is missing from the binary, which any test would see.
+// read returns an embedded file. It panics if the file is missing from the binary; then every test fails.
 func read(name string) []byte {
 	content, err := files.ReadFile(name)
 	if err != nil {
@@ -41,7 +41,7 @@ func read(name string) []byte {
 	return content
 }
 
-// parseTemplates makes one set for each page: the layout with the page as its body.
+// parseTemplates makes a template for each page: the layout with the page's own file as its body.
 func parseTemplates(pages map[string]page, w words) map[string]*template.Template {
 	layout := template.Must(template.New("").Option("missingkey=error").Funcs(template.FuncMap{
 		"name": w.name, "free": w.free, "cell": w.cell, "json": w.json, "line": w.line, "sentence": w.sentence, "when": when, "num": number, "ms": millis[int64], "took": millis[float64], "href": href, "parts": parts, "hourly": hourly, "attempts": attempts,
@@ -59,13 +59,13 @@ func parseTemplates(pages map[string]page, w words) map[string]*template.Templat
 	return all
 }
 
-// parts are the two parts of a scope queue:NAME or kind:NAME. The scope all has no second part.
+// parts returns the two parts of a scope such as queue:NAME or kind:NAME. For the scope "all" the second part is empty.
 func parts(scope drover.Scope) [2]string {
 	what, name, _ := strings.Cut(string(scope), ":")
 	return [2]string{what, name}
 }
 
-// attempts shows how many attempts of a job have begun, and how many it may have.
+// attempts shows how many attempts of a job have begun, and its MaxAttempts.
 func attempts(n, most int) string {
 	if most == drover.Unlimited {
 		return number(n) + ", no limit"
@@ -73,7 +73,7 @@ func attempts(n, most int) string {
 	return number(n) + " of " + number(most)
 }
 
-// href is a relative address with a query of pairs.
+// href is a relative address. Its query has the given pairs of keys and values.
 func href(page string, pairs ...any) string {
 	values := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {

@@ -1,11 +1,10 @@
-// Package ui shows drover's queues, jobs and failures on web pages. It needs the standard library and
-// drover, nothing else: the pages are made on the server, their few assets are in the binary, and
-// everything works without JavaScript.
+// Package ui shows drover's queues, jobs and failures on web pages. It imports only the standard library and drover.
+// The server makes the pages, their few assets are in the binary, and everything works without JavaScript.
 //
 //	mux.Handle("/drover/", http.StripPrefix("/drover", ui.Handler(client, ui.Options{})))
 //
-// The pages show args and error texts, and Handler asks nobody for a password: put your
-// authentication around it. docs/ui.md has recipes.
+// The pages show args and error texts, and Handler asks nobody for a password. So put your authentication around it.
+// docs/ui.md has recipes.
 package ui
 
 import (
@@ -19,20 +18,19 @@ import (
 // Options are the settings of Handler. The zero value shows all that the client can read, and changes
 // nothing.
 type Options struct {
-	// Redact removes secrets from what the pages show: args, metadata, error texts, traces, and texts
-	// that quote them. It gets each text whole, must not keep it, and may be called by many requests at
-	// the same time. If it panics, the whole text is replaced. Zero means that texts are shown as they are
-	// stored; error texts and traces are stored as drover.Config.Redact left them.
+	// Redact removes secrets from what the pages show: args, metadata, error texts, traces, and texts that quote them. It
+	// gets each text whole, must not keep it, and may be called by many requests at the same time. If Redact panics, the
+	// handler replaces the whole text. Nil means that the pages show the texts as they are stored. Error texts and traces
+	// are stored after drover.Config.Redact has changed them.
 	Redact func(string) string
 
-	// Authorize lets people change things. The handler calls it for each form that is sent. When a page is
-	// read, the handler calls it once for each action that the page has a form for. Authorize returns the
-	// person's name, and whether the person may take the action. drover keeps the name with the reason
-	// (drover.Audit.By, up to 128 bytes). If ok is false, or the name is empty, the page lacks the form, and
-	// the handler refuses the form if it is sent.
-	// Authorize gets the request as Handler does, with the values that your middleware has put into its
-	// context, and may be called by many requests at the same time. Nil means that nobody can change
-	// anything.
+	// Authorize lets people change things. The handler calls it for each form that it receives. When a person opens a
+	// page, the handler calls it once for each action for which the page has a form. Authorize returns the person's name,
+	// and whether the person may take the action. drover keeps the name with the reason (drover.Audit.By, up to 128
+	// bytes). If ok is false, or the name is empty, the page lacks the form, and the handler refuses the form if somebody
+	// sends it.
+	// Authorize gets the same request as Handler, with the values that your middleware has put into the context. Many
+	// requests may call it at the same time. Nil means that nobody can change anything.
 	Authorize func(r *http.Request, action Action) (actor string, ok bool)
 
 	// Logger receives what went wrong while a page was made. Nil means slog.Default().
@@ -42,17 +40,16 @@ type Options struct {
 // requestTime bounds the work for one request.
 const requestTime = 15 * time.Second
 
-// Handler serves the pages. All links are relative, so it can be mounted under any prefix, if the prefix
-// is stripped from the path (by http.StripPrefix, chi or nginx). It answers GET and HEAD, which change
-// nothing, and with Options.Authorize also POST. Under api/ it serves the same as JSON;
-// api/openapi.json describes it. It refuses forms of other sites with http.CrossOriginProtection, and
-// forms of more than 16 KiB.
+// Handler serves the pages. All links are relative. So you can mount the handler under any prefix, if http.StripPrefix,
+// chi or nginx strips the prefix from the path. The handler answers GET and HEAD, which change nothing, and with
+// Options.Authorize also POST. Under api/ it serves the same data as JSON, and api/openapi.json describes these
+// addresses. It refuses forms of other sites with http.CrossOriginProtection, and forms of more than 16 KiB.
 //
 // A request may take 15 s. An error is a page with one sentence and the right status: 400 for a filter that cannot be
 // read, 404 for a page or subject that does not exist, 503 for a database that cannot be reached, is read-only or has
-// another schema, 504 after the 15 s. A form may also get 403 if it is not allowed, 409 if somebody else was faster,
-// and 413 if it is too large. Handler is safe for concurrent use, and holds at most one connection of the client's pool
-// for each request.
+// another version of the schema, 504 after the 15 s. A form may also get 403 if the person may not take the action, 409
+// if somebody else was faster, and 413 if the form is too large. Handler is safe for concurrent use, and holds at most
+// one connection of the client's pool for each request.
 func Handler(client *drover.Client, opts Options) http.Handler {
 	return handler(client, opts, patience)
 }

@@ -12,31 +12,33 @@ import (
 	"unicode/utf8"
 )
 
-// words turns stored texts into texts that may be shown.
+// words turns stored texts into texts that the pages may show.
 type words struct {
 	redact func(string) string
 }
 
 const (
-	cellLength = 160   // characters of a text in a table
-	textLength = 2_000 // characters of a text on a page of its own, before "see all"
+	cellLength = 160   // how many characters a text in a table has at most
+	textLength = 2_000 // how many characters a text on a job's page has at most; the link "see all" shows the whole text
 )
 
-// name shows a name: of a queue, a kind, a tag. It is not redacted, because it is a link's target as well.
+// name shows a name, for example of a queue, a kind or a tag. It does not redact the name, because links contain it as
+// well.
 func (words) name(text any) string { return cut(visible(fmt.Sprint(text)), 2*cellLength) }
 
-// free shows a text that may quote anything.
+// free shows a text that may contain a secret.
 func (w words) free(text any) string { return visible(w.clean(fmt.Sprint(text))) }
 
-// cell is like free, but cuts the text for a table.
+// cell does the same as free, and cuts the text for a table.
 func (w words) cell(text any) string {
 	return cut(strings.Join(strings.Fields(w.free(text)), " "), cellLength)
 }
 
-// longestLine is how many bytes of args a list shows. Redact reads them as a whole, for each job of the list.
+// longestLine is how many bytes args may have to be shown in a list. It has to be small, because Redact reads the whole
+// args of each job in the list.
 const longestLine = 8 << 10
 
-// line shows args in a list. Args without a field show nothing, and long ones only their size.
+// line shows args in a list. For args without a field it shows nothing, and for long args only their size.
 func (w words) line(args json.RawMessage) string {
 	switch {
 	case len(args) > longestLine:
@@ -67,7 +69,7 @@ func (w words) sentence(text string) (pieces []piece) {
 	return append(pieces, piece{Text: text[from:]})
 }
 
-// json shows a value as JSON: its texts are redacted before they are encoded.
+// json shows a value as JSON. It redacts the texts of the value before it encodes them.
 func (w words) json(v any) (string, error) {
 	raw, err := json.Marshal(w.shown(v))
 	return visible(string(raw)), err
@@ -86,14 +88,14 @@ func (w words) clean(text string) (cleaned string) {
 	return w.redact(text)
 }
 
-// longText is a text that may be cut.
+// longText is a text that may have been cut.
 type longText struct {
 	Text string
-	All  string // address of all of it; "" if Text is all
-	Size string // of all of it
+	All  string // address of the whole text; "" if Text is the whole text
+	Size string // how large the whole text is
 }
 
-// long cuts a text after it was redacted, so that no cut hides a secret from Redact.
+// long redacts a text and then cuts it. In the other order, Redact might not recognise a secret that was cut.
 func (w words) long(text, all string) longText {
 	shown := w.free(text)
 	if utf8.RuneCountInString(shown) <= textLength {
@@ -118,7 +120,7 @@ func cut(text string, n int) string {
 }
 
 // visible escapes characters that show nothing, or that move the text around them, such as bidi marks, NUL and
-// zero-width characters. In a JSON text the escapes mean the same characters.
+// zero-width characters. In a JSON text these escapes stand for the same characters.
 func visible(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -175,7 +177,7 @@ func when(now time.Time, t any) *moment {
 	return &moment{at.Format("2006-01-02T15:04:05.000Z"), at.Format("2006-01-02 15:04:05.000 UTC"), relative(at, now)}
 }
 
-// relative is how far away a time is: "3 min ago", "in 5 s".
+// relative is how far a time is from now: "3 min ago", "in 5 s".
 func relative(t, now time.Time) string {
 	switch d := t.Sub(now); {
 	case d > 200*365*24*time.Hour:
@@ -189,7 +191,7 @@ func relative(t, now time.Time) string {
 	}
 }
 
-// span rounds a duration to what a person reads at a glance.
+// span rounds a duration to a whole number of one unit, so that a person can read it easily.
 func span(d time.Duration) string {
 	const day = 24 * time.Hour
 	switch {
@@ -205,13 +207,13 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%d days", d/day)
 }
 
-// millis is span for milliseconds from the database, which may be any number.
+// millis does the same as span for a number of milliseconds from the database, which may be any number.
 func millis[N int64 | float64](ms N) string {
 	const most = 290 * 365 * 24 * 3600 * 1000
 	return span(time.Duration(min(max(float64(ms), 0), most) * float64(time.Millisecond)))
 }
 
-// size is a number of bytes.
+// size formats a number of bytes.
 func size(n int) string {
 	switch {
 	case n < 10<<10:

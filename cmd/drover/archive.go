@@ -110,7 +110,7 @@ A job stays if the database refuses to delete it. The command lists such jobs, a
 	})
 }
 
-// archiveVerb adds the filter's flags and the command's own flags to a command.
+// archiveVerb completes a command of drover archive: it adds the flags of the filter and the command's own flags.
 func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command), do func(*cobra.Command, *filterFlags) error) *cobra.Command {
 	flags := addFilterFlags(cmd)
 	if own != nil {
@@ -134,7 +134,7 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 	return cmd
 }
 
-// move moves jobs between the tables and prints their number.
+// move moves jobs between the tables jobs and jobs_archive, and prints their number.
 func (a *app) move(ctx context.Context, done string, do func(context.Context, *session) (drover.ArchiveResult, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {

@@ -14,7 +14,8 @@ type auditFlags struct {
 	audit drover.Audit
 }
 
-// addAuditFlags gives a command --by and --why. The help text quotes kept, the place where drover keeps both.
+// addAuditFlags gives a command the flags --by and --why. The parameter kept is the part of their help text that names
+// the place where drover keeps their values.
 func addAuditFlags(cmd *cobra.Command, kept string) *auditFlags {
 	p := &auditFlags{}
 	cmd.Flags().StringVar(&p.audit.By, "by", "", "your `name`, "+kept+" (default: your user name)")
@@ -37,5 +38,5 @@ func (p *auditFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// auditNames are the library's names of the flags, each before its flag, as strings.NewReplacer takes them.
+// auditNames are pairs for strings.NewReplacer: the library's name of each flag, and then the flag.
 func auditNames() []string { return []string{"By:", "--by:", "Why:", "--why:"} }

@@ -107,8 +107,8 @@ func (a *app) bench(ctx context.Context, o bench.Options) (err error) {
 	return errors.Join(err, a.printBench(report, source))
 }
 
-// benchDatabase returns the database of the command line. If there is none, it finds or starts a server, and end stops
-// that server.
+// benchDatabase returns the database that the command line names. If it names none, benchDatabase starts a server, and
+// the result end stops that server.
 func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source string, end func() error, err error) {
 	if a.databaseURL() != "" {
 		config, err := a.poolConfig()
@@ -124,8 +124,9 @@ func (a *app) benchDatabase(ctx context.Context) (config *pgxpool.Config, source
 	return config, server.Source(), server.Close, nil
 }
 
-// startPostgres starts a server that counts statements with pg_stat_statements. If that fails, because the extension is
-// not installed, it starts a server without it. The settings keep checkpoints by time and by size out of a measurement.
+// startPostgres starts a server that counts statements with pg_stat_statements. If that fails because the extension is
+// not installed, it starts a server without the extension. The settings make sure that no checkpoint runs during a
+// measurement.
 func (a *app) startPostgres(ctx context.Context) (*pgdev.Server, error) {
 	options := pgdev.Options{
 		Ways:     []pgdev.Way{pgdev.Local, pgdev.Docker, pgdev.Download},
@@ -140,7 +141,7 @@ func (a *app) startPostgres(ctx context.Context) (*pgdev.Server, error) {
 	return pgdev.Start(ctx, options)
 }
 
-// printBench prints each measured value with a name for people and with its JSON key.
+// printBench prints each measured value with its name in words and with its JSON key.
 func (a *app) printBench(r *bench.Report, source string) error {
 	rows := [][]string{{"MEASURED", "", "JSON KEY"}}
 	number := func(name string, v *float64, unit, key string) {

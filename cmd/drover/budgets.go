@@ -28,8 +28,8 @@ type budgetInfo struct {
 	Retries  int       `json:"retries"`
 	PerMS    int64     `json:"per_ms"`
 	Burst    int       `json:"burst"`
-	Mode     string    `json:"mode"`     // of a retry over the budget: defer or discard
-	Reserved int       `json:"reserved"` // retries due in the window that begins now
+	Mode     string    `json:"mode"`     // defer or discard: whether a retry over the budget waits or ends its job
+	Reserved int       `json:"reserved"` // how many retries are due in the window that begins now
 	Free     int       `json:"free"`
 	NextFree time.Time `json:"next_free"`
 }

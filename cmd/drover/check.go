@@ -19,7 +19,8 @@ const (
 	exitUnknown = 3
 )
 
-// foundError is the exit code of a check and the number of thresholds reached.
+// foundError is the error of a check that has found something. It has the exit code, and how many thresholds were
+// reached.
 type foundError struct {
 	code int
 	n    int
@@ -29,7 +30,7 @@ func (e *foundError) Error() string { return plural(int64(e.n), "threshold") + "
 
 // thresholds are the smallest values that check reports. A zero field is ignored.
 type thresholds struct {
-	queue                                string // only this queue; "" means all queues together
+	queue                                string // check looks only at this queue; "" means all queues together
 	discarded, newDiscarded, quarantined int
 	within                               time.Duration // how far back newDiscarded looks
 	oldest                               time.Duration
@@ -39,8 +40,8 @@ type thresholds struct {
 type alert struct {
 	Name      string       `json:"name"` // discarded, new_discarded, quarantined, oldest, clock
 	Level     drover.Level `json:"level"`
-	Value     float64      `json:"value"`     // jobs, or seconds
-	Threshold float64      `json:"threshold"` // in the same unit
+	Value     float64      `json:"value"`     // a number of jobs or of seconds
+	Threshold float64      `json:"threshold"` // in the unit of Value
 }
 
 func newCheckCommand(a *app) *cobra.Command {
@@ -129,7 +130,7 @@ func (a *app) check(ctx context.Context, t thresholds) error {
 		if err := a.printJSON(struct {
 			Level  drover.Level       `json:"level"`
 			Alerts []alert            `json:"alerts"`
-			Pauses []drover.PauseInfo `json:"pauses"` // jobs that are late because of a pause cause no alert
+			Pauses []drover.PauseInfo `json:"pauses"` // jobs that wait because of these pauses cause no alert
 		}{level, alerts, pauses}); err != nil {
 			return err
 		}
@@ -197,8 +198,8 @@ func (s *session) alerts(ctx context.Context, t thresholds) ([]alert, error) {
 	return reached, nil
 }
 
-// oldest returns how long the oldest due job of a queue has waited to be claimed. An empty queue means all queues. It
-// returns 0 if no job is due. Paused jobs do not count.
+// oldest returns how long ago the oldest due job of a queue became due. An empty queue means all queues. If no job is
+// due, oldest returns 0. Paused jobs do not count.
 func (s *session) oldest(ctx context.Context, queue string) (age time.Duration, err error) {
 	snapshot, err := s.client.Snapshot(ctx)
 	if err != nil {
@@ -239,8 +240,8 @@ func (s *session) clockWentBack(ctx context.Context, queue string) (time.Duratio
 	return seconds(by), nil
 }
 
-// A queue exists while a job is in it or a supervisor serves it. The statement reads all jobs only if there is no such
-// queue.
+// sqlKnownQueue reports whether a queue exists: a supervisor serves it, or a job is in it. The statement reads all jobs
+// only if the queue does not exist.
 const sqlKnownQueue = `select exists (select from drover_supervisors where $1 = any(queues)) or exists (select from jobs where queue = $1)`
 
 func (s *session) knownQueue(ctx context.Context, queue string) error {

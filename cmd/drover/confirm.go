@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// confirmed asks, and reports whether the answer is yes.
+// confirmed asks the user a question, and reports whether the answer is yes.
 func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 	fmt.Fprint(a.stderr, question+" Type yes to go on: ")
 	answer := make(chan string, 1)
-	go func() { // Ctrl-C leaves this goroutine behind: nothing can interrupt a read from a terminal
+	go func() { // after Ctrl-C this goroutine goes on, because nothing can interrupt a read from a terminal
 		line, _ := bufio.NewReader(a.stdin).ReadString('\n')
 		answer <- line
 	}()
@@ -20,14 +20,15 @@ func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 		fmt.Fprintln(a.stderr)
 		return false, ctx.Err()
 	case line := <-answer:
-		if !strings.HasSuffix(line, "\n") { // Ctrl-D ends the answer, but not the line
+		if !strings.HasSuffix(line, "\n") { // Ctrl-D ends the answer without ending the line
 			fmt.Fprintln(a.stderr)
 		}
 		return strings.TrimSpace(line) == "yes", nil
 	}
 }
 
-// confirm asks. Every answer except yes becomes an error that names the change that was not made.
+// confirm asks the user a question. If the answer is not yes, it returns an error with the text otherwise, which says
+// what was not done.
 func (a *app) confirm(ctx context.Context, question, otherwise string) error {
 	yes, err := a.confirmed(ctx, question)
 	if err == nil && !yes {

@@ -79,7 +79,7 @@ never one that refuses for good.`,
 	return cmd
 }
 
-// demoProgram returns a hidden command that the demo starts as a process.
+// demoProgram returns a hidden command for one of the processes that the demo starts.
 func demoProgram(a *app, name demo.Program, run demo.Main) *cobra.Command {
 	return &cobra.Command{
 		Use:    string(name),
@@ -110,7 +110,8 @@ func (a *app) demo(cmd *cobra.Command, o demo.Options) error {
 	return printed
 }
 
-// deliveries reads the file, or the built-in file if the name is empty. Broken lines are an error, unless skipBad is set.
+// deliveries reads the file with that name, or the built-in file if the name is empty. If a line cannot be parsed, it
+// returns an error, or skips the line if skipBad is true.
 func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	var in io.Reader = bytes.NewReader(testdata.Webhooks)
 	name := "the built-in file"
@@ -137,7 +138,8 @@ func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 	return good, nil
 }
 
-// maxLineErrors is how many broken lines the command lists. In a file of another format, all lines are broken.
+// maxLineErrors is how many broken lines the command lists. The list needs a bound, because in a file of another format
+// all lines are broken.
 const maxLineErrors = 20
 
 func lineErrors(broken []*demo.LineError) string {

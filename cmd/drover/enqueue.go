@@ -23,7 +23,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// enqueueFlags are the flags of drover enqueue. Some are kept as text, which item parses.
+// enqueueFlags are the flags of drover enqueue. The method item parses the flags that are texts here.
 type enqueueFlags struct {
 	job                            jobdoc.Job
 	args, retry, metadata, unique  string
@@ -31,7 +31,7 @@ type enqueueFlags struct {
 	lines                          string
 }
 
-const enqueueBatch = 1000 // lines in a transaction
+const enqueueBatch = 1000 // how many lines are enqueued in one transaction
 
 func newEnqueueCommand(a *app) *cobra.Command {
 	f := &enqueueFlags{}
@@ -94,8 +94,8 @@ times in RFC 3339. A job is not stored if its id exists already. So you can repe
 	return cmd
 }
 
-// check refuses flags that would be ignored. It also refuses empty flags, because an unset shell variable must not mean the
-// default.
+// check refuses flags that the command would ignore, such as the flags of one job together with --lines. It also
+// refuses empty flags, because an unset shell variable must not mean the default.
 func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
 	for _, name := range []string{
 		"lines", "args", "id", "queue", "priority", "delay", "scheduled-at", "max-attempts", "retry", "timeout", "expires-at", "retry-until", "tag", "metadata", "key", "unique",
@@ -117,7 +117,7 @@ func (f *enqueueFlags) check(cmd *cobra.Command, words []string) error {
 	return nil
 }
 
-// item parses the flags.
+// item parses the flags, and returns the job to enqueue.
 func (f *enqueueFlags) item(a *app, kind string) (item drover.EnqueueItem, err error) {
 	f.job.Kind = kind
 	if f.args != "" {
@@ -154,7 +154,8 @@ func (f *enqueueFlags) item(a *app, kind string) (item drover.EnqueueItem, err e
 	return item, enqueueNames(err)
 }
 
-// readJSON reads the value of a flag: JSON, or @ and the name of a file, or @- for standard input.
+// readJSON reads the value of a flag. The value is JSON, or @ and the name of a file with JSON, or @- for standard
+// input.
 func (a *app) readJSON(flag, text string) (json.RawMessage, error) {
 	doc := []byte(text)
 	if name, file := strings.CutPrefix(text, "@"); file {
@@ -181,7 +182,7 @@ func (a *app) input(name string) (io.ReadCloser, error) {
 	return os.Open(name)
 }
 
-// enqueued is the result of one job with --json.
+// enqueued is the output for one enqueued job with --json.
 type enqueued struct {
 	ID        string `json:"id"`
 	Existing  bool   `json:"existing,omitempty"` // the job was stored before
@@ -206,8 +207,8 @@ func (a *app) printEnqueued(r drover.Receipt) error {
 	return err
 }
 
-// enqueueOne chooses the id itself. So after an error that leaves open whether the job was stored, it can print how to
-// repeat the command without storing the job twice.
+// enqueueOne enqueues one job. It chooses the job's id itself. After some errors nobody knows whether the job was
+// stored. Then enqueueOne prints a command with this id, which the user can repeat without storing the job twice.
 func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -237,7 +238,7 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 	lines := bufio.NewReader(in)
 	for first, done := 1, false; !done; first += enqueueBatch {
 		var items []drover.EnqueueItem
-		var at []int // the line numbers of items
+		var at []int // at[i] is the line number of items[i]
 		for n := first; n < first+enqueueBatch && !done; n++ {
 			line, err := lines.ReadBytes('\n')
 			if done = errors.Is(err, io.EOF); err != nil && !done {
@@ -275,7 +276,7 @@ func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
 	return nil
 }
 
-// storedBefore names the lines that were stored before the failed batch.
+// storedBefore returns which lines were stored before the failed batch, as a part of an error text.
 func storedBefore(first int) string {
 	if first == 1 {
 		return "; no line is stored"
@@ -283,7 +284,8 @@ func storedBefore(first int) string {
 	return fmt.Sprintf("; lines 1 to %d are stored", first-1)
 }
 
-// goOnFrom is the advice after a wrong line: the batch of the line is not stored.
+// goOnFrom is the advice after a wrong line: from which line to repeat the command. Nothing of the wrong line's batch
+// is stored.
 func goOnFrom(first int) string {
 	if first == 1 {
 		return storedBefore(first)
@@ -343,7 +345,7 @@ func jsonFault(err error) error {
 	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 }
 
-// enqueueNames replaces the library's name of a refused field by its flag.
+// enqueueNames replaces the library's name of a refused field by the name of its flag.
 func enqueueNames(err error) error {
 	if !errors.Is(err, drover.ErrInvalid) {
 		return err
@@ -356,7 +358,7 @@ func enqueueNames(err error) error {
 	).Replace(err.Error()))
 }
 
-// lineFields replaces the library's name of a refused field by its key in the line.
+// lineFields replaces the library's name of a refused field by the field's key in the JSON of a line.
 func lineFields(refusal string) string {
 	return strings.NewReplacer(
 		"Queue:", "queue:", "Priority:", "priority:", "ScheduledAt:", "scheduled_at:", "Delay:", "delay:", "MaxAttempts:", "max_attempts:", "Timeout:", "timeout:",
@@ -366,7 +368,7 @@ func lineFields(refusal string) string {
 	).Replace(refusal)
 }
 
-// lineNames replaces the index of a refused job by its line number.
+// lineNames replaces the index of a refused job in an error text by its line number.
 func lineNames(err error, at []int) string {
 	return lineFields(regexp.MustCompile(`items\[(\d+)\]\.?`).ReplaceAllStringFunc(err.Error(), func(found string) string {
 		n, _ := strconv.Atoi(strings.Trim(found, "items[]."))

@@ -29,7 +29,8 @@ To see everything that is stored of a job, use drover jobs show.`,
 
 func (a *app) explain(ctx context.Context, word string) error {
 	id := jobID(word)
-	// SQL takes any text of 26 characters as a whole id. For a ULID, the beginning is enough.
+	// A text of 26 characters is a whole id, because an id in the table may be any text of this length. A shorter text has
+	// to be the beginning of a ULID.
 	if len(id) != ulid.EncodedSize && (len(id) < 4 || len(id) > ulid.EncodedSize || strings.Trim(id, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") != "") {
 		return usagef("%q is not a job id: an id has 26 characters, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV; at least the first 4 are needed", shorten(word, 40))
 	}
@@ -57,8 +58,8 @@ const sqlNear = `
 select array(select id from jobs where id >= $1 order by id limit $2), array(select id from jobs where id < $1 order by id desc limit 2),
 	exists (select from jobs_archive where id = $1)`
 
-// wholeID finds the job whose id begins with start. If there is no such job, the error names the nearest ids. If there are
-// several, it names them.
+// wholeID finds the job whose id begins with start. If there is no such job, the error names the nearest ids. If there
+// are several such jobs, the error names their ids.
 func (s *session) wholeID(ctx context.Context, start string) (string, error) {
 	const most = 10
 	var after, before []string

@@ -224,15 +224,15 @@ func newFailuresPolicyCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changed is the result of one failure group with --json.
+// changed is the output for one changed failure group with --json.
 type changed struct {
 	Fingerprint string `json:"fingerprint"`
 	Result      string `json:"result,omitempty"`
 	Error       string `json:"error,omitempty"`
 }
 
-// eachFailure changes each group and prints the results. It goes on after a group that is unknown or refused, and returns
-// an error at the end.
+// eachFailure changes each group and prints the results. If a group is unknown or its change is refused, it goes on
+// with the next group, and returns an error at the end.
 func (a *app) eachFailure(ctx context.Context, prints []string, result string, do func(context.Context, *session, string) error) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {

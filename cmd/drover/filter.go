@@ -27,8 +27,8 @@ type filterFlags struct {
 	createdAfter, createdBefore, finalizedAfter, finalizedBefore moment
 }
 
-// addFilterFlags gives a command the flags that pick jobs. They are persistent flags only to make usageTemplate show them
-// in a group of their own: the command has no subcommands.
+// addFilterFlags gives a command the flags that pick jobs. The command has no subcommands. The flags are persistent
+// only so that usageTemplate can show them in a group of their own.
 func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	p := &filterFlags{}
 	f := cmd.PersistentFlags()
@@ -63,8 +63,8 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	return p
 }
 
-// once is the value of a flag that takes one value. A second value is an error. If it replaced the first value, the command
-// would act on other jobs than the user meant.
+// once is the value of a flag that takes one value. A second value is an error, because if it replaced the first value,
+// the command would act on other jobs than the user meant.
 type once struct {
 	flagValue
 	given bool
@@ -86,8 +86,8 @@ func (o *once) Set(text string) error {
 	return o.flagValue.Set(text)
 }
 
-// check refuses values that no job can have, and adds the ids that were given without a flag. It also refuses empty values,
-// because an unset shell variable must not make the filter match more jobs.
+// check refuses values that no job can have. It adds the ids that were given without a flag to the filter. It also
+// refuses empty values, because an unset shell variable must not make the filter match more jobs.
 func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 	for _, name := range filterFlagNames() {
 		values := []string{cmd.Flags().Lookup(name).Value.String()}
@@ -170,7 +170,8 @@ func givenFilter(cmd *cobra.Command) bool {
 	})
 }
 
-// at returns the filter. Now is the server's clock: ages are counted back from it.
+// at returns the filter. The parameter now is the time of the server's clock. A flag with an age means that long before
+// now.
 func (p *filterFlags) at(now time.Time) drover.Filter {
 	f := p.filter
 	f.CreatedAfter, f.CreatedBefore = p.createdAfter.before(now), p.createdBefore.before(now)
@@ -178,7 +179,7 @@ func (p *filterFlags) at(now time.Time) drover.Filter {
 	return f
 }
 
-// filterNames are the library's names of the filter's fields, each before its flag.
+// filterNames are pairs for strings.NewReplacer: the library's name of each field of the filter, and then its flag.
 func filterNames() []string {
 	return []string{
 		"Filter.Queue:", "--queue:", "Filter.Kind:", "--kind:", "Filter.Key:", "--key:", "Filter.Priority:", "--priority:", "Filter.State:", "--state:", "Filter.Reason:", "--reason:", "Filter.Class:", "--class:",
@@ -192,7 +193,7 @@ func filterNames() []string {
 type moment struct {
 	text     string
 	absolute bool
-	time     time.Time // set if absolute
+	time     time.Time // set if absolute is true
 	ago      time.Duration
 }
 
@@ -221,8 +222,9 @@ func (m *moment) String() string { return m.text }
 // Type is the name of the value in the help.
 func (m *moment) Type() string { return "time" }
 
-// before returns the time, or zero if the flag was not given. If the user gave the zero time itself, before returns a time
-// one microsecond later, because zero in a filter means "not given". No job is as old as either of them.
+// before returns the time, or zero if the flag was not given. If the user gave the zero time itself, before returns a
+// time one microsecond later, because zero in a filter means "not given". No job is so old that this makes a
+// difference.
 func (m *moment) before(now time.Time) time.Time {
 	switch {
 	case m.text == "":

@@ -95,7 +95,7 @@ func (a *app) printHealth(s *session, h *health.Report) error {
 			oldest = span(max(0, h.At.Sub(*q.OldestDue)))
 		}
 		due := fmt.Sprint(q.Due)
-		if q.Due >= 1000 { // the server counts up to 1,000 due jobs in a lane
+		if q.Due >= 1000 { // drover counts at most 1,000 due jobs in a lane, so the number may be larger
 			due += "+"
 		}
 		queues = append(queues, []string{q.Queue, due, oldest, fmt.Sprint(q.Supervisors)})

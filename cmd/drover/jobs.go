@@ -65,7 +65,8 @@ last page has none.`,
 	return cmd
 }
 
-// place returns the place of --after. An id becomes upper case, because a copied id may be in small letters.
+// place returns the value of --after for the library. It turns an id into upper case, because a copied id may be in
+// small letters.
 func place(after string) string {
 	if id := jobID(after); len(id) == ulid.EncodedSize {
 		return id
@@ -98,10 +99,10 @@ func flagNames(err error) error {
 	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
 }
 
-// complete makes the shell offer words as values of a flag.
+// complete makes the shell offer these words as values of the flag.
 func complete(cmd *cobra.Command, flag string, words ...string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the command has no such flag: a mistake in this program
+		panic(err) // only if the command has no such flag, which is a mistake in this program
 	}
 }
 
@@ -138,7 +139,7 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 	return table(a.stdout, rows)
 }
 
-// lastError is the last column of a list: the job's newest error, and the parts of the job that cannot be read.
+// lastError is the last column of a list of jobs: the job's newest error, and which parts of the job cannot be read.
 func lastError(j *drover.JobInfo) string {
 	switch text := j.LastError(); {
 	case j.Unreadable == "":
@@ -249,14 +250,14 @@ func (s *session) setAside(ctx context.Context, id string) ([]health.AsideJob, e
 	return list, nil
 }
 
-// waiting describes what a job waits for besides its due time. release is the command that ends the wait, or "", and of
-// is the command's argument.
+// waiting describes what a job waits for besides its due time. The field release is the command that ends the wait, or
+// "". The field of is the argument of that command.
 type waiting struct {
 	rows        [][]string
 	release, of string
 }
 
-// Reads one row by the primary key.
+// sqlWaits reads one row by the primary key.
 const sqlWaits = `
 select lane, parked_build, coalesce(case when paced_at is not null then redrive_id end, ''), coalesce(pace_key, ''), coalesce(fingerprint, '')
 from jobs where id = $1`
@@ -269,7 +270,7 @@ func (s *session) waits(ctx context.Context, j *drover.JobInfo) (w waiting, err 
 	var build *string
 	var redrive, key, print string
 	err = s.pool.QueryRow(ctx, sqlWaits, j.ID).Scan(&lane, &build, &redrive, &key, &print)
-	if errors.Is(err, pgx.ErrNoRows) { // the job was deleted meanwhile
+	if errors.Is(err, pgx.ErrNoRows) { // somebody has deleted the job meanwhile
 		return w, nil
 	}
 	if err != nil {
@@ -296,7 +297,7 @@ func (s *session) waits(ctx context.Context, j *drover.JobInfo) (w waiting, err 
 	return w, nil
 }
 
-// attempts is how many attempts of a job have begun, and how many it may have.
+// attempts returns how many attempts of a job have begun, and its MaxAttempts, with the text of between them.
 func attempts(of string, j *drover.JobInfo) string {
 	if j.MaxAttempts == drover.Unlimited {
 		return fmt.Sprintf("%d%sno limit", j.Attempt, of)
@@ -304,7 +305,7 @@ func attempts(of string, j *drover.JobInfo) string {
 	return fmt.Sprintf("%d%s%d", j.Attempt, of, j.MaxAttempts)
 }
 
-// describe returns the fields of a job, a row each. It leaves out empty fields.
+// describe returns one row for each field of a job. It leaves out empty fields.
 func describe(j *drover.JobInfo, now time.Time) [][]string {
 	rows := [][]string{
 		{"id", j.ID},
@@ -408,7 +409,7 @@ func heading(e *drover.RunError) string {
 	if e.Class != drover.ClassOperator {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
-	if e.Class != drover.ClassOperator && e.Class != drover.ClassCrash { // the duration of a run is unknown if its process died
+	if e.Class != drover.ClassOperator && e.Class != drover.ClassCrash { // a crash hides how long the run took
 		parts = append(parts, "after "+span(seconds(e.DurationMS/1000)))
 	}
 	if e.DelayMS > 0 {
@@ -439,8 +440,8 @@ func indent(a *app, text string) {
 	}
 }
 
-// psql returns a command line that shows a discarded job. It names the connected server and not the URL, because psql
-// takes no search_path in a URL. It holds no password.
+// psql returns a command line that shows a discarded job. The command line names the server with which the session is
+// connected, and not the URL, because psql takes no search_path in a URL. It contains no password.
 func (s *session) psql(id string) string {
 	c := s.pool.Config().ConnConfig
 	target := fmt.Sprintf("host=%s port=%d dbname=%s user=%s", conninfo(c.Host), c.Port, conninfo(c.Database), conninfo(c.User))
@@ -492,7 +493,7 @@ as it is.`,
 }
 
 func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts, audit drover.Audit) error {
-	moved := false // set by the hook, because the call also succeeds if the job waits already
+	moved := false // the hook sets it, because Redrive also returns no error for a job that is waiting already
 	s, err := a.openToChange(ctx, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
 	if err != nil {
 		return err
@@ -508,22 +509,23 @@ func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.Redriv
 	})
 }
 
-// done is the result of one id.
+// done is the result for one id.
 type done struct {
 	ID     string `json:"id"`
 	Result string `json:"result,omitempty"`
 	Error  string `json:"error,omitempty"`
 }
 
-// doneList is the results of all ids.
+// doneList has the results for all ids.
 type doneList struct {
 	Jobs    []done `json:"jobs"` // every id, in the order given
 	Failed  int    `json:"failed"`
 	Untried int    `json:"untried,omitempty"`
 }
 
-// each calls do for each job and prints the result of each id. It goes on after an id that is unknown or refused, and
-// returns an error at the end. After an error that would hit every other id too, it prints the rest as not tried.
+// each calls do for each job and prints the result of each id. If an id is unknown or its change is refused, it goes on
+// with the next id, and returns an error at the end. After an error that all other ids would get too, it stops, and
+// prints the other ids as not tried.
 func (a *app) each(verb string, ids []string, do func(id string) (string, error)) error {
 	all := doneList{Jobs: []done{}}
 	tell := func(d done) {
@@ -577,7 +579,7 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 // wrongForAll reports whether the library refused a flag before it looked at the job.
 func wrongForAll(err error) bool {
 	var invalid *drover.InvalidError
-	var db *pgconn.PgError // an error of the server: it has looked at the job
+	var db *pgconn.PgError // an error of the server means that it has looked at the job
 	return errors.As(err, &invalid) && !errors.As(err, &db) && slices.Contains([]string{"ArgsPatch", "MaxAttempts", "By", "Why"}, invalid.Field)
 }
 

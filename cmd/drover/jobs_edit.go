@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// editFlags are the flags of drover jobs edit that change something.
+// editFlags are the flags of drover jobs edit that change something of a job.
 type editFlags struct {
 	edit             drover.JobEdit
 	at, retry, patch string
@@ -151,7 +151,7 @@ the same command goes on.`,
 		},
 		check: func(cmd *cobra.Command) error {
 			switch rate := cmd.Flags().Changed("rate"); {
-			case rate && !(plan.Rate >= 0.001 && plan.Rate <= 5000): // zero would be the default, and NaN is no rate
+			case rate && !(plan.Rate >= 0.001 && plan.Rate <= 5000): // the library takes zero for its default; NaN is refused too
 				return usagef("--rate %v is not 0.001 to 5,000 a second", plan.Rate)
 			case rate && !givenFilter(cmd):
 				return usagef("--rate goes with flags that pick jobs; with ids alone, the jobs are due now")

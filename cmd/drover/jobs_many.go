@@ -91,14 +91,14 @@ type manyVerb struct {
 	done string                             // the past participle of the verb, such as cancelled
 	of   func(drover.Filter) []drover.State // the states of the jobs that it changes
 	do   func(client *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error)
-	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // changes one job and returns the result; nil: ids are handled like a filter, with a question
+	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // changes one job and returns the result; nil: the command handles ids like a filter, and asks
 	kept string                                                                                          // where drover keeps --by and --why
 
-	count func(client *drover.Client, ctx context.Context, filter drover.Filter) (int64, error) // counts the jobs that it would change; nil: all jobs of these states
-	check func(cmd *cobra.Command) error                                                        // parses the command's own flags; nil: it has none
+	count func(client *drover.Client, ctx context.Context, filter drover.Filter) (int64, error) // counts the jobs that the command would change; nil: it would change all jobs in the states of
+	check func(cmd *cobra.Command) error                                                        // parses the command's own flags; nil: the command has none
 }
 
-// ended returns a function for manyVerb.one, for a command that ends jobs.
+// ended returns the function manyVerb.one of a command that ends jobs.
 func ended(done string, end func(*drover.Client, context.Context, string, drover.Audit) (drover.State, error)) func(*drover.Client, context.Context, string, drover.Audit) (string, error) {
 	return func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) {
 		was, err := end(client, ctx, id, audit)
@@ -149,8 +149,9 @@ discarded, with --reason, or by their ids.`,
 	})
 }
 
-// newManyCommand gives a command the filter's flags. With ids alone, the command changes one job after the other without a
-// question, if the verb has a function for one job.
+// newManyCommand completes a command that changes jobs: it adds the flags of the filter and the function that runs. If
+// the user gives only ids, and the verb has a function for one job, the command changes one job after the other and
+// does not ask.
 func newManyCommand(a *app, cmd *cobra.Command, v manyVerb) *cobra.Command {
 	cmd.Long += `
 
@@ -262,7 +263,8 @@ func unfinished(drover.Filter) []drover.State {
 	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked}
 }
 
-// deletable are the states of jobs that may be deleted. Dead letters are among them only if the filter names them.
+// deletable are the states of jobs that may be deleted. Dead letters may be deleted only if the filter names their
+// state, a reason or ids.
 func deletable(f drover.Filter) []drover.State {
 	ended := []drover.State{drover.Completed, drover.Cancelled}
 	if f.State == drover.Discarded || f.Reason != "" || len(f.IDs) > 0 {

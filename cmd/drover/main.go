@@ -1,5 +1,5 @@
-// Command drover operates drover's queues. It migrates the database, shows, edits, redrives and cancels jobs, pauses queues
-// and measures the speed.
+// Command drover operates drover's queues. It migrates the database. It shows, edits, redrives and cancels jobs. It
+// also pauses queues, and measures how fast drover is.
 package main
 
 import (
@@ -22,8 +22,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process immediately
 	a := &app{stdin: os.Stdin, interactive: isTerminal(os.Stdin), stdout: os.Stdout, stderr: os.Stderr, moving: isTerminal(os.Stderr), getenv: os.Getenv}
-	// Without this, a closed pipe (as with | head) would end the process in the middle of a change. The signal is caught and
-	// not ignored, because child processes inherit an ignored signal, and the demo starts some.
+	// Without this call, a closed pipe (as with | head) would end the process in the middle of a change. The call catches
+	// the signal and does not ignore it, because child processes inherit an ignored signal, and the demo starts child
+	// processes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	code := a.run(ctx, os.Args[1:])
 	stop()
@@ -35,17 +36,17 @@ type app struct {
 	stdin          io.Reader
 	interactive    bool // stdin is a terminal, so a person can answer a question
 	stdout, stderr io.Writer
-	moving         bool // stderr is a terminal, so a progress line can be rewritten
+	moving         bool // stderr is a terminal, so a command can overwrite its progress line
 	getenv         func(string) string
 
 	url    string // --url; see databaseURL
 	schema string // --schema
 	json   bool   // --json
 
-	sink    *sink // is stdout while a command runs
+	sink    *sink // stands for stdout while a command runs
 	changes bool  // the command changes something
 
-	helpErr error // the user asked for the help of an unknown command
+	helpErr error // set if the user asked for the help of an unknown command
 }
 
 // run executes one command line and returns the exit code: 0, 1 for a failure, 2 for a wrong command line. The command
@@ -61,7 +62,7 @@ func (a *app) run(outer context.Context, args []string) int {
 	if err == nil {
 		err = a.helpErr
 	}
-	// Bench and demo open connections of their own, so connect has not refused a standby for them.
+	// Bench and demo open their own connections, so reach has not refused a standby for them.
 	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "25006" {
 		err = fmt.Errorf("%w: this server is a standby, or read-only: give the URL of the primary", err)
 	}
@@ -97,7 +98,8 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
-// message is the text of an error without the prefixes of the library, safe to print on a terminal.
+// message returns the text of an error without the library's prefix "drover: ", with control characters escaped for a
+// terminal.
 func message(err error) string {
 	lines := strings.Split(masked(strings.ReplaceAll(err.Error(), "drover: ", "")), "\n")
 	for i := range lines {
@@ -109,8 +111,9 @@ func message(err error) string {
 // exampleURL must be the end of a message, because masked hides everything after it.
 const exampleURL = "postgres://user@localhost:5432/app"
 
-// masked hides a database URL in an error. An error quotes the URL if the user gave it in the wrong place, such as -url=URL or
-// without a flag. The end of the password is unknown, so masked hides the rest of the text.
+// masked hides a database URL in an error. An error text quotes the URL if the user gave the URL in the wrong place,
+// for example with -url=URL or without a flag. masked cannot know where the password ends, so it hides the rest of the
+// text.
 func masked(text string) string {
 	return regexp.MustCompile(`(?is)(postgres(ql)?:/|password *=).*`).ReplaceAllStringFunc(text, func(found string) string {
 		if found == exampleURL {

@@ -46,10 +46,10 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// migrations are drover's migrations for the schema of the command line.
+// migrations returns drover's migrations for the schema that the command line names.
 func (a *app) migrations() migrations.Schema { return migrations.Schema(a.drovers()) }
 
-// names puts the schema of the command line in front of drover's names in the SQL of migrate.
+// names returns what puts the schema of the command line in front of drover's names in the SQL of migrate.
 func (a *app) names() *pg.Names { return pg.NewNames(a.drovers()) }
 
 func (a *app) migrateUp(ctx context.Context, create bool) error {
@@ -75,7 +75,7 @@ func (a *app) migrateUp(ctx context.Context, create bool) error {
 	var server *pgconn.PgError
 	renamed := errors.As(err, &server) && server.Code == "3F000"
 	upErr := a.migrations().Up(ctx, pool)
-	after, err := a.migrations().List(ctx, pool) // the migrations before a failed one are applied
+	after, err := a.migrations().List(ctx, pool) // if a migration failed, the migrations before it are applied
 	if err != nil {
 		return errors.Join(upErr, err)
 	}
@@ -109,7 +109,7 @@ func (a *app) createSchema(ctx context.Context) error {
 	return nil
 }
 
-// pending returns the files of the migrations that are not applied.
+// pending returns the names of the migration files that are not applied.
 func pending(list []migrations.Status) []string {
 	files := []string{}
 	for _, m := range list {

@@ -17,19 +17,19 @@ import (
 	"github.com/drover-queue/drover/internal/demo"
 )
 
-// sink is the standard output of every command. Commands need not check its errors, because run checks them at the end.
+// sink is the standard output of every command. Commands do not check its errors, because run checks them at the end.
 type sink struct {
 	app  *app
 	to   io.Writer
 	stop context.CancelFunc // ends the command
 
 	mu  sync.Mutex
-	err error // the first error; after it nothing is written to the output
+	err error // the first error; after it sink writes nothing to the output
 }
 
-// Write writes to the output until that fails. Then a command that changes something prints its report on standard error
-// instead, so that the report is not lost. If the output is a closed pipe (as with | head), a command that only reads ends,
-// and a command that changes something goes on without output.
+// Write writes to the output until a write fails. After that, a command that changes something prints the rest of its
+// report on standard error, so that the report is not lost. If the output is a closed pipe (as with | head), the rest
+// is not printed: a command that only reads ends, and a command that changes something goes on.
 func (s *sink) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +80,8 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// table prints rows of cells in aligned columns. The first row is the heading. It makes the cells printable.
+// table prints rows of cells in aligned columns. The first row is the heading. table escapes control characters in the
+// cells.
 func table(w io.Writer, rows [][]string) error {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -89,7 +90,7 @@ func table(w io.Writer, rows [][]string) error {
 		for i, cell := range row {
 			cells[i] = printable(cell)
 		}
-		fmt.Fprintln(t, strings.Join(cells, "\t")) // an empty last cell needs its tab, because a line without the tab would end the column
+		fmt.Fprintln(t, strings.Join(cells, "\t")) // the tab before an empty last cell has to stay, because tabwriter ends a column at a line without it
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -160,8 +161,8 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/day))
 }
 
-// seconds and millis turn a number from the database into a duration. A number beyond the longest duration becomes 290
-// years.
+// seconds and millis turn a number from the database into a duration. A number that is larger than the longest
+// time.Duration becomes 290 years.
 func seconds(s float64) time.Duration {
 	const most = 290 * 365 * 24 * 3600.0
 	if s != s { // NaN
@@ -175,7 +176,7 @@ func millis(ms int64) time.Duration {
 	return time.Duration(min(max(ms, -most), most)) * time.Millisecond
 }
 
-// instant formats a time with milliseconds, because runs may follow each other fast.
+// instant formats a time in UTC with milliseconds, because several runs may begin within a second.
 func instant(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
 
 // plural formats a number with its noun: "1 job", "3 jobs".

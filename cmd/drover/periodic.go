@@ -142,7 +142,7 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 	return nil
 }
 
-// printTicks lists the next runs, or prints why there are none.
+// printTicks lists the next ticks, or prints why there are none.
 func (a *app) printTicks(ticks []time.Time, state drover.PeriodicState, now time.Time) {
 	if len(ticks) == 0 {
 		why := ""
@@ -270,7 +270,7 @@ schedule with drover periodic pause.`,
 	return cmd
 }
 
-// periodic parses the flags.
+// periodic parses the flags, and returns the schedule to store.
 func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err error) {
 	if set.job.Args, err = a.readJSON("args", set.args); err != nil {
 		return p, err
@@ -279,7 +279,7 @@ func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err er
 		if set.job.Metadata, err = a.readJSON("metadata", set.metadata); err != nil {
 			return p, err
 		}
-		if string(set.job.Metadata) == "null" { // drover enqueue --lines takes null as no metadata; this flag does not
+		if string(set.job.Metadata) == "null" { // in drover enqueue --lines null means no metadata; this flag refuses null
 			return p, usagef("--metadata: is not a JSON object")
 		}
 	}
@@ -325,7 +325,7 @@ func newPeriodicPauseCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// later is a flag that takes a time, or a duration from now.
+// later is a flag that takes a time, or how long from now.
 type later struct{ moment }
 
 // Set parses the flag.
@@ -383,7 +383,7 @@ func newPeriodicRunCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changedPeriodic is the output of a change with --json.
+// changedPeriodic is the output for a changed schedule with --json.
 type changedPeriodic struct {
 	Name   string `json:"name"`
 	Result string `json:"result"`

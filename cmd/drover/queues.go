@@ -138,7 +138,7 @@ func pauseNote(p *drover.PauseInfo, now time.Time) string {
 	return note
 }
 
-// scopeFlags pick the jobs to pause or resume.
+// scopeFlags are the flags that choose which jobs to pause or resume.
 type scopeFlags struct {
 	kind string
 	all  bool
@@ -171,10 +171,10 @@ func (f *scopeFlags) scope(cmd *cobra.Command, names []string) (drover.Scope, er
 	return drover.QueueScope(names[0]), nil
 }
 
-// end is a flag that takes a time, or a duration from now.
+// end is a flag that takes a time, or how long from now.
 type end struct {
 	text string
-	at   time.Time // zero if in is set
+	at   time.Time // zero if the flag has a duration, which is in the field in
 	in   time.Duration
 }
 
@@ -202,7 +202,7 @@ func (e *end) String() string { return e.text }
 // Type is the name of the value in the help.
 func (e *end) Type() string { return "time" }
 
-// after returns the end of a pause that begins now.
+// after returns the time at which a pause ends that begins now.
 func (e *end) after(now time.Time) time.Time {
 	if e.in > 0 {
 		return now.Add(e.in)
@@ -268,7 +268,8 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 			if err != nil {
 				return "", err
 			}
-			// If the name is misspelt, the queue or kind that the user meant stays paused. So the output must show it.
+			// If the user has misspelt the name, the queue or kind that the user meant stays paused. So the output must show
+			// that nothing was resumed.
 			done := "was not paused"
 			if slices.ContainsFunc(before, func(p drover.PauseInfo) bool { return p.Scope == scope }) {
 				done = "resumed"
@@ -279,7 +280,8 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changePause pauses or resumes a scope, then prints the pauses. change returns the result, such as paused.
+// changePause pauses or resumes a scope with the function change, and then prints the pauses. change returns its result
+// as a word, such as "paused".
 func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(context.Context, *session) (string, error)) error {
 	s, err := a.openToChange(ctx)
 	if err != nil {
@@ -311,8 +313,8 @@ func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(c
 	return nil
 }
 
-// afterAWhile prints a note after half a second, unless stop is called before. Stop waits until the note is printed or
-// cancelled.
+// afterAWhile prints a note after half a second, unless the caller calls stop before that. A call of stop waits until
+// the note is printed or cancelled.
 func (a *app) afterAWhile(note string) (stop func()) {
 	stopped, over := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -351,7 +353,8 @@ const (
 	sqlNames = `select array(select 'queue:' || name from queues union select 'kind:' || kind from drover_kinds order by 1)`
 )
 
-// unknownScope returns a warning if no supervisor has ever served the scope, with similar names. Otherwise it returns "".
+// unknownScope returns a warning with similar names if no supervisor has ever served the scope. Otherwise it returns
+// "".
 func (s *session) unknownScope(ctx context.Context, scope drover.Scope) (string, error) {
 	var known bool
 	if err := s.pool.QueryRow(ctx, sqlKnownScope, string(scope)).Scan(&known); err != nil {

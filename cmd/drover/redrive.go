@@ -62,7 +62,7 @@ ends. Ctrl-C ends the watching, and the redrive goes on.`,
 	return cmd
 }
 
-// newFailuresRedriveCommand redrives the dead jobs of one failure group.
+// newFailuresRedriveCommand returns the command that redrives the dead letters of one failure group.
 func newFailuresRedriveCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "redrive FINGERPRINT",
@@ -110,8 +110,8 @@ func addRedriveFlags(cmd *cobra.Command) *redriveFlags {
 	return how
 }
 
-// check refuses an explicit zero or empty value, which would mean the default. An unset shell variable must not remove a
-// limit.
+// check refuses a flag with the value zero or an empty value, because the library would take it for the default. An
+// unset shell variable must not remove a limit.
 func (how *redriveFlags) check(cmd *cobra.Command) error {
 	for _, name := range []string{"rate", "per-key", "limit", "max-attempts"} {
 		if value := cmd.Flags().Lookup(name).Value.String(); cmd.Flags().Changed(name) && (value == "0" || value == "-0") {
@@ -180,11 +180,11 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	return nil
 }
 
-// noneAlive is printed if a redrive cannot go on for now.
+// noneAlive is the note about a redrive that cannot go on for now.
 const noneAlive = "no supervisor is alive: it goes on when one is"
 
-// knownFailure returns an error if there is no such failure group and no job with its fingerprint. A job may be there
-// before its group is stored.
+// knownFailure returns an error if there is no such failure group and no job with its fingerprint. There may be such a
+// job before its group is stored.
 func (s *session) knownFailure(ctx context.Context, print string) error {
 	_, err := s.client.FailureGroup(ctx, print)
 	if !errors.Is(err, drover.ErrNotFound) {
@@ -197,8 +197,8 @@ func (s *session) knownFailure(ctx context.Context, print string) error {
 	return err
 }
 
-// alive reports whether a supervisor is alive, which is needed to carry out redrives. It returns true if the list of
-// supervisors cannot be read.
+// alive reports whether a supervisor is alive. Without a living supervisor, no redrive goes on. If the list of
+// supervisors cannot be read, alive returns true.
 func (s *session) alive(ctx context.Context) bool {
 	list, err := s.supervisors(ctx)
 	return err != nil || slices.ContainsFunc(list, func(one supervisorInfo) bool { return one.State == "alive" })
@@ -229,7 +229,7 @@ func (a *app) tellRedrive(w io.Writer, r *drover.Redrive) {
 	tellSkips(w, r)
 }
 
-// tellSkips prints the jobs that a redrive skipped: their number for each reason, and the first five ids.
+// tellSkips prints which jobs a redrive skipped: for each reason the number of jobs and their first five ids.
 func tellSkips(w io.Writer, r *drover.Redrive) {
 	const most = 5
 	var reasons []string
@@ -280,7 +280,7 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 	if err := table(a.stdout, rows); err != nil {
 		return err
 	}
-	coming := max(0, sum.Jobs-sum.Held-sum.Expired) // a job may be both held and expired
+	coming := max(0, sum.Jobs-sum.Held-sum.Expired) // not negative, even if jobs are both held and expired
 	fmt.Fprintf(a.stdout, "\n%s would come back%s\n", plural(coming, "job"), pace(plan))
 	if sum.Held+sum.Expired > 0 {
 		fmt.Fprintf(a.stdout, "skipped: %d held by another redrive, %d expired\n", sum.Held, sum.Expired)
@@ -291,7 +291,7 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 	return nil
 }
 
-// pace describes a plan's rate, cap and canaries.
+// pace describes a plan's rate, cap by key and canaries.
 func pace(plan drover.RedrivePlan) string {
 	text := fmt.Sprintf(", %g a second and queue", cmp.Or(plan.Rate, 50))
 	if plan.PerKey > 0 {
@@ -335,7 +335,7 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 			list = []drover.Redrive{}
 		}
 		for i := range list {
-			list[i].Skips = nil // up to 1,000 in each redrive; watch --json prints them
+			list[i].Skips = nil // a redrive may have up to 1,000 skips; redrive watch --json prints them
 		}
 		return a.printJSON(list)
 	}
@@ -353,7 +353,7 @@ func (a *app) listRedrives(ctx context.Context, limit int) error {
 	return table(a.stdout, rows)
 }
 
-// filterOf is a short form of a redrive's filter, or the reason why it cannot be shown.
+// filterOf returns a short form of a redrive's filter, or the reason why the filter cannot be read.
 func filterOf(r *drover.Redrive) string {
 	if r.Unreadable != "" {
 		return "(unreadable: " + r.Unreadable + ")"
@@ -491,7 +491,8 @@ const watchInterval = 500 * time.Millisecond
 // watchPatience is how long the watcher tries to restore a lost connection.
 const watchPatience = time.Minute
 
-// watchRedrive shows a moving bar on a terminal. Elsewhere it prints a line after each change.
+// watchRedrive shows the progress of a redrive until the redrive ends. On a terminal it shows a moving bar. Elsewhere
+// it prints a line after each change.
 func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
@@ -562,7 +563,8 @@ func (a *app) leave(ctx context.Context, id string) error {
 	return ctx.Err()
 }
 
-// connectionLost reports whether another try may help: the server did not answer, or it is shutting down.
+// connectionLost reports whether another try may help, because the server did not answer, is overloaded or is shutting
+// down.
 func connectionLost(err error) bool {
 	var db *pgconn.PgError
 	if errors.As(err, &db) {
@@ -571,7 +573,8 @@ func connectionLost(err error) bool {
 	return err != nil && !errors.Is(err, drover.ErrNotFound)
 }
 
-// progress returns one line: a bar, the number of jobs, and the least time that is left.
+// progress returns one line with a bar, the number of jobs, and the time that the redrive needs at least to release the
+// other jobs.
 func progress(r *drover.Redrive) string {
 	const width = 30
 	done := 0.0

@@ -21,7 +21,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// newRootCommand builds a new tree of commands, so that no flag keeps its value from one run to the next.
+// newRootCommand builds a new tree of commands for each run, because the flags of a used tree would keep their values.
 func newRootCommand(a *app) *cobra.Command {
 	root := group(&cobra.Command{
 		Use:   "drover",
@@ -32,7 +32,7 @@ Give the database with --url or in DATABASE_URL. The exit code is 0 if all went 
 command line is wrong. The command check has exit codes of its own.`,
 		Example:       `  drover stats --url ` + exampleURL,
 		Version:       version(),
-		SilenceErrors: true, // run prints them, once
+		SilenceErrors: true, // the method run prints errors, once
 		SilenceUsage:  true,
 	})
 	root.SetIn(a.stdin)
@@ -150,7 +150,7 @@ func group(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// args turns an error of check into a usage error.
+// args returns a check that turns the error of the given check into a usage error.
 func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
@@ -160,7 +160,7 @@ func args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// hideSchema leaves --schema out of the help of a command that refuses the flag.
+// hideSchema leaves the flag --schema out of the help of a command, because that command refuses the flag.
 func hideSchema(cmd *cobra.Command) {
 	cmd.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		cmd.Root().PersistentFlags().Lookup("schema").Hidden = true
@@ -176,8 +176,8 @@ func (a *app) databaseURL() string {
 	return a.getenv("DATABASE_URL")
 }
 
-// drovers returns the schema with drover's tables: --schema, or else DROVER_SCHEMA, or else "". With "" the search_path
-// picks it.
+// drovers returns the schema with drover's tables: --schema, or else DROVER_SCHEMA, or else "". The result "" means
+// that the search_path chooses the schema.
 func (a *app) drovers() string {
 	if a.schema != "" {
 		return a.schema
@@ -185,10 +185,10 @@ func (a *app) drovers() string {
 	return a.getenv("DROVER_SCHEMA")
 }
 
-// connectTimeout bounds the wait for a server that does not answer, if the URL has no connect_timeout.
+// connectTimeout bounds the wait for a server that does not answer. A connect_timeout in the URL replaces it.
 const connectTimeout = 10 * time.Second
 
-// poolConfig returns the configuration for the database of the command line.
+// poolConfig returns the pool's configuration for the database that the command line names.
 func (a *app) poolConfig() (*pgxpool.Config, error) {
 	given := a.databaseURL()
 	if given == "" {
@@ -205,7 +205,7 @@ func (a *app) poolConfig() (*pgxpool.Config, error) {
 	if params["application_name"] == "" {
 		params["application_name"] = "drover"
 	}
-	params["datestyle"] = "ISO" // some exec modes get times as text, and the driver parses only this style
+	params["datestyle"] = "ISO" // in some exec modes the driver gets times as text, and it parses only this style
 	config.MaxConns = 4
 	return config, nil
 }
@@ -232,7 +232,7 @@ func (a *app) connect(ctx context.Context) (*pgxpool.Pool, error) {
 
 const sqlSchemaExists = `select exists (select from pg_namespace where nspname = $1), (` + pg.SQLInstalledIn + `)`
 
-// noSchemaError reports that the schema of --schema or DROVER_SCHEMA does not exist.
+// noSchemaError is the error if the schema that --schema or DROVER_SCHEMA names does not exist.
 type noSchemaError struct {
 	schema, remedy string
 	installed      string // the result of pg.SQLInstalledIn
@@ -249,7 +249,7 @@ func (e *noSchemaError) Error() string {
 	return text
 }
 
-// reach opens the database without a check of its schemas. It refuses a standby if the command changes something.
+// reach opens the database, and does not check its schemas. It refuses a standby if the command changes something.
 func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 	config, err := a.poolConfig()
 	if err != nil {
@@ -284,13 +284,13 @@ type session struct {
 	now      time.Time
 }
 
-// openToChange is like open, for a command that changes something.
+// openToChange does the same as open for a command that changes something.
 func (a *app) openToChange(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
 	a.changes = true
 	return a.open(ctx, hooks...)
 }
 
-// open connects, and returns an error if the schema is not migrated. The caller closes the session.
+// open connects to the database. It returns an error if the schema is not migrated. The caller closes the session.
 func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
 	pool, err := a.connect(ctx)
 	if err != nil {
@@ -308,8 +308,8 @@ func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error)
 	return s, nil
 }
 
-// notMigrated returns an error with the place where the command looked for drover's tables, and with the command that
-// creates or repairs them there.
+// notMigrated returns an error that names the place where the command looked for drover's tables, and the command that
+// creates or repairs the tables there.
 func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	var database, schema, path string
 	if err := pool.QueryRow(ctx, sqlWhere).Scan(&database, &schema, &path); err != nil {
@@ -339,20 +339,20 @@ func (s *session) prepare(ctx context.Context, config drover.Config) (err error)
 	return nil
 }
 
-// Reads the schema in which the tables are found. It need not be the first of the search_path.
+// sqlWhereAndWhen reads in which schema the table jobs is. That schema need not be the first of the search_path.
 const sqlWhereAndWhen = `
 select current_database(), n.nspname, now() from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
 func (s *session) close() { s.pool.Close() }
 
-// logger prints errors of the library on standard error, so that they are not in the output that a pipe reads. It prints
-// nothing else, because each command prints its own results.
+// logger prints errors of the library on standard error, so that they are not in the output that a pipe reads. It
+// prints no warnings and no notes, because each command prints its own results.
 func (a *app) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(a.stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 }
 
-// again returns a command line that reaches the same tables and that the user can copy. It leaves out a URL that may hold a
-// password, and adds a shell comment about that.
+// again returns a command line for the same tables, which the user can copy. If the URL may contain a password, again
+// leaves the URL out, and adds a shell comment about that.
 func (a *app) again(verb, words string) string {
 	line, note := "drover "+verb, ""
 	switch {
@@ -371,7 +371,7 @@ func (a *app) again(verb, words string) string {
 	return line + note
 }
 
-// secret reports whether a database URL may hold a password.
+// secret reports whether a database URL may contain a password.
 func secret(text string) bool {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -391,13 +391,13 @@ func version() string {
 	return "(devel)"
 }
 
-// stops reports whether the next job would get the same error, so that the command should not go on.
+// stops reports whether the command should stop after this error, because the next job would get the same error.
 func stops(err error) bool {
 	var db *pgconn.PgError
 	switch {
 	case err == nil, errors.Is(err, drover.ErrNotFound), errors.Is(err, drover.ErrState), errors.Is(err, drover.ErrInvalid):
 		return false
-	case errors.As(err, &db) && len(db.Code) == 5: // an error about the data of this job
+	case errors.As(err, &db) && len(db.Code) == 5: // errors of these classes are about the data of one job
 		return !slices.Contains([]string{"22", "23", "54", "P0"}, db.Code[:2])
 	}
 	return true

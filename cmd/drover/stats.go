@@ -27,13 +27,13 @@ type statistics struct {
 	At          time.Time           `json:"at"` // the server's clock
 	Counts      []drover.QueueCount `json:"counts"`
 	Supervisors []supervisorInfo    `json:"supervisors"`
-	Unserved    []unserved          `json:"unserved"` // due jobs that no supervisor will run
+	Unserved    []unserved          `json:"unserved"` // due jobs that no present supervisor will run
 	Solo        soloInfo            `json:"solo"`
-	Pauses      []drover.PauseInfo  `json:"pauses"` // the pauses now
+	Pauses      []drover.PauseInfo  `json:"pauses"` // the present pauses
 	Discarded   []discardedInfo     `json:"discarded"`
 }
 
-// soloInfo describes suspects: jobs that run alone because processes died while they ran.
+// soloInfo is about strong suspects. Two or more processes died while they ran, so each of them runs alone.
 type soloInfo struct {
 	Due        int64  `json:"due"`
 	Supervisor string `json:"supervisor,omitempty"` // the supervisor that may run them now
@@ -72,7 +72,7 @@ type supervisorInfo struct {
 	Queues   []string  `json:"queues"`
 	State    string    `json:"state"` // alive, draining, silent (no heartbeat for a lease) or lost (its jobs are being rescued)
 	BeatAt   time.Time `json:"beat_at"`
-	InFlight int       `json:"in_flight"` // running jobs at the last heartbeat
+	InFlight int       `json:"in_flight"` // how many jobs were running at the last heartbeat
 	LeaseMS  int64     `json:"lease_ms"`
 }
 
@@ -82,7 +82,7 @@ type discardedInfo struct {
 	Kind        string        `json:"kind"`
 	Reason      drover.Reason `json:"reason"`
 	Jobs        int64         `json:"jobs"`
-	Causes      int64         `json:"causes"` // number of fingerprints
+	Causes      int64         `json:"causes"` // how many different fingerprints the jobs have
 	LastAt      time.Time     `json:"last_discarded_at"`
 	NewestError string        `json:"newest_error,omitempty"`
 	NewestJobID string        `json:"newest_job_id"`
@@ -120,7 +120,7 @@ func (a *app) stats(ctx context.Context) error {
 	return a.printStats(&all)
 }
 
-// Reads the whole table, which has one row for each supervisor.
+// sqlSupervisors reads the whole table, which has one row for each supervisor.
 const sqlSupervisors = `
 select id, host, pid, build, queues,
 	case when lost_at is not null then 'lost'
@@ -141,7 +141,8 @@ func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
 	return list, nil
 }
 
-// Reads the unfinished jobs by jobs_claim_idx. A draining supervisor does not count, because it claims no more jobs.
+// sqlUnserved reads the unfinished jobs by jobs_claim_idx. It does not count a draining supervisor, because that
+// supervisor claims no more jobs.
 const sqlUnserved = `
 with due as materialized (
 	select queue, kind, count(*) as jobs from jobs
@@ -167,12 +168,13 @@ func (s *session) unserved(ctx context.Context) ([]unserved, error) {
 	return list, nil
 }
 
-// Served by jobs_claim_idx, like sqlUnserved.
+// sqlSolo reads the unfinished jobs by jobs_claim_idx.
 const sqlSolo = `
 select (select count(*) from jobs where finalized_at is null and state <> 'running' and lane >= 30 and scheduled_at <= now()),
 	coalesce((select supervisor from drover_solo where supervisor in (select id from drover_supervisors where lost_at is null)), '')`
 
-// Returns one row for all fingerprints of a reason. The view is served by jobs_discarded_idx.
+// sqlDiscarded returns one row for each queue, kind and reason, over all fingerprints. The view that it reads uses
+// jobs_discarded_idx.
 const sqlDiscarded = `
 select queue, kind, reason, sum(jobs)::bigint, count(distinct coalesce(fingerprint, '')), least(greatest(max(last_discarded_at), '0001-01-02+00'), '9999-12-30+00'),
 	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1],
@@ -234,7 +236,7 @@ func (a *app) printStats(all *statistics) error {
 	for _, section := range []struct {
 		rows  [][]string
 		none  string
-		notes []string // below the table
+		notes []string // lines below the table
 	}{
 		{counts, "no jobs", due},
 		{supervisors, "no supervisor is running", silent},

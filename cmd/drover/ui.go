@@ -65,7 +65,7 @@ To have the pages in your own application, behind its own log-in, see docs/ui.md
 }
 
 func (a *app) ui(ctx context.Context, o uiOptions) error {
-	const mostName = 128 // bytes of drover.Audit.By
+	const mostName = 128 // how many bytes drover.Audit.By may have
 	if o.write && (o.by == "" || len(o.by) > mostName) {
 		return usagef("--write needs a name of 1 to %d bytes to record: give one with --by", mostName)
 	}
@@ -91,7 +91,7 @@ func (a *app) ui(ctx context.Context, o uiOptions) error {
 	return a.serveUI(ctx, listener, guardUI(handler, listener.Addr(), token))
 }
 
-const leastToken = 16 // characters: too many to guess, so wrong tokens need not be counted
+const leastToken = 16 // in characters; nobody can guess so many, so the server need not count wrong tokens
 
 func readToken(given string) (string, error) {
 	name, isFile := strings.CutPrefix(given, "@")
@@ -118,7 +118,7 @@ func listenUI(ctx context.Context, addr, token string) (net.Listener, error) {
 		return nil, fmt.Errorf("listen on --addr: %w", err)
 	}
 	if token == "" && !loopback(listener.Addr()) {
-		listener.Close() //nolint:errcheck // nothing was accepted
+		listener.Close() //nolint:errcheck // the listener has not accepted a connection
 		return nil, usagef("others can reach --addr %s, and the pages show args and errors: give a --token, or listen on 127.0.0.1", addr)
 	}
 	return listener, nil
@@ -129,9 +129,10 @@ func loopback(addr net.Addr) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// guardUI protects the pages. With a token, it serves only requests that have the token or its cookie, and a browser sends the
-// cookie only to the name that set it. Without a token, the server listens on loopback, and guardUI serves only requests that
-// name this machine. Otherwise another site could point its own name at 127.0.0.1, and its scripts could read the pages.
+// guardUI protects the pages. If there is a token, it serves only requests with the token or its cookie. A browser
+// sends the cookie only to the host name from which it got the cookie. Without a token, the server listens only on a
+// loopback address, and guardUI serves only requests whose Host header names this machine. Otherwise another site could
+// let its own name resolve to 127.0.0.1, and its scripts could read the pages.
 func guardUI(next http.Handler, addr net.Addr, token string) http.Handler {
 	if token != "" {
 		return newDoor(token, next)
@@ -161,7 +162,7 @@ func (a *app) serveUI(ctx context.Context, listener net.Listener, handler http.H
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }() // Shutdown ends it
+	go func() { ended <- server.Serve(listener) }() // Shutdown ends this goroutine
 	at := "http://" + listener.Addr().String() + "/"
 	if a.json {
 		if err := a.printJSON(map[string]string{"url": at}); err != nil {

@@ -14,7 +14,7 @@ import (
 // token with each request. The token is never in a URL, because logs and browser histories keep URLs.
 type door struct {
 	token   [sha256.Size]byte
-	session string // the cookie of all browsers that have sent the token; each start of the command makes a new one
+	session string // the value of the cookie of all browsers that have sent the token; each start makes a new one
 	origins *http.CrossOriginProtection
 	next    http.Handler
 }
@@ -48,8 +48,8 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	message := ""
 	if given, sent := d.sent(w, r); sent {
 		if d.right(given) {
-			http.SetCookie(w, &http.Cookie{Name: doorCookie, Value: d.session, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil}) //nolint:gosec // the command serves no TLS: a proxy that adds it may add Secure as well
-			w.Header().Set("Location", "?"+r.URL.RawQuery)                                                                                                       // the same page: relative, because a proxy may have put something in front of its path
+			http.SetCookie(w, &http.Cookie{Name: doorCookie, Value: d.session, Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode, Secure: r.TLS != nil}) //nolint:gosec // the command serves no TLS; a proxy that adds TLS may also add Secure
+			w.Header().Set("Location", "?"+r.URL.RawQuery)                                                                                                       // the same page; the address is relative, because a proxy may have put a prefix in front of the path
 			w.WriteHeader(http.StatusSeeOther)
 			return
 		}
@@ -78,7 +78,7 @@ func (d *door) right(given string) bool {
 	return subtle.ConstantTimeCompare(got[:], d.token[:]) == 1
 }
 
-// sent returns the token of the form. sent is false if the request is not the form of this page.
+// sent returns the token that the form has. The result sent is false if the request is not the form of this page.
 func (d *door) sent(w http.ResponseWriter, r *http.Request) (token string, sent bool) {
 	const most = 4 << 10
 	if r.Method != http.MethodPost || d.origins.Check(r) != nil {

@@ -80,7 +80,7 @@ func run(databaseURL, to, listen string) error {
 	server := &http.Server{Addr: listen, Handler: routes(pool, client), ReadHeaderTimeout: 5 * time.Second}
 	served := make(chan error, 1)
 	go func() {
-		defer stop() // a server that cannot listen ends the program
+		defer stop() // if the server cannot listen, the program ends
 		served <- server.ListenAndServe()
 	}()
 	context.AfterFunc(ctx, func() { stopOnSecondSignal(sup) })
@@ -140,7 +140,7 @@ func placeOrder(ctx context.Context, pool *pgxpool.Pool, client *drover.Client) 
 	return id, err
 }
 
-// deliverTo makes the handler. The handler may run twice for an order, so it sends a key by which the other side
+// deliverTo returns the handler. The handler may run twice for an order, so it sends a key by which the receiver
 // recognizes the order.
 func deliverTo(url string) func(context.Context, *drover.Job, OrderPlaced) error {
 	return func(ctx context.Context, job *drover.Job, order OrderPlaced) error {
@@ -163,7 +163,7 @@ func deliverTo(url string) func(context.Context, *drover.Job, OrderPlaced) error
 	}
 }
 
-// verdict turns an answer into the error that the handler returns.
+// verdict turns the answer of the webhook into the error that the handler returns.
 func verdict(resp *http.Response) error {
 	err := fmt.Errorf("webhook answered %s", resp.Status)
 	switch {

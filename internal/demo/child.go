@@ -17,7 +17,7 @@ import (
 // Program names one of the programs that a run starts.
 type Program string
 
-// The programs, besides Run itself.
+// The programs that Run starts.
 const (
 	ReceiverProgram Program = "receiver" // calls Receive
 	WorkerProgram   Program = "worker"   // calls Work
@@ -31,7 +31,7 @@ type Main func(ctx context.Context, in io.Reader, out io.Writer) error
 type child struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	ready chan []byte   // its first line of output; closed without a line if the child ended before
+	ready chan []byte   // gets the child's first line of output; closed without a line if the child ended before
 	done  chan struct{} // closed once the child has ended
 	err   error         // how it ended; set before done is closed
 }
@@ -59,7 +59,8 @@ func startChild(ctx context.Context, cmd *exec.Cmd, settings, answer any) (*chil
 	return c, nil
 }
 
-// watch ends with the child, and every run stops its children.
+// watch reads the child's output, and waits for the end of the child. It ends with the child, and every run stops its
+// children.
 func (c *child) watch(stdout io.Reader) {
 	defer close(c.done)
 	out := bufio.NewReader(stdout)
@@ -67,7 +68,7 @@ func (c *child) watch(stdout io.Reader) {
 		c.ready <- line
 	}
 	close(c.ready)
-	_, _ = io.Copy(io.Discard, out) // until the child ends
+	_, _ = io.Copy(io.Discard, out) // reads on until the child ends
 	c.err = c.cmd.Wait()
 }
 
@@ -94,9 +95,10 @@ func (c *child) introduce(ctx context.Context, settings, answer any) error {
 	}
 }
 
-// stop asks the child to end, and returns once it has ended. It kills the child after the grace.
+// stop asks the child to end, and returns once it has ended. If the child has not ended after the time grace, stop
+// kills it.
 func (c *child) stop(grace time.Duration) {
-	_ = c.stdin.Close() // an error means that it is closed already
+	_ = c.stdin.Close() // an error means that the pipe is closed already
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
@@ -122,8 +124,8 @@ func (c *child) ended() bool {
 	}
 }
 
-// childContext runs in the child. It reads the settings and returns a context that ends with the input or with SIGTERM.
-// Ctrl-C in a terminal reaches every process of the run, but only the parent acts on it.
+// childContext runs in the child. It reads the settings, and returns a context that ends at the end of the input or
+// with SIGTERM. Ctrl-C in a terminal reaches every process of the run, but only the parent acts on it.
 func childContext(ctx context.Context, in io.Reader, settings any) (context.Context, context.CancelFunc, error) {
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
 	if err := json.NewDecoder(in).Decode(settings); err != nil {
@@ -131,7 +133,7 @@ func childContext(ctx context.Context, in io.Reader, settings any) (context.Cont
 	}
 	ctx, stop := signal.NotifyContext(context.WithoutCancel(ctx), syscall.SIGTERM)
 	ctx, cancel := context.WithCancel(ctx)
-	go func() { // ends with the input, or with the process
+	go func() { // this goroutine ends with the input, or with the process
 		_, _ = io.Copy(io.Discard, in)
 		cancel()
 	}()

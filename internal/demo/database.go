@@ -19,11 +19,11 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// server is a Postgres: either pgdev found or started it, or it is the user's.
+// server is a Postgres that pgdev has found or started, or that the user has named.
 type server interface {
 	URL() string
 	Source() string // a description for people
-	Owned() bool    // Close stops the server
+	Owned() bool    // whether Close stops the server
 	Close() error
 }
 
@@ -75,7 +75,8 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 		return &database{}, err
 	}
 	db := &database{server: server}
-	// A cancelled statement may have made the schema. So the statements below end only by their time limit.
+	// If ctx ended during a statement, nobody would know whether the statement has made the schema. So the statements
+	// below do not end with ctx, but only by a time limit.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	schema := "drover_demo_" + strings.ToLower(rand.Text()[:10])
@@ -95,7 +96,7 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 	if _, err := db.pool.Exec(ctx, sqlCreateEvents); err != nil {
 		return db, fmt.Errorf("drover: create table events: %w", err)
 	}
-	// No log, because the page reports the work of this client.
+	// The client logs nothing, because the page reports its work.
 	db.client, err = drover.New(db.pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
 	return db, err
 }
@@ -105,8 +106,8 @@ select nspname from pg_namespace
 where nspname ~ '^drover_demo_[a-z0-9]{10}$' and not exists (select from pg_stat_activity where application_name = nspname)
 order by oid limit 5`
 
-// tellLeft logs the schemas of earlier demos that have no session. Such a demo was killed, or its user wanted to keep the
-// schema. Only the user knows which.
+// tellLeft logs the schemas of earlier demos that have no session now. A demo leaves its schema if it was killed, or if
+// the user wanted to keep the schema. Only the user knows which of the two happened.
 func (db *database) tellLeft(ctx context.Context, log func(string)) error {
 	rows, err := db.pool.Query(ctx, sqlLeft)
 	if err != nil {
@@ -119,8 +120,9 @@ func (db *database) tellLeft(ctx context.Context, log func(string)) error {
 	return err
 }
 
-// openPool opens a pool on the schema. The application_name of its sessions is the schema's name, even before the schema
-// exists. By this name close finds the sessions of a killed worker, and tellLeft sees which demos are running.
+// openPool opens a pool on the schema. The application_name of its sessions is the schema's name, even before the
+// schema exists. By this name, close finds the sessions of a killed worker, and tellLeft finds out which demos are
+// running.
 func openPool(ctx context.Context, url, schema string, conns int32) (*pgxpool.Pool, error) {
 	config, err := pgurl.Parse(url)
 	if err != nil {
@@ -149,7 +151,7 @@ func (db *database) exec(ctx context.Context, sql string, args ...any) error {
 	return nil
 }
 
-// close stops a server that belongs to the run. On the user's server it drops the schema, unless the schema is kept, and
+// close stops a server that belongs to the run. On the user's server it drops the schema, unless keep is true. It
 // leaves nothing else behind.
 func (db *database) close(ctx context.Context, keep bool) error {
 	if db.pool != nil {
@@ -189,7 +191,8 @@ select * from unnest($1::text[], $2::text[], $3::text[], $4::text[]::jsonb[])`
 const sqlLinkEvents = `
 update events set job = linked.job from unnest($1::text[], $2::text[]) as linked (key, job) where events.key = linked.key`
 
-// enqueue stores events and their jobs in one transaction, so that neither exists without the other.
+// enqueue stores events and their jobs in one transaction, so that no event exists without its job, and no job without
+// its event.
 func (db *database) enqueue(ctx context.Context, list []event) error {
 	var keys, customers, names, payloads, ids []string
 	batch := make([]drover.EnqueueItem, 0, len(list))
@@ -227,7 +230,7 @@ func noteDelivery(ctx context.Context, tx pgx.Tx, key string) error {
 // progress counts the jobs by state.
 type progress struct {
 	Completed, Discarded, Cancelled, Running, Retryable, Waiting int
-	Failed                                                       int // failed runs
+	Failed                                                       int // how many runs failed
 }
 
 func (p progress) open() int { return p.Running + p.Retryable + p.Waiting }
@@ -277,8 +280,8 @@ func (db *database) keysIn(ctx context.Context, states ...drover.State) (map[str
 	return in, err
 }
 
-// sqlHerd makes all jobs due at the same moment, which drover's own redrive avoids. The demo also prints it, so it has %s
-// for the number.
+// sqlHerd makes discarded jobs due at the same moment, which drover's own redrive avoids. It has %s for the number of
+// jobs, because the demo also prints the statement.
 const sqlHerd = `   update jobs set state = 'available', scheduled_at = clock_timestamp(), attempt = 0,
        finalized_at = null, discard_reason = null
    where id in (select id from discarded_jobs order by id limit %s);
@@ -292,7 +295,7 @@ func (db *database) herd(ctx context.Context, n int) error {
 	return nil
 }
 
-// count is a line of a table of numbers.
+// count is a row of a table: a name and a number.
 type count struct {
 	Of string
 	N  int
@@ -313,7 +316,7 @@ func (db *database) counts(ctx context.Context, sql string) ([]count, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[count])
 }
 
-// group is the discarded jobs of one kind with the same failure.
+// group has the discarded jobs of one kind that have the same failure.
 type group struct {
 	Queue, Kind, Reason string
 	Jobs                int
@@ -334,7 +337,7 @@ func (db *database) groups(ctx context.Context) ([]group, error) {
 
 const sqlPanicked = `select coalesce(min(id), '') from jobs where errors @> '[{"class": "panic"}]'`
 
-// panicked returns the id of a job that panicked, or "" if none did.
+// panicked returns the id of a job that panicked, or "" if no job panicked.
 func (db *database) panicked(ctx context.Context) (id string, err error) {
 	err = db.pool.QueryRow(ctx, sqlPanicked).Scan(&id)
 	return id, err
@@ -342,13 +345,14 @@ func (db *database) panicked(ctx context.Context) (id string, err error) {
 
 const sqlEffects = `select count(*) filter (where deliveries = 1), count(*) filter (where deliveries > 1) from events`
 
-// effects returns the number of business rows that count one delivery, and of rows that count more.
+// effects returns how many business rows count one delivery, and how many rows count more than one.
 func (db *database) effects(ctx context.Context) (once, twice int, err error) {
 	err = db.pool.QueryRow(ctx, sqlEffects).Scan(&once, &twice)
 	return once, twice, err
 }
 
-// psql returns the command that opens the schema. It leaves out the user's own URL, which may hold a password.
+// psql returns the command that opens the schema in psql. It leaves out the user's own URL, because that may contain a
+// password.
 func (db *database) psql() string {
 	return fmt.Sprintf(`PGOPTIONS=-csearch_path=%s psql "%s"`, db.schema, db.shellURL())
 }

@@ -12,15 +12,15 @@ import (
 	"unicode/utf8"
 )
 
-// Delivery is one event to deliver to a customer: one line of the file.
+// Delivery is an event that the demo delivers to a customer. Each line of the file has one delivery.
 type Delivery struct {
 	Customer string          `json:"customer"`
 	Event    string          `json:"event"`
-	Path     string          `json:"url_path"` // of the customer's endpoint; "/hooks" if the line has no path
+	Path     string          `json:"url_path"` // the path of the customer's endpoint; "/hooks" if the line has no path
 	Payload  json.RawMessage `json:"payload"`  // a JSON object
 }
 
-// LineError reports what is wrong with a line.
+// LineError is the error of a line that cannot be read.
 type LineError struct {
 	Line   int // the number of the line, from 1
 	Reason string
@@ -29,11 +29,11 @@ type LineError struct {
 // Error implements error.
 func (e *LineError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Reason) }
 
-// maxLine leaves room for the other args of a job. All args together hold 256 KiB.
+// maxLine leaves room for the other args of a job. The args of a job may have 256 KiB.
 const maxLine = 240 << 10
 
-// ReadDeliveries reads one delivery from each line, and skips blank lines. It returns the broken lines apart from err, which
-// reports that the input cannot be read.
+// ReadDeliveries reads one delivery from each line, and skips blank lines. It returns the errors of broken lines in
+// broken. The result err is for an input that cannot be read.
 func ReadDeliveries(in io.Reader) (good []Delivery, broken []*LineError, err error) {
 	lines := bufio.NewReader(in)
 	for n := 1; ; n++ {
@@ -113,7 +113,8 @@ func checkWord(field, word string) error {
 	return nil
 }
 
-// checkPayload finds values that a jsonb column refuses and that are likely in files. The enqueue finds the others.
+// checkPayload refuses values that a jsonb column refuses and that are likely in files. The enqueue refuses the other
+// values.
 func (d *Delivery) checkPayload() error {
 	if len(d.Payload) == 0 {
 		return errors.New("payload is missing")
@@ -137,13 +138,13 @@ func (d *Delivery) checkPayload() error {
 	}
 }
 
-// event is a delivery of this run. The receiver recognizes it by its key.
+// event is a delivery of this run. The receiver recognizes the event by its key.
 type event struct {
 	Delivery
 	key string
 }
 
-// events returns n events. It begins again with the first delivery when all are used.
+// events returns n events. After the last delivery it begins again with the first.
 func events(deliveries []Delivery, n int) []event {
 	list := make([]event, n)
 	for i := range list {

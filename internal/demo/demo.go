@@ -17,31 +17,33 @@ import (
 type Options struct {
 	Deliveries []Delivery
 
-	// Outage runs the other story: one customer's endpoint is down and comes back weak. It does not need Deliveries.
+	// Outage chooses the other story: the endpoint of one customer is down and comes back weak. That story does not need
+	// Deliveries.
 	Outage bool
 
 	// URL is the database to use. Empty means that internal/pgdev finds or starts a server.
 	URL string
 
-	// Jobs is the number of deliveries. The list is repeated or cut. Zero means each delivery once, or OutageJobs in the
-	// outage.
+	// Jobs is the number of deliveries. Run repeats or cuts the list of Deliveries to this number. Zero means each
+	// delivery once, or OutageJobs in the outage.
 	Jobs int
 
-	// Crash kills a worker process with SIGKILL while it delivers.
+	// Crash lets Run kill a worker process with SIGKILL while the worker delivers.
 	Crash bool
 
-	// Keep keeps the database: a server that belongs to the run until ctx ends, or the schema on the user's server for
-	// good.
+	// Keep keeps the database after the run. A server that belongs to the run stays until ctx ends. On the user's server
+	// the schema stays for good.
 	Keep bool
 
 	// Out is where the run writes its story.
 	Out io.Writer
 
-	// Live means that Out is a terminal. Progress is then one line that changes, and otherwise a line each second.
+	// Live means that Out is a terminal. Then Run shows the progress in one line that changes. Otherwise it writes a line
+	// each second.
 	Live bool
 
-	// Result is called once with the figures, if anything was enqueued: with a Result, or with an OutageResult in the
-	// outage. The call comes before Keep waits. Nil is not called.
+	// Result is called once if any job was enqueued. Its argument is a Result, or an OutageResult in the outage. The call
+	// comes before Run waits because of Keep. Result may be nil.
 	Result func(any)
 
 	// Command returns the command that runs a program.
@@ -53,14 +55,14 @@ type Result struct {
 	Enqueued         int     `json:"enqueued"`
 	Completed        int     `json:"completed"`
 	Discarded        int     `json:"discarded"`
-	Cancelled        int     `json:"cancelled,omitempty"` // by an operator during the run
-	Retries          int     `json:"retries"`             // failed runs with another run after them
-	Lost             int     `json:"lost"`                // the receiver neither accepted nor refused them, and they are not held
+	Cancelled        int     `json:"cancelled,omitempty"` // cancelled by an operator during the run
+	Retries          int     `json:"retries"`             // how many failed runs were followed by another run
+	Lost             int     `json:"lost"`                // the receiver did not accept or refuse them; not held for later
 	DuplicateEffects int     `json:"duplicate_effects"`
 	Seconds          float64 `json:"seconds"` // from the first enqueue to the end of the last job
 	Postgres         string  `json:"postgres"`
 	Interrupted      bool    `json:"interrupted,omitempty"` // the run was interrupted
-	Held             int     `json:"held,omitempty"`        // jobs that are left for later, if the run was interrupted
+	Held             int     `json:"held,omitempty"`        // how many jobs are left for later, if the run was interrupted
 }
 
 // The errors of a run that finished or was interrupted.
@@ -69,13 +71,13 @@ var (
 	ErrInterrupted = errors.New("drover: the demo was interrupted")
 )
 
-// workers is the number of worker processes: two, so that one can die.
+// workers is the number of worker processes. There are two, so that the run goes on if one of them dies.
 const workers = 2
 
 // maxRestarts bounds how often the run restarts workers that end by themselves.
 const maxRestarts = 5
 
-// run is a run in progress. One goroutine owns it.
+// run is a run in progress. Only one goroutine uses it.
 type run struct {
 	Options
 	page     page
@@ -84,20 +86,20 @@ type run struct {
 	receiver *child
 	endpoint receiverReady
 	workers  [workers]*child
-	fixed    bool // the workers run the build without the bug
+	fixed    bool // whether the workers run the build without the bug
 	restarts int
 
 	enqueued []event // events that were committed
 	began    time.Time
-	took     time.Duration // until the last job ended
-	killed   bool          // Crash has killed a worker
-	given    int           // discarded jobs that a redrive made due again
+	took     time.Duration // from the first enqueue until the last job ended
+	killed   bool          // whether Crash has killed a worker
+	given    int           // how many discarded jobs a redrive made due again
 
-	outage *outage // nil in the other story
+	outage *outage // nil in the story without an outage
 }
 
-// Run runs the whole story, and stops everything that it started. If ctx ends in the middle, the workers drain, nothing is
-// lost, and the error is ErrInterrupted. ErrLost means that a delivery did not arrive.
+// Run runs the whole story, and stops everything that it started. If ctx ends before the end of the story, the workers
+// drain, no delivery is lost, and the error is ErrInterrupted. ErrLost means that a delivery did not arrive.
 func Run(ctx context.Context, o Options) (err error) {
 	r := &run{Options: o, page: page{out: o.Out, live: o.Live}, secret: rand.Text(), db: &database{}}
 	story, conclude := r.story, r.conclude
@@ -111,7 +113,7 @@ func Run(ctx context.Context, o Options) (err error) {
 			r.Jobs = OutageJobs
 		}
 	}
-	defer func() { // first the processes that use the database, then the database
+	defer func() { // stops the processes that use the database first, and then the database
 		r.stopWorkers()
 		r.stopReceiver()
 		err = errors.Join(err, r.db.close(context.WithoutCancel(ctx), o.Keep && len(r.enqueued) > 0))
@@ -217,11 +219,11 @@ func (r *run) stopReceiver() {
 	}
 }
 
-// perTransaction is the number of events in a transaction.
+// perTransaction is how many events are enqueued in one transaction.
 const perTransaction = 25
 
-// enqueue can be interrupted only between transactions. After an interrupted commit, the run would not know which events
-// are enqueued.
+// enqueue enqueues the events. It stops only between two transactions when ctx ends, because after an interrupted
+// commit the run would not know which events are enqueued.
 func (r *run) enqueue(ctx context.Context, list []event) error {
 	for len(list) > 0 && ctx.Err() == nil {
 		some := list[:min(perTransaction, len(list))]
@@ -263,7 +265,7 @@ func (r *run) watch(ctx context.Context) error {
 		if err := r.tend(ctx, p); err != nil {
 			return err
 		}
-		// The count reads the whole table. The pause limits it to a tenth of the time.
+		// The count reads the whole table. With this pause, the counts take at most a tenth of the time.
 		pause := time.NewTimer(max(25*time.Millisecond, 9*time.Since(asked)))
 		select {
 		case <-pause.C:
@@ -305,7 +307,7 @@ func (r *run) tend(ctx context.Context, p progress) error {
 	return nil
 }
 
-// crash kills the worker that runs the most jobs now. If no worker runs a job, the next call will find one.
+// crash kills the worker that runs the most jobs now. If no worker runs a job, a later call tries again.
 func (r *run) crash(ctx context.Context) error {
 	pid, running, err := r.db.busiest(ctx)
 	if err != nil {
@@ -360,7 +362,8 @@ func (r *run) exhausted(ctx context.Context) (ids []string, err error) {
 	}
 }
 
-// conclude reads in the receiver's log which deliveries arrived, and reports the result. The workers have ended.
+// conclude reads in the receiver's log which deliveries arrived, and reports the result. It is called after the workers
+// have ended.
 func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -406,7 +409,7 @@ func (r *run) conclude(ctx context.Context, brokeOff bool) error {
 	return t.verdict(lost)
 }
 
-// verdict returns an error if the receiver missed deliveries or saw wrong ones.
+// verdict returns an error if the receiver missed deliveries, or got unknown or unsigned requests.
 func (t *Tally) verdict(lost []string) error {
 	switch {
 	case len(lost) > 0:
@@ -431,8 +434,8 @@ func heldStates() []drover.State {
 	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
 }
 
-// notIn returns the keys whose job is in none of the states. The caller gives the states of jobs that are not lost: cancelled
-// by an operator, and after an interruption also held for later.
+// notIn returns the keys whose job is in none of the states. The caller passes the states of jobs that are not lost:
+// the state cancelled, and after an interruption also the states of jobs that are held for later.
 func (r *run) notIn(ctx context.Context, keys []string, states ...drover.State) (lost []string, err error) {
 	in, err := r.db.keysIn(ctx, states...)
 	if err != nil {

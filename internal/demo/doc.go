@@ -1,8 +1,8 @@
-// Package demo delivers webhooks to a world that behaves badly, to show how drover fails and recovers.
+// Package demo delivers webhooks to endpoints that behave badly, to show how drover handles failures.
 //
 // Run runs the whole story with three programs. The calling program enqueues, watches and reports. Two worker processes
-// deliver. A receiver plays the endpoints of all customers and logs every request. Lost deliveries are counted from this log
-// alone, never from drover's tables.
+// deliver. A receiver plays the endpoints of all customers and logs every request. Run finds lost deliveries only in
+// this log, and not in drover's tables.
 //
 //	deliveries.go  what to deliver, and what is wrong with a line
 //	demo.go        the run: enqueue, watch, crash, report, deploy the fix, redrive

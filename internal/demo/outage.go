@@ -15,41 +15,43 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// OutageJobs is the default of Options.Jobs in an outage: a tenth of the 45,000 deliveries of the real story.
+// OutageJobs is the default of Options.Jobs in an outage. That is a tenth of the 45,000 deliveries in the real outage
+// behind this story.
 const OutageJobs = 4500
 
 // The limits of the paced redrive.
 const (
-	outageRate   = 100 // jobs a second
+	outageRate   = 100 // in jobs a second
 	outagePerKey = 5
 	outageCanary = 5
 )
 
-// ErrOverrun reports that the endpoint saw more requests than the limits of the paced redrive allow, or that it fell over.
+// ErrOverrun is the error if the paced redrive sent the endpoint more requests than its limits allow, or if the
+// endpoint fell over.
 var ErrOverrun = errors.New("drover: the paced redrive overran the endpoint")
 
-// Phase is one of the two ways to bring deliveries back, as the endpoint saw it.
+// Phase has the figures of one of the two ways to bring deliveries back, as the endpoint saw them.
 type Phase struct {
 	Jobs          int     `json:"jobs"`
 	Requests      int     `json:"requests"`
 	PeakPerSecond int     `json:"peak_per_second"` // the most requests in any second
 	MostAtOnce    int     `json:"most_at_once"`
 	Failures      int     `json:"failures"`
-	FellOver      int     `json:"fell_over"` // times
+	FellOver      int     `json:"fell_over"` // how often the endpoint fell over
 	Seconds       float64 `json:"seconds"`
-	OthersWaited  float64 `json:"others_waited_seconds"` // at most, for 19 of 20 deliveries to other customers
+	OthersWaited  float64 `json:"others_waited_seconds"` // the longest wait of 19 of 20 deliveries to other customers
 }
 
 // OutageResult has the figures of an outage. All except Dead and Cancelled come from the receiver's log.
 type OutageResult struct {
-	Jobs        int     `json:"jobs"` // deliveries that the outage caught
+	Jobs        int     `json:"jobs"` // how many deliveries failed because of the outage
 	Unpaced     Phase   `json:"unpaced"`
 	Paced       Phase   `json:"paced"`
 	Rate        int     `json:"rate"`                // of the paced redrive
 	PerKey      int     `json:"per_key"`             // of the paced redrive
-	Lost        int     `json:"lost"`                // the receiver did not accept them, and drover did not keep them
-	Twice       int     `json:"twice"`               // accepted more than once
-	Dead        int     `json:"dead"`                // kept, but not redriven yet
+	Lost        int     `json:"lost"`                // deliveries that the receiver did not accept and drover did not keep
+	Twice       int     `json:"twice"`               // deliveries that the receiver accepted more than once
+	Dead        int     `json:"dead"`                // jobs that drover kept, but has not redriven yet
 	Cancelled   int     `json:"cancelled,omitempty"` // by an operator during the run
 	Seconds     float64 `json:"seconds"`
 	Postgres    string  `json:"postgres"`
@@ -58,12 +60,13 @@ type OutageResult struct {
 
 // outage is the state of a run with Options.Outage.
 type outage struct {
-	asked          map[string]time.Time // when other customers' deliveries were enqueued
-	last           time.Time            // the time of the newest of these
+	asked          map[string]time.Time // when deliveries to other customers were enqueued, by key
+	last           time.Time            // the newest time in asked
 	unpaced, paced period
 }
 
-// period is a part of the run. The receiver is on the same machine, so its clock is the same.
+// period is a span of time of the run. It can be compared with the receiver's log, because the receiver uses the clock
+// of the same machine.
 type period struct {
 	jobs       int
 	from, till time.Time
@@ -71,7 +74,8 @@ type period struct {
 
 func (p period) contains(at time.Time) bool { return !at.Before(p.from) && at.Before(p.till) }
 
-// outageStory has four steps: all jobs die, come back together, die again, and come back paced.
+// outageStory has four steps: all jobs die, half of them come back together and die again, and then all come back at a
+// pace.
 func (r *run) outageStory(ctx context.Context) error {
 	r.page.say("The story of an outage: %d webhooks for %s, whose endpoint is down. It comes back weak: more than\n"+
 		"%d requests in a second, or %d at once, and it falls over for %v. Other customers are served beside it.",
@@ -185,7 +189,7 @@ func (r *run) follow(ctx context.Context, redrive *drover.Redrive) (err error) {
 	if redrive.State == drover.RedriveAborted {
 		r.page.say("The redrive was aborted: %s", redrive.Note)
 	}
-	return r.watch(ctx) // the other customers' last deliveries
+	return r.watch(ctx) // waits for the last deliveries to other customers
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -222,14 +226,14 @@ func (r *run) comeBack(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("drover: end the outage: %w", err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // it has none
+	defer resp.Body.Close() //nolint:errcheck // the answer has no body
 	if resp.StatusCode != http.StatusNoContent {
 		return fmt.Errorf("drover: end the outage: %s", resp.Status)
 	}
 	return nil
 }
 
-// judge counts what the endpoint of the outage and the other endpoints saw in the period.
+// judge counts the requests of the period at the endpoint of the outage and at the other endpoints.
 func (o *outage) judge(log []request, in period) (Phase, []second) {
 	p := Phase{Jobs: in.jobs, Seconds: float64(in.till.Sub(in.from).Milliseconds()) / 1000}
 	seen := slices.DeleteFunc(slices.Clone(log), func(r request) bool { return !in.contains(r.At) })
@@ -268,8 +272,8 @@ func (o *outage) judge(log []request, in period) (Phase, []second) {
 }
 
 // overran returns an error that names the limit that the paced redrive broke, or nil. The slots of a redrive are 1/rate
-// apart, but a job that waits for a worker starts later than its slot. At most outagePerKey jobs can be late in this way, so
-// the peak may exceed the rate by this number.
+// apart, but a job that waits for a worker starts later than its slot. At most outagePerKey jobs can wait at the same
+// time, so a second may have that many more requests than the rate.
 func (p *Phase) overran() error {
 	switch {
 	case p.FellOver > 0:
@@ -282,7 +286,7 @@ func (p *Phase) overran() error {
 	return nil
 }
 
-// concludeOutage computes the result from the receiver's log. The workers have ended.
+// concludeOutage computes the result from the receiver's log. It is called after the workers have ended.
 func (r *run) concludeOutage(ctx context.Context, brokeOff bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

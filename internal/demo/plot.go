@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// second is what an endpoint saw in one second.
+// second has the requests that an endpoint got within one second.
 type second struct{ served, failed int }
 
 const (
@@ -14,10 +14,11 @@ const (
 	plotBlocks  = " ▁▂▃▄▅▆▇█"
 )
 
-// plot draws requests per second over time. Blocks are served requests, x are failed ones, and ^ marks a column that goes
-// beyond the top. The top is always twice the limit, and the limit is a dotted line. No line is longer than 80 columns.
+// plot draws requests per second over time. Blocks are served requests, an x stands for failed requests, and ^ marks a
+// column that is higher than the plot. The top is always twice the limit, and the limit is a dotted line. No line is
+// longer than 80 columns.
 func plot(seconds []second, limit int) []string {
-	per := max(1, (len(seconds)+plotColumns-1)/plotColumns) // seconds in a column
+	per := max(1, (len(seconds)+plotColumns-1)/plotColumns) // how many seconds a column stands for
 	columns := make([][]rune, 0, plotColumns)
 	for from := 0; from < len(seconds); from += per {
 		columns = append(columns, plotColumn(seconds[from:min(from+per, len(seconds))], limit))
@@ -58,7 +59,7 @@ func plotColumn(seconds []second, limit int) []rune {
 		served += s.served
 		failed += s.failed
 	}
-	const eighths = 8 // of a cell
+	const eighths = 8 // the parts of a cell that a block character can fill
 	full := 2 * limit * len(seconds)
 	tall := func(n int) int { return (n*plotRows*eighths + full - 1) / full } // rounded up, so that even one request is visible
 	blocks := []rune(plotBlocks)

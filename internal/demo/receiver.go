@@ -34,7 +34,7 @@ type receiverSettings struct {
 	Outage bool   `json:"outage"` // outageCustomer's endpoint is down until comeBack
 }
 
-// receiverReady is the receiver's answer. The log is in a directory that is removed when the receiver ends.
+// receiverReady is the receiver's answer. The receiver removes the directory of the log when it ends.
 type receiverReady struct {
 	URL string `json:"url"`
 	Log string `json:"log"`
@@ -57,7 +57,7 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("drover: receiver: %w", err)
 	}
-	defer log.Close() //nolint:errcheck // each line is complete, or its request was answered with an error
+	defer log.Close() //nolint:errcheck // each line is complete, or the receiver has answered its request with an error
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("drover: receiver: %w", err)
@@ -70,7 +70,7 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 		Handler:           rc,
 		ReadHeaderTimeout: 10 * time.Second,
 	}
-	stopServing := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // no client waits for an answer any more
+	stopServing := context.AfterFunc(ctx, func() { server.Close() }) //nolint:errcheck // no client waits any more
 	defer stopServing()
 	if err := ready(out, receiverReady{URL: "http://" + listener.Addr().String(), Log: log.Name()}); err != nil {
 		return errors.Join(err, listener.Close())
@@ -81,15 +81,15 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	return nil
 }
 
-// receiver answers like the world. It logs every request before it answers, with one write for each. So an effect that is
-// not in the log did not happen.
+// receiver answers requests as the type world decides. Before each answer it logs the request with one write. So if a
+// request is not in the log, the sender got no answer to it.
 type receiver struct {
 	secret string
 	now    func() time.Time
 
 	mu    sync.Mutex
 	world world
-	open  map[string]int // unanswered requests, by customer
+	open  map[string]int // how many requests of each customer are unanswered
 	log   io.Writer
 }
 
@@ -112,7 +112,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a := rc.answer(&req)
 	if !wait(r.Context(), a.after) {
-		a.status = 0 // the sender gave up, so it does not know any answer
+		a.status = 0 // the sender gave up, so it gets no answer
 	}
 	req.Status, req.Fell = a.status, a.fell
 	if err := rc.record(req); err != nil {
@@ -122,7 +122,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.write(w)
 }
 
-// answer counts the request as open until record.
+// answer returns the answer to a request, and counts the request as open until the call of record.
 func (rc *receiver) answer(req *request) answer {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
@@ -137,8 +137,8 @@ func (rc *receiver) answer(req *request) answer {
 	return rc.world.answer(req.Customer, req.Key, req.AtOnce, req.At)
 }
 
-// record logs the request and counts it as closed. The caller sends the answer after that, so the sender's next request
-// meets one open request less.
+// record logs the request and counts it as closed. The caller sends the answer after that. So this request is not
+// counted as open any more when the sender's next request comes.
 func (rc *receiver) record(req request) error {
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
@@ -174,14 +174,14 @@ func (a answer) write(w http.ResponseWriter) {
 		w.Header().Set("Retry-After", a.retryAfter)
 	}
 	w.WriteHeader(a.status)
-	_, _ = io.WriteString(w, a.body) // a sender that is gone will try again
+	_, _ = io.WriteString(w, a.body) // if the sender is gone, it will try again
 }
 
 // breakOff closes the connection in the middle of the status line.
 func breakOff(w http.ResponseWriter) {
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		panic(http.ErrAbortHandler) // closes the connection too, but without half a line
+		panic(http.ErrAbortHandler) // this closes the connection too, but sends no half line
 	}
 	_, _ = io.WriteString(conn, "HTTP/1.1 20")
 	_ = conn.Close()

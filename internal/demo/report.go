@@ -15,7 +15,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// page writes the story. One goroutine owns it. It ignores write errors, because a missing reader must not stop the run.
+// page writes the story. Only one goroutine uses it. It ignores write errors, because the run must go on even if nobody
+// reads the output.
 type page struct {
 	out   io.Writer
 	live  bool
@@ -29,7 +30,8 @@ func (p *page) say(format string, args ...any) {
 	fmt.Fprintf(p.out, format+"\n", args...)
 }
 
-// show writes a progress line. On a terminal it overwrites the last one. Elsewhere it writes at most one line a second.
+// show writes a progress line. On a terminal it overwrites the last progress line. Elsewhere it writes at most one line
+// a second.
 func (p *page) show(since time.Time, format string, args ...any) {
 	gap := time.Second
 	if p.live {
@@ -101,7 +103,7 @@ func (b behaviour) text() string {
 	return string(b)
 }
 
-// reportFailures prints the failures so far.
+// reportFailures prints the failures that have happened so far.
 func (r *run) reportFailures(ctx context.Context) error {
 	p, err := r.db.progress(ctx)
 	if err != nil {
@@ -182,7 +184,7 @@ func (r *run) reportDiscarded(ctx context.Context) error {
 	return nil
 }
 
-// history prints a job's failed runs. For a panic it adds the place from the trace.
+// history prints the failed runs of a job. For a panic it also prints the line of code, which it finds in the trace.
 func (p *page) history(job *drover.JobInfo) {
 	rows := make([][]string, 0, len(job.Errors))
 	trace := ""
@@ -208,7 +210,8 @@ func panicPlace(trace string) string {
 	if !found {
 		return ""
 	}
-	// Each frame has two lines: the call, and below it the indented place. The first frame is panic's own.
+	// Each frame has two lines: the call, and below it the place in the code, indented. The first frame is the frame of
+	// panic itself.
 	lines := strings.Split(below, "\n")
 	if len(lines) < 4 {
 		return ""

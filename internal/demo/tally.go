@@ -18,19 +18,19 @@ type request struct {
 	Attempt  int       `json:"attempt"`
 	Status   int       `json:"status"`         // 0 means no answer
 	Signed   bool      `json:"signed"`         // the signature matches the body
-	AtOnce   int       `json:"at_once"`        // open requests at the customer's endpoint, this one included
+	AtOnce   int       `json:"at_once"`        // how many requests were open at the customer's endpoint, with this one
 	Fell     bool      `json:"fell,omitempty"` // the endpoint fell over because of this request
 }
 
-// Tally counts what the receiver saw.
+// Tally has counts of the requests that the receiver got.
 type Tally struct {
 	Requests int
-	Accepted int      // events answered 2xx
-	Twice    int      // events answered 2xx more than once
-	Refused  int      // events refused for good, with 410
+	Accepted int      // how many events were answered with 2xx
+	Twice    int      // how many events were answered with 2xx more than once
+	Refused  int      // how many events were refused for good, with 410
 	Lost     []string // keys of expected events that were neither accepted nor refused
-	Unknown  int      // requests for events that were not enqueued
-	Unsigned int      // requests whose signature did not match the body
+	Unknown  int      // how many requests were for events that were not enqueued
+	Unsigned int      // how many requests had a signature that did not match the body
 	Statuses map[int]int
 }
 

@@ -8,17 +8,18 @@ import (
 // outageCustomer is the customer whose endpoint has the outage.
 const outageCustomer = "customer-kestrel"
 
-// The limits of a weak endpoint. Beyond one of them it falls over, like an overloaded server.
+// The limits of a weak endpoint. If a request exceeds one of them, the endpoint falls over, like an overloaded server.
 const (
 	weakRate   = 120 // requests in any second
 	weakAtOnce = 8
 	fallenFor  = 3 * time.Second
 )
 
-// weakEndpoint is down until up is set. Then it serves few requests at a time. Like world, it reads no clock.
+// weakEndpoint is down until up is set. After that it serves only a few requests at a time. Like the type world, it
+// reads no clock.
 type weakEndpoint struct {
 	up          bool
-	recent      []time.Time // requests of the last second, oldest first
+	recent      []time.Time // the times of the requests within the last second; the oldest is the first
 	fallenUntil time.Time
 }
 

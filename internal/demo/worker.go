@@ -22,7 +22,7 @@ import (
 
 // Webhook is the job that delivers one event.
 type Webhook struct {
-	Key      string          `json:"key"` // of the event, in the request and in the business row
+	Key      string          `json:"key"` // the key of the event, which the request and the business row have too
 	Customer string          `json:"customer"`
 	Event    string          `json:"event"`
 	Path     string          `json:"url_path"`
@@ -39,8 +39,8 @@ type Refund struct{ Webhook }
 func (Refund) Kind() string { return "refund.deliver" }
 
 const (
-	refundEvent = "refund.issued"   // delivered by Refund
-	importEvent = "import.finished" // the labels may be null, see label
+	refundEvent = "refund.issued"   // jobs of kind Refund deliver these events
+	importEvent = "import.finished" // the labels of these events may be null, see label
 )
 
 // The queues of the run.
@@ -64,8 +64,8 @@ type workerSettings struct {
 	Schema   string `json:"schema"`
 	Receiver string `json:"receiver"`
 	Secret   string `json:"secret"`
-	Fixed    bool   `json:"fixed"`  // the build that can parse every amount
-	Outage   bool   `json:"outage"` // give up after the third attempt
+	Fixed    bool   `json:"fixed"`  // whether this is the build that can parse every amount
+	Outage   bool   `json:"outage"` // whether jobs have only three attempts
 }
 
 // Work is the program of a worker process. It runs a supervisor until in ends, and then drains.
@@ -81,7 +81,7 @@ func Work(ctx context.Context, in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer pool.Close()
-	// Only unexpected errors are logged, because the report shows failures and rescues.
+	// The worker logs only unexpected errors, because the report shows failures and rescues.
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	client, err := drover.New(pool, drover.Config{Logger: log})
 	if err != nil {
@@ -105,8 +105,8 @@ type sender struct {
 	to   workerSettings
 }
 
-// config has waits that are short enough to watch. With a lease of 2 s, a killed worker's jobs are rescued within a few
-// seconds. The default of 30 s is for production.
+// config returns settings with short waits, so that a person can watch the run. With a lease of 2 s, the other worker
+// rescues the jobs of a killed worker within a few seconds. The default of 30 s is for production.
 func (s *sender) config() drover.SupervisorConfig {
 	build := "demo-1"
 	if s.to.Fixed {
@@ -118,7 +118,7 @@ func (s *sender) config() drover.SupervisorConfig {
 		Timeout:     2500 * time.Millisecond,
 	}
 	lease := 2 * time.Second
-	if s.to.Outage { // no worker is killed; if a lease expired on a busy machine, a second run would send a request too many
+	if s.to.Outage { // a busy machine must not let a lease expire: the second run would send one request too many
 		webhook.MaxAttempts, webhook.Retry = 3, drover.Exponential{Base: time.Second}
 		lease = 0
 	}
@@ -148,8 +148,8 @@ func (s *sender) webhook(ctx context.Context, job *drover.Job, args Webhook) err
 	return s.deliver(ctx, job, args, payload)
 }
 
-// label panics on the first two runs of an event whose labels are null, like a handler whose author forgot that case. The
-// panic must end neither the process nor the other deliveries.
+// label panics in the first two runs of an event whose labels are null, like a handler whose author forgot that case.
+// The process and the other deliveries have to go on after the panic.
 func label(payload json.RawMessage, attempt int) (json.RawMessage, error) {
 	doc, err := object(payload)
 	if err != nil {
@@ -172,8 +172,8 @@ func (s *sender) refund(ctx context.Context, job *drover.Job, args Refund) error
 	return s.deliver(ctx, job, args.Webhook, payload)
 }
 
-// normalAmount turns a refund's amount into a number. The first build cannot parse "1.249,50". This is the bug that is fixed
-// at the end. The fixed build sends an amount unchanged if it cannot parse it.
+// normalAmount turns a refund's amount into a number. The first build cannot parse "1.249,50". The build that the run
+// deploys at the end does not have this bug. The fixed build sends an amount unchanged if it cannot parse it.
 func normalAmount(payload json.RawMessage, fixed bool) (json.RawMessage, error) {
 	doc, err := object(payload)
 	if err != nil {
@@ -214,7 +214,7 @@ type envelope struct {
 	Payload json.RawMessage `json:"payload"`
 }
 
-// deliver sends one event. Its error is the outcome that the answer means for the job.
+// deliver sends one event. The error that it returns gives the job the outcome that matches the answer.
 func (s *sender) deliver(ctx context.Context, job *drover.Job, args Webhook, payload json.RawMessage) error {
 	resp, err := s.post(ctx, job, args, payload)
 	if err != nil {
@@ -227,7 +227,7 @@ func (s *sender) deliver(ctx context.Context, job *drover.Job, args Webhook, pay
 	case resp.StatusCode/100 == 2:
 		return s.delivered(ctx, job, args)
 	case resp.StatusCode == http.StatusGone:
-		return drover.Discard(problem) // no retry would bring the endpoint back
+		return drover.Discard(problem) // no retry could succeed, because the endpoint is gone for good
 	case resp.StatusCode == http.StatusTooManyRequests:
 		return drover.RetryAfter(drover.ParseRetryAfter(resp.Header.Get("Retry-After")), problem)
 	}

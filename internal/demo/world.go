@@ -10,12 +10,12 @@ import (
 type behaviour string
 
 const (
-	well      behaviour = "well"      // 200, soon
-	slow      behaviour = "slow"      // 200 after 250 to 700 ms; one event in eight gets no answer the first time
-	down      behaviour = "down"      // 500 for a while after the first request, then well
-	throttled behaviour = "throttled" // 200 within a quota for each second, beyond it 429 with Retry-After
-	gone      behaviour = "gone"      // 410, for good
-	garbled   behaviour = "garbled"   // a broken connection or garbage the first times, then well
+	well      behaviour = "well"      // answers 200 soon
+	slow      behaviour = "slow"      // answers 200 after 250 to 700 ms; one event in eight gets no answer the first time
+	down      behaviour = "down"      // answers 500 for a while after the first request, and then behaves well
+	throttled behaviour = "throttled" // answers 200 within a quota for each second, and otherwise 429 with Retry-After
+	gone      behaviour = "gone"      // answers 410 to every request
+	garbled   behaviour = "garbled"   // breaks the connection or answers garbage the first times, and then behaves well
 )
 
 const (
@@ -24,8 +24,8 @@ const (
 	quotaFor = time.Second      // the period of a throttled endpoint's quota
 )
 
-// behaviourOf returns a fixed behaviour for the customers of the built-in file. Another customer gets a behaviour by its name,
-// and its deliveries arrive in the end.
+// behaviourOf returns a fixed behaviour for the customers of the built-in file. The behaviour of another customer
+// depends on its name, and is one with which its deliveries arrive in the end.
 func behaviourOf(customer string) behaviour {
 	switch customer {
 	case "customer-aurora", "customer-birch", "customer-harbor":
@@ -53,19 +53,20 @@ func hash(s string) uint32 {
 
 // world is the state of all endpoints. It reads no clock and is not safe for concurrent use.
 type world struct {
-	quota     int           // deliveries a second that a throttled endpoint takes
-	outage    *weakEndpoint // of outageCustomer; nil if there is no outage
+	quota     int           // how many deliveries a second a throttled endpoint accepts
+	outage    *weakEndpoint // the endpoint of outageCustomer; nil if there is no outage
 	customers map[string]*endpoint
 }
 
 type endpoint struct {
-	since  time.Time      // the first request
+	since  time.Time      // the time of the first request
 	window time.Time      // when the present period of the quota began
-	used   int            // requests of this period
-	seen   map[string]int // requests by key
+	used   int            // how many requests of this period were accepted
+	seen   map[string]int // how many requests each key has had
 }
 
-// answer is what an endpoint does with a request. Status 0 is a connection closed in the middle of the answer.
+// answer is how an endpoint answers a request. With status 0, the endpoint closes the connection in the middle of the
+// answer.
 type answer struct {
 	after      time.Duration
 	status     int
@@ -134,7 +135,8 @@ func (e *endpoint) allows(quota int, now time.Time) bool {
 	return true
 }
 
-// quotaOf returns a quota with which a throttled customer's events take about five seconds, however many they are.
+// quotaOf returns a quota with which the events of a throttled customer take about five seconds, whatever their number
+// is.
 func quotaOf(list []event) int {
 	most, counts := 0, map[string]int{}
 	for _, e := range list {

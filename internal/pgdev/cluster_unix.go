@@ -28,7 +28,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// cluster is a data directory with its postmaster. All its files are in dir, and the keeper removes dir.
+// cluster is a data directory with its postmaster. All files of the cluster are in dir, and the keeper removes dir.
 type cluster struct {
 	dir      string
 	bin      string
@@ -40,12 +40,12 @@ type cluster struct {
 	keeper   *keeper
 
 	mu     sync.Mutex
-	server *process // nil before the first start
+	server *process // the postmaster; nil before the first start
 	killed bool     // the last postmaster ended without a clean-up
 }
 
-// newCluster makes a cluster and starts it. The binaries are in bin. If unpack is set, it unpacks them into the cluster's
-// directory and returns their place.
+// newCluster makes a cluster and starts it. The binaries are in bin, unless unpack is set. Then newCluster calls
+// unpack, which writes the binaries into the cluster's directory and returns where they are.
 func newCluster(ctx context.Context, o Options, bin string, unpack func(dir string) (string, error)) (*cluster, error) {
 	cred, err := serverUser()
 	if err != nil {
@@ -61,7 +61,7 @@ func newCluster(ctx context.Context, o Options, bin string, unpack func(dir stri
 	}
 	c.dir = c.keeper.dir
 	if err := c.create(ctx, o, unpack); err != nil {
-		return nil, errors.Join(err, c.close()) //nolint:contextcheck // files go also when the context has ended
+		return nil, errors.Join(err, c.close()) //nolint:contextcheck // the files are removed even if the context has ended
 	}
 	return c, nil
 }
@@ -85,8 +85,9 @@ func (c *cluster) create(ctx context.Context, o Options, unpack func(dir string)
 	return c.createDatabase(ctx)
 }
 
-// initdb makes the server ask TCP clients for a password. With trust, every user of this machine could become the superuser,
-// and run commands as the server's user. The socket needs no password, because other users cannot enter its directory.
+// initdb makes the data directory. Its server asks TCP clients for a password. With the method "trust", every user of
+// this machine could become the superuser, and run commands as the server's user. The socket needs no password, because
+// other users cannot enter its directory.
 func (c *cluster) initdb(ctx context.Context) error {
 	if err := os.WriteFile(c.path("password"), []byte(scramOf(c.password)), 0o600); err != nil {
 		return err
@@ -114,9 +115,9 @@ func (c *cluster) initdb(ctx context.Context) error {
 	return nil
 }
 
-// scramOf returns the password as the server stores it (RFC 5802 and RFC 7677, in the form of pg_authid). The server itself would
-// hash it 4,096 times, which protects passwords of people, and a client would do the same at each connect, in some 2 ms. The
-// cluster's password has 130 random bits, so one round is enough.
+// scramOf returns the password as the server stores it (RFC 5802 and RFC 7677, in the form of pg_authid). The server
+// itself would hash the password 4,096 times, which protects passwords of people. A client would then do the same at
+// each connect, which takes some 2 ms. The cluster's password has 130 random bits, so one round is enough.
 func scramOf(password string) string {
 	mac := func(key []byte, text string) []byte {
 		h := hmac.New(sha256.New, key)
@@ -189,7 +190,8 @@ func (c *cluster) socketDir() string {
 	return c.dir
 }
 
-// ready reads the postmaster's status file, because a connection might reach another server.
+// ready reports whether the server accepts connections. It reads the postmaster's status file, because a connection
+// might reach another server.
 func (c *cluster) ready(p *process) bool {
 	pidFile, err := os.ReadFile(c.path("data", "postmaster.pid"))
 	lines := strings.Split(string(pidFile), "\n")
@@ -219,7 +221,7 @@ func (c *cluster) createDatabase(ctx context.Context) error {
 	return err
 }
 
-// kill leaves the server in the state after a crash.
+// kill ends the server with SIGKILL, which leaves the data directory as after a crash.
 func (c *cluster) kill() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,8 +229,9 @@ func (c *cluster) kill() error {
 	return nil
 }
 
-// restart waits for the processes of a killed server. They end when they notice that their postmaster is gone, and a new
-// postmaster cannot start before.
+// restart stops the server if it runs, and starts it again. After a kill it first waits for the other processes of the
+// killed server. They end when they notice that their postmaster is gone, and a new postmaster can start only after
+// that.
 func (c *cluster) restart(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -275,8 +278,8 @@ func (c *cluster) close() error {
 	return err
 }
 
-// stop ends the server with sig. If that takes too long, it sends a stronger signal. SIGINT is a fast shutdown, SIGQUIT an
-// immediate one. The caller holds mu.
+// stop ends the server with sig. If that takes too long, it sends a stronger signal. SIGINT means a fast shutdown, and
+// SIGQUIT an immediate shutdown. The caller holds mu.
 func (c *cluster) stop(sig syscall.Signal) {
 	p := c.server
 	if p == nil {
@@ -291,7 +294,7 @@ func (c *cluster) stop(sig syscall.Signal) {
 		}
 	}
 	var exit *exec.ExitError
-	c.killed = !p.ended() || errors.As(p.err, &exit) && exit.ExitCode() == -1 // exit code -1: ended by a signal that it cannot handle
+	c.killed = !p.ended() || errors.As(p.err, &exit) && exit.ExitCode() == -1 // exit code -1: a signal ended the postmaster before it could clean up
 	c.server = nil
 }
 
@@ -349,16 +352,16 @@ type process struct {
 	err  error         // how it ended; set before done is closed
 }
 
-// spawn starts a binary in a session of its own. So Ctrl-C reaches only the Go program, which can drain before its database
-// stops. A shell sends its process id to the keeper, closes the keeper's pipe, and then becomes the binary. So the keeper
-// knows every child before it sees the end of the pipe.
+// spawn starts a binary in a new session. So Ctrl-C reaches only the Go program, which can drain before its database
+// stops. spawn starts a shell, which sends its process id to the keeper, closes the keeper's pipe, and then becomes the
+// binary. So the keeper knows every child before it sees the end of the pipe.
 func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	const script = `echo $$ >&3; exec 3>&-; exec "$@"`
 	log, err := os.OpenFile(c.path("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close() //nolint:errcheck // nothing is written here: the child has a descriptor of its own
+	defer log.Close() //nolint:errcheck // this process writes nothing to the file; the child has another descriptor
 	cmd := exec.Command("/bin/sh", append([]string{"-c", script, "sh", filepath.Join(c.bin, program)}, args...)...)
 	cmd.Dir, cmd.Env = c.dir, append(serverEnv(), c.env...)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -369,7 +372,7 @@ func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	}
 	p := &process{pid: cmd.Process.Pid, done: make(chan struct{})}
 	keeper := c.keeper
-	go func() { // ends with the process, which close or start ends
+	go func() { // this goroutine ends with the process, which close or start ends
 		defer close(p.done)
 		p.err = cmd.Wait()
 		keeper.forget()
@@ -377,10 +380,11 @@ func (c *cluster) spawn(program string, args ...string) (*process, error) {
 	return p, nil
 }
 
-// signal sends a signal to the process alone, because a postmaster passes signals on to its children.
+// signal sends a signal to the process, and not to its process group, because a postmaster passes signals on to its
+// children.
 func (p *process) signal(sig syscall.Signal) {
 	if !p.ended() {
-		_ = syscall.Kill(p.pid, sig) // an error means that it has ended
+		_ = syscall.Kill(p.pid, sig) // an error means that the process has ended
 	}
 }
 
@@ -401,8 +405,8 @@ func serverEnv() []string {
 	return append(env, "LC_ALL=C")
 }
 
-// keeper is a shell that makes a directory. When the Go program closes the pipe, or dies in any way, the shell ends the last
-// process whose id it got, and removes the directory.
+// keeper is a shell that makes a directory. When the Go program closes the pipe, or dies in any way, the shell ends the
+// last process whose id the program has sent, and removes the directory.
 type keeper struct {
 	dir  string
 	pipe *os.File // only this process holds this end; the other end is the shell's standard input
@@ -461,7 +465,8 @@ func startKeeper(parent string, cred *syscall.Credential) (*keeper, error) {
 	return k, nil
 }
 
-// tempDir returns dir, unless dir is private to root. The server runs as another user, and could not enter it.
+// tempDir returns dir, unless the server's user cannot enter it. That happens if this process is root and dir is
+// private to root.
 func tempDir(dir string, cred *syscall.Credential) string {
 	for up := dir; cred != nil; up = filepath.Dir(up) {
 		info, err := os.Stat(up)
@@ -475,7 +480,7 @@ func tempDir(dir string, cred *syscall.Credential) string {
 	return dir
 }
 
-// forget makes the keeper forget a process that has ended, before another process gets the same id.
+// forget makes the keeper forget a process that has ended, because another process may get the same id later.
 func (k *keeper) forget() { _, _ = k.pipe.WriteString("\n") }
 
 func (k *keeper) close() error {

@@ -27,7 +27,7 @@ var silence = sync.OnceFunc(func() { log.SetDefault(log.NewNoopLogger()) })
 
 // docker runs a container. If this process dies without a Close, testcontainers' reaper removes the container.
 func (o Options) docker(ctx context.Context) (*Server, error) {
-	// With an engine but no registry, testcontainers would try to pull the image for a quarter of an hour.
+	// If the engine cannot reach the registry, testcontainers would try to pull the image for a quarter of an hour.
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	loopback, err := engine(ctx)
@@ -49,7 +49,8 @@ func (o Options) docker(ctx context.Context) (*Server, error) {
 				h.PortBindings = network.PortMap{network.MustParsePort(containerPort): {bind}}
 			}
 		}),
-		// Wait for the line twice: the first time, the server is ready only for the set-up of the image, without TCP.
+		// Wait until the line has come twice. The first line comes when the server is ready for the set-up of the image,
+		// without TCP.
 		testcontainers.WithWaitStrategyAndDeadline(2*time.Minute,
 			wait.ForLog("database system is ready to accept connections").WithOccurrence(2)),
 	)
@@ -84,14 +85,14 @@ func (o Options) container(
 	return newServer(u.String(), fmt.Sprintf("%s %s", Docker, o.Image), nil, stop), conn.Close(ctx)
 }
 
-// engine returns an error if no engine answers. loopback reports whether a container's port can be bound to loopback. That is
-// impossible if the engine is on another machine, or if this process runs in a container.
+// engine returns an error if no engine answers. The result loopback is true if a container's port can be bound to the
+// loopback address. That is impossible if the engine is on another machine, or if this process runs in a container.
 func engine(ctx context.Context) (loopback bool, err error) {
 	silence()
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	// The provider's own requests to the engine take no context. This call takes one, so it asks the engine first.
-	// testcontainers keeps the answer and uses it again.
+	// The requests that the provider below sends to the engine take no context. This call takes a context, so it sends the
+	// first request. testcontainers keeps the answer and uses it again.
 	client, err := testcontainers.NewDockerClientWithOpts(ctx)
 	if err != nil {
 		return false, noEngineError(err)
@@ -113,7 +114,7 @@ func noEngineError(err error) error {
 	return fmt.Errorf("no engine answers: %w", err)
 }
 
-// flags returns the settings as a server's arguments, sorted by name.
+// flags returns the settings as command-line arguments of a server, sorted by name.
 func flags(settings map[string]string) []string {
 	var args []string
 	for name, value := range settings {

@@ -20,19 +20,22 @@ import (
 	"github.com/xi2/xz"
 )
 
-// The archives come from github.com/zonkyio/embedded-postgres-binaries. Each is a .jar, which is a zip file. It contains one
-// .txz with bin, lib and share. docs/adr/0002-pgdev-download.md explains why this package fetches them itself.
+// The archives come from github.com/zonkyio/embedded-postgres-binaries. Each archive is a .jar, which is a zip file.
+// The zip file contains one .txz with the directories bin, lib and share. docs/adr/0002-pgdev-download.md explains why
+// this package fetches them itself.
 const (
 	mavenCentral    = "https://repo1.maven.org/maven2"
 	downloadVersion = "17.5.0"
 
-	// Bounds on the data of a wrong or hostile repository. Real archives have 10 to 15 MB, and 50 MB unpacked.
+	// These bounds protect against a wrong or hostile repository. Real archives have 10 to 15 MB, and 50 MB after they are
+	// unpacked.
 	maxArchive  = 200 << 20
 	maxUnpacked = 1 << 30
 )
 
-// download runs binaries from an archive. It keeps only the archive in the cache. The server runs from the directory of its
-// cluster, because its user may not be able to enter the cache: if this process is root, the cache is in root's home.
+// download runs a server whose binaries come from an archive. It keeps only the archive in the cache, and unpacks the
+// binaries into the directory of the cluster. If this process is root, the cache is in root's home, which the server's
+// user may not be able to enter.
 func (o Options) download(ctx context.Context) (*Server, error) {
 	name, err := archiveName(runtime.GOOS, runtime.GOARCH, isAlpine())
 	if err != nil {
@@ -97,7 +100,7 @@ func (o Options) cachedArchive(ctx context.Context, name string) (string, error)
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(part.Name()) //nolint:errcheck // if it became the archive, the name is gone
+	defer os.Remove(part.Name()) //nolint:errcheck // if the file was renamed to the archive, there is nothing to remove
 	got, err := fetch(ctx, url, part)
 	if err = errors.Join(err, part.Close()); err != nil {
 		return "", err
@@ -121,7 +124,7 @@ func fetchSum(ctx context.Context, url string) (string, error) {
 	return strings.ToLower(sum), nil
 }
 
-// fetch copies the answer of url, and returns its SHA-256.
+// fetch copies the answer of url to the writer, and returns the answer's SHA-256.
 func fetch(ctx context.Context, url string, to io.Writer) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -131,7 +134,7 @@ func fetch(ctx context.Context, url string, to io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close() //nolint:errcheck // only read
+	defer resp.Body.Close() //nolint:errcheck // it is only read
 	if resp.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("%s: %s", url, resp.Status)
 	}
@@ -152,14 +155,14 @@ func unpackArchive(archive, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer jar.Close() //nolint:errcheck // only read
+	defer jar.Close() //nolint:errcheck // it is only read
 	for _, f := range jar.File {
 		if strings.HasSuffix(f.Name, ".txz") {
 			r, err := f.Open()
 			if err != nil {
 				return err
 			}
-			defer r.Close() //nolint:errcheck // only read
+			defer r.Close() //nolint:errcheck // it is only read
 			return unpackTxz(r, dir)
 		}
 	}
@@ -179,7 +182,7 @@ func unpackTxz(r io.Reader, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close() //nolint:errcheck // each file has been closed
+	defer root.Close() //nolint:errcheck // the files in it are closed already
 	limited := &io.LimitedReader{R: plain, N: maxUnpacked}
 	files := tar.NewReader(limited)
 	for {
@@ -207,7 +210,7 @@ func unpackFile(root *os.Root, h *tar.Header, content io.Reader) error {
 	case tar.TypeDir:
 		return root.MkdirAll(name, 0o755)
 	case tar.TypeReg:
-		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755) //nolint:gosec // at most nine bits are kept
+		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o755) //nolint:gosec // nine bits at most
 		if err != nil {
 			return err
 		}

@@ -13,8 +13,8 @@ import (
 // oldest is the oldest version that drover supports.
 const oldest = 15
 
-// fromEnv uses the database that the user named. A server that is up answers within five seconds. A longer wait would only
-// delay the error.
+// fromEnv uses the database that the user named. It waits at most five seconds for an answer, because a longer wait
+// would only delay the error.
 func (o Options) fromEnv(ctx context.Context) (*Server, error) {
 	given := o.getenv("DATABASE_URL")
 	if given == "" {

@@ -38,7 +38,8 @@ type binaries struct {
 	version string // "17.2"
 }
 
-// findBinaries returns the first binaries in PATH that are new enough, or else the newest ones elsewhere.
+// findBinaries returns the first binaries in PATH that are new enough. If there are none, it returns the newest
+// binaries of the other directories.
 func findBinaries(ctx context.Context, inPath, elsewhere []string) (binaries, error) {
 	var tooOld []string
 	usable := func(dirs []string) []binaries {
@@ -46,7 +47,7 @@ func findBinaries(ctx context.Context, inPath, elsewhere []string) (binaries, er
 		for _, dir := range dirs {
 			b, err := binariesIn(ctx, dir)
 			switch {
-			case err != nil: // this directory has no server, or its server does not run
+			case err != nil: // the directory has no server, or a server that does not run on this machine
 			case versionNumbers(b.version)[0] < oldest:
 				tooOld = append(tooOld, fmt.Sprintf("%s (%s)", b.version, dir))
 			default:
@@ -85,7 +86,7 @@ func binDirs() (inPath, elsewhere []string) {
 		"/usr/pgsql-*/bin",                                   // the PostgreSQL project's RPMs
 		"/usr/lib/postgresql*/bin",                           // SUSE
 		"/usr/libexec/postgresql*",                           // Alpine
-		"/usr/local/pgsql/bin",                               // from source
+		"/usr/local/pgsql/bin",                               // built from source
 		"/opt/homebrew/opt/postgresql@*/bin",                 // Homebrew, Apple silicon
 		"/usr/local/opt/postgresql@*/bin",                    // Homebrew, Intel
 		"/home/linuxbrew/.linuxbrew/opt/postgresql@*/bin",    // Homebrew, Linux
@@ -143,7 +144,7 @@ func compareVersions(a, b string) int {
 func freePort() (int, error) {
 	var err error
 	for range 50 {
-		port := 20000 + rand.IntN(12000) //nolint:gosec // any port
+		port := 20000 + rand.IntN(12000) //nolint:gosec // any port in this range will do
 		var l net.Listener
 		if l, err = net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
 			return port, l.Close()

@@ -1,4 +1,4 @@
-// Package pgdev finds a Postgres for the demo, the tests and the benchmarks, or makes a server that leaves
+// Package pgdev finds or starts a Postgres for the demo, the tests and the benchmarks. A server that it starts leaves
 // nothing behind. Start tries four ways in turn, and logs in one line which one it took:
 //
 //  1. [FromEnv]: the database of DATABASE_URL, used as it is and never stopped;
@@ -7,8 +7,8 @@
 //  3. [Docker]: a container of a running Docker engine;
 //  4. [Download]: a verified archive of server binaries, kept in the user's cache directory.
 //
-// The servers that it makes keep fsync, full_page_writes and synchronous_commit on, so that tests and
-// measurements hold for a real server.
+// The servers that it makes keep fsync, full_page_writes and synchronous_commit on, so that the results of tests and
+// measurements are true for a production server, too.
 package pgdev
 
 import (
@@ -32,22 +32,24 @@ const (
 	Download Way = "download"
 )
 
-// ErrNotCluster reports a call that needs a cluster of this process, such as Kill or Restart, for another server.
+// ErrNotCluster is the error of Kill, Restart and other methods that work only for a cluster of this process.
 var ErrNotCluster = errors.New("drover: only a cluster made of server binaries can be killed and restarted")
 
-// binVar names a directory of server binaries, to run tests and fault scenarios on another version.
+// binVar is the environment variable with a directory of server binaries. With it, tests and fault scenarios can run on
+// another version.
 const binVar = "DROVER_PG_BIN"
 
 // errNotSet reports that DATABASE_URL is not set. This is the only reason to go on to the next way. Every other problem with
 // the variable is an error for the user.
 var errNotSet = errors.New("not set")
 
-// Options are the settings of Start. The zero value tries all four ways and is silent.
+// Options are the settings of Start. With the zero value, Start tries all four ways and logs nothing.
 type Options struct {
 	// Settings are server settings such as "work_mem": "64MB". They apply only to servers that Start makes.
-	// Such servers have max_connections 200, shared_buffers 256MB, timezone UTC, and otherwise Postgres' defaults.
-	// It is an error to turn off a setting that makes commits durable, or to set what Start decides: the port and
-	// the directories.
+	// The other settings of these servers are max_connections 200, shared_buffers 256MB, timezone UTC, and otherwise
+	// Postgres' defaults.
+	// It is an error to turn off a setting that makes commits durable, or to set a port or a directory, because Start
+	// chooses these.
 	Settings map[string]string
 
 	// Dir is where a cluster of local binaries makes a directory for its files. The directory is removed when the
@@ -58,15 +60,16 @@ type Options struct {
 	// Env is added to the environment of a cluster's processes, as "NAME=value".
 	Env []string
 
-	// Log gets one line with the way that Start took, and the reasons why the ways before it failed. Nil is not
-	// called.
+	// Log gets one line with the way that Start took, and the reasons why the ways before it failed. Nil means that
+	// nothing is logged.
 	Log func(line string)
 
 	// Ways are tried in this order. Nil means FromEnv, Local, Docker, Download.
 	Ways []Way
 
-	// BinDir is the only directory in which Local looks, to run a chosen version. Empty means the directory of
-	// DROVER_PG_BIN. Without that, Local looks in PATH, and then for the newest version in the directories where
+	// BinDir is the only directory in which Local looks. With it, the caller can choose the version. Empty means the
+	// directory of DROVER_PG_BIN. Without that, Local looks in PATH, and then for the newest version in the directories
+	// where
 	// packages install servers.
 	BinDir string
 
@@ -80,7 +83,7 @@ type Options struct {
 	CacheDir string
 
 	binEnv bool                // BinDir comes from DROVER_PG_BIN
-	port   func() (int, error) // chooses a cluster's port; a test makes it choose a port that is taken
+	port   func() (int, error) // chooses a cluster's port; a test makes it return a port that is in use
 	getenv func(string) string // os.Getenv, except in tests
 }
 
@@ -88,7 +91,7 @@ type Options struct {
 type Server struct {
 	url     string
 	source  string
-	cluster *cluster     // nil unless this process runs the binaries
+	cluster *cluster     // nil unless this process runs the server's binaries
 	stop    func() error // nil for a database that Start did not make
 	close   func() error // calls stop once
 }
@@ -97,9 +100,9 @@ type Server struct {
 // the life of the server. Close ends the server. If the program exits or is killed without a Close, a server that Start made
 // ends too, and its files are removed.
 //
-// If DATABASE_URL is set and its server does not answer, Start returns an error, and does not try other ways. The same holds
-// if DROVER_PG_BIN is set and has no server that starts. If no way works, the error gives the reason for each of them, and
-// explains how to get a Postgres.
+// If DATABASE_URL is set and its server does not answer, Start returns an error, and does not try other ways. It does
+// the same if DROVER_PG_BIN is set and no server there starts. If no way works, the error gives the reason for each of
+// them, and explains how to get a Postgres.
 func Start(ctx context.Context, o Options) (*Server, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -121,7 +124,7 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 	return nil, noneError(failed)
 }
 
-// URL returns the connection string. A server that Start made has a database "drover" of its own.
+// URL returns the connection string. On a server that Start made, the URL leads to the database "drover".
 func (s *Server) URL() string { return s.url }
 
 // Source describes the origin of the server for people, such as "local binaries 17.2
@@ -131,12 +134,13 @@ func (s *Server) Source() string { return s.source }
 // Owned reports whether Start made the server, so that Close ends it.
 func (s *Server) Owned() bool { return s.stop != nil }
 
-// Close stops an owned server, disconnects its clients and removes its files. For other servers it does nothing. Later calls
-// return the result of the first one.
+// Close stops an owned server, disconnects its clients and removes its files. For other servers it does nothing. Later
+// calls return the result of the first call.
 func (s *Server) Close() error { return s.close() }
 
-// Kill ends the postmaster with SIGKILL, as a crash or the kernel would, and returns once the postmaster is gone. Its sessions
-// end as soon as they notice. Kill works only for clusters of server binaries. For other servers it returns ErrNotCluster.
+// Kill ends the postmaster with SIGKILL, as a crash or the kernel would, and returns once the postmaster is gone. The
+// sessions of the server end as soon as they notice that. Kill works only for clusters of server binaries. For other
+// servers it returns ErrNotCluster.
 func (s *Server) Kill() error {
 	if s.cluster == nil {
 		return ErrNotCluster
@@ -190,7 +194,7 @@ func (o Options) withDefaults() (Options, error) {
 		o.BaseURL = mavenCentral
 	}
 	if o.CacheDir == "" {
-		// An error means that there is no home directory. Download reports that when it is tried.
+		// An error means that there is no home directory. Then the way Download returns an error.
 		if dir, err := os.UserCacheDir(); err == nil {
 			o.CacheDir = filepath.Join(dir, "drover", "pgdev")
 		}
@@ -209,8 +213,8 @@ func (o Options) withDefaults() (Options, error) {
 	return o, err
 }
 
-// serverSettings adds the defaults to the caller's settings. It refuses settings that may lose commits, because tests and
-// measurements on such a server prove nothing about a real one.
+// serverSettings adds the defaults to the caller's settings. It refuses settings with which a server may lose commits,
+// because tests and measurements on such a server prove nothing about a production server.
 func serverSettings(asked map[string]string) (map[string]string, error) {
 	settings := map[string]string{
 		"max_connections": "200",
@@ -234,7 +238,7 @@ func serverSettings(asked map[string]string) (map[string]string, error) {
 	return settings, errors.Join(errs...)
 }
 
-// taken returns the line for Options.Log.
+// taken returns the line for Options.Log: the way that worked, and why the others failed.
 func taken(s *Server, failed []error) string {
 	line := "postgres: " + s.source
 	for i, err := range failed {
@@ -260,7 +264,7 @@ func noneError(failed []error) error {
 	return &startError{text: b.String(), failed: failed}
 }
 
-// startError has the reasons of all ways. Its text is a list, and it wraps every reason.
+// startError has the reasons why all ways failed. Its text is a list, and it wraps every reason.
 type startError struct {
 	text   string
 	failed []error

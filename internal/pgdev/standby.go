@@ -7,9 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Standby makes a hot standby of the server, and returns once the standby can be read. The standby is a cluster of its own with
-// the same settings and users, and it streams from the server while both live. Standby works only for clusters of server
-// binaries. For other servers it returns ErrNotCluster.
+// Standby makes a hot standby of the server, and returns once the standby can be read. The standby is another cluster
+// with the same settings and users. It streams from the server while both run. Standby works only for clusters of
+// server binaries. For other servers it returns ErrNotCluster.
 func (s *Server) Standby(ctx context.Context) (*Server, error) {
 	if s.cluster == nil {
 		return nil, ErrNotCluster

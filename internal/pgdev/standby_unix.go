@@ -26,13 +26,13 @@ func (c *cluster) standby(ctx context.Context) (*cluster, error) {
 		err = s.startOnFreePort(ctx, freePort)
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.close()) //nolint:contextcheck // files go also when the context has ended
+		return nil, errors.Join(err, s.close()) //nolint:contextcheck // the files are removed even if the context has ended
 	}
 	return s, nil
 }
 
-// copyTo makes a backup of the data directory. pg_basebackup would do the same, but not all server binaries include it. The copy
-// begins at the checkpoint of the backup, and gets the WAL from the server.
+// copyTo makes a backup of the data directory. pg_basebackup would do the same, but not all server binaries include it.
+// The copy begins its recovery at the checkpoint of the backup, and gets the WAL from the server.
 func (c *cluster) copyTo(ctx context.Context, s *cluster) error {
 	conn, err := pgx.Connect(ctx, c.url())
 	if err != nil {
@@ -93,7 +93,7 @@ func (c *cluster) copyFiles(from string) error {
 	})
 }
 
-// write writes a file of the data directory, owned by the user that the server runs as.
+// write writes a file of the data directory, and gives it to the user that the server runs as.
 func (c *cluster) write(name string, text []byte) error {
 	path := c.path("data", name)
 	return errors.Join(os.WriteFile(path, text, 0o600), c.give(path))

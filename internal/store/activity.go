@@ -7,19 +7,19 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Activity is how many runs of a queue began and ended.
+// Activity has counts of the runs of a queue that began and that ended.
 type Activity struct {
 	Queue                        string
-	Started, Waited              int64 // Waited is the sum over all Started, in microseconds
+	Started, Waited              int64 // Waited is how long all Started runs had waited together, in microseconds
 	Completed, Failed, Discarded int64
 }
 
-// Since returns by how much the sums have grown since an earlier state.
+// Since returns by how much the counts of a exceed the earlier counts b.
 func (a Activity) Since(b Activity) Activity {
 	return Activity{a.Queue, a.Started - b.Started, a.Waited - b.Waited, a.Completed - b.Completed, a.Failed - b.Failed, a.Discarded - b.Discarded}
 }
 
-// Plus adds two sums of a queue.
+// Plus adds the counts of a and b, which are of the same queue.
 func (a Activity) Plus(b Activity) Activity {
 	return Activity{a.Queue, a.Started + b.Started, a.Waited + b.Waited, a.Completed + b.Completed, a.Failed + b.Failed, a.Discarded + b.Discarded}
 }

@@ -13,16 +13,17 @@ import (
 )
 
 // sqlJudge records the evidence that the death of the lost supervisor $1 gives. $2 is the highest crash count among the
-// jobs that had started there, and $3 is one less than the number of these jobs. The first rescuer that has seen all of
-// these jobs records the evidence for all rescuers. A later rescuer would see fewer jobs, because some are already
-// freed.
+// jobs that had started at that supervisor. $3 is one less than the number of these jobs. The first rescuer that has
+// seen all of these jobs records the evidence for all rescuers. A later rescuer would see fewer jobs, because some are
+// already freed.
 //
-// mass: other processes died at the same time. That means that the last sign of life of another process came less than
-// two thirds of a lease before or after the last sign of this process. A whole lease would be too much. The first
-// process that a job kills is found dead a lease after its last beat. If the job then kills a second process
-// immediately, the last beat of that process came up to a sixth of a lease earlier, and the first death must not spare
-// the job. A process that died later may not be declared lost yet, so a silence of a third of a lease is enough.
-// shared: another supervisor ran in the same process.
+// The column mass is true if another process died at about the same time: the last sign of life of that process came
+// less than two thirds of a lease before or after the last sign of this process. A whole lease would be too much,
+// because one job may kill two processes in succession. The rescuers find the first process dead a lease after its last
+// beat. If the job then kills a second process immediately, the last beat of the second process came up to a sixth of a
+// lease before its death. These two deaths are not a mass, because the job has to answer for both. A process that died
+// a little later may not be declared lost yet. So the statement also counts a process that has been silent for a third
+// of a lease. The column shared is true if another supervisor ran in the same process.
 const (
 	sqlJudge = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
@@ -50,7 +51,7 @@ delete from drover_ended_supervisors where id in (select id from drover_ended_su
 )
 
 // Verdict returns the evidence that a rescuer has recorded about the death of supervisor id. The result died is false
-// if no rescuer has recorded it, or if the death was taken back.
+// if no rescuer has recorded the death, or if a death was taken back because the supervisor lives.
 func (s Session) Verdict(ctx context.Context, id string) (d blame.Death, died bool, err error) {
 	var p pipeline
 	p.Begin()
@@ -67,8 +68,8 @@ func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 }
 
 // Judge returns the evidence that the death of supervisor id gives, as the first rescuer has recorded it. The parameter
-// d is the evidence that the calling rescuer has seen. Judge records d if it is the first. It also deletes the records
-// of supervisors that ended more than a day ago.
+// d is the evidence that the calling rescuer has seen. Judge records d if no rescuer has recorded evidence before.
+// Judge also deletes the records of supervisors that ended more than a day ago.
 func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Death, error) {
 	var p pipeline
 	var died bool
@@ -81,8 +82,8 @@ func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Dea
 	return d, err
 }
 
-// sqlBackground counts the deaths in the last time $2 that no job explains, except the deaths of supervisors $1. It
-// also adds up how long processes ran in that time.
+// sqlBackground counts the deaths within the last $2 (an interval) of which no job is the recorded cause. It leaves out
+// the deaths of the supervisors $1. It also adds up how long processes ran within that interval.
 const sqlBackground = `
 select count(*) filter (where died and not draining and explained_by is null and id <> all($1)),
 	coalesce(sum(extract(epoch from least(ended_at, now()) - least(greatest(started_at, now() - $2::interval), ended_at, now()))), 0)::float8
@@ -93,8 +94,8 @@ from (
 ) p
 where ended_at > now() - $2::interval`
 
-// Background returns how many deaths in the last blame.HistoryWindow no job explains, and how long processes ran in
-// that time. It does not count the deaths of the supervisors in the parameter except.
+// Background returns how many deaths within the last blame.HistoryWindow have no job as their recorded cause, and for
+// how long processes ran within that window. It does not count the deaths of the supervisors in the parameter except.
 func (s Session) Background(ctx context.Context, except []string) (b blame.Background, err error) {
 	var p pipeline
 	var ran float64
@@ -116,7 +117,7 @@ where id = $1`
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
 )
 
-// Freeing has the outcomes of jobs of one dead supervisor, and the blame.
+// Freeing has the outcomes of jobs of one dead supervisor, and says which jobs get the blame for its death.
 type Freeing struct {
 	Owner     string
 	Changes   []Change
@@ -125,9 +126,9 @@ type Freeing struct {
 	Bound     time.Duration       // how long each statement may take
 }
 
-// Free settles the jobs and records the blame in one transaction. In two transactions one of them could be missing:
-// blame for a job that is not settled would be wrong, and no rescuer looks at a settled job again to record its blame.
-// Free returns the new state of each job that it settled.
+// Free settles the jobs and records the blame in one transaction. With two transactions, one of them could fail after
+// the other has committed. A job would then be blamed that is not settled, or a job would be settled without its blame.
+// No rescuer looks at a settled job again. Free returns the new state of each job that it settled.
 func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State, err error) {
 	settled = map[string]State{}
 	var p pipeline
@@ -146,8 +147,9 @@ func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State
 	return settled, err
 }
 
-// sqlTakeSolo takes the turn to run strong suspects, unless another living supervisor has it. A supervisor that loses
-// its turn this way has lost its lease, too. Its claims are fenced, so it claims no more jobs.
+// sqlTakeSolo takes the turn to run strong suspects, unless another living supervisor has it. Another supervisor takes
+// the turn only after the holder of the turn has lost its lease. The claims of the holder are fenced by then, so the
+// holder claims no more jobs.
 const (
 	sqlTakeSolo = `
 update drover_solo set supervisor = $1, taken_at = now()

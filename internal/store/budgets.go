@@ -38,7 +38,8 @@ where (drover_budgets.retries, drover_budgets.per_ms, drover_budgets.burst, drov
 const sqlBudgetScopes = `select scope from drover_budgets`
 
 // registerBudgets stores policies and reads the scopes of all budgets, including budgets from other processes and from
-// psql. The query for the scopes comes after the policies, so nothing is read if the database refuses a policy.
+// psql. The query for the scopes comes after the policies. So registerBudgets reads no scopes if the database refuses a
+// policy.
 func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	for _, b := range policies {
 		p.Exec(nil, SQLRegisterBudget, b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
@@ -51,21 +52,21 @@ func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	}, sqlBudgetScopes)
 }
 
-// SQLReserve takes slots, in a transaction of its own before the settle. It locks rows that every batch with failures
-// needs. The transaction is short, so these rows are not locked during a settle.
+// SQLReserve takes slots of retry budgets. It runs in a transaction of its own before the settle, because it locks rows
+// that every batch with failures needs. So these rows are not locked while a settle runs.
 const SQLReserve = `select n, coalesce(due_us, 0), coalesce(delay_us, 0), coalesce(reason, '') from drover_reserve($1, $2, $3, $4)`
 
 // SQLReserveBriefly makes the commit return before the server has written its log to disk, so that the next batch waits
-// less for the rows. A crash of the server that loses the slots also loses the settle, which comes after them in the
-// log. SQLReserveBriefly also bounds each wait for a lock by $1 ms: a session of psql that holds a lock must not hold
-// up settles for long.
+// less for the locked rows. A crash of the server may lose the slots. Then it also loses the settle, because the settle
+// comes after the slots in the log. SQLReserveBriefly also bounds each wait for a lock by $1 ms, because a session of
+// psql that holds a lock must not hold up settles for long.
 const SQLReserveBriefly = `select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', $1, true)`
 
 // WantedSlot is a retry that needs a slot.
 type WantedSlot struct {
 	Kind, Queue string
 	Backoff     time.Duration
-	Latest      *int64 // microseconds until the job's RetryUntil; nil: it has none
+	Latest      *int64 // microseconds until the job's RetryUntil; nil: the job has no RetryUntil
 }
 
 // TakenSlot is the slot that a retry got. The zero value means that no budget applies to the retry.
@@ -73,7 +74,7 @@ type TakenSlot struct {
 	Budgeted bool
 	DueUS    int64 // the due time, in microseconds since 1970 by the server's clock
 	Delay    time.Duration
-	Reason   string // why the job is discarded, because there was no slot; "": there was a slot
+	Reason   string // the discard reason of a job for which there was no slot; "": there was a slot
 }
 
 // Reserve takes a slot for each retry to which a budget applies. The results are in the order of the parameter wanting.
@@ -108,8 +109,8 @@ func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot
 	return slots, err
 }
 
-// reserveWait returns how long a reservation waits for a lock: a second, or a third of the time that is left, if that
-// is less; at least a millisecond.
+// reserveWait returns how long a reservation may wait for a lock: a second, but at most a third of the time until the
+// deadline of ctx, and at least a millisecond.
 func reserveWait(ctx context.Context) time.Duration {
 	wait := time.Second
 	if end, ok := ctx.Deadline(); ok {

@@ -16,34 +16,37 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// lastError is the text of the entry that drover_last_error returns, the first 8192 characters. It calls that function
-// only if the newest entry is an operator's, because a function that pins its search_path costs as much as the claim of
-// a row. Texts that drover has written are shorter than the bound.
+// lastError is an expression for the first 8192 characters of the error text in the entry that drover_last_error
+// returns. It calls that function only if an operator has written the newest entry, because the call of a function that
+// pins its search_path costs as much as the claim of a row. Texts that drover has written are shorter than the bound.
 const lastError = `left((case when errors->-1->>'class' <> 'operator' then errors->-1 else drover_last_error(errors) end)->>'error', 8192)`
 
 // SQLClaim gives due jobs of several queues to supervisor $1, if its epoch $2 is still the current one.
 //
-// me: because of the key share lock, a raise of the epoch waits until this claim has ended. Claims with the old epoch
-// that come after the raise find no row. Heartbeats do not wait for the lock.
+// The CTE "me" locks the supervisor's row with a key share lock, so a raise of the epoch waits until this claim has
+// ended. Claims with the old epoch that come after the raise find no row. Heartbeats do not wait for the lock.
 //
-// due: for each queue its groups of lanes, for each group its lanes, in the given order. Each lane is read from
-// jobs_claim_idx, beyond its floor and in index order. So LIMIT ends the scan, and nothing is sorted. When the LIMIT of
-// the group or of the queue is reached, the scan does not read the lanes that come after. SKIP LOCKED lets claimers
-// pass each other. The conditions for a job stand inside the LIMIT. Otherwise rows that do not qualify would fill it
-// for ever. The CTEs are materialized, because a subquery may be executed again, and would then claim too many jobs.
+// The CTE "due" goes through the queues, through the groups of lanes of each queue, and through the lanes of each
+// group, in the given order. It reads each lane from jobs_claim_idx, beyond its floor and in index order. So LIMIT ends
+// the scan, and the server sorts nothing. When the LIMIT of the group or of the queue is reached, the scan does not
+// read the lanes that come after. SKIP LOCKED lets claimers pass each other. The conditions for a job stand inside the
+// LIMIT. Otherwise rows that do not qualify would use up the LIMIT in every claim. The CTEs are materialized, because
+// the server may execute a subquery twice, and would then claim too many jobs.
 //
-// claimed: no indexed column changes, so the update is HOT. An exception is a job that is unique until it has started,
-// because it leaves jobs_unique_idx. If $12 is true, the statement also returns the age of jobs that were enqueued for
-// later. It compares ids with an array: with a join to the CTE "due", a generic plan would scan the whole table.
+// The CTE "claimed" changes no indexed column, so the update is HOT. The exception is a job that is unique until it has
+// started, because the update takes it out of jobs_unique_idx. If $12 is true, the statement also returns the age of
+// jobs that were enqueued for later. The update compares ids with an array, because with a join to the CTE "due" a
+// generic plan would scan the whole table.
 //
 // The left join returns a row with the server's time even if no job was due. If there is no row at all, the epoch is
-// over. It is the time at which the statement began, not the transaction, because the claim may have waited for its
-// turn. If no job was claimed, or $13 is true, the rows also have the time until the next job of these lanes is due,
-// whatever its kind. The server looks for that job once, because the subquery does not depend on the claimed jobs.
+// over. The time is when the statement began and not when the transaction began, because the claim may have waited for
+// its turn in between. If no job was claimed, or $13 is true, the rows also have the time until the next job of these
+// lanes is due, whatever its kind. The server looks for that job once, because the subquery does not depend on the
+// claimed jobs.
 const SQLClaim = claimMe + claimDue + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 // sqlClaimBut is SQLClaim without the jobs that are set aside. Claims use it only while there are such jobs. It looks
-// for each job in a subquery, which keeps the order of the index; a join might not.
+// up each job in a subquery, because a join might not keep the order of the index.
 const sqlClaimBut = claimMe + claimDueBut + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 const (
@@ -72,7 +75,7 @@ with me as materialized (
 		where g.q = q.n limit q.room
 	) j
 )`
-	// claimLastOnes reads the other end of the lanes, up to five jobs of each.
+	// claimLastOnes reads up to five jobs of each lane, from the end of the lane.
 	claimLastOnes = `
 				order by scheduled_at desc, id desc limit least(g.room, 5) for update skip locked
 			) j
@@ -81,16 +84,16 @@ with me as materialized (
 		where g.q = q.n limit q.room
 	) j
 )`
-	// sinceEnqueue is how long ago the job was enqueued or last redriven, in ms. A time before the year 1 or after 9999
-	// counts as that bound, because infinite times cannot be subtracted. date_part computes in float8, which costs less
-	// than extract.
+	// sinceEnqueue is how long ago the job was enqueued or last redriven, in ms. An earlier time than the year 1 counts as
+	// the year 1, and a later time than the year 9999 as the year 9999, because infinite times cannot be subtracted.
+	// date_part computes in float8, which costs less than extract.
 	sinceEnqueue = `(date_part('epoch', statement_timestamp() - least(greatest(created_at, redriven_at, '0001-01-01+00'), '9999-12-30+00')) * 1000)::bigint`
 
-	// rawSize is how many bytes metadata and tags take uncompressed. For 20 MB of control characters the server
-	// computes this number within 15 ms. To write them out as 120 MB of text, the server would need two seconds, in
-	// which it cannot be interrupted. oddSize reports whether rawSize is larger than mostMore. It compares the
-	// compressed sizes first, which costs nothing: no compression makes a value more than 255 times smaller, so small
-	// values need no rawSize.
+	// rawSize is how many bytes metadata and tags take uncompressed. For 20 MB of control characters the server computes
+	// this number within 15 ms. If it wrote these values as text (120 MB), it would need two seconds, and could not be
+	// interrupted meanwhile. oddSize reports whether rawSize is larger than mostMore. It looks at the compressed sizes
+	// first, which costs nothing. No compression makes a value more than 255 times smaller, so oddSize needs no rawSize
+	// for a small value.
 	rawSize = `(pg_column_size(coalesce(metadata, '{}') || '{}') + pg_column_size(coalesce(tags, '{}') || '{}'))`
 	oddSize = `num_nonnulls(metadata, tags) > 0 and coalesce(pg_column_size(metadata), 0) + coalesce(pg_column_size(tags), 0) > 4096 and ` + rawSize + ` > 1048576` // mostMore
 
@@ -104,7 +107,8 @@ with me as materialized (
 				or crashes > 0 or redrives > 0 or unique_scope = 'period'
 			then case
 			when ` + oddSize + ` then '!' || ` + rawSize + `
-			-- metadata and nothing else, for example a trace: JSON of all columns would double the cost of the job
+			-- the job has metadata and no other rare column, for example for a trace: JSON of all columns would double the cost
+			-- of the job
 			when metadata is not null and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) = 1
 				and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope is distinct from 'period'
 			then 'm' || ` + sinceEnqueue + ` || ' ' || metadata
@@ -112,10 +116,10 @@ with me as materialized (
 				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
 				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text end
-			when errors_total > 0 -- most jobs that get here; JSON would cost as much as the update itself
+			when errors_total > 0 -- true for most jobs that are not first runs; JSON would cost as much as the update itself
 			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || ` + sinceEnqueue + ` || ' ' || coalesce(` + lastError + `, '')
 			when `
-	claimAges = `scheduled_at <> created_at` // enqueued for later
+	claimAges = `scheduled_at <> created_at` // true for a job that was enqueued for later
 	claimMore = ` then '0 0 ' || ` + sinceEnqueue + ` || ' '
 		end as more
 )
@@ -143,7 +147,7 @@ type Job struct {
 	ClaimSeq        int
 	ScheduledAt     time.Time
 	More            *More
-	Left            bool // its Args and More were not kept, because the reply was too large
+	Left            bool // the claim did not keep its Args and More, because the reply was too large
 }
 
 // More has the columns that few jobs set.
@@ -169,9 +173,10 @@ type More struct {
 	Unreadable error // why the other fields are not known; nil: they are known
 }
 
-// read parses the column "more" of SQLClaim. It is a JSON object, or one of three shorter forms. "!" and a size means
-// that the values are too large. "m" comes before the job's age and its metadata, if it has nothing else. Without a
-// letter, the text has how often the job has failed, its last delay, its age and its last error.
+// read parses the column "more" of SQLClaim. It is a JSON object, or one of three shorter forms. The text "!" with a
+// size means that the values are too large. The letter "m" precedes the age and the metadata of a job that has no other
+// values. A text that begins with a digit has the number of the job's failures, its last delay, its age and its last
+// error.
 func (m *More) read(text []byte) (err error) {
 	size := strconv.Itoa(len(text))
 	if text[0] == '!' { // the server did not send the values, only their size
@@ -192,7 +197,7 @@ func (m *More) read(text []byte) (err error) {
 		if string(metadata) != "null" {
 			m.Metadata = bytes.Clone(metadata) // text belongs to the driver
 		}
-		if len(metadata) > 10_000 { // so large a jsonb may be nested more deeply than encoding/json reads
+		if len(metadata) > 10_000 { // a jsonb of this size may be nested more deeply than encoding/json reads
 			if err := json.Unmarshal(metadata, &m.Metadata); err != nil {
 				return err
 			}
@@ -214,16 +219,17 @@ func (m *More) read(text []byte) (err error) {
 	return err
 }
 
-// SQLTakeTurn comes before a claim of many jobs of a backlog, so that no two of these claims overlap: the engine's
-// method Turns has the reason. It takes locks that end with the transaction. The wait for them is bounded, so a session
-// that hangs with such a lock holds others up only for that long.
+// SQLTakeTurn comes before a claim of many jobs of a backlog, so that no two of these claims overlap. The engine's
+// method Turns explains why. SQLTakeTurn takes locks that end with the transaction. It waits for them no longer than
+// $2, so a session that hangs with one of these locks does not stop the other claims.
 const SQLTakeTurn = `select drover_take_turn($1, $2)`
 
-// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn, and the
-// state of the server's transactions, for the near sweeps. The claim that follows sees all rows of the transactions
-// that are not in progress in this state. SQLClaimPlan gives the transaction an id, which the claim's lock on its
-// supervisor needs anyway. It comes after the wait for a turn. Otherwise the transaction would have its id during the
-// wait, and other supervisors would take it for a transaction that has written and is open for long.
+// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn, and which
+// of the server's transactions are in progress, for the near sweeps. The claim that follows sees all rows of the
+// transactions that were not in progress at that time. SQLClaimPlan gives the transaction an id, which the claim needs
+// anyway for its lock on the supervisor's row. SQLClaimPlan comes after the wait for a turn. Otherwise the transaction
+// would have an id during the wait, and other supervisors would take it for a transaction that has written and stays
+// open.
 const SQLClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
@@ -236,19 +242,19 @@ type ClaimRequest struct {
 	Rooms        []int32
 	GroupQueue   []int32 // index into Queues, from 1
 	GroupRoom    []int32
-	LaneGroup    []int32 // index into the groups, from 1
+	LaneGroup    []int32 // index into GroupQueue, from 1
 	Lanes        []int16
 	FloorAt      []time.Time
 	FloorID      []string
 	Turns        []string // queues in which the claim waits for its turn
 	Patience     time.Duration
 	NextDue      bool  // look for the next due time even if jobs were claimed
-	SkipSetAside bool  // leave out the jobs that are set aside
-	Ages         bool  // return the ages of jobs, because some worker bounds for how long its jobs are retried
+	SkipSetAside bool  // do not claim jobs that are set aside
+	Ages         bool  // return the ages of jobs that were enqueued for later: some worker bounds the time of its retries
 	BelowLane    int16 // for ClaimThese: only jobs of lanes below this one
 }
 
-// Only returns the request for some of its lanes, given by their indexes.
+// Only returns a request for the lanes with these indexes.
 func (req *ClaimRequest) Only(lanes []int) *ClaimRequest {
 	part := *req
 	part.LaneGroup, part.Lanes, part.FloorAt, part.FloorID = nil, nil, nil, nil
@@ -264,14 +270,15 @@ func (req *ClaimRequest) Lane(i int) floors.Lane {
 	return floors.Lane{Queue: req.Queues[req.GroupQueue[req.LaneGroup[i]-1]-1], N: req.Lanes[i]}
 }
 
-// farthestDue bounds NextDue. If the next job is due later, the claimer looks once in this time.
+// farthestDue is the upper bound of ClaimReply.NextDue. If the next job is due later, the claimer looks again after
+// this time.
 const farthestDue = time.Hour
 
 // ClaimReply is the result of a claim. Committed is set once the pipeline has read the commit.
 type ClaimReply struct {
 	Committed bool
 	Fenced    bool // the epoch is over: no job was claimed, and none can be
-	OutOfTurn bool // the claim's turn did not come in time, and it went on without a turn
+	OutOfTurn bool // the claim's turn did not come in time, and the claim went on without it
 	Seen      floors.Seen
 	Waited    time.Duration // how long the claim waited for its turn, by the server's clock
 	At        time.Time
@@ -285,7 +292,7 @@ const (
 	// jobs.
 	LargeReply = 64 << 20
 
-	// mostReply is how many bytes of a reply are kept. The jobs beyond it are handed back.
+	// mostReply is how many bytes of a reply are kept. The claimer gives back the jobs beyond it.
 	mostReply = 256 << 20
 
 	// mostMore bounds the text of a job's More. The checks of the table allow far less. Decoding a longer text would
@@ -294,13 +301,13 @@ const (
 )
 
 // Cost returns how long a claim took without the wait for its turn. The parameter took includes that wait. The result
-// is from 0 to took, whatever the server's clock did meanwhile.
+// lies between 0 and took, even if the server's clock was changed meanwhile.
 func (r *ClaimReply) Cost(took time.Duration) time.Duration {
 	return took - min(max(r.Waited, 0), took)
 }
 
-// Claim takes due jobs. Before that, in the same round trip, it changes in which queues the connection is the lookout
-// (crew.go). The parameter lookout may be nil.
+// Claim takes due jobs. Before that, in the same round trip, it changes in which queues this connection holds the lock
+// of the lookout (crew.go). The parameter lookout may be nil.
 func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()
@@ -331,7 +338,7 @@ func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest,
 	return p.Send(ctx, s.Conn)
 }
 
-// Args returns the parameters of SQLClaim. The statements of Candidates take all except the last two.
+// Args returns the parameters of SQLClaim. The statements of Candidates take all of them except the last two.
 func (req *ClaimRequest) Args() []any {
 	return []any{
 		req.Supervisor, req.Epoch, req.Kinds, req.Queues, req.Rooms, req.GroupQueue, req.GroupRoom, req.LaneGroup, req.Lanes, req.FloorAt, req.FloorID, req.Ages, req.NextDue,
@@ -371,7 +378,8 @@ func (r *ClaimRow) columns() []any {
 	}
 }
 
-// Add adds the row to the reply. A job whose More cannot be read is claimed all the same, and its More has the error.
+// Add adds the row to the reply. If the More of a job cannot be read, the job is still claimed, and More.Unreadable has
+// the error.
 func (r *ClaimRow) Add() {
 	if r.SecondsToNext.Valid {
 		r.Reply.NextDue = min(max(pg.Seconds(r.SecondsToNext.Float64), time.Microsecond), farthestDue)

@@ -9,7 +9,8 @@ import (
 // Supervisors show by advisory locks of their connections which of them are lookouts and which are on call. A lock
 // writes no row, and ends with its connection.
 
-// CallSlots is how many supervisors of a crew may be on call in a queue. drover_wake has the same number.
+// CallSlots is how many supervisors of a crew may be on call in a queue. The SQL function drover_wake uses the same
+// number.
 const CallSlots = 8
 
 // Crew has the keys of the locks of one crew: the supervisors that serve the same kinds in a queue.
@@ -26,7 +27,7 @@ select $1, s.crew, $3::text[], hashtextextended(format('%s lookout %s %s', drove
 from drover_supervisors s where s.id = $2 and s.crew is not null
 on conflict (queue, crew) do update set polls = excluded.polls where c.polls < excluded.polls`
 
-	// sqlForgetCrews skips a row that another session has locked: the next supervisor that stops deletes it.
+	// sqlForgetCrews skips a row that another session has locked. The next supervisor that stops deletes that row.
 	sqlForgetCrews = `
 delete from drover_crews where (queue, crew) in (
 	select c.queue, c.crew from drover_crews c
@@ -38,8 +39,8 @@ select c.queue, c.lookout, c.on_call from drover_crews c join drover_supervisors
 	sqlTakeLookout = `select k from unnest($1::bigint[]) as k where pg_try_advisory_lock(k)`
 	sqlLeaveAll    = `select pg_advisory_unlock_all()`
 
-	// sqlLeave first checks which of the locks this session holds. Behind a transaction pooler it may be another
-	// session, and the server would log a warning for each lock that the session does not hold.
+	// sqlLeave first checks which of the locks this session holds. Behind a transaction pooler the statement may run in
+	// another session. There the server would log a warning for each lock that the session does not hold.
 	sqlLeave = `
 select pg_advisory_unlock(k) from unnest($1::bigint[]) as k
 where exists (select from pg_locks where pid = pg_backend_pid() and locktype = 'advisory' and objsubid = 1 and classid::bigint << 32 | objid::bigint = k)`
@@ -52,7 +53,7 @@ from unnest($1::bigint[]) as first`
 	sqlHandOn = `select drover_wake($1, to_timestamp($2::float8 / 1000000), passes => $3)`
 )
 
-// readCrews queues the query for a supervisor's crews, and stores each under its queue.
+// readCrews queues the query for a supervisor's crews, and stores each crew under its queue.
 func (p *pipeline) readCrews(id string, crews *map[string]Crew) {
 	*crews = map[string]Crew{}
 	p.Query(func(rows pgx.Rows) error {
@@ -68,12 +69,13 @@ func (p *pipeline) readCrews(id string, crews *map[string]Crew) {
 // stops being their lookout (Leave).
 type Lookout struct {
 	Take, Leave []int64
-	LeaveAll    bool    // leave all locks first, because it is not known which locks the connection holds
+	LeaveAll    bool    // leave all locks first, because the caller does not know which locks the connection holds
 	Took        []int64 // filled in: the keys of the locks that the connection got
 }
 
-// lookout queues the changes. Locks take effect immediately, not with the commit. So an enqueue that still saw the
-// connection as the lookout is older than the statements that follow, and they find its job if it has committed.
+// lookout queues the changes of l. Advisory locks take effect immediately, and not with the commit. So an enqueue that
+// still saw this connection as the lookout came before the statements that follow. These statements find its job if the
+// enqueue has committed.
 func (p *pipeline) lookout(l *Lookout) {
 	if l.LeaveAll {
 		p.Exec(nil, sqlLeaveAll)
@@ -100,7 +102,7 @@ func (s Session) Lookout(ctx context.Context, l *Lookout) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// goOnCall queues sqlGoOnCall, and stores each slot that it got under the first slot of its queue.
+// goOnCall queues sqlGoOnCall. It stores each slot that the connection got under the first slot of the queue.
 func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	if len(firsts) == 0 {
 		return
@@ -116,9 +118,9 @@ func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	}, sqlGoOnCall, firsts, CallSlots)
 }
 
-// GoOnCall takes a free slot in each queue whose slots begin at one of firsts. It returns the slots that it got, each
-// under the first slot of its queue. It also returns the stamp of the limits, because a supervisor that does not listen
-// learns of a pause in this way.
+// GoOnCall takes a free slot in each queue whose slots begin at one of firsts. It returns each slot that it got under
+// the first slot of the queue. It also returns the stamp of the limits, because a supervisor that does not listen for
+// notifications learns of a pause in this way.
 func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]int64, limits string, err error) {
 	var p pipeline
 	got = map[int64]int64{}
@@ -129,10 +131,11 @@ func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]in
 	return got, limits, p.Send(ctx, s.Conn)
 }
 
-// HandOn notifies other supervisors of jobs that are due from the time due on, in µs since 1970. It reports whether a
-// supervisor on call was notified. The parameter slot is our own slot; 0: we are not on call. If leave is true, it
-// leaves the slot first, so that later enqueues do not notify us. An enqueue that has seen us on call may still commit
-// later. The notified supervisors look again for its job (the engine's missedPoll).
+// HandOn notifies other supervisors of due jobs. The parameter due is the time from which the jobs are due, in µs since
+// 1970. HandOn reports whether it has notified a supervisor on call. The parameter slot is our own slot; 0: we are not
+// on call. If leave is true, HandOn gives up the slot first, so that later enqueues do not notify us. An enqueue that
+// has still seen us on call may commit later. The notified supervisors find its job when they look again (the engine's
+// missedPoll).
 func (s Session) HandOn(ctx context.Context, queue string, due, slot int64, leave bool) (told bool, err error) {
 	var p pipeline
 	p.Begin()

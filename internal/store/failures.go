@@ -9,7 +9,8 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// With a heartbeat, a supervisor adds the tallies that settles have written to the failure groups.
+// Settles write tallies of failures. sqlAddFailures adds these tallies to the failure groups. sqlUnpark releases parked
+// jobs.
 const (
 	sqlAddFailures = `
 select fingerprint, kind, class, sample, last_job from drover_failures_add()`
@@ -20,8 +21,8 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 // Reopened is a failure group that was resolved and came back.
 type Reopened struct{ Fingerprint, Kind, Class, Sample, LastJob string }
 
-// TendFailures adds up failures and releases parked jobs, each in a transaction of its own, because either must work if
-// the other fails. It returns the resolved groups that came back.
+// TendFailures adds up failures and releases parked jobs, in two transactions, because each of the two must work even
+// if the other fails. It returns the resolved groups that came back.
 func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err error) {
 	var both, rest pipeline
 	both.Begin()
@@ -42,7 +43,7 @@ func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err err
 	}
 	unpark(&both)
 	if err = both.Send(ctx, s.Conn); err != nil && pg.SQLState(err) != "" {
-		unpark(&rest) // if adding up has failed, jobs can still be released
+		unpark(&rest) // if the first transaction has failed, the second can still release jobs
 		err = errors.Join(err, rest.Send(ctx, s.Conn))
 	}
 	return reopened, err

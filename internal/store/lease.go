@@ -21,7 +21,8 @@ const sqlRegister = `
 insert into drover_supervisors (id, lease_ms, queues, slots, host, pid, build, process, crew)
 values ($1, $2, $3, $4, $5, $6, $7, $8, hashtextextended($9::text[]::text, 0))`
 
-// Policies are stored in tables, because rescuers, psql and the command line may not have this process' code.
+// These statements store the policies of queues, kinds and builds in tables, because rescuers, psql and the command
+// line may not have the code of this process.
 const (
 	sqlRegisterQueue = `
 insert into queues (name, max_attempts, retry, completed_retention, cancelled_retention, discarded_retention, archive_discarded_after,
@@ -42,7 +43,7 @@ on conflict (kind) do update set max_attempts = excluded.max_attempts, retry = e
 	follow_up_kind = excluded.follow_up_kind, follow_up_queue = excluded.follow_up_queue, seen_at = now()`
 
 	// sqlRegisterBuild adds a build that was never seen before. A known build keeps its place in the order, so after a
-	// rollback the newest build is still the build that was rolled back.
+	// rollback of the application the newest build is still the build that was rolled back.
 	sqlRegisterBuild = `
 insert into drover_builds (build) select $1 where $1 <> '' on conflict do nothing`
 )
@@ -59,13 +60,13 @@ type Registration struct {
 	Budgets         []BudgetPolicy
 	Scopes          []string // the scopes of all budgets in the database
 	Schedules       []SchedulePolicy
-	Taken           []string        // names in Schedules that schedules made at run time have already
-	Listens         bool            // whether it gets notifications
+	Taken           []string        // names in Schedules that already belong to schedules made at run time
+	Listens         bool            // whether the supervisor gets notifications
 	Polls           time.Duration   // the longest pause between two looks for jobs
-	Crews           map[string]Crew // the locks of its queues, if it listens
+	Crews           map[string]Crew // the supervisor's crew in each of its queues, if it listens
 }
 
-// QueuePolicy has the settings of a queue at a supervisor that serves it. Nil means that the queue does not set the
+// QueuePolicy has the settings that a supervisor has for one of its queues. Nil means that the queue does not set the
 // value.
 type QueuePolicy struct {
 	Name        string
@@ -75,11 +76,11 @@ type QueuePolicy struct {
 	Keep        Retention
 }
 
-// Retention is how long a queue keeps ended jobs, as texts of SQL intervals. Nil means that the setting of the
+// Retention is how long a queue keeps ended jobs, as texts of SQL intervals. If a text is nil, the setting of the
 // supervisor that prunes applies.
 type Retention struct {
 	Completed, Cancelled, Discarded, Archived  *string
-	KeepCompleted, KeepDiscarded, KeepArchived *int // how many jobs of each kind are kept, the newest; nil: all
+	KeepCompleted, KeepDiscarded, KeepArchived *int // how many of the newest jobs of each kind are kept; nil: all
 }
 
 // KindPolicy is a kind's row in drover_kinds. Nil means that the kind does not set the value.
@@ -112,7 +113,7 @@ func (s Session) Register(ctx context.Context, reg *Registration) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// slots returns the queues' names, and a JSON object from name to slots.
+// slots returns the names of the queues, and a JSON object with the number of slots under each name.
 func (reg *Registration) slots() (names []string, doc string) {
 	slots := make(map[string]int, len(reg.Queues))
 	for _, q := range reg.Queues {
@@ -135,8 +136,8 @@ func (reg *Registration) crew() (kinds []string) {
 	return kinds
 }
 
-// queues stores the policies of the queues, and their crews. The queues are sorted by name, as the kinds are, because
-// two supervisors that start together must not deadlock.
+// queues stores the policies of the queues, and their crews. Queues and kinds are sorted by name, because two
+// supervisors that start together must not deadlock.
 func (p *pipeline) queues(reg *Registration) {
 	for _, q := range reg.Queues {
 		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived,
@@ -174,9 +175,10 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 }
 
 // SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
-// redrives, schedules, failure groups, budgets and the stamp of the limits. Among the strong suspects of the queues $5,
-// lanes $6 and kinds $7 it finds the one due for longest, and returns its queue. It does not change the key of the row,
-// so claims under way do not hold it up. It does not revive a row that other supervisors have declared lost.
+// redrives, schedules, failure groups, budgets and the stamp of the limits. Among the due strong suspects of the queues
+// $5, lanes $6 and kinds $7 it finds the job with the earliest due time, and returns the queue of this job. SQLBeat
+// does not change the key of the supervisor's row, so claims under way do not hold it up. It does not change a row that
+// other supervisors have declared lost.
 const SQLBeat = `
 with mine as (
 	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4
@@ -203,8 +205,9 @@ select s.id, s.epoch, s.beat, s.lease_ms, case when s.silent_at_beat = s.beat th
 from drover_supervisors s`
 
 // SQLGone gets the runs of supervisor $1 on which handlers still work: the jobs $2, claimed at $3. It returns the
-// indexes of the runs that are over, because an operator ended the job or the supervisor does not hold it any more. So
-// a supervisor finds cancelled runs even if a notification was lost, or if it does not listen.
+// indexes of the runs that are over: an operator has ended the job, or the supervisor does not hold the job any more.
+// So a supervisor finds cancelled runs even if a notification was lost, or if the supervisor does not listen for
+// notifications.
 const SQLGone = `
 select f.n - 1, coalesce((select j.state = 'cancelled' or j.discard_reason = 'operator' from jobs j where j.id = f.id), false)
 from unnest($2::text[], $3::timestamptz[]) with ordinality as f(id, at, n)
@@ -216,14 +219,14 @@ type Peer struct {
 	Epoch   int
 	Beat    int64
 	Lease   time.Duration
-	Silence time.Duration // the silence that other supervisors have recorded
+	Silence time.Duration // how long the peer was silent since its last beat, as other supervisors have recorded it
 	Lost    bool
 	Queues  []string
 }
 
 // BeatReply is what a heartbeat has read.
 type BeatReply struct {
-	Alive    bool // our own row took the beat
+	Alive    bool // the beat has changed our own row: we still have the lease
 	Paces    bool // a redrive is under way
 	Failures bool // there may be work on failure groups
 	Peers    []Peer
@@ -232,10 +235,10 @@ type BeatReply struct {
 	Scope    []string        // scopes of all retry budgets
 	Limits   string          // the stamp of the limits
 	Solo     string          // the queue in which a strong suspect has been due for longest; "": none
-	Crews    int             // rows in drover_crews for our queues
-	OnCall   map[int64]int64 // each slot on call that the beat has got, under the first slot of its queue
-	Tick     *time.Duration  // how long until the next tick of a schedule that we may tick; nil: there is none
-	Turn     bool            // the turn to run strong suspects is ours
+	Crews    int             // how many rows drover_crews has for our crew and our queues
+	OnCall   map[int64]int64 // each call slot that the connection has got, under the first slot of the queue
+	Tick     *time.Duration  // how long until the next tick of a schedule that we may tick; nil: there is no such schedule
+	Turn     bool            // we have the turn to run strong suspects
 }
 
 // strongLanes returns the lanes of strong suspects, each with its queue.
@@ -313,8 +316,8 @@ func (s Session) Gone(ctx context.Context, id string, running []Fence, bound tim
 }
 
 // sqlRaiseEpoch makes sure that no more claims commit under the old epoch. It waits for the claims under way, because
-// their key share lock conflicts with a change of the key. Claims under the old epoch that come later find no row.
-// Raising the epoch is a sign of life, too. If the epoch is the largest number of its type, the supervisor gives up its
+// their key share lock conflicts with a change of the key. Later claims under the old epoch find no row. The raise is a
+// sign of life, too. An epoch that is the largest number of its type cannot be raised. Then the supervisor gives up its
 // lease, and goes on under another id.
 const sqlRaiseEpoch = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, silent_at_beat = null,
@@ -341,8 +344,8 @@ func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, err
 	return now, nil
 }
 
-// sqlNoteSilence records how long a supervisor has been silent, if it is still silent. Supervisors that start later
-// count from there.
+// sqlNoteSilence records how long a supervisor has been silent, if it is still silent. A supervisor that starts later
+// begins with this silence instead of zero.
 const sqlNoteSilence = `
 update drover_supervisors set silent_at_beat = $3, silent_ms = $4
 where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
@@ -357,9 +360,9 @@ func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration)
 	return p.Send(ctx, s.Conn)
 }
 
-// sqlDeclareLost takes a silent supervisor's lease, if its row is still as it was observed. The epoch must change,
-// because only a change of the key waits for the claims under way. So after the largest number of its type it begins
-// again at 1.
+// sqlDeclareLost takes a silent supervisor's lease, if its row is still as it was observed. The epoch has to change,
+// because only a change of the key waits for the claims under way. After the largest number of its type, the epoch
+// begins again at 1.
 const sqlDeclareLost = `
 update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id = $1 and epoch = $2 and beat = $3 and lost_at is null`
 
@@ -374,8 +377,8 @@ func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
 	return n == 1, err
 }
 
-// sqlForget deletes a supervisor's row. A supervisor uses it when it stops, and a rescuer when it has found no more
-// jobs. sqlEnded records the time of a stop.
+// sqlForget deletes a supervisor's row. A supervisor deletes its own row when it stops. A rescuer deletes the row of a
+// dead supervisor once it finds no more jobs of that supervisor. sqlEnded records when a supervisor stopped.
 const (
 	sqlEnded = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, draining)
@@ -398,7 +401,8 @@ func (s Session) Forget(ctx context.Context, id string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// RewriteCrews adds the crews that a supervisor's queues lack, after the database has gone back to an older state.
+// RewriteCrews adds the rows of drover_crews that are missing for a supervisor's queues. They may be missing after the
+// database has gone back to an older state.
 func (s Session) RewriteCrews(ctx context.Context, id string, reg *Registration) error {
 	var p pipeline
 	p.Begin()
@@ -410,7 +414,8 @@ func (s Session) RewriteCrews(ctx context.Context, id string, reg *Registration)
 	return p.Send(ctx, s.Conn)
 }
 
-// Epoch returns a supervisor's epoch, and whether its lease is lost. Without a row it is lost, too.
+// Epoch returns a supervisor's epoch, and whether its lease is lost. If the supervisor has no row, its lease is lost,
+// too.
 func (s Session) Epoch(ctx context.Context, id string) (epoch int, lost bool, err error) {
 	lost = true
 	err = s.Conn.QueryRow(ctx, sqlEpoch, id).Scan(&epoch, &lost)

@@ -9,15 +9,15 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// This file is about the limits (pauses): how supervisors read which queues and kinds may not start jobs now, and how
-// they confirm that. The functions of migrations/00017_limits.sql write the table.
+// This file is about the limits (pauses): how supervisors read which queues and kinds are paused, and how they confirm
+// that they follow. The functions of migrations/00017_limits.sql write the table.
 
-// sqlLimitsStamp is a text that differs after each change of the limits: a row that changes gets a new highest version,
-// and a deletion lowers the count. While there are no limits, it is null, and reads no page, because the table is
-// empty.
+// sqlLimitsStamp is a text that differs after each change of the limits. A row that is added or changed gets a version
+// above all others, and a deletion lowers the count. While there are no limits, the stamp is null, and the query reads
+// no page, because the table is empty.
 const sqlLimitsStamp = `(select count(*) || ' ' || max(version) from drover_limits)`
 
-// SQLLimits reads all limits: whether and for how long each scope is held, the number of the newest change, and the
+// SQLLimits reads all limits: whether each scope is paused and for how long, the number of the newest change, and the
 // stamp.
 const SQLLimits = `
 select coalesce(max(l.version) over (), 0), coalesce(` + sqlLimitsStamp + `, ''), coalesce(l.scope, ''), coalesce(l.updated_by, ''), coalesce(l.updated_why, ''),
@@ -32,8 +32,8 @@ const SQLFollowed = `update drover_supervisors set limits_seen = $2 where id = $
 type Limit struct {
 	Scope   string
 	By, Why string        // the author of the last change, and the reason
-	Held    bool          // no job of the scope may start
-	Left    time.Duration // how long until the hold ends by itself; 0: it does not
+	Held    bool          // a pause is in force: no job of the scope may start
+	Left    time.Duration // how long until the pause ends by itself; 0: it does not end by itself
 }
 
 // Limits has all limits. Number is the number of the newest change. Stamp differs after each change, even after a

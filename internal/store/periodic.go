@@ -11,7 +11,8 @@ import (
 )
 
 // This file is about the schedules of periodic jobs, which supervisors declare and tick. SQL functions in
-// migrations/00019_periodic.sql do the work. So psql can do the same, and only the server's time zones and clock count.
+// migrations/00019_periodic.sql do the work. So psql can do the same, and drover uses only the time zones and the clock
+// of the server.
 
 // SchedulePolicy is a schedule that a supervisor declares in code. Its JSON has the columns of drover_periodic.
 type SchedulePolicy struct {
@@ -29,10 +30,11 @@ type SchedulePolicy struct {
 
 const sqlDeclarePeriodic = `select unnest(drover_periodic_declare($1, $2, $3::jsonb, wait => false))`
 
-// declarePeriodic stores the schedules that a supervisor declares. It goes by name, so that two supervisors that start
-// together do not deadlock. It adds to the parameter taken the names that schedules made at run time have already. It
-// skips schedules whose rows are locked, because otherwise no supervisor could register meanwhile; DeclareAgain stores
-// them later. Without a schedule it sends no statement.
+// declarePeriodic stores the schedules that a supervisor declares. It stores them in the order of their names, so that
+// two supervisors that start together do not deadlock. It adds to the parameter taken the names that already belong to
+// schedules made at run time. It skips schedules whose rows are locked, because otherwise no supervisor could register
+// while a row is locked. DeclareAgain stores the skipped schedules later. If there are no schedules, declarePeriodic
+// sends no statement.
 func (p *pipeline) declarePeriodic(id, build string, schedules []SchedulePolicy, taken *[]string) {
 	if len(schedules) == 0 {
 		return
@@ -58,9 +60,9 @@ const sqlDeclareAgain = `
 select drover_periodic_declare($1, $2, jsonb_agg(d)) from jsonb_array_elements($3::jsonb) d
 join drover_periodic p on p.name = d->>'name' and p.declared_by is not null and (p.build <> $2 or $1 <> all(p.declared_by)) having count(*) > 0`
 
-// DeclareAgain stores once more the schedules of a supervisor for which another build's settings are stored, or which
-// its registration has skipped. The server ends the statement after bound, because somebody may have locked a
-// schedule's row.
+// DeclareAgain stores schedules of a supervisor again: the schedules that another build has changed, and the schedules
+// that the supervisor's registration has skipped. The server ends the statement after bound, because another session
+// may have locked the row of a schedule.
 func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
@@ -70,12 +72,12 @@ func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules [
 	return p.Send(ctx, s.Conn)
 }
 
-// SQLPeriodicPlan makes the planner use the index. Without statistics, it would otherwise read all schedules and sort
-// them.
+// SQLPeriodicPlan makes the planner use the index. Without these settings, and while the table has no statistics, the
+// planner would read all schedules and sort them.
 const SQLPeriodicPlan = pg.OnePlan + `, set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 
-// SQLPeriodicDue lists at most $3 schedules that supervisor $1 may tick, without the schedules $2, and the earliest
-// first. It reads drover_periodic_next_idx.
+// SQLPeriodicDue lists at most $3 schedules that supervisor $1 may tick, in the order of their next ticks. It leaves
+// out the schedules $2. It reads drover_periodic_next_idx.
 const SQLPeriodicDue = `
 select name, kind, coalesce(options->>'queue', 'default'), extract(epoch from next_at - clock_timestamp())::float8 from drover_periodic
 where next_at is not null and (declared_by is null or $1 = any(declared_by)) and name <> all($2::text[]) order by next_at, name limit $3`
@@ -86,8 +88,8 @@ type DueSchedule struct {
 	Wait              time.Duration
 }
 
-// PeriodicDue returns schedules that a supervisor may tick, except the given ones, the earliest first. The parameter
-// most bounds their number.
+// PeriodicDue returns schedules that a supervisor may tick, in the order of their next ticks. It leaves out the
+// schedules named in except. The parameter most bounds their number.
 func (s Session) PeriodicDue(ctx context.Context, supervisor string, except []string, most int) (due []DueSchedule, err error) {
 	var p pipeline
 	p.BeginReading()
@@ -112,14 +114,14 @@ select fired, made, missed, coalesce(why, ''), coalesce(fault, ''), coalesce(wai
 type Fired struct {
 	Ours   bool     // false: no tick was due, or another supervisor is ticking the schedule
 	Jobs   []string // ids of the jobs that were enqueued
-	Missed int64    // ticks that made no job
-	Why    string   // why they made none
+	Missed int64    // how many ticks made no job
+	Why    string   // why these ticks made no job
 	Fault  string   // the error, if the database refused a job
 	Wait   time.Duration
 }
 
-// FirePeriodic makes all ticks of a schedule that are due, in one transaction. The server ends the statement after
-// bound. If the supervisor closed the connection instead, the server could go on, and keep the row locked.
+// FirePeriodic makes all due ticks of a schedule, in one transaction. The server ends the statement after bound. It
+// would not be enough to close the connection, because the server could go on and keep the row locked.
 func (s Session) FirePeriodic(ctx context.Context, name, supervisor string, bound time.Duration) (f Fired, err error) {
 	var p pipeline
 	p.Begin()

@@ -18,20 +18,20 @@ const (
 	sqlFollowUps   = `select made, refused from drover_follow_up_again($1)`
 )
 
-// retainTimeout bounds a step of the pruner. A trigger may wait or loop on some row; after the time-out the pruner
-// looks for that row.
+// retainTimeout bounds a step of the pruner. A trigger of the application may hang at some row. After the time-out the
+// pruner looks for that row.
 const retainTimeout = 30 * time.Second
 
 // Retained is what one step of the pruner did. Last is the last id that it read, "" at the end of the walk.
 type Retained struct {
 	Last              string
-	Odd               bool // the step read ids above every ULID of today
+	Odd               bool // the step has read ids that are larger than every ULID of today
 	Deleted, Archived int64
 	Refused           []RefusedRow
 	FollowUps         []string // jobs whose follow-ups should be tried again
 }
 
-// RefusedRow is a job that an SQL function has set aside. If ID is empty, it is an error that is no job's fault.
+// RefusedRow is a job that an SQL function has set aside. If ID is empty, it is an error that no job has caused.
 type RefusedRow struct {
 	ID    string `json:"id"`
 	Error string `json:"error"`
@@ -40,11 +40,11 @@ type RefusedRow struct {
 }
 
 // Keeping is how long the supervisor that prunes keeps completed and cancelled jobs whose queue has no retention of its
-// own. The values are texts of SQL intervals; nil means for ever.
+// own. The values are texts of SQL intervals. Nil means that these jobs are kept for ever.
 type Keeping struct{ Completed, Cancelled *string }
 
 // Retain looks at the next batch of ids after the given id. It deletes or archives the jobs among them whose retention
-// is over. If the parameter whole is true, it also walks ids above every ULID of today.
+// is over. If the parameter whole is true, it also walks ids that are larger than every ULID of today.
 func (s Session) Retain(ctx context.Context, after string, keep Keeping, whole bool, batch int) (step Retained, err error) {
 	var last *string
 	err = s.pruning(ctx, func(rows pgx.Rows) error {
@@ -56,15 +56,16 @@ func (s Session) Retain(ctx context.Context, after string, keep Keeping, whole b
 	return step, err
 }
 
-// RetainNext returns the ids that Retain walks next, and whether some of them are above every ULID of today.
+// RetainNext returns the ids that Retain walks next, and whether some of them are larger than every ULID of today.
 func (s Session) RetainNext(ctx context.Context, after string, keep Keeping, whole bool, batch int) (ids []string, odd bool, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&ids, &odd) },
 		sqlRetainNext, after, keep.Completed, keep.Cancelled, batch, whole)
 	return ids, odd, err
 }
 
-// RetainThese does the same as Retain, for these jobs alone. If surplus is not nil, the retention does not matter:
-// RetainThese deletes or archives the jobs that were completed or discarded before that time.
+// RetainThese does the same as Retain for the jobs with these ids, and for no others. If surplus is not nil, the
+// retention does not matter: RetainThese deletes or archives the jobs that were completed or discarded before that
+// time.
 func (s Session) RetainThese(ctx context.Context, ids []string, keep Keeping, surplus *time.Time) (step Retained, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&step.Deleted, &step.Archived, &step.Refused) },
 		sqlRetainThese, ids, keep.Completed, keep.Cancelled, surplus)
@@ -72,7 +73,7 @@ func (s Session) RetainThese(ctx context.Context, ids []string, keep Keeping, su
 }
 
 // These statements are for retention by count. No index serves them, because each completion would have to write to
-// that index. So the walks read a whole table by its primary key.
+// that index. So the statements read the whole table in steps, by its primary key.
 const (
 	sqlKeptCounts = `
 select name, coalesce(keep_completed, 0), coalesce(keep_discarded, 0), coalesce(keep_archived, 0), statement_timestamp()
@@ -117,9 +118,9 @@ type EndedJob struct {
 	EndedAt         float64 // seconds since 1970
 }
 
-// Ended reads the next batch of rows after the given id. It returns the completed and discarded jobs of these queues
-// among them, and the last id of the batch; "": the table has no more rows. If the parameter archive is true, it reads
-// jobs_archive instead of jobs.
+// Ended reads the next batch of rows after the given id. Among these rows it returns the completed and discarded jobs
+// of the given queues. It also returns the last id of the batch; "": the table has no more rows. If the parameter
+// archive is true, it reads jobs_archive instead of jobs.
 func (s Session) Ended(ctx context.Context, archive bool, after string, batch int, queues []string) (ended []EndedJob, last string, err error) {
 	sql := sqlEndedJobs
 	if archive {
@@ -148,8 +149,9 @@ func (s Session) RetainArchived(ctx context.Context, ids []string, before time.T
 	return step, err
 }
 
-// FollowUpsAgain enqueues follow-ups of these jobs that were set aside, if it is time for another try. It returns how
-// many follow-ups it enqueued, and which were refused again.
+// FollowUpsAgain tries again to enqueue the follow-ups of these jobs. These follow-ups were set aside, and
+// FollowUpsAgain skips a follow-up until it is time for another try. It returns how many follow-ups it enqueued, and
+// which follow-ups were refused again.
 func (s Session) FollowUpsAgain(ctx context.Context, ids []string) (made int64, refused []RefusedRow, err error) {
 	err = s.pruning(ctx, func(rows pgx.Rows) error { return rows.Scan(&made, &refused) }, sqlFollowUps, ids)
 	return made, refused, err

@@ -30,7 +30,8 @@ type RedriveRefusal struct {
 	Redrive string `json:"redrive"`
 }
 
-// Pace makes one tick of all redrives. In a tick, each redrive picks at most batch jobs, and releases at most as many.
+// Pace makes one tick of all redrives. In a tick, each redrive picks at most batch jobs, and releases at most batch
+// jobs.
 func (s Session) Pace(ctx context.Context, batch int) (reply PaceReply, err error) {
 	var p pipeline
 	var wait *float64

@@ -15,8 +15,8 @@ import (
 // drover_set_aside and the functions that write to it.
 
 const (
-	// sqlClaimHeads lists the jobs that SQLClaim would take. sqlClaimTails lists a few jobs from the other end of the
-	// lanes. Both read only the index and short columns. Their row locks end with the transaction.
+	// sqlClaimHeads lists the jobs that SQLClaim would take. sqlClaimTails lists up to five jobs from the end of each
+	// lane. Both statements read only the index and short columns. Their row locks end with the transaction.
 	sqlClaimHeads    = claimMe + claimDue + sqlHeadColumns
 	sqlClaimHeadsBut = claimMe + claimDueBut + sqlHeadColumns
 	sqlClaimTails    = claimMe + claimQueues + notAside + claimLastOnes + sqlHeadColumns
@@ -33,9 +33,9 @@ select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id
 from me left join claimed c on true`
 
 	// sqlGiveUp takes job $3 out of the way of other jobs, if claim $4 is still its last claim. If $2 is empty, the job
-	// must be waiting. Otherwise $2 is the owner that runs it, and $8 the time of the claim; null: that time is not
-	// known. The time distinguishes the job from a later job under the same id, which was enqueued after the first job
-	// was deleted.
+	// must be waiting. Otherwise $2 is the supervisor that owns the running job, and $8 is the time of the claim; null:
+	// that time is not known. The time distinguishes the job from a later job with the same id: somebody may have deleted
+	// the first job and enqueued another one.
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	select id, claim_seq from jobs
@@ -44,16 +44,17 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
-	// sqlAside lists the jobs that claims have set aside, and whether each of them is to be tried again now. Jobs that
-	// are to be tried come first: otherwise a thousand jobs that nobody serves could hide them. sqlForgetAside forgets
-	// jobs that have ended.
+	// sqlAside lists the jobs that claims have set aside, and whether it is time to try each of them again. The jobs whose
+	// time has come are first in the list. Otherwise a thousand jobs of queues and kinds that nobody serves could crowd
+	// them out of the list. sqlForgetAside deletes the entries of jobs that have ended.
 	sqlForgetAside = `
 delete from drover_set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
 	sqlAside = `
 select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
 from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by 2 desc, s.retry_at, s.job limit $3`
 
-	// sqlTryAside gives the next try to one process. Other processes do not try the job within a minute.
+	// sqlTryAside makes sure that only one process makes the next try. Other processes do not try the job within the next
+	// minute.
 	sqlTryAside = `
 update drover_set_aside set retry_at = clock_timestamp() + interval '1 minute' where path = $1 and job = $2 and retry_at <= clock_timestamp()`
 	sqlNoLongerAside = `delete from drover_set_aside where path = $1 and job = any($2)`
@@ -64,7 +65,7 @@ type Head struct {
 	ID, Queue, Kind string
 	ClaimSeq        int
 	Lane            int16
-	Nth             int // the job's place in its lane, from 0; the claimer sets it
+	Nth             int // the job's place in its lane, from 0; the claimer fills it in
 }
 
 // Candidates lists the jobs that the request would claim. If the parameter last is true, it lists up to five jobs from
@@ -91,7 +92,7 @@ func (s Session) Candidates(ctx context.Context, req *ClaimRequest, last bool, b
 	return heads, err
 }
 
-// ClaimThese claims the jobs with these ids, if they are still due.
+// ClaimThese claims those jobs with these ids that are still due.
 func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string, bound time.Duration, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()
@@ -107,16 +108,16 @@ type Refused struct {
 	Path  string
 	Fence // Owner "": the job waits for a claim; ClaimedAt zero: the time of its claim is not known
 	Why   error
-	Later bool // put the job off instead of discarding it
-	Aside bool // leave the row as it is and set the job aside, because the cause may go away
+	Later bool // Refuse makes the job due later instead of discarding it
+	Aside bool // Refuse leaves the row as it is and sets the job aside, because the cause may go away
 }
 
 // SetAside is the result of Refuse for a job that it has set aside, because it could not change the job's row or should
 // not change it.
 const SetAside = "set aside"
 
-// Refuse takes a job out of the way of other jobs: it discards it, puts it off or sets it aside. It returns what
-// became of the job: a state, SetAside, or "" if the job has changed meanwhile or its row is locked.
+// Refuse takes a job out of the way of other jobs: it discards the job, makes it due later or sets it aside. It returns
+// the new state of the job or SetAside. It returns "" if the job has changed meanwhile or its row is locked.
 func (s Session) Refuse(ctx context.Context, g *Refused, bound time.Duration) (became string, err error) {
 	if !g.Aside {
 		var p pipeline
@@ -142,7 +143,7 @@ func refusalText(why error) string {
 }
 
 // SetAside lists a job in drover_set_aside. The parameter path is the step that the database refused: the claim, the
-// settle or the rescue. Every process then leaves the job out of this step until it is time for another try.
+// settle or the rescue. After that every process skips the job in this step until it is time for another try.
 func (s Session) SetAside(ctx context.Context, path, id string, why error) error {
 	var p pipeline
 	p.Begin()
@@ -161,7 +162,8 @@ type AsideJob struct {
 	Strong bool // a strong suspect, which may only run alone
 }
 
-// Aside forgets the ended jobs on the path PathClaim, and returns up to asideMost of the others.
+// Aside deletes the entries of ended jobs on the path PathClaim, and returns up to asideMost of the jobs that are left
+// on that path.
 func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []AsideJob, err error) {
 	var p pipeline
 	p.Begin()
@@ -177,7 +179,8 @@ func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []Asid
 	return jobs, err
 }
 
-// TryAside reports whether this process may try the job again now. If so, no other process tries it for a minute.
+// TryAside reports whether this process may try the job again now. If the result is true, no other process tries the
+// job for a minute.
 func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
 	var p pipeline
 	var n int64
@@ -197,8 +200,8 @@ func (s Session) Passed(ctx context.Context, path string, ids []string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// The values of drover_set_aside.path for single jobs: the step that the database refused. A settle here is by the job's
-// own supervisor.
+// These are the values of drover_set_aside.path for single jobs. The path is the step that the database refused.
+// PathSettle is for a settle by the job's own supervisor, and PathRescue for a settle by a rescuer.
 const (
 	PathClaim  = "claim"
 	PathSettle = "settle"

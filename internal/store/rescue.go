@@ -13,18 +13,19 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLScan looks for running jobs of supervisor $1 on the next page of each lane: $6 rows after the key ($4, $5). If $1
-// is empty, it looks for running jobs whose owner has no row in drover_supervisors. It returns these jobs with the
-// policies that apply to them. If a page is full, it also returns the last row of the page.
+// SQLScan looks for running jobs of supervisor $1 on the next page of each lane. A page is the $6 rows after the key
+// ($4, $5). If $1 is empty, it looks for running jobs whose owner has no row in drover_supervisors. It returns these
+// jobs with the policies that apply to them. If a page is full, it also returns the last row of the page.
 //
-// No index has claimed_by, so SQLScan reads jobs_claim_idx: up to jobs that are due a minute from now, or to the end if
-// $7 is true. A running job may lie after now, because the server's clock may have gone back. SQLScan reads by pages:
-// behind a million due jobs, a search in one statement could run out of time, and would begin from the start each time.
-// It leaves out jobs that were set aside on one of the paths $9, until it is time for another try.
+// No index has claimed_by, so SQLScan reads jobs_claim_idx. It reads up to jobs that are due a minute from now, or to
+// the end if $7 is true. The due time of a running job may be after now, because the server's clock may have gone back.
+// SQLScan reads by pages. With a million due jobs, a search in one statement could run out of time, and would begin
+// from the start in each try. SQLScan leaves out jobs that were set aside on one of the paths $9, until it is time for
+// another try.
 //
 // Somebody may have changed rows by hand. So SQLScan computes nothing with infinite times or with numbers beyond its
-// types, because that could fail. Values that are stored outside of a row may be damaged. If $8 is true, it does not
-// read them.
+// types, because that could fail. Values that are stored outside of a row may be damaged. If $8 is true, SQLScan does
+// not read these values.
 const SQLScan = `
 select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce(j.claimed_by, ''),
 	j.kind, j.attempt, j.claim_seq, j.attempted_at, j.crashes, j.last_delay_ms,
@@ -63,24 +64,24 @@ where j.held or j.n = $6`
 
 // Scan is a search for running jobs, in pages. It goes on where the last page ended.
 type Scan struct {
-	Owner  string        // the owner of the jobs; empty: owners without a row in drover_supervisors
-	All    bool          // also jobs that are not due
-	Own    bool          // the owner itself searches, and not a rescuer
-	Lanes  []ScanLane    // the lanes that are not yet read to their end
-	Page   int           // rows of a lane that are read at a time
+	Owner  string        // the supervisor that has claimed the jobs; empty: all owners without a row in drover_supervisors
+	All    bool          // search also among jobs that are not due
+	Own    bool          // the owner itself searches for its jobs, and not a rescuer
+	Lanes  []ScanLane    // the lanes that the scan has not read to their end
+	Page   int           // how many rows of a lane the scan reads at a time
 	Bound  time.Duration // how long each statement may take; zero: only the session's own bound
 	Found  []Held
-	Unread []unreadLane // the lanes that were skipped
+	Unread []unreadLane // the lanes that the scan has skipped because it could not read them
 
-	// Only a rescue uses these: which jobs had started, the evidence of the death, and how many jobs are freed at a
-	// time.
+	// Only a rescue uses the fields below: which jobs had started, the evidence about the death, and how many jobs the
+	// rescuer frees at a time.
 	Started map[string]bool
 	Death   blame.Death
 	Part    int
-	Late    int // in how many beats a job's write has timed out
+	Late    int // the number of beats in which the write of a job has timed out
 }
 
-// ScanLane is a lane, and where in it the search goes on. A due time may be infinite.
+// ScanLane is a lane, and the place in the lane at which the search goes on. The due time fromAt may be infinite.
 type ScanLane struct {
 	key    floors.Lane
 	fromAt pgtype.Timestamptz
@@ -93,20 +94,20 @@ type unreadLane struct {
 	Err error
 }
 
-// HuntPage is how many rows of a lane a scan reads at a time, which takes some 20 ms. If that takes too long, it reads
-// fewer rows, down to leastHuntPage.
+// HuntPage is how many rows of a lane a scan reads at a time, which takes some 20 ms. If a page takes too long, the
+// scan goes on with smaller pages, of at least leastHuntPage rows.
 const (
 	HuntPage      = 20_000
 	leastHuntPage = 100
 )
 
-// laneFromStart returns a lane that is searched from before all rows, even rows from before the year 1.
+// laneFromStart returns a lane that the scan reads from its first row, even if rows have due times before the year 1.
 func laneFromStart(key floors.Lane) ScanLane {
 	return ScanLane{key: key, fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}}
 }
 
-// NewScan returns a search through all lanes of the queues for an owner's running jobs. If the parameter all is true,
-// it reads the lanes to their ends, and not only jobs that are due.
+// NewScan returns a search for an owner's running jobs through all lanes of the queues. If the parameter all is true,
+// the scan reads each lane to its end, and not only the jobs that are due.
 func NewScan(owner string, queues []string, all bool) *Scan {
 	h := &Scan{Owner: owner, All: all, Page: HuntPage, Part: MaxSettle}
 	for _, queue := range queues {
@@ -119,10 +120,10 @@ func NewScan(owner string, queues []string, all bool) *Scan {
 	return h
 }
 
-// Ended reports whether each lane was read to its end, or skipped.
+// Ended reports whether the scan has read each lane to its end, or skipped it.
 func (h *Scan) Ended() bool { return len(h.Lanes) == 0 }
 
-// Held is a running job that a scan has found. Its owner is dead, or perhaps does not know of the job.
+// Held is a running job that a scan has found. The job's owner is dead, or may not know that it has the job.
 type Held struct {
 	ID, Queue, Kind string
 	Attempt         int
@@ -133,35 +134,35 @@ type Held struct {
 	MaxAttempts     int
 	Retry           *string // the job's own strategy
 	Policy          *string // the strategy of its kind or queue
-	InFlight        bool    // its handler was running at the last beat
+	InFlight        bool    // its handler was running at the owner's last beat
 	Slots           int     // how many slots the owner had for the queue; 0: not known
 	Host            string  // host and process of the owner, for people to read
 	Owner           string
-	StartedSeq      bool          // a start was recorded under this claim
-	Flight          time.Duration // from the claim to the death: half a beat after the last beat
+	StartedSeq      bool          // the owner has recorded a start under this claim
+	Flight          time.Duration // from the claim to the assumed death of the owner, half a beat after its last beat
 	deaths          int
 	redrives        int
-	Before          []CrashEntry // earlier deaths that count against it
+	Before          []CrashEntry // earlier deaths that count against the job
 }
 
-// Unfenced reports whether no settle can match the job, because its attempted_at is no finite time. Somebody has
-// changed the row by hand.
+// Unfenced reports whether no settle can match the job, because its attempted_at is no finite time. That happens only
+// if somebody has changed the row by hand.
 func (j *Held) Unfenced() bool { return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }
 
-// Once reports whether the job must not run again if its handler may have begun. A recorded start means yes: the job
-// had a single attempt then, although the settings may have changed since.
+// Once reports whether the job must not run again if its handler may have begun. If a start was recorded, the job had a
+// single attempt at that time, and the answer is true even if the settings have changed since.
 func (j *Held) Once() bool { return j.StartedSeq || j.MaxAttempts == 1 }
 
-// CrashEntry has the fields that a scan reads from an entry of class crash in the column errors.
+// CrashEntry has the fields that a scan reads from an entry with the class "crash" in the column errors.
 type CrashEntry struct {
 	Supervisor string `json:"supervisor"`
 	DurationMS int64  `json:"duration_ms"`
 }
 
-// Scan reads one page of each lane of h and moves h on. It returns the jobs that it has found, and adds them to
-// h.Found. A lane that cannot be read does not keep the other lanes from being read. If a lane's page takes too long,
-// the next try reads fewer rows, down to leastHuntPage. After any other failure Scan reads the page again, without the
-// columns that may be stored outside of a row. If that fails too, it skips the lane.
+// Scan reads the next page of each lane of h. It returns the jobs that it has found, and adds them to h.Found. It reads
+// the other lanes even if it cannot read one of them. If the page of a lane takes too long, the next try reads fewer
+// rows, but at least leastHuntPage. After any other failure Scan reads the page again, without the columns that may be
+// stored outside of a row. If that fails too, it skips the lane.
 func (s Session) Scan(ctx context.Context, h *Scan) ([]Held, error) {
 	var held []Held
 	var rest []ScanLane
@@ -250,8 +251,8 @@ func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, bare 
 	return held, rest, nil
 }
 
-// asidePaths returns the paths of drover_set_aside whose jobs the scan leaves alone. A rescuer does not leave jobs
-// alone that their owner could not settle.
+// asidePaths returns the paths of drover_set_aside whose jobs the scan leaves out. A rescuer does not leave out the
+// jobs that their owner could not settle.
 func (h *Scan) asidePaths() []string {
 	if h.Own {
 		return []string{PathRescue, PathSettle}
@@ -273,9 +274,10 @@ func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// sqlTakeBack takes back the crash that the death of supervisor $1 has added to jobs $2, because that supervisor lives.
-// A job that was discarded because of this crash becomes retryable, unless its only attempt was under way, or another
-// job has its unique key by now. Jobs whose rows another session has locked stay in the column blamed.
+// sqlTakeBack takes back the crash that the supposed death of supervisor $1 has added to jobs $2. Drover uses it when
+// that supervisor turns out to be alive. A job that was discarded because of this crash becomes retryable, except in
+// two cases: the handler may have begun the job's only attempt, or another job has its unique key by now. Jobs whose
+// rows another session has locked stay in the column blamed, for a later try.
 const sqlTakeBack = `
 with dead as materialized (
 	select id from drover_ended_supervisors where id = $1 for update
@@ -308,7 +310,7 @@ update drover_ended_supervisors e set blamed = array(
 where e.id = $1`
 
 const (
-	// sqlBlamed is the first step to take crashes back. It records that the supervisor did not die, and returns the
+	// sqlBlamed is the first step when crashes are taken back. It records that the supervisor did not die, and returns the
 	// jobs against which the death counts, in the order of their ids.
 	sqlBlamed = `
 with alive as (
@@ -318,9 +320,9 @@ select distinct b from drover_ended_supervisors, unnest(blamed) as b where id = 
 
 	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
 
-	// sqlForgotten reports whether the rescue of supervisor $1 is over: its row is gone, and none of its jobs is set
-	// aside on path $2. A full sweep would free such a job later. The scalar subquery makes the planner use the primary
-	// key of jobs.
+	// sqlForgotten reports whether the rescue of supervisor $1 is over. It is over if the row of the supervisor is gone,
+	// and none of its running jobs is set aside on path $2. A full sweep frees jobs that are set aside later. The
+	// statement has a scalar subquery, so that the planner uses the primary key of jobs.
 	sqlForgotten = `
 select not exists (select from drover_supervisors where id = $1)
 	and not exists (select from drover_set_aside a where a.path = $2 and (select j.state = 'running' and j.claimed_by = $1 from jobs j where j.id = a.job))`
@@ -346,7 +348,7 @@ func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jo
 	return jobs, all, nil
 }
 
-// TakeBack takes back the crash that the mistaken death of a supervisor has added to jobs, in one transaction.
+// TakeBack takes back the crash that the supposed death of a living supervisor has added to jobs, in one transaction.
 func (s Session) TakeBack(ctx context.Context, id string, jobs []string, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
@@ -356,7 +358,7 @@ func (s Session) TakeBack(ctx context.Context, id string, jobs []string, bound t
 	return p.Send(ctx, s.Conn)
 }
 
-// LeaveBlame takes a job off the list of blamed jobs. The job keeps its crash.
+// LeaveBlame takes a job off the list of jobs against which the death of supervisor id counts. The job keeps its crash.
 func (s Session) LeaveBlame(ctx context.Context, id, job string) error {
 	var p pipeline
 	p.Begin()
@@ -365,7 +367,8 @@ func (s Session) LeaveBlame(ctx context.Context, id, job string) error {
 	return p.Send(ctx, s.Conn)
 }
 
-// DeathsBlamed returns the supervisors whose deaths count against the job, the present owner's death included.
+// DeathsBlamed returns the supervisors whose deaths count against the job. The parameter owner is the job's present
+// owner, which is the first of them.
 func (j *Held) DeathsBlamed(owner string) []string {
 	deaths := []string{owner}
 	for _, e := range j.Before {
@@ -374,7 +377,8 @@ func (j *Held) DeathsBlamed(owner string) []string {
 	return deaths
 }
 
-// Suspect returns the job's record for package blame, with the mean time from its claims to the deaths.
+// Suspect returns what package blame needs to know about the job. Its Flight is the mean time from a claim of the job
+// to the death of the process.
 func (j *Held) Suspect() blame.Suspect {
 	flight := j.Flight
 	for _, e := range j.Before {

@@ -17,10 +17,10 @@ type Session struct{ Conn pg.Conn }
 // Closed reports whether there is no open connection.
 func (s Session) Closed() bool { return s.Conn == nil || s.Conn.IsClosed() }
 
-// Line is the connection of one goroutine. After the connection broke, Get makes a new one.
+// Line is the connection of one goroutine. If the connection is broken, Get makes a new one.
 type Line struct{ pg.Link }
 
-// NewLine returns a line that connects when it is first used, with the settings of the pool.
+// NewLine returns a line that connects at its first use, with the settings of the pool.
 func NewLine(pool *pg.Pool) Line { return Line{pg.Link{Pool: pool}} }
 
 // Current returns the present connection, which may be broken, without making a new one.

@@ -13,13 +13,13 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLStart records that jobs $1 of supervisor $3 start, before their handlers are called. It is used for jobs with a
-// single attempt, which must not run again after a crash. $2 and $4 are the claim_seq and the time of each claim. The
-// update is HOT.
+// SQLStart records that jobs $1 of supervisor $3 start. The supervisor sends it before it calls the handlers, and only
+// for jobs with a single attempt, which must not run again after a crash. $2 and $4 are the claim_seq and the time of
+// each claim. The update is HOT.
 //
-// me: once the lease is lost, no start is recorded. A rescuer first declares the supervisor lost, which waits for this
-// lock. Then it reads which jobs have started. So a job that the rescuer found unstarted stays unstarted, and another
-// supervisor may run it.
+// The CTE "me" finds no row after the supervisor has lost its lease, so no start is recorded then. A rescuer first
+// declares the supervisor lost, and has to wait for the lock of "me" to do so. Then the rescuer reads which jobs have
+// started. So a job without a recorded start cannot get one afterwards, and another supervisor may run it.
 const SQLStart = `
 with me as materialized (
 	select from drover_supervisors where id = $3 and lost_at is null for key share
@@ -33,7 +33,7 @@ update jobs set started_seq = claim_seq
 where id = any(array(select id from held))
 returning id, attempted_at`
 
-// Fence identifies a claim. Every statement that ends a run compares it with the row.
+// Fence identifies a claim. Every statement that ends a run compares the fence with the job's row.
 type Fence struct {
 	ID, Owner string // ids of the job and of the supervisor
 	Seq       int
@@ -49,15 +49,15 @@ func Claims(list []Fence) (ids []string, at []time.Time) {
 	return ids, at
 }
 
-// Start records that jobs start. It returns the jobs whose start was recorded, each with the time of its claim. If it
-// has not read the commit, it returns none.
+// Start records that jobs start. It returns the jobs whose start was recorded, each with the time of its claim. If the
+// reply ends before the commit, Start returns no jobs.
 func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (noted map[string]time.Time, err error) {
 	byOwner := map[string][]Fence{}
 	for _, f := range list {
 		byOwner[f.Owner] = append(byOwner[f.Owner], f)
 	}
 	var p pipeline
-	read := map[string]time.Time{} // no start counts before the commit, which the database may refuse
+	read := map[string]time.Time{} // no start counts before the commit, because the database may refuse the commit
 	p.Begin()
 	p.BoundPlan(bound)
 	for owner, some := range byOwner {
@@ -76,12 +76,12 @@ func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (
 	return noted, err
 }
 
-// SQLComplete completes jobs $1 of supervisor $3, all claimed under claim_seq $2 (nearly always 1). $4 has for each job
-// the index of its claim's time in $5. The statement finds the rows by primary key and locks them in the order of the
-// key, so that two statements over the same rows cannot deadlock. SKIP LOCKED: a handler that has locked its row in an
-// open transaction must not hold up the others; the settler tries locked rows again later. "is true" keeps the planner
-// from a join. Then the server hashes the pairs of id and time once, and looks up each row there that it has found by
-// its id.
+// SQLComplete completes jobs $1 of supervisor $3. All of them have the claim_seq $2 (nearly always 1). $5 has the times
+// of the claims, and $4 has for each job the index of its time in $5. The statement finds the rows by primary key and
+// locks them in the order of the key, so that two statements over the same rows cannot deadlock. It skips locked rows,
+// because a handler may have locked the row of its job in an open transaction, and must not hold up the other jobs. The
+// settler tries locked rows again later. Because of "is true" the planner does not use a join. Instead the server puts
+// the pairs of id and time into a hash table once, and looks up each row that it has found by its id.
 const SQLComplete = `
 with held as materialized (
 	select id from jobs
@@ -108,8 +108,8 @@ type Completion struct {
 	Seq    int
 	Delete bool
 	IDs    []string
-	Which  []int32     // when each job was claimed, as an index into At, from 1
-	At     []time.Time // the claims' times, each once: pgx allocates for a time, and not for a small number
+	Which  []int32     // for each job, the index of the time of its claim in At, from 1
+	At     []time.Time // the times of the claims, each time once, because pgx allocates memory for a time
 	N      int64       // how many jobs the statement completed
 }
 
@@ -125,11 +125,11 @@ func (p *pipeline) complete(c *Completion) {
 // Completions are results.
 type Settlement struct {
 	Completions []Completion
-	Changes     map[string][]Change // by owner, at most one for each job
+	Changes     map[string][]Change // by owner, at most one change for each job
 	Bound       time.Duration       // how long each statement may take; 0: only the session's own bound
 
 	Committed bool
-	Became    map[string]State // by job: its state after the change; no entry: its row did not match
+	Became    map[string]State // the state of each job after its change; no entry: its row did not match
 }
 
 // Settle sends a settlement: one statement for each completion, and one for the changes of each owner.
@@ -156,9 +156,9 @@ func (s Session) Settle(ctx context.Context, all *Settlement) error {
 }
 
 // settleHeld locks the rows of the changes "c", in the order of the arrays, which is the order of the ids. A subquery
-// finds and locks each row, and because of the lock the planner cannot turn it into a join.
+// finds and locks each row. Because of the lock, the planner cannot turn the subquery into a join.
 //
-// fresh: among the errors entries that the row still has, none has the fingerprint of this failure.
+// The column fresh is true if none of the errors entries that the row still has bears the fingerprint of this failure.
 const settleHeld = `
 	cross join lateral (
 		select kind, paced_at is not null as paced, case when c.failed then nullif(c.fingerprint, '') end as failure,
@@ -168,13 +168,13 @@ const settleHeld = `
 
 // settleRules finds the policies of failure groups for the rows that "held" has locked, and records the failures.
 //
-// ruled: its column rules is an object that maps the id of a job to the state, reason and build that its group's policy
-// sets instead of a retry. It is nearly always null, and the index that the query reads is nearly always empty. The
-// column head is the beginning of a new errors entry.
+// The CTE "ruled" has two columns. The column rules is a JSON object with an entry for each job whose failure group has
+// a policy: the state, reason and build that the policy sets instead of a retry. This column is nearly always null, and
+// the index that the query reads is nearly always empty. The column head is the beginning of a new errors entry.
 //
-// tallied: adds a row to drover_failure_tallies for each fingerprint, with the last job's entry. If the statement
-// counted in drover_failure_groups itself, settles with the same failure would wait for each other, and for each
-// handler that has settled such a failure in a transaction that is still open.
+// The CTE "tallied" adds a row to drover_failure_tallies for each fingerprint, with the entry of the last job. The
+// statement does not count in drover_failure_groups itself. Otherwise settles with the same failure would wait for each
+// other. They would also wait for each handler that has settled this failure in its own open transaction.
 const settleRules = `
 	) j
 ), ruled as materialized (
@@ -194,23 +194,25 @@ const settleRules = `
 	) t
 )`
 
-// toldState is the state that a settle returns. It is the new state of the row, except that a job which waits in a
-// paced redrive counts as retryable.
+// toldState is the state that a settle returns. It is the new state of the row, with one exception: a job that waits in
+// a paced redrive is parked, and counts as retryable.
 const toldState = `case when j.state = 'parked' and j.parked_build is null then 'retryable' else j.state end`
 
-// settleUpdate writes the changes to the rows' columns, unless a rule overrides them. Among claims and settles, only
-// this statement joins with the table jobs. Whatever the statistics are, both sides have as many rows as "held", and
-// the planner has to hash them (SQLSettlePlan).
+// settleUpdate writes the changes to the rows' columns, unless a rule overrides them. Among the statements of claims
+// and settles, only this statement joins with the table jobs. Both sides of the join have as many rows as "held".
+// SQLSettlePlan makes the planner use a hash join, whatever the statistics are.
 //
-// waits: the row goes back to its redrive. If a redrive let the job run within its key's cap, the job gives its place
-// back when the run fails or snoozes. Then it waits until the redrive has a place again. due_us is the slot of a retry
-// budget. It is a time by the server's clock, and not a delay, which would begin anew with this transaction. The
-// statement uses no time of the transaction, because SettleTx may come hours after its transaction began. A delay
-// counts from when the row is written. So a job with a delay of 0, or with at_once, becomes due beyond the floors.
+// The column waits is true if the row goes back to its redrive. If a redrive let the job run within the cap of its key,
+// the job gives its place back when the run fails or snoozes. Then the job waits until the redrive has a place for it
+// again. The column due_us is the slot of a retry budget. It is a time by the server's clock and not a delay, because a
+// delay would count from this transaction and not from the reservation. The statement uses no time of the transaction,
+// because SettleTx may come hours after its transaction began. A delay counts from the moment at which the statement
+// computes the row. So a job with a delay of 0, or with at_once, becomes due beyond the floors.
 //
-// added: the new entry, with the time, as an array. settleUpdate calls drover_append_error only if an older entry or
-// its trace may have to go, because a function that pins its search_path costs more than all other columns of the row.
-// An operator's entry may stand behind an entry with a trace, so it counts as such a case.
+// The column added is an array with the new entry, including its time. settleUpdate calls drover_append_error only if
+// an older entry or its trace may have to be removed, because the call of a function that pins its search_path costs
+// more than all other columns of the row. It also calls the function if an operator wrote the last entry, because the
+// entry before it may have a trace.
 const settleUpdate = `
 update jobs j set
 	state = case when h.waits then 'parked' else h.became end,
@@ -248,15 +250,16 @@ from (
 where j.id = h.id and j.id = any(array(select id from held))
 returning `
 
-// SQLSettlePlan leaves the planner one good plan for SQLSettle, which has to join: by a hash. SQLSettle returns no
-// times, so the settings of pg.PlainText are not needed.
+// SQLSettlePlan leaves the planner only one plan for the join of SQLSettle: a hash join. SQLSettle returns no times, so
+// the settings of pg.PlainText are not needed.
 const SQLSettlePlan = `
 select set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true),
 	set_config('enable_nestloop', 'off', true), set_config('enable_mergejoin', 'off', true)`
 
 // SQLSettle ends runs of supervisor $1 whose outcome SQLComplete cannot record. The arrays have one element for each
-// run. They are typed, because to search a JSON document for each row would cost more than everything else. An empty
-// text means that there is no value. If no run has a value in an array, the array is null.
+// run. They are typed arrays and not one JSON document, because a search in a JSON document for each row would cost
+// more than everything else. An empty text means that the run has no value. If no run has a value in an array, the
+// array is null.
 const SQLSettle = `
 with held as materialized (
 	select * from unnest($2::text[], $3::int[], $4::text[], $5::text[], $6::bigint[], $7::bigint[], $8::bigint[],
@@ -265,8 +268,8 @@ with held as materialized (
 		at_once, give_back, snoozed, uncounted, crashed, survived, failed, class, fingerprint, entry, claimed_at)` +
 	settleHeld + `update skip locked` + settleRules + settleUpdate + `j.id, ` + toldState
 
-// SQLSettleTx does the same as SQLSettle for one job, in its handler's transaction. Its parameters are two texts, which
-// any driver can send. If the row is locked, it waits.
+// SQLSettleTx does the same as SQLSettle for one job, in its handler's transaction. Its parameters are two texts,
+// because any driver can send a text. If the row is locked, SQLSettleTx waits.
 const SQLSettleTx = `
 with held as materialized (
 	select * from jsonb_to_record($2::jsonb)
@@ -355,8 +358,8 @@ func column[R any, T comparable](rows []R, of func(*R) T) []T {
 	return values
 }
 
-// rare does the same as column, for values whose zero value means that there is none. If no change has a value, it
-// returns nil, which SQL gets as null.
+// rare does the same as column for a field whose zero value means "no value". If no change has a value, rare returns
+// nil, and the parameter is null in SQL.
 func rare[T comparable](changes []Change, of func(*Change) T) []T {
 	values := column(changes, of)
 	var none T
@@ -366,7 +369,8 @@ func rare[T comparable](changes []Change, of func(*Change) T) []T {
 	return values
 }
 
-// SQLLook reads what has become of jobs, for a settle that matched fewer rows than it sent or whose reply was lost.
+// SQLLook reads the present states of jobs. The settler uses it after a settle that matched fewer rows than it sent, or
+// whose reply was lost.
 const SQLLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
 // SeenJob is a job as Look found it.
@@ -388,8 +392,8 @@ func (j *SeenJob) HeldBy(f Fence) bool {
 	return j.State == "running" && j.owner == f.Owner && j.LastClaimedBy(f)
 }
 
-// Look reads what has become of jobs, and then which supervisors still have their lease. A job without a row is not in
-// seen.
+// Look reads the present states of jobs, and then which supervisors still have their lease. The result seen has no
+// entry for a job without a row.
 func (s Session) Look(ctx context.Context, ids []string) (seen map[string]SeenJob, alive map[string]bool, err error) {
 	seen, alive = map[string]SeenJob{}, map[string]bool{}
 	var p pipeline
@@ -414,9 +418,9 @@ func (p *pipeline) look(ids []string, seen map[string]SeenJob) {
 	}, SQLLook, ids)
 }
 
-// sqlAlive lists the supervisors that still have their lease. It runs after SQLLook. A supervisor that takes the job of
-// another supervisor takes that supervisor's lease first. So if SQLLook found the job taken, its former owner is not in
-// the list any more.
+// sqlAlive lists the supervisors that still have their lease. It runs after SQLLook. A rescuer that frees the jobs of a
+// supervisor takes away the lease of that supervisor first. So if SQLLook found that a job was freed, its former owner
+// is not in the list any more.
 const sqlAlive = `select distinct id from drover_supervisors where lost_at is null`
 
 func (p *pipeline) alive(ids map[string]bool) {
@@ -428,6 +432,6 @@ func (p *pipeline) alive(ids map[string]bool) {
 	}, sqlAlive)
 }
 
-// MaxSettle is how many outcomes other than completions go into one round trip at most. The bound is lower than for
-// completions, because these outcomes have JSON.
+// MaxSettle is how many outcomes other than completions go into one round trip at most. The bound is lower than the
+// bound for completions, because these outcomes have JSON.
 const MaxSettle = 500

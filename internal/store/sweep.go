@@ -10,10 +10,10 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// SQLSweep looks for due jobs at or behind the floors, which transactions that committed late have left there. It is a
-// plain SELECT and takes no row locks. It returns the lanes that have jobs, running ones included, up to jobs that are
-// due a minute from now: a scan for orphans reads these lanes. With each lane comes the time of the first due job
-// behind the floor, to which the floor is lowered; null: there is none.
+// SQLSweep looks for due jobs at or behind the floors. Transactions that committed late have left these jobs there.
+// SQLSweep is a plain SELECT and takes no row locks. It returns each lane that has a running job or a job that is due
+// within a minute, because a scan for orphans reads these lanes. For each lane it also returns the time of the first
+// due job behind the floor, to which the claimer lowers the floor; null: there is no such job.
 const SQLSweep = `
 select l.queue, l.lane, j.scheduled_at
 from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
@@ -42,8 +42,9 @@ type SweepLane struct {
 	Floor floors.Floor
 }
 
-// Sweep returns the first job behind each floor, and the lanes that have jobs. The server ends it after bound: it steps
-// over all dead entries of the index, on the connection that also sends the heartbeats.
+// Sweep returns the first job behind each floor, and the lanes that have jobs. The server ends the statement after
+// bound. The statement has to step over all dead entries of the index, and it runs on the connection that also sends
+// the heartbeats.
 func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []ScanLane, err error) {
 	var p pipeline
 	var queues, floorID []string

@@ -23,7 +23,7 @@ delete from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attemp
 const SQLHoldTx = `
 select state from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running' for no key update`
 
-// SQLStillOursTx reports whether a claim may still be valid after one of these statements has found no row. If a
+// SQLStillOursTx reports whether a claim may still be valid after one of the statements above has found no row. If a
 // repeatable read or serializable transaction began before the claim, it may not see the claim, so the answer is true.
 const SQLStillOursTx = `
 select exists (select from jobs where id = $1 and claim_seq = $2 and claimed_by = $3 and attempted_at = $4 and state = 'running')
@@ -35,7 +35,8 @@ type Tx interface {
 }
 
 // CompleteTx completes a run's job in a caller's transaction, and deletes it if del is true. It returns the new state
-// of the job. This function and the functions below return errors of the driver: pgx.ErrNoRows if no row matched.
+// of the job. This function and the functions below return the errors of the driver. If no row matched, the error is
+// pgx.ErrNoRows.
 func CompleteTx(ctx context.Context, tx Tx, f Fence, del bool) (became State, err error) {
 	sql := SQLCompleteTx
 	if del {

@@ -8,14 +8,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Example does what NewPool does, for an Example function, which has no testing.TB. It returns a pool on an empty
-// schema, and a function that closes the pool and drops the schema. Errors panic, and so fail the example.
+// Example does the same as NewPool for an Example function, which has no testing.TB. It returns a pool on an empty
+// schema, and a function that closes the pool and drops the schema. An error becomes a panic, which fails the example.
 func Example() (pool *pgxpool.Pool, end func()) {
 	e := &example{}
 	return NewPool(e), e.end
 }
 
-// MigratedExample does what NewMigratedPool does, for an Example function.
+// MigratedExample does the same as NewMigratedPool for an Example function.
 func MigratedExample() (pool *pgxpool.Pool, end func()) {
 	e := &example{}
 	return NewMigratedPool(e), e.end

@@ -11,10 +11,10 @@ import (
 	"github.com/drover-queue/drover/internal/upsql"
 )
 
-// NewMigratedPool is like NewPool, but the schema has all of drover's migrations. Making a new schema takes 120 ms of a
-// processor, which was a third of the quick tests' time. So the schema may come from an earlier test. In that case its
-// tables were emptied, the objects that the test had added were removed, and a check found no other change. The
-// sessions of the pool have the schema's name as their application_name, unless an edit changes that.
+// NewMigratedPool does the same as NewPool, but the schema has all of drover's migrations. A new schema takes 120 ms of
+// a processor, which would be a third of the quick tests' time. So the schema may come from an earlier test. In that
+// case its tables were emptied, the objects that the test had added were removed, and a check found no other change.
+// The sessions of the pool have the schema's name as their application_name, unless an edit changes that.
 func NewMigratedPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
 	s := migrated.take(tb)
@@ -26,14 +26,14 @@ func NewMigratedPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool
 //nolint:gochecknoglobals // the schemas belong to the cluster
 var migrated schemas
 
-// schemas is the list of migrated schemas that no test uses now.
+// schemas is the list of migrated schemas that no test uses at the moment.
 type schemas struct {
-	kept bool // something drops the schemas at the end, so they can be kept
+	kept bool // Main drops the schemas at the end, so tests may leave them
 	mu   sync.Mutex
 	free []*schema
 }
 
-// schema is a schema with drover's tables, and the session that made it.
+// schema is a schema with drover's tables, together with the session that made it.
 type schema struct {
 	name    string
 	note    upsql.Note
@@ -88,7 +88,7 @@ func (l *schemas) giveBack(tb testing.TB, s *schema) {
 		l.free = append(l.free, s)
 		return
 	}
-	_ = s.conn.Close(context.Background()) // it may be broken already
+	_ = s.conn.Close(context.Background()) // the connection may be broken already
 	dropSchema(tb, s.name)
 }
 
@@ -123,7 +123,8 @@ where relkind = 'r' and relnamespace = to_regnamespace($1)`
 // sqlFlush makes the server count the statements of this session before a test reads the counters.
 const sqlFlush = `select pg_stat_force_next_flush()`
 
-// drop removes all schemas, so that a user's database is left unchanged. The schemas of a cluster that ends are left as they are.
+// drop removes all schemas, so that a user's database stays unchanged. If the cluster ends anyway, it leaves the
+// schemas there.
 func (l *schemas) drop(clusterEnds bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

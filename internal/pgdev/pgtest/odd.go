@@ -14,7 +14,7 @@ type OddRow struct {
 	Columns, Values string // the two lists of an insert
 	Damaged         bool   // call Damage after the insert
 	Unreadable      string // a part of JobInfo.Unreadable, "" if that is empty
-	Slow            bool   // its text is too large to send, which the server finds out after a second
+	Slow            bool   // its text is too large to send, and the server needs a second to find that out
 }
 
 const (

@@ -1,4 +1,4 @@
-// Package pgtest gives tests a Postgres: one cluster for each test binary, and one schema for each test.
+// Package pgtest gives tests a Postgres. Each test binary has one cluster, and each test has its own schema.
 package pgtest
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/drover-queue/drover/internal/pgdev"
 )
 
-//nolint:gochecknoglobals // a test binary has one cluster, and tests share nothing but package variables
+//nolint:gochecknoglobals // a test binary has one cluster, and its tests can share it only in a package variable
 var shared server
 
 // server starts when it is first used.
@@ -34,7 +34,8 @@ type server struct {
 // Main runs the tests, stops the cluster if one was started, and exits. A test binary without Main leaves nothing behind
 // either, but it does not wait for the end of the cluster.
 //
-// Tests wait more than they compute. So twice as many tests run together as there are processors, unless -parallel is set.
+// Tests wait more than they compute. So Main lets two tests for each processor run at the same time, unless -parallel
+// is set.
 func Main(m *testing.M) {
 	parallel := runtime.GOMAXPROCS(0) * 2
 	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil { // before the flags are parsed
@@ -50,8 +51,8 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// tempInMemory makes the temporary files of this process lie in memory if there is room for a cluster. So the clusters that
-// tests start for themselves lie there, too. On a disk the kernel needs up to a second of a processor to make and remove the
+// tempInMemory sets TMPDIR to a directory in memory, if there is room for a cluster. So the clusters that tests start
+// for themselves are in memory, too. On a disk the kernel needs up to a second of a processor to make and remove the
 // files of one cluster. If TMPDIR is set, tempInMemory does nothing.
 func tempInMemory() {
 	if dir := pgdev.Memory(); dir != "" && os.Getenv("TMPDIR") == "" {
@@ -61,8 +62,8 @@ func tempInMemory() {
 	}
 }
 
-// URL returns the connection string of the test binary's Postgres. This is DATABASE_URL if it is set, or else a cluster that
-// the first call starts. URL fails tb if no server can be found or started.
+// URL returns the connection string of the test binary's Postgres. It returns DATABASE_URL if that is set, or else the
+// URL of a cluster that the first call starts. URL fails tb if no server can be found or started.
 func URL(tb testing.TB) string {
 	tb.Helper()
 	s, err := shared.start()
@@ -72,9 +73,9 @@ func URL(tb testing.TB) string {
 	return s.URL()
 }
 
-// NewPool returns a pool of at most 20 connections on a new empty schema. The search_path of the connections is this schema
-// alone. Each edit may change the pool's settings before the pool opens. When tb ends, the pool is closed and the schema is
-// dropped. A connection that tb has not released by then fails tb.
+// NewPool returns a pool of at most 20 connections on a new empty schema. The search_path of the connections has only
+// this schema. Each edit may change the pool's settings before the pool opens. When tb ends, the pool is closed and the
+// schema is dropped. If tb has not released a connection by then, tb fails.
 func NewPool(tb testing.TB, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	tb.Helper()
 	name := newName()
@@ -111,7 +112,7 @@ func (s *server) start() (*pgdev.Server, error) {
 	s.once.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 		defer cancel()
-		// Tests run in parallel, each with a pool. They need more connections than the default.
+		// Tests run in parallel, each with its own pool. So they need more connections than the default.
 		settings := map[string]string{"max_connections": "500"}
 		s.s, s.err = pgdev.Start(ctx, pgdev.Options{Settings: settings, Dir: pgdev.Memory(), Log: logVerbose})
 	})
@@ -124,7 +125,7 @@ func logVerbose(line string) {
 	}
 }
 
-// owned reports whether close ends the server. The tests have ended before.
+// owned reports whether close ends the server. It is called after all tests have ended.
 func (s *server) owned() bool { return s.s != nil && s.s.Owned() }
 
 func (s *server) close() error {
@@ -135,7 +136,7 @@ func (s *server) close() error {
 	return s.s.Close()
 }
 
-// dropSchema drops the schema. Before that it ends the sessions that would block the drop.
+// dropSchema ends the sessions that would block the drop of the schema, and then drops the schema.
 func dropSchema(tb testing.TB, schema string) {
 	tb.Helper()
 	admin(tb, strings.ReplaceAll(sqlEndSessions, `$1`, `'`+schema+`'`)+`; drop schema `+schema+` cascade`)
@@ -166,10 +167,11 @@ func closePool(tb testing.TB, pool *pgxpool.Pool) {
 	}
 }
 
-// adminTime bounds the statements of this package itself.
+// adminTime bounds the statements that this package sends for itself.
 const adminTime = 30 * time.Second
 
-// admin runs one statement on a connection of its own, because an idle pool between tests would look like a leak.
+// admin runs one statement on a new connection, because the connections of an idle pool would look like a leak of a
+// test.
 func admin(tb testing.TB, sql string) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), adminTime)

@@ -15,7 +15,7 @@ func objects(ctx context.Context, conn *pgx.Conn, schema string) ([]string, erro
 
 // repair removes what a test has added to the schema: functions, tables, indexes, constraints, triggers, policies and
 // the statistics of analyze. The caller checks afterwards whether the schema is like a new one. The check fails if the
-// test has changed or dropped an object. Repairing a schema takes a tenth of the time of making a new one.
+// test has changed or dropped an object. A repair takes a tenth of the time that a new schema takes.
 func (s *schema) repair(ctx context.Context) error {
 	rows, _ := s.conn.Query(ctx, sqlRepair, s.name, s.objects)
 	statements, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -26,7 +26,7 @@ func (s *schema) repair(ctx context.Context) error {
 		return err
 	}
 	for _, sql := range []string{sqlNoStatistics, sqlNoExtendedStatistics} {
-		if _, err := s.conn.Exec(ctx, sql, s.name); err != nil { // only a superuser may
+		if _, err := s.conn.Exec(ctx, sql, s.name); err != nil { // only a superuser may run some of these statements
 			return err
 		}
 	}
@@ -43,7 +43,8 @@ union all select 'pg_constraint'::regclass, oid, conrelid from pg_constraint whe
 union all select 'pg_trigger'::regclass, oid, tgrelid from pg_trigger where tgrelid in (select oid from relations) and not tgisinternal
 union all select 'pg_policy'::regclass, oid, polrelid from pg_policy where polrelid in (select oid from relations)`
 
-// sqlRepair returns statements that drop the objects of schema $1 that are not in $2. The parts of a new table go with it.
+// sqlRepair returns statements that drop the objects of schema $1 that are not in $2. It returns no statements for the
+// parts of a new table, because the drop of the table drops its parts.
 const sqlRepair = `
 select case classid
 	when 'pg_constraint'::regclass then (select format('alter table %s drop constraint if exists %I cascade', relation::regclass, conname) from pg_constraint n where n.oid = objid)
