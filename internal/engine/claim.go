@@ -20,11 +20,11 @@ const (
 	SleepAfter   = 250 * time.Millisecond // how long a lookout finds no job before it falls asleep: see sleep.go
 	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval
 	AwakePoll    = 8 * time.Millisecond   // the longest pause of a lookout: enqueues notify nobody meanwhile
-	TrickleRate  = 50                     // so many jobs a second leave a sleeper asleep: they cost less than 125 looks
+	TrickleRate  = 50                     // a sleeper that finds at most so many jobs a second stays asleep: the 125 looks a second of a lookout cost more
 	TrickleBurst = 10                     // and so many of these jobs may come together
 	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn: see Turns
 	turnPatience = 5 * time.Second        // how long such a claim waits at most: other claims take tens of milliseconds
-	turnPause    = 30 * time.Second       // after a turn has not come in time, claims go without turns for so long
+	turnPause    = 30 * time.Second       // if a turn did not come in time, claims wait for no turn for so long
 
 	RestAfter = 10 * time.Second // how long looks find no job before the rest interval replaces the poll interval
 )
@@ -41,7 +41,7 @@ type claimer struct {
 
 	// Only the claimer's goroutine uses the fields below.
 	Link    store.Line
-	Doubt   []string    // queues of a claim whose outcome is unknown; nil: none. FindOut comes first
+	Doubt   []string    // queues of a claim whose outcome is unknown; nil: none. FindOut comes before the next claim
 	hunt    *store.Scan // the search for the jobs of that claim
 	Trouble Trouble
 	sleep
@@ -50,7 +50,7 @@ type claimer struct {
 
 	OutOfTurn time.Time // claims wait for no turn until this time
 
-	wantsRoom bool      // it is time to look, but there is no room: the run that makes room will signal
+	wantsRoom bool      // it is time to look, but there is no room: the run that makes room will wake the claimer
 	fullAt    time.Time // since when there is no room; zero while there is room
 }
 
@@ -204,7 +204,7 @@ type Plan struct {
 	due    time.Time // the next due time that was known; zero: none
 	Req    *store.ClaimRequest
 	groups []claimGroup
-	order  *SoloOrder // the order to run a strong suspect alone that this claim carries out; nil: none
+	order  *SoloOrder // the order that this claim carries out, to run a strong suspect alone; nil: none
 	Sweep  floors.Sweep
 	asked  map[string]call // the open calls that the claim may answer
 	once   bool            // the claim comes before the next poll, because something asked for it
@@ -213,7 +213,7 @@ type Plan struct {
 	unread map[floors.Lane]bool // lanes that the claim leaves out; nil: none
 }
 
-// atDue reports whether the due time that was known has passed.
+// atDue reports whether the known due time has passed.
 func (p *Plan) atDue(now time.Time) bool { return !p.due.IsZero() && !now.Before(p.due) }
 
 // byClock reports whether the claim came with a poll or at a due time, and not because of a notification or a free slot.
@@ -247,7 +247,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 	}
 	c.fullAt = time.Time{}
 	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now), asked: asked, due: due, once: now.Before(c.Next), asleep: c.Asleep}
-	// Due times that have passed are forgotten. The reply has the next due time.
+	// We forget due times that have passed, because the reply has the next due time.
 	c.mu.Lock()
 	c.Poked = false
 	for _, known := range []*time.Time{&c.Due, &c.own} {
@@ -284,7 +284,7 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 		switch {
 		case rooms[i] == 0:
 		case !q.Full:
-			return nil // its jobs must not wait for another queue's turn
+			return nil // the jobs of q must not wait for another queue's turn
 		case rooms[i] >= MinTurn:
 			turns = append(turns, q.Name)
 		}
@@ -344,7 +344,7 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 	p.Req = c.Lanes(l, p.groups, floors.Sweep{}, nil)
 	p.Req.Rooms = []int32{1}
 	c.leaveOut(p, now)
-	clear(p.Req.FloorAt) // such claims are too rare for floors
+	clear(p.Req.FloorAt) // such claims are rare, so they read each lane from its beginning
 	clear(p.Req.FloorID)
 	return p
 }
@@ -410,8 +410,8 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// failed makes the claimer repeat the claim: in parts if a row may be at fault, otherwise after a pause. If p is nil,
-// parts would not help.
+// failed makes the claimer repeat the claim. If a row may be at fault, the claimer repeats it in parts, otherwise after
+// a pause. If p is nil, parts would not help, so the claimer makes a pause.
 func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
 	c.out.unknown = !c.Cfg.DisableNotify // we should not be the lookout until claims work again
 	c.Next = c.Now()
@@ -509,10 +509,10 @@ func (c *claimer) advance(p *Plan) {
 		left -= n
 		g.queue.Full = left == 0
 		if limit == 0 {
-			continue // not looked at
+			continue // the claim asked for no jobs of this tier
 		}
 		if n < limit {
-			final = 10 // all nine were read to their end
+			final = 10 // the claim read all nine lanes to their end
 		}
 		for priority := int16(1); priority <= min(final, 9); priority++ {
 			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
@@ -544,7 +544,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // args not kept, or scope paused after the claim was sent
+		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // the reply was too large to keep the args, or the scope was paused after the claim was sent
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)

@@ -13,13 +13,13 @@ import (
 // A pause is exact because each supervisor confirms the changes that it has applied. It confirms a pause only when no
 // job of the paused scope can start any more. For this the follower replaces the holds (the paused scopes) under the
 // lock that every start takes (Shared.begin), and hands back the buffered jobs of these scopes. A claim that is under
-// way hands back such jobs as well. A process that does not answer starts no job after the end of its lease, by its own
-// clock. So Client.Pause waits until each supervisor has confirmed, or its lease has ended.
+// way hands back such jobs as well. A process that does not answer starts no job once its lease has ended by that
+// process' clock. So Client.Pause waits until each supervisor has confirmed, or its lease has ended.
 type follower struct {
 	*Shared
 	claimer   *claimer
 	Stale     bool      // the limits have changed since the last look, or may have
-	stamp     string    // the stamp of the limits that we have read last
+	stamp     string    // the stamp of the limits that we read last
 	number    int64     // the number of the newest change of these limits
 	confirmed int64     // the number that we have confirmed in our row
 	Next      time.Time // when to read the limits again: the first hold ends then; zero: no hold ends by itself

@@ -43,12 +43,12 @@ type keeper struct {
 	Was       []PastLease // the leases that we have lost, oldest first, for UndoCrashes
 	turns     blame.Turns
 	Limits    *follower
-	Trouble   Trouble   // of beats
-	deaf      Trouble   // of LISTEN
+	Trouble   Trouble   // failures of beats
+	deaf      Trouble   // failures of LISTEN
 	living    []string  // the other supervisors that were alive at the last beat; only kept if we declare schedules
 	declare   bool      // the next beat declares the schedules again, because our registration may have left one out
 	strays    []string  // ids that may have a row although we do not use them
-	Asked     time.Time // when AskUnheard last asked; later if that took long
+	Asked     time.Time // when AskUnheard last asked, moved later if the answer took long
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
@@ -72,14 +72,14 @@ func (c *keeper) run(ctx context.Context) {
 	// ends the lease all the same.
 	c.timer = time.AfterFunc(c.deadline().Sub(c.Now()), func() { c.Expire(c.Base) })
 	defer func() {
-		if ctx.Err() != nil { // if it is not, runtime.Goexit ends the goroutine, and only the timer can end the lease
+		if ctx.Err() != nil { // if ctx is not done, runtime.Goexit ends the goroutine, and only the timer can end the lease
 			c.timer.Stop()
 		}
 	}()
 	period := c.Cfg.Lease / 6
 	due := c.Now() // the first beat comes immediately, because it shows the other supervisors
 	next := due    // the next beat: at due, or earlier if something waits for it
-	c.Listens()    //nolint:contextcheck // as in wait. LISTEN comes first: the beat finds earlier cancels
+	c.Listens()    //nolint:contextcheck // as in wait. LISTEN comes before the first beat, which finds cancels from before LISTEN
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.OnCall.next(c.askAt(next), c.hears())))
 		c.Expire(ctx)
@@ -322,7 +322,7 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 		{"following the limits", func() error { return c.Limits.Follow(ctx, conn, l.ID) }},
 		{"registering the queues", func() error { return c.serveAgain(ctx, conn, l, reply) }},
 		{"watching the others", func() error {
-			// However many jobs there are to rescue, this leaves some of the time for the other steps.
+			// This bound leaves time for the other steps, however many jobs there are to rescue.
 			ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/4)
 			defer cancel()
 			return c.observe(ctx, conn, l, reply)
@@ -381,8 +381,9 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 	return nil
 }
 
-// Bound returns how long a statement over many jobs may take. Suppose that each statement over one certain job of 500
-// times out. The walk that finds this job meets some twenty time-outs, and a beat should have time for all of them.
+// Bound returns how long a statement over many jobs may take. Suppose that one job of 500 makes each statement that
+// contains it time out. The walk that finds this job meets some twenty time-outs, and a beat should have time for all
+// of them.
 func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds up the failures that settles have recorded, reports the failure groups that came back, and makes
@@ -402,8 +403,9 @@ func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	return nil
 }
 
-// cancelGone ends the contexts of runs whose jobs are not ours any more. The map over has these runs by their indexes;
-// true: an operator ended the job. A handler that settled its job in its own transaction may work on.
+// cancelGone ends the contexts of runs whose jobs are not ours any more. The keys of the map over are the indexes of
+// these runs. Its value is true if an operator ended the job. A handler that settled its job in its own transaction may
+// work on.
 func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 	for i, r := range running {
 		cancelled, gone := over[i]
@@ -419,9 +421,9 @@ func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 	}
 }
 
-// beatRefused finds out why a beat did not match our row. If the claimer has raised the epoch, the next beat uses the
-// raised epoch; the claimer itself may not know yet that it has succeeded. If another supervisor has declared us lost,
-// or the database has gone back to a state with an older epoch, we start over.
+// beatRefused finds out why a beat did not match our row. Perhaps the claimer has raised the epoch, and does not know
+// yet that this succeeded. Then the next beat uses the raised epoch. If another supervisor has declared us lost, or the
+// database has gone back to a state with an older epoch, we start over.
 func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, sent int) error {
 	epoch, lost, err := conn.Epoch(ctx, l.ID)
 	switch {

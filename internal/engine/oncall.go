@@ -37,8 +37,8 @@ func newOnCall(s *Shared, heard func(string)) *onCall {
 }
 
 const (
-	noiseRate  = 4  // a keeper listens to so many notifications for others in a second
-	noiseBurst = 20 // and to so many of them that come together
+	noiseRate  = 4  // a keeper stops listening if more notifications in a second are for others
+	noiseBurst = 20 // so many of these notifications may come together
 	deafFor    = 30 * time.Second
 
 	// Between two requests for a slot, a supervisor that does not listen waits askSlot for each other supervisor, and

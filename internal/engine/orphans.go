@@ -14,8 +14,8 @@ import (
 
 // The pace of audits.
 const (
-	AuditGap   = time.Minute     // the shortest time between audits for full sweeps; two leases if that is less
-	auditPause = 5 * time.Second // the shortest time between any two audits, because connections may break all the time
+	AuditGap   = time.Minute     // a full sweep asks for no audit sooner after the last one; two leases if that is less
+	auditPause = 5 * time.Second // the shortest time between any two audits: a connection that breaks all the time asks for many
 	AuditPage  = 2000            // rows of a lane in one page, some 2 ms
 	AuditShare = 100             // pages take at most a hundredth of the time
 )
@@ -157,9 +157,9 @@ func latestClaims(runs []*Run) map[string]time.Time {
 // In an audit any run of the job keeps the job: somebody may have changed the row while the handler works. When that
 // run ends, its settle matches no row, and the next audit releases the job.
 //
-// After a lost claim, a run of an older claim does not keep the job. That claim has ended, its handler ignores the end
-// of its context, and the lost claim took the job again. A run of the same claim keeps the job, and so does a run of a
-// later claim, which the database has forgotten.
+// After a lost claim, a run of an older claim does not keep the job. The handler of such a run ignores the end of its
+// context. Its claim has ended, and the lost claim has taken the job again. A run of the same claim keeps the job, and
+// so does a run of a later claim, which the database has forgotten.
 func mayBeAtWork(known map[string]time.Time, j *store.Held, lost bool) bool {
 	claimed, ok := known[j.ID]
 	return ok && (!lost || !claimed.Before(j.AttemptedAt.Time))

@@ -186,7 +186,7 @@ func (c *keeper) EndStrays(ctx context.Context) {
 	})
 }
 
-// atLast runs a function on a connection that it opens for it, for at most two seconds. It logs an error.
+// atLast opens a connection and runs the function do on it, for at most two seconds. It logs the error of do.
 func (c *keeper) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

@@ -9,7 +9,7 @@ import (
 // Subscriber gets events. Its functions run code of the application: they may block, and Emit may call runtime.Goexit.
 type Subscriber struct {
 	Name  string                        // for the log; "": it is the log
-	Hears func(EventKind) bool          // reports whether it wants events of a kind; many goroutines call Hears
+	Hears func(EventKind) bool          // reports whether the subscriber wants events of a kind; many goroutines call Hears
 	Emit  func(context.Context, *Event) // must not keep the event
 }
 

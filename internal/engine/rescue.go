@@ -94,9 +94,9 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	return all && len(blamed) == 0, err
 }
 
-// Rescue frees the jobs of a lost supervisor. First it finds all of them, page by page, over as many beats as it takes:
-// which jobs become suspects depends on how many ran together. Then it frees them. It removes the supervisor's row once
-// a later scan through all of the index has found no job.
+// Rescue frees the jobs of a lost supervisor. First it finds all of them, page by page, over as many beats as it takes,
+// because the number of jobs that ran together decides which jobs become suspects. Then it frees them. It removes the
+// supervisor's row once a later scan through all of the index has found no job.
 func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
 	queues := union(x.Queues, c.QueueNames())
 	h := c.Hunts[x.ID]
@@ -361,7 +361,7 @@ func (c *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued
 
 // StartedJobs returns which of a dead supervisor's jobs may have started. A job counts as started, unless every slot of
 // its queue was taken by other jobs: jobs that ran at the last beat and are still not settled. A job with a single
-// attempt counts only if its row or the last beat shows the start. The row shows it only if the job had a single
+// attempt counts only if its row or the last beat shows the start. The row shows the start only if the job had a single
 // attempt already when it started.
 func StartedJobs(held []store.Held) map[string]bool {
 	busy := map[string]int{}

@@ -81,7 +81,7 @@ type Run struct {
 	simpler    bool      // End was simplified, because the database refused it
 	Refusals   int       // how often Refused was called for the outcome
 	refusedAt  time.Time // when the database first refused the outcome
-	NotBefore  time.Time // the next try to settle comes no earlier
+	NotBefore  time.Time // no try to settle comes before this time
 }
 
 // Labels are the tags and metadata of a job, as the enqueue set them. Events show them.

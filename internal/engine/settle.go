@@ -19,7 +19,7 @@ const (
 	MaxWaiting  = maxComplete // if more outcomes wait than this, claims pause (the method behind)
 
 	lockedPause      = 100 * time.Millisecond // the pause before an outcome whose row is locked is tried again
-	mostHeld         = 50                     // after so many of these tries, the log has a line
+	mostHeld         = 50                     // after so many of these tries, the settler logs a line
 	refusedPause     = 5 * time.Second        // the pause before a refused outcome is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 )

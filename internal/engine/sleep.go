@@ -47,10 +47,10 @@ type look struct {
 // pause is hardly longer than the time since a look last found a job. An awake claimer that is not the lookout falls
 // asleep at the first look that finds nothing, and looks again after a poll interval.
 //
-// A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll finds
-// fewer, the sleeper halves its pause. It may have taken the job before a notified supervisor did, and then needs no more
-// looks. Or nobody is notified of such jobs; then its pause gets as short as the time between two of them. A look that
-// something asked for does not change the time of the next poll.
+// A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll
+// finds fewer, the sleeper halves its pause. It may have taken the job before a notified supervisor did, and then needs
+// no more looks. If nobody is notified of such jobs, its pause gets as short as the time between two of them, after
+// some such looks. A look that something asked for does not change the time of the next poll.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)

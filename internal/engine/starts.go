@@ -17,9 +17,9 @@ type Start struct {
 }
 
 // NoteStart records the start of a job with a single attempt, and waits for the commit. If the process dies before the
-// commit, the job has certainly not run, and another supervisor may run it. If the process dies later, a rescue discards
-// the job. NoteStart returns false if the job must not start: the
-// claim or the lease is over, the row is locked, or the database refuses the record.
+// commit, the job has certainly not run, and another supervisor may run it. If the process dies later, a rescue
+// discards the job. NoteStart returns false if the job must not start, because the claim or the lease is over, the row
+// is locked, or the database refuses the record.
 func (e *settler) NoteStart(r *Run) bool {
 	s := &Start{r, make(chan bool, 1)}
 	e.Mu.Lock()

@@ -106,7 +106,7 @@ func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []
 		}
 		behind, found, err := conn.Sweep(ctx, part, req.Kinds, bound)
 		if pg.TimedOut(err) {
-			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // ends the walk: half of the lanes would take as long
+			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // this error ends the walk, because half of the lanes would take as long
 		}
 		for _, found := range behind {
 			c.claimer.Floors.Lower(found.Lane, found.At)
