@@ -58,7 +58,7 @@ type meter struct {
 	conn       *pgx.Conn
 	config     *pgxpool.Config
 	walInspect string // the schema of pg_walinspect; "" if the extension is not available
-	statements string // the same for pg_stat_statements
+	statements string // the schema of pg_stat_statements; "" if the extension is not available
 	asked      int64  // the number of the meter's own statements
 }
 
@@ -122,8 +122,8 @@ func (r *Report) note(text string) {
 	}
 }
 
-// counters are counters of the server, which only rise. WAL and commits count for all sessions, so nobody else should
-// use the server meanwhile.
+// counters is one reading of counters of the server, which only rise. WAL and commits count for all sessions, so nobody
+// else should use the server meanwhile.
 type counters struct {
 	wal        int64 // position in the log, bytes
 	images     int64 // full-page images

@@ -509,7 +509,7 @@ func (c *claimer) advance(p *Plan) {
 		left -= n
 		g.queue.Full = left == 0
 		if limit == 0 {
-			continue // the claim asked for no jobs of this tier
+			continue // earlier tiers filled the room, so the claim did not read this tier
 		}
 		if n < limit {
 			final = 10 // the claim read all nine lanes to their end

@@ -25,8 +25,8 @@ select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
 // sqlHolders lists the transactions, replication slots and standbys for which the removal of dead rows in this database
-// waits, the oldest first. A transaction holds vacuum back by its snapshot and by its transaction id (xid), whichever
-// is older. In another database its snapshot does not count, but its xid does: while that transaction is in progress,
+// waits, the oldest first. A transaction holds vacuum back by its snapshot or by its transaction id (xid), whichever is
+// older. In another database its snapshot does not count, but its xid does: while that transaction is in progress,
 // every snapshot taken here reaches back to it. If several sessions hold back equally, the owner of the xid comes
 // first.
 //
@@ -162,8 +162,8 @@ cross join lateral (
 // sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest due job of each queue.
 // It reads the queues, their lanes, and the due jobs of each lane from jobs_claim_idx. In each lane it counts at most
 // $1 jobs. The last two columns are about pauses: which people have paused jobs of the queue, and the due time of the
-// oldest due job that is not paused. Only while a kind is paused, the statement has to search for that job, among the
-// first $2 due jobs of each lane.
+// oldest due job that is not paused. The statement has to search for that job only while a kind is paused. It searches
+// the first $2 due jobs of each lane.
 const sqlQueues = `
 with recursive queue(name) as (
 	select min(queue) from jobs where finalized_at is null

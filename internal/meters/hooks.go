@@ -7,8 +7,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Sink takes a value: by how much a counter grows, or the seconds for a histogram. The labels are in the order of the definition.
-// They are an array, so that an event allocates nothing.
+// Sink takes one value: the growth of a counter, or the seconds for a histogram. The labels are in the order of the
+// definition. The parameter labels is an array, so that an event allocates nothing.
 type Sink func(ctx context.Context, m Meter, value float64, labels [MostLabels]string)
 
 type labels = [MostLabels]string

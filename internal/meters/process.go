@@ -38,7 +38,8 @@ type Process struct {
 	stopped drover.Stats // sums of the supervisors that have stopped: their counters must not go back
 }
 
-// Watch adds a supervisor, once. It ignores a supervisor that has stopped: Collect may have added that one up already.
+// Watch adds a supervisor, once. It ignores a supervisor that has stopped: Collect may have added up its figures
+// already.
 func (p *Process) Watch(sup *drover.Supervisor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,8 +16,8 @@ const (
 	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
 )
 
-// sqlCheck asks the server what it is and where drover may be. It uses nothing of drover's own, so it works on an empty
-// database. $1 is Config.Schema, empty if it is not set.
+// sqlCheck reads what kind of server this is, and whether the session finds drover. It uses nothing of drover's own, so
+// it works on an empty database. $1 is Config.Schema, empty if it is not set.
 const sqlCheck = `
 select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
 	quote_ident(current_database()), exists (select from pg_namespace where nspname = $1),

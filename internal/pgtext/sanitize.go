@@ -1,4 +1,4 @@
-// Package pgtext makes text acceptable to Postgres, and checks whether JSON and names are.
+// Package pgtext makes text acceptable to Postgres, and checks whether Postgres accepts JSON and names.
 package pgtext
 
 import (

@@ -54,7 +54,8 @@ func Describe(ctx context.Context, conn *pgx.Conn, schema string) (Note, error) 
 
 // usedTables lists the tables that have rows or had rows, and the tables whose rows have been counted by analyze.
 // Reading the size of a table takes a lock on the table, so usedTables must not read the sizes of tables of other
-// schemas. Postgres might do so, and test the schema after the size, if the tables were not listed first.
+// schemas. So the query first lists the tables of the schema. Otherwise Postgres might read the size of each table
+// before it tests the schema.
 func usedTables(ctx context.Context, conn *pgx.Conn, schema string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `
 with tables as materialized (select oid, relname, reltuples from pg_class where relnamespace = to_regnamespace($1) and relkind = 'r')
