@@ -79,7 +79,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 	if len(all) == 0 {
 		return nil
 	}
-	// Retries of one budget stand next to each other, because a fault in a budget affects all of its retries.
+	// This puts retries of one budget next to each other, because a fault in a budget affects all of its retries.
 	slices.SortStableFunc(all, func(a, b wanting) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Kind, b.Kind))
 	})

@@ -20,10 +20,10 @@ const (
 	SleepAfter   = 250 * time.Millisecond // how long a lookout finds no job before it falls asleep: see sleep.go
 	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval
 	AwakePoll    = 8 * time.Millisecond   // the longest pause of a lookout: enqueues notify nobody meanwhile
-	TrickleRate  = 50                     // a sleeper that finds at most so many jobs a second stays asleep: the 125 looks a second of a lookout cost more
-	TrickleBurst = 10                     // and so many of these jobs may come together
+	TrickleRate  = 50                     // so many jobs a second leave a sleeper asleep, because 125 looks a second would cost more
+	TrickleBurst = 10                     // so many of these jobs may come together
 	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn: see Turns
-	turnPatience = 5 * time.Second        // how long such a claim waits at most: other claims take tens of milliseconds
+	turnPatience = 5 * time.Second        // the longest wait for a turn: other claims take tens of milliseconds
 	turnPause    = 30 * time.Second       // if a turn did not come in time, claims wait for no turn for so long
 
 	RestAfter = 10 * time.Second // how long looks find no job before the rest interval replaces the poll interval
@@ -42,7 +42,7 @@ type claimer struct {
 	// Only the claimer's goroutine uses the fields below.
 	Link    store.Line
 	Doubt   []string    // queues of a claim whose outcome is unknown; nil: none. FindOut comes before the next claim
-	hunt    *store.Scan // the search for the jobs of that claim
+	hunt    *store.Scan // the search for the jobs of the claim in doubt
 	Trouble Trouble
 	sleep
 	out     lookout
@@ -201,7 +201,7 @@ func (c *claimer) AllLanes() *store.ClaimRequest {
 type Plan struct {
 	Lease  *lease    // the lease at the time of the request: the keeper may replace it while the claim is under way
 	floors int       // the version of the floors
-	due    time.Time // the next due time that was known; zero: none
+	due    time.Time // the known next due time; zero: none
 	Req    *store.ClaimRequest
 	groups []claimGroup
 	order  *SoloOrder // the order that this claim carries out, to run a strong suspect alone; nil: none
@@ -310,7 +310,7 @@ func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]
 	asked := c.calls.asked()
 	for queue := range asked {
 		i := slices.IndexFunc(queues, func(q *QueueState) bool { return q.Name == queue })
-		// The watch is set first, as in hasRoom.
+		// We set the watch before we read Pending, as in hasRoom.
 		if i >= 0 && !queues[i].held() {
 			if watched := queues[i].WatchRoom(); queues[i].Pending.Load() <= watched {
 				continue
@@ -324,7 +324,7 @@ func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]
 
 // requestAlone plans the claim of one strong suspect, once all other runs are settled.
 func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
-	c.wantsRoom = true // then the claimer does not remain the lookout: see Overstays
+	c.wantsRoom = true // so the claimer stops being the lookout in time: see Overstays
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
@@ -379,7 +379,8 @@ func (c *claimer) hasRoom(queues []*QueueState) bool {
 	}
 	room := false
 	for _, q := range queues {
-		// The watch is set first: a run that ends in between is either counted here, or sees the watch.
+		// WatchRoom sets the watch before we read Pending. So a run that ends in between is either counted here, or
+		// sees the watch.
 		if watched := q.WatchRoom(); !q.held() && q.Pending.Load() <= watched {
 			room = true
 		}
@@ -544,7 +545,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // the reply was too large to keep the args, or the scope was paused after the claim was sent
+		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // reply too large for the args, or scope paused after the claim was sent
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)
@@ -573,7 +574,7 @@ func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *R
 	r := c.Handler.NewRun(j, q.Policy, late)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
 	r.Lateness = late
-	// While the period of a unique job lasts, its row keeps out other jobs of the same key. The pruner deletes the row
+	// While the period of a unique job lasts, its row prevents other jobs with the same key. The pruner deletes the row
 	// later.
 	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Period)
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now

@@ -37,7 +37,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver, e.Scheduler)
 	s.beatSoon, s.rewound, s.calls.ring = e.Keeper.Interrupt, e.Claimer.rewound, e.Keeper.Ring
 	e.Claimer.Link.Again = s.rewound                   // the claimer's new connection may lead to an older state
-	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // the settler's new connection may, too, and the database may have forgotten settles
+	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // so may the settler's: settles may be forgotten
 	return e
 }
 
@@ -61,7 +61,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	base := context.WithoutCancel(ctx)
 	if err := e.Keeper.Start(ctx, base); err != nil {
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // stopped before it began
+			return nil //nolint:nilerr // ctx ended before Run began its work
 		}
 		return err
 	}
@@ -137,7 +137,7 @@ func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
 // EndPart at most.
 const (
 	HandBack   = 3 * time.Second // after this time jobs are released although their handlers have not returned
-	LastSettle = time.Second     // so long the stop then waits for the last outcomes, even if the database is away
+	LastSettle = time.Second     // then the stop waits so long for the last outcomes: the database may be away
 	EndPart    = 5 * time.Second // HandBack, LastSettle, and the time to close connections and to remove our row
 )
 

@@ -18,10 +18,10 @@ type Event struct {
 	Supervisor  string
 	Attempt     int
 	MaxAttempts int
-	Wait        time.Duration // in EventStarted how long the job had been due
+	Wait        time.Duration // in EventStarted: how long the job had been due
 	End         Outcome       // how the run ended, without its Entry
 	Next        time.Time     // when the next run is due, by the process' clock
-	Count       int           // in EventClaimed and EventRedriven how many jobs, in EventPeriodicSkipped how many ticks
+	Count       int           // in EventClaimed and EventRedriven: how many jobs; in EventPeriodicSkipped: how many ticks
 	Scope       string        // Scope, By and Why are set in EventPaused and EventResumed
 	By, Why     string
 	Periodic    string  // the schedule that made the job; in EventPeriodicSkipped the schedule that made none

@@ -88,7 +88,7 @@ func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
 	held := map[string]bool{}
 	for scope := range f.known {
 		if !slices.ContainsFunc(limits, func(l store.Limit) bool { return l.Scope == scope }) {
-			limits = append(limits, store.Limit{Scope: scope}) // its row was deleted by hand
+			limits = append(limits, store.Limit{Scope: scope}) // somebody has deleted the limit's row by hand
 		}
 	}
 	for _, l := range limits {

@@ -30,8 +30,8 @@ type keeper struct {
 	OnCall    *onCall
 	timer     *time.Timer // ends the lease; nil before run
 	ending    sync.Mutex  // held while the deadline is moved or checked, so that the two do not overlap
-	counted   int64       // how many beats our row must have counted; if it has fewer, see rewound.go
-	urgent    BeatPacer   // spaces beats that come before their time
+	counted   int64       // the least number of beats that our row must show; if it shows fewer, see rewound.go
+	urgent    BeatPacer   // makes pauses between beats that come before their time
 	silences  Silences
 	Hunts     map[string]*store.Scan // the searches for the jobs of lost supervisors, by supervisor id
 	orphans   *store.Scan            // the search for jobs whose owner has no row
@@ -77,9 +77,9 @@ func (c *keeper) run(ctx context.Context) {
 		}
 	}()
 	period := c.Cfg.Lease / 6
-	due := c.Now() // the first beat comes immediately, because it shows the other supervisors
+	due := c.Now() // the first beat comes immediately, because it finds the other supervisors
 	next := due    // the next beat: at due, or earlier if something waits for it
-	c.Listens()    //nolint:contextcheck // as in wait. LISTEN comes before the first beat, which finds cancels from before LISTEN
+	c.Listens()    //nolint:contextcheck // as in wait. LISTEN comes first, and the beat finds earlier cancels
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.OnCall.next(c.askAt(next), c.hears())))
 		c.Expire(ctx)
@@ -369,7 +369,7 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 		if !reply.Turn {
 			return nil
 		}
-		return conn.ReleaseSolo(ctx, l.ID) // the database is in an older state, where the turn is still ours: free it
+		return conn.ReleaseSolo(ctx, l.ID) // the database went back to a state in which the turn is ours
 	case order == nil:
 		if taken, err := conn.TakeSolo(ctx, l.ID); err != nil || !taken {
 			return err
@@ -416,7 +416,7 @@ func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 			r.Cancel(pg.ErrCancelled)
 		} else {
 			r.Cancel(pg.ErrLeaseLost)
-			c.rewound() // others take no job while we have the lease, so the database may have gone back
+			c.rewound() // other supervisors take no job while we have the lease, so the database may have gone back
 		}
 	}
 }

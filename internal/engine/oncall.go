@@ -27,9 +27,9 @@ type onCall struct {
 	conn   store.Session    // the connection that holds these locks
 	unsure bool             // the connection may hold locks that slots does not have
 	at     time.Time        // no further attempt to go on call before this time
-	noise  trickle          // notifications that were for others
+	noise  trickle          // counts the notifications that were for other supervisors
 	deafBy time.Time        // the keeper does not listen until this time, because too many notifications were for others
-	heard  func(string)     // gets the stamp of the limits (pauses), as an attempt to go on call has read it
+	heard  func(string)     // gets the stamp of the limits (pauses) that an attempt to go on call has read
 }
 
 func newOnCall(s *Shared, heard func(string)) *onCall {
@@ -37,7 +37,7 @@ func newOnCall(s *Shared, heard func(string)) *onCall {
 }
 
 const (
-	noiseRate  = 4  // a keeper stops listening if more notifications in a second are for others
+	noiseRate  = 4  // the most notifications a second for other supervisors; after more, the keeper stops listening
 	noiseBurst = 20 // so many of these notifications may come together
 	deafFor    = 30 * time.Second
 

@@ -14,10 +14,10 @@ import (
 
 // The pace of audits.
 const (
-	AuditGap   = time.Minute     // a full sweep asks for no audit sooner after the last one; two leases if that is less
-	auditPause = 5 * time.Second // the shortest time between any two audits: a connection that breaks all the time asks for many
-	AuditPage  = 2000            // rows of a lane in one page, some 2 ms
-	AuditShare = 100             // pages take at most a hundredth of the time
+	AuditGap   = time.Minute     // a full sweep asks for an audit only so long after the last audit; two leases if that is less
+	auditPause = 5 * time.Second // the shortest time between any two audits, because connections may break often
+	AuditPage  = 2000            // rows of a lane in one page, which takes some 2 ms
+	AuditShare = 100             // the claimer spends at most a hundredth of its time on pages
 )
 
 // audit looks for jobs that run in this supervisor's name although its settler does not know of them, and releases

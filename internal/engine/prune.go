@@ -41,7 +41,7 @@ func (s *pruner) run(ctx context.Context) {
 		}
 		if trouble.Failures == 0 { // after a failure the walk goes on from the id that it has reached
 			if rounds%60 == 0 {
-				walk = PruneWalk{Whole: true} // once an hour the walk begins anew, because some jobs were too young at the last walk
+				walk = PruneWalk{Whole: true} // hourly from the first id: some jobs were too young before
 			}
 			rounds++
 		}
@@ -49,7 +49,7 @@ func (s *pruner) run(ctx context.Context) {
 		walk, err = s.Prune(ctx, walk, s.Cfg.Keep)
 		if began := s.Now(); err == nil && !began.Before(nextCount) {
 			err = s.PruneByCount(ctx)
-			nextCount = began.Add(10 * s.Now().Sub(began)) // PruneByCount reads whole tables, so it may take at most a tenth of the time
+			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables, so it gets at most a tenth of the time
 		}
 		switch {
 		case err == nil:
@@ -94,7 +94,7 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 			walk.Whole = false
 			return walk, nil
 		}
-		if after = step.Last; !step.Odd { // a walk that began after odd ids would miss all jobs with a ULID
+		if after = step.Last; !step.Odd { // a walk that began after an odd id would miss all jobs with a ULID
 			walk.After = after
 		}
 	}

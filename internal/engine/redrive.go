@@ -16,7 +16,7 @@ import (
 type redriver struct {
 	*Shared
 	signal chan struct{}
-	capped atomic.Bool // a redrive has a cap by key, so the end of one of its jobs may make room for another job of that key
+	capped atomic.Bool // a redrive has a cap by key, so the end of its job may make room for another one
 
 	// Only the goroutine that ticks uses these.
 	Batch   int // how many jobs of each redrive a tick may change; fewer after a tick that was cut off

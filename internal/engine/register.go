@@ -76,8 +76,9 @@ func (c *keeper) tryStart(ctx, base context.Context) error {
 	return nil
 }
 
-// Register registers under a fresh id. If the reply to an earlier registration was lost, its row may be in the tables.
-// Until others declared that id lost, producers would take the row for a supervisor. So Register removes the row first.
+// Register registers under a fresh id. If the reply to an earlier registration was lost, the row of that registration
+// may be in the tables. Until others declared that id lost, producers would take the row for a supervisor. So Register
+// removes the row first.
 func (c *keeper) Register(ctx context.Context) error {
 	conn, err := c.Link.Get(ctx)
 	if err != nil {

@@ -305,7 +305,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case order != nil:
 		rest = min(rest, order.rest(now))
 	case c.wantsRoom && !due.IsZero():
-		rest = min(rest, due.Sub(now)) // then the claimer hands the due job on
+		rest = min(rest, due.Sub(now)) // at that time the claimer hands the due job on
 	}
 	for _, q := range c.QueueStates() {
 		if q.Buffer.Len() > 0 {
@@ -352,7 +352,7 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 }
 
 // samePair is how long the same two supervisors look at the due times that all supervisors have read. It is longer than
-// a poll interval, so that these two have usually read of the next due time, too.
+// a poll interval, so that these two usually know the next due time, too.
 const samePair = 10 * time.Second
 
 // looksAt reports whether this supervisor looks for jobs at a due time that all supervisors have read. Only two of them

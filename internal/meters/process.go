@@ -48,8 +48,8 @@ func (p *Process) Watch(sup *drover.Supervisor) {
 	}
 }
 
-// Collect passes on the sums, or nothing if no supervisor was ever watched. A supervisor that has stopped is neither healthy
-// nor unhealthy: only its counters stay.
+// Collect passes on the sums, or nothing if no supervisor was ever watched. A supervisor that has stopped counts
+// neither as healthy nor as unhealthy. Only its counters stay in the sums.
 func (p *Process) Collect(see See) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
