@@ -37,7 +37,7 @@ type Options struct {
 	Config *pgxpool.Config
 
 	Jobs    int // in the burn-down
-	Workers int // slots in the burn-down, of all queues together; each queue gets an equal share
+	Workers int // slots in the burn-down, of all queues together; each queue gets its share
 	Queues  int // queues in the burn-down, at most Workers
 
 	Keep     bool    // keep completed jobs instead of deleting them

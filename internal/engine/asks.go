@@ -10,9 +10,9 @@ import (
 )
 
 // slotRequest is a run that settles in its handler's transaction and needs a slot of a retry budget first. The settler
-// takes the slot on its own connection. If the handler's transaction took the slot, it would lock rows that every batch
-// with failures needs, until it ends. A second connection of the pool would not help, because the handler may hold the
-// last free connection.
+// takes the slot on its own connection. If the handler's transaction took the slot, that transaction would lock rows
+// until its end, and every batch with failures needs these rows. A second connection of the pool would not help,
+// because the handler may hold the last free connection.
 type slotRequest struct {
 	wanting
 	done chan error

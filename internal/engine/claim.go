@@ -20,7 +20,7 @@ const (
 	SleepAfter   = 250 * time.Millisecond // how long a lookout finds no job before it falls asleep: see sleep.go
 	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval
 	AwakePoll    = 8 * time.Millisecond   // the longest pause of a lookout: enqueues notify nobody meanwhile
-	TrickleRate  = 50                     // so many jobs a second leave a sleeper asleep, because 125 looks a second would cost more
+	TrickleRate  = 50                     // so many jobs a second leave a sleeper asleep: 125 looks would cost more
 	TrickleBurst = 10                     // so many of these jobs may come together
 	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn: see Turns
 	turnPatience = 5 * time.Second        // the longest wait for a turn: other claims take tens of milliseconds
@@ -509,8 +509,9 @@ func (c *claimer) advance(p *Plan) {
 		}
 		left -= n
 		g.queue.Full = left == 0
+		// If earlier tiers filled the room, the claim did not read the lanes of this tier.
 		if limit == 0 {
-			continue // earlier tiers filled the room, so the claim did not read this tier
+			continue // not looked at
 		}
 		if n < limit {
 			final = 10 // the claim read all nine lanes to their end
@@ -545,7 +546,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // reply too large for the args, or scope paused after the claim was sent
+		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // the reply lacks the args, or the scope was paused meanwhile
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)

@@ -32,7 +32,7 @@
 // A run, from its start to its end:
 //
 //   - run.go: Run and Outcome: one claimed job, and how it ended; runSet
-//   - runner.go: runner: serves the slots, calls the handler, gives up handlers that ignore the end of their context, opens and closes queues
+//   - runner.go: runner: serves the slots, calls the handler, abandons deaf handlers, opens and closes queues
 //   - context.go: runContext: the handler's context, made when a handler first looks at it
 //   - stacks.go: the stacks of handlers whose time is almost up
 //   - starts.go: notes the start of jobs with a single attempt

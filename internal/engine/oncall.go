@@ -37,7 +37,7 @@ func newOnCall(s *Shared, heard func(string)) *onCall {
 }
 
 const (
-	noiseRate  = 4  // the most notifications a second for other supervisors; after more, the keeper stops listening
+	noiseRate  = 4  // if more notifications a second are for other supervisors, the keeper stops listening
 	noiseBurst = 20 // so many of these notifications may come together
 	deafFor    = 30 * time.Second
 

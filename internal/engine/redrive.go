@@ -16,7 +16,7 @@ import (
 type redriver struct {
 	*Shared
 	signal chan struct{}
-	capped atomic.Bool // a redrive has a cap by key, so the end of its job may make room for another one
+	capped atomic.Bool // a redrive has a cap by key, so a job that ends may make room for another job of its key
 
 	// Only the goroutine that ticks uses these.
 	Batch   int // how many jobs of each redrive a tick may change; fewer after a tick that was cut off

@@ -25,7 +25,7 @@ const MostPastLeases = 16
 
 // NoteLost notes that the lease of an id is lost. If there are too many lost leases, it forgets the oldest one.
 func (c *keeper) NoteLost(id string) {
-	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // a second try to register may note the same id again
+	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // a second try to register notes the id again
 		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})
 	}
 	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
@@ -90,7 +90,7 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	if err != nil || left > 0 {
 		return false, cmp.Or(err, pg.ErrNoTime)
 	}
-	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left, because their rows were locked, or because others have blamed them since
+	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left: locked rows, or jobs blamed since
 	return all && len(blamed) == 0, err
 }
 

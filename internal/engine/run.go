@@ -17,11 +17,11 @@ import (
 
 // The reasons for Handler.CutShort: why a run was cut short.
 var (
-	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; also the cause with which the handler's context ends
+	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; also the cause of the context's end
 	ErrExpired     = errors.New("drover: expired before a run")       // the job's ExpiresAt had passed at the claim
 	ErrExit        = errors.New("handler called runtime.Goexit")      // the handler's goroutine ends
 	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
-	ErrIgnoredStop = errors.New("the handler has not returned since") // the handler's context has ended, and the supervisor must stop
+	ErrIgnoredStop = errors.New("the handler has not returned since") // its context has ended, and the supervisor must stop
 )
 
 // UndecidedError reports why Handler.Decide did not return.

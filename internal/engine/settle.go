@@ -377,7 +377,7 @@ const SettleTries = 5
 // outcome; another supervisor then rescues the job. From the refusal number SettleTries on, drover_refuse discards the
 // job, unless the refusal is a time-out, or no other outcome was recorded since the first refusal.
 func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
-	e.RefusedRuns.Add(r) // add before remove: the audit reads Unsettled first, and then RefusedRuns
+	e.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
 	e.Unsettled.Remove(r)
 	if r.Refusals++; r.Refusals == 1 {
 		r.refusedAt = e.Now()

@@ -49,8 +49,9 @@ type look struct {
 //
 // A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll
 // finds fewer, the sleeper halves its pause. It may have taken the job before a notified supervisor did, and then needs
-// no more looks. If nobody is notified of such jobs, its pause gets as short as the time between two of them, after
-// some such looks. A look that something asked for does not change the time of the next poll.
+// no more looks. If nobody is notified of such jobs, the sleeper halves its pause again and again, until the pause is
+// as short as the time between two of these jobs. A look that something asked for does not change the time of the next
+// poll.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)

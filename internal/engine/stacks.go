@@ -21,7 +21,7 @@ type Stacks struct {
 }
 
 const (
-	stackLead   = 25 * time.Millisecond // so long before the end of a handler's time a stack is taken; at most a quarter of the timeout
+	stackLead   = 25 * time.Millisecond // a stack is taken so long before the timeout, at most a quarter of it
 	stackPause  = time.Second
 	stackShare  = 20
 	leaseShare  = 100

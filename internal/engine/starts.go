@@ -55,7 +55,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 		}
 	}
 	if err != nil {
-		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // these runs do not wait any more
+		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // these starts wait no more
 		e.Mu.Lock()
 		e.Starts = append(starts, e.Starts...)
 		e.Mu.Unlock()

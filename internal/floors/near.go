@@ -7,8 +7,8 @@ import (
 
 // Near plans the near sweeps: claims that begin to read before the floors. They find jobs that were committed late and
 // lie behind the floors. Three near sweeps look back at most 200 ms, 2 s and 20 s from the floor. All supervisors
-// together spend at most a tenth of the time on each. Most sweeps look back less far: only to the oldest place of a row
-// that the previous sweep could not see.
+// together spend at most a tenth of the time on each. Most sweeps look back less far: they begin at the first place
+// where a row may lie that the previous sweep could not see.
 //
 // How far is that? A job's due time is the time of the statement that wrote it, and a statement that writes gets a
 // transaction id. A row that a sweep missed was written by a transaction that was open when the sweep looked, or that

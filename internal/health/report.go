@@ -30,7 +30,7 @@ type NotSeen struct {
 	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, periodic, clock
 	Why      string `json:"why"`
 	TimedOut bool   `json:"timed_out"` // the part took longer than 2 s, or a lock or the replay of a standby was in the way
-	Failed   bool   `json:"failed"`    // a row cannot be read. If Failed and TimedOut are false, the role may not read the part, or only the primary knows it
+	Failed   bool   `json:"failed"`    // a row cannot be read. Failed and TimedOut are false if the role may not read the part, or if only the primary knows it
 }
 
 // Schedule is a schedule of periodic jobs that does not do what it should.
@@ -64,7 +64,7 @@ type Finding struct {
 // dead for all other transactions.
 type Holder struct {
 	Kind         string     `json:"kind"`          // session, prepared (a prepared transaction), slot (of replication), standby (hot_standby_feedback without a slot)
-	PID          int        `json:"pid"`           // the process of the session, or of the sender of the slot or standby; 0: none
+	PID          int        `json:"pid"`           // the process of the session, or the sender of the slot or standby; 0: none
 	Name         string     `json:"name"`          // the name of the prepared transaction or of the slot
 	Database     string     `json:"database"`      // the holder's database, if it is another one; such a holder has written there
 	Application  string     `json:"application"`   // the application_name of the session or of the standby

@@ -44,7 +44,7 @@ create table %s (
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", name, err)
 		}
-		if i < len(names)-1 { // the last file secures the functions of all files; each call of drover_secure is a tenth of the work of a file
+		if i < len(names)-1 { // the last file secures all functions; each call is a tenth of the work of a file
 			up = strings.ReplaceAll(up, "select drover_secure();\n", "")
 		}
 		// The server does not check function bodies here, because that check is a quarter of the work. The tests of
