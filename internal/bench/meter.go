@@ -129,7 +129,7 @@ type counters struct {
 	images     int64 // full-page images
 	commits    int64
 	statements int64
-	asked      int64 // the meter's own commits and statements, without the last ones, whose number is the same in each reading
+	asked      int64 // the meter's own commits and statements before this reading
 }
 
 const sqlCounters = `
@@ -138,7 +138,7 @@ select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, (select wal_
 
 func (m *meter) read(ctx context.Context) (c counters, err error) {
 	m.asked++
-	if _, err := m.conn.Exec(ctx, `select pg_stat_force_next_flush()`); err != nil { // of this connection
+	if _, err := m.conn.Exec(ctx, `select pg_stat_force_next_flush()`); err != nil { // this flushes the counters of this connection
 		return c, fmt.Errorf("flush the server's counters: %w", err)
 	}
 	c.asked = m.asked

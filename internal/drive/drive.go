@@ -19,7 +19,7 @@ func Supervise(ctx context.Context, client *drover.Client, config drover.Supervi
 	running, fail := context.WithCancelCause(ctx)
 	stopping, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { // end waits for it
+	go func() { // the function end waits for this goroutine
 		err := sup.Run(stopping)
 		if err != nil {
 			fail(err)

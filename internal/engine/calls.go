@@ -132,8 +132,8 @@ func (c *calls) want() {
 
 // full records that a claim filled the queue, or found it full. If the queue has an open call, full makes sure that the
 // call is handed on by the given time. If the parameter leaves is true, no other supervisor knows of the jobs that are
-// left, so full opens a call for them. It does neither during the pause after a call for which no supervisor was on
-// call.
+// left, so full opens a call for them. During the pause after a call for which no supervisor was on call (nobodyPause),
+// full does neither.
 func (c *calls) full(queue string, leaves bool, now, by time.Time) {
 	c.mu.Lock()
 	c.roomy[queue] = false

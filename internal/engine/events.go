@@ -86,8 +86,8 @@ func (s *Shared) report(kind EventKind, r *Run) {
 // overflow.
 const mostWaited = 365 * 24 * time.Hour
 
-// count adds an event about a run to the tally of the queue. A run without From counts in the served queue of its name,
-// if there is one.
+// count adds an event about a run to the tally of the queue. If the field From is nil, the run counts in the served
+// queue with the name of the job's queue, if there is such a queue.
 func (s *Shared) count(kind EventKind, r *Run) {
 	q := r.From
 	if q == nil {

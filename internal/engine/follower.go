@@ -35,8 +35,8 @@ func (f *follower) Due(now time.Time) bool {
 	return f.Stale || !f.Next.IsZero() && !now.Before(f.Next)
 }
 
-// Follow reads the limits if they may have changed, applies them, and then confirms that. If the database does not
-// answer, the next heartbeat calls Follow again.
+// Follow reads the limits if they may have changed, applies them, and then confirms that it has applied them. If the
+// database does not answer, the next heartbeat calls Follow again.
 func (f *follower) Follow(ctx context.Context, conn store.Session, id string) error {
 	if !f.Due(f.Now()) && f.confirmed == f.number {
 		return nil

@@ -48,8 +48,8 @@ func (r *Run) found(row store.SeenJob, exists bool) finding {
 	return foundStale
 }
 
-// couldBe reports whether the settle of o may have put a row into this state: either o's own state, or a state by which
-// a failure group's policy replaces a retry.
+// couldBe reports whether the settle of o may have put a row into the given state. This is either the state of o, or a
+// state with which a failure group's policy replaces a retry.
 func (o *Outcome) couldBe(state store.State) bool {
 	return state == o.State || o.State == store.Retryable && (state == store.Discarded || state == store.Parked)
 }

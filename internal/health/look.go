@@ -269,7 +269,7 @@ type depth struct {
 
 // Part is one statement of a look.
 type Part struct {
-	Name string // as in NotSeen
+	Name string // the name of the part in NotSeen
 	Read func(pgx.Rows) error
 	SQL  string
 	Args []any

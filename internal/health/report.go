@@ -37,7 +37,7 @@ type NotSeen struct {
 type Schedule struct {
 	Name    string     `json:"name"`
 	Late    *time.Time `json:"late,omitempty"`    // when its tick was due, if the tick is late by a minute or more
-	Stopped bool       `json:"stopped,omitempty"` // it has no next tick, although nobody has paused it
+	Stopped bool       `json:"stopped,omitempty"` // the schedule has no next tick, although nobody has paused it
 	Problem string     `json:"problem,omitempty"` // why its last tick made no job
 }
 

@@ -31,7 +31,7 @@ type Job struct {
 	Uniqueness  *Unique         `json:"uniqueness"`
 }
 
-// Unique is drover.Unique with the names of drover_enqueue.
+// Unique is drover.Unique with the names that the parameter uniqueness of drover_enqueue has.
 type Unique struct {
 	By         []string `json:"by"`
 	AnyArgs    bool     `json:"any_args"`

@@ -59,7 +59,7 @@ func Hooks(kinds, queues *Names, sink Sink) drover.Hooks {
 }
 
 // why returns the reason of a discard, the class of a failure, or whether a run was handed back before its handler was
-// called. These are closed sets of words.
+// called. All of these are closed sets of words.
 func why(outcome string, e drover.Event) string {
 	switch outcome {
 	case "discarded":

@@ -25,8 +25,8 @@ const (
 // MostLabels is how many labels a meter of events has at most.
 const MostLabels = 4
 
-// Def describes what is measured. Name has neither the prefix drover, nor a suffix for the unit or for a counter. Its words
-// are divided by underscores.
+// Def describes what is measured. Name has neither the prefix drover, nor a suffix for the unit or for a counter.
+// Underscores separate the words of a name.
 type Def struct {
 	Name   string
 	Unit   string // "s", or the counted thing in braces, such as {job}

@@ -35,7 +35,7 @@ type Process struct {
 	mu      sync.Mutex
 	watched bool // Watch was called with a supervisor, which may have stopped since
 	sups    []*drover.Supervisor
-	stopped drover.Stats // sums of the supervisors that have stopped: their counters must not go back
+	stopped drover.Stats // the sums of the supervisors that have stopped, because counters must not go back
 }
 
 // Watch adds a supervisor, once. It ignores a supervisor that has stopped: Collect may have added up its figures
