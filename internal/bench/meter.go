@@ -129,7 +129,7 @@ type counters struct {
 	images     int64 // full-page images
 	commits    int64
 	statements int64
-	asked      int64 // the meter's own commits and statements before this reading
+	asked      int64 // the meter's own commits and statements, up to the flush; every reading has equally many after it
 }
 
 const sqlCounters = `

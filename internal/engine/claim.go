@@ -292,7 +292,7 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// passOn hands the jobs that are due by now on to other supervisors, because no queue has room.
+// passOn opens calls (calls.go) for the jobs that are due by now, because no queue has room.
 func (c *claimer) passOn(queues []*QueueState, now time.Time) {
 	c.mu.Lock()
 	c.Due, c.own = time.Time{}, time.Time{}

@@ -189,7 +189,7 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 
 // Listens reports whether the current connection listens. On a fresh connection it sends LISTEN first. Notifications
 // are only hints, for example that a job was enqueued while all supervisors slept, or that a running job was cancelled.
-// Without notifications, polls and beats find the same.
+// Without notifications, polls and beats find the same changes.
 func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
 	if c.Cfg.DisableNotify || conn.Closed() || c.Now().Before(c.OnCall.deafBy) {

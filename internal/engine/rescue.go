@@ -144,7 +144,7 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 
 // Orphaned frees the jobs of owners that have no row in drover_supervisors. For a job that was set aside when its owner
 // died, it uses the same evidence as for the owner's other jobs at that time. If drover does not know how an owner
-// ended, it judges as if other processes had died at the same time (blame.Death.Mass).
+// ended, Orphaned judges the job as if other processes had died at the same time (blame.Death.Mass).
 func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
 	h.Bound, h.Late = c.Cfg.Lease/12, PatientBeats
 	for {

@@ -48,10 +48,10 @@ type look struct {
 // asleep at the first look that finds nothing, and looks again after a poll interval.
 //
 // A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll
-// finds fewer, the sleeper halves its pause. It may have taken the job before a notified supervisor did, and then needs
-// no more looks. If nobody is notified of such jobs, the sleeper halves its pause again and again, until the pause is
-// as short as the time between two of these jobs. A look that something asked for does not change the time of the next
-// poll.
+// finds fewer, the sleeper halves its pause. Perhaps the sleeper took the job before a notified supervisor did. Then it
+// needs no more looks. If nobody is notified of such jobs, the sleeper halves its pause again and again, until the
+// pause is as short as the time between two of these jobs. A look that something asked for does not change the time of
+// the next poll.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)

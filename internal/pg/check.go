@@ -183,7 +183,7 @@ func (p *Pool) checkRelations(ctx context.Context, conn Conn) error {
 }
 
 // checkPooler tries on two connections of its own whether a pooler in front of the server breaks the driver's way of
-// sending statements. Such a pooler gives a connection another session for each transaction. If the pooler is idle,
+// sending statements. Such a pooler may give a connection another session for each transaction. If the pooler is idle,
 // both connections get the session that was used last. If the pooler is busy, the first connection gets another session
 // for its second transaction. In both cases a statement reaches the wrong session, and checkPooler returns an error.
 func (p *Pool) checkPooler(ctx context.Context) error {
