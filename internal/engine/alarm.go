@@ -19,7 +19,7 @@ type alarm struct {
 	Poked  bool      // the claimer must look, whether or not the poll timer is due
 	missed bool      // enqueues may have found a lookout (sleep.go) without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
-	own    time.Time // the next due time of a job that other supervisors may not know; zero: none known
+	own    time.Time // the earliest due time of a job of which other supervisors may not know; zero: none
 	last   time.Time // the latest time that NoteOwn has got; own keeps only the next one
 }
 
@@ -44,7 +44,7 @@ func (a *alarm) Missed() {
 // NoteDue remembers when a job will be due, unless an earlier time is known already.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
-// NoteOwn remembers the due time of a job that other supervisors may not know. We have settled this job, or a
+// NoteOwn remembers the due time of a job of which other supervisors may not know. We have settled this job, or a
 // notification about the job named us.
 func (a *alarm) NoteOwn(at time.Time) {
 	a.mu.Lock()
@@ -55,7 +55,7 @@ func (a *alarm) NoteOwn(at time.Time) {
 	a.note(&a.own, at)
 }
 
-// isOwn reports whether a job that is due at the given time may be unknown to other supervisors.
+// isOwn reports whether other supervisors may not know of the job that is due at the given time.
 func (a *alarm) isOwn(due time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

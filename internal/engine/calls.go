@@ -11,7 +11,7 @@ import (
 // left jobs for which we had no room. A claim answers the call if it began after the call, has committed, and left room
 // in the queue. If no claim answers in time, the keeper hands the call on to other supervisors.
 type call struct {
-	due int64     // due time of the job, in µs since 1970 by the server's clock; 0: not known, but not before the floors
+	due int64     // due time of the job, in µs since 1970 by the server's clock; 0: not known, but the job is not before the floors
 	by  time.Time // when to hand the call on; zero: never, because all other supervisors have been notified
 	n   int       // distinguishes a call from later calls of the same queue
 }

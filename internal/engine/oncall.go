@@ -166,7 +166,8 @@ func (o *onCall) tooLoud() bool {
 // deaf reports whether the keeper does not listen because too many notifications were for others.
 func (o *onCall) deaf(hears bool) bool { return o.Now().Before(o.deafBy) && !hears }
 
-// missing returns the queues in which this supervisor has room and is not on call, each with the key of its first slot.
+// missing returns the queues in which this supervisor has room and is not on call, each with the key of the queue's
+// first call slot.
 func (o *onCall) missing(hears bool) map[string]int64 {
 	if !hears && !o.deaf(hears) || o.Draining.Load() {
 		return nil

@@ -44,8 +44,9 @@ func (t *scheduler) poke() {
 	}
 }
 
-// heard makes the scheduler look if the next tick, as a heartbeat found it, comes well before the scheduler would look
-// by itself. The parameter tick is how long until that tick; nil means that there is no schedule.
+// heard gets the time of the next tick from a heartbeat. If the tick comes well before the scheduler would look by
+// itself, heard makes the scheduler look. The parameter tick is how long until that tick; nil means that there is no
+// schedule.
 func (t *scheduler) heard(tick *time.Duration) {
 	if tick == nil {
 		return

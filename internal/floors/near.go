@@ -158,11 +158,12 @@ func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 	}
 }
 
-// Swept records how long a claim with or without a sweep took. After a sweep it sets when the sweep's window is due
-// again. The sweep also covers the narrower windows, so these are put off as well, and their cost is at most the cost
-// of the sweep. The pause of a window grows with its cost. So all supervisors that share the sweeps together spend at
-// most the window's part of the time on them. Each window has its own cost, because a wide sweep over many dead rows
-// must not hold up the narrow sweeps, which find most of the late jobs.
+// Swept records how long a claim took, with or without a sweep. After a sweep it sets when the sweep's window is due
+// again. The sweep also covers the narrower windows. So Swept puts these off as well, and if their cost is higher than
+// the cost of the sweep, it lowers their cost to that. The pause of a window grows with the window's cost. So all
+// supervisors that share the sweeps together spend at most the window's part of the time on them. Each window has its
+// own cost, because a wide sweep over many dead rows must not hold up the narrow sweeps, which find most of the late
+// jobs.
 func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
