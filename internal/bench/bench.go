@@ -37,14 +37,14 @@ type Options struct {
 	Config *pgxpool.Config
 
 	Jobs    int // in the burn-down
-	Workers int // in the burn-down, of all queues together; each queue gets its share
-	Queues  int // in the burn-down, at most Workers
+	Workers int // slots in the burn-down, of all queues together; each queue gets its share
+	Queues  int // queues in the burn-down, at most Workers
 
 	Keep     bool    // keep completed jobs instead of deleting them
-	Payload  int     // bytes of args besides a number
+	Payload  int     // bytes of text in the args of each job, next to a number
 	FailRate float64 // share of the jobs whose first attempt fails, 0 to 1
 
-	Samples int           // jobs behind each percentile
+	Samples int           // how many jobs each percentile is computed from
 	IdleFor time.Duration // how long the idle supervisor is watched
 
 	Steps []Step // the measurements
@@ -59,7 +59,7 @@ type Options struct {
 	Client drover.Config
 }
 
-// Percentiles are of a sample, in milliseconds.
+// Percentiles are two percentiles and the maximum of a sample, in milliseconds.
 type Percentiles struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
@@ -88,18 +88,18 @@ type Report struct {
 	// them.
 	WALBytes       *float64 `json:"wal_bytes_per_job"`
 	WALImagesApart *bool    `json:"wal_fpi_apart"`
-	WALInsertBytes *float64 `json:"wal_insert_bytes_per_job"` // the share of the insert
-	WALRunBytes    *float64 `json:"wal_run_bytes_per_job"`    // the share of the run
+	WALInsertBytes *float64 `json:"wal_insert_bytes_per_job"` // the part that the insert wrote
+	WALRunBytes    *float64 `json:"wal_run_bytes_per_job"`    // the part that the run wrote
 	WALImages      *float64 `json:"wal_fpi_per_job"`          // the number of full-page images
 	WALImageBytes  *float64 `json:"wal_fpi_bytes_per_job"`    // the bytes of the full-page images
 	WALTotalBytes  *float64 `json:"wal_total_bytes_per_job"`  // all WAL
 
-	HOTShare         *float64 `json:"hot_share"` // of the claims' updates
+	HOTShare         *float64 `json:"hot_share"` // the share of HOT updates among the claims' updates
 	StatementsPerJob *float64 `json:"statements_per_job"`
 	CommitsPerJob    *float64 `json:"commits_per_job"`
 
 	Latency     *Percentiles `json:"latency_ms"`      // from the call of Enqueue to the handler
-	LatencyIdle *Percentiles `json:"latency_idle_ms"` // the same, for jobs that found every supervisor asleep
+	LatencyIdle *Percentiles `json:"latency_idle_ms"` // the same, for jobs that were enqueued while every supervisor slept
 	RetryLate   *Percentiles `json:"retry_late_ms"`   // from a retry's due time to its handler
 
 	IdleStatements *float64 `json:"idle_statements_per_second"`
@@ -176,7 +176,7 @@ func (o *Options) check() error {
 	return nil
 }
 
-// ErrOptions reports a measurement that cannot be made.
+// ErrOptions reports options with which nothing can be measured.
 var ErrOptions = errors.New("drover: cannot measure that")
 
 // step runs one measurement in a schema of its own.
@@ -213,7 +213,7 @@ func (o *Options) step(ctx context.Context, r *Report, step Step) (err error) {
 	return fmt.Errorf("there is no step %q", step)
 }
 
-// bound is how long a step may take: far longer than the step needs on a slow machine.
+// bound returns how long a step may take, which is far longer than the step needs on a slow machine.
 func (o *Options) bound(step Step) time.Duration {
 	switch step {
 	case Burn:

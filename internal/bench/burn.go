@@ -139,8 +139,8 @@ func (s *scratch) queue(i int) string {
 	return fmt.Sprintf("bench_%d", i+1)
 }
 
-// settleDown vacuums and analyzes the table, like a table that has existed for a while. It ends with a checkpoint, so
-// that probably no checkpoint comes in the middle of the run.
+// settleDown vacuums and analyzes the table, so that it resembles a table that has existed for a while. It ends with a
+// checkpoint, so that probably no checkpoint comes in the middle of the run.
 func (s *scratch) settleDown(ctx context.Context, r *Report) error {
 	s.progress("burn: vacuum, analyze, checkpoint")
 	if _, err := s.pool.Exec(ctx, `vacuum (analyze) jobs`, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -203,8 +203,8 @@ func (s *scratch) burnDown(ctx context.Context, r *Report) (phase, int64, error)
 	return p, n, nil
 }
 
-// awaitLast waits until no job is unfinished, and returns the time. It first waits for the handler calls, which are
-// counted in this process, so that no query disturbs the server during the run.
+// awaitLast waits until no job is unfinished, and returns the time of that moment. It first waits for the handler
+// calls, which are counted in this process, so that no query disturbs the server during the run.
 func (s *scratch) awaitLast(ctx context.Context, calls *atomic.Int64, want int64) (last time.Time, err error) {
 	err = drive.Poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= want, nil })
 	if err != nil {
@@ -220,7 +220,7 @@ func (s *scratch) awaitLast(ctx context.Context, calls *atomic.Int64, want int64
 	return last, err
 }
 
-// failures is how many of the first n jobs fail once; they are spread evenly.
+// failures returns how many of the first n jobs fail once. These jobs are spread evenly.
 func (s *scratch) failures(n int) int64 { return int64(math.Floor(float64(n) * s.FailRate)) }
 
 func (s *scratch) fails(n int) bool { return s.failures(n+1) > s.failures(n) }

@@ -45,8 +45,8 @@ func (a *arrivals) await(ctx context.Context, n int) error {
 	return nil
 }
 
-// latency enqueues jobs at a low rate, for a supervisor that has no other jobs. Then it enqueues jobs one by one, each
-// when the supervisor sleeps.
+// latency enqueues jobs at a low rate, for a supervisor that has no other jobs. Then it enqueues jobs one by one, and
+// waits before each job until the supervisor sleeps.
 func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 	asleep := max(s.Samples/8, 1)
 	s.progress("latency: %d jobs 20 ms apart, then %d to a supervisor that sleeps", s.Samples, asleep)

@@ -58,7 +58,7 @@ type meter struct {
 	conn       *pgx.Conn
 	config     *pgxpool.Config
 	walInspect string // the schema of pg_walinspect; "" if the extension is not available
-	statements string // the same for pg_stat_statements
+	statements string // the schema of pg_stat_statements; "" if the extension is not available
 	asked      int64  // the number of the meter's own statements
 }
 
@@ -122,14 +122,14 @@ func (r *Report) note(text string) {
 	}
 }
 
-// counters are counters of the server, which only rise. WAL and commits count for all sessions, so nobody else should
-// use the server meanwhile.
+// counters is one reading of counters of the server, which only rise. WAL and commits count for all sessions, so nobody
+// else should use the server meanwhile.
 type counters struct {
 	wal        int64 // position in the log, bytes
 	images     int64 // full-page images
 	commits    int64
 	statements int64
-	asked      int64 // the meter's own commits and statements, without the last ones, whose number is the same in each reading
+	asked      int64 // the meter's own commits and statements, up to the flush; every reading has equally many after it
 }
 
 const sqlCounters = `
@@ -138,7 +138,7 @@ select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint, (select wal_
 
 func (m *meter) read(ctx context.Context) (c counters, err error) {
 	m.asked++
-	if _, err := m.conn.Exec(ctx, `select pg_stat_force_next_flush()`); err != nil { // of this connection
+	if _, err := m.conn.Exec(ctx, `select pg_stat_force_next_flush()`); err != nil { // this flushes the counters of this connection
 		return c, fmt.Errorf("flush the server's counters: %w", err)
 	}
 	c.asked = m.asked

@@ -18,7 +18,7 @@ func (s *scratch) retry(ctx context.Context, r *Report) (err error) {
 		return err
 	}
 	began := newArrivals(s.Samples)
-	late := make([]time.Duration, s.Samples) // each handler writes its own value; it is read after the handler's arrival
+	late := make([]time.Duration, s.Samples) // each handler writes one element, which is read after that handler's arrival
 	handler := func(_ context.Context, job *drover.Job, args noop) error {
 		now := time.Now()
 		if job.Attempt == 1 {
@@ -53,8 +53,8 @@ func (s *scratch) retry(ctx context.Context, r *Report) (err error) {
 	return nil
 }
 
-// clockOffset returns how far the server's clock is ahead of this machine's clock. It takes the quickest of some round
-// trips, so it is wrong by at most half of that round trip.
+// clockOffset returns how far the server's clock is ahead of this machine's clock. It makes some round trips and uses
+// the quickest, so the result is wrong by at most half the time of that round trip.
 func (m *meter) clockOffset(ctx context.Context) (offset time.Duration, err error) {
 	quickest := time.Hour
 	for range 20 {

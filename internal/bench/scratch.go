@@ -30,7 +30,7 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 	s := &scratch{Options: o, name: "drover_bench_" + strings.ToLower(rand.Text()[:12])}
 	config := o.Config.Copy()
 	config.MaxConns = 8
-	// All sessions of the step have this name, the supervisor's own session too. By the name, drop finds them.
+	// All sessions of the step have this name, even the supervisor's own connections, so that drop finds them.
 	config.ConnConfig.RuntimeParams["application_name"] = s.name
 	config.ConnConfig.RuntimeParams["search_path"] = s.name
 	defer func() {
@@ -106,7 +106,7 @@ func round(v float64, decimals int) float64 {
 	return math.Round(v*f) / f
 }
 
-// per is total over n, rounded, for a Report.
+// per returns total divided by n, rounded, for a Report.
 func per(total int64, n float64, decimals int) *float64 {
 	return new(round(float64(total)/n, decimals))
 }

@@ -92,7 +92,7 @@ func (d *Death) Convicts(s Suspect, limit int, b Background) bool {
 // Suspect is a job's record before the death in question.
 type Suspect struct {
 	Crashes, Deaths, Redrives int
-	Flight                    time.Duration // mean time from claim to death, the death in question included
+	Flight                    time.Duration // mean time from claim to death, over all deaths including the death in question
 }
 
 // Background shows how often processes die for other reasons than the job in question. Deaths is the number of deaths
@@ -111,7 +111,8 @@ func (b Background) chance(flight time.Duration, crashes int) float64 {
 }
 
 // SuspectRoom returns how many suspects with one crash a process may run together, next to other jobs: the square root
-// of its slots, rounded up. That finds the killer among n jobs after two more deaths, in the time of 2√n runs.
+// of its slots, rounded up. With this number, two more deaths are enough to find the killer among n jobs, in the time
+// of 2√n runs.
 func SuspectRoom(slots int) int { return int(math.Ceil(math.Sqrt(float64(slots)))) }
 
 // The bounds of a turn, in which a supervisor runs strong suspects alone.

@@ -8,8 +8,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Supervise runs a supervisor until end is called. end waits until the supervisor has stopped. The returned context is done
-// if the supervisor fails, with the supervisor's error as the cause.
+// Supervise runs a supervisor until the caller calls end. The function end waits until the supervisor has stopped. The
+// returned context is done if the supervisor fails, with the supervisor's error as the cause.
 func Supervise(ctx context.Context, client *drover.Client, config drover.SupervisorConfig) (_ context.Context, end func() error, err error) {
 	config.DrainTimeout = time.Second
 	sup, err := client.NewSupervisor(config)
@@ -19,7 +19,7 @@ func Supervise(ctx context.Context, client *drover.Client, config drover.Supervi
 	running, fail := context.WithCancelCause(ctx)
 	stopping, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
-	go func() { // end waits for it
+	go func() { // the function end waits for this goroutine
 		err := sup.Run(stopping)
 		if err != nil {
 			fail(err)
@@ -50,7 +50,7 @@ func Poll(ctx context.Context, every time.Duration, done func() (bool, error)) e
 	}
 }
 
-// Pause waits. If the context is done before, it returns the cause.
+// Pause waits for d. If the context is done before, it returns the context's cause.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -11,10 +11,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// ActivityEvery is how often the tallies (queue.go) are written to the database.
+// ActivityEvery is the time between two writes of the tallies (queue.go) to the database.
 const ActivityEvery = time.Minute
 
-// activity writes by how much the tallies grew since the last write. If a write fails, the next write covers a longer
+// activity writes the growth of the tallies since the last write. If a write fails, the next write covers a longer
 // time.
 type activity struct {
 	*Shared
@@ -37,9 +37,9 @@ func (a *activity) run(ctx context.Context) {
 	}
 }
 
-// Write writes by how much the tallies grew. The supervisor that prunes also deletes old rows, and samples how many
-// jobs wait in each queue. Write forgets a removed queue once none of its jobs is pending and its tally has not changed
-// since the last write.
+// Write writes the growth of the tallies. In the supervisor that prunes, it also deletes old rows of activity, and
+// samples how many jobs wait in each queue. Write forgets a removed queue once none of its jobs is pending and its
+// tally has not changed since the last write.
 func (a *activity) Write(base context.Context) {
 	now, id := a.Now(), a.Lease.Load().ID
 	sums := map[*QueueState]store.Activity{}
@@ -55,7 +55,7 @@ func (a *activity) Write(base context.Context) {
 		ctx, cancel := a.tripContext(base)
 		defer cancel()
 		if err := store.NoteActivity(ctx, a.pool, id, now.Sub(a.since), gains, prunes); err != nil {
-			if pg.Answered(err) { // without an answer, other parts log the outage
+			if pg.Answered(err) { // if the server did not answer, other parts log the outage
 				a.seldom.log(base, a.log, slog.LevelWarn, "activity", "how many jobs ran could not be written, the plots wait for it", slog.String("error", err.Error()))
 			}
 			return

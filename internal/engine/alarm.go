@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// minDueGap is the shortest pause between looks for due jobs, after another process took one.
+// minDueGap is the pause before the next look for due jobs, if a look at a due time found that another process had
+// taken the job.
 const minDueGap = 20 * time.Millisecond
 
 // alarm makes the claimer look for jobs. It is safe for concurrent use.
@@ -18,8 +19,8 @@ type alarm struct {
 	Poked  bool      // the claimer must look, whether or not the poll timer is due
 	missed bool      // enqueues may have found a lookout (sleep.go) without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
-	own    time.Time // the next due time of a job that other supervisors may not know; zero: none known
-	last   time.Time // the latest of these due times, of which only the next one is kept
+	own    time.Time // the earliest due time of a job of which other supervisors may not know; zero: none
+	last   time.Time // the latest time that NoteOwn has got; own keeps only the next one
 }
 
 func newAlarm() *alarm { return &alarm{Signal: make(chan struct{}, 1)} }
@@ -43,8 +44,8 @@ func (a *alarm) Missed() {
 // NoteDue remembers when a job will be due, unless an earlier time is known already.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
-// NoteOwn remembers the due time of a job that other supervisors may not know. Either we have settled the job, or a
-// notification about it named us.
+// NoteOwn remembers the due time of a job of which other supervisors may not know. We have settled this job, or a
+// notification about the job named us.
 func (a *alarm) NoteOwn(at time.Time) {
 	a.mu.Lock()
 	if at.After(a.last) {
@@ -54,7 +55,7 @@ func (a *alarm) NoteOwn(at time.Time) {
 	a.note(&a.own, at)
 }
 
-// isOwn reports whether a job that is due then may be one of which other supervisors do not know.
+// isOwn reports whether other supervisors may not know of the job that is due at the given time.
 func (a *alarm) isOwn(due time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -10,8 +10,9 @@ import (
 )
 
 // slotRequest is a run that settles in its handler's transaction and needs a slot of a retry budget first. The settler
-// takes the slot on its own connection. If the handler's transaction took it, it would keep the rows locked that every
-// batch with failures needs. A second connection of the pool is no way out, because the handler may have the last one.
+// takes the slot on its own connection. If the handler's transaction took the slot, that transaction would lock rows
+// until its end, and every batch with failures needs these rows. A second connection of the pool would not help,
+// because the handler may hold the last free connection.
 type slotRequest struct {
 	wanting
 	done chan error
@@ -41,7 +42,7 @@ func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 const reservePause = time.Second
 
 // reserve takes the slots that retries and slotRequests need. It returns the runs whose outcomes can be recorded now.
-// If it fails, these are only the runs that need no slot; the others come again after reservePause.
+// If the reservation fails, it returns only the runs that need no slot. The other runs try it again after reservePause.
 func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
 	e.Mu.Lock()
 	asks := e.asks

@@ -31,9 +31,9 @@ func (b *budgets) covers(r *Run) bool {
 	})
 }
 
-// wants reports whether an outcome of a run is a retry that needs a slot. If the time of its slot passed before the
-// settle succeeded, the outcome needs a new slot: a late use of the old slot would put too many retries into a later
-// window. An outcome that the handler's transaction recorded has its slot already.
+// wants reports whether an outcome of a run is a retry that needs a slot. An outcome also needs a new slot if the time
+// of its old slot passed before the settle succeeded. A late use of the old slot would put too many retries into a
+// later window. An outcome that the handler's transaction recorded has its slot already.
 func (b *budgets) wants(r *Run, o *Outcome) bool {
 	if o.State != store.Retryable || o.AtOnce || r.txOutcome.Load() != nil || o.Slot != nil && b.Now().Sub(o.Slot.Taken) < o.Delay {
 		return false
@@ -79,7 +79,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 	if len(all) == 0 {
 		return nil
 	}
-	// Retries of one budget stand next to each other, because a fault in a budget affects all of its retries.
+	// This puts retries of one budget next to each other, because a fault in a budget affects all of its retries.
 	slices.SortStableFunc(all, func(a, b wanting) int {
 		return cmp.Or(cmp.Compare(a.Queue, b.Queue), cmp.Compare(a.Kind, b.Kind))
 	})
@@ -98,7 +98,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 		}
 		slots, err := conn.Reserve(ctx, wanted)
 		if err != nil && (pg.TimedOut(err) || ctx.Err() != nil) {
-			return errors.New("the calendar is held: " + err.Error()) // as text: Bisect must blame no retry for it
+			return errors.New("the calendar is held: " + err.Error()) // as text, so that Bisect blames no retry for it
 		}
 		if err != nil {
 			return err
@@ -112,7 +112,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 		tried++
 		return without(w, err)
 	})
-	if pg.RowsFault(err) { // none passed, and Bisect gave up
+	if pg.RowsFault(err) { // no retry passed, and Bisect gave up
 		for _, w := range all[tried:] {
 			_ = without(w, err)
 		}
@@ -132,7 +132,7 @@ func (o *Outcome) reserved(got store.TakenSlot, backoff time.Duration, now time.
 		o.discard(got.Reason)
 	case got.Budgeted:
 		o.Delay, o.Slot = got.Delay, &BudgetSlot{backoff, now, got.DueUS}
-	default: // its budget is gone
+	default: // the retry has no budget any more
 		o.Delay, o.Slot = backoff, nil
 	}
 	var e store.ErrorEntry

@@ -7,24 +7,24 @@ import (
 	"github.com/drover-queue/drover/internal/floors"
 )
 
-// call is a promise to look into a queue, on which other supervisors count: a notification named us, or we left jobs
-// for which we had no room. A claim answers the call if it began after the call, has committed, and left room in the
-// queue. If no claim answers in time, the keeper hands the call on to other supervisors.
+// call is a look into a queue that other supervisors expect from us, because a notification named us, or because we
+// left jobs for which we had no room. A claim answers the call if it began after the call, has committed, and left room
+// in the queue. If no claim answers in time, the keeper hands the call on to other supervisors.
 type call struct {
-	due int64     // due time of the job, in µs since 1970 by the server's clock; 0: not known, but not before the floors
+	due int64     // due time of the job, in µs since 1970 by the server's clock; 0: not known, but the job is not before the floors
 	by  time.Time // when to hand the call on; zero: never, because all other supervisors have been notified
 	n   int       // distinguishes a call from later calls of the same queue
 }
 
 const (
-	// A call waits for its answer for as long as four usual claims take: at least callPatience, at most
+	// A call waits for its answer as long as four usual claims take, but at least callPatience and at most
 	// callPatienceMost.
 	callPatience     = 10 * time.Millisecond
 	callPatienceMost = 100 * time.Millisecond
 
 	// If no supervisor is on call (oncall.go) when a call is handed on, the method full opens no more calls of this
-	// queue for nobodyPause. The pause doubles up to nobodyMost. No job is forgotten meanwhile: a supervisor that gets
-	// room goes on call, and then looks for jobs by itself.
+	// queue for nobodyPause. Each time that it happens again, the pause doubles, up to nobodyMost. No job is forgotten
+	// meanwhile: a supervisor that gets room goes on call, and then looks for jobs by itself.
 	nobodyPause = 50 * time.Millisecond
 	nobodyMost  = time.Second
 )
@@ -132,8 +132,8 @@ func (c *calls) want() {
 
 // full records that a claim filled the queue, or found it full. If the queue has an open call, full makes sure that the
 // call is handed on by the given time. If the parameter leaves is true, no other supervisor knows of the jobs that are
-// left, so full opens a call for them. It does neither during the pause after a call for which no supervisor was on
-// call.
+// left, so full opens a call for them. During the pause after a call for which no supervisor was on call (nobodyPause),
+// full does neither.
 func (c *calls) full(queue string, leaves bool, now, by time.Time) {
 	c.mu.Lock()
 	c.roomy[queue] = false
@@ -204,7 +204,7 @@ func (c *calls) handedOn(queue string, told bool, now time.Time) {
 }
 
 // A claim that answers a call begins to read callBack before the floor, or callBack before the due time of the call if
-// that is earlier. The job of the call may lie there: it may have committed after jobs that are due later than it.
+// that is earlier. The job of the call may lie there, because it may have committed after jobs with later due times.
 const callBack = time.Second
 
 // lower returns where a claim that answers the call begins to read a lane with floor f.

@@ -20,11 +20,11 @@ const (
 	SleepAfter   = 250 * time.Millisecond // how long a lookout finds no job before it falls asleep: see sleep.go
 	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval
 	AwakePoll    = 8 * time.Millisecond   // the longest pause of a lookout: enqueues notify nobody meanwhile
-	TrickleRate  = 50                     // so many jobs a second leave a sleeper asleep: they cost less than 125 looks
-	TrickleBurst = 10                     // and so many of these jobs may come together
+	TrickleRate  = 50                     // so many jobs a second leave a sleeper asleep: 125 looks would cost more
+	TrickleBurst = 10                     // so many of these jobs may come together
 	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn: see Turns
-	turnPatience = 5 * time.Second        // how long such a claim waits at most: other claims take tens of milliseconds
-	turnPause    = 30 * time.Second       // after a turn has not come in time, claims go without turns for so long
+	turnPatience = 5 * time.Second        // the longest wait for a turn: other claims take tens of milliseconds
+	turnPause    = 30 * time.Second       // if a turn did not come in time, claims wait for no turn for so long
 
 	RestAfter = 10 * time.Second // how long looks find no job before the rest interval replaces the poll interval
 )
@@ -41,8 +41,8 @@ type claimer struct {
 
 	// Only the claimer's goroutine uses the fields below.
 	Link    store.Line
-	Doubt   []string    // queues of a claim whose outcome is unknown; nil: none. FindOut comes first
-	hunt    *store.Scan // the search for the jobs of that claim
+	Doubt   []string    // queues of a claim whose outcome is unknown; nil: none. FindOut comes before the next claim
+	hunt    *store.Scan // the search for the jobs of the claim in doubt
 	Trouble Trouble
 	sleep
 	out     lookout
@@ -50,7 +50,7 @@ type claimer struct {
 
 	OutOfTurn time.Time // claims wait for no turn until this time
 
-	wantsRoom bool      // it is time to look, but there is no room: the run that makes room will signal
+	wantsRoom bool      // it is time to look, but there is no room: the run that makes room will wake the claimer
 	fullAt    time.Time // since when there is no room; zero while there is room
 }
 
@@ -201,10 +201,10 @@ func (c *claimer) AllLanes() *store.ClaimRequest {
 type Plan struct {
 	Lease  *lease    // the lease at the time of the request: the keeper may replace it while the claim is under way
 	floors int       // the version of the floors
-	due    time.Time // the next due time that was known; zero: none
+	due    time.Time // the known next due time; zero: none
 	Req    *store.ClaimRequest
 	groups []claimGroup
-	order  *SoloOrder // the order to run a strong suspect alone that this claim carries out; nil: none
+	order  *SoloOrder // the order that this claim carries out, to run a strong suspect alone; nil: none
 	Sweep  floors.Sweep
 	asked  map[string]call // the open calls that the claim may answer
 	once   bool            // the claim comes before the next poll, because something asked for it
@@ -213,7 +213,7 @@ type Plan struct {
 	unread map[floors.Lane]bool // lanes that the claim leaves out; nil: none
 }
 
-// atDue reports whether the due time that was known has passed.
+// atDue reports whether the known due time has passed.
 func (p *Plan) atDue(now time.Time) bool { return !p.due.IsZero() && !now.Before(p.due) }
 
 // byClock reports whether the claim came with a poll or at a due time, and not because of a notification or a free slot.
@@ -247,7 +247,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 	}
 	c.fullAt = time.Time{}
 	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now), asked: asked, due: due, once: now.Before(c.Next), asleep: c.Asleep}
-	// Due times that have passed are forgotten. The reply has the next due time.
+	// We forget due times that have passed, because the reply has the next due time.
 	c.mu.Lock()
 	c.Poked = false
 	for _, known := range []*time.Time{&c.Due, &c.own} {
@@ -284,7 +284,7 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 		switch {
 		case rooms[i] == 0:
 		case !q.Full:
-			return nil // its jobs must not wait for another queue's turn
+			return nil // the jobs of q must not wait for another queue's turn
 		case rooms[i] >= MinTurn:
 			turns = append(turns, q.Name)
 		}
@@ -292,7 +292,7 @@ func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (tur
 	return turns
 }
 
-// passOn hands the jobs that are due by now on to other supervisors, because no queue has room.
+// passOn opens calls (calls.go) for the jobs that are due by now, because no queue has room.
 func (c *claimer) passOn(queues []*QueueState, now time.Time) {
 	c.mu.Lock()
 	c.Due, c.own = time.Time{}, time.Time{}
@@ -310,7 +310,7 @@ func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]
 	asked := c.calls.asked()
 	for queue := range asked {
 		i := slices.IndexFunc(queues, func(q *QueueState) bool { return q.Name == queue })
-		// The watch is set first, as in hasRoom.
+		// We set the watch before we read Pending, as in hasRoom.
 		if i >= 0 && !queues[i].held() {
 			if watched := queues[i].WatchRoom(); queues[i].Pending.Load() <= watched {
 				continue
@@ -324,7 +324,7 @@ func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]
 
 // requestAlone plans the claim of one strong suspect, once all other runs are settled.
 func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan {
-	c.wantsRoom = true // then the claimer does not remain the lookout: see Overstays
+	c.wantsRoom = true // so the claimer stops being the lookout in time: see Overstays
 	if c.fullAt.IsZero() {
 		c.fullAt = now
 	}
@@ -344,7 +344,7 @@ func (c *claimer) requestAlone(l *lease, order *SoloOrder, now time.Time) *Plan 
 	p.Req = c.Lanes(l, p.groups, floors.Sweep{}, nil)
 	p.Req.Rooms = []int32{1}
 	c.leaveOut(p, now)
-	clear(p.Req.FloorAt) // such claims are too rare for floors
+	clear(p.Req.FloorAt) // such claims are rare, so they read each lane from its beginning
 	clear(p.Req.FloorID)
 	return p
 }
@@ -379,7 +379,8 @@ func (c *claimer) hasRoom(queues []*QueueState) bool {
 	}
 	room := false
 	for _, q := range queues {
-		// The watch is set first: a run that ends in between is either counted here, or sees the watch.
+		// WatchRoom sets the watch before we read Pending. So a run that ends in between is either counted here, or
+		// sees the watch.
 		if watched := q.WatchRoom(); !q.held() && q.Pending.Load() <= watched {
 			room = true
 		}
@@ -410,8 +411,8 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 	c.Trouble.Over(base, c.Shared)
 }
 
-// failed makes the claimer repeat the claim: in parts if a row may be at fault, otherwise after a pause. If p is nil,
-// parts would not help.
+// failed makes the claimer repeat the claim. If a row may be at fault, the claimer repeats it in parts, otherwise after
+// a pause. If p is nil, parts would not help, so the claimer makes a pause.
 func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
 	c.out.unknown = !c.Cfg.DisableNotify // we should not be the lookout until claims work again
 	c.Next = c.Now()
@@ -508,11 +509,12 @@ func (c *claimer) advance(p *Plan) {
 		}
 		left -= n
 		g.queue.Full = left == 0
+		// If earlier tiers filled the room, the claim did not read the lanes of this tier.
 		if limit == 0 {
 			continue // not looked at
 		}
 		if n < limit {
-			final = 10 // all nine were read to their end
+			final = 10 // the claim read all nine lanes to their end
 		}
 		for priority := int16(1); priority <= min(final, 9); priority++ {
 			key := floors.Lane{Queue: g.queue.Name, N: g.tier + priority}
@@ -544,7 +546,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // args not kept, or scope paused after the claim was sent
+		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // the reply lacks the args, or the scope was paused meanwhile
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)
@@ -573,7 +575,7 @@ func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *R
 	r := c.Handler.NewRun(j, q.Policy, late)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
 	r.Lateness = late
-	// While the period of a unique job lasts, its row keeps out other jobs of the same key. The pruner deletes the row
+	// While the period of a unique job lasts, its row prevents other jobs with the same key. The pruner deletes the row
 	// later.
 	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Period)
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now

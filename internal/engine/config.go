@@ -54,9 +54,9 @@ type Config struct {
 
 	Queues    []Queue                // sorted by name
 	Kinds     []store.KindPolicy     // sorted by kind
-	Schedules []store.SchedulePolicy // declared in code, by name
+	Schedules []store.SchedulePolicy // declared in code, sorted by name
 	Budgets   []store.BudgetPolicy   // the budget of all jobs and the budgets of kinds, in the order in which they are stored
-	Keep      store.Keeping          // for queues that have no retention of their own
+	Keep      store.Keeping          // the retention of queues without their own
 
 	Lease           time.Duration
 	PollInterval    time.Duration
@@ -73,7 +73,7 @@ type Queue struct {
 	store.QueuePolicy
 	Budget          *store.BudgetPolicy // nil: none
 	DeleteCompleted bool
-	Policy          any // for Handler.NewRun
+	Policy          any // passed to Handler.NewRun
 }
 
 // Errors of AddQueue and RemoveQueue.

@@ -7,8 +7,8 @@ import (
 )
 
 // runContext is a handler's context. It makes the real context when the handler first needs it. A context with a
-// timeout is half of what a short job allocates, and it registers with the context of the lease under a lock that all
-// runs share. A short handler never needs it.
+// timeout causes half of the allocations of a short job. It also registers with the context of the lease, under a lock
+// that all runs share. A short handler never needs this context.
 type runContext struct {
 	Parent context.Context //nolint:containedctx // the parent of the context to make
 	Until  time.Time       // the deadline of the context to make; zero: none
@@ -16,7 +16,7 @@ type runContext struct {
 	mu    sync.Mutex
 	made  context.Context         //nolint:containedctx // nil until it is needed
 	stop  context.CancelCauseFunc // ends made
-	over  context.CancelFunc      // releases made's timeout; stop does that, too
+	over  context.CancelFunc      // releases the timeout of made; stop does the same
 	ended bool
 	cause error // why the context ended; nil: the handler has returned
 }

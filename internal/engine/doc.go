@@ -1,6 +1,6 @@
-// Package engine runs supervisors: it claims jobs, calls handlers, records how runs ended, keeps the lease and rescues the
-// jobs of dead supervisors. It has no SQL, which is in package store, and knows no worker, strategy or hook: a Handler
-// answers for them. Some names are exported for tests alone.
+// Package engine runs supervisors: it claims jobs, calls handlers, records how runs ended, keeps the lease and rescues
+// the jobs of dead supervisors. The SQL is in package store. Package engine reaches workers, strategies and hooks only
+// through a Handler. Some names are exported only for tests.
 //
 // # The files
 //
@@ -22,9 +22,9 @@
 //   - alarm.go: alarm: wakes the claimer, and knows when the next job is due
 //   - sleep.go: sleep, when to look for due jobs; lookout, the queues for which the claimer is the awake supervisor
 //   - calls.go: calls: looks that other supervisors count on, answered by a claim or handed on
-//   - oncall.go: onCall: the keeper's part of that: is notified of jobs, hands on what there is no room for
-//   - solo.go: the order to run a strong suspect alone; the keeper gives it, the claimer asks it
-//   - sweep.go: the full sweep: looks for what floors and near sweeps have passed over
+//   - oncall.go: onCall: the keeper's part of calls: gets notifications of jobs, hands on jobs for which there is no room
+//   - solo.go: SoloOrder: the keeper's order to the claimer to run a strong suspect alone
+//   - sweep.go: the full sweep: looks for the jobs that claims and near sweeps have missed
 //   - lost_claims.go: looks for the jobs of a claim whose reply was lost
 //   - refused_claims.go: a claim that the database refuses: jobs that are set aside, lanes that cannot be read
 //   - refuse.go: refusal: finds the job because of which the database refuses many, for claims, starts, settles, rescues
@@ -32,18 +32,18 @@
 // A run, from its start to its end:
 //
 //   - run.go: Run and Outcome: one claimed job, and how it ended; runSet
-//   - runner.go: runner: serves the slots, calls the handler, gives up handlers that ignore their end, opens and closes queues
+//   - runner.go: runner: serves the slots, calls the handler, abandons deaf handlers, opens and closes queues
 //   - context.go: runContext: the handler's context, made when a handler first looks at it
 //   - stacks.go: the stacks of handlers whose time is almost up
 //   - starts.go: notes the start of jobs with a single attempt
-//   - events.go: Event; lines of the log that must not repeat themselves
-//   - reporter.go: reporter: passes events on to each subscriber, in a line of its own
+//   - events.go: Event; limits lines of the log that would repeat
+//   - reporter.go: reporter: passes events on; each subscriber has its own line (a queue of events)
 //
-// How it is recorded:
+// How outcomes are recorded:
 //
 //   - settle.go: settler: records outcomes, many in one round trip, until each is settled
 //   - found.go: the end of a run whose settle matched nothing, read from its job's row
-//   - tx.go: settles in a handler's transaction, and why one was refused
+//   - tx.go: settles in a handler's transaction, and the reason for a refusal
 //   - budgets.go: budgets: takes slots of retry budgets before retries are recorded
 //   - asks.go: the same for a handler's transaction
 //
@@ -53,10 +53,10 @@
 //   - keeper.go: keeper: heartbeats and their replies, notifications, the duties whose turn it is
 //   - register.go: how a supervisor gets its row, and takes it out again
 //   - silence.go: which of the other supervisors are dead; pure
-//   - rescue.go: frees the jobs of a supervisor that died; takes a death back that was none
+//   - rescue.go: frees the jobs of a supervisor that died; takes back crashes if we were only silent
 //   - orphans.go: the audit: looks for jobs that run in this process' name although it does not know them
 //   - rewound.go: a supervisor's own rows after the database has gone back to an older state
-//   - unheard.go: asks for what no notification may have said: cancelled runs, queues added in passing, pauses that are over
+//   - unheard.go: asks for changes of which no notification may have come: cancelled runs, pauses that are over
 //   - healthy.go: whether a supervisor does its work, and why not
 //
 // Work that one supervisor does for all:
@@ -67,5 +67,5 @@
 //   - periodic.go: scheduler: enqueues the jobs of all schedules; declares the schedules of this program
 //   - activity.go: counts what ran, and writes it once a minute
 //   - prune.go: pruner: deletes or archives jobs that have ended, when their time is over
-//   - prune_count.go: deletes or archives all but the last so many of each kind
+//   - prune_count.go: deletes or archives ended jobs of each kind, except the newest ones
 package engine

@@ -37,7 +37,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver, e.Scheduler)
 	s.beatSoon, s.rewound, s.calls.ring = e.Keeper.Interrupt, e.Claimer.rewound, e.Keeper.Ring
 	e.Claimer.Link.Again = s.rewound                   // the claimer's new connection may lead to an older state
-	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // the settler's new connection may, too: settles may be forgotten
+	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // so may the settler's: settles may be forgotten
 	return e
 }
 
@@ -61,7 +61,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	base := context.WithoutCancel(ctx)
 	if err := e.Keeper.Start(ctx, base); err != nil {
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // stopped before it began
+			return nil //nolint:nilerr // ctx ended before Run began its work
 		}
 		return err
 	}
@@ -94,7 +94,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 
 	<-ctx.Done()
 	e.Draining.Store(true)
-	e.Keeper.Ring() // the keeper leaves its slots on call
+	e.Keeper.Ring() // this makes the keeper leave its call slots
 	end := e.drain(base, giveUp)
 	ending, cancel := context.WithDeadline(base, end)
 	defer cancel()
@@ -103,7 +103,7 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	e.Runner.Slots.Wait()
 	stopWorking()
 	whileWorking.Wait()
-	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // if not, the row stays: a rescuer reads it
+	if e.Unsettled.Len() == 0 && e.Claimer.Doubt == nil { // otherwise the row stays, because a rescuer reads it
 		e.Keeper.end(ending)
 	}
 	e.Keeper.EndStrays(ending)
@@ -119,8 +119,8 @@ func (e *Engine) Run(ctx context.Context, started func(context.Context)) error {
 	return nil
 }
 
-// report passes events on to one subscriber until the reporter is closed. If a hook ends the goroutine, another one
-// goes on.
+// report passes events on to one subscriber until the reporter is closed. If a hook ends the goroutine, a new goroutine
+// takes over.
 func (e *Engine) report(ctx context.Context, l *line) {
 	defer func() {
 		if !l.ended() {
@@ -137,8 +137,8 @@ func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
 // EndPart at most.
 const (
 	HandBack   = 3 * time.Second // after this time jobs are released although their handlers have not returned
-	LastSettle = time.Second     // then, for the last outcomes: a database that is away must not hold up the end
-	EndPart    = 5 * time.Second // both of these, and the time to close connections and to remove our row
+	LastSettle = time.Second     // then the stop waits so long for the last outcomes: the database may be away
+	EndPart    = 5 * time.Second // HandBack, LastSettle, and the time to close connections and to remove our row
 )
 
 // drain waits for the running jobs, cancels the jobs that go on, and abandons handlers that do not return. It returns

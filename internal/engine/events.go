@@ -18,10 +18,10 @@ type Event struct {
 	Supervisor  string
 	Attempt     int
 	MaxAttempts int
-	Wait        time.Duration // in EventStarted how long the job had been due
+	Wait        time.Duration // in EventStarted: how long the job had been due
 	End         Outcome       // how the run ended, without its Entry
 	Next        time.Time     // when the next run is due, by the process' clock
-	Count       int           // in EventClaimed and EventRedriven how many jobs, in EventPeriodicSkipped how many ticks
+	Count       int           // in EventClaimed and EventRedriven: how many jobs; in EventPeriodicSkipped: how many ticks
 	Scope       string        // Scope, By and Why are set in EventPaused and EventResumed
 	By, Why     string
 	Periodic    string  // the schedule that made the job; in EventPeriodicSkipped the schedule that made none
@@ -86,8 +86,8 @@ func (s *Shared) report(kind EventKind, r *Run) {
 // overflow.
 const mostWaited = 365 * 24 * time.Hour
 
-// count adds an event about a run to the tally of the queue. A run without From counts in the served queue of its name,
-// if there is one.
+// count adds an event about a run to the tally of the queue. If the field From is nil, the run counts in the served
+// queue with the name of the job's queue, if there is such a queue.
 func (s *Shared) count(kind EventKind, r *Run) {
 	q := r.From
 	if q == nil {

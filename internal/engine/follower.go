@@ -13,13 +13,13 @@ import (
 // A pause is exact because each supervisor confirms the changes that it has applied. It confirms a pause only when no
 // job of the paused scope can start any more. For this the follower replaces the holds (the paused scopes) under the
 // lock that every start takes (Shared.begin), and hands back the buffered jobs of these scopes. A claim that is under
-// way hands back such jobs as well. A process that does not answer starts no job after the end of its lease, by its own
-// clock. So Client.Pause waits until each supervisor has confirmed, or its lease has ended.
+// way hands back such jobs as well. A process that does not answer starts no job once its lease has ended by that
+// process' clock. So Client.Pause waits until each supervisor has confirmed, or its lease has ended.
 type follower struct {
 	*Shared
 	claimer   *claimer
 	Stale     bool      // the limits have changed since the last look, or may have
-	stamp     string    // the stamp of the limits that we have read last
+	stamp     string    // the stamp of the limits that we read last
 	number    int64     // the number of the newest change of these limits
 	confirmed int64     // the number that we have confirmed in our row
 	Next      time.Time // when to read the limits again: the first hold ends then; zero: no hold ends by itself
@@ -35,8 +35,8 @@ func (f *follower) Due(now time.Time) bool {
 	return f.Stale || !f.Next.IsZero() && !now.Before(f.Next)
 }
 
-// Follow reads the limits if they may have changed, applies them, and then confirms that. If the database does not
-// answer, the next heartbeat calls Follow again.
+// Follow reads the limits if they may have changed, applies them, and then confirms that it has applied them. If the
+// database does not answer, the next heartbeat calls Follow again.
 func (f *follower) Follow(ctx context.Context, conn store.Session, id string) error {
 	if !f.Due(f.Now()) && f.confirmed == f.number {
 		return nil
@@ -88,7 +88,7 @@ func (f *follower) reportChanges(limits []store.Limit, supervisor string) {
 	held := map[string]bool{}
 	for scope := range f.known {
 		if !slices.ContainsFunc(limits, func(l store.Limit) bool { return l.Scope == scope }) {
-			limits = append(limits, store.Limit{Scope: scope}) // its row was deleted by hand
+			limits = append(limits, store.Limit{Scope: scope}) // somebody has deleted the limit's row by hand
 		}
 	}
 	for _, l := range limits {

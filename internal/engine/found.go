@@ -11,12 +11,12 @@ import (
 type finding int
 
 const (
-	foundSettled      finding = iota // settled by an earlier try of ours, whose reply was lost
-	foundInTx                        // settled in the handler's transaction
+	foundSettled      finding = iota // an earlier try of ours has settled the job, and its reply was lost
+	foundInTx                        // the handler's transaction has settled the job
 	foundNotCommitted                // the handler's transaction did not commit
-	foundHeld                        // still ours, but another session has locked the row
-	foundEnded                       // ended by an operator
-	foundStale                       // not ours any more: perhaps claimed by another supervisor
+	foundHeld                        // the job is still ours, but another session has locked its row
+	foundEnded                       // an operator has ended the job
+	foundStale                       // the job is not ours any more: perhaps another supervisor has claimed it
 )
 
 // found compares the row with the run. Only three parties change the row of a running job: its owner, a rescuer, which
@@ -41,15 +41,15 @@ func (r *Run) found(row store.SeenJob, exists bool) finding {
 	case ours && (row.State == store.Cancelled || row.Reason == reasonOperator):
 		return foundEnded
 	case r.End.completes() && (ours && row.State == store.Completed || !exists && r.DeleteCompleted && !r.Lease.Ended.Load()):
-		return foundSettled // its settle matched, but the reply only has the number of matches in the batch
+		return foundSettled // the settle of r matched, but the reply has only the number of matches in the batch
 	case r.tries > 1 && (!exists || ours && r.End.couldBe(row.State) || !r.Lease.Ended.Load()):
 		return foundSettled
 	}
 	return foundStale
 }
 
-// couldBe reports whether the settle of o may have put a row into this state: either o's own state, or a state by which
-// a failure group's policy replaces a retry.
+// couldBe reports whether the settle of o may have put a row into the given state. This is either the state of o, or a
+// state with which a failure group's policy replaces a retry.
 func (o *Outcome) couldBe(state store.State) bool {
 	return state == o.State || o.State == store.Retryable && (state == store.Discarded || state == store.Parked)
 }

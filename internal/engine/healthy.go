@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Ailment returns a text about what keeps the engine from its work, and the database's error behind that, which may be
-// nil. The text is empty if the engine works. Otherwise it is the rest of a sentence that begins with "the supervisor".
-// A part counts as failing after a third of a lease, because it has tried several times by then. A heartbeat that has
-// not failed, but is late, counts only after most of a lease, when the running jobs are cancelled.
+// Ailment returns a text with the reason why the engine does not do its work, and the database's error that caused
+// this, or nil. The text is empty if the engine works. Otherwise it is the rest of a sentence that begins with "the
+// supervisor". A part counts as failing after a third of a lease, because it has tried several times by then. A
+// heartbeat that has not failed, but is late, counts only after most of a lease, when the running jobs are cancelled.
 func (s *Shared) Ailment() (what string, err error) {
 	now, l := s.Now(), s.Lease.Load()
 	failing, found := s.Outage.vital(now.Add(-s.Cfg.Lease))

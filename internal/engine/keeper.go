@@ -30,8 +30,8 @@ type keeper struct {
 	OnCall    *onCall
 	timer     *time.Timer // ends the lease; nil before run
 	ending    sync.Mutex  // held while the deadline is moved or checked, so that the two do not overlap
-	counted   int64       // how many beats our row must have counted; if it has fewer, see rewound.go
-	urgent    BeatPacer   // spaces beats that come before their time
+	counted   int64       // the least number of beats that our row must show; if it shows fewer, see rewound.go
+	urgent    BeatPacer   // makes pauses between beats that come before their time
 	silences  Silences
 	Hunts     map[string]*store.Scan // the searches for the jobs of lost supervisors, by supervisor id
 	orphans   *store.Scan            // the search for jobs whose owner has no row
@@ -43,12 +43,12 @@ type keeper struct {
 	Was       []PastLease // the leases that we have lost, oldest first, for UndoCrashes
 	turns     blame.Turns
 	Limits    *follower
-	Trouble   Trouble   // of beats
-	deaf      Trouble   // of LISTEN
+	Trouble   Trouble   // failures of beats
+	deaf      Trouble   // failures of LISTEN
 	living    []string  // the other supervisors that were alive at the last beat; only kept if we declare schedules
 	declare   bool      // the next beat declares the schedules again, because our registration may have left one out
 	strays    []string  // ids that may have a row although we do not use them
-	Asked     time.Time // when AskUnheard last asked; later if that took long
+	Asked     time.Time // when AskUnheard last asked, moved later if the answer took long
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
@@ -72,14 +72,14 @@ func (c *keeper) run(ctx context.Context) {
 	// ends the lease all the same.
 	c.timer = time.AfterFunc(c.deadline().Sub(c.Now()), func() { c.Expire(c.Base) })
 	defer func() {
-		if ctx.Err() != nil { // if it is not, runtime.Goexit ends the goroutine, and only the timer can end the lease
+		if ctx.Err() != nil { // if ctx is not done, runtime.Goexit ends the goroutine, and only the timer can end the lease
 			c.timer.Stop()
 		}
 	}()
 	period := c.Cfg.Lease / 6
-	due := c.Now() // the first beat comes immediately, because it shows the other supervisors
+	due := c.Now() // the first beat comes immediately, because it finds the other supervisors
 	next := due    // the next beat: at due, or earlier if something waits for it
-	c.Listens()    //nolint:contextcheck // as in wait. LISTEN comes first: the beat finds earlier cancels
+	c.Listens()    //nolint:contextcheck // as in wait. LISTEN comes first, and the beat finds earlier cancels
 	for ctx.Err() == nil {
 		c.wait(ctx, c.Sooner(c.OnCall.next(c.askAt(next), c.hears())))
 		c.Expire(ctx)
@@ -189,7 +189,7 @@ func (c *keeper) wait(ctx context.Context, until time.Time) {
 
 // Listens reports whether the current connection listens. On a fresh connection it sends LISTEN first. Notifications
 // are only hints, for example that a job was enqueued while all supervisors slept, or that a running job was cancelled.
-// Without notifications, polls and beats find the same.
+// Without notifications, polls and beats find the same changes.
 func (c *keeper) Listens() bool {
 	conn := c.Link.Current()
 	if c.Cfg.DisableNotify || conn.Closed() || c.Now().Before(c.OnCall.deafBy) {
@@ -322,7 +322,7 @@ func (c *keeper) afterBeat(ctx context.Context, conn store.Session, l *lease, re
 		{"following the limits", func() error { return c.Limits.Follow(ctx, conn, l.ID) }},
 		{"registering the queues", func() error { return c.serveAgain(ctx, conn, l, reply) }},
 		{"watching the others", func() error {
-			// However many jobs there are to rescue, this leaves some of the time for the other steps.
+			// This bound leaves time for the other steps, however many jobs there are to rescue.
 			ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/4)
 			defer cancel()
 			return c.observe(ctx, conn, l, reply)
@@ -369,7 +369,7 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 		if !reply.Turn {
 			return nil
 		}
-		return conn.ReleaseSolo(ctx, l.ID) // the database is in an older state, where the turn is still ours: free it
+		return conn.ReleaseSolo(ctx, l.ID) // the database went back to a state in which the turn is ours
 	case order == nil:
 		if taken, err := conn.TakeSolo(ctx, l.ID); err != nil || !taken {
 			return err
@@ -381,8 +381,9 @@ func (c *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 	return nil
 }
 
-// Bound returns how long a statement over many jobs may take. Suppose that each statement over one certain job of 500
-// times out. The walk that finds this job meets some twenty time-outs, and a beat should have time for all of them.
+// Bound returns how long a statement over many jobs may take. Suppose that one job of 500 makes each statement that
+// contains it time out. The walk that finds this job meets some twenty time-outs, and a beat should have time for all
+// of them.
 func (c *keeper) Bound() time.Duration { return max(c.Cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds up the failures that settles have recorded, reports the failure groups that came back, and makes
@@ -402,8 +403,9 @@ func (c *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	return nil
 }
 
-// cancelGone ends the contexts of runs whose jobs are not ours any more. The map over has these runs by their indexes;
-// true: an operator ended the job. A handler that settled its job in its own transaction may work on.
+// cancelGone ends the contexts of runs whose jobs are not ours any more. The keys of the map over are the indexes of
+// these runs. Its value is true if an operator ended the job. A handler that settled its job in its own transaction may
+// work on.
 func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 	for i, r := range running {
 		cancelled, gone := over[i]
@@ -414,14 +416,14 @@ func (c *keeper) cancelGone(running []*Run, over map[int]bool) {
 			r.Cancel(pg.ErrCancelled)
 		} else {
 			r.Cancel(pg.ErrLeaseLost)
-			c.rewound() // others take no job while we have the lease, so the database may have gone back
+			c.rewound() // other supervisors take no job while we have the lease, so the database may have gone back
 		}
 	}
 }
 
-// beatRefused finds out why a beat did not match our row. If the claimer has raised the epoch, the next beat uses the
-// raised epoch; the claimer itself may not know yet that it has succeeded. If another supervisor has declared us lost,
-// or the database has gone back to a state with an older epoch, we start over.
+// beatRefused finds out why a beat did not match our row. Perhaps the claimer has raised the epoch, and does not know
+// yet that this succeeded. Then the next beat uses the raised epoch. If another supervisor has declared us lost, or the
+// database has gone back to a state with an older epoch, we start over.
 func (c *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, sent int) error {
 	epoch, lost, err := conn.Epoch(ctx, l.ID)
 	switch {

@@ -13,7 +13,7 @@ type lease struct {
 	Epoch  *atomic.Int64   // the epoch of our row, as far as we know; never lowered
 	Ctx    context.Context //nolint:containedctx // the parent of handlers' contexts
 	Cancel context.CancelCauseFunc
-	Ended  atomic.Bool // another supervisor has declared us lost, or we did not keep the lease up
+	Ended  atomic.Bool // another supervisor has declared us lost, or we did not renew the lease in time
 }
 
 // NewLease returns a lease that handlers run under from now on.

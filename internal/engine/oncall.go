@@ -27,9 +27,9 @@ type onCall struct {
 	conn   store.Session    // the connection that holds these locks
 	unsure bool             // the connection may hold locks that slots does not have
 	at     time.Time        // no further attempt to go on call before this time
-	noise  trickle          // notifications that were for others
+	noise  trickle          // counts the notifications that were for other supervisors
 	deafBy time.Time        // the keeper does not listen until this time, because too many notifications were for others
-	heard  func(string)     // gets the stamp of the limits (pauses), as an attempt to go on call has read it
+	heard  func(string)     // gets the stamp of the limits (pauses) that an attempt to go on call has read
 }
 
 func newOnCall(s *Shared, heard func(string)) *onCall {
@@ -37,8 +37,8 @@ func newOnCall(s *Shared, heard func(string)) *onCall {
 }
 
 const (
-	noiseRate  = 4  // a keeper listens to so many notifications for others in a second
-	noiseBurst = 20 // and to so many of them that come together
+	noiseRate  = 4  // if more notifications a second are for other supervisors, the keeper stops listening
+	noiseBurst = 20 // so many of these notifications may come together
 	deafFor    = 30 * time.Second
 
 	// Between two requests for a slot, a supervisor that does not listen waits askSlot for each other supervisor, and
@@ -166,7 +166,8 @@ func (o *onCall) tooLoud() bool {
 // deaf reports whether the keeper does not listen because too many notifications were for others.
 func (o *onCall) deaf(hears bool) bool { return o.Now().Before(o.deafBy) && !hears }
 
-// missing returns the queues in which this supervisor has room and is not on call, each with its first slot.
+// missing returns the queues in which this supervisor has room and is not on call, each with the key of the queue's
+// first call slot.
 func (o *onCall) missing(hears bool) map[string]int64 {
 	if !hears && !o.deaf(hears) || o.Draining.Load() {
 		return nil

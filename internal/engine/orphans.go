@@ -14,10 +14,10 @@ import (
 
 // The pace of audits.
 const (
-	AuditGap   = time.Minute     // the shortest time between audits for full sweeps; two leases if that is less
-	auditPause = 5 * time.Second // the shortest time between any two audits, because connections may break all the time
-	AuditPage  = 2000            // rows of a lane in one page, some 2 ms
-	AuditShare = 100             // pages take at most a hundredth of the time
+	AuditGap   = time.Minute     // a full sweep asks for an audit only so long after the last audit; two leases if that is less
+	auditPause = 5 * time.Second // the shortest time between any two audits, because connections may break often
+	AuditPage  = 2000            // rows of a lane in one page, which takes some 2 ms
+	AuditShare = 100             // the claimer spends at most a hundredth of its time on pages
 )
 
 // audit looks for jobs that run in this supervisor's name although its settler does not know of them, and releases
@@ -157,9 +157,9 @@ func latestClaims(runs []*Run) map[string]time.Time {
 // In an audit any run of the job keeps the job: somebody may have changed the row while the handler works. When that
 // run ends, its settle matches no row, and the next audit releases the job.
 //
-// After a lost claim, a run of an older claim does not keep the job. That claim has ended, its handler ignores the end
-// of its context, and the lost claim took the job again. A run of the same claim keeps the job, and so does a run of a
-// later claim, which the database has forgotten.
+// After a lost claim, a run of an older claim does not keep the job. The handler of such a run ignores the end of its
+// context. Its claim has ended, and the lost claim has taken the job again. A run of the same claim keeps the job, and
+// so does a run of a later claim, which the database has forgotten.
 func mayBeAtWork(known map[string]time.Time, j *store.Held, lost bool) bool {
 	claimed, ok := known[j.ID]
 	return ok && (!lost || !claimed.Before(j.AttemptedAt.Time))

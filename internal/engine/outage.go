@@ -18,7 +18,7 @@ import (
 // the part makes a pause, longer each time. Trouble reports the failures to the supervisor's outage.
 type Trouble struct {
 	means string      // the consequence, for the log, such as "no job is claimed"
-	vital bool        // while it fails, the supervisor does not do its work
+	vital bool        // while this part fails, the supervisor does not do its work
 	link  *store.Line // the part's own connection; may be nil
 
 	Failures int
@@ -29,7 +29,7 @@ type Trouble struct {
 const (
 	TripTimeout   = 15 * time.Second      // the longest round trip: half a default lease
 	RetryPause    = 50 * time.Millisecond // the pause after a failed round trip; doubled after each further failure
-	MaxRetryPause = 2 * time.Second       // the longest pause: so soon a part notices that the server is back
+	MaxRetryPause = 2 * time.Second       // the longest pause: within this time a part notices that the server is back
 )
 
 // NewSight is the number of failures in a row after which a part closes its connection and connects anew, because the

@@ -44,8 +44,9 @@ func (t *scheduler) poke() {
 	}
 }
 
-// heard makes the scheduler look if the next tick, as a heartbeat found it, comes well before the scheduler would look
-// by itself. The parameter tick is how long until that tick; nil means that there is no schedule.
+// heard gets the time of the next tick from a heartbeat. If the tick comes well before the scheduler would look by
+// itself, heard makes the scheduler look. The parameter tick is how long until that tick; nil means that there is no
+// schedule.
 func (t *scheduler) heard(tick *time.Duration) {
 	if tick == nil {
 		return
@@ -60,7 +61,7 @@ func (t *scheduler) heard(tick *time.Duration) {
 const (
 	tickTimeout = 5 * time.Second // the longest tick of one schedule
 	TickBound   = 4 * time.Second // the longest statement of a tick, by the server's clock
-	tickRetry   = time.Second     // the pause after a look that failed
+	tickRetry   = time.Second     // the pause after a failed look
 	TicksAtOnce = 100             // how many schedules one look lists
 	longestWait = time.Hour       // the longest sleep between two looks; heartbeats report earlier ticks
 	// longestPutOff bounds the pause of a schedule that fails again and again. If such schedules take much time, the
@@ -141,7 +142,7 @@ func (t *scheduler) later() (wait time.Duration, names []string) {
 		case left > 0:
 			names = append(names, name)
 			wait = min(wait, left)
-		case left < -longestWait: // no longer due: it was deleted, paused, or ticked by another supervisor
+		case left < -longestWait: // the schedule is no longer due: it was deleted or paused, or another supervisor ticked it
 			delete(t.putOff, name)
 		}
 	}
@@ -188,7 +189,7 @@ func (t *scheduler) fire(ctx context.Context, d store.DueSchedule) time.Duration
 // the time, however many of them time out. The other half is left for the other schedules.
 func (t *scheduler) putAside(name string, took time.Duration) (pause time.Duration) {
 	off := putOff{failures: t.putOff[name].failures + 1}
-	t.putOff[name] = off // now, because the next line counts it
+	t.putOff[name] = off // stored now, because the next line counts the schedules in putOff
 	pause = max(growingTo(longestPutOff, off.failures-1), 2*took*time.Duration(len(t.putOff)))
 	off.until = t.Now().Add(pause)
 	t.putOff[name] = off
@@ -220,7 +221,7 @@ func (t *scheduler) reportTicks(d store.DueSchedule, owner string, f store.Fired
 		t.Reporter.add(&made)
 	}
 	if len(f.Jobs) > 0 && slices.Contains(t.QueueNames(), d.Queue) {
-		t.alarm.Wake() // quicker than a notification
+		t.alarm.Wake() // this is quicker than a notification
 	}
 	skipped := e
 	skipped.Kind = EventPeriodicSkipped

@@ -39,9 +39,9 @@ func (s *pruner) run(ctx context.Context) {
 			trouble.Over(ctx, s.Shared)
 			continue
 		}
-		if trouble.Failures == 0 { // after a failure the walk goes on where it was
+		if trouble.Failures == 0 { // after a failure the walk goes on from the id that it has reached
 			if rounds%60 == 0 {
-				walk = PruneWalk{Whole: true} // once an hour from the start: some jobs were too young at the last walk
+				walk = PruneWalk{Whole: true} // hourly from the first id: some jobs were too young before
 			}
 			rounds++
 		}
@@ -49,7 +49,7 @@ func (s *pruner) run(ctx context.Context) {
 		walk, err = s.Prune(ctx, walk, s.Cfg.Keep)
 		if began := s.Now(); err == nil && !began.Before(nextCount) {
 			err = s.PruneByCount(ctx)
-			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables: at most a tenth of the time
+			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables, so it gets at most a tenth of the time
 		}
 		switch {
 		case err == nil:
@@ -94,7 +94,7 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 			walk.Whole = false
 			return walk, nil
 		}
-		if after = step.Last; !step.Odd { // a walk that began after odd ids would miss all jobs with a ULID
+		if after = step.Last; !step.Odd { // a walk that began after an odd id would miss all jobs with a ULID
 			walk.After = after
 		}
 	}
@@ -148,9 +148,9 @@ const (
 	pathFollowUp = "follow-up"
 )
 
-// logRefused logs the jobs that were set aside. The pruner tries a job again when it comes by after the job's pause,
-// and then logs it again if it is refused again. The pause grows to a day. The pruner walks once a minute, so it logs
-// no job twice within a minute.
+// logRefused logs the jobs that were set aside. At its first walk after the job's pause, the pruner tries the job
+// again. If the database refuses the job again, the pruner logs it again. The pause grows to a day. The pruner walks
+// once a minute, so it logs no job twice within a minute.
 func (s *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {

@@ -30,7 +30,7 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 		jobs.limit(c.Queue, true, c.Discarded)
 		archive.limit(c.Queue, true, c.Archived)
 	}
-	before := counts[0].At // jobs that ended after this time stay: they may have run again since the walk read them
+	before := counts[0].At // jobs that ended later stay, because they may have run again since the walk read them
 	err = s.walkByCount(ctx, on, jobs, false, func(ids []string) (store.Retained, error) {
 		return s.pruneThese(ctx, on, ids, s.Cfg.Keep, &before)
 	})
@@ -74,7 +74,7 @@ func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplu
 // order, and keeps only the newest jobs in memory.
 type surplus struct {
 	queues []string
-	limits map[endedGroup]int // by queue and discarded; the kind of these keys is empty
+	limits map[endedGroup]int // how many jobs to keep; the keys have a queue and discarded, and no kind
 	newest map[endedGroup]*oldestFirst
 }
 

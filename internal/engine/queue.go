@@ -25,8 +25,8 @@ type QueueState struct {
 
 	// Only the claimer's goroutine uses these.
 	typical time.Duration // how long a handler runs, a moving average; 0 until a run has ended
-	retries float64       // how many retries may be claimed while fresh jobs wait; each claim adds to them: see Groups
-	Full    bool          // the last claim used all the room: fresh jobs may wait
+	retries float64       // how many retries may be claimed while fresh jobs wait; each claim adds to this number: see Groups
+	Full    bool          // the last claim used all the room: more fresh jobs may wait
 
 	holds *atomic.Pointer[holds] // the holds (paused scopes) of the supervisor; nil: it has none
 }

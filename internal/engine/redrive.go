@@ -11,12 +11,12 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// redriver carries on the redrives of all processes. Every supervisor ticks, and the database lets one of them work at
-// a time.
+// redriver carries on the redrives of all processes. The redriver of every supervisor ticks, and the database lets only
+// one of them work at a time.
 type redriver struct {
 	*Shared
 	signal chan struct{}
-	capped atomic.Bool // a redrive has a cap by key: its job that ends may make room for another job of the key
+	capped atomic.Bool // a redrive has a cap by key, so a job that ends may make room for another job of its key
 
 	// Only the goroutine that ticks uses these.
 	Batch   int // how many jobs of each redrive a tick may change; fewer after a tick that was cut off

@@ -25,7 +25,7 @@ type refusal[T any] struct {
 type apart[T any] struct {
 	passed  int // how many jobs passed; if none has, perhaps no single item is at fault
 	refused []refusal[T]
-	rest    []T // not tried: an error that is no item's fault ended the walk before
+	rest    []T // not tried, because an error that is no item's fault ended the walk
 }
 
 // pickApart tries items in parts. The parameter walk is pg.Bisect, or pg.BisectFailed if the items have already failed
@@ -55,9 +55,9 @@ func pickApart[T any](walk func([]T, func([]T) error, func(T, error) error) erro
 }
 
 // patiently gives each item whose write timed out another try, alone and with more time: the server may have been busy,
-// or another session may have locked the row. An item that passes now is removed from a.refused. So is an item that
-// fails again and for which later() returns true, because it is to be tried at another time. The result left counts the
-// items that are to be tried later.
+// or another session may have locked the row. An item that passes now is removed from a.refused. If an item fails again
+// and later() returns true, the item is also removed, because it is to be tried at another time. The result left counts
+// the items that are to be tried later.
 func (a *apart[T]) patiently(alone func(T) error, later func(T, error) bool) (left int) {
 	a.refused = slices.DeleteFunc(a.refused, func(r refusal[T]) bool {
 		if !pg.TimedOut(r.err) {

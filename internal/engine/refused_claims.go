@@ -32,7 +32,7 @@ const skipLane = time.Minute
 // RefusedClaims is what a claimer knows of jobs that it cannot claim. The claimer's goroutine owns it.
 type RefusedClaims struct {
 	Failed        *Plan                     // the last claim, if a row may be at fault for its failure
-	why           error                     // its error
+	why           error                     // the error of the failed claim
 	timedOutAlone *store.Head               // a job that was claimed alone, without a reply in time; to be set aside
 	Aside         []string                  // jobs that are set aside, up to the first 1000
 	due           []string                  // set-aside jobs that are to be tried again now, except strong suspects
@@ -94,7 +94,8 @@ func (c *claimer) ReadAside(base context.Context) {
 }
 
 // TendAside reads the list of set-aside jobs. For some jobs it is time for another try. It claims each of these alone,
-// except strong suspects. It takes the strong suspects off the list, and a turn to run alone tries them.
+// except strong suspects. It takes the strong suspects off the list, and this supervisor's next turn to run strong
+// suspects tries them.
 func (c *claimer) TendAside(base context.Context) {
 	c.ReadAside(base)
 	l, queues := c.Lease.Load(), c.QueueStates()
@@ -210,7 +211,7 @@ func (c *claimer) PickApart(base context.Context) {
 	}
 	slow := false
 	if err == nil && a.passed == 0 {
-		slow = len(a.refused) == 1 && pg.TimedOut(a.refused[0].err) // no other job is due that could pass
+		slow = len(a.refused) == 1 && pg.TimedOut(a.refused[0].err) // no other due job could pass
 		if !slow {
 			a.refused = slices.DeleteFunc(a.refused, func(r refusal[store.Head]) bool { return !pg.Lasting(r.err) })
 		}
@@ -304,7 +305,7 @@ func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) 
 		}
 		return c.claimPart(base, p, part)
 	}, nil)
-	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // a row's error: the first 100 jobs were refused
+	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // the error is a row's if the first 100 jobs were refused
 		err = nil // the next claim goes on
 	}
 	return a, err

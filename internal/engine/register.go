@@ -76,8 +76,9 @@ func (c *keeper) tryStart(ctx, base context.Context) error {
 	return nil
 }
 
-// Register registers under a fresh id. If the reply to an earlier registration was lost, its row may be in the tables.
-// Until others declared that id lost, producers would take the row for a supervisor. So Register removes the row first.
+// Register registers under a fresh id. If the reply to an earlier registration was lost, the row of that registration
+// may be in the tables. Until others declared that id lost, producers would take the row for a supervisor. So Register
+// removes the row first.
 func (c *keeper) Register(ctx context.Context) error {
 	conn, err := c.Link.Get(ctx)
 	if err != nil {
@@ -186,7 +187,7 @@ func (c *keeper) EndStrays(ctx context.Context) {
 	})
 }
 
-// atLast runs a function on a connection that it opens for it, for at most two seconds. It logs an error.
+// atLast opens a connection and runs the function do on it, for at most two seconds. It logs the error of do.
 func (c *keeper) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()

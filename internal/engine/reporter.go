@@ -8,8 +8,8 @@ import (
 
 // Subscriber gets events. Its functions run code of the application: they may block, and Emit may call runtime.Goexit.
 type Subscriber struct {
-	Name  string                        // for the log; "": it is the log
-	Hears func(EventKind) bool          // reports whether it wants events of a kind; many goroutines call Hears
+	Name  string                        // the subscriber's name in the log; "": the subscriber is the log
+	Hears func(EventKind) bool          // reports whether the subscriber wants events of a kind; many goroutines call Hears
 	Emit  func(context.Context, *Event) // must not keep the event
 }
 
@@ -99,7 +99,7 @@ func (r *reporter) wait(end time.Time) (hanging []*line) {
 		select {
 		case <-l.over:
 		case <-timer.C:
-			timer.Reset(0) // no time is left for the other lines either
+			timer.Reset(0) // the time is up for the other lines, too
 			if l.abandon() {
 				hanging = append(hanging, l)
 			}
@@ -203,12 +203,12 @@ func (l *line) next() *Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.at > 0 {
-		l.first.events[l.at-1] = Event{} // it may hold a job's metadata
+		l.first.events[l.at-1] = Event{} // the event may hold a job's metadata
 	}
 	if l.first != nil && l.at == l.first.n {
 		done := l.first
 		if l.first = done.next; l.first == nil {
-			l.first = done // the only chunk stays
+			l.first = done // the line keeps its only chunk
 		} else if len(l.spare) < mostSpare {
 			l.spare = append(l.spare, done)
 		}
@@ -264,7 +264,7 @@ func (l *line) abandon() bool {
 
 // size returns about how many bytes a waiting event takes.
 func (e *Event) size() int {
-	const fixed = 640 // the size of its fields, and of short texts
+	const fixed = 640 // the size of the fields, with room for short texts
 	n := fixed + len(e.End.Text)
 	if e.Labels != nil {
 		n += len(e.Labels.Metadata)

@@ -25,7 +25,7 @@ const MostPastLeases = 16
 
 // NoteLost notes that the lease of an id is lost. If there are too many lost leases, it forgets the oldest one.
 func (c *keeper) NoteLost(id string) {
-	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // not a second try to register
+	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // a second try to register notes the id again
 		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})
 	}
 	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
@@ -90,13 +90,13 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	if err != nil || left > 0 {
 		return false, cmp.Or(err, pg.ErrNoTime)
 	}
-	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left: locked rows, or new blame
+	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left: locked rows, or jobs blamed since
 	return all && len(blamed) == 0, err
 }
 
-// Rescue frees the jobs of a lost supervisor. First it finds all of them, page by page, over as many beats as it takes:
-// which jobs become suspects depends on how many ran together. Then it frees them. It removes the supervisor's row once
-// a later scan through all of the index has found no job.
+// Rescue frees the jobs of a lost supervisor. First it finds all of them, page by page, over as many beats as it takes,
+// because the number of jobs that ran together decides which jobs become suspects. Then it frees them. It removes the
+// supervisor's row once a later scan through all of the index has found no job.
 func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
 	queues := union(x.Queues, c.QueueNames())
 	h := c.Hunts[x.ID]
@@ -142,9 +142,9 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 	return nil
 }
 
-// Orphaned frees the jobs of owners that have no row in drover_supervisors. A job that was set aside when its owner
-// died is judged by the same evidence as the owner's other jobs were then. If drover does not know how an owner ended,
-// it judges as if other processes had died at the same time (blame.Death.Mass).
+// Orphaned frees the jobs of owners that have no row in drover_supervisors. For a job that was set aside when its owner
+// died, it uses the same evidence as for the owner's other jobs at that time. If drover does not know how an owner
+// ended, Orphaned judges the job as if other processes had died at the same time (blame.Death.Mass).
 func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
 	h.Bound, h.Late = c.Cfg.Lease/12, PatientBeats
 	for {
@@ -237,7 +237,7 @@ func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *
 		err = cmp.Or(err, pg.ErrNoTime)
 	}
 	if errors.Is(err, pg.ErrNoTime) && len(left) == all {
-		h.Part = max(h.Part/8, 1) // one job may have taken all the time, and with as many jobs it would do so again
+		h.Part = max(h.Part/8, 1) // one job may have taken all the time, and would do so again in a part of the same size
 	} else {
 		h.Part = min(2*h.Part, store.MaxSettle)
 	}
@@ -361,7 +361,7 @@ func (c *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued
 
 // StartedJobs returns which of a dead supervisor's jobs may have started. A job counts as started, unless every slot of
 // its queue was taken by other jobs: jobs that ran at the last beat and are still not settled. A job with a single
-// attempt counts only if its row or the last beat shows the start. The row shows it only if the job had a single
+// attempt counts only if its row or the last beat shows the start. The row shows the start only if the job had a single
 // attempt already when it started.
 func StartedJobs(held []store.Held) map[string]bool {
 	busy := map[string]int{}

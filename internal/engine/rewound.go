@@ -14,8 +14,8 @@ import (
 // (rowIsOlder, beatRefused), if a run's row is not as the run left it, if transaction ids fall, or if a connection
 // broke.
 //
-// If its own row is older, the supervisor gives up its lease and goes on under another id. The commits
-// that the database has lost did not use this id. Otherwise it still has its lease, and its claimer looks again at all rows:
+// If its own row is older, the supervisor gives up its lease and goes on under another id. The commits that the
+// database has lost did not use the new id. Otherwise it still has its lease, and its claimer looks again at all rows:
 // docs/adr/0028-a-database-that-goes-back.md.
 
 // WentBack is the text in the log when a supervisor gives up its lease because its row is older than its last write.

@@ -17,11 +17,11 @@ import (
 
 // The reasons for Handler.CutShort: why a run was cut short.
 var (
-	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; also the cause of its context's end
+	ErrTimeout     = errors.New("drover: run timed out")              // the handler ignores its timeout; also the cause of the context's end
 	ErrExpired     = errors.New("drover: expired before a run")       // the job's ExpiresAt had passed at the claim
 	ErrExit        = errors.New("handler called runtime.Goexit")      // the handler's goroutine ends
 	ErrUnreadable  = errors.New("row cannot be read")                 // see Run.Unreadable
-	ErrIgnoredStop = errors.New("the handler has not returned since") // the context has ended, and the supervisor must stop
+	ErrIgnoredStop = errors.New("the handler has not returned since") // its context has ended, and the supervisor must stop
 )
 
 // UndecidedError reports why Handler.Decide did not return.
@@ -48,10 +48,10 @@ type Run struct {
 	Timeout         time.Duration // 0: none
 	Expired         bool
 	Unreadable      error         // why the row could not be read in full; nil: it was read in full
-	TimeBound       bool          // TimeLeft is known
+	TimeBound       bool          // TimeLeft is valid: the job may be retried only for a limited time
 	TimeLeft        time.Duration // how long, from the claim on, the job may be retried
 	DeleteCompleted bool
-	Labels          *Labels       // for events; nil: the job has none, or they are not known
+	Labels          *Labels       // the labels of the job, for events; nil: the job has none, or they are not known
 	Lateness        time.Duration // how long the job had been due at the claim, by the server's clock
 
 	// End is how the run ended. Once it is set, it belongs to the settler or to the rescuer.
@@ -65,23 +65,23 @@ type Run struct {
 	Received        time.Time
 	StartedAt       time.Time
 	Ctx             context.Context        //nolint:containedctx // a run is one call of a handler
-	Lazy            runContext             // Ctx points to it, once the run has started
+	Lazy            runContext             // Ctx points to Lazy once the run has started
 	goroutine       uint64                 // the number of the goroutine that runs the handler; 0: not known
 	stack           atomic.Pointer[string] // see the method Stack
 	phase           atomic.Int32
 	cancelRequested atomic.Bool             // an operator has ended the job
 	postponed       atomic.Bool             // the start was refused, and the row changed
-	txOutcome       atomic.Pointer[Outcome] // recorded by SettleTx in the handler's transaction; nil: none
+	txOutcome       atomic.Pointer[Outcome] // the outcome that SettleTx recorded in the handler's transaction; nil: none
 	txFailed        atomic.Pointer[error]   // why the last SettleTx failed; nil: it did not fail
 
 	// Only the settler uses these.
-	txSeenOpen *Outcome  // the former txOutcome, if its transaction was still open when the run had ended
+	txSeenOpen *Outcome  // the former txOutcome, if the handler's transaction was still open after the end of the run
 	tries      int       // how many settles were sent
 	held       int       // how often a settle found the row locked
 	simpler    bool      // End was simplified, because the database refused it
 	Refusals   int       // how often Refused was called for the outcome
 	refusedAt  time.Time // when the database first refused the outcome
-	NotBefore  time.Time // the next try to settle comes no earlier
+	NotBefore  time.Time // no try to settle comes before this time
 }
 
 // Labels are the tags and metadata of a job, as the enqueue set them. Events show them.
@@ -100,9 +100,9 @@ type Outcome struct {
 	State       store.State
 	Reason      string        // why the job is discarded
 	Class       string        // the class of the failure; "": none
-	Text        string        // the text of its error, as stored
-	Fingerprint string        // of the failure; "": none
-	Entry       []byte        // for the column errors, a store.ErrorEntry; nil: none
+	Text        string        // the text of the failure's error, as stored
+	Fingerprint string        // the fingerprint of the failure; "": none
+	Entry       []byte        // the new element of the column errors, a store.ErrorEntry; nil: none
 	Delay       time.Duration // how long until the next run
 	AtOnce      bool          // the next run is due now
 	GiveBack    bool          // the attempt is given back: it does not count
@@ -110,7 +110,7 @@ type Outcome struct {
 	Uncounted   bool // the handler returned DontCount
 	Crashed     bool // the process died, or the handler ignored its timeout
 	Quarantined bool // the job is discarded because of its crashes
-	MaxAttempts int  // for events, if it differs from the run's
+	MaxAttempts int  // the job's new MaxAttempts for events; 0: the same as the run's
 	Duration    time.Duration
 	Event       EventKind
 
@@ -121,7 +121,7 @@ type Outcome struct {
 type BudgetSlot struct {
 	Backoff time.Duration // the delay that the strategy returned
 	Taken   time.Time     // when the slot was taken, by this process' clock
-	DueUS   int64         // the due time in µs since 1970 by the server's clock, only sent back to the server
+	DueUS   int64         // the due time in µs since 1970 by the server's clock; we only send it back to the server
 }
 
 // Released returns the outcome of a run that did not take place, or that was cut short for a reason that has nothing to
@@ -223,7 +223,7 @@ func (r *Run) Finish() {
 // leave makes room for the next claim.
 func (r *Run) leave() {
 	if r.From.Leave(r.tier) {
-		r.Shared.alarm.Wake() // now: if other queues had room and no job, the next poll may be far off
+		r.Shared.alarm.Wake() // we do not wait for the next poll: if other queues had room and no job, that poll may be far off
 	}
 }
 

@@ -16,7 +16,7 @@ type runner struct {
 	settler   *settler
 	spawn     func(func())   // starts a goroutine
 	Slots     sync.WaitGroup // counts the slots; a goroutine that replaces an abandoned goroutine takes over its slot
-	Abandoned atomic.Int64   // handlers that ignored the end of their context
+	Abandoned atomic.Int64   // how many handlers ignored the end of their context
 }
 
 // NewRunner returns a runner that serves no slot yet. The parameter spawn starts a goroutine.
@@ -120,7 +120,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 			}
 		})
 	}()
-	if r.cancelRequested.Load() { // the cancel came just now: cancelRun may not have found the run in InFlight
+	if r.cancelRequested.Load() { // if the cancel came just now, cancelRun may not have found the run in InFlight
 		r.Cancel(pg.ErrCancelled)
 	}
 	w.report(EventStarted, r)
@@ -211,7 +211,7 @@ func (w *runner) abandon(ctx context.Context, r *Run, message string, why error)
 	w.spawn(func() {
 		r.End = w.Handler.CutShort(r, why)
 		w.settler.Settle(r)
-		w.log.WarnContext(ctx, message, slog.Any("job", r), slog.Duration("timeout", r.Timeout)) // last: a log may end the goroutine
+		w.log.WarnContext(ctx, message, slog.Any("job", r), slog.Duration("timeout", r.Timeout)) // last, because a log may end the goroutine
 	})
 }
 

@@ -19,7 +19,7 @@ const (
 	MaxWaiting  = maxComplete // if more outcomes wait than this, claims pause (the method behind)
 
 	lockedPause      = 100 * time.Millisecond // the pause before an outcome whose row is locked is tried again
-	mostHeld         = 50                     // after so many of these tries, the log has a line
+	mostHeld         = 50                     // after so many of these tries, the settler logs a line
 	refusedPause     = 5 * time.Second        // the pause before a refused outcome is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 )
@@ -41,13 +41,13 @@ type settler struct {
 
 	// Only the settler's goroutine uses the fields below.
 	Link    store.Line
-	Locked  []*Run    // to be settled again after a pause, for example because the row was locked
+	Locked  []*Run    // runs to be settled again after a pause, for example because the row was locked
 	Worked  time.Time // when gone was last called
-	passed  []string  // jobs to take off the list of set-aside jobs: their outcomes are recorded now
+	passed  []string  // jobs whose outcomes are recorded now, so they leave the list of set-aside jobs
 	Trouble Trouble
 	blind   error   // why the look at unsettled rows failed in the last round trip
-	noting  Trouble // of recording starts; must not hold up the settles
-	slots   Trouble // of taking slots of retry budgets
+	noting  Trouble // failures to record starts, which must not hold up the settles
+	slots   Trouble // failures to take slots of retry budgets
 }
 
 func newSettler(s *Shared, b *budgets, r *redriver) *settler {
@@ -205,7 +205,7 @@ func (e *settler) Trip(base context.Context, out []*Run) {
 			err = conn.Passed(ctx, store.PathSettle, ids)
 		}
 		if err != nil {
-			e.passed = ids // with the next round trip
+			e.passed = ids // the next round trip takes these jobs off the list
 		}
 	}
 }
@@ -255,7 +255,7 @@ func SettlingOf(out []*Run, bound time.Duration) *Settling {
 		r.tries++
 		switch {
 		case r.txOutcome.Load() != nil:
-			// AfterSettle looks whether the handler's transaction settled it.
+			// AfterSettle looks whether the handler's transaction settled the run.
 		case r.End.completes():
 			key := FenceGroup{r.Owner, r.Seq, r.DeleteCompleted}
 			complete[key] = append(complete[key], r)
@@ -452,7 +452,7 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 				e.report(EventStaleSettle, r)
 			}
 			if exists && !r.Lease.Ended.Load() {
-				e.rewound() // others take no job while we have the lease, so the database may have gone back
+				e.rewound() // other supervisors take no job while we have the lease, so the database may have gone back
 			}
 		}
 	}
@@ -485,7 +485,7 @@ func (e *settler) done(runs ...*Run) {
 		e.reportEnd(r)
 	}
 	if e.Solo.Load() != nil {
-		e.alarm.poke() // the claimer waits until the last run is settled
+		e.alarm.poke() // the claimer may be waiting until the last run is settled
 	}
 }
 

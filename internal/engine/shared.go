@@ -24,11 +24,11 @@ type Shared struct {
 	Kinds   []string
 	Now     func() time.Time // the process' clock, for local waits only
 
-	Changing sync.Mutex    // held while a queue is added or removed, even during the round trip
+	Changing sync.Mutex    // held while a queue is added or removed, including the round trip
 	queuesMu sync.Mutex    // never held during a round trip, because the heartbeat needs it, too
-	queues   []*QueueState // replaced, never changed in place
-	removed  []*QueueState // queues that are no longer served, as long as their last runs are not written as activity
-	started  bool          // the queues' slots are served
+	queues   []*QueueState // the slice is replaced, never changed in place
+	removed  []*QueueState // queues that are no longer served, until their last runs are written as activity
+	started  bool          // the goroutines of the slots are started
 	closed   bool          // the queues' buffers are closed: no queue may be added
 
 	Lease       atomic.Pointer[lease] // the lease under which claims are made
@@ -244,7 +244,7 @@ func (s *Shared) roundTrip(base context.Context, link *store.Line, do func(conte
 	defer cancel()
 	conn, err := link.Get(ctx)
 	if err != nil {
-		return fmt.Errorf("connect: %v", err) //nolint:errorlint // see above
+		return fmt.Errorf("connect: %v", err) //nolint:errorlint // as text: see the comment on roundTrip
 	}
 	return do(ctx, conn)
 }

@@ -12,7 +12,7 @@ import (
 type Silences struct {
 	Peers   map[string]Observation
 	beats   int       // how many beats of our own have succeeded
-	stalled int       // the value of beats at our last late beat, before which the database may have stood still
+	stalled int       // the value of beats at our last late beat: the database may have stood still before that beat
 	since   time.Time // the time of that late beat; zero: no beat was late
 }
 
@@ -20,9 +20,9 @@ type Silences struct {
 type Observation struct {
 	epoch int
 	beat  int64
-	since time.Time // since when the peer is silent, as seen by us or by others before us
+	since time.Time // since when the peer is silent, as seen by us or by supervisors before us
 	seen  time.Time // when we first saw the peer's last beat
-	beats int       // the value of Silences.beats when we first saw it
+	beats int       // the value of Silences.beats when we first saw the peer's last beat
 }
 
 // silence is how long a peer has been silent.
@@ -41,11 +41,12 @@ func (s *Silences) Beat(late bool, now time.Time) {
 }
 
 // Of records the state of a peer that a beat of our own has read, and decides whether the peer is dead. A peer is dead
-// if it has been silent for its lease, and if three beats of our own have succeeded meanwhile, over at least two fifths
-// of that lease, and none of them late. So no supervisor looks dead because the database has stalled.
+// if it has been silent for as long as its lease, and if three beats of our own have succeeded meanwhile, over at least
+// two fifths of that lease, and none of them late. So no supervisor looks dead because the database has stalled.
 //
 // A silence is noted in the database after a quarter of the lease, and again after each further eighth. Supervisors
-// that start later count from there. So jobs are rescued even if no process lives for as long as a lease.
+// that start later continue from the noted silence. So jobs are rescued even if no process lives for as long as a
+// lease.
 func (s *Silences) Of(x store.Peer, now time.Time) silence {
 	o, known := s.Peers[x.ID]
 	if !known || o.epoch != x.Epoch || o.beat != x.Beat {

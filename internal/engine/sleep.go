@@ -47,10 +47,11 @@ type look struct {
 // pause is hardly longer than the time since a look last found a job. An awake claimer that is not the lookout falls
 // asleep at the first look that finds nothing, and looks again after a poll interval.
 //
-// A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll finds
-// fewer, the sleeper halves its pause. It may have taken the job before a notified supervisor did, and then needs no more
-// looks. Or nobody is notified of such jobs; then its pause gets as short as the time between two of them. A look that
-// something asked for does not change the time of the next poll.
+// A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll
+// finds fewer, the sleeper halves its pause. Perhaps the sleeper took the job before a notified supervisor did. Then it
+// needs no more looks. If nobody is notified of such jobs, the sleeper halves its pause again and again, until the
+// pause is as short as the time between two of these jobs. A look that something asked for does not change the time of
+// the next poll.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)
@@ -305,7 +306,7 @@ func (c *claimer) rest(now time.Time) time.Duration {
 	case order != nil:
 		rest = min(rest, order.rest(now))
 	case c.wantsRoom && !due.IsZero():
-		rest = min(rest, due.Sub(now)) // then the claimer hands the due job on
+		rest = min(rest, due.Sub(now)) // at that time the claimer hands the due job on
 	}
 	for _, q := range c.QueueStates() {
 		if q.Buffer.Len() > 0 {
@@ -352,7 +353,7 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 }
 
 // samePair is how long the same two supervisors look at the due times that all supervisors have read. It is longer than
-// a poll interval, so that these two have usually read of the next due time, too.
+// a poll interval, so that these two usually know the next due time, too.
 const samePair = 10 * time.Second
 
 // looksAt reports whether this supervisor looks for jobs at a due time that all supervisors have read. Only two of them

@@ -21,14 +21,14 @@ type Stacks struct {
 }
 
 const (
-	stackLead   = 25 * time.Millisecond // how long before the end of a handler's time; less if the time is short
+	stackLead   = 25 * time.Millisecond // a stack is taken so long before the timeout, at most a quarter of it
 	stackPause  = time.Second
 	stackShare  = 20
 	leaseShare  = 100
 	stackTime   = 70 * time.Microsecond
-	stackBytes  = 4 << 10  // room for the stack of each goroutine; if they need more, the last stacks are cut off
-	mostStacks  = 16 << 20 // bytes of all stacks together
-	mostOfStack = 16 << 10 // bytes of a handler's stack that are kept
+	stackBytes  = 4 << 10  // room for the stack of each goroutine; if the stacks need more, the last ones are cut off
+	mostStacks  = 16 << 20 // the most bytes of all stacks together
+	mostOfStack = 16 << 10 // the most bytes that are kept of a handler's stack
 )
 
 // affordable reports whether a process with so many goroutines may be stopped to take stacks.

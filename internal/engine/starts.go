@@ -17,9 +17,9 @@ type Start struct {
 }
 
 // NoteStart records the start of a job with a single attempt, and waits for the commit. If the process dies before the
-// commit, the job has certainly not run, and another supervisor may run it. If the process dies later, a rescue discards
-// the job. NoteStart returns false if the job must not start: the
-// claim or the lease is over, the row is locked, or the database refuses the record.
+// commit, the job has certainly not run, and another supervisor may run it. If the process dies later, a rescue
+// discards the job. NoteStart returns false if the job must not start, because the claim or the lease is over, the row
+// is locked, or the database refuses the record.
 func (e *settler) NoteStart(r *Run) bool {
 	s := &Start{r, make(chan bool, 1)}
 	e.Mu.Lock()
@@ -44,7 +44,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 	e.Starts = nil
 	e.Mu.Unlock()
 	if len(starts) == 0 {
-		e.noting.Over(base, e.Shared) // no start waits any more
+		e.noting.Over(base, e.Shared) // a failure does not matter any more, because no start waits
 		return false
 	}
 	noted := map[string]time.Time{}
@@ -55,7 +55,7 @@ func (e *settler) NoteStarts(base context.Context, now time.Time) bool {
 		}
 	}
 	if err != nil {
-		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // they do not wait any more
+		starts = slices.DeleteFunc(starts, func(s *Start) bool { return s.Run.Lease.Ctx.Err() != nil }) // these starts wait no more
 		e.Mu.Lock()
 		e.Starts = append(starts, e.Starts...)
 		e.Mu.Unlock()
@@ -85,7 +85,7 @@ func (e *settler) notePart(base context.Context, part []*Start, noted map[string
 	return n, err
 }
 
-// StartRefused is for a job whose start the database refuses to record. It takes the job out of the way of other jobs.
+// StartRefused handles a job whose start the database refuses to record. It takes the job out of the way of other jobs.
 // The job does not start.
 func (e *settler) StartRefused(base context.Context, r *Run, why error, aside bool) error {
 	// The path is PathClaim, because other processes should treat the job as a job that cannot be claimed.

@@ -27,8 +27,8 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		}
 	}
 	slices.Sort(alive)
-	// Each turn since the last look counts. If only the present turn counted, and beats were further apart than turns,
-	// our turns could always fall between two beats.
+	// We count each turn since the last look. If we counted only the present turn, and beats were further apart than
+	// turns, our turns could always fall between two beats.
 	turn, n, mine := int64(reply.Clock)/SweepEvery, int64(len(alive)), false
 	if c.Sweeps == 0 || c.Sweeps > turn { // this is the first look, or the server's clock has gone back
 		c.Sweeps = turn - 1
@@ -37,7 +37,8 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		mine = mine || alive[t%n] == l.ID
 	}
 	started := c.Now()
-	// The first claim is expensive, and a sweep during that claim would keep it from moving floors: see Floors.Hold.
+	// The first claim is expensive. A sweep during the first claim would keep that claim from moving floors: see
+	// Floors.Hold.
 	first := started.Before(c.FloorsBy) && c.claimer.Floors.None()
 	if !mine || first || started.Before(c.SweepAt) {
 		if !mine {
@@ -46,7 +47,7 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		return nil
 	}
 	c.Sweeps = turn
-	defer func() { c.SweepAt = c.Now().Add(9 * c.Now().Sub(started)) }() // after a failed sweep as well
+	defer func() { c.SweepAt = c.Now().Add(9 * c.Now().Sub(started)) }() // this also delays the sweep after a failed one
 	c.claimer.Audit.want(started)
 	c.claimer.Floors.Hold()
 	peopled, err := c.lookBehind(ctx, conn)
@@ -75,7 +76,7 @@ const allOrphansEvery = time.Hour
 // sweepOrder is where the next full sweep begins. After a sweep that ran out of time, the next sweep begins at another
 // lane. Otherwise a lane that takes too long would keep the lanes after it from ever being swept.
 type sweepOrder struct {
-	single bool // lane by lane
+	single bool // the next sweep reads the lanes one by one
 	first  int
 }
 

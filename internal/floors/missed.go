@@ -22,9 +22,10 @@ const LookFor = 2 * time.Second
 // Asleep records that a lookout has left now.
 func (h *Missed) Asleep(now time.Time) { h.since, h.unheardBefore = now, 0 }
 
-// Step returns the longest wait before the next poll, from least to most. In the first moment (the constant writing)
-// after the lookout has left, it is the rest of that moment. After that, it is a tenth of the time since the lookout
-// left while a job may be missed, and otherwise most.
+// Step returns the longest wait before the next poll. The wait is at least the parameter least, and at most the
+// parameter most. In the first moment (the constant writing) after the lookout has left, it is the rest of that moment.
+// After that, while a job may be missed, the wait is a tenth of the time since the lookout left. Otherwise it is the
+// parameter most.
 func (h *Missed) Step(seen Seen, now time.Time, least, most time.Duration) time.Duration {
 	slept := now.Sub(h.since)
 	if h.unheardBefore == 0 {

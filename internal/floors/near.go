@@ -7,8 +7,8 @@ import (
 
 // Near plans the near sweeps: claims that begin to read before the floors. They find jobs that were committed late and
 // lie behind the floors. Three near sweeps look back at most 200 ms, 2 s and 20 s from the floor. All supervisors
-// together spend at most a tenth of the time on each. Mostly a sweep looks back less: only as far as a row may lie that
-// the previous sweep could not see.
+// together spend at most a tenth of the time on each. Most sweeps look back less far: they begin at the first place
+// where a row may lie that the previous sweep could not see.
 //
 // How far is that? A job's due time is the time of the statement that wrote it, and a statement that writes gets a
 // transaction id. A row that a sweep missed was written by a transaction that was open when the sweep looked, or that
@@ -48,7 +48,7 @@ type Seen struct {
 const (
 	pastStep = 100 * time.Millisecond
 	pastMost = 256                    // how many claims Past keeps at most
-	writing  = 200 * time.Millisecond // a statement may get its transaction id so much later than its time, because it is planned in between
+	writing  = 200 * time.Millisecond // a statement may get its transaction id so much later than its time, because the server plans it in between
 )
 
 // NewNear returns near sweeps that are all due.
@@ -158,11 +158,12 @@ func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 	}
 }
 
-// Swept records how long a claim with or without a sweep took. After a sweep it sets when the sweep's window is due
-// again. The sweep also covers the narrower windows, so these are put off as well, and their cost is at most the cost
-// of the sweep. The pause of a window grows with its cost. So all supervisors that share the sweeps together spend at
-// most the window's part of the time on them. Each window has its own cost, because a wide sweep over many dead rows
-// must not hold up the narrow sweeps, which find most of the late jobs.
+// Swept records how long a claim took, with or without a sweep. After a sweep it sets when the sweep's window is due
+// again. The sweep also covers the narrower windows. So Swept puts these off as well, and if their cost is higher than
+// the cost of the sweep, it lowers their cost to that. The pause of a window grows with the window's cost. So all
+// supervisors that share the sweeps together spend at most the window's part of the time on them. Each window has its
+// own cost, because a wide sweep over many dead rows must not hold up the narrow sweeps, which find most of the late
+// jobs.
 func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

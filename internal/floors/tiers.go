@@ -1,7 +1,7 @@
 package floors
 
-// The tiers of lanes. The number in the column lane is a tier plus a priority. In a queue, a claim takes jobs up to a
-// limit for each tier, and up to the room of the queue in all.
+// The tiers of lanes. The number in the column lane is a tier plus a priority. A claim takes at most a certain number
+// of jobs of each tier of a queue. In all, it takes at most as many jobs as the queue has room for.
 const (
 	TierFresh   int16 = 0
 	TierRetry   int16 = 10

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// The thresholds of findings. For holders, heldMany counts transactions; it is used only if the time is not known.
+// The thresholds of findings. The thresholds heldMany count transactions, for holders whose time is not known.
 const (
 	heldWarning, heldCritical               = time.Minute, 15 * time.Minute
 	heldManyWarning, heldManyCritical       = 100_000, 10_000_000
@@ -20,7 +20,7 @@ const (
 	bloatTimes, bloatBytes            int64 = 5, 64 << 20
 )
 
-// judge draws the conclusions: the worst first, and on a level causes before effects.
+// judge draws the conclusions. The worst findings come first, and in each level causes come before effects.
 func (h *Report) judge() {
 	var all []Finding
 	for _, look := range []func() []Finding{h.judgeHolders, h.judgeBlockers, h.judgeAutovacuum, h.judgeTables, h.judgeIndexes, h.judgeClaim, h.judgeQueues, h.judgeSupervisors, h.judgeSetAside, h.judgePeriodic, h.judgeClock, h.judgeNotSeen} {

@@ -25,10 +25,10 @@ select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
 
 // sqlHolders lists the transactions, replication slots and standbys for which the removal of dead rows in this database
-// waits, the oldest first. A transaction holds vacuum back by its snapshot and by its transaction id (xid), whichever
-// is older. In another database its snapshot does not count, but its xid does: while that transaction is in progress,
-// every snapshot taken here reaches back to it. If several sessions hold back equally, the owner of the xid comes
-// first.
+// waits, the oldest first. A transaction holds vacuum back by its snapshot or by its transaction id (xid), whichever is
+// older. If the transaction is in another database, its snapshot does not count, but its xid does. While that
+// transaction is in progress, every snapshot taken here reaches back to it. If several sessions hold back equally, the
+// owner of the xid comes first.
 //
 // It leaves out vacuums, because no vacuum waits for another. It leaves out claims that wait for their turn, because
 // that wait is normal and bounded. It leaves out slots that the server has given up, and parallel workers, because
@@ -68,11 +68,11 @@ select kind, coalesce(pid, 0), name, coalesce(database, ''), coalesce(applicatio
 from holders order by catalogs_only, transactions desc, own desc, since, kind, pid limit 20`
 
 // sqlBlockers takes the ten sessions that have waited longest for a lock on the tables $2 of schema $1, or on one of
-// their rows. A session that waits for the transaction that has locked a row holds a tuple lock on the row meanwhile,
-// which shows the table. From each of the ten sessions it goes to the sessions for which that session waits, and on to
-// the sessions that wait for nobody. It looks at each pair once, because pg_blocking_pids stops the lock manager for a
-// moment. A prepared transaction shows as pid 0. Claims that wait for a turn are left out, because turns are advisory
-// locks.
+// their rows. Suppose that a session waits for the transaction that has locked a row. Meanwhile the session holds a
+// tuple lock on the row, which shows the table. From each of the ten sessions it goes to the sessions for which that
+// session waits, and on to the sessions that wait for nobody. It looks at each pair once, because pg_blocking_pids
+// stops the lock manager for a moment. A prepared transaction shows as pid 0. Claims that wait for a turn are left out,
+// because turns are advisory locks.
 const sqlBlockers = `
 with recursive tables as (
 	select oid from pg_class where relnamespace = $1::regnamespace and relkind = 'r' and relname = any($2::text[])
@@ -162,8 +162,8 @@ cross join lateral (
 // sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest due job of each queue.
 // It reads the queues, their lanes, and the due jobs of each lane from jobs_claim_idx. In each lane it counts at most
 // $1 jobs. The last two columns are about pauses: which people have paused jobs of the queue, and the due time of the
-// oldest due job that is not paused. Only while a kind is paused, the statement has to search for that job, among the
-// first $2 due jobs of each lane.
+// oldest due job that is not paused. The statement has to search for that job only while a kind is paused. It searches
+// the first $2 due jobs of each lane.
 const sqlQueues = `
 with recursive queue(name) as (
 	select min(queue) from jobs where finalized_at is null
@@ -249,7 +249,7 @@ order by p.next_at, p.name limit 10`
 // that are due later.
 const sqlClock = `select latest, waiting from drover_clock($1)`
 
-// onStandby is NotSeen.Why of a part that only the primary knows.
+// onStandby is the text of NotSeen.Why for a part that only the primary knows.
 const onStandby = "this server is a standby"
 
 const (
@@ -269,7 +269,7 @@ type depth struct {
 
 // Part is one statement of a look.
 type Part struct {
-	Name string // as in NotSeen
+	Name string // the name of the part in NotSeen
 	Read func(pgx.Rows) error
 	SQL  string
 	Args []any

@@ -12,7 +12,7 @@ type Report struct {
 	Findings    []Finding   `json:"findings"` // the worst first; parts that are well have a finding, too
 	Autovacuum  bool        `json:"autovacuum"`
 	Holders     []Holder    `json:"holders"` // at most 20, the oldest first; many of them end a moment later
-	Tables      []Table     `json:"tables"`  // drover's, jobs first
+	Tables      []Table     `json:"tables"`  // drover's tables; the table jobs is first
 	Claim       Claim       `json:"claim"`
 	Supervisors Supervisors `json:"supervisors"`
 	SetAside    SetAside    `json:"set_aside"`
@@ -30,14 +30,14 @@ type NotSeen struct {
 	Part     string `json:"part"` // holders, locks, tables, supervisors, claim_floor, claim_full, queues, claim_index, set_aside, refused, periodic, clock
 	Why      string `json:"why"`
 	TimedOut bool   `json:"timed_out"` // the part took longer than 2 s, or a lock or the replay of a standby was in the way
-	Failed   bool   `json:"failed"`    // a row cannot be read. With neither this nor TimedOut: the role may not read the part, or only the primary knows it
+	Failed   bool   `json:"failed"`    // a row cannot be read. Failed and TimedOut are false if the role may not read the part, or if only the primary knows it
 }
 
 // Schedule is a schedule of periodic jobs that does not do what it should.
 type Schedule struct {
 	Name    string     `json:"name"`
 	Late    *time.Time `json:"late,omitempty"`    // when its tick was due, if the tick is late by a minute or more
-	Stopped bool       `json:"stopped,omitempty"` // it has no next tick, although nobody has paused it
+	Stopped bool       `json:"stopped,omitempty"` // the schedule has no next tick, although nobody has paused it
 	Problem string     `json:"problem,omitempty"` // why its last tick made no job
 }
 
@@ -60,15 +60,15 @@ type Finding struct {
 	Do    string `json:"do"`  // the remedy: SQL, one statement a line, or a command; drover never runs it; "": nothing
 }
 
-// Holder is a session, prepared transaction, slot or standby that holds vacuum back: it might still see rows that are
-// dead for all others.
+// Holder is a session, prepared transaction, slot or standby that holds vacuum back: it may still see rows that are
+// dead for all other transactions.
 type Holder struct {
 	Kind         string     `json:"kind"`          // session, prepared (a prepared transaction), slot (of replication), standby (hot_standby_feedback without a slot)
-	PID          int        `json:"pid"`           // of the session, or of the sender of the slot or standby; 0: none
-	Name         string     `json:"name"`          // of the prepared transaction or the slot
+	PID          int        `json:"pid"`           // the process of the session, or the sender of the slot or standby; 0: none
+	Name         string     `json:"name"`          // the name of the prepared transaction or of the slot
 	Database     string     `json:"database"`      // the holder's database, if it is another one; such a holder has written there
-	Application  string     `json:"application"`   // application_name of the session, or of the standby
-	User         string     `json:"user"`          // its role
+	Application  string     `json:"application"`   // the application_name of the session or of the standby
+	User         string     `json:"user"`          // the role of the session
 	State        string     `json:"state"`         // such as "idle in transaction"
 	Transactions int64      `json:"transactions"`  // how many transactions began since the holder's snapshot or transaction
 	Since        *time.Time `json:"since"`         // when its transaction began; nil: a slot or standby, or the role may not see it
@@ -101,7 +101,7 @@ func (t *Table) DeadShare() float64 {
 	return float64(t.DeadRows) / float64(t.LiveRows+t.DeadRows)
 }
 
-// blocker is a session for whose locks sessions on drover's tables wait, and that waits for nobody itself.
+// blocker is a session that waits for no other session, while sessions on drover's tables wait for its locks.
 type blocker struct {
 	holder   Holder // PID is 0 for a prepared transaction
 	sessions int64  // how many of the ten sessions that have waited longest wait for it, directly or behind each other
@@ -116,7 +116,7 @@ type Claim struct {
 	FloorBuffers int64   `json:"floor_buffers"` // pages read to find the first due job of each lane of all queues, from a floor 1 s ago
 	FullBuffers  int64   `json:"full_buffers"`  // the same without a floor; dead rows and running jobs increase it
 	FullMS       float64 `json:"full_ms"`
-	IndexBytes   int64   `json:"index_bytes"` // of jobs_claim_idx
+	IndexBytes   int64   `json:"index_bytes"` // the size of jobs_claim_idx
 	Unfinished   int64   `json:"unfinished"`  // the live rows of jobs_claim_idx; an estimate if there are more than 100,000
 	unseen       int64   // how many rows may have come since the last ANALYZE
 }

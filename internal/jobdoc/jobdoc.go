@@ -10,8 +10,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Job is a job to enqueue. The names are the same as in the SQL function drover_enqueue. A duration is written as in Go, such
-// as 1h30m.
+// Job is a job to enqueue. Its fields in JSON have the same names as the parameters of the SQL function drover_enqueue.
+// A duration is written as in Go, such as 1h30m.
 type Job struct {
 	Kind        string          `json:"kind"`
 	Args        json.RawMessage `json:"args"` // nil means {}
@@ -31,7 +31,7 @@ type Job struct {
 	Uniqueness  *Unique         `json:"uniqueness"`
 }
 
-// Unique is drover.Unique with the names of drover_enqueue.
+// Unique is drover.Unique with the names that the parameter uniqueness of drover_enqueue has.
 type Unique struct {
 	By         []string `json:"by"`
 	AnyArgs    bool     `json:"any_args"`

@@ -30,7 +30,7 @@ const (
 	gaugesOfDatabase
 )
 
-// Depths returns the definitions of what is in the database, by Gauge.
+// Depths returns the definitions of the gauges of a database. The index of a definition is its Gauge.
 func Depths() []Def {
 	defs := [gaugesOfDatabase]Def{
 		Up:      {Name: "up", Unit: "1", Help: "1 if the last read of the database succeeded, else 0."},
@@ -55,26 +55,27 @@ func Depths() []Def {
 	return defs[:]
 }
 
-// Database reads what is in the queues when somebody looks, and keeps it for a while.
+// Database reads a snapshot of the queues when a scrape or a collection comes, and keeps it for MaxAge.
 type Database struct {
 	MaxAge, Timeout time.Duration
-	MostQueues      int // the other queues share the label Other
+	MostQueues      int // so many queues have labels of their own; the other queues share the label Other
 
-	mu     sync.Mutex // held during a read, so that callers at the same time share it
+	mu     sync.Mutex // held during a read, so that concurrent callers share one read
 	client *drover.Client
 	readAt time.Time        // zero before the first read
 	last   *drover.Snapshot // nil if the last read failed
 }
 
-// Watch sets the client whose database is read; nil for none.
+// Watch sets the client whose database is read; nil: no database is read.
 func (d *Database) Watch(client *drover.Client) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.client, d.readAt, d.last = client, time.Time{}, nil
 }
 
-// look returns what the last read found, or reads anew if that is too old. A failure is kept as long: callers do not all wait
-// for a database that is away.
+// look returns the snapshot of the last read; nil: that read failed. If the last read is older than MaxAge, look reads
+// anew. A failed read also counts for MaxAge, so that only one caller waits for a database that is away. The result
+// watched is false if there is no client.
 func (d *Database) look(ctx context.Context) (snap *drover.Snapshot, watched bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,7 +87,7 @@ func (d *Database) look(ctx context.Context) (snap *drover.Snapshot, watched boo
 		defer cancel()
 		snap, err := d.client.Snapshot(reading)
 		if err != nil && errors.Is(ctx.Err(), context.Canceled) {
-			return nil, true // the caller has gone, which means nothing for the next one
+			return nil, true // the caller gave up, so the next caller reads anew
 		}
 		d.last, d.readAt = snap, time.Now()
 	}
@@ -96,8 +97,8 @@ func (d *Database) look(ctx context.Context) (snap *drover.Snapshot, watched boo
 // See takes the value of a gauge, with labels in the order of the definition.
 type See func(g Gauge, value float64, labels ...string)
 
-// Collect passes on what is in the database, or nothing if none is watched. A part that could not be read is missing, not
-// zero.
+// Collect passes on the values of the gauges, or nothing if there is no client to read from. Gauges of a part that
+// could not be read get no value, because 0 would be wrong.
 func (d *Database) Collect(ctx context.Context, see See) {
 	snap, watched := d.look(ctx)
 	if !watched {
@@ -115,7 +116,7 @@ func (d *Database) Collect(ctx context.Context, see See) {
 		}
 		missing[n.Part] = true
 	}
-	if !missing["depths"] || len(snap.Queues) > 0 { // of very many queues only the last ones are missing
+	if !missing["depths"] || len(snap.Queues) > 0 { // if there are very many queues, only the last ones are missing
 		d.depths(snap, see)
 		see(Suspects, float64(snap.Suspects))
 	}
@@ -143,9 +144,10 @@ func (d *Database) Collect(ctx context.Context, see See) {
 	}
 }
 
-// depths are of every queue that has jobs or a supervisor, with zeros: a series that comes and goes is hard to query. The
-// first queues by name have a label of their own. The choice must not depend on what this process has done: all processes
-// have to make the same one, or the maximum over processes, summed over queues, counts jobs twice.
+// depths passes on the number of jobs in each state, for each queue that has jobs or a supervisor. It also passes on
+// zeros, because a series that comes and goes is hard to query. The first MostQueues queues by name have labels of
+// their own. All processes must choose the same queues. Otherwise a query that takes the maximum over processes and
+// adds up the queues would count jobs twice.
 func (d *Database) depths(snap *drover.Snapshot, see See) {
 	states := []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
 	type depth struct {
@@ -192,7 +194,7 @@ func pauses(snap *drover.Snapshot, see See) {
 	}
 }
 
-// redrives are added up: an id in a label would be a new series for each.
+// redrives passes on sums over all redrives. With an id as a label, each redrive would make a new series.
 func redrives(snap *drover.Snapshot, see See) {
 	var running, paused, released, waiting, skipped float64
 	for i := range snap.Redrives {

@@ -7,8 +7,8 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Sink takes a value: by how much a counter grows, or the seconds for a histogram. The labels are in the order of the definition.
-// They are an array, so that an event allocates nothing.
+// Sink takes one value: the growth of a counter, or the seconds for a histogram. The labels are in the order of the
+// definition. The parameter labels is an array, so that an event allocates nothing.
 type Sink func(ctx context.Context, m Meter, value float64, labels [MostLabels]string)
 
 type labels = [MostLabels]string
@@ -59,7 +59,7 @@ func Hooks(kinds, queues *Names, sink Sink) drover.Hooks {
 }
 
 // why returns the reason of a discard, the class of a failure, or whether a run was handed back before its handler was
-// called. These are closed sets of words.
+// called. All of these are closed sets of words.
 func why(outcome string, e drover.Event) string {
 	switch outcome {
 	case "discarded":

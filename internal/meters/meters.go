@@ -1,10 +1,10 @@
-// Package meters defines what drover measures: names and labels, and how events, supervisors and snapshots give the values.
-// The modules prometheus and otel only hand them to their libraries.
+// Package meters defines what drover measures: names, labels, and the values that come from events, supervisors and
+// snapshots. The modules prometheus and otel only pass these to their libraries.
 package meters
 
 import "github.com/drover-queue/drover"
 
-// Meter is counted or observed when an event comes.
+// Meter identifies a value that is counted or observed when an event comes.
 type Meter int
 
 // The meters of events: counters, then histograms from RunDuration on.
@@ -19,23 +19,23 @@ const (
 	RunDuration
 	Wait
 	Backoff
-	meters // how many there are
+	meters // the number of meters
 )
 
 // MostLabels is how many labels a meter of events has at most.
 const MostLabels = 4
 
-// Def describes what is measured. Name has neither the prefix drover, nor a suffix for the unit or for a counter. Its words
-// are divided by underscores.
+// Def describes what is measured. Name has neither the prefix drover, nor a suffix for the unit or for a counter.
+// Underscores separate the words of a name.
 type Def struct {
 	Name   string
 	Unit   string // "s", or the counted thing in braces, such as {job}
 	Help   string
 	Labels []string
-	Grows  bool // of a Gauge: it only grows, so it is a counter
+	Grows  bool // the value of a Gauge only grows, so it is exported as a counter
 }
 
-// Events returns the definitions of the meters, by Meter.
+// Events returns the definitions of the meters. The index of a definition is its Meter.
 func Events() []Def {
 	defs := [meters]Def{
 		Enqueued: {

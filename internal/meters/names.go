@@ -5,13 +5,14 @@ import (
 	"sync"
 )
 
-// Other is the label that all names beyond the bound share.
+// Other is the label that all names after the first Names.Most share.
 const Other = "other"
 
-// replacement is for what is not UTF-8.
+// replacement replaces bytes that are not valid UTF-8.
 const replacement = "\uFFFD"
 
-// Names bounds how many values a label has: the first names that come keep theirs.
+// Names bounds how many values a label has. The first Most names keep their own values, and all later names share
+// Other.
 type Names struct {
 	Most int
 
@@ -19,7 +20,7 @@ type Names struct {
 	seen map[string]bool
 }
 
-// Label returns the value to use for a name. It is valid UTF-8: client_golang panics at anything else.
+// Label returns the value to use for a name. The value is valid UTF-8, because client_golang panics otherwise.
 func (n *Names) Label(name string) string {
 	n.mu.RLock()
 	seen, full := n.seen[name], len(n.seen) >= n.Most

@@ -35,10 +35,11 @@ type Process struct {
 	mu      sync.Mutex
 	watched bool // Watch was called with a supervisor, which may have stopped since
 	sups    []*drover.Supervisor
-	stopped drover.Stats // sums of the supervisors that have stopped: their counters must not go back
+	stopped drover.Stats // the sums of the supervisors that have stopped, because counters must not go back
 }
 
-// Watch adds a supervisor, once. It ignores a supervisor that has stopped: Collect may have added that one up already.
+// Watch adds a supervisor, once. It ignores a supervisor that has stopped: Collect may have added up its figures
+// already.
 func (p *Process) Watch(sup *drover.Supervisor) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -47,8 +48,8 @@ func (p *Process) Watch(sup *drover.Supervisor) {
 	}
 }
 
-// Collect passes on the sums, or nothing if no supervisor was ever watched. A supervisor that has stopped is neither healthy
-// nor unhealthy: only its counters stay.
+// Collect passes on the sums, or nothing if no supervisor was ever watched. A supervisor that has stopped counts
+// neither as healthy nor as unhealthy. Only its counters stay in the sums.
 func (p *Process) Collect(see See) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,8 +16,8 @@ const (
 	firstMigratable = 10 // an older schema is from before the first release; no migration here continues it
 )
 
-// sqlCheck asks the server what it is and where drover may be. It uses nothing of drover's own, so it works on an empty
-// database. $1 is Config.Schema, empty if it is not set.
+// sqlCheck reads what kind of server this is, and whether the session finds drover. It uses nothing of drover's own, so
+// it works on an empty database. $1 is Config.Schema, empty if it is not set.
 const sqlCheck = `
 select pg_backend_pid(), current_setting('server_version_num')::int, pg_is_in_recovery(), to_regprocedure('drover_schema_version()') is not null,
 	quote_ident(current_database()), exists (select from pg_namespace where nspname = $1),
@@ -183,9 +183,9 @@ func (p *Pool) checkRelations(ctx context.Context, conn Conn) error {
 }
 
 // checkPooler tries on two connections of its own whether a pooler in front of the server breaks the driver's way of
-// sending statements. If the pooler is idle, both connections get the session that was used last. If it is busy, the
-// first connection gets another session for its second transaction. In both cases a statement reaches the wrong
-// session, and checkPooler returns an error.
+// sending statements. Such a pooler may give a connection another session for each transaction. If the pooler is idle,
+// both connections get the session that was used last. If the pooler is busy, the first connection gets another session
+// for its second transaction. In both cases a statement reaches the wrong session, and checkPooler returns an error.
 func (p *Pool) checkPooler(ctx context.Context) error {
 	mode := p.Config().ConnConfig.DefaultQueryExecMode
 	if mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeDescribeExec {

@@ -19,7 +19,7 @@ import (
 type Pool struct {
 	*pgxpool.Pool
 	Names *Names // nil: search_path picks the schema
-	// Invalid makes the error of a setting that is wrong. It matches ErrInvalid.
+	// Invalid makes the error of a wrong setting. The error matches ErrInvalid.
 	Invalid func(field, reason string, cause error) error
 }
 
@@ -118,10 +118,10 @@ type Link struct {
 	raw   *pgx.Conn // the same connection, for the pool's hook
 	ended bool      // Close has closed the connection
 	Until time.Time // when to replace the connection
-	Again func()    // is called after Get has replaced a broken connection; may be nil
+	Again func()    // Get calls it after it has replaced a broken connection; may be nil
 }
 
-// renewPause is the pause between two attempts to replace a connection at the end of its lifetime, if the first one
+// renewPause is the pause between two attempts to replace a connection at the end of its lifetime, if the first attempt
 // fails.
 const renewPause = time.Minute
 

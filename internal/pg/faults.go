@@ -111,8 +111,8 @@ const aStandby = ": it is a standby, changes go to the primary"
 
 // refusedBegin reports whether a standby has refused "begin read write". Many errors share the SQLSTATE of this error
 // (feature not supported), and its text depends on lc_messages. So refusedBegin compares the name of the server's
-// function that raised it, which checks settings. drover's statements get no other error with this SQLSTATE from that
-// function.
+// function that raised the error. That function checks settings, and it raises no other error with this SQLSTATE for
+// drover's statements.
 func refusedBegin(err error) bool {
 	var server *pgconn.PgError
 	return errors.As(err, &server) && server.Routine == "call_bool_check_hook"

@@ -19,8 +19,8 @@ type Names struct {
 	known  atomic.Int32
 }
 
-// mostTexts bounds how many statements are kept. drover has about 200, but the statements on the archive contain a
-// number from the caller, so there may be more.
+// mostTexts bounds how many qualified statements Names keeps. drover has about 200, but the statements on the archive
+// contain a number from the caller, so there may be more.
 const mostTexts = 1000
 
 // NewNames returns the Names for a schema; nil if schema is empty.

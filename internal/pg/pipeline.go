@@ -16,8 +16,8 @@ const (
 	// CommitAndBegin is Commit and Begin in one.
 	CommitAndBegin = `commit and chain`
 
-	// CheckSchema raises 3F000 if drover's schema was renamed. Its functions would then work in whatever schema has the
-	// old name.
+	// CheckSchema raises 3F000 if drover's schema was renamed. Otherwise drover's functions would work in whatever
+	// schema has the old name now.
 	CheckSchema = `select drover_check_schema()`
 
 	// OnePlan leaves the planner one good plan, whatever the statistics are. The table jobs goes from empty to a
@@ -152,7 +152,7 @@ func (p *Pipeline) Send(ctx context.Context, conn Conn) error {
 	return err
 }
 
-// ignoreRepeat drops the error of a batch that Close returns a second time.
+// ignoreRepeat returns nil if there was an error before: Close returns the error of a batch a second time.
 func ignoreRepeat(first, again error) error {
 	if first != nil {
 		return nil

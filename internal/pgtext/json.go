@@ -23,7 +23,7 @@ const (
 //   - a string or key holds NUL or half a surrogate pair, which JSON can write and jsonb cannot hold
 //   - a number has more than 16383 digits before or after the point
 //   - arrays and objects nest deeper than maxDepth
-//   - it is longer than maxBytes, or would be once its numbers are written out. jsonb does that: 90 KB of 1e131071
+//   - it is longer than maxBytes, or is so with its numbers written out, as in jsonb: 90 KB of 1e131071
 //     can be inserted, but are 1.3 GB to read, so the row could never be claimed
 //
 // The spaces that jsonb adds after commas and colons do not count. maxBytes must be less than 256 MiB, the limit of jsonb

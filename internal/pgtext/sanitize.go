@@ -1,4 +1,4 @@
-// Package pgtext makes text acceptable to Postgres, and checks whether JSON and names are.
+// Package pgtext makes text acceptable to Postgres, and checks whether Postgres accepts JSON and names.
 package pgtext
 
 import (
@@ -7,10 +7,10 @@ import (
 	"unicode/utf8"
 )
 
-// Sanitize turns s into a text that Postgres accepts as text and as a jsonb string. Each NUL and each run of invalid UTF-8
-// becomes U+FFFD. The result has at most maxBytes bytes. A longer text is cut on a rune boundary, and ends in a mark that
-// counts the bytes of s left out ("… [+12345 bytes]"). If there is no room even for the mark, the mark is left out.
-// truncated reports a cut. Sanitize reads at most 2*maxBytes bytes of s, however long s is.
+// Sanitize turns s into a text that Postgres accepts as text and as a jsonb string. Each NUL and each run of invalid
+// UTF-8 becomes U+FFFD. The result has at most maxBytes bytes. A longer text is cut on a rune boundary, and ends in a
+// mark that counts the bytes of s left out ("… [+12345 bytes]"). If there is no room even for the mark, the mark is
+// left out. The result truncated is true if s was cut. Sanitize reads at most 2*maxBytes bytes of s, however long s is.
 func Sanitize(s string, maxBytes int) (out string, truncated bool) {
 	maxBytes = max(maxBytes, 0)
 	if len(s) <= maxBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {

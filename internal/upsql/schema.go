@@ -54,7 +54,8 @@ func Describe(ctx context.Context, conn *pgx.Conn, schema string) (Note, error) 
 
 // usedTables lists the tables that have rows or had rows, and the tables whose rows have been counted by analyze.
 // Reading the size of a table takes a lock on the table, so usedTables must not read the sizes of tables of other
-// schemas. Postgres might do so, and test the schema after the size, if the tables were not listed first.
+// schemas. So the query first lists the tables of the schema. Otherwise Postgres might read the size of each table
+// before it tests the schema.
 func usedTables(ctx context.Context, conn *pgx.Conn, schema string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `
 with tables as materialized (select oid, relname, reltuples from pg_class where relnamespace = to_regnamespace($1) and relkind = 'r')
@@ -102,15 +103,17 @@ func Reset(ctx context.Context, conn *pgx.Conn, schema string, n Note) (good boo
 	return err == nil, err
 }
 
-// sqlSequences makes sequences go on as in a new schema. A truncate would restart only the sequences of its table.
+// sqlSequences sets the sequences to the values that they had in the new schema. A truncate would restart only the
+// sequences of its table.
 const sqlSequences = `
 select setval(format('%I.%I', schemaname, sequencename)::regclass, coalesce(was, start_value), was is not null)
 from pg_sequences cross join lateral (select (nullif($2, '')::jsonb->>sequencename)::bigint as was) w
 where schemaname = $1 and last_value is distinct from was`
 
-// sqlPrint returns a text that changes with everything in schema $1 except its rows. Each change of a catalog row changes its oid
-// or its xmin. For pg_class the columns are listed instead, because a truncate changes its rows too. Statistics count as a
-// change, because they outlive the rows and would influence the plans of the next test.
+// sqlPrint returns a text that changes if anything in schema $1 changes, except the rows of tables. Each change of a
+// catalog row changes its oid or its xmin. For pg_class the text has the columns instead, because a truncate also
+// changes rows of pg_class. Statistics count as a change, because they outlive the rows and would influence the plans
+// of the next test.
 //
 // Almost no catalog has an index that begins with the schema. So pg_depend gives the objects of the schema, and each
 // subquery looks up the rows of one object by index. Joins would read the catalogs of all schemas, some of them in

@@ -44,11 +44,11 @@ create table %s (
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", name, err)
 		}
-		if i < len(names)-1 { // the last file secures the functions of all files; each call is a tenth of the work of a file
+		if i < len(names)-1 { // the last file secures all functions; each call is a tenth of the work of a file
 			up = strings.ReplaceAll(up, "select drover_secure();\n", "")
 		}
-		// No check of function bodies, which is a quarter of the work. The tests of package migrations run goose, which
-		// checks them.
+		// The server does not check function bodies here, because that check is a quarter of the work. The tests of
+		// package migrations run goose, with which the server checks them.
 		sql.WriteString("begin;\nset local check_function_bodies = off;\n" + up + "\n")
 		note(version)
 	}
