@@ -167,18 +167,20 @@ func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 // ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, as it does
 // for a mistake in the job: nothing has been written, and the caller's transaction can go on.
 func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
-	field := fmt.Sprintf("Middleware[%d].Enqueue", l.at)
+	refuse := func(cause error, format string, args ...any) {
+		err = &InvalidError{Field: fmt.Sprintf("Middleware[%d].Enqueue", l.at), Reason: fmt.Sprintf(format, args...), Err: cause}
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			cause, _ := p.(error)
-			err = &InvalidError{Field: field, Reason: "panicked: " + recoveredText(p), Err: cause}
+			refuse(cause, "panicked: %s", recoveredText(p))
 		}
 	}()
-	if err := l.call(ctx, item); err != nil {
+	if cause := l.call(ctx, item); cause != nil {
 		kind, _ := kindOf(item.Args) // "" if args is nil or its Kind panics; then the middleware's own text has to do
-		return &InvalidError{Field: field, Reason: fmt.Sprintf("refused kind %q: %v", kind, err), Err: err}
+		refuse(cause, "refused kind %q: %v", kind, cause)
 	}
-	return nil
+	return err
 }
 
 var errNextAgain = errors.New("drover: a middleware called next again, or after its Run had returned: the handler runs once in a run")
