@@ -168,25 +168,27 @@ func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 // ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, like an
 // enqueue for a mistake in the job. Nothing has been written then, and the caller can still use its transaction.
 func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
-	field := fmt.Sprintf("Middleware[%d].Enqueue", l.at)
+	refuse := func(cause error, format string, args ...any) {
+		err = &InvalidError{Field: fmt.Sprintf("Middleware[%d].Enqueue", l.at), Reason: fmt.Sprintf(format, args...), Err: cause}
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			cause, _ := p.(error)
-			err = &InvalidError{Field: field, Reason: "panicked: " + recoveredText(p), Err: cause}
+			refuse(cause, "panicked: %s", recoveredText(p))
 		}
 	}()
-	if err := l.call(ctx, item); err != nil {
+	if cause := l.call(ctx, item); cause != nil {
 		kind, _ := kindOf(item.Args) // kind is "" if args is nil or its Kind panics
-		return &InvalidError{Field: field, Reason: fmt.Sprintf("refused kind %q: %v", kind, err), Err: err}
+		refuse(cause, "refused kind %q: %v", kind, cause)
 	}
-	return nil
+	return err
 }
 
 var errNextAgain = errors.New("drover: a middleware called next again, or after its Run had returned: the handler runs once in a run")
 
 // through runs a job through the remaining middleware and its handler. At each step a panic becomes an error. So the
-// next middleware outside sees the panic like any failure. Nor does the panic end the process if next is called in a
-// goroutine.
+// next middleware outside sees the panic like any failure. It also does not end the
+// process if next is called in a goroutine.
 func through(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -127,9 +127,7 @@ func (c *Client) batchOf(ctx context.Context, v bulkVerb, filter Filter, ids []s
 	filter.IDs = ids
 	for _, filter.State = range states {
 		b, err := c.batch(ctx, v, filter.encode(&bad), "", wait)
-		all.changed += b.changed
-		all.ids = append(all.ids, b.ids...)
-		all.locked, all.refused = append(all.locked, b.locked...), append(all.refused, b.refused...)
+		all.add(&b)
 		if err != nil {
 			return all, err
 		}
@@ -174,9 +172,7 @@ func (c *Client) batchInParts(ctx context.Context, v bulkVerb, filter Filter, af
 	all.last = last
 	return all, pg.Bisect(ids, func(part []string) error {
 		b, err := c.batchOf(ctx, v, filter, part, false)
-		all.changed += b.changed
-		all.ids = append(all.ids, b.ids...)
-		all.locked, all.refused = append(all.locked, b.locked...), append(all.refused, b.refused...)
+		all.add(&b)
 		return err
 	}, func(id string, err error) error {
 		if ctx.Err() != nil {
@@ -243,6 +239,12 @@ type bulkBatch struct {
 	// only of reruns: the queues and kinds of the new jobs, and when the first job of the next batch is due
 	queues, kinds []string
 	next          *time.Time
+}
+
+func (b *bulkBatch) add(part *bulkBatch) {
+	b.changed += part.changed
+	b.ids = append(b.ids, part.ids...)
+	b.locked, b.refused = append(b.locked, part.locked...), append(b.refused, part.refused...)
 }
 
 // bulk runs one batch. The slice more has the parameters that only this verb has.
