@@ -56,10 +56,10 @@ type SupervisorConfig struct {
 	// platforms allow.
 	DrainTimeout time.Duration
 
-	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means KeepFor(24
-	// * time.Hour); under 1 s is an error. Only CompletedRetention may be DeleteOnCompletion. A Queue may have its own
-	// settings. Discarded jobs are never pruned unless their Queue sets DiscardedRetention. The supervisor that started
-	// first prunes the queues of all supervisors, once a minute.
+	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means
+	// KeepFor(24 * time.Hour); under 1 s is an error. Only CompletedRetention may be DeleteOnCompletion. A Queue may
+	// have its own settings. Discarded jobs are never pruned unless their Queue sets DiscardedRetention. The
+	// supervisor that started first prunes the queues of all supervisors, once a minute.
 	CompletedRetention Retention
 	CancelledRetention Retention
 

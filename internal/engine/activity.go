@@ -37,8 +37,8 @@ func (a *activity) run(ctx context.Context) {
 	}
 }
 
-// Write writes the growth of the tallies. In the supervisor that prunes, it also deletes old rows of activity, and
-// samples how many jobs wait in each queue. Write forgets a removed queue once none of its jobs is pending and its
+// Write writes the growth of the tallies. In the supervisor that prunes, it also deletes old rows of drover_activity,
+// and samples how many jobs wait in each queue. Write forgets a removed queue once none of its jobs is pending and its
 // tally has not changed since the last write.
 func (a *activity) Write(base context.Context) {
 	now, id := a.Now(), a.Lease.Load().ID
