@@ -34,7 +34,7 @@ type droverQueue struct {
 	pool   *pgxpool.Pool
 	client *drover.Client // enqueues, as an application's other processes do
 	runner *drover.Client // runs the supervisors; its own enqueues would wake them without the database
-	first  string         // ids of the last insert are greater
+	first  string         // the jobs of the last insert have greater ids than this
 }
 
 func (q *droverQueue) setUp(ctx context.Context, url string) error {

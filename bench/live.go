@@ -10,12 +10,12 @@ import (
 	"github.com/drover-queue/drover/internal/drive"
 )
 
-// liveLoad is the work of producers while workers run. They store so many single jobs a second, each in a transaction
-// of its own. They also store so many late jobs a second, in transactions that commit a pause after the job was stored,
-// as transactions of applications do.
+// liveLoad is the work of producers while workers run. They store single jobs, each in a transaction of its own.
+// They also store late jobs, whose transactions stay open for a while after the insert, as transactions of applications
+// do.
 type liveLoad struct {
-	singles, late int // a second
-	pause         time.Duration
+	singles, late int           // how many of each a second
+	pause         time.Duration // from the insert of a late job to its commit
 	lasts         time.Duration
 }
 
@@ -56,8 +56,8 @@ func (l *live) start(n int) {
 	}
 }
 
-// run stores a first job. Once this job has started, run stores the other jobs at their rates, however long the calls
-// take, and waits until all have started.
+// run stores a first job. Once this job has started, run stores the other jobs at their rates, as long as a
+// producer is free, and waits until all have started.
 func (l *live) run(ctx context.Context, single func(ctx context.Context, n int) error, late func(ctx context.Context, n int, pause time.Duration) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

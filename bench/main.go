@@ -98,7 +98,7 @@ func among(values *[]string, names []string) func(string) error {
 	}
 }
 
-// chosen returns the elements of all whose names were given. No name means all.
+// chosen returns the elements that have one of the given names. Without names it returns all elements.
 func chosen[T any](all []T, names []string, name func(T) string) []T {
 	return slices.DeleteFunc(all, func(v T) bool { return len(names) > 0 && !slices.Contains(names, name(v)) })
 }

@@ -2,8 +2,8 @@
 --
 --   psql "$DATABASE_URL" -v ON_ERROR_STOP=1 -v schema=drover -f docs/roles.sql
 --
--- Run it before the migrations, for the schema and its owner; migrate as the owner; run it again, and again after each
--- later migration, for the rights. It changes nothing that is as it should be. Whoever runs it is a superuser, or may
+-- Run it before the migrations: it creates the schema and its owner. Then migrate as the owner. Run it again after the
+-- migrations, and after each later migration: it grants the rights. It changes nothing that is as it should be. Whoever runs it is a superuser, or may
 -- create roles and is a member of the owner. The roles cannot log in: grant them to those that do,
 -- e.g. grant drover_worker to app.
 --
@@ -48,7 +48,7 @@ set local search_path = :"schema";
 grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"producer";
 
 -- A worker runs a supervisor: it claims, settles, rescues, prunes, archives, ticks schedules, and carries redrives on. It also enqueues.
--- What is in the archive it cannot change, and what operators have decided it cannot make.
+-- It cannot change archived jobs, and it cannot pause anything or start a redrive.
 grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"worker";
 grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_supervisors, drover_crews, drover_budget_slots, drover_failure_tallies, drover_set_aside, drover_activity to :"worker";
 grant select, insert, update on queues, drover_kinds, drover_builds, drover_budgets, drover_redrive_queues, drover_failure_groups to :"worker";

@@ -21,7 +21,7 @@ type proxy struct {
 	open   chan struct{} // a gate: the channel is closed while bytes may pass
 	heard  chan struct{} // a gate for the connections that have sent LISTEN
 	heards int           // how many connections have sent LISTEN
-	hung   int           // how many of these connections met a shut gate
+	hung   int           // how many of these connections met the shut gate heard
 	steal  int           // how many replies to COMMIT the proxy still has to drop
 	stolen int
 	most   int // the highest number of connections at the same time

@@ -21,7 +21,7 @@ type result struct {
 	Faults     int         `json:"faults"`
 	Jobs       int         `json:"jobs"`
 	Runs       int         `json:"runs"`
-	Duplicates int         `json:"duplicates"` // effects outside of the database beyond the first of each job
+	Duplicates int         `json:"duplicates"` // how many times a job repeated its effect outside of the database
 	Refused    int         `json:"refused"`    // how many stale settles were refused
 	Lost       int         `json:"lost"`
 	Recovery   float64     `json:"recovery_seconds"` // the longest recovery

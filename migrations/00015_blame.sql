@@ -1,5 +1,6 @@
--- drover: how to find the job that killed a process. One table has the evidence about deaths, and
--- the other has the supervisor that may run a strong suspect.
+-- drover: how to find the job that killed a process. One table has the evidence about deaths. The
+-- other has the supervisor that may run a strong suspect: a job whose processes have died more than
+-- once.
 --
 -- Locks: this migration only creates new objects.
 
@@ -30,13 +31,13 @@ create table drover_ended_supervisors (
 	explained_by text collate "C"
 );
 comment on table drover_ended_supervisors is 'Supervisors that ended within the last day. The table shows how often processes die, and which cause drover has assumed for each death.';
-comment on column drover_ended_supervisors.ended_at is 'The time of its last sign of life.';
+comment on column drover_ended_supervisors.ended_at is 'When the supervisor stopped. If it died: its last sign of life.';
 comment on column drover_ended_supervisors.died is 'True: the supervisor stopped sending heartbeats without a stop of the client, and has sent none since.';
 comment on column drover_ended_supervisors.draining is 'True: the supervisor was draining, so its death is no evidence against any job.';
-comment on column drover_ended_supervisors.mass is 'True: a supervisor of another process fell silent less than two thirds of a lease before or after this one. So this death is evidence only for a first crash of a job.';
-comment on column drover_ended_supervisors.shared is 'True: another supervisor ran in the same process, so no job can have been the only job of the process.';
+comment on column drover_ended_supervisors.mass is 'True: a supervisor of another process fell silent less than two thirds of a lease before or after this one. So this death can count as the first crash of a job, and never as a further one.';
+comment on column drover_ended_supervisors.shared is 'True: another supervisor ran in the same process, so the row cannot show that a job was the only job of the process.';
 comment on column drover_ended_supervisors.degree is 'The highest number of crashes among the jobs that had started. Only jobs with this number are suspected.';
-comment on column drover_ended_supervisors.beside is 'For each suspect, how many other jobs had started too.';
+comment on column drover_ended_supervisors.beside is 'How many other jobs had started, for each of the suspects.';
 comment on column drover_ended_supervisors.blamed is 'The jobs against which this death counts.';
 comment on column drover_ended_supervisors.explained_by is 'The quarantined job that drover takes for the cause of this death.';
 

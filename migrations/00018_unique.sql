@@ -261,8 +261,8 @@ begin
 		todo := array(select t from unnest(todo) as t where (t in (select unnest(done))) is not true);
 		exit when todo = '{}';
 
-		-- Insert in the order of the keys, so that two batches can deadlock only over jobs that a
-		-- later round finds. The clause "on conflict" names drover's index. So a violation of an
+		-- Insert in the order of the keys, so that this round cannot deadlock with the same round of
+		-- another batch. Rounds of different batches may still meet in another order. The clause "on conflict" names drover's index. So a violation of an
 		-- index of the application is an error, and is not taken for a job with the same key.
 		firsts := array(select min(t.n) from unnest(keys) with ordinality as t(key, n) where (t.n in (select unnest(todo))) is true group by t.key);
 		with fresh as (

@@ -1,4 +1,4 @@
--- drover: how many jobs ran in each minute, for the plots of the pages.
+-- drover: how many jobs ran in each minute, for the plots on the pages of the web UI.
 --
 -- Locks: this migration only creates new objects.
 
@@ -28,8 +28,8 @@ comment on table drover_activity is
 	'How many runs of a queue a supervisor began and ended in a span of time, usually a minute. Each supervisor appends a row for each queue in which jobs ran. The rows are deleted after two hours. If a process dies, the counts of its last minute are lost.';
 comment on column drover_activity.at is 'The end of the span of time.';
 comment on column drover_activity.seconds is 'The length of the span of time.';
-comment on column drover_activity.waited is 'The sum, over the runs that started, of how long each job had been due before, in seconds. waited / started is the mean.';
-comment on column drover_activity.failed is 'How many failed runs had jobs that are retried or parked.';
+comment on column drover_activity.waited is 'The sum, over the runs that started, of the seconds from the due time of the job to the start of the run. waited / started is the mean.';
+comment on column drover_activity.failed is 'How many runs failed and left their job to a retry, or parked it.';
 comment on column drover_activity.discarded is 'How many jobs were discarded after a run, or because they expired.';
 
 -- +goose StatementBegin

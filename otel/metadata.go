@@ -51,7 +51,7 @@ func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error 
 	size := 0
 	for key, value := range c {
 		if _, taken := metadata[key]; !taken {
-			size += 6*(len(key)+len(value)) + 6 // the length of the longest JSON of them
+			size += 6*(len(key)+len(value)) + 6 // the most bytes that the field may take as JSON
 		}
 	}
 	if size == 0 || size > maxInjected*6 || !hasRoom(metadata, size) {
@@ -142,7 +142,7 @@ func (p *parent) Set(key, value string) {
 func (*parent) Keys() []string { return []string{traceparent} }
 
 // alone returns the traceparent of metadata that have no other field. It compares them with the text that Postgres
-// writes, because parsing JSON takes longer than the rest of the run's span.
+// writes, because parsing JSON takes longer than all other work for the span of the run.
 func alone(raw json.RawMessage) (value string, found bool) {
 	const before, after = `{"` + traceparent + `": "`, `"}`
 	if len(raw) != len(before)+55+len(after) || string(raw[:len(before)]) != before || string(raw[len(raw)-2:]) != after {

@@ -95,7 +95,7 @@ func (t *Telemetry) relate(ctx context.Context, job *drover.Job) (context.Contex
 	}
 	ambient, empty := trace.SpanFromContext(ctx), ctx
 	if ambient.SpanContext().IsValid() {
-		empty = trace.ContextWithSpanContext(ctx, trace.SpanContext{}) // a propagator that finds nothing returns its context, which must have no span then
+		empty = trace.ContextWithSpanContext(ctx, trace.SpanContext{}) // a propagator that finds nothing returns the context that it got: so that one must have no span
 	}
 	parent := t.opts.Propagator.Extract(empty, c)
 	created := trace.SpanContextFromContext(parent)
@@ -131,7 +131,7 @@ func (t *Telemetry) endRun(ctx context.Context, span trace.Span, job *drover.Job
 		verdict.Trace = string(debug.Stack())
 	}
 	cut := interruption(ctx, verdict, err)
-	if verdict.Failed() && (cut == "" || job.MaxAttempts == 1 && cut != cancelled) { // a run that was cut short counts as failed if the job has only one attempt
+	if verdict.Failed() && (cut == "" || job.MaxAttempts == 1 && cut != cancelled) { // a run that was cut short counts as failed if it is the only attempt, unless it was cancelled
 		failed = failedRun(ctx, verdict)
 	}
 	if !span.IsRecording() {
@@ -160,7 +160,8 @@ const (
 
 // interruption returns why a run was cut short, if drover hands the job back because of that. It returns "" for a run
 // that ended by itself. A run whose handler returned Discard counts as ended by itself, unless the error wraps the end
-// of the context. A Permanent error does not count like that; its verdict's Cause is the error itself.
+// of the context. A run whose error has a method Permanent does not count as ended by itself. The check recognizes it,
+// because the verdict's Cause is then the error itself.
 func interruption(ctx context.Context, verdict drover.Verdict, err error) string {
 	if !verdict.Failed() || verdict.Kind == drover.VerdictDiscard && !errors.Is(err, context.Canceled) && !errors.Is(verdict.Cause, err) {
 		return ""

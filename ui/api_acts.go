@@ -66,8 +66,8 @@ func manyAbout() map[string]string {
 	}
 }
 
-// pressing returns an operation's function that presses a button, and then reads the subject with the operation then.
-// The answer is nil if the job is gone.
+// pressing returns an operation's function that presses a button. After that it loads the subject with the parameter
+// then. If then is nil, because the button deletes the subject, the answer is a BulkResult.
 func pressing(a act, then *operation) func() (body, doing) {
 	return func() (body, doing) {
 		fields := body{}

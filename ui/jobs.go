@@ -96,7 +96,7 @@ func (s source) findJobs(ctx context.Context, q query) (found drover.Page, filte
 	return found, filter, err
 }
 
-// jobPage loads the page of one job. It has the field words, because it cuts the texts of the job.
+// jobPage loads the page of one job. The field words makes the texts of the job fit to show, and cuts long texts.
 type jobPage struct {
 	source
 	words words

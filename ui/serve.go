@@ -41,7 +41,7 @@ type page struct {
 	live     bool           // the page reads itself again while somebody looks at it
 	cost     int            // how many statements one such read sends
 	shared   bool           // for a moment, all open pages get the result of one read
-	acts     map[string]act // under the value of the button's field do
+	acts     map[string]act // the keys are the values that the buttons send in their field "do"
 }
 
 // view is what a page shows. It has only data, so that it could be written as JSON as well.

@@ -31,7 +31,7 @@ const (
 // Steps returns all steps, in order.
 func Steps() []Step { return []Step{Burn, Latency, Retry, Idle, Memory} }
 
-// Options choose the measurements. Every zero value is an error, except of Payload, Keep, FailRate and Progress.
+// Options choose the measurements. Run refuses a zero in Jobs, Workers, Queues, Samples and IdleFor.
 type Options struct {
 	// Config is the database; its search_path, application_name and size of the pool are replaced.
 	Config *pgxpool.Config

@@ -22,7 +22,7 @@ type follower struct {
 	stamp     string    // the stamp of the limits that we read last
 	number    int64     // the number of the newest change of these limits
 	confirmed int64     // the number that we have confirmed in our row
-	Next      time.Time // when to read the limits again: the first hold ends then; zero: no hold ends by itself
+	Next      time.Time // when to read the limits again: when the first hold ends, or after a failed read; zero: no such time
 	known     map[string]bool
 }
 
@@ -36,7 +36,7 @@ func (f *follower) Due(now time.Time) bool {
 }
 
 // Follow reads the limits if they may have changed, applies them, and then confirms that it has applied them. If the
-// database does not answer, the next heartbeat calls Follow again.
+// database does not answer, the keeper calls Follow again: after readLimitsEvery, or with the next heartbeat.
 func (f *follower) Follow(ctx context.Context, conn store.Session, id string) error {
 	if !f.Due(f.Now()) && f.confirmed == f.number {
 		return nil

@@ -66,7 +66,7 @@ type Holder struct {
 	Kind         string     `json:"kind"`          // session, prepared (a prepared transaction), slot (of replication), standby (hot_standby_feedback without a slot)
 	PID          int        `json:"pid"`           // the process of the session, or the sender of the slot or standby; 0: none
 	Name         string     `json:"name"`          // the name of the prepared transaction or of the slot
-	Database     string     `json:"database"`      // the holder's database, if it is another one; such a holder has written there
+	Database     string     `json:"database"`      // the holder's database, if it is not drover's; only a holder that has written there is listed
 	Application  string     `json:"application"`   // the application_name of the session or of the standby
 	User         string     `json:"user"`          // the role of the session
 	State        string     `json:"state"`         // such as "idle in transaction"
@@ -104,7 +104,7 @@ func (t *Table) DeadShare() float64 {
 // blocker is a session that waits for no other session, while sessions on drover's tables wait for its locks.
 type blocker struct {
 	holder   Holder // PID is 0 for a prepared transaction
-	sessions int64  // how many of the ten sessions that have waited longest wait for it, directly or behind each other
+	sessions int64  // of the ten sessions with the longest waits: how many wait for it, directly or behind each other
 	since    time.Time
 }
 

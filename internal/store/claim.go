@@ -29,8 +29,8 @@ const lastError = `left((case when errors->-1->>'class' <> 'operator' then error
 // The CTE "due" goes through the queues, through the groups of lanes of each queue, and through the lanes of each
 // group, in the given order. It reads each lane from jobs_claim_idx, beyond its floor and in index order. So LIMIT ends
 // the scan, and the server sorts nothing. When the LIMIT of the group or of the queue is reached, the scan does not
-// read the lanes that come after. SKIP LOCKED lets claimers pass each other. The conditions for a job stand inside the
-// LIMIT. Otherwise rows that do not qualify would use up the LIMIT in every claim. The CTEs are materialized, because
+// read the lanes that come after. SKIP LOCKED lets claimers pass each other. The subquery with the LIMIT
+// also has the conditions for a job. Otherwise rows that do not qualify would use up the LIMIT in every claim. The CTEs are materialized, because
 // the server may execute a subquery twice, and would then claim too many jobs.
 //
 // The CTE "claimed" changes no indexed column, so the update is HOT. The exception is a job that is unique until it has
@@ -107,8 +107,8 @@ with me as materialized (
 				or crashes > 0 or redrives > 0 or unique_scope = 'period'
 			then case
 			when ` + oddSize + ` then '!' || ` + rawSize + `
-			-- the job has metadata and no other rare column, for example for a trace: JSON of all columns would double the cost
-			-- of the job
+			-- The job has metadata, such as a trace, and no other rare column. JSON of all columns would double the cost of the
+			-- job.
 			when metadata is not null and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) = 1
 				and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope is distinct from 'period'
 			then 'm' || ` + sinceEnqueue + ` || ' ' || metadata
@@ -224,9 +224,9 @@ func (m *More) read(text []byte) (err error) {
 // $2, so a session that hangs with one of these locks does not stop the other claims.
 const SQLTakeTurn = `select drover_take_turn($1, $2)`
 
-// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn, and which
-// of the server's transactions are in progress, for the near sweeps. The claim that follows sees all rows of the
-// transactions that were not in progress at that time. SQLClaimPlan gives the transaction an id, which the claim needs
+// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn. For the near
+// sweeps it returns the id of the oldest transaction that is in progress, and its own id. The claim that follows sees all
+// rows of older transactions. SQLClaimPlan gives the transaction an id, which the claim needs
 // anyway for its lock on the supervisor's row. SQLClaimPlan comes after the wait for a turn. Otherwise the transaction
 // would have an id during the wait, and other supervisors would take it for a transaction that has written and stays
 // open.
@@ -250,7 +250,7 @@ type ClaimRequest struct {
 	Patience     time.Duration
 	NextDue      bool  // look for the next due time even if jobs were claimed
 	SkipSetAside bool  // do not claim jobs that are set aside
-	Ages         bool  // return the ages of jobs that were enqueued for later: some worker bounds the time of its retries
+	Ages         bool  // return the ages of jobs that were enqueued for later; set if some worker bounds the time of its retries
 	BelowLane    int16 // for ClaimThese: only jobs of lanes below this one
 }
 

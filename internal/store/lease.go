@@ -136,8 +136,8 @@ func (reg *Registration) crew() (kinds []string) {
 	return kinds
 }
 
-// queues stores the policies of the queues, and their crews. Queues and kinds are sorted by name, because two
-// supervisors that start together must not deadlock.
+// queues stores the policies of the queues, and their crews. Its caller has sorted the queues and the kinds by name, so
+// that two supervisors that start together do not deadlock.
 func (p *pipeline) queues(reg *Registration) {
 	for _, q := range reg.Queues {
 		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived,
@@ -175,8 +175,9 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 }
 
 // SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
-// redrives, schedules, failure groups, budgets and the stamp of the limits. Among the due strong suspects of the queues
-// $5, lanes $6 and kinds $7 it finds the job with the earliest due time, and returns the queue of this job. SQLBeat
+// redrives, schedules, failure groups, budgets, and a stamp that changes with each pause and each change of a limit.
+// Among the due strong suspects (jobs whose processes have died more than once) of the queues $5, lanes $6 and kinds $7
+// it finds the job with the earliest due time, and returns the queue of this job. SQLBeat
 // does not change the key of the supervisor's row, so claims under way do not hold it up. It does not change a row that
 // other supervisors have declared lost.
 const SQLBeat = `
@@ -236,7 +237,7 @@ type BeatReply struct {
 	Limits   string          // the stamp of the limits
 	Solo     string          // the queue in which a strong suspect has been due for longest; "": none
 	Crews    int             // how many rows drover_crews has for our crew and our queues
-	OnCall   map[int64]int64 // each call slot that the connection has got, under the first slot of the queue
+	OnCall   map[int64]int64 // the lock key of each on-call slot that the connection has got; the map's key is the lock key of the queue's first slot
 	Tick     *time.Duration  // how long until the next tick of a schedule that we may tick; nil: there is no such schedule
 	Turn     bool            // we have the turn to run strong suspects
 }
@@ -252,8 +253,8 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 }
 
 // Beat sends a sign of life, and returns the results of SQLBeat and SQLGone. The parameter running has the runs on
-// which handlers work. The parameter onCall has the first slots of the queues in which the supervisor wants to go on
-// call.
+// which handlers work. The parameter onCall has a lock key for each queue in which the supervisor wants to go on call:
+// the key of the first of the queue's slots.
 func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence, draining bool, queues, kinds []string, onCall []int64) (BeatReply, error) {
 	var p pipeline
 	reply := BeatReply{Gone: map[int]bool{}, OnCall: map[int64]int64{}}
@@ -345,7 +346,7 @@ func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, err
 }
 
 // sqlNoteSilence records how long a supervisor has been silent, if it is still silent. A supervisor that starts later
-// begins with this silence instead of zero.
+// reads this time, and does not count the silence from zero.
 const sqlNoteSilence = `
 update drover_supervisors set silent_at_beat = $3, silent_ms = $4
 where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_beat is distinct from $3 or silent_ms < $4)`
