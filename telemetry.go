@@ -18,7 +18,7 @@ type Event struct {
 	Kind        string
 	Supervisor  string        // the owner of the run, or the supervisor that emits the event; in Rescued the dead supervisor
 	Attempt     int           // number of the run, from 1
-	MaxAttempts int           // how many runs the job may have; at the end of a run the MaxAttempts of the ErrorCase (WorkerOpts.Cases) that fits its error, if it is set
+	MaxAttempts int           // how many runs the job may have; at the end of a run the MaxAttempts of the ErrorCase (WorkerOpts.Cases) that matches its error, if it is set
 	Duration    time.Duration // how long the handler ran, with its middleware
 	Wait        time.Duration // from the due time to the start of the run; the server's clock measures it up to the claim, and this process' clock from there
 	Class       Class         // how a failed run failed

@@ -96,7 +96,7 @@ func (s source) findJobs(ctx context.Context, q query) (found drover.Page, filte
 	return found, filter, err
 }
 
-// jobPage loads the page of one job. The field words makes the texts of the job fit to show, and cuts long texts.
+// jobPage loads the page of one job. The field words cuts and redacts the texts of the job.
 type jobPage struct {
 	source
 	words words

@@ -67,7 +67,7 @@ func run(ctx context.Context, only string, list bool) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if err != nil { // an entry of list.go no longer fits its file
+		if err != nil { // the text of an entry of list.go is not in its file any more
 			v = verdict{assertion: err.Error()}
 		}
 		if !v.caught {
