@@ -168,20 +168,21 @@ func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 // ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, like an
 // enqueue for a mistake in the job. Nothing has been written then, and the caller can still use its transaction.
 func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
-	refuse := func(cause error, format string, args ...any) {
-		err = &InvalidError{Field: fmt.Sprintf("Middleware[%d].Enqueue", l.at), Reason: fmt.Sprintf(format, args...), Err: cause}
-	}
 	defer func() {
 		if p := recover(); p != nil {
 			cause, _ := p.(error)
-			refuse(cause, "panicked: %s", recoveredText(p))
+			err = l.refusal("panicked: "+recoveredText(p), cause)
 		}
 	}()
-	if cause := l.call(ctx, item); cause != nil {
+	if err := l.call(ctx, item); err != nil {
 		kind, _ := kindOf(item.Args) // kind is "" if args is nil or its Kind panics
-		refuse(cause, "refused kind %q: %v", kind, cause)
+		return l.refusal(fmt.Sprintf("refused kind %q: %v", kind, err), err)
 	}
-	return err
+	return nil
+}
+
+func (l enqueueFunc) refusal(reason string, cause error) error {
+	return &InvalidError{Field: fmt.Sprintf("Middleware[%d].Enqueue", l.at), Reason: reason, Err: cause}
 }
 
 var errNextAgain = errors.New("drover: a middleware called next again, or after its Run had returned: the handler runs once in a run")

@@ -65,13 +65,10 @@ func TestATrickleWithoutNotifications(t *testing.T) {
 	t.Parallel()
 	inFleet(t, 1, 10, func(f *fleet) {
 		for i := range 60 {
-			f.mu.Lock()
-			f.xid++
-			j := f.add(time.Now(), 0)
-			f.mu.Unlock()
+			jobs := f.later(time.Now(), 0, 1)
 			pass(500 * time.Millisecond)
 			if i >= 20 {
-				f.startsWithin(time.Second, j)
+				f.startsWithin(time.Second, jobs...)
 			}
 		}
 		if claims, _ := f.counted(); claims > 3*60 {
