@@ -50,3 +50,47 @@
 // docs/README.md lists the pages for users in reading order, docs/glossary.md explains the words, and docs/adr has
 // the reasons for the design.
 package drover
+
+// The files of this package, in the order of a job's life:
+//
+//   - jobs.go: Args, Job, Config, Client and its way to the database, the states and the reasons of a discard; the
+//     engines that run in this process
+//   - errors.go: the errors that callers branch on; those between engine and root are in internal/engine/config.go
+//   - enqueue.go: EnqueueOpts; Enqueue, EnqueueMany and their twins in a caller's transaction; newJob, a job as it is
+//     written: the checks and the encoding of its args and options
+//   - enqueue_sql.go: the statements that store jobs: one, many, by COPY, in a transaction; whether a job was there
+//     before; wake-ups
+//   - middleware.go: Middleware: functions around each enqueue and each run
+//   - unique.go: Unique: a job that is the only one like it; the SQL of its enqueue
+//   - validate.go: gathers mistakes, so that the caller sees all of them together; checks args, names and texts
+//     before they meet SQL; fields of args that encoding/json would leave out
+//   - worker.go: Handle, WorkerOpts: a kind's handler and its settings; FollowUp: the job that the database enqueues
+//     when another one is discarded
+//   - periodic.go: Periodic: a schedule as the program declares it, and what a job knows of its schedule
+//   - supervisor.go: Supervisor: makes an engine of its configuration; Healthy, Probe: whether it does its work
+//   - supervisor_config.go: SupervisorConfig, Queue, Retention: their defaults, and what other processes read of them
+//   - handler.go: answers the engine: the policies of a job, the call of its handler, what a crash means, events;
+//     Worker.Try does the same without a database
+//   - verdict.go: the meaning of a handler's return: Discard, Snooze and the others, VerdictOf; classes of failures;
+//     the Retry-After header
+//   - decide.go: the next state of a job after a run
+//   - tx.go: CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
+//   - retry_strategy.go: attempt to delay, and the random share of it; pure
+//   - sanitize.go: reads the texts of errors and panics, and takes the secrets out
+//   - telemetry.go: Hooks, Event and log attributes
+//   - operate_filter.go: Filter: which jobs a verb is for, also as JSON
+//   - operate_jobs.go: the jobs as operators read them: JobInfo, Jobs and its pages, Count, Counts, Summary
+//   - operate.go: RedriveJob, Cancel, Discard: verbs on one job
+//   - audit.go: Audit: the person who changes something, the reason, and the state that this person has seen
+//   - operate_many.go: CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
+//   - operate_edit.go: JobEdit, Edit, EditMany, Rerun: jobs that wait are changed, completed ones run again
+//   - operate_explain.go: Explain: the story of a job, why it waits, what comes next
+//   - operate_redrive.go: dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
+//   - operate_failures.go: failure groups: the history of a failure, and the policy for its jobs
+//   - budget.go: Scope: the jobs that a limit is for; RetryBudget: how many retries may become due
+//   - operate_budgets.go: RetryBudgets: the budgets, and how much of each is free
+//   - operate_pause.go: Pause, Resume, Pauses
+//   - operate_archive.go: Archive, Restore, ExportArchive, PurgeArchive
+//   - operate_periodic.go: schedules at run time: PeriodicJob, which operators see, and the verbs over it
+//   - snapshot.go: Snapshot, Activity, Supervisors: the state of the queues, the runs of the last minutes, the
+//     supervisors, the findings for a person

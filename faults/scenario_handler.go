@@ -176,14 +176,14 @@ func othersSettleSoon(h *history) (broken []string) {
 // after it over which their retries are due.
 func stormLasts(jobs int) (lead, spread time.Duration) {
 	if jobs >= 45_000 {
-		return 30 * time.Second, time.Minute
+		return time.Minute, time.Minute
 	}
 	return 2 * time.Second, 10 * time.Second
 }
 
 // storm lets jobs fail together, next to the usual load, and waits until their retries are done.
 func storm(ctx context.Context, w *world, jobs int) error {
-	if err := pause(ctx, 3*time.Second); err != nil { // claimsKeepUp compares the storm with this time
+	if err := pause(ctx, 10*time.Second); err != nil { // claimsKeepUp compares the storm with this time
 		return err
 	}
 	lead, spread := stormLasts(jobs)
@@ -195,7 +195,9 @@ func storm(ctx context.Context, w *world, jobs int) error {
 		if err != nil {
 			return err
 		}
-		return w.eventually(ctx, "all have failed", lead, `select count(*) = $1 from jobs where errors_total = 1`, jobs)
+		return w.eventually(ctx, "all have failed, and no other job waits behind them", lead, `
+select count(*) filter (where errors_total = 1) = $1
+    and count(*) filter (where state = 'available' and scheduled_at < now() - interval '100 ms') = 0 from jobs`, jobs)
 	})
 	w.faults[0].Count = jobs
 	if err != nil {
@@ -230,7 +232,8 @@ func stormIsFlat(h *history) (broken []string) {
 	return broken
 }
 
-// claimsKeepUp requires that supervisors claim jobs during the storm as soon after their due times as before it.
+// claimsKeepUp requires that supervisors claim jobs that become due during the storm as soon after their due times as
+// before it. The storm begins when all jobs have failed and no other job waits behind them.
 func claimsKeepUp(h *history) (broken []string) {
 	f := h.faults[0]
 	var calm, stormy []time.Duration
@@ -243,7 +246,7 @@ func claimsKeepUp(h *history) (broken []string) {
 			switch {
 			case is.At.Before(f.Begun):
 				calm = append(calm, waited)
-			case is.At.After(f.Ended):
+			case was.ScheduledAt.After(f.Ended):
 				stormy = append(stormy, waited)
 			}
 		}

@@ -591,7 +591,7 @@ create function drover_rows_fault(code text) returns boolean language sql immuta
 	-- A batch fails because of one of its rows, or as a whole. It fails as a whole because of the
 	-- connection, the server, the role, the schema, or another transaction that was in the way.
 	-- Errors 53200 and 57014 may be the fault of one row that is too large for the memory or causes
-	-- a time-out. The library has the same list (internal/pg/faults.go).
+	-- a time-out. The library has the same list (internal/pg/errors.go).
 	select code in ('53200', '57014') or left(code, 2) not in ('08', '25', '26', '28', '3D', '3F', '40', '53', '57')
 $$;
 -- +goose StatementEnd

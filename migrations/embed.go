@@ -1,8 +1,3 @@
-// Package migrations has drover's schema as SQL files for goose, and applies them.
-//
-// You can also run the goose command with the files of this folder:
-//
-//	goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up
 package migrations
 
 import (

@@ -1,10 +1,3 @@
-// Package ui shows drover's queues, jobs and failures on web pages. It imports only the standard library and drover.
-// The server makes the pages, their few assets are in the binary, and everything works without JavaScript.
-//
-//	mux.Handle("/drover/", http.StripPrefix("/drover", ui.Handler(client, ui.Options{})))
-//
-// The pages show args and error texts, and Handler asks nobody for a password. So put your authentication around it.
-// docs/ui.md has recipes.
 package ui
 
 import (

@@ -1,5 +1,3 @@
-// Command drover operates drover's queues. It migrates the database. It shows, edits, redrives and cancels jobs. It
-// also pauses queues, and measures how fast drover is.
 package main
 
 import (

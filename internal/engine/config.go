@@ -54,7 +54,7 @@ type Config struct {
 
 	Queues    []Queue                // sorted by name
 	Kinds     []store.KindPolicy     // sorted by kind
-	Schedules []store.SchedulePolicy // declared in code, sorted by name
+	Schedules []store.SchedulePolicy // declared in code, in the order of SupervisorConfig.Periodic
 	Budgets   []store.BudgetPolicy   // the budget of all jobs and the budgets of kinds, in the order in which they are stored
 	Keep      store.Keeping          // the retention of queues without their own
 

@@ -1,6 +1,3 @@
-// Package health finds causes of a slow queue in Postgres: sessions that hold vacuum back, dead rows, the cost of a
-// claim, late jobs. Look reads the facts (look.go) and draws the conclusions (judge.go). The package changes nothing in
-// the database.
 package health
 
 import "time"

@@ -1548,7 +1548,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "audit-not-asked-for", bug: "a connection that came back asks for no audit",
-			file:  "internal/pg/conn.go",
+			file:  "internal/pg/link.go",
 			old:   "\tif lost && l.Again != nil {\n",
 			new:   "\tif lost && l.Again != nil && l.Pool == nil {\n",
 			tests: []string{"TestALinkSaysThatItCameBack"},
@@ -1604,7 +1604,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "standby-by-its-words", bug: "a standby that speaks another language is not known as one",
-			file:  "internal/pg/faults.go",
+			file:  "internal/pg/errors.go",
 			old:   "server.Routine == \"call_bool_check_hook\"",
 			new:   "strings.Contains(server.Message, \"recovery\")",
 			tests: []string{"TestAStandbyInAnyLanguage"},
@@ -1705,7 +1705,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "standby-blames-rows", bug: "an outcome that a standby refuses is taken for one that cannot be written",
-			file:  "internal/pg/faults.go",
+			file:  "internal/pg/errors.go",
 			old:   "\tcase errors.Is(err, ErrReadOnly): //",
 			new:   "\tcase false: //",
 			tests: []string{"TestErrorsOfUnknownOutcome"},
@@ -1713,7 +1713,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "links-live-for-ever", bug: "a supervisor's connection outlives the pool's MaxConnLifetime",
-			file:  "internal/pg/conn.go",
+			file:  "internal/pg/link.go",
 			old:   "if !time.Now().Before(l.Until) {",
 			new:   "if false {",
 			tests: []string{"TestLinksHaveALifetime"},
@@ -1737,7 +1737,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "first-server-takes-all", bug: "of several servers a silent first one gets all of the time",
-			file:  "internal/pg/conn.go",
+			file:  "internal/pg/pool.go",
 			old:   "len(servers) > 1 && share > 0",
 			new:   "len(servers) > 2 && share > 0",
 			tests: []string{"TestASecondServerIsAskedWhileTheFirstIsSilent"},
@@ -1745,7 +1745,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "prepare-passed-over", bug: "the pool's PrepareConn is not run on a supervisor's connections",
-			file:  "internal/pg/conn.go",
+			file:  "internal/pg/pool.go",
 			old:   "\tcase cfg.PrepareConn != nil:\n",
 			new:   "\tcase false:\n",
 			tests: []string{"TestPoolsThatContradict"},
