@@ -76,17 +76,18 @@ func RunToEnd(ctx context.Context, t testing.TB, pool *pgxpool.Pool, worker drov
 	return job
 }
 
-// RequireEnqueued fails the test unless exactly one job of the kind of args has all the fields of args. It returns this
-// job, so that you can check its queue, time, tags and so on. Jobs in every state count. db is a transaction or a pool.
-// A transaction also sees the jobs that it has enqueued itself and not committed yet. For database/sql, use
-// drover.SQLTx.
+// RequireEnqueued fails the test unless exactly one job of the kind of args has all the fields of args, with equal
+// values. It does not compare fields that the JSON of args leaves out, such as empty ones with the tag omitempty. It
+// returns this job, so that you can check its queue, time, tags and so on. Jobs in every state count. db is a
+// transaction or a pool. A transaction also sees the jobs that it has enqueued itself and not committed yet. For
+// database/sql, use drover.SQLTx.
 func RequireEnqueued(ctx context.Context, t testing.TB, db drover.Tx, args drover.Args) *drover.JobInfo {
 	t.Helper()
 	fields, err := json.Marshal(args)
 	if err != nil {
 		t.Fatalf("drovertest: args: %v", err)
 	}
-	jobs := Enqueued(ctx, t, db, drover.Filter{Kind: args.Kind(), Args: fields})
+	jobs := enqueued(ctx, t, db, drover.Filter{Kind: args.Kind(), Args: fields}, string(fields))
 	if len(jobs) != 1 {
 		all := Enqueued(ctx, t, db, drover.Filter{Kind: args.Kind()})
 		t.Fatalf("drovertest: %d jobs of kind %q have the args %s, want 1; of this kind there are %d:%s", len(jobs), args.Kind(), fields, len(all), list(all))
@@ -99,12 +100,19 @@ func RequireEnqueued(ctx context.Context, t testing.TB, db drover.Tx, args drove
 // is zero.
 func Enqueued(ctx context.Context, t testing.TB, db drover.Tx, filter drover.Filter) []*drover.JobInfo {
 	t.Helper()
+	return enqueued(ctx, t, db, filter, nil)
+}
+
+// enqueued returns the jobs that a filter picks. If fields is not nil, it leaves out jobs whose args differ in one of
+// the fields of this JSON text.
+func enqueued(ctx context.Context, t testing.TB, db drover.Tx, filter drover.Filter, fields any) []*drover.JobInfo {
+	t.Helper()
 	doc, err := json.Marshal(filter)
 	if err != nil {
 		t.Fatalf("drovertest: filter: %v", err)
 	}
 	var text string
-	if err := db.QueryRow(ctx, sqlEnqueued, string(doc)).Scan(&text); err != nil {
+	if err := db.QueryRow(ctx, sqlEnqueued, string(doc), fields).Scan(&text); err != nil {
 		t.Fatalf("drovertest: reading jobs: %v", err)
 	}
 	var jobs []*drover.JobInfo
@@ -116,9 +124,11 @@ func Enqueued(ctx context.Context, t testing.TB, db drover.Tx, filter drover.Fil
 }
 
 // sqlEnqueued returns JSON text, so that any driver works. It leaves out nulls and the infinite due time of parked jobs.
+// The args of a filter match every list that contains their list, so $2 is compared as well, field by field.
 const sqlEnqueued = `
 select coalesce(jsonb_agg((select jsonb_object_agg(key, value) from jsonb_each(to_jsonb(j)) where value not in ('null', '"infinity"'))), '[]')::text
-from drover_list($1::jsonb, '', 1000) j`
+from drover_list($1::jsonb, '', 1000) j
+where $2::jsonb is null or case when jsonb_typeof($2::jsonb) = 'object' then j.args || $2::jsonb = j.args else j.args = $2::jsonb end`
 
 // list describes the first jobs, for the text of a failure.
 func list(jobs []*drover.JobInfo) string {

@@ -2,6 +2,7 @@ package drovertest_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -138,6 +139,46 @@ func TestRequireEnqueuedOfDatabaseSQL(t *testing.T) {
 	}
 	drovertest.RequireEnqueued(t.Context(), t, drover.SQLTx(tx), Charge{1})
 }
+
+// RequireEnqueued compares values. It does not take a part of a list or of an object for the whole.
+func TestRequireEnqueuedComparesValues(t *testing.T) {
+	t.Parallel()
+	pool := drovertest.NewPool(t, pgtest.URL(t))
+	client := newClient(t, pool)
+	if _, err := client.Enqueue(t.Context(), Mail{To: []int64{1, 2}, Fields: map[string]any{"a": 1, "b": 2.0}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, other := range []Mail{
+		{To: []int64{1}, Fields: map[string]any{"a": 1, "b": 2}},
+		{To: []int64{}, Fields: map[string]any{"a": 1, "b": 2}},
+		{To: []int64{2, 1}, Fields: map[string]any{"a": 1, "b": 2}},
+		{To: []int64{1, 2}, Fields: map[string]any{"a": 1}},
+		{To: []int64{1, 2}, Fields: map[string]any{}},
+	} {
+		if text := failure(t, func(p *probe) { drovertest.RequireEnqueued(t.Context(), p, pool, other) }); !strings.Contains(text, "0 jobs of kind") {
+			t.Errorf("%+v: it failed with %q", other, text)
+		}
+	}
+	drovertest.RequireEnqueued(t.Context(), t, pool, Mail{To: []int64{1, 2}, Fields: map[string]any{"b": 2, "a": 1}})
+	drovertest.RequireEnqueued(t.Context(), t, pool, MailTo{1, 2})
+	if all := drovertest.Enqueued(t.Context(), t, pool, drover.Filter{Args: []byte(`{"To": [1]}`)}); len(all) != 1 {
+		t.Errorf("a filter by a part of the args finds %d jobs", len(all))
+	}
+}
+
+type Mail struct {
+	To     []int64
+	Fields map[string]any
+}
+
+func (Mail) Kind() string { return "mail" }
+
+// MailTo is Mail with one of its fields.
+type MailTo []int64
+
+func (MailTo) Kind() string { return "mail" }
+
+func (m MailTo) MarshalJSON() ([]byte, error) { return json.Marshal(map[string][]int64{"To": m}) }
 
 // A failure says what is there instead.
 func TestRequireEnqueuedFails(t *testing.T) {
