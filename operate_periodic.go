@@ -54,7 +54,7 @@ type PeriodicState string
 const (
 	PeriodicActive     PeriodicState = "active"
 	PeriodicPaused     PeriodicState = "paused"
-	PeriodicUndeclared PeriodicState = "undeclared" // it was declared in code, and no running supervisor declares it any more
+	PeriodicUndeclared PeriodicState = "undeclared" // it was declared in code, no running supervisor declares it any more, and it is not paused
 )
 
 // SetPeriodic stores a schedule, or changes the schedule of that name. The schedule stays until somebody deletes it,

@@ -887,7 +887,7 @@ comment on function drover_periodic_upcoming(text, int) is 'The next ticks of a 
 
 create view periodic_jobs as
 select p.name, p.kind, coalesce(p.options->>'queue', 'default') as queue, p.schedule, p.zone,
-	case when p.declared_by is not null and not drover_periodic_declared(p) then 'undeclared' when p.paused_until > now() then 'paused' else 'active' end as state,
+	case when p.paused_until > now() then 'paused' when p.declared_by is not null and not drover_periodic_declared(p) then 'undeclared' else 'active' end as state,
 	case when p.declared_by is null then 'run time' else 'code' end as made_in, p.build,
 	p.next_at, p.last_at, p.last_job, (select j.state from jobs j where j.id = p.last_job) as last_state, case when p.paused_until > now() then p.paused_until end as paused_until,
 	p.jitter_ms * interval '1 ms' as jitter, p.catch_up, p.overlap, p.run_at_start, p.args, p.options, p.jobs, p.skipped, p.skipped_at, p.skipped_why,
@@ -895,7 +895,7 @@ select p.name, p.kind, coalesce(p.options->>'queue', 'default') as queue, p.sche
 	case when p.next_at is not null and (p.declared_by is null or drover_periodic_declared(p)) then array(select n from drover_periodic_upcoming(p.name) as n) end as next_runs
 from drover_periodic p;
 comment on view periodic_jobs is
-	'Schedules of periodic jobs. state: active, paused, or undeclared. An undeclared schedule was declared in code, but no running supervisor declares it any more, so it does not tick. next_runs: the next ten ticks; null if the schedule does not tick.';
+	'Schedules of periodic jobs. state: active, paused, or undeclared. An undeclared schedule was declared in code, but no running supervisor declares it any more, so it does not tick; while it is paused, its state is paused. next_runs: the next ten ticks; null if the schedule does not tick.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 19';

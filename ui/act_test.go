@@ -192,6 +192,12 @@ func TestPauseASchedule(t *testing.T) {
 	if got := value[string](t, pool, `select updated_by || '/' || updated_why from drover_periodic`); got != "ada/" {
 		t.Error(got)
 	}
+
+	// The pause of a schedule can be seen and ended while no process declares the schedule.
+	if got := value[string](t, pool, `update drover_periodic set declared_by = '{gone}', build = 'b' returning name`); got != "nightly" {
+		t.Error(got)
+	}
+	twice(t, h, at, "Resume the schedule nightly", "The schedule is not paused: it is undeclared, and ada changed it at ").ok(t, `<span class="state undeclared">`)
 }
 
 func TestActOnARedrive(t *testing.T) {

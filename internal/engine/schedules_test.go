@@ -72,11 +72,14 @@ func TestDeclaredScheduleNeedsItsSupervisor(t *testing.T) {
 	stop()
 	// Its last word has 2 s to reach the database; else the other one declares it lost.
 	db.waitFor(t, 2*time.Minute, `select not exists (select from drover_supervisors where id = $1)`, owner)
-	if j := db.periodicJob(t, "mine"); j.State != drover.PeriodicUndeclared || len(j.Next) != 0 {
-		t.Errorf("after its supervisor has ended: %+v", j)
+	if j := db.periodicJob(t, "mine"); j.State != drover.PeriodicPaused || len(j.Next) != 0 {
+		t.Errorf("paused, after its supervisor has ended: %+v", j)
 	}
 	if err := c.ResumePeriodic(ctx, "mine", drover.Audit{}); err != nil {
 		t.Fatal(err)
+	}
+	if j := db.periodicJob(t, "mine"); j.State != drover.PeriodicUndeclared || len(j.Next) != 0 {
+		t.Errorf("resumed, after its supervisor has ended: %+v", j)
 	}
 	db.backdate(t, "mine", "366 days")
 	for _, of := range []string{"", other} {
