@@ -1125,3 +1125,48 @@ func TestLateRerunsInPartsKeepTheirDistance(t *testing.T) {
 		t.Errorf("two jobs become due within %v ms; at 100 a second, want 10", gap)
 	}
 }
+
+// The period of a job is over, so it keeps no key. Other args, which another job is unique by, are no conflict.
+func TestNewArgsAfterItsOwnPeriod(t *testing.T) {
+	t.Parallel()
+	patch := json.RawMessage(`{"n": 2}`)
+	for name, change := range map[string]func(t *testing.T, db *testDB, id string) error{
+		"edit": func(t *testing.T, db *testDB, id string) error {
+			_, err := db.client.Edit(t.Context(), id, drover.JobEdit{ArgsPatch: patch}, drover.Audit{})
+			return err
+		},
+		"redrive of the job": func(t *testing.T, db *testDB, id string) error {
+			db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
+			return db.client.RedriveJob(t.Context(), id, &drover.RedriveOpts{ArgsPatch: patch}, drover.Audit{})
+		},
+		"paced redrive": func(t *testing.T, db *testDB, id string) error {
+			db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
+			r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{IDs: []string{id}}, ArgsPatch: patch}, drover.Audit{})
+			for i := 0; err == nil && r.State != drover.RedriveDone && i < 10; i++ {
+				db.exec(t, `select drover_pace(clock_timestamp() + $1 * interval '1 s')`, i)
+				r, err = db.client.Redrive(t.Context(), r.ID)
+			}
+			if err == nil && len(r.Skips) > 0 {
+				err = errors.New(r.Skips[0].Why)
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			id := db.unique(t, parcel{N: 1}, drover.Unique{By: []string{"n"}, Until: drover.UntilPassed(time.Hour)}).ID
+			db.exec(t, `update jobs set unique_until = now() - interval '1 s'`)
+			other := db.unique(t, parcel{N: 2}, drover.Unique{By: []string{"n"}})
+			if err := change(t, db, id); err != nil {
+				t.Error(err)
+			}
+			if n := value[int](t, db, `select (args->>'n')::int from jobs where id = $1 and finalized_at is null`, id); n != 2 {
+				t.Errorf("n is %d", n)
+			}
+			if again := db.unique(t, parcel{N: 2}, drover.Unique{By: []string{"n"}}); again.ID != other.ID {
+				t.Errorf("%+v, want %s", again, other.ID)
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 package drover_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -263,5 +264,57 @@ func TestFailuresByTheHour(t *testing.T) {
 		if got := hours(); got != want {
 			t.Errorf("%s: %q, want %q", odd, got, want)
 		}
+	}
+}
+
+// Somebody has locked a failure group and is about to change it. A supervisor that adds up failures meanwhile does not
+// wait for this person, and the two are in no deadlock.
+func TestALockedGroupIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	const print = "00000000000000aa"
+	for name, lock := range map[string]string{
+		"a change that requires what was seen": `select drover_require_seen('failure', $1, drover_seen('failure', $1))`,
+		"by hand":                              `select from drover_failure_groups where fingerprint = $1 for update`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job) values ($1, 'k', 'error', now(), now(), 1, 1, '')`, print)
+			db.exec(t, `insert into drover_failure_tallies (fingerprint, kind, class, error_type, count, jobs, last_job) values ($1, 'k', 'error', '', 1, 1, '')`, print)
+			person, err := db.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = person.Rollback(context.Background()) }()
+			if _, err := person.Exec(t.Context(), lock, print); err != nil {
+				t.Fatal(err)
+			}
+
+			supervisor := dialed(t, db)
+			added := make(chan error, 1)
+			go func() {
+				_, err := supervisor.Exec(t.Context(), `select count(*) from drover_failures_add()`)
+				added <- err
+			}()
+			eventually(t, func() bool {
+				return len(added) == 1 || value[bool](t, db, `select pg_blocking_pids($1) <> '{}'`, supervisor.PgConn().PID())
+			})
+			if len(added) == 0 {
+				t.Error("the supervisor waits for the person")
+			}
+			if _, err := person.Exec(t.Context(), `select drover_failure_status($1, 'ignored')`, print); err != nil {
+				t.Errorf("the person: %v", err)
+			}
+			if err := person.Commit(t.Context()); err != nil {
+				t.Errorf("the person: %v", err)
+			}
+			if err := receive(t, added); err != nil {
+				t.Errorf("the supervisor: %v", err)
+			}
+			db.tend(t)
+			if g := db.theGroup(t); g.Count != 2 || g.Status != drover.FailureIgnored {
+				t.Errorf("%+v", g)
+			}
+		})
 	}
 }

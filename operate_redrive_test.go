@@ -858,3 +858,42 @@ func TestRedriveCourse(t *testing.T) {
 		t.Errorf("a thousand jobs cost %d buffers, the table was read %d times", n, scans)
 	}
 }
+
+// A job that a redrive has made due is replaced by an enqueue into a queue without other jobs of the redrive. When the
+// job fails, it waits for its redrive, which finds it in its new queue.
+func TestRedriveFindsAReplacedJobInItsNewQueue(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	by := []string{"n"}
+	id := v.unique(t, parcel{N: 1}, drover.Unique{By: by}, drover.EnqueueOpts{Key: "c"}).ID
+	v.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() - interval '1 min'`)
+	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 1}, drover.Audit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := func() string { return value[string](t, v.testDB, `select state from jobs where id = $1`, id) }
+	pass := func(until string) {
+		t.Helper()
+		for range 20 {
+			if v.pass(t, time.Second/4); state() == until {
+				return
+			}
+		}
+		t.Fatalf("the job is %s, want %s", state(), until)
+	}
+	pass("available")
+	if again := v.unique(t, parcel{N: 1}, drover.Unique{By: by, OnConflict: drover.ReplaceWaiting}, drover.EnqueueOpts{Key: "c", Queue: "other"}); !again.Replaced {
+		t.Fatalf("%+v", again)
+	}
+	v.exec(t, `update jobs set state = 'running', claimed_by = 'w', attempt = 1, claim_seq = claim_seq + 1, attempted_at = $1`, v.at)
+	v.fail(t, `true`)
+	if state() != "parked" {
+		t.Fatalf("after its run it is %s", state())
+	}
+	pass("retryable")
+	v.exec(t, `update jobs set state = 'completed', claimed_by = null, finalized_at = $1`, v.at)
+	v.pass(t, time.Second/4)
+	if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveDone {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -122,7 +122,9 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
 		paced_at = case when j.paced_at is not null and j.pace_key <> '' then timestamptz 'infinity' end,
 		unique_key = case when args_patch is not null and j.unique_key is not null then drover_key_patched(j, args_patch) else j.unique_key end,
-		unique_until = case when j.finalized_at is not null and j.unique_scope <> 'period' then timestamptz 'infinity' else j.unique_until end,
+		unique_until = case
+			when j.finalized_at is not null and j.unique_scope <> 'period' then timestamptz 'infinity'
+			when j.unique_until > clock_timestamp() then j.unique_until end, -- null: the job's period is over, so it has no key
 		attempt = case when j.finalized_at is null then j.attempt else 0 end,
 		uncounted = case when j.finalized_at is null then j.uncounted end,
 		last_delay_ms = case when j.finalized_at is null then j.last_delay_ms end,
@@ -175,7 +177,7 @@ begin
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- the job leaves the paced redrive that holds it
 	begin
 		if args_patch is not null and j.unique_key is not null then
-			update jobs set unique_key = drover_key_patched(jobs, args_patch) where id = job_id;
+			update jobs set unique_key = drover_key_patched(jobs, args_patch), unique_until = case when unique_until > clock_timestamp() then unique_until end where id = job_id;
 		end if;
 		owner := drover_unique_owner(job_id);
 		if owner is not null then

@@ -156,10 +156,11 @@ declare
 	why      text;
 begin
 	-- Only one caller works at a time. If another caller or the open transaction of a person has
-	-- locked the table, this call does nothing, and a later call does the work. So no caller waits
-	-- for another, there is no deadlock, and only one caller reports that a group has come back.
+	-- locked the table or one of its rows, this call does nothing, and a later call does the work.
+	-- So no caller waits for another, there is no deadlock, and only one caller reports that a group
+	-- has come back. A weaker lock would not find out that a person has locked a row.
 	begin
-		lock table drover_failure_groups in share row exclusive mode nowait;
+		lock table drover_failure_groups in exclusive mode nowait;
 	exception when lock_not_available then
 		return;
 	end;

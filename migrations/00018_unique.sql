@@ -351,6 +351,8 @@ begin
 		return false;
 	end if;
 	perform drover_forget_refused(array[job_id]); -- it has other args now
+	insert into drover_redrive_queues (queue)
+	select j.queue from jobs j where j.id = job_id and j.paced_at is not null on conflict do nothing; -- its redrive looks only at queues with such a row
 	return true;
 end
 $$;

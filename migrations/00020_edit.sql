@@ -167,6 +167,7 @@ begin
 		end if;
 		update jobs o set args = j.args, unique_key = j.unique_key, scheduled_at = j.scheduled_at, state = j.state, priority = j.priority, queue = j.queue, max_attempts = j.max_attempts, retry = j.retry,
 			parked_build = j.parked_build, paced_at = j.paced_at,
+			unique_until = case when o.unique_until > at then o.unique_until end, -- a job whose own period is over has no key either
 			errors = drover_append_error(o.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'claim_seq', o.claim_seq, 'attempt', o.attempt,
 				'by', edit->>'by', 'error', left(format('edited (%s)%s', array_to_string(what, '; '), coalesce(': ' || nullif(edit->>'why', ''), '')), 1000)))
 		where o.id = was.id;

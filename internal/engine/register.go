@@ -135,7 +135,7 @@ func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease,
 	}
 	left := slices.ContainsFunc(c.living, func(id string) bool { return !slices.Contains(living, id) })
 	if left || c.declare {
-		if err := conn.DeclareAgain(ctx, l.ID, c.Cfg.Build, c.Cfg.Schedules, c.walkBound()); err != nil {
+		if err := conn.DeclareAgain(ctx, l.ID, c.Cfg.Build, c.Cfg.Schedules, c.declare, c.walkBound()); err != nil {
 			return err
 		}
 	}

@@ -422,6 +422,38 @@ func TestALockedScheduleHoldsUpNoStart(t *testing.T) {
 	}
 }
 
+// A supervisor starts while somebody deletes its schedule, which no supervisor has declared so far. The supervisor stores
+// the schedule anew with its next heartbeat.
+func TestAScheduleIsDeletedDuringAStart(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	cfg := ticker("v1", drover.Periodic{Name: "a"})
+	db.stopped(t, cfg)
+	db.exec(t, `delete from drover_supervisors`)
+	person, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = person.Rollback(context.Background()) }()
+	if _, err := person.Exec(t.Context(), `select drover_periodic_delete('a')`); err != nil {
+		t.Fatal(err)
+	}
+	s := db.stopped(t, cfg)
+	if err := person.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.beat(t)
+	if !value[bool](t, db, `select exists (select from drover_periodic where declared_by = array[$1])`, s.Lease.Load().ID) {
+		t.Error("a supervisor runs that declares the schedule, and the schedule has no row")
+	}
+	// A row that is deleted by hand later does not come back.
+	db.exec(t, `delete from drover_periodic`)
+	s.beat(t)
+	if value[int](t, db, `select count(*) from drover_periodic`) != 0 {
+		t.Error("the schedule that was deleted by hand is back")
+	}
+}
+
 // A schedule is made at run time and declared in code at the same time: the transaction that commits first decides.
 func TestAScheduleIsMadeInTwoWaysAtOnce(t *testing.T) {
 	t.Parallel()

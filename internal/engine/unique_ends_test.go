@@ -410,7 +410,10 @@ func TestADeathTakenBackFromAUniqueJob(t *testing.T) {
 	}
 	free, barred := crash(1), crash(2)
 	waits := db.unique(t, parcel{N: 2}, drover.Unique{})
-	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, array[$1, $2])`, free, barred)
+	late := crash(3) // another job has its key, but the period of that job is over
+	db.unique(t, parcel{N: 3}, drover.Unique{Until: drover.UntilPassed(time.Hour)})
+	db.exec(t, `update jobs set unique_until = now() - interval '1 s' where unique_scope = 'period'`)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, array[$1, $2, $3])`, free, barred, late)
 	s := db.stopped(t, drover.SupervisorConfig{})
 	if err := s.takeBack(t.Context(), "dead"); err != nil {
 		t.Fatal(err)
@@ -420,6 +423,9 @@ func TestADeathTakenBackFromAUniqueJob(t *testing.T) {
 	}
 	if r := db.unique(t, parcel{N: 2}, drover.Unique{}); r.ID != waits.ID {
 		t.Errorf("%+v, want %s", r, waits.ID)
+	}
+	if r := db.unique(t, parcel{N: 3}, drover.Unique{}); db.get(t, late).State != drover.Retryable || r.ID != late {
+		t.Errorf("%s, %+v, want %s", db.get(t, late).State, r, late)
 	}
 	if crashes := value[int](t, db, `select min(crashes) from jobs where id = $1`, barred); crashes != 2 {
 		t.Errorf("the job that stays dead has %d crashes, want 2", crashes)

@@ -55,19 +55,22 @@ func scheduleDoc(schedules []SchedulePolicy) string {
 }
 
 // sqlDeclareAgain stores the schedules among $3 whose rows have another build's settings, or do not list this
-// supervisor in declared_by.
+// supervisor in declared_by. If $4 is true, it also stores the schedules that have no row.
 const sqlDeclareAgain = `
 select drover_periodic_declare($1, $2, jsonb_agg(d)) from jsonb_array_elements($3::jsonb) d
-join drover_periodic p on p.name = d->>'name' and p.declared_by is not null and (p.build <> $2 or $1 <> all(p.declared_by)) having count(*) > 0`
+left join drover_periodic p on p.name = d->>'name'
+where case when p.name is null then $4 else p.declared_by is not null and (p.build <> $2 or $1 <> all(p.declared_by)) end having count(*) > 0`
 
 // DeclareAgain stores schedules of a supervisor again: the schedules that another build has changed, and the schedules
-// that the supervisor's registration has skipped. The server ends the statement after bound, because another session
-// may have locked the row of a schedule.
-func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy, bound time.Duration) error {
+// that the supervisor's registration has skipped. If the parameter first is true, this is the first call after a
+// registration. Then DeclareAgain also stores schedules without a row, because the registration skips a schedule that
+// somebody is just deleting. The server ends the statement after bound, because another session may have locked the row
+// of a schedule.
+func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy, first bool, bound time.Duration) error {
 	var p pipeline
 	p.Begin()
 	p.BoundPlan(bound)
-	p.Exec(nil, sqlDeclareAgain, id, build, scheduleDoc(schedules))
+	p.Exec(nil, sqlDeclareAgain, id, build, scheduleDoc(schedules), first)
 	p.Commit()
 	return p.Send(ctx, s.Conn)
 }
