@@ -1132,14 +1132,17 @@ func TestNewArgsAfterItsOwnPeriod(t *testing.T) {
 	patch := json.RawMessage(`{"n": 2}`)
 	for name, change := range map[string]func(t *testing.T, db *testDB, id string) error{
 		"edit": func(t *testing.T, db *testDB, id string) error {
+			t.Helper()
 			_, err := db.client.Edit(t.Context(), id, drover.JobEdit{ArgsPatch: patch}, drover.Audit{})
 			return err
 		},
 		"redrive of the job": func(t *testing.T, db *testDB, id string) error {
+			t.Helper()
 			db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
 			return db.client.RedriveJob(t.Context(), id, &drover.RedriveOpts{ArgsPatch: patch}, drover.Audit{})
 		},
 		"paced redrive": func(t *testing.T, db *testDB, id string) error {
+			t.Helper()
 			db.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, id)
 			r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{IDs: []string{id}}, ArgsPatch: patch}, drover.Audit{})
 			for i := 0; err == nil && r.State != drover.RedriveDone && i < 10; i++ {
