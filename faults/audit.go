@@ -56,7 +56,7 @@ func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err err
 	if err != nil {
 		return fmt.Errorf("jobs: %w", err)
 	}
-	return pool.QueryRow(ctx, `select deadlocks from pg_stat_database where datname = current_database()`).Scan(&h.deadlocks)
+	return pool.QueryRow(ctx, `select deadlocks, xact_rollback from pg_stat_database where datname = current_database()`).Scan(&h.deadlocks, &h.rollbacks)
 }
 
 func collect[T any](ctx context.Context, pool *pgxpool.Pool, sql string) ([]T, error) {

@@ -28,6 +28,7 @@ type history struct {
 	races  []string    // reports of the race detector
 
 	deadlocks int // how many deadlocks the server has counted since its start
+	rollbacks int // how many transactions of the scenario's database failed
 	victims   int // how many lines about a deadlock the logs of workers and producers have
 	wentBack  int // how many lines about a database that went back the same logs have
 

@@ -36,6 +36,9 @@ type result struct {
 // count fills in the numbers from the history. It does not judge them.
 func (r *result) count(h *history) {
 	jobs := h.byJob()
+	if r.Scenario == "L-9" {
+		r.Measured = fmt.Sprintf("%d transactions failed", h.rollbacks)
+	}
 	if len(h.faults) > 0 {
 		before, after := h.startDelays()
 		r.StartedMS = [2]float64{percentile(before, 0.99).Seconds() * 1000, percentile(after, 0.99).Seconds() * 1000}

@@ -31,7 +31,7 @@ func rowScenarios() []scenario {
 		},
 		{
 			id: "L-9", what: "an application's trigger, foreign key, indexes and columns on jobs, added and dropped under load", quick: 1, full: 10, minutes: 4, alone: true,
-			recovery: 5 * time.Second, unmeasured: true, deathless: true, change: three, run: applicationsObjects, extra: both(sparinglyClaimed, notDelayed(mostDelay)),
+			recovery: 5 * time.Second, unmeasured: true, deathless: true, change: three, run: applicationsObjects, extra: both(sparinglyClaimed, both(fewRefusals, notDelayed(quickLease/4))),
 		},
 	}
 }
@@ -296,10 +296,23 @@ func sparinglyClaimed(h *history) []string {
 // this goal: they start some three to six times as late, which is a few milliseconds more. The report has the numbers.
 // With these bounds the suite notices if the delay grows. A quarter of a lease is less than any time-out. So with this
 // bound, no claim may wait for a time-out.
+//
+// With many bad rows together the delay is the time of the statements that find them, one after the other. That time
+// depends on the machine: L-9 took 15 to 163 ms. So for L-9 fewRefusals counts the statements that fail.
 const (
 	mostDelay  = 100 * time.Millisecond
+	badOnes    = 5 // how many of the rows that applicationsObjects stores for an object are bad
 	quickLease = 2 * time.Second
 )
+
+// fewRefusals requires that at most 5 transactions failed for each bad row. A search by halves among 50 rows needs at most
+// 8 for a row, with its last try alone, and some objects refuse no row. L-9 counted 128 to 150 for 40 bad rows.
+func fewRefusals(h *history) []string {
+	if bad := badOnes * len(h.faults); h.rollbacks > 5*bad {
+		return []string{fmt.Sprintf("%d transactions failed for %d bad rows", h.rollbacks, bad)}
+	}
+	return nil
+}
 
 // notDelayed requires that 99 of 100 good jobs started within the bound, or at most twice as late as before. Other
 // rules bound the delay that a killed process causes.
@@ -363,7 +376,7 @@ func applicationsObjects(ctx context.Context, w *world, rounds int) error {
 		return `create function refuse() returns trigger language plpgsql as $$ begin if new.kind = 'noop' and new.args ? 'bad' and ` + when + ` then ` + do + ` end if; return new; end $$;
 create trigger refuse before update on jobs for each row execute function refuse()`
 	}
-	rows := `insert into jobs (kind, args) select 'noop', case when n % 10 = 0 then '{"bad": 1}' else '{}' end::jsonb from generate_series(1, 50) n`
+	rows := fmt.Sprintf(`insert into jobs (kind, args) select 'noop', case when n %% 10 = 0 then '{"bad": 1}' else '{}' end::jsonb from generate_series(1, %d) n`, 10*badOnes)
 	drop := `drop trigger refuse on jobs; drop function refuse()`
 	objects := []object{
 		{"a trigger against claims", refuse("new.state = 'running'", `raise exception 'no';`), rows, drop},

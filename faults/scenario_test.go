@@ -63,6 +63,8 @@ func TestJudgesOfScenarios(t *testing.T) {
 		"a worker whose clock was right":  {clocksChangeNothing, shifted(-time.Hour), "was off by another"},
 		"a run that is blamed on a clock": {clocksChangeNothing, blamed, "blamed on a death"},
 		"workers that ran nothing":        {clocksChangeNothing, &history{}, "ran nothing"},
+		"few refused transactions":        {fewRefusals, &history{faults: make([]fault, 2), rollbacks: 50}, ""},
+		"many refused transactions":       {fewRefusals, &history{faults: make([]fault, 2), rollbacks: 51}, "51 transactions failed for 10 bad rows"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
