@@ -12,7 +12,6 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/pg"
 )
@@ -126,10 +125,7 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 }
 
 // lacksRight reports whether the role lacks a right that the statement needs.
-func lacksRight(err error) bool {
-	var server *pgconn.PgError
-	return errors.As(err, &server) && server.Code == "42501"
-}
+func lacksRight(err error) bool { return pg.SQLState(err) == "42501" }
 
 // refusesCopy reports whether the table refuses COPY, because of row security.
 func refusesCopy(err error) bool {

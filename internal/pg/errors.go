@@ -91,11 +91,12 @@ func (e *RowError) Error() string { return "row cannot be read: " + e.Err.Error(
 
 func (e *RowError) Unwrap() error { return e.Err }
 
-// SQLState returns an error's SQLSTATE, or "" if the server did not raise the error.
+// SQLState returns an error's SQLSTATE, or "" if the server did not raise the error. The driver need not be pgx, because
+// SQLTx works with any driver.
 func SQLState(err error) string {
-	var server *pgconn.PgError
+	var server interface{ SQLState() string }
 	if errors.As(err, &server) {
-		return server.Code
+		return server.SQLState()
 	}
 	return ""
 }
@@ -103,11 +104,7 @@ func SQLState(err error) string {
 // Classify wraps an error of the database in the error of this package for which callers test, if there is one.
 func Classify(err error) error {
 	err = pgurl.Explain(err)
-	var db interface{ SQLState() string } // not only pgx: SQLTx works with any driver
-	if !errors.As(err, &db) {
-		return err
-	}
-	switch code := db.SQLState(); {
+	switch code := SQLState(err); {
 	case code == "42883" || code == "42P01" || code == "3F000": // undefined function, undefined table, renamed schema
 		return fmt.Errorf("%w (%w)", ErrNotMigrated, err)
 	case code == "25006": // read-only
