@@ -418,7 +418,7 @@ func TestPlansOfUniqueEnqueues(t *testing.T) {
 			for _, call := range []string{
 				`select drover_enqueue_unique('{"id": "01K00000000000000000000001", "kind": "job", "args": {"n": 1000001}, "uniqueness": {}}')`,
 				`select drover_enqueue_unique('[{"id": "01K00000000000000000000002", "kind": "job", "args": {"n": 1000001}, "uniqueness": {}}, {"id": "01K00000000000000000000003", "kind": "job", "args": {"n": -1}, "uniqueness": {}}]')`,
-				`select drover_unique_owner('01K00000000000000000000000')`,
+				`select drover_unique_owner('"job" {"n": 1000001}', '01K00000000000000000000000')`,
 			} {
 				p.buffersOf(t, call) // reads the catalogs
 				buffers, scans := p.buffersOf(t, call)

@@ -110,7 +110,18 @@ exception when sqlstate 'DR002' then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the key is a hash of some fields of the args, it stays as it is.';
+comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the key is a hash of some fields of the args, it stays as it is. Raises 22023 if the new args have no field that is part of the key.';
+
+-- +goose StatementBegin
+create function drover_key_until(finalized_at timestamptz, unique_scope text, unique_until timestamptz) returns timestamptz language sql as $$
+	-- The parameters are columns of jobs. With the whole row as its parameter, each call would read
+	-- the args and the errors, too.
+	select case
+		when finalized_at is not null and unique_scope <> 'period' then timestamptz 'infinity'
+		when unique_until > clock_timestamp() then unique_until end
+$$;
+-- +goose StatementEnd
+comment on function drover_key_until(timestamptz, text, timestamptz) is 'Until when a waiting job keeps its unique key, or a dead job if it is made due now. Null: the job has no key, because it is not unique, its period is over, or it was unique until it started.';
 
 -- +goose StatementBegin
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
@@ -122,9 +133,7 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
 		paced_at = case when j.paced_at is not null and j.pace_key <> '' then timestamptz 'infinity' end,
 		unique_key = case when args_patch is not null and j.unique_key is not null then drover_key_patched(j, args_patch) else j.unique_key end,
-		unique_until = case
-			when j.finalized_at is not null and j.unique_scope <> 'period' then timestamptz 'infinity'
-			when j.unique_until > clock_timestamp() then j.unique_until end, -- null: the job's period is over, so it has no key
+		unique_until = drover_key_until(j.finalized_at, j.unique_scope, j.unique_until),
 		attempt = case when j.finalized_at is null then j.attempt else 0 end,
 		uncounted = case when j.finalized_at is null then j.uncounted end,
 		last_delay_ms = case when j.finalized_at is null then j.last_delay_ms end,
@@ -150,6 +159,7 @@ comment on function drover_release(text[], timestamptz[], int, jsonb, text, text
 create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default null, why text default '') returns text language plpgsql as $$
 declare
 	j        jobs;
+	new_key  text;
 	owner    text;
 	violated text;
 begin
@@ -176,10 +186,8 @@ begin
 	end if;
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- the job leaves the paced redrive that holds it
 	begin
-		if args_patch is not null and j.unique_key is not null then
-			update jobs set unique_key = drover_key_patched(jobs, args_patch), unique_until = case when unique_until > clock_timestamp() then unique_until end where id = job_id;
-		end if;
-		owner := drover_unique_owner(job_id);
+		new_key := case when drover_key_until(j.finalized_at, j.unique_scope, j.unique_until) is not null then drover_key_patched(j, args_patch) end;
+		owner := drover_unique_owner(new_key, job_id);
 		if owner is not null then
 			raise exception 'drover: job % cannot be redriven, job % has its unique key', job_id, owner using errcode = 'DR002';
 		end if;
@@ -189,7 +197,7 @@ begin
 		if violated <> 'jobs_unique_idx' then
 			raise; -- the job violates a unique index of the application
 		end if;
-		raise exception 'drover: job % cannot be redriven, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(job_id), 'which has ended since') using errcode = 'DR002';
+		raise exception 'drover: job % cannot be redriven, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(new_key, job_id), 'which has ended since') using errcode = 'DR002';
 	end;
 	perform drover_wake(j.queue, kind => j.kind);
 	return (select state from jobs where id = job_id);
@@ -822,12 +830,15 @@ declare
 	bad    text[];
 	stale  text[];
 	taken  jsonb;
+	job    text;
+	keyed  text[] := '{}';
+	keys   text[] := '{}';
 	again  int;
 begin
 	-- The statement skips jobs that other transactions have locked. fresh: the redrive has not counted
 	-- the job as released yet.
 	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total, 'unique', h.uniq)) from (
-		select j.id, j.errors_total, coalesce(j.finalized_at is not null and j.unique_scope <> 'period', false) as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
+		select j.id, j.errors_total, j.finalized_at is not null and drover_key_until(j.finalized_at, j.unique_scope, j.unique_until) is not null as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
 		from unnest(picked) with ordinality as p(id, nth) join jobs j on j.id = p.id
 		where (j.redrive_id = r.id) is true and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at)
@@ -836,12 +847,19 @@ begin
 	perform drover_redrive_take_out(stale);
 	-- Of the jobs with the same unique key, only one can come back, and none of them can come back
 	-- while another job has the key.
-	taken := case when not jsonb_path_exists(held, '$.*.unique ? (@ == true)') then '[]' else (
-		select coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', format('job %s has its unique key', coalesce(u.owner, u.first))) order by u.id), '[]') from (
-			select j.id, drover_unique_owner(j.id) as owner, first_value(j.id) over (partition by j.unique_key order by p.nth) as first
-			from unnest(picked) with ordinality as p(id, nth) join jobs j on j.id = p.id
-			where held->p.id->'unique' = 'true' and p.id <> all(stale)
-		) u where u.owner is not null or u.first <> u.id) end;
+	for job in select p.id from unnest(picked) with ordinality as p(id, nth) where held->p.id->'unique' = 'true' and p.id <> all(stale) order by p.nth loop
+		begin
+			keys := keys || (select case when r.args_patch is null then j.unique_key else drover_key_patched(j, r.args_patch) end from jobs j where j.id = job);
+			keyed := keyed || job;
+		exception when others then
+			null; -- drover_release meets this error again, and the redrive skips the job with the reason
+		end;
+	end loop;
+	taken := (
+		select coalesce(jsonb_agg(jsonb_build_object('id', t.id, 'why', format('job %s has its unique key', coalesce(t.owner, t.first))) order by t.id), '[]') from (
+			select i.id, drover_unique_owner(i.key, i.id) as owner, first_value(i.id) over (partition by i.key order by i.nth) as first
+			from unnest(keyed, keys) with ordinality as i(id, key, nth)
+		) t where t.owner is not null or t.first <> t.id);
 	perform drover_redrive_take_out(array(select t->>'id' from jsonb_array_elements(taken) as t order by 1));
 	stale := stale || array(select t->>'id' from jsonb_array_elements(taken) as t);
 	gone := array(select p.id from unnest(picked) with ordinality as p(id, nth) where held ? p.id and p.id <> all(stale) order by p.nth);
@@ -976,7 +994,7 @@ drop function drover_redrive_abort, drover_redrive_pause, drover_redrive_let_lie
 	drover_redrive_let_go, drover_redrive_next, drover_pace, drover_redrive_skip, drover_redrive_mark,
 	drover_redrive_take_out, drover_redrive_walk, drover_redrive_preview, drover_redrive_start,
 	drover_redrive_check, drover_redrive_key, drover_redrive_candidates, drover_redrive_plan, drover_redrive,
-	drover_release, drover_key_patched, drover_merge_patch;
+	drover_release, drover_key_until, drover_key_patched, drover_merge_patch;
 drop table drover_redrive_queues;
 drop table drover_redrives;
 -- +goose StatementBegin

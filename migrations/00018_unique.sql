@@ -361,13 +361,12 @@ comment on function drover_replace_waiting(text, jsonb, text) is
 	'Gives a waiting job the args and settings of a new job with the same unique key. To debounce, it gives the waiting job only the due time of the new job. False: the job no longer waits, or no longer has the unique key. Part of drover_enqueue_unique.';
 
 -- +goose StatementBegin
-create function drover_unique_owner(job_id text) returns text language plpgsql set enable_seqscan = off as $$
+create function drover_unique_owner(key text, wanted_by text) returns text language plpgsql set enable_seqscan = off as $$
 declare
 	o record;
 begin
 	select h.id, h.unique_until into o from jobs h
-	where h.unique_key = (select j.unique_key from jobs j where j.id = job_id and j.unique_scope <> 'period')
-		and h.unique_until is not null and (h.finalized_at is null or h.unique_until < 'infinity') and h.id <> job_id;
+	where h.unique_key = key and h.unique_until is not null and (h.finalized_at is null or h.unique_until < 'infinity') and h.id <> wanted_by;
 	if o.unique_until <= clock_timestamp() then
 		-- The period of job o is over, so o loses the key, unless another transaction is changing o at
 		-- the moment.
@@ -381,7 +380,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_unique_owner(text) is 'The other job that has the unique key of this job, so that this job cannot run again. Null: no other job has the key. If the period of the other job is over, that job loses the key.';
+comment on function drover_unique_owner(text, text) is 'The job that has this unique key, if it is another one than the job wanted_by. Null: no other job has the key. If the period of the other job is over, that job loses the key.';
 
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 18';

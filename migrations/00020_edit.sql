@@ -160,14 +160,11 @@ begin
 		continue when what = '{}';
 		if was.unique_key is not null and (j.args <> was.args or j.queue <> was.queue) then
 			j.unique_key := drover_unique_key_again(was, j.args, j.queue);
-			-- A job whose period is over no longer has the key. If another transaction is changing
-			-- that job, it keeps the key.
-			update jobs o set unique_until = null where o.id = (select h.id from jobs h where h.unique_key = j.unique_key and h.id <> was.id
-				and h.unique_until <= clock_timestamp() and (h.finalized_at is null or h.unique_until < 'infinity') for no key update skip locked);
+			perform drover_unique_owner(j.unique_key, was.id); -- a job whose period is over loses the key
 		end if;
 		update jobs o set args = j.args, unique_key = j.unique_key, scheduled_at = j.scheduled_at, state = j.state, priority = j.priority, queue = j.queue, max_attempts = j.max_attempts, retry = j.retry,
 			parked_build = j.parked_build, paced_at = j.paced_at,
-			unique_until = case when o.unique_until > at then o.unique_until end, -- a job whose own period is over has no key either
+			unique_until = drover_key_until(o.finalized_at, o.unique_scope, o.unique_until),
 			errors = drover_append_error(o.errors, jsonb_build_object('at', clock_timestamp(), 'class', 'operator', 'claim_seq', o.claim_seq, 'attempt', o.attempt,
 				'by', edit->>'by', 'error', left(format('edited (%s)%s', array_to_string(what, '; '), coalesce(': ' || nullif(edit->>'why', ''), '')), 1000)))
 		where o.id = was.id;
@@ -186,8 +183,7 @@ exception when unique_violation then
 		raise; -- the job violates a unique index of the application
 	end if;
 	raise exception 'drover: job % would get the unique key of job %', was.id,
-		coalesce((select o.id from jobs o where o.unique_key = j.unique_key and o.unique_until is not null and (o.finalized_at is null or o.unique_until < 'infinity')
-			and o.id <> was.id), 'another one, which has ended since') using errcode = 'DR002';
+		coalesce(drover_unique_owner(j.unique_key, was.id), 'another one, which has ended since') using errcode = 'DR002';
 end
 $$;
 -- +goose StatementEnd
@@ -285,7 +281,7 @@ begin
 			raise exception 'drover: job % % at %', was.id, case when was.expires_at <= at then 'expired' else 'expires' end, was.expires_at using errcode = 'DR002';
 		end if;
 		if not exists (select from jobs j where j.id = made) then
-			owner := drover_unique_owner(was.id);
+			owner := drover_unique_owner(case when was.unique_scope <> 'period' then was.unique_key end, was.id);
 			if owner is not null then
 				raise exception 'drover: job % cannot be rerun, job % has its unique key', was.id, owner using errcode = 'DR002';
 			end if;
@@ -324,7 +320,7 @@ exception when unique_violation then
 		if violated <> 'jobs_unique_idx' then
 			raise; -- the job violates a unique index of the application
 		end if;
-		raise exception 'drover: job % cannot be rerun, another job (%) has its unique key', was.id, coalesce(drover_unique_owner(was.id), 'which has ended since') using errcode = 'DR002';
+		raise exception 'drover: job % cannot be rerun, another job (%) has its unique key', was.id, coalesce(drover_unique_owner(was.unique_key, was.id), 'which has ended since') using errcode = 'DR002';
 	end case;
 end
 $$;

@@ -475,6 +475,112 @@ func TestARedriveThatPatchesMovesTheKey(t *testing.T) {
 	}
 }
 
+// A paced redrive with a patch looks for the owners of the jobs' new keys, and the old keys do not count.
+func TestAPacedRedriveThatPatchesLooksForTheNewKeys(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	by := drover.Unique{By: []string{"n"}}
+	store := func(n int, to string, u drover.Unique) string {
+		t.Helper()
+		r := db.unique(t, parcel{N: n, To: to}, u)
+		if r.Existing {
+			t.Fatalf("%d: %+v", n, r)
+		}
+		return r.ID
+	}
+	dead := func(n int, to string, u drover.Unique) string {
+		t.Helper()
+		id := store(n, to, u)
+		if _, err := db.client.Discard(t.Context(), id, drover.Audit{}); err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	// redrive carries out a redrive and returns why it skipped jobs.
+	redrive := func(patch string, ids ...string) map[string]string {
+		t.Helper()
+		r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{IDs: ids}, Rate: 1000, ArgsPatch: json.RawMessage(patch)}, drover.Audit{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := value[time.Time](t, db, `select clock_timestamp()`) // the jobs were discarded before
+		for range 5 {
+			at = at.Add(time.Second)
+			db.exec(t, `select drover_pace($1)`, at)
+		}
+		if r, err = db.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveDone || r.Note != "" || r.Released != r.Matched || int(r.Released+r.Skipped) != len(ids) {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		db.exec(t, `delete from drover_redrive_queues`) // nobody claims the released jobs, which would stop the next redrive
+		why := map[string]string{}
+		for _, s := range r.Skips {
+			why[s.ID] = s.Why
+		}
+		return why
+	}
+	is := func(id string, state drover.State, key string) {
+		t.Helper()
+		if got := value[string](t, db, `select state || ' ' || unique_key from jobs where id = $1`, id); got != string(state)+" "+key {
+			t.Errorf("%s, want %s %s", got, state, key)
+		}
+	}
+
+	// Its old key belongs to another job, its new key is free.
+	moves := dead(1, "", by)
+	store(1, "", by)
+	if why := redrive(`{"n": 2}`, moves); len(why) != 0 {
+		t.Errorf("into a free key: %v", why)
+	}
+	is(moves, drover.Available, `"job" by {"n": 2}`)
+
+	// Its old key is free, its new key belongs to another job. It keeps the old key. So does a dead
+	// job whose own period is not over.
+	period := by
+	period.Until = drover.UntilPassed(time.Hour)
+	for _, barred := range []string{dead(3, "", by), dead(4, "", period)} {
+		key := value[string](t, db, `select unique_key from jobs where id = $1`, barred)
+		if why := redrive(`{"n": 2}`, barred); why[barred] != "job "+moves+" has its unique key" {
+			t.Errorf("into a key that is taken: %v", why)
+		}
+		is(barred, drover.Discarded, key)
+		err := db.client.RedriveJob(t.Context(), barred, &drover.RedriveOpts{ArgsPatch: json.RawMessage(`{"n": 2}`)}, drover.Audit{})
+		if !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), "job "+moves+" has its unique key") {
+			t.Errorf("one by one: %v", err)
+		}
+	}
+
+	// The period of the job with the new key is over.
+	late := store(5, "", period)
+	db.exec(t, `update jobs set unique_until = now() - interval '1 s' where id = $1`, late)
+	after := dead(6, "", period)
+	if why := redrive(`{"n": 5}`, after); len(why) != 0 {
+		t.Errorf("after a period: %v", why)
+	}
+	is(after, drover.Available, `"job" by {"n": 5}`)
+
+	// Two keys become one, and two keys stay two.
+	one, two := dead(7, "", by), dead(8, "", by)
+	if why := redrive(`{"n": 9}`, one, two); len(why) != 1 || why[one] != "job "+two+" has its unique key" && why[two] != "job "+one+" has its unique key" {
+		t.Errorf("two jobs with the same new key: %v", why)
+	}
+	byBoth := drover.Unique{By: []string{"n", "to"}}
+	a, b := dead(10, "a", byBoth), dead(11, "b", byBoth)
+	if why := redrive(`{"n": 10}`, a, b); len(why) != 0 {
+		t.Errorf("two jobs with different new keys: %v", why)
+	}
+
+	// Without the field by which they are unique, jobs have no key. The job of another field goes on.
+	none, other := dead(12, "", by), dead(13, "c", drover.Unique{By: []string{"to"}})
+	if why := redrive(`{"n": null}`, none, other); len(why) != 1 || !strings.HasPrefix(why[none], "refused: drover: uniqueness.by: the args have no field 'n'") {
+		t.Errorf("a key that cannot be made: %v", why)
+	}
+	is(none, drover.Discarded, `"job" by {"n": 12}`)
+	is(other, drover.Available, `"job" by {"to": "c"}`)
+	if value[bool](t, db, `select bool_or(paced_at is not null) from jobs where finalized_at is not null`) {
+		t.Error("a redrive still holds a job that it skipped")
+	}
+}
+
 // ReplaceWaiting: the waiting job becomes the new one, with its own id and history.
 func TestUniqueReplace(t *testing.T) {
 	t.Parallel()

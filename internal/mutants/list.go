@@ -88,7 +88,7 @@ func mutants() []mutant {
 		{
 			name: "unique-redrive-forgets", bug: "a redriven job keeps nobody out",
 			file:  "migrations/00012_redrives.sql",
-			old:   "when j.finalized_at is not null and j.unique_scope <> 'period' then timestamptz 'infinity'\n",
+			old:   "when finalized_at is not null and unique_scope <> 'period' then timestamptz 'infinity'\n",
 			new:   "\n",
 			tests: []string{"TestUniqueJobsFromTheArchive", "TestRedriveOfUniqueJobs"},
 			in:    "internal/engine",
@@ -96,9 +96,25 @@ func mutants() []mutant {
 		{
 			name: "unique-redrive-collides", bug: "a paced redrive does not look for another job with the key",
 			file:  "migrations/00012_redrives.sql",
-			old:   "where u.owner is not null or u.first <> u.id) end;",
+			old:   "where t.owner is not null or t.first <> t.id);",
 			new:   "where false) end;",
 			tests: []string{"TestRedriveOfUniqueJobs"},
+			in:    "internal/engine",
+		},
+		{
+			name: "unique-redrive-old-keys", bug: "a paced redrive with a patch looks for the owner of the old key",
+			file:  "migrations/00012_redrives.sql",
+			old:   "case when r.args_patch is null then j.unique_key else drover_key_patched",
+			new:   "case when true then j.unique_key else drover_key_patched",
+			tests: []string{"TestAPacedRedriveThatPatchesLooksForTheNewKeys"},
+			in:    "internal/engine",
+		},
+		{
+			name: "unique-redrive-key-unmade", bug: "a job whose new args have no unique key holds up its redrive",
+			file:  "migrations/00012_redrives.sql",
+			old:   "\t\texception when others then\n\t\t\tnull; -- drover_release",
+			new:   "\t\texception when division_by_zero then\n\t\t\tnull; -- drover_release",
+			tests: []string{"TestAPacedRedriveThatPatchesLooksForTheNewKeys"},
 			in:    "internal/engine",
 		},
 		{
@@ -112,7 +128,7 @@ func mutants() []mutant {
 		{
 			name: "unique-own-period-edit", bug: "an edit is refused because of the job's own period, which is over",
 			file:  "migrations/00020_edit.sql",
-			old:   "\t\t\tunique_until = case when o.unique_until > at then o.unique_until end,",
+			old:   "\t\t\tunique_until = drover_key_until(o.finalized_at, o.unique_scope, o.unique_until),",
 			new:   "",
 			tests: []string{"TestNewArgsAfterItsOwnPeriod"},
 		},
@@ -141,7 +157,7 @@ func mutants() []mutant {
 		{
 			name: "unique-take-back-blind", bug: "a crash is taken back although another job has the key by now",
 			file:  "internal/store/rescue.go",
-			old:   "case when j.unique_scope = 'ended' then drover_unique_owner(j.id) end",
+			old:   "case when j.unique_scope = 'ended' then drover_unique_owner(j.unique_key, j.id) end",
 			new:   "null::text",
 			tests: []string{"TestADeathTakenBackFromAUniqueJob"},
 			in:    "internal/engine",

@@ -286,7 +286,7 @@ with dead as materialized (
 ), wronged as materialized (
 	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
 		and j.started_seq is distinct from j.claim_seq and drover_last_error(j.errors)->>'supervisor' = $1
-		and (case when j.unique_scope = 'ended' then drover_unique_owner(j.id) end) is null as back
+		and (case when j.unique_scope = 'ended' then drover_unique_owner(j.unique_key, j.id) end) is null as back
 	from jobs j left join drover_kinds k on k.kind = j.kind left join queues q on q.name = j.queue
 	where j.id = any(array(select id from held))
 ), acquitted as (
