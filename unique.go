@@ -258,9 +258,10 @@ func writeJSONB(b *bytes.Buffer, value any) {
 	}
 }
 
-// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. If $2 is true, it wakes sleeping
-// supervisors. It reads jobs_unique_idx before it inserts; a comment in the function explains why that is safe.
-const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, $2)`
+// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. If $2 is false, the statement is alone
+// in its transaction: the existing job need not wait for it, and the caller wakes sleeping supervisors. It reads
+// jobs_unique_idx before it inserts; a comment in the function explains why that is safe.
+const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, wake => $2, alone => not $2)`
 
 // sqlEnqueueUniquePlain replaces sqlEnqueuePlain for a unique job. It calls no function, because the call and its JSON
 // would cost as much as the insert. If another job has the key, it inserts nothing; then sqlEnqueueUnique finds that
@@ -287,7 +288,7 @@ const sqlEnqueueUniquePlan = `set local enable_seqscan = off`
 // sqlEnqueueUniqueMany stores or finds the unique jobs of a JSON array, in the order of the array.
 const sqlEnqueueUniqueMany = `
 select coalesce(jsonb_agg(jsonb_build_object('id', u.job_id, 'result', u.result) order by u.n), '[]')::text
-from drover_enqueue_unique($1::jsonb, $2) with ordinality as u(id, job_id, result, n)`
+from drover_enqueue_unique($1::jsonb) with ordinality as u(id, job_id, result, n)`
 
 // uniqueReply is the database's answer to the enqueue of a unique job.
 type uniqueReply struct {
@@ -336,7 +337,7 @@ func askUnique(ctx context.Context, tx pg.Querier, doc []byte) (reply uniqueRepl
 // askUniqueMany stores or finds n unique jobs, and returns a reply for each, in their order.
 func askUniqueMany(ctx context.Context, tx pg.Querier, doc []byte, n int) (replies []uniqueReply, err error) {
 	var raw string
-	if err := tx.QueryRow(ctx, sqlEnqueueUniqueMany, string(doc), true).Scan(&raw); err != nil {
+	if err := tx.QueryRow(ctx, sqlEnqueueUniqueMany, string(doc)).Scan(&raw); err != nil {
 		return nil, uniqueError(err)
 	}
 	if err := json.Unmarshal([]byte(raw), &replies); err != nil {

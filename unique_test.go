@@ -781,22 +781,46 @@ func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 	opts := &drover.EnqueueOpts{Unique: &drover.Unique{Until: drover.UntilStarted}}
 	there := db.unique(t, parcel{N: 1}, *opts.Unique)
 	s := db.stopped(t, drover.SupervisorConfig{})
-	tx, err := db.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	const doc = `{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FA", "kind": "job", "args": {"n": 1}, "uniqueness": {"until": "started"}}`
+	psql := func(sql string) func(pgx.Tx) (string, error) {
+		return func(tx pgx.Tx) (id string, err error) {
+			err = tx.QueryRow(t.Context(), sql).Scan(&id)
+			return id, err
+		}
 	}
-	defer tx.Rollback(context.Background())
-	if r, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, opts); err != nil || r.ID != there.ID {
-		t.Fatalf("%+v, %v", r, err)
+	for way, enqueue := range map[string]func(pgx.Tx) (string, error){
+		"EnqueueTx": func(tx pgx.Tx) (string, error) {
+			r, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, opts)
+			return r.ID, err
+		},
+		"drover_enqueue":                 psql(`select job_id from drover_enqueue('job', '{"n": 1}', uniqueness => '{"until": "started"}')`),
+		"drover_enqueue, no wake":        psql(`select job_id from drover_enqueue('job', '{"n": 1}', uniqueness => '{"until": "started"}', wake => false)`),
+		"drover_enqueue_unique, no wake": psql(`select job_id from drover_enqueue_unique('` + doc + `', wake => false)`),
+		"drover_enqueue_many, no wake":   psql(`select '` + there.ID + `' from drover_enqueue_many('[` + doc + `]', wake => false)`),
+	} {
+		err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+			if id, err := enqueue(tx); err != nil || id != there.ID {
+				t.Fatalf("%s: %s, %v", way, id, err)
+			}
+			if runs := s.claim(t); len(runs) != 0 {
+				t.Fatalf("%s: it started before the transaction that relies on it has committed", way)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if runs := s.claim(t); len(runs) != 0 {
-		t.Error("it started before the transaction that relies on it has committed")
+	// Enqueue commits immediately, so it does not wait for a transaction that has locked the job.
+	end := db.hold(t, `select from jobs where id = $1 for update`, there.ID)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if r, err := db.client.Enqueue(ctx, parcel{N: 1}, opts); err != nil || r != (drover.Receipt{ID: there.ID, Existing: true}) {
+		t.Errorf("Enqueue: %+v, %v", r, err)
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	end()
 	// A claim that is not committed yet.
-	end := db.hold(t, `update jobs set state = 'running', claimed_by = 's', claim_seq = 1, attempt = 1, attempted_at = now(), unique_until = null where id = (select id from jobs where id = $1 for update)`, there.ID)
+	end = db.hold(t, `update jobs set state = 'running', claimed_by = 's', claim_seq = 1, attempt = 1, attempted_at = now(), unique_until = null where id = (select id from jobs where id = $1 for update)`, there.ID)
 	got := make(chan drover.Receipt)
 	go func() {
 		var r drover.Receipt

@@ -116,7 +116,7 @@ $$;
 comment on function drover_span_fault(text) is 'Why a text cannot be the period of a unique job. Null: it can be one.';
 
 -- +goose StatementBegin
-create function drover_enqueue_unique(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns table (id text, job_id text, result text)
+create function drover_enqueue_unique(batch jsonb, wake boolean default true, alone boolean default false, home regproc default 'drover_schema_version') returns table (id text, job_id text, result text)
 language plpgsql set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -248,7 +248,7 @@ begin
 				continue;
 			elsif h.mode <> 'keep' and h.waits then
 				continue when not drover_replace_waiting(h.id, docs->(h.n - 1), keys[h.n]);
-			elsif h.scope = 'started' and wake then
+			elsif h.scope = 'started' and not alone then
 				-- This lock keeps claims from the job until the caller's transaction has ended. So
 				-- the job's handler sees what the caller has written.
 				perform from jobs j where j.id = h.id and j.unique_key = keys[h.n] and j.unique_until is not null and j.finalized_at is null for key share;
@@ -316,8 +316,8 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_enqueue_unique(jsonb, boolean, regproc) is
-	'Enqueues the unique jobs of a JSON array like the array of drover_enqueue_many. A unique job has the key uniqueness. It is an object with by, any_args, queue and key (they choose what the unique key has besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). For each unique job, returns its id, the id of the job that has the unique key, and one of stored, existing, replaced and debounced. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
+comment on function drover_enqueue_unique(jsonb, boolean, boolean, regproc) is
+	'Enqueues the unique jobs of a JSON array like the array of drover_enqueue_many. A unique job has the key uniqueness. It is an object with by, any_args, queue and key (they choose what the unique key has besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). For each unique job, returns its id, the id of the job that has the unique key, and one of stored, existing, replaced and debounced. If the job that has the key is unique until it starts, it does not start before this transaction has ended. alone: the transaction has no other statement, so the job may start. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
 
 -- +goose StatementBegin
 create function drover_replace_waiting(job_id text, doc jsonb, key text) returns boolean language plpgsql as $$
