@@ -133,7 +133,7 @@ type Redrive struct {
 
 	CanaryFailures int `json:"canary_failures,omitempty"`
 
-	Matched    int64         `json:"matched"`           // jobs that the redrive holds or has held, without Skipped
+	Matched    int64         `json:"matched"`           // jobs that it holds or has held, without Skipped; at the end more than Released if somebody has taken jobs away
 	Released   int64         `json:"released"`          // jobs that it made due
 	Skipped    int64         `json:"skipped"`           // jobs that it left as they were
 	Unkeyed    int64         `json:"unkeyed,omitempty"` // jobs of Matched without a key; PerKey does not cap them

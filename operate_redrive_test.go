@@ -472,6 +472,32 @@ func TestJobsEndedInARedrivesHands(t *testing.T) {
 	}
 }
 
+// Jobs that somebody takes away from a redrive still count as matched. The redrive ends without them.
+func TestJobsTakenAwayFromARedrive(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 4, 1)
+	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 0.5}, drover.Audit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.pass(t, 0)
+	dead := value[[]string](t, v.testDB, `select array_agg(id order by id) from jobs where state = 'discarded'`)
+	if err := v.client.RedriveJob(t.Context(), dead[0], nil, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	if deleted, err := v.client.DeleteMany(t.Context(), drover.Filter{IDs: dead[1:2]}, drover.Audit{}); err != nil || deleted.Changed != 1 {
+		t.Fatal(deleted, err)
+	}
+	for range 40 {
+		v.pass(t, time.Second/4)
+		v.work(t)
+	}
+	if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveDone || r.Matched != 4 || r.Released != 2 || r.Skipped != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // D-5: a server's clock that goes back holds nothing up.
 func TestRedriveSurvivesTheClockGoingBack(t *testing.T) {
 	t.Parallel()

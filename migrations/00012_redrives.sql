@@ -57,7 +57,7 @@ comment on column drover_redrives.canary_failures is 'How many canaries may fail
 comment on column drover_redrives.started_by is 'The person or program that began it. The column why has the reason.';
 comment on column drover_redrives.changed_by is 'The person or program that last paused, resumed or aborted it; changed_why has the reason, and changed_at the time. The value drover means that its canaries failed.';
 comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the present error, while the redrive tries again.';
-comment on column drover_redrives.matched is 'How many jobs it has taken up, without the jobs that it skipped.';
+comment on column drover_redrives.matched is 'How many jobs it has taken up, without the jobs that it skipped. A job that somebody has taken away from the redrive since still counts.';
 comment on column drover_redrives.released is 'How many jobs it has made due.';
 comment on column drover_redrives.unkeyed is 'How many of the jobs that it has taken up have no key. per_key does not limit these jobs.';
 comment on column drover_redrives.skipped is 'How many jobs it has left as they were.';
