@@ -353,6 +353,31 @@ func TestPeriodicUnique(t *testing.T) {
 	}
 }
 
+// The period of a tick's job begins at the tick, however late the job was enqueued. So with a period that is as long as
+// the time between two ticks, each tick makes a job.
+func TestPeriodicUniqueForAPeriod(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	opts := &drover.EnqueueOpts{Unique: &drover.Unique{Until: drover.UntilPassed(time.Hour)}}
+	db.setPeriodic(t, drover.Periodic{Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Opts: opts})
+	db.backdate(t, "a", "3 h 10 s")
+	f := db.fire(t, "a", "")
+	if len(f.Jobs) != 3 || f.Missed != 0 {
+		t.Fatalf("three ticks: %+v", f)
+	}
+	if !value[bool](t, db, `select j.unique_until = p.next_at from jobs j, drover_periodic p where j.id = p.last_job`) {
+		t.Error("the period does not end with the next tick")
+	}
+	if r := db.unique(t, tickArgs{7}, *opts.Unique); r.ID != f.Jobs[2] {
+		t.Errorf("an enqueue during the period: %+v", r)
+	}
+	db.backdate(t, "a", "59 min 55 s")
+	db.exec(t, `update jobs set unique_until = unique_until - interval '59 min 55 s'`)
+	if f := db.fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 0 {
+		t.Errorf("the next tick: %+v", f)
+	}
+}
+
 // A tick whose job could not be stored because of a lock that was not to be had, as while somebody creates an index, stays
 // due. One that a trigger refuses does not.
 func TestALockTimeOutLosesNoTick(t *testing.T) {

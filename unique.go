@@ -71,8 +71,8 @@ const (
 )
 
 // UntilPassed keeps others out for d from the enqueue on, by the server's clock, whatever becomes
-// of the job. d is 1 ms or more. A job that ends earlier stays in its table until then, whatever
-// the retention of its queue is.
+// of the job. For the job of a schedule, d counts from the tick. d is 1 ms or more. A job that ends
+// earlier stays in its table until then, whatever the retention of its queue is.
 func UntilPassed(d time.Duration) UniqueUntil { return UniqueUntil(d.String()) }
 
 // OnConflict is what an enqueue does if there is another job like it: KeepExisting, ReplaceWaiting

@@ -699,7 +699,8 @@ declare
 	due  constant timestamptz := tick + random() * p.jitter_ms * interval '1 ms' + coalesce((p.options->>'delay')::interval, interval '0');
 begin
 	-- The usual enqueue refuses drover's own keys in metadata. So this function adds the mark to
-	-- the metadata of the stored row.
+	-- the metadata of the stored row. A unique period begins at the tick. If it began at the enqueue,
+	-- a period as long as the time between two ticks would often end just after the next tick.
 	doc := jsonb_build_array(p.options - 'delay' || jsonb_build_object('id', own, 'kind', p.kind, 'args', p.args, 'scheduled_at', due));
 	if p.options->'uniqueness' <> 'null' then
 		select u.job_id, u.result = 'stored' into holder, fresh from drover_enqueue_unique(doc) u;
@@ -711,7 +712,8 @@ begin
 		return;
 	end if;
 	update jobs j set metadata = coalesce(j.metadata, '{}') || jsonb_build_object('drover:periodic', mark || jsonb_build_object(
-		'name', p.name, 'tick', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')))
+		'name', p.name, 'tick', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))),
+		unique_until = case when j.unique_scope = 'period' then tick + (p.options->'uniqueness'->>'until')::interval else j.unique_until end
 	where j.id = own;
 	if not found then
 		perform drover_refuse_unstored(array[own]);

@@ -147,6 +147,13 @@ func mutants() []mutant {
 			tests: []string{"TestNewArgsAfterItsOwnPeriod"},
 		},
 		{
+			name: "periodic-unique-from-the-enqueue", bug: "a schedule with a unique period as long as its tick skips ticks",
+			file:  "migrations/00019_periodic.sql",
+			old:   "case when j.unique_scope = 'period' then tick +",
+			new:   "case when false then tick +",
+			tests: []string{"TestPeriodicUniqueForAPeriod"},
+		},
+		{
 			name: "unique-replaced-in-a-redrive", bug: "a redrive does not look into the queue that a job was replaced into",
 			file:  "migrations/00018_unique.sql",
 			old:   "where j.id = job_id and j.paced_at is not null on conflict do nothing;",
