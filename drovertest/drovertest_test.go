@@ -166,6 +166,30 @@ func TestRequireEnqueuedComparesValues(t *testing.T) {
 	}
 }
 
+// RequireEnqueued looks at all jobs, also if more than a thousand newer ones match the filter and have other args.
+func TestRequireEnqueuedAmongManyJobs(t *testing.T) {
+	t.Parallel()
+	pool := drovertest.NewPool(t, pgtest.URL(t))
+	client := newClient(t, pool)
+	receipt, err := client.Enqueue(t.Context(), MailTo{1}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := make([]drover.EnqueueItem, 1100)
+	for i := range many {
+		many[i].Args = MailTo{1, int64(i)}
+	}
+	if _, err := client.EnqueueMany(t.Context(), many); err != nil {
+		t.Fatal(err)
+	}
+	if job := drovertest.RequireEnqueued(t.Context(), t, pool, MailTo{1}); job.ID != receipt.ID {
+		t.Errorf("it found %s, want %s", job.ID, receipt.ID)
+	}
+	if all := drovertest.Enqueued(t.Context(), t, pool, drover.Filter{Kind: "mail"}); len(all) != 1101 {
+		t.Errorf("there are %d jobs", len(all))
+	}
+}
+
 type Mail struct {
 	To     []int64
 	Fields map[string]any

@@ -2124,6 +2124,14 @@ func mutants() []mutant {
 			tests: []string{"TestTry"},
 		},
 		{
+			name: "drovertest-first-page", bug: "RequireEnqueued looks at the newest 1,000 jobs only",
+			file:  "drovertest/drovertest.go",
+			old:   "from drover_list($1::jsonb, '', 2147483647) j",
+			new:   "from drover_list($1::jsonb, '', 1000) j",
+			tests: []string{"TestRequireEnqueuedAmongManyJobs"},
+			in:    "drovertest",
+		},
+		{
 			name: "drovertest-outcome-kept", bug: "the outcome is recorded although the process is said to have died",
 			file:  "drovertest/mishaps.go",
 			old:   "\ts.takeAway(ctx, job)\n\treturn err",
