@@ -1639,8 +1639,8 @@ func mutants() []mutant {
 		{
 			name: "queues-without-nulls", bug: "a null among a supervisor's queues stops everybody's beat",
 			file:  "internal/store/lease.go",
-			old:   "\t\t\tif queue != nil {\n\t\t\t\tother",
-			new:   "\t\t\tif queue == nil {\n\t\t\t\treturn &pg.RowError{pgx.ErrNoRows}\n\t\t\t} else {\n\t\t\t\tother",
+			old:   "\t\t\t\tif queue != nil {\n\t\t\t\t\tother",
+			new:   "\t\t\t\tif queue == nil {\n\t\t\t\t\treturn &pg.RowError{pgx.ErrNoRows}\n\t\t\t\t} else {\n\t\t\t\t\tother",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
 			in:    "internal/engine",
 		},
@@ -2017,8 +2017,8 @@ func mutants() []mutant {
 		{
 			name: "pace-checks-at-its-commit", bug: "a deferred constraint on one job stops all redrives",
 			file:  "internal/store/redrive.go",
-			old:   "\tp.Exec(nil, pg.ConstraintsNow)\n\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
-			new:   "\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
+			old:   "\t\tp.Exec(nil, pg.ConstraintsNow)\n\t\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
+			new:   "\t\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			tests: []string{"TestADeferredConstraintHoldsUpNobody"},
 			in:    "internal/engine",
 		},

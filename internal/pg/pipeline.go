@@ -79,6 +79,18 @@ func (p *Pipeline) Query(read func(pgx.Rows) error, sql string, args ...any) {
 	})
 }
 
+// Collect queues a query, and appends its rows to list. If the query fails, the list becomes nil.
+func Collect[T any](p *Pipeline, list *[]T, row pgx.RowToFunc[T], sql string, args ...any) {
+	p.Batch.Queue(sql, args...)
+	p.Reads = append(p.Reads, func(results pgx.BatchResults) error {
+		rows, err := results.Query()
+		if err == nil {
+			*list, err = pgx.AppendRows(*list, rows, row)
+		}
+		return err
+	})
+}
+
 // ReadAll runs a query on the pool and collects its rows. The query runs in a read-only transaction, which begins with
 // PlainText.
 func ReadAll[T any](ctx context.Context, p *Pool, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
@@ -99,14 +111,8 @@ func readWith[T any](ctx context.Context, p *Pool, settings string, row pgx.RowT
 	var trip Pipeline
 	trip.BeginReading()
 	trip.Exec(nil, settings)
-	trip.Batch.Queue(sql, args...)
-	trip.Reads = append(trip.Reads, func(results pgx.BatchResults) error {
-		rows, err := results.Query()
-		if err == nil {
-			list, err = pgx.CollectRows(rows, row)
-		}
-		return err
-	})
+	list = []T{}
+	Collect(&trip, &list, row, sql, args...)
 	trip.Commit()
 	return list, trip.Send(ctx, conn.Conn())
 }

@@ -48,16 +48,14 @@ func NoteActivity(ctx context.Context, pool *pg.Pool, supervisor string, in time
 		started, waited = append(started, q.Started), append(waited, q.Waited)
 		completed, failed, discarded = append(completed, q.Completed), append(failed, q.Failed), append(discarded, q.Discarded)
 	}
-	var p pipeline
-	p.Begin()
-	if len(queues) > 0 {
-		p.Exec(nil, sqlNoteActivity, supervisor, in.Seconds(), names, started, waited, completed, failed, discarded)
-	}
-	if forget {
-		p.Exec(nil, sqlForgetActivity)
-	}
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		if len(queues) > 0 {
+			p.Exec(nil, sqlNoteActivity, supervisor, in.Seconds(), names, started, waited, completed, failed, discarded)
+		}
+		if forget {
+			p.Exec(nil, sqlForgetActivity)
+		}
+	})
 }
 
 // SampleDepth records how many jobs wait in each queue that has a living supervisor. It has a transaction of its own,
@@ -68,9 +66,6 @@ func SampleDepth(ctx context.Context, pool *pg.Pool) error {
 		return err
 	}
 	defer done()
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, `select drover_sample_depth()`)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err = s.exec(ctx, `select drover_sample_depth()`)
+	return err
 }

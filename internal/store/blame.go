@@ -53,11 +53,7 @@ delete from drover_ended_supervisors where id in (select id from drover_ended_su
 // Verdict returns the evidence that a rescuer has recorded about the death of supervisor id. The result died is false
 // if no rescuer has recorded the death, or if a death was taken back because the supervisor lives.
 func (s Session) Verdict(ctx context.Context, id string) (d blame.Death, died bool, err error) {
-	var p pipeline
-	p.Begin()
-	p.verdict(id, &d, &died)
-	p.Commit()
-	err = p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) { p.verdict(id, &d, &died) })
 	return d, died, err
 }
 
@@ -71,14 +67,12 @@ func (p *pipeline) verdict(id string, d *blame.Death, died *bool) {
 // d is the evidence that the calling rescuer has seen. Judge records d if no rescuer has recorded evidence before.
 // Judge also deletes the records of supervisors that ended more than a day ago.
 func (s Session) Judge(ctx context.Context, id string, d blame.Death) (blame.Death, error) {
-	var p pipeline
 	var died bool
-	p.Begin()
-	p.Exec(nil, sqlForgetEnded)
-	p.Exec(nil, sqlJudge, id, d.Degree, d.Beside)
-	p.verdict(id, &d, &died)
-	p.Commit()
-	err := p.Send(ctx, s.Conn)
+	err := s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, sqlForgetEnded)
+		p.Exec(nil, sqlJudge, id, d.Degree, d.Beside)
+		p.verdict(id, &d, &died)
+	})
 	return d, err
 }
 
@@ -97,12 +91,10 @@ where ended_at > now() - $2::interval`
 // Background returns how many deaths within the last blame.HistoryWindow have no job as their recorded cause, and for
 // how long processes ran within that window. It does not count the deaths of the supervisors in the parameter except.
 func (s Session) Background(ctx context.Context, except []string) (b blame.Background, err error) {
-	var p pipeline
 	var ran float64
-	p.Begin()
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&b.Deaths, &ran) }, sqlBackground, except, pg.Interval(blame.HistoryWindow))
-	p.Commit()
-	err = p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&b.Deaths, &ran) }, sqlBackground, except, pg.Interval(blame.HistoryWindow))
+	})
 	b.Ran = pg.Seconds(ran)
 	return b, err
 }
@@ -131,19 +123,17 @@ type Freeing struct {
 // No rescuer looks at a settled job again. Free returns the new state of each job that it settled.
 func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State, err error) {
 	settled = map[string]State{}
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, SQLSettlePlan)
-	p.Exec(nil, pg.Bound, f.Bound.Milliseconds())
-	p.settle(settled, f.Owner, f.Changes)
-	if len(f.Blamed) > 0 {
-		p.Exec(nil, sqlBlame, f.Owner, f.Blamed)
-	}
-	for _, job := range slices.Sorted(maps.Keys(f.Explained)) {
-		p.Exec(nil, sqlExplain, f.Explained[job], job)
-	}
-	p.Commit()
-	err = p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, SQLSettlePlan)
+		p.Exec(nil, pg.Bound, f.Bound.Milliseconds())
+		p.settle(settled, f.Owner, f.Changes)
+		if len(f.Blamed) > 0 {
+			p.Exec(nil, sqlBlame, f.Owner, f.Blamed)
+		}
+		for _, job := range slices.Sorted(maps.Keys(f.Explained)) {
+			p.Exec(nil, sqlExplain, f.Explained[job], job)
+		}
+	})
 	return settled, err
 }
 
@@ -159,20 +149,12 @@ where supervisor is null or supervisor = $1 or not exists (select from drover_su
 
 // TakeSolo takes the turn to run strong suspects. It returns false if another living supervisor has it.
 func (s Session) TakeSolo(ctx context.Context, id string) (bool, error) {
-	var p pipeline
-	var n int64
-	p.Begin()
-	p.Exec(&n, sqlTakeSolo, id)
-	p.Commit()
-	err := p.Send(ctx, s.Conn)
+	n, err := s.exec(ctx, sqlTakeSolo, id)
 	return n == 1, err
 }
 
 // ReleaseSolo frees the turn to run strong suspects, if the supervisor has it.
 func (s Session) ReleaseSolo(ctx context.Context, id string) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlReleaseSolo, id)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err := s.exec(ctx, sqlReleaseSolo, id)
+	return err
 }

@@ -44,12 +44,7 @@ func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	for _, b := range policies {
 		p.Exec(nil, SQLRegisterBudget, b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
 	}
-	p.Query(func(rows pgx.Rows) error {
-		var scope string
-		err := rows.Scan(&scope)
-		*scopes = append(*scopes, scope)
-		return err
-	}, sqlBudgetScopes)
+	pg.Collect(&p.Pipeline, scopes, pgx.RowTo[string], sqlBudgetScopes)
 }
 
 // SQLReserve takes slots of retry budgets. It runs in a transaction of its own before the settle, because it locks rows
@@ -89,23 +84,21 @@ func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot
 		}
 	}
 	slots := make([]TakenSlot, len(wanting))
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, SQLReserveBriefly, strconv.FormatInt(reserveWait(ctx).Milliseconds(), 10))
-	p.Exec(nil, pg.OnePlan)
-	p.Query(func(rows pgx.Rows) error {
-		var n int
-		var us int64
-		got := TakenSlot{Budgeted: true}
-		if err := rows.Scan(&n, &got.DueUS, &us, &got.Reason); err != nil {
-			return err
-		}
-		got.Delay = pg.Span(us, time.Microsecond)
-		slots[n-1] = got
-		return nil
-	}, SQLReserve, kinds, queues, delays, latest)
-	p.Commit()
-	err := p.Send(ctx, s.Conn)
+	err := s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, SQLReserveBriefly, strconv.FormatInt(reserveWait(ctx).Milliseconds(), 10))
+		p.Exec(nil, pg.OnePlan)
+		p.Query(func(rows pgx.Rows) error {
+			var n int
+			var us int64
+			got := TakenSlot{Budgeted: true}
+			if err := rows.Scan(&n, &got.DueUS, &us, &got.Reason); err != nil {
+				return err
+			}
+			got.Delay = pg.Span(us, time.Microsecond)
+			slots[n-1] = got
+			return nil
+		}, SQLReserve, kinds, queues, delays, latest)
+	})
 	return slots, err
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Supervisors show by advisory locks of their connections which of them are lookouts and which are on call. A lock
@@ -84,22 +86,13 @@ func (p *pipeline) lookout(l *Lookout) {
 		p.Exec(nil, sqlLeave, l.Leave)
 	}
 	if len(l.Take) > 0 {
-		p.Query(func(rows pgx.Rows) error {
-			var key int64
-			err := rows.Scan(&key)
-			l.Took = append(l.Took, key)
-			return err
-		}, sqlTakeLookout, l.Take)
+		pg.Collect(&p.Pipeline, &l.Took, pgx.RowTo[int64], sqlTakeLookout, l.Take)
 	}
 }
 
 // Lookout takes and leaves the locks of lookouts in a round trip of its own. Claim can do the same before it claims.
 func (s Session) Lookout(ctx context.Context, l *Lookout) error {
-	var p pipeline
-	p.Begin()
-	p.lookout(l)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) { p.lookout(l) })
 }
 
 // goOnCall queues sqlGoOnCall. It stores each slot that the connection got under the first slot of the queue.
@@ -122,13 +115,12 @@ func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 // the first slot of the queue. It also returns the stamp of the limits, because a supervisor that does not listen for
 // notifications learns of a pause in this way.
 func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]int64, limits string, err error) {
-	var p pipeline
 	got = map[int64]int64{}
-	p.Begin()
-	p.goOnCall(firsts, got)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&limits) }, `select coalesce(`+sqlLimitsStamp+`, '')`)
-	p.Commit()
-	return got, limits, p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.goOnCall(firsts, got)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&limits) }, `select coalesce(`+sqlLimitsStamp+`, '')`)
+	})
+	return got, limits, err
 }
 
 // HandOn notifies other supervisors of due jobs. The parameter due is the time from which the jobs are due, in µs since
@@ -137,21 +129,17 @@ func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]in
 // has still seen us on call may commit later. The notified supervisors find its job when they look again (the engine's
 // missedPoll).
 func (s Session) HandOn(ctx context.Context, queue string, due, slot int64, leave bool) (told bool, err error) {
-	var p pipeline
-	p.Begin()
-	if leave && slot != 0 {
-		p.Exec(nil, sqlLeave, []int64{slot})
-	}
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&told) }, sqlHandOn, queue, due, slot)
-	p.Commit()
-	return told, p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		if leave && slot != 0 {
+			p.Exec(nil, sqlLeave, []int64{slot})
+		}
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&told) }, sqlHandOn, queue, due, slot)
+	})
+	return told, err
 }
 
 // LeaveAll gives up all locks of the connection.
 func (s Session) LeaveAll(ctx context.Context) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlLeaveAll)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err := s.exec(ctx, sqlLeaveAll)
+	return err
 }

@@ -18,7 +18,7 @@ select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 	sqlUnpark = `select drover_unpark()`
 )
 
-// Reopened is a failure group that was resolved and came back.
+// Reopened is a failure group that was resolved and came back, as a row of sqlAddFailures.
 type Reopened struct{ Fingerprint, Kind, Class, Sample, LastJob string }
 
 // TendFailures adds up failures and releases parked jobs, in two transactions, because each of the two must work even
@@ -27,12 +27,7 @@ func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err err
 	var both, rest pipeline
 	both.Begin()
 	both.Exec(nil, pg.OnePlan)
-	both.Query(func(rows pgx.Rows) error {
-		var g Reopened
-		err := rows.Scan(&g.Fingerprint, &g.Kind, &g.Class, &g.Sample, &g.LastJob)
-		reopened = append(reopened, g)
-		return err
-	}, sqlAddFailures)
+	pg.Collect(&both.Pipeline, &reopened, pgx.RowToStructByPos[Reopened], sqlAddFailures)
 	both.Commit()
 	unpark := func(p *pipeline) {
 		p.Begin()

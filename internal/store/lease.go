@@ -96,21 +96,19 @@ type KindPolicy struct {
 // Register adds a supervisor, and stores its schedules and the policies of its queues, kinds and budgets. It fails if
 // the schema was renamed (pg.CheckSchema).
 func (s Session) Register(ctx context.Context, reg *Registration) error {
-	var p pipeline
 	names, slots := reg.slots()
-	p.Begin()
-	p.Exec(nil, pg.CheckSchema)
-	p.Exec(nil, sqlRegister, reg.ID, reg.Lease.Milliseconds(), names, slots, reg.Host, reg.PID, reg.Build, reg.Process, reg.crew())
-	p.queues(reg)
-	for _, k := range reg.Kinds {
-		p.Exec(nil, sqlRegisterKind, k.Kind, k.MaxAttempts, k.Retry, k.TimeoutMS, reg.Build, pg.OrNull(k.FollowUp), pg.OrNull(k.FollowQueue))
-	}
-	p.Exec(nil, sqlRegisterBuild, reg.Build)
-	p.registerBudgets(reg.Budgets, &reg.Scopes)
-	p.declarePeriodic(reg.ID, reg.Build, reg.Schedules, &reg.Taken)
-	p.readCrews(reg.ID, &reg.Crews)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.CheckSchema)
+		p.Exec(nil, sqlRegister, reg.ID, reg.Lease.Milliseconds(), names, slots, reg.Host, reg.PID, reg.Build, reg.Process, reg.crew())
+		p.queues(reg)
+		for _, k := range reg.Kinds {
+			p.Exec(nil, sqlRegisterKind, k.Kind, k.MaxAttempts, k.Retry, k.TimeoutMS, reg.Build, pg.OrNull(k.FollowUp), pg.OrNull(k.FollowQueue))
+		}
+		p.Exec(nil, sqlRegisterBuild, reg.Build)
+		p.registerBudgets(reg.Budgets, &reg.Scopes)
+		p.declarePeriodic(reg.ID, reg.Build, reg.Schedules, &reg.Taken)
+		p.readCrews(reg.ID, &reg.Crews)
+	})
 }
 
 // slots returns the names of the queues, and a JSON object with the number of slots under each name.
@@ -162,16 +160,14 @@ func Serve(ctx context.Context, pool *pg.Pool, id string, reg *Registration) err
 
 // ServeOn does the same as Serve, on the session's connection.
 func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) error {
-	var p pipeline
 	names, slots := reg.slots()
-	p.Begin()
-	p.Exec(nil, sqlServe, id, names, slots)
-	p.Exec(nil, sqlForgetCrews)
-	p.queues(reg)
-	p.registerBudgets(reg.Budgets, &reg.Scopes)
-	p.readCrews(id, &reg.Crews)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, sqlServe, id, names, slots)
+		p.Exec(nil, sqlForgetCrews)
+		p.queues(reg)
+		p.registerBudgets(reg.Budgets, &reg.Scopes)
+		p.readCrews(id, &reg.Crews)
+	})
 }
 
 // SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
@@ -256,39 +252,37 @@ func strongLanes(queues []string) (of []string, lanes []int16) {
 // which handlers work. The parameter onCall has a lock key for each queue in which the supervisor wants to go on call:
 // the key of the first of the queue's slots.
 func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence, draining bool, queues, kinds []string, onCall []int64) (BeatReply, error) {
-	var p pipeline
 	reply := BeatReply{Gone: map[int]bool{}, OnCall: map[int64]int64{}}
 	of, lanes := strongLanes(queues)
 	inFlight, claimed := Claims(running)
-	p.Begin()
-	p.Exec(nil, pg.OnePlan)
-	p.Query(func(rows pgx.Rows) error {
-		var other Peer
-		var leaseMS, silentMS int64
-		var tick *float64
-		var queues []*string
-		if err := rows.Scan(&other.ID, &other.Epoch, &other.Beat, &leaseMS, &silentMS, &other.Lost, &queues, &reply.Clock, &reply.Alive,
-			&reply.Paces, &reply.Failures, &reply.Scope, &reply.Limits, &reply.Solo, &reply.Crews, &reply.Turn, &tick); err != nil {
-			return err
-		}
-		if tick != nil {
-			reply.Tick = new(pg.Seconds(*tick))
-		}
-		for _, queue := range queues {
-			if queue != nil {
-				other.Queues = append(other.Queues, *queue)
+	err := s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.OnePlan)
+		p.Query(func(rows pgx.Rows) error {
+			var other Peer
+			var leaseMS, silentMS int64
+			var tick *float64
+			var queues []*string
+			if err := rows.Scan(&other.ID, &other.Epoch, &other.Beat, &leaseMS, &silentMS, &other.Lost, &queues, &reply.Clock, &reply.Alive,
+				&reply.Paces, &reply.Failures, &reply.Scope, &reply.Limits, &reply.Solo, &reply.Crews, &reply.Turn, &tick); err != nil {
+				return err
 			}
+			if tick != nil {
+				reply.Tick = new(pg.Seconds(*tick))
+			}
+			for _, queue := range queues {
+				if queue != nil {
+					other.Queues = append(other.Queues, *queue)
+				}
+			}
+			other.Lease, other.Silence = max(pg.Millis(leaseMS), time.Second), pg.Millis(silentMS)
+			reply.Peers = append(reply.Peers, other)
+			return nil
+		}, SQLBeat, id, epoch, inFlight, draining, of, lanes, kinds)
+		if len(running) > 0 {
+			p.gone(reply.Gone, id, inFlight, claimed)
 		}
-		other.Lease, other.Silence = max(pg.Millis(leaseMS), time.Second), pg.Millis(silentMS)
-		reply.Peers = append(reply.Peers, other)
-		return nil
-	}, SQLBeat, id, epoch, inFlight, draining, of, lanes, kinds)
-	if len(running) > 0 {
-		p.gone(reply.Gone, id, inFlight, claimed)
-	}
-	p.goOnCall(onCall, reply.OnCall)
-	p.Commit()
-	err := p.Send(ctx, s.Conn)
+		p.goOnCall(onCall, reply.OnCall)
+	})
 	return reply, err
 }
 
@@ -305,14 +299,12 @@ func (p *pipeline) gone(gone map[int]bool, id string, ids []string, claimed []ti
 
 // Gone returns the runs that are over, as in BeatReply, and reads nothing else.
 func (s Session) Gone(ctx context.Context, id string, running []Fence, bound time.Duration) (map[int]bool, error) {
-	var p pipeline
 	gone := map[int]bool{}
 	ids, claimed := Claims(running)
-	p.Begin()
-	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-	p.gone(gone, id, ids, claimed)
-	p.Commit()
-	err := p.Send(ctx, s.Conn)
+	err := s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.gone(gone, id, ids, claimed)
+	})
 	return gone, err
 }
 
@@ -329,14 +321,13 @@ const sqlEpoch = `select epoch, lost_at is not null from drover_supervisors wher
 
 // RaiseEpoch raises a supervisor's epoch and returns the new one. Errors: pg.ErrLeaseLost, or an error of the database.
 func (s Session) RaiseEpoch(ctx context.Context, id string, epoch int) (int, error) {
-	var p pipeline
 	var now int
 	lost := true
-	p.Begin()
-	p.Exec(nil, sqlRaiseEpoch, id, epoch)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost) }, sqlEpoch, id)
-	p.Commit()
-	if err := p.Send(ctx, s.Conn); err != nil {
+	err := s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, sqlRaiseEpoch, id, epoch)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&now, &lost) }, sqlEpoch, id)
+	})
+	if err != nil {
 		return 0, err
 	}
 	if lost || now <= epoch {
@@ -354,11 +345,8 @@ where id = $1 and epoch = $2 and beat = $3 and lost_at is null and (silent_at_be
 // NoteSilence records how long x has been silent, unless x has given a sign of life since, or a longer silence is
 // recorded already.
 func (s Session) NoteSilence(ctx context.Context, x Peer, silence time.Duration) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlNoteSilence, x.ID, x.Epoch, x.Beat, silence.Milliseconds())
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err := s.exec(ctx, sqlNoteSilence, x.ID, x.Epoch, x.Beat, silence.Milliseconds())
+	return err
 }
 
 // sqlDeclareLost takes a silent supervisor's lease, if its row is still as it was observed. The epoch has to change,
@@ -369,12 +357,7 @@ update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 
 
 // DeclareLost takes the lease of x. It returns false if the row of x is no longer as it was observed.
 func (s Session) DeclareLost(ctx context.Context, x Peer) (bool, error) {
-	var p pipeline
-	var n int64
-	p.Begin()
-	p.Exec(&n, sqlDeclareLost, x.ID, x.Epoch, x.Beat)
-	p.Commit()
-	err := p.Send(ctx, s.Conn)
+	n, err := s.exec(ctx, sqlDeclareLost, x.ID, x.Epoch, x.Beat)
 	return n == 1, err
 }
 
@@ -391,28 +374,24 @@ on conflict (id) do nothing`
 // Forget deletes a supervisor's row, and frees the turn to run strong suspects if the supervisor has it. It also
 // deletes crews without supervisors, and the records of supervisors that ended more than a day ago.
 func (s Session) Forget(ctx context.Context, id string) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlReleaseSolo, id)
-	p.Exec(nil, sqlForgetEnded)
-	p.Exec(nil, sqlEnded, id)
-	p.Exec(nil, sqlForget, id)
-	p.Exec(nil, sqlForgetCrews)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, sqlReleaseSolo, id)
+		p.Exec(nil, sqlForgetEnded)
+		p.Exec(nil, sqlEnded, id)
+		p.Exec(nil, sqlForget, id)
+		p.Exec(nil, sqlForgetCrews)
+	})
 }
 
 // RewriteCrews adds the rows of drover_crews that are missing for a supervisor's queues. They may be missing after the
 // database has gone back to an older state.
 func (s Session) RewriteCrews(ctx context.Context, id string, reg *Registration) error {
-	var p pipeline
-	p.Begin()
-	for _, q := range reg.Queues {
-		p.Exec(nil, sqlRegisterCrew, q.Name, id, reg.crew(), pg.Interval(reg.Polls))
-	}
-	p.readCrews(id, &reg.Crews)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		for _, q := range reg.Queues {
+			p.Exec(nil, sqlRegisterCrew, q.Name, id, reg.crew(), pg.Interval(reg.Polls))
+		}
+		p.readCrews(id, &reg.Crews)
+	})
 }
 
 // Epoch returns a supervisor's epoch, and whether its lease is lost. If the supervisor has no row, its lease is lost,

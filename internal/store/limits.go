@@ -46,32 +46,27 @@ type Limits struct {
 
 // Limits reads the limits.
 func (s Session) Limits(ctx context.Context) (all Limits, err error) {
-	var p pipeline
-	p.Begin()
-	p.Query(func(rows pgx.Rows) error {
-		var l Limit
-		var left *float64
-		if err := rows.Scan(&all.Number, &all.Stamp, &l.Scope, &l.By, &l.Why, &l.Held, &left); err != nil {
-			return err
-		}
-		if left != nil {
-			l.Left = max(pg.Seconds(*left), time.Microsecond)
-		}
-		if l.Scope != "" {
-			all.Rows = append(all.Rows, l)
-		}
-		return nil
-	}, SQLLimits)
-	p.Commit()
-	err = p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.Query(func(rows pgx.Rows) error {
+			var l Limit
+			var left *float64
+			if err := rows.Scan(&all.Number, &all.Stamp, &l.Scope, &l.By, &l.Why, &l.Held, &left); err != nil {
+				return err
+			}
+			if left != nil {
+				l.Left = max(pg.Seconds(*left), time.Microsecond)
+			}
+			if l.Scope != "" {
+				all.Rows = append(all.Rows, l)
+			}
+			return nil
+		}, SQLLimits)
+	})
 	return all, err
 }
 
 // Followed confirms that a supervisor has applied all changes up to a number.
 func (s Session) Followed(ctx context.Context, id string, number int64) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, SQLFollowed, id, number)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err := s.exec(ctx, SQLFollowed, id, number)
+	return err
 }

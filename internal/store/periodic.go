@@ -40,12 +40,7 @@ func (p *pipeline) declarePeriodic(id, build string, schedules []SchedulePolicy,
 		return
 	}
 	*taken = nil
-	p.Query(func(rows pgx.Rows) error {
-		var name string
-		err := rows.Scan(&name)
-		*taken = append(*taken, name)
-		return err
-	}, sqlDeclarePeriodic, id, build, scheduleDoc(schedules))
+	pg.Collect(&p.Pipeline, taken, pgx.RowTo[string], sqlDeclarePeriodic, id, build, scheduleDoc(schedules))
 }
 
 // scheduleDoc returns the schedules as a JSON array.
@@ -67,12 +62,10 @@ where case when p.name is null then $4 else p.declared_by is not null and (p.bui
 // somebody is just deleting. The server ends the statement after bound, because another session may have locked the row
 // of a schedule.
 func (s Session) DeclareAgain(ctx context.Context, id, build string, schedules []SchedulePolicy, first bool, bound time.Duration) error {
-	var p pipeline
-	p.Begin()
-	p.BoundPlan(bound)
-	p.Exec(nil, sqlDeclareAgain, id, build, scheduleDoc(schedules), first)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		p.BoundPlan(bound)
+		p.Exec(nil, sqlDeclareAgain, id, build, scheduleDoc(schedules), first)
+	})
 }
 
 // SQLPeriodicPlan makes the planner use the index. Without these settings, and while the table has no statistics, the
@@ -126,27 +119,23 @@ type Fired struct {
 // FirePeriodic makes all due ticks of a schedule, in one transaction. The server ends the statement after bound. It
 // would not be enough to close the connection, because the server could go on and keep the row locked.
 func (s Session) FirePeriodic(ctx context.Context, name, supervisor string, bound time.Duration) (f Fired, err error) {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-	p.Exec(nil, pg.ConstraintsNow)
-	p.Query(func(rows pgx.Rows) error {
-		var wait float64
-		err := rows.Scan(&f.Ours, &f.Jobs, &f.Missed, &f.Why, &f.Fault, &wait)
-		f.Wait = pg.Seconds(wait)
-		return err
-	}, SQLFirePeriodic, name, supervisor)
-	p.Commit()
-	return f, p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.Exec(nil, pg.ConstraintsNow)
+		p.Query(func(rows pgx.Rows) error {
+			var wait float64
+			err := rows.Scan(&f.Ours, &f.Jobs, &f.Missed, &f.Why, &f.Fault, &wait)
+			f.Wait = pg.Seconds(wait)
+			return err
+		}, SQLFirePeriodic, name, supervisor)
+	})
+	return f, err
 }
 
 const sqlPeriodicFailed = `select drover_periodic_failed($1, $2)`
 
 // NotePeriodicFailed writes into a schedule's row why the schedule could not tick.
 func (s Session) NotePeriodicFailed(ctx context.Context, name, why string) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlPeriodicFailed, name, why)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err := s.exec(ctx, sqlPeriodicFailed, name, why)
+	return err
 }

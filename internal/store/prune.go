@@ -159,11 +159,9 @@ func (s Session) FollowUpsAgain(ctx context.Context, ids []string) (made int64, 
 
 // pruning runs one statement of the pruner in a transaction.
 func (s Session) pruning(ctx context.Context, read func(pgx.Rows) error, sql string, args ...any) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, pg.BoundPlan, retainTimeout.Milliseconds())
-	p.Exec(nil, pg.ConstraintsNow)
-	p.Query(read, sql, args...)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.BoundPlan, retainTimeout.Milliseconds())
+		p.Exec(nil, pg.ConstraintsNow)
+		p.Query(read, sql, args...)
+	})
 }

@@ -33,15 +33,14 @@ type RedriveRefusal struct {
 // Pace makes one tick of all redrives. In a tick, each redrive picks at most batch jobs, and releases at most batch
 // jobs.
 func (s Session) Pace(ctx context.Context, batch int) (reply PaceReply, err error) {
-	var p pipeline
 	var wait *float64
 	var refused string
-	p.Begin()
-	p.Exec(nil, pg.OnePlan)
-	p.Exec(nil, pg.ConstraintsNow)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.Released, &reply.Capped, &refused) }, sqlPace, batch)
-	p.Commit()
-	if err := p.Send(ctx, s.Conn); err != nil {
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.OnePlan)
+		p.Exec(nil, pg.ConstraintsNow)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&wait, &reply.Released, &reply.Capped, &refused) }, sqlPace, batch)
+	})
+	if err != nil {
 		return reply, err
 	}
 	if reply.Idle = wait == nil; !reply.Idle {

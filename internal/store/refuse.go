@@ -71,7 +71,6 @@ type Head struct {
 // Candidates lists the jobs that the request would claim. If the parameter last is true, it lists up to five jobs from
 // the other end of each lane, without the jobs that are set aside.
 func (s Session) Candidates(ctx context.Context, req *ClaimRequest, last bool, bound time.Duration) (heads []Head, err error) {
-	var p pipeline
 	sql := sqlClaimHeads
 	switch {
 	case last:
@@ -79,16 +78,15 @@ func (s Session) Candidates(ctx context.Context, req *ClaimRequest, last bool, b
 	case req.SkipSetAside:
 		sql = sqlClaimHeadsBut
 	}
-	p.Begin()
-	p.BoundPlan(bound)
-	p.Query(func(rows pgx.Rows) error {
-		var h Head
-		err := rows.Scan(&h.ID, &h.ClaimSeq, &h.Queue, &h.Kind, &h.Lane)
-		heads = append(heads, h)
-		return err
-	}, sql, req.Args()[:11]...)
-	p.Commit()
-	err = p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.BoundPlan(bound)
+		p.Query(func(rows pgx.Rows) error {
+			var h Head
+			err := rows.Scan(&h.ID, &h.ClaimSeq, &h.Queue, &h.Kind, &h.Lane)
+			heads = append(heads, h)
+			return err
+		}, sql, req.Args()[:11]...)
+	})
 	return heads, err
 }
 
@@ -120,13 +118,12 @@ const SetAside = "set aside"
 // the new state of the job or SetAside. It returns "" if the job has changed meanwhile or its row is locked.
 func (s Session) Refuse(ctx context.Context, g *Refused, bound time.Duration) (became string, err error) {
 	if !g.Aside {
-		var p pipeline
-		p.Begin()
-		p.BoundPlan(bound)
-		p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.Path, g.Owner, g.ID, g.Seq, refusalText(g.Why), pg.SQLState(g.Why), g.Later,
-			pgtype.Timestamptz{Time: g.ClaimedAt, Valid: !g.ClaimedAt.IsZero()})
-		p.Commit()
-		if err = p.Send(ctx, s.Conn); err == nil || !pg.RowsFault(err) || s.Conn.IsClosed() {
+		err = s.inTx(ctx, func(p *pipeline) {
+			p.BoundPlan(bound)
+			p.Query(func(rows pgx.Rows) error { return rows.Scan(&became) }, sqlGiveUp, g.Path, g.Owner, g.ID, g.Seq, refusalText(g.Why), pg.SQLState(g.Why), g.Later,
+				pgtype.Timestamptz{Time: g.ClaimedAt, Valid: !g.ClaimedAt.IsZero()})
+		})
+		if err == nil || !pg.RowsFault(err) || s.Conn.IsClosed() {
 			return became, err
 		}
 	}
@@ -145,17 +142,14 @@ func refusalText(why error) string {
 // SetAside lists a job in drover_set_aside. The parameter path is the step that the database refused: the claim, the
 // settle or the rescue. After that every process skips the job in this step until it is time for another try.
 func (s Session) SetAside(ctx context.Context, path, id string, why error) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlSetAside, path, id, refusalText(why), pg.SQLState(why))
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err := s.exec(ctx, sqlSetAside, path, id, refusalText(why), pg.SQLState(why))
+	return err
 }
 
 // asideMost is how many jobs Aside returns at most.
 const asideMost = 1000
 
-// AsideJob is a job that is set aside.
+// AsideJob is a job that is set aside, as a row of sqlAside.
 type AsideJob struct {
 	ID     string
 	Due    bool // it is time for another try, and its queue and kind are ours
@@ -165,39 +159,24 @@ type AsideJob struct {
 // Aside deletes the entries of ended jobs on the path PathClaim, and returns up to asideMost of the jobs that are left
 // on that path.
 func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []AsideJob, err error) {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlForgetAside, PathClaim)
-	p.Query(func(rows pgx.Rows) error {
-		var j AsideJob
-		err := rows.Scan(&j.ID, &j.Due, &j.Strong)
-		jobs = append(jobs, j)
-		return err
-	}, sqlAside, queues, kinds, asideMost)
-	p.Commit()
-	err = p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, sqlForgetAside, PathClaim)
+		pg.Collect(&p.Pipeline, &jobs, pgx.RowToStructByPos[AsideJob], sqlAside, queues, kinds, asideMost)
+	})
 	return jobs, err
 }
 
 // TryAside reports whether this process may try the job again now. If the result is true, no other process tries the
 // job for a minute.
 func (s Session) TryAside(ctx context.Context, path, id string) (bool, error) {
-	var p pipeline
-	var n int64
-	p.Begin()
-	p.Exec(&n, sqlTryAside, path, id)
-	p.Commit()
-	err := p.Send(ctx, s.Conn)
+	n, err := s.exec(ctx, sqlTryAside, path, id)
 	return n == 1, err
 }
 
 // Passed takes jobs off the list of a path, because they were claimed, settled or rescued after all.
 func (s Session) Passed(ctx context.Context, path string, ids []string) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlNoLongerAside, path, ids)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err := s.exec(ctx, sqlNoLongerAside, path, ids)
+	return err
 }
 
 // These are the values of drover_set_aside.path for single jobs. The path is the step that the database refused.

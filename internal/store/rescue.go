@@ -200,7 +200,6 @@ func (s Session) Scan(ctx context.Context, h *Scan) ([]Held, error) {
 // huntLanes reads the next page of each lane. It returns the jobs that it has found, and the lanes that may have more.
 // If the parameter bare is true, it does not read columns that may be stored outside of a row.
 func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, bare bool) (held []Held, rest []ScanLane, err error) {
-	var p pipeline
 	var queues, fromID []string
 	var numbers []int16
 	var fromAt []pgtype.Timestamptz
@@ -208,44 +207,44 @@ func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, bare 
 		queues, numbers = append(queues, l.key.Queue), append(numbers, l.key.N)
 		fromAt, fromID = append(fromAt, l.fromAt), append(fromID, l.fromID)
 	}
-	p.Begin()
-	if h.Bound > 0 {
-		p.Exec(nil, pg.BoundPlan, h.Bound.Milliseconds())
-	} else {
-		p.Exec(nil, pg.OnePlan)
-	}
-	p.Query(func(rows pgx.Rows) error {
-		var j Held
-		var at ScanLane
-		var last, isHeld bool
-		var lastDelayMS *int64
-		var flight float64
-		var before []byte
-		err := rows.Scan(&j.ID, &j.Queue, &at.key.N, &at.fromAt, &last, &isHeld, &j.Owner,
-			&j.Kind, &j.Attempt, &j.ClaimSeq, &j.AttemptedAt, &j.Crashes, &lastDelayMS,
-			&j.MaxAttempts, &j.Retry, &j.Policy, &j.InFlight, &j.Slots, &j.Host,
-			&j.StartedSeq, &j.deaths, &j.redrives, &flight, &before)
-		if before != nil && err == nil {
-			err = json.Unmarshal(before, &j.Before)
+	err = s.inTx(ctx, func(p *pipeline) {
+		if h.Bound > 0 {
+			p.Exec(nil, pg.BoundPlan, h.Bound.Milliseconds())
+		} else {
+			p.Exec(nil, pg.OnePlan)
 		}
-		if err != nil {
-			return &pg.RowError{Err: err}
-		}
-		if lastDelayMS != nil {
-			j.LastDelay = pg.Millis(*lastDelayMS)
-		}
-		j.Flight = pg.Seconds(flight)
-		if last {
-			at.key.Queue, at.fromID = j.Queue, j.ID
-			rest = append(rest, at)
-		}
-		if isHeld {
-			held = append(held, j)
-		}
-		return nil
-	}, SQLScan, h.Owner, queues, numbers, fromAt, fromID, h.Page, h.All, bare, h.asidePaths())
-	p.Commit()
-	if err := p.Send(ctx, s.Conn); err != nil {
+		p.Query(func(rows pgx.Rows) error {
+			var j Held
+			var at ScanLane
+			var last, isHeld bool
+			var lastDelayMS *int64
+			var flight float64
+			var before []byte
+			err := rows.Scan(&j.ID, &j.Queue, &at.key.N, &at.fromAt, &last, &isHeld, &j.Owner,
+				&j.Kind, &j.Attempt, &j.ClaimSeq, &j.AttemptedAt, &j.Crashes, &lastDelayMS,
+				&j.MaxAttempts, &j.Retry, &j.Policy, &j.InFlight, &j.Slots, &j.Host,
+				&j.StartedSeq, &j.deaths, &j.redrives, &flight, &before)
+			if before != nil && err == nil {
+				err = json.Unmarshal(before, &j.Before)
+			}
+			if err != nil {
+				return &pg.RowError{Err: err}
+			}
+			if lastDelayMS != nil {
+				j.LastDelay = pg.Millis(*lastDelayMS)
+			}
+			j.Flight = pg.Seconds(flight)
+			if last {
+				at.key.Queue, at.fromID = j.Queue, j.ID
+				rest = append(rest, at)
+			}
+			if isHeld {
+				held = append(held, j)
+			}
+			return nil
+		}, SQLScan, h.Owner, queues, numbers, fromAt, fromID, h.Page, h.All, bare, h.asidePaths())
+	})
+	if err != nil {
 		return nil, nil, err
 	}
 	return held, rest, nil
@@ -266,12 +265,10 @@ delete from drover_set_aside a where path = $1 and not exists (select from jobs 
 
 // Forgive takes the jobs that no longer run off the list of jobs that rescues have set aside.
 func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-	p.Exec(nil, sqlForgive, PathRescue)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.Exec(nil, sqlForgive, PathRescue)
+	})
 }
 
 // sqlTakeBack takes back the crash that the supposed death of supervisor $1 has added to jobs $2. Drover uses it when
@@ -330,18 +327,12 @@ select not exists (select from drover_supervisors where id = $1)
 // Blamed records that a supervisor did not die. It returns the jobs against which its death counts. The result all is
 // false while the rescue goes on, because more jobs may follow.
 func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jobs []string, all bool, err error) {
-	var p pipeline
-	p.Begin()
-	p.BoundPlan(bound)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&all) }, sqlForgotten, id, PathRescue)
-	p.Query(func(rows pgx.Rows) error {
-		var job string
-		err := rows.Scan(&job)
-		jobs = append(jobs, job)
-		return err
-	}, sqlBlamed, id)
-	p.Commit()
-	if err := p.Send(ctx, s.Conn); err != nil {
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.BoundPlan(bound)
+		p.Query(func(rows pgx.Rows) error { return rows.Scan(&all) }, sqlForgotten, id, PathRescue)
+		pg.Collect(&p.Pipeline, &jobs, pgx.RowTo[string], sqlBlamed, id)
+	})
+	if err != nil {
 		return nil, false, err
 	}
 	return jobs, all, nil
@@ -349,21 +340,16 @@ func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jo
 
 // TakeBack takes back the crash that the supposed death of a living supervisor has added to jobs, in one transaction.
 func (s Session) TakeBack(ctx context.Context, id string, jobs []string, bound time.Duration) error {
-	var p pipeline
-	p.Begin()
-	p.BoundPlan(bound)
-	p.Exec(nil, sqlTakeBack, id, jobs)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	return s.inTx(ctx, func(p *pipeline) {
+		p.BoundPlan(bound)
+		p.Exec(nil, sqlTakeBack, id, jobs)
+	})
 }
 
 // LeaveBlame takes a job off the list of jobs against which the death of supervisor id counts. The job keeps its crash.
 func (s Session) LeaveBlame(ctx context.Context, id, job string) error {
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, sqlDropBlamed, id, job)
-	p.Commit()
-	return p.Send(ctx, s.Conn)
+	_, err := s.exec(ctx, sqlDropBlamed, id, job)
+	return err
 }
 
 // DeathsBlamed returns the supervisors whose deaths count against the job. The parameter owner is the job's present

@@ -68,3 +68,18 @@ func Borrow(ctx context.Context, pool *pg.Pool) (s Session, done func(), err err
 	}
 	return Session{conn.Conn()}, conn.Release, nil
 }
+
+// inTx sends the statements that add queues, as one transaction in one round trip.
+func (s Session) inTx(ctx context.Context, add func(p *pipeline)) error {
+	var p pipeline
+	p.Begin()
+	add(&p)
+	p.Commit()
+	return p.Send(ctx, s.Conn)
+}
+
+// exec runs one statement in a transaction of its own, and returns how many rows the statement touched.
+func (s Session) exec(ctx context.Context, sql string, args ...any) (n int64, err error) {
+	err = s.inTx(ctx, func(p *pipeline) { p.Exec(&n, sql, args...) })
+	return n, err
+}

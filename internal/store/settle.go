@@ -396,13 +396,11 @@ func (j *SeenJob) HeldBy(f Fence) bool {
 // entry for a job without a row.
 func (s Session) Look(ctx context.Context, ids []string) (seen map[string]SeenJob, alive map[string]bool, err error) {
 	seen, alive = map[string]SeenJob{}, map[string]bool{}
-	var p pipeline
-	p.Begin()
-	p.Exec(nil, pg.OnePlan)
-	p.look(ids, seen)
-	p.alive(alive)
-	p.Commit()
-	err = p.Send(ctx, s.Conn)
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.OnePlan)
+		p.look(ids, seen)
+		p.alive(alive)
+	})
 	return seen, alive, err
 }
 

@@ -46,7 +46,6 @@ type SweepLane struct {
 // bound. The statement has to step over all dead entries of the index, and it runs on the connection that also sends
 // the heartbeats.
 func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []ScanLane, err error) {
-	var p pipeline
 	var queues, floorID []string
 	var numbers []int16
 	var floorAt []time.Time
@@ -54,22 +53,22 @@ func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, b
 		queues, numbers = append(queues, l.Key.Queue), append(numbers, l.Key.N)
 		floorAt, floorID = append(floorAt, l.Floor.At), append(floorID, l.Floor.ID)
 	}
-	p.Begin()
-	p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
-	p.Query(func(rows pgx.Rows) error {
-		var key floors.Lane
-		var at *time.Time
-		if err := rows.Scan(&key.Queue, &key.N, &at); err != nil {
-			return &pg.RowError{Err: err}
-		}
-		lanes = append(lanes, laneFromStart(key))
-		if at != nil {
-			behind = append(behind, straggler{key, *at})
-		}
-		return nil
-	}, SQLSweep, queues, numbers, floorAt, floorID, kinds)
-	p.Commit()
-	if err := p.Send(ctx, s.Conn); err != nil {
+	err = s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.Query(func(rows pgx.Rows) error {
+			var key floors.Lane
+			var at *time.Time
+			if err := rows.Scan(&key.Queue, &key.N, &at); err != nil {
+				return &pg.RowError{Err: err}
+			}
+			lanes = append(lanes, laneFromStart(key))
+			if at != nil {
+				behind = append(behind, straggler{key, *at})
+			}
+			return nil
+		}, SQLSweep, queues, numbers, floorAt, floorID, kinds)
+	})
+	if err != nil {
 		return nil, nil, err
 	}
 	return behind, lanes, nil
