@@ -72,6 +72,19 @@ func (a Audit) checkOne(bad *problems) {
 	}
 }
 
+// checkChange returns the mistakes in the arguments of a change of one job or redrive. The parameter bad has the mistakes
+// that the caller has found, and what names the change. If nothing can have the id, the error is ErrNotFound.
+func (a Audit) checkChange(bad *problems, what, id string) error {
+	a.checkOne(bad)
+	if err := bad.err(); err != nil {
+		return err
+	}
+	if !isID(id) {
+		return doing(ErrNotFound, "%s %q", what, id)
+	}
+	return nil
+}
+
 // by returns By for the SQL functions, which take null for the session's user.
 func (a Audit) by() any { return pg.OrNull(a.By) }
 
@@ -127,4 +140,29 @@ func (a Audit) requireSeen(ctx context.Context, tx pgx.Tx, of subject, id string
 	name, lives := strings.CutSuffix(string(of), life)
 	_, err := tx.Exec(ctx, sqlRequireSeen, name, id, a.Seen, lives)
 	return pg.Classify(err)
+}
+
+// change compares Audit.Seen with a row, then runs the statement that changes the row, and reads the statement's result
+// into the pointers in to. All of this is one transaction. If the statement returns no row, the error is ErrNotFound.
+func (s *desk) change(ctx context.Context, audit Audit, of subject, id string, to []any, sql string, args ...any) error {
+	return s.pool.InTx(ctx, func(tx pgx.Tx) error {
+		if err := audit.requireSeen(ctx, tx, of, id); err != nil {
+			return err
+		}
+		err := tx.QueryRow(ctx, sql, args...).Scan(to...)
+		if pg.NoRows(err) {
+			return ErrNotFound
+		}
+		return pg.Classify(err)
+	})
+}
+
+// changeFound is change for a statement that returns whether there is such a row.
+func (s *desk) changeFound(ctx context.Context, audit Audit, of subject, id, sql string, args ...any) error {
+	found := false
+	err := s.change(ctx, audit, of, id, []any{&found}, sql, args...)
+	if err == nil && !found {
+		err = ErrNotFound
+	}
+	return err
 }

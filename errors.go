@@ -89,3 +89,11 @@ type Refusal struct {
 	ID    string `json:"id"`
 	Error string `json:"error"`
 }
+
+// doing says in front of an error what failed: "list pauses: …". A nil error stays nil.
+func doing(err error, what string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", fmt.Sprintf(what, args...), err)
+}

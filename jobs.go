@@ -240,14 +240,17 @@ func (r *registry) remove(e *engine.Engine) {
 	delete(r.engines, e)
 }
 
-// cancel ends a running job's context in this process.
-func (r *registry) cancel(id string) {
+// each calls a function with each engine, such as (*engine.Engine).Tick.
+func (r *registry) each(do func(*engine.Engine)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for e := range r.engines {
-		e.Cancel(id)
+		do(e)
 	}
 }
+
+// cancel ends a running job's context in this process.
+func (r *registry) cancel(id string) { r.each(func(e *engine.Engine) { e.Cancel(id) }) }
 
 // wake makes one of this process' own supervisors look for jobs that are due, before a notification comes.
 func (r *registry) wake(jobs ...*newJob) {
@@ -266,32 +269,5 @@ func (r *registry) wake(jobs ...*newJob) {
 				break
 			}
 		}
-	}
-}
-
-// followLimits makes the supervisors of this process that receive no notifications read the limits.
-func (r *registry) followLimits() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for e := range r.engines {
-		e.FollowLimits()
-	}
-}
-
-// tick makes this process' own supervisors look for schedules that are due.
-func (r *registry) tick() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for e := range r.engines {
-		e.Tick()
-	}
-}
-
-// redrive makes this process' own supervisors continue the redrives.
-func (r *registry) redrive() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for e := range r.engines {
-		e.Redrive()
 	}
 }

@@ -5,9 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover/internal/engine"
@@ -42,19 +40,12 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 	}
 	bad.attempts("MaxAttempts", opts.MaxAttempts)
 	bad.join(c.checkPatch(opts.ArgsPatch))
-	audit.checkOne(&bad)
-	if err := bad.err(); err != nil {
+	if err := audit.checkChange(&bad, "redrive job", id); err != nil {
 		return err
 	}
-	if !isID(id) {
-		return fmt.Errorf("redrive job %q: %w", id, ErrNotFound)
-	}
-	was, found, err := c.desk.redrive(ctx, id, opts, audit)
+	was, err := c.desk.redrive(ctx, id, opts, audit)
 	if err != nil {
-		return fmt.Errorf("redrive job %s: %w", id, err)
-	}
-	if !found {
-		return fmt.Errorf("redrive job %s: %w", id, ErrNotFound)
+		return doing(err, "redrive job %s", id)
 	}
 	if was == Discarded || was == Cancelled {
 		c.emit(ctx, emission{engine.EventRedriven, Event{JobID: id, By: audit.By, Why: audit.Why}})
@@ -83,20 +74,12 @@ func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, er
 }
 
 func (c *Client) endJob(ctx context.Context, verb, sql, id string, audit Audit, t emission) (State, error) {
-	var bad problems
-	audit.checkOne(&bad)
-	if err := bad.err(); err != nil {
+	if err := audit.checkChange(new(problems), verb+" job", id); err != nil {
 		return "", err
 	}
-	if !isID(id) {
-		return "", fmt.Errorf("%s job %q: %w", verb, id, ErrNotFound)
-	}
-	was, found, err := c.desk.verb(ctx, sql, aJobsLife, id, audit, audit.Why, audit.by())
+	was, err := c.desk.verb(ctx, sql, aJobsLife, id, audit, audit.Why, audit.by())
 	if err != nil {
-		return "", fmt.Errorf("%s job %s: %w", verb, id, err)
-	}
-	if !found {
-		return "", fmt.Errorf("%s job %s: %w", verb, id, ErrNotFound)
+		return "", doing(err, "%s job %s", verb, id)
 	}
 	switch {
 	case was == Running: // its owner emits the event
@@ -126,9 +109,9 @@ func (c *Client) checkPatch(patch json.RawMessage) error {
 
 const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb, by => $4, why => $5) from was`
 
-func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts, audit Audit) (was State, found bool, err error) {
-	was, found, err = s.verb(ctx, sqlRedrive, aJob, id, audit, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)), audit.by(), audit.Why)
-	return was, found, patchFault(err)
+func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts, audit Audit) (was State, err error) {
+	was, err = s.verb(ctx, sqlRedrive, aJob, id, audit, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)), audit.by(), audit.Why)
+	return was, patchFault(err)
 }
 
 // patchFault turns an error of a verb that patches args into an *InvalidError, if the job's own args are no object.
@@ -149,16 +132,7 @@ const (
 )
 
 // verb runs one of the statements that begin with stateBefore, and returns the state that the job was in.
-func (s *desk) verb(ctx context.Context, sql string, of subject, id string, audit Audit, args ...any) (was State, found bool, err error) {
-	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, of, id); err != nil {
-			return err
-		}
-		err := tx.QueryRow(ctx, sql, append([]any{id}, args...)...).Scan(&was, nil)
-		if found = err == nil; errors.Is(err, pgx.ErrNoRows) {
-			return nil
-		}
-		return pg.Classify(err)
-	})
-	return was, found, namesField(err)
+func (s *desk) verb(ctx context.Context, sql string, of subject, id string, audit Audit, args ...any) (was State, err error) {
+	err = s.change(ctx, audit, of, id, []any{&was, nil}, sql, append([]any{id}, args...)...)
+	return was, namesField(err)
 }

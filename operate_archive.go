@@ -74,10 +74,7 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, 
 		return ArchiveResult{}, err
 	}
 	moved, err := c.desk.move(ctx, doc, archiveStep(opts.KeepNewest), audit)
-	if err != nil {
-		return moved, fmt.Errorf("archive jobs: %w", err)
-	}
-	return moved, nil
+	return moved, doing(err, "archive jobs")
 }
 
 // Restore moves jobs that match the filter back from the archive. They come back unchanged, so you can redrive
@@ -94,10 +91,7 @@ func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (Archi
 	}
 	moved, err := c.desk.move(ctx, doc, restoreStep(), audit)
 	c.logChange(ctx, "jobs restored from the archive", moved.Jobs, audit)
-	if err != nil {
-		return moved, fmt.Errorf("restore jobs: %w", err)
-	}
-	return moved, nil
+	return moved, doing(err, "restore jobs")
 }
 
 // PurgeArchive deletes jobs that match the filter from the archive, for ever, in batches, and returns how many it
@@ -116,10 +110,7 @@ func (c *Client) PurgeArchive(ctx context.Context, filter Filter, audit Audit) (
 	if err == nil && len(gone.Refused) > 0 {
 		err = &RefusedError{gone.Refused}
 	}
-	if err != nil {
-		return gone.Jobs, fmt.Errorf("purge the archive: %w", err)
-	}
-	return gone.Jobs, nil
+	return gone.Jobs, doing(err, "purge the archive")
 }
 
 // ExportArchive writes the archived jobs that match the filter to w, sorted by id, and returns how many it wrote. Each
@@ -142,10 +133,7 @@ func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) 
 	if err == nil && len(unread) > 0 {
 		err = &RefusedError{unread}
 	}
-	if err != nil {
-		return n, fmt.Errorf("export the archive: %w", err)
-	}
-	return n, nil
+	return n, doing(err, "export the archive")
 }
 
 // filterFor encodes the filter of a method that changes jobs. An empty filter is an error.

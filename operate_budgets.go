@@ -2,7 +2,6 @@ package drover
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,10 +21,7 @@ type BudgetInfo struct {
 // RetryBudgets returns all retry budgets, sorted by scope.
 func (c *Client) RetryBudgets(ctx context.Context) ([]BudgetInfo, error) {
 	budgets, err := c.desk.budgets(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("read retry budgets: %w", err)
-	}
-	return budgets, nil
+	return budgets, doing(err, "read retry budgets")
 }
 
 const sqlBudgets = `

@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/internal/engine"
@@ -113,12 +111,8 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)
-	audit.checkOne(&bad)
-	if err := bad.err(); err != nil {
+	if err := audit.checkChange(&bad, "edit job", id); err != nil {
 		return false, err
-	}
-	if !isID(id) {
-		return false, fmt.Errorf("edit job %q: %w", id, ErrNotFound)
 	}
 	was, changed, err := c.desk.edit(ctx, id, doc, audit)
 	if err == nil && (was == Running || was.Final()) {
@@ -182,12 +176,8 @@ func newID(bad *problems, id string) string {
 func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audit) (Receipt, error) {
 	var bad problems
 	as := opts.id(&bad)
-	audit.checkOne(&bad)
-	if err := bad.err(); err != nil {
+	if err := audit.checkChange(&bad, "rerun job", id); err != nil {
 		return Receipt{}, err
-	}
-	if !isID(id) {
-		return Receipt{}, fmt.Errorf("rerun job %q: %w", id, ErrNotFound)
 	}
 	made, queue, kind, err := c.desk.rerun(ctx, id, as, audit)
 	if err != nil {
@@ -226,16 +216,7 @@ func (c *Client) RerunMany(ctx context.Context, filter Filter, plan RerunPlan, a
 const sqlEdit = stateBefore + `(drover_edit($1, $2::jsonb, why => $3, by => $4)).changed from was`
 
 func (s *desk) edit(ctx context.Context, id, edit string, audit Audit) (was State, changed bool, err error) {
-	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, aJob, id); err != nil {
-			return err
-		}
-		err := tx.QueryRow(ctx, sqlEdit, id, edit, audit.Why, audit.by()).Scan(&was, &changed)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return ErrNotFound
-		}
-		return pg.Classify(err)
-	})
+	err = s.change(ctx, audit, aJob, id, []any{&was, &changed}, sqlEdit, id, edit, audit.Why, audit.by())
 	return was, changed, namesField(patchFault(err))
 }
 
@@ -245,20 +226,13 @@ const sqlRerun = `select drover_rerun(id, why => $2, by => $3, new_id => $4), qu
 // rerun returns the id of the new job, its queue and its kind. The parameter as is the id for the new job. If it is
 // empty, the SQL function makes an id.
 func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, queue, kind string, err error) {
-	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, aJob, id); err != nil {
-			return err
-		}
-		var name *string // null if the job was deleted while the function waited for its row
-		err := tx.QueryRow(ctx, sqlRerun, id, audit.Why, audit.by(), pg.OrNull(as)).Scan(&name, &queue, &kind)
-		switch {
-		case errors.Is(err, pgx.ErrNoRows), err == nil && name == nil:
-			return ErrNotFound
-		case err != nil:
-			return pg.Classify(err)
-		}
-		made = *name
-		return nil
-	})
-	return made, queue, kind, namesField(err)
+	var name *string // null if the job was deleted while the function waited for its row
+	err = s.change(ctx, audit, aJob, id, []any{&name, &queue, &kind}, sqlRerun, id, audit.Why, audit.by(), pg.OrNull(as))
+	switch {
+	case err != nil:
+		return "", "", "", namesField(err)
+	case name == nil:
+		return "", "", "", ErrNotFound
+	}
+	return *name, queue, kind, nil
 }

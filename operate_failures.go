@@ -2,7 +2,6 @@ package drover
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -101,19 +100,13 @@ func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]Fai
 		return nil, err
 	}
 	groups, err := c.desk.failures(ctx, filter)
-	if err != nil {
-		return nil, fmt.Errorf("list failures: %w", err)
-	}
-	return groups, nil
+	return groups, doing(err, "list failures")
 }
 
 // FailureGroup reads one failure group. Filter.Fingerprint picks its jobs. Errors: ErrNotFound.
 func (c *Client) FailureGroup(ctx context.Context, fingerprint string) (*FailureGroup, error) {
 	group, err := c.desk.failure(ctx, fingerprint)
-	if err != nil {
-		return nil, failureError("get", fingerprint, err)
-	}
-	return group, nil
+	return group, doing(err, "get failure group %q", fingerprint)
 }
 
 // SetFailureStatus opens, resolves or ignores a failure group. The group keeps who did it and why. If the failure of
@@ -126,10 +119,8 @@ func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, statu
 	if err := bad.err(); err != nil {
 		return err
 	}
-	if err := c.desk.setFailureStatus(ctx, fingerprint, status, audit); err != nil {
-		return failureError("set the status of", fingerprint, err)
-	}
-	return nil
+	err := c.desk.changeFailure(ctx, fingerprint, audit, sqlFailureStatus, fingerprint, string(status), audit.by(), audit.Why)
+	return doing(err, "set the status of failure group %q", fingerprint)
 }
 
 // SetFailurePolicy sets what becomes of jobs that fail with the group's failure from now on. The group keeps who did it
@@ -151,10 +142,8 @@ func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, polic
 	if err := bad.err(); err != nil {
 		return err
 	}
-	if err := c.desk.setFailurePolicy(ctx, fingerprint, policy, audit); err != nil {
-		return failureError("set the policy of", fingerprint, err)
-	}
-	return nil
+	err := c.desk.changeFailure(ctx, fingerprint, audit, sqlFailurePolicy, fingerprint, pg.OrNull(string(policy.Action)), pg.OrNull(policy.Build), audit.by(), audit.Why)
+	return doing(err, "set the policy of failure group %q", fingerprint)
 }
 
 func (s FailureStatus) check(bad *problems, field string) {
@@ -163,10 +152,6 @@ func (s FailureStatus) check(bad *problems, field string) {
 	default:
 		bad.add(field, "%q is none of %q, %q, %q", s, FailureOpen, FailureResolved, FailureIgnored)
 	}
-}
-
-func failureError(verb, fingerprint string, err error) error {
-	return fmt.Errorf("%s failure group %q: %w", verb, fingerprint, err)
 }
 
 // failureColumns moves times into the years that Go and JSON can hold.
@@ -214,34 +199,15 @@ func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {
 	return g, err
 }
 
-const sqlFailureStatus = `select drover_failure_status($1, $2, by => $3, why => $4) is not null`
+// These statements return whether the group exists.
+const (
+	sqlFailureStatus = `select drover_failure_status($1, $2, by => $3, why => $4) is not null`
+	sqlFailurePolicy = `select drover_failure_policy($1, $2, build => $3, by => $4, why => $5)`
+)
 
-func (s *desk) setFailureStatus(ctx context.Context, group string, status FailureStatus, audit Audit) error {
-	return s.changeFailure(ctx, group, audit, sqlFailureStatus, group, string(status), audit.by(), audit.Why)
-}
-
-const sqlFailurePolicy = `select drover_failure_policy($1, $2, build => $3, by => $4, why => $5)`
-
-func (s *desk) setFailurePolicy(ctx context.Context, group string, policy FailurePolicy, audit Audit) error {
-	return s.changeFailure(ctx, group, audit, sqlFailurePolicy, group, pg.OrNull(string(policy.Action)), pg.OrNull(policy.Build), audit.by(), audit.Why)
-}
-
-// changeFailure calls a function that reports whether the group exists.
 func (s *desk) changeFailure(ctx context.Context, group string, audit Audit, sql string, args ...any) error {
 	if !fingerprint.Valid(group) {
 		return ErrNotFound
 	}
-	return s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, aFailure, group); err != nil {
-			return err
-		}
-		var found bool
-		if err := tx.QueryRow(ctx, sql, args...).Scan(&found); err != nil {
-			return pg.Classify(err)
-		}
-		if !found {
-			return ErrNotFound
-		}
-		return nil
-	})
+	return s.changeFound(ctx, audit, aFailure, group, sql, args...)
 }

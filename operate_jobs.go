@@ -176,10 +176,7 @@ func (c *Client) Job(ctx context.Context, id string) (*JobInfo, error) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
 	}
 	job, err := c.desk.get(ctx, id)
-	if err != nil {
-		return nil, fmt.Errorf("get job %s: %w", id, err)
-	}
-	return job, nil
+	return job, doing(err, "get job %s", id)
 }
 
 // isID reports whether a row could have the id. The table takes any text of a ULID's length.
@@ -236,10 +233,7 @@ func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 		return 0, err
 	}
 	n, err := c.desk.count(ctx, doc)
-	if err != nil {
-		return 0, fmt.Errorf("count jobs: %w", err)
-	}
-	return n, nil
+	return n, doing(err, "count jobs")
 }
 
 // QueueCount is how many jobs of one queue are in one state.
@@ -253,10 +247,7 @@ type QueueCount struct {
 // Counts counts all jobs by queue and state. It reads the whole table.
 func (c *Client) Counts(ctx context.Context) ([]QueueCount, error) {
 	counts, err := c.desk.counts(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("count jobs: %w", err)
-	}
-	return counts, nil
+	return counts, doing(err, "count jobs")
 }
 
 // DiscardedGroup counts the dead letters of one queue and kind that have the same reason, and whose last failed run has
@@ -278,10 +269,7 @@ type DiscardedGroup struct {
 // index: a million dead letters take less than a second.
 func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
 	groups, err := c.desk.summary(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("sum up discarded jobs: %w", err)
-	}
-	return groups, nil
+	return groups, doing(err, "sum up discarded jobs")
 }
 
 // jobInfoColumns are the columns of a JobInfo, for a job that is joined with the policies of its kind and its queue.

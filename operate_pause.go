@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -71,7 +72,7 @@ func (c *Client) Pause(ctx context.Context, scope Scope, opts *PauseOpts, audit 
 	if err != nil {
 		return fmt.Errorf("pause %s: %w", scope, pauseError(err))
 	}
-	c.running.followLimits()
+	c.running.each((*engine.Engine).FollowLimits)
 	unconfirmed, err := c.untilConfirmed(ctx, number)
 	switch {
 	case err == nil:
@@ -91,20 +92,17 @@ func (c *Client) Resume(ctx context.Context, scope Scope, audit Audit) error {
 	if err := bad.err(); err != nil {
 		return err
 	}
-	if _, err := c.desk.resume(ctx, scope, audit); err != nil {
-		return fmt.Errorf("resume %s: %w", scope, pauseError(err))
+	if err := c.desk.change(ctx, audit, aPause, string(scope), []any{nil}, sqlResume, string(scope), audit.by(), audit.Why); err != nil {
+		return doing(pauseError(err), "resume %s", scope)
 	}
-	c.running.followLimits()
+	c.running.each((*engine.Engine).FollowLimits)
 	return nil
 }
 
 // Pauses lists the current pauses, sorted by scope, at most 1,000 of them. It reads no jobs.
 func (c *Client) Pauses(ctx context.Context) ([]PauseInfo, error) {
 	list, err := c.desk.pauses(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list pauses: %w", err)
-	}
-	return list, nil
+	return list, doing(err, "list pauses")
 }
 
 const (
@@ -171,24 +169,8 @@ const (
 
 // pause stores the pause, and returns the number of the change.
 func (s *desk) pause(ctx context.Context, scope Scope, until *time.Time, audit Audit) (number int64, err error) {
-	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, aPause, string(scope)); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, sqlPause, string(scope), until, audit.by(), audit.Why).Scan(&number)
-	})
-	return number, pg.Classify(err)
-}
-
-// resume reports whether the scope was paused.
-func (s *desk) resume(ctx context.Context, scope Scope, audit Audit) (paused bool, err error) {
-	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, aPause, string(scope)); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, sqlResume, string(scope), audit.by(), audit.Why).Scan(&paused)
-	})
-	return paused, pg.Classify(err)
+	err = s.change(ctx, audit, aPause, string(scope), []any{&number}, sqlPause, string(scope), until, audit.by(), audit.Why)
+	return number, err
 }
 
 // unconfirmed returns the supervisors that may not have applied a change yet.

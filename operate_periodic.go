@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -71,7 +72,7 @@ func (c *Client) SetPeriodic(ctx context.Context, p Periodic, audit Audit) error
 	if err := c.desk.setPeriodic(ctx, &policy, audit); err != nil {
 		return fmt.Errorf("set schedule %q: %w", p.Name, periodicError(err))
 	}
-	c.running.tick()
+	c.running.each((*engine.Engine).Tick)
 	return nil
 }
 
@@ -84,13 +85,17 @@ func (c *Client) PausePeriodic(ctx context.Context, name string, until time.Time
 	if !until.IsZero() {
 		at = instant(&bad, "until", until)
 	}
-	return c.changePeriodic("pause", name, &bad, audit, func() error { return c.desk.pausePeriodic(ctx, name, at, audit) })
+	return c.changePeriodic("pause", name, &bad, audit, func() error {
+		return c.desk.changeFound(ctx, audit, aSchedulesLife, name, sqlPausePeriodic, name, at, audit.by(), audit.Why)
+	})
 }
 
 // ResumePeriodic ends a pause. The next tick is the schedule's first from now on. Errors: ErrNotFound; *InvalidError.
 func (c *Client) ResumePeriodic(ctx context.Context, name string, audit Audit) error {
-	err := c.changePeriodic("resume", name, new(problems), audit, func() error { return c.desk.resumePeriodic(ctx, name, audit) })
-	c.running.tick()
+	err := c.changePeriodic("resume", name, new(problems), audit, func() error {
+		return c.desk.changeFound(ctx, audit, aSchedulesLife, name, sqlResumePeriodic, name, audit.by(), audit.Why)
+	})
+	c.running.each((*engine.Engine).Tick)
 	return err
 }
 
@@ -112,7 +117,9 @@ func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, au
 // Audit is logged. Errors: ErrNotFound; ErrState if a running supervisor declares the schedule in code, because it
 // would store the schedule again: pause the schedule instead; *InvalidError.
 func (c *Client) DeletePeriodic(ctx context.Context, name string, audit Audit) error {
-	err := c.changePeriodic("delete", name, new(problems), audit, func() error { return c.desk.deletePeriodic(ctx, name, audit) })
+	err := c.changePeriodic("delete", name, new(problems), audit, func() error {
+		return c.desk.changeFound(ctx, audit, aSchedulesLife, name, sqlDeletePeriodic, name, audit.by(), audit.Why)
+	})
 	if err == nil {
 		c.logDeletedSchedule(ctx, name, audit)
 	}
@@ -122,10 +129,7 @@ func (c *Client) DeletePeriodic(ctx context.Context, name string, audit Audit) e
 // PeriodicJobs lists all schedules, by name.
 func (c *Client) PeriodicJobs(ctx context.Context) ([]PeriodicJob, error) {
 	list, err := c.desk.periodic(ctx, "")
-	if err != nil {
-		return nil, fmt.Errorf("list schedules: %w", err)
-	}
-	return list, nil
+	return list, doing(err, "list schedules")
 }
 
 // PeriodicJob reads one schedule. Errors: ErrNotFound.
@@ -134,10 +138,7 @@ func (c *Client) PeriodicJob(ctx context.Context, name string) (*PeriodicJob, er
 		return nil, fmt.Errorf("get schedule %q: %w", name, ErrNotFound)
 	}
 	job, err := c.desk.periodicJob(ctx, name)
-	if err != nil {
-		return nil, fmt.Errorf("get schedule %q: %w", name, err)
-	}
-	return job, nil
+	return job, doing(err, "get schedule %q", name)
 }
 
 // PreviewPeriodic returns the next n ticks of a schedule in a zone ("" is UTC), by the server's clock. n is 1 to 1000.
@@ -152,10 +153,7 @@ func (c *Client) PreviewPeriodic(ctx context.Context, schedule, zone string, n i
 		return nil, err
 	}
 	ticks, err := c.desk.previewPeriodic(ctx, schedule, zone, n)
-	if err != nil {
-		return nil, fmt.Errorf("preview schedule %q: %w", schedule, periodicError(err))
-	}
-	return ticks, nil
+	return ticks, doing(periodicError(err), "preview schedule %q", schedule)
 }
 
 // changePeriodic carries out an operator's change of a schedule. The parameter bad has the mistakes that the caller has
@@ -168,10 +166,7 @@ func (c *Client) changePeriodic(verb, name string, bad *problems, audit Audit, c
 	if unknownSchedule(name) {
 		return fmt.Errorf("%s schedule %q: %w", verb, name, ErrNotFound)
 	}
-	if err := change(); err != nil {
-		return fmt.Errorf("%s schedule %q: %w", verb, name, periodicError(err))
-	}
-	return nil
+	return doing(periodicError(change()), "%s schedule %q", verb, name)
 }
 
 // unknownSchedule reports whether no schedule can have the name. The server would refuse some of these names even as a
@@ -202,51 +197,16 @@ const (
 	sqlRunPeriodic    = `select drover_periodic_run($1, by => $2, why => $3, new_id => $4)`
 )
 
-func (s *desk) pausePeriodic(ctx context.Context, name string, until *time.Time, audit Audit) error {
-	return s.changePeriodic(ctx, audit, sqlPausePeriodic, name, until, audit.by(), audit.Why)
-}
-
-func (s *desk) resumePeriodic(ctx context.Context, name string, audit Audit) error {
-	return s.changePeriodic(ctx, audit, sqlResumePeriodic, name, audit.by(), audit.Why)
-}
-
-func (s *desk) deletePeriodic(ctx context.Context, name string, audit Audit) error {
-	return s.changePeriodic(ctx, audit, sqlDeletePeriodic, name, audit.by(), audit.Why)
-}
-
-// changePeriodic calls a function that returns whether there is such a schedule.
-func (s *desk) changePeriodic(ctx context.Context, audit Audit, sql, name string, args ...any) error {
-	return s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, aSchedulesLife, name); err != nil {
-			return err
-		}
-		var found bool
-		if err := tx.QueryRow(ctx, sql, append([]any{name}, args...)...).Scan(&found); err != nil {
-			return pg.Classify(err)
-		}
-		if !found {
-			return ErrNotFound
-		}
-		return nil
-	})
-}
-
-func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (jobID string, err error) {
-	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, aSchedule, name); err != nil {
-			return err
-		}
-		var id *string
-		if err := tx.QueryRow(ctx, sqlRunPeriodic, name, audit.by(), audit.Why, pg.OrNull(as)).Scan(&id); err != nil {
-			return pg.Classify(err)
-		}
-		if id == nil {
-			return ErrNotFound
-		}
-		jobID = *id
-		return nil
-	})
-	return jobID, err
+func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (string, error) {
+	var id *string // null if there is no such schedule
+	err := s.change(ctx, audit, aSchedule, name, []any{&id}, sqlRunPeriodic, name, audit.by(), audit.Why, pg.OrNull(as))
+	switch {
+	case err != nil:
+		return "", err
+	case id == nil:
+		return "", ErrNotFound
+	}
+	return *id, nil
 }
 
 // sqlPeriodic cuts times to the years that Go and JSON can represent. The ticks after the next tick are computed. They

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -216,7 +217,7 @@ func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit
 	if err != nil {
 		return nil, fmt.Errorf("redrive %s, which goes on: %w", id, err)
 	}
-	c.running.redrive()
+	c.running.each((*engine.Engine).Redrive)
 	return r, nil
 }
 
@@ -242,10 +243,7 @@ func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]Redriv
 		return nil, err
 	}
 	groups, err := c.desk.previewRedrive(ctx, doc)
-	if err != nil {
-		return nil, fmt.Errorf("preview redrive: %w", planError(err))
-	}
-	return groups, nil
+	return groups, doing(planError(err), "preview redrive")
 }
 
 // planError returns an *InvalidError if the database has refused the plan.
@@ -289,10 +287,7 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 		return nil, &InvalidError{Field: "limit", Reason: fmt.Sprintf("%d is not 1 to 1000", limit)}
 	}
 	list, err := c.desk.listRedrives(ctx, limit)
-	if err != nil {
-		return nil, fmt.Errorf("list redrives: %w", err)
-	}
-	return list, nil
+	return list, doing(err, "list redrives")
 }
 
 // PauseRedrive stops a redrive from making more jobs due. Jobs that are due already still run. With PerKey, retries
@@ -305,7 +300,7 @@ func (c *Client) PauseRedrive(ctx context.Context, id string, audit Audit) error
 // it has ended; *InvalidError.
 func (c *Client) ResumeRedrive(ctx context.Context, id string, audit Audit) error {
 	err := c.changeRedrive("resume", id, audit, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, false, audit) })
-	c.running.redrive()
+	c.running.each((*engine.Engine).Redrive)
 	return err
 }
 
@@ -322,13 +317,8 @@ func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error
 }
 
 func (c *Client) changeRedrive(verb, id string, audit Audit, change func() (RedriveState, error)) error {
-	var bad problems
-	audit.checkOne(&bad)
-	if err := bad.err(); err != nil {
+	if err := audit.checkChange(new(problems), verb+" redrive", id); err != nil {
 		return err
-	}
-	if !isID(id) {
-		return fmt.Errorf("%s redrive %q: %w", verb, id, ErrNotFound)
 	}
 	state, err := change()
 	switch {
@@ -505,17 +495,12 @@ func (s *desk) abortRedrive(ctx context.Context, id string, audit Audit) (Redriv
 
 func (s *desk) redriveVerb(ctx context.Context, audit Audit, sql, id string, args ...any) (RedriveState, error) {
 	var state *RedriveState
-	err := s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, aRedrive, id); err != nil {
-			return err
-		}
-		return tx.QueryRow(ctx, sql, append([]any{id}, args...)...).Scan(&state)
-	})
-	if err == nil && state == nil {
-		err = ErrNotFound
-	}
-	if err != nil {
-		return "", pg.Classify(err)
+	err := s.change(ctx, audit, aRedrive, id, []any{&state}, sql, append([]any{id}, args...)...)
+	switch {
+	case err != nil:
+		return "", err
+	case state == nil:
+		return "", ErrNotFound
 	}
 	return *state, nil
 }

@@ -404,10 +404,7 @@ type SupervisorInfo struct {
 // Supervisors lists the supervisors that have not stopped, the oldest first: at most 1,000. It reads no jobs.
 func (c *Client) Supervisors(ctx context.Context) ([]SupervisorInfo, error) {
 	list, err := pg.ReadAll(ctx, c.desk.pool, readSupervisor, sqlSupervisors, nil, mostSupervisors)
-	if err != nil {
-		return nil, fmt.Errorf("list supervisors: %w", err)
-	}
-	return list, nil
+	return list, doing(err, "list supervisors")
 }
 
 const mostSupervisors = 1000

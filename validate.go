@@ -370,31 +370,20 @@ func namesField(err error) error {
 	if !errors.As(err, &server) || server.TableName != "jobs" || errors.Is(err, ErrInvalid) {
 		return err
 	}
-	field := ""
-	switch server.ConstraintName {
-	case "jobs_id":
-		field = "ID"
-	case "jobs_names":
-		field = "Kind or Queue"
-	case "jobs_priority":
-		field = "Priority"
-	case "jobs_max_attempts":
-		field = "MaxAttempts"
-	case "jobs_timeout":
-		field = "Timeout"
-	case "jobs_times":
-		field = "ScheduledAt, ExpiresAt or RetryUntil"
-	case "jobs_retry":
-		field = "Retry"
-	case "jobs_concurrency_key":
-		field = "Key"
-	case "jobs_args":
-		field = "args"
-	case "jobs_metadata":
-		field = "Metadata"
-	case "jobs_tags":
-		field = "Tags"
-	default:
+	field, known := map[string]string{
+		"jobs_id":              "ID",
+		"jobs_names":           "Kind or Queue",
+		"jobs_priority":        "Priority",
+		"jobs_max_attempts":    "MaxAttempts",
+		"jobs_timeout":         "Timeout",
+		"jobs_times":           "ScheduledAt, ExpiresAt or RetryUntil",
+		"jobs_retry":           "Retry",
+		"jobs_concurrency_key": "Key",
+		"jobs_args":            "args",
+		"jobs_metadata":        "Metadata",
+		"jobs_tags":            "Tags",
+	}[server.ConstraintName]
+	if !known {
 		return err
 	}
 	return &InvalidError{Field: field, Reason: strings.TrimPrefix(server.Message, "drover: "), Err: err}
