@@ -337,14 +337,14 @@ func (s *desk) copyAndEnqueue(ctx context.Context, plain, others []*newJob) (exi
 		return nil, pg.Classify(err)
 	}
 	if changeable {
-		if err := allStored(ctx, conn, plain); err != nil {
+		if err := allStored(ctx, conn.Conn(), plain); err != nil {
 			return nil, err
 		}
 	}
-	if existing, err = s.enqueueManyTx(ctx, conn, others); err != nil {
+	if existing, err = s.enqueueManyTx(ctx, conn.Conn(), others); err != nil {
 		return nil, err
 	}
-	_, err = conn.Exec(ctx, pg.Commit)
+	_, err = conn.Conn().Exec(ctx, pg.Commit)
 	return existing, pg.Classify(err)
 }
 

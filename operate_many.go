@@ -275,10 +275,5 @@ const sqlUnknown = `select drover_unknown($1::jsonb)`
 
 // unknown lists the ids in the filter that no job has.
 func (s *desk) unknown(ctx context.Context, filter string) ([]string, error) {
-	rows, err := s.pool.Query(ctx, sqlUnknown, filter)
-	if err != nil {
-		return nil, pg.Classify(err)
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	return ids, pg.Classify(err)
+	return pg.ReadAll(ctx, s.pool, pgx.RowTo[string], sqlUnknown, filter)
 }

@@ -99,9 +99,9 @@ func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Quarantined: []QuarantinedJob{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
 	h, err := health.Brief(ctx, c.desk.pool,
 		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld, snapshotSample}, Plan: sqlDepthsPlan},
-		health.Part{Name: "pauses", Read: s.readPause, SQL: sqlPauses, Args: []any{mostPauses}},
-		health.Part{Name: "quarantined", Read: s.readQuarantined, SQL: sqlQuarantined},
-		health.Part{Name: "redrives", Read: s.readRedrive, SQL: sqlOpenRedrives, Args: []any{snapshotRedrives}})
+		health.Part{Name: "pauses", Read: pg.Into(&s.Pauses, readPause), SQL: sqlPauses, Args: []any{mostPauses}},
+		health.Part{Name: "quarantined", Read: pg.Into(&s.Quarantined, pgx.RowToStructByPos[QuarantinedJob]), SQL: sqlQuarantined},
+		health.Part{Name: "redrives", Read: pg.Into(&s.Redrives, scanRedrive), SQL: sqlOpenRedrives, Args: []any{snapshotRedrives}})
 	if err != nil {
 		return nil, fmt.Errorf("take a snapshot: %w", err)
 	}
@@ -262,29 +262,11 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 	return nil
 }
 
-func (s *Snapshot) readPause(rows pgx.Rows) error {
-	p, err := readPause(rows)
-	s.Pauses = append(s.Pauses, p)
-	return err
-}
-
 const sqlQuarantined = `select id, queue, kind, least(greatest(finalized_at, '0001-01-02+00'), '9999-12-30+00') from drover_quarantined()`
-
-func (s *Snapshot) readQuarantined(rows pgx.Rows) error {
-	j, err := pgx.RowToStructByPos[QuarantinedJob](rows)
-	s.Quarantined = append(s.Quarantined, j)
-	return err
-}
 
 // sqlOpenRedrives reads the redrives in progress by redrives_unfinished_idx. An aborted redrive stays unfinished until
 // supervisors have released its jobs.
 const sqlOpenRedrives = sqlRedrives + `where finished_at is null and state <> 'aborted' order by id limit $1`
-
-func (s *Snapshot) readRedrive(rows pgx.Rows) error {
-	r, err := scanRedrive(rows)
-	s.Redrives = append(s.Redrives, r)
-	return err
-}
 
 // QueueActivity counts the runs of a queue, minute by minute.
 type QueueActivity struct {

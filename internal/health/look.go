@@ -280,9 +280,9 @@ type Part struct {
 func (h *Report) parts(d depth) []Part {
 	n, c := &h.Supervisors, &h.Claim
 	return []Part{
-		{Name: "holders", Read: h.readHolder, SQL: sqlHolders},
+		{Name: "holders", Read: pg.Into(&h.Holders, pgx.RowToStructByPos[Holder]), SQL: sqlHolders},
 		{Name: "locks", Read: h.readBlocker, SQL: sqlBlockers, Args: []any{h.schema, tables()}},
-		{Name: "tables", Read: h.readTable, SQL: sqlTables, Args: []any{h.schema, tables()}},
+		{Name: "tables", Read: pg.Into(&h.Tables, pgx.RowToStructByPos[Table]), SQL: sqlTables, Args: []any{h.schema, tables()}},
 		{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, SQL: sqlSupervisors},
 		// The probes come before the statements that scan lanes from the beginning. Such a scan removes index entries
 		// that are dead for every transaction, so the probes would not meet these entries any more.
@@ -292,7 +292,7 @@ func (h *Report) parts(d depth) []Part {
 		{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{d.live}},
 		{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
 		{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{d.dead}},
-		{Name: "periodic", Read: h.readSchedule, SQL: sqlPeriodic},
+		{Name: "periodic", Read: pg.Into(&h.Schedules, pgx.RowToStructByPos[Schedule]), SQL: sqlPeriodic},
 		{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{d.soon}},
 	}
 }
@@ -375,13 +375,6 @@ func (h *Report) look(ctx context.Context, conn pg.Conn, part Part) error {
 	return nil
 }
 
-func (h *Report) readHolder(rows pgx.Rows) error {
-	var o Holder
-	err := rows.Scan(&o.Kind, &o.PID, &o.Name, &o.Database, &o.Application, &o.User, &o.State, &o.Transactions, &o.Since, &o.CatalogsOnly, &o.Query, &o.Do)
-	h.Holders = append(h.Holders, o)
-	return err
-}
-
 func (h *Report) readBlocker(rows pgx.Rows) error {
 	b := blocker{holder: Holder{Kind: "session"}}
 	o := &b.holder
@@ -393,24 +386,10 @@ func (h *Report) readBlocker(rows pgx.Rows) error {
 	return err
 }
 
-func (h *Report) readTable(rows pgx.Rows) error {
-	var t Table
-	err := rows.Scan(&t.Name, &t.LiveRows, &t.DeadRows, &t.VacuumThreshold, &t.Autovacuum, &t.Vacuuming, &t.VacuumedAt, &t.TableBytes, &t.IndexBytes, &t.ToastBytes, &t.NeededBytes, &t.InvalidIndexes)
-	h.Tables = append(h.Tables, t)
-	return err
-}
-
 func (h *Report) readQueue(rows pgx.Rows) error {
 	var q Queue
 	err := rows.Scan(&q.Queue, &q.Due, &q.OldestDue, &q.Supervisors, &q.Paused, &q.OldestOpen)
 	h.Claim.Queues = append(h.Claim.Queues, q)
-	return err
-}
-
-func (h *Report) readSchedule(rows pgx.Rows) error {
-	var s Schedule
-	err := rows.Scan(&s.Name, &s.Late, &s.Stopped, &s.Problem)
-	h.Schedules = append(h.Schedules, s)
 	return err
 }
 

@@ -30,7 +30,8 @@ type NotSeen struct {
 	Failed   bool   `json:"failed"`    // a row cannot be read. Failed and TimedOut are false if the role may not read the part, or if only the primary knows it
 }
 
-// Schedule is a schedule of periodic jobs that does not do what it should.
+// Schedule is a schedule of periodic jobs that does not do what it should. The fields are the columns of sqlPeriodic, in
+// their order.
 type Schedule struct {
 	Name    string     `json:"name"`
 	Late    *time.Time `json:"late,omitempty"`    // when its tick was due, if the tick is late by a minute or more
@@ -58,7 +59,7 @@ type Finding struct {
 }
 
 // Holder is a session, prepared transaction, slot or standby that holds vacuum back: it may still see rows that are
-// dead for all other transactions.
+// dead for all other transactions. The fields are the columns of sqlHolders, in their order.
 type Holder struct {
 	Kind         string     `json:"kind"`          // session, prepared (a prepared transaction), slot (of replication), standby (hot_standby_feedback without a slot)
 	PID          int        `json:"pid"`           // the process of the session, or the sender of the slot or standby; 0: none
@@ -74,7 +75,8 @@ type Holder struct {
 	Do           string     `json:"do"`            // the statement that ends it
 }
 
-// Table is one table as the server's statistics show it. They are about a second old.
+// Table is one table as the server's statistics show it. They are about a second old. The fields are the columns of
+// sqlTables, in their order.
 type Table struct {
 	Name            string     `json:"name"`
 	LiveRows        int64      `json:"live_rows"`

@@ -2383,8 +2383,8 @@ func mutants() []mutant {
 		{
 			name: "declares-again-without-end", bug: "a heartbeat waits for a schedule that somebody holds locked, until its connection is cut off",
 			file:  "internal/store/periodic.go",
-			old:   "\tp.BoundPlan(bound)\n",
-			new:   "",
+			old:   "\t\tp.BoundPlan(bound)\n\t\tp.Exec(nil, sqlDeclareAgain",
+			new:   "\t\tp.Exec(nil, sqlDeclareAgain",
 			tests: []string{"TestALockedScheduleHoldsUpNoHeartbeat"},
 			in:    "internal/engine",
 		},

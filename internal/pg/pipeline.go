@@ -79,16 +79,13 @@ func (p *Pipeline) Query(read func(pgx.Rows) error, sql string, args ...any) {
 	})
 }
 
-// Collect queues a query, and appends its rows to list. If the query fails, the list becomes nil.
-func Collect[T any](p *Pipeline, list *[]T, row pgx.RowToFunc[T], sql string, args ...any) {
-	p.Batch.Queue(sql, args...)
-	p.Reads = append(p.Reads, func(results pgx.BatchResults) error {
-		rows, err := results.Query()
-		if err == nil {
-			*list, err = pgx.AppendRows(*list, rows, row)
-		}
+// Into returns a function for Query that appends each row to list.
+func Into[T any](list *[]T, row pgx.RowToFunc[T]) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		value, err := row(rows)
+		*list = append(*list, value)
 		return err
-	})
+	}
 }
 
 // ReadAll runs a query on the pool and collects its rows. The query runs in a read-only transaction, which begins with
@@ -102,7 +99,7 @@ func ReadOnePlan[T any](ctx context.Context, p *Pool, row pgx.RowToFunc[T], sql 
 	return readWith(ctx, p, OnePlan, row, sql, args...)
 }
 
-func readWith[T any](ctx context.Context, p *Pool, settings string, row pgx.RowToFunc[T], sql string, args ...any) (list []T, err error) {
+func readWith[T any](ctx context.Context, p *Pool, settings string, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	conn, err := p.Acquire(ctx)
 	if err != nil {
 		return nil, Classify(err)
@@ -111,10 +108,13 @@ func readWith[T any](ctx context.Context, p *Pool, settings string, row pgx.RowT
 	var trip Pipeline
 	trip.BeginReading()
 	trip.Exec(nil, settings)
-	list = []T{}
-	Collect(&trip, &list, row, sql, args...)
+	list := []T{}
+	trip.Query(Into(&list, row), sql, args...)
 	trip.Commit()
-	return list, trip.Send(ctx, conn.Conn())
+	if err := trip.Send(ctx, conn.Conn()); err != nil {
+		return nil, err
+	}
+	return list, nil
 }
 
 // Call makes Send call fn once it has read the results of the statements queued so far. If one of them is a commit, the

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgurl"
@@ -138,21 +137,11 @@ type Pooled struct {
 	names *Names
 }
 
-// Conn returns the connection.
+// Conn returns the connection, with drover's names qualified.
 func (p Pooled) Conn() Conn { return p.names.On(p.conn.Conn()) }
 
 // Release gives the connection back.
 func (p Pooled) Release() { p.conn.Release() }
-
-// Exec sends a statement with drover's names qualified.
-func (p Pooled) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return p.conn.Exec(ctx, p.names.SQL(sql), args...)
-}
-
-// QueryRow sends a statement with drover's names qualified.
-func (p Pooled) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return p.conn.QueryRow(ctx, p.names.SQL(sql), args...)
-}
 
 // BeginTx begins a transaction in which drover's names are qualified.
 func (p Pooled) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) {

@@ -44,7 +44,7 @@ func (p *pipeline) registerBudgets(policies []BudgetPolicy, scopes *[]string) {
 	for _, b := range policies {
 		p.Exec(nil, SQLRegisterBudget, b.Scope, b.Retries, b.Per.Milliseconds(), b.Burst, b.Discard)
 	}
-	pg.Collect(&p.Pipeline, scopes, pgx.RowTo[string], sqlBudgetScopes)
+	p.Query(pg.Into(scopes, pgx.RowTo[string]), sqlBudgetScopes)
 }
 
 // SQLReserve takes slots of retry budgets. It runs in a transaction of its own before the settle, because it locks rows

@@ -86,7 +86,7 @@ func (p *pipeline) lookout(l *Lookout) {
 		p.Exec(nil, sqlLeave, l.Leave)
 	}
 	if len(l.Take) > 0 {
-		pg.Collect(&p.Pipeline, &l.Took, pgx.RowTo[int64], sqlTakeLookout, l.Take)
+		p.Query(pg.Into(&l.Took, pgx.RowTo[int64]), sqlTakeLookout, l.Take)
 	}
 }
 

@@ -27,7 +27,7 @@ func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err err
 	var both, rest pipeline
 	both.Begin()
 	both.Exec(nil, pg.OnePlan)
-	pg.Collect(&both.Pipeline, &reopened, pgx.RowToStructByPos[Reopened], sqlAddFailures)
+	both.Query(pg.Into(&reopened, pgx.RowToStructByPos[Reopened]), sqlAddFailures)
 	both.Commit()
 	unpark := func(p *pipeline) {
 		p.Begin()

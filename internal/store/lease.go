@@ -302,7 +302,7 @@ func (s Session) Gone(ctx context.Context, id string, running []Fence, bound tim
 	gone := map[int]bool{}
 	ids, claimed := Claims(running)
 	err := s.inTx(ctx, func(p *pipeline) {
-		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.BoundPlan(bound)
 		p.gone(gone, id, ids, claimed)
 	})
 	return gone, err

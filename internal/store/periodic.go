@@ -40,7 +40,7 @@ func (p *pipeline) declarePeriodic(id, build string, schedules []SchedulePolicy,
 		return
 	}
 	*taken = nil
-	pg.Collect(&p.Pipeline, taken, pgx.RowTo[string], sqlDeclarePeriodic, id, build, scheduleDoc(schedules))
+	p.Query(pg.Into(taken, pgx.RowTo[string]), sqlDeclarePeriodic, id, build, scheduleDoc(schedules))
 }
 
 // scheduleDoc returns the schedules as a JSON array.
@@ -120,7 +120,7 @@ type Fired struct {
 // would not be enough to close the connection, because the server could go on and keep the row locked.
 func (s Session) FirePeriodic(ctx context.Context, name, supervisor string, bound time.Duration) (f Fired, err error) {
 	err = s.inTx(ctx, func(p *pipeline) {
-		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.BoundPlan(bound)
 		p.Exec(nil, pg.ConstraintsNow)
 		p.Query(func(rows pgx.Rows) error {
 			var wait float64

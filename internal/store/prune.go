@@ -93,7 +93,8 @@ union all select max(id), '', '', false, null from step having count(*) = $2`
 	sqlRetainArchived = `select deleted, refused from drover_retain_archived($1, $2)`
 )
 
-// KeptCount is how many ended jobs of each kind a queue keeps; 0: all. At is the server's time.
+// KeptCount is how many ended jobs of each kind a queue keeps; 0: all. At is the server's time. The fields are the columns
+// of sqlKeptCounts, in their order.
 type KeptCount struct {
 	Queue                          string
 	Completed, Discarded, Archived int
@@ -102,12 +103,7 @@ type KeptCount struct {
 
 // KeptCounts returns the queues that have a retention by count.
 func (s Session) KeptCounts(ctx context.Context) (all []KeptCount, err error) {
-	err = s.pruning(ctx, func(rows pgx.Rows) error {
-		var k KeptCount
-		err := rows.Scan(&k.Queue, &k.Completed, &k.Discarded, &k.Archived, &k.At)
-		all = append(all, k)
-		return err
-	}, sqlKeptCounts)
+	err = s.pruning(ctx, pg.Into(&all, pgx.RowToStructByPos[KeptCount]), sqlKeptCounts)
 	return all, err
 }
 
@@ -160,7 +156,7 @@ func (s Session) FollowUpsAgain(ctx context.Context, ids []string) (made int64, 
 // pruning runs one statement of the pruner in a transaction.
 func (s Session) pruning(ctx context.Context, read func(pgx.Rows) error, sql string, args ...any) error {
 	return s.inTx(ctx, func(p *pipeline) {
-		p.Exec(nil, pg.BoundPlan, retainTimeout.Milliseconds())
+		p.BoundPlan(retainTimeout)
 		p.Exec(nil, pg.ConstraintsNow)
 		p.Query(read, sql, args...)
 	})

@@ -161,7 +161,7 @@ type AsideJob struct {
 func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []AsideJob, err error) {
 	err = s.inTx(ctx, func(p *pipeline) {
 		p.Exec(nil, sqlForgetAside, PathClaim)
-		pg.Collect(&p.Pipeline, &jobs, pgx.RowToStructByPos[AsideJob], sqlAside, queues, kinds, asideMost)
+		p.Query(pg.Into(&jobs, pgx.RowToStructByPos[AsideJob]), sqlAside, queues, kinds, asideMost)
 	})
 	return jobs, err
 }

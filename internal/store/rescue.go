@@ -209,7 +209,7 @@ func (s Session) huntLanes(ctx context.Context, h *Scan, lanes []ScanLane, bare 
 	}
 	err = s.inTx(ctx, func(p *pipeline) {
 		if h.Bound > 0 {
-			p.Exec(nil, pg.BoundPlan, h.Bound.Milliseconds())
+			p.BoundPlan(h.Bound)
 		} else {
 			p.Exec(nil, pg.OnePlan)
 		}
@@ -266,7 +266,7 @@ delete from drover_set_aside a where path = $1 and not exists (select from jobs 
 // Forgive takes the jobs that no longer run off the list of jobs that rescues have set aside.
 func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 	return s.inTx(ctx, func(p *pipeline) {
-		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.BoundPlan(bound)
 		p.Exec(nil, sqlForgive, PathRescue)
 	})
 }
@@ -330,7 +330,7 @@ func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jo
 	err = s.inTx(ctx, func(p *pipeline) {
 		p.BoundPlan(bound)
 		p.Query(func(rows pgx.Rows) error { return rows.Scan(&all) }, sqlForgotten, id, PathRescue)
-		pg.Collect(&p.Pipeline, &jobs, pgx.RowTo[string], sqlBlamed, id)
+		p.Query(pg.Into(&jobs, pgx.RowTo[string]), sqlBlamed, id)
 	})
 	if err != nil {
 		return nil, false, err

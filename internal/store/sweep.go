@@ -54,7 +54,7 @@ func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, b
 		floorAt, floorID = append(floorAt, l.Floor.At), append(floorID, l.Floor.ID)
 	}
 	err = s.inTx(ctx, func(p *pipeline) {
-		p.Exec(nil, pg.BoundPlan, bound.Milliseconds())
+		p.BoundPlan(bound)
 		p.Query(func(rows pgx.Rows) error {
 			var key floors.Lane
 			var at *time.Time
