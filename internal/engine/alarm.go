@@ -10,10 +10,23 @@ import (
 // taken the job.
 const minDueGap = 20 * time.Millisecond
 
+// signal wakes the goroutine that receives from it. If it is poked several times before that goroutine comes, this counts
+// once.
+type signal chan struct{}
+
+func newSignal() signal { return make(signal, 1) }
+
+func (s signal) poke() {
+	select {
+	case s <- struct{}{}:
+	default:
+	}
+}
+
 // alarm makes the claimer look for jobs. It is safe for concurrent use.
 type alarm struct {
-	Signal chan struct{} // the claimer has something to do
-	asleep atomic.Bool   // the claimer is asleep
+	Signal signal      // the claimer has something to do
+	asleep atomic.Bool // the claimer is asleep
 
 	mu     sync.Mutex
 	Poked  bool      // the claimer must look, whether or not the poll timer is due
@@ -23,7 +36,7 @@ type alarm struct {
 	last   time.Time // the latest time that NoteOwn has got; own keeps only the next one
 }
 
-func newAlarm() *alarm { return &alarm{Signal: make(chan struct{}, 1)} }
+func newAlarm() *alarm { return &alarm{Signal: newSignal()} }
 
 // Wake makes the claimer look for jobs without delay.
 func (a *alarm) Wake() {
@@ -85,9 +98,4 @@ func (a *alarm) NextDue() time.Time {
 }
 
 // poke makes the claimer check whether it has something to do.
-func (a *alarm) poke() {
-	select {
-	case a.Signal <- struct{}{}:
-	default:
-	}
-}
+func (a *alarm) poke() { a.Signal.poke() }

@@ -27,7 +27,7 @@ func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
 	e.Mu.Lock()
 	e.asks = append(e.asks, a)
 	e.Mu.Unlock()
-	e.poke()
+	e.signal.poke()
 	select {
 	case err := <-a.done:
 		return err

@@ -71,8 +71,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 			w.Backoff = w.end.Slot.Backoff
 		}
 		if w.run.TimeBound {
-			left := (w.run.TimeLeft - b.Now().Sub(w.run.Received)).Microseconds()
-			w.Latest = &left
+			w.Latest = new((w.run.TimeLeft - b.Now().Sub(w.run.Received)).Microseconds())
 		}
 		all = append(all, w)
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -92,11 +93,7 @@ func (c *calls) asked() map[string]call {
 	if len(c.open) == 0 {
 		return nil
 	}
-	asked := make(map[string]call, len(c.open))
-	for queue, call := range c.open {
-		asked[queue] = call
-	}
-	return asked
+	return maps.Clone(c.open)
 }
 
 // answered records a claim that left room in the queue.

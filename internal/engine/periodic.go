@@ -18,7 +18,7 @@ import (
 // only one statement, an hour after its start.
 type scheduler struct {
 	*Shared
-	Signal chan struct{}
+	Signal signal
 	Next   atomic.Int64 // when the scheduler looks next, in ns since 1970 by the process' clock; 0: not by itself
 
 	// Only the goroutine that ticks uses these.
@@ -33,16 +33,11 @@ type putOff struct {
 }
 
 func newScheduler(s *Shared) *scheduler {
-	return &scheduler{Shared: s, Signal: make(chan struct{}, 1), putOff: map[string]putOff{}, Trouble: Trouble{means: "schedules do not tick"}}
+	return &scheduler{Shared: s, Signal: newSignal(), putOff: map[string]putOff{}, Trouble: Trouble{means: "schedules do not tick"}}
 }
 
 // poke makes the scheduler look for due schedules.
-func (t *scheduler) poke() {
-	select {
-	case t.Signal <- struct{}{}:
-	default:
-	}
-}
+func (t *scheduler) poke() { t.Signal.poke() }
 
 // heard gets the time of the next tick from a heartbeat. If the tick comes well before the scheduler would look by
 // itself, heard makes the scheduler look. The parameter tick is how long until that tick; nil means that there is no

@@ -15,7 +15,7 @@ import (
 // one of them work at a time.
 type redriver struct {
 	*Shared
-	signal chan struct{}
+	signal signal
 	capped atomic.Bool // a redrive has a cap by key, so a job that ends may make room for another job of its key
 
 	// Only the goroutine that ticks uses these.
@@ -24,17 +24,12 @@ type redriver struct {
 }
 
 func newRedriver(s *Shared) *redriver {
-	return &redriver{Shared: s, signal: make(chan struct{}, 1), Batch: paceBatch, Trouble: Trouble{means: "paced redrives stand still"}}
+	return &redriver{Shared: s, signal: newSignal(), Batch: paceBatch, Trouble: Trouble{means: "paced redrives stand still"}}
 }
 
 // poke makes the redriver tick. It is called when a redrive was started, when a heartbeat saw a redrive under way, and
 // when a run has made room for a redriven job.
-func (r *redriver) poke() {
-	select {
-	case r.signal <- struct{}{}:
-	default:
-	}
-}
+func (r *redriver) poke() { r.signal.poke() }
 
 // ended makes the redriver tick if the end of a run may have made room for another redriven job.
 func (r *redriver) ended(run *Run) {

@@ -23,7 +23,7 @@ type reporter struct {
 func newReporter(subscribers []Subscriber) reporter {
 	r := reporter{full: make(chan string, 1)}
 	for _, sub := range subscribers {
-		r.Lines = append(r.Lines, &line{Subscriber: sub, ready: make(chan struct{}, 1), over: make(chan struct{})})
+		r.Lines = append(r.Lines, &line{Subscriber: sub, ready: newSignal(), over: make(chan struct{})})
 	}
 	return r
 }
@@ -59,7 +59,7 @@ func (r *reporter) Close() {
 		l.mu.Lock()
 		l.closed = true
 		l.mu.Unlock()
-		l.poke()
+		l.ready.poke()
 	}
 }
 
@@ -115,7 +115,7 @@ const mostWaiting = 16 << 20
 // line has the events that wait for one subscriber, the oldest first.
 type line struct {
 	Subscriber
-	ready chan struct{}
+	ready signal
 	over  chan struct{} // closed by finish: the line is closed, and no event waits any more
 
 	mu          sync.Mutex
@@ -142,7 +142,7 @@ const mostSpare = 16
 // add appends an event. If the line is full, add drops the event and returns false. It drops no older event, so the
 // subscriber gets all events before a gap.
 func (l *line) add(e *Event) bool {
-	defer l.poke()
+	defer l.ready.poke()
 	size := e.size()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,17 +155,10 @@ func (l *line) add(e *Event) bool {
 	return true
 }
 
-func (l *line) poke() {
-	select {
-	case l.ready <- struct{}{}:
-	default:
-	}
-}
-
 // Run passes events on until the line is closed and empty. If Emit calls runtime.Goexit, this goroutine ends, and
 // another Run goes on with the next event.
 func (l *line) Run(ctx context.Context) {
-	l.poke() // an earlier Run may have left events
+	l.ready.poke() // an earlier Run may have left events
 	for range l.ready {
 		for e := l.next(); e != nil; e = l.next() {
 			l.Emit(ctx, e)

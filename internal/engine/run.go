@@ -338,23 +338,13 @@ func (s *runSet) All() []*Run {
 }
 
 // under returns the runs that were claimed under the given supervisor id.
-func (s *runSet) under(owner string) (runs []*Run) {
-	for _, r := range s.All() {
-		if r.Owner == owner {
-			runs = append(runs, r)
-		}
-	}
-	return runs
+func (s *runSet) under(owner string) []*Run {
+	return slices.DeleteFunc(s.All(), func(r *Run) bool { return r.Owner != owner })
 }
 
 // Of returns the runs of one job.
-func (s *runSet) Of(id string) (runs []*Run) {
-	for _, r := range s.All() {
-		if r.ID == id {
-			runs = append(runs, r)
-		}
-	}
-	return runs
+func (s *runSet) Of(id string) []*Run {
+	return slices.DeleteFunc(s.All(), func(r *Run) bool { return r.ID != id })
 }
 
 func (s *runSet) Len() int {

@@ -31,7 +31,7 @@ type settler struct {
 	*Shared
 	budgets  *budgets
 	redriver *redriver
-	signal   chan struct{} // the settler has something to do
+	signal   signal        // the settler has something to do
 	Idle     chan struct{} // closed when run returns
 
 	Mu     sync.Mutex
@@ -52,7 +52,7 @@ type settler struct {
 
 func newSettler(s *Shared, b *budgets, r *redriver) *settler {
 	e := &settler{
-		Shared: s, budgets: b, redriver: r, signal: make(chan struct{}, 1), Idle: make(chan struct{}), Link: store.NewLine(s.pool),
+		Shared: s, budgets: b, redriver: r, signal: newSignal(), Idle: make(chan struct{}), Link: store.NewLine(s.pool),
 		noting: Trouble{means: "jobs with a single attempt do not start", vital: true}, slots: Trouble{means: "retries wait for their budgets", vital: true},
 	}
 	e.Trouble = Trouble{means: "outcomes wait in memory", vital: true, link: &e.Link}
@@ -64,14 +64,7 @@ func (e *settler) Settle(r *Run) {
 	e.Mu.Lock()
 	e.Ended = append(e.Ended, r)
 	e.Mu.Unlock()
-	e.poke()
-}
-
-func (e *settler) poke() {
-	select {
-	case e.signal <- struct{}{}:
-	default:
-	}
+	e.signal.poke()
 }
 
 // run settles until claiming has ended and Unsettled is empty, or until ctx is done. The channel claimed is closed when

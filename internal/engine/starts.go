@@ -25,7 +25,7 @@ func (e *settler) NoteStart(r *Run) bool {
 	e.Mu.Lock()
 	e.Starts = append(e.Starts, s)
 	e.Mu.Unlock()
-	e.poke()
+	e.signal.poke()
 	select {
 	case noted := <-s.Noted:
 		return noted && r.Lease.Ctx.Err() == nil // a handler that began now would be cut short
