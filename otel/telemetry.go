@@ -13,6 +13,7 @@
 package droverotel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,10 +101,10 @@ func (o Options) withDefaults() (Options, error) {
 	if o.SpanName == nil {
 		o.SpanName = conventional
 	}
-	or(&o.MaxKinds, 1000)
-	or(&o.MaxQueues, 100)
-	or(&o.MaxAge, 5*time.Second)
-	or(&o.Timeout, 5*time.Second)
+	o.MaxKinds = cmp.Or(o.MaxKinds, 1000)
+	o.MaxQueues = cmp.Or(o.MaxQueues, 100)
+	o.MaxAge = cmp.Or(o.MaxAge, 5*time.Second)
+	o.Timeout = cmp.Or(o.Timeout, 5*time.Second)
 	return o, nil
 }
 
@@ -113,12 +114,6 @@ func conventional(operation, queue, _ string) string {
 		return operation
 	}
 	return operation + " " + queue
-}
-
-func or[T int | time.Duration](value *T, standard T) {
-	if *value == 0 {
-		*value = standard
-	}
 }
 
 // scope is the instrumentation scope of the spans and instruments.

@@ -13,6 +13,7 @@
 package droverprom
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -74,17 +75,11 @@ func (o Options) withDefaults() Options {
 		}
 		*buckets = slices.Clone(*buckets)
 	}
-	or(&o.MaxKinds, 1000)
-	or(&o.MaxQueues, 100)
-	or(&o.MaxAge, 5*time.Second)
-	or(&o.Timeout, 5*time.Second)
+	o.MaxKinds = cmp.Or(o.MaxKinds, 1000)
+	o.MaxQueues = cmp.Or(o.MaxQueues, 100)
+	o.MaxAge = cmp.Or(o.MaxAge, 5*time.Second)
+	o.Timeout = cmp.Or(o.Timeout, 5*time.Second)
 	return o
-}
-
-func or[T int | time.Duration](value *T, standard T) {
-	if *value == 0 {
-		*value = standard
-	}
 }
 
 // Metrics is a prometheus.Collector. Its methods may be called at any time, from any goroutine.
