@@ -42,9 +42,7 @@ func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover
 		d.kinds = append(d.kinds, w.Kind())
 	}
 	sup, err := client.NewSupervisor(cfg)
-	if err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, err)
 	running, stop := context.WithCancel(ctx)
 	defer stop()
 	ended := make(chan error, 1)
@@ -156,9 +154,7 @@ func Advance(ctx context.Context, t testing.TB, db drover.Tx, by time.Duration) 
 	if by < 0 {
 		t.Fatalf("drovertest: time cannot go back: by %v", by)
 	}
-	if err := advance(ctx, db, by); err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, advance(ctx, db, by))
 }
 
 // sqlAdvance leaves jobs that are due where they are. It gets its transaction id with the first lock, and makes no job

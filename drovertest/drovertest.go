@@ -49,6 +49,14 @@ func requireKind(t testing.TB, worker drover.Worker, args drover.Args) {
 	}
 }
 
+// check fails the test if err is not nil.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("drovertest: %v", err)
+	}
+}
+
 // RunToEnd enqueues a job and lets a supervisor run it until it has ended, like Drain. It returns the job as its row in
 // the table shows it. opts are the options of the enqueue; nil means the queue "default", due now. pool is a pool of
 // the test's own schema. Nothing is logged. If your client has a configuration that matters, such as middleware, call
@@ -57,22 +65,16 @@ func RunToEnd(ctx context.Context, t testing.TB, pool *pgxpool.Pool, worker drov
 	t.Helper()
 	requireKind(t, worker, args)
 	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, err)
 	receipt, err := client.Enqueue(ctx, args, opts)
-	if err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, err)
 	queue := ""
 	if opts != nil {
 		queue = opts.Queue
 	}
 	Drain(ctx, t, pool, client, drover.SupervisorConfig{Queues: []drover.Queue{{Name: queue}}, Workers: []drover.Worker{worker}})
 	job, err := client.Job(ctx, receipt.ID)
-	if err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, err)
 	return job
 }
 

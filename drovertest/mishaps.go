@@ -75,14 +75,10 @@ func (m Mishap) Run(ctx context.Context, t testing.TB, pool *pgxpool.Pool, confi
 		config.Logger = slog.New(slog.DiscardHandler)
 	}
 	client, err := drover.New(pool, config)
-	if err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, err)
 	for range m.copies {
 		receipt, err := client.Enqueue(ctx, args, nil)
-		if err != nil {
-			t.Fatalf("drovertest: %v", err)
-		}
+		check(t, err)
 		if s.id == "" {
 			s.id = receipt.ID
 		}

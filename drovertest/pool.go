@@ -35,16 +35,12 @@ import (
 func NewPool(t testing.TB, url string, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(NewURL(t, url))
-	if err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, err)
 	for _, change := range edit {
 		change(config)
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, err)
 	t.Cleanup(func() {
 		done := make(chan struct{})
 		go func() {
@@ -68,9 +64,7 @@ func NewURL(t testing.TB, url string) string {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatalf("drovertest: %v", err)
-	}
+	check(t, err)
 	schema, conn, err := take(ctx, config)
 	if err != nil {
 		t.Fatalf("drovertest: getting a schema for the test: %v", err)
