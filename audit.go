@@ -96,11 +96,6 @@ func (c *Client) logChange(ctx context.Context, what string, jobs int64, audit A
 	c.log.InfoContext(ctx, what, audit.attrs(slog.Int64("jobs", jobs))...)
 }
 
-// logDeletedSchedule records that a schedule was deleted.
-func (c *Client) logDeletedSchedule(ctx context.Context, name string, audit Audit) {
-	c.log.InfoContext(ctx, "schedule deleted", audit.attrs(slog.String("periodic", name))...)
-}
-
 // attrs adds By and Why to the attributes of a log line.
 func (a Audit) attrs(attrs ...any) []any {
 	for _, attr := range []slog.Attr{slog.String("by", a.By), slog.String("why", a.Why)} {

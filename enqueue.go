@@ -334,11 +334,7 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts, before *lastMet
 	if opts.MaxAttempts > 0 {
 		j.MaxAttempts = new(opts.MaxAttempts)
 	}
-	if mistakes := len(bad.errs); opts.Retry != nil {
-		if bad.strategy("Retry", opts.Retry); len(bad.errs) == mistakes {
-			j.Retry = encodeOwn(bad, "Retry", opts.Retry)
-		}
-	}
+	j.Retry = encodeOwn(bad, opts.Retry)
 	bad.atLeast("Timeout", opts.Timeout, leastTimeout)
 	if opts.Timeout > 0 {
 		j.Timeout = pg.Interval(min(opts.Timeout, maxTimeout))
@@ -370,11 +366,15 @@ func (j *newJob) encodeOptions(bad *problems, opts *EnqueueOpts, before *lastMet
 	j.encodeMetadata(bad, "Metadata", opts.Metadata, before)
 }
 
-// encodeOwn returns the stored form of a job's own strategy. A Custom needs a name, because functions cannot be
-// stored.
-func encodeOwn(bad *problems, field string, strategy RetryStrategy) json.RawMessage {
+// encodeOwn returns the stored form of a job's own strategy; nil if it has none. A Custom needs a name, because
+// functions cannot be stored.
+func encodeOwn(bad *problems, strategy RetryStrategy) json.RawMessage {
+	mistakes := len(bad.errs)
+	if bad.strategy("Retry", strategy); strategy == nil || len(bad.errs) > mistakes {
+		return nil
+	}
 	raw, err := encodeStrategy(strategy)
-	bad.at(field, err)
+	bad.at("Retry", err)
 	return raw
 }
 

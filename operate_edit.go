@@ -81,11 +81,7 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 		bad.join(checkName("Queue", e.Queue))
 	}
 	bad.attempts("MaxAttempts", e.MaxAttempts)
-	if before := len(bad.errs); e.Retry != nil {
-		if bad.strategy("Retry", e.Retry); len(bad.errs) == before {
-			doc.Retry = encodeOwn(bad, "Retry", e.Retry)
-		}
-	}
+	doc.Retry = encodeOwn(bad, e.Retry)
 	bad.join(c.checkPatch(e.ArgsPatch))
 	if len(bad.errs) > mistakes {
 		return "{}"

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -121,7 +122,7 @@ func (c *Client) DeletePeriodic(ctx context.Context, name string, audit Audit) e
 		return c.desk.changeFound(ctx, audit, aSchedulesLife, name, sqlDeletePeriodic, name, audit.by(), audit.Why)
 	})
 	if err == nil {
-		c.logDeletedSchedule(ctx, name, audit)
+		c.log.InfoContext(ctx, "schedule deleted", audit.attrs(slog.String("periodic", name))...)
 	}
 	return err
 }

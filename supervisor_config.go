@@ -212,8 +212,7 @@ const maxBuild = 128 // bytes
 func (w *Worker) policy() store.KindPolicy {
 	policy := store.KindPolicy{Kind: w.kind, MaxAttempts: positive(w.opts.MaxAttempts), Retry: stored(w.opts.Retry)}
 	if w.opts.Timeout < maxTimeout {
-		ms := w.opts.Timeout.Milliseconds()
-		policy.TimeoutMS = &ms
+		policy.TimeoutMS = new(w.opts.Timeout.Milliseconds())
 	}
 	if f := w.opts.FollowUp; f != nil {
 		policy.FollowUp, policy.FollowQueue = f.Kind, f.Queue
@@ -253,8 +252,7 @@ func stored(strategy RetryStrategy) *string {
 	if err != nil { // it was validated
 		return nil
 	}
-	text := string(raw)
-	return &text
+	return new(string(raw))
 }
 
 // keepFor returns a retention in the form that SQL takes; nil means for ever.
@@ -262,8 +260,7 @@ func keepFor(r Retention) *string {
 	if r == KeepForever {
 		return nil
 	}
-	text := r.interval()
-	return &text
+	return new(r.interval())
 }
 
 // retention returns how long the queue's jobs are kept, in the form that SQL takes. Nil means that the
@@ -273,8 +270,7 @@ func (q *Queue) retention() store.Retention {
 		if r == 0 {
 			return nil
 		}
-		text := r.interval()
-		return &text
+		return new(r.interval())
 	}
 	return store.Retention{
 		Completed: own(q.CompletedRetention), Cancelled: own(q.CancelledRetention), Discarded: own(q.DiscardedRetention),
