@@ -37,9 +37,6 @@ command lists such jobs, and its exit code is then 1.`,
 		cmd.Flags().IntVar(&keep, "keep", 0, "do not move the newest `N` matching jobs of each kind")
 		by = addAuditFlags(cmd, "kept in the archive")
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
-		if err := by.check(cmd); err != nil {
-			return err
-		}
 		if keep < 0 {
 			return usagef("--keep %d is negative", keep)
 		}
@@ -58,9 +55,6 @@ func newArchiveRestoreCommand(a *app) *cobra.Command {
 	}, true, func(cmd *cobra.Command) {
 		by = addAuditFlags(cmd, "kept in the server's log")
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
-		if err := by.check(cmd); err != nil {
-			return err
-		}
 		return a.move(cmd.Context(), "restored", func(ctx context.Context, s *session) (drover.ArchiveResult, error) {
 			return s.client.Restore(ctx, flags.at(s.now), by.audit)
 		})
@@ -73,17 +67,13 @@ func newArchiveExportCommand(a *app) *cobra.Command {
 		Short:   "Print the jobs of the archive, each as a line of JSON",
 		Example: `  drover archive export --finalized-before 365d > jobs.jsonl`,
 	}, false, nil, func(cmd *cobra.Command, flags *filterFlags) error {
-		ctx := cmd.Context()
-		s, err := a.open(ctx)
-		if err != nil {
-			return err
-		}
-		defer s.close()
-		out := bufio.NewWriterSize(a.stdout, 1<<16)
-		n, err := s.client.ExportArchive(ctx, out, flags.at(s.now))
-		err = errors.Join(err, out.Flush())
-		fmt.Fprintf(a.stderr, "%s exported\n", plural(n, "job"))
-		return flagNames(err)
+		return a.reading(cmd.Context(), func(ctx context.Context, s *session) error {
+			out := bufio.NewWriterSize(a.stdout, 1<<16)
+			n, err := s.client.ExportArchive(ctx, out, flags.at(s.now))
+			err = errors.Join(err, out.Flush())
+			fmt.Fprintf(a.stderr, "%s exported\n", plural(n, "job"))
+			return flagNames(err)
+		})
 	})
 }
 
@@ -103,9 +93,6 @@ A job stays if the database refuses to delete it. The command lists such jobs, a
 		cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 		by = addAuditFlags(cmd, "kept in the server's log")
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
-		if err := by.check(cmd); err != nil {
-			return err
-		}
 		return a.purge(cmd.Context(), flags, yes, by.audit)
 	})
 }

@@ -14,12 +14,13 @@ type auditFlags struct {
 	audit drover.Audit
 }
 
-// addAuditFlags gives a command the flags --by and --why. The parameter kept is the part of their help text that names
-// the place where drover keeps their values.
+// addAuditFlags gives a command the flags --by and --why, and checks them before the command runs. The parameter kept is
+// the part of their help text that names the place where drover keeps their values.
 func addAuditFlags(cmd *cobra.Command, kept string) *auditFlags {
 	p := &auditFlags{}
 	cmd.Flags().StringVar(&p.audit.By, "by", "", "your `name`, "+kept+" (default: your user name)")
 	cmd.Flags().StringVar(&p.audit.Why, "why", "", "the `reason`, "+kept)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return p.check(cmd) }
 	return p
 }
 

@@ -18,7 +18,7 @@ A retry counts against one budget: the budget of the job's kind if there is one,
 queue, else the budget of all jobs.`,
 		Example: "  drover budgets --json",
 		Args:    args(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.budgets(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.budgets) },
 	}
 }
 
@@ -34,12 +34,7 @@ type budgetInfo struct {
 	NextFree time.Time `json:"next_free"`
 }
 
-func (a *app) budgets(ctx context.Context) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) budgets(ctx context.Context, s *session) error {
 	found, err := s.client.RetryBudgets(ctx)
 	if err != nil {
 		return err
@@ -52,19 +47,10 @@ func (a *app) budgets(ctx context.Context) error {
 		}
 		list[i] = budgetInfo{string(b.Scope), b.Retries, b.Per.Milliseconds(), b.Burst, mode, b.Reserved, b.Free, b.NextFree}
 	}
-	if a.json {
-		return a.printJSON(list)
-	}
-	if len(list) == 0 {
-		fmt.Fprintln(a.stdout, "no retry budgets")
-		return nil
-	}
-	rows := [][]string{{"BUDGET", "RETRIES", "BURST", "OVER IT", "RESERVED", "FREE", "NEXT FREE"}}
-	for _, b := range list {
-		per := millis(b.PerMS)
-		rows = append(rows, []string{
-			b.Scope, fmt.Sprintf("%d per %v", b.Retries, per), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
-		})
-	}
-	return table(a.stdout, rows)
+	heading := []string{"BUDGET", "RETRIES", "BURST", "OVER IT", "RESERVED", "FREE", "NEXT FREE"}
+	return printList(a, list, "no retry budgets", heading, func(b *budgetInfo) []string {
+		return []string{
+			b.Scope, fmt.Sprintf("%d per %v", b.Retries, millis(b.PerMS)), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
+		}
+	})
 }

@@ -85,7 +85,7 @@ failed.`,
 			case t.within <= 0:
 				return usagef("--within %v is not positive", t.within)
 			}
-			return a.check(cmd.Context(), t)
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.check(ctx, s, t) })
 		},
 		Annotations: map[string]string{monitors: "yes"},
 	}
@@ -99,12 +99,7 @@ failed.`,
 	return cmd
 }
 
-func (a *app) check(ctx context.Context, t thresholds) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) check(ctx context.Context, s *session, t thresholds) error {
 	if t.queue != "" {
 		if err := s.knownQueue(ctx, t.queue); err != nil {
 			return err

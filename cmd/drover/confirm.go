@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// confirmed asks the user a question, and reports whether the answer is yes.
-func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
+// confirm asks the user a question. If the answer is not yes, it returns an error with the text otherwise, which says
+// what was not done.
+func (a *app) confirm(ctx context.Context, question, otherwise string) error {
 	fmt.Fprint(a.stderr, question+" Type yes to go on: ")
 	answer := make(chan string, 1)
 	go func() { // after Ctrl-C this goroutine goes on, because nothing can interrupt a read from a terminal
@@ -18,21 +19,14 @@ func (a *app) confirmed(ctx context.Context, question string) (bool, error) {
 	select {
 	case <-ctx.Done():
 		fmt.Fprintln(a.stderr)
-		return false, ctx.Err()
+		return ctx.Err()
 	case line := <-answer:
 		if !strings.HasSuffix(line, "\n") { // Ctrl-D ends the answer without ending the line
 			fmt.Fprintln(a.stderr)
 		}
-		return strings.TrimSpace(line) == "yes", nil
+		if strings.TrimSpace(line) != "yes" {
+			return fmt.Errorf("not confirmed, %s; give --yes to do it without a question", otherwise)
+		}
+		return nil
 	}
-}
-
-// confirm asks the user a question. If the answer is not yes, it returns an error with the text otherwise, which says
-// what was not done.
-func (a *app) confirm(ctx context.Context, question, otherwise string) error {
-	yes, err := a.confirmed(ctx, question)
-	if err == nil && !yes {
-		err = fmt.Errorf("not confirmed, %s; give --yes to do it without a question", otherwise)
-	}
-	return err
 }

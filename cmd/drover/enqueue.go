@@ -83,13 +83,13 @@ times in RFC 3339. A job is not stored if its id exists already. So you can repe
 				return usagef("--lines: %v", err)
 			}
 			defer in.Close() //nolint:errcheck // it was only read
-			return a.enqueueLines(cmd.Context(), in)
+			return a.changing(cmd.Context(), func(ctx context.Context, s *session) error { return a.enqueueLines(ctx, s, in) })
 		}
 		item, err := f.item(a, words[0])
 		if err != nil {
 			return err
 		}
-		return a.enqueueOne(cmd.Context(), item)
+		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error { return a.enqueueOne(ctx, s, item) })
 	}
 	return cmd
 }
@@ -209,12 +209,7 @@ func (a *app) printEnqueued(r drover.Receipt) error {
 
 // enqueueOne enqueues one job. It chooses the job's id itself. After some errors nobody knows whether the job was
 // stored. Then enqueueOne prints a command with this id, which the user can repeat without storing the job twice.
-func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
-	s, err := a.openToChange(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) enqueueOne(ctx context.Context, s *session, item drover.EnqueueItem) error {
 	if item.Opts.ID == "" {
 		item.Opts.ID = ulid.Make().String()
 	}
@@ -229,12 +224,7 @@ func (a *app) enqueueOne(ctx context.Context, item drover.EnqueueItem) error {
 }
 
 // enqueueLines stores a thousand lines in each transaction.
-func (a *app) enqueueLines(ctx context.Context, in io.Reader) error {
-	s, err := a.openToChange(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) enqueueLines(ctx context.Context, s *session, in io.Reader) error {
 	lines := bufio.NewReader(in)
 	for first, done := 1, false; !done; first += enqueueBatch {
 		var items []drover.EnqueueItem
@@ -347,15 +337,12 @@ func jsonFault(err error) error {
 
 // enqueueNames replaces the library's name of a refused field by the name of its flag.
 func enqueueNames(err error) error {
-	if !errors.Is(err, drover.ErrInvalid) {
-		return err
-	}
-	return usagef("%s", strings.NewReplacer(
+	return flagNamed(err,
 		"kind:", "KIND:", "Queue:", "--queue:", "Priority:", "--priority:", "ScheduledAt:", "--scheduled-at:", "Delay:", "--delay:", "MaxAttempts:", "--max-attempts:",
 		"retry.", "--retry: ", "retry:", "--retry:", "Retry", "--retry", "Timeout:", "--timeout:", "ExpiresAt:", "--expires-at:", "RetryUntil:", "--retry-until:", "Tags[", "--tag [",
 		"Tags:", "--tag:", "Metadata", "--metadata", "Unique.By", "--unique: by", "Unique.AnyArgs", "--unique: any_args", "Unique.Queue", "--unique: queue", "Unique.Key", "--unique: key",
 		"Unique.Until", "--unique: until", "Unique.OnConflict", "--unique: on_conflict", "Key:", "--key:", "ID:", "--id:", "args:", "--args:", "args.", "--args: ",
-	).Replace(err.Error()))
+	)
 }
 
 // lineFields replaces the library's name of a refused field by the field's key in the JSON of a line.

@@ -47,7 +47,7 @@ With --json the command prints an array.`,
 			case status != "all":
 				filter.Status = drover.FailureStatus(status)
 			}
-			return a.listFailures(cmd.Context(), filter)
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.listFailures(ctx, s, filter) })
 		},
 	}
 	f := cmd.Flags()
@@ -62,35 +62,18 @@ func failureStatuses() []string {
 	return words(drover.FailureOpen, drover.FailureResolved, drover.FailureIgnored)
 }
 
-func (a *app) listFailures(ctx context.Context, filter drover.FailureFilter) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) listFailures(ctx context.Context, s *session, filter drover.FailureFilter) error {
 	groups, err := s.client.FailureGroups(ctx, filter)
 	if err != nil {
 		return failureFlags(err)
 	}
-	if a.json {
-		if groups == nil {
-			groups = []drover.FailureGroup{}
-		}
-		return a.printJSON(groups)
-	}
-	if len(groups) == 0 {
-		fmt.Fprintln(a.stdout, "no failures")
-		return nil
-	}
-	rows := [][]string{{"FINGERPRINT", "KIND", "STATUS", "RUNS", "JOBS", "DISCARDED", "LAST SEEN", "SAMPLE"}}
-	for i := range groups {
-		g := &groups[i]
-		rows = append(rows, []string{
+	heading := []string{"FINGERPRINT", "KIND", "STATUS", "RUNS", "JOBS", "DISCARDED", "LAST SEEN", "SAMPLE"}
+	return printList(a, groups, "no failures", heading, func(g *drover.FailureGroup) []string {
+		return []string{
 			g.Fingerprint, shorten(g.Kind, 32), statusOf(g), fmt.Sprint(g.Count), fmt.Sprint(g.Jobs), fmt.Sprint(g.Discarded),
 			ago(g.LastSeen, s.now), shorten(g.Sample, 60),
-		})
-	}
-	return table(a.stdout, rows)
+		}
+	})
 }
 
 // statusOf is a group's status, with a mark for a regression and with the group's policy.
@@ -110,16 +93,13 @@ func newFailuresShowCommand(a *app) *cobra.Command {
 		Use:   "show FINGERPRINT",
 		Short: "Show one failure group",
 		Args:  args(cobra.ExactArgs(1)),
-		RunE:  func(cmd *cobra.Command, args []string) error { return a.showFailure(cmd.Context(), hex(args[0])) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.showFailure(ctx, s, hex(args[0])) })
+		},
 	}
 }
 
-func (a *app) showFailure(ctx context.Context, print string) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) showFailure(ctx context.Context, s *session, print string) error {
 	g, err := s.client.FailureGroup(ctx, print)
 	if err != nil {
 		return err
@@ -175,9 +155,6 @@ func newFailuresStatusCommand(a *app, verb string, status drover.FailureStatus, 
 		Short: short,
 		Args:  args(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, prints []string) error {
-			if err := by.check(cmd); err != nil {
-				return err
-			}
 			return a.eachFailure(cmd.Context(), prints, string(status), func(ctx context.Context, s *session, print string) error {
 				return s.client.SetFailureStatus(ctx, print, status, by.audit)
 			})
@@ -210,9 +187,6 @@ func newFailuresPolicyCommand(a *app) *cobra.Command {
 				return usagef("--build goes with park")
 			case args[1] == "retry":
 				policy.Action = ""
-			}
-			if err := by.check(cmd); err != nil {
-				return err
 			}
 			return a.eachFailure(cmd.Context(), args[:1], args[1], func(ctx context.Context, s *session, print string) error {
 				return s.client.SetFailurePolicy(ctx, print, policy, by.audit)
@@ -267,9 +241,6 @@ func (a *app) eachFailure(ctx context.Context, prints []string, result string, d
 
 // failureFlags turns a refused argument into a usage error that names the flag.
 func failureFlags(err error) error {
-	if !errors.Is(err, drover.ErrInvalid) {
-		return err
-	}
 	names := append(auditNames(), "FailureFilter.Kind:", "--kind:", "policy.Build:", "--build:")
-	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+	return flagNamed(err, names...)
 }

@@ -22,18 +22,15 @@ The command changes nothing: you decide whether to run the statements that it su
 for bad findings too, unless you give --strict.`,
 		Example: "  drover health --strict",
 		Args:    args(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.health(cmd.Context(), strict) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.health(ctx, s, strict) })
+		},
 	}
 	cmd.Flags().BoolVar(&strict, "strict", false, "make the exit code 1 if a finding is not ok")
 	return cmd
 }
 
-func (a *app) health(ctx context.Context, strict bool) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) health(ctx context.Context, s *session, strict bool) error {
 	h, err := health.Look(ctx, s.pool)
 	if err != nil {
 		return fmt.Errorf("look at the health: %w", err)

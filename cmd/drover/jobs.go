@@ -58,7 +58,9 @@ last page has none.`,
 		if after = place(after); after != "" && len(after) != ulid.EncodedSize && !strings.Contains(after, "/") {
 			return usagef("--after %q is no place in a list: every page except the last ends with one", shorten(after, 40))
 		}
-		return flagNames(a.listJobs(cmd.Context(), picked, after, limit))
+		return flagNames(a.reading(cmd.Context(), func(ctx context.Context, s *session) error {
+			return a.listJobs(ctx, s, picked.at(s.now), after, limit)
+		}))
 	}
 	cmd.Flags().IntVar(&limit, "limit", 50, "jobs on a page, 1 to 1000")
 	cmd.Flags().StringVar(&after, "after", "", "show the next page: the `place` that the page before printed; use the same filter")
@@ -92,11 +94,8 @@ func jobID(word string) string { return strings.ToUpper(strings.TrimSpace(word))
 
 // flagNames turns a refused argument into a usage error that names the flag.
 func flagNames(err error) error {
-	if !errors.Is(err, drover.ErrInvalid) {
-		return err
-	}
 	names := append(append(filterNames(), auditNames()...), "ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:")
-	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+	return flagNamed(err, names...)
 }
 
 // complete makes the shell offer these words as values of the flag.
@@ -106,13 +105,8 @@ func complete(cmd *cobra.Command, flag string, words ...string) {
 	}
 }
 
-func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, limit int) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	page, err := s.client.Jobs(ctx, picked.at(s.now), after, limit)
+func (a *app) listJobs(ctx context.Context, s *session, filter drover.Filter, after string, limit int) error {
+	page, err := s.client.Jobs(ctx, filter, after, limit)
 	if err != nil {
 		return err
 	}
@@ -120,23 +114,16 @@ func (a *app) listJobs(ctx context.Context, picked *filterFlags, after string, l
 		defer fmt.Fprintf(a.stderr, "%d shown, more with --after %s\n", len(page.Jobs), page.Next)
 	}
 	if a.json {
-		if page.Jobs == nil {
-			page.Jobs = []drover.JobInfo{}
-		}
+		page.Jobs = append([]drover.JobInfo{}, page.Jobs...)
 		return a.printJSON(page)
 	}
-	if len(page.Jobs) == 0 {
-		fmt.Fprintln(a.stdout, "no jobs")
-		return nil
-	}
-	rows := [][]string{{"ID", "QUEUE", "KIND", "STATE", "ATTEMPT", "DUE", "LAST ERROR"}}
-	for _, j := range page.Jobs {
-		rows = append(rows, []string{
-			j.ID, shorten(j.Queue, 24), shorten(j.Kind, 32), stateOf(&j), attempts("/", &j),
-			due(&j, s.now), shorten(lastError(&j), 60),
-		})
-	}
-	return table(a.stdout, rows)
+	heading := []string{"ID", "QUEUE", "KIND", "STATE", "ATTEMPT", "DUE", "LAST ERROR"}
+	return printList(a, page.Jobs, "no jobs", heading, func(j *drover.JobInfo) []string {
+		return []string{
+			j.ID, shorten(j.Queue, 24), shorten(j.Kind, 32), stateOf(j), attempts("/", j),
+			due(j, s.now), shorten(lastError(j), 60),
+		}
+	})
 }
 
 // lastError is the last column of a list of jobs: the job's newest error, and which parts of the job cannot be read.
@@ -182,17 +169,12 @@ func newJobsShowCommand(a *app) *cobra.Command {
 			if len(id) != ulid.EncodedSize {
 				return usagef("%q is not a job id", shorten(id, 40))
 			}
-			return a.showJob(cmd.Context(), id)
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.showJob(ctx, s, id) })
 		},
 	}
 }
 
-func (a *app) showJob(ctx context.Context, id string) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) showJob(ctx context.Context, s *session, id string) error {
 	job, err := s.client.Job(ctx, id)
 	if err != nil {
 		return err
@@ -479,9 +461,6 @@ as it is.`,
 				if json.Unmarshal(opts.ArgsPatch, &object) != nil || object == nil {
 					return usagef("--args-patch: is not a JSON object")
 				}
-			}
-			if err := by.check(cmd); err != nil {
-				return err
 			}
 			return a.redriveJobs(cmd.Context(), ids, &opts, by.audit)
 		},

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -108,12 +107,9 @@ func (f *editFlags) check(cmd *cobra.Command) error {
 
 // editNames replaces the library's name of a refused field by its flag.
 func editNames(err error) error {
-	if !errors.Is(err, drover.ErrInvalid) {
-		return err
-	}
 	names := append(append(filterNames(), auditNames()...), "ScheduledAt:", "--at:", "Delay:", "--delay:", "Priority:", "--to-priority:", "Queue:", "--to-queue:",
 		"MaxAttempts:", "--max-attempts:", "ArgsPatch:", "--args-patch:")
-	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+	return flagNamed(err, names...)
 }
 
 // editable are the states of jobs that can be edited.

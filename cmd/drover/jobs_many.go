@@ -22,18 +22,13 @@ func newJobsCountCommand(a *app) *cobra.Command {
 		if err := picked.check(cmd, ids); err != nil {
 			return err
 		}
-		return flagNames(a.countJobs(cmd.Context(), picked))
+		return flagNames(a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.countJobs(ctx, s, picked.at(s.now)) }))
 	}
 	return cmd
 }
 
-func (a *app) countJobs(ctx context.Context, picked *filterFlags) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	n, err := s.client.Count(ctx, picked.at(s.now))
+func (a *app) countJobs(ctx context.Context, s *session, filter drover.Filter) error {
+	n, err := s.client.Count(ctx, filter)
 	if err != nil {
 		return err
 	}
@@ -51,39 +46,26 @@ func newJobsSummaryCommand(a *app) *cobra.Command {
 		Use:   "summary",
 		Short: "Count discarded jobs by queue, kind, reason and failure",
 		Args:  args(cobra.NoArgs),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return a.summary(cmd.Context()) },
+		RunE:  func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.summary) },
 	}
 }
 
-func (a *app) summary(ctx context.Context) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) summary(ctx context.Context, s *session) error {
 	groups, err := s.client.Summary(ctx)
 	if err != nil {
 		return err
 	}
 	if a.json {
-		if groups == nil {
-			groups = []drover.DiscardedGroup{}
-		}
 		return a.printJSON(struct {
 			Groups []drover.DiscardedGroup `json:"groups"`
-		}{groups})
+		}{append([]drover.DiscardedGroup{}, groups...)})
 	}
-	if len(groups) == 0 {
-		fmt.Fprintln(a.stdout, "no discarded jobs")
-		return nil
-	}
-	rows := [][]string{{"JOBS", "QUEUE", "KIND", "REASON", "CLASS", "FINGERPRINT", "LAST", "NEWEST ERROR"}}
-	for _, g := range groups {
-		rows = append(rows, []string{
+	heading := []string{"JOBS", "QUEUE", "KIND", "REASON", "CLASS", "FINGERPRINT", "LAST", "NEWEST ERROR"}
+	return printList(a, groups, "no discarded jobs", heading, func(g *drover.DiscardedGroup) []string {
+		return []string{
 			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), string(g.Reason), string(g.Class), g.Fingerprint, ago(g.LastDiscardedAt, s.now), shorten(g.NewestError, 60),
-		})
-	}
-	return table(a.stdout, rows)
+		}
+	})
 }
 
 // manyVerb is a command that changes all jobs that match a filter.
@@ -167,9 +149,6 @@ for confirmation first. `
 	cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 	cmd.Flags().BoolVar(&ids, "print-ids", false, "print the id of each job that was "+v.done+", and everything else on standard error")
 	cmd.RunE = func(cmd *cobra.Command, named []string) error {
-		if err := by.check(cmd); err != nil {
-			return err
-		}
 		if v.check != nil {
 			if err := v.check(cmd); err != nil {
 				return err
@@ -181,32 +160,21 @@ for confirmation first. `
 		case !filtered && v.one != nil && ids:
 			return usagef("--print-ids goes with flags that pick jobs; these have ids already")
 		case !filtered && v.one != nil:
-			return a.eachJob(cmd.Context(), v, named, by.audit)
+			return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+				return a.each(v.done, named, func(id string) (string, error) { return v.one(s.client, ctx, id, by.audit) })
+			})
 		}
 		if err := picked.check(cmd, named); err != nil {
 			return err
 		}
-		return flagNames(a.manyJobs(cmd.Context(), v, picked, by.audit, yes, ids))
+		return flagNames(a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+			return a.manyJobs(ctx, s, v, picked.at(s.now), by.audit, yes, ids)
+		}))
 	}
 	return cmd
 }
 
-func (a *app) eachJob(ctx context.Context, v manyVerb, ids []string, audit drover.Audit) error {
-	s, err := a.openToChange(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	return a.each(v.done, ids, func(id string) (string, error) { return v.one(s.client, ctx, id, audit) })
-}
-
-func (a *app) manyJobs(ctx context.Context, v manyVerb, picked *filterFlags, audit drover.Audit, yes, ids bool) error {
-	s, err := a.openToChange(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	filter := picked.at(s.now)
+func (a *app) manyJobs(ctx context.Context, s *session, v manyVerb, filter drover.Filter, audit drover.Audit, yes, ids bool) error {
 	if !yes {
 		n, err := s.countOf(ctx, filter, v)
 		if err != nil {
@@ -299,9 +267,5 @@ func (a *app) confirmMany(ctx context.Context, s *session, n int64, v manyVerb) 
 	if !a.interactive {
 		return usagef("%s would be %s, and nobody is there to be asked: give --yes to do it without a question", fit, v.done)
 	}
-	yes, err := a.confirmed(ctx, fmt.Sprintf("%s will be %s.", fit, v.done))
-	if err == nil && !yes {
-		err = fmt.Errorf("not confirmed, nothing was %s; give --yes to do it without a question", v.done)
-	}
-	return err
+	return a.confirm(ctx, fmt.Sprintf("%s will be %s.", fit, v.done), "nothing was "+v.done)
 }

@@ -96,6 +96,15 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
+// flagNamed turns an argument that the library refused into a usage error. The names are pairs for strings.NewReplacer:
+// the library's name of a field, and then the name of its flag. flagNamed returns any other error as it is.
+func flagNamed(err error, names ...string) error {
+	if !errors.Is(err, drover.ErrInvalid) {
+		return err
+	}
+	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+}
+
 // message returns the text of an error without the library's prefix "drover: ", with control characters escaped for a
 // terminal.
 func message(err error) string {

@@ -80,6 +80,23 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
+// printList prints a list as a JSON array, or as a table with a row for each element. Instead of an empty table it prints
+// the text none.
+func printList[T any](a *app, list []T, none string, heading []string, row func(*T) []string) error {
+	if a.json {
+		return a.printJSON(append([]T{}, list...))
+	}
+	if len(list) == 0 {
+		fmt.Fprintln(a.stdout, none)
+		return nil
+	}
+	rows := [][]string{heading}
+	for i := range list {
+		rows = append(rows, row(&list[i]))
+	}
+	return table(a.stdout, rows)
+}
+
 // table prints rows of cells in aligned columns. The first row is the heading. table escapes control characters in the
 // cells.
 func table(w io.Writer, rows [][]string) error {

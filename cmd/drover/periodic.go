@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -34,30 +33,17 @@ func newPeriodicListCommand(a *app) *cobra.Command {
 With --json the command prints the next ten runs of each schedule.`,
 		Example: "  drover periodic list --json",
 		Args:    args(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.listPeriodic(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.listPeriodic) },
 	}
 }
 
-func (a *app) listPeriodic(ctx context.Context) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) listPeriodic(ctx context.Context, s *session) error {
 	list, err := s.client.PeriodicJobs(ctx)
 	if err != nil {
 		return err
 	}
-	if a.json {
-		return a.printJSON(append([]drover.PeriodicJob{}, list...))
-	}
-	if len(list) == 0 {
-		fmt.Fprintln(a.stdout, "no schedules")
-		return nil
-	}
-	rows := [][]string{{"NAME", "KIND", "QUEUE", "SCHEDULE", "ZONE", "STATE", "NEXT", "LAST", "LAST JOB", "SKIPPED", "PROBLEM"}}
-	for i := range list {
-		j := &list[i]
+	heading := []string{"NAME", "KIND", "QUEUE", "SCHEDULE", "ZONE", "STATE", "NEXT", "LAST", "LAST JOB", "SKIPPED", "PROBLEM"}
+	return printList(a, list, "no schedules", heading, func(j *drover.PeriodicJob) []string {
 		next, last := "-", "-"
 		if len(j.Next) > 0 {
 			next = relative(j.Next[0], s.now)
@@ -65,12 +51,11 @@ func (a *app) listPeriodic(ctx context.Context) error {
 		if j.LastAt != nil {
 			last = ago(*j.LastAt, s.now)
 		}
-		rows = append(rows, []string{
+		return []string{
 			j.Name, j.Kind, j.Queue, j.Schedule, j.Zone, string(j.State), next, last, string(j.LastState),
 			fmt.Sprint(j.Skipped), shorten(j.Problem, 60),
-		})
-	}
-	return table(a.stdout, rows)
+		}
+	})
 }
 
 func newPeriodicShowCommand(a *app) *cobra.Command {
@@ -79,12 +64,7 @@ func newPeriodicShowCommand(a *app) *cobra.Command {
 		Short: "Show one schedule and its next ten runs",
 		Args:  args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s, err := a.open(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer s.close()
-			return a.showPeriodic(cmd.Context(), s, args[0])
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.showPeriodic(ctx, s, args[0]) })
 		},
 	}
 }
@@ -169,20 +149,17 @@ func newPeriodicPreviewCommand(a *app) *cobra.Command {
 		Example: `  drover periodic preview "30 2 * * mon-fri" --zone Europe/Berlin`,
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s, err := a.open(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer s.close()
-			ticks, err := s.client.PreviewPeriodic(cmd.Context(), args[0], zone, 10)
-			if err != nil {
-				return periodicFlags(err)
-			}
-			if a.json {
-				return a.printJSON(append([]time.Time{}, ticks...))
-			}
-			a.printTicks(ticks, drover.PeriodicActive, s.now)
-			return nil
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error {
+				ticks, err := s.client.PreviewPeriodic(ctx, args[0], zone, 10)
+				if err != nil {
+					return periodicFlags(err)
+				}
+				if a.json {
+					return a.printJSON(append([]time.Time{}, ticks...))
+				}
+				a.printTicks(ticks, drover.PeriodicActive, s.now)
+				return nil
+			})
 		},
 	}
 	cmd.Flags().StringVar(&zone, "zone", "", "time zone of the schedule (default UTC)")
@@ -236,9 +213,6 @@ schedule with drover periodic pause.`,
 	complete(cmd, "overlap", words(drover.OverlapAllow, drover.OverlapSkip)...)
 	by := addAuditFlags(cmd, "kept with the schedule")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := by.check(cmd); err != nil {
-			return err
-		}
 		for _, name := range []string{"zone", "queue", "retry", "key", "metadata", "unique"} { // an unset shell variable must not mean the default
 			if flag := cmd.Flags().Lookup(name); flag.Changed && flag.Value.String() == "" {
 				return usagef("--%s: is empty", name)
@@ -248,24 +222,17 @@ schedule with drover periodic pause.`,
 		if err != nil {
 			return err
 		}
-		s, err := a.openToChange(cmd.Context())
-		if err != nil {
-			return err
-		}
-		defer s.close()
-		if err := s.client.SetPeriodic(cmd.Context(), p, by.audit); err != nil {
-			return periodicFlags(err)
-		}
-		for _, scope := range []drover.Scope{drover.KindScope(set.job.Kind), drover.QueueScope(cmp.Or(set.opts.Queue, "default"))} {
-			hint, err := s.unknownScope(cmd.Context(), scope)
-			if err != nil {
-				return err
+		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+			if err := s.client.SetPeriodic(ctx, p, by.audit); err != nil {
+				return periodicFlags(err)
 			}
-			if hint != "" {
-				fmt.Fprintln(a.stderr, printable(hint))
+			for _, scope := range []drover.Scope{drover.KindScope(set.job.Kind), drover.QueueScope(cmp.Or(set.opts.Queue, "default"))} {
+				if err := a.warnOfUnknown(ctx, s, scope); err != nil {
+					return err
+				}
 			}
-		}
-		return a.showPeriodic(cmd.Context(), s, p.Name)
+			return a.showPeriodic(ctx, s, p.Name)
+		})
 	}
 	return cmd
 }
@@ -304,7 +271,7 @@ func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err er
 }
 
 func newPeriodicPauseCommand(a *app) *cobra.Command {
-	var until later
+	var until end
 	cmd := &cobra.Command{
 		Use:   "pause NAME",
 		Short: "Pause a schedule, until a time or until it is resumed",
@@ -315,43 +282,18 @@ func newPeriodicPauseCommand(a *app) *cobra.Command {
 	cmd.Flags().Var(&until, "until", "end of the pause: RFC 3339, or how long from now, such as 90m, 2h, 7d (default: when it is resumed)")
 	by := addAuditFlags(cmd, "kept with the schedule")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if cmd.Flags().Changed("until") && until.text == "" {
-			return usagef("--until is empty")
-		}
-		return a.changePeriodic(cmd, by, args[0], "paused", func(ctx context.Context, s *session) error {
+		return a.changePeriodic(cmd.Context(), args[0], "paused", func(ctx context.Context, s *session) error {
 			return s.client.PausePeriodic(ctx, args[0], until.after(s.now), by.audit)
 		})
 	}
 	return cmd
 }
 
-// later is a flag that takes a time, or how long from now.
-type later struct{ moment }
-
-// Set parses the flag.
-func (m *later) Set(text string) error {
-	if m.moment.Set(text) != nil {
-		return errors.New("neither RFC 3339, such as 2030-01-31T12:00:00Z, nor how long from now, such as 90m, 2h or 7d")
-	}
-	return nil
-}
-
-// after returns the time, or zero if the flag was not given.
-func (m *later) after(now time.Time) time.Time {
-	switch {
-	case m.text == "":
-		return time.Time{}
-	case !m.absolute:
-		return now.Add(m.ago)
-	}
-	return m.time
-}
-
 func newPeriodicVerbCommand(a *app, verb, short, kept string, do func(*drover.Client, context.Context, string, drover.Audit) error) *cobra.Command {
 	cmd := &cobra.Command{Use: verb + " NAME", Short: short, Args: args(cobra.ExactArgs(1))}
 	by := addAuditFlags(cmd, kept)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return a.changePeriodic(cmd, by, args[0], strings.TrimSuffix(verb, "e")+"ed", func(ctx context.Context, s *session) error {
+		return a.changePeriodic(cmd.Context(), args[0], strings.TrimSuffix(verb, "e")+"ed", func(ctx context.Context, s *session) error {
 			return do(s.client, ctx, args[0], by.audit)
 		})
 	}
@@ -366,19 +308,13 @@ func newPeriodicRunCommand(a *app) *cobra.Command {
 	}
 	by := addAuditFlags(cmd, "kept in the job's metadata")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := by.check(cmd); err != nil {
-			return err
-		}
-		s, err := a.openToChange(cmd.Context())
-		if err != nil {
-			return err
-		}
-		defer s.close()
-		id, err := s.client.RunPeriodic(cmd.Context(), args[0], nil, by.audit)
-		if err != nil {
-			return periodicFlags(err)
-		}
-		return a.printPeriodic(changedPeriodic{args[0], "enqueued", id})
+		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+			id, err := s.client.RunPeriodic(ctx, args[0], nil, by.audit)
+			if err != nil {
+				return periodicFlags(err)
+			}
+			return a.printPeriodic(changedPeriodic{args[0], "enqueued", id})
+		})
 	}
 	return cmd
 }
@@ -390,19 +326,13 @@ type changedPeriodic struct {
 	JobID  string `json:"job_id,omitempty"`
 }
 
-func (a *app) changePeriodic(cmd *cobra.Command, by *auditFlags, name, result string, do func(context.Context, *session) error) error {
-	if err := by.check(cmd); err != nil {
-		return err
-	}
-	s, err := a.openToChange(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if err := do(cmd.Context(), s); err != nil {
-		return periodicFlags(err)
-	}
-	return a.printPeriodic(changedPeriodic{Name: name, Result: result})
+func (a *app) changePeriodic(ctx context.Context, name, result string, do func(context.Context, *session) error) error {
+	return a.changing(ctx, func(ctx context.Context, s *session) error {
+		if err := do(ctx, s); err != nil {
+			return periodicFlags(err)
+		}
+		return a.printPeriodic(changedPeriodic{Name: name, Result: result})
+	})
 }
 
 func (a *app) printPeriodic(c changedPeriodic) error {
@@ -415,13 +345,10 @@ func (a *app) printPeriodic(c changedPeriodic) error {
 
 // periodicFlags turns a refused argument into a usage error that names the flag.
 func periodicFlags(err error) error {
-	if !errors.Is(err, drover.ErrInvalid) {
-		return err
-	}
 	names := append(auditNames(), "Schedule:", "--schedule:", "Zone:", "--zone:", "Jitter:", "--jitter:", "CatchUp:", "--catch-up:", "Overlap:", "--overlap:",
 		"Args.Kind:", "--kind:", "Args:", "--args:", "Opts.Queue:", "--queue:", "Opts.Priority:", "--priority:", "Opts.Delay:", "--delay:", "Opts.MaxAttempts:", "--max-attempts:",
 		"Opts.Timeout:", "--timeout:", "Opts.Tags", "--tag", "Opts.Key:", "--key:", "Opts.Metadata:", "--metadata:", "Opts.Unique.By", "--unique: by",
 		"Opts.Unique.AnyArgs", "--unique: any_args", "Opts.Unique.Queue", "--unique: queue", "Opts.Unique.Key", "--unique: key", "Opts.Unique.Until", "--unique: until",
 		"Opts.Unique.OnConflict", "--unique: on_conflict", "Name:", "NAME:", "until:", "--until:")
-	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+	return flagNamed(err, names...)
 }

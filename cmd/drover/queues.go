@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -33,16 +32,11 @@ A number with a ~ is an estimate. The command counts up to 200 unfinished jobs a
 a queue. It estimates larger numbers from a sample of the table.`,
 		Example: "  drover queues list --json",
 		Args:    args(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.listQueues(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.listQueues) },
 	}
 }
 
-func (a *app) listQueues(ctx context.Context) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) listQueues(ctx context.Context, s *session) error {
 	snap, err := s.client.Snapshot(ctx)
 	if err != nil {
 		return err
@@ -99,13 +93,8 @@ func queueRows(snap *drover.Snapshot) [][]string {
 
 // printPauses prints the pauses.
 func (a *app) printPauses(pauses []drover.PauseInfo, now time.Time) error {
-	if len(pauses) == 0 {
-		fmt.Fprintln(a.stdout, "nothing is paused")
-		return nil
-	}
-	rows := [][]string{{"PAUSED", "SINCE", "UNTIL", "NOT CONFIRMED", "BY", "WHY"}}
-	for i := range pauses {
-		p := &pauses[i]
+	heading := []string{"PAUSED", "SINCE", "UNTIL", "NOT CONFIRMED", "BY", "WHY"}
+	return printList(a, pauses, "nothing is paused", heading, func(p *drover.PauseInfo) []string {
 		until, unconfirmed := "resumed", "-"
 		if p.Until != nil {
 			until = relative(*p.Until, now)
@@ -113,9 +102,8 @@ func (a *app) printPauses(pauses []drover.PauseInfo, now time.Time) error {
 		if len(p.Unconfirmed) > 0 {
 			unconfirmed = shorten(strings.Join(p.Unconfirmed, " "), 60)
 		}
-		rows = append(rows, []string{string(p.Scope), ago(p.Since, now), until, unconfirmed, p.By, shorten(p.Why, 60)})
-	}
-	return table(a.stdout, rows)
+		return []string{string(p.Scope), ago(p.Since, now), until, unconfirmed, p.By, shorten(p.Why, 60)}
+	})
 }
 
 // pauseNote describes a pause in one line.
@@ -231,14 +219,7 @@ confirmed it.`,
 	cmd.Flags().Var(&until, "until", "end of the pause: RFC 3339, or how long from now, such as 30m, 2h, 7d (default: when it is resumed)")
 	by := addAuditFlags(cmd, "kept with the pause")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		scope, err := pick.scope(cmd, names)
-		if err == nil {
-			err = by.check(cmd)
-		}
-		if err != nil {
-			return err
-		}
-		return a.changePause(cmd.Context(), scope, func(ctx context.Context, s *session) (string, error) {
+		return a.changePause(cmd, pick, names, func(ctx context.Context, s *session, scope drover.Scope) (string, error) {
 			defer a.afterAWhile("waiting until every supervisor has confirmed, at most a lease of one that does not answer; drover queues list names it")()
 			return "paused", s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.after(s.now)}, by.audit)
 		})
@@ -256,14 +237,7 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 	pick := addScopeFlags(cmd)
 	by := addAuditFlags(cmd, "kept with the pause")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		scope, err := pick.scope(cmd, names)
-		if err == nil {
-			err = by.check(cmd)
-		}
-		if err != nil {
-			return err
-		}
-		return a.changePause(cmd.Context(), scope, func(ctx context.Context, s *session) (string, error) {
+		return a.changePause(cmd, pick, names, func(ctx context.Context, s *session, scope drover.Scope) (string, error) {
 			before, err := s.client.Pauses(ctx)
 			if err != nil {
 				return "", err
@@ -280,18 +254,24 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changePause pauses or resumes a scope with the function change, and then prints the pauses. change returns its result
-// as a word, such as "paused".
-func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(context.Context, *session) (string, error)) error {
-	s, err := a.openToChange(ctx)
+// changePause pauses or resumes what the command line names with the function change, which returns its result as a word,
+// such as "paused".
+func (a *app) changePause(cmd *cobra.Command, pick *scopeFlags, names []string, change func(context.Context, *session, drover.Scope) (string, error)) error {
+	scope, err := pick.scope(cmd, names)
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	done, err := change(ctx, s)
-	if err != nil {
-		return pauseNames(scope, err)
-	}
+	return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+		done, err := change(ctx, s, scope)
+		if err != nil {
+			return pauseNames(scope, err)
+		}
+		return a.printChange(ctx, s, scope, done)
+	})
+}
+
+// printChange prints that a scope was paused or resumed, and then the pauses.
+func (a *app) printChange(ctx context.Context, s *session, scope drover.Scope, done string) error {
 	pauses, err := s.client.Pauses(ctx)
 	if err != nil {
 		return err
@@ -300,12 +280,8 @@ func (a *app) changePause(ctx context.Context, scope drover.Scope, change func(c
 		return a.printJSON(pauses)
 	}
 	fmt.Fprintln(a.stdout, printable(string(scope)+" "+done))
-	hint, err := s.unknownScope(ctx, scope)
-	if err != nil {
+	if err := a.warnOfUnknown(ctx, s, scope); err != nil {
 		return err
-	}
-	if hint != "" {
-		fmt.Fprintln(a.stderr, printable(hint))
 	}
 	for i := range pauses {
 		fmt.Fprintln(a.stdout, printable(pauseNote(&pauses[i], s.now)))
@@ -335,15 +311,12 @@ func (a *app) afterAWhile(note string) (stop func()) {
 
 // pauseNames replaces the library's name of a refused field by its flag.
 func pauseNames(scope drover.Scope, err error) error {
-	if !errors.Is(err, drover.ErrInvalid) {
-		return err
-	}
 	named := "the name of the queue:"
 	if strings.HasPrefix(string(scope), "kind:") {
 		named = "--kind:"
 	}
 	names := append(auditNames(), "scope:", named, "Until:", "--until:", "drover: ", "")
-	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+	return flagNamed(err, names...)
 }
 
 const (
@@ -353,19 +326,18 @@ const (
 	sqlNames = `select array(select 'queue:' || name from queues union select 'kind:' || kind from drover_kinds order by 1)`
 )
 
-// unknownScope returns a warning with similar names if no supervisor has ever served the scope. Otherwise it returns
-// "".
-func (s *session) unknownScope(ctx context.Context, scope drover.Scope) (string, error) {
+// warnOfUnknown prints a warning with similar names if no supervisor has ever served the scope.
+func (a *app) warnOfUnknown(ctx context.Context, s *session, scope drover.Scope) error {
 	var known bool
 	if err := s.pool.QueryRow(ctx, sqlKnownScope, string(scope)).Scan(&known); err != nil {
-		return "", fmt.Errorf("look for %s: %w", scope, err)
+		return fmt.Errorf("look for %s: %w", scope, err)
 	}
 	if known {
-		return "", nil
+		return nil
 	}
 	var names []string
 	if err := s.pool.QueryRow(ctx, sqlNames).Scan(&names); err != nil {
-		return "", fmt.Errorf("list what is served: %w", err)
+		return fmt.Errorf("list what is served: %w", err)
 	}
 	similar := &cobra.Command{SuggestionsMinimumDistance: 2}
 	for _, name := range names {
@@ -382,5 +354,6 @@ func (s *session) unknownScope(ctx context.Context, scope drover.Scope) (string,
 	case scope == "queue:all":
 		warning += "; all jobs are given with --all"
 	}
-	return warning, nil
+	fmt.Fprintln(a.stderr, printable(warning))
+	return nil
 }

@@ -123,17 +123,14 @@ func (how *redriveFlags) check(cmd *cobra.Command) error {
 			return usagef("--%s: is empty", name)
 		}
 	}
-	return how.by.check(cmd)
+	return nil
 }
 
 // redriveNames replaces the library's name of a refused field by its flag.
 func redriveNames(err error) error {
 	names := append(append(filterNames(), auditNames()...), "Rate:", "--rate:", "PerKey:", "--per-key:", "KeyFrom:", "--key-from:", "Limit:", "--limit:",
 		"Canary:", "--canary:", "CanaryFailures:", "--canary-failures:", "MaxAttempts:", "--max-attempts:", "ArgsPatch:", "--args-patch:", "Plan: ", "")
-	if !errors.Is(err, drover.ErrInvalid) {
-		return err
-	}
-	return usagef("%s", strings.NewReplacer(names...).Replace(err.Error()))
+	return flagNamed(err, names...)
 }
 
 func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveFlags) error {
@@ -313,44 +310,28 @@ func newRedriveListCommand(a *app) *cobra.Command {
 			if limit < 1 || limit > 1000 {
 				return usagef("--limit %d is not 1 to 1000", limit)
 			}
-			return a.listRedrives(cmd.Context(), limit)
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.listRedrives(ctx, s, limit) })
 		},
 	}
 	cmd.Flags().IntVar(&limit, "limit", 20, "longest list, 1 to 1000")
 	return cmd
 }
 
-func (a *app) listRedrives(ctx context.Context, limit int) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) listRedrives(ctx context.Context, s *session, limit int) error {
 	list, err := s.client.Redrives(ctx, limit)
 	if err != nil {
 		return err
 	}
-	if a.json {
-		if list == nil {
-			list = []drover.Redrive{}
+	for i := range list {
+		list[i].Skips = nil // a redrive may have up to 1,000 skips; redrive watch --json prints them
+	}
+	heading := []string{"ID", "STATE", "RELEASED", "SKIPPED", "RATE", "FILTER", "BY", "BEGUN", "WHY"}
+	return printList(a, list, "no redrives", heading, func(r *drover.Redrive) []string {
+		return []string{
+			r.ID, redriveState(r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate),
+			shorten(filterOf(r), 60), shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.Join(slices.DeleteFunc([]string{r.Why, r.Note}, func(s string) bool { return s == "" }), "; "), 60),
 		}
-		for i := range list {
-			list[i].Skips = nil // a redrive may have up to 1,000 skips; redrive watch --json prints them
-		}
-		return a.printJSON(list)
-	}
-	if len(list) == 0 {
-		fmt.Fprintln(a.stdout, "no redrives")
-		return nil
-	}
-	rows := [][]string{{"ID", "STATE", "RELEASED", "SKIPPED", "RATE", "FILTER", "BY", "BEGUN", "WHY"}}
-	for _, r := range list {
-		rows = append(rows, []string{
-			r.ID, redriveState(&r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate),
-			shorten(filterOf(&r), 60), shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.Join(slices.DeleteFunc([]string{r.Why, r.Note}, func(s string) bool { return s == "" }), "; "), 60),
-		})
-	}
-	return table(a.stdout, rows)
+	})
 }
 
 // filterOf returns a short form of a redrive's filter, or the reason why the filter cannot be read.
@@ -404,17 +385,12 @@ func newRedriveShowCommand(a *app) *cobra.Command {
 		Short: "Show a redrive and each job it skipped",
 		Args:  args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.showRedrive(cmd.Context(), jobID(args[0]))
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.showRedrive(ctx, s, jobID(args[0])) })
 		},
 	}
 }
 
-func (a *app) showRedrive(ctx context.Context, id string) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 	r, err := s.client.Redrive(ctx, id)
 	if err != nil {
 		return err
@@ -475,12 +451,7 @@ With --json it prints the redrive once, as it is now.`,
 		Example: "  drover redrive watch 01ARZ3NDEKTSV4RRFFQ69G5FAV",
 		Args:    args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s, err := a.open(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer s.close()
-			return a.watchRedrive(cmd.Context(), s, jobID(args[0]))
+			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.watchRedrive(ctx, s, jobID(args[0])) })
 		},
 	}
 }
@@ -602,11 +573,11 @@ func newRedriveVerbCommand(a *app, verb, short string, do func(*drover.Client, c
 		Short: short,
 		Args:  args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := by.check(cmd); err != nil {
-				return err
-			}
-			return redriveNames(a.changeRedrive(cmd.Context(), jobID(args[0]), func(ctx context.Context, c *drover.Client, id string) error {
-				return do(c, ctx, id, by.audit)
+			return redriveNames(a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+				if err := do(s.client, ctx, jobID(args[0]), by.audit); err != nil {
+					return err
+				}
+				return a.printChanged(ctx, s, jobID(args[0]))
 			}))
 		},
 	}
@@ -614,15 +585,7 @@ func newRedriveVerbCommand(a *app, verb, short string, do func(*drover.Client, c
 	return cmd
 }
 
-func (a *app) changeRedrive(ctx context.Context, id string, do func(context.Context, *drover.Client, string) error) error {
-	s, err := a.openToChange(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if err := do(ctx, s.client, id); err != nil {
-		return err
-	}
+func (a *app) printChanged(ctx context.Context, s *session, id string) error {
 	r, err := s.client.Redrive(ctx, id)
 	if err != nil {
 		return err

@@ -130,6 +130,22 @@ type session struct {
 	now      time.Time
 }
 
+// reading opens the database for a command that changes nothing, and calls do.
+func (a *app) reading(ctx context.Context, do func(context.Context, *session) error) error {
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	return do(ctx, s)
+}
+
+// changing does the same as reading for a command that changes something.
+func (a *app) changing(ctx context.Context, do func(context.Context, *session) error) error {
+	a.changes = true
+	return a.reading(ctx, do)
+}
+
 // openToChange does the same as open for a command that changes something.
 func (a *app) openToChange(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
 	a.changes = true

@@ -16,7 +16,7 @@ func newStatsCommand(a *app) *cobra.Command {
 		Use:   "stats",
 		Short: "Count jobs by queue and state, and show the supervisors and the dead letters",
 		Args:  args(cobra.NoArgs),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return a.stats(cmd.Context()) },
+		RunE:  func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.stats) },
 	}
 }
 
@@ -89,12 +89,7 @@ type discardedInfo struct {
 	Fingerprint string        `json:"newest_fingerprint,omitempty"`
 }
 
-func (a *app) stats(ctx context.Context) error {
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) stats(ctx context.Context, s *session) (err error) {
 	all := statistics{Database: s.database, Schema: s.schema, At: s.now}
 	if all.Counts, err = s.client.Counts(ctx); err != nil {
 		return err
@@ -120,6 +115,19 @@ func (a *app) stats(ctx context.Context) error {
 	return a.printStats(&all)
 }
 
+// rowsOf reads the rows of a statement. The parameter what is the beginning of an error text.
+func rowsOf[T any](ctx context.Context, s *session, what, sql string) ([]T, error) {
+	rows, err := s.pool.Query(ctx, sql)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	list, err := pgx.AppendRows([]T{}, rows, pgx.RowToStructByPos[T])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return list, nil
+}
+
 // sqlSupervisors reads the whole table, which has one row for each supervisor.
 const sqlSupervisors = `
 select id, host, pid, build, queues,
@@ -130,15 +138,7 @@ select id, host, pid, build, queues,
 from drover_supervisors order by started_at, id`
 
 func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
-	rows, err := s.pool.Query(ctx, sqlSupervisors)
-	if err != nil {
-		return nil, fmt.Errorf("list supervisors: %w", err)
-	}
-	list, err := pgx.AppendRows([]supervisorInfo{}, rows, pgx.RowToStructByPos[supervisorInfo])
-	if err != nil {
-		return nil, fmt.Errorf("list supervisors: %w", err)
-	}
-	return list, nil
+	return rowsOf[supervisorInfo](ctx, s, "list supervisors", sqlSupervisors)
 }
 
 // sqlUnserved reads the unfinished jobs by jobs_claim_idx. It does not count a draining supervisor, because that
@@ -157,15 +157,7 @@ select '', kind, sum(jobs)::bigint from due where not exists (select from drover
 order by 2, 1`
 
 func (s *session) unserved(ctx context.Context) ([]unserved, error) {
-	rows, err := s.pool.Query(ctx, sqlUnserved)
-	if err != nil {
-		return nil, fmt.Errorf("look for jobs nobody serves: %w", err)
-	}
-	list, err := pgx.AppendRows([]unserved{}, rows, pgx.RowToStructByPos[unserved])
-	if err != nil {
-		return nil, fmt.Errorf("look for jobs nobody serves: %w", err)
-	}
-	return list, nil
+	return rowsOf[unserved](ctx, s, "look for jobs nobody serves", sqlUnserved)
 }
 
 // sqlSolo reads the unfinished jobs by jobs_claim_idx.
@@ -182,15 +174,7 @@ select queue, kind, reason, sum(jobs)::bigint, count(distinct coalesce(fingerpri
 from discarded_summary group by queue, kind, reason order by 4 desc, 1, 2, 3`
 
 func (s *session) discarded(ctx context.Context) ([]discardedInfo, error) {
-	rows, err := s.pool.Query(ctx, sqlDiscarded)
-	if err != nil {
-		return nil, fmt.Errorf("sum up discarded jobs: %w", err)
-	}
-	list, err := pgx.AppendRows([]discardedInfo{}, rows, pgx.RowToStructByPos[discardedInfo])
-	if err != nil {
-		return nil, fmt.Errorf("sum up discarded jobs: %w", err)
-	}
-	return list, nil
+	return rowsOf[discardedInfo](ctx, s, "sum up discarded jobs", sqlDiscarded)
 }
 
 func (a *app) printStats(all *statistics) error {
