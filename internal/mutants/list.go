@@ -1,18 +1,13 @@
 package main
 
-import "path"
-
 // mutant is one deliberate bug. The text old, which must be in the file exactly once, is replaced by new, and one of
 // the tests must fail because of that.
 type mutant struct {
 	name, bug string
 	file      string // in the module
 	old, new  string
-	tests     []string
-	in        string // the package of the tests; empty: the root
+	tests     []string // all of one package
 }
-
-func (m mutant) pkg() string { return "./" + path.Clean(m.in) }
 
 // mutants are the bugs, in the order of a job's life.
 func mutants() []mutant {
@@ -37,7 +32,6 @@ func mutants() []mutant {
 			old:   "create unique index jobs_unique_idx on jobs (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity');",
 			new:   "create unique index jobs_unique_idx on jobs (unique_key) where unique_until is not null;",
 			tests: []string{"TestTheEndOfAUniqueJobLetsTheNextOneIn"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-started-no-wake", bug: "an enqueue from psql that wakes nobody lets the job that is there start before the transaction has ended",
@@ -66,7 +60,6 @@ func mutants() []mutant {
 			old:   "j.unique_until > clock_timestamp() as in_force",
 			new:   "true as in_force",
 			tests: []string{"TestUniquePeriodEndsBeforeTheJob"},
-			in:    "internal/engine",
 		},
 		{
 			name: "retry-for-of-delayed-jobs", bug: "a worker's RetryFor counts from the due time of a job that was enqueued for later",
@@ -81,7 +74,6 @@ func mutants() []mutant {
 			old:   "unique_until = case when unique_scope = 'started' then null else unique_until end",
 			new:   "unique_until = unique_until",
 			tests: []string{"TestUniqueUntilStarted"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-period-deleted", bug: "a completed job is deleted on completion, and its period with it",
@@ -89,7 +81,6 @@ func mutants() []mutant {
 			old:   "q.DeleteCompleted && (j.More == nil || !j.More.Period)",
 			new:   "q.DeleteCompleted",
 			tests: []string{"TestUniqueForAPeriod"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-period-pruned", bug: "the pruner deletes a job while its period lasts",
@@ -97,7 +88,6 @@ func mutants() []mutant {
 			old:   "\t\t\tand (j.unique_scope = 'period' and j.unique_until > now()) is not true\n",
 			new:   "",
 			tests: []string{"TestUniqueForAPeriod"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-redrive-forgets", bug: "a redriven job keeps nobody out",
@@ -105,7 +95,6 @@ func mutants() []mutant {
 			old:   "when finalized_at is not null and unique_scope <> 'period' then timestamptz 'infinity'\n",
 			new:   "\n",
 			tests: []string{"TestUniqueJobsFromTheArchive", "TestRedriveOfUniqueJobs"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-redrive-collides", bug: "a paced redrive does not look for another job with the key",
@@ -113,7 +102,6 @@ func mutants() []mutant {
 			old:   "where t.owner is not null or t.first <> t.id);",
 			new:   "where false) end;",
 			tests: []string{"TestRedriveOfUniqueJobs"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-redrive-old-keys", bug: "a paced redrive with a patch looks for the owner of the old key",
@@ -137,7 +125,6 @@ func mutants() []mutant {
 			old:   "\tif o.unique_until <= clock_timestamp() then\n",
 			new:   "\tif false then\n",
 			tests: []string{"TestRedriveAfterAnothersPeriod"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-own-period-edit", bug: "an edit is refused because of the job's own period, which is over",
@@ -173,7 +160,6 @@ func mutants() []mutant {
 			old:   "case when p.name is null then $4 else",
 			new:   "case when p.name is null then $4 and false else",
 			tests: []string{"TestAScheduleIsDeletedDuringAStart"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-take-back-blind", bug: "a crash is taken back although another job has the key by now",
@@ -181,7 +167,6 @@ func mutants() []mutant {
 			old:   "case when j.unique_scope = 'ended' then drover_unique_owner(j.unique_key, j.id) end",
 			new:   "null::text",
 			tests: []string{"TestADeathTakenBackFromAUniqueJob"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-look-skipped", bug: "an enqueue waits for each transaction that has changed the job in the way",
@@ -231,7 +216,6 @@ func mutants() []mutant {
 			old:   " and (t.mode <> 'debounce' or j.claim_seq = 0) or",
 			new:   " or",
 			tests: []string{"TestUniqueDebounce"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-wakes-for-nothing", bug: "an enqueue that stores nothing wakes supervisors",
@@ -246,7 +230,6 @@ func mutants() []mutant {
 			old:   "!due.IsZero() && due.Before(at) {",
 			new:   "due.After(at.Add(time.Hour)) {",
 			tests: []string{"TestRetriesStartOnTime"},
-			in:    "internal/engine",
 		},
 		{
 			name: "chance-finds", bug: "a poll that takes a job before a notified supervisor does starts with the shortest pause again",
@@ -254,7 +237,6 @@ func mutants() []mutant {
 			old:   "			s.Step /= 2\n			s.Next = now.Add(s.Step)\n",
 			new:   "			s.Next, s.Step = now, 0\n",
 			tests: []string{"TestAPollThatTakesANotifiedJob"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unnoticed-trickle", bug: "a trickle of jobs without notifications waits for whole poll intervals",
@@ -262,7 +244,6 @@ func mutants() []mutant {
 			old:   "			s.Step /= 2\n",
 			new:   "",
 			tests: []string{"TestATrickleWithoutNotifications"},
-			in:    "internal/engine",
 		},
 		{
 			name: "not-reasserted", bug: "nobody writes a crew anew",
@@ -270,7 +251,6 @@ func mutants() []mutant {
 			old:   "if c.Cfg.DisableNotify || reply.Crews >= len(queues) {",
 			new:   "if reply.Crews <= len(queues) {",
 			tests: []string{"TestACrewThatIsMissingIsWrittenAnew"},
-			in:    "internal/engine",
 		},
 		{
 			name: "turn-kept", bug: "nobody gives up a turn that an older state shows",
@@ -278,7 +258,6 @@ func mutants() []mutant {
 			old:   "if !reply.Turn {",
 			new:   "if reply.Turn || order == nil {",
 			tests: []string{"TestATurnThatCameBackIsGivenUp"},
-			in:    "internal/engine",
 		},
 		{
 			name: "handlers-transaction-unnamed", bug: "Config.Schema does not hold in CompleteTx and SettleTx",
@@ -293,7 +272,6 @@ func mutants() []mutant {
 			old:   "	return now.Sub(c.fullAt) >= patience\n",
 			new:   "	return now.Sub(c.fullAt) >= patience+time.Hour\n",
 			tests: []string{"TestAFullSupervisorIsNoLookout"},
-			in:    "internal/engine",
 		},
 		{
 			name: "lookout-whose-claims-fail", bug: "a supervisor whose claims fail stays the lookout",
@@ -301,7 +279,6 @@ func mutants() []mutant {
 			old:   "	if c.out.unknown {\n		return true\n	}\n",
 			new:   "",
 			tests: []string{"TestWhoseClaimsFailIsNoLookout"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pass-not-remembered", bug: "a transaction that saw a lookout without room is forgotten",
@@ -309,7 +286,6 @@ func mutants() []mutant {
 			old:   "	if verb != \"wake\" {\n",
 			new:   "	if verb == \"\" {\n",
 			tests: []string{"TestEnqueueTxThatOutlastsTheLookout"},
-			in:    "internal/engine",
 		},
 		{
 			name: "lookout-leaves-in-silence", bug: "a lookout that fills up does not hand on the jobs of enqueues that saw it",
@@ -317,7 +293,6 @@ func mutants() []mutant {
 			old:   "	if !c.Asleep {\n		for _, queue := range left {",
 			new:   "	if c.Asleep {\n		for _, queue := range left {",
 			tests: []string{"TestEnqueueWhileTheLookoutFills"},
-			in:    "internal/engine",
 		},
 		{
 			name: "lookout-of-any-kind", bug: "one that is awake for other kinds keeps an enqueue from notifying",
@@ -332,21 +307,20 @@ func mutants() []mutant {
 			old:   "verb != \"all\" && (!held || slot != slots[0] && slot != slots[1]) {",
 			new:   "verb != \"all\" && held && slot == 0 {",
 			tests: []string{"TestNotificationsForOthers"},
-			in:    "internal/engine",
 		},
 		{
 			name: "call-above-the-floor", bug: "a notified supervisor does not look behind its floors",
 			file:  "internal/engine/calls.go",
 			old:   "	from := f.At\n",
 			new:   "	from := f.At.Add(callBack)\n",
-			tests: []string{"TestACallLowersTheFloor"}, in: "internal/engine",
+			tests: []string{"TestACallLowersTheFloor"},
 		},
 		{
 			name: "call-answered-by-an-earlier-claim", bug: "a claim answers a call that came after it",
 			file:  "internal/engine/calls.go",
 			old:   "	if c.open[queue].n == asked.n {\n",
 			new:   "	if c.open[queue].n >= asked.n {\n",
-			tests: []string{"TestCalls"}, in: "internal/engine",
+			tests: []string{"TestCalls"},
 		},
 		{
 			name: "full-stays-on-call", bug: "two supervisors without room hand on to each other",
@@ -354,7 +328,6 @@ func mutants() []mutant {
 			old:   "leave := !o.calls.room(queue)",
 			new:   "leave := false",
 			tests: []string{"TestACallWithoutRoomIsHandedOn"},
-			in:    "internal/engine",
 		},
 		{
 			name: "room-without-a-look", bug: "a supervisor that is on call again does not look for jobs of before",
@@ -362,7 +335,6 @@ func mutants() []mutant {
 			old:   "		o.deafBy = time.Time{}\n		o.alarm.Wake()",
 			new:   "		o.deafBy = time.Time{}\n		o.alarm.poke()",
 			tests: []string{"TestACallWithoutRoomIsHandedOn"},
-			in:    "internal/engine",
 		},
 		{
 			name: "on-call-and-deaf", bug: "a supervisor that does not listen is on call",
@@ -370,7 +342,6 @@ func mutants() []mutant {
 			old:   "		o.deafBy = time.Time{}\n		o.alarm.Wake()",
 			new:   "		o.alarm.Wake()",
 			tests: []string{"TestWhoIsOnCallListens"},
-			in:    "internal/engine",
 		},
 		{
 			name: "due-times-forgotten", bug: "a look for one job forgets when others are due",
@@ -378,7 +349,6 @@ func mutants() []mutant {
 			old:   "\t\tif !now.Before(*known) {\n",
 			new:   "\t\tif known == &c.Due || !now.Before(*known) {\n",
 			tests: []string{"TestOneDueTimeAfterAnother"},
-			in:    "internal/engine",
 		},
 		{
 			name: "next-due-unasked", bug: "a sleeper that takes a job does not learn when the next is due",
@@ -386,7 +356,6 @@ func mutants() []mutant {
 			old:   "p.asleep && p.byClock(now)",
 			new:   "false",
 			tests: []string{"TestOneDueTimeAfterAnother", "TestJobsThatAreDueOneAfterAnother"},
-			in:    "internal/engine",
 		},
 		{
 			name: "taker-forgets", bug: "who takes a job leaves the next due time to supervisors that may not know it",
@@ -394,7 +363,6 @@ func mutants() []mutant {
 			old:   " || l.found > 0 && p.byClock(now):",
 			new:   ":",
 			tests: []string{"TestOneDueTimeAfterAnother"},
-			in:    "internal/engine",
 		},
 		{
 			name: "own-due-times-forgotten", bug: "of the due times that only one supervisor knows it remembers the first",
@@ -402,7 +370,6 @@ func mutants() []mutant {
 			old:   "\tcase c.isOwn(due):\n",
 			new:   "\tcase false:\n",
 			tests: []string{"TestOneDueTimeAfterAnother"},
-			in:    "internal/engine",
 		},
 		{
 			name: "due-gap-after-a-find", bug: "who has taken a job waits before it looks for the next, as if others had taken it",
@@ -410,7 +377,6 @@ func mutants() []mutant {
 			old:   "p.atDue(now) && l.found == 0 && p.Reply.NextDue",
 			new:   "p.atDue(now) && p.Reply.NextDue",
 			tests: []string{"TestOneDueTimeAfterAnother"},
-			in:    "internal/engine",
 		},
 		{
 			name: "told-and-not-on-call", bug: "a supervisor with room leaves the slots free that others have left, until its heartbeat",
@@ -418,7 +384,6 @@ func mutants() []mutant {
 			old:   "		o.calls.want() // other supervisors have left their slots\n",
 			new:   "",
 			tests: []string{"TestWhoHasRoomTakesFreeSlots"},
-			in:    "internal/engine",
 		},
 		{
 			name: "all-ask-together", bug: "supervisors that have heard the same ask for a slot at the same moment",
@@ -426,7 +391,6 @@ func mutants() []mutant {
 			old:   "now.Add(rand.N(o.askPause()))",
 			new:   "now.Add(max(o.askPause(), rand.N(time.Microsecond)))",
 			tests: []string{"TestWhoDoesNotListenFindsWork"},
-			in:    "internal/engine",
 		},
 		{
 			name: "due-while-full", bug: "a supervisor without room hands on what is due when a run ends",
@@ -434,7 +398,6 @@ func mutants() []mutant {
 			old:   "case c.wantsRoom && !due.IsZero():",
 			new:   "case !c.wantsRoom && !due.IsZero():",
 			tests: []string{"TestADueTimeWhileFull"},
-			in:    "internal/engine",
 		},
 		{
 			name: "all-look-at-a-due-time", bug: "all supervisors that know of a due time look then",
@@ -442,7 +405,6 @@ func mutants() []mutant {
 			old:   "	return before < 2\n",
 			new:   "	return before >= 0\n",
 			tests: []string{"TestTwoLookForWhatAllKnow"},
-			in:    "internal/engine",
 		},
 		{
 			name: "a-call-waits", bug: "a call without an answer is handed on after a second",
@@ -450,7 +412,6 @@ func mutants() []mutant {
 			old:   "callPatience     = 10 * time.Millisecond",
 			new:   "callPatience     = time.Second",
 			tests: []string{"TestACallIsHandedOnSoon"},
-			in:    "internal/engine",
 		},
 		{
 			name: "listens-whatever-the-noise", bug: "a supervisor that hears only notifications for others listens on",
@@ -458,7 +419,6 @@ func mutants() []mutant {
 			old:   "	if c.hears() && c.OnCall.tooLoud() {\n",
 			new:   "	if c.OnCall.tooLoud() && !c.hears() {\n",
 			tests: []string{"TestWhoHearsTooMuchStopsListening"},
-			in:    "internal/engine",
 		},
 		{
 			name: "nobody-else-is-told", bug: "supervisors that have room and are not on call do not hear of jobs for which those on call have none",
@@ -466,7 +426,6 @@ func mutants() []mutant {
 			old:   "	if passes is not null and not told then\n",
 			new:   "	if passes is null and not told and told then\n",
 			tests: []string{"TestAllAreToldIfNobodyIsOnCall"},
-			in:    "internal/engine",
 		},
 		{
 			name: "wake-notifies-all-the-same", bug: "drover.notify is off, and an enqueue notifies",
@@ -488,7 +447,6 @@ func mutants() []mutant {
 			old:   "func (t *trickle) over() bool { return t.left < 0 }",
 			new:   "func (t *trickle) over() bool { return false }",
 			tests: []string{"TestATrickleDoesNotWake", "TestManyProducersDoNotNotifyWhoIsAwake"},
-			in:    "internal/engine",
 		},
 		{
 			name: "silence-forgotten", bug: "a supervisor that has just come waits for a lease of its own",
@@ -496,7 +454,6 @@ func mutants() []mutant {
 			old:   "o.since = noted",
 			new:   "_ = noted",
 			tests: []string{"TestWhoIsDead", "TestSilenceOutlivesWhoSawIt"},
-			in:    "internal/engine",
 		},
 		{
 			name: "silence-of-an-older-beat", bug: "a silence counts on though the supervisor has been heard of",
@@ -504,7 +461,6 @@ func mutants() []mutant {
 			old:   "case when s.silent_at_beat = s.beat then s.silent_ms else 0 end",
 			new:   "coalesce(s.silent_ms, 0)",
 			tests: []string{"TestSilenceOutlivesWhoSawIt"},
-			in:    "internal/engine",
 		},
 		{
 			name: "stall-forgotten", bug: "beats before a stall count for what is seen behind it",
@@ -512,21 +468,20 @@ func mutants() []mutant {
 			old:   "		s.stalled, s.since = s.beats, now\n",
 			new:   "",
 			tests: []string{"TestWhoIsDead", "TestAStallHidesNobodysBeat"},
-			in:    "internal/engine",
 		},
 		{
 			name: "locks-one-by-one", bug: "a migration waits for one table while it holds another",
 			file:  "migrations/00016_retention.sql",
 			old:   "-- +goose Down\nselect drover_lock_tables('{jobs,jobs_archive}');\n",
 			new:   "-- +goose Down\n",
-			tests: []string{"TestMigrationsHoldNothingWhileTheyWait"}, in: "migrations",
+			tests: []string{"TestMigrationsHoldNothingWhileTheyWait"},
 		},
 		{
 			name: "unlocked-version-table", bug: "goose's table is made without the lock",
 			file:  "migrations/embed.go",
 			old:   "_, err := p.GetDBVersion(ctx); err != nil",
 			new:   "_, err := p.Up(ctx); err != nil",
-			tests: []string{"TestUpWaitsForOneThatIsAtWorkInItsSchemaOnly"}, in: "migrations",
+			tests: []string{"TestUpWaitsForOneThatIsAtWorkInItsSchemaOnly"},
 		},
 		{
 			name: "app-defaults", bug: "transactions begin as the application's default says",
@@ -534,7 +489,6 @@ func mutants() []mutant {
 			old:   "Begin  = `begin isolation level read committed read write`",
 			new:   "Begin  = `begin`",
 			tests: []string{"TestRoleDefaultsDoNotReachTheQueue"},
-			in:    "internal/engine",
 		},
 		{
 			name: "claim-not-hot", bug: "the claim changes what an index's predicate names",
@@ -542,7 +496,6 @@ func mutants() []mutant {
 			old:   "create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null;",
 			new:   "create index jobs_claim_idx on jobs (queue, lane, scheduled_at, id) where finalized_at is null and state <> 'running';",
 			tests: []string{"TestClaimsAreHOT"},
-			in:    "internal/engine",
 		},
 		{
 			name: "claim-waits", bug: "a claim waits for rows that others hold",
@@ -550,7 +503,6 @@ func mutants() []mutant {
 			old:   "order by scheduled_at, id limit g.room for update skip locked",
 			new:   "order by scheduled_at, id limit g.room for update",
 			tests: []string{"TestClaimPassesLockedRows"},
-			in:    "internal/engine",
 		},
 		{
 			name: "claim-sends-large-metadata", bug: "a claim makes text of metadata of any size",
@@ -558,7 +510,6 @@ func mutants() []mutant {
 			old:   "when ` + oddSize + ` then '!' || ` + rawSize + `",
 			new:   "when false then '!' || ` + rawSize + `",
 			tests: []string{"TestLargeMetadataAreNotSent"},
-			in:    "internal/engine",
 		},
 		{
 			name: "claim-unfenced", bug: "a claim does not ask whether its epoch is over",
@@ -566,7 +517,6 @@ func mutants() []mutant {
 			old:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
 			new:   "select statement_timestamp() as at from drover_supervisors where id = $1 and $2::int > 0 for key share",
 			tests: []string{"TestEpochFencesClaims"},
-			in:    "internal/engine",
 		},
 		{
 			name: "claim-unlocked", bug: "a raised epoch does not wait for claims under way",
@@ -574,7 +524,6 @@ func mutants() []mutant {
 			old:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null for key share",
 			new:   "select statement_timestamp() as at from drover_supervisors where id = $1 and epoch = $2 and lost_at is null",
 			tests: []string{"TestEpochFencesClaims"},
-			in:    "internal/engine",
 		},
 		{
 			name: "claim-seq-stays", bug: "a claim does not raise the fence",
@@ -589,7 +538,6 @@ func mutants() []mutant {
 			old:   "attempt = attempt + 1, claim_seq = claim_seq + 1,",
 			new:   "attempt = attempt + 1, claim_seq = greatest(claim_seq, 1),",
 			tests: []string{"TestStoreAgainstItsModel"},
-			in:    "internal/engine",
 		},
 		{
 			name: "claim-seq-falls", bug: "who gives an attempt back gives the fence back",
@@ -597,7 +545,6 @@ func mutants() []mutant {
 			old:   "update jobs j set\n\tstate = case when h.waits",
 			new:   "update jobs j set claim_seq = j.claim_seq - case when h.give_back then 1 else 0 end,\n\tstate = case when h.waits",
 			tests: []string{"TestStoreAgainstItsModel"},
-			in:    "internal/engine",
 		},
 		{
 			name: "early-dispatch", bug: "claimed jobs start before the claim has committed",
@@ -605,7 +552,6 @@ func mutants() []mutant {
 			old:   "\tp.Commit()\n\tp.Call(func() { reply.Committed = true })",
 			new:   "\tp.Call(func() { reply.Committed = true })\n\tp.Commit()",
 			tests: []string{"TestNoJobStartsBeforeItsClaimHasCommitted"},
-			in:    "internal/engine",
 		},
 		{
 			name: "no-doubt", bug: "a claim whose reply was lost is forgotten",
@@ -613,7 +559,6 @@ func mutants() []mutant {
 			old:   "\t\t\tc.Doubt = p.Req.Queues\n",
 			new:   "\t\t\tc.Doubt = nil\n",
 			tests: []string{"TestDoubtOutlivesALeaseThatWasNotKeptUp", "TestDoubtIsNotOverBeforeAllIsHandedBack"},
-			in:    "internal/engine",
 		},
 		{
 			name: "no-turns", bug: "claims of a backlog do not wait for one another",
@@ -621,7 +566,6 @@ func mutants() []mutant {
 			old:   "case rooms[i] >= MinTurn:",
 			new:   "case rooms[i] > MaxClaim:",
 			tests: []string{"TestClaimsOfABacklogTakeTurns"},
-			in:    "internal/engine",
 		},
 		{
 			name: "turn-unbounded", bug: "a claim waits for its turn however long another keeps it",
@@ -629,7 +573,6 @@ func mutants() []mutant {
 			old:   "perform set_config('lock_timeout', greatest(1, ceil(extract(epoch from until - clock_timestamp()) * 1000))::text, true);",
 			new:   "perform set_config('lock_timeout', '0', true);",
 			tests: []string{"TestClaimDoesWithoutItsTurn"},
-			in:    "internal/engine",
 		},
 		{
 			name: "no-near-sweep", bug: "claims never look behind their floors",
@@ -637,21 +580,20 @@ func mutants() []mutant {
 			old:   "return Sweep{Window: i, Width: w.Width}",
 			new:   "return Sweep{Window: i}",
 			tests: []string{"TestLateCommitsAreFound"},
-			in:    "internal/engine",
 		},
 		{
 			name: "near-sweep-too-short", bug: "a near sweep looks back to what is in progress, and not to what was when it last looked",
 			file:  "internal/floors/near.go",
 			old:   "n.Past[i].Own >= w.since[key]",
 			new:   "n.Past[i].Own >= n.Past[len(n.Past)-1].Oldest",
-			tests: []string{"TestNearSweepsFindAllThatWasInProgress"}, in: "internal/floors",
+			tests: []string{"TestNearSweepsFindAllThatWasInProgress"},
 		},
 		{
 			name: "near-sweep-by-ids-alone", bug: "a near sweep takes the time of a transaction's id for that of its statement",
 			file:  "internal/floors/near.go",
 			old:   "from := n.Past[i].At.Add(-writing)",
 			new:   "from := n.Past[i].At",
-			tests: []string{"TestNearSweepsFindAllThatWasInProgress"}, in: "internal/floors",
+			tests: []string{"TestNearSweepsFindAllThatWasInProgress"},
 		},
 		{
 			name: "near-sweep-of-unread-lanes", bug: "a near sweep passes for one of lanes that its claim did not read",
@@ -659,7 +601,6 @@ func mutants() []mutant {
 			old:   "\t\tif limit == 0 {\n\t\t\tcontinue // not looked at\n\t\t}",
 			new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.Near.Read(p.Sweep, floors.Lane{Queue: g.queue.Name, N: g.tier + priority}, p.Reply.Seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
 			tests: []string{"TestLateCommitsAreFoundByEachNearSweep"},
-			in:    "internal/engine",
 		},
 		{
 			name: "no-full-sweep", bug: "what a full sweep finds does not lower the floor",
@@ -667,7 +608,6 @@ func mutants() []mutant {
 			old:   "c.claimer.Floors.Lower(found.Lane, found.At)",
 			new:   "_ = found",
 			tests: []string{"TestLateCommitsAreFound"},
-			in:    "internal/engine",
 		},
 		{
 			name: "complete-unfenced", bug: "a completion does not compare the fence",
@@ -675,7 +615,6 @@ func mutants() []mutant {
 			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'",
 			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and $3::text <> '' and state = 'running'",
 			tests: []string{"TestStaleSettleChangesNothing"},
-			in:    "internal/engine",
 		},
 		{
 			name: "complete-owner-only", bug: "a completion compares the owner alone",
@@ -683,7 +622,6 @@ func mutants() []mutant {
 			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3",
 			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and claimed_by = $3",
 			tests: []string{"TestStaleSettleChangesNothing"},
-			in:    "internal/engine",
 		},
 		{
 			name: "complete-seq-only", bug: "a completion compares claim_seq alone",
@@ -691,7 +629,6 @@ func mutants() []mutant {
 			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3",
 			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and $3::text <> ''",
 			tests: []string{"TestStaleSettleChangesNothing"},
-			in:    "internal/engine",
 		},
 		{
 			name: "settle-unfenced", bug: "a settle compares the owner alone",
@@ -699,7 +636,6 @@ func mutants() []mutant {
 			old:   "from jobs where id = c.id and claim_seq = c.seq and claimed_by = $1",
 			new:   "from jobs where id = c.id and claimed_by = $1",
 			tests: []string{"TestStaleSettleChangesNothing"},
-			in:    "internal/engine",
 		},
 		{
 			name: "complete-tx-unfenced", bug: "CompleteTx does not compare the fence",
@@ -714,7 +650,6 @@ func mutants() []mutant {
 			old:   "\t\tand ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
 			new:   "\t\tand $4::int[] is not null and $5::timestamptz[] is not null\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
 			tests: []string{"TestSettleOfAnEarlierLife", "TestStoreAgainstItsModel"},
-			in:    "internal/engine",
 		},
 		{
 			name: "second-life-settle", bug: "a failure takes the second life of an id for the first",
@@ -722,7 +657,6 @@ func mutants() []mutant {
 			old:   " and attempted_at is not distinct from c.claimed_at and state = 'running'",
 			new:   " and state = 'running'",
 			tests: []string{"TestSettleOfAnEarlierLife", "TestStoreAgainstItsModel"},
-			in:    "internal/engine",
 		},
 		{
 			name: "second-life-tx", bug: "CompleteTx takes the second life of an id for the first",
@@ -730,7 +664,6 @@ func mutants() []mutant {
 			old:   "claimed_by = $3 and attempted_at = $4 and state = 'running'\nreturning state`",
 			new:   "claimed_by = $3 and $4::timestamptz is not null and state = 'running'\nreturning state`",
 			tests: []string{"TestTransactionOfAnEarlierLife"},
-			in:    "internal/engine",
 		},
 		{
 			name: "second-life-lost", bug: "a lost claim of a second life passes for the run of the first",
@@ -738,7 +671,6 @@ func mutants() []mutant {
 			old:   "!claimed.Before(j.AttemptedAt.Time)",
 			new:   "!claimed.IsZero()",
 			tests: []string{"TestLostClaimOfASecondLife"},
-			in:    "internal/engine",
 		},
 		{
 			name: "settle-waits", bug: "a completion waits for rows that others hold",
@@ -746,7 +678,6 @@ func mutants() []mutant {
 			old:   "update jobs set state = 'completed', finalized_at = now(), claimed_by = null\nwhere id = any(array(select id from held))`",
 			new:   "update jobs set state = 'completed', finalized_at = now(), claimed_by = null\nwhere id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'`",
 			tests: []string{"TestCompletionsPassLockedRows"},
-			in:    "internal/engine",
 		},
 		{
 			name: "settle-takes-all", bug: "a settle ignores how many rows it matched",
@@ -754,7 +685,6 @@ func mutants() []mutant {
 			old:   "if int(s.Completions[i].N) == len(group) {",
 			new:   "if int(s.Completions[i].N) <= len(group) {",
 			tests: []string{"TestAStaleRunAmongMany"},
-			in:    "internal/engine",
 		},
 		{
 			name: "no-bisection", bug: "one row that the database refuses holds up its batch",
@@ -762,7 +692,6 @@ func mutants() []mutant {
 			old:   "if err != nil && !s.Committed && pg.RowsFault(err) {",
 			new:   "if err != nil && !s.Committed && pg.RowsFault(err) && len(out) == 1 {",
 			tests: []string{"TestABadRowIsFoundByHalves", "TestARefusedOutcomeHoldsUpNobody"},
-			in:    "internal/engine",
 		},
 		{
 			name: "refused-outcome-in-the-book", bug: "a stop waits for an outcome that the database refuses",
@@ -770,7 +699,6 @@ func mutants() []mutant {
 			old:   "\te.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns\n\te.Unsettled.Remove(r)\n",
 			new:   "\te.RefusedRuns.Add(r)\n",
 			tests: []string{"TestARefusedOutcomeHoldsUpNobody", "TestARefusedOutcomeEnds"},
-			in:    "internal/engine",
 		},
 		{
 			name: "refused-start", bug: "one start that cannot be written down holds up all of them",
@@ -778,7 +706,6 @@ func mutants() []mutant {
 			old:   "func(part []*Start) (int, error) { return e.notePart(base, part, noted) }",
 			new:   "func([]*Start) (int, error) { return e.notePart(base, starts, noted) }",
 			tests: []string{"TestARefusedStartHoldsUpNobody"},
-			in:    "internal/engine",
 		},
 		{
 			name: "refused-claim", bug: "a claim that one row fails is made again as it was",
@@ -786,7 +713,6 @@ func mutants() []mutant {
 			old:   "if p != nil && pg.RowsFault(err) {",
 			new:   "if p != nil && pg.RowsFault(err) && p.Sweep.Window > 3 {",
 			tests: []string{"TestARefusedClaimHoldsUpNobody"},
-			in:    "internal/engine",
 		},
 		{
 			name: "aside-but-claimed", bug: "claims ask for what is set aside",
@@ -794,7 +720,6 @@ func mutants() []mutant {
 			old:   "\tp.Req.SkipSetAside = len(c.Refused.Aside) > 0\n\tif len(c.Refused.skipped)",
 			new:   "\tif len(c.Refused.skipped)",
 			tests: []string{"TestWhatIsSetAsideIsLeftAloneThenTriedAgain"},
-			in:    "internal/engine",
 		},
 		{
 			name: "everybody-is-at-fault", bug: "jobs are put off though the database refuses all of them",
@@ -802,7 +727,6 @@ func mutants() []mutant {
 			old:   "\tif err == nil && a.passed == 0 {\n\t\tslow =",
 			new:   "\tif err == nil && a.passed < 0 {\n\t\tslow =",
 			tests: []string{"TestClaimsThatAreAllRefusedWait"},
-			in:    "internal/engine",
 		},
 		{
 			name: "slow-alone", bug: "the only job due, too slow to claim, is claimed again and again",
@@ -810,7 +734,6 @@ func mutants() []mutant {
 			old:   "slow = len(a.refused) == 1 && pg.TimedOut(a.refused[0].err)",
 			new:   "slow = false",
 			tests: []string{"TestTheOnlyJobDueIsTooSlowToClaim"},
-			in:    "internal/engine",
 		},
 		{
 			name: "seen-not-compared", bug: "a change is made, whatever its caller has seen",
@@ -860,7 +783,6 @@ func mutants() []mutant {
 			old:   "order by 2 desc, s.retry_at",
 			new:   "order by s.retry_at",
 			tests: []string{"TestWhatIsSetAsideIsTriedBehindJobsThatNobodyServes"},
-			in:    "internal/engine",
 		},
 		{
 			name: "reruns-catch-up", bug: "reruns that are late become due together",
@@ -966,7 +888,6 @@ func mutants() []mutant {
 			old:   "\t\tif c.DelayUS = &us; o.Slot != nil {\n",
 			new:   "\t\tif due := r.Shared.Now().UnixMicro() + us; o.Slot == nil {\n\t\t\tc.DueUS = &due\n\t\t} else {\n",
 			tests: []string{"TestDelaysGoByTheServersClock"},
-			in:    "internal/engine",
 		},
 		{
 			name: "snooze-counts", bug: "a snooze spends an attempt",
@@ -1072,7 +993,6 @@ func mutants() []mutant {
 			old:   "until := coalesce(until, 'infinity');",
 			new:   "null;",
 			tests: []string{"TestPausePeriodic"},
-			in:    "internal/engine",
 		},
 		{
 			name: "filter-of-nothing", bug: "a verb takes a filter of empty values for one that picks",
@@ -1087,7 +1007,6 @@ func mutants() []mutant {
 			old:   "where id = $1 and epoch = $2 and lost_at is null\n\treturning id\n",
 			new:   "where id = $1 and $2::int > 0\n\treturning id\n",
 			tests: []string{"TestPausedProcessIsRefusedAndGoesOnUnderANewID", "TestABeatOfTheDeadIsRefused"},
-			in:    "internal/engine",
 		},
 		{
 			name: "one-past-lease", bug: "who loses its lease again forgets that the first death is to be taken back",
@@ -1095,7 +1014,6 @@ func mutants() []mutant {
 			old:   "\t\tc.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})\n",
 			new:   "\t\tc.Was = []PastLease{{ID: id, Late: map[string]int{}}}\n",
 			tests: []string{"TestTwoDeathsThatWereNoneAreTakenBack"},
-			in:    "internal/engine",
 		},
 		{
 			name: "no-patience", bug: "a death is not taken back where the server is slow for a moment",
@@ -1103,7 +1021,6 @@ func mutants() []mutant {
 			old:   "return l.Late[job] < PatientBeats",
 			new:   "return false",
 			tests: []string{"TestTakeBackIsPatient"},
-			in:    "internal/engine",
 		},
 		{
 			name: "stop-forgets-a-death", bug: "a supervisor that stops leaves jobs a crash that was none",
@@ -1111,7 +1028,6 @@ func mutants() []mutant {
 			old:   "if len(c.Was) == 0 {",
 			new:   "if len(c.Was) >= 0 {",
 			tests: []string{"TestAStopTakesBackADeath"},
-			in:    "internal/engine",
 		},
 		{
 			name: "set-aside-and-blamed", bug: "a job that was set aside while it was rescued keeps a crash that was none",
@@ -1119,14 +1035,13 @@ func mutants() []mutant {
 			old:   "where a.path = $2 and (select j.state = 'running'",
 			new:   "where a.path = $2 || '?' and (select j.state = 'running'",
 			tests: []string{"TestADeathIsTakenBackFromAJobThatWasSetAside"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-starts-held", bug: "a start does not look at the holds, under the lock that replacing them takes",
 			file:  "internal/engine/shared.go",
 			old:   "if s.holds.Load().job(r.Queue, r.Kind) || r.Lease.Ended.Load()",
 			new:   "if r.Lease.Ended.Load()",
-			tests: []string{"TestNoStartOfAHeldJob"}, in: "internal/engine",
+			tests: []string{"TestNoStartOfAHeldJob"},
 		},
 		{
 			name: "pause-start-after-lease", bug: "a frozen process that wakes starts jobs until its timer fires",
@@ -1134,7 +1049,6 @@ func mutants() []mutant {
 			old:   "r.Lease.Ctx.Err() != nil || !now.Before(s.deadline())",
 			new:   "r.Lease.Ctx.Err() != nil",
 			tests: []string{"TestNoStartAfterTheLease"},
-			in:    "internal/engine",
 		},
 		{
 			name: "time-outs-take-all", bug: "schedules that time out leave no time to others",
@@ -1142,7 +1056,6 @@ func mutants() []mutant {
 			old:   "max(growingTo(longestPutOff, off.failures-1), 2*took*time.Duration(len(t.putOff)))",
 			new:   "growingTo(longestPutOff, off.failures-1)",
 			tests: []string{"TestSchedulesThatTimeOutLeaveTurns"},
-			in:    "internal/engine",
 		},
 		{
 			name: "start-behind-a-stop", bug: "a handler is called although a stop has cancelled the handlers",
@@ -1150,7 +1063,6 @@ func mutants() []mutant {
 			old:   "r.Lease.Ended.Load() || r.Lease.Ctx.Err() != nil",
 			new:   "r.Lease.Ended.Load()",
 			tests: []string{"TestNoStartBehindAStop"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-keeps-buffers", bug: "buffered jobs of a held scope are not handed back",
@@ -1158,7 +1070,6 @@ func mutants() []mutant {
 			old:   "func(r *Run) bool { return h.job(r.Queue, r.Kind) }",
 			new:   "func(*Run) bool { return false }",
 			tests: []string{"TestAClaimUnderWayHandsBack"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-dispatches-held", bug: "a claim that was under way when the pause was followed fills the buffer",
@@ -1166,7 +1077,6 @@ func mutants() []mutant {
 			old:   "if j.Left || c.holds.Load().job(j.Queue, j.Kind) {",
 			new:   "if j.Left {",
 			tests: []string{"TestAClaimUnderWayHandsBack"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-claims-held-queues", bug: "held queues are claimed from",
@@ -1174,7 +1084,6 @@ func mutants() []mutant {
 			old:   "return q.holds != nil && q.holds.Load().queue(q.Name)",
 			new:   "return false",
 			tests: []string{"TestAPauseSurvivesRestarts"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-claims-held-kinds", bug: "held kinds are claimed and handed back",
@@ -1182,7 +1091,6 @@ func mutants() []mutant {
 			old:   "		return h.open\n",
 			new:   "		return s.Kinds\n",
 			tests: []string{"TestAResumedKindIsFoundBehindTheFloors"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-floors-after-resume", bug: "floors that have passed jobs of a paused kind stay when it is resumed",
@@ -1190,7 +1098,6 @@ func mutants() []mutant {
 			old:   "if was.frees(h) {",
 			new:   "if was.frees(h) && f.Stale {",
 			tests: []string{"TestAResumedKindIsFoundBehindTheFloors"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-after-renewal", bug: "a lease is renewed before the limits are followed",
@@ -1198,7 +1105,6 @@ func mutants() []mutant {
 			old:   "		if err := c.Limits.Follow(ctx, conn, l.ID); err != nil {\n			return err\n		}\n		c.Lease.Store(l.renewed(c.Base))",
 			new:   "		c.Lease.Store(l.renewed(c.Base))",
 			tests: []string{"TestALeaseThatIsRenewedFollowsFirst"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-late-reply", bug: "a heartbeat whose reply comes after the end of the lease keeps it",
@@ -1206,7 +1112,6 @@ func mutants() []mutant {
 			old:   "	c.Expire(ctx) // if the deadline",
 			new:   "	// if the deadline",
 			tests: []string{"TestALateReplyDoesNotKeepTheLease"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-unseen-at-start", bug: "a supervisor that starts claims before it reads the limits",
@@ -1214,7 +1119,6 @@ func mutants() []mutant {
 			old:   "if err := c.Limits.Follow(ctx, conn, id); err != nil {",
 			new:   "if err := error(nil); err != nil {",
 			tests: []string{"TestAPauseSurvivesRestarts"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-unseen-by-beats", bug: "a heartbeat does not notice that the limits have changed",
@@ -1229,7 +1133,6 @@ func mutants() []mutant {
 			old:   "if at := c.Limits.Next; !at.IsZero() && at.Before(next) {",
 			new:   "if at := c.Limits.Next; at.IsZero() && at.After(next) {",
 			tests: []string{"TestAPauseEndsByItself"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-asks-in-a-loop", bug: "limits that cannot be read are asked for without a pause",
@@ -1237,7 +1140,6 @@ func mutants() []mutant {
 			old:   "f.Stale, f.Next = true, now.Add(readLimitsEvery)",
 			new:   "f.Stale = true",
 			tests: []string{"TestLimitsAreNotReadInALoop"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-forgets-the-silent", bug: "a pause does not wait for supervisors that have not confirmed",
@@ -1252,7 +1154,6 @@ func mutants() []mutant {
 			old:   "where coalesce(s.limits_seen, 0) < least(version",
 			new:   "where coalesce(s.limits_seen, 0) < least(0",
 			tests: []string{"TestPauseWaitsForTheSilent"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pause-waits-for-the-dead", bug: "a pause waits for a supervisor whose lease is over",
@@ -1260,7 +1161,6 @@ func mutants() []mutant {
 			old:   "s.lost_at is null and s.beat_at > clock_timestamp() - least(s.lease_ms, 1000000000000) * interval '1 ms'",
 			new:   "s.lost_at is null",
 			tests: []string{"TestPauseWaitsForTheSilent"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pauses-out-of-order", bug: "changes of the limits commit in another order than their numbers",
@@ -1289,7 +1189,6 @@ func mutants() []mutant {
 			old:   "!c.Now().Before(c.deadline()) && l.Lose()",
 			new:   "!c.Now().Before(c.deadline()) && !l.Ended.Load()",
 			tests: []string{"TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt"},
-			in:    "internal/engine",
 		},
 		{
 			name: "no-grace", bug: "a rescuer whose own beats do not get through judges others",
@@ -1297,7 +1196,6 @@ func mutants() []mutant {
 			old:   "lasts >= x.Lease && beats >= 3",
 			new:   "lasts >= x.Lease && beats >= 0",
 			tests: []string{"TestWhoIsDead", "TestSilenceIsJudgedWithoutTheServersClock"},
-			in:    "internal/engine",
 		},
 		{
 			name: "first-silence", bug: "a rescuer judges at the first beat it misses",
@@ -1305,7 +1203,6 @@ func mutants() []mutant {
 			old:   "dead := lasts >= x.Lease && beats >= 3 && watched >= x.Lease/5*2",
 			new:   "dead := beats >= 1",
 			tests: []string{"TestWhoIsDead", "TestSilenceIsJudgedWithoutTheServersClock"},
-			in:    "internal/engine",
 		},
 		{
 			name: "last-moment", bug: "who beats in the last moment is declared lost",
@@ -1313,7 +1210,6 @@ func mutants() []mutant {
 			old:   "where id = $1 and epoch = $2 and beat = $3 and lost_at is null`",
 			new:   "where id = $1 and epoch = $2 and $3::bigint >= 0 and lost_at is null`",
 			tests: []string{"TestSilentSupervisorThatBeatsInTheLastMomentIsAlive"},
-			in:    "internal/engine",
 		},
 		{
 			name: "buffered-blamed", bug: "jobs that had not started are blamed for a death",
@@ -1321,7 +1217,6 @@ func mutants() []mutant {
 			old:   "started[j.ID] = j.InFlight || j.Slots == 0 || busy[j.Queue] < j.Slots",
 			new:   "started[j.ID] = true",
 			tests: []string{"TestBufferedJobsOfAKilledProcessGetTheirAttemptBack"},
-			in:    "internal/engine",
 		},
 		{
 			name: "innocents-blamed", bug: "a death counts against those beside the suspect",
@@ -1329,7 +1224,6 @@ func mutants() []mutant {
 			old:   "case crashes < d.Degree:",
 			new:   "case crashes < 0:",
 			tests: []string{"TestDeathIsEvidenceAgainstTheStrongestSuspects"},
-			in:    "internal/engine",
 		},
 		{
 			name: "follow-up-lost", bug: "a job that is quarantined has no follow-up",
@@ -1344,7 +1238,6 @@ func mutants() []mutant {
 			old:   "\t\t\tchanged := true;\n\t\t\tdue_us :=",
 			new:   "\t\t\tdue_us :=",
 			tests: []string{"TestNoWindowHoldsMoreThanTheBudget", "TestReservationsAgainstAModel"},
-			in:    "internal/engine",
 		},
 		{
 			name: "redriven-twice", bug: "a redriven job that waits or runs is redriven again",
@@ -1373,7 +1266,6 @@ func mutants() []mutant {
 			old:   "when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before) end",
 			new:   "when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before, now() - completed) end",
 			tests: []string{"TestPruneDeletesOldCompletedAndCancelledJobsOnly"},
-			in:    "internal/engine",
 		},
 		{
 			name: "filter-spliced", bug: "a filter's value is pasted into SQL",
@@ -1387,7 +1279,7 @@ func mutants() []mutant {
 			file:  "migrations/00010_jobs.sql",
 			old:   "execute format('alter function %s set search_path = %s, pg_temp', f.name, own);",
 			new:   "execute format('alter function %s set search_path = pg_temp, %s', f.name, own);",
-			tests: []string{"TestFunctionsGiveNoRightsAway"}, in: "migrations",
+			tests: []string{"TestFunctionsGiveNoRightsAway"},
 		},
 		{
 			name: "rename-not-mended", bug: "functions keep the name that their schema had before a rename",
@@ -1395,7 +1287,6 @@ func mutants() []mutant {
 			old:   "format('search_path=%s, pg_temp', own) = any(p.proconfig) is true as fixed",
 			new:   "p.proconfig::text like '%search_path=%' is true as fixed",
 			tests: []string{"TestARenamedSchema"},
-			in:    "internal/engine",
 		},
 		{
 			name: "registers-in-two-schemas", bug: "a supervisor registers in a schema whose functions work in another",
@@ -1403,7 +1294,6 @@ func mutants() []mutant {
 			old:   "\tp.Exec(nil, pg.CheckSchema)\n",
 			new:   "",
 			tests: []string{"TestARenamedSchema"},
-			in:    "internal/engine",
 		},
 		{
 			name: "copy-under-row-security", bug: "EnqueueMany fails where row security refuses its COPY",
@@ -1418,7 +1308,6 @@ func mutants() []mutant {
 			old:   "where c.relnamespace <> n.oid)",
 			new:   "where c.relnamespace = 0)",
 			tests: []string{"TestCheckFindsTablesInFrontOfDrovers"},
-			in:    "internal/engine",
 		},
 		{
 			name: "rescue-all-or-none", bug: "one job that the database refuses keeps all of a dead supervisor's",
@@ -1426,7 +1315,6 @@ func mutants() []mutant {
 			old:   "\ta, err := pickApart(pg.Bisect, fenced,\n",
 			new:   "\tif err := settle(fenced, c.Bound()); err != nil || len(jobs) > 0 {\n\t\treturn 0, err\n\t}\n\ta, err := pickApart(pg.Bisect, fenced,\n",
 			tests: []string{"TestRescuePassesWhatTheDatabaseRefuses", "TestRescueBlamesThosePastARefusedOne"},
-			in:    "internal/engine",
 		},
 		{
 			name: "aside-tried-again", bug: "a hunt does not leave alone what was set aside",
@@ -1434,7 +1322,6 @@ func mutants() []mutant {
 			old:   "where a.path = any($9) and a.retry_at > now()",
 			new:   "where a.path = any($9) and a.retry_at < now()",
 			tests: []string{"TestRescuePassesWhatTheDatabaseRefuses", "TestRescueOfWhatWasSetAside"},
-			in:    "internal/engine",
 		},
 		{
 			name: "hunt-trusts-entries", bug: "a hunt takes the numbers in errors entries for numbers",
@@ -1442,7 +1329,6 @@ func mutants() []mutant {
 			old:   "case when jsonb_typeof(e->'duration_ms') = 'number' then least(",
 			new:   "case when true then least(",
 			tests: []string{"TestHuntReadsGarbage"},
-			in:    "internal/engine",
 		},
 		{
 			name: "hunt-stops-at-damage", bug: "a hunt stops where a row's errors are damaged",
@@ -1450,7 +1336,6 @@ func mutants() []mutant {
 			old:   "again := read([]ScanLane{lane}, true)",
 			new:   "again := read([]ScanLane{lane}, false)",
 			tests: []string{"TestRescueOfADamagedRow"},
-			in:    "internal/engine",
 		},
 		{
 			name: "in-flight-searched", bug: "whether a job was in flight is searched for in an array, for each",
@@ -1458,7 +1343,6 @@ func mutants() []mutant {
 			old:   "(j.id in (select f from drover_supervisors o cross join lateral unnest(o.in_flight) as f where o.id = $1 and f is not null)) is true end,",
 			new:   "coalesce(j.id = any(s.in_flight), false) end,",
 			tests: []string{"TestTheHuntHashesItsLists"},
-			in:    "internal/engine",
 		},
 		{
 			name: "reserve-all-or-none", bug: "a reservation that the database refuses holds up all others",
@@ -1466,7 +1350,6 @@ func mutants() []mutant {
 			old:   "\t\treturn without(w, err)\n",
 			new:   "\t\treturn errors.New(err.Error())\n",
 			tests: []string{"TestReservationsOfABrokenBudget"},
-			in:    "internal/engine",
 		},
 		{
 			name: "rescue-waits-for-slots", bug: "while no slots can be had nothing is rescued",
@@ -1474,7 +1357,6 @@ func mutants() []mutant {
 			old:   "\t\t\t\tif c.budgets.wants(f.r, &f.r.End) {\n",
 			new:   "\t\t\t\tif c.budgets.wants(f.r, &f.r.End) || noSlots != nil {\n",
 			tests: []string{"TestRescueWhileTheCalendarIsHeld"},
-			in:    "internal/engine",
 		},
 		{
 			name: "take-back-goes-on", bug: "a crash that cannot be taken back is tried again in every beat, for ever",
@@ -1482,7 +1364,6 @@ func mutants() []mutant {
 			old:   "err = cmp.Or(err, conn.LeaveBlame(ctx, l.ID, b.item))",
 			new:   "err = cmp.Or(err, pg.TimeFor(ctx, bound))",
 			tests: []string{"TestTakeBackPassesWhatTheDatabaseRefuses"},
-			in:    "internal/engine",
 		},
 		{
 			name: "beat-stops", bug: "a step of the beat that fails keeps the later ones",
@@ -1490,7 +1371,6 @@ func mutants() []mutant {
 			old:   "\t\tif conn.Closed() || ctx.Err() != nil {\n\t\t\treturn fmt",
 			new:   "\t\tif err != nil || conn.Closed() || ctx.Err() != nil {\n\t\t\treturn fmt",
 			tests: []string{"TestBeatGoesOnBehindAStepThatFails"},
-			in:    "internal/engine",
 		},
 		{
 			name: "hunt-from-year-one", bug: "a hunt begins at the year 1",
@@ -1498,7 +1378,6 @@ func mutants() []mutant {
 			old:   "fromAt: pgtype.Timestamptz{Valid: true, InfinityModifier: pgtype.NegativeInfinity}",
 			new:   "fromAt: pgtype.Timestamptz{Valid: true}",
 			tests: []string{"TestOrphansOfOddTimes"},
-			in:    "internal/engine",
 		},
 		{
 			name: "orphans-due-only", bug: "orphans are looked for among due jobs only",
@@ -1506,7 +1385,6 @@ func mutants() []mutant {
 			old:   "\tcase !started.Before(c.AllBy):\n",
 			new:   "\tcase c.AllBy.After(started.Add(1000 * time.Hour)):\n",
 			tests: []string{"TestOrphansOfOddTimes"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unfenced-settled", bug: "a job claimed at an infinite time is settled, which matches nothing",
@@ -1514,7 +1392,6 @@ func mutants() []mutant {
 			old:   "{ return j.AttemptedAt.Valid && j.AttemptedAt.Time.IsZero() }",
 			new:   "{ return j.ClaimSeq < 0 }",
 			tests: []string{"TestOrphansOfOddTimes", "TestRescuePassesWhatTheDatabaseRefuses", "TestAuditFindsRowsChangedByHand"},
-			in:    "internal/engine",
 		},
 		{
 			name: "sweep-stops", bug: "a lane that cannot be read keeps the others from being swept",
@@ -1522,7 +1399,6 @@ func mutants() []mutant {
 			old:   "slog.Int(\"lane\", int(lane.Key.N)), slog.String(\"error\", err.Error()))\n\t\t\t}\n\t\t\treturn nil\n\t\t})\n",
 			new:   "slog.Int(\"lane\", int(lane.Key.N)), slog.String(\"error\", err.Error()))\n\t\t\t}\n\t\t\treturn err\n\t\t})\n",
 			tests: []string{"TestSweepPassesALaneThatCannotBeRead"},
-			in:    "internal/engine",
 		},
 		{
 			name: "epoch-forgotten", bug: "a lower epoch in the table is answered by raising it again",
@@ -1530,7 +1406,6 @@ func mutants() []mutant {
 			old:   "\tcase epoch < sent:\n",
 			new:   "\tcase epoch < 0:\n",
 			tests: []string{"TestARaisedEpochIsForgotten", "TestTheDatabaseGoesBack"},
-			in:    "internal/engine",
 		},
 		{
 			name: "beats-forgotten", bug: "the lease goes on though the database has forgotten beats",
@@ -1538,7 +1413,6 @@ func mutants() []mutant {
 			old:   "\t\tif x.Beat < c.counted {",
 			new:   "\t\tif x.Beat < 0 {",
 			tests: []string{"TestGoingOnUnderANewIDIsTriedAgain"},
-			in:    "internal/engine",
 		},
 		{
 			name: "caught-up", bug: "a lost lease comes back once its row has counted as many beats as before",
@@ -1546,7 +1420,6 @@ func mutants() []mutant {
 			old:   "\t\t\tc.counted = math.MaxInt64",
 			new:   "\t\t\t_ = math.MaxInt64",
 			tests: []string{"TestGoingOnUnderANewIDIsTriedAgain"},
-			in:    "internal/engine",
 		},
 		{
 			name: "beats-without-pause", bug: "a beat that is called for comes at once each time",
@@ -1554,7 +1427,6 @@ func mutants() []mutant {
 			old:   "\tif h.n > 0 {",
 			new:   "\tif h.n < 0 {",
 			tests: []string{"TestHurriedBeatsArePaced"},
-			in:    "internal/engine",
 		},
 		{
 			name: "look-without-pause", bug: "a look at what was not settled is repeated at once when it fails",
@@ -1562,7 +1434,6 @@ func mutants() []mutant {
 			old:   "\t\te.blind = err\n",
 			new:   "",
 			tests: []string{"TestALookThatFailsIsNotRepeatedAtOnce"},
-			in:    "internal/engine",
 		},
 		{
 			name: "floors-outlive-the-connection", bug: "a claimer that has a new connection trusts its floors",
@@ -1570,7 +1441,6 @@ func mutants() []mutant {
 			old:   "e.Claimer.Link.Again = s.rewound ",
 			new:   "e.Claimer.Link.Again = e.Claimer.Audit.Reconnected ",
 			tests: []string{"TestAfterAReconnectFloorsAreNotTrusted"},
-			in:    "internal/engine",
 		},
 		{
 			name: "falling-ids", bug: "transaction ids that fall mean nothing",
@@ -1578,7 +1448,6 @@ func mutants() []mutant {
 			old:   "\tif c.Near.Saw(reply.Seen) {",
 			new:   "\tif c.Near.Saw(reply.Seen) && false {",
 			tests: []string{"TestTransactionIDsThatFallAreNoticed"},
-			in:    "internal/engine",
 		},
 		{
 			name: "stale-without-audit", bug: "an outcome that is refused under a good lease asks for no audit",
@@ -1586,7 +1455,6 @@ func mutants() []mutant {
 			old:   "\t\t\tif exists && !r.Lease.Ended.Load() {",
 			new:   "\t\t\tif exists && r.Lease.Ended.Load() {",
 			tests: []string{"TestARefusedOutcomeAsksForAnAudit"},
-			in:    "internal/engine",
 		},
 		{
 			name: "given-back-at-work", bug: "a look for a lost claim gives back a job whose handler is at work under a forgotten one",
@@ -1594,7 +1462,6 @@ func mutants() []mutant {
 			old:   "!claimed.Before(j.AttemptedAt.Time)",
 			new:   "claimed.Equal(j.AttemptedAt.Time)",
 			tests: []string{"TestLostClaimBesideAForgottenOne", "TestWhichRunsKeepAJob"},
-			in:    "internal/engine",
 		},
 		{
 			name: "audit-asks-nobody", bug: "an audit gives back what is at work",
@@ -1602,7 +1469,6 @@ func mutants() []mutant {
 			old:   "return ok && (!lost ||",
 			new:   "return ok && lost && (!lost ||",
 			tests: []string{"TestAuditFindsRowsChangedByHand"},
-			in:    "internal/engine",
 		},
 		{
 			name: "second-life-given-up", bug: "a refused settle ends the job that was enqueued under its id meanwhile",
@@ -1610,7 +1476,6 @@ func mutants() []mutant {
 			old:   "($8::timestamptz is null or attempted_at = $8)",
 			new:   "($8::timestamptz is null or $8 is not null)",
 			tests: []string{"TestOnlyTheRefusedLifeIsGivenUp"},
-			in:    "internal/engine",
 		},
 		{
 			name: "audit-not-asked-for", bug: "a connection that came back asks for no audit",
@@ -1618,7 +1483,6 @@ func mutants() []mutant {
 			old:   "\tif lost && l.Again != nil {\n",
 			new:   "\tif lost && l.Again != nil && l.Pool == nil {\n",
 			tests: []string{"TestALinkSaysThatItCameBack"},
-			in:    "internal/engine",
 		},
 		{
 			name: "only-run-again", bug: "a job with a single attempt whose settle was forgotten runs again",
@@ -1626,7 +1490,6 @@ func mutants() []mutant {
 			old:   "Own: true, Started: j.StartedSeq",
 			new:   "Own: true, Started: j.MaxAttempts == 0 && j.StartedSeq",
 			tests: []string{"TestAuditFindsForgottenSettles"},
-			in:    "internal/engine",
 		},
 		{
 			name: "epoch-overflows", bug: "a supervisor whose epoch is at its end can never be declared lost",
@@ -1634,7 +1497,6 @@ func mutants() []mutant {
 			old:   "update drover_supervisors set epoch = case when epoch < 2147483647 then epoch + 1 else 1 end, lost_at = now() where id",
 			new:   "update drover_supervisors set epoch = epoch + 1, lost_at = now() where id",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
-			in:    "internal/engine",
 		},
 		{
 			name: "queues-without-nulls", bug: "a null among a supervisor's queues stops everybody's beat",
@@ -1642,7 +1504,6 @@ func mutants() []mutant {
 			old:   "\t\t\t\tif queue != nil {\n\t\t\t\t\tother",
 			new:   "\t\t\t\tif queue == nil {\n\t\t\t\t\treturn &pg.RowError{pgx.ErrNoRows}\n\t\t\t\t} else {\n\t\t\t\t\tother",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
-			in:    "internal/engine",
 		},
 		{
 			name: "judge-trusts-leases", bug: "a supervisor's row of a huge lease stops all rescues",
@@ -1650,7 +1511,6 @@ func mutants() []mutant {
 			old:   "least(lease_ms, 1000000000000) as ms",
 			new:   "lease_ms as ms",
 			tests: []string{"TestSupervisorsRowsChangedByHand"},
-			in:    "internal/engine",
 		},
 		{
 			name: "times-in-any-style", bug: "a claim cannot read its own reply where the session writes times in another way",
@@ -1658,7 +1518,6 @@ func mutants() []mutant {
 			old:   "`set_config('datestyle', 'ISO', true), ",
 			new:   "`set_config('datestyle', current_setting('datestyle'), true), ",
 			tests: []string{"TestRescueInAnyDateStyle"},
-			in:    "internal/engine",
 		},
 		{
 			name: "reads-in-any-style", bug: "Get and List cannot read times that the session writes in another way",
@@ -1666,7 +1525,6 @@ func mutants() []mutant {
 			old:   "readWith(ctx, p, PlainText, row",
 			new:   "readWith(ctx, p, `select`, row",
 			tests: []string{"TestLifeInAnyDateStyle"},
-			in:    "internal/engine",
 		},
 		{
 			name: "standby-by-its-words", bug: "a standby that speaks another language is not known as one",
@@ -1674,7 +1532,6 @@ func mutants() []mutant {
 			old:   "server.Routine == \"call_bool_check_hook\"",
 			new:   "strings.Contains(server.Message, \"recovery\")",
 			tests: []string{"TestAStandbyInAnyLanguage"},
-			in:    "internal/engine",
 		},
 		{
 			name: "migrate-behind-a-pooler", bug: "a migration leaves its lock with a session of others",
@@ -1682,7 +1539,6 @@ func mutants() []mutant {
 			old:   "pids[0] == pids[1] || pids[0] != pids[2]",
 			new:   "pids[0] != pids[2]",
 			tests: []string{"TestMigrateBehindATransactionPooler"},
-			in:    "internal/engine",
 		},
 		{
 			name: "migrate-in-a-hurry", bug: "a migration that waits for its turn is cut off by the role's time-out",
@@ -1690,7 +1546,6 @@ func mutants() []mutant {
 			old:   "\"statement_timeout\": \"0\", ",
 			new:   "",
 			tests: []string{"TestUpOutlastsTheStatementTimeout"},
-			in:    "migrations",
 		},
 		{
 			name: "goose-in-their-table", bug: "drover's versions go into an application's goose table",
@@ -1698,7 +1553,6 @@ func mutants() []mutant {
 			old:   "\tif not fresh and to_regclass",
 			new:   "\tif false and to_regclass",
 			tests: []string{"TestGooseInAnApplicationsTable"},
-			in:    "migrations",
 		},
 		{
 			name: "clock-goes-back-unseen", bug: "health does not see retries that wait because the server's clock has gone back",
@@ -1706,7 +1560,6 @@ func mutants() []mutant {
 			old:   "greatest(j.created_at, j.attempted_at, j.redriven_at) as at from jobs j",
 			new:   "j.created_at as at from jobs j",
 			tests: []string{"TestJobsThatWaitForTheClockAreNamed"},
-			in:    "internal/engine",
 		},
 		{
 			name: "far-times-overflow", bug: "a job that is due in centuries makes an idle supervisor look all the time",
@@ -1714,7 +1567,6 @@ func mutants() []mutant {
 			old:   "\tcase n >= limit:\n",
 			new:   "\tcase n >= limit && n < 0:\n",
 			tests: []string{"TestClaimOfAFarJob", "TestNumbersBeyondAnyDuration"},
-			in:    "internal/engine",
 		},
 		{
 			name: "only-attempt-again", bug: "a job with a single attempt that a stop cut short runs again",
@@ -1722,7 +1574,6 @@ func mutants() []mutant {
 			old:   "\tif t.MaxAttempts > 1 {\n\t\treturn engine.Released",
 			new:   "\tif t != nil {\n\t\treturn engine.Released",
 			tests: []string{"TestHowARunEndsInAStop", "TestTheOnlyAttemptAfterAnOutage"},
-			in:    "internal/engine",
 		},
 		{
 			name: "start-without-lease", bug: "a start is noted after the lease was lost",
@@ -1730,7 +1581,6 @@ func mutants() []mutant {
 			old:   "where exists (select from me) and id = any($1)",
 			new:   "where id = any($1)",
 			tests: []string{"TestAStartBesideARescue"},
-			in:    "internal/engine",
 		},
 		{
 			name: "start-not-committed", bug: "a start counts as noted before its transaction commits",
@@ -1738,7 +1588,6 @@ func mutants() []mutant {
 			old:   "\tp.Call(func() { noted = read })\n",
 			new:   "\tnoted = read\n",
 			tests: []string{"TestAStartThatIsNotCommitted"},
-			in:    "internal/engine",
 		},
 		{
 			name: "guessed-lease-lost", bug: "every serialization failure is told as a lost lease",
@@ -1767,7 +1616,6 @@ func mutants() []mutant {
 			old:   "\tif errors.Is(err, ErrReadOnly) {\n\t\tCloseConn",
 			new:   "\tif false {\n\t\tCloseConn",
 			tests: []string{"TestANameThatPointedAtAStandby"},
-			in:    "internal/engine",
 		},
 		{
 			name: "standby-blames-rows", bug: "an outcome that a standby refuses is taken for one that cannot be written",
@@ -1775,7 +1623,6 @@ func mutants() []mutant {
 			old:   "\tcase errors.Is(err, ErrReadOnly): //",
 			new:   "\tcase false: //",
 			tests: []string{"TestErrorsOfUnknownOutcome"},
-			in:    "internal/engine",
 		},
 		{
 			name: "links-live-for-ever", bug: "a supervisor's connection outlives the pool's MaxConnLifetime",
@@ -1783,7 +1630,6 @@ func mutants() []mutant {
 			old:   "if !time.Now().Before(l.Until) {",
 			new:   "if false {",
 			tests: []string{"TestLinksHaveALifetime"},
-			in:    "internal/engine",
 		},
 		{
 			name: "deaf-while-it-moved", bug: "what was notified between two connections is not looked for",
@@ -1791,7 +1637,6 @@ func mutants() []mutant {
 			old:   "\tc.alarm.Wake()\n\tc.Interrupt()\n\treturn true\n",
 			new:   "\tc.alarm.Wake()\n\treturn true\n",
 			tests: []string{"TestLinksHaveALifetime"},
-			in:    "internal/engine",
 		},
 		{
 			name: "fails-and-stays", bug: "a connection whose round trips all fail is kept",
@@ -1799,7 +1644,6 @@ func mutants() []mutant {
 			old:   "t.Failures%NewSight == 0",
 			new:   "t.Failures < 0",
 			tests: []string{"TestALinkThatFailsAgainAndAgainIsReplaced"},
-			in:    "internal/engine",
 		},
 		{
 			name: "first-server-takes-all", bug: "of several servers a silent first one gets all of the time",
@@ -1807,7 +1651,6 @@ func mutants() []mutant {
 			old:   "len(servers) > 1 && share > 0",
 			new:   "len(servers) > 2 && share > 0",
 			tests: []string{"TestASecondServerIsAskedWhileTheFirstIsSilent"},
-			in:    "internal/engine",
 		},
 		{
 			name: "prepare-passed-over", bug: "the pool's PrepareConn is not run on a supervisor's connections",
@@ -1815,7 +1658,6 @@ func mutants() []mutant {
 			old:   "\tcase cfg.PrepareConn != nil:\n",
 			new:   "\tcase false:\n",
 			tests: []string{"TestPoolsThatContradict"},
-			in:    "internal/engine",
 		},
 		{
 			name: "a-name-left-out", bug: "a view of drover's is not qualified with Config.Schema",
@@ -1858,7 +1700,6 @@ func mutants() []mutant {
 			old:   "\tcase ours != pools:\n",
 			new:   "\tcase false:\n",
 			tests: []string{"TestCheckComparesTheSchemas"},
-			in:    "internal/engine",
 		},
 		{
 			name: "starts-once", bug: "Run ends if the server is not there yet",
@@ -1866,7 +1707,6 @@ func mutants() []mutant {
 			old:   "if ctx.Err() == nil && pg.Temporary(err) {",
 			new:   "if ctx.Err() != nil && pg.Temporary(err) {",
 			tests: []string{"TestRunWaitsForAServer", "TestRunWaitsForALock"},
-			in:    "internal/engine",
 		},
 		{
 			name: "stray-registration", bug: "a registration whose reply was lost stays, as that of a supervisor who is awake",
@@ -1874,7 +1714,6 @@ func mutants() []mutant {
 			old:   "\tc.strays = []string{id}\n",
 			new:   "\tc.strays = nil\n",
 			tests: []string{"TestARegistrationWhoseReplyWasLost"},
-			in:    "internal/engine",
 		},
 		{
 			name: "added-to-the-old-row", bug: "a queue added next to a registration is unknown to the new row",
@@ -1882,7 +1721,6 @@ func mutants() []mutant {
 			old:   "if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {",
 			new:   "if i >= 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {",
 			tests: []string{"TestAQueueAddedNextToARegistration"},
-			in:    "internal/engine",
 		},
 		{
 			name: "cancel-unheard", bug: "without LISTEN a cancel waits for a heartbeat",
@@ -1890,7 +1728,6 @@ func mutants() []mutant {
 			old:   "!c.hears() && at.Before(next)",
 			new:   "c.hears() && at.Before(next)",
 			tests: []string{"TestACancelWithoutListenIsHeard"},
-			in:    "internal/engine",
 		},
 		{
 			name: "a-line-each", bug: "an outage is logged with each failure",
@@ -1898,7 +1735,6 @@ func mutants() []mutant {
 			old:   "\tif o.Failures < 2 || recently",
 			new:   "\tif o.Failures < 0 && recently",
 			tests: []string{"TestLogOfAnOutage", "TestARealOutageIsTwoLines"},
-			in:    "internal/engine",
 		},
 		{
 			name: "over-too-soon", bug: "an outage is over when the first part's round trips go through",
@@ -1906,7 +1742,6 @@ func mutants() []mutant {
 			old:   "len(o.Standing) == 0 && o.logged && o.written",
 			new:   "o.logged && o.written",
 			tests: []string{"TestLogOfAnOutage"},
-			in:    "internal/engine",
 		},
 		{
 			name: "nil-fails", bug: "Discard, Retry, RetryAfter and DontCount of nil fail the run",
@@ -1935,7 +1770,6 @@ func mutants() []mutant {
 			old:   "o.logged && o.written.After(o.last)",
 			new:   "o.logged",
 			tests: []string{"TestABeatThatWritesNothingEndsNoOutage", "TestLogOfAnOutage"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unseen", bug: "a name may have invisible characters",
@@ -1949,7 +1783,7 @@ func mutants() []mutant {
 			file:  "internal/fingerprint/fingerprint.go",
 			old:   "return len(labels) > 2\n",
 			new:   "return len(labels) > 1\n",
-			tests: []string{"TestHostsAndDates"}, in: "internal/fingerprint",
+			tests: []string{"TestHostsAndDates"},
 		},
 		{
 			name: "connection-for-a-transaction", bug: "a connection outside of any transaction passes as one",
@@ -1964,7 +1798,6 @@ func mutants() []mutant {
 			old:   "\tLastSettle = time.Second     //",
 			new:   "\tLastSettle = 9 * time.Second //",
 			tests: []string{"TestAStopTakesWhatIsPromised"},
-			in:    "internal/engine",
 		},
 		{
 			name: "error-outside-the-run", bug: "what an error's methods do is no part of the run",
@@ -1972,7 +1805,6 @@ func mutants() []mutant {
 			old:   "\t\tw.decide(r, err, returned, func(o Outcome, exited bool) {\n\t\t\tif goOn = r.EndOnce(); goOn {\n\t\t\t\tr.End = o\n",
 			new:   "\t\tw.decide(r, nil, returned, func(_ Outcome, exited bool) {\n\t\t\tif goOn = r.EndOnce(); goOn {\n\t\t\t\tr.End = w.Handler.Decide(r, err)\n",
 			tests: []string{"TestAnErrorThatBlocksIsADeafHandler"},
-			in:    "internal/engine",
 		},
 		{
 			name: "strategy-without-a-net", bug: "a retry strategy that calls runtime.Goexit ends a goroutine of drover's",
@@ -1980,7 +1812,6 @@ func mutants() []mutant {
 			old:   "why := guarded(func() { d, ok = s.Func(f) }); why",
 			new:   "why := func() string { d, ok = s.Func(f); return \"\" }(); why",
 			tests: []string{"TestAnErrorThatExitsCostsNoSlot", "TestAStrategyThatExitsEndsNoLease"},
-			in:    "internal/engine",
 		},
 		{
 			name: "log-before-the-timer", bug: "a lease whose end of an outage is logged by a log that blocks lasts for ever",
@@ -1988,7 +1819,6 @@ func mutants() []mutant {
 			old:   "\tc.ending.Lock()\n\tc.beaten.Store(&sent)\n",
 			new:   "\tc.beaten.Store(&sent)\n\tc.Outage.Wrote(c.Base, c.Shared, sent)\n\tc.ending.Lock()\n",
 			tests: []string{"TestALogThatBlocksAtTheEndOfAnOutage"},
-			in:    "internal/engine",
 		},
 		{
 			name: "prune-is-an-outage", bug: "a lasting error of the pruner's passes for an outage, and hides real ones",
@@ -1996,7 +1826,6 @@ func mutants() []mutant {
 			old:   "\t\tcase pg.Answered(err):\n",
 			new:   "\t\tcase pg.Answered(err) && false:\n",
 			tests: []string{"TestALastingErrorOfThePrunersIsNoOutage"},
-			in:    "internal/engine",
 		},
 		{
 			name: "lease-without-a-timer", bug: "an application that blocks the control goroutine keeps handlers at work beyond the lease",
@@ -2004,7 +1833,6 @@ func mutants() []mutant {
 			old:   "\t\tc.timer.Reset(c.deadline().Sub(c.Now()))\n",
 			new:   "\t\tc.timer.Stop()\n",
 			tests: []string{"TestABlockedLogKeepsNoHandlerAtWork"},
-			in:    "internal/engine",
 		},
 		{
 			name: "audit-beside-the-outage", bug: "the look for forgotten jobs is no part of an outage",
@@ -2012,7 +1840,6 @@ func mutants() []mutant {
 			old:   "\t\tif !pg.RowsFault(err) && !pg.Answered(err) {\n",
 			new:   "\t\tif false {\n",
 			tests: []string{"TestEveryPartReportsTheOutage"},
-			in:    "internal/engine",
 		},
 		{
 			name: "pace-checks-at-its-commit", bug: "a deferred constraint on one job stops all redrives",
@@ -2020,7 +1847,6 @@ func mutants() []mutant {
 			old:   "\t\tp.Exec(nil, pg.ConstraintsNow)\n\t\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			new:   "\t\tp.Query(func(rows pgx.Rows) error { return rows.Scan(&wait",
 			tests: []string{"TestADeferredConstraintHoldsUpNobody"},
-			in:    "internal/engine",
 		},
 		{
 			name: "aside-forgets-its-death", bug: "a job that was set aside while its supervisor was rescued is judged as if nobody knew of that death",
@@ -2028,7 +1854,6 @@ func mutants() []mutant {
 			old:   "\t\t\tif !died {\n",
 			new:   "\t\t\tif _ = died; true {\n",
 			tests: []string{"TestAJobThatWasSetAsideIsJudgedByTheSameDeath"},
-			in:    "internal/engine",
 		},
 		{
 			name: "rescue-without-patience", bug: "a job whose rescue a busy server does not finish in time is set aside at once",
@@ -2036,7 +1861,6 @@ func mutants() []mutant {
 			old:   "func(*rescued, error) bool { return late+1 < PatientBeats }",
 			new:   "func(*rescued, error) bool { return false }",
 			tests: []string{"TestRescueIsPatient"},
-			in:    "internal/engine",
 		},
 		{
 			name: "orphans-run-for-ever", bug: "the run of a job whose supervisor's row is gone seems to have lasted for years",
@@ -2044,7 +1868,6 @@ func mutants() []mutant {
 			old:   "least(coalesce(s.lease_ms, 0), 1e12) / 12e3",
 			new:   "coalesce(least(s.lease_ms, 1e12), 0) / 12e3",
 			tests: []string{"TestTheFlightOfAnOrphanIsKnown"},
-			in:    "internal/engine",
 		},
 		{
 			name: "permanent-over-cases", bug: "an error that says it is permanent is discarded although a case matches",
@@ -2079,7 +1902,7 @@ func mutants() []mutant {
 			file:  "internal/engine/runner.go",
 			old:   "\tif r.phase.Load() == phaseStarted {\n\t\tr.stack.Store(&stack)",
 			new:   "\tif true {\n\t\tr.stack.Store(&stack)",
-			tests: []string{"TestStacksOfTheRightRuns"}, in: "internal/engine",
+			tests: []string{"TestStacksOfTheRightRuns"},
 		},
 		{
 			name: "stack-splits-a-group", bug: "the stack that an error brings is part of its fingerprint",
@@ -2093,14 +1916,14 @@ func mutants() []mutant {
 			file:  "internal/engine/reporter.go",
 			old:   "l.bytes+size > mostWaiting",
 			new:   "l.bytes > 1<<40",
-			tests: []string{"TestAHangingSubscriberCostsItsOwnEvents"}, in: "internal/engine",
+			tests: []string{"TestAHangingSubscriberCostsItsOwnEvents"},
 		},
 		{
 			name: "stop-waits-for-hooks", bug: "a stop waits for a hook that hangs",
 			file:  "internal/engine/reporter.go",
 			old:   "max(time.Until(end), lastReport)",
 			new:   "max(time.Until(end), time.Hour)",
-			tests: []string{"TestAStopWaitsForSubscribersUntilItsEnd"}, in: "internal/engine",
+			tests: []string{"TestAStopWaitsForSubscribersUntilItsEnd"},
 		},
 		{
 			name: "tx-unmarked", bug: "the event of an enqueue in a transaction looks like any other",
@@ -2137,7 +1960,6 @@ func mutants() []mutant {
 			old:   "\ts.takeAway(ctx, job)\n\treturn err",
 			new:   "\treturn err",
 			tests: []string{"TestMishapsHappen"},
-			in:    "drovertest",
 		},
 		{
 			name: "drovertest-rows-wiped", bug: "an emptied schema lacks the rows of migrations",
@@ -2145,7 +1967,6 @@ func mutants() []mutant {
 			old:   "for table, rows := range n.Rows {",
 			new:   "for table, rows := range map[string]json.RawMessage{} {",
 			tests: []string{"TestSchemasAreUsedAgain"},
-			in:    "drovertest",
 		},
 		{
 			name: "drovertest-schema-in-use", bug: "a schema is dropped while a session works in it",
@@ -2153,7 +1974,6 @@ func mutants() []mutant {
 			old:   "err == nil && free {",
 			new:   "err == nil {",
 			tests: []string{"TestLeftSchemasAreDropped"},
-			in:    "drovertest",
 		},
 		{
 			name: "drovertest-changed-schema", bug: "a schema that a test has changed is used again",
@@ -2161,7 +1981,6 @@ func mutants() []mutant {
 			old:   "`) = $2`, schema, n.Print)",
 			new:   "`) <> '' or $2 = ''`, schema, n.Print)",
 			tests: []string{"TestChangedSchemasAreDropped"},
-			in:    "drovertest",
 		},
 		{
 			name: "drovertest-advance-order", bug: "jobs that become due together lose their order",
@@ -2169,7 +1988,6 @@ func mutants() []mutant {
 			old:   "row_number() over (order by scheduled_at, id)",
 			new:   "row_number() over (order by scheduled_at desc, id)",
 			tests: []string{"TestAdvance"},
-			in:    "drovertest",
 		},
 		{
 			name: "keep-for-no-time", bug: "KeepFor(0) keeps jobs for a day",
@@ -2177,7 +1995,6 @@ func mutants() []mutant {
 			old:   "\tif d <= 0 {\n",
 			new:   "\tif d < 0 {\n",
 			tests: []string{"TestRetentionIsValidated"},
-			in:    "internal/engine",
 		},
 		{
 			name: "whoever-did-it", bug: "a job's history names the database's user, whoever cancelled it",
@@ -2205,7 +2022,7 @@ func mutants() []mutant {
 			file:  "cmd/drover/filter.go",
 			old:   "f.StringArrayVar(&p.filter.Tags",
 			new:   "f.StringSliceVar(&p.filter.Tags",
-			tests: []string{"TestAFlagIsOneValue"}, in: "cmd/drover",
+			tests: []string{"TestAFlagIsOneValue"},
 		},
 		{
 			name: "reads-need-a-primary", bug: "the health of a standby cannot be looked at",
@@ -2220,7 +2037,6 @@ func mutants() []mutant {
 			old:   " and (o.declared_by is null or supervisor = any(o.declared_by)) for update skip locked;",
 			new:   " and (o.declared_by is null or supervisor = any(o.declared_by));",
 			tests: []string{"TestATickBesideAVerb"},
-			in:    "internal/engine",
 		},
 		{
 			name: "any-id-for-a-tick", bug: "the id of a tick's job is another one each time",
@@ -2228,7 +2044,6 @@ func mutants() []mutant {
 			old:   "coalesce(new_id, drover_periodic_id(p.name, p.generation, tick))",
 			new:   "coalesce(new_id, drover_ulid())",
 			tests: []string{"TestRestoringAnOlderSchedule"},
-			in:    "internal/engine",
 		},
 		{
 			name: "no-generation", bug: "a schedule that is made anew has the ids of the one before it",
@@ -2236,7 +2051,6 @@ func mutants() []mutant {
 			old:   "format('%s/%s/%s', generation, extract(epoch from tick), name)",
 			new:   "format('%s/%s/%s', length(generation), extract(epoch from tick), name)",
 			tests: []string{"TestAScheduleMadeAnewHasItsOwnTicks"},
-			in:    "internal/engine",
 		},
 		{
 			name: "ticks-drift", bug: "the next tick counts from the late one",
@@ -2244,7 +2058,6 @@ func mutants() []mutant {
 			old:   "drover_periodic_ticks(p.schedule, p.zone, p.anchor, greatest(after,",
 			new:   "drover_periodic_ticks(p.schedule, p.zone, after, greatest(after,",
 			tests: []string{"TestTicksDoNotDrift"},
-			in:    "internal/engine",
 		},
 		{
 			name: "gap-is-left-out", bug: "a time that does not exist is left out",
@@ -2301,7 +2114,6 @@ func mutants() []mutant {
 			old:   "skipped = o.skipped + missed,",
 			new:   "skipped = o.skipped,",
 			tests: []string{"TestCatchUp"},
-			in:    "internal/engine",
 		},
 		{
 			name: "overlap-of-ended-jobs", bug: "a tick waits for the row of the last job, not for its end",
@@ -2309,7 +2121,6 @@ func mutants() []mutant {
 			old:   "j.id = p.last_job and j.finalized_at is null)",
 			new:   "j.id = p.last_job)",
 			tests: []string{"TestOverlap"},
-			in:    "internal/engine",
 		},
 		{
 			name: "older-build-declares", bug: "the build that starts last decides, also an older one",
@@ -2317,7 +2128,6 @@ func mutants() []mutant {
 			old:   "where b.build = build) < (select",
 			new:   "where b.build = build) > (select",
 			tests: []string{"TestNewestBuildDeclares"},
-			in:    "internal/engine",
 		},
 		{
 			name: "rollback-keeps-the-schedule", bug: "the settings of a newer build stay although no supervisor of it lives",
@@ -2325,7 +2135,6 @@ func mutants() []mutant {
 			old:   "\n\t\t\tand exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build) then",
 			new:   " then",
 			tests: []string{"TestARolledBackBuildLeavesNoSchedule"},
-			in:    "internal/engine",
 		},
 		{
 			name: "everybody-ticks", bug: "a schedule that is declared in code ticks whoever asks",
@@ -2333,7 +2142,6 @@ func mutants() []mutant {
 			old:   "o.next_at <= at and (o.declared_by is null or supervisor = any(o.declared_by)) for",
 			new:   "o.next_at <= at for",
 			tests: []string{"TestDeclaredScheduleNeedsItsSupervisor"},
-			in:    "internal/engine",
 		},
 		{
 			name: "tick-lost-to-a-lock", bug: "a schedule whose tick met a lock time-out goes on to the next one",
@@ -2362,7 +2170,6 @@ func mutants() []mutant {
 			old:   "return c.declareAgain(ctx, conn, l, reply.Peers)",
 			new:   "return nil",
 			tests: []string{"TestARolledBackBuildLeavesNoSchedule"},
-			in:    "internal/engine",
 		},
 		{
 			name: "a-stuck-schedule-first", bug: "a schedule that could not tick is tried again before all others",
@@ -2370,7 +2177,6 @@ func mutants() []mutant {
 			old:   "\toff.until = t.Now().Add(pause)\n",
 			new:   "\tpause = time.Millisecond\n",
 			tests: []string{"TestManySchedulesAtOnce"},
-			in:    "internal/engine",
 		},
 		{
 			name: "heartbeat-without-ticks", bug: "a heartbeat says nothing of the next tick",
@@ -2378,7 +2184,6 @@ func mutants() []mutant {
 			old:   "\tc.scheduler.heard(reply.Tick)\n",
 			new:   "",
 			tests: []string{"TestAHeartbeatFindsTheNextTick"},
-			in:    "internal/engine",
 		},
 		{
 			name: "declares-again-without-end", bug: "a heartbeat waits for a schedule that somebody holds locked, until its connection is cut off",
@@ -2386,7 +2191,6 @@ func mutants() []mutant {
 			old:   "\t\tp.BoundPlan(bound)\n\t\tp.Exec(nil, sqlDeclareAgain",
 			new:   "\t\tp.Exec(nil, sqlDeclareAgain",
 			tests: []string{"TestALockedScheduleHoldsUpNoHeartbeat"},
-			in:    "internal/engine",
 		},
 		{
 			name: "a-locked-schedule-is-forgotten", bug: "a schedule that was locked when its supervisor started is not declared later",
@@ -2394,7 +2198,6 @@ func mutants() []mutant {
 			old:   "c.living, c.declare = nil, true",
 			new:   "c.living, c.declare = nil, false",
 			tests: []string{"TestALockedScheduleHoldsUpNoStart"},
-			in:    "internal/engine",
 		},
 		{
 			name: "a-schedule-changes-hands", bug: "a schedule made at run time takes over one that is declared meanwhile, and the other way round",
@@ -2402,7 +2205,6 @@ func mutants() []mutant {
 			old:   "	if (was.declared_by is null) <> (p.declared_by is null) then",
 			new:   "	if false then",
 			tests: []string{"TestAScheduleIsMadeInTwoWaysAtOnce"},
-			in:    "internal/engine",
 		},
 		{
 			name: "a-patch-leaves-the-key", bug: "a redrive that patches the args of a unique job leaves it the key of the old ones",
@@ -2410,7 +2212,6 @@ func mutants() []mutant {
 			old:   "		return j.unique_key;\n	end if;\n	return drover_unique_key_again(",
 			new:   "		return j.unique_key;\n	end if;\n	return j.unique_key; return drover_unique_key_again(",
 			tests: []string{"TestARedriveThatPatchesMovesTheKey"},
-			in:    "internal/engine",
 		},
 		{
 			name: "a-replaced-job-stays-aside", bug: "a job that gets other args stays set aside",
@@ -2425,14 +2226,13 @@ func mutants() []mutant {
 			old:   ", set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`",
 			new:   "`",
 			tests: []string{"TestPlansOfTheLookForSchedules"},
-			in:    "internal/engine",
 		},
 		{
 			name: "health-passes-over-schedules", bug: "health does not name a schedule that is late",
 			file:  "internal/health/look.go",
 			old:   "where (p.next_at < now() - interval '1 minute' or p.next_at is null",
 			new:   "where (p.next_at is null",
-			tests: []string{"TestHealthNamesSchedules"}, in: "internal/health",
+			tests: []string{"TestHealthNamesSchedules"},
 		},
 		{
 			name: "snapshot-of-the-well", bug: "a snapshot lists as findings what is well",
@@ -2446,7 +2246,7 @@ func mutants() []mutant {
 			file:  "internal/meters/database.go",
 			old:   "if !missing[\"set_aside\"] {",
 			new:   "if true {",
-			tests: []string{"TestScrapeWithoutAllRights"}, in: "prometheus",
+			tests: []string{"TestScrapeWithoutAllRights"},
 		},
 		{
 			name: "healthy-without-claims", bug: "a supervisor that cannot claim is healthy",
@@ -2454,7 +2254,6 @@ func mutants() []mutant {
 			old:   "means: \"no job is claimed\", vital: true",
 			new:   "means: \"no job is claimed\"",
 			tests: []string{"TestHealthy"},
-			in:    "internal/engine",
 		},
 		{
 			name: "snapshot-suspects-last", bug: "a snapshot misses the suspects of a deep queue",
@@ -2468,14 +2267,14 @@ func mutants() []mutant {
 			file:  "cmd/drover/main.go",
 			old:   "err = a.sink.end(err)",
 			new:   "_ = a.sink.end(err)",
-			tests: []string{"TestOutputToAFullDisk"}, in: "cmd/drover",
+			tests: []string{"TestOutputToAFullDisk"},
 		},
 		{
 			name: "password-in-the-error", bug: "an error about the database URL quotes it",
 			file:  "internal/pgurl/pgurl.go",
 			old:   "\t\treturn nil, reason(err)",
 			new:   "\t\treturn nil, err",
-			tests: []string{"TestParseRefuses"}, in: "internal/pgurl",
+			tests: []string{"TestParseRefuses"},
 		},
 		{
 			name: "surplus-of-jobs-that-ran-again", bug: "retention by count takes a job that has run again since it was read",
@@ -2483,7 +2282,6 @@ func mutants() []mutant {
 			old:   "when j.state in ('completed', 'discarded') then surplus end",
 			new:   "when j.state in ('completed', 'discarded') then 'infinity'::timestamptz end",
 			tests: []string{"TestRetentionByCountSparesWhatEndsMeanwhile"},
-			in:    "internal/engine",
 		},
 		{
 			name: "surplus-by-id", bug: "retention by count keeps the jobs that were enqueued last, instead of those that ended last",
@@ -2491,7 +2289,6 @@ func mutants() []mutant {
 			old:   "return h[i].at < h[j].at || h[i].at == h[j].at && h[i].id < h[j].id",
 			new:   "return h[i].id < h[j].id",
 			tests: []string{"TestRetentionByCount"},
-			in:    "internal/engine",
 		},
 		{
 			name: "metadata-hide-failures", bug: "a job with metadata loses its failures when it is claimed",
@@ -2499,84 +2296,83 @@ func mutants() []mutant {
 			old:   "and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope",
 			new:   "and crashes = 0 and redrives = 0 and unique_scope",
 			tests: []string{"TestClaimOfJobsWithMetadata"},
-			in:    "internal/engine",
 		},
 		{
 			name: "otel-forgets-the-decision", bug: "runs decide anew about a trace whose enqueue was not sampled",
 			file:  "otel/metadata.go",
 			old:   "if t.opts.SkipUnsampled && !trace",
 			new:   "if !trace",
-			tests: []string{"TestSamplingOfTheProducerIsKept"}, in: "otel",
+			tests: []string{"TestSamplingOfTheProducerIsKept"},
 		},
 		{
 			name: "otel-mixes-two-traces", bug: "an enqueue adds the state of its trace to a trace that the caller has put into the metadata",
 			file:  "otel/metadata.go",
 			old:   "\t\tif _, taken := metadata[field]; taken {\n",
 			new:   "\t\tif _, taken := metadata[field]; taken && false {\n",
-			tests: []string{"TestTraceOfTheCallerIsNotMixed"}, in: "otel",
+			tests: []string{"TestTraceOfTheCallerIsNotMixed"},
 		},
 		{
 			name: "otel-writes-each-job", bug: "the propagator is asked again for each job of a call",
 			file:  "otel/metadata.go",
 			old:   "call.once.Do(func() { call.fields = t.injectInto(ctx) })",
 			new:   "call.fields = t.injectInto(ctx)",
-			tests: []string{"TestContextIsWrittenOnceForACall"}, in: "otel",
+			tests: []string{"TestContextIsWrittenOnceForACall"},
 		},
 		{
 			name: "otel-metadata-without-bound", bug: "a trace makes metadata too large, and the job is refused",
 			file:  "otel/metadata.go",
 			old:   "|| !hasRoom(metadata, size)",
 			new:   "|| false",
-			tests: []string{"TestInjectionIsBounded"}, in: "otel",
+			tests: []string{"TestInjectionIsBounded"},
 		},
 		{
 			name: "otel-run-without-link", bug: "a run's span does not link to the enqueue",
 			file:  "otel/run.go",
 			old:   "\tif created.IsValid() {\n",
 			new:   "\tif created.IsValid() && false {\n",
-			tests: []string{"TestTraceGoesWithTheJob"}, in: "otel",
+			tests: []string{"TestTraceGoesWithTheJob"},
 		},
 		{
 			name: "otel-trace-for-ever", bug: "a trace goes on for as long as its job is retried",
 			file:  "otel/telemetry.go",
 			old:   "return age > time.Hour }",
 			new:   "return age < 0 }",
-			tests: []string{"TestRetriesAndOldJobs"}, in: "otel",
+			tests: []string{"TestRetriesAndOldJobs"},
 		},
 		{
 			name: "otel-snooze-is-an-error", bug: "a snoozed run counts as failed",
 			file:  "otel/run.go",
 			old:   "if verdict.Failed() && (cut ==",
 			new:   "if err != nil && (cut ==",
-			tests: []string{"TestSpanOfEachEnd"}, in: "otel",
+			tests: []string{"TestSpanOfEachEnd"},
 		},
 		{
 			name: "otel-interrupted-is-an-error", bug: "a run that a shutdown cut short counts as failed",
 			file:  "otel/run.go",
 			old:   "(cut == \"\" || job.MaxAttempts == 1 && cut != cancelled)",
 			new:   "true",
-			tests: []string{"TestInterruptedRuns"}, in: "otel",
+			tests: []string{"TestInterruptedRuns"},
 		},
 		{
 			name: "otel-secrets", bug: "the text of an error is not redacted in a span",
 			file:  "otel/run.go",
 			old:   "s = t.opts.Redact(s)",
 			new:   "_ = t.opts.Redact(s)",
-			tests: []string{"TestSpanOfEachEnd"}, in: "otel",
+			tests: []string{"TestSpanOfEachEnd"},
 		},
 		{
 			name: "otel-panic-is-the-jobs", bug: "a panic of a tracer ends the enqueue or the run",
 			file:  "otel/telemetry.go",
 			old:   "\tif p := recover(); p != nil {\n\t\tt.report(p)",
 			new:   "\tif p := any(nil); p != nil {\n\t\tt.report(p)",
-			tests: []string{"TestBrokenTelemetryCostsNoJob"}, in: "otel",
+			tests: []string{"TestBrokenTelemetryCostsNoJob"},
 		},
 		{
 			name: "otel-names-of-others", bug: "a run's span has the name of another queue",
 			file:  "otel/run.go",
 			old:   "\tkey := [2]string{job.Queue, job.Kind}\n\tt.begun",
 			new:   "\tkey := [2]string{\"\", job.Kind}\n\tt.begun",
-			tests: []string{"TestSpansOfTwoQueues"}, in: "otel",
+			tests: []string{"TestSpansOfTwoQueues"},
 		},
 		{
 			name: "trace-calls-trigger", bug: "the trigger that looks at metadata is called for a trace's",

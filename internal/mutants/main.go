@@ -15,10 +15,13 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -56,14 +59,18 @@ func run(ctx context.Context, only string, list bool) error {
 	if err != nil {
 		return err
 	}
-	if err := sound(ctx, root, chosen); err != nil {
+	packages, err := testPackages(root)
+	if err != nil {
+		return err
+	}
+	if err := sound(ctx, root, packages, chosen); err != nil {
 		return err
 	}
 	fmt.Print("| bug | verdict | by | it says | s |\n|---|---|---|---|---|\n")
 	alive := 0
 	for _, m := range chosen {
 		started := time.Now()
-		v, err := try(ctx, root, m)
+		v, err := try(ctx, root, packages, m)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -89,11 +96,48 @@ func moduleRoot(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// testPackages finds the tests of the tree by their names. It returns the packages that have a test of a name.
+func testPackages(root string) (map[string][]string, error) {
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	packages := map[string][]string{}
+	tree := os.DirFS(root)
+	err := fs.WalkDir(tree, ".", func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_test.go") {
+			return err
+		}
+		text, err := fs.ReadFile(tree, file)
+		for _, name := range declared.FindAllStringSubmatch(string(text), -1) {
+			packages[name[1]] = append(packages[name[1]], "./"+path.Dir(file))
+		}
+		return err
+	})
+	return packages, err
+}
+
+// pkg returns the package of the mutant's tests. It must be the only package with tests of these names.
+func (m mutant) pkg(packages map[string][]string) (string, error) {
+	var of []string
+	for _, test := range m.tests {
+		if len(packages[test]) == 0 {
+			return "", fmt.Errorf("%s: there is no test %s", m.name, test)
+		}
+		of = append(of, packages[test]...)
+	}
+	if of = slices.Compact(of); len(of) != 1 {
+		return "", fmt.Errorf("%s: its tests are in several packages: %q", m.name, of)
+	}
+	return of[0], nil
+}
+
 // sound runs the tests of all chosen mutants without a mutation, because a test that fails anyway proves nothing.
-func sound(ctx context.Context, root string, chosen []mutant) error {
+func sound(ctx context.Context, root string, packages map[string][]string, chosen []mutant) error {
 	tests := map[string][]string{}
 	for _, m := range chosen {
-		tests[m.pkg()] = append(tests[m.pkg()], m.tests...)
+		pkg, err := m.pkg(packages)
+		if err != nil {
+			return err
+		}
+		tests[pkg] = append(tests[pkg], m.tests...)
 	}
 	for pkg, names := range tests {
 		slices.Sort(names)
@@ -113,7 +157,11 @@ func sound(ctx context.Context, root string, chosen []mutant) error {
 }
 
 // try runs a mutant's tests with its bug in place.
-func try(ctx context.Context, root string, m mutant) (verdict, error) {
+func try(ctx context.Context, root string, packages map[string][]string, m mutant) (verdict, error) {
+	pkg, err := m.pkg(packages)
+	if err != nil {
+		return verdict{}, err
+	}
 	dir, err := os.MkdirTemp("", "drover-mutant-")
 	if err != nil {
 		return verdict{}, err
@@ -123,7 +171,7 @@ func try(ctx context.Context, root string, m mutant) (verdict, error) {
 	if err != nil {
 		return verdict{}, err
 	}
-	r, err := test(ctx, root, m.pkg(), m.tests, "-overlay", overlay, "-timeout", "4m", "-failfast")
+	r, err := test(ctx, root, pkg, m.tests, "-overlay", overlay, "-timeout", "4m", "-failfast")
 	if err != nil {
 		return verdict{}, err
 	}
