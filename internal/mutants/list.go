@@ -109,7 +109,6 @@ func mutants() []mutant {
 			old:   "case when r.args_patch is null then j.unique_key else drover_key_patched",
 			new:   "case when true then j.unique_key else drover_key_patched",
 			tests: []string{"TestAPacedRedriveThatPatchesLooksForTheNewKeys"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-redrive-key-unmade", bug: "a job whose new args have no unique key holds up its redrive",
@@ -117,7 +116,6 @@ func mutants() []mutant {
 			old:   "\t\texception when others then\n\t\t\tnull; -- drover_release",
 			new:   "\t\texception when division_by_zero then\n\t\t\tnull; -- drover_release",
 			tests: []string{"TestAPacedRedriveThatPatchesLooksForTheNewKeys"},
-			in:    "internal/engine",
 		},
 		{
 			name: "unique-owner-believed", bug: "a job whose period is over keeps a redrive out",
@@ -1952,7 +1950,6 @@ func mutants() []mutant {
 			old:   "from drover_list($1::jsonb, '', 2147483647) j",
 			new:   "from drover_list($1::jsonb, '', 1000) j",
 			tests: []string{"TestRequireEnqueuedAmongManyJobs"},
-			in:    "drovertest",
 		},
 		{
 			name: "drovertest-outcome-kept", bug: "the outcome is recorded although the process is said to have died",
