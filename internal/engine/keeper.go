@@ -141,10 +141,13 @@ func (c *keeper) Expire(ctx context.Context) {
 }
 
 // Interrupt makes the next beat come immediately.
-func (c *keeper) Interrupt() {
+func (c *keeper) Interrupt() { c.wake(&c.soon) }
+
+// wake sets a flag, and ends the wait for a notification.
+func (c *keeper) wake(flag *bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.soon = true
+	*flag = true
 	if c.stop != nil {
 		c.stop()
 	}
@@ -232,14 +235,7 @@ func (c *keeper) Heard(payload string) {
 }
 
 // Ring makes the keeper handle the open calls (calls.go) now.
-func (c *keeper) Ring() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.rung = true
-	if c.stop != nil {
-		c.stop()
-	}
-}
+func (c *keeper) Ring() { c.wake(&c.rung) }
 
 // Rung reports whether there are calls to handle, or whether too many notifications were for other supervisors.
 func (c *keeper) Rung() bool {

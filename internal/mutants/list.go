@@ -610,22 +610,22 @@ func mutants() []mutant {
 		{
 			name: "complete-unfenced", bug: "a completion does not compare the fence",
 			file:  "internal/store/settle.go",
-			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'",
-			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and $3::text <> '' and state = 'running'",
+			old:   "const completeHeld = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'",
+			new:   "const completeHeld = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and $3::text <> '' and state = 'running'",
 			tests: []string{"TestStaleSettleChangesNothing"},
 		},
 		{
 			name: "complete-owner-only", bug: "a completion compares the owner alone",
 			file:  "internal/store/settle.go",
-			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3",
-			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and claimed_by = $3",
+			old:   "const completeHeld = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3",
+			new:   "const completeHeld = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and $2::int > 0 and claimed_by = $3",
 			tests: []string{"TestStaleSettleChangesNothing"},
 		},
 		{
 			name: "complete-seq-only", bug: "a completion compares claim_seq alone",
 			file:  "internal/store/settle.go",
-			old:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3",
-			new:   "const SQLComplete = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and $3::text <> ''",
+			old:   "const completeHeld = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and claimed_by = $3",
+			new:   "const completeHeld = `\nwith held as materialized (\n\tselect id from jobs\n\twhere id = any($1) and claim_seq = $2 and $3::text <> ''",
 			tests: []string{"TestStaleSettleChangesNothing"},
 		},
 		{
@@ -645,8 +645,8 @@ func mutants() []mutant {
 		{
 			name: "second-life", bug: "a completion takes the second life of an id for the first",
 			file:  "internal/store/settle.go",
-			old:   "\t\tand ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
-			new:   "\t\tand $4::int[] is not null and $5::timestamptz[] is not null\n\torder by id for update skip locked\n)\nupdate jobs set state = 'completed'",
+			old:   "\t\tand ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true\n\torder by id for update skip locked\n)`",
+			new:   "\t\tand $4::int[] is not null and $5::timestamptz[] is not null\n\torder by id for update skip locked\n)`",
 			tests: []string{"TestSettleOfAnEarlierLife", "TestStoreAgainstItsModel"},
 		},
 		{

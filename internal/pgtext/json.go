@@ -208,21 +208,12 @@ func (s *jsonScan) hex4() (r rune, ok bool) {
 	if len(s.raw)-s.pos < 5 || s.raw[s.pos] != 'u' {
 		return 0, false
 	}
-	for _, c := range s.raw[s.pos+1 : s.pos+5] {
-		switch {
-		case isDigit(c):
-			c -= '0'
-		case 'a' <= c && c <= 'f':
-			c -= 'a' - 10
-		case 'A' <= c && c <= 'F':
-			c -= 'A' - 10
-		default:
-			return 0, false
-		}
-		r = r<<4 | rune(c)
+	n, err := strconv.ParseUint(string(s.raw[s.pos+1:s.pos+5]), 16, 16)
+	if err != nil {
+		return 0, false
 	}
 	s.pos += 5
-	return r, true
+	return rune(n), true
 }
 
 func (s *jsonScan) number() *jsonFault {

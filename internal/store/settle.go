@@ -82,25 +82,21 @@ func (s Session) Start(ctx context.Context, list []Fence, bound time.Duration) (
 // because a handler may have locked the row of its job in an open transaction, and must not hold up the other jobs. The
 // settler tries locked rows again later. Because of "is true" the planner does not use a join. Instead the server puts
 // the pairs of id and time into a hash table once, and looks up each row that it has found by its id.
-const SQLComplete = `
-with held as materialized (
-	select id from jobs
-	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
-		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
-	order by id for update skip locked
-)
+const SQLComplete = completeHeld + `
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
 where id = any(array(select id from held))`
 
 // SQLCompleteDelete is used instead of SQLComplete for jobs that are not kept after completion.
-const SQLCompleteDelete = `
+const SQLCompleteDelete = completeHeld + `
+delete from jobs where id = any(array(select id from held))`
+
+const completeHeld = `
 with held as materialized (
 	select id from jobs
 	where id = any($1) and claim_seq = $2 and claimed_by = $3 and state = 'running'
 		and ((id, attempted_at) in (select unnest($1::text[]), ($5::timestamptz[])[unnest($4::int[])])) is true
 	order by id for update skip locked
-)
-delete from jobs where id = any(array(select id from held))`
+)`
 
 // Completion has the parameters of one SQLComplete: the completed runs of one owner and one claim_seq.
 type Completion struct {
