@@ -90,7 +90,7 @@ type Refusal struct {
 	Error string `json:"error"`
 }
 
-// doing says in front of an error what failed: "list pauses: …". A nil error stays nil.
+// doing puts what failed in front of an error, such as "list pauses: ". A nil error stays nil.
 func doing(err error, what string, args ...any) error {
 	if err == nil {
 		return nil

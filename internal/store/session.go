@@ -69,7 +69,7 @@ func Borrow(ctx context.Context, pool *pg.Pool) (s Session, done func(), err err
 	return Session{conn.Conn()}, conn.Release, nil
 }
 
-// inTx sends the statements that add queues, as one transaction in one round trip.
+// inTx sends the statements that the function add puts into p, as one transaction and in one round trip.
 func (s Session) inTx(ctx context.Context, add func(p *pipeline)) error {
 	var p pipeline
 	p.Begin()
