@@ -25,14 +25,10 @@ type contender interface {
 // The interfaces of scenarios other than a burn-down. A contender takes part in a scenario only if it implements its
 // interface.
 type (
-	// failer burns down n jobs that all fail in their first attempt, and are retried 1 ms later.
-	failer interface {
-		burnFailing(ctx context.Context, n, workers int) (time.Duration, error)
-	}
-
-	// steady burns down n jobs. It does not time the first of them, the untimed ones, during which the workers start.
-	steady interface {
-		burnSteadily(ctx context.Context, untimed, n, workers int) (time.Duration, error)
+	// burner burns down n jobs that succeed in the given attempt: earlier attempts fail, and are retried 1 ms later. It
+	// does not time the first jobs, the untimed ones, during which the workers start.
+	burner interface {
+		burnDown(ctx context.Context, untimed, n, workers, attempts int) (time.Duration, error)
 	}
 
 	// idler runs workers on an empty queue. It enqueues one job at a time, each one gap after the start of the job

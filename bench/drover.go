@@ -91,15 +91,6 @@ func (q *droverQueue) burn(ctx context.Context, n, workers int) (time.Duration, 
 	return q.burnDown(ctx, 0, n, workers, 1)
 }
 
-func (q *droverQueue) burnSteadily(ctx context.Context, untimed, n, workers int) (time.Duration, error) {
-	return q.burnDown(ctx, untimed, n, workers, 1)
-}
-
-func (q *droverQueue) burnFailing(ctx context.Context, n, workers int) (time.Duration, error) {
-	return q.burnDown(ctx, 0, n, workers, 2)
-}
-
-// burnDown runs n jobs that succeed in the given attempt.
 func (q *droverQueue) burnDown(ctx context.Context, untimed, n, workers, attempts int) (time.Duration, error) {
 	return burnDown(ctx, untimed, n, attempts, backlog{q.pool, sqlDroverUnfinished, q.first}, func(ctx context.Context, run func(attempt int) error) (context.Context, func() error, error) {
 		return q.supervise(ctx, workers, func(_ context.Context, job *drover.Job, _ noop) error { return run(job.Attempt) })

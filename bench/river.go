@@ -95,15 +95,6 @@ func (q *riverQueue) burn(ctx context.Context, n, workers int) (time.Duration, e
 	return q.burnDown(ctx, 0, n, workers, 1)
 }
 
-func (q *riverQueue) burnSteadily(ctx context.Context, untimed, n, workers int) (time.Duration, error) {
-	return q.burnDown(ctx, untimed, n, workers, 1)
-}
-
-func (q *riverQueue) burnFailing(ctx context.Context, n, workers int) (time.Duration, error) {
-	return q.burnDown(ctx, 0, n, workers, 2)
-}
-
-// burnDown runs n jobs that succeed in the given attempt.
 func (q *riverQueue) burnDown(ctx context.Context, untimed, n, workers, attempts int) (time.Duration, error) {
 	poll := river.FetchPollIntervalMin // finds what is due again
 	if attempts == 1 {

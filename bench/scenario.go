@@ -165,7 +165,7 @@ func scenarios() []scenario {
 			contenders: []string{keepName, deleteName, riverName},
 			notes:      []string{"The workers that are timed have left the dead rows.", noteDeadRows},
 			rounds:     half, bound: 8 * time.Minute, lacks: "does not tell how far it is",
-			asks: func(c contender) bool { _, ok := c.(steady); return ok }, run: runHeld,
+			asks: func(c contender) bool { _, ok := c.(burner); return ok }, run: runHeld,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureHeld}},
 		},
 		{
@@ -193,7 +193,7 @@ func scenarios() []scenario {
 					"part here; a retry due later than that waits for the scheduler's next pass.",
 			},
 			rounds: mostly, bound: 3 * time.Minute, lacks: "cannot fail its jobs here",
-			asks: func(c contender) bool { _, ok := c.(failer); return ok }, run: runFail,
+			asks: func(c contender) bool { _, ok := c.(burner); return ok }, run: runFail,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureFailing}},
 		},
 		{
@@ -320,7 +320,7 @@ func runHeld(ctx context.Context, t *trial) error {
 // burnSteadily returns the rate of t.Jobs jobs that follow other jobs in one burn-down.
 func (t *trial) burnSteadily(ctx context.Context, behind int) (rate float64, err error) {
 	rate, err = t.burnFresh(ctx, behind+t.Jobs, func(ctx context.Context, n, workers int) (time.Duration, error) {
-		return t.contender.(steady).burnSteadily(ctx, behind, n, workers)
+		return t.contender.(burner).burnDown(ctx, behind, n, workers, 1)
 	})
 	return rate * float64(t.Jobs) / float64(behind+t.Jobs), err
 }
@@ -355,7 +355,9 @@ func runFail(ctx context.Context, t *trial) error {
 	if err != nil {
 		return err
 	}
-	all, err := t.burnFresh(ctx, t.Jobs, t.contender.(failer).burnFailing)
+	all, err := t.burnFresh(ctx, t.Jobs, func(ctx context.Context, n, workers int) (time.Duration, error) {
+		return t.contender.(burner).burnDown(ctx, 0, n, workers, 2)
+	})
 	if err != nil {
 		return err
 	}

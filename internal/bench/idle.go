@@ -89,11 +89,7 @@ func (s *scratch) memory(ctx context.Context, r *Report) (err error) {
 		runtime.KeepAlive(args)
 		return nil
 	}
-	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
-		Queues:             []drover.Queue{{Concurrency: inFlight}},
-		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
-		CompletedRetention: s.retention(),
-	})
+	running, end, err := s.supervise(ctx, inFlight, handler)
 	if err != nil {
 		return err
 	}

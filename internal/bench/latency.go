@@ -56,11 +56,7 @@ func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 		began.note(job.N, time.Now())
 		return nil
 	}
-	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
-		Queues:             []drover.Queue{{}},
-		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
-		CompletedRetention: s.retention(),
-	})
+	running, end, err := s.supervise(ctx, 0, handler)
 	if err != nil {
 		return err
 	}

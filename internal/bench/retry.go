@@ -28,11 +28,7 @@ func (s *scratch) retry(ctx context.Context, r *Report) (err error) {
 		began.note(args.N, now)
 		return nil
 	}
-	running, end, err := drive.Supervise(ctx, s.client, drover.SupervisorConfig{
-		Queues:             []drover.Queue{{}},
-		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
-		CompletedRetention: s.retention(),
-	})
+	running, end, err := s.supervise(ctx, 0, handler)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -23,7 +24,6 @@ type scratch struct {
 	pool   *pgxpool.Pool
 	client *drover.Client
 	meter  *meter
-	notes  *[]string
 }
 
 func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
@@ -64,6 +64,17 @@ func (s *scratch) retention() drover.Retention {
 		return drover.KeepForever
 	}
 	return drover.DeleteOnCompletion
+}
+
+// supervise runs a supervisor of the default queue, as drive.Supervise does. Zero as concurrency means drover's default.
+func (s *scratch) supervise(
+	ctx context.Context, concurrency int, handler func(context.Context, *drover.Job, noop) error,
+) (running context.Context, end func() error, err error) {
+	return drive.Supervise(ctx, s.client, drover.SupervisorConfig{
+		Queues:             []drover.Queue{{Concurrency: concurrency}},
+		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{})},
+		CompletedRetention: s.retention(),
+	})
 }
 
 const sqlEndSessions = `
