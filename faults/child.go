@@ -74,16 +74,15 @@ func (c *child) kill() error {
 }
 
 // stop asks the child to end, waits, and kills the child if that takes too long.
-func (c *child) stop(atMost time.Duration) (took time.Duration, err error) {
-	began := time.Now()
+func (c *child) stop(atMost time.Duration) error {
 	if err := c.signal(syscall.SIGTERM); err != nil {
-		return 0, err
+		return err
 	}
 	select {
 	case <-c.ended:
-		return time.Since(began), nil
+		return nil
 	case <-time.After(atMost):
-		return time.Since(began), errors.Join(fmt.Errorf("%s did not end within %v", c.name, atMost), c.kill())
+		return errors.Join(fmt.Errorf("%s did not end within %v", c.name, atMost), c.kill())
 	}
 }
 

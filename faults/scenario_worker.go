@@ -304,7 +304,7 @@ func terminate(ctx context.Context, w *world, rounds int) error {
 // stopInTime stops a worker. The worker must end by itself within the time for the drain, 5 s for cancelled handlers,
 // and 2 s for outcomes.
 func (w *world) stopInTime(c *child, atMost time.Duration) error {
-	_, err := c.stop(atMost)
+	err := c.stop(atMost)
 	w.gone(c)
 	return err
 }

@@ -292,8 +292,7 @@ func (w *world) finish(ctx context.Context) (*history, error) {
 			case <-ctx.Done():
 			}
 		}
-		_, err := p.stop(2 * enqueueTimeout)
-		errs = append(errs, err)
+		errs = append(errs, p.stop(2*enqueueTimeout))
 	}
 	errs = append(errs, w.eventually(ctx, "the load has drained", 5*time.Minute, sqlAllDone))
 	for end := time.Now().Add(10 * time.Second); !w.unmeasured; {
@@ -307,8 +306,7 @@ func (w *world) finish(ctx context.Context) (*history, error) {
 		}
 	}
 	for _, c := range w.workers {
-		_, err := c.stop(30 * time.Second)
-		errs = append(errs, err)
+		errs = append(errs, c.stop(30*time.Second))
 	}
 	h, err := w.history(ctx)
 	return h, errors.Join(append(errs, err)...)
@@ -381,16 +379,8 @@ func (w *world) notes(c *child) ([]note, error) {
 // eventually repeats a query until it returns true. A query that fails is tried again.
 func (w *world) eventually(ctx context.Context, what string, atMost time.Duration, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
-	defer cancel()
-	for {
-		yes, err := w.isSo(ctx, sql, args...)
-		if yes {
-			return nil
-		}
-		if pause(ctx, 50*time.Millisecond) != nil {
-			return errors.Join(fmt.Errorf("not within %v: %s", atMost, what), err)
-		}
-	}
+	defer cancel() // until would not end a query that hangs
+	return until(ctx, what, atMost, func() (bool, error) { return w.isSo(ctx, sql, args...) })
 }
 
 func (w *world) isSo(ctx context.Context, sql string, args ...any) (yes bool, err error) {
