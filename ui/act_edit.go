@@ -46,13 +46,6 @@ func editFields() []input {
 	}
 }
 
-func editKeys() (keys []string) {
-	for _, field := range editFields() {
-		keys = append(keys, field.Key)
-	}
-	return keys
-}
-
 // editOf reads the fields of a form. An empty field leaves the job as it is.
 func editOf(form query) (e drover.JobEdit, err error) {
 	if e.ScheduledAt, err = readUntil("due", form.Get("due")); err != nil {

@@ -35,7 +35,7 @@ func (s source) jobActs() map[string]act {
 		"cancel":  {needs: Cancel, fields: []string{"seen"}, run: s.onJob(s.end(s.client.Cancel))},
 		"discard": {needs: Discard, fields: []string{"seen"}, run: s.onJob(s.end(s.client.Discard))},
 		"rerun":   s.rerun(),
-		"edit": {needs: Edit, fields: append(editKeys(), "seen"), run: s.onJob(func(ctx context.Context, j *drover.JobInfo, p posted) error {
+		"edit": {needs: Edit, fields: append(keysOf(editFields()), "seen"), run: s.onJob(func(ctx context.Context, j *drover.JobInfo, p posted) error {
 			e, err := editOf(p.form)
 			if err != nil {
 				return err
@@ -75,11 +75,7 @@ func waits(j *drover.JobInfo) bool {
 // onJob returns a function that reads the job, calls do, and returns the address of the job's page.
 func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) error) func(context.Context, posted) (string, error) {
 	return func(ctx context.Context, p posted) (string, error) {
-		id, err := p.query.id("id")
-		if err != nil {
-			return "", err
-		}
-		job, err := s.client.Job(ctx, id)
+		id, job, err := subject(ctx, p.query, "id", s.client.Job)
 		if err != nil {
 			return "", err
 		}

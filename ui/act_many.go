@@ -186,12 +186,9 @@ func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (
 func (s source) manyActs() map[string]act {
 	acts := map[string]act{}
 	for do, v := range s.manyVerbs() {
-		fields := []string{}
+		fields := keysOf(v.fields())
 		if v.word != "" {
 			fields = append(fields, "word")
-		}
-		for _, field := range v.fields() {
-			fields = append(fields, field.Key)
 		}
 		acts[do] = act{needs: v.needs, fields: fields, run: func(ctx context.Context, p posted) (string, error) {
 			var h how

@@ -70,13 +70,6 @@ func paceFields() []input {
 	}
 }
 
-func paceKeys() (keys []string) {
-	for _, field := range paceFields() {
-		keys = append(keys, field.Key)
-	}
-	return keys
-}
-
 // readPlan reads a plan from an address.
 func (q query) readPlan() (plan drover.RedrivePlan, address string, err error) {
 	known := filterKeys()

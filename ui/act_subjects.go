@@ -137,11 +137,7 @@ func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC"
 func (s source) failureActs() map[string]act {
 	change := func(field string, is func(*drover.FailureGroup) string, set func(ctx context.Context, id, to string, by drover.Audit) error) act {
 		return act{needs: Triage, fields: []string{"seen", field}, run: func(ctx context.Context, p posted) (string, error) {
-			id, err := p.query.id("id")
-			if err != nil {
-				return "", err
-			}
-			group, err := s.client.FailureGroup(ctx, id)
+			id, group, err := subject(ctx, p.query, "id", s.client.FailureGroup)
 			if err != nil {
 				return "", err
 			}
@@ -196,11 +192,7 @@ func policyOf(g *drover.FailureGroup) string {
 func (s source) scheduleActs() map[string]act {
 	on := func(fields []string, do func(ctx context.Context, j *drover.PeriodicJob, p posted) error) act {
 		return act{needs: Schedule, fields: append(fields, "seen"), run: func(ctx context.Context, p posted) (string, error) {
-			name, err := p.query.id("name")
-			if err != nil {
-				return "", err
-			}
-			job, err := s.client.PeriodicJob(ctx, name)
+			name, job, err := subject(ctx, p.query, "name", s.client.PeriodicJob)
 			if err != nil {
 				return "", err
 			}
@@ -242,11 +234,7 @@ func (s source) scheduleActs() map[string]act {
 func (s source) redriveActs() map[string]act {
 	on := func(paused bool, verb func(context.Context, string, drover.Audit) error, both bool) act {
 		return act{needs: Redrive, fields: []string{"seen"}, run: func(ctx context.Context, p posted) (string, error) {
-			id, err := p.query.id("id")
-			if err != nil {
-				return "", err
-			}
-			r, err := s.client.Redrive(ctx, id)
+			id, r, err := subject(ctx, p.query, "id", s.client.Redrive)
 			if err != nil {
 				return "", err
 			}

@@ -366,7 +366,7 @@ func layout(t *testing.T, v any, indent string) string {
 func TestKeysOfTheDocument(t *testing.T) {
 	t.Parallel()
 	h, _ := newSite(t, Options{Authorize: ada})
-	keys := append(append(filterKeys(), paceKeys()...), "id", "name", "after", "status", "nme")
+	keys := append(append(filterKeys(), keysOf(paceFields())...), "id", "name", "after", "status", "nme")
 	for at, of := range h.(*site).api {
 		for method, op := range of {
 			for _, key := range keys {

@@ -45,7 +45,7 @@ func (s source) apiReads(w words) map[string]*operation {
 		"failure":  reads("One failure group.", []string{"id"}, shows(s.failure, func(d *failureData) *drover.FailureGroup { return d.FailureGroup })),
 		"redrives": reads("Redrives, newest first, without what they skipped.", []string{"limit"}, shows(s.redrives, redrivesOf)),
 		"redrive":  reads("One redrive, with the jobs that it skipped.", []string{"id"}, shows(s.redrive, func(d *redriveData) *drover.Redrive { return &d.Redrive })),
-		"redrives/start": reads("What a redrive would take up: a dry run.", append(filterKeys(), paceKeys()...), shows(s.start, func(d *startData) previewAnswer {
+		"redrives/start": reads("What a redrive would take up: a dry run.", append(filterKeys(), keysOf(paceFields())...), shows(s.start, func(d *startData) previewAnswer {
 			return previewAnswer{d.all, d.Coming}
 		})),
 		"periodic": reads("Schedules, by name.", nil, shows(s.periodic, func(d *periodicData) []drover.PeriodicJob { return d.Jobs })),
@@ -126,11 +126,8 @@ func (s source) jobList(ctx context.Context, q query) (jobsAnswer, error) {
 }
 
 func (s source) oneJob(ctx context.Context, q query) (*drover.JobInfo, error) {
-	id, err := q.id("id")
-	if err != nil {
-		return nil, err
-	}
-	return s.client.Job(ctx, id)
+	_, job, err := subject(ctx, q, "id", s.client.Job)
+	return job, err
 }
 
 func redrivesOf(d *redrivesData) []drover.Redrive {

@@ -73,11 +73,7 @@ func optionsOf(now string, all ...string) (options []option) {
 }
 
 func (s source) failure(ctx context.Context, q query) (*view, error) {
-	id, err := q.id("id")
-	if err != nil {
-		return nil, err
-	}
-	group, err := s.client.FailureGroup(ctx, id)
+	id, group, err := subject(ctx, q, "id", s.client.FailureGroup)
 	if err != nil {
 		return nil, err
 	}

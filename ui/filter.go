@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -81,6 +82,14 @@ func (q query) id(key string, others ...string) (string, error) {
 		err = badAt(key, "The address lacks %q.", key)
 	}
 	return id, err
+}
+
+// subject reads the id or the name of the page's subject from the address, and loads the subject.
+func subject[T any](ctx context.Context, q query, key string, load func(context.Context, string) (T, error)) (id string, of T, err error) {
+	if id, err = q.id(key); err == nil {
+		of, err = load(ctx, id)
+	}
+	return id, of, err
 }
 
 // filterField is a field of drover.Filter in the form and in the address.
@@ -249,6 +258,14 @@ func (q query) filterAddress(more ...string) string {
 type input struct {
 	ID, Key, Label, Hint, Value string
 	Words                       []option
+}
+
+// keysOf returns the keys of fields.
+func keysOf(fields []input) (keys []string) {
+	for _, field := range fields {
+		keys = append(keys, field.Key)
+	}
+	return keys
 }
 
 type option struct {

@@ -31,11 +31,7 @@ type scheduleData struct {
 }
 
 func (s source) schedule(ctx context.Context, q query) (*view, error) {
-	name, err := q.id("name")
-	if err != nil {
-		return nil, err
-	}
-	job, err := s.client.PeriodicJob(ctx, name)
+	name, job, err := subject(ctx, q, "name", s.client.PeriodicJob)
 	if err != nil {
 		return nil, err
 	}

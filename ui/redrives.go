@@ -50,11 +50,7 @@ func (s source) redrives(ctx context.Context, q query) (*view, error) {
 }
 
 func (s source) redrive(ctx context.Context, q query) (*view, error) {
-	id, err := q.id("id")
-	if err != nil {
-		return nil, err
-	}
-	r, err := s.client.Redrive(ctx, id)
+	id, r, err := subject(ctx, q, "id", s.client.Redrive)
 	if err != nil {
 		return nil, err
 	}
