@@ -68,10 +68,7 @@ func (q *rawQueue) claim(ctx context.Context, claimed chan<- []string, n int) er
 	defer closeConn(ctx, conn)
 	at, id := time.Unix(0, 0), "" // the last key claimed
 	for n > 0 {
-		rows, err := conn.Query(ctx, sqlRawClaim, at, id, rawBatch)
-		if err != nil {
-			return fmt.Errorf("claim: %w", err)
-		}
+		rows, _ := conn.Query(ctx, sqlRawClaim, at, id, rawBatch) // ForEachRow returns its error
 		ids := make([]string, 0, rawBatch)
 		var jobID string
 		var args []byte

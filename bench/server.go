@@ -134,12 +134,9 @@ func (s *server) describe(ctx context.Context, r *Report) error {
 		return err
 	}
 	r.Versions["postgres"] = version
-	rows, err := s.admin.Query(ctx, sqlSettings)
-	if err != nil {
-		return err
-	}
+	rows, _ := s.admin.Query(ctx, sqlSettings) // ForEachRow returns its error
 	var name, value string
-	_, err = pgx.ForEachRow(rows, []any{&name, &value}, func() error { r.Settings[name] = value; return nil })
+	_, err := pgx.ForEachRow(rows, []any{&name, &value}, func() error { r.Settings[name] = value; return nil })
 	return err
 }
 

@@ -127,10 +127,7 @@ func (w *world) ticksAreTold(ctx context.Context, most int64) error {
 	if err != nil {
 		return err
 	}
-	rows, err := w.pool.Query(ctx, sqlTallies)
-	if err != nil {
-		return err
-	}
+	rows, _ := w.pool.Query(ctx, sqlTallies) // CollectRows returns its error
 	tallies, err := pgx.CollectRows(rows, pgx.RowToStructByPos[tally])
 	if err != nil {
 		return err

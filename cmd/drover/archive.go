@@ -40,8 +40,9 @@ command lists such jobs, and its exit code is then 1.`,
 		if keep < 0 {
 			return usagef("--keep %d is negative", keep)
 		}
-		return a.move(cmd.Context(), "archived", func(ctx context.Context, s *session) (drover.ArchiveResult, error) {
-			return s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep}, by.audit)
+		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+			moved, err := s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep}, by.audit)
+			return a.printMoved("archived", moved, err)
 		})
 	})
 }
@@ -55,8 +56,9 @@ func newArchiveRestoreCommand(a *app) *cobra.Command {
 	}, true, func(cmd *cobra.Command) {
 		by = addAuditFlags(cmd, "kept in the server's log")
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
-		return a.move(cmd.Context(), "restored", func(ctx context.Context, s *session) (drover.ArchiveResult, error) {
-			return s.client.Restore(ctx, flags.at(s.now), by.audit)
+		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+			moved, err := s.client.Restore(ctx, flags.at(s.now), by.audit)
+			return a.printMoved("restored", moved, err)
 		})
 	})
 }
@@ -93,7 +95,12 @@ A job stays if the database refuses to delete it. The command lists such jobs, a
 		cmd.Flags().BoolVar(&yes, "yes", false, "do not ask for confirmation")
 		by = addAuditFlags(cmd, "kept in the server's log")
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
-		return a.purge(cmd.Context(), flags, yes, by.audit)
+		if !yes && !a.interactive {
+			return usagef("nobody can be asked here: --yes deletes without a question")
+		}
+		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+			return flagNames(a.purge(ctx, s, flags.at(s.now), yes, by.audit))
+		})
 	})
 }
 
@@ -121,14 +128,9 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 	return cmd
 }
 
-// move moves jobs between the tables jobs and jobs_archive, and prints their number.
-func (a *app) move(ctx context.Context, done string, do func(context.Context, *session) (drover.ArchiveResult, error)) error {
-	s, err := a.openToChange(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	moved, err := do(ctx, s)
+// printMoved prints how many jobs were moved between the tables jobs and jobs_archive, and which were not. The parameter
+// err is the error of the move.
+func (a *app) printMoved(done string, moved drover.ArchiveResult, err error) error {
 	if a.json {
 		if printErr := a.printJSON(moved); err == nil {
 			err = printErr
@@ -148,30 +150,22 @@ func (a *app) move(ctx context.Context, done string, do func(context.Context, *s
 	return flagNames(err)
 }
 
-func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool, audit drover.Audit) error {
-	if !yes && !a.interactive {
-		return usagef("nobody can be asked here: --yes deletes without a question")
-	}
-	s, err := a.openToChange(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) purge(ctx context.Context, s *session, filter drover.Filter, yes bool, audit drover.Audit) error {
 	if !yes {
-		n, err := s.client.ExportArchive(ctx, io.Discard, flags.at(s.now))
+		n, err := s.client.ExportArchive(ctx, io.Discard, filter)
 		var unread *drover.RefusedError
 		switch {
 		case errors.As(err, &unread): // the purge deletes the unreadable jobs as well
 			n += int64(len(unread.Refused))
 		case err != nil:
-			return flagNames(err)
+			return err
 		}
 		question := fmt.Sprintf("This deletes %s from the archive of database %q, schema %q, for ever.", plural(n, "job"), s.database, s.schema)
 		if err := a.confirm(ctx, question, "nothing was deleted"); err != nil {
 			return err
 		}
 	}
-	n, err := s.client.PurgeArchive(ctx, flags.at(s.now), audit)
+	n, err := s.client.PurgeArchive(ctx, filter, audit)
 	if a.json {
 		if printErr := a.printJSON(struct {
 			Deleted int64 `json:"deleted"`
@@ -181,5 +175,5 @@ func (a *app) purge(ctx context.Context, flags *filterFlags, yes bool, audit dro
 	} else {
 		fmt.Fprintf(a.stdout, "%s deleted\n", plural(n, "job"))
 	}
-	return flagNames(err)
+	return err
 }

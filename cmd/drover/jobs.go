@@ -218,11 +218,8 @@ from drover_set_aside where job = $1 order by path`
 
 // setAside lists the rows of drover_set_aside for a job. The list is empty if the role may not read that table.
 func (s *session) setAside(ctx context.Context, id string) ([]health.AsideJob, error) {
-	rows, err := s.pool.Query(ctx, sqlSetAside, id)
-	var list []health.AsideJob
-	if err == nil {
-		list, err = pgx.CollectRows(rows, pgx.RowToStructByPos[health.AsideJob])
-	}
+	rows, _ := s.pool.Query(ctx, sqlSetAside, id) // CollectRows returns its error
+	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[health.AsideJob])
 	if db := (*pgconn.PgError)(nil); errors.As(err, &db) && db.Code == "42501" {
 		return nil, nil
 	}

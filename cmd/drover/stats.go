@@ -117,10 +117,7 @@ func (a *app) stats(ctx context.Context, s *session) (err error) {
 
 // rowsOf reads the rows of a statement. The parameter what is the beginning of an error text.
 func rowsOf[T any](ctx context.Context, s *session, what, sql string) ([]T, error) {
-	rows, err := s.pool.Query(ctx, sql)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", what, err)
-	}
+	rows, _ := s.pool.Query(ctx, sql) // AppendRows returns its error
 	list, err := pgx.AppendRows([]T{}, rows, pgx.RowToStructByPos[T])
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)

@@ -30,10 +30,7 @@ func (r *Report) describeServer(ctx context.Context, config *pgxpool.Config) err
 	if err := conn.QueryRow(ctx, `select current_setting('server_version')`).Scan(&r.Server); err != nil {
 		return fmt.Errorf("ask for the server's version: %w", err)
 	}
-	rows, err := conn.Query(ctx, sqlSettings)
-	if err != nil {
-		return fmt.Errorf("ask for the server's settings: %w", err)
-	}
+	rows, _ := conn.Query(ctx, sqlSettings) // ForEachRow returns its error
 	r.Settings = map[string]string{}
 	var name, value string
 	if _, err := pgx.ForEachRow(rows, []any{&name, &value}, func() error { r.Settings[name] = value; return nil }); err != nil {

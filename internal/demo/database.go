@@ -109,15 +109,15 @@ order by oid limit 5`
 // tellLeft logs the schemas of earlier demos that have no session now. A demo leaves its schema if it was killed, or if
 // the user wanted to keep the schema. Only the user knows which of the two happened.
 func (db *database) tellLeft(ctx context.Context, log func(string)) error {
-	rows, err := db.pool.Query(ctx, sqlLeft)
+	rows, _ := db.pool.Query(ctx, sqlLeft) // CollectRows returns its error
+	left, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return fmt.Errorf("drover: %w", err)
 	}
-	left, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	for _, schema := range left {
 		log(fmt.Sprintf("an earlier demo, kept or killed, left a schema; remove it with: drop schema %s cascade;", schema))
 	}
-	return err
+	return nil
 }
 
 // openPool opens a pool on the schema. The application_name of its sessions is the schema's name, even before the
@@ -268,10 +268,7 @@ const sqlKeysIn = `select args->>'key' from jobs where state = any($1)`
 
 // keysIn returns the keys of the events whose jobs are in one of the states.
 func (db *database) keysIn(ctx context.Context, states ...drover.State) (map[string]bool, error) {
-	rows, err := db.pool.Query(ctx, sqlKeysIn, states)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := db.pool.Query(ctx, sqlKeysIn, states)
 	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	in := make(map[string]bool, len(keys))
 	for _, key := range keys {
@@ -309,10 +306,7 @@ where e->>'class' <> 'operator' group by 1 order by 2 desc, 1`
 )
 
 func (db *database) counts(ctx context.Context, sql string) ([]count, error) {
-	rows, err := db.pool.Query(ctx, sql)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := db.pool.Query(ctx, sql)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[count])
 }
 
@@ -328,10 +322,7 @@ select queue, kind, reason, jobs::int, coalesce(newest_error, ''), newest_id fro
 order by jobs desc, newest_id limit 12`
 
 func (db *database) groups(ctx context.Context) ([]group, error) {
-	rows, err := db.pool.Query(ctx, sqlGroups)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := db.pool.Query(ctx, sqlGroups)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[group])
 }
 
@@ -364,14 +355,11 @@ func (db *database) pages() string {
 
 // shellURL returns the server's address as a user types it in a shell.
 func (db *database) shellURL() string {
-	url := "$DATABASE_URL"
-	switch db.server.(type) {
-	case *userServer:
-		url = "<the --url>"
-	default:
-		if db.server.Owned() {
-			url = db.server.URL()
-		}
+	if _, given := db.server.(*userServer); given {
+		return "<the --url>"
 	}
-	return url
+	if db.server.Owned() {
+		return db.server.URL()
+	}
+	return "$DATABASE_URL"
 }

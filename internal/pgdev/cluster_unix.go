@@ -89,15 +89,11 @@ func (c *cluster) create(ctx context.Context, o Options, unpack func(dir string)
 // this machine could become the superuser, and run commands as the server's user. The socket needs no password, because
 // other users cannot enter its directory.
 func (c *cluster) initdb(ctx context.Context) error {
-	if err := os.WriteFile(c.path("password"), []byte(scramOf(c.password)), 0o600); err != nil {
+	password := c.path("password")
+	if err := errors.Join(os.WriteFile(password, []byte(scramOf(c.password)), 0o600), c.give(password)); err != nil {
 		return err
 	}
-	if c.cred != nil {
-		if err := os.Chown(c.path("password"), int(c.cred.Uid), int(c.cred.Gid)); err != nil {
-			return err
-		}
-	}
-	p, err := c.spawn("initdb", "--pgdata="+c.path("data"), "--username=drover", "--pwfile="+c.path("password"),
+	p, err := c.spawn("initdb", "--pgdata="+c.path("data"), "--username=drover", "--pwfile="+password,
 		"--auth-local=trust", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync")
 	if err != nil {
 		return err

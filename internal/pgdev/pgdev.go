@@ -12,6 +12,7 @@
 package pgdev
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -187,12 +188,8 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Ways == nil {
 		o.Ways = []Way{FromEnv, Local, Docker, Download}
 	}
-	if o.Image == "" {
-		o.Image = "postgres:17-alpine"
-	}
-	if o.BaseURL == "" {
-		o.BaseURL = mavenCentral
-	}
+	o.Image = cmp.Or(o.Image, "postgres:17-alpine")
+	o.BaseURL = cmp.Or(o.BaseURL, mavenCentral)
 	if o.CacheDir == "" {
 		// An error means that there is no home directory. Then the way Download returns an error.
 		if dir, err := os.UserCacheDir(); err == nil {
@@ -241,14 +238,11 @@ func serverSettings(asked map[string]string) (map[string]string, error) {
 // taken returns the line for Options.Log: the way that worked, and why the others failed.
 func taken(s *Server, failed []error) string {
 	line := "postgres: " + s.source
-	for i, err := range failed {
+	sep := "; passed over "
+	for _, err := range failed {
 		why, _, _ := strings.Cut(err.Error(), "\n")
-		if i == 0 {
-			line += "; passed over "
-		} else {
-			line += "; "
-		}
-		line += why
+		line += sep + why
+		sep = "; "
 	}
 	return line
 }
