@@ -125,14 +125,7 @@ func (a *app) showFailure(ctx context.Context, s *session, print string) error {
 	at("last seen", &g.LastSeen, "")
 	at("resolved", g.ResolvedAt, "")
 	at("came back", g.RegressedAt, fmt.Sprintf(", %s in all", plural(int64(g.Regressions), "time")))
-	by := ""
-	if g.UpdatedBy != "" {
-		by = " by " + g.UpdatedBy
-	}
-	if g.UpdatedWhy != "" {
-		by += ": " + g.UpdatedWhy
-	}
-	at("changed", g.UpdatedAt, by)
+	at("changed", g.UpdatedAt, " "+byline(g.UpdatedBy, g.UpdatedWhy))
 	if g.Policy.Build != "" {
 		rows = append(rows, []string{"parked until", "a build newer than " + g.Policy.Build})
 	}
@@ -155,8 +148,10 @@ func newFailuresStatusCommand(a *app, verb string, status drover.FailureStatus, 
 		Short: short,
 		Args:  args(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, prints []string) error {
-			return a.eachFailure(cmd.Context(), prints, string(status), func(ctx context.Context, s *session, print string) error {
-				return s.client.SetFailureStatus(ctx, print, status, by.audit)
+			return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+				return a.eachFailure(prints, string(status), func(print string) error {
+					return s.client.SetFailureStatus(ctx, print, status, by.audit)
+				})
 			})
 		},
 	}
@@ -188,8 +183,10 @@ func newFailuresPolicyCommand(a *app) *cobra.Command {
 			case args[1] == "retry":
 				policy.Action = ""
 			}
-			return a.eachFailure(cmd.Context(), args[:1], args[1], func(ctx context.Context, s *session, print string) error {
-				return s.client.SetFailurePolicy(ctx, print, policy, by.audit)
+			return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
+				return a.eachFailure(args[:1], args[1], func(print string) error {
+					return s.client.SetFailurePolicy(ctx, print, policy, by.audit)
+				})
 			})
 		},
 	}
@@ -207,16 +204,11 @@ type changed struct {
 
 // eachFailure changes each group and prints the results. If a group is unknown or its change is refused, it goes on
 // with the next group, and returns an error at the end.
-func (a *app) eachFailure(ctx context.Context, prints []string, result string, do func(context.Context, *session, string) error) error {
-	s, err := a.openToChange(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
+func (a *app) eachFailure(prints []string, result string, do func(string) error) error {
 	all, failed := make([]changed, len(prints)), 0
 	for i, print := range prints {
 		all[i] = changed{Fingerprint: print, Result: result}
-		err := do(ctx, s, hex(print))
+		err := do(hex(print))
 		if errors.Is(err, drover.ErrInvalid) || stops(err) {
 			return failureFlags(err)
 		}

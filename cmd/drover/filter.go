@@ -204,16 +204,20 @@ func (m *moment) Set(text string) (err error) {
 		m.absolute = true
 		return nil
 	}
-	if days, found := strings.CutSuffix(text, "d"); found {
-		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
-			m.ago = time.Duration(n) * 24 * time.Hour
-			return nil
-		}
-	}
-	if m.ago, err = time.ParseDuration(text); err != nil || m.ago < 0 {
+	if m.ago, err = readSpan(text); err != nil || m.ago < 0 {
 		return fmt.Errorf("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long ago, such as 90m, 2h or 7d")
 	}
 	return nil
+}
+
+// readSpan parses a duration as Go writes it, or a number of days, such as 7d.
+func readSpan(text string) (time.Duration, error) {
+	if days, found := strings.CutSuffix(text, "d"); found {
+		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
+			return time.Duration(n) * 24 * time.Hour, nil
+		}
+	}
+	return time.ParseDuration(text)
 }
 
 // String returns the text of the flag.

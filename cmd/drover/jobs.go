@@ -470,19 +470,16 @@ as it is.`,
 
 func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts, audit drover.Audit) error {
 	moved := false // the hook sets it, because Redrive also returns no error for a job that is waiting already
-	s, err := a.openToChange(ctx, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	return a.each("redriven", ids, func(id string) (string, error) {
-		moved = false
-		err := s.client.RedriveJob(ctx, id, opts, audit)
-		if moved {
-			return "redriven", err
-		}
-		return "was redriven before and waits", err
-	})
+	return a.changing(ctx, func(ctx context.Context, s *session) error {
+		return a.each("redriven", ids, func(id string) (string, error) {
+			moved = false
+			err := s.client.RedriveJob(ctx, id, opts, audit)
+			if moved {
+				return "redriven", err
+			}
+			return "was redriven before and waits", err
+		})
+	}, drover.Hooks{Redriven: func(context.Context, drover.Event) { moved = true }})
 }
 
 // done is the result for one id.

@@ -196,6 +196,17 @@ func millis(ms int64) time.Duration {
 // instant formats a time in UTC with milliseconds, because several runs may begin within a second.
 func instant(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
 
+// byline names who changed something, and why: "by ann: the bank is back". Both may be empty.
+func byline(by, why string) string {
+	switch {
+	case by == "":
+		return why
+	case why == "":
+		return "by " + by
+	}
+	return "by " + by + ": " + why
+}
+
 // plural formats a number with its noun: "1 job", "3 jobs".
 func plural(n int64, noun string) string {
 	if n == 1 {

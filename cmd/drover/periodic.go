@@ -114,7 +114,7 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 	}
 	at("skipped", j.SkippedAt, fmt.Sprintf(", %s in all, %s", plural(j.Skipped, "tick"), j.SkippedWhy))
 	at("problem", j.ProblemAt, " "+j.Problem)
-	at("changed", &j.UpdatedAt, strings.TrimSuffix(" by "+j.UpdatedBy+": "+j.UpdatedWhy, ": "))
+	at("changed", &j.UpdatedAt, " "+byline(j.UpdatedBy, j.UpdatedWhy))
 	if err := table(a.stdout, rows); err != nil {
 		return err
 	}

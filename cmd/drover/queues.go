@@ -172,13 +172,7 @@ func (e *end) Set(text string) (err error) {
 	if e.at, err = time.Parse(time.RFC3339, text); err == nil {
 		return nil
 	}
-	if days, found := strings.CutSuffix(text, "d"); found {
-		if n, err := strconv.ParseUint(days, 10, 16); err == nil && n > 0 {
-			e.in = time.Duration(n) * 24 * time.Hour
-			return nil
-		}
-	}
-	if e.in, err = time.ParseDuration(text); err != nil || e.in <= 0 {
+	if e.in, err = readSpan(text); err != nil || e.in <= 0 {
 		return fmt.Errorf("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long from now, such as 30m, 2h or 7d")
 	}
 	return nil

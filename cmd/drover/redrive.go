@@ -138,24 +138,25 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 	if how.patch != "" {
 		plan.ArgsPatch = json.RawMessage(how.patch)
 	}
-	open := a.openToChange
+	open := a.changing
 	if how.dryRun {
-		open = a.open
+		open = a.reading
 	}
-	s, err := open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	plan.Filter = pick.at(s.now)
-	if print := plan.Filter.Fingerprint; print != "" {
-		if err := s.knownFailure(ctx, print); err != nil {
-			return err
+	return open(ctx, func(ctx context.Context, s *session) error {
+		plan.Filter = pick.at(s.now)
+		if print := plan.Filter.Fingerprint; print != "" {
+			if err := s.knownFailure(ctx, print); err != nil {
+				return err
+			}
 		}
-	}
-	if how.dryRun {
-		return a.previewRedrive(ctx, s, plan)
-	}
+		if how.dryRun {
+			return a.previewRedrive(ctx, s, plan)
+		}
+		return a.startPlan(ctx, s, plan, how)
+	})
+}
+
+func (a *app) startPlan(ctx context.Context, s *session, plan drover.RedrivePlan, how *redriveFlags) error {
 	r, err := s.client.StartRedrive(ctx, plan, how.by.audit)
 	switch {
 	case err != nil:
@@ -406,7 +407,7 @@ func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 		{"skipped", fmt.Sprint(r.Skipped)},
 		{"begun", ago(r.CreatedAt, s.now) + ", by " + r.By},
 		{"why", r.Why},
-		{"changed", changedBy(r)},
+		{"changed", byline(r.ChangedBy, r.ChangedWhy)}, // last paused, resumed or aborted
 		{"note", r.Note},
 	}
 	if err := table(a.stdout, slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })); err != nil {
@@ -427,17 +428,6 @@ func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 		fmt.Fprintf(a.stdout, "and %d more\n", more)
 	}
 	return nil
-}
-
-// changedBy names the person who last paused, resumed or aborted a redrive, and the reason.
-func changedBy(r *drover.Redrive) string {
-	if r.ChangedBy == "" {
-		return ""
-	}
-	if r.ChangedWhy == "" {
-		return "by " + r.ChangedBy
-	}
-	return "by " + r.ChangedBy + ": " + r.ChangedWhy
 }
 
 func newRedriveWatchCommand(a *app) *cobra.Command {

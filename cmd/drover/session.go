@@ -131,8 +131,8 @@ type session struct {
 }
 
 // reading opens the database for a command that changes nothing, and calls do.
-func (a *app) reading(ctx context.Context, do func(context.Context, *session) error) error {
-	s, err := a.open(ctx)
+func (a *app) reading(ctx context.Context, do func(context.Context, *session) error, hooks ...drover.Hooks) error {
+	s, err := a.open(ctx, hooks...)
 	if err != nil {
 		return err
 	}
@@ -141,15 +141,9 @@ func (a *app) reading(ctx context.Context, do func(context.Context, *session) er
 }
 
 // changing does the same as reading for a command that changes something.
-func (a *app) changing(ctx context.Context, do func(context.Context, *session) error) error {
+func (a *app) changing(ctx context.Context, do func(context.Context, *session) error, hooks ...drover.Hooks) error {
 	a.changes = true
-	return a.reading(ctx, do)
-}
-
-// openToChange does the same as open for a command that changes something.
-func (a *app) openToChange(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
-	a.changes = true
-	return a.open(ctx, hooks...)
+	return a.reading(ctx, do, hooks...)
 }
 
 // open connects to the database. It returns an error if the schema is not migrated. The caller closes the session.
