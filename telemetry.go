@@ -69,7 +69,8 @@ type Event struct {
 //	Cancelled    nobody wants it any more     … Duration Error; also By Why if an operator did it
 //	Released     handed back: by a stop; or before it started, by a pause or because no slot got free in a second
 //	                                          … Duration (0 if it had not started)
-//	StaleSettle  the outcome was refused: the job belonged to another supervisor by then
+//	StaleSettle  the outcome was not recorded: the job belonged to another supervisor by then; or the supervisor has
+//	             stopped, and until then the database was away or refused the outcome
 //	Rescued      freed from a dead supervisor … Class Error Backoff Next (Supervisor is the dead one)
 //	Redriven     an ended job is due again    JobID By Why; in a paced redrive Supervisor Count instead
 //

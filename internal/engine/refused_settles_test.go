@@ -76,6 +76,35 @@ func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 	}
 }
 
+// O-1, F-15: a stop tries an outcome once more that was refused before. If the database takes it now, the run ends as it
+// would have. Else the run has no other end than a stale settle, and the next supervisor frees the job.
+func TestARefusedOutcomeAtAStop(t *testing.T) {
+	t.Parallel()
+	for cause, event := range map[string]string{"gone": "completed", "stays": "stale_settle"} {
+		t.Run(cause, func(t *testing.T) {
+			t.Parallel()
+			var heard eventLog
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+			db.refuseRow(t, "old.state = 'running'", `raise exception 'no';`)
+			_, stop := db.start(t, drover.SupervisorConfig{
+				Queues: []drover.Queue{{}}, Workers: handling(func(context.Context, *drover.Job, int) error { return nil }),
+			})
+			bad := value[string](t, db, insertBad)
+			db.waitFor(t, 30*time.Second, `select exists (select from drover_set_aside where path = 'settle' and job = $1)`, bad)
+			if cause == "gone" {
+				db.exec(t, `drop trigger refuse on jobs`)
+			}
+			stop()
+			if all := heard.of(bad); heard.ends(bad) != 1 || heard.count(bad, event) != 1 || all[len(all)-1].Duration == 0 {
+				t.Errorf("the events are %+v", all)
+			}
+			if completed := value[bool](t, db, `select state = 'completed' from jobs where id = $1`, bad); completed != (cause == "gone") {
+				t.Errorf("completed: %t", completed)
+			}
+		})
+	}
+}
+
 // F-15: a job whose outcome is refused again and again becomes a dead letter in the end; one whose outcome passes is
 // no longer set aside.
 func TestARefusedOutcomeEnds(t *testing.T) {

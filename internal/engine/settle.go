@@ -68,10 +68,11 @@ func (e *settler) Settle(r *Run) {
 }
 
 // run settles until claiming has ended and Unsettled is empty, or until ctx is done. The channel claimed is closed when
-// claiming has ended.
+// claiming has ended. In the end, run reports the runs whose outcomes were never recorded.
 func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	defer e.Link.Close(ctx)
 	defer close(e.Idle)
+	defer e.unrecorded()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ended := false; ctx.Err() == nil; {
@@ -89,6 +90,7 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 			e.Trip(ctx, out)
 			continue
 		case ended && e.Unsettled.Len() == 0:
+			e.tryRefused(ctx)
 			return
 		}
 		if wait := e.noting.Until.Sub(now); wait > 0 {
@@ -105,6 +107,28 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 			ended, claimed = true, nil
 		case <-ctx.Done():
 		}
+	}
+}
+
+// tryRefused tries the outcomes that the database has refused once more, for at most LastSettle, because the supervisor
+// stops now. The cause may have gone.
+func (e *settler) tryRefused(base context.Context) {
+	if len(e.Locked) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(base, LastSettle)
+	defer cancel()
+	e.RetryLocked()
+	e.Trip(ctx, e.Take(e.Now()))
+}
+
+// unrecorded reports the end of each run whose outcome the settler still has.
+func (e *settler) unrecorded() {
+	e.Mu.Lock()
+	left := slices.Concat(e.Ended, e.Locked)
+	e.Mu.Unlock()
+	for _, r := range left {
+		e.stale(r)
 	}
 }
 
@@ -366,8 +390,8 @@ func (e *settler) settlePart(base context.Context, part []*Run) error {
 // handler returned.
 const SettleTries = 5
 
-// Refused puts aside an outcome that the database refuses, and tries it again later. A stop does not wait for this
-// outcome; another supervisor then rescues the job. From the refusal number SettleTries on, drover_refuse discards the
+// Refused puts aside an outcome that the database refuses, and tries it again later. A stop tries this outcome only once
+// more; another supervisor then rescues the job. From the refusal number SettleTries on, drover_refuse discards the
 // job, unless the refusal is a time-out, or no other outcome was recorded since the first refusal.
 func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
 	e.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
@@ -441,13 +465,18 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			e.done(r)
 		case foundStale:
 			e.gone(r)
-			if !r.StartedAt.IsZero() || r.End.Event != EventReleased { // otherwise the run did not take place
-				e.report(EventStaleSettle, r)
-			}
+			e.stale(r)
 			if exists && !r.Lease.Ended.Load() {
 				e.rewound() // other supervisors take no job while we have the lease, so the database may have gone back
 			}
 		}
+	}
+}
+
+// stale reports a run whose outcome is not recorded. A run that has not started did not take place.
+func (e *settler) stale(r *Run) {
+	if !r.StartedAt.IsZero() || r.End.Event != EventReleased {
+		e.report(EventStaleSettle, r)
 	}
 }
 
@@ -493,7 +522,7 @@ func (e *settler) dueAgain(r *Run) {
 	}
 }
 
-// RetryLocked ends the pauses of the runs in Locked. Only tests call it.
+// RetryLocked ends the pauses of the runs in Locked.
 func (e *settler) RetryLocked() {
 	for _, o := range e.Locked {
 		o.NotBefore = time.Time{}

@@ -48,6 +48,20 @@ func mutants() []mutant {
 			tests: []string{"TestUniqueUntilStartedWaitsForTheTransaction"},
 		},
 		{
+			name: "stop-forgets-refused", bug: "a stop does not try again an outcome that the database has refused before",
+			file:  "internal/engine/settle.go",
+			old:   "\te.Trip(ctx, e.Take(e.Now()))\n",
+			new:   "\te.requeue(e.Take(e.Now()))\n\t_ = ctx\n",
+			tests: []string{"TestARefusedOutcomeAtAStop"},
+		},
+		{
+			name: "stop-without-an-end", bug: "a run whose outcome was never recorded has no end event",
+			file:  "internal/engine/settle.go",
+			old:   "\tdefer e.unrecorded()\n",
+			new:   "",
+			tests: []string{"TestARefusedOutcomeAtAStop"},
+		},
+		{
 			name: "unique-started-unlocked", bug: "the job that is there starts before the transaction that relies on it has ended",
 			file:  "migrations/00018_unique.sql",
 			old:   "elsif h.scope = 'started' and not alone then",
