@@ -857,8 +857,8 @@ begin
 	end loop;
 	taken := (
 		select coalesce(jsonb_agg(jsonb_build_object('id', t.id, 'why', format('job %s has its unique key', coalesce(t.owner, t.first))) order by t.id), '[]') from (
-			select i.id, drover_unique_owner(i.key, i.id) as owner, first_value(i.id) over (partition by i.key order by i.nth) as first
-			from unnest(keyed, keys) with ordinality as i(id, key, nth)
+			select o.id, o.owner, first_value(o.id) over (partition by o.key order by o.owner is not null, o.nth) as first
+			from (select i.*, drover_unique_owner(i.key, i.id) as owner from unnest(keyed, keys) with ordinality as i(id, key, nth)) o
 		) t where t.owner is not null or t.first <> t.id);
 	perform drover_redrive_take_out(array(select t->>'id' from jsonb_array_elements(taken) as t order by 1));
 	stale := stale || array(select t->>'id' from jsonb_array_elements(taken) as t);

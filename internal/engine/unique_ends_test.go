@@ -563,6 +563,12 @@ func TestAPacedRedriveThatPatchesLooksForTheNewKeys(t *testing.T) {
 	if why := redrive(`{"n": 9}`, one, two); len(why) != 1 || why[one] != "job "+two+" has its unique key" && why[two] != "job "+one+" has its unique key" {
 		t.Errorf("two jobs with the same new key: %v", why)
 	}
+	// One of them has the key already, because its own period is not over. It goes, and the other
+	// stays.
+	comes, has := dead(14, "", period), dead(15, "", period)
+	if why := redrive(`{"n": 15}`, comes, has); len(why) != 1 || why[comes] != "job "+has+" has its unique key" {
+		t.Errorf("into the key of another job of the redrive: %v", why)
+	}
 	byBoth := drover.Unique{By: []string{"n", "to"}}
 	a, b := dead(10, "a", byBoth), dead(11, "b", byBoth)
 	if why := redrive(`{"n": 10}`, a, b); len(why) != 0 {

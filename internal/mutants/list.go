@@ -114,7 +114,7 @@ func mutants() []mutant {
 			name: "unique-redrive-collides", bug: "a paced redrive does not look for another job with the key",
 			file:  "migrations/00012_redrives.sql",
 			old:   "where t.owner is not null or t.first <> t.id);",
-			new:   "where false) end;",
+			new:   "where false);",
 			tests: []string{"TestRedriveOfUniqueJobs"},
 		},
 		{
@@ -123,6 +123,14 @@ func mutants() []mutant {
 			old:   "case when r.args_patch is null then j.unique_key else drover_key_patched",
 			new:   "case when true then j.unique_key else drover_key_patched",
 			tests: []string{"TestAPacedRedriveThatPatchesLooksForTheNewKeys"},
+		},
+		{
+			name: "unique-redrive-both-stay", bug: "a paced redrive skips the job that has the key, because of a job that would get this key",
+			file:  "migrations/00012_redrives.sql",
+			old:   "partition by o.key order by o.owner is not null, o.nth",
+			new:   "partition by o.key order by o.nth",
+			tests: []string{"TestAPacedRedriveThatPatchesLooksForTheNewKeys"},
+			in:    "internal/engine",
 		},
 		{
 			name: "unique-redrive-key-unmade", bug: "a job whose new args have no unique key holds up its redrive",
