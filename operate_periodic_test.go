@@ -378,6 +378,48 @@ func TestPeriodicUniqueForAPeriod(t *testing.T) {
 	}
 }
 
+// A missed tick makes no job if it lies in the period of the last job, also if that period is over by now. A job that
+// was made by hand after the tick does not keep it out, and neither does a job with another key.
+func TestPeriodicMissedTicksInAPeriod(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	p := drover.Periodic{
+		Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", CatchUp: drover.CatchUpAll,
+		Opts: &drover.EnqueueOpts{Queue: "q", Key: "k", Unique: &drover.Unique{Queue: true, Key: true, Until: drover.UntilPassed(3 * time.Hour)}},
+	}
+	db.setPeriodic(t, p)
+	db.backdate(t, "a", "8 h 10 s")
+	f := db.fire(t, "a", "")
+	if len(f.Jobs) != 3 || f.Missed != 5 || f.Why != "unique: job "+f.Jobs[2]+" is there" {
+		t.Errorf("ticks for 8 hours: %+v", f)
+	}
+	// The last period began at the seventh tick. Of the next ticks, the first lies in it.
+	db.backdate(t, "a", "4 h")
+	db.exec(t, `update jobs set unique_until = unique_until - interval '4 h'`)
+	if f := db.fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 3 {
+		t.Errorf("ticks for 4 hours more: %+v", f)
+	}
+	// Other args are another key.
+	p.Args = tickArgs{8}
+	db.setPeriodic(t, p)
+	db.backdate(t, "a", "1 h")
+	if f := db.fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 0 {
+		t.Errorf("a tick with other args: %+v", f)
+	}
+	// Made by hand half an hour after the first of four ticks, with a period that is over.
+	db.exec(t, `delete from jobs`)
+	p.Opts.Unique.Until = drover.UntilPassed(time.Hour)
+	db.setPeriodic(t, p)
+	if _, err := db.client.RunPeriodic(t.Context(), "a", nil, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	db.backdate(t, "a", "4 h")
+	db.exec(t, `update jobs set unique_until = unique_until - interval '2 h 30 min'`)
+	if f := db.fire(t, "a", ""); len(f.Jobs) != 4 || f.Missed != 0 {
+		t.Errorf("after a run by hand: %+v", f)
+	}
+}
+
 // A tick whose job could not be stored because of a lock that was not to be had, as while somebody creates an index, stays
 // due. One that a trigger refuses does not.
 func TestALockTimeOutLosesNoTick(t *testing.T) {

@@ -696,13 +696,21 @@ declare
 	own   constant text := coalesce(new_id, drover_periodic_id(p.name, p.generation, tick));
 	doc   jsonb;
 	fresh boolean;
+	alike constant jsonb := p.options->'uniqueness';
+	span  constant interval := case when alike->>'until' <> all('{ended,started}') then (alike->>'until')::interval end;
 	due  constant timestamptz := tick + random() * p.jitter_ms * interval '1 ms' + coalesce((p.options->>'delay')::interval, interval '0');
 begin
 	-- The usual enqueue refuses drover's own keys in metadata. So this function adds the mark to
 	-- the metadata of the stored row. A unique period begins at the tick. If it began at the enqueue,
 	-- a period as long as the time between two ticks would often end just after the next tick.
 	doc := jsonb_build_array(p.options - 'delay' || jsonb_build_object('id', own, 'kind', p.kind, 'args', p.args, 'scheduled_at', due));
-	if p.options->'uniqueness' <> 'null' then
+	if alike <> 'null' then
+		-- A missed tick may lie in the period of the last job, although that period is over by now.
+		select j.id into holder from jobs j where j.id = p.last_job and j.id <> own and tick < j.unique_until and tick >= j.unique_until - span
+			and j.unique_key = drover_unique_key('', alike, p.kind, p.args, coalesce(p.options->>'queue', 'default'), p.options->>'concurrency_key', true);
+		if found then
+			return;
+		end if;
 		select u.job_id, u.result = 'stored' into holder, fresh from drover_enqueue_unique(doc) u;
 		holder := nullif(holder, own);
 	else
@@ -713,7 +721,7 @@ begin
 	end if;
 	update jobs j set metadata = coalesce(j.metadata, '{}') || jsonb_build_object('drover:periodic', mark || jsonb_build_object(
 		'name', p.name, 'tick', to_char(tick at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))),
-		unique_until = case when j.unique_scope = 'period' then tick + (p.options->'uniqueness'->>'until')::interval else j.unique_until end
+		unique_until = coalesce(tick + span, j.unique_until)
 	where j.id = own;
 	if not found then
 		perform drover_refuse_unstored(array[own]);

@@ -156,9 +156,23 @@ func mutants() []mutant {
 		{
 			name: "periodic-unique-from-the-enqueue", bug: "a schedule with a unique period as long as its tick skips ticks",
 			file:  "migrations/00019_periodic.sql",
-			old:   "case when j.unique_scope = 'period' then tick +",
-			new:   "case when false then tick +",
+			old:   "unique_until = coalesce(tick + span, j.unique_until)",
+			new:   "unique_until = j.unique_until",
 			tests: []string{"TestPeriodicUniqueForAPeriod"},
+		},
+		{
+			name: "periodic-unique-missed-ticks", bug: "missed ticks make jobs although they lie in the unique period of the last job",
+			file:  "migrations/00019_periodic.sql",
+			old:   "where j.id = p.last_job and j.id <> own and tick <",
+			new:   "where false and tick <",
+			tests: []string{"TestPeriodicMissedTicksInAPeriod"},
+		},
+		{
+			name: "periodic-unique-before-the-run", bug: "a missed tick makes no job because of a job that was made by hand after it",
+			file:  "migrations/00019_periodic.sql",
+			old:   " and tick >= j.unique_until - span",
+			new:   "",
+			tests: []string{"TestPeriodicMissedTicksInAPeriod"},
 		},
 		{
 			name: "unique-replaced-in-a-redrive", bug: "a redrive does not look into the queue that a job was replaced into",
