@@ -357,7 +357,7 @@ func (s *desk) startRedrive(ctx context.Context, plan string) (id string, err er
 }
 
 // markPause is how long markRedrive waits before it looks again at a redrive that is still marking. A supervisor may be
-// marking its jobs, or it may wait for a locked row.
+// marking its jobs, or it may wait for a locked row, or for the lock of the table.
 const markPause = 20 * time.Millisecond
 
 // markRedrive marks a redrive's jobs, batch by batch, together with the supervisors.
@@ -373,7 +373,7 @@ func (s *desk) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 			_, err = tx.Exec(ctx, sqlMarkRedrive, id)
 			return err
 		})
-		if err != nil {
+		if err != nil && pg.SQLState(err) != "55P03" {
 			return nil, pg.Classify(err)
 		}
 		before, err := s.getRedrive(ctx, id)

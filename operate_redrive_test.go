@@ -489,13 +489,62 @@ func TestJobsTakenAwayFromARedrive(t *testing.T) {
 	if deleted, err := v.client.DeleteMany(t.Context(), drover.Filter{IDs: dead[1:2]}, drover.Audit{}); err != nil || deleted.Changed != 1 {
 		t.Fatal(deleted, err)
 	}
+	if archived, err := v.client.Archive(t.Context(), drover.Filter{IDs: dead[2:3]}, nil, drover.Audit{}); err != nil || archived.Jobs != 1 {
+		t.Fatal(archived, err)
+	}
 	for range 40 {
 		v.pass(t, time.Second/4)
 		v.work(t)
 	}
-	if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveDone || r.Matched != 4 || r.Released != 2 || r.Skipped != 0 {
+	if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveDone || r.Matched != 4 || r.Released != 1 || r.Skipped != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
+}
+
+// While somebody creates an index on the table, a redrive waits. It skips no job.
+func TestARedriveWaitsForALockOfTheTable(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.bury(t, 4, 1)
+	const index = `create index own on jobs (kind)`
+	started := make(chan error)
+	end := v.hold(t, index)
+	go func() {
+		_, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 1000}, drover.Audit{})
+		started <- err
+	}()
+	v.exec(t, `select pg_sleep(1.2)`) // longer than the function waits for a lock
+	end()
+	if err := <-started; err != nil {
+		t.Error(err)
+	}
+	is := func(matched, released int64, note string) {
+		t.Helper()
+		all, err := v.client.Redrives(t.Context(), 10)
+		if err != nil || len(all) != 1 || all[0].Matched != matched || all[0].Released != released || all[0].Skipped != 0 || all[0].Note != note {
+			t.Errorf("%+v, %v", all, err)
+		}
+	}
+	is(4, 0, "")
+	const heldUp = "held up: canceling statement due to lock timeout"
+	end = v.hold(t, index)
+	v.pass(t, time.Second)
+	is(4, 0, heldUp)
+	end()
+	v.pass(t, time.Second)
+	is(4, 4, "")
+
+	// Supervisors mark the jobs of a redrive that psql has started.
+	v.exec(t, `delete from drover_redrives`)
+	v.exec(t, `delete from jobs`)
+	v.bury(t, 4, 1)
+	v.exec(t, `select drover_redrive_start('{"filter": {"all": true}}')`)
+	end = v.hold(t, index)
+	v.pass(t, time.Second)
+	is(0, 0, heldUp)
+	end()
+	v.pass(t, time.Second)
+	is(4, 4, "")
 }
 
 // D-5: a server's clock that goes back holds nothing up.

@@ -385,23 +385,28 @@ declare
 	code text;
 	why  text;
 begin
-	-- The walk is in random order. Otherwise a hundred bad rows next to each other would look as if
-	-- all rows were bad.
-	select w.done, w.refused into done, refused
-	from drover_walk(array(select id from unnest(ids) as i(id) order by random()), statement, doc) w;
-exception when others then
-	get stacked diagnostics code = returned_sqlstate, why = message_text;
-	if not drover_rows_fault(code) or code like '42%' then -- class 42 means that a right or a table is missing
-		raise;
-	end if;
-	-- Of a hundred jobs, no job has passed. The function counts all jobs of this call as refused, so
-	-- that the redrive goes on with other jobs.
-	done := 0;
-	refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
+	-- If somebody has locked the whole table, for example to create an index, the function raises the
+	-- error here. In the walk, each job would look as if the database refused it.
+	lock table jobs in row exclusive mode;
+	begin
+		-- The walk is in random order. Otherwise a hundred bad rows next to each other would look as if
+		-- all rows were bad.
+		select w.done, w.refused into done, refused
+		from drover_walk(array(select id from unnest(ids) as i(id) order by random()), statement, doc) w;
+	exception when others then
+		get stacked diagnostics code = returned_sqlstate, why = message_text;
+		if not drover_rows_fault(code) or code like '42%' then -- class 42 means that a right or a table is missing
+			raise;
+		end if;
+		-- Of a hundred jobs, no job has passed. The function counts all jobs of this call as refused, so
+		-- that the redrive goes on with other jobs.
+		done := 0;
+		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
+	end;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_walk(text[], text, jsonb) is 'Calls drover_walk for jobs that a redrive has locked. If the database refuses every row, it lists all jobs in refused, and raises no error.';
+comment on function drover_redrive_walk(text[], text, jsonb) is 'Calls drover_walk for jobs that a redrive has locked. If the database refuses every row, it lists all jobs in refused, and raises no error. Raises 55P03 if it does not get its lock of the table in time.';
 
 -- +goose StatementBegin
 create function drover_redrive_take_out(ids text[]) returns void language plpgsql as $$

@@ -133,6 +133,20 @@ func mutants() []mutant {
 			in:    "internal/engine",
 		},
 		{
+			name: "redrive-table-locked", bug: "a redrive skips its jobs while somebody creates an index",
+			file:  "migrations/00012_redrives.sql",
+			old:   "\tlock table jobs in row exclusive mode;\n",
+			new:   "",
+			tests: []string{"TestARedriveWaitsForALockOfTheTable"},
+		},
+		{
+			name: "redrive-start-table-locked", bug: "StartRedrive returns an error while somebody creates an index",
+			file:  "operate_redrive.go",
+			old:   ` && pg.SQLState(err) != "55P03"`,
+			new:   "",
+			tests: []string{"TestARedriveWaitsForALockOfTheTable"},
+		},
+		{
 			name: "unique-redrive-key-unmade", bug: "a job whose new args have no unique key holds up its redrive",
 			file:  "migrations/00012_redrives.sql",
 			old:   "\t\texception when others then\n\t\t\tnull; -- drover_release",
