@@ -130,7 +130,6 @@ func mutants() []mutant {
 			old:   "partition by o.key order by o.owner is not null, o.nth",
 			new:   "partition by o.key order by o.nth",
 			tests: []string{"TestAPacedRedriveThatPatchesLooksForTheNewKeys"},
-			in:    "internal/engine",
 		},
 		{
 			name: "redrive-table-locked", bug: "a redrive skips its jobs while somebody creates an index",
