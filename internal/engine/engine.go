@@ -136,9 +136,8 @@ func (e *Engine) StopNow() { e.stopOnce.Do(func() { close(e.stopNow) }) }
 // The bounds of a stop after it has cancelled the running jobs. Whatever the database does, this part of a stop takes
 // EndPart at most.
 const (
-	HandBack   = 3 * time.Second // after this time jobs are released although their handlers have not returned
-	LastSettle = time.Second     // then the stop waits so long for the last outcomes: the database may be away
-	EndPart    = 5 * time.Second // HandBack, LastSettle, and the time to close connections and to remove our row
+	HandBack = 3 * time.Second // after this time jobs are released although their handlers have not returned
+	EndPart  = 5 * time.Second // HandBack, then LastSettle, and the time to close connections and to remove our row
 )
 
 // drain waits for the running jobs, cancels the jobs that go on, and abandons handlers that do not return. It returns

@@ -17,6 +17,7 @@ import (
 const (
 	maxComplete = 2000        // how many completed runs one round trip settles at most
 	MaxWaiting  = maxComplete // if more outcomes wait than this, claims pause (the method behind)
+	LastSettle  = time.Second // a stop waits so long for the last outcomes, because the database may be away
 
 	lockedPause      = 100 * time.Millisecond // the pause before an outcome whose row is locked is tried again
 	mostHeld         = 50                     // after so many of these tries, the settler logs a line
