@@ -602,6 +602,9 @@ create function drover_walk(ids text[], statement text, doc jsonb default null, 
 declare
 	n     constant int := coalesce(cardinality(ids), 0);
 	most  constant int := 100; -- if so many jobs are refused and no job has passed, no single row is at fault
+	usual constant text := current_setting('lock_timeout');
+	brief constant text := case when usual::interval between '1 ms' and '100 ms' then usual else '100ms' end;
+	waits boolean := false; -- a batch has waited for a lock until the time-out
 	at    int := 1;
 	step  int := n;
 	took  bigint;
@@ -612,6 +615,11 @@ begin
 	done := 0;
 	refused := '[]';
 	while at <= n loop
+		if waits then
+			-- Each batch with the job at fault waits for the same lock. So the search waits briefly, and
+			-- only a job by itself waits as long as usual.
+			perform set_config('lock_timeout', case when step = 1 or at = n then usual else brief end, true);
+		end if;
 		begin
 			execute statement into took using ids[at:at + step - 1], doc;
 			done := done + coalesce(took, 0);
@@ -623,6 +631,7 @@ begin
 			if not drover_rows_fault(code) or not began and jsonb_array_length(refused) >= most then
 				raise;
 			end if;
+			waits := waits or code = '55P03';
 			if step = 1 or at = n then
 				refused := refused || jsonb_build_object('id', ids[at], 'error', left(why, 1000), 'code', code);
 				at := at + 1;
@@ -632,6 +641,9 @@ begin
 			end if;
 		end;
 	end loop;
+	if waits then
+		perform set_config('lock_timeout', usual, true);
+	end if;
 end
 $$;
 -- +goose StatementEnd

@@ -475,6 +475,52 @@ func TestARedriveThatPatchesMovesTheKey(t *testing.T) {
 	}
 }
 
+// A producer has enqueued a unique job and not committed yet. Nobody can see this job, so the redrive of a dead job with
+// the same key has to wait for the transaction. The tick finds the dead job among the others in less than a supervisor
+// gives it: only the first try and the last one wait for the whole time-out.
+func TestARedriveBehindAnOpenEnqueue(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	opts := &drover.EnqueueOpts{Unique: &drover.Unique{}}
+	var batch []drover.EnqueueItem
+	for n := range 300 {
+		batch = append(batch, drover.EnqueueItem{Args: parcel{N: n}, Opts: opts})
+	}
+	jobs, err := db.client.EnqueueMany(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.client.DiscardMany(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 170}, opts); err != nil {
+		t.Fatal(err)
+	}
+	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded}, Rate: 1000}, drover.Audit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `set local statement_timeout = '5s'`)
+		if err == nil {
+			_, err = tx.Exec(t.Context(), `select drover_pace(clock_timestamp() + interval '1 second')`)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err = db.client.Redrive(t.Context(), r.ID); err != nil || r.Released != 299 || len(r.Skips) != 1 || r.Skips[0].ID != jobs[170].ID {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 // A paced redrive with a patch looks for the owners of the jobs' new keys, and the old keys do not count.
 func TestAPacedRedriveThatPatchesLooksForTheNewKeys(t *testing.T) {
 	t.Parallel()

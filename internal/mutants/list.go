@@ -62,6 +62,13 @@ func mutants() []mutant {
 			tests: []string{"TestARefusedOutcomeAtAStop"},
 		},
 		{
+			name: "walk-waits-each-time", bug: "a walk waits for the whole lock time-out with each batch that has the job at fault",
+			file:  "migrations/00010_jobs.sql",
+			old:   "\t\tif waits then\n\t\t\t-- Each",
+			new:   "\t\tif false then\n\t\t\t-- Each",
+			tests: []string{"TestARedriveBehindAnOpenEnqueue"},
+		},
+		{
 			name: "unique-started-unlocked", bug: "the job that is there starts before the transaction that relies on it has ended",
 			file:  "migrations/00018_unique.sql",
 			old:   "elsif h.scope = 'started' and not alone then",
@@ -1841,9 +1848,9 @@ func mutants() []mutant {
 		},
 		{
 			name: "stop-takes-longer", bug: "a stop takes longer than is promised",
-			file:  "internal/engine/engine.go",
-			old:   "\tLastSettle = time.Second     //",
-			new:   "\tLastSettle = 9 * time.Second //",
+			file:  "internal/engine/settle.go",
+			old:   "\tLastSettle  = time.Second //",
+			new:   "\tLastSettle  = 9 * time.Second //",
 			tests: []string{"TestAStopTakesWhatIsPromised"},
 		},
 		{
