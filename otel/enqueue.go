@@ -123,10 +123,10 @@ func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.
 		failed = failedEnqueue(err)
 		for _, item := range items {
 			queue, kind := named(item)
-			t.instruments.sent.Add(ctx, 1, t.instruments.sets.of(setKey{sent, t.queues.Label(queue), t.kinds.Label(kind), failed, ""}).add...)
+			t.instruments.add(seriesKey{sent, t.queues.Label(queue), t.kinds.Label(kind), failed, ""}, 1)
 		}
 	}
-	t.instruments.operation.Record(ctx, took.Seconds(), t.instruments.sets.of(setKey{operated, t.queues.Label(b.queue), "", failed, ""}).record...)
+	t.instruments.record(ctx, seriesKey{operated, t.queues.Label(b.queue), "", failed, ""}, took.Seconds())
 }
 
 // failedEnqueue returns the error.type of an enqueue.

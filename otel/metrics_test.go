@@ -187,6 +187,28 @@ func TestEveryEventIsMeasured(t *testing.T) {
 	expectValues(t, got, want)
 }
 
+// The counters of two Telemetries on one provider add up. A collection does not count again what an earlier one has read,
+// for either temporality.
+func TestCountersOfTwoTelemetriesAddUp(t *testing.T) {
+	t.Parallel()
+	total := sdkmetric.NewManualReader()
+	since := sdkmetric.NewManualReader(sdkmetric.WithTemporalitySelector(func(sdkmetric.InstrumentKind) metricdata.Temporality { return metricdata.DeltaTemporality }))
+	opts := droverotel.Options{MeterProvider: sdkmetric.NewMeterProvider(sdkmetric.WithReader(total), sdkmetric.WithReader(since))}
+	first, second := newTelemetry(t, opts).Hooks(), newTelemetry(t, opts).Hooks()
+	for i, want := range []struct{ total, since float64 }{{5, 5}, {8, 3}, {8, 0}} {
+		if i < 2 {
+			first.Redriven(t.Context(), drover.Event{Count: 3})
+		}
+		if i < 1 {
+			second.Redriven(t.Context(), drover.Event{Count: 2})
+		}
+		got, _ := collect(t, total)
+		expectValues(t, got, map[string]float64{"drover.redriven{}": want.total})
+		got, _ = collect(t, since)
+		expectValues(t, got, map[string]float64{"drover.redriven{}": want.since})
+	}
+}
+
 // Names from outside cannot fill the memory of the SDK.
 func TestAttributesAreBounded(t *testing.T) {
 	t.Parallel()

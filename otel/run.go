@@ -27,11 +27,12 @@ func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.
 	if inner == nil { // startRun panicked
 		inner, span = ctx, noop.Span{}
 	}
-	t.measureStart(inner, job)
+	queue, kind := t.queues.Label(job.Queue), t.kinds.Label(job.Kind)
+	t.instruments.add(seriesKey{consumed, queue, kind, "", ""}, 1)
 	returned := false
 	defer func() {
 		took := time.Since(began)
-		t.measureRun(inner, job, took, t.endRun(inner, span, job, returned, err))
+		t.measureRun(inner, queue, kind, took, t.endRun(inner, span, job, returned, err))
 	}()
 	err = next(inner) // a panic of the handler is an error here
 	returned = true

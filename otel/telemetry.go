@@ -131,7 +131,7 @@ type Telemetry struct {
 	opts          Options
 	fields        []string // the fields of metadata that the propagator writes
 	tracer        trace.Tracer
-	instruments   instruments
+	instruments   *instruments
 	kinds, queues *meters.Names
 	named         bool // Options.SpanName is set
 	begun         sync.RWMutex
