@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"regexp"
 	"slices"
@@ -488,6 +489,41 @@ func TestUniqueEnqueuesReadFewPages(t *testing.T) {
 		if least > 150 {
 			t.Errorf("%d: %d buffers of a table of 30,000 jobs", n, least)
 		}
+	}
+}
+
+// An enqueue of jobs that are there reads a few pages for each of them, even if the session made its plans when the
+// table was small.
+func TestRepeatedEnqueuesReadFewPages(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	const repeat = `select drover_enqueue_many((select jsonb_agg(jsonb_build_object('id', 'TWICE' || lpad(n::text, 21, '0'), 'kind', 'job')) from generate_series(1, 20) n))`
+	for _, sql := range []string{
+		repeat, `analyze jobs`, repeat, repeat, repeat, repeat, repeat, repeat, repeat, repeat,
+		`insert into jobs (id, kind) select 'A' || lpad(i::text, 25, '0'), 'job' from generate_series(1, 30000) i`,
+		`delete from jobs where id like 'TWICE%'`, repeat, // now they are behind the others
+	} {
+		if _, err := tx.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	least := math.MaxInt // other tests change their schemas, and then the server reads its catalogs anew
+	for range 10 {
+		rows, _ := tx.Query(t.Context(), `explain (analyze, buffers, timing off) `+repeat)
+		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		least = min(least, buffersIn(t, strings.Join(plan, "\n")))
+	}
+	if least > 20*20 {
+		t.Errorf("%d buffers for 20 jobs of a table of 30,000", least)
 	}
 }
 

@@ -869,15 +869,17 @@ comment on function drover_lock_tables(text[], interval) is
 	'For migrations: locks all these tables exclusively, or none of them. So no statement can deadlock with it, whatever the order of the tables is. If another session''s long transaction holds a lock, the other sessions do not wait long behind this function.';
 
 -- +goose StatementBegin
-create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns text[] language plpgsql as $$
+create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns text[] language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	clash text;
 	gone  text[];
 begin
+	-- The statement uses LIMIT 1, so that the planner does not use a join. A join would read all of
+	-- jobs if its plan was made when the table was small.
 	select min(g.id) filter (where j.kind <> g.kind or j.queue <> g.queue or j.args <> g.args), array_agg(g.id) filter (where j.id is null)
 	into clash, gone
 	from unnest(ids, kinds, queues, args) as g(id, kind, queue, args)
-	left join jobs j on j.id = g.id;
+	left join lateral (select * from jobs j where j.id = g.id limit 1) j on true;
 	if clash is not null then
 		raise exception 'drover: a different job has the id %', clash using errcode = 'DR001';
 	end if;

@@ -118,6 +118,27 @@ func mutants() []mutant {
 			tests: []string{"TestUniqueJobsFromTheArchive", "TestRedriveOfUniqueJobs"},
 		},
 		{
+			name: "clash-reads-all", bug: "an enqueue of jobs that are there reads the whole table, if its plan is from a time when the table was small",
+			file:  "migrations/00010_jobs.sql",
+			old:   "left join lateral (select * from jobs j where j.id = g.id limit 1) j on true;",
+			new:   "left join jobs j on j.id = g.id;",
+			tests: []string{"TestRepeatedEnqueuesReadFewPages"},
+		},
+		{
+			name: "clash-compares-all", bug: "an enqueue of jobs that are there reads the whole table for each of them, if its plan is from a time when the table was small",
+			file:  "migrations/00010_jobs.sql",
+			old:   "language plpgsql set enable_seqscan = off set jit = off as $$\ndeclare\n\tclash text;",
+			new:   "language plpgsql as $$\ndeclare\n\tclash text;",
+			tests: []string{"TestRepeatedEnqueuesReadFewPages"},
+		},
+		{
+			name: "batch-compared-with-itself", bug: "an enqueue compares each job of the batch with all others",
+			file:  "migrations/00010_jobs.sql",
+			old:   "(id in (select f.id from fresh f)) is true as fresh",
+			new:   "exists (select from fresh f where f.id = given.id) as fresh",
+			tests: []string{"TestTimeOfLargeBatchesInSQL"},
+		},
+		{
 			name: "unique-redrive-collides", bug: "a paced redrive does not look for another job with the key",
 			file:  "migrations/00012_redrives.sql",
 			old:   "where t.owner is not null or t.first <> t.id);",
