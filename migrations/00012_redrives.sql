@@ -63,7 +63,7 @@ comment on column drover_redrives.unkeyed is 'How many of the jobs that it has t
 comment on column drover_redrives.skipped is 'How many jobs it has left as they were.';
 comment on column drover_redrives.skips is 'The first 1,000 skipped jobs, each with the reason. "refused: ...": the database refused to read or to change the row.';
 comment on column drover_redrives.canaries is 'The released canaries, each with the number of runs that had failed before the release.';
-comment on column drover_redrives.locked is 'While marking: jobs that another transaction has locked, each with the time when it was first found locked. The redrive looks at them again, and skips them after 10 seconds.';
+comment on column drover_redrives.locked is 'Jobs that another transaction keeps from the redrive, each with the time when the redrive first found this. While marking, the row of the job is locked; later, its unique key is. The redrive tries these jobs again, and skips them after 10 seconds.';
 comment on column drover_redrives.marked_at is 'The place up to which marking has got, together with marked_id.';
 
 create index redrives_unfinished_idx on drover_redrives (id) where finished_at is null;
@@ -125,14 +125,14 @@ comment on function drover_key_until(timestamptz, text, timestamptz) is 'Until w
 
 -- +goose StatementBegin
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
-	by text default null, why text default '') returns setof text language sql as $$
+	by text default null, why text default '', patched_keys jsonb default null) returns setof text language sql as $$
 	-- The caller has locked the jobs' rows. Dead jobs begin with fresh attempts, and parked jobs keep
-	-- their attempts.
+	-- their attempts. A patched key that the caller has not made is made here.
 	update jobs j set
 		state = case when j.finalized_at is null and j.errors_total > 0 then 'retryable' else 'available' end,
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
 		paced_at = case when j.paced_at is not null and j.pace_key <> '' then timestamptz 'infinity' end,
-		unique_key = case when args_patch is not null and j.unique_key is not null then drover_key_patched(j, args_patch) else j.unique_key end,
+		unique_key = case when args_patch is not null and j.unique_key is not null then coalesce(patched_keys->>j.id, drover_key_patched(j, args_patch)) else j.unique_key end,
 		unique_until = drover_key_until(j.finalized_at, j.unique_scope, j.unique_until),
 		attempt = case when j.finalized_at is null then j.attempt else 0 end,
 		uncounted = case when j.finalized_at is null then j.uncounted end,
@@ -153,7 +153,7 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 	returning j.id
 $$;
 -- +goose StatementEnd
-comment on function drover_release(text[], timestamptz[], int, jsonb, text, text) is 'Makes dead or parked jobs that the caller has locked due at the given times. The errors of dead jobs keep by and why. Part of drover_redrive and drover_pace.';
+comment on function drover_release(text[], timestamptz[], int, jsonb, text, text, jsonb) is 'Makes dead or parked jobs that the caller has locked due at the given times. The errors of dead jobs keep by and why. patched_keys: unique keys that the caller has made with drover_key_patched, by the ids of their jobs. Part of drover_redrive and drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default null, why text default '') returns text language plpgsql as $$
@@ -191,7 +191,7 @@ begin
 		if owner is not null then
 			raise exception 'drover: job % cannot be redriven, job % has its unique key', job_id, owner using errcode = 'DR002';
 		end if;
-		perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch, left(coalesce(nullif(by, ''), session_user), 128), why);
+		perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch, left(coalesce(nullif(by, ''), session_user), 128), why, jsonb_build_object(job_id, new_key));
 	exception when unique_violation then
 		get stacked diagnostics violated = constraint_name;
 		if violated <> 'jobs_unique_idx' then
@@ -829,25 +829,31 @@ comment on function drover_redrive_next(drover_redrives, text, text, int, text[]
 
 -- +goose StatementBegin
 create function drover_redrive_let_go(r drover_redrives, picked text[], slot timestamptz, n int, shuffled boolean,
-	out gone text[], out going int, out used int, out refused jsonb) language plpgsql as $$
+	out gone text[], out going int, out used int, out refused jsonb) language plpgsql set lock_timeout = '100ms' as $$
 declare
-	held   jsonb;
-	bad    text[];
-	stale  text[];
-	taken  jsonb;
-	job    text;
-	keyed  text[] := '{}';
-	keys   text[] := '{}';
-	again  int;
+	patience constant interval := '10 seconds'; -- how long a job waits for another transaction before the redrive skips it
+	held    jsonb;
+	bad     text[];
+	stale   text[];
+	taken   jsonb;
+	waiting text[];
+	late    text[];
+	job     text;
+	keyed   text[] := '{}';
+	keys    text[] := '{}';
+	again   int;
 begin
-	-- The statement skips jobs that other transactions have locked. fresh: the redrive has not counted
-	-- the job as released yet.
+	-- The statement skips jobs that other transactions have locked. The jobs come in the order in which
+	-- drover_redrive_next picks them. But jobs that have waited for another transaction come last, so
+	-- that they are in nobody's way. fresh: the redrive has not counted the job as released yet. The
+	-- statement has no join, because a join would read all of jobs if its plan was made when the table
+	-- was small.
 	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total, 'unique', h.uniq)) from (
 		select j.id, j.errors_total, j.finalized_at is not null and drover_key_until(j.finalized_at, j.unique_scope, j.unique_until) is not null as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
-		from unnest(picked) with ordinality as p(id, nth) join jobs j on j.id = p.id
-		where (j.redrive_id = r.id) is true and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at)
-		order by case when shuffled then random() end, p.nth limit n for update of j skip locked) h), '{}');
+		from jobs j
+		where j.id = any(picked) and (j.redrive_id = r.id) is true and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at)
+		order by r.locked ? j.id, case when shuffled then random() end, j.pace_key <> '', j.paced_at, j.id limit n for update skip locked) h), '{}');
 	stale := array(select e.key from jsonb_each(held) as e(key, value) where (e.value->>'stale')::boolean);
 	perform drover_redrive_take_out(stale);
 	-- Of the jobs with the same unique key, only one can come back, and none of them can come back
@@ -860,41 +866,52 @@ begin
 			null; -- drover_release meets this error again, and the redrive skips the job with the reason
 		end;
 	end loop;
-	taken := (
-		select coalesce(jsonb_agg(jsonb_build_object('id', t.id, 'why', format('job %s has its unique key', coalesce(t.owner, t.first))) order by t.id), '[]') from (
-			select o.id, o.owner, first_value(o.id) over (partition by o.key order by o.owner is not null, o.nth) as first
-			from (select i.*, drover_unique_owner(i.key, i.id) as owner from unnest(keyed, keys) with ordinality as i(id, key, nth)) o
-		) t where t.owner is not null or t.first <> t.id);
+	-- If the period of the owner is over, drover_unique_owner found it locked by another transaction.
+	select coalesce(jsonb_agg(jsonb_build_object('id', t.id, 'why', format('job %s has its unique key', coalesce(t.owner, t.first))) order by t.id) filter (where not t.waits), '[]'),
+		coalesce(array_agg(t.id) filter (where t.waits), '{}')
+	into taken, waiting from (
+		select o.id, o.owner, first_value(o.id) over (partition by o.key order by o.owner is not null, o.nth) as first,
+			(select h.unique_until <= clock_timestamp() from jobs h where h.id = o.owner) is true as waits
+		from (select i.*, drover_unique_owner(i.key, i.id) as owner from unnest(keyed, keys) with ordinality as i(id, key, nth)) o
+	) t where t.owner is not null or t.first <> t.id;
 	perform drover_redrive_take_out(array(select t->>'id' from jsonb_array_elements(taken) as t order by 1));
 	stale := stale || array(select t->>'id' from jsonb_array_elements(taken) as t);
-	gone := array(select p.id from unnest(picked) with ordinality as p(id, nth) where held ? p.id and p.id <> all(stale) order by p.nth);
+	gone := array(select p.id from unnest(picked) with ordinality as p(id, nth) where held ? p.id and p.id <> all(stale || waiting) order by p.nth);
 	used := cardinality(gone);
 	refused := '[]';
 	if gone <> '{}' then
 		select w.refused into refused from drover_redrive_walk(gone, '
 			select count(*) from drover_release($1, array(
 				select d.due from unnest($1) with ordinality as i(id, nth) join (select key, value::timestamptz as due from jsonb_each_text($2->''dues'')) d on d.key = i.id
-				order by i.nth), ($2->>''max_attempts'')::int, nullif($2->''args_patch'', ''null''))',
-			jsonb_build_object('max_attempts', r.max_attempts, 'args_patch', r.args_patch, 'dues', (
+				order by i.nth), ($2->>''max_attempts'')::int, nullif($2->''args_patch'', ''null''), patched_keys => $2->''keys'')',
+			jsonb_build_object('max_attempts', r.max_attempts, 'args_patch', r.args_patch, 'keys', case when r.args_patch is not null then jsonb_object(keyed, keys) end, 'dues', (
 				select jsonb_object_agg(p.id, slot + (p.nth - 1) / r.rate * interval '1 second') from unnest(gone) with ordinality as p(id, nth)))) w;
 	end if;
-	bad := array(select b->>'id' from jsonb_array_elements(refused) b);
+	-- A job that another transaction keeps from its key stays in the redrive. A later tick tries it
+	-- again, until its patience has ended.
+	waiting := waiting || array(select b->>'id' from jsonb_array_elements(refused) b where b->>'code' = '55P03');
+	late := array(select w from unnest(waiting) as w where (r.locked->>w)::timestamptz not between clock_timestamp() - patience and clock_timestamp() order by 1);
+	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', 'refused: ' || (b->>'error')) order by b->>'id'), '[]')
+		from jsonb_array_elements(refused) b where b->>'id' <> all(waiting));
+	bad := array(select b->>'id' from jsonb_array_elements(refused) b) || late;
 	perform drover_redrive_take_out(bad);
-	gone := array(select i.id from unnest(gone) as i(id) where i.id <> all(bad));
+	gone := array(select i.id from unnest(gone) as i(id) where i.id <> all(bad || waiting));
 	going := (select count(*) from unnest(gone) as i(id) where (held->i.id->>'fresh')::boolean);
 	again := (select count(*) from unnest(bad) as i(id) where not (held->i.id->>'fresh')::boolean);
-	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', 'refused: ' || (b->>'error')) order by b->>'id'), '[]') from jsonb_array_elements(refused) b);
 	update drover_redrives set released = least(released - again, 9223372036854775807 - going) + going, matched = matched - cardinality(stale) - cardinality(bad),
 		canaries = case when state = 'canary' then (canaries - bad)
-			|| coalesce((select jsonb_object_agg(i.id, held->i.id->'errors') from unnest(gone) as i(id)), '{}') else canaries end
+			|| coalesce((select jsonb_object_agg(i.id, held->i.id->'errors') from unnest(gone) as i(id)), '{}') else canaries end,
+		locked = locked - array(select jsonb_object_keys(held))
+			|| coalesce((select jsonb_object_agg(w, coalesce(r.locked->w, to_jsonb(clock_timestamp()))) from unnest(waiting) as w where w <> all(late)), '{}')
 	where id = r.id;
 	perform drover_redrive_skip(r.id, (select coalesce(jsonb_agg(jsonb_build_object('id', i.id, 'why', 'expired')), '[]') from unnest(stale) as i(id)
-		where not taken @> jsonb_build_array(jsonb_build_object('id', i.id))) || taken || refused);
+		where not taken @> jsonb_build_array(jsonb_build_object('id', i.id))) || taken || refused
+		|| (select coalesce(jsonb_agg(jsonb_build_object('id', l, 'why', 'locked by another transaction')), '[]') from unnest(late) as l));
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_let_go(drover_redrives, text[], timestamptz, int, boolean) is
-	'Makes jobs due, beginning with the given slot. Takes the first n of the picked jobs that are not locked and have not expired. gone: the jobs that it made due. going: how many of these jobs the redrive releases for the first time. used: how many slots it used. refused: jobs that the database refuses to change; the redrive skips them. Part of drover_pace.';
+	'Makes jobs due, beginning with the given slot. Takes the first n of the picked jobs that are not locked and have not expired. gone: the jobs that it made due. going: how many of these jobs the redrive releases for the first time. used: how many slots it used. refused: jobs that the database refuses to change; the redrive skips them. A job stays in the redrive if it waits for another transaction, which has its unique key or is changing the job that had the key. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_judge(r drover_redrives) returns void language plpgsql as $$

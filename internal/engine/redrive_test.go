@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover"
 )
@@ -34,6 +37,50 @@ func (v *virtual) redrive(t testing.TB, plan drover.RedrivePlan) *drover.Redrive
 		t.Fatal(err)
 	}
 	return r
+}
+
+// A supervisor makes all ticks in one session, so a plan may be from a time when the table was small. A tick still reads
+// only its own jobs.
+func TestTicksOfARedriveReadFewPages(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	v := newVirtual(t)
+	v.exec(t, `alter table jobs set (autovacuum_enabled = off)`) // it would end the old plans
+	session, err := v.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Release()
+	redrive := func() {
+		t.Helper()
+		v.exec(t, `insert into jobs (kind, state, finalized_at, discard_reason, concurrency_key) select 'job', 'discarded', now() - interval '1 min', 'panic', 'key' || i % 5 from generate_series(1, 20) i`)
+		v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Kind: "job", State: drover.Discarded}, Rate: 3, PerKey: 3})
+	}
+	tick := func() int {
+		t.Helper()
+		v.at = v.at.Add(time.Second / 2)
+		rows, _ := session.Query(t.Context(), `explain (analyze, buffers, costs off, timing off) select drover_pace($1)`, v.at)
+		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.exec(t, `update jobs set state = 'completed', finalized_at = now() where kind = 'job' and finalized_at is null`)
+		return buffersIn(t, strings.Join(plan, "\n"))
+	}
+	redrive()
+	v.exec(t, `analyze jobs`)
+	for range 14 {
+		tick()
+	}
+	v.exec(t, `insert into jobs (id, kind, queue) select 'Z' || lpad(i::text, 25, '0'), 'other', 'other' from generate_series(1, 30000) i`)
+	redrive()
+	least := tick() // reads the catalogs, and again whenever other tests have made many tables meanwhile
+	for range 6 {
+		least = min(least, tick())
+	}
+	if left := value[int](t, v.testDB, `select count(*) from jobs where kind = 'job' and state = 'discarded'`); least > 1000 || left == 20 {
+		t.Errorf("%d buffers of a table of 30,000 other jobs; %d jobs left", least, left)
+	}
 }
 
 // D-5: a job that a redrive has released and done with is nobody's to take back.
