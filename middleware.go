@@ -139,7 +139,7 @@ func (c *Client) prepare(ctx context.Context, args Args, opts *EnqueueOpts, befo
 		if item.Opts.Metadata == nil {
 			item.Opts.Metadata = map[string]any{}
 		}
-		if err := c.ask(ctx, l, item); err != nil {
+		if err := l.ask(ctx, item); err != nil {
 			return nil, err
 		}
 	}
@@ -167,7 +167,7 @@ func ownItem(args Args, opts *EnqueueOpts) *EnqueueItem {
 
 // ask calls the Enqueue of one middleware. If the middleware refuses the job, ask returns an *InvalidError, like an
 // enqueue for a mistake in the job. Nothing has been written then, and the caller can still use its transaction.
-func (c *Client) ask(ctx context.Context, l enqueueFunc, item *EnqueueItem) (err error) {
+func (l enqueueFunc) ask(ctx context.Context, item *EnqueueItem) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			cause, _ := p.(error)
