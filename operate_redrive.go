@@ -3,7 +3,6 @@ package drover
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -248,8 +247,8 @@ func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]Redriv
 
 // planError returns an *InvalidError if the database has refused the plan.
 func planError(err error) error {
-	var db interface{ SQLState() string }
-	if errors.As(err, &db) && (db.SQLState() == "22023" || db.SQLState() == "22007" || db.SQLState() == "22008") {
+	switch pg.SQLState(err) {
+	case "22023", "22007", "22008":
 		field, text := "Plan", err.Error()
 		if strings.Contains(text, "args patch") {
 			field = "ArgsPatch"

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Action is a group of things that a person may do on the pages.
@@ -176,7 +177,7 @@ func (s *site) failedPost(w http.ResponseWriter, r *http.Request, name string, e
 
 // mayNotChange replaces the database's error if the role may read drover's tables, but may not change them.
 func mayNotChange(err error) error {
-	if stateOf(err) == "42501" {
+	if pg.SQLState(err) == "42501" {
 		return problem{Status: http.StatusServiceUnavailable, What: "The application's role may not change drover's tables.", Do: "Give it the rights of the operator in docs/roles.sql."}
 	}
 	return err

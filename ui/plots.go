@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // plot is a row of bars. The latest bar is on the right. The page shows it as a picture, and has its Label as a
@@ -189,7 +190,7 @@ func (s source) activity(ctx context.Context, queues ...string) (all map[string]
 		why = "it took longer than " + span(limit)
 	case errors.Is(err, drover.ErrNotMigrated): // the page has read its other parts before, so drover's older tables exist
 		why = "the database has no such table; run drover migrate up"
-	case stateOf(err) == "42501":
+	case pg.SQLState(err) == "42501":
 		why = "the role may not read the table drover_activity"
 	default:
 		return nil, nil, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // problem is an error as a person sees it: one sentence says what is wrong, and another says what to do.
@@ -48,12 +49,11 @@ func problemOf(err error) problem {
 	return ofDatabase(err)
 }
 
-// ofDatabase distinguishes a database that cannot be reached from other errors. This package does not import the
-// driver, so it recognises the driver's errors by their methods.
+// ofDatabase distinguishes a database that cannot be reached from other errors.
 func ofDatabase(err error) problem {
 	away := problem{Status: http.StatusServiceUnavailable, What: "The database cannot be reached.", Do: "Check that it runs and accepts connections; the log has the details."}
 	var network net.Error
-	switch code := stateOf(err); {
+	switch code := pg.SQLState(err); {
 	case code != "":
 		switch {
 		case code == "42501":
@@ -71,15 +71,6 @@ func ofDatabase(err error) problem {
 		return problem{Status: http.StatusServiceUnavailable, What: "The application is stopping, and has closed its connections.", Do: "Try again in a moment."}
 	}
 	return problem{Status: http.StatusInternalServerError, What: "This did not work, for a reason that is not known here.", Do: "The log has the details."}
-}
-
-// stateOf is the SQLSTATE of an error of the database; "" for other errors.
-func stateOf(err error) string {
-	var coded interface{ SQLState() string }
-	if !errors.As(err, &coded) {
-		return ""
-	}
-	return coded.SQLState()
 }
 
 // invalid is the text of an error about a refused filter, with the names that the fields have in the form.
