@@ -41,7 +41,7 @@ func (r *result) count(h *history) {
 	}
 	if len(h.faults) > 0 {
 		before, after := h.startDelays()
-		r.StartedMS = [2]float64{percentile(before, 0.99).Seconds() * 1000, percentile(after, 0.99).Seconds() * 1000}
+		r.StartedMS = [2]float64{quantile(before, 0.99).Seconds() * 1000, quantile(after, 0.99).Seconds() * 1000}
 	}
 	for _, f := range h.faults {
 		if r.Scenario == "L-11" {

@@ -322,7 +322,7 @@ func notDelayed(most time.Duration) func(*history) []string {
 		if len(before) < 100 || len(after) < 100 {
 			return []string{fmt.Sprintf("%d jobs before the first fault and %d after it: too few to compare", len(before), len(after))}
 		}
-		if normal, then := percentile(before, 0.99), percentile(after, 0.99); then > max(2*normal, most) {
+		if normal, then := quantile(before, 0.99), quantile(after, 0.99); then > max(2*normal, most) {
 			return []string{fmt.Sprintf("99 of 100 good jobs started within %v of their enqueue, %v before the first fault", then, normal)}
 		}
 		return nil
@@ -350,14 +350,6 @@ func (h *history) startDelays() (before, after []time.Duration) {
 		}
 	}
 	return before, after
-}
-
-func percentile(all []time.Duration, share float64) time.Duration {
-	if len(all) == 0 {
-		return 0
-	}
-	slices.Sort(all)
-	return all[int(float64(len(all)-1)*share)]
 }
 
 // object is an object that an application adds to the table jobs, such as a trigger, with rows that it refuses.
