@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -255,16 +256,12 @@ func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err er
 			return p, usagef("--unique: %v", err)
 		}
 	}
+	set.job.Retry = json.RawMessage(set.retry)
 	item, err := set.job.Item()
 	if err != nil {
 		return p, enqueueNames(err)
 	}
-	set.opts.Metadata, set.opts.Unique = item.Opts.Metadata, item.Opts.Unique
-	if set.retry != "" {
-		if set.opts.Retry, err = drover.ParseRetryStrategy(set.retry); err != nil {
-			return p, usagef("--retry: %v", err)
-		}
-	}
+	set.opts.Metadata, set.opts.Unique, set.opts.Retry = item.Opts.Metadata, item.Opts.Unique, item.Opts.Retry
 	p = set.p
 	p.Name, p.Args, p.Opts, p.CatchUp, p.Overlap = name, item.Args, &set.opts, drover.CatchUp(set.catch), drover.Overlap(set.lap)
 	return p, nil
