@@ -135,7 +135,7 @@ the same command goes on.`,
 	}, manyVerb{
 		done: "rerun", of: func(drover.Filter) []drover.State { return []drover.State{drover.Completed} }, kept: "kept in the history of both jobs",
 		count: func(c *drover.Client, ctx context.Context, filter drover.Filter) (int64, error) {
-			would, err := c.RerunMany(ctx, filter, drover.RerunPlan{DryRun: true}, drover.Audit{})
+			would, err := c.RerunMany(ctx, filter, drover.RerunPlan{Rate: plan.Rate, DryRun: true}, drover.Audit{})
 			return would.Changed, err
 		},
 		do: func(c *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error) {
@@ -147,8 +147,8 @@ the same command goes on.`,
 		},
 		check: func(cmd *cobra.Command) error {
 			switch rate := cmd.Flags().Changed("rate"); {
-			case rate && !(plan.Rate >= 0.001 && plan.Rate <= 5000): // the library takes zero for its default; NaN is refused too
-				return usagef("--rate %v is not 0.001 to 5,000 a second", plan.Rate)
+			case rate && plan.Rate == 0: // the library would take it for the default
+				return usagef("--rate 0 is not 0.001 to 5,000 a second")
 			case rate && !givenFilter(cmd):
 				return usagef("--rate goes with flags that pick jobs; with ids alone, the jobs are due now")
 			}
