@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/drover-queue/drover/internal/engine"
@@ -178,6 +179,9 @@ func (c *Client) emit(ctx context.Context, t emission) {
 
 func (c *Client) logEvent(ctx context.Context, t emission) {
 	_, level, message := (&Hooks{}).of(t.kind)
+	if t.kind == engine.EventPeriodicSkipped && !strings.HasPrefix(t.event.Error, "missed: ") && !strings.HasPrefix(t.event.Error, "refused: ") {
+		level = slog.LevelInfo // OverlapSkip, or Unique: the schedule asks for this
+	}
 	if c.log.Enabled(ctx, level) {
 		c.log.LogAttrs(ctx, level, message, t.event.attrs()...)
 	}

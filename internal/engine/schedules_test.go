@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -204,6 +205,34 @@ func TestARefusedTickIsNoted(t *testing.T) {
 	}
 	if e := skipped[1]; e.Periodic != "late" || e.Count != 3 || !strings.HasPrefix(e.Error, "missed: ") {
 		t.Errorf("%+v", e)
+	}
+}
+
+// A tick that makes no job because its schedule asks for that is no warning in the log. A missed tick is one.
+func TestASkipThatWasAskedForIsNoWarning(t *testing.T) {
+	t.Parallel()
+	logged := &logbook{}
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(logged)})
+	db.setPeriodic(t, drover.Periodic{Name: "overlap", Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Overlap: drover.OverlapSkip, Opts: &drover.EnqueueOpts{Queue: "unserved"}})
+	db.setPeriodic(t, drover.Periodic{Name: "unique", Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Opts: &drover.EnqueueOpts{Queue: "unserved", Unique: &drover.Unique{}}})
+	db.setPeriodic(t, drover.Periodic{Name: "late", Schedule: "@every 1h"})
+	for _, name := range []string{"overlap", "unique", "late"} {
+		db.backdate(t, name, "3 h 5 min")
+	}
+	db.run(t, ticker(""))
+	skips := func(level slog.Level) (names string) {
+		for _, line := range logged.from(level) {
+			for _, name := range []string{"overlap", "unique", "late"} {
+				if strings.HasPrefix(line, "schedule ticked without a job") && strings.Contains(line, "periodic="+name) {
+					names += name + " "
+				}
+			}
+		}
+		return names
+	}
+	eventually(t, func() bool { return len(strings.Fields(skips(slog.LevelInfo))) == 3 })
+	if got := skips(slog.LevelWarn); got != "late " {
+		t.Errorf("warned of: %s", got)
 	}
 }
 

@@ -2253,6 +2253,13 @@ func mutants() []mutant {
 			tests: []string{"TestARolledBackBuildLeavesNoSchedule"},
 		},
 		{
+			name: "an-overlap-is-a-warning", bug: "the log warns of ticks that OverlapSkip skips, as the schedule asks",
+			file:  "telemetry.go",
+			old:   "\t\tlevel = slog.LevelInfo // OverlapSkip",
+			new:   "\t\t_ = level // OverlapSkip",
+			tests: []string{"TestASkipThatWasAskedForIsNoWarning"},
+		},
+		{
 			name: "everybody-ticks", bug: "a schedule that is declared in code ticks whoever asks",
 			file:  "migrations/00019_periodic.sql",
 			old:   "o.next_at <= at and (o.declared_by is null or supervisor = any(o.declared_by)) for",
