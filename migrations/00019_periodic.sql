@@ -451,15 +451,19 @@ $$;
 comment on function drover_periodic_first(drover_periodic, timestamptz) is 'The first tick of a schedule after a time, and not before the end of its pause. Null: the schedule is paused until somebody resumes it.';
 
 -- +goose StatementBegin
-create function drover_periodic_put(p drover_periodic) returns timestamptz language plpgsql as $$
+create function drover_periodic_take(p drover_periodic, wait boolean) returns drover_periodic language plpgsql as $$
 declare
 	was drover_periodic;
 begin
 	-- Each call locks one row, and callers store schedules in the order of their names. So there is no
 	-- deadlock.
 	loop
-		select * into was from drover_periodic where name = p.name for update;
-		exit when found;
+		if wait then
+			select * into was from drover_periodic o where o.name = p.name for update;
+		else
+			select * into was from drover_periodic o where o.name = p.name for update skip locked;
+		end if;
+		exit when found or not wait and exists (select from drover_periodic o where o.name = p.name);
 		p.generation := drover_ulid();
 		p.anchor := clock_timestamp();
 		p.created_at := clock_timestamp();
@@ -468,19 +472,20 @@ begin
 		p.skipped := 0;
 		p.next_at := case when p.run_at_start then p.anchor else drover_periodic_first(p, p.anchor) end;
 		insert into drover_periodic select p.* on conflict (name) do nothing;
-		if found then
-			return p.next_at;
-		end if;
+		exit when found;
 	end loop;
-	-- The caller has checked whether a schedule with this name was made in code or at run time. If
-	-- the answer is different now, another transaction has stored the schedule since.
-	if (was.declared_by is null) <> (p.declared_by is null) then
-		raise exception 'drover: schedule % was just made %', quote_literal(p.name), case when p.declared_by is null then 'in code: change it there, or pause it' else 'at run time' end
-			using errcode = 'DR002';
-	end if;
-	if (was.kind, was.args, was.options, was.schedule, was.zone, was.jitter_ms, was.catch_up, was.overlap, was.run_at_start, was.declared_by, was.build)
-		is not distinct from (p.kind, p.args, p.options, p.schedule, p.zone, p.jitter_ms, p.catch_up, p.overlap, p.run_at_start, p.declared_by, p.build) then
-		return was.next_at;
+	return was;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_periodic_take(drover_periodic, boolean) is 'Locks and returns the row of a schedule. If there is none, stores the schedule and returns null. With wait => false, it also returns null if another transaction has locked the row.';
+
+-- +goose StatementBegin
+create function drover_periodic_change(was drover_periodic, p drover_periodic) returns void language plpgsql as $$
+begin
+	if (was.kind, was.args, was.options, was.schedule, was.zone, was.jitter_ms, was.catch_up, was.overlap, was.run_at_start, was.build)
+		is not distinct from (p.kind, p.args, p.options, p.schedule, p.zone, p.jitter_ms, p.catch_up, p.overlap, p.run_at_start, p.build) then
+		return;
 	end if;
 	p.anchor := was.anchor;
 	p.paused_until := was.paused_until;
@@ -490,14 +495,13 @@ begin
 		p.next_at := drover_periodic_first(p, clock_timestamp());
 	end if;
 	update drover_periodic set kind = p.kind, args = p.args, options = p.options, schedule = p.schedule, zone = p.zone, anchor = p.anchor, jitter_ms = p.jitter_ms,
-		catch_up = p.catch_up, overlap = p.overlap, run_at_start = p.run_at_start, build = p.build, declared_by = p.declared_by, next_at = p.next_at,
+		catch_up = p.catch_up, overlap = p.overlap, run_at_start = p.run_at_start, build = p.build, next_at = p.next_at,
 		updated_at = clock_timestamp(), updated_by = p.updated_by, updated_why = p.updated_why
 	where name = p.name;
-	return p.next_at;
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_put(drover_periodic) is 'Stores a schedule''s settings and returns its next tick. Ticks move only if the schedule or its zone changes.';
+comment on function drover_periodic_change(drover_periodic, drover_periodic) is 'Gives a schedule, whose row the caller has locked, other settings. was: the row. Ticks move only if the schedule or its zone changes.';
 
 -- +goose StatementBegin
 create function drover_periodic_declared(p drover_periodic) returns boolean language sql stable as $$
@@ -512,19 +516,23 @@ create function drover_periodic_set(name text, kind text, schedule text, args js
 	by text default null, why text default '') returns timestamptz language plpgsql as $$
 #variable_conflict use_variable
 declare
-	p drover_periodic;
+	p   drover_periodic;
+	was drover_periodic;
 begin
 	p.name := name; p.kind := kind; p.schedule := schedule; p.args := coalesce(args, '{}'); p.zone := coalesce(nullif(zone, ''), 'UTC');
 	p.options := coalesce(options, '{}'); p.jitter_ms := least(greatest(extract(epoch from coalesce(jitter, '0')) * 1000, -1), 1e12)::bigint;
 	p.catch_up := coalesce(nullif(catch_up, ''), 'skip'); p.overlap := coalesce(nullif(overlap, ''), 'allow');
 	p.run_at_start := coalesce(run_at_start, false); p.updated_by := drover_periodic_by(by); p.updated_why := coalesce(left(why, 1000), '');
 	perform drover_periodic_check(p);
-	if exists (select from drover_periodic o where o.name = p.name and o.declared_by is not null for update) then
+	was := drover_periodic_take(p, true);
+	if was.declared_by is not null then
 		raise exception 'drover: schedule % is declared in code: change it there, or pause it', quote_literal(p.name) using errcode = 'DR002';
 	end if;
-	p.next_at := drover_periodic_put(p);
+	if was.name is not null then
+		perform drover_periodic_change(was, p);
+	end if;
 	perform drover_notify('periodic');
-	return p.next_at;
+	return (select o.next_at from drover_periodic o where o.name = p.name);
 end
 $$;
 -- +goose StatementEnd
@@ -544,6 +552,7 @@ begin
 	for d in select x.value, x.n from jsonb_array_elements(doc) with ordinality as x(value, n) order by x.value->>'name' loop
 		p := jsonb_populate_record(null::drover_periodic, d.value);
 		p.build := build;
+		p.declared_by := array[supervisor];
 		p.run_at_start := coalesce(p.run_at_start, false);
 		p.updated_by := left('build ' || build, 128);
 		p.updated_why := '';
@@ -552,35 +561,20 @@ begin
 		exception when invalid_parameter_value then
 			raise exception using message = format('drover: Periodic[%s].%s', d.n - 1, substr(sqlerrm, 9)), errcode = '22023';
 		end;
-		if wait then
-			select * into was from drover_periodic o where o.name = p.name for update;
-		else
-			select * into was from drover_periodic o where o.name = p.name for update skip locked;
-			continue when not found and exists (select from drover_periodic o where o.name = p.name);
-		end if;
-		if was.name is not null and was.declared_by is null then
+		was := drover_periodic_take(p, wait);
+		continue when was.name is null; -- it is stored, or another transaction has locked it
+		if was.declared_by is null then
 			others := others || p.name;
 			continue;
 		end if;
 		alive := array(select s.id from drover_supervisors s where s.id = any(was.declared_by) and s.lost_at is null and s.id <> supervisor order by 1);
 		-- If an older build starts, the settings of the newer build stay while a supervisor of the
 		-- newer build lives.
-		if (select b.first_seen from drover_builds b where b.build = build) < (select b.first_seen from drover_builds b where b.build = was.build)
-			and exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build) then
-			update drover_periodic o set declared_by = alive || supervisor where o.name = p.name;
-		else
-			p.declared_by := was.declared_by;
-			if was.declared_by is null then
-				p.declared_by := '{}';
-			end if;
-			begin
-				perform drover_periodic_put(p);
-			exception when sqlstate 'DR002' then
-				others := others || p.name;
-				continue;
-			end;
-			update drover_periodic o set declared_by = alive || supervisor where o.name = p.name;
+		if ((select b.first_seen from drover_builds b where b.build = build) < (select b.first_seen from drover_builds b where b.build = was.build)
+			and exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build)) is not true then
+			perform drover_periodic_change(was, p);
 		end if;
+		update drover_periodic o set declared_by = alive || supervisor where o.name = p.name;
 	end loop;
 	return others;
 end

@@ -152,6 +152,43 @@ func TestARolledBackBuildLeavesNoSchedule(t *testing.T) {
 	}
 }
 
+// Two supervisors declare a new schedule at the same time, the newer build first. Both are noted in its row, and the newer
+// build's settings hold.
+func TestANewScheduleIsDeclaredTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into drover_builds (build, first_seen) values ('v1', now() - interval '1 h'), ('v2', now())`)
+	for id, build := range map[string]string{"older": "v1", "newer": "v2"} {
+		db.alive(t, id)
+		db.exec(t, `update drover_supervisors set build = $2 where id = $1`, id, build)
+	}
+	const declare = `select drover_periodic_declare($1, $2, jsonb_build_array(jsonb_build_object('name', 'a', 'kind', 'tick', 'args', jsonb_build_object('of', $1::text), 'options', '{}'::jsonb,
+		'schedule', '@yearly', 'zone', 'UTC', 'jitter_ms', 0, 'catch_up', 'skip', 'overlap', 'allow')), wait => false)::text`
+	first, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = first.Rollback(context.Background()) }()
+	if _, err := first.Exec(t.Context(), declare, "newer", "v2"); err != nil {
+		t.Fatal(err)
+	}
+	second := make(chan error, 1)
+	go func() {
+		_, err := db.Exec(context.Background(), declare, "older", "v1")
+		second <- err
+	}()
+	db.waitFor(t, 20*time.Second, `select exists (select from pg_stat_activity where application_name = current_schema() and wait_event_type = 'Lock')`)
+	if err := first.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, second); err != nil {
+		t.Fatal(err)
+	}
+	if got := value[string](t, db, `select declared_by::text || build || (args->>'of') from drover_periodic`); got != "{newer,older}v2newer" {
+		t.Error(got)
+	}
+}
+
 // A schedule that was made at run time stays, although a supervisor declares another one of its name.
 func TestDeclaredBesideOneMadeAtRunTime(t *testing.T) {
 	t.Parallel()

@@ -2248,8 +2248,8 @@ func mutants() []mutant {
 		{
 			name: "rollback-keeps-the-schedule", bug: "the settings of a newer build stay although no supervisor of it lives",
 			file:  "migrations/00019_periodic.sql",
-			old:   "\n\t\t\tand exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build) then",
-			new:   " then",
+			old:   "\n\t\t\tand exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build)) is not true then",
+			new:   ") is not true then",
 			tests: []string{"TestARolledBackBuildLeavesNoSchedule"},
 		},
 		{
@@ -2325,9 +2325,16 @@ func mutants() []mutant {
 		{
 			name: "a-schedule-changes-hands", bug: "a schedule made at run time takes over one that is declared meanwhile, and the other way round",
 			file:  "migrations/00019_periodic.sql",
-			old:   "	if (was.declared_by is null) <> (p.declared_by is null) then",
+			old:   "	if was.declared_by is not null then",
 			new:   "	if false then",
 			tests: []string{"TestAScheduleIsMadeInTwoWaysAtOnce"},
+		},
+		{
+			name: "a-schedule-stored-by-another", bug: "a supervisor that finds its new schedule stored by another one meanwhile takes it for its own",
+			file:  "migrations/00019_periodic.sql",
+			old:   "\t\texit when found;\n\tend loop;\n\treturn was;",
+			new:   "\t\texit;\n\tend loop;\n\treturn was;",
+			tests: []string{"TestANewScheduleIsDeclaredTwiceAtOnce"},
 		},
 		{
 			name: "a-patch-leaves-the-key", bug: "a redrive that patches the args of a unique job leaves it the key of the old ones",
