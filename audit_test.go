@@ -118,7 +118,7 @@ func auditedVerbs(c *drover.Client) map[string]func(ctx context.Context, id, fin
 func TestEveryVerbRefusesABadAudit(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	dead := db.finished(t, "discarded", time.Hour)
+	dead := db.Finished(t, "discarded", time.Hour)
 	before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, dead)
 	for name, verb := range auditedVerbs(db.client) {
 		for what, tc := range map[string]struct {
@@ -178,17 +178,17 @@ func TestJobsKeepTheAudit(t *testing.T) {
 			if by == "" {
 				want = fmt.Sprintf(tc.trace, me)
 			}
-			id := db.finished(t, tc.state, time.Hour)
+			id := db.Finished(t, tc.state, time.Hour)
 			if err := auditedVerbs(db.client)[name](t.Context(), id, "", drover.Audit{By: by, Why: "so"}); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if got := value[string](t, db, tc.sql, id); got != want {
 				t.Errorf("%s by %q: %q, want %q", name, by, got, want)
 			}
-			if tc.sql == history && db.get(t, id).Errors[0].By != strings.TrimPrefix(want, strings.Split(want, " by ")[0]+" by ") {
-				t.Errorf("%s by %q: %+v", name, by, db.get(t, id).Errors)
+			if tc.sql == history && db.Get(t, id).Errors[0].By != strings.TrimPrefix(want, strings.Split(want, " by ")[0]+" by ") {
+				t.Errorf("%s by %q: %+v", name, by, db.Get(t, id).Errors)
 			}
-			id = db.finished(t, tc.state, time.Hour)
+			id = db.Finished(t, tc.state, time.Hour)
 			db.exec(t, tc.psql, id, by)
 			if got := value[string](t, db, tc.sql, id); got != want {
 				t.Errorf("%s from psql by %q: %q, want %q", name, by, got, want)
@@ -202,7 +202,7 @@ func TestRowsKeepTheAudit(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	me := value[string](t, db, `select session_user::text`)
-	db.finished(t, "discarded", time.Hour)
+	db.Finished(t, "discarded", time.Hour)
 	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 0.001}, drover.Audit{By: "ann", Why: "begun"})
 	if err != nil || r.By != "ann" || r.Why != "begun" || r.ChangedBy != "" || r.ChangedWhy != "" {
 		t.Fatalf("%+v, %v", r, err)
@@ -307,10 +307,10 @@ func TestDeletionsLogTheAudit(t *testing.T) {
 	} {
 		put := func() string {
 			if tc.verb == "DeletePeriodic" {
-				db.setPeriodic(t, drover.Periodic{Name: "audited"})
+				db.SetPeriodic(t, drover.Periodic{Name: "audited"})
 				return ""
 			}
-			id := db.finished(t, "discarded", time.Hour)
+			id := db.Finished(t, "discarded", time.Hour)
 			if tc.verb != "DeleteMany" {
 				db.exec(t, `select drover_archive(jsonb_build_object('ids', array[$1]))`, id)
 			}

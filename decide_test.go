@@ -3,7 +3,6 @@ package drover_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // dyn are args of a kind that is chosen at run time, so that a table can have a worker for each of its rows.
@@ -33,39 +33,6 @@ func dynWorker(kind string, opts drover.WorkerOpts, handler func(ctx context.Con
 
 // quiet drops logs.
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
-
-// endRow is a job's row after the end of a run.
-type endRow struct {
-	State     drover.State
-	Reason    *drover.Reason
-	Attempt   int
-	ClaimSeq  int
-	Total     int
-	Crashes   int
-	Snoozes   int
-	Uncounted int
-	Delay     time.Duration // from the settle until it is due
-	Errors    []drover.RunError
-	Finalized bool
-}
-
-func (db *testDB) endRow(t *testing.T, id string) (r endRow) {
-	t.Helper()
-	var errs []byte
-	var delay float64
-	err := db.QueryRow(t.Context(), `
-select state, discard_reason, attempt, claim_seq, errors_total, crashes, coalesce(snoozes, 0), coalesce(uncounted, 0),
-	extract(epoch from scheduled_at - coalesce((errors->-1->>'at')::timestamptz, attempted_at, now()))::float8, errors, finalized_at is not null
-from jobs where id = $1`, id).Scan(&r.State, &r.Reason, &r.Attempt, &r.ClaimSeq, &r.Total, &r.Crashes, &r.Snoozes, &r.Uncounted, &delay, &errs, &r.Finalized)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(errs, &r.Errors); err != nil {
-		t.Fatal(err)
-	}
-	r.Delay = time.Duration(delay * float64(time.Second))
-	return r
-}
 
 // Errors that do harm when they are handled.
 type (
@@ -269,8 +236,8 @@ func TestHowARunCanEnd(t *testing.T) {
 		{name: "not yet expired", job: drover.EnqueueOpts{ExpiresAt: time.Now().Add(time.Hour)}, handle: returns(nil), want: completed},
 	}
 
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: len(cases)}}} // none waits for a slot, so that it is not released and claimed again
 	ids := map[string]string{}
 	for _, c := range cases {
@@ -280,11 +247,11 @@ func TestHowARunCanEnd(t *testing.T) {
 	sup := db.run(t, cfg)
 	for _, c := range cases {
 		id := ids[c.name]
-		end := heard.end(t, id)
-		row := db.endRow(t, id)
+		end := heard.End(t, id)
+		row := db.EndRow(t, id)
 		t.Run(c.name, func(t *testing.T) {
 			checkEnd(t, row.State, c.want.state, "state")
-			checkEnd(t, end.name, c.want.event, "event")
+			checkEnd(t, end.Name, c.want.event, "event")
 			checkEnd(t, row.Finalized, c.want.state.Final(), "finalized")
 			checkEnd(t, row.Attempt, c.want.attempt, "attempt")
 			checkEnd(t, row.Total, c.want.failures, "errors_total")
@@ -298,16 +265,16 @@ func TestHowARunCanEnd(t *testing.T) {
 			if row.Delay < c.want.least-time.Millisecond || row.Delay > c.want.most+time.Second {
 				t.Errorf("due %v after the run, want %v to %v", row.Delay, c.want.least, c.want.most)
 			}
-			if heard.count(id, "started") != 1 != c.want.unstarted {
-				t.Errorf("%d started events", heard.count(id, "started"))
+			if heard.Count(id, "started") != 1 != c.want.unstarted {
+				t.Errorf("%d started events", heard.Count(id, "started"))
 			}
-			if n := heard.ends(id); n != 1 {
-				t.Errorf("%d end events, want 1: %v", n, heard.of(id))
+			if n := heard.Ends(id); n != 1 {
+				t.Errorf("%d end events, want 1: %v", n, heard.Of(id))
 			}
 			if !c.want.unstarted && end.Duration <= 0 {
 				t.Errorf("event's duration = %v", end.Duration)
 			}
-			if (end.name == "failed" || end.name == "snoozed") && (end.Backoff < c.want.least || end.Backoff > c.want.most || time.Until(end.Next) > end.Backoff || time.Until(end.Next) < end.Backoff-time.Minute) {
+			if (end.Name == "failed" || end.Name == "snoozed") && (end.Backoff < c.want.least || end.Backoff > c.want.most || time.Until(end.Next) > end.Backoff || time.Until(end.Next) < end.Backoff-time.Minute) {
 				t.Errorf("event's backoff %v, next %v", end.Backoff, end.Next)
 			}
 			if c.want.class == "" {
@@ -359,8 +326,8 @@ func (decodes) Kind() string { return "decodes" }
 // F-7: if the args do not decode, the job ends. A kind that is not known here waits.
 func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	var bad []string
 	for _, args := range []string{`{"N": "seven"}`, `[1]`, `"x"`, `{"N": 1e40}`, `{"N": 1.5}`} {
 		bad = append(bad, value[string](t, db, `insert into jobs (kind, args) values ('decodes', $1::jsonb) returning id`, args))
@@ -372,40 +339,40 @@ func TestUndecodableArgsAndUnknownKinds(t *testing.T) {
 		drover.Handle(func(context.Context, *drover.Job, decodes) error { calls.Add(1); return nil }, drover.WorkerOpts{MaxAttempts: 10}),
 	}})
 	for _, id := range bad {
-		end := heard.end(t, id)
-		row := db.endRow(t, id)
+		end := heard.End(t, id)
+		row := db.EndRow(t, id)
 		if row.State != drover.Discarded || row.Reason == nil || *row.Reason != drover.ReasonUndecodable || row.Attempt != 1 || row.Total != 1 || row.Errors[0].Class != drover.ClassDecode {
 			t.Errorf("undecodable job = %+v", row)
 		}
-		if end.name != "discarded" || end.Reason != drover.ReasonUndecodable || end.Class != drover.ClassDecode {
+		if end.Name != "discarded" || end.Reason != drover.ReasonUndecodable || end.Class != drover.ClassDecode {
 			t.Errorf("event = %+v", end)
 		}
 	}
-	heard.end(t, good)
+	heard.End(t, good)
 	if n := calls.Load(); n != 1 {
 		t.Errorf("handler called %d times, want 1", n)
 	}
-	if row := db.endRow(t, unknown); row.State != drover.Available || row.ClaimSeq != 0 {
+	if row := db.EndRow(t, unknown); row.State != drover.Available || row.ClaimSeq != 0 {
 		t.Errorf("job of an unknown kind = %+v", row)
 	}
-	if n := len(heard.of(unknown)); n != 1 { // enqueued
-		t.Errorf("events of an unknown kind: %v", heard.of(unknown))
+	if n := len(heard.Of(unknown)); n != 1 { // enqueued
+		t.Errorf("events of an unknown kind: %v", heard.Of(unknown))
 	}
 }
 
 // F-2: every failed run is counted; the first 5 and the last 15 are kept, in order, and a trace only in the newest.
 func TestErrorsAreBoundedAndInOrder(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
 		dynWorker("k", drover.WorkerOpts{MaxAttempts: 25, Retry: drover.Constant{Delay: time.Millisecond}}, func(_ context.Context, job *drover.Job) error {
 			panic(fmt.Sprintf("run %d", job.Attempt))
 		}),
 	}})
-	heard.wait(t, id, "discarded")
-	row := db.endRow(t, id)
+	heard.Wait(t, id, "discarded")
+	row := db.EndRow(t, id)
 	if row.State != drover.Discarded || *row.Reason != drover.ReasonAttemptsExhausted || row.Total != 25 || row.Attempt != 25 || len(row.Errors) != 20 {
 		t.Fatalf("row = %+v", row)
 	}
@@ -421,7 +388,7 @@ func TestErrorsAreBoundedAndInOrder(t *testing.T) {
 			t.Errorf("entry %d has a trace of %d bytes", i, len(e.Trace))
 		}
 	}
-	if n := heard.count(id, "failed"); n != 24 {
+	if n := heard.Count(id, "failed"); n != 24 {
 		t.Errorf("%d failed events, want 24", n)
 	}
 	// F-11: the history of a job and the summary of discarded jobs are one line of SQL each.
@@ -437,8 +404,8 @@ func TestErrorsAreBoundedAndInOrder(t *testing.T) {
 // F-4: a job that only snoozes does not loop unseen, and never runs out of attempts.
 func TestSnoozesAreCounted(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	seen := make(chan drover.Job, 10)
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
@@ -450,13 +417,13 @@ func TestSnoozesAreCounted(t *testing.T) {
 			return nil
 		}),
 	}})
-	heard.wait(t, id, "completed")
+	heard.Wait(t, id, "completed")
 	for i := range 5 {
 		if job := <-seen; job.Attempt != 1 || job.Snoozes != i || job.Failures != 0 || job.LastError != "" {
 			t.Errorf("run %d saw attempt %d, %d snoozes, %d failures", i, job.Attempt, job.Snoozes, job.Failures)
 		}
 	}
-	if row := db.endRow(t, id); row.Attempt != 1 || row.ClaimSeq != 5 || row.Snoozes != 4 {
+	if row := db.EndRow(t, id); row.Attempt != 1 || row.ClaimSeq != 5 || row.Snoozes != 4 {
 		t.Errorf("row = %+v", row)
 	}
 }
@@ -464,8 +431,8 @@ func TestSnoozesAreCounted(t *testing.T) {
 // F-4: DontCount gives back 100 runs of a job; then they count.
 func TestDontCountHasACap(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	var runs atomic.Int64
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
@@ -477,7 +444,7 @@ func TestDontCountHasACap(t *testing.T) {
 		}),
 	}})
 	db.waitFor(t, 2*time.Minute, `select state = 'discarded' from jobs where id = $1`, id) // a hundred runs, one by one
-	if row := db.endRow(t, id); row.Total != 102 || row.Uncounted != 100 || row.Attempt != 2 || *row.Reason != drover.ReasonAttemptsExhausted {
+	if row := db.EndRow(t, id); row.Total != 102 || row.Uncounted != 100 || row.Attempt != 2 || *row.Reason != drover.ReasonAttemptsExhausted {
 		t.Errorf("row = %+v", row)
 	}
 }
@@ -519,9 +486,9 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 		{name: "a secret at the cut", err: errors.New(strings.Repeat("x", drover.MaxErrorText-25) + secret + strings.Repeat("y", 100)), want: "xxx", mark: true},
 		{name: "the redactor panics", err: errors.New("panic the redactor " + secret), want: "[redaction failed]"},
 	}
-	var heard eventLog
+	var heard harness.EventLog
 	var logged lockedBuffer
-	db := newTestDBWith(t, drover.Config{Redact: redact, Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []drover.Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Redact: redact, Logger: slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []drover.Hooks{heard.Hooks()}})
 	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: len(cases) + 21}}} // no job has to wait behind 50 MB: it would be released
 	ids := map[string]string{}
 	for _, c := range cases {
@@ -539,8 +506,8 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 	ids["panics"] = db.enqueue(t, dyn{kind: "panics"}, nil)
 	db.run(t, cfg)
 	for _, c := range cases {
-		end := heard.end(t, ids[c.name])
-		e := db.endRow(t, ids[c.name]).Errors[0]
+		end := heard.End(t, ids[c.name])
+		e := db.EndRow(t, ids[c.name]).Errors[0]
 		if !strings.HasPrefix(e.Error, c.want) || !c.mark && e.Error != c.want && c.want != "\uFFFD" {
 			t.Errorf("%s: text = %.80q, want %q", c.name, e.Error, c.want)
 		}
@@ -556,14 +523,14 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 	}
 	prints := map[string]bool{}
 	for _, id := range long {
-		heard.end(t, id)
-		prints[db.endRow(t, id).Errors[0].Fingerprint] = true
+		heard.End(t, id)
+		prints[db.EndRow(t, id).Errors[0].Fingerprint] = true
 	}
 	if len(prints) != 1 {
 		t.Errorf("texts that differ in numbers, and so in where they are cut, have %d fingerprints", len(prints))
 	}
-	heard.end(t, ids["panics"])
-	if e := db.endRow(t, ids["panics"]).Errors[0]; e.Error != "panic: ***\uFFFD" || len(e.Trace) > drover.MaxErrorTrace || !strings.Contains(e.Trace, "TestErrorsEntriesAreSanitised") {
+	heard.End(t, ids["panics"])
+	if e := db.EndRow(t, ids["panics"]).Errors[0]; e.Error != "panic: ***\uFFFD" || len(e.Trace) > drover.MaxErrorTrace || !strings.Contains(e.Trace, "TestErrorsEntriesAreSanitised") {
 		t.Errorf("panic's entry = %+v", e)
 	}
 	if n := value[int](t, db, `select max(pg_column_size(e - 'trace')) from jobs, jsonb_array_elements(errors) e`); n > 1024 {
@@ -577,8 +544,8 @@ func TestErrorsEntriesAreSanitised(t *testing.T) {
 // F-12: an outcome that the database refuses because of its data holds up nobody. It is recorded without the data.
 func TestOneRefusedOutcomeInABatch(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	db.exec(t, `alter table jobs add check (not errors @? '$[*] ? (@.error == "poison")')`)
 	const n = 500
 	batch := make([]drover.EnqueueItem, n)
@@ -609,18 +576,18 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 		}),
 	}})
 	for _, r := range receipts {
-		heard.end(t, r.ID)
+		heard.End(t, r.ID)
 	}
 	if left := value[int](t, db, `select count(*) from jobs where state not in ('completed', 'retryable')`); left != 0 {
 		t.Errorf("%d jobs were not settled", left)
 	}
-	row := db.endRow(t, poison)
+	row := db.EndRow(t, poison)
 	if row.State != drover.Retryable || row.Total != 1 || row.Errors[0].Class != drover.ClassError || row.Errors[0].Error == "poison" || row.Delay < 14*time.Second {
 		t.Errorf("refused job = %+v", row)
 	}
 	for _, r := range receipts {
-		if heard.ends(r.ID) != 1 {
-			t.Errorf("%d end events", heard.ends(r.ID))
+		if heard.Ends(r.ID) != 1 {
+			t.Errorf("%d end events", heard.Ends(r.ID))
 		}
 	}
 }
@@ -628,8 +595,8 @@ func TestOneRefusedOutcomeInABatch(t *testing.T) {
 // F-12: a trigger of the application's that raises an exception over one row does not stop the others.
 func TestATriggerThatRefusesOneRow(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$
 		begin if new.errors::text like '%poison%' then raise exception 'no'; end if; return new; end $$`)
 	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
@@ -638,9 +605,9 @@ func TestATriggerThatRefusesOneRow(t *testing.T) {
 		dynWorker("good", drover.WorkerOpts{}, doNothing),
 	}})
 	bad := db.enqueue(t, dyn{kind: "bad"}, nil)
-	heard.wait(t, bad, "started")
-	heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil))
-	heard.end(t, bad)
+	heard.Wait(t, bad, "started")
+	heard.End(t, db.enqueue(t, dyn{kind: "good"}, nil))
+	heard.End(t, bad)
 	if text := value[string](t, db, `select errors->-1->>'error' from jobs where id = $1`, bad); text != "outcome could not be encoded" {
 		t.Errorf("error = %q", text)
 	}
@@ -682,7 +649,7 @@ func TestRetryFor(t *testing.T) {
 		return value[int](t, db, `select count(*) from jobs where state not in ('retryable', 'discarded')`) == 0
 	})
 	for name, id := range ids {
-		job, want := db.get(t, id), drover.Retryable
+		job, want := db.Get(t, id), drover.Retryable
 		if cases[name].ends {
 			want = drover.Discarded
 		}
@@ -727,7 +694,7 @@ func TestATimeoutShowsWhereTheHandlerWas(t *testing.T) {
 	for kind, want := range map[string]string{"heeds": "stuckHere", "deaf": "stuckThere", "fails": ""} {
 		id := db.enqueue(t, dyn{kind: kind}, nil)
 		db.waitFor(t, 30*time.Second, `select state = 'retryable' from jobs where id = $1`, id)
-		newest := db.get(t, id).Errors[0]
+		newest := db.Get(t, id).Errors[0]
 		if !strings.Contains(newest.Trace, want) || (want == "") != (newest.Trace == "") {
 			t.Errorf("%s (%s): no %q in the trace %q", kind, newest.Class, want, newest.Trace)
 		}
@@ -739,12 +706,12 @@ func TestEntriesHaveDurationsBelowAMillisecond(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	sup := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Retry: drover.Every(time.Hour)}}, Workers: handling(func(context.Context, *drover.Job, int) error { return errBoom })})
-	ids := db.enqueueJobs(t, 50, nil)
+	ids := db.EnqueueJobs(t, 50, nil)
 	db.waitFor(t, 30*time.Second, `select count(*) = 50 from jobs where state = 'retryable'`)
-	sup.stop(t)
+	sup.Stop(t)
 	below := 0
 	for _, id := range ids {
-		if took := db.get(t, id).Errors[0].DurationMS; took > 0 && took < 1 {
+		if took := db.Get(t, id).Errors[0].DurationMS; took > 0 && took < 1 {
 			below++
 		}
 	}

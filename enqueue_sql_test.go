@@ -22,6 +22,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
@@ -78,7 +79,7 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 			for what := range strings.SplitSeq(c.grants, "; ") {
 				db.exec(t, `grant `+what+` to `+role)
 			}
-			sent := newStatements()
+			sent := harness.NewStatements()
 			as := db.via(t, drover.Config{}, func(config *pgxpool.Config) {
 				config.ConnConfig.Tracer = sent
 				config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -89,10 +90,10 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 			enqueue := func(want []string) (told bool) {
 				told = woken(t, db, func() {
 					_, _ = as.Exec(t.Context(), "select") // a connection is there
-					sent.since()
+					sent.Since()
 					as.enqueue(t, letter{}, nil)
 				})
-				calls, _ := sent.since()
+				calls, _ := sent.Since()
 				if got := slices.Sorted(maps.Keys(calls)); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
 					t.Errorf("sent %q, want %q", got, want)
 				}
@@ -198,8 +199,8 @@ func TestCodecsOfTheApplication(t *testing.T) {
 				return nil
 			}
 		})
-		other := &testDB{pool, newClientOn(t, pool, drover.Config{})}
-		for _, way := range other.ways(t) {
+		other := dbOn(pool, harness.NewClient(t, pool, drover.Config{}))
+		for _, way := range other.Ways(t) {
 			for holds, opts := range map[string]*drover.EnqueueOpts{
 				`queue = 'default' and metadata is null`: nil,
 				`queue = 'q' and priority = 3`:           {Queue: "q", Priority: 3},
@@ -207,9 +208,9 @@ func TestCodecsOfTheApplication(t *testing.T) {
 					Metadata: map[string]any{"by": "<ann>"}, Tags: []string{"a"}, Retry: drover.Every(time.Second), Key: "k",
 				},
 			} {
-				r, err := way.enqueue(t.Context(), letter{"<x>"}, opts)
+				r, err := way.Enqueue(t.Context(), letter{"<x>"}, opts)
 				if err != nil || !value[bool](t, db, `select kind = 'letter' and args = '{"to": "<x>"}' and `+holds+` from jobs where id = $1`, r.ID) {
-					t.Errorf("%v, %s, %s: %v", mode, way.name, holds, err)
+					t.Errorf("%v, %s, %s: %v", mode, way.Name, holds, err)
 				}
 			}
 		}
@@ -289,36 +290,36 @@ func TestReceiptsAreRows(t *testing.T) {
 				db.exec(t, ddl)
 			}
 			before := value[int](t, db, `select count(*) from jobs`)
-			for _, way := range db.ways(t) {
+			for _, way := range db.Ways(t) {
 				for what, opts := range map[string]*drover.EnqueueOpts{"plain": nil, "with options": {Delay: time.Hour}, "with an id": {ID: ulid.Make().String()}} {
-					r, err := way.enqueue(t.Context(), letter{"x"}, opts)
-					name := way.name
+					r, err := way.Enqueue(t.Context(), letter{"x"}, opts)
+					name := way.Name
 					if opts != nil {
 						name += " " + what
 					}
 					if !o.refuses(name, err) {
-						t.Errorf("%s, %s: %+v, %v", way.name, what, r, err)
+						t.Errorf("%s, %s: %+v, %v", way.Name, what, r, err)
 					}
 					if n := value[int](t, db, `select count(*) from jobs where id = $1`, r.ID); err == nil && n != 1 {
-						t.Errorf("%s, %s: a receipt for a row that is not there", way.name, what)
+						t.Errorf("%s, %s: a receipt for a row that is not there", way.Name, what)
 					}
 					if err == nil {
 						db.exec(t, `delete from jobs where id = $1`, r.ID)
 					}
 					if n := value[int](t, db, `select count(*) from jobs`); n != before {
-						t.Errorf("%s, %s: %d rows behind an error", way.name, what, n-before)
+						t.Errorf("%s, %s: %d rows behind an error", way.Name, what, n-before)
 					}
 				}
-				again, err := way.enqueue(t.Context(), letter{"there"}, &drover.EnqueueOpts{ID: there})
+				again, err := way.Enqueue(t.Context(), letter{"there"}, &drover.EnqueueOpts{ID: there})
 				switch {
 				case strings.Contains(o.name, "rule"):
 					if !code(err, "0A000") {
-						t.Errorf("%s: the job that is there: %+v, %v", way.name, again, err)
+						t.Errorf("%s: the job that is there: %+v, %v", way.Name, again, err)
 					}
 				case strings.Contains(o.name, "before"), strings.Contains(o.name, "the row"), strings.Contains(o.name, "the id"), o.name == "a trigger that raises":
 					// The trigger comes before the look for a conflict, and may have its way with the id.
 				case err != nil || again != (drover.Receipt{ID: there, Existing: true}):
-					t.Errorf("%s: the job that is there: %+v, %v", way.name, again, err)
+					t.Errorf("%s: the job that is there: %+v, %v", way.Name, again, err)
 				}
 			}
 			for _, sql := range []string{
@@ -384,10 +385,10 @@ func TestTheJobInTheWayIsDeleted(t *testing.T) {
 		insert into rounds values (new.id);
 		return null; end $$`)
 	db.exec(t, `create trigger hang before insert on jobs for each row when (new.max_attempts = 2) execute function hang()`)
-	for _, way := range db.ways(t) {
-		r, err := way.enqueue(t.Context(), letter{}, &drover.EnqueueOpts{MaxAttempts: 2})
+	for _, way := range db.Ways(t) {
+		r, err := way.Enqueue(t.Context(), letter{}, &drover.EnqueueOpts{MaxAttempts: 2})
 		if err != nil || r.Existing || value[int](t, db, `select count(*) from jobs where id = $1`, r.ID) != 1 {
-			t.Errorf("%s: %+v, %v", way.name, r, err)
+			t.Errorf("%s: %+v, %v", way.Name, r, err)
 		}
 	}
 	first, second := ulid.Make().String(), ulid.Make().String()
@@ -423,11 +424,11 @@ func TestPlansOfUniqueEnqueues(t *testing.T) {
 				`select drover_enqueue_unique('[{"id": "01K00000000000000000000002", "kind": "job", "args": {"n": 1000001}, "uniqueness": {}}, {"id": "01K00000000000000000000003", "kind": "job", "args": {"n": -1}, "uniqueness": {}}]')`,
 				`select drover_unique_owner('"job" {"n": 1000001}', '01K00000000000000000000000')`,
 			} {
-				p.buffersOf(t, call) // reads the catalogs
-				buffers, scans := p.buffersOf(t, call)
+				p.BuffersOf(t, call) // reads the catalogs
+				buffers, scans := p.BuffersOf(t, call)
 				// Other tests change their schemas, and then the server reads its catalogs anew.
 				for tries := 0; buffers > 200 && tries < 50; tries++ {
-					buffers, scans = p.buffersOf(t, call)
+					buffers, scans = p.BuffersOf(t, call)
 				}
 				if scans > 0 || buffers > 200 {
 					t.Errorf("%s, %s, %s: %d buffers, %d scans of the table", call, when, mode, buffers, scans)
@@ -439,7 +440,7 @@ func TestPlansOfUniqueEnqueues(t *testing.T) {
 	db.exec(t, `analyze jobs`)
 	check("analyzed empty")
 	db.exec(t, `insert into jobs (kind, args, unique_key, unique_scope, unique_until) select 'job', jsonb_build_object('n', i), format('"job" {"n": %s}', i), 'ended', 'infinity'
-		from generate_series(1000000, 1000000 + $1) i`, rowsForPlans(t))
+		from generate_series(1000000, 1000000 + $1) i`, harness.RowsForPlans(t))
 	check("filled since")
 	db.exec(t, `analyze jobs`)
 	check("analyzed full")
@@ -475,7 +476,7 @@ func TestUniqueEnqueuesReadFewPages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return buffersIn(t, strings.Join(plan, "\n"))
+		return harness.BuffersIn(t, strings.Join(plan, "\n"))
 	}
 	for n := range 10 {
 		cost(n)
@@ -532,7 +533,7 @@ func TestRepeatedEnqueuesReadFewPages(t *testing.T) {
 func TestPlainUniqueJobsTakeNoFunction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	sent := newStatements()
+	sent := harness.NewStatements()
 	as := db.via(t, drover.Config{}, func(config *pgxpool.Config) { config.ConnConfig.Tracer = sent })
 	direct := []string{drover.SQLEnqueueUniquePlan, drover.SQLEnqueueUniquePlain, drover.SQLWakeForUnique}
 	for _, c := range []struct {
@@ -549,10 +550,10 @@ func TestPlainUniqueJobsTakeNoFunction(t *testing.T) {
 	} {
 		told := woken(t, db, func() {
 			_, _ = as.Exec(t.Context(), "select") // a connection is there
-			sent.since()
-			as.unique(t, c.args, drover.Unique{}, c.opts)
+			sent.Since()
+			as.Unique(t, c.args, drover.Unique{}, c.opts)
 		})
-		calls, _ := sent.since()
+		calls, _ := sent.Since()
 		if got := slices.Sorted(maps.Keys(calls)); !slices.Equal(got, slices.Sorted(slices.Values(c.want))) || told != c.wakes {
 			t.Errorf("%s: sent %q, woken %v; want %q, %v", c.name, got, told, c.want, c.wakes)
 		}

@@ -19,10 +19,10 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/store"
@@ -46,57 +46,6 @@ func (p payload) MarshalJSON() ([]byte, error) { return json.Marshal(p.v) }
 type anyKind string
 
 func (k anyKind) Kind() string { return string(k) }
-
-// way is one way to enqueue a job.
-type way struct {
-	name    string
-	enqueue func(context.Context, drover.Args, *drover.EnqueueOpts) (drover.Receipt, error)
-}
-
-// ways returns all ways into the queue. Each one ends with a commit.
-func (db *testDB) ways(t *testing.T) []way {
-	t.Helper()
-	std := stdlib.OpenDBFromPool(db.Pool)
-	t.Cleanup(func() { _ = std.Close() })
-	one := func(receipts []drover.Receipt, err error) (drover.Receipt, error) {
-		if err != nil || len(receipts) != 1 {
-			return drover.Receipt{}, errors.Join(err, fmt.Errorf("%d receipts", len(receipts)))
-		}
-		return receipts[0], nil
-	}
-	return []way{
-		{"Enqueue", db.client.Enqueue},
-		{"EnqueueTx", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (r drover.Receipt, err error) {
-			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-				r, err = db.client.EnqueueTx(ctx, tx, args, opts)
-				return err
-			})
-			return r, err
-		}},
-		{"EnqueueTx of database/sql", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (drover.Receipt, error) {
-			tx, err := std.BeginTx(ctx, nil)
-			if err != nil {
-				return drover.Receipt{}, err
-			}
-			defer tx.Rollback()
-			r, err := db.client.EnqueueTx(ctx, drover.SQLTx(tx), args, opts)
-			if err != nil {
-				return r, err
-			}
-			return r, tx.Commit()
-		}},
-		{"EnqueueMany", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (drover.Receipt, error) {
-			return one(db.client.EnqueueMany(ctx, []drover.EnqueueItem{{args, opts}}))
-		}},
-		{"EnqueueManyTx", func(ctx context.Context, args drover.Args, opts *drover.EnqueueOpts) (r drover.Receipt, err error) {
-			err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-				r, err = one(db.client.EnqueueManyTx(ctx, tx, []drover.EnqueueItem{{args, opts}}))
-				return err
-			})
-			return r, err
-		}},
-	}
-}
 
 // enqueueOptions lists every option with a condition. A row meets the condition with the option,
 // and does not meet it without.
@@ -138,23 +87,23 @@ func enqueueOptions() []struct {
 func TestEveryOptionReachesItsColumn(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	for _, way := range db.ways(t) {
-		bare, err := way.enqueue(t.Context(), letter{"x"}, nil)
+	for _, way := range db.Ways(t) {
+		bare, err := way.Enqueue(t.Context(), letter{"x"}, nil)
 		if err != nil {
-			t.Fatalf("%s: %v", way.name, err)
+			t.Fatalf("%s: %v", way.Name, err)
 		}
 		for _, tc := range enqueueOptions() {
-			receipt, err := way.enqueue(t.Context(), letter{"x"}, &tc.opts)
+			receipt, err := way.Enqueue(t.Context(), letter{"x"}, &tc.opts)
 			if err != nil || receipt.Existing {
-				t.Errorf("%s: %s: %+v, %v", way.name, tc.field, receipt, err)
+				t.Errorf("%s: %s: %+v, %v", way.Name, tc.field, receipt, err)
 				continue
 			}
 			const holds = `select coalesce((%s), false) from jobs where id = $1`
 			if !value[bool](t, db, fmt.Sprintf(holds, tc.condition), receipt.ID) {
-				t.Errorf("%s: %s: not so in the row: %s", way.name, tc.field, tc.condition)
+				t.Errorf("%s: %s: not so in the row: %s", way.Name, tc.field, tc.condition)
 			}
 			if value[bool](t, db, fmt.Sprintf(holds, tc.condition), bare.ID) {
-				t.Errorf("%s: %s: so without the option: %s", way.name, tc.field, tc.condition)
+				t.Errorf("%s: %s: so without the option: %s", way.Name, tc.field, tc.condition)
 			}
 			db.exec(t, `delete from jobs where id = $1`, receipt.ID)
 		}
@@ -177,9 +126,9 @@ func TestEveryOptionIsInTheTable(t *testing.T) {
 func TestEnqueueWithoutOptions(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	for _, way := range db.ways(t) {
+	for _, way := range db.Ways(t) {
 		for _, opts := range []*drover.EnqueueOpts{nil, {}} {
-			receipt, err := way.enqueue(t.Context(), letter{"<Zoë>"}, opts)
+			receipt, err := way.Enqueue(t.Context(), letter{"<Zoë>"}, opts)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -192,7 +141,7 @@ select queue = 'default' and kind = 'letter' and priority = 5 and lane = 5 and s
 	and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key, finalized_at, claimed_by) = 0
 from jobs where id = $1`
 			if !value[bool](t, db, asDocumented, receipt.ID) {
-				t.Errorf("%s: not the defaults", way.name)
+				t.Errorf("%s: not the defaults", way.Name)
 			}
 		}
 	}
@@ -203,13 +152,13 @@ from jobs where id = $1`
 func TestATimeInThePastIsNow(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	for _, way := range db.ways(t) {
-		receipt, err := way.enqueue(t.Context(), letter{}, &drover.EnqueueOpts{ScheduledAt: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)})
+	for _, way := range db.Ways(t) {
+		receipt, err := way.Enqueue(t.Context(), letter{}, &drover.EnqueueOpts{ScheduledAt: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !value[bool](t, db, `select scheduled_at = created_at and state = 'available' from jobs where id = $1`, receipt.ID) {
-			t.Errorf("%s: due before it was enqueued", way.name)
+			t.Errorf("%s: due before it was enqueued", way.Name)
 		}
 	}
 }
@@ -347,7 +296,7 @@ func TestInputAtItsBounds(t *testing.T) {
 	for range 64 {
 		deep = []any{deep}
 	}
-	for _, way := range db.ways(t) {
+	for _, way := range db.Ways(t) {
 		for _, args := range []drover.Args{
 			letter{strings.Repeat("x", 256<<10-len(`{"to":""}`))}, payload{deep}, anyKind(strings.Repeat("k", 128)), payload{[]int{}}, payload{"\"\\ud83d\\ude00\""},
 		} {
@@ -356,8 +305,8 @@ func TestInputAtItsBounds(t *testing.T) {
 				Metadata:  map[string]any{"f": strings.Repeat("<", 64<<10-len(`{"f":""}`))},
 				ExpiresAt: time.Date(9999, 12, 31, 23, 59, 59, 999999999, time.UTC), Key: strings.Repeat("k", 256),
 			}
-			if _, err := way.enqueue(t.Context(), args, opts); err != nil {
-				t.Errorf("%s: %.200v", way.name, err)
+			if _, err := way.Enqueue(t.Context(), args, opts); err != nil {
+				t.Errorf("%s: %.200v", way.Name, err)
 			}
 		}
 	}
@@ -427,15 +376,15 @@ func TestEnqueueTellsItsHooks(t *testing.T) {
 		}}},
 	})
 	opts := &drover.EnqueueOpts{Queue: "post"}
-	for _, way := range db.ways(t) {
-		receipt, err := way.enqueue(t.Context(), letter{"secret"}, opts)
+	for _, way := range db.Ways(t) {
+		receipt, err := way.Enqueue(t.Context(), letter{"secret"}, opts)
 		if err != nil || told[receipt.ID] != 1 {
-			t.Errorf("%s: %d events, %v", way.name, told[receipt.ID], err)
+			t.Errorf("%s: %d events, %v", way.Name, told[receipt.ID], err)
 		}
 		// An enqueue that finds an existing job emits no event.
-		again, err := way.enqueue(t.Context(), letter{"secret"}, &drover.EnqueueOpts{Queue: "post", ID: receipt.ID})
+		again, err := way.Enqueue(t.Context(), letter{"secret"}, &drover.EnqueueOpts{Queue: "post", ID: receipt.ID})
 		if err != nil || again != (drover.Receipt{ID: receipt.ID, Existing: true}) || told[receipt.ID] != 1 {
-			t.Errorf("%s again: %+v, %d events, %v", way.name, again, told[receipt.ID], err)
+			t.Errorf("%s again: %+v, %d events, %v", way.Name, again, told[receipt.ID], err)
 		}
 	}
 	if log := text.String(); strings.Count(log, `msg="job enqueued"`) != len(told) || strings.Contains(log, "secret") {
@@ -447,15 +396,15 @@ func TestEnqueueTellsItsHooks(t *testing.T) {
 func TestTheSameIDIsTheSameJob(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	for _, first := range db.ways(t) {
-		for _, second := range db.ways(t) {
+	for _, first := range db.Ways(t) {
+		for _, second := range db.Ways(t) {
 			id := ulid.Make().String()
-			if r, err := first.enqueue(t.Context(), letter{"a"}, &drover.EnqueueOpts{ID: id}); err != nil || r != (drover.Receipt{ID: id, Existing: false}) {
-				t.Fatal(first.name, r, err)
+			if r, err := first.Enqueue(t.Context(), letter{"a"}, &drover.EnqueueOpts{ID: id}); err != nil || r != (drover.Receipt{ID: id, Existing: false}) {
+				t.Fatal(first.Name, r, err)
 			}
-			name := first.name + ", then " + second.name
+			name := first.Name + ", then " + second.Name
 			// An id in lower case, or with other settings, still means the same job.
-			r, err := second.enqueue(t.Context(), letter{"a"}, &drover.EnqueueOpts{ID: strings.ToLower(id), Priority: 1, Delay: time.Hour})
+			r, err := second.Enqueue(t.Context(), letter{"a"}, &drover.EnqueueOpts{ID: strings.ToLower(id), Priority: 1, Delay: time.Hour})
 			if err != nil || r != (drover.Receipt{ID: id, Existing: true}) {
 				t.Errorf("%s: %+v, %v", name, r, err)
 			}
@@ -464,7 +413,7 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 				"queue": {letter{"a"}, &drover.EnqueueOpts{ID: id, Queue: "post"}},
 				"kind":  {payload{letter{"a"}}, &drover.EnqueueOpts{ID: id}},
 			} {
-				if _, err := second.enqueue(t.Context(), again.Args, again.Opts); !errors.Is(err, drover.ErrIDConflict) || !strings.Contains(err.Error(), id) {
+				if _, err := second.Enqueue(t.Context(), again.Args, again.Opts); !errors.Is(err, drover.ErrIDConflict) || !strings.Contains(err.Error(), id) {
 					t.Errorf("%s: other %s: %v, want ErrIDConflict with the id", name, what, err)
 				}
 			}
@@ -489,13 +438,13 @@ func TestTheSameIDIsTheSameJob(t *testing.T) {
 func TestManyProducersWithOneID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	ways, id := db.ways(t), ulid.Make().String()
+	ways, id := db.Ways(t), ulid.Make().String()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	counts := map[string]int{}
 	for i := range 40 {
 		wg.Go(func() {
-			r, err := ways[i%len(ways)].enqueue(t.Context(), letter{fmt.Sprint(i % 2)}, &drover.EnqueueOpts{ID: id})
+			r, err := ways[i%len(ways)].Enqueue(t.Context(), letter{fmt.Sprint(i % 2)}, &drover.EnqueueOpts{ID: id})
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -730,16 +679,7 @@ func TestEnqueueAgainAfterTheReplyWasLost(t *testing.T) {
 // newTestDBOn is newTestDB with the caller's pool, whose schema is migrated.
 func newTestDBOn(t *testing.T, pool *pgxpool.Pool, cfg drover.Config) *testDB {
 	t.Helper()
-	return &testDB{pool, newClientOn(t, pool, cfg)}
-}
-
-func newClientOn(t testing.TB, pool *pgxpool.Pool, cfg drover.Config) *drover.Client {
-	t.Helper()
-	client, err := drover.New(pool, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return dbOn(pool, harness.NewClient(t, pool, cfg))
 }
 
 // samePool returns a second pool on the database of db, with an edited configuration.
@@ -765,13 +705,13 @@ func TestEnqueueInEveryExecMode(t *testing.T) {
 		pgx.QueryExecModeSimpleProtocol,
 	} {
 		pool := db.samePool(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-		other := &testDB{pool, newClientOn(t, pool, drover.Config{})}
-		for _, way := range other.ways(t) {
+		other := dbOn(pool, harness.NewClient(t, pool, drover.Config{}))
+		for _, way := range other.Ways(t) {
 			opts := &drover.EnqueueOpts{Delay: time.Hour, Tags: []string{"it's"}, Retry: drover.Every(time.Second), ExpiresAt: time.Now().Add(2 * time.Hour)}
 			for range 2 {
 				for _, opts := range []*drover.EnqueueOpts{nil, opts} {
-					if _, err := way.enqueue(t.Context(), letter{`\'"`}, opts); err != nil {
-						t.Errorf("%v: %s: %v", mode, way.name, err)
+					if _, err := way.Enqueue(t.Context(), letter{`\'"`}, opts); err != nil {
+						t.Errorf("%v: %s: %v", mode, way.Name, err)
 					}
 				}
 			}
@@ -804,7 +744,7 @@ func TestProducerRole(t *testing.T) {
 		c.ConnConfig.User, c.ConnConfig.Password = role, "secret"
 		c.MaxConns = 1 // so that what is done to a session meets the next call
 	})
-	producer := newClientOn(t, pool, drover.Config{})
+	producer := harness.NewClient(t, pool, drover.Config{})
 	denied := func(err error) bool {
 		var server *pgconn.PgError
 		return errors.As(err, &server) && server.Code == "42501"
@@ -918,8 +858,8 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 			db.exec(t, `create function pass() returns trigger language plpgsql as 'begin perform from gate; return null; end'`)
 			db.exec(t, `create constraint trigger pass after insert on jobs deferrable initially deferred for each row execute function pass()`)
 			crew := db.crew(t, "default", "letter")
-			fallAsleep := db.onDuty(t, crew.Lookout)
-			db.onDuty(t, crew.OnCall)
+			fallAsleep := db.OnDuty(t, crew.Lookout)
+			db.OnDuty(t, crew.OnCall)
 			gate, err := db.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -954,7 +894,7 @@ func TestWhoFellAsleepBeforeTheCommitIsWoken(t *testing.T) {
 func woken(t *testing.T, db *testDB, do func()) bool {
 	t.Helper()
 	db.exec(t, `delete from drover_crews`)
-	defer db.onDuty(t, db.crew(t, "default", "job", "letter").OnCall)()
+	defer db.OnDuty(t, db.crew(t, "default", "job", "letter").OnCall)()
 	return notes(t, db, do) != nil
 }
 
@@ -1021,14 +961,14 @@ func TestAnEnqueueNotifiesTwoOnCall(t *testing.T) {
 		"a scheduled one":                        {held: []int64{letters.OnCall}, opts: &drover.EnqueueOpts{ScheduledAt: time.Now().Add(time.Hour)}},
 		"in another queue":                       {held: []int64{letters.Lookout, far.OnCall}, opts: &drover.EnqueueOpts{Queue: "other"}, wakes: []int64{far.OnCall, far.OnCall}},
 	} {
-		end := db.onDuty(t, tc.held...)
+		end := db.OnDuty(t, tc.held...)
 		queue := "default"
 		if tc.opts != nil && tc.opts.Queue != "" {
 			queue = tc.opts.Queue
 		}
-		for _, way := range db.ways(t) {
+		for _, way := range db.Ways(t) {
 			got := notes(t, db, func() {
-				if _, err := way.enqueue(t.Context(), letter{}, tc.opts); err != nil {
+				if _, err := way.Enqueue(t.Context(), letter{}, tc.opts); err != nil {
 					t.Error(err)
 				}
 			})
@@ -1045,7 +985,7 @@ func TestAnEnqueueNotifiesTwoOnCall(t *testing.T) {
 				}
 			}
 			if want || len(got) > 0 {
-				t.Errorf("%s: %s: notifications %q, want %v", name, way.name, got, tc.wakes)
+				t.Errorf("%s: %s: notifications %q, want %v", name, way.Name, got, tc.wakes)
 			}
 		}
 		end()
@@ -1196,7 +1136,7 @@ func TestBadInputIsRefusedBySQL(t *testing.T) {
 func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
-	client := newClientOn(t, pool, drover.Config{})
+	client := harness.NewClient(t, pool, drover.Config{})
 	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, letter) error { return nil }, drover.WorkerOpts{})},
 	})
@@ -1204,11 +1144,11 @@ func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := ulid.Make().String()
-	db := &testDB{pool, client}
-	for _, way := range db.ways(t) {
+	db := dbOn(pool, client)
+	for _, way := range db.Ways(t) {
 		for _, opts := range []*drover.EnqueueOpts{nil, {ID: id}} {
-			if _, err := way.enqueue(t.Context(), letter{}, opts); !errors.Is(err, drover.ErrNotMigrated) {
-				t.Errorf("%s = %v", way.name, err)
+			if _, err := way.Enqueue(t.Context(), letter{}, opts); !errors.Is(err, drover.ErrNotMigrated) {
+				t.Errorf("%s = %v", way.Name, err)
 			}
 		}
 	}
@@ -1251,14 +1191,14 @@ func TestReadOnlyByDefault(t *testing.T) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 	})
 	ran := make(chan string, 10)
-	db := &testDB{pool, newClientOn(t, pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})}
+	db := dbOn(pool, harness.NewClient(t, pool, drover.Config{Logger: slog.New(slog.DiscardHandler)}))
 	if err := db.client.Check(t.Context()); err != nil {
 		t.Errorf("Check = %v", err)
 	}
-	for _, way := range db.ways(t) {
-		_, err := way.enqueue(t.Context(), letter{}, &drover.EnqueueOpts{Queue: "post"})
-		if inTheirs := strings.Contains(way.name, "Tx"); inTheirs != errors.Is(err, drover.ErrReadOnly) || !inTheirs && err != nil {
-			t.Errorf("%s = %v", way.name, err)
+	for _, way := range db.Ways(t) {
+		_, err := way.Enqueue(t.Context(), letter{}, &drover.EnqueueOpts{Queue: "post"})
+		if inTheirs := strings.Contains(way.Name, "Tx"); inTheirs != errors.Is(err, drover.ErrReadOnly) || !inTheirs && err != nil {
+			t.Errorf("%s = %v", way.Name, err)
 		}
 	}
 	id := db.enqueue(t, letter{"a"}, nil)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -46,8 +47,8 @@ func (db *testDB) followUps(t testing.TB) map[string][]drover.DiscardedJob {
 // F-14: on every path into discarded, the same transaction enqueues the follow-up, once.
 func TestFollowUpOnEveryPath(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	follow := &drover.FollowUp{Kind: "after", Queue: "alarms"}
 	returns := func(err error) func(context.Context, *drover.Job) error {
 		return func(context.Context, *drover.Job) error { return err }
@@ -69,7 +70,7 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 	db.run(t, cfg)
 	want := map[string]drover.DiscardedJob{}
 	ended := func(id, kind string, reason drover.Reason, text string, class drover.Class, attempts int) {
-		heard.end(t, id)
+		heard.End(t, id)
 		want[id] = drover.DiscardedJob{Queue: "default", JobKind: kind, Reason: reason, Error: text, Class: class, Attempts: attempts}
 	}
 	ended(db.enqueue(t, dyn{kind: "fails", N: 7}, nil), "fails", drover.ReasonAttemptsExhausted, "boom", drover.ClassError, 1)
@@ -80,9 +81,9 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 	expired := value[string](t, db, `insert into jobs (kind, expires_at) values ('fails', now() - interval '1 s') returning id`)
 	ended(expired, "fails", drover.ReasonExpired, "", "", 0)
 	undecodable := value[string](t, db, `insert into jobs (kind, args) values ('job', '"no object"') returning id`)
-	heard.end(t, undecodable)
+	heard.End(t, undecodable)
 	for _, kind := range []string{"no follow-up", "retried", "completed", "cancelled"} {
-		heard.end(t, db.enqueue(t, dyn{kind: kind}, nil))
+		heard.End(t, db.enqueue(t, dyn{kind: kind}, nil))
 	}
 	byHand := db.enqueue(t, dyn{kind: "by hand"}, &drover.EnqueueOpts{Delay: time.Hour})
 	const discard = `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`
@@ -131,7 +132,7 @@ func TestFollowUpOnEveryPath(t *testing.T) {
 
 	// Redriven and discarded again: another one.
 	again := db.enqueue(t, dyn{kind: "discards"}, nil)
-	heard.end(t, again)
+	heard.End(t, again)
 	if err := db.client.RedriveJob(t.Context(), again, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +147,7 @@ func TestFollowUpOfACrash(t *testing.T) {
 	id := value[string](t, db, `insert into jobs (kind, max_attempts, state, claimed_by, attempt, claim_seq, started_seq, attempted_at)
 		values ('elsewhere', 1, 'running', 'dead', 1, 1, 1, now()) returning id`)
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at) values ('dead', 1000, '{default}', '{"default": 1}', array[$1], now())`, id)
-	db.stopped(t, drover.SupervisorConfig{}).beat(t)
+	db.Stopped(t, drover.SupervisorConfig{}).Beat(t)
 	got := db.followUps(t)[id]
 	if len(got) != 1 || got[0].Class != drover.ClassCrash || got[0].Attempts != 1 || got[0].Reason == "" {
 		t.Errorf("follow-ups: %+v", got)
@@ -167,7 +168,7 @@ func TestAFollowUpWakesItsQueue(t *testing.T) {
 		drover.Handle(func(_ context.Context, _ *drover.Job, args chargeFailed) error { got <- args; return nil }, drover.WorkerOpts{}),
 		dynWorker("charge", drover.WorkerOpts{FollowUp: &drover.FollowUp{Kind: "charge_failed", Queue: "alarms"}}, doNothing),
 	}})
-	db.asleep(t)
+	db.Asleep(t)
 	id := value[string](t, db, `insert into jobs (kind, queue, args) values ('charge', 'nobody serves it', '{"OrderID": 42}') returning id`)
 	ear, err := db.Acquire(t.Context())
 	if err != nil {
@@ -204,7 +205,7 @@ func TestFollowUpsOfOtherSupervisors(t *testing.T) {
 		worker("of an unknown kind", &drover.FollowUp{Kind: "refund", Queue: "alarms"}), worker("to an unserved queue", &drover.FollowUp{Kind: "told", Queue: "far"}),
 	}})
 	eventually(t, func() bool { return bytes.Contains(logged.Bytes(), []byte("supervisor started")) })
-	sup.stop(t)
+	sup.Stop(t)
 	got := map[string]string{}
 	for lines := json.NewDecoder(bytes.NewReader(logged.Bytes())); lines.More(); {
 		var line map[string]any
@@ -291,7 +292,7 @@ func following(t testing.TB, cfg drover.Config) *testDB {
 func TestFollowUpOfOddMetadata(t *testing.T) {
 	t.Parallel()
 	db := following(t, drover.Config{Logger: quiet()})
-	db.unguarded(t)
+	db.Unguarded(t)
 	for metadata, depth := range map[string]int{
 		`{"drover:follow_up": -1e300}`: 1, `{"drover:follow_up": "x"}`: 1, `{"drover:follow_up": 1e400}`: 0, `{"drover:follow_up": {"drover:follow_up": [1]}}`: 1,
 		`{"drover:follow_up": -5}`: 1, `{"drover:follow_up": 2147483648}`: 0, `{"drover:follow_up": 1e-16000}`: 1, `{"drover:follow_up": 3}`: 0, `{"drover:follow_up": 2}`: 3,
@@ -313,23 +314,23 @@ func TestARefusedFollowUp(t *testing.T) {
 	for name, does := range map[string]string{"trigger": "raise 'no'", "trigger that returns null": "return null"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var book logbook
+			var book harness.Logbook
 			db := following(t, drover.Config{Logger: slog.New(&book)})
-			db.refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' @> '{\"bad\": true}'", does)
+			db.Refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' @> '{\"bad\": true}'", does)
 			db.exec(t, `insert into jobs (kind, args) select 'a', jsonb_build_object('bad', n = 3) from generate_series(1, 5) n`)
 			bad := value[string](t, db, `select id from jobs where args @> '{"bad": true}'`)
 			db.exec(t, discardAll)
 			if n := len(db.followUps(t)); n != 4 {
 				t.Errorf("%d follow-ups, want 4", n)
 			}
-			if noted := db.noted(t, "follow-up"); !slices.Equal(noted, []string{bad}) {
+			if noted := db.Noted(t, "follow-up"); !slices.Equal(noted, []string{bad}) {
 				t.Errorf("set aside: %q", noted)
 			}
 			db.exec(t, `update drover_set_aside set retry_at = now()`)
-			db.launchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "elsewhere"}}})
+			db.LaunchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "elsewhere"}}})
 			db.waitFor(t, 20*time.Second, `select tries = 2 from drover_set_aside`)
-			eventually(t, func() bool { return len(book.from(slog.LevelWarn)) == 1 })
-			if line := book.from(slog.LevelWarn)[0]; !strings.Contains(line, bad) {
+			eventually(t, func() bool { return len(book.From(slog.LevelWarn)) == 1 })
+			if line := book.From(slog.LevelWarn)[0]; !strings.Contains(line, bad) {
 				t.Errorf("logged: %s", line)
 			}
 			db.exec(t, `drop trigger app_insert_jobs on jobs`)
@@ -338,7 +339,7 @@ func TestARefusedFollowUp(t *testing.T) {
 			if got := db.followUps(t)[bad]; len(got) != 1 || got[0].Reason != drover.ReasonOperator || string(got[0].Args) != `{"bad": true}` {
 				t.Errorf("follow-ups: %+v", got)
 			}
-			if lines := book.from(slog.LevelWarn); len(lines) != 1 {
+			if lines := book.From(slog.LevelWarn); len(lines) != 1 {
 				t.Errorf("logged %q", lines)
 			}
 		})
@@ -350,12 +351,12 @@ func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := following(t, drover.Config{Logger: quiet()})
-	db.refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
+	db.Refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
 	db.exec(t, `insert into jobs (kind, args) select 'a', to_jsonb(n) from generate_series(1, 5) n`)
 	db.exec(t, discardAll)
 	db.exec(t, `drop trigger app_insert_jobs on jobs`)
 	db.exec(t, `drop function app_insert_jobs`)
-	db.refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' = '3'", "perform pg_sleep(3600)")
+	db.Refuses(t, "insert", "jobs", "new.kind = 'b' and new.args->'args' = '3'", "perform pg_sleep(3600)")
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	hasty := db.via(t, drover.Config{Logger: quiet()}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "1s" })
 	if _, err := hasty.prune(t.Context(), engine.PruneWalk{}, store.Keeping{}); err != nil {
@@ -375,7 +376,7 @@ func TestFollowUpsNobodyNeeds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := following(t, drover.Config{Logger: quiet()})
-			db.refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
+			db.Refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
 			db.exec(t, `insert into jobs (kind) values ('a')`)
 			db.exec(t, discardAll)
 			db.exec(t, `update drover_set_aside set retry_at = now()`)
@@ -384,7 +385,7 @@ func TestFollowUpsNobodyNeeds(t *testing.T) {
 			if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{}); err != nil {
 				t.Fatal(err)
 			}
-			if n, notes := len(db.followUps(t)), db.noted(t, "follow-up"); n != 0 || len(notes) != 0 {
+			if n, notes := len(db.followUps(t)), db.Noted(t, "follow-up"); n != 0 || len(notes) != 0 {
 				t.Errorf("%d follow-ups, %q set aside", n, notes)
 			}
 		})

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // The first middleware is the outermost on both ends, and what it hands on reaches the handler.
@@ -45,9 +46,9 @@ func TestMiddlewareIsInOrder(t *testing.T) {
 			},
 		}
 	}
-	var heard eventLog
+	var heard harness.EventLog
 	db := newTestDBWith(t, drover.Config{
-		Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{named("a"), {}, named("b")},
+		Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}, Middleware: []drover.Middleware{named("a"), {}, named("b")},
 	})
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
 		dynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error {
@@ -55,7 +56,7 @@ func TestMiddlewareIsInOrder(t *testing.T) {
 			return nil
 		}),
 	}})
-	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {
+	if e := heard.End(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.Name != "completed" {
 		t.Errorf("event = %+v", e)
 	}
 	want := []string{"enqueue a", "enqueue b", "run a of a,b", "run b of a,b", "handler after ab", "ran b", "ran a"}
@@ -101,9 +102,9 @@ func TestMiddlewareOfEveryEnqueue(t *testing.T) {
 		}
 		return tx.Commit(t.Context())
 	}
-	s := db.stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{dynWorker("parent", drover.WorkerOpts{}, doNothing)}})
+	s := db.Stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{dynWorker("parent", drover.WorkerOpts{}, doNothing)}})
 	db.exec(t, `insert into jobs (kind) values ('parent')`)
-	parent := drover.JobOf(s.claim(t)[0])
+	parent := drover.JobOf(s.Claim(t)[0])
 	fromHandler := func(ctx context.Context, job *drover.Job) error {
 		return inTx(func(tx drover.Tx) error { _, err := job.EnqueueTx(ctx, tx, args(), nil); return err })
 	}
@@ -230,8 +231,8 @@ func TestMiddlewareOfARun(t *testing.T) {
 		"decodes others":   func(ctx context.Context, next next) error { return next(ctx) },
 		"times out itself": func(ctx context.Context, _ next) error { <-ctx.Done(); return ctx.Err() },
 	}
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}, Middleware: []drover.Middleware{
 		{Run: func(ctx context.Context, job *drover.Job, next next) error {
 			err := next(ctx)
 			seen.Store(job.Kind, drover.VerdictOf(err))
@@ -289,10 +290,10 @@ func TestMiddlewareOfARun(t *testing.T) {
 	sup := db.run(t, cfg)
 	for _, c := range cases {
 		handled.Store(0)
-		e := heard.end(t, db.enqueue(t, payloadOf{c.kind, `"no object"`}, nil))
+		e := heard.End(t, db.enqueue(t, payloadOf{c.kind, `"no object"`}, nil))
 		v, _ := seen.Load(c.kind)
 		verdict, _ := v.(drover.Verdict)
-		if e.name != c.end || e.Class != c.class || !strings.Contains(e.Error, c.text) || verdict.Kind != c.verdict || handled.Load() != c.calls {
+		if e.Name != c.end || e.Class != c.class || !strings.Contains(e.Error, c.text) || verdict.Kind != c.verdict || handled.Load() != c.calls {
 			t.Errorf("%s: handler called %d times, verdict %+v, event %+v", c.kind, handled.Load(), verdict, e)
 		}
 	}
@@ -310,8 +311,8 @@ func TestMiddlewareThatSwapsTheContext(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	release := make(chan struct{})
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{{
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}, Middleware: []drover.Middleware{{
 		Run: func(_ context.Context, _ *drover.Job, next func(context.Context) error) error {
 			return next(context.Background()) //nolint:contextcheck // a mistake of a user's
 		},
@@ -326,7 +327,7 @@ func TestMiddlewareThatSwapsTheContext(t *testing.T) {
 		}),
 	}})
 	t.Cleanup(func() { close(release) })
-	if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "discarded" || e.Class != drover.ClassTimeout || sup.Stats().Abandoned != 1 {
+	if e := heard.End(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.Name != "discarded" || e.Class != drover.ClassTimeout || sup.Stats().Abandoned != 1 {
 		t.Errorf("%d abandoned, event = %+v", sup.Stats().Abandoned, e)
 	}
 }
@@ -341,8 +342,8 @@ func (p payloadOf) MarshalJSON() ([]byte, error) { return []byte(p.args), nil }
 func TestMiddlewareOfAPeriodicJob(t *testing.T) {
 	t.Parallel()
 	var asked, ran atomic.Int32
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{{
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}, Middleware: []drover.Middleware{{
 		Enqueue: func(context.Context, *drover.EnqueueItem) error { asked.Add(1); return errBoom },
 		Run: func(ctx context.Context, _ *drover.Job, next func(context.Context) error) error {
 			ran.Add(1)

@@ -52,9 +52,9 @@ func TestArchiveAndRestore(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	const day = 24 * time.Hour
-	old := []string{db.finished(t, "discarded", 9*day), db.finished(t, "cancelled", 9*day), db.finished(t, "completed", 9*day), db.storied(t)}
-	db.finished(t, "discarded", time.Hour)
-	db.finished(t, "available", 9*day)
+	old := []string{db.Finished(t, "discarded", 9*day), db.Finished(t, "cancelled", 9*day), db.Finished(t, "completed", 9*day), db.storied(t)}
+	db.Finished(t, "discarded", time.Hour)
+	db.Finished(t, "available", 9*day)
 	before := db.jobRows(t, "jobs")
 	filter := drover.Filter{FinalizedBefore: time.Now().Add(-12 * time.Hour)}
 	moved, err := db.client.Archive(t.Context(), filter, nil, drover.Audit{})
@@ -107,7 +107,7 @@ func TestArchiveAndRestore(t *testing.T) {
 func TestArchiveOfAnIDThatIsThere(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	id := db.finished(t, "discarded", time.Hour)
+	id := db.Finished(t, "discarded", time.Hour)
 	if moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{}); err != nil || moved.Jobs != 1 {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
@@ -128,12 +128,12 @@ func TestArchiveAllButTheNewest(t *testing.T) {
 	var want []string
 	for kind, n := range map[string]int{"a": 5, "b": 2, "c": 1} {
 		for i := range n {
-			id := db.finished(t, "discarded", time.Duration(i+1)*time.Hour)
+			id := db.Finished(t, "discarded", time.Duration(i+1)*time.Hour)
 			db.exec(t, `update jobs set kind = $2 where id = $1`, id, kind)
 			if i >= 2 {
 				want = append(want, id)
 			}
-			db.finished(t, "completed", time.Minute) // not of the filter's
+			db.Finished(t, "completed", time.Minute) // not of the filter's
 		}
 	}
 	moved, err := db.client.Archive(t.Context(), drover.Filter{State: drover.Discarded}, &drover.ArchiveOpts{KeepNewest: 2}, drover.Audit{})
@@ -185,7 +185,7 @@ func TestArchiveAndPurgeInBatches(t *testing.T) {
 func TestTheArchiveAsksTwice(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.finished(t, "discarded", time.Hour)
+	db.Finished(t, "discarded", time.Hour)
 	if _, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
@@ -292,9 +292,9 @@ func TestArchiveFiltersAreSafe(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	evil := `k' or true; drop table jobs_archive; -- \`
-	id := db.finished(t, "completed", time.Hour)
+	id := db.Finished(t, "completed", time.Hour)
 	db.exec(t, `update jobs set kind = $1`, evil)
-	db.finished(t, "completed", time.Hour)
+	db.Finished(t, "completed", time.Hour)
 	if moved, err := db.client.Archive(t.Context(), drover.Filter{Kind: evil}, &drover.ArchiveOpts{}, drover.Audit{}); err != nil || moved.Jobs != 1 {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
@@ -320,7 +320,7 @@ func TestArchiveFiltersAreSafe(t *testing.T) {
 func fullArchive(t testing.TB, n int) (db *testDB, ids []string) {
 	t.Helper()
 	db = newQuietDB(t)
-	ids = db.aged(t, n)
+	ids = db.Aged(t, n)
 	if moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{}); err != nil || moved.Jobs != int64(n) {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
@@ -358,12 +358,12 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 				n, set = 30, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["statement_timeout"] = "400ms" }
 			}
 			db = db.via(t, drover.Config{Logger: quiet()}, set)
-			ids := db.aged(t, n)
+			ids := db.Aged(t, n)
 			bad := []string{ids[0], ids[n-1]}
 			fits := func(row string) string { return fmt.Sprintf("%s.id in ('%s', '%s')", row, bad[0], bad[1]) }
 			rows := func(table string) int { return value[int](t, db, `select count(*) from `+table) }
 
-			db.refuses(t, "insert", "jobs_archive", fits("new"), does)
+			db.Refuses(t, "insert", "jobs_archive", fits("new"), does)
 			moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{})
 			if err != nil || moved.Jobs != int64(n-2) || rows("jobs") != 2 || rows("jobs_archive") != n-2 {
 				t.Fatalf("Archive = %d, %v; %d are left", moved.Jobs, err, rows("jobs"))
@@ -374,7 +374,7 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 				t.Fatalf("Archive = %+v, %v", moved, err)
 			}
 
-			db.refuses(t, "insert", "jobs", fits("new"), does)
+			db.Refuses(t, "insert", "jobs", fits("new"), does)
 			back, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{})
 			if err != nil || back.Jobs != int64(n-2) || rows("jobs_archive") != 2 || rows("jobs") != n-2 {
 				t.Fatalf("Restore = %d, %v; %d are left", back.Jobs, err, rows("jobs_archive"))
@@ -384,7 +384,7 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 				t.Fatalf("Archive = %+v, %v", moved, err)
 			}
 
-			db.refuses(t, "delete", "jobs_archive", fits("old"), does)
+			db.Refuses(t, "delete", "jobs_archive", fits("old"), does)
 			gone, err := db.client.PurgeArchive(t.Context(), drover.Filter{All: true}, drover.Audit{})
 			if err == nil || gone != int64(n-2) || rows("jobs_archive") != 2 {
 				t.Fatalf("PurgeArchive = %d, %v; %d are left", gone, err, rows("jobs_archive"))
@@ -402,8 +402,8 @@ func TestMovingAroundRefusedJobs(t *testing.T) {
 func TestMovingBehindManyThatAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	ids := db.aged(t, 1300)
-	db.refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id < '%s'", ids[1250]), "raise 'no'")
+	ids := db.Aged(t, 1300)
+	db.Refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id < '%s'", ids[1250]), "raise 'no'")
 	moved, err := db.client.Archive(t.Context(), drover.Filter{All: true}, nil, drover.Audit{})
 	if err != nil || moved.Jobs != 50 || len(moved.Refused) != 1000 {
 		t.Errorf("Archive = %d, %d refused, %v", moved.Jobs, len(moved.Refused), err)
@@ -414,8 +414,8 @@ func TestMovingBehindManyThatAreRefused(t *testing.T) {
 func TestMovingWithADeadline(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.aged(t, 3)
-	db.refuses(t, "insert", "jobs_archive", "true", "perform pg_sleep(3600)")
+	db.Aged(t, 3)
+	db.Refuses(t, "insert", "jobs_archive", "true", "perform pg_sleep(3600)")
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if moved, err := db.client.Archive(ctx, drover.Filter{All: true}, nil, drover.Audit{}); !errors.Is(err, context.DeadlineExceeded) || moved.Refused != nil {
@@ -434,11 +434,11 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	db.exec(t, `alter table jobs_archive add column region text, add column place text, add column seq bigint, add column shouted text, add column note text`)
 	var ids []string
 	for n := range 3 {
-		id := db.ended(t, "stored", "discarded", 2*aDay)
+		id := db.Ended(t, "stored", "discarded", 2*aDay)
 		db.exec(t, `update jobs set tenant = 't', region = $2, place = 7 where id = $1`, id, fmt.Sprint("r", n))
 		ids = append(ids, id)
 	}
-	db.finished(t, "completed", 2*aDay)
+	db.Finished(t, "completed", 2*aDay)
 	seqs := value[string](t, db, `select string_agg(seq::text, ' ' order by id) from jobs where state = 'discarded'`)
 	keep := store.Keeping{Completed: drover.Kept(drover.KeepFor(aDay)), Cancelled: nil}
 	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
@@ -468,7 +468,7 @@ func TestColumnsOfTheApplication(t *testing.T) {
 	if _, err := db.prune(t.Context(), engine.PruneWalk{}, keep); err != nil {
 		t.Error(err)
 	}
-	if noted := db.noted(t, "archive"); !slices.Equal(noted, ids[1:2]) {
+	if noted := db.Noted(t, "archive"); !slices.Equal(noted, ids[1:2]) {
 		t.Errorf("set aside: %q", noted)
 	}
 	db.exec(t, `alter table jobs add column must int not null default 1`)
@@ -556,10 +556,10 @@ func TestPruningOfADamagedJob(t *testing.T) {
 	db.exec(t, `insert into queues (name, archive_discarded_after) values ('stored', '1 day')`)
 	var stored []string
 	for range 3 {
-		db.finished(t, "completed", 2*aDay)
-		stored = append(stored, db.ended(t, "stored", "discarded", 2*aDay))
+		db.Finished(t, "completed", 2*aDay)
+		stored = append(stored, db.Ended(t, "stored", "discarded", 2*aDay))
 	}
-	db.damage(t, "jobs", db.finished(t, "completed", 2*aDay))
+	db.damage(t, "jobs", db.Finished(t, "completed", 2*aDay))
 	db.damage(t, "jobs", stored[1])
 	if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: drover.Kept(drover.KeepFor(aDay)), Cancelled: nil}); err != nil {
 		t.Fatal(err)
@@ -567,7 +567,7 @@ func TestPruningOfADamagedJob(t *testing.T) {
 	if left := value[[]string](t, db, `select array_agg(id) from jobs`); !slices.Equal(left, stored[1:2]) {
 		t.Errorf("left: %q, want %q", left, stored[1:2])
 	}
-	if noted := db.noted(t, "archive"); !slices.Equal(noted, stored[1:2]) {
+	if noted := db.Noted(t, "archive"); !slices.Equal(noted, stored[1:2]) {
 		t.Errorf("set aside: %q", noted)
 	}
 }

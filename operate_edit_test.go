@@ -16,6 +16,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -124,7 +125,7 @@ func TestEditOfEachField(t *testing.T) {
 		if !value[bool](t, db, `select `+tc.holds+` from jobs where id = $1`, id) {
 			t.Errorf("%s: %s", name, value[string](t, db, jobRow, id))
 		}
-		if j := db.get(t, id); len(j.Errors) != 2 || j.Errors[0].Error != "no" || j.Errors[1].Class != drover.ClassOperator || j.Errors[1].By != "ann" || !strings.HasPrefix(j.Errors[1].Error, tc.entry) {
+		if j := db.Get(t, id); len(j.Errors) != 2 || j.Errors[0].Error != "no" || j.Errors[1].Class != drover.ClassOperator || j.Errors[1].By != "ann" || !strings.HasPrefix(j.Errors[1].Error, tc.entry) {
 			t.Errorf("%s: history %+v", name, j.Errors)
 		}
 	}
@@ -280,8 +281,8 @@ func unwrapped(err error) error {
 // A rerun is a new job with the settings of the old one. Each of the two names the other.
 func TestRerun(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.put(t, `queue, args, priority, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key, state, finalized_at, attempt, claim_seq, errors_total,
 		errors, created_at, crashes, redrives, snoozes`, `'q', '{"to": "ann"}', 3, 4, '{"type": "constant", "delay": "1m"}', 5000, '2031-01-01', now() - interval '1 h' + interval '10 min',
 		'{vip}', '{"trace": "x", "drover:follow_up": 1}', 'k', 'completed', now(), 2, 2, 1, '[{"class": "error", "error": "no"}]', now() - interval '1 h', 1, 1, 1`)
@@ -297,14 +298,14 @@ func TestRerun(t *testing.T) {
 		and abs(extract(epoch from retry_until - now() - interval '10 min')) < 60 from jobs where id = $1`, receipt.ID) {
 		t.Errorf("the new job: %s", value[string](t, db, jobRow, receipt.ID))
 	}
-	made, old := db.get(t, receipt.ID), db.get(t, id)
+	made, old := db.Get(t, receipt.ID), db.Get(t, id)
 	if e := made.Errors; len(e) != 1 || e[0].Class != drover.ClassOperator || e[0].By != "ann" || e[0].Job != id || e[0].Error != "rerun of "+id+": the file was lost" {
 		t.Errorf("the new job's history: %+v", e)
 	}
 	if e := old.Errors; old.State != drover.Completed || len(e) != 2 || e[1].Class != drover.ClassOperator || e[1].By != "ann" || e[1].Job != made.ID || e[1].Error != "rerun as "+made.ID+": the file was lost" {
 		t.Errorf("the old job's history: %+v", e)
 	}
-	if e := heard.of(made.ID); len(e) != 1 || e[0].name != "enqueued" || e[0].Queue != "q" || e[0].Kind != "letter" {
+	if e := heard.Of(made.ID); len(e) != 1 || e[0].Name != "enqueued" || e[0].Queue != "q" || e[0].Kind != "letter" {
 		t.Errorf("events %+v", e)
 	}
 	again, err := db.client.Rerun(t.Context(), id, nil, drover.Audit{})
@@ -316,7 +317,7 @@ func TestRerun(t *testing.T) {
 		t.Errorf("in its period: %+v, %v", receipt, err)
 	}
 	unique := db.put(t, "state, finalized_at, unique_key, unique_scope, unique_until", "'completed', now(), 'a key', 'ended', 'infinity'")
-	if receipt, err = db.client.Rerun(t.Context(), unique, nil, drover.Audit{}); err != nil || db.get(t, receipt.ID).UniqueKey != "a key" {
+	if receipt, err = db.client.Rerun(t.Context(), unique, nil, drover.Audit{}); err != nil || db.Get(t, receipt.ID).UniqueKey != "a key" {
 		t.Errorf("of a unique job: %+v, %v", receipt, err)
 	}
 	if _, err := db.client.Rerun(t.Context(), unique, nil, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), receipt.ID) {
@@ -338,13 +339,13 @@ func TestRerun(t *testing.T) {
 func TestRerunMany(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	ctx, by := t.Context(), drover.Audit{By: "ann", Why: "blank labels"}
 	labels := drover.Filter{Kind: "label"}
 	db.exec(t, `insert into jobs (kind, queue, args, state, finalized_at) select 'label', 'q' || n % 2, jsonb_build_object('n', n), 'completed', now() from generate_series(1, 1200) n`)
 	db.exec(t, `insert into jobs (kind) values ('label')`)
-	db.finished(t, "completed", time.Hour) // a job of another kind
+	db.Finished(t, "completed", time.Hour) // a job of another kind
 	rows := func() int { return value[int](t, db, `select count(*) from jobs`) }
 	before := rows()
 	if would, err := db.client.RerunMany(ctx, labels, drover.RerunPlan{DryRun: true}, drover.Audit{}); err != nil || would.Changed != 1200 || would.IDs != nil || rows() != before {
@@ -372,10 +373,10 @@ func TestRerunMany(t *testing.T) {
 		and (j.kind, j.queue, j.args) = (o.kind, o.queue, o.args) and j.errors->0->>'by' = 'ann' and o.errors->-1->>'job' = j.id and o.errors->-1->>'error' = 'rerun as ' || j.id || ': blank labels'`, done.IDs); n != 1100 {
 		t.Errorf("%d of the new jobs are like their old ones", n)
 	}
-	if slices.ContainsFunc(done.IDs, func(id string) bool { return heard.count(id, "enqueued") != 1 }) {
+	if slices.ContainsFunc(done.IDs, func(id string) bool { return heard.Count(id, "enqueued") != 1 }) {
 		t.Error("a job has not one event")
 	}
-	if e := heard.of(done.IDs[0]); len(e) != 1 || e[0].Kind != "label" || e[0].Queue != value[string](t, db, `select queue from jobs where id = $1`, done.IDs[0]) || e[0].By != "ann" {
+	if e := heard.Of(done.IDs[0]); len(e) != 1 || e[0].Kind != "label" || e[0].Queue != value[string](t, db, `select queue from jobs where id = $1`, done.IDs[0]) || e[0].By != "ann" {
 		t.Errorf("events of the first: %+v", e)
 	}
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where kind = 'label' and finalized_at is null`)
@@ -466,8 +467,8 @@ func TestRerunManyRefuses(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if db.get(t, good).Errors[0].Job != done.IDs[0] {
-		t.Errorf("%+v", db.get(t, good).Errors)
+	if db.Get(t, good).Errors[0].Job != done.IDs[0] {
+		t.Errorf("%+v", db.Get(t, good).Errors)
 	}
 	before := value[string](t, db, `select string_agg(to_jsonb(j)::text, ' ' order by id) from jobs j`)
 	for field, call := range map[string]func() (drover.BulkResult, error){
@@ -506,7 +507,7 @@ func TestRerunManyRefuses(t *testing.T) {
 func TestRunPeriodicWithAnID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@yearly", Args: job{}})
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@yearly", Args: job{}})
 	opts := &drover.RunOpts{ID: ulid.Make().String()}
 	id, err := db.client.RunPeriodic(t.Context(), "a", opts, drover.Audit{})
 	if err != nil || id != opts.ID {
@@ -608,7 +609,7 @@ func (db *testDB) idle(t *testing.T, cfg drover.SupervisorConfig) {
 	db.run(t, cfg)
 	db.enqueue(t, dyn{kind: "first"}, nil)
 	db.waitFor(t, 30*time.Second, `select exists (select from jobs where kind = 'first' and state = 'completed')`)
-	db.asleep(t)
+	db.Asleep(t)
 }
 
 // An idle supervisor starts an edited job soon, although its floors (the times from which its
@@ -645,7 +646,7 @@ func TestEditedJobStartsSoon(t *testing.T) {
 		if tc.opts.Queue != "" { // the job has been overdue for an hour
 			db.exec(t, `update jobs set scheduled_at = now() - interval '1 h', created_at = now() - interval '1 h' where id = $1`, id)
 		}
-		db.asleep(t)
+		db.Asleep(t)
 		if err := tc.do(id); err != nil {
 			t.Fatal(err)
 		}
@@ -733,7 +734,7 @@ func TestEditsBesideRunsAndCancels(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	ids := db.enqueueJobs(t, 300, &drover.EnqueueOpts{Delay: time.Hour})
+	ids := db.EnqueueJobs(t, 300, &drover.EnqueueOpts{Delay: time.Hour})
 	var runs [300]atomic.Int32
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 20}}, Workers: handling(func(_ context.Context, _ *drover.Job, n int) error { runs[n].Add(1); return nil })})
 	errs := make(chan error, 4)
@@ -788,11 +789,11 @@ func TestEditManyPassesRefusedAndLockedJobs(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	ids := db.enqueueJobs(t, 2500, &drover.EnqueueOpts{Delay: time.Hour})
+	ids := db.EnqueueJobs(t, 2500, &drover.EnqueueOpts{Delay: time.Hour})
 	cursed, locked, odd := ids[100], ids[1200], ids[2000]
 	db.refusing(t, "update", cursed)
 	db.exec(t, `update jobs set args = '[]' where id = $1`, odd)
-	end := db.hold(t, `select from jobs where id = $1 for update`, locked)
+	end := db.Hold(t, `select from jobs where id = $1 for update`, locked)
 	edit := drover.JobEdit{RunNow: true, ArgsPatch: json.RawMessage(`{"n": 7}`)}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -814,7 +815,7 @@ func TestEditManyPassesRefusedAndLockedJobs(t *testing.T) {
 		t.Errorf("%d changed, %+v refused, %v", got.done.Changed, got.done.Refused, got.err)
 	}
 	// Another transaction keeps its lock on a row. EditMany waits no longer than its context.
-	defer db.hold(t, `select from jobs where id = $1 for update`, locked)()
+	defer db.Hold(t, `select from jobs where id = $1 for update`, locked)()
 	until, stop := context.WithCancel(t.Context())
 	defer stop()
 	go func() {
@@ -1007,7 +1008,7 @@ func TestEditToAUniqueKeyThatIsTaken(t *testing.T) {
 	if err != nil || done.Changed != 2 || !slices.Equal(refusedIDs(done), []string{other}) || !strings.Contains(done.Refused[0].Error, owner) {
 		t.Errorf("by filter: %+v, %v", done, err)
 	}
-	if after := value[string](t, db, jobRow, other); after != before || db.get(t, plain).State != drover.Available || db.get(t, owner).State != drover.Available {
+	if after := value[string](t, db, jobRow, other); after != before || db.Get(t, plain).State != drover.Available || db.Get(t, owner).State != drover.Available {
 		t.Errorf("afterwards: %s", after)
 	}
 	hashed := db.enqueue(t, anyArgs{"mail", map[string]any{"to": strings.Repeat("x", 300), "n": 1}}, unique)
@@ -1052,7 +1053,7 @@ func TestRedriveLeavesRescheduledJobsAlone(t *testing.T) {
 	if !slices.Contains(states, "parked") {
 		t.Fatalf("it took nothing back: %q", states)
 	}
-	if j := db.get(t, ids[2]); j.State != drover.Scheduled || time.Until(j.ScheduledAt) < 30*time.Minute {
+	if j := db.Get(t, ids[2]); j.State != drover.Scheduled || time.Until(j.ScheduledAt) < 30*time.Minute {
 		t.Errorf("the job that was put off is %s, due %v", j.State, j.ScheduledAt)
 	}
 }
@@ -1062,7 +1063,7 @@ func TestRedriveLeavesRescheduledJobsAlone(t *testing.T) {
 func TestEditWakesASleeper(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.onDuty(t, db.crew(t, "default", "letter").OnCall)
+	db.OnDuty(t, db.crew(t, "default", "letter").OnCall)
 	for name, tc := range map[string]struct {
 		edit  drover.JobEdit
 		wakes bool
@@ -1158,16 +1159,16 @@ func TestNewArgsAfterItsOwnPeriod(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			id := db.unique(t, parcel{N: 1}, drover.Unique{By: []string{"n"}, Until: drover.UntilPassed(time.Hour)}).ID
+			id := db.Unique(t, parcel{N: 1}, drover.Unique{By: []string{"n"}, Until: drover.UntilPassed(time.Hour)}).ID
 			db.exec(t, `update jobs set unique_until = now() - interval '1 s'`)
-			other := db.unique(t, parcel{N: 2}, drover.Unique{By: []string{"n"}})
+			other := db.Unique(t, parcel{N: 2}, drover.Unique{By: []string{"n"}})
 			if err := change(t, db, id); err != nil {
 				t.Error(err)
 			}
 			if n := value[int](t, db, `select (args->>'n')::int from jobs where id = $1 and finalized_at is null`, id); n != 2 {
 				t.Errorf("n is %d", n)
 			}
-			if again := db.unique(t, parcel{N: 2}, drover.Unique{By: []string{"n"}}); again.ID != other.ID {
+			if again := db.Unique(t, parcel{N: 2}, drover.Unique{By: []string{"n"}}); again.ID != other.ID {
 				t.Errorf("%+v, want %s", again, other.ID)
 			}
 		})

@@ -10,23 +10,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
-	"github.com/drover-queue/drover/internal/store"
 )
-
-// tend does what a supervisor does with its heartbeats, and returns the groups that came back.
-func (db *testDB) tend(t testing.TB) []store.Reopened {
-	t.Helper()
-	conn, err := db.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	reopened, err := store.Session{Conn: conn.Conn()}.TendFailures(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return reopened
-}
 
 // The dead letters of a group are counted by an index that begins with their queue, whatever queues, reasons and classes they
 // have. The newest quarantined jobs are found in the same way.
@@ -55,16 +39,6 @@ from (select f.fingerprint, f.discarded, (select count(*) from jobs j where j.ki
 	}
 }
 
-// theGroup returns the only failure group that exists.
-func (db *testDB) theGroup(t testing.TB) drover.FailureGroup {
-	t.Helper()
-	groups, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{})
-	if err != nil || len(groups) != 1 {
-		t.Fatalf("groups: %+v, %v; want one", groups, err)
-	}
-	return groups[0]
-}
-
 // Failures that are all different fill no table: beyond 10,000 groups they are counted by kind.
 func TestFailureGroupsAreBounded(t *testing.T) {
 	t.Parallel()
@@ -73,7 +47,7 @@ func TestFailureGroupsAreBounded(t *testing.T) {
 		select lpad(to_hex(n), 16, '0'), 'k', 'error', now(), now(), 1, 1, '' from generate_series(1, 9999) n`)
 	db.exec(t, `insert into drover_failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job)
 		select lpad(to_hex(n), 16, '0'), 'k' || n % 2, 'error', '', 'text', 2, 1, '' from generate_series(9999, 10010) n`)
-	db.tend(t)
+	db.Tend(t)
 	if got := value[string](t, db, `select count(*) || ' groups, ' || sum(count) || ' runs, ' || count(*) filter (where sample like 'more kinds%') || ' beyond' from drover_failure_groups`); got != "10002 groups, 10023 runs, 2 beyond" {
 		t.Error(got)
 	}
@@ -140,7 +114,7 @@ func TestOneOddTallyStopsNoOther(t *testing.T) {
 			db.exec(t, `create function no() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
 			db.exec(t, `create trigger no before delete on drover_failure_tallies for each row when (old.sample = 'stays') execute function no()`)
 			for range 2 {
-				db.tend(t)
+				db.Tend(t)
 			}
 			if got := value[string](t, db, `select (select sum(count) from drover_failure_groups) || ' runs, ' || (select count(*) from drover_failure_tallies) || ' left'`); got != c.want {
 				t.Errorf("%s, want %s", got, c.want)
@@ -160,10 +134,10 @@ func TestOddFailureGroup(t *testing.T) {
 	db.exec(t, `insert into drover_failure_groups (fingerprint, kind, class, first_seen, last_seen, count, jobs, last_job, status, resolved_at, regressions)
 		values ('00000000000000aa', 'k', 'error', '-infinity', '-infinity', 9223372036854775807, 9223372036854775807, '', 'resolved', '-infinity', 2147483647)`)
 	db.exec(t, `insert into drover_failure_tallies (fingerprint, kind, class, error_type, sample, count, jobs, last_job) values ('00000000000000aa', 'k', 'error', '', 'text', 2, 2, '')`)
-	if back := db.tend(t); len(back) != 1 {
+	if back := db.Tend(t); len(back) != 1 {
 		t.Errorf("%d came back", len(back))
 	}
-	if g := db.theGroup(t); g.Count != 1<<63-1 || g.Jobs != 1<<63-1 || g.Regressions != math.MaxInt32 || g.Status != drover.FailureOpen || g.ResolvedAt != nil || g.FirstSeen.Year() != 1 {
+	if g := db.TheGroup(t); g.Count != 1<<63-1 || g.Jobs != 1<<63-1 || g.Regressions != math.MaxInt32 || g.Status != drover.FailureOpen || g.ResolvedAt != nil || g.FirstSeen.Year() != 1 {
 		t.Errorf("%+v", g)
 	}
 	db.exec(t, `update drover_failure_groups set last_seen = 'infinity', regressed_at = '294000-01-01', updated_at = '-infinity', status = 'resolved', resolved_at = 'infinity'`)
@@ -184,10 +158,10 @@ func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
 	db.exec(t, `insert into drover_builds (build, first_seen) values ('a', now() - interval '3 h'), ('b', now() - interval '2 h'), ('c', now() - interval '1 h')`)
 	db.exec(t, `insert into jobs (kind, state, scheduled_at, fingerprint, parked_build, errors_total, args)
 		select 'job', 'parked', 'infinity', '00000000000000aa', (array['a', 'b', 'c'])[greatest(1, n - 1)], 1, jsonb_build_object('n', n) from generate_series(1, 4) n`)
-	db.refuse(t, `old.args @> '{"n": 1}'`)
-	unlock := db.hold(t, `select from jobs where args @> '{"n": 2}' for update`)
+	db.Refuse(t, `old.args @> '{"n": 1}'`)
+	unlock := db.Hold(t, `select from jobs where args @> '{"n": 2}' for update`)
 	const states = `select string_agg(args->>'n', ' ' order by args->>'n') from jobs where state = 'retryable'`
-	db.tend(t)
+	db.Tend(t)
 	if got := value[string](t, db, states); got != "3 4" {
 		t.Errorf("came back: %s", got)
 	}
@@ -196,18 +170,18 @@ func TestUnparkBesideARefusedAndALockedJob(t *testing.T) {
 		t.Errorf("set aside: %s", got)
 	}
 	unlock()
-	db.tend(t)
+	db.Tend(t)
 	if got := value[string](t, db, states) + "; " + value[string](t, db, aside); got != "2 3 4; unpark no 1" {
 		t.Errorf("then %s", got)
 	}
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	db.tend(t)
+	db.Tend(t)
 	if got := value[string](t, db, aside); got != "unpark no 2" {
 		t.Errorf("after its pause: %s", got)
 	}
 	db.exec(t, `drop trigger no on jobs`)
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	db.tend(t)
+	db.Tend(t)
 	if got := value[string](t, db, states+` and not exists (select from drover_set_aside)`); got != "1 2 3 4" {
 		t.Errorf("in the end %s", got)
 	}
@@ -290,7 +264,7 @@ func TestALockedGroupIsNotWaitedFor(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			supervisor := dialed(t, db)
+			supervisor := db.Dialed(t)
 			added := make(chan error, 1)
 			go func() {
 				_, err := supervisor.Exec(t.Context(), `select count(*) from drover_failures_add()`)
@@ -311,8 +285,8 @@ func TestALockedGroupIsNotWaitedFor(t *testing.T) {
 			if err := receive(t, added); err != nil {
 				t.Errorf("the supervisor: %v", err)
 			}
-			db.tend(t)
-			if g := db.theGroup(t); g.Count != 2 || g.Status != drover.FailureIgnored {
+			db.Tend(t)
+			if g := db.TheGroup(t); g.Count != 2 || g.Status != drover.FailureIgnored {
 				t.Errorf("%+v", g)
 			}
 		})

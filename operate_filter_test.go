@@ -9,22 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
 )
-
-// idsOf runs a query for ids.
-func (db *testDB) idsOf(t testing.TB, sql string, args ...any) []string {
-	t.Helper()
-	rows, _ := db.Query(t.Context(), sql, args...)
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatalf("%s %v: %v", sql, args, err)
-	}
-	return ids
-}
 
 // listed are the ids of a filter's first page.
 func (db *testDB) listed(t testing.TB, f drover.Filter) []string {
@@ -111,7 +99,7 @@ func TestEveryKeyOfAFilter(t *testing.T) {
 		slices.Sort(tc.want)
 		for from, got := range map[string][]string{
 			"Jobs":        db.listed(t, tc.filter),
-			"drover_list": db.idsOf(t, `select id from drover_list($1::jsonb)`, tc.sql),
+			"drover_list": db.IDsOf(t, `select id from drover_list($1::jsonb)`, tc.sql),
 		} {
 			if slices.Sort(got); !slices.Equal(got, tc.want) {
 				t.Errorf("%s of %s: %q, want %q", from, tc.sql, got, tc.want)
@@ -187,7 +175,7 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 			}
 		}
 	}
-	if j := db.get(t, id); j.State != drover.Available {
+	if j := db.Get(t, id); j.State != drover.Available {
 		t.Errorf("%+v", j)
 	}
 }
@@ -196,7 +184,7 @@ func TestAWrongFilterIsRefused(t *testing.T) {
 func TestAFilterKnowsEveryReason(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	reasons := db.idsOf(t, `
+	reasons := db.IDsOf(t, `
 select regexp_split_to_table((regexp_match(pg_get_constraintdef(oid), '{([a-z_,]+)}'))[1], ',')
 from pg_constraint where conname = 'jobs_discard_reason' and conrelid = 'jobs'::regclass`)
 	if len(reasons) < 9 {
@@ -241,7 +229,7 @@ func TestAnEmptyFilterChangesNothing(t *testing.T) {
 			}
 		}
 	}
-	if j := db.get(t, id); j.State != drover.Available {
+	if j := db.Get(t, id); j.State != drover.Available {
 		t.Errorf("%+v", j)
 	}
 	if done, err := db.client.CancelMany(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || done.Changed != 1 {
@@ -284,10 +272,10 @@ returning id`, text)
 			}
 		}
 		// Go refuses these words, psql may write them.
-		if got := db.idsOf(t, `select id from drover_list(jsonb_build_object('class', $1::text))`, text); !slices.Equal(got, []string{id}) {
+		if got := db.IDsOf(t, `select id from drover_list(jsonb_build_object('class', $1::text))`, text); !slices.Equal(got, []string{id}) {
 			t.Errorf("class %q picks %q, want %q", text, got, id)
 		}
-		if got := db.idsOf(t, `select id from drover_list(jsonb_build_object('reason', $1::text))`, text); len(got) != 0 {
+		if got := db.IDsOf(t, `select id from drover_list(jsonb_build_object('reason', $1::text))`, text); len(got) != 0 {
 			t.Errorf("reason %q picks %q", text, got)
 		}
 		// Places in a list too.

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // D-2: pages list dead letters with the latest discarded first. They stay complete and in order
@@ -25,7 +26,7 @@ func TestPagesOfTheDead(t *testing.T) {
 insert into jobs (kind, state, finalized_at, discard_reason, class, fingerprint)
 select 'letter', 'discarded', now() - (n / 40) * interval '1 min', 'panic', 'error', 'f' || n % 3 from generate_series(1, 250) n`)
 	db.enqueue(t, letter{}, nil)
-	stay := db.idsOf(t, `select id from jobs where state = 'discarded' order by finalized_at desc, id desc`)
+	stay := db.IDsOf(t, `select id from jobs where state = 'discarded' order by finalized_at desc, id desc`)
 	for i, tc := range []struct {
 		filter drover.Filter
 		limit  int
@@ -129,8 +130,8 @@ func (db *testDB) inEveryState(t *testing.T, tag string) map[drover.State]string
 // immediately.
 func TestDiscardByAnOperator(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	for state, id := range db.inEveryState(t, "x") {
 		before := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
 		sent := notes(t, db, func() {
@@ -139,22 +140,22 @@ func TestDiscardByAnOperator(t *testing.T) {
 			}
 		})
 		if state.Final() {
-			if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id); after != before || len(heard.of(id)) != 0 {
+			if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id); after != before || len(heard.Of(id)) != 0 {
 				t.Errorf("Discard of %s changed it to %s", state, after)
 			}
 			continue
 		}
-		j := db.get(t, id)
+		j := db.Get(t, id)
 		if j.State != drover.Discarded || j.DiscardReason != drover.ReasonOperator || j.FinalizedAt == nil || j.ClaimedBy != "" || j.ErrorsTotal != 0 || len(j.Errors) != 1 ||
 			j.Errors[0].Class != "operator" || j.Errors[0].Error != "discarded: bad address" || j.Errors[0].At.IsZero() {
 			t.Errorf("%s became %+v", state, j)
 		}
 		if state == drover.Running { // its supervisor would emit the event; here there is none
-			if !slices.Equal(sent, []string{"cancel " + id}) || len(heard.of(id)) != 0 {
-				t.Errorf("%q, %+v for a running job", sent, heard.of(id))
+			if !slices.Equal(sent, []string{"cancel " + id}) || len(heard.Of(id)) != 0 {
+				t.Errorf("%q, %+v for a running job", sent, heard.Of(id))
 			}
-		} else if e := heard.end(t, id); len(sent) != 0 || e.name != "discarded" || e.Reason != drover.ReasonOperator || e.Error != "bad address" || heard.ends(id) != 1 {
-			t.Errorf("%q, %+v for a waiting job", sent, heard.of(id))
+		} else if e := heard.End(t, id); len(sent) != 0 || e.Name != "discarded" || e.Reason != drover.ReasonOperator || e.Error != "bad address" || heard.Ends(id) != 1 {
+			t.Errorf("%q, %+v for a waiting job", sent, heard.Of(id))
 		}
 		if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 			t.Errorf("redrive: %v", err)
@@ -172,8 +173,8 @@ func TestDiscardByAnOperator(t *testing.T) {
 // end of the job.
 func TestDiscardOfARunningJob(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	elsewhere := db.via(t, drover.Config{}).client
 	cases := map[string]func(context.Context, *drover.Job) error{
 		"its context's error": func(ctx context.Context, _ *drover.Job) error { return ctx.Err() },
@@ -181,9 +182,9 @@ func TestDiscardOfARunningJob(t *testing.T) {
 		"an error":            func(context.Context, *drover.Job) error { return errBoom },
 		"Discard":             func(context.Context, *drover.Job) error { return drover.Discard(errBoom) },
 		"Cancel":              func(context.Context, *drover.Job) error { return drover.Cancel(errBoom) },
-		"CompleteTx":          func(ctx context.Context, job *drover.Job) error { return db.complete(context.WithoutCancel(ctx), job) },
+		"CompleteTx":          func(ctx context.Context, job *drover.Job) error { return db.Complete(context.WithoutCancel(ctx), job) },
 	}
-	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 4 * len(cases)}}, Workers: endingCancelled(t, cases)})
+	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 4 * len(cases)}}, Workers: harness.EndingCancelled(t, cases)})
 	for by, discard := range map[string]func(id string) error{
 		"Discard": func(id string) error {
 			_, err := db.client.Discard(t.Context(), id, drover.Audit{Why: "no"})
@@ -204,13 +205,13 @@ func TestDiscardOfARunningJob(t *testing.T) {
 	} {
 		for name := range cases {
 			id := db.enqueue(t, dyn{kind: name}, nil)
-			heard.wait(t, id, "started")
+			heard.Wait(t, id, "started")
 			if err := discard(id); err != nil {
 				t.Fatal(err)
 			}
-			end, row := heard.end(t, id), db.endRow(t, id)
-			if end.name != "discarded" || end.Reason != drover.ReasonOperator || end.Attempt != 1 || end.Duration <= 0 || heard.ends(id) != 1 {
-				t.Errorf("%s, %s: events %+v", by, name, heard.of(id))
+			end, row := heard.End(t, id), db.EndRow(t, id)
+			if end.Name != "discarded" || end.Reason != drover.ReasonOperator || end.Attempt != 1 || end.Duration <= 0 || heard.Ends(id) != 1 {
+				t.Errorf("%s, %s: events %+v", by, name, heard.Of(id))
 			}
 			if row.State != drover.Discarded || *row.Reason != drover.ReasonOperator || row.Total != 0 || len(row.Errors) != 1 || row.Errors[0].Error != "discarded: no" {
 				t.Errorf("%s, %s: row %+v", by, name, row)
@@ -283,15 +284,15 @@ func TestVerbsOverMany(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var heard eventLog
-			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+			var heard harness.EventLog
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 			tell := func(filter drover.Filter, ids map[drover.State]string, changes []drover.State) {
 				t.Helper()
 				before := map[drover.State]string{}
 				for state, id := range ids {
 					before[state] = value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id)
 				}
-				told := heard.count("", "cancelled") + heard.count("", "discarded")
+				told := heard.Count("", "cancelled") + heard.Count("", "discarded")
 				done, err := tc.do(db.client, filter)
 				if err != nil || int(done.Changed) != len(changes) {
 					t.Fatalf("%+v: %+v, %v, want %d", filter, done, err, len(changes))
@@ -318,7 +319,7 @@ func TestVerbsOverMany(t *testing.T) {
 							t.Errorf("%+v left what was %s", filter, state)
 						}
 					default:
-						j := db.get(t, id)
+						j := db.Get(t, id)
 						if j.State != tc.becomes || (j.DiscardReason == drover.ReasonOperator) != (tc.becomes == drover.Discarded) || j.FinalizedAt == nil || len(j.Errors) != 1 ||
 							j.Errors[0].Class != "operator" || j.Errors[0].Error != tc.entry || j.ErrorsTotal != 0 {
 							t.Errorf("%+v made of %s %+v", filter, state, j)
@@ -330,7 +331,7 @@ func TestVerbsOverMany(t *testing.T) {
 				if tc.becomes == "" {
 					return
 				}
-				if events := heard.of(""); len(events) != told+1 || events[told].name != string(tc.becomes) || events[told].Count != len(changes)-1 ||
+				if events := heard.Of(""); len(events) != told+1 || events[told].Name != string(tc.becomes) || events[told].Count != len(changes)-1 ||
 					events[told].Error != "sold out" || (events[told].Reason == drover.ReasonOperator) != (tc.becomes == drover.Discarded) {
 					t.Errorf("%+v: events %+v", filter, events)
 				}
@@ -350,15 +351,15 @@ func TestVerbsOverMany(t *testing.T) {
 				state, values = "state, finalized_at", "'completed', now()"
 			}
 			db.exec(t, `insert into jobs (id, kind, queue, `+state+`) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'letter', case n % 22 when 0 then 'other' else 'q' end, `+values+` from generate_series(1, 2200) n`)
-			told := len(heard.of(""))
+			told := len(heard.Of(""))
 			if done, err := tc.do(db.client, drover.Filter{Queue: "q"}); err != nil || done.Changed != 2100 || len(slices.Compact(done.IDs)) != 2100 {
 				t.Errorf("2100 jobs: %d, %d ids, %v", done.Changed, len(done.IDs), err)
 			}
 			sum := 0
-			for _, e := range heard.of("")[told:] {
+			for _, e := range heard.Of("")[told:] {
 				sum += e.Count
 			}
-			if batches := len(heard.of("")) - told; tc.becomes != "" && (batches != 3 || sum != 2100) {
+			if batches := len(heard.Of("")) - told; tc.becomes != "" && (batches != 3 || sum != 2100) {
 				t.Errorf("%d events of %d jobs", batches, sum)
 			}
 			if done, err := tc.do(db.client, drover.Filter{Queue: "q"}); err != nil || done.Changed != 0 {
@@ -425,7 +426,7 @@ from generate_series(1, 25000) n`)
 func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	ids := db.enqueueJobs(t, 5, nil)
+	ids := db.EnqueueJobs(t, 5, nil)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -460,7 +461,7 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 	if r := receive(t, ended); r.err != nil || r.done.Changed != 3 {
 		t.Errorf("%+v", r)
 	}
-	if states := db.idsOf(t, `select state from jobs order by id`); !slices.Equal(states, []string{"cancelled", "cancelled", "discarded", "completed", "cancelled"}) {
+	if states := db.IDsOf(t, `select state from jobs order by id`); !slices.Equal(states, []string{"cancelled", "cancelled", "discarded", "completed", "cancelled"}) {
 		t.Errorf("%q", states)
 	}
 }
@@ -469,7 +470,7 @@ func TestVerbsOverManyWaitForLockedRowsLast(t *testing.T) {
 // ends once, in one state, and is reported once.
 func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
+	var heard harness.EventLog
 	var mu sync.Mutex
 	cancelled, discarded := 0, 0 // the jobs that were counted in events without a JobID
 	count := func(n *int) func(context.Context, drover.Event) {
@@ -481,12 +482,12 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 			}
 		}
 	}
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks(), {Cancelled: count(&cancelled), Discarded: count(&discarded)}}})
-	ids := db.enqueueJobs(t, 3000, nil)
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks(), {Cancelled: count(&cancelled), Discarded: count(&discarded)}}})
+	ids := db.EnqueueJobs(t, 3000, nil)
 	l := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 50}}})
 	one := func(name string) (n int) {
 		for _, id := range ids {
-			n += heard.count(id, name)
+			n += heard.Count(id, name)
 		}
 		return n
 	}
@@ -500,7 +501,7 @@ func TestVerbsOverManyRaceWithRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where finalized_at is null`) == 0 })
-	l.stop(t)
+	l.Stop(t)
 	counts := map[drover.State]int{}
 	for _, state := range []drover.State{drover.Completed, drover.Cancelled, drover.Discarded} {
 		counts[state] = value[int](t, db, `select count(*) from jobs where state = $1`, state)
@@ -603,7 +604,7 @@ func (db *testDB) deleting(t testing.TB, f drover.Filter) <-chan drover.BulkResu
 func TestDeleteManySparesWhatDiedMeanwhile(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	first, second, third := db.finished(t, "cancelled", time.Hour), db.finished(t, "cancelled", time.Hour), db.finished(t, "cancelled", time.Hour)
+	first, second, third := db.Finished(t, "cancelled", time.Hour), db.Finished(t, "cancelled", time.Hour), db.Finished(t, "cancelled", time.Hour)
 	busy := db.begun(t, `select from jobs where id = any($1) for update`, []string{first, third})
 	redrive := db.begun(t, `select drover_redrive($1)`, second)
 	done := db.deleting(t, drover.Filter{Kind: "job"})

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -50,8 +51,8 @@ func TestPauses(t *testing.T) {
 	} {
 		t.Run(string(scope), func(t *testing.T) {
 			t.Parallel()
-			var heard eventLog
-			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+			var heard harness.EventLog
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 			goOn := make(chan struct{})
 			var started startsOf
 			handle := func(_ context.Context, job *drover.Job) error {
@@ -87,7 +88,7 @@ func TestPauses(t *testing.T) {
 			}
 			close(goOn)
 			db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs where id = $1`, long)
-			after(t, 300*time.Millisecond)
+			harness.After(t, 300*time.Millisecond)
 			if slices.ContainsFunc(waiting, started.once) {
 				t.Error("a job of the scope has started")
 			}
@@ -103,8 +104,8 @@ func TestPauses(t *testing.T) {
 			if by := value[string](t, db, `select updated_by from drover_limits`); by != "bob" {
 				t.Errorf("%s has resumed it", by)
 			}
-			named := func(name string) []loggedEvent {
-				return slices.DeleteFunc(slices.Clone(heard.of("")), func(e loggedEvent) bool { return e.name != name })
+			named := func(name string) []harness.LoggedEvent {
+				return slices.DeleteFunc(slices.Clone(heard.Of("")), func(e harness.LoggedEvent) bool { return e.Name != name })
 			}
 			eventually(t, func() bool { return len(named("resumed")) == 1 })
 			if got := named("paused"); len(got) != 1 || got[0].Scope != scope || got[0].By != "ada" || got[0].Why != "maintenance" || got[0].Supervisor == "" {
@@ -121,10 +122,10 @@ func TestPauses(t *testing.T) {
 func TestPauseNamesWhoHasNotConfirmed(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	silent := db.stopped(t, drover.SupervisorConfig{Lease: time.Hour})
+	silent := db.Stopped(t, drover.SupervisorConfig{Lease: time.Hour})
 	id := silent.Lease.Load().ID
 	db.enqueue(t, job{}, nil)
-	if runs := silent.claim(t); len(runs) != 1 {
+	if runs := silent.Claim(t); len(runs) != 1 {
 		t.Fatalf("%d jobs were claimed", len(runs))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -138,7 +139,7 @@ func TestPauseNamesWhoHasNotConfirmed(t *testing.T) {
 	if err != nil || len(pauses) != 1 || !slices.Equal(pauses[0].Unconfirmed, []string{id}) {
 		t.Errorf("Pauses = %+v, %v", pauses, err)
 	}
-	silent.beat(t)
+	silent.Beat(t)
 	if !value[bool](t, db, `select unconfirmed = '{}' from job_limits`) {
 		t.Error("it has not confirmed with its heartbeat")
 	}
@@ -202,7 +203,7 @@ func TestLimitsByHand(t *testing.T) {
 		t.Errorf("Pauses = %+v, %v", pauses, err)
 	}
 	db.enqueue(t, job{}, nil)
-	after(t, 100*time.Millisecond)
+	harness.After(t, 100*time.Millisecond)
 	select {
 	case <-ran:
 		t.Fatal("it started")
@@ -234,7 +235,7 @@ func TestPausesTogether(t *testing.T) {
 			db := newQuietDB(t)
 			db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Name: "a"}, {Name: "b"}}})
 			db.exec(t, `insert into drover_limits (scope) values ('queue:b')`)
-			end := db.hold(t, `select drover_pause('queue:a')`)
+			end := db.Hold(t, `select drover_pause('queue:a')`)
 			done := make(chan error, 1)
 			go func() { done <- second(db) }() // ends below
 			eventually(t, func() bool {
@@ -316,7 +317,7 @@ func TestPauseWarnsOfAnUnknownScope(t *testing.T) {
 func TestPausedJobsAreNotLate(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.alive(t, "someone")
+	db.Alive(t, "someone")
 	due := func(kind, queue string, ago int) {
 		db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ($1, $2, now() - $3 * interval '1 min')`, kind, queue, ago)
 	}
@@ -366,7 +367,7 @@ func TestPausedJobsAreNotLate(t *testing.T) {
 		t.Errorf("all is paused that is late: %+v", s)
 	}
 	var said []string
-	for _, f := range db.health(t).Findings {
+	for _, f := range db.Health(t).Findings {
 		if f.Name == "paused" {
 			said = append(said, fmt.Sprint(f.Level, " ", f.What))
 		}

@@ -14,9 +14,8 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
-	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
-	"github.com/drover-queue/drover/internal/store"
 )
 
 // tickArgs are of a kind that tests schedule.
@@ -25,42 +24,6 @@ type tickArgs struct {
 }
 
 func (tickArgs) Kind() string { return "tick" }
-
-// setPeriodic stores a schedule that comes once a year, so that it ticks when a test says so.
-func (db *testDB) setPeriodic(t testing.TB, p drover.Periodic) {
-	t.Helper()
-	if p.Schedule == "" {
-		p.Schedule = "@yearly"
-	}
-	if p.Args == nil {
-		p.Args = tickArgs{}
-	}
-	if err := db.client.SetPeriodic(t.Context(), p, drover.Audit{By: "test"}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// backdate moves a schedule's next tick, and what @every counts from, into the past.
-func (db *testDB) backdate(t testing.TB, name, by string) {
-	t.Helper()
-	db.exec(t, `update drover_periodic set anchor = anchor - $2::interval, next_at = next_at - $2::interval where name = $1`, name, by)
-}
-
-// ticksMade returns the ticks of a schedule that made a job, in order, as seconds after the first tick.
-func (db *testDB) ticksMade(t testing.TB, name string) []time.Time {
-	t.Helper()
-	return value[[]time.Time](t, db, `select coalesce(array_agg((metadata->'drover:periodic'->>'tick')::timestamptz order by id), '{}') from jobs
-		where metadata->'drover:periodic'->>'name' = $1`, name)
-}
-
-func (db *testDB) fire(t testing.TB, name, supervisor string) store.Fired {
-	t.Helper()
-	f, err := db.fireOnce(t.Context(), name, supervisor, engine.TickBound)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
-}
 
 func TestPeriodicBadInput(t *testing.T) {
 	t.Parallel()
@@ -214,7 +177,7 @@ func TestPeriodicNullsInSQL(t *testing.T) {
 	db.exec(t, `select drover_periodic_set('a', 'tick', '@daily', args => null, zone => null, jitter => null, catch_up => null, overlap => null, run_at_start => null,
 		options => '{"queue": null, "tags": null, "metadata": null, "retry": null, "uniqueness": null}')`)
 	db.exec(t, `update drover_periodic set next_at = now()`)
-	if f := db.fire(t, "a", ""); len(f.Jobs) != 1 || f.Fault != "" {
+	if f := db.Fire(t, "a", ""); len(f.Jobs) != 1 || f.Fault != "" {
 		t.Errorf("%+v", f)
 	}
 	db.exec(t, `select drover_periodic_pause('a', until => null)`)
@@ -231,7 +194,7 @@ func TestPeriodicRow(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	ctx, c := t.Context(), db.client
-	db.setPeriodic(t, drover.Periodic{
+	db.SetPeriodic(t, drover.Periodic{
 		Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{7}, Jitter: time.Minute, CatchUp: drover.CatchUpOnce, Overlap: drover.OverlapSkip,
 		Opts: &drover.EnqueueOpts{
 			Queue: "reports", Priority: 3, Delay: time.Hour, MaxAttempts: 4, Retry: drover.Constant{Delay: time.Second}, Timeout: time.Minute,
@@ -252,11 +215,11 @@ func TestPeriodicRow(t *testing.T) {
 	}
 	// Setting it again with other args moves no tick; another schedule does.
 	next := j.Next[0]
-	db.setPeriodic(t, drover.Periodic{Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{8}, Opts: &drover.EnqueueOpts{Queue: "reports"}})
-	db.setPeriodic(t, drover.Periodic{Name: "often", Schedule: "@every 1h"})
-	db.backdate(t, "often", "10 min")
+	db.SetPeriodic(t, drover.Periodic{Name: "nightly", Schedule: "30 2 * * *", Zone: "Europe/Berlin", Args: tickArgs{8}, Opts: &drover.EnqueueOpts{Queue: "reports"}})
+	db.SetPeriodic(t, drover.Periodic{Name: "often", Schedule: "@every 1h"})
+	db.Backdate(t, "often", "10 min")
 	was := value[time.Time](t, db, `select next_at from drover_periodic where name = 'often'`)
-	db.setPeriodic(t, drover.Periodic{Name: "often", Schedule: "@every 1h", Args: tickArgs{9}})
+	db.SetPeriodic(t, drover.Periodic{Name: "often", Schedule: "@every 1h", Args: tickArgs{9}})
 	list, err := c.PeriodicJobs(ctx)
 	if err != nil || len(list) != 2 || !list[0].Next[0].Equal(next) || string(list[0].Args) != `{"n": 8}` || list[0].CatchUp != drover.CatchUpSkip || !list[1].Next[0].Equal(was) {
 		t.Fatalf("%+v, %v", list, err)
@@ -272,7 +235,7 @@ func TestPeriodicRow(t *testing.T) {
 	if err := c.DeletePeriodic(ctx, "nightly", drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if f := db.fire(t, "nightly", ""); f.Ours {
+	if f := db.Fire(t, "nightly", ""); f.Ours {
 		t.Errorf("a deleted schedule ticks: %+v", f)
 	}
 }
@@ -281,15 +244,15 @@ func TestPeriodicRow(t *testing.T) {
 func TestPeriodicJobHasTheOptions(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.setPeriodic(t, drover.Periodic{
+	db.SetPeriodic(t, drover.Periodic{
 		Name: "a", Args: tickArgs{7}, Schedule: "@every 1h",
 		Opts: &drover.EnqueueOpts{
 			Queue: "reports", Priority: 3, Delay: time.Hour, MaxAttempts: 4, Retry: drover.Constant{Delay: time.Second}, Timeout: time.Minute,
 			Tags: []string{"x"}, Key: "k", Metadata: map[string]any{"mine": 1},
 		},
 	})
-	db.backdate(t, "a", "1 h")
-	f := db.fire(t, "a", "")
+	db.Backdate(t, "a", "1 h")
+	f := db.Fire(t, "a", "")
 	if len(f.Jobs) != 1 || f.Missed != 0 || f.Fault != "" || f.Wait < 59*time.Minute || f.Wait > time.Hour {
 		t.Fatalf("%+v", f)
 	}
@@ -323,10 +286,10 @@ func TestPeriodicUnique(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	holder := db.enqueue(t, tickArgs{7}, &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}}})
-	db.setPeriodic(t, drover.Periodic{Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", Opts: &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}}}})
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", Opts: &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}}}})
 	why := "unique: job " + holder + " is there"
-	db.backdate(t, "a", "1 h")
-	if f := db.fire(t, "a", ""); len(f.Jobs) != 0 || f.Missed != 1 || f.Why != why || f.Fault != "" {
+	db.Backdate(t, "a", "1 h")
+	if f := db.Fire(t, "a", ""); len(f.Jobs) != 0 || f.Missed != 1 || f.Why != why || f.Fault != "" {
 		t.Errorf("next to the job: %+v", f)
 	}
 	if p, err := db.client.PeriodicJob(t.Context(), "a"); err != nil || p.Skipped != 1 || p.SkippedWhy != why || p.LastJobID != "" {
@@ -338,8 +301,8 @@ func TestPeriodicUnique(t *testing.T) {
 	if _, err := db.client.Cancel(t.Context(), holder, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	db.backdate(t, "a", "1 h")
-	f := db.fire(t, "a", "")
+	db.Backdate(t, "a", "1 h")
+	f := db.Fire(t, "a", "")
 	if len(f.Jobs) != 1 || f.Missed != 0 {
 		t.Fatalf("after its end: %+v", f)
 	}
@@ -348,7 +311,7 @@ func TestPeriodicUnique(t *testing.T) {
 	}
 	// The same tick again, as after a restore of the schedule's row: it made its job before.
 	db.exec(t, `update drover_periodic set next_at = last_at, jobs = 0, last_job = null`)
-	if f := db.fire(t, "a", ""); len(f.Jobs) != 0 || f.Missed != 0 || f.Fault != "" {
+	if f := db.Fire(t, "a", ""); len(f.Jobs) != 0 || f.Missed != 0 || f.Fault != "" {
 		t.Errorf("the same tick again: %+v", f)
 	}
 }
@@ -359,21 +322,21 @@ func TestPeriodicUniqueForAPeriod(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	opts := &drover.EnqueueOpts{Unique: &drover.Unique{Until: drover.UntilPassed(time.Hour)}}
-	db.setPeriodic(t, drover.Periodic{Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Opts: opts})
-	db.backdate(t, "a", "3 h 10 s")
-	f := db.fire(t, "a", "")
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Opts: opts})
+	db.Backdate(t, "a", "3 h 10 s")
+	f := db.Fire(t, "a", "")
 	if len(f.Jobs) != 3 || f.Missed != 0 {
 		t.Fatalf("three ticks: %+v", f)
 	}
 	if !value[bool](t, db, `select j.unique_until = p.next_at from jobs j, drover_periodic p where j.id = p.last_job`) {
 		t.Error("the period does not end with the next tick")
 	}
-	if r := db.unique(t, tickArgs{7}, *opts.Unique); r.ID != f.Jobs[2] {
+	if r := db.Unique(t, tickArgs{7}, *opts.Unique); r.ID != f.Jobs[2] {
 		t.Errorf("an enqueue during the period: %+v", r)
 	}
-	db.backdate(t, "a", "59 min 55 s")
+	db.Backdate(t, "a", "59 min 55 s")
 	db.exec(t, `update jobs set unique_until = unique_until - interval '59 min 55 s'`)
-	if f := db.fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 0 {
+	if f := db.Fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 0 {
 		t.Errorf("the next tick: %+v", f)
 	}
 }
@@ -387,35 +350,35 @@ func TestPeriodicMissedTicksInAPeriod(t *testing.T) {
 		Name: "a", Args: tickArgs{7}, Schedule: "@every 1h", CatchUp: drover.CatchUpAll,
 		Opts: &drover.EnqueueOpts{Queue: "q", Key: "k", Unique: &drover.Unique{Queue: true, Key: true, Until: drover.UntilPassed(3 * time.Hour)}},
 	}
-	db.setPeriodic(t, p)
-	db.backdate(t, "a", "8 h 10 s")
-	f := db.fire(t, "a", "")
+	db.SetPeriodic(t, p)
+	db.Backdate(t, "a", "8 h 10 s")
+	f := db.Fire(t, "a", "")
 	if len(f.Jobs) != 3 || f.Missed != 5 || f.Why != "unique: job "+f.Jobs[2]+" is there" {
 		t.Errorf("ticks for 8 hours: %+v", f)
 	}
 	// The last period began at the seventh tick. Of the next ticks, the first lies in it.
-	db.backdate(t, "a", "4 h")
+	db.Backdate(t, "a", "4 h")
 	db.exec(t, `update jobs set unique_until = unique_until - interval '4 h'`)
-	if f := db.fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 3 {
+	if f := db.Fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 3 {
 		t.Errorf("ticks for 4 hours more: %+v", f)
 	}
 	// Other args are another key.
 	p.Args = tickArgs{8}
-	db.setPeriodic(t, p)
-	db.backdate(t, "a", "1 h")
-	if f := db.fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 0 {
+	db.SetPeriodic(t, p)
+	db.Backdate(t, "a", "1 h")
+	if f := db.Fire(t, "a", ""); len(f.Jobs) != 1 || f.Missed != 0 {
 		t.Errorf("a tick with other args: %+v", f)
 	}
 	// Made by hand half an hour after the first of four ticks, with a period that is over.
 	db.exec(t, `delete from jobs`)
 	p.Opts.Unique.Until = drover.UntilPassed(time.Hour)
-	db.setPeriodic(t, p)
+	db.SetPeriodic(t, p)
 	if _, err := db.client.RunPeriodic(t.Context(), "a", nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	db.backdate(t, "a", "4 h")
+	db.Backdate(t, "a", "4 h")
 	db.exec(t, `update jobs set unique_until = unique_until - interval '2 h 30 min'`)
-	if f := db.fire(t, "a", ""); len(f.Jobs) != 4 || f.Missed != 0 {
+	if f := db.Fire(t, "a", ""); len(f.Jobs) != 4 || f.Missed != 0 {
 		t.Errorf("after a run by hand: %+v", f)
 	}
 }
@@ -428,7 +391,7 @@ func TestALockTimeOutLosesNoTick(t *testing.T) {
 	db.exec(t, `select drover_periodic_set('a', 'job', '@every 1h', catch_up => 'all')`)
 	db.exec(t, `update drover_periodic set anchor = anchor - interval '3 h', next_at = next_at - interval '3 h'`)
 	due := value[time.Time](t, db, `select next_at from drover_periodic`)
-	end := db.hold(t, `lock table jobs in share mode`)
+	end := db.Hold(t, `lock table jobs in share mode`)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -455,16 +418,6 @@ func TestALockTimeOutLosesNoTick(t *testing.T) {
 	}
 }
 
-// fireOnce ticks one schedule, as a supervisor does.
-func (db *testDB) fireOnce(ctx context.Context, name, supervisor string, bound time.Duration) (store.Fired, error) {
-	conn, done, err := store.Borrow(ctx, drover.PoolOf(db.client))
-	if err != nil {
-		return store.Fired{}, err
-	}
-	defer done()
-	return conn.FirePeriodic(ctx, name, supervisor, bound)
-}
-
 // Q-5: the first tick of a new schedule is when it is stored. Nothing else makes it tick again: no restart, no deploy, no
 // other settings. A schedule that was deleted is new.
 func TestRunAtStart(t *testing.T) {
@@ -474,7 +427,7 @@ func TestRunAtStart(t *testing.T) {
 	ticks := func(want int, when string) {
 		t.Helper()
 		for _, name := range []string{"a", "cron"} {
-			f := db.fire(t, name, "")
+			f := db.Fire(t, name, "")
 			if len(f.Jobs) != want || f.Missed != 0 || want > 0 && f.Wait > time.Hour {
 				t.Errorf("%s, %s: %+v, want %d jobs", name, when, f, want)
 			}
@@ -482,20 +435,20 @@ func TestRunAtStart(t *testing.T) {
 	}
 	set := func(edit func(*drover.Periodic)) {
 		t.Helper()
-		for name, at := range map[string]string{"a": "@every 1h", "cron": farMinute()} {
+		for name, at := range map[string]string{"a": "@every 1h", "cron": harness.FarMinute()} {
 			p := schedule
 			p.Name, p.Schedule = name, at
 			edit(&p)
-			db.setPeriodic(t, p)
+			db.SetPeriodic(t, p)
 		}
 	}
 	set(func(*drover.Periodic) {})
-	if j := db.periodicJob(t, "cron"); !j.RunAtStart || time.Until(j.Next[0]) > 0 || time.Until(j.Next[1]) < 20*time.Minute {
+	if j := db.PeriodicJob(t, "cron"); !j.RunAtStart || time.Until(j.Next[0]) > 0 || time.Until(j.Next[1]) < 20*time.Minute {
 		t.Errorf("%+v", j)
 	}
 	ticks(1, "new")
-	made := db.ticksMade(t, "a")
-	if next := db.periodicJob(t, "a").Next[0]; len(made) != 1 || next.Sub(made[0]) != time.Hour {
+	made := db.TicksMade(t, "a")
+	if next := db.PeriodicJob(t, "a").Next[0]; len(made) != 1 || next.Sub(made[0]) != time.Hour {
 		t.Errorf("the first tick was at %v, the next is at %v", made, next)
 	}
 	set(func(*drover.Periodic) {})
@@ -522,7 +475,7 @@ func TestRunAtStartOfADeclaredSchedule(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for i, build := range []string{"v1", "v1", "v2"} {
-		stop := db.startTicker(t, ticker(build, drover.Periodic{Name: "declared", Schedule: "@every 1h", RunAtStart: true}))
+		stop := db.StartTicker(t, harness.Ticker(build, drover.Periodic{Name: "declared", Schedule: "@every 1h", RunAtStart: true}))
 		db.waitFor(t, 10*time.Second, `select jobs = 1 from drover_periodic where name = 'declared'`)
 		stop()
 		if n := value[int](t, db, `select jobs from drover_periodic where name = 'declared' and next_at > now() + interval '59 min'`); n != 1 {
@@ -534,8 +487,8 @@ func TestRunAtStartOfADeclaredSchedule(t *testing.T) {
 // R-10: attempts, strategy, timeout and priority that a schedule sets apply to its jobs' runs, over the worker's.
 func TestOptionsOfAScheduleApply(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	type seen struct {
 		attempts, max, priority int
 		timeout, delay          time.Duration
@@ -566,10 +519,8 @@ func TestOptionsOfAScheduleApply(t *testing.T) {
 	// The hooks hear of the enqueue, and which schedule it was.
 	id := value[string](t, db, `select id from jobs`)
 	eventually(t, func() bool {
-		heard.mu.Lock()
-		defer heard.mu.Unlock()
-		return slices.ContainsFunc(heard.byID[id], func(e loggedEvent) bool {
-			return e.name == "enqueued" && e.Periodic == "a" && e.Queue == "reports" && e.Kind == "tick" && e.Supervisor != ""
+		return slices.ContainsFunc(heard.Of(id), func(e harness.LoggedEvent) bool {
+			return e.Name == "enqueued" && e.Periodic == "a" && e.Queue == "reports" && e.Kind == "tick" && e.Supervisor != ""
 		})
 	})
 }

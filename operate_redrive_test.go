@@ -17,21 +17,10 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
-
-// bury stores n discarded jobs of one queue, with concurrency keys of so many customers.
-func (db *testDB) bury(t testing.TB, n, customers int) {
-	t.Helper()
-	db.exec(t, `
-insert into jobs (id, queue, kind, args, state, attempt, finalized_at, discard_reason, class, fingerprint, errors_total, errors, concurrency_key)
-select drover_ulid(), 'default', 'job', jsonb_build_object('n', i, 'customer', jsonb_build_object('id', i % $2)), 'discarded', 20,
-	now() - (($1 - i) * interval '1 millisecond') - interval '1 hour', 'attempts_exhausted', 'error', 'f' || i % 2, 20,
-	jsonb_build_array(jsonb_build_object('class', 'error', 'error', 'down', 'at', now())), 'c' || i % $2
-from generate_series(1, $1::int) as i`, n, customers)
-	db.exec(t, `analyze jobs`)
-}
 
 // virtual runs redrives on a clock that the test sets: no supervisor, no waiting.
 type virtual struct {
@@ -52,38 +41,10 @@ func (v *virtual) pass(t testing.TB, d time.Duration) (released int) {
 	return value[int](t, v.testDB, `select released from drover_pace($1)`, v.at)
 }
 
-const (
-	// virtualStart starts what is due, as a claim does; virtualEnd ends all that runs.
-	virtualStart = `
-update jobs set state = 'running', claimed_by = 'w', attempt = attempt + 1, claim_seq = claim_seq + 1, attempted_at = $1
-where finalized_at is null and state in ('available', 'scheduled', 'retryable') and queue = 'default' and scheduled_at <= $1`
-	virtualEnd = `
-update jobs set state = 'completed', claimed_by = null, finalized_at = $1 where finalized_at is null and state = 'running' and queue = 'default'`
-)
-
 // work starts and ends the jobs that are due, and returns how many there were.
 func (v *virtual) work(t testing.TB) int {
 	t.Helper()
-	tag, err := v.Exec(t.Context(), virtualStart, v.at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	v.exec(t, virtualEnd, v.at)
-	return int(tag.RowsAffected())
-}
-
-// busiest returns the largest number of the instants that lie in one window of the given length, both ends
-// included.
-func busiest(instants []time.Time, window time.Duration) (most int) {
-	slices.SortFunc(instants, time.Time.Compare)
-	first := 0
-	for last, at := range instants {
-		for at.Sub(instants[first]) > window {
-			first++
-		}
-		most = max(most, last-first+1)
-	}
-	return most
+	return v.Work(t, v.at)
 }
 
 func TestBusiest(t *testing.T) {
@@ -92,10 +53,10 @@ func TestBusiest(t *testing.T) {
 	for i := range 101 {
 		at = append(at, time.Unix(0, int64(i)*int64(20*time.Millisecond)))
 	}
-	if n := busiest(at, time.Second); n != 51 {
+	if n := harness.Busiest(at, time.Second); n != 51 {
 		t.Error(n)
 	}
-	if n := busiest(append(at, at[50]), time.Second); n != 52 {
+	if n := harness.Busiest(append(at, at[50]), time.Second); n != 52 {
 		t.Error(n)
 	}
 }
@@ -109,7 +70,7 @@ func TestRedriveIsPaced(t *testing.T) {
 	v := newVirtual(t)
 	n := sizeOf(t, "DROVER_REDRIVE_JOBS", 4_500)
 	tick := func(of45000 int) int { return of45000 * n / 45_000 }
-	v.bury(t, n, 7)
+	v.Bury(t, n, 7)
 	began := time.Now()
 	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}}, drover.Audit{Why: "the bank is back"})
 	if err != nil || r.State != drover.RedriveRunning || r.Matched != int64(n) {
@@ -162,11 +123,11 @@ func TestRedriveIsPaced(t *testing.T) {
 	if due, err = pgx.CollectRows(rows, pgx.RowTo[time.Time]); err != nil || len(due) != n {
 		t.Fatalf("%d jobs came back once, %v", len(due), err)
 	}
-	if n := busiest(due, time.Second); n > 51 {
+	if n := harness.Busiest(due, time.Second); n > 51 {
 		t.Errorf("%d jobs due within a second", n)
 	}
 	// Only one job is overdue when the workers come back, not all.
-	if n := busiest(starts, 999*time.Millisecond); n > 51+13 { // the test knows the starts only to a quarter of a second
+	if n := harness.Busiest(starts, 999*time.Millisecond); n > 51+13 { // the test knows the starts only to a quarter of a second
 		t.Errorf("%d jobs started within a second", n)
 	}
 }
@@ -181,7 +142,7 @@ func TestRedriveCapsKeys(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newVirtual(t)
-			v.bury(t, 300, 3)
+			v.Bury(t, 300, 3)
 			plan.Filter, plan.Rate = drover.Filter{All: true}, 1000
 			r, err := v.client.StartRedrive(t.Context(), plan, drover.Audit{})
 			if err != nil {
@@ -195,10 +156,10 @@ func TestRedriveCapsKeys(t *testing.T) {
 				if out > 5 {
 					t.Fatalf("%d jobs of one key are out", out)
 				}
-				v.exec(t, virtualStart, v.at)
+				v.exec(t, harness.VirtualStart, v.at)
 				// Half of them fail, recorded as a settle records it.
 				v.fail(t, `attempt = 1 and (args->>'n')::int % 2 = 0`)
-				v.exec(t, virtualEnd, v.at)
+				v.exec(t, harness.VirtualEnd, v.at)
 				if r, err = v.client.Redrive(t.Context(), r.ID); err != nil {
 					t.Fatal(err)
 				}
@@ -235,7 +196,7 @@ func (v *virtual) fail(t testing.TB, fit string) {
 func TestRedrivesShareSlots(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 600, 2)
+	v.Bury(t, 600, 2)
 	var all []*drover.Redrive
 	for _, filter := range []drover.Filter{{Fingerprint: "f0"}, {Fingerprint: "f1"}, {All: true}} {
 		r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: filter, Rate: 100}, drover.Audit{})
@@ -257,8 +218,8 @@ func TestRedrivesShareSlots(t *testing.T) {
 		t.Fatal(err)
 	}
 	due, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
-	if err != nil || len(due) != 600 || busiest(due, time.Second) > 101 {
-		t.Errorf("%d jobs, %d in a second, %v", len(due), busiest(due, time.Second), err)
+	if err != nil || len(due) != 600 || harness.Busiest(due, time.Second) > 101 {
+		t.Errorf("%d jobs, %d in a second, %v", len(due), harness.Busiest(due, time.Second), err)
 	}
 	if n := value[int](t, v.testDB, `select count(*) from drover_redrives where state = 'done' and finished_at is not null`); n != 3 {
 		t.Errorf("%d redrives done", n)
@@ -277,7 +238,7 @@ func TestRedriveCanary(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newVirtual(t)
-			v.bury(t, 50, 2)
+			v.Bury(t, 50, 2)
 			r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Canary: 5, CanaryFailures: c.allowed}, drover.Audit{})
 			if err != nil || r.State != drover.RedriveCanary {
 				t.Fatal(r, err)
@@ -287,9 +248,9 @@ func TestRedriveCanary(t *testing.T) {
 			if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveCanary || r.Released != 5 {
 				t.Fatalf("before they ran: %+v, %v", r, err)
 			}
-			v.exec(t, virtualStart, v.at)
+			v.exec(t, harness.VirtualStart, v.at)
 			v.fail(t, fmt.Sprintf(`id in (select id from jobs where state = 'running' order by id limit %d)`, c.failures))
-			v.exec(t, virtualEnd, v.at)
+			v.exec(t, harness.VirtualEnd, v.at)
 			v.pass(t, time.Second/4)
 			if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != c.want {
 				t.Fatalf("%+v, %v, want %s", r, err, c.want)
@@ -316,7 +277,7 @@ func TestRedriveCanary(t *testing.T) {
 func TestRedrivePreviewAndLimit(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 9, 2)
+	v.Bury(t, 9, 2)
 	v.exec(t, `update jobs set expires_at = now() - interval '1 minute' where args @> '{"n": 1}'`)
 	plan := drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}, Limit: 3}
 	groups, err := v.client.PreviewRedrive(t.Context(), plan)
@@ -374,7 +335,7 @@ func TestRedriveJobsOfAnAbortedOne(t *testing.T) {
 func TestRedrivePauseResumeAbort(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 200, 2)
+	v.Bury(t, 200, 2)
 	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 90}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
@@ -401,7 +362,7 @@ func TestRedrivePauseResumeAbort(t *testing.T) {
 	if v.pass(t, time.Second) == 0 {
 		t.Error("nothing released after resume")
 	}
-	v.exec(t, virtualStart, v.at.Add(time.Second))
+	v.exec(t, harness.VirtualStart, v.at.Add(time.Second))
 	v.fail(t, `true`) // they wait for a place
 	do("abort", v.client.AbortRedrive(t.Context(), r.ID, drover.Audit{Why: "enough"}))
 	do("abort again", v.client.AbortRedrive(t.Context(), r.ID, drover.Audit{Why: "enough"}))
@@ -449,12 +410,12 @@ func second[A, B any](_ A, b B) B { return b }
 func TestJobsEndedInARedrivesHands(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 4, 1)
+	v.Bury(t, 4, 1)
 	if _, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 1}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	v.pass(t, 0)
-	v.exec(t, virtualStart, v.at)
+	v.exec(t, harness.VirtualStart, v.at)
 	v.fail(t, `true`)
 	parked := value[string](t, v.testDB, `select id from jobs where state = 'parked' and isfinite(paced_at)`)
 	if was, err := v.client.Cancel(t.Context(), parked, drover.Audit{Why: "no"}); err != nil || was != drover.Parked {
@@ -476,7 +437,7 @@ func TestJobsEndedInARedrivesHands(t *testing.T) {
 func TestJobsTakenAwayFromARedrive(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 4, 1)
+	v.Bury(t, 4, 1)
 	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 0.5}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
@@ -505,10 +466,10 @@ func TestJobsTakenAwayFromARedrive(t *testing.T) {
 func TestARedriveWaitsForALockOfTheTable(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 4, 1)
+	v.Bury(t, 4, 1)
 	const index = `create index own on jobs (kind)`
 	started := make(chan error)
-	end := v.hold(t, index)
+	end := v.Hold(t, index)
 	go func() {
 		_, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 1000}, drover.Audit{})
 		started <- err
@@ -527,7 +488,7 @@ func TestARedriveWaitsForALockOfTheTable(t *testing.T) {
 	}
 	is(4, 0, "")
 	const heldUp = "held up: canceling statement due to lock timeout"
-	end = v.hold(t, index)
+	end = v.Hold(t, index)
 	v.pass(t, time.Second)
 	is(4, 0, heldUp)
 	end()
@@ -537,9 +498,9 @@ func TestARedriveWaitsForALockOfTheTable(t *testing.T) {
 	// Supervisors mark the jobs of a redrive that psql has started.
 	v.exec(t, `delete from drover_redrives`)
 	v.exec(t, `delete from jobs`)
-	v.bury(t, 4, 1)
+	v.Bury(t, 4, 1)
 	v.exec(t, `select drover_redrive_start('{"filter": {"all": true}}')`)
-	end = v.hold(t, index)
+	end = v.Hold(t, index)
 	v.pass(t, time.Second)
 	is(0, 0, heldUp)
 	end()
@@ -551,7 +512,7 @@ func TestARedriveWaitsForALockOfTheTable(t *testing.T) {
 func TestRedriveSurvivesTheClockGoingBack(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 100, 1)
+	v.Bury(t, 100, 1)
 	if _, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
@@ -567,7 +528,7 @@ func TestRedriveSurvivesTheClockGoingBack(t *testing.T) {
 func TestRedriveWithAnID(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.bury(t, 10, 2)
+	db.Bury(t, 10, 2)
 	plan := drover.RedrivePlan{ID: strings.ToLower(ulid.Make().String()), Filter: drover.Filter{All: true}, Rate: 1}
 	var wg sync.WaitGroup
 	errs := make([]error, 4)
@@ -600,7 +561,7 @@ func TestRedriveWithAnID(t *testing.T) {
 func TestRedriveRefusesBadPlans(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.bury(t, 3, 1)
+	db.Bury(t, 3, 1)
 	done := db.enqueue(t, job{}, nil)
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, done)
 	all := drover.Filter{All: true}
@@ -652,7 +613,7 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 func TestRedriveChangesArgs(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 1, 1)
+	v.Bury(t, 1, 1)
 	v.exec(t, `update jobs set retry_until = created_at + interval '1 hour', max_attempts = 20, discard_reason = 'crashed', crashes = 3`)
 	_, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{
 		Filter: drover.Filter{All: true}, MaxAttempts: 3, ArgsPatch: json.RawMessage(`{"customer": {"name": "A"}, "n": null}`),
@@ -676,7 +637,7 @@ func TestManyTickersPaceAsOne(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	v := newVirtual(t)
-	v.bury(t, 400, 4)
+	v.Bury(t, 400, 4)
 	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 200, PerKey: 20}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
@@ -707,8 +668,8 @@ update jobs set state = 'completed', finalized_at = clock_timestamp() where id =
 		t.Fatal(err)
 	}
 	due, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
-	if err != nil || len(due) != 400 || busiest(due, time.Second) > 201 {
-		t.Errorf("%d jobs, %d in a second, %v", len(due), busiest(due, time.Second), err)
+	if err != nil || len(due) != 400 || harness.Busiest(due, time.Second) > 201 {
+		t.Errorf("%d jobs, %d in a second, %v", len(due), harness.Busiest(due, time.Second), err)
 	}
 }
 
@@ -737,14 +698,14 @@ func (g *errgroup) Wait() error {
 func TestSupervisorsCarryRedrivesOn(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.bury(t, 60, 2)
+	db.Bury(t, 60, 2)
 	id := value[string](t, db, `select drover_redrive_start('{"filter": {"all": true}, "rate": 200, "per_key": 2, "key_from": "customer.id"}')`)
-	var log eventLog
-	first := db.via(t, drover.Config{Hooks: []drover.Hooks{log.hooks()}, Logger: quiet()}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
+	var log harness.EventLog
+	first := db.via(t, drover.Config{Hooks: []drover.Hooks{log.Hooks()}, Logger: quiet()}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from jobs where state = 'completed'`) >= 10
 	})
-	first.stop(t)
+	first.Stop(t)
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: handlingAll(), Lease: 6 * time.Second})
 	eventually(t, func() bool {
 		r, err := db.client.Redrive(t.Context(), id)
@@ -764,9 +725,9 @@ func handlingAll() []drover.Worker {
 func TestRedriveWithAPatchThatDoesNotDecode(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.bury(t, 5, 1)
+	db.Bury(t, 5, 1)
 	db.exec(t, `create table before as select id, args from jobs`)
-	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 	plan := drover.RedrivePlan{Filter: drover.Filter{All: true}, Canary: 1, ArgsPatch: json.RawMessage(`{"N": "no"}`)}
 	r, err := db.client.StartRedrive(t.Context(), plan, drover.Audit{})
 	if err != nil {
@@ -929,7 +890,7 @@ func TestRedriveCourse(t *testing.T) {
 	if due == 0 || due > drover.MostRedriveJobs {
 		t.Errorf("%d jobs were looked at", due)
 	}
-	if n, scans := db.planner(t).buffersOf(t, strings.NewReplacer("$1", "'"+id+"'", "$2", "1000").Replace(drover.SQLRedriveCourse)); n > 1100 || scans != 0 {
+	if n, scans := db.planner(t).BuffersOf(t, strings.NewReplacer("$1", "'"+id+"'", "$2", "1000").Replace(drover.SQLRedriveCourse)); n > 1100 || scans != 0 {
 		t.Errorf("a thousand jobs cost %d buffers, the table was read %d times", n, scans)
 	}
 }
@@ -940,7 +901,7 @@ func TestRedriveFindsAReplacedJobInItsNewQueue(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
 	by := []string{"n"}
-	id := v.unique(t, parcel{N: 1}, drover.Unique{By: by}, drover.EnqueueOpts{Key: "c"}).ID
+	id := v.Unique(t, parcel{N: 1}, drover.Unique{By: by}, drover.EnqueueOpts{Key: "c"}).ID
 	v.exec(t, `update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() - interval '1 min'`)
 	r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 1}, drover.Audit{})
 	if err != nil {
@@ -957,7 +918,7 @@ func TestRedriveFindsAReplacedJobInItsNewQueue(t *testing.T) {
 		t.Fatalf("the job is %s, want %s", state(), until)
 	}
 	pass("available")
-	if again := v.unique(t, parcel{N: 1}, drover.Unique{By: by, OnConflict: drover.ReplaceWaiting}, drover.EnqueueOpts{Key: "c", Queue: "other"}); !again.Replaced {
+	if again := v.Unique(t, parcel{N: 1}, drover.Unique{By: by, OnConflict: drover.ReplaceWaiting}, drover.EnqueueOpts{Key: "c", Queue: "other"}); !again.Replaced {
 		t.Fatalf("%+v", again)
 	}
 	v.exec(t, `update jobs set state = 'running', claimed_by = 'w', attempt = 1, claim_seq = claim_seq + 1, attempted_at = $1`, v.at)

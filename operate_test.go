@@ -28,15 +28,6 @@ func (db *testDB) put(t *testing.T, columns, values string) string {
 	return value[string](t, db, `insert into jobs (kind, `+columns+`) values ('letter', `+values+`) returning id`)
 }
 
-func (db *testDB) get(t *testing.T, id string) *drover.JobInfo {
-	t.Helper()
-	job, err := db.client.Job(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return job
-}
-
 // D-2.
 func TestGetTellsAllOfAJob(t *testing.T) {
 	t.Parallel()
@@ -63,7 +54,7 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 			{Class: "operator", Error: "cancelled"},
 		},
 	}
-	got := db.get(t, id)
+	got := db.Get(t, id)
 	if !strings.HasPrefix(got.Seen, "5/") { // Seen begins with the number of redrives
 		t.Errorf("seen = %q", got.Seen)
 	}
@@ -92,17 +83,17 @@ redrives, snoozes, errors_total, errors, args, retry, tags, metadata, concurrenc
 	for want, columns := range map[int][2]string{
 		2: {"max_attempts, queue", "2, 'post'"}, 7: {"queue", "'post'"},
 	} {
-		if got := db.get(t, db.put(t, columns[0], columns[1])).MaxAttempts; got != want {
+		if got := db.Get(t, db.put(t, columns[0], columns[1])).MaxAttempts; got != want {
 			t.Errorf("max_attempts %d, want %d", got, want)
 		}
 	}
 	db.exec(t, `delete from drover_kinds`)
 	for queue, want := range map[string]int{"post": 9, "other": 20} {
-		if got := db.get(t, db.put(t, "queue", "'"+queue+"'")).MaxAttempts; got != want {
+		if got := db.Get(t, db.put(t, "queue", "'"+queue+"'")).MaxAttempts; got != want {
 			t.Errorf("queue %s: max_attempts %d, want %d", queue, got, want)
 		}
 	}
-	parked := db.get(t, db.put(t, "state, scheduled_at", "'parked', 'infinity'"))
+	parked := db.Get(t, db.put(t, "state, scheduled_at", "'parked', 'infinity'"))
 	if parked.State != drover.Parked || parked.ScheduledAt != parked.CreatedAt || parked.LastError() != "" {
 		t.Errorf("%+v", parked)
 	}
@@ -132,7 +123,7 @@ func TestListOfOldDeadLetters(t *testing.T) {
 	db.exec(t, `
 insert into jobs (id, queue, kind, state, finalized_at, discard_reason, class, tags)
 select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'q', case when n > 3000 or n = 1 then 'rare' else 'frequent' end, 'discarded', now() - n / 2 * interval '1 s', 'panic', 'panic', '{t}' from generate_series(1, 3025) n`)
-	want := db.idsOf(t, `select id from jobs where kind = 'rare' order by finalized_at desc, id desc`)
+	want := db.IDsOf(t, `select id from jobs where kind = 'rare' order by finalized_at desc, id desc`)
 	for _, filter := range []drover.Filter{{State: drover.Discarded, Kind: "rare"}, {Reason: drover.ReasonPanic, Kind: "rare", Queue: "q"}, {State: drover.Discarded, Kind: "rare", Tags: []string{"t"}}} {
 		var got []string
 		for after, pages := "", 0; pages == 0 || after != ""; pages++ {
@@ -432,14 +423,14 @@ func TestSixteenRedrivesAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if !value[bool](t, db, `select redrives = 1 and jsonb_array_length(errors) = 1 and max_attempts = 3 from jobs where id = $1`, id) || events.Load() != 1 {
-		t.Errorf("%+v, %d events", db.get(t, id), events.Load())
+		t.Errorf("%+v, %d events", db.Get(t, id), events.Load())
 	}
 	// Another redrive changes nothing while the job waits for a retry.
 	db.exec(t, `update jobs set state = 'retryable', attempt = 1 where id = $1`, id)
 	if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil {
 		t.Error(err)
 	}
-	if j := db.get(t, id); j.State != drover.Retryable || j.Attempt != 1 || j.Redrives != 1 || events.Load() != 1 {
+	if j := db.Get(t, id); j.State != drover.Retryable || j.Attempt != 1 || j.Redrives != 1 || events.Load() != 1 {
 		t.Errorf("%+v, %d events", j, events.Load())
 	}
 }
@@ -473,7 +464,7 @@ func TestARedrivenJobRunsAgain(t *testing.T) {
 		}
 	}
 	var told []string
-	for _, e := range db.get(t, id).Errors {
+	for _, e := range db.Get(t, id).Errors {
 		told = append(told, e.Error)
 	}
 	if want := []string{"attempt 1", "attempt 2", "redriven", "attempt 1"}; !slices.Equal(told, want) {
@@ -502,7 +493,7 @@ func TestCancel(t *testing.T) {
 				t.Errorf("Cancel of %s = %s, %v", state, was, err)
 			}
 		})
-		j := db.get(t, id)
+		j := db.Get(t, id)
 		switch {
 		case state.Final():
 			if after := value[string](t, db, `select to_jsonb(j)::text from jobs j where id = $1`, id); after != before || events.Load() != 0 {
@@ -526,7 +517,7 @@ func TestCancel(t *testing.T) {
 	}
 	id := db.enqueue(t, letter{}, nil)
 	db.exec(t, `select drover_cancel($1, repeat('é', 10000), repeat('a', 10000))`, id)
-	if e := db.get(t, id).Errors[0]; len(e.Error) > 2000 || len(e.By) != 128 {
+	if e := db.Get(t, id).Errors[0]; len(e.Error) > 2000 || len(e.By) != 128 {
 		t.Errorf("the entry takes %d and %d bytes", len(e.Error), len(e.By))
 	}
 }
@@ -911,7 +902,7 @@ func TestATraceSurvivesOperators(t *testing.T) {
 		}),
 	}})
 	traces := func() (at []int) {
-		for i, e := range db.endRow(t, id).Errors {
+		for i, e := range db.EndRow(t, id).Errors {
 			if e.Trace != "" {
 				at = append(at, i)
 			}
@@ -962,7 +953,7 @@ func TestPagesOfLargeJobs(t *testing.T) {
 	db.exec(t, `insert into jobs (id, kind, args) select lpad(n::text, 26, '0'), 'job', jsonb_build_object('x', repeat('a', 3500000)) from generate_series(1, 12) n`)
 	for _, odd := range []bool{false, true} {
 		if odd {
-			db.unguarded(t)
+			db.Unguarded(t)
 			db.exec(t, `update jobs set metadata = (repeat('{"a":', 11000) || '1' || repeat('}', 11000))::jsonb where id like '%08'`)
 		}
 		var pages []int

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -208,16 +209,16 @@ func doNothing(context.Context, *drover.Job) error { return nil }
 // Jobs are claimed from the queues that are named, and from no other.
 func TestQueuesAreServedByName(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	other := db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Queue: "other"})
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "a"}, {Name: "b"}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	for _, queue := range []string{"", "default", "a", "b"} {
-		if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Queue: queue})); e.Queue != queue && queue != "" {
+		if e := heard.End(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Queue: queue})); e.Queue != queue && queue != "" {
 			t.Errorf("event = %+v", e)
 		}
 	}
-	if row := db.endRow(t, other); row.State != drover.Available || row.ClaimSeq != 0 {
+	if row := db.EndRow(t, other); row.State != drover.Available || row.ClaimSeq != 0 {
 		t.Errorf("a job of another queue: %+v", row)
 	}
 }
@@ -225,8 +226,8 @@ func TestQueuesAreServedByName(t *testing.T) {
 // Q-1: lower is sooner.
 func TestPrioritiesInOrder(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	var want []int
 	for _, priority := range []int{9, 1, 5, 3, 9, 1, 2} {
 		want = append(want, priority)
@@ -247,21 +248,21 @@ func TestPrioritiesInOrder(t *testing.T) {
 // E-4: a job is not run before its time, and then it is.
 func TestJobsWaitUntilTheyAreDue(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	for _, opts := range []drover.EnqueueOpts{
 		{Delay: 300 * time.Millisecond}, {ScheduledAt: time.Now().Add(300 * time.Millisecond)}, {ScheduledAt: time.Now().Add(-time.Hour)},
 	} {
 		id := db.enqueue(t, dyn{kind: "k"}, &opts)
-		heard.end(t, id)
+		heard.End(t, id)
 		early := value[bool](t, db, `select attempted_at < scheduled_at from jobs where id = $1`, id)
 		waited := value[float64](t, db, `select extract(epoch from attempted_at - created_at)::float8 from jobs where id = $1`, id)
 		if early || opts.Delay > 0 && waited < opts.Delay.Seconds() {
 			t.Errorf("%+v: run after %v s", opts, waited)
 		}
 	}
-	if row := db.endRow(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Delay: time.Hour})); row.State != drover.Scheduled {
+	if row := db.EndRow(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Delay: time.Hour})); row.State != drover.Scheduled {
 		t.Errorf("row = %+v", row)
 	}
 }
@@ -269,8 +270,8 @@ func TestJobsWaitUntilTheyAreDue(t *testing.T) {
 // Concurrency is how many jobs run at the same time: all of them, and no more.
 func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	const n = 3
 	var running, most atomic.Int64
 	met := make(chan struct{})
@@ -296,7 +297,7 @@ func TestConcurrencyIsReachedAndNotExceeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range receipts {
-		heard.end(t, r.ID)
+		heard.End(t, r.ID)
 	}
 	if most.Load() != n {
 		t.Errorf("%d at once, want %d", most.Load(), n)
@@ -341,7 +342,7 @@ func TestPollInterval(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db := &testDB{pool, client}
+	db := dbOn(pool, client)
 	db.run(t, drover.SupervisorConfig{
 		Queues: []drover.Queue{{}}, PollInterval: 5 * time.Millisecond, DisableNotify: true, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)},
 	})
@@ -352,19 +353,19 @@ func TestPollInterval(t *testing.T) {
 func TestDisableNotify(t *testing.T) {
 	t.Parallel()
 	for _, disabled := range []bool{true, false} {
-		var heard eventLog
-		seen := newStatements()
-		db := newQuietDB(t).via(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
+		var heard harness.EventLog
+		seen := harness.NewStatements()
+		db := newQuietDB(t).via(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
 		db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, DisableNotify: disabled, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
-		heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil))
+		heard.End(t, db.enqueue(t, dyn{kind: "k"}, nil))
 		// By another's hand: no word reaches this process.
 		id := value[string](t, db, `insert into jobs (kind) values ('k') returning id`)
-		heard.end(t, id)
+		heard.End(t, id)
 		if n := value[int](t, db, `select count(*) from drover_crews`); n == 0 != disabled {
 			t.Errorf("DisableNotify %v: %d rows in sleepers", disabled, n)
 		}
 		listening := func() bool {
-			_, n := seen.since()
+			_, n := seen.Since()
 			return n > 0
 		}
 		if disabled {
@@ -380,8 +381,8 @@ func TestDisableNotify(t *testing.T) {
 // P-5: running jobs have DrainTimeout, not the default of 20 s, and not less.
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	release := make(chan struct{})
 	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{}}, DrainTimeout: 30 * time.Millisecond, Workers: []drover.Worker{
 		dynWorker("waits", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error {
@@ -393,23 +394,23 @@ func TestDrainTimeout(t *testing.T) {
 			return ctx.Err()
 		}),
 	}}
-	_, stop := db.start(t, cfg)
+	_, stop := db.Start(t, cfg)
 	id := db.enqueue(t, dyn{kind: "waits"}, nil)
-	heard.wait(t, id, "started")
+	heard.Wait(t, id, "started")
 	asked := time.Now()
 	stop()
 	if took := time.Since(asked); took > 15*time.Second {
 		t.Errorf("the stop took %v", took)
 	}
-	if e := heard.end(t, id); e.name != "released" {
+	if e := heard.End(t, id); e.Name != "released" {
 		t.Errorf("event = %+v", e)
 	}
 
 	db.exec(t, `delete from jobs`)
 	cfg.DrainTimeout = time.Hour
-	sup, stop := db.start(t, cfg)
+	sup, stop := db.Start(t, cfg)
 	id = db.enqueue(t, dyn{kind: "ends"}, nil)
-	heard.wait(t, id, "started")
+	heard.Wait(t, id, "started")
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -418,7 +419,7 @@ func TestDrainTimeout(t *testing.T) {
 	eventually(t, drover.EngineOf(sup).Draining.Load)
 	close(release)
 	<-stopped
-	if e := heard.end(t, id); e.name != "completed" {
+	if e := heard.End(t, id); e.Name != "completed" {
 		t.Errorf("event = %+v", e)
 	}
 }
@@ -426,11 +427,11 @@ func TestDrainTimeout(t *testing.T) {
 func TestCompletedRetention(t *testing.T) {
 	t.Parallel()
 	for retention, want := range map[drover.Retention]int{0: 1, drover.KeepForever: 1, drover.KeepFor(time.Hour): 1, drover.DeleteOnCompletion: 0} {
-		var heard eventLog
-		db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+		var heard harness.EventLog
+		db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 		db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, CompletedRetention: retention, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 		id := db.enqueue(t, dyn{kind: "k"}, nil)
-		if e := heard.end(t, id); e.name != "completed" {
+		if e := heard.End(t, id); e.Name != "completed" {
 			t.Errorf("event = %+v", e)
 		}
 		if n := value[int](t, db, `select count(*) from jobs where id = $1`, id); n != want {
@@ -444,10 +445,10 @@ func TestCancelledRetention(t *testing.T) {
 	t.Parallel()
 	for retention, want := range map[drover.Retention]int{0: 1, drover.KeepFor(time.Hour): 0, drover.KeepForever: 2} {
 		db := newQuietDB(t)
-		db.finished(t, "cancelled", 2*time.Hour)
-		db.finished(t, "cancelled", 48*time.Hour)
-		sign := db.finished(t, "completed", 48*time.Hour)
-		db.launchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, CancelledRetention: retention})
+		db.Finished(t, "cancelled", 2*time.Hour)
+		db.Finished(t, "cancelled", 48*time.Hour)
+		sign := db.Finished(t, "completed", 48*time.Hour)
+		db.LaunchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, CancelledRetention: retention})
 		db.waitFor(t, 30*time.Second, `select not exists (select from jobs where id = $1)`, sign)
 		if n := value[int](t, db, `select count(*) from jobs where state = 'cancelled'`); n != want {
 			t.Errorf("CancelledRetention %v: %d left, want %d", retention, n, want)
@@ -467,7 +468,7 @@ func TestBuildIsRegistered(t *testing.T) {
 // A field path counts the queues as the caller wrote them.
 func TestAnUnknownStrategyIsNamedByItsQueue(t *testing.T) {
 	t.Parallel()
-	_, err := newTestDB(t).client.NewSupervisor(drover.SupervisorConfig{Workers: doingNothing(), Queues: []drover.Queue{{Name: "z", Retry: drover.Custom{Name: "missing"}}, {Name: "a"}}})
+	_, err := newTestDB(t).client.NewSupervisor(drover.SupervisorConfig{Workers: harness.DoingNothing(), Queues: []drover.Queue{{Name: "z", Retry: drover.Custom{Name: "missing"}}, {Name: "a"}}})
 	var invalid *drover.InvalidError
 	if !errors.As(err, &invalid) || invalid.Field != "Queues[0].Retry.Name" {
 		t.Errorf("%v", err)
@@ -494,8 +495,8 @@ func TestBadBudgets(t *testing.T) {
 		{drover.RetryBudget{Retries: 1, Burst: -1}, "Burst"},
 	} {
 		for field, cfg := range map[string]drover.SupervisorConfig{
-			"RetryBudget":            {RetryBudget: tc.budget, Queues: []drover.Queue{{}}, Workers: doingNothing()},
-			"Queues[0].RetryBudget":  {Queues: []drover.Queue{{RetryBudget: tc.budget}}, Workers: doingNothing()},
+			"RetryBudget":            {RetryBudget: tc.budget, Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()},
+			"Queues[0].RetryBudget":  {Queues: []drover.Queue{{RetryBudget: tc.budget}}, Workers: harness.DoingNothing()},
 			"Workers[0].RetryBudget": {Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{RetryBudget: tc.budget}, doNothing)}},
 		} {
 			_, err := db.client.NewSupervisor(cfg)
@@ -506,7 +507,7 @@ func TestBadBudgets(t *testing.T) {
 		}
 	}
 	for _, budget := range []drover.RetryBudget{{Retries: 1_000_000, Per: time.Second}, {Retries: 1000, Per: time.Millisecond, Burst: 1000}, {Retries: 1, Per: 24 * time.Hour}} {
-		if _, err := db.client.NewSupervisor(drover.SupervisorConfig{RetryBudget: budget, Queues: []drover.Queue{{}}, Workers: doingNothing()}); err != nil {
+		if _, err := db.client.NewSupervisor(drover.SupervisorConfig{RetryBudget: budget, Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()}); err != nil {
 			t.Errorf("%+v: %v", budget, err)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
 )
@@ -35,7 +36,7 @@ func (c *cast) name(role string) string { return c.schema + ` "` + role + `'s` }
 func newCast(t *testing.T) *cast {
 	t.Helper()
 	pool := pgtest.NewPool(t)
-	c := &cast{testDB: &testDB{Pool: pool}, schema: pgtest.Schema(pool)}
+	c := &cast{testDB: dbOn(pool, nil), schema: pgtest.Schema(pool)}
 	t.Cleanup(func() {
 		for _, role := range []string{"operator", "reader", "worker", "producer", "owner"} {
 			name := pgx.Identifier{c.name(role)}.Sanitize()
@@ -102,7 +103,7 @@ func (c *cast) pool(t *testing.T, role string) *pgxpool.Pool {
 func (c *cast) as(t *testing.T, role string, cfg drover.Config) *testDB {
 	t.Helper()
 	pool := c.pool(t, role)
-	return &testDB{pool, newClientOn(t, pool, cfg)}
+	return dbOn(pool, harness.NewClient(t, pool, cfg))
 }
 
 // refused reports that the server denied a right.
@@ -151,7 +152,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	go func() { ended <- sup.Run(run) }()
 
 	// The worker sleeps; a producer wakes it.
-	c.waitFor(t, time.Minute, sqlAsleep)
+	c.waitFor(t, time.Minute, harness.SQLAsleep)
 	receipt, err := producer.client.Enqueue(ctx, letter{"a"}, nil)
 	ok("Enqueue", err)
 	ok("EnqueueTx", pgx.BeginFunc(ctx, producer.Pool, func(tx pgx.Tx) error {
@@ -167,7 +168,7 @@ func TestRolesDoTheirWork(t *testing.T) {
 	// A supervisor that died, and one old dead letter for the archive.
 	well.Store(true)
 	c.exec(t, `insert into jobs (id, kind, state, claimed_by, attempt, claim_seq, attempted_at, snoozes) values (drover_ulid_at('2020-01-01'), 'letter', 'running', 'gone', 1, 1, now(), 1)`)
-	c.dead(t, "gone")
+	c.Dead(t, "gone")
 	c.exec(t, `insert into jobs (id, kind, state, finalized_at, discard_reason) values (drover_ulid_at('2020-01-02'), 'letter', 'discarded', now() - interval '40 days', 'operator')`)
 	c.waitFor(t, time.Minute, `select count(*) = 1 from jobs_archive`)
 	c.waitFor(t, time.Minute, `select not exists (select from jobs where id = drover_ulid_at('2020-01-01'))`) // rescued, completed, pruned
@@ -385,7 +386,7 @@ func TestEnqueuesUnderRowSecurity(t *testing.T) {
 	c.exec(t, `alter table jobs enable row level security`)
 	for _, policy := range []string{``, `create policy own on jobs using (queue = 'mine')`, `alter policy own on jobs using (true)`} {
 		c.exec(t, policy)
-		worker.enqueueAll(t, func(what string, r drover.Receipt, err error) {
+		worker.EnqueueAll(t, func(what string, r drover.Receipt, err error) {
 			if err != nil || !value[bool](t, c.testDB, `select exists (select from jobs where id = $1)`, r.ID) {
 				t.Errorf("%q: %s: %+v, %v", policy, what, r, err)
 			}
@@ -398,7 +399,7 @@ func TestRolesAndSchedules(t *testing.T) {
 	t.Parallel()
 	c := newCast(t)
 	operator, worker, reader := c.as(t, "operator", drover.Config{Logger: quiet()}), c.as(t, "worker", drover.Config{Logger: quiet()}), c.as(t, "reader", drover.Config{Logger: quiet()})
-	operator.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
+	operator.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
 	for name, err := range map[string]error{
 		"pause":  operator.client.PausePeriodic(t.Context(), "a", time.Time{}, drover.Audit{}),
 		"resume": operator.client.ResumePeriodic(t.Context(), "a", drover.Audit{}),
@@ -412,11 +413,11 @@ func TestRolesAndSchedules(t *testing.T) {
 		t.Errorf("enqueue by hand: %v", err)
 	}
 	operator.exec(t, `select drover_enqueue('tick', '{"n": 2}')`)
-	operator.setPeriodic(t, drover.Periodic{Name: "unique", Opts: &drover.EnqueueOpts{Unique: &drover.Unique{}}})
+	operator.SetPeriodic(t, drover.Periodic{Name: "unique", Opts: &drover.EnqueueOpts{Unique: &drover.Unique{}}})
 	if _, err := operator.client.RunPeriodic(t.Context(), "unique", nil, drover.Audit{}); err != nil {
 		t.Errorf("run a schedule of unique jobs: %v", err)
 	}
-	worker.run(t, ticker("", drover.Periodic{Name: "declared"}))
+	worker.run(t, harness.Ticker("", drover.Periodic{Name: "declared"}))
 	operator.exec(t, `update drover_periodic set anchor = anchor - interval '1 h', next_at = next_at - interval '1 h' where name = 'a'`)
 	reader.waitFor(t, 20*time.Second, `select count(*) = 1 from periodic_jobs where name = 'a' and jobs = 2`)
 	if list, err := reader.client.PeriodicJobs(t.Context()); err != nil || len(list) != 3 {

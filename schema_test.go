@@ -27,6 +27,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
@@ -43,7 +44,7 @@ func oddSchema(begin string) string {
 func newNamedDB(t testing.TB, name, elsewhere string, edit ...func(*pgxpool.Config)) (db *testDB, outside *pgxpool.Pool) {
 	t.Helper()
 	quoted := pgx.Identifier{name}.Sanitize()
-	admin := &testDB{pgtest.NewPool(t), nil}
+	admin := dbOn(pgtest.NewPool(t), nil)
 	admin.exec(t, `create schema `+quoted)
 	t.Cleanup(func() {
 		if _, err := admin.Exec(context.Background(), `drop schema `+quoted+` cascade`); err != nil {
@@ -56,7 +57,7 @@ func newNamedDB(t testing.TB, name, elsewhere string, edit ...func(*pgxpool.Conf
 	if err := migrations.Schema(name).Up(t.Context(), named.Pool); err != nil {
 		t.Fatal(err)
 	}
-	return &testDB{inside.Pool, named.client}, named.Pool
+	return dbOn(inside.Pool, named.client), named.Pool
 }
 
 // constants are the texts that the compiler knows, of the packages that send statements: those with a name, and those
@@ -124,8 +125,8 @@ func TestStatementsWithoutASearchPath(t *testing.T) {
 	schema := oddSchema(`Odd "herd"; $1 %s 'q' \ `)
 	db, _ := newNamedDB(t, schema, "")
 	names := pg.NewNames(schema)
-	within, without := dialed(t, &testDB{db.Pool, newClientOn(t, db.Pool, drover.Config{})}), dialed(t, db)
-	own := regexp.MustCompile(`\b(` + strings.Join(db.idsOf(t, `
+	within, without := dbOn(db.Pool, harness.NewClient(t, db.Pool, drover.Config{})).Dialed(t), db.Dialed(t)
+	own := regexp.MustCompile(`\b(` + strings.Join(db.IDsOf(t, `
 		select relname::text from pg_class where relnamespace = quote_ident(current_schema())::regnamespace and relkind in ('r', 'v')
 		union select proname::text from pg_proc where pronamespace = quote_ident(current_schema())::regnamespace order by 1`), "|") + `)\b`)
 	named, all := constants(t)
@@ -382,7 +383,7 @@ func everything(t *testing.T, db *testDB, pool *pgxpool.Pool) {
 	c.ok(t, "PurgeArchive", err)
 	_, err = c.DeleteMany(ctx, all, drover.Audit{})
 	c.ok(t, "DeleteMany", err)
-	sup.stop(t)
+	sup.Stop(t)
 	for name := range c.left {
 		t.Errorf("%s is not called", name)
 	}
@@ -513,7 +514,7 @@ func TestWithoutASchemaStatementsAreAsWritten(t *testing.T) {
 	seen := recorder{texts: map[string]bool{}}
 	db := newQuietDB(t)
 	traced := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &seen })
-	everything(t, &testDB{db.Pool, traced.client}, traced.Pool)
+	everything(t, dbOn(db.Pool, traced.client), traced.Pool)
 	_, all := constants(t)
 	seen.sentAre(t, all)
 }
@@ -525,7 +526,7 @@ func TestASchemaThatIsNotThere(t *testing.T) {
 	empty := pgtest.Schema(pgtest.NewPool(t))
 	for _, schema := range []string{"Nowhere 'Land'", empty} {
 		named := db.via(t, drover.Config{Schema: schema})
-		sup, err := named.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+		sup, err := named.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -569,7 +570,7 @@ func TestSchemasThatHaveDroverAreQuoted(t *testing.T) {
 	_, pool := newNamedDB(t, name, "")
 	want := `drover is installed in: ` + pgx.Identifier{name}.Sanitize()
 	for _, schema := range []string{"", "Nowhere"} {
-		if err := newClientOn(t, pool, drover.Config{Schema: schema}).Check(t.Context()); !errors.Is(err, drover.ErrNotMigrated) || !strings.Contains(err.Error(), want) {
+		if err := harness.NewClient(t, pool, drover.Config{Schema: schema}).Check(t.Context()); !errors.Is(err, drover.ErrNotMigrated) || !strings.Contains(err.Error(), want) {
 			t.Errorf("Config.Schema %q: %v, want %q", schema, err, want)
 		}
 	}
@@ -628,7 +629,7 @@ func TestARenamedSchemaOfItsOwn(t *testing.T) {
 	}
 	rename(old, now)
 	defer rename(now, old)
-	renamed := newClientOn(t, pool, drover.Config{Schema: now})
+	renamed := harness.NewClient(t, pool, drover.Config{Schema: now})
 	for name, client := range map[string]*drover.Client{"old": db.client, "new": renamed} {
 		if err := client.Check(t.Context()); !errors.Is(err, drover.ErrNotMigrated) {
 			t.Errorf("Check by the %s name: %v", name, err)

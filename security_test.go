@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
@@ -89,7 +90,7 @@ func TestARefusedParameterIsNotQuoted(t *testing.T) {
 	}
 	defer pool.Close()
 	var log lockedBuffer
-	client := newClientOn(t, pool, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	client := harness.NewClient(t, pool, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	sup, err := client.NewSupervisor(drover.SupervisorConfig{
 		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, letter) error { return nil }, drover.WorkerOpts{})},
 	})
@@ -123,20 +124,20 @@ func TestLogsCannotBeForged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var log lockedBuffer
-			var heard eventLog
-			db := newTestDBWith(t, drover.Config{Logger: slog.New(handler(&log)), Hooks: []drover.Hooks{heard.hooks()}})
+			var heard harness.EventLog
+			db := newTestDBWith(t, drover.Config{Logger: slog.New(handler(&log)), Hooks: []drover.Hooks{heard.Hooks()}})
 			sup := db.launch(t, drover.SupervisorConfig{Workers: []drover.Worker{
 				dynWorker("fails", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { return errors.New(forged) }),
 				dynWorker("panics", drover.WorkerOpts{DiscardOnPanic: true}, func(context.Context, *drover.Job) error { panic(forged) }),
 				dynWorker("cancels", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return drover.Cancel(errors.New(forged)) }),
 			}})
 			for _, kind := range []string{"fails", "panics", "cancels"} {
-				heard.end(t, db.enqueue(t, dyn{kind: kind}, nil))
+				heard.End(t, db.enqueue(t, dyn{kind: kind}, nil))
 			}
 			if _, err := db.client.Cancel(t.Context(), db.enqueue(t, dyn{kind: "nobody's"}, nil), drover.Audit{Why: forged}); !errors.Is(err, drover.ErrInvalid) {
 				t.Error(err)
 			}
-			sup.stop(t)
+			sup.Stop(t)
 			seen := 0
 			for lines := bufio.NewScanner(bytes.NewReader(log.Bytes())); lines.Scan(); {
 				line := lines.Text()
@@ -163,8 +164,8 @@ func TestDetailsOfDatabaseErrorsStayOut(t *testing.T) {
 	t.Parallel()
 	const secret = "ann@example.com"
 	var log lockedBuffer
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), Hooks: []drover.Hooks{heard.Hooks()}})
 	db.exec(t, `create table customers (email text unique)`)
 	insert := func(ctx context.Context) error {
 		_, err := db.Exec(ctx, `insert into customers values ($1)`, secret)
@@ -179,7 +180,7 @@ func TestDetailsOfDatabaseErrorsStayOut(t *testing.T) {
 		dynWorker("refused", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 	}})
 	for _, kind := range []string{"returns", "panics"} {
-		if e := heard.end(t, db.enqueue(t, dyn{kind: kind}, nil)); !strings.Contains(e.Error, "23505") || strings.Contains(fmt.Sprintf("%+v", e), secret) {
+		if e := heard.End(t, db.enqueue(t, dyn{kind: kind}, nil)); !strings.Contains(e.Error, "23505") || strings.Contains(fmt.Sprintf("%+v", e), secret) {
 			t.Errorf("%s: the event tells %+v", kind, e)
 		}
 	}
@@ -189,7 +190,7 @@ func TestDetailsOfDatabaseErrorsStayOut(t *testing.T) {
 	db.enqueue(t, dyn{kind: "refused"}, nil)
 	eventually(t, func() bool { return bytes.Contains(log.Bytes(), []byte("the database refuses a job")) })
 	db.exec(t, `drop trigger refuse on jobs`)
-	sup.stop(t)
+	sup.Stop(t)
 	if bytes.Contains(log.Bytes(), []byte(secret)) {
 		t.Errorf("the log tells it:\n%s", log.Bytes())
 	}
@@ -213,8 +214,8 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 			c.ConnConfig.Password, c.ConnConfig.Fallbacks = secret, nil
 			edit(c)
 		})
-		client := newClientOn(t, pool, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-		sup, err := client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+		client := harness.NewClient(t, pool, drover.Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+		sup, err := client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -254,7 +255,7 @@ func TestNamesAreNames(t *testing.T) {
 	if err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	db := &testDB{pool, newClientOn(t, pool, drover.Config{Logger: quiet()})}
+	db := dbOn(pool, harness.NewClient(t, pool, drover.Config{Logger: quiet()}))
 	var mended atomic.Bool
 	ran := make(chan struct{}, 1)
 	db.launch(t, drover.SupervisorConfig{
@@ -267,7 +268,7 @@ func TestNamesAreNames(t *testing.T) {
 			return nil
 		})},
 	})
-	db.waitFor(t, 30*time.Second, ``+sqlAsleep)
+	db.waitFor(t, 30*time.Second, ``+harness.SQLAsleep)
 	opts := &drover.EnqueueOpts{Queue: hostile, Tags: []string{hostile, `{"`}, Key: hostile, Metadata: map[string]any{"a'b": 1}}
 	id := db.enqueue(t, dyn{kind: hostile}, opts)
 	receive(t, ran)
@@ -537,7 +538,7 @@ func TestWhatPassesTheDoorsRuns(t *testing.T) {
 	slow(t)
 	c := newCast(t)
 	producer := c.as(t, "producer", drover.Config{MaxArgsBytes: 4 << 20})
-	db := &testDB{c.Pool, newClientOn(t, c.Pool, drover.Config{Logger: quiet(), MaxArgsBytes: 4 << 20})}
+	db := dbOn(c.Pool, harness.NewClient(t, c.Pool, drover.Config{Logger: quiet(), MaxArgsBytes: 4 << 20}))
 	deep := any(1)
 	for range 64 {
 		deep = []any{deep}

@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
@@ -197,7 +198,7 @@ func TestSnapshotOfARoleWithoutRights(t *testing.T) {
 	})
 	db.exec(t, `grant usage on schema `+pgtest.Schema(db.Pool)+` to `+role)
 	db.exec(t, `grant select on drover_supervisors to `+role)
-	db.alive(t, "a")
+	db.Alive(t, "a")
 	guest := db.via(t, drover.Config{}, func(cfg *pgxpool.Config) {
 		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			_, err := conn.Exec(ctx, "set role "+role)
@@ -226,7 +227,7 @@ func TestSnapshotDoesNotWaitForLocks(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	db.enqueue(t, letter{}, nil)
-	db.hold(t, `lock table drover_redrives`)
+	db.Hold(t, `lock table drover_redrives`)
 	s := db.snapshot(t)
 	if want := (drover.NotSeen{"redrives", "it took longer than 2s"}); !slices.Contains(s.NotSeen, want) || depthOf(t, s, "default").Jobs[drover.Available] != 1 {
 		t.Errorf("not seen %+v, queues %+v", s.NotSeen, s.Queues)
@@ -282,7 +283,7 @@ func TestSnapshotOfFewDueJobs(t *testing.T) {
 func TestSnapshotJSON(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.alive(t, "a")
+	db.Alive(t, "a")
 	doc, err := json.Marshal(db.snapshot(t))
 	if err != nil {
 		t.Fatal(err)
@@ -318,7 +319,7 @@ func TestPlansOfASnapshot(t *testing.T) {
 	}
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
 	check("no statistics")
-	db.fill(t, rowsForPlans(t))
+	db.Fill(t, harness.RowsForPlans(t))
 	db.exec(t, `analyze jobs`)
 	check("full")
 	db.exec(t, `insert into drover_limits (scope, held_at, held_until) values ('kind:job', now(), 'infinity')`)
@@ -416,7 +417,7 @@ func TestActivity(t *testing.T) {
 	}
 	db.enqueue(t, dyn{kind: "ok"}, &drover.EnqueueOpts{ExpiresAt: time.Now().Add(-time.Hour)})
 	db.exec(t, `update jobs set scheduled_at = scheduled_at - interval '2 s'`)
-	_, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "idle"}}, Workers: []drover.Worker{
+	_, stop := db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "idle"}}, Workers: []drover.Worker{
 		dynWorker("ok", drover.WorkerOpts{}, doNothing),
 		dynWorker("fails", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Hour}}, func(context.Context, *drover.Job) error { return errBoom }),
 		dynWorker("dies", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { return errBoom }),
@@ -557,7 +558,7 @@ func TestDepthIsSampledOnce(t *testing.T) {
 			return err
 		}
 		var scans int
-		n := buffersIn(t, strings.Join(lines, "\n"))
+		n := harness.BuffersIn(t, strings.Join(lines, "\n"))
 		if err = tx.QueryRow(t.Context(), `select pg_stat_get_xact_numscans('jobs'::regclass)`).Scan(&scans); n < 1000 || n > 5000 || scans != 0 {
 			t.Errorf("a sample costs %d buffers, and reads the table %d times", n, scans)
 		}
@@ -578,10 +579,10 @@ func TestDepthIsSampledOnce(t *testing.T) {
 func TestActivityOfARemovedQueue(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	var heard eventLog
-	s := db.via(t, drover.Config{Hooks: []drover.Hooks{heard.hooks()}}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "post"}}})
+	var heard harness.EventLog
+	s := db.via(t, drover.Config{Hooks: []drover.Hooks{heard.Hooks()}}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{}, {Name: "post"}}})
 	ran := func(queue string) {
-		heard.wait(t, db.enqueue(t, job{1}, &drover.EnqueueOpts{Queue: queue}), "completed")
+		heard.Wait(t, db.enqueue(t, job{1}, &drover.EnqueueOpts{Queue: queue}), "completed")
 	}
 	remove := func(queue string) {
 		if err := s.RemoveQueue(t.Context(), queue); err != nil {
@@ -625,12 +626,12 @@ func TestActivityOfARemovedQueue(t *testing.T) {
 func TestActivityThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	var book logbook
-	var heard eventLog
-	s := drover.EngineOf(db.via(t, drover.Config{Logger: slog.New(&book), Hooks: []drover.Hooks{heard.hooks()}}).launch(t, drover.SupervisorConfig{}).Supervisor)
+	var book harness.Logbook
+	var heard harness.EventLog
+	s := drover.EngineOf(db.via(t, drover.Config{Logger: slog.New(&book), Hooks: []drover.Hooks{heard.Hooks()}}).launch(t, drover.SupervisorConfig{}).Supervisor)
 	ran := func(n int) {
 		for range n {
-			heard.wait(t, db.enqueue(t, job{1}, nil), "completed")
+			heard.Wait(t, db.enqueue(t, job{1}, nil), "completed")
 		}
 	}
 	write := func() (rows string) {
@@ -640,8 +641,8 @@ func TestActivityThatCannotBeWritten(t *testing.T) {
 	ran(2)
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not today'; end $$`)
 	db.exec(t, `create trigger refuse before insert on drover_activity execute function refuse()`)
-	if got := write(); got != "" || len(book.from(slog.LevelWarn)) != 1 {
-		t.Fatalf("refused: %q, %v", got, book.from(slog.LevelWarn))
+	if got := write(); got != "" || len(book.From(slog.LevelWarn)) != 1 {
+		t.Fatalf("refused: %q, %v", got, book.From(slog.LevelWarn))
 	}
 	db.exec(t, `drop trigger refuse on drover_activity`)
 	ran(3)
@@ -664,8 +665,8 @@ func TestActivityThatCannotBeWritten(t *testing.T) {
 	db.exec(t, `truncate drover_activity`)
 	db.exec(t, `create trigger refuse before insert on drover_activity for each row when (new.supervisor = '') execute function refuse()`)
 	ran(1)
-	if got := write(); got != "1" || len(book.from(slog.LevelWarn)) != 2 {
-		t.Errorf("next to a refused sample: %q, %v", got, book.from(slog.LevelWarn))
+	if got := write(); got != "1" || len(book.From(slog.LevelWarn)) != 2 {
+		t.Errorf("next to a refused sample: %q, %v", got, book.From(slog.LevelWarn))
 	}
 	db.exec(t, `drop trigger refuse on drover_activity`)
 	write()

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
@@ -57,16 +58,16 @@ func TestStandby(t *testing.T) {
 	}
 	db.wantReadsOnly(t, id, redrive, print)
 	var missing []string
-	h := db.health(t)
+	h := db.Health(t)
 	for _, n := range h.NotSeen {
 		missing = append(missing, n.Part)
 	}
 	if want := []string{"holders", "tables", "claim_floor", "claim_full", "claim_index", "clock"}; !slices.Equal(missing, want) || len(h.Tables) > 0 || h.Supervisors.Alive != 0 {
 		t.Errorf("not seen: %v, want %v: %+v", missing, want, h)
 	}
-	for _, way := range db.ways(t) {
-		if _, err := way.enqueue(ctx, letter{}, nil); !errors.Is(err, drover.ErrReadOnly) {
-			t.Errorf("%s = %v", way.name, err)
+	for _, way := range db.Ways(t) {
+		if _, err := way.Enqueue(ctx, letter{}, nil); !errors.Is(err, drover.ErrReadOnly) {
+			t.Errorf("%s = %v", way.Name, err)
 		}
 	}
 	sup, err := db.client.NewSupervisor(drover.SupervisorConfig{
@@ -88,16 +89,16 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	for i := range ids {
 		ids[i] = db.enqueue(t, dyn{kind: "dead"}, &drover.EnqueueOpts{Queue: "dead", MaxAttempts: 1})
 	}
-	var ends eventLog
-	c := newClientOn(t, db.Pool, drover.Config{Hooks: []drover.Hooks{ends.hooks()}})
-	sup := (&testDB{db.Pool, c}).launch(t, drover.SupervisorConfig{
+	var ends harness.EventLog
+	c := harness.NewClient(t, db.Pool, drover.Config{Hooks: []drover.Hooks{ends.Hooks()}})
+	sup := dbOn(db.Pool, c).launch(t, drover.SupervisorConfig{
 		Queues:  []drover.Queue{{Name: "dead", RetryBudget: drover.RetryBudget{Retries: 5}}},
 		Workers: []drover.Worker{dynWorker("dead", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return errors.New("boom") })},
 	})
 	for _, id := range ids {
-		ends.end(t, id)
+		ends.End(t, id)
 	}
-	sup.stop(t)
+	sup.Stop(t)
 	db.exec(t, `update drover_activity set at = at - interval '10 minutes'`)
 	if err := db.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
 		_, err := store.Session{Conn: conn.Conn()}.TendFailures(t.Context())
@@ -119,7 +120,7 @@ func (db *testDB) deadOnes(t *testing.T) (redrive, print string) {
 	if err := db.client.Pause(t.Context(), drover.AllJobs, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	db.setPeriodic(t, drover.Periodic{Name: "nightly"})
+	db.SetPeriodic(t, drover.Periodic{Name: "nightly"})
 	return r.ID, groups[0].Fingerprint
 }
 

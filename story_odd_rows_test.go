@@ -243,7 +243,7 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 			t.Parallel()
 			db := newTestDB(t)
 			db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, 1200)`)
-			cursed := db.idsOf(t, `select id from (select id from jobs order by id limit $1) j order by id`, tc.cursed)
+			cursed := db.IDsOf(t, `select id from (select id from jobs order by id limit $1) j order by id`, tc.cursed)
 			db.refusing(t, tc.event, cursed...)
 			done, err := tc.do(t, db)
 			if err != nil || done.Changed != int64(1200-tc.cursed) || !slices.Equal(refusedIDs(done), cursed) {
@@ -252,7 +252,7 @@ func TestVerbsOverManyPassRefusedJobs(t *testing.T) {
 			if want := "job " + done.Refused[0].ID + " is cursed"; done.Refused[0].Error != want {
 				t.Errorf("refused for %q, want %q", done.Refused[0].Error, want)
 			}
-			if left := db.idsOf(t, `select id from jobs where `+tc.left+` order by id`); !slices.Equal(left, cursed) {
+			if left := db.IDsOf(t, `select id from jobs where `+tc.left+` order by id`); !slices.Equal(left, cursed) {
 				t.Errorf("%d jobs are not changed", len(left))
 			}
 		})
@@ -265,7 +265,7 @@ func TestVerbsOverManyGiveUpWhereAllAreRefused(t *testing.T) {
 	slow(t)
 	db := newTestDB(t)
 	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k' from generate_series(1, 2500) n`)
-	db.refusing(t, "update", db.idsOf(t, `select id from jobs`)...)
+	db.refusing(t, "update", db.IDsOf(t, `select id from jobs`)...)
 	done, err := db.client.CancelMany(t.Context(), drover.Filter{All: true}, drover.Audit{})
 	if err == nil || !strings.Contains(err.Error(), "the first 1000 are all refused") || done.Changed != 0 || len(done.Refused) != drover.MaxRefusals {
 		t.Errorf("%d changed, %d refused, %v", done.Changed, len(done.Refused), err)
@@ -278,7 +278,7 @@ func TestVerbsOverManyPassAJobThatTakesTooLong(t *testing.T) {
 	slow(t)
 	db := newTestDB(t)
 	db.exec(t, `insert into jobs (kind) select 'k' from generate_series(1, 40)`)
-	slow := db.idsOf(t, `select id from jobs order by id offset 17 limit 1`)
+	slow := db.IDsOf(t, `select id from jobs order by id offset 17 limit 1`)
 	// With a real time-out others would be late, too, on a busy machine.
 	db.exec(t, `create function late() returns trigger language plpgsql as $$ begin raise 'canceling statement due to statement timeout' using errcode = '57014'; end $$`)
 	db.exec(t, `create trigger late before update on jobs for each row when (old.id = '`+slow[0]+`') execute function late()`)
@@ -335,7 +335,7 @@ func TestOddRowsAreEnded(t *testing.T) {
 				t.Errorf("%s, %s: %v, %v", row.Name, name, ended, err)
 				continue
 			}
-			job := db.get(t, id)
+			job := db.Get(t, id)
 			if !job.State.Final() || job.FinalizedAt == nil {
 				t.Errorf("%s, %s: %+v", row.Name, name, job)
 			}
@@ -357,7 +357,7 @@ func TestOddRowsAreEnded(t *testing.T) {
 func TestHealthNamesRefusedJobs(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	if s := db.health(t).SetAside; s.Rows != 0 || s.Refused != 0 || len(s.First) != 0 {
+	if s := db.Health(t).SetAside; s.Rows != 0 || s.Refused != 0 || len(s.First) != 0 {
 		t.Errorf("of none: %+v", s)
 	}
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, first_at, retry_at)
@@ -366,7 +366,7 @@ func TestHealthNamesRefusedJobs(t *testing.T) {
 	db.put(t, "state, finalized_at, discard_reason", `'discarded', now(), 'refused'`)
 	db.put(t, "state, finalized_at, discard_reason", `'discarded', now() - interval '25 h', 'refused'`)
 	db.put(t, "state, finalized_at, discard_reason", `'discarded', now(), 'panic'`)
-	s := db.health(t).SetAside
+	s := db.Health(t).SetAside
 	if s.Rows != 12 || s.Refused != 1 || len(s.First) != 10 {
 		t.Fatalf("%+v", s)
 	}
@@ -384,7 +384,7 @@ func TestVerbsOverManyPassWhatAFilterCannotRead(t *testing.T) {
 	db.put(t, "errors", `'{"class": "error"}'`)
 	for _, f := range []drover.Filter{{Error: "FINE"}, {Error: "fine", Tags: []string{"a"}, Args: json.RawMessage(`{"x": 1}`)}} {
 		done, err := db.client.DiscardMany(t.Context(), f, drover.Audit{})
-		if err != nil || done.Changed != 1 || len(done.Refused) != 0 || db.get(t, fine).State != drover.Discarded {
+		if err != nil || done.Changed != 1 || len(done.Refused) != 0 || db.Get(t, fine).State != drover.Discarded {
 			t.Errorf("%+v, %v", done, err)
 		}
 		db.exec(t, `update jobs set state = 'available', discard_reason = null, finalized_at = null`)
@@ -396,10 +396,10 @@ func TestVerbsOverManyPassAJobThatStaysLocked(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	held, free := db.enqueue(t, letter{}, nil), db.enqueue(t, letter{}, nil)
-	db.hold(t, `select from jobs where id = $1 for update`, held)
+	db.Hold(t, `select from jobs where id = $1 for update`, held)
 	hasty := db.via(t, drover.Config{}, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["lock_timeout"] = "100ms" })
 	done, err := hasty.client.CancelMany(t.Context(), drover.Filter{All: true}, drover.Audit{})
-	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{held}) || db.get(t, free).State != drover.Cancelled {
+	if err != nil || done.Changed != 1 || !slices.Equal(refusedIDs(done), []string{held}) || db.Get(t, free).State != drover.Cancelled {
 		t.Errorf("%+v, %v", done, err)
 	}
 }

@@ -19,95 +19,8 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
-
-// eventLog is a subscriber that remembers its events. The zero value is ready.
-type eventLog struct {
-	mu     sync.Mutex
-	events []loggedEvent
-	byID   map[string][]loggedEvent
-}
-
-type loggedEvent struct {
-	name string
-	drover.Event
-}
-
-// endEvents are the events of which every run that started has exactly one.
-func endEvents() []string {
-	return []string{"completed", "failed", "discarded", "snoozed", "cancelled", "released", "stale_settle", "parked"}
-}
-
-func (l *eventLog) hooks() drover.Hooks {
-	on := func(name string) func(context.Context, drover.Event) {
-		return func(_ context.Context, e drover.Event) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			name := name
-			if name == "released" && e.Duration == 0 { // no run ended: the job waited too long for a slot, or was paused
-				name = "not_started"
-			}
-			if l.byID == nil {
-				l.byID = map[string][]loggedEvent{}
-			}
-			l.events = append(l.events, loggedEvent{name, e})
-			l.byID[e.JobID] = append(l.byID[e.JobID], loggedEvent{name, e})
-		}
-	}
-	return drover.Hooks{
-		Enqueued: on("enqueued"), Claimed: on("claimed"), Started: on("started"), Completed: on("completed"),
-		Failed: on("failed"), Discarded: on("discarded"), Snoozed: on("snoozed"), Cancelled: on("cancelled"),
-		Released: on("released"), StaleSettle: on("stale_settle"), Rescued: on("rescued"), Redriven: on("redriven"), Parked: on("parked"), FailureReopened: on("failure_reopened"),
-		Paused: on("paused"), Resumed: on("resumed"),
-	}
-}
-
-// of returns the events of one job. For "" it returns the events that are about no job.
-func (l *eventLog) of(id string) []loggedEvent {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.byID[id])
-}
-
-func (l *eventLog) count(id, name string) (n int) {
-	for _, e := range l.of(id) {
-		if e.name == name {
-			n++
-		}
-	}
-	return n
-}
-
-// ends counts a job's end events.
-func (l *eventLog) ends(id string) (n int) {
-	for _, e := range l.of(id) {
-		if slices.Contains(endEvents(), e.name) {
-			n++
-		}
-	}
-	return n
-}
-
-// end waits for the first end event of a job.
-func (l *eventLog) end(t *testing.T, id string) loggedEvent {
-	t.Helper()
-	return l.wait(t, id, endEvents()...)
-}
-
-// wait waits for the first event of a job with one of the names.
-func (l *eventLog) wait(t *testing.T, id string, names ...string) (found loggedEvent) {
-	t.Helper()
-	eventually(t, func() bool {
-		for _, e := range l.of(id) {
-			if slices.Contains(names, e.name) {
-				found = e
-				return true
-			}
-		}
-		return false
-	})
-	return found
-}
 
 // lockedBuffer is a bytes.Buffer that many goroutines may write to.
 type lockedBuffer struct {
@@ -139,11 +52,11 @@ func everyHook(f func(context.Context, drover.Event)) (h drover.Hooks) {
 func TestEveryRunHasOneEnd(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard, again eventLog
+	var heard, again harness.EventLog
 	broken := everyHook(func(context.Context, drover.Event) { panic("a broken subscriber") })
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks(), broken, {}, again.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks(), broken, {}, again.Hooks()}})
 
-	db.alive(t, "someone else")
+	db.Alive(t, "someone else")
 	quick := drover.Constant{Delay: time.Millisecond}
 	stale := func(ctx context.Context, job *drover.Job) error {
 		_, err := db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'someone else' where id = $1`, job.ID)
@@ -244,14 +157,14 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sup, stop := db.start(t, cfg)
+	sup, stop := db.Start(t, cfg)
 	t.Cleanup(func() { close(release) })
 	me := ""
 	for i, r := range receipts {
 		if k := kinds[i%len(kinds)]; k.kind == "is stopped" {
-			me = heard.wait(t, r.ID, "started").Supervisor
+			me = heard.Wait(t, r.ID, "started").Supervisor
 		} else {
-			eventually(t, func() bool { return heard.ends(r.ID) >= len(strings.Fields(k.ends)) })
+			eventually(t, func() bool { return heard.Ends(r.ID) >= len(strings.Fields(k.ends)) })
 		}
 	}
 	if n := sup.Stats().Abandoned; n < each {
@@ -261,36 +174,36 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 
 	total := map[string]int{}
 	for i, r := range receipts {
-		k, events := kinds[i%len(kinds)], heard.of(r.ID)
+		k, events := kinds[i%len(kinds)], heard.Of(r.ID)
 		var ends []string
 		started := 0
 		for _, e := range events {
-			total[e.name]++
+			total[e.Name]++
 			switch {
-			case e.name == "enqueued", e.name == "not_started":
-			case e.name == "started":
+			case e.Name == "enqueued", e.Name == "not_started":
+			case e.Name == "started":
 				started++
 				if e.Attempt < 1 || e.MaxAttempts < 1 || e.Wait <= 0 || e.Supervisor != me || e.Kind != k.kind || e.Queue != "default" {
 					t.Errorf("%s: started = %+v", k.kind, e)
 				}
-			case slices.Contains(endEvents(), e.name):
-				ends = append(ends, e.name)
+			case slices.Contains(harness.EndEvents(), e.Name):
+				ends = append(ends, e.Name)
 				checkEndEvent(t, k.kind, me, e)
 			default:
-				t.Errorf("%s: %q", k.kind, e.name)
+				t.Errorf("%s: %q", k.kind, e.Name)
 			}
 		}
 		if got := strings.Join(ends, " "); got != k.ends || started != len(ends) && k.kind != "expires" {
 			t.Errorf("%s: %d started, ends = %q, want %q", k.kind, started, got, k.ends)
 		}
-		for _, name := range append([]string{"enqueued", "started"}, endEvents()...) {
-			if heard.count(r.ID, name) != again.count(r.ID, name) {
+		for _, name := range append([]string{"enqueued", "started"}, harness.EndEvents()...) {
+			if heard.Count(r.ID, name) != again.Count(r.ID, name) {
 				t.Errorf("%s: two subscribers heard %q differently often", k.kind, name)
 			}
 		}
 	}
 	ended := 0
-	for _, name := range endEvents() {
+	for _, name := range harness.EndEvents() {
 		ended += total[name]
 	}
 	if total["started"]+each != ended { // the expired ones did not start
@@ -302,8 +215,8 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 		}
 	}
 	claimed := 0
-	for _, e := range heard.of("") {
-		if e.name != "claimed" || e.Count < 1 || e.Queue != "default" || e.Supervisor != me {
+	for _, e := range heard.Of("") {
+		if e.Name != "claimed" || e.Count < 1 || e.Queue != "default" || e.Supervisor != me {
 			t.Errorf("event without a job: %+v", e)
 		}
 		claimed += e.Count
@@ -314,17 +227,17 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 }
 
 // checkEndEvent checks the fields that every end event of its name must have.
-func checkEndEvent(t *testing.T, kind, supervisor string, e loggedEvent) {
+func checkEndEvent(t *testing.T, kind, supervisor string, e harness.LoggedEvent) {
 	t.Helper()
-	failed := e.name == "failed" || e.name == "discarded" && e.Reason != drover.ReasonExpired
+	failed := e.Name == "failed" || e.Name == "discarded" && e.Reason != drover.ReasonExpired
 	switch {
-	case e.Attempt < 1 || e.MaxAttempts < e.Attempt && e.name != "failed" || e.Kind != kind || e.Queue != "default" || e.Supervisor != supervisor:
+	case e.Attempt < 1 || e.MaxAttempts < e.Attempt && e.Name != "failed" || e.Kind != kind || e.Queue != "default" || e.Supervisor != supervisor:
 	case e.Duration <= 0 && e.Reason != drover.ReasonExpired:
 	case failed && (e.Class == "" || e.Error == ""):
-	case e.name == "completed" && (e.Class != "" || e.Error != ""):
-	case (e.name == "discarded") != (e.Reason != ""):
-	case (e.name == "failed" || e.name == "snoozed") != (e.Backoff > 0) || e.Backoff > 0 == e.Next.IsZero():
-	case e.name == "cancelled" && e.Error == "":
+	case e.Name == "completed" && (e.Class != "" || e.Error != ""):
+	case (e.Name == "discarded") != (e.Reason != ""):
+	case (e.Name == "failed" || e.Name == "snoozed") != (e.Backoff > 0) || e.Backoff > 0 == e.Next.IsZero():
+	case e.Name == "cancelled" && e.Error == "":
 	default:
 		return
 	}
@@ -334,11 +247,11 @@ func checkEndEvent(t *testing.T, kind, supervisor string, e loggedEvent) {
 // O-1: a subscriber that blocks delays neither a job nor another subscriber.
 func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
+	var heard harness.EventLog
 	release := make(chan struct{})
 	block := func(context.Context, drover.Event) { <-release }
 	blocks := drover.Hooks{Claimed: block, Started: block, Completed: block}
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{blocks, heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{blocks, heard.Hooks()}})
 	var batch []drover.EnqueueItem
 	for range 200 {
 		batch = append(batch, drover.EnqueueItem{Args: dyn{kind: "k"}})
@@ -347,23 +260,23 @@ func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 2}}, Workers: []drover.Worker{
+	_, stop := db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 2}}, Workers: []drover.Worker{
 		dynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 	}})
 	eventually(t, func() bool {
 		return value[int](t, db, `select count(*) from jobs where state = 'completed'`) == len(batch)
 	})
-	if e := heard.end(t, receipts[0].ID); e.name != "completed" {
+	if e := heard.End(t, receipts[0].ID); e.Name != "completed" {
 		t.Errorf("while one subscriber blocks, another gets %+v", e)
 	}
 	close(release)
 	stop() // Run passes on all events before it returns
 	quickest := time.Hour
 	for _, r := range receipts {
-		if heard.count(r.ID, "completed") != 1 {
-			t.Errorf("events = %+v", heard.of(r.ID))
+		if heard.Count(r.ID, "completed") != 1 {
+			t.Errorf("events = %+v", heard.Of(r.ID))
 		}
-		quickest = min(quickest, heard.end(t, r.ID).Duration)
+		quickest = min(quickest, heard.End(t, r.ID).Duration)
 	}
 	if quickest <= 0 || quickest >= time.Millisecond {
 		t.Errorf("the quickest of 200 runs took %v: durations are not below milliseconds", quickest)
@@ -373,18 +286,18 @@ func TestABlockingHookHoldsUpNoJob(t *testing.T) {
 // A hook that ends its goroutine, as t.FailNow does, costs neither a job, nor a slot, nor later events.
 func TestAHookThatCallsGoexit(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
+	var heard harness.EventLog
 	var started, completed atomic.Int32
 	exits := drover.Hooks{
 		Started:   func(context.Context, drover.Event) { started.Add(1); runtime.Goexit() },
 		Completed: func(context.Context, drover.Event) { completed.Add(1) },
 	}
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks(), exits}})
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks(), exits}})
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, Workers: []drover.Worker{
 		dynWorker("k", drover.WorkerOpts{Timeout: drover.NoTimeout}, func(context.Context, *drover.Job) error { return nil }),
 	}})
 	for range 2 {
-		if e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.name != "completed" {
+		if e := heard.End(t, db.enqueue(t, dyn{kind: "k"}, nil)); e.Name != "completed" {
 			t.Errorf("event = %+v", e)
 		}
 	}
@@ -397,7 +310,7 @@ func TestEventsInTheLog(t *testing.T) {
 	var logged lockedBuffer
 	log := slog.New(slog.NewJSONHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	db := newTestDBWith(t, drover.Config{Logger: log})
-	db.alive(t, "x")
+	db.Alive(t, "x")
 	const secret = "secret-of-the-args"
 	entered := make(chan struct{}) // "started" is logged before the handler is called
 	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{}}, DrainTimeout: time.Millisecond}
@@ -440,7 +353,7 @@ func TestEventsInTheLog(t *testing.T) {
 		}
 		return found
 	}
-	_, stop := db.start(t, cfg)
+	_, stop := db.Start(t, cfg)
 	for message, id := range ids {
 		if message == "job handed back" {
 			message = "job started"
@@ -518,23 +431,23 @@ type brokenLog struct{ slog.Handler }
 // A log handler that panics ends neither an enqueue, nor a run, nor the process. The lines that it does not write are not lost.
 func TestAPanickingLogHandler(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
+	var heard harness.EventLog
 	var spare lockedBuffer
-	panicking := heard.hooks()
+	panicking := heard.Hooks()
 	panicking.Enqueued = func(context.Context, drover.Event) { panic("a hook") }
 	db := newTestDBWith(t, drover.Config{
-		Logger: slog.New(brokenLog{}), Hooks: []drover.Hooks{heard.hooks(), panicking},
+		Logger: slog.New(brokenLog{}), Hooks: []drover.Hooks{heard.Hooks(), panicking},
 		Redact: func(s string) string { return strings.ReplaceAll(s, "pointer", "***") },
 	})
 	drover.LogSpareTo(db.client, slog.NewTextHandler(&spare, nil))
-	_, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
+	_, stop := db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
 		dynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 		dynWorker("bad", drover.WorkerOpts{MaxAttempts: 1, RetryIf: func(error) bool { panic("no") }}, func(context.Context, *drover.Job) error { return errBoom }),
 		dynWorker("odd", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { return (*permanentPointer)(nil) }),
 	}})
 	for kind, end := range map[string]string{"good": "completed", "bad": "discarded", "odd": "discarded"} {
-		if e := heard.end(t, db.enqueue(t, dyn{kind: kind}, nil)); e.name != end {
-			t.Errorf("%s ended %s", kind, e.name)
+		if e := heard.End(t, db.enqueue(t, dyn{kind: kind}, nil)); e.Name != end {
+			t.Errorf("%s ended %s", kind, e.Name)
 		}
 	}
 	stop()
@@ -552,20 +465,20 @@ func TestAPanickingLogHandler(t *testing.T) {
 func TestRunReturnsAlthoughAHookHangs(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard eventLog
+	var heard harness.EventLog
 	var logged lockedBuffer
 	release := make(chan struct{})
 	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []drover.Hooks{
-		{Completed: func(context.Context, drover.Event) { <-release }}, heard.hooks(),
+		{Completed: func(context.Context, drover.Event) { <-release }}, heard.Hooks(),
 	}})
 	t.Cleanup(func() { close(release) })
 	var ids []string
 	for range 10 {
 		ids = append(ids, db.enqueue(t, dyn{kind: "k"}, nil))
 	}
-	sup, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
+	sup, stop := db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	for _, id := range ids {
-		heard.end(t, id)
+		heard.End(t, id)
 	}
 	stop()
 	if n := sup.Stats().DroppedEvents; n != 9 { // the hook hangs with the first
@@ -579,8 +492,8 @@ func TestRunReturnsAlthoughAHookHangs(t *testing.T) {
 // Events that an operator's verb emits name the operator.
 func TestEventsOfVerbsHaveTheAudit(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	audit := drover.Audit{By: "ann", Why: "a test"}
 	one, two := db.enqueue(t, dyn{kind: "k"}, nil), db.enqueue(t, dyn{kind: "k"}, nil)
 	_, cancelled := db.client.Cancel(t.Context(), one, audit)
@@ -593,10 +506,10 @@ func TestEventsOfVerbsHaveTheAudit(t *testing.T) {
 	}
 	for id, names := range map[string]string{one: "enqueued cancelled redriven", two: "enqueued", "": "discarded", again.ID: "enqueued"} {
 		var got []string
-		for i, e := range heard.of(id) {
-			got = append(got, e.name)
+		for i, e := range heard.Of(id) {
+			got = append(got, e.Name)
 			if want := (i > 0 || id == "" || id == again.ID); want != (e.By == audit.By && e.Why == audit.Why) {
-				t.Errorf("%s: by %q, why %q", e.name, e.By, e.Why)
+				t.Errorf("%s: by %q, why %q", e.Name, e.By, e.Why)
 			}
 		}
 		if strings.Join(got, " ") != names {
@@ -608,8 +521,8 @@ func TestEventsOfVerbsHaveTheAudit(t *testing.T) {
 // O-6: events report whether their transaction is open, and carry the job's tags and metadata.
 func TestEventsCarryTagsAndMetadata(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	opts := &drover.EnqueueOpts{Tags: []string{"a", "b"}, Metadata: map[string]any{"trace": "4bf9"}}
 	item := drover.EnqueueItem{dyn{kind: "k"}, opts}
 	ids := map[string]bool{db.enqueue(t, item.Args, opts): false}
@@ -638,24 +551,24 @@ func TestEventsCarryTagsAndMetadata(t *testing.T) {
 		dynWorker("k", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { return errBoom }),
 	}})
 	for id, inTx := range ids {
-		heard.end(t, id)
-		events := heard.of(id)
+		heard.End(t, id)
+		events := heard.Of(id)
 		if len(events) != 3 {
 			t.Errorf("events = %+v", events)
 		}
 		for _, e := range events {
 			var metadata struct{ Trace string }
 			if err := json.Unmarshal(e.Metadata, &metadata); err != nil || metadata.Trace != "4bf9" || !slices.Equal(e.Tags, opts.Tags) {
-				t.Errorf("%s: tags %v, metadata %s", e.name, e.Tags, e.Metadata)
+				t.Errorf("%s: tags %v, metadata %s", e.Name, e.Tags, e.Metadata)
 			}
-			if e.InTx != (inTx && e.name == "enqueued") {
-				t.Errorf("%s: InTx = %v", e.name, e.InTx)
+			if e.InTx != (inTx && e.Name == "enqueued") {
+				t.Errorf("%s: InTx = %v", e.Name, e.InTx)
 			}
 		}
 	}
 	tagged := db.enqueue(t, item.Args, &drover.EnqueueOpts{Tags: []string{"a"}})
-	if heard.end(t, tagged); !slices.ContainsFunc(heard.of(tagged), func(e loggedEvent) bool { return e.name == "started" && e.Metadata == nil && len(e.Tags) == 1 }) {
-		t.Errorf("events = %+v", heard.of(tagged))
+	if heard.End(t, tagged); !slices.ContainsFunc(heard.Of(tagged), func(e harness.LoggedEvent) bool { return e.Name == "started" && e.Metadata == nil && len(e.Tags) == 1 }) {
+		t.Errorf("events = %+v", heard.Of(tagged))
 	}
 }
 
@@ -668,15 +581,15 @@ func TestEventsKeepTheLabelsOfTheEnqueue(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var heard eventLog
-			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}, Middleware: []drover.Middleware{{
+			var heard harness.EventLog
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}, Middleware: []drover.Middleware{{
 				Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
 					change(job)
 					return next(ctx)
 				},
 			}}})
 			db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
-			e := heard.end(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Tags: []string{"x", "y"}, Metadata: map[string]any{"a": 1}}))
+			e := heard.End(t, db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Tags: []string{"x", "y"}, Metadata: map[string]any{"a": 1}}))
 			if !slices.Equal(e.Tags, []string{"x", "y"}) {
 				t.Errorf("the event has tags %q, enqueued were x and y", e.Tags)
 			}
@@ -693,9 +606,9 @@ func TestEventsKeepTheLabelsOfTheEnqueue(t *testing.T) {
 func TestEventsUnderStress(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var good, exits, panics, calls eventLog
-	after := func(l *eventLog, more func(drover.Event)) drover.Hooks {
-		h := l.hooks()
+	var good, exits, panics, calls harness.EventLog
+	after := func(l *harness.EventLog, more func(drover.Event)) drover.Hooks {
+		h := l.Hooks()
 		completed, failed := h.Completed, h.Failed
 		h.Enqueued = nil // in the caller's goroutine
 		h.Completed = func(ctx context.Context, e drover.Event) { completed(ctx, e); more(e) }
@@ -715,7 +628,7 @@ func TestEventsUnderStress(t *testing.T) {
 				_ = sups[1].RemoveQueue(context.Background(), "none")
 			}
 		}),
-		good.hooks(),
+		good.Hooks(),
 	}})
 	client.Store(db.client)
 	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 20}}, DrainTimeout: 2 * time.Second, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}}, func(_ context.Context, job *drover.Job) error {
@@ -765,19 +678,19 @@ func TestEventsUnderStress(t *testing.T) {
 	}
 	for _, id := range ids {
 		runs := value[int](t, db, `select claim_seq::int from jobs where id = $1`, id)
-		for name, l := range map[string]*eventLog{"good": &good, "exits": &exits, "panics": &panics, "calls": &calls} {
-			started := l.count(id, "started")
-			if n := l.ends(id); n != runs || started != n {
-				t.Errorf("%s: %d ends, %d starts of %d runs of %s: %s", name, n, started, runs, id, fmt.Sprint(l.of(id)))
+		for name, l := range map[string]*harness.EventLog{"good": &good, "exits": &exits, "panics": &panics, "calls": &calls} {
+			started := l.Count(id, "started")
+			if n := l.Ends(id); n != runs || started != n {
+				t.Errorf("%s: %d ends, %d starts of %d runs of %s: %s", name, n, started, runs, id, fmt.Sprint(l.Of(id)))
 				return
 			}
 			begun := map[string]bool{} // in the order of each supervisor: over two supervisors there is none
-			for _, e := range l.of(id) {
+			for _, e := range l.Of(id) {
 				run := fmt.Sprint(e.Supervisor, e.Attempt)
-				if e.name == "started" {
+				if e.Name == "started" {
 					begun[run] = true
-				} else if e.name != "enqueued" && !begun[run] {
-					t.Errorf("%s: an end before its start: %v", name, l.of(id))
+				} else if e.Name != "enqueued" && !begun[run] {
+					t.Errorf("%s: an end before its start: %v", name, l.Of(id))
 				}
 			}
 		}

@@ -2,7 +2,6 @@ package drover_test
 
 import (
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,87 +15,43 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
 )
-
-// testTx is a transaction of pgx or of database/sql.
-type testTx struct {
-	tx               drover.Tx
-	commit, rollback func() error
-	exec             func(sql string, args ...any) error
-}
-
-// complete completes the job in a transaction of its own.
-func (db *testDB) complete(ctx context.Context, job *drover.Job) error {
-	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return job.CompleteTx(ctx, tx) })
-}
-
-// beginner begins transactions of one kind.
-type beginner struct {
-	name  string
-	begin func(ctx context.Context, level string) (testTx, error)
-}
-
-// beginners begin transactions of pgx and of database/sql.
-func (db *testDB) beginners(t *testing.T) []beginner {
-	t.Helper()
-	std := stdlib.OpenDBFromPool(db.Pool)
-	t.Cleanup(func() { _ = std.Close() })
-	levels := map[string]sql.IsolationLevel{
-		"read committed": sql.LevelReadCommitted, "repeatable read": sql.LevelRepeatableRead, "serializable": sql.LevelSerializable,
-	}
-	return []beginner{
-		{"pgx", func(ctx context.Context, level string) (testTx, error) {
-			tx, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(level)})
-			return testTx{
-				tx, func() error { return tx.Commit(ctx) }, func() error { return tx.Rollback(ctx) },
-				func(sql string, args ...any) error { _, err := tx.Exec(ctx, sql, args...); return err },
-			}, err
-		}},
-		{"database/sql", func(ctx context.Context, level string) (testTx, error) {
-			tx, err := std.BeginTx(ctx, &sql.TxOptions{Isolation: levels[level]})
-			return testTx{
-				drover.SQLTx(tx), tx.Commit, tx.Rollback,
-				func(sql string, args ...any) error { _, err := tx.ExecContext(ctx, sql, args...); return err },
-			}, err
-		}},
-	}
-}
 
 // E-2: jobs that are enqueued in a transaction become visible when it commits, and only then. A
 // rollback leaves none of them.
 func TestEnqueueTxFollowsItsTransaction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	for _, b := range db.beginners(t) {
+	for _, b := range db.Beginners(t) {
 		for _, commit := range []bool{true, false} {
 			ids := []string{}
 			woke := woken(t, db, func() {
-				tx, err := b.begin(t.Context(), "read committed")
+				tx, err := b.Begin(t.Context(), "read committed")
 				if err != nil {
 					t.Fatal(err)
 				}
-				one, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{}, nil)
+				one, err := db.client.EnqueueTx(t.Context(), tx.Tx, letter{}, nil)
 				if err != nil {
 					t.Error(err)
 				}
-				many, err := db.client.EnqueueManyTx(t.Context(), tx.tx, []drover.EnqueueItem{{letter{}, nil}, {letter{}, &drover.EnqueueOpts{ID: ulid.Make().String()}}})
+				many, err := db.client.EnqueueManyTx(t.Context(), tx.Tx, []drover.EnqueueItem{{letter{}, nil}, {letter{}, &drover.EnqueueOpts{ID: ulid.Make().String()}}})
 				if err != nil || len(many) != 2 {
 					t.Fatal(many, err)
 				}
 				ids = append(ids, one.ID, many[0].ID, many[1].ID)
 				if n := value[int](t, db, `select count(*) from jobs where id = any($1)`, ids); n != 0 {
-					t.Errorf("%s: %d jobs can be seen before the commit", b.name, n)
+					t.Errorf("%s: %d jobs can be seen before the commit", b.Name, n)
 				}
-				end := tx.rollback
+				end := tx.Rollback
 				if commit {
-					end = tx.commit
+					end = tx.Commit
 				}
 				if err := end(); err != nil {
 					t.Error(err)
@@ -104,7 +59,7 @@ func TestEnqueueTxFollowsItsTransaction(t *testing.T) {
 			})
 			n := value[int](t, db, `select count(*) from jobs where id = any($1)`, ids)
 			if want := map[bool]int{true: 3, false: 0}[commit]; n != want || woke != commit {
-				t.Errorf("%s: commit %t: %d jobs, woken %t", b.name, commit, n, woke)
+				t.Errorf("%s: commit %t: %d jobs, woken %t", b.Name, commit, n, woke)
 			}
 		}
 	}
@@ -115,21 +70,21 @@ func TestEnqueueTxFollowsItsTransaction(t *testing.T) {
 func TestEnqueueTxOfAnIDThatItsSnapshotMisses(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	for _, b := range db.beginners(t) {
+	for _, b := range db.Beginners(t) {
 		for _, level := range []string{"read committed", "repeatable read", "serializable"} {
-			tx, err := b.begin(t.Context(), level)
+			tx, err := b.Begin(t.Context(), level)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := tx.exec(`select from jobs`); err != nil { // takes the snapshot
+			if err := tx.Exec(`select from jobs`); err != nil { // takes the snapshot
 				t.Fatal(err)
 			}
 			id := db.enqueue(t, letter{}, nil)
-			r, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{}, &drover.EnqueueOpts{ID: id})
+			r, err := db.client.EnqueueTx(t.Context(), tx.Tx, letter{}, &drover.EnqueueOpts{ID: id})
 			if level == "read committed" && (err != nil || !r.Existing) || level != "read committed" && err == nil {
-				t.Errorf("%s: %s: %+v, %v", b.name, level, r, err)
+				t.Errorf("%s: %s: %+v, %v", b.Name, level, r, err)
 			}
-			if err := tx.rollback(); err != nil {
+			if err := tx.Rollback(); err != nil {
 				t.Error(err)
 			}
 		}
@@ -141,16 +96,16 @@ func TestAFailedEnqueueTxFailsItsTransaction(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	id := db.enqueue(t, letter{"a"}, nil)
-	for _, b := range db.beginners(t) {
-		tx, err := b.begin(t.Context(), "read committed")
+	for _, b := range db.Beginners(t) {
+		tx, err := b.Begin(t.Context(), "read committed")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := db.client.EnqueueTx(t.Context(), tx.tx, letter{"b"}, &drover.EnqueueOpts{ID: id}); !errors.Is(err, drover.ErrIDConflict) {
-			t.Errorf("%s: %v, want ErrIDConflict", b.name, err)
+		if _, err := db.client.EnqueueTx(t.Context(), tx.Tx, letter{"b"}, &drover.EnqueueOpts{ID: id}); !errors.Is(err, drover.ErrIDConflict) {
+			t.Errorf("%s: %v, want ErrIDConflict", b.Name, err)
 		}
-		if err := tx.commit(); err == nil {
-			t.Errorf("%s: the commit went through", b.name)
+		if err := tx.Commit(); err == nil {
+			t.Errorf("%s: the commit went through", b.Name)
 		}
 	}
 }
@@ -269,24 +224,24 @@ func TestSettleTxCommitsWithTheHandlersRows(t *testing.T) {
 			`state = 'retryable' and attempt = 0 and uncounted = 1 and errors_total = 1`,
 		},
 	} {
-		for _, b := range db.beginners(t) {
+		for _, b := range db.Beginners(t) {
 			for _, returned := range []error{nil, errNope, drover.Discard(errNope)} {
-				name := fmt.Sprintf("%s by %s, then %v", name, b.name, returned)
+				name := fmt.Sprintf("%s by %s, then %v", name, b.Name, returned)
 				end := db.once(t, func(ctx context.Context, j *drover.Job) error {
-					tx, err := b.begin(ctx, "read committed")
+					tx, err := b.Begin(ctx, "read committed")
 					if err != nil {
 						return err
 					}
-					if err := tx.exec(`insert into effects values ($1)`, j.ID); err != nil {
+					if err := tx.Exec(`insert into effects values ($1)`, j.ID); err != nil {
 						t.Error(err)
 					}
-					if err := tc.settle(ctx, j, tx.tx); err != nil {
+					if err := tc.settle(ctx, j, tx.Tx); err != nil {
 						t.Errorf("%s: %v", name, err)
 					}
 					if state := value[string](t, db.testDB, `select state from jobs where id = $1`, j.ID); state != "running" { //nolint:contextcheck // the test's own
 						t.Errorf("%s: %s before the commit", name, state)
 					}
-					if err := tx.commit(); err != nil {
+					if err := tx.Commit(); err != nil {
 						t.Errorf("%s: %v", name, err)
 					}
 					return returned
@@ -312,7 +267,7 @@ func TestSettleTxRolledBack(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
-		for _, b := range db.beginners(t) {
+		for _, b := range db.Beginners(t) {
 			for _, tc := range []struct {
 				settled, returned error
 				how, row          string
@@ -324,13 +279,13 @@ func TestSettleTxRolledBack(t *testing.T) {
 				{drover.Discard(errNope), nil, "failed", `state = 'retryable' and errors->0->>'error' = '` + drover.ErrNotCommitted.Error() + `'`},
 				{drover.Snooze(time.Hour), drover.Cancel(nil), "cancelled", `state = 'cancelled' and snoozes is null`},
 			} {
-				name := fmt.Sprintf("%v by %s, then %v", tc.settled, b.name, tc.returned)
+				name := fmt.Sprintf("%v by %s, then %v", tc.settled, b.Name, tc.returned)
 				end := db.once(t, func(ctx context.Context, j *drover.Job) error {
-					tx, err := b.begin(ctx, "read committed")
+					tx, err := b.Begin(ctx, "read committed")
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.SettleTx(ctx, tx.tx, tc.settled), tx.rollback()); err != nil {
+					if err := errors.Join(tx.Exec(`insert into effects values ($1)`, j.ID), j.SettleTx(ctx, tx.Tx, tc.settled), tx.Rollback()); err != nil {
 						t.Errorf("%s: %v", name, err)
 					}
 					return tc.returned
@@ -345,22 +300,22 @@ func TestSettleTxRolledBack(t *testing.T) {
 			// After a rollback, the handler may settle in another transaction.
 			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 				for range 3 {
-					tx, err := b.begin(ctx, "read committed")
+					tx, err := b.Begin(ctx, "read committed")
 					if err != nil {
 						return err
 					}
-					if err := errors.Join(j.CompleteTx(ctx, tx.tx), tx.rollback()); err != nil {
+					if err := errors.Join(j.CompleteTx(ctx, tx.Tx), tx.Rollback()); err != nil {
 						t.Error(err)
 					}
 				}
-				tx, err := b.begin(ctx, "read committed")
+				tx, err := b.Begin(ctx, "read committed")
 				if err != nil {
 					return err
 				}
-				return errors.Join(j.CompleteTx(ctx, tx.tx), tx.commit())
+				return errors.Join(j.CompleteTx(ctx, tx.Tx), tx.Commit())
 			})
 			if end.how != "completed" {
-				t.Errorf("%s: the fourth transaction ended %s", b.name, end.how)
+				t.Errorf("%s: the fourth transaction ended %s", b.Name, end.how)
 			}
 		}
 	}
@@ -371,20 +326,20 @@ func TestSettleTxRolledBack(t *testing.T) {
 func TestCompleteTxWithDeleteOnCompletion(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, drover.DeleteOnCompletion)
-	for _, b := range db.beginners(t) {
+	for _, b := range db.Beginners(t) {
 		for settled, how := range map[error]string{nil: "completed", drover.Discard(errNope): "discarded"} {
 			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
-				tx, err := b.begin(ctx, "read committed")
+				tx, err := b.Begin(ctx, "read committed")
 				if err != nil {
 					return err
 				}
-				return errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.SettleTx(ctx, tx.tx, settled), tx.commit())
+				return errors.Join(tx.Exec(`insert into effects values ($1)`, j.ID), j.SettleTx(ctx, tx.Tx, settled), tx.Commit())
 			})
 			if end.how != how || db.effects(t, end.JobID) != 1 {
-				t.Errorf("%s: ended %s with %d effects, want %s", b.name, end.how, db.effects(t, end.JobID), how)
+				t.Errorf("%s: ended %s with %d effects, want %s", b.Name, end.how, db.effects(t, end.JobID), how)
 			}
 			if n := value[int](t, db.testDB, `select count(*) from jobs where id = $1`, end.JobID); (n == 0) != (how == "completed") {
-				t.Errorf("%s: %s: %d rows", b.name, how, n)
+				t.Errorf("%s: %s: %d rows", b.Name, how, n)
 			}
 		}
 	}
@@ -398,8 +353,8 @@ func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
-		db.alive(t, "other")
-		for _, b := range db.beginners(t) {
+		db.Alive(t, "other")
+		for _, b := range db.Beginners(t) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 				for what, settle := range map[string]func(context.Context, *drover.Job, drover.Tx) error{
 					"CompleteTx": func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.CompleteTx(ctx, tx) },
@@ -410,22 +365,22 @@ func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 					},
 				} {
 					for _, ignored := range []bool{false, true} {
-						name := fmt.Sprintf("%s by %s, %s, error ignored: %t", what, b.name, level, ignored)
+						name := fmt.Sprintf("%s by %s, %s, error ignored: %t", what, b.Name, level, ignored)
 						end := db.once(t, func(ctx context.Context, j *drover.Job) error {
-							tx, err := b.begin(ctx, level)
+							tx, err := b.Begin(ctx, level)
 							if err != nil {
 								return err
 							}
-							if err := tx.exec(`insert into effects select $1 from (select count(*) from jobs) j`, j.ID); err != nil {
+							if err := tx.Exec(`insert into effects select $1 from (select count(*) from jobs) j`, j.ID); err != nil {
 								t.Error(err)
 							}
 							db.exec(t, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'other' where id = $1`, j.ID) //nolint:contextcheck // the test's own
-							err = settle(ctx, j, tx.tx)
+							err = settle(ctx, j, tx.Tx)
 							// A heartbeat may have noticed the lost lease earlier. It then ended
 							// the context with this cause.
 							right := errors.Is(err, drover.ErrLeaseLost)
 							if level != "read committed" {
-								right = serialization(err)
+								right = harness.Serialization(err)
 							}
 							if !right && (err == nil || !errors.Is(context.Cause(ctx), drover.ErrLeaseLost)) {
 								t.Errorf("%s: %v", name, err)
@@ -433,7 +388,7 @@ func TestSettleTxOfAJobThatWasTaken(t *testing.T) {
 							if ignored {
 								err = nil
 							}
-							return errors.Join(err, tx.rollback())
+							return errors.Join(err, tx.Rollback())
 						})
 						if end.how != "stale_settle" || db.effects(t, end.JobID) != 0 {
 							t.Errorf("%s: ended %s with %d effects", name, end.how, db.effects(t, end.JobID))
@@ -482,31 +437,31 @@ func TestCompleteTxOfACancelledJob(t *testing.T) {
 func TestJobEnqueueTx(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, 0)
-	for _, b := range db.beginners(t) {
+	for _, b := range db.Beginners(t) {
 		for _, commit := range []bool{true, false} {
 			var child drover.Receipt
 			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
-				tx, err := b.begin(ctx, "read committed")
+				tx, err := b.Begin(ctx, "read committed")
 				if err != nil {
 					return err
 				}
-				if child, err = j.EnqueueTx(ctx, tx.tx, payload{j.ID}, &drover.EnqueueOpts{Queue: "next"}); err != nil {
+				if child, err = j.EnqueueTx(ctx, tx.Tx, payload{j.ID}, &drover.EnqueueOpts{Queue: "next"}); err != nil {
 					t.Error(err)
 				}
-				if err := j.CompleteTx(ctx, tx.tx); err != nil {
+				if err := j.CompleteTx(ctx, tx.Tx); err != nil {
 					t.Error(err)
 				}
-				if _, err := j.EnqueueTx(ctx, tx.tx, payload{j.ID}, nil); !errors.Is(err, drover.ErrState) || errors.Is(err, drover.ErrLeaseLost) {
+				if _, err := j.EnqueueTx(ctx, tx.Tx, payload{j.ID}, nil); !errors.Is(err, drover.ErrState) || errors.Is(err, drover.ErrLeaseLost) {
 					t.Errorf("EnqueueTx behind CompleteTx = %v, want ErrState", err)
 				}
 				if commit {
-					return tx.commit()
+					return tx.Commit()
 				}
-				return tx.rollback()
+				return tx.Rollback()
 			})
 			n := value[int](t, db.testDB, `select count(*) from jobs where id = $1 and queue = 'next' and args = to_jsonb($2::text)`, child.ID, end.JobID)
 			if commit && (n != 1 || end.how != "completed") || !commit && (n != 0 || end.how != "failed") {
-				t.Errorf("%s: commit %t: %d children, ended %s", b.name, commit, n, end.how)
+				t.Errorf("%s: commit %t: %d children, ended %s", b.Name, commit, n, end.how)
 			}
 		}
 	}
@@ -518,11 +473,11 @@ func TestASecondSettleInOneRun(t *testing.T) {
 	t.Parallel()
 	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
-		for _, b := range db.beginners(t) {
+		for _, b := range db.Beginners(t) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
-				name := fmt.Sprintf("%s, %s, kept for %v", b.name, level, retention)
-				twice := func(j *drover.Job, tx testTx) {
-					for _, err := range []error{j.CompleteTx(context.Background(), tx.tx), j.SettleTx(context.Background(), tx.tx, errNope)} {
+				name := fmt.Sprintf("%s, %s, kept for %v", b.Name, level, retention)
+				twice := func(j *drover.Job, tx harness.TestTx) {
+					for _, err := range []error{j.CompleteTx(context.Background(), tx.Tx), j.SettleTx(context.Background(), tx.Tx, errNope)} {
 						if !errors.Is(err, drover.ErrState) || errors.Is(err, drover.ErrLeaseLost) || err.Error() != "drover: not in a state for this: this run has settled job "+j.ID+" already" {
 							t.Errorf("%s: %v, want ErrState", name, err)
 						}
@@ -530,29 +485,29 @@ func TestASecondSettleInOneRun(t *testing.T) {
 				}
 				end := db.once(t, func(ctx context.Context, j *drover.Job) error {
 					for _, commit := range []bool{false, true} {
-						tx, err := b.begin(ctx, level)
+						tx, err := b.Begin(ctx, level)
 						if err != nil {
 							return err
 						}
-						if err := j.CompleteTx(ctx, tx.tx); err != nil {
+						if err := j.CompleteTx(ctx, tx.Tx); err != nil {
 							t.Errorf("%s: %v", name, err)
 						}
 						twice(j, tx)
 						if !commit {
-							err = tx.rollback()
+							err = tx.Rollback()
 						} else {
-							err = tx.commit()
+							err = tx.Commit()
 						}
 						if err != nil {
 							t.Errorf("%s: %v", name, err)
 						}
 					}
-					tx, err := b.begin(ctx, level)
+					tx, err := b.Begin(ctx, level)
 					if err != nil {
 						return err
 					}
 					twice(j, tx)
-					return tx.rollback()
+					return tx.Rollback()
 				})
 				if end.how != "completed" {
 					t.Errorf("%s: ended %s", name, end.how)
@@ -616,7 +571,7 @@ func TestAPoolIsNoTransaction(t *testing.T) {
 
 // skew makes the transaction's next statement fail with a serialization failure that concerns no
 // job. Two transactions each read a row that the other one writes.
-func (db *txDB) skew(t *testing.T, ctx context.Context, tx testTx) {
+func (db *txDB) skew(t *testing.T, ctx context.Context, tx harness.TestTx) {
 	t.Helper()
 	other, err := db.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
 	if err != nil {
@@ -625,19 +580,12 @@ func (db *txDB) skew(t *testing.T, ctx context.Context, tx testTx) {
 	defer other.Rollback(ctx)
 	_, read := other.Exec(ctx, `select count(*) from doctors where on_call`)
 	err = errors.Join(
-		tx.exec(`select count(*) from doctors where on_call`),
-		tx.exec(`update doctors set on_call = false where id = 1`), read)
+		tx.Exec(`select count(*) from doctors where on_call`),
+		tx.Exec(`update doctors set on_call = false where id = 1`), read)
 	_, write := other.Exec(ctx, `update doctors set on_call = false where id = 2`)
 	if err := errors.Join(err, write, other.Commit(ctx)); err != nil {
 		t.Errorf("write skew: %v", err)
 	}
-}
-
-// serialization reports whether err is the database's serialization failure, and no error about the
-// job.
-func serialization(err error) bool {
-	var pg *pgconn.PgError
-	return !errors.Is(err, drover.ErrLeaseLost) && !errors.Is(err, drover.ErrState) && errors.As(err, &pg) && pg.Code == "40001"
 }
 
 // While the supervisor still holds the job, a settle returns the database's serialization failure
@@ -647,18 +595,18 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newTxDB(t, retention)
 		db.exec(t, `create table doctors (id int primary key, on_call bool); insert into doctors values (1, true), (2, true)`)
-		for _, b := range db.beginners(t) {
+		for _, b := range db.Beginners(t) {
 			for name, c := range map[string]struct {
 				level string
-				spoil func(ctx context.Context, j *drover.Job, tx testTx)
+				spoil func(ctx context.Context, j *drover.Job, tx harness.TestTx)
 			}{
-				"an operator's tag": {"repeatable read", func(_ context.Context, j *drover.Job, tx testTx) {
-					if err := tx.exec(`insert into effects select 'x' from (select count(*) from jobs) j`); err != nil {
+				"an operator's tag": {"repeatable read", func(_ context.Context, j *drover.Job, tx harness.TestTx) {
+					if err := tx.Exec(`insert into effects select 'x' from (select count(*) from jobs) j`); err != nil {
 						t.Error(err)
 					}
 					db.exec(t, `update jobs set tags = '{seen}' where id = $1`, j.ID) //nolint:contextcheck // the test's, not the handler's
 				}},
-				"write skew elsewhere": {"serializable", func(ctx context.Context, _ *drover.Job, tx testTx) { db.skew(t, ctx, tx) }},
+				"write skew elsewhere": {"serializable", func(ctx context.Context, _ *drover.Job, tx harness.TestTx) { db.skew(t, ctx, tx) }},
 			} {
 				for what, settle := range map[string]func(context.Context, *drover.Job, drover.Tx) error{
 					"CompleteTx": func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.CompleteTx(ctx, tx) },
@@ -669,28 +617,28 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 					},
 				} {
 					for _, again := range []bool{false, true} {
-						name := fmt.Sprintf("%s, %s by %s, again: %t", name, what, b.name, again)
+						name := fmt.Sprintf("%s, %s by %s, again: %t", name, what, b.Name, again)
 						db.exec(t, `update doctors set on_call = true`)
 						end := db.once(t, func(ctx context.Context, j *drover.Job) error {
-							tx, err := b.begin(ctx, c.level)
+							tx, err := b.Begin(ctx, c.level)
 							if err != nil {
 								return err
 							}
 							c.spoil(ctx, j, tx)
-							err = settle(ctx, j, tx.tx)
-							if !serialization(err) {
+							err = settle(ctx, j, tx.Tx)
+							if !harness.Serialization(err) {
 								t.Errorf("%s: %v, want the serialization failure", name, err)
 							}
-							if err := tx.rollback(); err != nil {
+							if err := tx.Rollback(); err != nil {
 								t.Error(err)
 							}
 							if !again {
 								return nil
 							}
-							if tx, err = b.begin(ctx, c.level); err != nil {
+							if tx, err = b.Begin(ctx, c.level); err != nil {
 								return err
 							}
-							return errors.Join(tx.exec(`insert into effects values ($1)`, j.ID), j.CompleteTx(ctx, tx.tx), tx.commit())
+							return errors.Join(tx.Exec(`insert into effects values ($1)`, j.ID), j.CompleteTx(ctx, tx.Tx), tx.Commit())
 						})
 						switch n := db.effects(t, end.JobID); {
 						case again && (end.how != "completed" || n != 1):
@@ -698,7 +646,7 @@ func TestASerializationFailureIsNoLostLease(t *testing.T) {
 						case !again && (end.how != "failed" || n != 0):
 							t.Errorf("%s: nil ended %s with %d effects", name, end.how, n)
 						case !again:
-							row := db.endRow(t, end.JobID)
+							row := db.EndRow(t, end.JobID)
 							if text := row.Errors[0].Error; !strings.HasPrefix(text, drover.ErrNotCommitted.Error()+": ") {
 								t.Errorf("%s: the entry says %q", name, text)
 							}
@@ -771,7 +719,7 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 				}
 				return nil
 			})
-			if row := db.endRow(t, end.JobID); end.how != "failed" || row.State != drover.Retryable || !strings.HasPrefix(row.Errors[0].Error, drover.ErrNotCommitted.Error()+": ") {
+			if row := db.EndRow(t, end.JobID); end.how != "failed" || row.State != drover.Retryable || !strings.HasPrefix(row.Errors[0].Error, drover.ErrNotCommitted.Error()+": ") {
 				t.Errorf("%s: ended %s: %+v", name, end.how, row)
 			}
 		}
@@ -809,10 +757,10 @@ func TestNilAfterAFailedSettle(t *testing.T) {
 // as failed: the supervisor hands the job back.
 func TestAFailedSettleInAStop(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
-	_, stop := db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, DrainTimeout: 20 * time.Millisecond, Workers: []drover.Worker{
+	_, stop := db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, DrainTimeout: 20 * time.Millisecond, Workers: []drover.Worker{
 		dynWorker("k", drover.WorkerOpts{MaxAttempts: 2}, func(ctx context.Context, j *drover.Job) error {
 			<-ctx.Done()
 			if err := j.CompleteTx(ctx, db.Pool); err == nil {
@@ -821,9 +769,9 @@ func TestAFailedSettleInAStop(t *testing.T) {
 			return nil
 		}),
 	}})
-	heard.wait(t, id, "started")
+	heard.Wait(t, id, "started")
 	stop()
-	if row := db.endRow(t, id); row.State != drover.Available || row.Attempt != 0 || row.Total != 0 {
+	if row := db.EndRow(t, id); row.State != drover.Available || row.Attempt != 0 || row.Total != 0 {
 		t.Errorf("row = %+v", row)
 	}
 }
@@ -833,22 +781,22 @@ func TestAFailedSettleInAStop(t *testing.T) {
 func TestSettleInASnapshotBeforeTheClaim(t *testing.T) {
 	t.Parallel()
 	db := newTxDB(t, 0)
-	for _, b := range db.beginners(t) {
-		tx, err := b.begin(t.Context(), "repeatable read")
+	for _, b := range db.Beginners(t) {
+		tx, err := b.Begin(t.Context(), "repeatable read")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := tx.exec(`insert into effects select 'x' from (select count(*) from jobs) j`); err != nil {
+		if err := tx.Exec(`insert into effects select 'x' from (select count(*) from jobs) j`); err != nil {
 			t.Fatal(err)
 		}
 		end := db.once(t, func(ctx context.Context, j *drover.Job) error {
-			if err := j.CompleteTx(ctx, tx.tx); err == nil || errors.Is(err, drover.ErrLeaseLost) || !strings.Contains(err.Error(), "before the claim") {
-				t.Errorf("%s: %v", b.name, err)
+			if err := j.CompleteTx(ctx, tx.Tx); err == nil || errors.Is(err, drover.ErrLeaseLost) || !strings.Contains(err.Error(), "before the claim") {
+				t.Errorf("%s: %v", b.Name, err)
 			}
-			return errors.Join(tx.rollback())
+			return errors.Join(tx.Rollback())
 		})
 		if end.how != "failed" {
-			t.Errorf("%s: ended %s", b.name, end.how)
+			t.Errorf("%s: ended %s", b.Name, end.how)
 		}
 	}
 }
@@ -858,7 +806,7 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newTxDB(t, 0)
-	for _, b := range db.beginners(t) {
+	for _, b := range db.Beginners(t) {
 		for name, c := range map[string]struct {
 			err error
 			row string // a condition of the row; $2 is the time when SettleTx was called
@@ -874,23 +822,23 @@ func TestSettleTxCountsFromItsCall(t *testing.T) {
 		} {
 			var called time.Time
 			end := db.once(t, func(ctx context.Context, j *drover.Job) error {
-				tx, err := b.begin(ctx, "read committed")
+				tx, err := b.Begin(ctx, "read committed")
 				if err != nil {
 					return err
 				}
-				err = errors.Join(tx.exec(`select pg_sleep(0.05)`), tx.tx.QueryRow(ctx, `select clock_timestamp()`).Scan(&called))
-				if err = errors.Join(err, j.SettleTx(ctx, tx.tx, c.err)); err != nil {
+				err = errors.Join(tx.Exec(`select pg_sleep(0.05)`), tx.Tx.QueryRow(ctx, `select clock_timestamp()`).Scan(&called))
+				if err = errors.Join(err, j.SettleTx(ctx, tx.Tx, c.err)); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 				// The row is read before the commit: a job that is due now may run right after it.
 				var right bool
-				if err := tx.tx.QueryRow(ctx, `select coalesce(`+c.row+`, false) from jobs where id = $1 and $2::timestamptz is not null`, j.ID, called).Scan(&right); err != nil || !right {
-					t.Errorf("%s by %s: %t, %v", name, b.name, right, err)
+				if err := tx.Tx.QueryRow(ctx, `select coalesce(`+c.row+`, false) from jobs where id = $1 and $2::timestamptz is not null`, j.ID, called).Scan(&right); err != nil || !right {
+					t.Errorf("%s by %s: %t, %v", name, b.Name, right, err)
 				}
-				if err := tx.exec(`update jobs set scheduled_at = 'infinity' where id = $1 and finalized_at is null`, j.ID); err != nil {
+				if err := tx.Exec(`update jobs set scheduled_at = 'infinity' where id = $1 and finalized_at is null`, j.ID); err != nil {
 					t.Error(err)
 				}
-				return tx.commit()
+				return tx.Commit()
 			})
 			if end.how == "" {
 				t.Errorf("%s: no end", name)
@@ -918,7 +866,7 @@ func TestWhatIsNoTransaction(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	ctx := t.Context()
-	conn, begun := dialed(t, db), dialed(t, db)
+	conn, begun := db.Dialed(t), db.Dialed(t)
 	pooled := func() *pgxpool.Conn {
 		c, err := db.Acquire(ctx)
 		if err != nil {
@@ -1003,7 +951,7 @@ func TestWhatIsNoTransaction(t *testing.T) {
 			t.Errorf("in a handler = %v", err)
 		}
 	}
-	db.soon(t, time.Minute, "the job has changed, or runs for ever", `select state = 'discarded' from jobs where id = '`+id+`'`)
+	db.Soon(t, time.Minute, "the job has changed, or runs for ever", `select state = 'discarded' from jobs where id = '`+id+`'`)
 }
 
 // newPreparingDB returns a database on its own server, which allows prepared transactions. They are
@@ -1137,7 +1085,7 @@ func TestTransactionsThatArePrepared(t *testing.T) {
 		"follow-up": verb(`update jobs set state = 'discarded', discard_reason = 'operator', finalized_at = now() where id = $1`, dead()),
 		"cancel":    verb(`select drover_cancel($1)`, running),
 	} {
-		db.asleep(t)
+		db.Asleep(t)
 		if err := db.prepare(t.Context(), name, "on", do); err == nil || !strings.Contains(err.Error(), "NOTIFY") {
 			t.Errorf("%s with notifications: %v, want that it cannot be prepared", name, err)
 		}
@@ -1184,7 +1132,7 @@ func TestTransactionsThatArePrepared(t *testing.T) {
 func TestDisableNotifyOfAnEnqueue(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.onDuty(t, db.crew(t, "default", "letter").OnCall)
+	db.OnDuty(t, db.crew(t, "default", "letter").OnCall)
 	quiet, opts := db.via(t, drover.Config{DisableNotify: true}).client, &drover.EnqueueOpts{DisableNotify: true}
 	inTx := func(do func(tx pgx.Tx) error) func() error {
 		return func() error { return pgx.BeginFunc(t.Context(), db, do) }

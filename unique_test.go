@@ -21,6 +21,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
@@ -34,38 +35,23 @@ type parcel struct {
 
 func (parcel) Kind() string { return "job" }
 
-// unique enqueues a job and returns its receipt.
-func (db *testDB) unique(t testing.TB, args drover.Args, u drover.Unique, more ...drover.EnqueueOpts) drover.Receipt {
-	t.Helper()
-	opts := drover.EnqueueOpts{}
-	if len(more) > 0 {
-		opts = more[0]
-	}
-	opts.Unique = &u
-	receipt, err := db.client.Enqueue(t.Context(), args, &opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return receipt
-}
-
 // On every way into the queue the second job like it is the first one, and the receipt names it.
 func TestUniqueKeepsOthersOut(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	for i, first := range db.ways(t) {
+	for i, first := range db.Ways(t) {
 		opts := &drover.EnqueueOpts{Unique: &drover.Unique{}}
-		there, err := first.enqueue(t.Context(), parcel{N: i}, opts)
+		there, err := first.Enqueue(t.Context(), parcel{N: i}, opts)
 		if err != nil || there.Existing {
-			t.Fatalf("%s: %+v, %v", first.name, there, err)
+			t.Fatalf("%s: %+v, %v", first.Name, there, err)
 		}
-		for _, second := range db.ways(t) {
-			r, err := second.enqueue(t.Context(), parcel{N: i}, opts)
+		for _, second := range db.Ways(t) {
+			r, err := second.Enqueue(t.Context(), parcel{N: i}, opts)
 			if err != nil || r != (drover.Receipt{ID: there.ID, Existing: true}) {
-				t.Errorf("%s, then %s: %+v, %v", first.name, second.name, r, err)
+				t.Errorf("%s, then %s: %+v, %v", first.Name, second.Name, r, err)
 			}
-			if r, err := second.enqueue(t.Context(), parcel{N: i}, nil); err != nil || r.Existing {
-				t.Errorf("%s: a job that is not unique: %+v, %v", second.name, r, err)
+			if r, err := second.Enqueue(t.Context(), parcel{N: i}, nil); err != nil || r.Existing {
+				t.Errorf("%s: a job that is not unique: %+v, %v", second.Name, r, err)
 			}
 		}
 		var id, result string
@@ -74,7 +60,7 @@ func TestUniqueKeepsOthersOut(t *testing.T) {
 			t.Errorf("SQL: %s, %s, %v", id, result, err)
 		}
 		own := ulid.Make().String()
-		if ids := db.idsOf(t, `select drover_enqueue_many(jsonb_build_array(jsonb_build_object('id', $1::text, 'kind', 'job', 'args', jsonb_build_object('n', $2::int), 'uniqueness', '{}'::jsonb)))`, own, i); len(ids) != 1 || ids[0] != own {
+		if ids := db.IDsOf(t, `select drover_enqueue_many(jsonb_build_array(jsonb_build_object('id', $1::text, 'kind', 'job', 'args', jsonb_build_object('n', $2::int), 'uniqueness', '{}'::jsonb)))`, own, i); len(ids) != 1 || ids[0] != own {
 			t.Errorf("SQL, many: %v", ids)
 		}
 	}
@@ -115,8 +101,8 @@ func TestUniqueBy(t *testing.T) {
 		"args that look like a queue":   {drover.Unique{Queue: true, AnyArgs: true}, enqueue{payload{1}, drover.EnqueueOpts{Queue: `x" key "y`}}, enqueue{payload{1}, drover.EnqueueOpts{Queue: "x", Key: "y"}}, false},
 		"numbers of many digits differ": {drover.Unique{}, enqueue{payload{json.RawMessage(`{"n": 12345678901234567890}`)}, drover.EnqueueOpts{}}, enqueue{payload{json.RawMessage(`{"n": 12345678901234567891}`)}, drover.EnqueueOpts{}}, false},
 	} {
-		first := db.unique(t, c.a.args, c.u, c.a.opts)
-		second := db.unique(t, c.b.args, c.u, c.b.opts)
+		first := db.Unique(t, c.a.args, c.u, c.a.opts)
+		second := db.Unique(t, c.b.args, c.u, c.b.opts)
 		if first.Existing || second.Existing != c.same || c.same && second.ID != first.ID {
 			t.Errorf("%s: %+v and %+v", name, first, second)
 		}
@@ -140,15 +126,15 @@ func TestUniqueKeysAreReadable(t *testing.T) {
 		`"job" by {"n": 7} key "customer 7"`:  {By: []string{"n"}, Key: true},
 		`"job" {"n": 7} queue "post"`:         {Queue: true, Until: drover.UntilStarted},
 	} {
-		r := db.unique(t, parcel{N: 7}, u, opts)
-		if got := db.get(t, r.ID).UniqueKey; got != want || r.Existing {
+		r := db.Unique(t, parcel{N: 7}, u, opts)
+		if got := db.Get(t, r.ID).UniqueKey; got != want || r.Existing {
 			t.Errorf("%+v: %s, want %s", u, got, want)
 		}
 		if ids := db.listed(t, drover.Filter{UniqueKey: want}); len(ids) != 1 || ids[0] != r.ID {
 			t.Errorf("a filter by %s finds %v", want, ids)
 		}
 	}
-	r := db.unique(t, parcel{To: strings.Repeat("y", 300)}, drover.Unique{})
+	r := db.Unique(t, parcel{To: strings.Repeat("y", 300)}, drover.Unique{})
 	if got := value[string](t, db, `select unique_key from jobs where id = $1`, r.ID); !strings.HasPrefix(got, `"job" sha256 `) || len(got) != 13+64 {
 		t.Errorf("a long key is %s", got)
 	}
@@ -159,11 +145,11 @@ func TestReplaceWakes(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
 	u := drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}
-	db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour})
-	if !woken(t, db, func() { db.unique(t, parcel{N: 1}, u) }) {
+	db.Unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour})
+	if !woken(t, db, func() { db.Unique(t, parcel{N: 1}, u) }) {
 		t.Error("nobody is woken by a job that was moved to now")
 	}
-	db.unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Delay: time.Hour})
+	db.Unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Delay: time.Hour})
 	if !woken(t, db, func() {
 		if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 			_, err := db.client.EnqueueTx(t.Context(), tx, parcel{N: 2}, &drover.EnqueueOpts{Unique: &u})
@@ -180,7 +166,7 @@ func TestReplaceWakes(t *testing.T) {
 func TestUniqueTwiceInABatch(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	there := db.unique(t, parcel{N: 9}, drover.Unique{})
+	there := db.Unique(t, parcel{N: 9}, drover.Unique{})
 	replace := &drover.EnqueueOpts{Unique: &drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}}
 	for _, enqueue := range []func([]drover.EnqueueItem) ([]drover.Receipt, error){
 		func(items []drover.EnqueueItem) ([]drover.Receipt, error) {
@@ -266,20 +252,20 @@ func TestUniqueWithAnID(t *testing.T) {
 	db := newTestDB(t)
 	id := ulid.Make().String()
 	opts := drover.EnqueueOpts{ID: id}
-	if r := db.unique(t, parcel{N: 1}, drover.Unique{}, opts); r != (drover.Receipt{ID: id}) {
+	if r := db.Unique(t, parcel{N: 1}, drover.Unique{}, opts); r != (drover.Receipt{ID: id}) {
 		t.Fatalf("%+v", r)
 	}
 	if _, err := db.client.Cancel(t.Context(), id, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	next := db.unique(t, parcel{N: 1}, drover.Unique{})
-	for _, way := range db.ways(t) {
-		r, err := way.enqueue(t.Context(), parcel{N: 1}, &drover.EnqueueOpts{ID: id, Unique: &drover.Unique{}})
+	next := db.Unique(t, parcel{N: 1}, drover.Unique{})
+	for _, way := range db.Ways(t) {
+		r, err := way.Enqueue(t.Context(), parcel{N: 1}, &drover.EnqueueOpts{ID: id, Unique: &drover.Unique{}})
 		if err != nil || r != (drover.Receipt{ID: id, Existing: true}) || next.Existing {
-			t.Errorf("%s: %+v, %v", way.name, r, err)
+			t.Errorf("%s: %+v, %v", way.Name, r, err)
 		}
-		if _, err := way.enqueue(t.Context(), parcel{N: 2}, &drover.EnqueueOpts{ID: id, Unique: &drover.Unique{}}); !errors.Is(err, drover.ErrIDConflict) {
-			t.Errorf("%s: another job of that id: %v", way.name, err)
+		if _, err := way.Enqueue(t.Context(), parcel{N: 2}, &drover.EnqueueOpts{ID: id, Unique: &drover.Unique{}}); !errors.Is(err, drover.ErrIDConflict) {
+			t.Errorf("%s: another job of that id: %v", way.Name, err)
 		}
 	}
 }
@@ -289,18 +275,18 @@ func TestUniqueWithAnID(t *testing.T) {
 func TestUniqueAgainAfterAReplacement(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	for i, way := range db.ways(t) {
+	for i, way := range db.Ways(t) {
 		opts := &drover.EnqueueOpts{ID: ulid.Make().String(), Delay: time.Hour, Unique: &drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}}
-		if _, err := way.enqueue(t.Context(), parcel{N: i, To: "ann"}, opts); err != nil {
+		if _, err := way.Enqueue(t.Context(), parcel{N: i, To: "ann"}, opts); err != nil {
 			t.Fatal(err)
 		}
-		replaced := db.unique(t, parcel{N: i, To: "ada"}, *opts.Unique)
-		again, err := way.enqueue(t.Context(), parcel{N: i, To: "ann"}, opts)
+		replaced := db.Unique(t, parcel{N: i, To: "ada"}, *opts.Unique)
+		again, err := way.Enqueue(t.Context(), parcel{N: i, To: "ann"}, opts)
 		if err != nil || again != (drover.Receipt{ID: opts.ID, Existing: true}) || !replaced.Replaced {
-			t.Errorf("%s: %+v, %+v, %v", way.name, replaced, again, err)
+			t.Errorf("%s: %+v, %+v, %v", way.Name, replaced, again, err)
 		}
 		if to := value[string](t, db, `select args->>'to' from jobs where id = $1`, opts.ID); to != "ada" {
-			t.Errorf("%s: the repeated enqueue has changed the job to %s", way.name, to)
+			t.Errorf("%s: the repeated enqueue has changed the job to %s", way.Name, to)
 		}
 	}
 }
@@ -332,10 +318,10 @@ func TestUniqueBadInput(t *testing.T) {
 	} {
 		u := c.u
 		c.opts.Unique = &u
-		for _, way := range db.ways(t) {
-			_, err := way.enqueue(t.Context(), c.args, &c.opts)
+		for _, way := range db.Ways(t) {
+			_, err := way.Enqueue(t.Context(), c.args, &c.opts)
 			if !namesFields(err, c.field) && !namesFields(err, "items[0]."+c.field) {
-				t.Errorf("%s: %s: %v, want %s", name, way.name, err, c.field)
+				t.Errorf("%s: %s: %v, want %s", name, way.Name, err, c.field)
 			}
 		}
 	}
@@ -390,14 +376,14 @@ func TestUniqueFromAProducersRole(t *testing.T) {
 	db.exec(t, `grant usage on schema `+schema+` to `+role)
 	db.exec(t, `grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to `+role)
 	pool := db.samePool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
-	producer := &testDB{pool, newClientOn(t, pool, drover.Config{})}
-	first := producer.unique(t, parcel{N: 1}, drover.Unique{})
+	producer := dbOn(pool, harness.NewClient(t, pool, drover.Config{}))
+	first := producer.Unique(t, parcel{N: 1}, drover.Unique{})
 	receipts, err := producer.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{parcel{N: 1}, nil}, {parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}}}})
 	if err != nil || receipts[0].Existing || receipts[1] != (drover.Receipt{ID: first.ID, Existing: true}) {
 		t.Errorf("%+v, %v", receipts, err)
 	}
 	db.exec(t, `update jobs set state = 'completed', finalized_at = now(), unique_scope = 'period', unique_until = now() where id = $1`, first.ID)
-	if r := producer.unique(t, parcel{N: 1}, drover.Unique{}); r.Existing {
+	if r := producer.Unique(t, parcel{N: 1}, drover.Unique{}); r.Existing {
 		t.Errorf("%+v after the period", r)
 	}
 	if _, err := pool.Exec(t.Context(), `select drover_replace_waiting('x', '{}', 'k')`); pg.SQLState(err) != "42501" {
@@ -411,7 +397,7 @@ func TestManyProducersOfOneUniqueJob(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	ways := db.ways(t)
+	ways := db.Ways(t)
 	for round := range 10 {
 		var wg sync.WaitGroup
 		go_ := make(chan struct{})
@@ -428,9 +414,9 @@ func TestManyProducersOfOneUniqueJob(t *testing.T) {
 					db.rolledBackInPart(t, parcel{N: round, To: fmt.Sprint(i)}, opts)
 					return
 				}
-				r, err := ways[i%len(ways)].enqueue(t.Context(), parcel{N: round, To: fmt.Sprint(i)}, opts)
+				r, err := ways[i%len(ways)].Enqueue(t.Context(), parcel{N: round, To: fmt.Sprint(i)}, opts)
 				if err != nil {
-					t.Errorf("%s: %v", ways[i%len(ways)].name, err)
+					t.Errorf("%s: %v", ways[i%len(ways)].Name, err)
 				}
 				told[i] = r
 			})
@@ -495,7 +481,7 @@ func TestUniqueJobsThatComeAndGo(t *testing.T) {
 	db.exec(t, `create table seen (id text primary key)`)
 	db.exec(t, `create function seen() returns trigger language plpgsql as $$ begin insert into seen values (new.id); return null; end $$`)
 	db.exec(t, `create trigger seen after insert on jobs for each row execute function seen()`)
-	ways := db.ways(t)
+	ways := db.Ways(t)
 	var over atomic.Bool
 	var wg, others sync.WaitGroup
 	for _, verb := range []string{
@@ -513,7 +499,7 @@ func TestUniqueJobsThatComeAndGo(t *testing.T) {
 	}
 	others.Go(func() {
 		for !over.Load() {
-			ids := db.idsOf(t, `select id from jobs where state in ('cancelled') limit 5`)
+			ids := db.IDsOf(t, `select id from jobs where state in ('cancelled') limit 5`)
 			for _, id := range ids {
 				if err := db.client.RedriveJob(t.Context(), id, nil, drover.Audit{}); err != nil && !errors.Is(err, drover.ErrState) && !errors.Is(err, drover.ErrNotFound) {
 					t.Error(err)
@@ -527,7 +513,7 @@ func TestUniqueJobsThatComeAndGo(t *testing.T) {
 	for i := range 16 {
 		wg.Go(func() {
 			for n := range 60 {
-				r, err := ways[i%len(ways)].enqueue(t.Context(), parcel{N: n % 3}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
+				r, err := ways[i%len(ways)].Enqueue(t.Context(), parcel{N: n % 3}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 				if err != nil {
 					t.Error(err)
 				} else if !value[bool](t, db, `select exists (select from seen where id = $1)`, r.ID) {
@@ -551,13 +537,13 @@ func TestUniqueNextToAnOpenTransaction(t *testing.T) {
 		"an edit":      `update jobs set tags = '{x}' where args = '{"n": 1}'`,
 		"a deletion":   `delete from jobs where args = '{"n": 1}'`,
 	} {
-		there := db.unique(t, parcel{N: 1}, drover.Unique{})
-		end := db.hold(t, change)
-		for _, way := range db.ways(t) {
+		there := db.Unique(t, parcel{N: 1}, drover.Unique{})
+		end := db.Hold(t, change)
+		for _, way := range db.Ways(t) {
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-			r, err := way.enqueue(ctx, parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
+			r, err := way.Enqueue(ctx, parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 			if cancel(); err != nil || r != (drover.Receipt{ID: there.ID, Existing: true}) {
-				t.Errorf("%s: %s: %+v, %v", name, way.name, r, err)
+				t.Errorf("%s: %s: %+v, %v", name, way.Name, r, err)
 			}
 		}
 		tx, err := db.Begin(t.Context())
@@ -580,7 +566,7 @@ func TestUniqueNextToAnOpenTransaction(t *testing.T) {
 // transaction.
 func (db *testDB) waiting(t testing.TB) {
 	t.Helper()
-	db.soon(t, 20*time.Second, "nobody waits", `select exists (select from pg_locks l join pg_locks j using (pid) where not l.granted and j.relation = 'jobs'::regclass)`)
+	db.Soon(t, 20*time.Second, "nobody waits", `select exists (select from pg_locks l join pg_locks j using (pid) where not l.granted and j.relation = 'jobs'::regclass)`)
 }
 
 // A job that another transaction has stored and not yet committed: the second waits, and then finds
@@ -589,7 +575,7 @@ func TestUniqueWaitsForItsStorer(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	for i, way := range db.ways(t) {
+	for i, way := range db.Ways(t) {
 		for _, commits := range []bool{true, false} {
 			n := 10*i + map[bool]int{true: 1}[commits]
 			tx, err := db.Begin(t.Context())
@@ -604,7 +590,7 @@ func TestUniqueWaitsForItsStorer(t *testing.T) {
 			done := make(chan error)
 			go func() {
 				var err error
-				second, err = way.enqueue(t.Context(), parcel{N: n}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
+				second, err = way.Enqueue(t.Context(), parcel{N: n}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 				done <- err
 			}()
 			db.waiting(t)
@@ -617,7 +603,7 @@ func TestUniqueWaitsForItsStorer(t *testing.T) {
 				t.Fatal(err)
 			}
 			if commits && second != (drover.Receipt{ID: first.ID, Existing: true}) || !commits && (second.Existing || second.ID == first.ID) {
-				t.Errorf("%s: committed %v: %+v and %+v", way.name, commits, first, second)
+				t.Errorf("%s: committed %v: %+v and %+v", way.Name, commits, first, second)
 			}
 		}
 	}
@@ -737,7 +723,7 @@ func TestUniqueUnderRepeatableRead(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), `select from jobs limit 1`); err != nil {
 			t.Fatal(err)
 		}
-		db.unique(t, parcel{N: 1}, drover.Unique{})
+		db.Unique(t, parcel{N: 1}, drover.Unique{})
 		_, err = db.client.EnqueueTx(t.Context(), tx, parcel{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 		if pg.SQLState(err) != "40001" {
 			t.Errorf("%s: %v", level, err)
@@ -752,18 +738,18 @@ func TestUniqueAndTheApplicationsOwnRules(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `create unique index one_addressee on jobs ((args->>'to'))`)
-	db.unique(t, parcel{N: 1, To: "x"}, drover.Unique{})
-	for _, way := range db.ways(t) {
-		r, err := way.enqueue(t.Context(), parcel{N: 2, To: "x"}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
+	db.Unique(t, parcel{N: 1, To: "x"}, drover.Unique{})
+	for _, way := range db.Ways(t) {
+		r, err := way.Enqueue(t.Context(), parcel{N: 2, To: "x"}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
 		if pg.SQLState(err) != "23505" || r.Existing {
-			t.Errorf("%s: %+v, %v", way.name, r, err)
+			t.Errorf("%s: %+v, %v", way.Name, r, err)
 		}
 	}
 	db.exec(t, `create function drops() returns trigger language plpgsql as $$ begin return null; end $$`)
 	db.exec(t, `create trigger drops before insert on jobs for each row execute function drops()`)
-	for _, way := range db.ways(t) {
-		if r, err := way.enqueue(t.Context(), parcel{N: 3, To: "y"}, &drover.EnqueueOpts{Unique: &drover.Unique{}}); !errors.Is(err, drover.ErrNotStored) {
-			t.Errorf("%s: %+v, %v", way.name, r, err)
+	for _, way := range db.Ways(t) {
+		if r, err := way.Enqueue(t.Context(), parcel{N: 3, To: "y"}, &drover.EnqueueOpts{Unique: &drover.Unique{}}); !errors.Is(err, drover.ErrNotStored) {
+			t.Errorf("%s: %+v, %v", way.Name, r, err)
 		}
 	}
 	db.exec(t, `create or replace function drops() returns trigger language plpgsql as $$ begin new.id := drover_ulid(); return new; end $$`)
@@ -779,8 +765,8 @@ func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	opts := &drover.EnqueueOpts{Unique: &drover.Unique{Until: drover.UntilStarted}}
-	there := db.unique(t, parcel{N: 1}, *opts.Unique)
-	s := db.stopped(t, drover.SupervisorConfig{})
+	there := db.Unique(t, parcel{N: 1}, *opts.Unique)
+	s := db.Stopped(t, drover.SupervisorConfig{})
 	const doc = `{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FA", "kind": "job", "args": {"n": 1}, "uniqueness": {"until": "started"}}`
 	psql := func(sql string) func(pgx.Tx) (string, error) {
 		return func(tx pgx.Tx) (id string, err error) {
@@ -802,7 +788,7 @@ func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 			if id, err := enqueue(tx); err != nil || id != there.ID {
 				t.Fatalf("%s: %s, %v", way, id, err)
 			}
-			if runs := s.claim(t); len(runs) != 0 {
+			if runs := s.Claim(t); len(runs) != 0 {
 				t.Fatalf("%s: it started before the transaction that relies on it has committed", way)
 			}
 			return nil
@@ -812,7 +798,7 @@ func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 		}
 	}
 	// Enqueue commits immediately, so it does not wait for a transaction that has locked the job.
-	end := db.hold(t, `select from jobs where id = $1 for update`, there.ID)
+	end := db.Hold(t, `select from jobs where id = $1 for update`, there.ID)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	if r, err := db.client.Enqueue(ctx, parcel{N: 1}, opts); err != nil || r != (drover.Receipt{ID: there.ID, Existing: true}) {
@@ -820,7 +806,7 @@ func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 	}
 	end()
 	// A claim that is not committed yet.
-	end = db.hold(t, `update jobs set state = 'running', claimed_by = 's', claim_seq = 1, attempt = 1, attempted_at = now(), unique_until = null where id = (select id from jobs where id = $1 for update)`, there.ID)
+	end = db.Hold(t, `update jobs set state = 'running', claimed_by = 's', claim_seq = 1, attempt = 1, attempted_at = now(), unique_until = null where id = (select id from jobs where id = $1 for update)`, there.ID)
 	got := make(chan drover.Receipt)
 	go func() {
 		var r drover.Receipt
@@ -843,7 +829,7 @@ func TestUniqueUntilStartedWaitsForTheTransaction(t *testing.T) {
 func TestRedriveRacesWithAUniqueEnqueue(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	dead := db.unique(t, parcel{N: 1}, drover.Unique{})
+	dead := db.Unique(t, parcel{N: 1}, drover.Unique{})
 	if _, err := db.client.Discard(t.Context(), dead.ID, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
@@ -864,7 +850,7 @@ func TestRedriveRacesWithAUniqueEnqueue(t *testing.T) {
 	if err := <-done; !errors.Is(err, drover.ErrState) {
 		t.Errorf("RedriveJob = %v, want ErrState", err)
 	}
-	if db.get(t, dead.ID).State != drover.Discarded {
+	if db.Get(t, dead.ID).State != drover.Discarded {
 		t.Error("two jobs with one key")
 	}
 }
@@ -874,13 +860,13 @@ func TestUniqueAgainAfterTheReplyWasLost(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
 	db := newTestDBOn(t, pgtest.NewMigratedPool(t, w.edit), drover.Config{})
-	db.unique(t, parcel{N: 0}, drover.Unique{}) // the statements are cached
+	db.Unique(t, parcel{N: 0}, drover.Unique{}) // the statements are cached
 	for i := 1; i < 10; i++ {
 		w.loseReplyTo(func([]byte) bool { return true })
 		if _, err := db.client.Enqueue(t.Context(), parcel{N: i}, &drover.EnqueueOpts{Unique: &drover.Unique{}}); err == nil {
 			t.Fatal("the reply was not lost")
 		}
-		r := db.unique(t, parcel{N: i}, drover.Unique{})
+		r := db.Unique(t, parcel{N: i}, drover.Unique{})
 		if there := value[string](t, db, `select id from jobs where args = jsonb_build_object('n', $1::int)`, i); r != (drover.Receipt{ID: there, Existing: true}) {
 			t.Errorf("%+v, want %s", r, there)
 		}
@@ -903,7 +889,7 @@ func TestUniqueAgainAfterTheReplyWasLost(t *testing.T) {
 //	go test -run '^$' -bench UniqueRates -benchtime 9x .
 func BenchmarkUniqueRates(b *testing.B) {
 	pool := pgtest.NewMigratedPool(b, func(c *pgxpool.Config) { c.MaxConns = 4 })
-	db := &testDB{pool, newClientOn(b, pool, drover.Config{})}
+	db := dbOn(pool, harness.NewClient(b, pool, drover.Config{}))
 	variants := []struct {
 		name string
 		opts func() *drover.EnqueueOpts

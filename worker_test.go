@@ -17,14 +17,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 )
 
 // E-10: a handler gets these facts about its job.
 func TestTheHandlerSeesItsJob(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k", N: 7}, &drover.EnqueueOpts{
 		Queue: "q", Priority: 3, MaxAttempts: 4, Tags: []string{"a", "b"}, Metadata: map[string]any{"tenant": "x"},
 		Key: "customer 7",
@@ -44,7 +45,7 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 			return drover.Discard(errors.New("enough"))
 		}),
 	}})
-	heard.wait(t, id, "discarded")
+	heard.Wait(t, id, "discarded")
 	first := <-jobs
 	if first.ID != id || first.Queue != "q" || first.Kind != "k" || first.Priority != 3 || first.MaxAttempts != 4 {
 		t.Errorf("first run saw %+v", first)
@@ -81,8 +82,8 @@ func TestTheHandlerSeesItsJob(t *testing.T) {
 // R-9: how many runs a job has is decided by job, worker, queue and default, in this order, up as well as down.
 func TestWhoDecidesMaxAttempts(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	now := drover.Constant{Delay: time.Nanosecond}
 	fails := func(context.Context, *drover.Job) error { return errBoom }
 	cfg := drover.SupervisorConfig{
@@ -116,10 +117,10 @@ func TestWhoDecidesMaxAttempts(t *testing.T) {
 	}
 	db.run(t, cfg)
 	for i, c := range cases {
-		end := heard.wait(t, ids[i], "discarded")
-		if end.Attempt != c.want || end.MaxAttempts != c.want || heard.count(ids[i], "started") != c.want {
+		end := heard.Wait(t, ids[i], "discarded")
+		if end.Attempt != c.want || end.MaxAttempts != c.want || heard.Count(ids[i], "started") != c.want {
 			t.Errorf("%s, %+v: %d runs, event says attempt %d of %d; want %d",
-				c.kind, c.opts, heard.count(ids[i], "started"), end.Attempt, end.MaxAttempts, c.want)
+				c.kind, c.opts, heard.Count(ids[i], "started"), end.Attempt, end.MaxAttempts, c.want)
 		}
 		info, err := db.client.Job(t.Context(), ids[i])
 		if err != nil || info.MaxAttempts != c.want || info.DiscardReason != drover.ReasonAttemptsExhausted {
@@ -132,8 +133,8 @@ func TestWhoDecidesMaxAttempts(t *testing.T) {
 // redrive too. R-10: the first run has no delay.
 func TestWhoDecidesTheStrategy(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	ofJob, ofWorker, ofQueue := drover.Constant{Delay: 1111 * time.Microsecond}, drover.Constant{Delay: 2222 * time.Microsecond}, drover.Constant{Delay: 3333 * time.Microsecond}
 	named := func(d time.Duration) func(drover.FailedRun) (time.Duration, bool) {
 		return func(drover.FailedRun) (time.Duration, bool) { return d, true }
@@ -174,14 +175,14 @@ func TestWhoDecidesTheStrategy(t *testing.T) {
 	}
 	byDefault := db.enqueue(t, dyn{kind: "unset"}, nil)
 	db.run(t, cfg)
-	if e := heard.wait(t, byDefault, "failed"); e.Backoff < 15*time.Second || e.Backoff > 18750*time.Millisecond {
+	if e := heard.Wait(t, byDefault, "failed"); e.Backoff < 15*time.Second || e.Backoff > 18750*time.Millisecond {
 		t.Errorf("by default the backoff is %v", e.Backoff)
 	}
 	check := func(i int, failures int) {
 		t.Helper()
 		n := 0
-		for _, e := range heard.of(ids[i]) {
-			if e.name == "failed" {
+		for _, e := range heard.Of(ids[i]) {
+			if e.Name == "failed" {
 				if n++; e.Backoff != cases[i].want {
 					t.Errorf("%s, %+v: backoff %v, want %v", cases[i].kind, cases[i].opts, e.Backoff, cases[i].want)
 				}
@@ -192,14 +193,14 @@ func TestWhoDecidesTheStrategy(t *testing.T) {
 		}
 	}
 	for i := range cases {
-		heard.wait(t, ids[i], "discarded")
+		heard.Wait(t, ids[i], "discarded")
 		check(i, 3)
 		if err := db.client.RedriveJob(t.Context(), ids[i], nil, drover.Audit{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for i := range cases {
-		eventually(t, func() bool { return heard.count(ids[i], "discarded") == 2 })
+		eventually(t, func() bool { return heard.Count(ids[i], "discarded") == 2 })
 		check(i, 6)
 	}
 }
@@ -246,7 +247,7 @@ func TestTheStrategySurvivesARescue(t *testing.T) {
 			t.Fatal(err)
 		}
 		conn.Release()
-		row := db.endRow(t, id)
+		row := db.EndRow(t, id)
 		if info, err := db.client.Job(t.Context(), id); err != nil || info.MaxAttempts != c.maxAttempts {
 			t.Errorf("%s: %d attempts, want %d: %v", c.kind, info.MaxAttempts, c.maxAttempts, err)
 		}
@@ -269,14 +270,14 @@ func deadControl(t *testing.T, s *drover.Supervisor) {
 // R-8: a name that this process lacks is no reason to fail, but worth a line in the log.
 func TestAnUnknownStrategyFallsBackToTheWorkers(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
+	var heard harness.EventLog
 	var logged lockedBuffer
-	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []drover.Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Retry: drover.Custom{Name: "of another process"}})
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
 		dynWorker("k", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Hour}}, func(context.Context, *drover.Job) error { return errBoom }),
 	}})
-	if e := heard.end(t, id); e.name != "failed" || e.Backoff != time.Hour {
+	if e := heard.End(t, id); e.Name != "failed" || e.Backoff != time.Hour {
 		t.Errorf("event = %+v", e)
 	}
 	if log := string(logged.Bytes()); !strings.Contains(log, "of another process") || !strings.Contains(log, "job.id="+id) {
@@ -290,9 +291,9 @@ func TestAnUnknownStrategyFallsBackToTheWorkers(t *testing.T) {
 // R-7: a Custom gets all of these arguments, and a panic inside it leads to the default.
 func TestACustomStrategySeesTheFailure(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
+	var heard harness.EventLog
 	var logged lockedBuffer
-	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []drover.Hooks{heard.hooks()}})
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, nil)), Hooks: []drover.Hooks{heard.Hooks()}})
 	var mu sync.Mutex
 	var failures []drover.FailedRun
 	custom := drover.Custom{Func: func(f drover.FailedRun) (time.Duration, bool) {
@@ -311,7 +312,7 @@ func TestACustomStrategySeesTheFailure(t *testing.T) {
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
 		dynWorker("k", drover.WorkerOpts{Retry: custom}, func(_ context.Context, job *drover.Job) error { return fmt.Errorf("run %d: %w", job.Attempt, errBoom) }),
 	}})
-	eventually(t, func() bool { return heard.count(id, "failed") == 3 })
+	eventually(t, func() bool { return heard.Count(id, "failed") == 3 })
 	mu.Lock()
 	defer mu.Unlock()
 	for i, f := range failures {
@@ -322,7 +323,7 @@ func TestACustomStrategySeesTheFailure(t *testing.T) {
 	if len(failures) != 3 || failures[0].LastDelay != 0 || failures[1].LastDelay != 0 || failures[2].LastDelay != 4*time.Millisecond {
 		t.Errorf("failures = %+v", failures)
 	}
-	row := db.endRow(t, id)
+	row := db.EndRow(t, id)
 	if row.State != drover.Retryable || row.Delay < 59*time.Second || row.Delay > 76*time.Second { // Exponential{} after attempt 3
 		t.Errorf("row = %+v", row)
 	}
@@ -346,10 +347,10 @@ func (noKind) Kind() string     { return "" }
 // jsonb changes args as the documentation of Job and docs/sql.md say, and a handler gets them so.
 func TestArgsAsPostgresKeepsThem(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	ran := make(chan string, 1)
-	db.start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(_ context.Context, j *drover.Job, args kept) error {
+	db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(_ context.Context, j *drover.Job, args kept) error {
 		ran <- fmt.Sprintf("%s %+v", j.Args, args)
 		return nil
 	}, drover.WorkerOpts{})}})
@@ -362,13 +363,13 @@ func TestArgsAsPostgresKeepsThem(t *testing.T) {
 		{`'null'`, `null {N:0 To:}`},
 		{`null`, `{} {N:0 To:}`},
 	} {
-		end := heard.end(t, value[string](t, db, `select job_id from drover_enqueue('kept', `+c.args+`)`))
+		end := heard.End(t, value[string](t, db, `select job_id from drover_enqueue('kept', `+c.args+`)`))
 		switch {
 		case c.ran == "":
-			if end.name != "discarded" || end.Reason != drover.ReasonUndecodable {
+			if end.Name != "discarded" || end.Reason != drover.ReasonUndecodable {
 				t.Errorf("%s: %+v", c.args, end)
 			}
-		case end.name != "completed":
+		case end.Name != "completed":
 			t.Errorf("%s: %+v", c.args, end)
 		default:
 			if got := <-ran; got != c.ran {
@@ -392,14 +393,14 @@ func (kept) Kind() string { return "kept" }
 // Handlers may take a pointer.
 func TestPointerArgs(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	got := make(chan int, 1)
 	id := db.enqueue(t, &ptrArgs{7}, nil)
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
 		drover.Handle(func(_ context.Context, _ *drover.Job, args *ptrArgs) error { got <- args.N; return nil }, drover.WorkerOpts{}),
 	}})
-	if e := heard.end(t, id); e.name != "completed" || <-got != 7 {
+	if e := heard.End(t, id); e.Name != "completed" || <-got != 7 {
 		t.Errorf("event = %+v", e)
 	}
 }
@@ -475,8 +476,8 @@ func TestConfigurationMistakes(t *testing.T) {
 // R-12: the first case that knows an error decides, over the strategies and numbers of job, worker and queue.
 func TestErrorCases(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	errBusy, errGone := errors.New("busy"), errors.New("gone")
 	var errOdd error = longTypeName[map[fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]fiftyFiveBytesOfATypeNameThatIsLongForNoReasonAtAllButThis]{strings.Repeat("x", 5000)}
 	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
@@ -532,10 +533,10 @@ func TestErrorCases(t *testing.T) {
 		id := db.enqueue(t, dyn{kind: c.kind}, &c.job)
 		db.exec(t, `update jobs set attempt = $2, scheduled_at = clock_timestamp() where id = $1`, id, c.attempt)
 		db.exec(t, `select drover_wake('default')`)
-		if end := heard.end(t, id); end.MaxAttempts != cmp.Or(c.most, opts.MaxAttempts) {
-			t.Errorf("%s after %d: event %s says at most %d, want %d", c.kind, c.attempt, end.name, end.MaxAttempts, cmp.Or(c.most, opts.MaxAttempts))
+		if end := heard.End(t, id); end.MaxAttempts != cmp.Or(c.most, opts.MaxAttempts) {
+			t.Errorf("%s after %d: event %s says at most %d, want %d", c.kind, c.attempt, end.Name, end.MaxAttempts, cmp.Or(c.most, opts.MaxAttempts))
 		}
-		row := db.endRow(t, id)
+		row := db.EndRow(t, id)
 		reason := drover.Reason("")
 		if row.Reason != nil {
 			reason = *row.Reason
@@ -552,8 +553,8 @@ func TestErrorCases(t *testing.T) {
 // R-12: no end of attempts, but an end of time.
 func TestUnlimitedAttempts(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
 		dynWorker("k", drover.WorkerOpts{MaxAttempts: drover.Unlimited, Retry: drover.Constant{Delay: time.Hour}}, func(context.Context, *drover.Job) error { return errBoom }),
 	}})
@@ -565,7 +566,7 @@ func TestUnlimitedAttempts(t *testing.T) {
 		put(2_000_000_000, "30 min"):       drover.ReasonTimeBudget,
 		put(drover.Unlimited-1, "2 hours"): drover.ReasonAttemptsExhausted, // of what an int holds
 	} {
-		heard.end(t, id)
+		heard.End(t, id)
 		if got := value[drover.Reason](t, db, `select coalesce(discard_reason, '') from jobs where id = $1`, id); got != want {
 			t.Errorf("reason %q, want %q", got, want)
 		}

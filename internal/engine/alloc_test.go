@@ -9,6 +9,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -37,7 +38,7 @@ func TestAllocationsOfARun(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, now := engineOf(sup), time.Now()
+		e, now := harness.EngineOf(sup), time.Now()
 		e.Lease.Store(engine.NewLease(t.Context(), "01JAAAAAAAAAAAAAAAAAAAAAAA"))
 		e.Keeper.Kept(now)
 		q := e.QueueStates()[0]

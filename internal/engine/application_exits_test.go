@@ -16,6 +16,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // The application's code exits its goroutine, blocks, or returns an error that looks like one of ours.
@@ -28,7 +29,7 @@ func TestAHookThatExitsEndsNoHooks(t *testing.T) {
 	sup := db.launch(t, drover.SupervisorConfig{})
 	db.enqueueJobs(t, 3, nil)
 	eventually(t, func() bool { return heard.Load() == 3 })
-	sup.stop(t)
+	sup.Stop(t)
 }
 
 // exits is a log handler that exits at one message.
@@ -70,7 +71,7 @@ func TestASlowHookHoldsNoArgs(t *testing.T) {
 	db := newQuietDB(t).via(t, drover.Config{Hooks: []drover.Hooks{{Failed: func(context.Context, drover.Event) { <-release }}}})
 	sup := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Retry: drover.Every(time.Hour)}}, Workers: handling(func(context.Context, *drover.Job, int) error { return errBoom })})
 	t.Cleanup(func() { close(release) }) // before the supervisor stops, which waits for its hooks
-	waiting := engineOf(sup.Supervisor).Reporter.Waiting
+	waiting := harness.EngineOf(sup.Supervisor).Reporter.Waiting
 	for n := 0; len(waiting()) == 0; n++ { // the hook holds up the first ones
 		db.enqueueJobs(t, 1, nil)
 		db.waitFor(t, 30*time.Second, `select count(*) > $1 from jobs where state = 'retryable'`, n)
@@ -135,7 +136,7 @@ func TestATimeoutInATransactionIsNoDeafness(t *testing.T) {
 	}})
 	id := db.enqueueJobs(t, 1, nil)[0]
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs where state = 'retryable'`)
-	if j := db.get(t, id); j.Crashes != 0 || len(j.Errors) != 1 || !strings.HasPrefix(j.Errors[0].Error, drover.ErrNotCommitted.Error()) {
+	if j := db.Get(t, id); j.Crashes != 0 || len(j.Errors) != 1 || !strings.HasPrefix(j.Errors[0].Error, drover.ErrNotCommitted.Error()) {
 		t.Errorf("crashes %d, errors %+v", j.Crashes, j.Errors)
 	}
 }

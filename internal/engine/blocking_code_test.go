@@ -12,6 +12,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // An application's own code may do this to a supervisor that calls it: not return.
@@ -51,7 +52,7 @@ func TestABlockedLogKeepsNoHandlerAtWork(t *testing.T) {
 	db.enqueue(t, job{1}, nil)
 	receive(t, started)
 	log.on.Store(true)
-	free := db.hold(t, `select from drover_supervisors for no key update`) // its heartbeats fail, and it says so
+	free := db.Hold(t, `select from drover_supervisors for no key update`) // its heartbeats fail, and it says so
 	defer close(release)
 	defer free()
 	if why := receive(t, told); why != drover.ErrLeaseLost { //nolint:errorlint // the cause itself
@@ -79,11 +80,11 @@ func TestALogThatBlocksAtTheEndOfAnOutage(t *testing.T) {
 	receive(t, started)
 	var part engine.Trouble
 	for range 2 {
-		part.Failed(t.Context(), engineOf(sup.Supervisor).Shared, "claiming", errBoom)
+		part.Failed(t.Context(), harness.EngineOf(sup.Supervisor).Shared, "claiming", errBoom)
 	}
 	log.on.Store(true)
 	defer close(release)
-	part.Over(t.Context(), engineOf(sup.Supervisor).Shared)
+	part.Over(t.Context(), harness.EngineOf(sup.Supervisor).Shared)
 	if why := receive(t, told); why != drover.ErrLeaseLost { //nolint:errorlint // the cause itself
 		t.Errorf("the handler's context ended with %v", why)
 	}
@@ -95,9 +96,9 @@ func TestAStrategyThatExitsEndsNoLease(t *testing.T) {
 	db := newQuietDB(t)
 	db.held(t, "dead", 1)
 	db.exec(t, `update jobs set crashes = 1, deaths = 1`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	exits := drover.Custom{Func: func(drover.FailedRun) (time.Duration, bool) { runtime.Goexit(); return 0, false }}
-	s := db.stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{dynWorker("job", drover.WorkerOpts{Retry: exits}, func(context.Context, *drover.Job) error { return nil })}})
+	s := db.stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{harness.DynWorker("job", drover.WorkerOpts{Retry: exits}, func(context.Context, *drover.Job) error { return nil })}})
 	why, ended := "runtime.Goexit", make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -147,8 +148,8 @@ func TestAnErrorThatBlocksIsADeafHandler(t *testing.T) {
 			opts, err := f(release)
 			opts.Timeout = time.Second
 			sup := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, DrainTimeout: time.Second, Workers: []drover.Worker{
-				dynWorker("blocks", opts, func(context.Context, *drover.Job) error { return err }),
-				dynWorker("next", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { close(ran); return nil }),
+				harness.DynWorker("blocks", opts, func(context.Context, *drover.Job) error { return err }),
+				harness.DynWorker("next", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { close(ran); return nil }),
 			}})
 			bad := db.enqueue(t, dyn{kind: "blocks"}, nil)
 			db.enqueue(t, dyn{kind: "next"}, nil)
@@ -171,14 +172,14 @@ func TestAStopDoesNotWaitForAnErrorThatBlocks(t *testing.T) {
 	release, returned := make(chan struct{}), make(chan struct{})
 	defer close(release)
 	sup := db.launch(t, drover.SupervisorConfig{DrainTimeout: time.Second, Workers: []drover.Worker{
-		dynWorker("blocks", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { close(returned); return blocking{release} }),
+		harness.DynWorker("blocks", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { close(returned); return blocking{release} }),
 	}})
 	id := db.enqueue(t, dyn{kind: "blocks"}, nil)
 	receive(t, returned)
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		sup.stop(t)
+		sup.Stop(t)
 	}()
 	receive(t, stopped) // it would wait for ever
 	if got := value[string](t, db, `select state from jobs where id = $1`, id); got == "running" {
@@ -213,13 +214,13 @@ func TestAnErrorThatExitsCostsNoSlot(t *testing.T) {
 			db := newQuietDB(t)
 			ran := make(chan struct{})
 			db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, Workers: []drover.Worker{
-				dynWorker("bad", f.opts, func(ctx context.Context, j *drover.Job) error { return f.handle(ctx, db, j) }),
-				dynWorker("next", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { close(ran); return nil }),
+				harness.DynWorker("bad", f.opts, func(ctx context.Context, j *drover.Job) error { return f.handle(ctx, db, j) }),
+				harness.DynWorker("next", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { close(ran); return nil }),
 			}})
 			id := db.enqueue(t, dyn{kind: "bad"}, nil)
 			db.enqueue(t, dyn{kind: "next"}, nil)
 			receive(t, ran)
-			db.soon(t, 30*time.Second, "its outcome is lost", `select state = 'retryable' and scheduled_at > now() from jobs where id = $1`, id)
+			db.Soon(t, 30*time.Second, "its outcome is lost", `select state = 'retryable' and scheduled_at > now() from jobs where id = $1`, id)
 			if got := value[string](t, db, `select errors->-1->>'error' from jobs where id = $1`, id); got != f.says {
 				t.Errorf("its error: %q", got)
 			}

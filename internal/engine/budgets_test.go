@@ -17,6 +17,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -69,7 +70,7 @@ func (db *testDB) retries(t testing.TB, where string, args ...any) []time.Time {
 
 // failOnce is a worker of a kind whose jobs fail in their first run.
 func failOnce(kind string, retry drover.RetryStrategy, budget drover.RetryBudget) drover.Worker {
-	return dynWorker(kind, drover.WorkerOpts{Retry: retry, RetryBudget: budget}, func(_ context.Context, job *drover.Job) error {
+	return harness.DynWorker(kind, drover.WorkerOpts{Retry: retry, RetryBudget: budget}, func(_ context.Context, job *drover.Job) error {
 		if job.Failures == 0 {
 			return errBoom
 		}
@@ -200,8 +201,8 @@ func TestASpentBudgetDiscards(t *testing.T) {
 func TestWhoseBudgetAJobSpends(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	var heard eventLog
-	client := db.via(t, drover.Config{Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	client := db.via(t, drover.Config{Hooks: []drover.Hooks{heard.Hooks()}})
 	hour := drover.Constant{Delay: time.Hour}
 	client.run(t, drover.SupervisorConfig{
 		RetryBudget: drover.RetryBudget{Retries: 1, Per: 24 * time.Hour},
@@ -209,7 +210,7 @@ func TestWhoseBudgetAJobSpends(t *testing.T) {
 		Workers:     []drover.Worker{failOnce("x", hour, drover.RetryBudget{Retries: 3, Burst: 3, Per: 24 * time.Hour, Discard: true}), failOnce("y", hour, drover.RetryBudget{})},
 	})
 	for _, job := range []struct{ kind, queue string }{{"x", "a"}, {"x", "b"}, {"y", "a"}, {"y", "b"}, {"y", "b"}} {
-		heard.wait(t, client.enqueue(t, dyn{kind: job.kind}, &drover.EnqueueOpts{Queue: job.queue}), "failed")
+		heard.Wait(t, client.enqueue(t, dyn{kind: job.kind}, &drover.EnqueueOpts{Queue: job.queue}), "failed")
 	}
 	const spent = `select string_agg(format('%s %s', scope, n), ', ' order by scope) from (select scope, sum(bit_count(used)) as n from drover_budget_slots group by 1) s`
 	if got, want := value[string](t, db, spent), "all 2, kind:x 2, queue:a 1"; got != want {
@@ -327,7 +328,7 @@ func TestRescuesSpendABudget(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, crashes)
 		select 'job', 'running', 'dead', 1, 1, now(), n % 2 from generate_series(1, 20) n`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	s := db.stopped(t, drover.SupervisorConfig{RetryBudget: drover.RetryBudget{Retries: 4, Per: time.Hour, Discard: true}, Queues: []drover.Queue{{Retry: drover.Constant{}}}})
 	s.beat(t)
 	got := value[string](t, db, `select string_agg(format('%s %s after %s', n, s, crashes), ', ' order by crashes, s) from (
@@ -559,7 +560,7 @@ func TestReservationsAgainstAModel(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	conn, err := poolOf(db.client).Dial(t.Context())
+	conn, err := harness.PoolOf(db.client).Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -644,7 +645,7 @@ func TestReservationsAtOnce(t *testing.T) {
 	dues := map[string][]time.Time{}
 	for p := range uint64(8) {
 		processes.Go(func() {
-			conn, err := poolOf(db.client).Dial(t.Context())
+			conn, err := harness.PoolOf(db.client).Dial(t.Context())
 			if err != nil {
 				t.Error(err)
 				return

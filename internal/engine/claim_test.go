@@ -14,18 +14,9 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 )
-
-// after is a channel to wait on where time itself is the event.
-func after(t testing.TB, d time.Duration) {
-	t.Helper()
-	select {
-	case <-time.After(d):
-	case <-t.Context().Done():
-		t.Fatal(t.Context().Err())
-	}
-}
 
 // A claim passes on metadata in a short form if the job has nothing else. Each other column is passed on all the same.
 func TestClaimOfJobsWithMetadata(t *testing.T) {
@@ -42,7 +33,7 @@ func TestClaimOfJobsWithMetadata(t *testing.T) {
 	put("crashes", "1", func(_ *engine.Run, j *drover.Job) bool { return j.Crashes == 1 })
 	put("redrives", "3", func(_ *engine.Run, j *drover.Job) bool { return j.Redrives == 3 })
 	put("snoozes", "4", func(_ *engine.Run, j *drover.Job) bool { return j.Snoozes == 4 })
-	put("uncounted", "5", func(r *engine.Run, _ *drover.Job) bool { return *field[int](r.Task, "uncounted") == 5 })
+	put("uncounted", "5", func(r *engine.Run, _ *drover.Job) bool { return *harness.Field[int](r.Task, "uncounted") == 5 })
 	put("max_attempts", "6", func(_ *engine.Run, j *drover.Job) bool { return j.MaxAttempts == 6 })
 	put("tags", "'{x}'", func(_ *engine.Run, j *drover.Job) bool { return slices.Equal(j.Tags, []string{"x"}) })
 	put("concurrency_key", "'k'", func(_ *engine.Run, j *drover.Job) bool { return j.Key == "k" })
@@ -358,7 +349,7 @@ func TestClaimPassesLockedRows(t *testing.T) {
 	impatient := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "1s" })
 	s := impatient.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 10}}})
 	ids := db.enqueueJobs(t, 3, nil)
-	db.hold(t, `select from jobs where id = $1 for update`, ids[0])
+	db.Hold(t, `select from jobs where id = $1 for update`, ids[0])
 	if runs := s.claim(t); len(runs) != 2 || runs[0].ID != ids[1] || runs[1].ID != ids[2] {
 		t.Errorf("claimed %d jobs beside a locked one, want the other 2", len(runs))
 	}
@@ -646,18 +637,18 @@ func TestJobsThatCannotStartAreHandedBack(t *testing.T) {
 	receive(t, started)
 	receive(t, started)
 	// However slow the quick ones were: it claims ahead.
-	q := engineOf(sup.Supervisor).QueueStates()[0]
+	q := harness.EngineOf(sup.Supervisor).QueueStates()[0]
 	for range 50 {
 		for range 1000 {
 			q.Ran(time.Microsecond)
 		}
-		engineOf(sup.Supervisor).Claimer.Wake()
+		harness.EngineOf(sup.Supervisor).Claimer.Wake()
 		eventually(t, func() bool { return q.RanN.Load() == 0 })
 	}
 	db.exec(t, `insert into jobs (kind) select 'job' from generate_series(1, 20)`)
 	db.waitFor(t, time.Minute, `select count(*) = 20 from jobs where state = 'available' and attempt = 0 and claim_seq = 1`)
 	before := value[int](t, db, `select sum(claim_seq) from jobs`)
-	after(t, 2*engine.BufferPatience)
+	harness.After(t, 2*engine.BufferPatience)
 	if now := value[int](t, db, `select sum(claim_seq) from jobs`); now != before {
 		t.Errorf("claimed again and again: %d claims more", now-before)
 	}
@@ -734,7 +725,7 @@ func TestHuntGoesOnPageByPage(t *testing.T) {
 // takeTurn holds the turn of the queue "default" until it is ended.
 func (db *testDB) takeTurn(t testing.TB) (end func()) {
 	t.Helper()
-	return db.hold(t, store.SQLTakeTurn, []string{"default"}, time.Second)
+	return db.Hold(t, store.SQLTakeTurn, []string{"default"}, time.Second)
 }
 
 // Claims of a backlog wait for one another, and each sees the jobs that the previous claim has left.
@@ -782,7 +773,7 @@ func TestClaimDoesWithoutItsTurn(t *testing.T) {
 	s := counted.stopped(t, drover.SupervisorConfig{Lease: 12 * time.Second, Queues: []drover.Queue{{Concurrency: engine.MinTurn}}}) // of 6 s for a claim it waits 2
 	db.takeTurn(t)
 	for n, want := range []int{0, 1, 0} { // the queue is not known to be full; it is; another turn would not come either
-		sent.since()
+		sent.Since()
 		runs := s.claim(t)
 		if len(runs) != engine.MinTurn {
 			t.Fatalf("claim %d: %d jobs", n, len(runs))
@@ -790,14 +781,14 @@ func TestClaimDoesWithoutItsTurn(t *testing.T) {
 		for _, r := range runs {
 			r.Finish()
 		}
-		if calls, _ := sent.since(); calls[store.SQLTakeTurn] != want {
+		if calls, _ := sent.Since(); calls[store.SQLTakeTurn] != want {
 			t.Errorf("claim %d waited for %d turns, want %d", n, calls[store.SQLTakeTurn], want)
 		}
 	}
 	s.Claimer.OutOfTurn = s.Now()
-	sent.since()
+	sent.Since()
 	s.claim(t)
-	if calls, _ := sent.since(); calls[store.SQLTakeTurn] != 1 {
+	if calls, _ := sent.Since(); calls[store.SQLTakeTurn] != 1 {
 		t.Error("waits for no turn any more")
 	}
 }
@@ -909,7 +900,7 @@ func TestFewJobsWaitForNoTurn(t *testing.T) {
 			r.Finish()
 		}
 	}
-	if calls, _ := sent.since(); calls[store.SQLTakeTurn] != 0 || calls[store.SQLClaim] != 2 {
+	if calls, _ := sent.Since(); calls[store.SQLTakeTurn] != 0 || calls[store.SQLClaim] != 2 {
 		t.Errorf("%d claims waited for %d turns", calls[store.SQLClaim], calls[store.SQLTakeTurn])
 	}
 }
@@ -999,7 +990,7 @@ func TestSweepIsBounded(t *testing.T) {
 			s := db.stopped(t, drover.SupervisorConfig{Lease: test.lease})
 			s.sweep(t) // it is prepared: that too waits for the lock, until the beat's end
 			conn := s.Keeper.Link.Current()
-			db.hold(t, `lock table jobs`)
+			db.Hold(t, `lock table jobs`)
 			l := s.Lease.Load()
 			s.Keeper.SweepAt, s.Keeper.FloorsBy = time.Time{}, time.Time{}
 			reply := store.BeatReply{Alive: true, Clock: float64((s.Keeper.Sweeps + 1) * engine.SweepEvery), Peers: []store.Peer{{ID: l.ID}}}
@@ -1021,7 +1012,7 @@ func TestSweepIsBounded(t *testing.T) {
 func TestDelayedJobsAreLean(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s := db.stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
+	s := db.stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{harness.DynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{Delay: time.Millisecond})
 	db.exec(t, `select pg_sleep(0.01)`)
 	s.Claimer.Wake()

@@ -40,7 +40,7 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 		t.Errorf("claimed %d jobs that are not due by the server's clock", len(runs))
 	}
 
-	h := db.health(t)
+	h := db.Health(t)
 	f := findingOf(t, h, "clock")
 	if f.Level != health.LevelWarning || h.Clock.Waiting != 4 || h.Clock.Latest == nil || !strings.HasSuffix(f.What, "from now: 4") {
 		t.Fatalf("health: %+v, %+v", f, h.Clock)
@@ -54,7 +54,7 @@ func TestJobsThatWaitForTheClockAreNamed(t *testing.T) {
 	if runs := s.claim(t); len(runs) != 4 {
 		t.Errorf("after what health says to do %d jobs were claimed, want 4", len(runs))
 	}
-	if h := db.health(t); findingOf(t, h, "clock").Level != health.LevelOK || h.Clock != (health.Clock{}) {
+	if h := db.Health(t); findingOf(t, h, "clock").Level != health.LevelOK || h.Clock != (health.Clock{}) {
 		t.Errorf("health when no job waits: %+v, %+v", findingOf(t, h, "clock"), h.Clock)
 	}
 }
@@ -75,19 +75,9 @@ func TestJobsAreFoundAfterTheClockHasStepped(t *testing.T) {
 	if runs := append(s.claim(t), s.claim(t)...); len(runs) != 3 {
 		t.Errorf("with the clock where it was %d jobs were claimed, want the first 3", len(runs))
 	}
-	if h := db.health(t); findingOf(t, h, "clock").Level != health.LevelOK {
+	if h := db.Health(t); findingOf(t, h, "clock").Level != health.LevelOK {
 		t.Errorf("health: %+v", h.Clock)
 	}
-}
-
-// health is a look at the health.
-func (db *testDB) health(t testing.TB) *health.Report {
-	t.Helper()
-	h, err := health.Look(t.Context(), poolOf(db.client))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h
 }
 
 // findingOf is the only one of a name.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // A constraint of the application's that is checked at the commit refuses one job, and no error names its row. The
@@ -31,9 +32,9 @@ func TestADeferredConstraintHoldsUpNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	db.launch(t, drover.SupervisorConfig{Build: "b1", Lease: 6 * time.Second, Queues: []drover.Queue{{}, {Name: "other"}}, Workers: []drover.Worker{
-		dynWorker("job", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
+		harness.DynWorker("job", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 	}})
-	db.soon(t, time.Minute, "the others wait for the refused one", `select count(*) = 6 from jobs where state = 'completed'`)
+	db.Soon(t, time.Minute, "the others wait for the refused one", `select count(*) = 6 from jobs where state = 'completed'`)
 	db.waitFor(t, 30*time.Second, `select released = 2 and skipped = 1 from drover_redrives where id = $1`, r.ID)
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_set_aside where error like '%not this one%'`)
 	if n := value[int](t, db, `select count(*) from jobs where args ? 'bad' and state not in ('discarded', 'parked')`); n > 0 {

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -142,11 +143,11 @@ func TestIdleBesideAFarJob(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, scheduled_at, state) select 'job', d::timestamptz, 'scheduled' from unnest('{2318-12-31,2400-01-01,9999-12-31,294276-12-31,infinity}'::text[]) d`)
 	traced, counted := db.traced(t, drover.Config{})
 	traced.launch(t, drover.SupervisorConfig{})
-	db.asleep(t)
-	counted.since()
+	db.Asleep(t)
+	counted.Since()
 	began := time.Now()
-	after(t, 4*time.Second)
-	calls, _ := counted.since()
+	harness.After(t, 4*time.Second)
+	calls, _ := counted.Since()
 	// It was 40 a second; other tests' transactions make it look now and then.
 	if n, took := calls[store.SQLClaim], time.Since(began).Seconds(); float64(n) > 15*took {
 		t.Errorf("%d claims in %.1f s", n, took)

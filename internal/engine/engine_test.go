@@ -17,6 +17,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // P-5
@@ -36,9 +37,9 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 		}
 	})})
 	// As if runs had been quick so far: jobs wait in the buffer.
-	engineOf(sup.Supervisor).Claimer.Wake()
+	harness.EngineOf(sup.Supervisor).Claimer.Wake()
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
-	q := engineOf(sup.Supervisor).QueueStates()[0]
+	q := harness.EngineOf(sup.Supervisor).QueueStates()[0]
 	for range 1000 {
 		q.Ran(time.Millisecond)
 	}
@@ -46,10 +47,10 @@ func TestStopFinishesWhatRunsAndHandsBackTheRest(t *testing.T) {
 	receive(t, started)
 	receive(t, started)
 	eventually(t, func() bool { return claimed.Load() > 2 }) // they are handed back after a second, if the stop comes no sooner
-	sup.cancel()
+	sup.Cancel()
 	db.waitFor(t, 30*time.Second, `select count(*) = 8 from jobs where state = 'available' and attempt = 0 and errors_total = 0`)
 	close(release)
-	sup.stop(t)
+	sup.Stop(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 2 {
 		t.Errorf("%d of 2 running jobs were finished", n)
 	}
@@ -82,7 +83,7 @@ func TestStopCancelsHandlersAfterTheDrainTime(t *testing.T) {
 	for range 3 {
 		receive(t, started)
 	}
-	sup.stop(t)
+	sup.Stop(t)
 	if !value[bool](t, db, `select count(*) filter (where state = 'available' and attempt = 0 and errors_total = 0 and scheduled_at <= now()) = 2
 		and count(*) filter (where state = 'completed') = 1 from jobs`) {
 		t.Error(value[string](t, db, `select json_agg(j)::text from jobs j`))
@@ -104,13 +105,13 @@ func TestStopNowDoesNotWaitForTheDrainTime(t *testing.T) {
 	})})
 	db.enqueueJobs(t, 1, nil)
 	receive(t, started)
-	sup.cancel()
+	sup.Cancel()
 	sup.StopNow()
 	sup.StopNow()
-	if err := receive(t, sup.done); err != nil {
+	if err := receive(t, sup.Done); err != nil {
 		t.Error(err)
 	}
-	close(sup.done)
+	close(sup.Done)
 	if got := value[string](t, db, `select state || attempt from jobs`); got != "available0" {
 		t.Errorf("the job is %s", got)
 	}
@@ -132,7 +133,7 @@ func TestStopLeavesDeafHandlersBehind(t *testing.T) {
 	id := db.enqueueJobs(t, 1, nil)[0]
 	receive(t, started)
 	began := time.Now()
-	sup.stop(t)
+	sup.Stop(t)
 	if d := time.Since(began); d > engine.EndPart+5*time.Second {
 		t.Errorf("Run returned after %v", d)
 	}
@@ -160,7 +161,7 @@ func TestSupervisorRunsOnce(t *testing.T) {
 	if err := sup.Run(t.Context()); err == nil {
 		t.Error("a second Run while the first is running is no error")
 	}
-	sup.stop(t)
+	sup.Stop(t)
 	if err := sup.Run(t.Context()); err == nil {
 		t.Error("a second Run is no error")
 	}
@@ -175,7 +176,7 @@ func TestSupervisorRunsOnce(t *testing.T) {
 func TestStopBeforeTheStartIsNoError(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	sup, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+	sup, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +219,7 @@ func TestQueuesAddedAtStartAndStop(t *testing.T) {
 				t.Errorf("%d queues are registered, %d were added", got, len(added))
 			}
 		}
-		sup.stop(t) // would hang on a queue that nobody closes
+		sup.Stop(t) // would hang on a queue that nobody closes
 		adding.Wait()
 	}
 }
@@ -231,7 +232,7 @@ func TestSupervisorLeavesNothingBehind(t *testing.T) {
 	tagged := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = name })
 	db.enqueueJobs(t, 500, nil)
 	for range 3 {
-		sup, err := tagged.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 50}, {Name: "idle", Concurrency: 30}}, Workers: doingNothing()})
+		sup, err := tagged.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 50}, {Name: "idle", Concurrency: 30}}, Workers: harness.DoingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -283,7 +284,7 @@ func TestRoleDefaultsDoNotReachTheQueue(t *testing.T) {
 		t.Run(c.to, func(t *testing.T) {
 			t.Parallel()
 			plain := newQuietDB(t)
-			var book logbook
+			var book harness.Logbook
 			db := plain.via(t, drover.Config{Logger: slog.New(&book)}, func(config *pgxpool.Config) { config.ConnConfig.RuntimeParams[c.setting] = c.to })
 			for range 4 {
 				db.launch(t, drover.SupervisorConfig{PollInterval: 50 * time.Millisecond, Workers: handling(func(_ context.Context, j *drover.Job, n int) error {
@@ -297,7 +298,7 @@ func TestRoleDefaultsDoNotReachTheQueue(t *testing.T) {
 				db.enqueueJobs(t, 100, nil)
 			}
 			plain.waitFor(t, 30*time.Second, `select count(*) = 1000 from jobs where state = 'completed'`)
-			if messages := book.from(slog.LevelWarn); len(messages) > 0 {
+			if messages := book.From(slog.LevelWarn); len(messages) > 0 {
 				t.Errorf("%d warnings, the first: %s", len(messages), messages[0])
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // O-1: the events add up in a run with faults. Replies of settles are lost, and one of two supervisors loses its lease and
@@ -14,8 +15,8 @@ import (
 func TestEventsAddUpUnderFaults(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard eventLog
-	hooks := drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}}
+	var heard harness.EventLog
+	hooks := drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}}
 	db := newTestDBWith(t, hooks)
 	cut, wire := db.cutting(t, hooks)
 	work := func(ctx context.Context, job *drover.Job) error {
@@ -40,19 +41,19 @@ func TestEventsAddUpUnderFaults(t *testing.T) {
 	}
 	cfg := drover.SupervisorConfig{
 		Queues: []drover.Queue{{Concurrency: 8, Retry: drover.Every(time.Millisecond)}}, Lease: 2 * time.Second, PollInterval: 50 * time.Millisecond, DrainTimeout: time.Second,
-		Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, work)},
+		Workers: []drover.Worker{harness.DynWorker("k", drover.WorkerOpts{}, work)},
 	}
-	_, stop := db.start(t, cfg)
+	_, stop := db.Start(t, cfg)
 	thawed := make(chan struct{})
 	thaw := sync.OnceFunc(func() { wire.thaw(); close(thawed) })
 	cfg.Queues = append(cfg.Queues, drover.Queue{Name: "own"})
-	cfg.Workers = append(cfg.Workers, dynWorker("deaf", drover.WorkerOpts{}, func(_ context.Context, job *drover.Job) error {
+	cfg.Workers = append(cfg.Workers, harness.DynWorker("deaf", drover.WorkerOpts{}, func(_ context.Context, job *drover.Job) error {
 		if job.Crashes == 0 {
 			<-thawed
 		}
 		return nil
 	}))
-	_, stopCut := cut.start(t, cfg)
+	_, stopCut := cut.Start(t, cfg)
 	enqueue := func() {
 		var batch []drover.EnqueueItem
 		for range 500 {
@@ -69,7 +70,7 @@ func TestEventsAddUpUnderFaults(t *testing.T) {
 	}
 	enqueue()
 	deaf := db.enqueue(t, dyn{kind: "deaf"}, &drover.EnqueueOpts{Queue: "own"})
-	heard.wait(t, deaf, "started")
+	heard.Wait(t, deaf, "started")
 	wire.freeze()
 	defer thaw()
 	db.waitFor(t, time.Minute, `select errors_total > 0 from jobs where id = $1`, deaf) // it is rescued
@@ -78,14 +79,12 @@ func TestEventsAddUpUnderFaults(t *testing.T) {
 	stopCut()
 	stop()
 
-	heard.mu.Lock()
-	defer heard.mu.Unlock()
 	total := map[string]int{}
-	for _, e := range heard.events {
-		total[e.name]++
+	for _, e := range heard.All() {
+		total[e.Name]++
 	}
 	ended := 0
-	for _, name := range endEvents() {
+	for _, name := range harness.EndEvents() {
 		ended += total[name]
 	}
 	t.Logf("%v", total)

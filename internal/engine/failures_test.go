@@ -69,7 +69,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 		}
 	}
 	s.settle(t, batch...)
-	db.tend(t)
+	db.Tend(t)
 	groups, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{Kind: "job", Status: drover.FailureOpen})
 	if err != nil || len(groups) != 2 {
 		t.Fatalf("%+v, %v", groups, err)
@@ -99,7 +99,7 @@ func TestFailuresAreGrouped(t *testing.T) {
 	again := s.failedRun(ids[0], errors.New("disk full"))
 	again.Seq = 2
 	s.settle(t, again)
-	db.tend(t)
+	db.Tend(t)
 	if got := value[string](t, db, `select count || ' runs of ' || jobs from failures where sample = 'disk full'`); got != "101 runs of 100" {
 		t.Error(got)
 	}
@@ -123,13 +123,13 @@ func TestFailuresAreCountedExactlyByManyAtOnce(t *testing.T) {
 					batch = append(batch, s.failedRun(id, errors.New("cause "+strings.Repeat("x", i%4))))
 				}
 				s.settle(t, batch...)
-				db.tend(t)
+				db.Tend(t)
 			}
 		})
 	}
 	wg.Wait()
 	eventually(t, func() bool {
-		db.tend(t)
+		db.Tend(t)
 		return value[bool](t, db, `select not exists (select from drover_failure_tallies)`)
 	})
 	got := value[string](t, db, `select string_agg(count || '/' || jobs, ' ' order by fingerprint) from drover_failure_groups`)
@@ -146,7 +146,7 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 	s := db.stopped(t, drover.SupervisorConfig{})
 	boom := errors.New("boom")
 	s.failOnce(t, db, 1, boom)
-	db.tend(t)
+	db.Tend(t)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -163,15 +163,15 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id = any($1)`, ids); n != 3 {
 		t.Fatalf("%d of 3 settled", n)
 	}
-	db.tend(t) // leaves the work for the next time
-	if g := db.theGroup(t); g.Count != 1 {
+	db.Tend(t) // leaves the work for the next time
+	if g := db.TheGroup(t); g.Count != 1 {
 		t.Errorf("%d counted while the group was held", g.Count)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	db.tend(t)
-	if g := db.theGroup(t); g.Count != 5 || g.Jobs != 5 {
+	db.Tend(t)
+	if g := db.TheGroup(t); g.Count != 5 || g.Jobs != 5 {
 		t.Errorf("%d runs of %d jobs, want 5: %+v", g.Count, g.Jobs, g)
 	}
 }
@@ -183,25 +183,25 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	s := db.stopped(t, drover.SupervisorConfig{})
 	ctx, boom := t.Context(), errors.New("boom")
 	s.failOnce(t, db, 1, boom)
-	db.tend(t)
-	print := db.theGroup(t).Fingerprint
+	db.Tend(t)
+	print := db.TheGroup(t).Fingerprint
 	if err := db.client.SetFailureStatus(ctx, print, drover.FailureResolved, drover.Audit{By: "ann"}); err != nil {
 		t.Fatal(err)
 	}
-	if g := db.theGroup(t); g.Status != drover.FailureResolved || g.ResolvedAt == nil || !g.ResolvedAt.Equal(*g.UpdatedAt) || g.UpdatedBy != "ann" {
+	if g := db.TheGroup(t); g.Status != drover.FailureResolved || g.ResolvedAt == nil || !g.ResolvedAt.Equal(*g.UpdatedAt) || g.UpdatedBy != "ann" {
 		t.Errorf("%+v", g)
 	}
 	db.exec(t, `insert into drover_failure_tallies (fingerprint, at, kind, class, error_type, count, jobs, last_job) select fingerprint, resolved_at - interval '1 s', kind, class, error_type, 1, 1, last_job from drover_failure_groups`)
-	if back := db.tend(t); len(back) != 0 {
+	if back := db.Tend(t); len(back) != 0 {
 		t.Errorf("what failed before the group was resolved opened it: %+v", back)
 	}
 	s.failOnce(t, db, 2, boom)
-	back := db.tend(t)
+	back := db.Tend(t)
 	if len(back) != 1 || back[0].Fingerprint != print || back[0].Sample != "boom" {
 		t.Fatalf("told of %+v", back)
 	}
 	s.failOnce(t, db, 1, boom)
-	if back := db.tend(t); len(back) != 0 {
+	if back := db.Tend(t); len(back) != 0 {
 		t.Errorf("told again: %+v", back)
 	}
 	for filter, want := range map[drover.FailureFilter]int{{Regressed: true}: 1, {Regressed: true, Status: drover.FailureResolved}: 0} {
@@ -209,17 +209,17 @@ func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 			t.Errorf("%+v: %+v, %v", filter, groups, err)
 		}
 	}
-	if g := db.theGroup(t); g.Status != drover.FailureOpen || g.Regressions != 1 || g.RegressedAt == nil || g.ResolvedAt != nil || g.Count != 5 {
+	if g := db.TheGroup(t); g.Status != drover.FailureOpen || g.Regressions != 1 || g.RegressedAt == nil || g.ResolvedAt != nil || g.Count != 5 {
 		t.Errorf("%+v", g)
 	}
 	if err := db.client.SetFailureStatus(ctx, print, drover.FailureIgnored, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	s.failOnce(t, db, 1, boom)
-	if back := db.tend(t); len(back) != 0 {
+	if back := db.Tend(t); len(back) != 0 {
 		t.Errorf("an ignored group came back: %+v", back)
 	}
-	if g := db.theGroup(t); g.Status != drover.FailureIgnored || g.Count != 6 || g.Regressions != 1 {
+	if g := db.TheGroup(t); g.Status != drover.FailureIgnored || g.Count != 6 || g.Regressions != 1 {
 		t.Errorf("%+v", g)
 	}
 }
@@ -236,11 +236,11 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 		for value[bool](t, db, `select exists (select from jobs where claimed_by = 'dead')`) {
 			s.beat(t)
 		}
-		db.tend(t)
+		db.Tend(t)
 		return id
 	}
 	crash()
-	g := db.theGroup(t)
+	g := db.TheGroup(t)
 	if g.Class != "crash" || g.Count != 1 {
 		t.Fatalf("%+v", g)
 	}
@@ -248,7 +248,7 @@ func TestCrashesAreGroupedToo(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := crash()
-	if job := db.get(t, id); job.State != drover.Discarded || job.DiscardReason != drover.ReasonOperator || job.Crashes != 1 {
+	if job := db.Get(t, id); job.State != drover.Discarded || job.DiscardReason != drover.ReasonOperator || job.Crashes != 1 {
 		t.Errorf("%+v", job)
 	}
 	s.reportAll(t)
@@ -267,8 +267,8 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	old := db.stopped(t, drover.SupervisorConfig{Build: "A"})
 	old2 := db.via(t, drover.Config{Hooks: book.hooks()}).stopped(t, drover.SupervisorConfig{Build: "A"})
 	old.failOnce(t, db, 1, boom)
-	db.tend(t)
-	print := db.theGroup(t).Fingerprint
+	db.Tend(t)
+	print := db.TheGroup(t).Fingerprint
 
 	set := func(policy drover.FailurePolicy) {
 		t.Helper()
@@ -279,13 +279,13 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	set(drover.FailurePolicy{Action: drover.FailureDiscard})
 	dead := append(old.failOnce(t, db, 2, boom), old2.failOnce(t, db, 2, boom)...)
 	for _, id := range dead {
-		job := db.get(t, id)
+		job := db.Get(t, id)
 		if job.State != drover.Discarded || job.DiscardReason != drover.ReasonOperator || job.ErrorsTotal != 1 || job.Errors[0].DelayMS != 0 || job.FinalizedAt == nil {
 			t.Errorf("%+v", job)
 		}
 	}
 	other := old.failOnce(t, db, 1, errors.New("bang"))[0]
-	if state := db.get(t, other).State; state != drover.Retryable {
+	if state := db.Get(t, other).State; state != drover.Retryable {
 		t.Errorf("a job of another group is %s", state)
 	}
 
@@ -295,22 +295,22 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 		t.Fatalf("%d of 120 are parked", n)
 	}
 	final := old.failOnce(t, db, 1, drover.Discard(boom))[0]
-	if job := db.get(t, final); job.DiscardReason != drover.ReasonUnrecoverable {
+	if job := db.Get(t, final); job.DiscardReason != drover.ReasonUnrecoverable {
 		t.Errorf("a job that would not be retried: %+v", job)
 	}
-	db.tend(t)
+	db.Tend(t)
 	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Parked != 120 || g.Discarded != 5 || g.Policy != (drover.FailurePolicy{Action: drover.FailurePark, Build: "A"}) || g.UpdatedBy != "ann" {
 		t.Errorf("%+v, %v", g, err)
 	}
 
 	same := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{Build: "A"})
-	db.tend(t)
+	db.Tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'parked'`); n != 120 {
 		t.Fatalf("a supervisor of the same build left %d parked", n)
 	}
 	newer := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{Build: "0-anything"})
 	late := same.failOnce(t, db, 1, boom)[0] // by the old build, before anybody has seen to the policy
-	db.tend(t)
+	db.Tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and parked_build is null and attempt = 1 and id = any($1)`, append(parked, late)); n != 121 {
 		t.Errorf("%d of 121 were released", n)
 	}
@@ -320,7 +320,7 @@ func TestPolicyOfAFailureGroup(t *testing.T) {
 	if g, err := db.client.FailureGroup(ctx, print); err != nil || g.Policy != (drover.FailurePolicy{}) {
 		t.Errorf("%+v, %v", g, err)
 	}
-	if state := db.get(t, newer.failOnce(t, db, 1, boom)[0]).State; state != drover.Retryable {
+	if state := db.Get(t, newer.failOnce(t, db, 1, boom)[0]).State; state != drover.Retryable {
 		t.Errorf("after the policy a job is %s", state)
 	}
 
@@ -347,8 +347,8 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 	s := db.stopped(t, drover.SupervisorConfig{Build: "A"})
 	boom := errors.New("boom")
 	s.failOnce(t, db, 1, boom)
-	db.tend(t)
-	print := db.theGroup(t).Fingerprint
+	db.Tend(t)
+	print := db.TheGroup(t).Fingerprint
 	if err := db.client.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{Action: drover.FailurePark}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
@@ -362,15 +362,15 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 	if err := db.client.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	db.tend(t)
-	db.tend(t) // has a few more slots at most: 1,000 jobs ahead
+	db.Tend(t)
+	db.Tend(t) // has a few more slots at most: 1,000 jobs ahead
 	left := value[int](t, db, `select count(*) from jobs where state = 'parked'`)
 	if left == 0 || left > 199 {
 		t.Errorf("%d are left for the next beats", left)
 	}
 	db.exec(t, `update drover_builds set slots_to = slots_to - interval '10 s'`) // as if it had passed
 	db.exec(t, `update jobs set scheduled_at = scheduled_at - interval '10 s' where state = 'retryable'`)
-	db.tend(t)
+	db.Tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'parked'`); n != 0 {
 		t.Errorf("%d are parked still", n)
 	}
@@ -378,7 +378,7 @@ func TestLiftedPolicyReleasesWhatItParked(t *testing.T) {
 		and id in (select id from jobs order by id desc limit 1199) group by floor(extract(epoch from scheduled_at))) x`); most > 51 {
 		t.Errorf("%d are due in one second", most)
 	}
-	if got := db.get(t, cancelled).State; got != drover.Cancelled {
+	if got := db.Get(t, cancelled).State; got != drover.Cancelled {
 		t.Errorf("a cancelled one is %s", got)
 	}
 }
@@ -398,8 +398,8 @@ func TestFailureThatCannotBeRecordedIsSettled(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and errors_total = 1`); n != 20 {
 		t.Errorf("%d of 20 are settled", n)
 	}
-	db.tend(t)
-	if g := db.theGroup(t); g.Count != 19 || g.Sample != "fine" {
+	db.Tend(t)
+	if g := db.TheGroup(t); g.Count != 19 || g.Sample != "fine" {
 		t.Errorf("%+v", g)
 	}
 }
@@ -412,8 +412,8 @@ func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 	boom := errors.New("boom")
 	s := db.stopped(t, drover.SupervisorConfig{})
 	s.failOnce(t, db, 1, boom)
-	db.tend(t)
-	if err := db.client.SetFailurePolicy(t.Context(), db.theGroup(t).Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{}); err != nil {
+	db.Tend(t)
+	if err := db.client.SetFailurePolicy(t.Context(), db.TheGroup(t).Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	db.exec(t, `update jobs set scheduled_at = 'infinity', state = 'parked'`)
@@ -422,7 +422,7 @@ func TestPolicyHoldsInAHandlersTransaction(t *testing.T) {
 	})})
 	id := db.enqueueJobs(t, 1, nil)[0]
 	eventually(t, func() bool { return book.count(engine.EventDiscarded, id) == 1 })
-	if job := db.get(t, id); job.State != drover.Discarded || job.DiscardReason != drover.ReasonOperator || book.count(engine.EventFailed, id) != 0 {
+	if job := db.Get(t, id); job.State != drover.Discarded || job.DiscardReason != drover.ReasonOperator || book.count(engine.EventFailed, id) != 0 {
 		t.Errorf("%+v", job)
 	}
 }
@@ -433,25 +433,25 @@ func TestPolicyIsLiftedBesideARefusedAndALockedJob(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, drover.SupervisorConfig{Build: "A"})
 	s.failOnce(t, db, 1, errors.New("boom"))
-	db.tend(t)
-	print := db.theGroup(t).Fingerprint
+	db.Tend(t)
+	print := db.TheGroup(t).Fingerprint
 	if err := db.client.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{Action: drover.FailurePark}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	ids := s.failOnce(t, db, 200, errors.New("boom"))
-	db.refuse(t, `old.id = '`+ids[7]+`'`)
-	unlock := db.hold(t, `select from jobs where id = $1 for update`, ids[9])
+	db.Refuse(t, `old.id = '`+ids[7]+`'`)
+	unlock := db.Hold(t, `select from jobs where id = $1 for update`, ids[9])
 	if err := db.client.SetFailurePolicy(t.Context(), print, drover.FailurePolicy{}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	db.tend(t)
+	db.Tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id = any($1)`, ids); n != 198 {
 		t.Errorf("%d of 198 came back", n)
 	}
 	unlock()
 	db.exec(t, `drop trigger no on jobs`)
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	db.tend(t)
+	db.Tend(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and id = any($1)`, ids); n != 200 {
 		t.Errorf("%d of 200 came back", n)
 	}
@@ -466,8 +466,8 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 	first := db.launch(t, cfg)
 	ids := db.enqueueJobs(t, 3, nil)
 	eventually(t, func() bool { return book.count(engine.EventDiscarded, "") == 3 })
-	first.stop(t)
-	g := db.theGroup(t)
+	first.Stop(t)
+	g := db.TheGroup(t)
 	if g.Count != 3 || g.Jobs != 3 || g.Discarded != 3 {
 		t.Errorf("after a stop: %+v", g)
 	}
@@ -479,7 +479,7 @@ func TestARegressionReachesTheHooks(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return book.count(engine.EventFailureReopened, ids[0]) == 1 })
-	if g := db.theGroup(t); g.Status != drover.FailureOpen || g.Count != 4 || g.Jobs != 3 {
+	if g := db.TheGroup(t); g.Status != drover.FailureOpen || g.Count != 4 || g.Jobs != 3 {
 		t.Errorf("%+v", g)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // The cost of a job, in counts: they are the same on a busy machine. wal_test.go counts bytes of WAL and the share of HOT
@@ -38,7 +39,7 @@ func TestAllocationsOfAJob(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	fill()
-	engineOf(sup.Supervisor).Claimer.Wake()
+	harness.EngineOf(sup.Supervisor).Claimer.Wake()
 	eventually(t, empty)
 	runtime.ReadMemStats(&after)
 	perJob := float64(after.Mallocs-before.Mallocs) / jobs
@@ -50,7 +51,7 @@ func TestAllocationsOfAJob(t *testing.T) {
 
 // trips counts round trips and the statements in them, except statements that only frame transactions.
 type trips struct {
-	*statements
+	*harness.Statements
 	n atomic.Int64
 }
 
@@ -66,12 +67,12 @@ func TestStatementsUnderLoad(t *testing.T) {
 	db := newQuietDB(t)
 	const jobs = 20_000
 	db.exec(t, `insert into jobs (id, kind, args) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', jsonb_build_object('n', n) from generate_series(1, $1) n`, jobs)
-	counted := trips{statements: newStatements()}
+	counted := trips{Statements: harness.NewStatements()}
 	traced := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &counted })
 	traced.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 200}}})
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
 	perThousand := func(n int64) float64 { return float64(n) * 1000 / jobs }
-	calls, _ := counted.since()
+	calls, _ := counted.Since()
 	sent := 0
 	for _, n := range calls {
 		sent += n
@@ -92,7 +93,7 @@ func (p *planner) claimCost(t testing.TB, s *still, floors bool) (buffers int) {
 		clear(st.args[10].([]string))
 	}
 	for range 2 { // the second has behind it what is read once
-		buffers = buffersIn(t, p.explain(t, st, "analyze, buffers, timing off"))
+		buffers = harness.BuffersIn(t, p.explain(t, st, "analyze, buffers, timing off"))
 	}
 	return buffers
 }
@@ -130,7 +131,7 @@ func TestCostOfAClaim(t *testing.T) {
 		select 'u' || lpad(n::text, 25, '0'), 'unknown', 1 + n % 9, now() - interval '1 min' - n * interval '1 ms' from generate_series(1, $1) n`, n)
 	check("beside rows of an unknown kind", 2)
 
-	db.hold(t, snapshot)
+	db.Hold(t, snapshot)
 	db.exec(t, `delete from jobs where kind = 'unknown'`)
 	check("beside dead rows", 1.3)
 	if cost := p.claimCost(t, full, false); cost < n/10 {
@@ -168,10 +169,10 @@ func TestCostOfAHeartbeat(t *testing.T) {
 		for range 2 {
 			p.explain(t, beat, "analyze, buffers, timing off")
 		}
-		return buffersIn(t, p.explain(t, beat, "analyze, buffers, timing off"))
+		return harness.BuffersIn(t, p.explain(t, beat, "analyze, buffers, timing off"))
 	}
 	bare := cost("force_custom_plan")
-	db.hold(t, snapshot)
+	db.Hold(t, snapshot)
 	db.exec(t, `insert into jobs (id, kind) select 'f' || lpad(n::text, 25, '0'), 'job' from generate_series(1, 20000) n`)
 	db.exec(t, `update jobs set state = 'running', claimed_by = 'x', attempt = 1, claim_seq = 1`)
 	db.exec(t, `update jobs set state = 'completed', claimed_by = null, finalized_at = now()`)

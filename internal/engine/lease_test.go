@@ -11,25 +11,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
-	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
 )
-
-// dead puts a lost supervisor into the tables whose jobs are all in flight.
-func (db *testDB) dead(t testing.TB, id string) {
-	t.Helper()
-	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, lost_at)
-		values ($1, 1000, '{default}', '{"default": 10}', (select coalesce(array_agg(id), '{}') from jobs where claimed_by = $1), now())`, id)
-}
 
 // P-1, P-2, P-3, R-8, R-13: the end of a job whose process died while it ran alone.
 func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
@@ -56,7 +48,7 @@ func TestRescueDecidesByCrashesAndLimits(t *testing.T) {
 		owner := fmt.Sprintf("dead%d", i)
 		ids[i] = value[string](t, db, fmt.Sprintf(`insert into jobs (kind, state, claimed_by, %s) values ('elsewhere', 'running', '%s', %s) returning id`, c.columns, owner, c.values))
 		db.exec(t, `update jobs set attempted_at = now() where attempted_at is null`)
-		db.dead(t, owner)
+		db.Dead(t, owner)
 		db.exec(t, `update drover_supervisors set beat_at = now() - $2 * interval '1 min' where id = $1`, owner, i) // one after the other
 	}
 	s := db.stopped(t, drover.SupervisorConfig{}) // it does not know the kind
@@ -106,7 +98,7 @@ func TestDeathIsEvidenceAgainstTheStrongestSuspects(t *testing.T) {
 				ids = append(ids, value[string](t, db, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at, crashes)
 					values ('job', 'running', 'dead', 1, 1, now(), $1) returning id`, n))
 			}
-			db.dead(t, "dead")
+			db.Dead(t, "dead")
 			for sql := range strings.SplitSeq(c.supervisor, ";") {
 				db.exec(t, sql)
 			}
@@ -135,7 +127,7 @@ func TestQuarantineExplainsDeaths(t *testing.T) {
 	db.exec(t, `update jobs set state = 'running', claimed_by = 'dead', claim_seq = 3, attempt = 3, crashes = 2, deaths = 2, attempted_at = now(), errors_total = 2,
 		errors = '[{"class": "crash", "supervisor": "old1", "duration_ms": 10}, {"class": "crash", "supervisor": "old2", "duration_ms": 10},
 			{"class": "crash", "supervisor": "old3", "duration_ms": 10, "spared": "the process was being stopped"}]'`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	s := db.stopped(t, drover.SupervisorConfig{})
 	s.beat(t)
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' from jobs`) {
@@ -167,7 +159,7 @@ func TestDeathThatWasNoneIsTakenBack(t *testing.T) {
 			values ('job', 'running', 'dead', 3, 3, now(), 2`+values+`) returning id`)
 	}
 	convicted := insert("", "")
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	s := db.stopped(t, drover.SupervisorConfig{})
 	s.beat(t)
 	if !value[bool](t, db, `select state = 'discarded' and discard_reason = 'crashed' from jobs where id = $1`, convicted) {
@@ -487,16 +479,16 @@ func TestDeafRunsConvict(t *testing.T) {
 			drover.Handle(func(context.Context, *drover.Job, job) error { <-end; return nil }, drover.WorkerOpts{Timeout: time.Millisecond, Retry: drover.Constant{Delay: time.Hour}}),
 		}})
 		db.waitFor(t, 30*time.Second, `select crashes = 3 and deaths = 3 from jobs where id = $1`, id)
-		row := db.endRow(t, id)
+		row := db.EndRow(t, id)
 		if row.State != want || row.State == drover.Discarded && *row.Reason != drover.ReasonCrashed {
 			t.Errorf("after %d: %+v", after, row)
 		}
-		sup.stop(t)
+		sup.Stop(t)
 		if n := book.count(engine.EventQuarantined, id); (n == 1) != (want == drover.Discarded) {
 			t.Errorf("after %d: %d quarantined", after, n)
 		}
 	}
-	if _, err := newQuietDB(t).client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing(), QuarantineAfter: 2}); err == nil {
+	if _, err := newQuietDB(t).client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing(), QuarantineAfter: 2}); err == nil {
 		t.Error("two crashes may be the work of others, and were allowed to convict")
 	}
 }
@@ -506,7 +498,7 @@ func TestTwoRescuersRescueEachJobOnce(t *testing.T) {
 	var book diary
 	db := newQuietDB(t).via(t, drover.Config{Hooks: book.hooks()})
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) select 'job', 'running', 'dead', 1, 1, now() from generate_series(1, 1500)`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	var rescuers sync.WaitGroup
 	for range 3 {
 		s := db.stopped(t, drover.SupervisorConfig{})
@@ -864,7 +856,7 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 		"and fenced":    `update drover_supervisors set epoch = epoch + 1 where id = $1`,
 	} {
 		db.exec(t, sql, l.ID)
-		reply, err := store.Session{Conn: dialed(t, db)}.Beat(t.Context(), l.ID, 1, nil, false, []string{"default"}, s.Kinds, nil)
+		reply, err := store.Session{Conn: db.Dialed(t)}.Beat(t.Context(), l.ID, 1, nil, false, []string{"default"}, s.Kinds, nil)
 		if err != nil || reply.Alive {
 			t.Errorf("%s: the beat tells alive %v, %v", what, reply.Alive, err)
 		}
@@ -876,17 +868,6 @@ func TestABeatOfTheDeadIsRefused(t *testing.T) {
 	if !errors.Is(context.Cause(l.Ctx), drover.ErrLeaseLost) || s.Lease.Load().ID == l.ID {
 		t.Errorf("its handlers were told %v, its id is still the lost one: %v", context.Cause(l.Ctx), s.Lease.Load().ID == l.ID)
 	}
-}
-
-// dialed returns a connection that only the test uses.
-func dialed(t testing.TB, db *testDB) *pgx.Conn {
-	t.Helper()
-	conn, err := poolOf(db.client).Dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { pg.CloseConn(context.Background(), conn) })
-	return conn
 }
 
 // A claim under way holds back the supervisor that takes the lease, and is refused afterwards; heartbeats pass.
@@ -1011,7 +992,7 @@ func TestStalledDatabaseCausesNoRescue(t *testing.T) {
 		t.Fatal(err)
 	}
 	locked := time.Now()
-	after(t, lease*5/2)
+	harness.After(t, lease*5/2)
 	block.Store(false)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
@@ -1119,7 +1100,7 @@ func TestTerminatedConnectionsAreReplaced(t *testing.T) {
 		db.exec(t, `select pg_terminate_backend(pid)`+ours, name)
 		works()
 	}
-	db.asleep(t)
+	db.Asleep(t)
 	works() // LISTEN is back, or the poll finds them
 	db.waitFor(t, 30*time.Second, `select count(*) <= 4`+ours, name)
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 and bool_and(lost_at is null) from drover_supervisors`)
@@ -1151,7 +1132,7 @@ func TestServerKilledUnderLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db := &testDB{pool, client}
+	db := dbOn(pool, client)
 	db.audit(t)
 	const lease = 6 * time.Second // one looks for the server up to two seconds later than the other, and is not dead
 	for range 2 {
@@ -1175,7 +1156,7 @@ func TestServerKilledUnderLoad(t *testing.T) {
 		if err := server.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		after(t, down)
+		harness.After(t, down)
 		if err := server.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -1199,7 +1180,7 @@ func TestServerKilledUnderLoad(t *testing.T) {
 func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var book logbook
+	var book harness.Logbook
 	plain := newQuietDB(t)
 	db := plain.via(t, drover.Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["application_name"] = "stop " + c.ConnConfig.RuntimeParams["search_path"]
@@ -1223,7 +1204,7 @@ func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 	}
 	close(release)
 	stopped := make(chan struct{})
-	go func() { sup.stop(t); close(stopped) }()
+	go func() { sup.Stop(t); close(stopped) }()
 	select {
 	case <-stopped:
 	case <-time.After(engine.EndPart + 10*time.Second):
@@ -1232,8 +1213,8 @@ func TestStopWithoutADatabaseEndsInTimeAndLosesNothing(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(strings.Join(book.from(slog.LevelError), "\n"), "outcomes could not be recorded") {
-		t.Errorf("nobody is told: %v", book.from(slog.LevelInfo))
+	if !strings.Contains(strings.Join(book.From(slog.LevelError), "\n"), "outcomes could not be recorded") {
+		t.Errorf("nobody is told: %v", book.From(slog.LevelInfo))
 	}
 	if !value[bool](t, plain, `select state = 'running' and exists (select from drover_supervisors where id = claimed_by) from jobs where id = $1`, id) {
 		t.Error("no rescuer would know what had started")

@@ -17,6 +17,7 @@ import (
 	"github.com/drover-queue/drover/internal/blame"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -103,9 +104,9 @@ func (w *scene) start(slots, kinds int) *proc {
 	}
 	cfg := drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: slots}, {Name: "other", Concurrency: slots}}}
 	for _, kind := range []string{"job", "later"}[:kinds] {
-		cfg.Workers = append(cfg.Workers, dynWorker(kind, drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }))
+		cfg.Workers = append(cfg.Workers, harness.DynWorker(kind, drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }))
 	}
-	p := &proc{still: (&testDB{w.Pool, client}).stopped(w.tb, cfg), slots: slots, kinds: kinds}
+	p := &proc{still: dbOn(w.Pool, client).stopped(w.tb, cfg), slots: slots, kinds: kinds}
 	p.Now = func() time.Time { return time.Now().Add(p.ahead) }
 	return p
 }
@@ -504,7 +505,7 @@ func (w *scene) pause(r *rapid.T) bool {
 	if slices.Contains(p.QueueNames(), "other") {
 		err = p.RemoveQueue(r.Context(), "other")
 	} else {
-		err = p.sup.AddQueue(r.Context(), drover.Queue{Name: "other", Concurrency: p.slots})
+		err = p.Sup.AddQueue(r.Context(), drover.Queue{Name: "other", Concurrency: p.slots})
 	}
 	if err != nil {
 		r.Fatal(err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // Buffered jobs are handed back with their attempt.
@@ -205,7 +206,7 @@ func TestAResumedKindIsFoundBehindTheFloors(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	idle := func(context.Context, *drover.Job) error { return nil }
-	s := db.stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{dynWorker("x", drover.WorkerOpts{}, idle), dynWorker("y", drover.WorkerOpts{}, idle)}})
+	s := db.stopped(t, drover.SupervisorConfig{Workers: []drover.Worker{harness.DynWorker("x", drover.WorkerOpts{}, idle), harness.DynWorker("y", drover.WorkerOpts{}, idle)}})
 	db.exec(t, `insert into jobs (kind, scheduled_at) select k, now() - interval '1 min' from unnest(array['x', 'y']) k`)
 	db.pause(t, drover.KindScope("x"))
 	s.limits(t)

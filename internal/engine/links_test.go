@@ -17,6 +17,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
@@ -40,7 +41,7 @@ func primaryAndStandby(t *testing.T) (db *testDB, primary, standby string) {
 	if err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	db = &testDB{pool, newClientOn(t, pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})}
+	db = dbOn(pool, harness.NewClient(t, pool, drover.Config{Logger: slog.New(slog.DiscardHandler)}))
 	follower, err := server.Standby(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +78,7 @@ func TestANameThatPointedAtAStandby(t *testing.T) {
 	var address atomic.Pointer[string]
 	var dials atomic.Int64 // how many connections to the standby were made
 	address.Store(&primary)
-	var book logbook
+	var book harness.Logbook
 	moving := db.named(t, drover.Config{Logger: slog.New(&book)}, &address, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["application_name"] = name
 		c.MaxConns = 1
@@ -91,7 +92,7 @@ func TestANameThatPointedAtAStandby(t *testing.T) {
 	moving.launch(t, drover.SupervisorConfig{Lease: 5 * time.Second, PollInterval: 500 * time.Millisecond})
 	done := func(n int) {
 		t.Helper()
-		db.soon(t, time.Minute, "a job waits for a connection that leads to a standby", `select count(*) = $1 from jobs where state = 'completed'`, n)
+		db.Soon(t, time.Minute, "a job waits for a connection that leads to a standby", `select count(*) = $1 from jobs where state = 'completed'`, n)
 	}
 	db.enqueueJobs(t, 1, nil)
 	done(1)
@@ -111,9 +112,9 @@ func TestANameThatPointedAtAStandby(t *testing.T) {
 	}
 	done(3)
 	eventually(t, func() bool {
-		return strings.Contains(fmt.Sprint(book.from(slog.LevelInfo)), "the database answers again")
+		return strings.Contains(fmt.Sprint(book.From(slog.LevelInfo)), "the database answers again")
 	})
-	if lines := book.from(slog.LevelWarn); !strings.Contains(fmt.Sprint(lines), drover.ErrReadOnly.Error()) {
+	if lines := book.From(slog.LevelWarn); !strings.Contains(fmt.Sprint(lines), drover.ErrReadOnly.Error()) {
 		t.Errorf("nobody says that the server is read-only: %q", lines)
 	}
 }
@@ -133,7 +134,7 @@ func TestTargetSessionAttrs(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	both := &testDB{pool, newClientOn(t, pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})}
+	both := dbOn(pool, harness.NewClient(t, pool, drover.Config{Logger: slog.New(slog.DiscardHandler)}))
 	if err := both.client.Check(t.Context()); err != nil {
 		t.Fatalf("Check = %v", err)
 	}
@@ -170,7 +171,7 @@ func TestASecondServerIsAskedWhileTheFirstIsSilent(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 16*time.Second) // each server gets half of it
 	defer cancel()
-	conn, err := poolOf(two.client).Dial(ctx)
+	conn, err := harness.PoolOf(two.client).Dial(ctx)
 	if err != nil {
 		t.Fatalf("dial = %v", err)
 	}
@@ -269,7 +270,7 @@ func TestPoolWithOnNotification(t *testing.T) {
 	})
 	done := make(chan int, 1)
 	other.launch(t, drover.SupervisorConfig{PollInterval: time.Hour, Workers: handling(func(_ context.Context, _ *drover.Job, n int) error { done <- n; return nil })})
-	db.asleep(t)
+	db.Asleep(t)
 	db.enqueue(t, job{7}, nil) // by another client: only a notification wakes the supervisor
 	if n := receive(t, done); n != 7 {
 		t.Errorf("ran %d", n)
@@ -344,7 +345,7 @@ func TestHooksOfThePool(t *testing.T) {
 				cfg.ConnConfig.Tracer = &h
 				c.edit(cfg, &h)
 			})
-			l := pg.Link{Pool: poolOf(other.client)}
+			l := pg.Link{Pool: harness.PoolOf(other.client)}
 			conn, err := l.Get(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -405,7 +406,7 @@ func TestPoolsThatContradict(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			other := db.via(t, drover.Config{}, c.edit)
-			sup, err := other.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+			sup, err := other.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -448,7 +449,7 @@ func TestALinkSaysThatItCameBack(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	again := 0
-	link := pg.Link{Pool: poolOf(db.client), Again: func() { again++ }}
+	link := pg.Link{Pool: harness.PoolOf(db.client), Again: func() { again++ }}
 	defer link.Close(context.Background())
 	for _, step := range []struct {
 		what string

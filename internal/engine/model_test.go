@@ -138,7 +138,7 @@ func (m *reference) start(small bool) {
 		q.Concurrency = 2
 	}
 	// Half a beat of a longer lease counts as the run's time, and a third crash could be chance.
-	s := (&testDB{m.Pool, client}).stopped(m.tb, drover.SupervisorConfig{Queues: []drover.Queue{q}, Lease: 30 * time.Second})
+	s := dbOn(m.Pool, client).stopped(m.tb, drover.SupervisorConfig{Queues: []drover.Queue{q}, Lease: 30 * time.Second})
 	m.sups = append(m.sups, &modelSup{still: s, id: s.Lease.Load().ID, small: small})
 }
 

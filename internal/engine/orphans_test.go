@@ -9,6 +9,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // auditAll runs an audit from its beginning to its end, and the settles that follow from it.
@@ -50,7 +51,7 @@ func TestAuditFindsRowsChangedByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.unguarded(t)
+			db.Unguarded(t)
 			db.enqueueJobs(t, 3, nil)
 			s := db.stopped(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 3}}})
 			runs := s.claim(t)
@@ -112,11 +113,11 @@ func TestAuditOfARunningSupervisor(t *testing.T) {
 	db.enqueueJobs(t, 1, nil)
 	receive(t, ran)
 	db.waitFor(t, 20*time.Second, `select state = 'completed' from jobs`)
-	a := engineOf(sup.Supervisor).Claimer.Audit
+	a := harness.EngineOf(sup.Supervisor).Claimer.Audit
 	a.Mu.Lock()
 	a.Ended = time.Now() // no sweep asks for one
 	a.Mu.Unlock()
-	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, engineOf(sup.Supervisor).Lease.Load().ID)
+	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, harness.EngineOf(sup.Supervisor).Lease.Load().ID)
 	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
 	select {
 	case <-ran:

@@ -13,12 +13,13 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // One line when an outage begins, one a minute while it lasts, one when every part's round trips go through again.
 func TestLogOfAnOutage(t *testing.T) {
 	t.Parallel()
-	var book logbook
+	var book harness.Logbook
 	s := newQuietDB(t).via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{})
 	now := time.Now()
 	s.Now = func() time.Time { return now }
@@ -39,10 +40,8 @@ func TestLogOfAnOutage(t *testing.T) {
 	}
 	said := func(want ...string) {
 		t.Helper()
-		lines := book.from(slog.LevelInfo)
-		book.mu.Lock()
-		book.records = nil
-		book.mu.Unlock()
+		lines := book.From(slog.LevelInfo)
+		book.Clear()
 		ok := len(lines) == len(want)
 		for i := 0; ok && i < len(want); i++ {
 			ok = strings.Contains(lines[i], want[i])
@@ -97,7 +96,7 @@ func TestLogOfAnOutage(t *testing.T) {
 // While commits hang, what only reads goes through: a beat that finds its epoch raised, by a claimer that never heard so.
 func TestABeatThatWritesNothingEndsNoOutage(t *testing.T) {
 	t.Parallel()
-	var book logbook
+	var book harness.Logbook
 	db := newQuietDB(t)
 	s := db.via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{})
 	for range 2 {
@@ -111,14 +110,14 @@ func TestABeatThatWritesNothingEndsNoOutage(t *testing.T) {
 	db.exec(t, raised)
 	s.Claimer.Doubt = []string{"default"}
 	s.Claimer.FindOut(t.Context())
-	if lines := book.from(slog.LevelInfo); len(lines) != 1 || s.Claimer.Trouble.Failures+s.Keeper.Trouble.Failures > 0 {
+	if lines := book.From(slog.LevelInfo); len(lines) != 1 || s.Claimer.Trouble.Failures+s.Keeper.Trouble.Failures > 0 {
 		t.Errorf("after reads alone: %q", lines)
 	}
 	if !s.Keeper.Interrupted() {
 		t.Error("no beat comes to see whether writes are committed")
 	}
 	s.beat(t)
-	if lines := book.from(slog.LevelInfo); len(lines) != 2 || !strings.HasPrefix(lines[1], "the database answers again failures=4") {
+	if lines := book.From(slog.LevelInfo); len(lines) != 2 || !strings.HasPrefix(lines[1], "the database answers again failures=4") {
 		t.Errorf("after a beat: %q", lines)
 	}
 }
@@ -126,7 +125,7 @@ func TestABeatThatWritesNothingEndsNoOutage(t *testing.T) {
 // The line says what does not happen meanwhile.
 func TestTheLogSaysWhatStands(t *testing.T) {
 	t.Parallel()
-	var book logbook
+	var book harness.Logbook
 	s := newQuietDB(t).via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{})
 	now := time.Now()
 	s.Now = func() time.Time { return now }
@@ -135,14 +134,14 @@ func TestTheLogSaysWhatStands(t *testing.T) {
 		s.Claimer.Trouble.Failed(t.Context(), s.Shared, "claiming", errors.New("refused"))
 		s.Keeper.Trouble.Failed(t.Context(), s.Shared, "heartbeat", errors.New("refused"))
 	}
-	lines := book.from(slog.LevelWarn)
+	lines := book.From(slog.LevelWarn)
 	if len(lines) != 2 || !strings.Contains(lines[0], "no job is claimed") {
 		t.Fatalf("logged %q", lines)
 	}
 	s.Settler.Trouble.Failed(t.Context(), s.Shared, "settling", errors.New("refused"))
 	now = now.Add(engine.OutageEvery)
 	s.Claimer.Trouble.Failed(t.Context(), s.Shared, "claiming", errors.New("refused"))
-	lines = book.from(slog.LevelWarn)
+	lines = book.From(slog.LevelWarn)
 	for _, want := range []string{"claiming, heartbeat, settling", "no job is claimed", "running jobs are cancelled", "outcomes wait in memory"} {
 		if !strings.Contains(lines[len(lines)-1], want) {
 			t.Errorf("%q is missing in %q", want, lines[len(lines)-1])
@@ -154,7 +153,7 @@ func TestTheLogSaysWhatStands(t *testing.T) {
 func TestARealOutageIsTwoLines(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var book logbook
+	var book harness.Logbook
 	db := newQuietDB(t)
 	name := "two lines " + value[string](t, db, `select current_schema()`)
 	role := "r" + strings.ReplaceAll(value[string](t, db, `select current_schema()`), "-", "_")
@@ -179,21 +178,21 @@ func TestARealOutageIsTwoLines(t *testing.T) {
 	db.exec(t, `alter role `+role+` nologin`)
 	db.exec(t, `select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1`, name)
 	failures := func() int {
-		engineOf(sup.Supervisor).Outage.Mu.Lock()
-		defer engineOf(sup.Supervisor).Outage.Mu.Unlock()
-		return engineOf(sup.Supervisor).Outage.Failures
+		harness.EngineOf(sup.Supervisor).Outage.Mu.Lock()
+		defer harness.EngineOf(sup.Supervisor).Outage.Mu.Unlock()
+		return harness.EngineOf(sup.Supervisor).Outage.Failures
 	}
 	const end = "the database answers again" // logged once a heartbeat was written, which may be after the last job
 	ended := func() bool {
-		return slices.ContainsFunc(book.from(slog.LevelInfo), func(line string) bool { return strings.HasPrefix(line, end) })
+		return slices.ContainsFunc(book.From(slog.LevelInfo), func(line string) bool { return strings.HasPrefix(line, end) })
 	}
 	eventually(t, func() bool { return failures() >= 20 })
 	db.exec(t, `alter role `+role+` login connection limit -1`)
 	db.waitFor(t, time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
 	eventually(t, ended)
-	sup.stop(t)
+	sup.Stop(t)
 	var warned, over int
-	for _, line := range book.from(slog.LevelInfo) {
+	for _, line := range book.From(slog.LevelInfo) {
 		switch {
 		case strings.HasPrefix(line, "database trouble"):
 			warned++
@@ -204,14 +203,14 @@ func TestARealOutageIsTwoLines(t *testing.T) {
 		}
 	}
 	if warned != 1 || over != 1 { // on a machine so slow that it lasts a minute, one more
-		t.Errorf("%d lines of %d failures, and %d of the end: %q", warned, failures(), over, book.from(slog.LevelInfo))
+		t.Errorf("%d lines of %d failures, and %d of the end: %q", warned, failures(), over, book.From(slog.LevelInfo))
 	}
 }
 
 // A connection that ends is part of an outage, wherever it is met: it gets no line of its own.
 func TestEveryPartReportsTheOutage(t *testing.T) {
 	t.Parallel()
-	var book logbook
+	var book harness.Logbook
 	db := newQuietDB(t)
 	s := db.via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{})
 	var ahead time.Duration
@@ -230,7 +229,7 @@ func TestEveryPartReportsTheOutage(t *testing.T) {
 			t.Fatalf("after %d lost connections: %d failures, a pause until %v", n, c.Trouble.Failures, c.Trouble.Until)
 		}
 	}
-	if lines := book.from(slog.LevelInfo); len(lines) != 1 || !strings.HasPrefix(lines[0], "database trouble") || !strings.Contains(lines[0], "looking for forgotten jobs") {
+	if lines := book.From(slog.LevelInfo); len(lines) != 1 || !strings.HasPrefix(lines[0], "database trouble") || !strings.Contains(lines[0], "looking for forgotten jobs") {
 		t.Errorf("logged %q", lines)
 	}
 }
@@ -238,23 +237,23 @@ func TestEveryPartReportsTheOutage(t *testing.T) {
 // A refusal of the server's for a reason that lasts, such as a missing right, is no outage, and hides none.
 func TestALastingErrorOfThePrunersIsNoOutage(t *testing.T) {
 	t.Parallel()
-	var book logbook
+	var book harness.Logbook
 	db := newQuietDB(t)
 	db.exec(t, `alter function drover_retain rename to drover_retain_gone`)
-	sup := db.via(t, drover.Config{Logger: slog.New(&book)}).launch(t, drover.SupervisorConfig{}, func(s *drover.Supervisor) { engineOf(s).Pruner.Every = 10 * time.Millisecond })
-	eventually(t, func() bool { return len(book.from(slog.LevelWarn)) > 0 })
-	if lines := book.from(slog.LevelWarn); !strings.HasPrefix(lines[0], "pruning failed") {
+	sup := db.via(t, drover.Config{Logger: slog.New(&book)}).launch(t, drover.SupervisorConfig{}, func(s *drover.Supervisor) { harness.EngineOf(s).Pruner.Every = 10 * time.Millisecond })
+	eventually(t, func() bool { return len(book.From(slog.LevelWarn)) > 0 })
+	if lines := book.From(slog.LevelWarn); !strings.HasPrefix(lines[0], "pruning failed") {
 		t.Fatalf("logged %q", lines)
 	}
 	var part engine.Trouble
 	for range 2 {
-		part.Failed(t.Context(), engineOf(sup.Supervisor).Shared, "claiming", errors.New("refused"))
+		part.Failed(t.Context(), harness.EngineOf(sup.Supervisor).Shared, "claiming", errors.New("refused"))
 	}
-	part.Over(t.Context(), engineOf(sup.Supervisor).Shared)
+	part.Over(t.Context(), harness.EngineOf(sup.Supervisor).Shared)
 	eventually(t, func() bool {
-		return strings.Contains(strings.Join(book.from(slog.LevelInfo), "\n"), "the database answers again")
+		return strings.Contains(strings.Join(book.From(slog.LevelInfo), "\n"), "the database answers again")
 	})
-	if n := len(book.from(slog.LevelWarn)); n != 2 {
-		t.Errorf("logged %q", book.from(slog.LevelInfo))
+	if n := len(book.From(slog.LevelWarn)); n != 2 {
+		t.Errorf("logged %q", book.From(slog.LevelInfo))
 	}
 }

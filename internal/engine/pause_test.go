@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -31,7 +32,7 @@ func TestNothingStartsWhilePaused(t *testing.T) {
 		db.via(t, drover.Config{}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 10}}, CompletedRetention: drover.DeleteOnCompletion, Workers: handling(func(_ context.Context, job *drover.Job, _ int) error {
 			if at := pausedAt.Load(); at != nil {
 				begun.Add(1)
-				for _, r := range engineOf(sup.Load()).InFlight.Of(job.ID) {
+				for _, r := range harness.EngineOf(sup.Load()).InFlight.Of(job.ID) {
 					if r.StartedAt.After(*at) {
 						late.Add(1)
 					}
@@ -64,7 +65,7 @@ func TestNothingStartsWhilePaused(t *testing.T) {
 		}
 		now := time.Now()
 		pausedAt.Store(&now)
-		after(t, 5*time.Millisecond)
+		harness.After(t, 5*time.Millisecond)
 		pausedAt.Store(nil)
 		if err := db.client.Resume(t.Context(), scope, drover.Audit{}); err != nil {
 			t.Fatal(err)
@@ -212,7 +213,7 @@ func TestPausedJobsStandInNobodysWay(t *testing.T) {
 	slow(t)
 	n := sizeOf(t, "DROVER_PAUSED_ROWS", 20_000)
 	idle := func(context.Context, *drover.Job) error { return nil }
-	workers := []drover.Worker{dynWorker("paused", drover.WorkerOpts{}, idle), dynWorker("job", drover.WorkerOpts{}, idle)}
+	workers := []drover.Worker{harness.DynWorker("paused", drover.WorkerOpts{}, idle), harness.DynWorker("job", drover.WorkerOpts{}, idle)}
 	for scope, kind := range map[drover.Scope]string{drover.QueueScope("paused"): "job", drover.KindScope("paused"): "paused"} {
 		t.Run(string(scope), func(t *testing.T) {
 			t.Parallel()
@@ -235,7 +236,7 @@ func TestPausedJobsStandInNobodysWay(t *testing.T) {
 				s.Claimer.Wake()
 				args := s.Claimer.Request(s.Now()).Req.Args()
 				for range 2 { // the second has behind it what is read once
-					buffers = buffersIn(t, p.explain(t, planned{name: "claim", sql: store.SQLClaim, args: args}, "analyze, buffers, timing off"))
+					buffers = harness.BuffersIn(t, p.explain(t, planned{name: "claim", sql: store.SQLClaim, args: args}, "analyze, buffers, timing off"))
 				}
 				return buffers
 			}
@@ -279,7 +280,7 @@ func TestTheFirstJobAfterAResumeStartsSoon(t *testing.T) {
 		}
 		db.enqueue(t, job{}, nil)
 		if i%2 == 0 {
-			after(t, 400*time.Millisecond) // the supervisor says that it sleeps, or has no room
+			harness.After(t, 400*time.Millisecond) // the supervisor says that it sleeps, or has no room
 		}
 		if err := db.client.Resume(t.Context(), scope, drover.Audit{}); err != nil {
 			t.Fatal(err)
@@ -355,7 +356,7 @@ func TestARedriveWaitsWhilePaused(t *testing.T) {
 		db.waitFor(t, 20*time.Second, `select matched = 250 from drover_redrives where id = $1`, r.ID)
 	}
 	db.waitFor(t, 20*time.Second, `select sum(released) > 0 from drover_redrives`)
-	after(t, 3*time.Second)
+	harness.After(t, 3*time.Second)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'available' and scheduled_at < now() - interval '1 s'`); n > 1 {
 		t.Errorf("%d jobs are overdue", n)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/migrations"
@@ -24,7 +25,7 @@ import (
 // eachOnce fails the test unless the ticks of a schedule are n different ones, a period apart without a gap.
 func (db *testDB) eachOnce(t testing.TB, name string, n int, period time.Duration) {
 	t.Helper()
-	ticks := db.ticksMade(t, name)
+	ticks := db.TicksMade(t, name)
 	if len(ticks) != n {
 		t.Errorf("%s: %d jobs for %d ticks", name, len(ticks), n)
 	}
@@ -43,7 +44,7 @@ func TestTicksOnceWhoeverAsks(t *testing.T) {
 	const schedules, rounds = 4, 3
 	var made atomic.Int64
 	for i := range schedules {
-		db.setPeriodic(t, drover.Periodic{Name: fmt.Sprint(i), Schedule: "@every 1h", CatchUp: drover.CatchUpAll})
+		db.SetPeriodic(t, drover.Periodic{Name: fmt.Sprint(i), Schedule: "@every 1h", CatchUp: drover.CatchUpAll})
 	}
 	for range rounds {
 		// By a second more, or the ticks would be the earlier ones, whose jobs exist.
@@ -52,7 +53,7 @@ func TestTicksOnceWhoeverAsks(t *testing.T) {
 		for range 8 {
 			all.Go(func() {
 				for i := range schedules {
-					f, err := db.fireOnce(t.Context(), fmt.Sprint(i), "", time.Minute)
+					f, err := db.FireOnce(t.Context(), fmt.Sprint(i), "", time.Minute)
 					if err != nil {
 						t.Error(err)
 					}
@@ -86,7 +87,7 @@ func TestTicksOnceWhoeverDies(t *testing.T) {
 	db.exec(t, `create table effects (job text not null, pid int not null, at timestamptz not null default clock_timestamp())`)
 	rounds := sizeOf(t, "DROVER_TICK_ROUNDS", 4)
 	for name, catchUp := range map[string]drover.CatchUp{"all": drover.CatchUpAll, "all too": drover.CatchUpAll, "once": drover.CatchUpOnce, "skip": drover.CatchUpSkip} {
-		db.setPeriodic(t, drover.Periodic{Name: name, Schedule: "@every 4s", Args: errand{}, CatchUp: catchUp})
+		db.SetPeriodic(t, drover.Periodic{Name: name, Schedule: "@every 4s", Args: errand{}, CatchUp: catchUp})
 	}
 	spec := processSpec{Concurrency: 4, Lease: time.Second, Poll: 50 * time.Millisecond, Drain: time.Second}
 	processes := make([]*process, 8)
@@ -95,7 +96,7 @@ func TestTicksOnceWhoeverDies(t *testing.T) {
 	}
 	pick := func(n int) int { return rand.IntN(n) } //nolint:gosec // not a secret
 	kill := func(wait time.Duration) {
-		after(t, wait) // a heartbeat finds what is due in up to 170 ms
+		harness.After(t, wait) // a heartbeat finds what is due in up to 170 ms
 		i := pick(len(processes))
 		processes[i].kill(t)
 		processes[i] = db.spawn(t, spec)
@@ -125,7 +126,7 @@ func TestTicksOnceWhoeverDies(t *testing.T) {
 	db.exec(t, `select count(drover_periodic_pause(name)) from drover_periodic`)
 	due := 0
 	for _, name := range []string{"all", "all too", "once", "skip"} {
-		j := db.periodicJob(t, name)
+		j := db.PeriodicJob(t, name)
 		// By arithmetic, not by what drover counts.
 		ticks := value[int](t, db, `select round(extract(epoch from last_at - anchor) / 4)::int from drover_periodic where name = $1`, name)
 		jobs := value[int](t, db, `select count(*) from jobs where metadata->'drover:periodic'->>'name' = $1`, name)
@@ -169,10 +170,10 @@ func TestTicksOnceAlthoughTheServerDies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db := &testDB{pool, client}
+	db := dbOn(pool, client)
 	const schedules = 3
 	for i := range schedules {
-		db.setPeriodic(t, drover.Periodic{Name: fmt.Sprint(i), Schedule: "@every 1s", CatchUp: drover.CatchUpAll})
+		db.SetPeriodic(t, drover.Periodic{Name: fmt.Sprint(i), Schedule: "@every 1s", CatchUp: drover.CatchUpAll})
 	}
 	for range 2 {
 		db.run(t, drover.SupervisorConfig{
@@ -181,12 +182,12 @@ func TestTicksOnceAlthoughTheServerDies(t *testing.T) {
 		})
 	}
 	for range 3 {
-		db.backdate(t, "0", "40.1 s")
-		after(t, 300*time.Millisecond)
+		db.Backdate(t, "0", "40.1 s")
+		harness.After(t, 300*time.Millisecond)
 		if err := server.Kill(); err != nil {
 			t.Fatal(err)
 		}
-		after(t, 1500*time.Millisecond) // ticks come due
+		harness.After(t, 1500*time.Millisecond) // ticks come due
 		if err := server.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -220,7 +221,7 @@ func TestTicksComeOnTime(t *testing.T) {
 			return nil
 		}, drover.WorkerOpts{})}})
 	}
-	db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1s"}) // they hear of it by a notification, of its ticks by no heartbeat
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1s"}) // they hear of it by a notification, of its ticks by no heartbeat
 	onTime := 0
 	for n := 1; onTime < 8 || onTime < n/3; n++ { // the machine may be late for a while, and not all the time
 		d := receive(t, late)
@@ -234,9 +235,6 @@ func TestTicksComeOnTime(t *testing.T) {
 	}
 }
 
-// farMinute is a schedule that ticks each hour, half an hour from now: no tick comes while a test looks at what was due.
-func farMinute() string { return fmt.Sprintf("%d * * * *", (time.Now().Minute()+30)%60) }
-
 func TestCatchUp(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -245,27 +243,27 @@ func TestCatchUp(t *testing.T) {
 		catchUp      drover.CatchUp
 		jobs, missed int
 	}{
-		{"@every 1h", "30 s", drover.CatchUpSkip, 0, 0},        // nothing is due
-		{"@every 1h", "1 h", drover.CatchUpSkip, 1, 0},         // on time
-		{"@every 1h", "1 h 30 s", drover.CatchUpSkip, 1, 0},    // within the minute
-		{"@every 1h", "1 h 90 s", drover.CatchUpSkip, 0, 1},    // missed
-		{"@every 1h", "10 h 90 s", drover.CatchUpSkip, 0, 10},  //
-		{"@every 1h", "10 h", drover.CatchUpSkip, 1, 9},        // the last one is on time
-		{"@every 1h", "10 h 90 s", drover.CatchUpOnce, 1, 9},   //
-		{"@every 1h", "10 h 90 s", drover.CatchUpAll, 10, 0},   //
-		{"@every 1h", "100 h 90 s", drover.CatchUpAll, 100, 0}, //
-		{"@every 1h", "101 h 90 s", drover.CatchUpAll, 100, 1}, //
-		{"@every 1m", "90 days", drover.CatchUpSkip, 1, 1000},  // more are not counted
-		{"@every 1m", "90 days", drover.CatchUpOnce, 1, 1000},  //
-		{"@every 1m", "90 days", drover.CatchUpAll, 100, 1000}, //
-		{farMinute(), "400 days", drover.CatchUpOnce, 1, 1000}, //
+		{"@every 1h", "30 s", drover.CatchUpSkip, 0, 0},                // nothing is due
+		{"@every 1h", "1 h", drover.CatchUpSkip, 1, 0},                 // on time
+		{"@every 1h", "1 h 30 s", drover.CatchUpSkip, 1, 0},            // within the minute
+		{"@every 1h", "1 h 90 s", drover.CatchUpSkip, 0, 1},            // missed
+		{"@every 1h", "10 h 90 s", drover.CatchUpSkip, 0, 10},          //
+		{"@every 1h", "10 h", drover.CatchUpSkip, 1, 9},                // the last one is on time
+		{"@every 1h", "10 h 90 s", drover.CatchUpOnce, 1, 9},           //
+		{"@every 1h", "10 h 90 s", drover.CatchUpAll, 10, 0},           //
+		{"@every 1h", "100 h 90 s", drover.CatchUpAll, 100, 0},         //
+		{"@every 1h", "101 h 90 s", drover.CatchUpAll, 100, 1},         //
+		{"@every 1m", "90 days", drover.CatchUpSkip, 1, 1000},          // more are not counted
+		{"@every 1m", "90 days", drover.CatchUpOnce, 1, 1000},          //
+		{"@every 1m", "90 days", drover.CatchUpAll, 100, 1000},         //
+		{harness.FarMinute(), "400 days", drover.CatchUpOnce, 1, 1000}, //
 	} {
 		t.Run(fmt.Sprintf("%s %s %s", c.schedule, c.late, c.catchUp), func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: c.schedule, CatchUp: c.catchUp})
-			db.backdate(t, "a", c.late)
-			f := db.fire(t, "a", "")
+			db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: c.schedule, CatchUp: c.catchUp})
+			db.Backdate(t, "a", c.late)
+			f := db.Fire(t, "a", "")
 			if len(f.Jobs) != c.jobs || int(f.Missed) != c.missed && !(c.missed == 1000 && f.Missed >= 900) {
 				t.Fatalf("%d jobs, %d missed (%s), want %d and %d", len(f.Jobs), f.Missed, f.Why, c.jobs, c.missed)
 			}
@@ -273,7 +271,7 @@ func TestCatchUp(t *testing.T) {
 				t.Errorf("why: %q", f.Why)
 			}
 			var ticks []time.Time
-			if ticks = db.ticksMade(t, "a"); c.jobs > 0 && time.Since(ticks[len(ticks)-1]) > time.Hour+2*time.Minute {
+			if ticks = db.TicksMade(t, "a"); c.jobs > 0 && time.Since(ticks[len(ticks)-1]) > time.Hour+2*time.Minute {
 				t.Errorf("the last job is for %v, not for the newest tick", ticks[len(ticks)-1])
 			}
 			if strings.HasPrefix(c.schedule, "@every") && c.jobs > 1 {
@@ -283,7 +281,7 @@ func TestCatchUp(t *testing.T) {
 			if !value[bool](t, db, `select next_at > now() and jobs = $1 and skipped = $2 from drover_periodic`, c.jobs, f.Missed) {
 				t.Error(value[string](t, db, `select to_json(p)::text from drover_periodic p`))
 			}
-			if again := db.fire(t, "a", ""); again.Ours {
+			if again := db.Fire(t, "a", ""); again.Ours {
 				t.Errorf("it ticks again: %+v", again)
 			}
 		})
@@ -294,12 +292,12 @@ func TestCatchUp(t *testing.T) {
 func TestTicksDoNotDrift(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
 	anchor := value[time.Time](t, db, `select anchor from drover_periodic`)
 	for i := range 3 {
 		db.exec(t, `update drover_periodic set anchor = anchor - interval '1 h 17 s', next_at = next_at - interval '1 h 17 s'`)
 		anchor = anchor.Add(-time.Hour - 17*time.Second)
-		if f := db.fire(t, "a", ""); len(f.Jobs) != 1 {
+		if f := db.Fire(t, "a", ""); len(f.Jobs) != 1 {
 			t.Fatalf("%+v", f)
 		}
 		if next := value[time.Time](t, db, `select next_at from drover_periodic`); next.Sub(anchor)%time.Hour != 0 {
@@ -311,11 +309,11 @@ func TestTicksDoNotDrift(t *testing.T) {
 func TestOverlap(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.setPeriodic(t, drover.Periodic{Name: "skip", Schedule: "@every 1h", Overlap: drover.OverlapSkip, CatchUp: drover.CatchUpAll})
-	db.setPeriodic(t, drover.Periodic{Name: "allow", Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "skip", Schedule: "@every 1h", Overlap: drover.OverlapSkip, CatchUp: drover.CatchUpAll})
+	db.SetPeriodic(t, drover.Periodic{Name: "allow", Schedule: "@every 1h"})
 	tick := func(name, late string) store.Fired {
-		db.backdate(t, name, late+" 1 s") // or the ticks would be the earlier ones, whose jobs exist
-		return db.fire(t, name, "")
+		db.Backdate(t, name, late+" 1 s") // or the ticks would be the earlier ones, whose jobs exist
+		return db.Fire(t, name, "")
 	}
 	if f := tick("skip", "3 h"); len(f.Jobs) != 1 || f.Missed != 2 || !strings.HasPrefix(f.Why, "overlap: job "+f.Jobs[0]) {
 		t.Fatalf("of three ticks at once %+v", f)
@@ -350,10 +348,10 @@ func TestOverlap(t *testing.T) {
 func TestPeriodicJitterStaysInItsBounds(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Jitter: 20 * time.Hour})
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Jitter: 20 * time.Hour})
 	db.exec(t, `update drover_periodic set anchor = anchor - interval '50 h', next_at = next_at - interval '50 h'`)
 	// Those that are due in the past are due now, so only the last ones show where in the 20 hours they fell.
-	if f := db.fire(t, "a", ""); len(f.Jobs) != 50 {
+	if f := db.Fire(t, "a", ""); len(f.Jobs) != 50 {
 		t.Fatalf("%+v", f)
 	}
 	const due = `select count(*) from jobs where metadata->'drover:periodic' is not null and `
@@ -369,7 +367,7 @@ func TestPausePeriodic(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	ctx, c := t.Context(), db.client
-	db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h", CatchUp: drover.CatchUpAll})
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h", CatchUp: drover.CatchUpAll})
 	state := func() *drover.PeriodicJob {
 		j, err := c.PeriodicJob(ctx, "a")
 		if err != nil {
@@ -383,8 +381,8 @@ func TestPausePeriodic(t *testing.T) {
 	if j := state(); j.State != drover.PeriodicPaused || len(j.Next) != 0 || j.PausedUntil != nil || j.UpdatedBy != "ann" || j.UpdatedWhy != "the bank is down" {
 		t.Errorf("%+v", j)
 	}
-	db.backdate(t, "a", "5 h")
-	if f := db.fire(t, "a", ""); f.Ours {
+	db.Backdate(t, "a", "5 h")
+	if f := db.Fire(t, "a", ""); f.Ours {
 		t.Errorf("it ticks although it is paused: %+v", f)
 	}
 	if job, err := c.RunPeriodic(ctx, "a", nil, drover.Audit{By: "bob", Why: "now"}); err != nil || value[string](t, db, `select metadata->'drover:periodic'->>'by' from jobs where id = $1`, job) != "bob" {
@@ -410,7 +408,7 @@ func TestPausePeriodic(t *testing.T) {
 	}
 	// The pause is over.
 	db.exec(t, `update drover_periodic set anchor = anchor - interval '4 h', next_at = next_at - interval '4 h', paused_until = paused_until - interval '4 h'`)
-	if f := db.fire(t, "a", ""); len(f.Jobs) < 1 || len(f.Jobs) > 2 || f.Missed != 0 {
+	if f := db.Fire(t, "a", ""); len(f.Jobs) < 1 || len(f.Jobs) > 2 || f.Missed != 0 {
 		t.Errorf("after the pause %+v", f)
 	}
 	if j := state(); j.State != drover.PeriodicActive || j.PausedUntil != nil {
@@ -432,22 +430,22 @@ func TestSchedulesCostLittle(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.setPeriodic(t, drover.Periodic{Name: "far"})
+	db.SetPeriodic(t, drover.Periodic{Name: "far"})
 	traced, counted := db.traced(t, drover.Config{Logger: quiet()})
-	sup := traced.run(t, ticker(""))
+	sup := traced.run(t, harness.Ticker(""))
 	looks := func() (n int) {
-		calls, _ := counted.since()
+		calls, _ := counted.Since()
 		return calls[store.SQLPeriodicDue] + calls[store.SQLFirePeriodic]
 	}
 	eventually(t, func() bool { return looks() > 0 }) // the first heartbeat says that there is one
-	eventually(t, func() bool { return engineOf(sup).Scheduler.Next.Load() != 0 })
-	after(t, time.Second) // a second look, for a second heartbeat before that
+	eventually(t, func() bool { return harness.EngineOf(sup).Scheduler.Next.Load() != 0 })
+	harness.After(t, time.Second) // a second look, for a second heartbeat before that
 	looks()
-	after(t, 11*time.Second) // two heartbeats
+	harness.After(t, 11*time.Second) // two heartbeats
 	if n := looks(); n != 0 {
 		t.Errorf("%d statements for a schedule that ticks in months", n)
 	}
-	db.setPeriodic(t, drover.Periodic{Name: "near", Schedule: "@every 1s"})
+	db.SetPeriodic(t, drover.Periodic{Name: "near", Schedule: "@every 1s"})
 	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_periodic where name = 'near' and jobs >= 1`)
 	ticks := func() int { return value[int](t, db, `select jobs + skipped from drover_periodic where name = 'near'`) }
 	was := ticks()
@@ -468,11 +466,11 @@ func TestManySchedulesAtOnce(t *testing.T) {
 		const good = 2*engine.TicksAtOnce + 20
 		db.exec(t, `insert into drover_periodic (name, kind, schedule, next_at)
 			select case when n <= $2 then 'bad ' else 'good ' end || n, 'tick', case when n <= $2 then 'nonsense' else $3 end, now() - interval '1 s' + n * interval '1 ms'
-			from generate_series(1, $1::int + $2::int) as n`, good, bad, farMinute())
-		cfg := ticker("")
+			from generate_series(1, $1::int + $2::int) as n`, good, bad, harness.FarMinute())
+		cfg := harness.Ticker("")
 		cfg.Lease = time.Hour
 		db.run(t, cfg)
-		db.soon(t, time.Minute, "schedules behind others do not tick", `select count(*) = $1 from drover_periodic where name like 'good%' and jobs = 1 and next_at > now()`, good)
+		db.Soon(t, time.Minute, "schedules behind others do not tick", `select count(*) = $1 from drover_periodic where name like 'good%' and jobs = 1 and next_at > now()`, good)
 		if n := value[int](t, db, `select count(*) from drover_periodic where name like 'bad%' and problem is null`); n != 0 {
 			t.Errorf("%d schedules that make no sense do not say so", n)
 		}
@@ -497,7 +495,7 @@ func TestAHeartbeatFindsTheNextTick(t *testing.T) {
 	if looks() {
 		t.Error("it looks for schedules where there is none")
 	}
-	db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
 	if !looks() {
 		t.Error("it does not hear of a schedule")
 	}

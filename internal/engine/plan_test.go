@@ -2,7 +2,6 @@ package engine_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -71,63 +71,6 @@ func theStatements(s *still, ids []string) []planned {
 	}
 }
 
-// planner is a session whose prepared statements live as long as a supervisor's.
-type planner struct {
-	*pgx.Conn
-	prepared map[string]string
-}
-
-func (db *testDB) planner(t testing.TB) *planner {
-	t.Helper()
-	conn, err := pgx.ConnectConfig(t.Context(), db.Config().ConnConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { pg.CloseConn(t.Context(), conn) })
-	return &planner{conn, map[string]string{}}
-}
-
-// explain runs an EXPLAIN of the prepared statement in a transaction that begins as the library's do, and rolls back.
-func (p *planner) explain(t testing.TB, st planned, options string) string {
-	t.Helper()
-	ctx := t.Context()
-	exec := func(sql string) {
-		if _, err := p.Exec(ctx, sql); err != nil {
-			t.Fatalf("%s: %v", st.name, err)
-		}
-	}
-	name, ok := p.prepared[st.name]
-	if !ok {
-		name = fmt.Sprint("p", len(p.prepared))
-		exec("prepare " + name + " as " + st.sql)
-		p.prepared[st.name] = name
-	}
-	exec(pg.Begin)
-	defer exec("rollback")
-	if st.sql == store.SQLSettle {
-		exec(store.SQLSettlePlan)
-	} else {
-		exec(pg.OnePlan)
-	}
-	if st.sql == store.SQLPeriodicDue {
-		exec(store.SQLPeriodicPlan)
-	}
-	marks := make([]string, len(st.args))
-	for i := range marks {
-		marks[i] = fmt.Sprint("$", i+1)
-	}
-	rows, err := p.Query(ctx, "explain ("+options+") execute "+name+"("+strings.Join(marks, ", ")+")",
-		append([]any{pgx.QueryExecModeSimpleProtocol}, st.args...)...)
-	if err != nil {
-		t.Fatalf("%s: %v", st.name, err)
-	}
-	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatalf("%s: %v", st.name, err)
-	}
-	return strings.Join(lines, "\n")
-}
-
 // check fails the test where a plan reads the whole table, the claim sorts, or each row is compared with every claim.
 func (p *planner) check(t testing.TB, st planned, when string) {
 	t.Helper()
@@ -136,12 +79,6 @@ func (p *planner) check(t testing.TB, st planned, when string) {
 		!st.sorts && strings.Contains(plan, "Sort") || strings.Contains(st.sql, ") is true") && !strings.Contains(plan, "hashed SubPlan") {
 		t.Errorf("%s, %s:\n%s", st.name, when, plan)
 	}
-}
-
-// fill stores n jobs. It makes the ids itself: drover_ulid would take a third of the time of the insert.
-func (db *testDB) fill(t testing.TB, n int) {
-	t.Helper()
-	db.exec(t, `insert into jobs (id, kind, priority, scheduled_at, created_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', 1 + n % 9, now() - n * interval '1 ms', now() from generate_series(1, $1) as n`, n)
 }
 
 // X-3, B75: one sane plan, whatever the statistics say and however the statement was planned.
@@ -170,7 +107,7 @@ func TestPlans(t *testing.T) {
 	check("no statistics")
 	db.exec(t, `analyze jobs`)
 	check("analyzed empty")
-	db.fill(t, rowsForPlans(t))
+	db.Fill(t, harness.RowsForPlans(t))
 	check("filled since")
 	db.exec(t, `analyze jobs`)
 	check("analyzed full")
@@ -221,18 +158,12 @@ func TestTheHuntHashesItsLists(t *testing.T) {
 	check("no statistics")
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, in_flight) select 's' || n, 1000, '{default}', array(select drover_ulid() from generate_series(1, 2000)) from generate_series(1, 20) n`)
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) select 'rescue', n::text, '', '', now() from generate_series(1, 5000) n`)
-	db.fill(t, 5000)
+	db.Fill(t, 5000)
 	check("filled since")
 	db.exec(t, `analyze jobs`)
 	db.exec(t, `analyze drover_supervisors`)
 	db.exec(t, `analyze drover_set_aside`)
 	check("analyzed")
-}
-
-// rowsForPlans: 1000000 is what X-3 asks for.
-func rowsForPlans(t testing.TB) int {
-	t.Helper()
-	return sizeOf(t, "DROVER_PLAN_ROWS", 20_000)
 }
 
 // checkPrune sees whether the functions of the pruner, whose plans plpgsql keeps, ever read the whole table.
@@ -281,7 +212,7 @@ func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
 			p.explain(t, st, "analyze, buffers")
 		}
 	}
-	db.fill(t, max(50_000, rowsForPlans(t)))
+	db.Fill(t, max(50_000, harness.RowsForPlans(t)))
 	owner := s.Lease.Load().ID
 	db.exec(t, `update jobs set state = 'running', claimed_by = $1, claim_seq = 1, attempt = 1, attempted_at = $2
 		where id in (select id from jobs order by id limit 100)`, owner, planClaim())
@@ -297,53 +228,11 @@ func TestPlansMadeOnAnEmptyTableStayCheap(t *testing.T) {
 			continue // these read all due jobs by their nature
 		}
 		plan := p.explain(t, st, "analyze, buffers, timing off")
-		if buffers, most := buffersIn(t, plan), 60+40*st.rows; buffers > most {
+		if buffers, most := harness.BuffersIn(t, plan), 60+40*st.rows; buffers > most {
 			t.Errorf("%s: %d buffers for %d rows:\n%s", st.name, buffers, st.rows, plan)
 		}
 	}
 }
-
-// buffersOf runs a query under EXPLAIN in a transaction that begins as the library's do, rolls back, and returns how many
-// buffers it touched and how often it read the whole table, functions included.
-func (p *planner) buffersOf(t testing.TB, sql string) (buffers, scans int) {
-	t.Helper()
-	var plan string
-	err := pgx.BeginFunc(t.Context(), p, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), pg.OnePlan); err != nil {
-			return err
-		}
-		for range 2 { // the second has what planning reads behind it
-			rows, _ := tx.Query(t.Context(), `explain (analyze, buffers, costs off, timing off, summary off) `+sql)
-			lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-			if err != nil {
-				return err
-			}
-			plan = strings.Join(lines, "\n")
-		}
-		if err := tx.QueryRow(t.Context(), `select pg_stat_get_xact_numscans('jobs'::regclass)`).Scan(&scans); err != nil {
-			return err
-		}
-		return errRollback
-	})
-	if !errors.Is(err, errRollback) {
-		t.Fatalf("%s: %v\n%s", sql, err, plan)
-	}
-	return buffersIn(t, plan), scans
-}
-
-// buffersIn is how many buffers a plan touched in all.
-func buffersIn(t testing.TB, plan string) int {
-	t.Helper()
-	found := regexp.MustCompile(`Buffers: shared (?:hit=(\d+))? ?(?:read=(\d+))?`).FindStringSubmatch(plan)
-	if found == nil {
-		t.Fatalf("no buffers in\n%s", plan)
-	}
-	hit, _ := strconv.Atoi(found[1])
-	read, _ := strconv.Atoi(found[2])
-	return hit + read
-}
-
-var errRollback = errors.New("roll back")
 
 // D-2: dead letters are listed, counted, summed up and picked from their own indexes, whatever the statistics say: few
 // of them among many finished jobs, and many. With DROVER_PLAN_ROWS=1000000 it shows the milliseconds too.
@@ -352,7 +241,7 @@ func TestPlansOfTheDead(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	n := rowsForPlans(t)
+	n := harness.RowsForPlans(t)
 	type bound struct {
 		sql  string
 		most int // buffers
@@ -380,7 +269,7 @@ func TestPlansOfTheDead(t *testing.T) {
 			}
 			for _, b := range bounds {
 				began := time.Now()
-				buffers, scans := p.buffersOf(t, b.sql)
+				buffers, scans := p.BuffersOf(t, b.sql)
 				if scans > 0 || buffers > b.most {
 					t.Errorf("%s, %s, %s: %d buffers (at most %d), %d scans of the table", b.sql, when, mode, buffers, b.most, scans)
 				}

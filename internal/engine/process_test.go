@@ -25,6 +25,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/tier"
 )
@@ -404,7 +405,7 @@ func TestCancelOfAJobThatRunsInAnotherProcess(t *testing.T) {
 			eventually(t, func() bool { return other.said("cancelled "+id+" "+drover.ErrCancelled.Error()) == 1 })
 			db.enqueueErrands(t, 1, "") // its slot is free again
 			db.waitFor(t, 20*time.Second, `select count(*) = 1 from jobs where state = 'completed'`)
-			if row := db.endRow(t, id); row.State != drover.Cancelled || row.Attempt != 1 {
+			if row := db.EndRow(t, id); row.State != drover.Cancelled || row.Attempt != 1 {
 				t.Errorf("row = %+v", row)
 			}
 		})
@@ -603,7 +604,7 @@ func TestRedriveSurvivesKilledProcesses(t *testing.T) {
 	slow(t)
 	db := newTestDB(t)
 	db.exec(t, `create table effects (job text, pid int)`)
-	db.bury(t, 400, 4)
+	db.Bury(t, 400, 4)
 	db.exec(t, `update jobs set kind = 'errand', args = args || '{"do": ""}', max_attempts = 20`)
 	first := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
 	second := db.spawn(t, processSpec{Concurrency: 10, Lease: 3 * time.Second})
@@ -640,7 +641,7 @@ func TestRedriveSurvivesKilledProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	due, err := pgx.CollectRows(rows, pgx.RowTo[time.Time])
-	if err != nil || busiest(due, time.Second) > 101 {
-		t.Errorf("%d jobs due within a second, %v", busiest(due, time.Second), err)
+	if err != nil || harness.Busiest(due, time.Second) > 101 {
+		t.Errorf("%d jobs due within a second, %v", harness.Busiest(due, time.Second), err)
 	}
 }

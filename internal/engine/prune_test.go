@@ -12,18 +12,10 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
-
-// finished stores a job that ended some time ago, with an id of its time.
-func (db *testDB) finished(t testing.TB, state string, ago time.Duration) string {
-	t.Helper()
-	return value[string](t, db, `insert into jobs (id, kind, state, created_at, finalized_at, discard_reason)
-		select left(drover_ulid_at(now() - $2::interval), 10) || right(drover_ulid(), 16), 'job', $1, now() - $2::interval,
-			case when $1 in ('completed', 'cancelled', 'discarded') then now() - $2::interval end, case when $1 = 'discarded' then 'operator' end
-		returning id`, state, pg.Interval(ago))
-}
 
 // D-1
 func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
@@ -43,7 +35,7 @@ func TestPruneDeletesOldCompletedAndCancelledJobsOnly(t *testing.T) {
 		ids := map[string]string{}
 		for name, ago := range map[string]time.Duration{"1h": time.Hour, "36h": 36 * time.Hour, "72h": 72 * time.Hour} {
 			for _, state := range []string{"completed", "cancelled", "discarded", "available"} {
-				ids[state+" "+name] = db.finished(t, state, ago)
+				ids[state+" "+name] = db.Finished(t, state, ago)
 			}
 		}
 		if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{Completed: keepFor(c.completed), Cancelled: keepFor(c.cancelled)}); err != nil {
@@ -96,34 +88,6 @@ func TestPruneWalksInBatches(t *testing.T) {
 	}
 }
 
-// launchPruning is launch with a pruner that does not wait a minute.
-func (db *testDB) launchPruning(t testing.TB, cfg drover.SupervisorConfig) {
-	t.Helper()
-	cfg.Workers = doingNothing()
-	sup, err := db.client.NewSupervisor(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	engineOf(sup).Pruner.Every = 10 * time.Millisecond
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- sup.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-}
-
-// ended stores a job of a queue that ended some time ago.
-func (db *testDB) ended(t testing.TB, queue, state string, ago time.Duration) string {
-	t.Helper()
-	id := db.finished(t, state, ago)
-	db.exec(t, `update jobs set queue = $2 where id = $1`, id, queue)
-	return id
-}
-
 // D-1, X-5: a running supervisor prunes in its turn; a queue's own retention goes first, and only a queue that says so
 // loses its discarded jobs.
 func TestRetentionOfQueues(t *testing.T) {
@@ -132,7 +96,7 @@ func TestRetentionOfQueues(t *testing.T) {
 	const day = 24 * time.Hour
 	want := map[string]bool{} // id to whether it stays in jobs
 	put := func(queue, state string, ago time.Duration, stays bool) string {
-		id := db.ended(t, queue, state, ago)
+		id := db.Ended(t, queue, state, ago)
 		want[id] = stays
 		return id
 	}
@@ -154,7 +118,7 @@ func TestRetentionOfQueues(t *testing.T) {
 	put("stored", "completed", 36*time.Hour, false)
 	waits := db.enqueue(t, job{}, &drover.EnqueueOpts{Queue: "elsewhere"})
 	want[waits] = true
-	db.launchPruning(t, drover.SupervisorConfig{CompletedRetention: drover.KeepFor(day), CancelledRetention: drover.KeepFor(2 * day), Queues: []drover.Queue{
+	db.LaunchPruning(t, drover.SupervisorConfig{CompletedRetention: drover.KeepFor(day), CancelledRetention: drover.KeepFor(2 * day), Queues: []drover.Queue{
 		{},
 		{Name: "long", CompletedRetention: drover.KeepFor(7 * day), CancelledRetention: drover.KeepForever},
 		{Name: "short", CompletedRetention: drover.KeepFor(time.Hour), CancelledRetention: drover.KeepFor(time.Hour)},
@@ -184,7 +148,7 @@ func TestRetentionByCount(t *testing.T) {
 	db := newQuietDB(t)
 	want := map[string]string{} // id to where it is in the end: jobs, archive or gone
 	put := func(queue, kind, state string, enqueued, ended time.Duration, where string) string {
-		id := db.ended(t, queue, state, enqueued)
+		id := db.Ended(t, queue, state, enqueued)
 		db.exec(t, `update jobs set kind = $2, finalized_at = now() - $3::interval where id = $1`, id, kind, pg.Interval(ended))
 		want[id] = where
 		return id
@@ -213,7 +177,7 @@ func TestRetentionByCount(t *testing.T) {
 	put("counted", "c", "completed", time.Second, time.Second, "jobs")
 	waiting := db.enqueue(t, job{}, &drover.EnqueueOpts{Queue: "elsewhere"})
 	want[waiting] = "jobs"
-	db.launchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{
+	db.LaunchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{
 		{},
 		{Name: "counted", KeepCompleted: 2, KeepDiscarded: 3, KeepArchived: 2},
 		{Name: "deleting", KeepDiscarded: 1, DiscardedRetention: drover.KeepFor(time.Hour)},
@@ -244,8 +208,8 @@ func TestRetentionByCount(t *testing.T) {
 func TestRetentionByCountSparesWhatEndsMeanwhile(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	old, anew := db.finished(t, "completed", time.Hour), db.finished(t, "discarded", 0)
-	waits, cancelled := db.finished(t, "available", time.Hour), db.finished(t, "cancelled", time.Hour)
+	old, anew := db.Finished(t, "completed", time.Hour), db.Finished(t, "discarded", 0)
+	waits, cancelled := db.Finished(t, "available", time.Hour), db.Finished(t, "cancelled", time.Hour)
 	got := value[string](t, db, `select format('%s %s', deleted, archived) from drover_retain_these($1, null, null, now() - interval '1 min')`, []string{old, anew, waits, cancelled})
 	if left := value[[]string](t, db, `select array_agg(id order by id) from jobs`); got != "1 0" || slices.Contains(left, old) || len(left) != 3 {
 		t.Errorf("pruned %s, left %v", got, left)
@@ -331,7 +295,7 @@ func TestRetentionIsValidated(t *testing.T) {
 		},
 		"archived and deleted": {drover.SupervisorConfig{Queues: []drover.Queue{{ArchiveDiscardedAfter: time.Hour, DiscardedRetention: drover.KeepFor(time.Hour)}}}, []string{"Queues[0].ArchiveDiscardedAfter"}},
 	} {
-		c.cfg.Workers = doingNothing()
+		c.cfg.Workers = harness.DoingNothing()
 		_, err := db.client.NewSupervisor(c.cfg)
 		got := fields(t, err)
 		slices.Sort(got)
@@ -388,33 +352,6 @@ func TestDeleteOnCompletion(t *testing.T) {
 	db.waitFor(t, 30*time.Second, `select count(*) = 0 from jobs`)
 }
 
-// aged returns the ids of so many completed jobs that ended two days ago, in the order of the pruner's walk.
-func (db *testDB) aged(t testing.TB, n int) []string {
-	t.Helper()
-	return value[[]string](t, db, `with aged as (
-		insert into jobs (id, kind, state, created_at, finalized_at)
-		select left(drover_ulid_at(now() - interval '2 days'), 10) || lpad(n::text, 16, '0'), 'job', 'completed', now() - interval '2 days', now() - interval '2 days'
-		from generate_series(1, $1) n returning id) select array_agg(id order by id) from aged`, n)
-}
-
-// refuses puts a trigger of the application's on a table, which runs the given code for the rows that match.
-func (db *testDB) refuses(t testing.TB, event, table, fits, does string) {
-	t.Helper()
-	name := "app_" + strings.ToLower(strings.Fields(event)[0]) + "_" + table
-	result := "new"
-	if event == "delete" {
-		result = "old"
-	}
-	db.exec(t, fmt.Sprintf(`create function %s() returns trigger language plpgsql as $$ begin if %s then %s; end if; return %s; end $$`, name, fits, does, result))
-	db.exec(t, fmt.Sprintf(`create trigger %s before %s on %s for each row execute function %[1]s()`, name, event, table))
-}
-
-// noted returns the jobs that are set aside on a path.
-func (db *testDB) noted(t testing.TB, path string) []string {
-	t.Helper()
-	return value[[]string](t, db, `select coalesce(array_agg(job order by job), '{}') from drover_set_aside where path = $1`, path)
-}
-
 const aDay = 24 * time.Hour
 
 // F-15: one job that cannot be deleted, whatever the reason, is set aside, and all others are pruned.
@@ -439,27 +376,27 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 		}, `drop table mine`, "23503"},
 		"trigger": {func(t *testing.T, db *testDB, id string) {
 			t.Helper()
-			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'no'")
+			db.Refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'no'")
 		}, `drop trigger app_delete_jobs on jobs`, "P0001"},
 		"trigger that returns null": {func(t *testing.T, db *testDB, id string) {
 			t.Helper()
-			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "return null")
+			db.Refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "return null")
 		}, `drop trigger app_delete_jobs on jobs`, "DR003"},
 		"damage": {func(t *testing.T, db *testDB, id string) {
 			t.Helper()
-			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'missing chunk number 0' using errcode = 'XX001'")
+			db.Refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'missing chunk number 0' using errcode = 'XX001'")
 		}, `drop trigger app_delete_jobs on jobs`, "XX001"},
 		// Ends the whole step: no function can catch it. With a real one other jobs would be late, too, on a busy machine.
 		"statement time-out": {func(t *testing.T, db *testDB, id string) {
 			t.Helper()
-			db.refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'canceling statement due to statement timeout' using errcode = '57014'")
+			db.Refuses(t, "delete", "jobs", fmt.Sprintf("old.id = '%s'", id), "raise 'canceling statement due to statement timeout' using errcode = '57014'")
 		}, `drop trigger app_delete_jobs on jobs`, "57014"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var book logbook
+			var book harness.Logbook
 			db := newTestDB(t).via(t, drover.Config{Logger: slog.New(&book)})
-			ids := db.aged(t, 1100)
+			ids := db.Aged(t, 1100)
 			bad := ids[550]
 			c.hang(t, db, bad)
 			prune := func(want ...string) {
@@ -470,7 +407,7 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 				if left := value[[]string](t, db, `select coalesce(array_agg(id), '{}') from jobs`); !slices.Equal(left, want) {
 					t.Fatalf("%d jobs are left, want %q", len(left), want)
 				}
-				if noted := db.noted(t, "prune"); !slices.Equal(noted, want) {
+				if noted := db.Noted(t, "prune"); !slices.Equal(noted, want) {
 					t.Fatalf("set aside: %q, want %q", noted, want)
 				}
 			}
@@ -482,7 +419,7 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 			if tries := value[int](t, db, `select tries from drover_set_aside`); tries != 1 {
 				t.Errorf("%d tries before the pause is over", tries)
 			}
-			if lines := book.from(slog.LevelWarn); len(lines) != 1 {
+			if lines := book.From(slog.LevelWarn); len(lines) != 1 {
 				t.Errorf("logged %q, want it once", lines)
 			}
 			db.exec(t, `update drover_set_aside set retry_at = now()`)
@@ -502,7 +439,7 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	ids := db.aged(t, 900)
+	ids := db.Aged(t, 900)
 	db.exec(t, `create table mine (job text references jobs(id))`)
 	db.exec(t, `insert into mine select unnest($1::text[])`, ids[:250])
 	keep := store.Keeping{Completed: keepFor(drover.KeepFor(aDay)), Cancelled: nil}
@@ -512,7 +449,7 @@ func TestPruneBehindManyThatAreRefused(t *testing.T) {
 	if left := value[[]string](t, db, `select array_agg(id order by id) from jobs`); !slices.Equal(left, ids[:250]) {
 		t.Errorf("%d jobs are left, want 250", len(left))
 	}
-	if noted := db.noted(t, "prune"); !slices.Equal(noted, ids[:250]) {
+	if noted := db.Noted(t, "prune"); !slices.Equal(noted, ids[:250]) {
 		t.Errorf("%d are set aside, want 250", len(noted))
 	}
 	db.exec(t, `delete from drover_set_aside`)
@@ -531,15 +468,15 @@ func TestArchivingAndDeletingFailApart(t *testing.T) {
 	for _, errcode := range []string{"23514", "53100"} {
 		t.Run(errcode, func(t *testing.T) {
 			t.Parallel()
-			var book logbook
+			var book harness.Logbook
 			db := newTestDB(t).via(t, drover.Config{Logger: slog.New(&book)})
 			db.exec(t, `insert into queues (name, archive_discarded_after) values ('stored', '1 day')`)
-			db.refuses(t, "insert", "jobs_archive", "true", "raise 'no' using errcode = '"+errcode+"'")
+			db.Refuses(t, "insert", "jobs_archive", "true", "raise 'no' using errcode = '"+errcode+"'")
 			put := func() {
 				t.Helper()
 				for range 3 {
-					db.finished(t, "completed", 2*aDay)
-					db.ended(t, "stored", "discarded", 2*aDay)
+					db.Finished(t, "completed", 2*aDay)
+					db.Ended(t, "stored", "discarded", 2*aDay)
 				}
 			}
 			check := func(want string) {
@@ -554,12 +491,12 @@ func TestArchivingAndDeletingFailApart(t *testing.T) {
 			}
 			put()
 			check("0 3 0")
-			if len(book.from(slog.LevelWarn)) == 0 {
+			if len(book.From(slog.LevelWarn)) == 0 {
 				t.Error("nothing is logged")
 			}
 			db.exec(t, `drop trigger app_insert_jobs_archive on jobs_archive`)
 			db.exec(t, `delete from drover_set_aside`)
-			db.refuses(t, "delete", "jobs", "old.state = 'completed'", "raise 'no' using errcode = '"+errcode+"'")
+			db.Refuses(t, "delete", "jobs", "old.state = 'completed'", "raise 'no' using errcode = '"+errcode+"'")
 			put()
 			check("3 0 6")
 		})
@@ -573,15 +510,15 @@ func TestArchivingAroundAJobThatIsRefused(t *testing.T) {
 	db.exec(t, `insert into queues (name, archive_discarded_after) values ('stored', '1 day')`)
 	var ids []string
 	for range 20 {
-		ids = append(ids, db.ended(t, "stored", "discarded", 2*aDay))
+		ids = append(ids, db.Ended(t, "stored", "discarded", 2*aDay))
 	}
 	clash := ids[3]
 	db.exec(t, `insert into jobs_archive select (jsonb_populate_record(null::jobs_archive, to_jsonb(j) || '{"archived_at": "2020-01-01"}')).* from jobs j where id = $1`, clash)
-	db.refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id = '%s'", ids[7]), "raise 'no'")
-	db.launchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}})
+	db.Refuses(t, "insert", "jobs_archive", fmt.Sprintf("new.id = '%s'", ids[7]), "raise 'no'")
+	db.LaunchPruning(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}})
 	want := []string{clash, ids[7]}
 	slices.Sort(want)
-	eventually(t, func() bool { return slices.Equal(db.noted(t, "archive"), want) })
+	eventually(t, func() bool { return slices.Equal(db.Noted(t, "archive"), want) })
 	if n := value[int](t, db, `select count(*) from jobs`); n != 2 {
 		t.Errorf("%d jobs are left, want 2", n)
 	}
@@ -595,7 +532,7 @@ func TestArchivingAroundAJobThatIsRefused(t *testing.T) {
 func TestNotesOfJobsThatAreGone(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	id := db.finished(t, "completed", time.Hour)
+	id := db.Finished(t, "completed", time.Hour)
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, retry_at) values
 		('prune', 'gone', '', '', 'infinity'), ('claim', 'gone', '', '', 'infinity'), ('archive', $1, '', '', now() - interval '3 days'),
 		('prune', $1, '', '', now() - interval '1 day'), ('claim', $1, '', '', now() - interval '3 days')`, id)
@@ -633,12 +570,12 @@ func TestPruneIDsThatAreNoULIDs(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and id like '%1'`); n != 0 {
 		t.Errorf("%d of 5 old jobs are left", n)
 	}
-	young := db.finished(t, "completed", 2*aDay) // a minute later
+	young := db.Finished(t, "completed", 2*aDay) // a minute later
 	if _, err := db.prune(t.Context(), walk, keep); err != nil || value[bool](t, db, `select exists (select from jobs where id = $1)`, young) {
 		t.Errorf("a ULID is not pruned after a walk among odd ids; %v", err)
 	}
 	put("zzz-0000000000000000000001", "completed", 2*aDay)
-	db.launchPruning(t, drover.SupervisorConfig{CompletedRetention: drover.KeepFor(aDay), Queues: []drover.Queue{{Name: "nothing is here"}}}) // its first walk is a whole one
+	db.LaunchPruning(t, drover.SupervisorConfig{CompletedRetention: drover.KeepFor(aDay), Queues: []drover.Queue{{Name: "nothing is here"}}}) // its first walk is a whole one
 	db.waitFor(t, 20*time.Second, `select not exists (select from jobs where id like 'zzz%')`)
 }
 
@@ -647,11 +584,11 @@ func TestPruningReadsNoYoungIDs(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
-	db.exec(t, `insert into jobs (id, kind) select left(drover_ulid_at(now() - interval '1 hour'), 10) || lpad(n::text, 16, '0'), 'job' from generate_series(1, $1) n`, rowsForPlans(t))
-	db.finished(t, "completed", 2*aDay)
+	db.exec(t, `insert into jobs (id, kind) select left(drover_ulid_at(now() - interval '1 hour'), 10) || lpad(n::text, 16, '0'), 'job' from generate_series(1, $1) n`, harness.RowsForPlans(t))
+	db.Finished(t, "completed", 2*aDay)
 	db.exec(t, `insert into jobs (id, kind) values ('order-00000000000000000001', 'job')`)
 	db.exec(t, `analyze jobs`)
-	buffers, scans := db.planner(t).buffersOf(t, `select * from drover_retain('', '1 day', '1 day')`)
+	buffers, scans := db.planner(t).BuffersOf(t, `select * from drover_retain('', '1 day', '1 day')`)
 	if scans > 0 || buffers > 200 {
 		t.Errorf("%d buffers, %d scans of the table", buffers, scans)
 	}
@@ -670,9 +607,9 @@ func TestARetentionThatMakesNoSense(t *testing.T) {
 			db := newQuietDB(t)
 			db.exec(t, `insert into queues (name, completed_retention, cancelled_retention, archive_discarded_after) values ('odd', $1::text::interval, $1::text::interval, $1::text::interval)`, garbage)
 			db.exec(t, `insert into queues (name, completed_retention) values ('sane', '1 day')`)
-			want := []string{db.ended(t, "odd", "completed", time.Hour), db.ended(t, "odd", "discarded", time.Hour)}
-			db.ended(t, "sane", "completed", 2*aDay)
-			db.ended(t, "default", "completed", 2*aDay)
+			want := []string{db.Ended(t, "odd", "completed", time.Hour), db.Ended(t, "odd", "discarded", time.Hour)}
+			db.Ended(t, "sane", "completed", 2*aDay)
+			db.Ended(t, "default", "completed", 2*aDay)
 			if _, err := db.prune(t.Context(), engine.PruneWalk{Whole: true}, store.Keeping{Completed: keepFor(drover.KeepFor(aDay)), Cancelled: nil}); err != nil {
 				t.Fatal(err)
 			}
@@ -689,7 +626,7 @@ func TestARestoredDeadLetterIsNotDeleted(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `insert into queues (name, keep_discarded, discarded_retention) values ('default', 1, '365 days')`)
-	old, young := db.finished(t, "discarded", 2*aDay), db.finished(t, "discarded", time.Hour)
+	old, young := db.Finished(t, "discarded", 2*aDay), db.Finished(t, "discarded", time.Hour)
 	if _, err := db.client.Archive(t.Context(), drover.Filter{IDs: []string{old}}, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}

@@ -13,16 +13,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // A redrive meets rows that the database refuses to read or to change, or that others have locked.
-
-// refuse hangs a trigger on jobs that refuses updates for which the condition on old and new holds.
-func (db *testDB) refuse(t testing.TB, when string) {
-	t.Helper()
-	db.exec(t, `create or replace function no() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
-	db.exec(t, `create or replace trigger no before update on jobs for each row when (`+when+`) execute function no()`)
-}
 
 // F-15: of a hundred dead letters one is refused. The others come back, the refused one is listed with the reason,
 // and the progress reaches its end. All of it works by psql alone. Once the cause is gone another redrive takes the
@@ -42,7 +36,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 		"at release": {
 			setUp: func(t *testing.T, v *virtual) {
 				t.Helper()
-				v.refuse(t, bad+` and new.finalized_at is null`)
+				v.Refuse(t, bad+` and new.finalized_at is null`)
 			},
 			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
@@ -50,7 +44,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			plan: drover.RedrivePlan{PerKey: 3},
 			setUp: func(t *testing.T, v *virtual) {
 				t.Helper()
-				v.refuse(t, bad+` and new.finalized_at is null`)
+				v.Refuse(t, bad+` and new.finalized_at is null`)
 			},
 			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
@@ -58,14 +52,14 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 			plan: drover.RedrivePlan{Canary: 8},
 			setUp: func(t *testing.T, v *virtual) {
 				t.Helper()
-				v.refuse(t, bad+` and new.finalized_at is null`)
+				v.Refuse(t, bad+` and new.finalized_at is null`)
 			},
 			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
 		"marked": {
 			setUp: func(t *testing.T, v *virtual) {
 				t.Helper()
-				v.refuse(t, bad)
+				v.Refuse(t, bad)
 			},
 			mend: `drop trigger no on jobs`, why: "refused: no",
 		},
@@ -93,21 +87,21 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 		}},
 		"born before time": {setUp: func(t *testing.T, v *virtual) {
 			t.Helper()
-			v.unguarded(t)
+			v.Unguarded(t)
 			v.exec(t, `update jobs set created_at = '-infinity', retry_until = now() where args @> '{"n": 7}'`)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			v := newVirtual(t)
-			v.bury(t, 100, 2)
+			v.Bury(t, 100, 2)
 			if c.setUp != nil {
 				c.setUp(t, v)
 			}
 			c.plan.Filter = drover.Filter{Kind: "job"}
 			r := v.redrive(t, c.plan)
 			if c.lateDuring != "" {
-				v.refuse(t, c.lateDuring)
+				v.Refuse(t, c.lateDuring)
 			}
 			v.until(t, `select state = 'done' from drover_redrives`)
 			v.until(t, `select count(*) = 0 from jobs where kind = 'job' and state in ('available', 'retryable')`)
@@ -151,7 +145,7 @@ func TestRedriveSkipsARefusedRow(t *testing.T) {
 func TestRedriveCountersStopAtTheirEnd(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 10, 1)
+	v.Bury(t, 10, 1)
 	v.exec(t, `update jobs set expires_at = now() where args @> '{"n": 1}'`)
 	for _, counter := range []string{"matched", "released", "skipped", "unkeyed"} {
 		v.exec(t, `alter table drover_redrives alter column `+counter+` set default 9223372036854775807`)
@@ -169,9 +163,9 @@ func TestRedriveCountersStopAtTheirEnd(t *testing.T) {
 func TestRedriveSkipsRowsRefusedWhileMarking(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 600, 1)
+	v.Bury(t, 600, 1)
 	v.exec(t, `update jobs set kind = 'other' where (args->>'n')::int > 500`)
-	v.refuse(t, `old.kind = 'job' and (old.args->>'n')::int between 101 and 450`)
+	v.Refuse(t, `old.kind = 'job' and (old.args->>'n')::int between 101 and 450`)
 	const start = `select drover_redrive_start(jsonb_build_object('filter', jsonb_build_object('kind', $1::text), 'rate', 100))`
 	v.exec(t, start, "job")
 	v.exec(t, start, "other")
@@ -186,9 +180,9 @@ func TestRedriveSkipsRowsRefusedWhileMarking(t *testing.T) {
 func TestRedriveSkipsManyRefusedRowsInARow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 900, 1)
+	v.Bury(t, 900, 1)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 500})
-	v.refuse(t, `(old.args->>'n')::int <= 700`)
+	v.Refuse(t, `(old.args->>'n')::int <= 700`)
 	v.until(t, `select state = 'done' and skipped = 700 from drover_redrives`)
 	v.until(t, `select count(*) = 200 from jobs where state = 'completed'`)
 	if n := value[int](t, v.testDB, `select count(*) from drover_set_aside where path = 'redrive'`); n != 700 {
@@ -211,9 +205,9 @@ func TestRedriveSkipsManyRefusedRowsInARow(t *testing.T) {
 func TestRedriveAbortBesideARefusedRow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 50, 1)
+	v.Bury(t, 50, 1)
 	r := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}})
-	v.refuse(t, `old.args @> '{"n": 20}'`)
+	v.Refuse(t, `old.args @> '{"n": 20}'`)
 	if err := v.client.AbortRedrive(t.Context(), r.ID, drover.Audit{Why: "enough"}); err != nil {
 		t.Fatal(err)
 	}
@@ -233,10 +227,10 @@ func TestRedriveAbortBesideARefusedRow(t *testing.T) {
 func TestRedriveTakesBackBesideARefusedRow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 80, 1)
+	v.Bury(t, 80, 1)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 30})
 	v.pass(t, 0)
-	v.refuse(t, `old.args @> '{"n": 9}' and new.state = 'parked'`)
+	v.Refuse(t, `old.args @> '{"n": 9}' and new.state = 'parked'`)
 	v.pass(t, 2*time.Second)
 	if got := value[string](t, v.testDB, `select string_agg(state || ' ' || n, ', ' order by state) from (select state, count(*) as n from jobs group by 1) s`); got != "available 2, discarded 50, parked 28" {
 		t.Errorf("%s; want two that are due: the probe, and the one that cannot be taken back", got)
@@ -249,9 +243,9 @@ func TestRedriveTakesBackBesideARefusedRow(t *testing.T) {
 func TestRedriveFreesAKeyBesideARefusedRow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 20, 1)
+	v.Bury(t, 20, 1)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 2})
-	v.refuse(t, `old.args @> '{"n": 1}' and old.state = 'completed'`)
+	v.Refuse(t, `old.args @> '{"n": 1}' and old.state = 'completed'`)
 	v.until(t, `select count(*) = 20 from jobs where state = 'completed'`)
 	v.until(t, `select state = 'done' and skipped = 0 and released = 20 from drover_redrives`)
 }
@@ -261,10 +255,10 @@ func TestRedriveFreesAKeyBesideARefusedRow(t *testing.T) {
 func TestRedriveGoesPastLockedRows(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 10, 1)
+	v.Bury(t, 10, 1)
 	v.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'other', 'other', 'discarded', now() - interval '1 day', 'operator' from generate_series(1, 3)`)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}, Rate: 1})
-	unlock := v.hold(t, `select from jobs where (args->>'n')::int <= 3 or kind = 'other' and id = (select min(id) from jobs where kind = 'other') for update`)
+	unlock := v.Hold(t, `select from jobs where (args->>'n')::int <= 3 or kind = 'other' and id = (select min(id) from jobs where kind = 'other') for update`)
 	other := value[string](t, v.testDB, `select drover_redrive_start('{"filter": {"kind": "other"}}')`)
 	for range 80 {
 		v.pass(t, time.Second/4)
@@ -333,7 +327,7 @@ func TestRedriveWithASelectiveFilterMarksInSteps(t *testing.T) {
 func TestRedriveSkipsAnUnreadableRow(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 30, 1)
+	v.Bury(t, 30, 1)
 	v.exec(t, `update jobs set tags = '{x}'`)
 	// Reading the error of one row fails, as damaged data would.
 	v.exec(t, `create function damaged(errors jsonb) returns jsonb language plpgsql as $$
@@ -354,7 +348,7 @@ func TestRedriveSkipsAnUnreadableRow(t *testing.T) {
 func TestRedriveThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 40, 1)
+	v.Bury(t, 40, 1)
 	v.exec(t, `update jobs set kind = 'held' where (args->>'n')::int <= 10`)
 	held := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Kind: "held"}})
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}})
@@ -378,10 +372,10 @@ func TestRedriveThatIsHeldUpHoldsUpNoOther(t *testing.T) {
 func TestSupervisorsLogASkippedJobOnce(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.bury(t, 60, 1)
-	db.refuse(t, `old.args @> '{"n": 20}' and new.finalized_at is null`)
-	var books [2]logbook
-	var sups [2]*launched
+	db.Bury(t, 60, 1)
+	db.Refuse(t, `old.args @> '{"n": 20}' and new.finalized_at is null`)
+	var books [2]harness.Logbook
+	var sups [2]*harness.Launched
 	for i := range books {
 		sups[i] = db.via(t, drover.Config{Logger: slog.New(&books[i])}).launch(t, drover.SupervisorConfig{Workers: handlingAll(), Lease: 30 * time.Second})
 	}
@@ -389,9 +383,9 @@ func TestSupervisorsLogASkippedJobOnce(t *testing.T) {
 	db.waitFor(t, time.Minute, `select state = 'done' from drover_redrives`)
 	db.waitFor(t, time.Minute, `select count(*) = 59 from jobs where state = 'completed'`)
 	for _, sup := range sups {
-		sup.stop(t) // whichever skipped it logs that after the commit
+		sup.Stop(t) // whichever skipped it logs that after the commit
 	}
-	said := slices.Concat(books[0].from(slog.LevelWarn), books[1].from(slog.LevelWarn))
+	said := slices.Concat(books[0].From(slog.LevelWarn), books[1].From(slog.LevelWarn))
 	said = slices.DeleteFunc(said, func(s string) bool { return !strings.Contains(s, "redrive") })
 	id := value[string](t, db, `select id from jobs where state = 'discarded'`)
 	if len(said) != 1 || !strings.Contains(said[0], "redrive skipped a job") || !strings.Contains(said[0], id) || !strings.Contains(said[0], "refused: no") {
@@ -403,7 +397,7 @@ func TestSupervisorsLogASkippedJobOnce(t *testing.T) {
 // more when ticks work again.
 func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 	t.Parallel()
-	var book logbook
+	var book harness.Logbook
 	db := newQuietDB(t).via(t, drover.Config{Logger: slog.New(&book)})
 	r := db.stopped(t, drover.SupervisorConfig{}).Redriver
 	now := time.Now()
@@ -426,7 +420,7 @@ func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 	now = now.Add(time.Minute)
 	r.Failed(t.Context(), timeout)
 	var said []string
-	for _, text := range book.from(slog.LevelInfo) {
+	for _, text := range book.From(slog.LevelInfo) {
 		if strings.Contains(text, "database") {
 			said = append(said, strings.Join(strings.Fields(text)[:3], " "))
 		}
@@ -440,7 +434,7 @@ func TestFailingTicksAreLoggedOnceAMinute(t *testing.T) {
 func TestRedriveInSmallSteps(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 60, 3)
+	v.Bury(t, 60, 3)
 	v.exec(t, `select drover_redrive_start('{"filter": {"all": true}, "rate": 1000}')`)
 	for range 500 {
 		v.at = v.at.Add(time.Second / 4)

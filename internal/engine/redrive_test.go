@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // A redrive shares its jobs with others who act on them: some jobs it must let be, and others it must not lose.
@@ -87,7 +88,7 @@ func TestTicksOfARedriveReadFewPages(t *testing.T) {
 func TestRedriveLetsTheJobsOfEndedOnesBe(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 60, 1)
+	v.Bury(t, 60, 1)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Limit: 20, Rate: 100})
 	v.pass(t, 0)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 20})
@@ -103,7 +104,7 @@ func TestRedriveLetsTheJobsOfEndedOnesBe(t *testing.T) {
 func TestRedriveCanariesThatWereTakenBackGoAgain(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 30, 1)
+	v.Bury(t, 30, 1)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Canary: 5})
 	v.pass(t, 0)
 	v.pass(t, 2*time.Second)
@@ -117,7 +118,7 @@ func TestRedriveCanariesThatWereTakenBackGoAgain(t *testing.T) {
 func TestRedriveSmallerThanItsCanary(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 3, 1)
+	v.Bury(t, 3, 1)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 1, Canary: 10})
 	v.pass(t, 0)
 	if err := v.client.RedriveJob(t.Context(), value[string](t, v.testDB, `select max(id) from jobs where state = 'discarded'`), nil, drover.Audit{}); err != nil {
@@ -130,7 +131,7 @@ func TestRedriveSmallerThanItsCanary(t *testing.T) {
 func TestRedriveLetsRunningJobsBe(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 10, 1)
+	v.Bury(t, 10, 1)
 	v.exec(t, `insert into jobs (kind, state, scheduled_at) select 'parked', 'parked', 'infinity' from generate_series(1, 3)`)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{State: drover.Parked}})
 	v.exec(t, `update jobs set state = 'running', claimed_by = 'elsewhere', scheduled_at = now(), queue = 'default' where kind = 'parked' and id = (select min(id) from jobs where kind = 'parked')`)
@@ -149,7 +150,7 @@ func TestRedriveLetsRunningJobsBe(t *testing.T) {
 func TestRedriveLetsBackoffsBe(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 30, 1)
+	v.Bury(t, 30, 1)
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 10})
 	v.pass(t, 0)
 	failed := value[string](t, v.testDB, `select id from jobs where state = 'available' order by scheduled_at limit 1`)
@@ -164,13 +165,13 @@ func TestRedriveLetsBackoffsBe(t *testing.T) {
 func TestRedriveOfAKindThatNobodyWorks(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 100, 1)
+	v.Bury(t, 100, 1)
 	v.exec(t, `update jobs set kind = 'gone' where (args->>'n')::int <= 5`) // the oldest
 	v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 20})
 	for range 60 {
 		v.pass(t, time.Second/4)
-		v.exec(t, virtualStart+` and kind = 'job'`, v.at)
-		v.exec(t, virtualEnd, v.at)
+		v.exec(t, harness.VirtualStart+` and kind = 'job'`, v.at)
+		v.exec(t, harness.VirtualEnd, v.at)
 	}
 	if n := value[int](t, v.testDB, `select count(*) from jobs where kind = 'job' and state = 'completed'`); n != 95 {
 		t.Errorf("%d of 95 came back", n)
@@ -185,10 +186,10 @@ func TestRedriveOfAKindThatNobodyWorks(t *testing.T) {
 func TestRedriveAfterAnAbortKeepsTheCap(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 20, 1)
+	v.Bury(t, 20, 1)
 	first := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 3})
 	v.pass(t, 0)
-	v.exec(t, virtualStart, v.at.Add(time.Second))
+	v.exec(t, harness.VirtualStart, v.at.Add(time.Second))
 	if err := v.client.AbortRedrive(t.Context(), first.ID, drover.Audit{Why: "slower"}); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +218,7 @@ func TestRedriveOfRestoredJobs(t *testing.T) {
 		t.Run(string(end), func(t *testing.T) {
 			t.Parallel()
 			v := newVirtual(t)
-			v.bury(t, 4, 1)
+			v.Bury(t, 4, 1)
 			v.exec(t, `update jobs set id = overlay(id placing left(drover_ulid_at(now() - interval '2 hours'), 10) from 1 for 10)`)
 			first := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 1})
 			if moved, err := v.client.Archive(t.Context(), drover.Filter{State: drover.Discarded}, nil, drover.Audit{}); err != nil || moved.Jobs != 4 {
@@ -264,7 +265,7 @@ func TestRedriveOfRestoredJobs(t *testing.T) {
 func TestPruningLeavesWhatARedriveHolds(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)
-	v.bury(t, 3, 1)
+	v.Bury(t, 3, 1)
 	v.exec(t, `insert into queues (name, discarded_retention) values ('default', '1 second')`)
 	v.exec(t, `update jobs set id = overlay(id placing left(drover_ulid_at(now() - interval '2 hours'), 10) from 1 for 10)`)
 	r := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Rate: 1})
@@ -302,15 +303,15 @@ func TestUnparkWhatTheLiftedPolicyParkedLast(t *testing.T) {
 func TestFailuresOfCappedJobsAreTold(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
-	db.bury(t, 1, 1)
-	var log eventLog
-	told := db.via(t, drover.Config{Hooks: []drover.Hooks{log.hooks()}, Logger: quiet()})
+	db.Bury(t, 1, 1)
+	var log harness.EventLog
+	told := db.via(t, drover.Config{Hooks: []drover.Hooks{log.Hooks()}, Logger: quiet()})
 	if _, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, PerKey: 1}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	var runs atomic.Int64
 	told.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Retry: drover.Every(time.Millisecond)}}, Lease: 6 * time.Second, Workers: []drover.Worker{
-		dynWorker("job", drover.WorkerOpts{}, func(context.Context, *drover.Job) error {
+		harness.DynWorker("job", drover.WorkerOpts{}, func(context.Context, *drover.Job) error {
 			if runs.Add(1) == 1 {
 				return errors.New("not yet")
 			}
@@ -319,8 +320,8 @@ func TestFailuresOfCappedJobsAreTold(t *testing.T) {
 	}})
 	eventually(t, func() bool { return value[int](t, db, `select count(*) from jobs where state = 'completed'`) == 1 })
 	id := value[string](t, db, `select id from jobs`)
-	eventually(t, func() bool { return log.count(id, "completed") == 1 })
-	if failed, parked := log.count(id, "failed"), log.count(id, "parked"); failed != 1 || parked != 0 {
+	eventually(t, func() bool { return log.Count(id, "completed") == 1 })
+	if failed, parked := log.Count(id, "failed"), log.Count(id, "parked"); failed != 1 || parked != 0 {
 		t.Errorf("told %d times failed, %d times parked", failed, parked)
 	}
 }

@@ -137,7 +137,7 @@ func TestATableLockLeavesNoLaneOut(t *testing.T) {
 	}
 	db.enqueueJobs(t, 20, nil)
 	// A lane that is left out is left out for a minute.
-	db.soon(t, time.Minute, "jobs wait although the lock is gone", `select count(*) = 21 from jobs where state = 'completed'`)
+	db.Soon(t, time.Minute, "jobs wait although the lock is gone", `select count(*) = 21 from jobs where state = 'completed'`)
 }
 
 // A supervisor of another queue leaves a job that is set aside where it is.
@@ -204,7 +204,7 @@ func TestRescuesThatAreAllRefusedWait(t *testing.T) {
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
 	db.held(t, "dead", 80)
 	db.exec(t, `create trigger refuse before update on jobs for each row when (new.state = 'retryable') execute function refuse()`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	s := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{Lease: 30 * time.Second})
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from jobs where discard_reason = 'refused'`); n > 0 {
@@ -221,7 +221,7 @@ func TestWhatIsSetAsideStarvesNoSuspect(t *testing.T) {
 	t.Log(value[string](t, db, `select string_agg(queue || ' ' || lane, ', ') from jobs`))
 	db.exec(t, `insert into drover_set_aside (path, job, error, code, tries, retry_at) select 'claim', id, 'no', 'P0001', 9, now() + interval '1 day' from jobs where queue = 'a'`)
 	db.via(t, drover.Config{}).launch(t, drover.SupervisorConfig{Lease: 3 * time.Second, Queues: []drover.Queue{{Name: "a"}, {Name: "b"}}})
-	db.soon(t, 3*time.Minute, "the healthy suspect waits", `select state = 'completed' from jobs where queue = 'b'`) // the other one is set aside for a day
+	db.Soon(t, 3*time.Minute, "the healthy suspect waits", `select state = 'completed' from jobs where queue = 'b'`) // the other one is set aside for a day
 }
 
 // A strong suspect that was set aside is tried again alone, never next to others.
@@ -333,7 +333,7 @@ func TestRefusedJobsAtTheHeadOfAQueue(t *testing.T) {
 			db.exec(t, `insert into jobs (kind, args, scheduled_at) select 'job', '{"bad": 1}', now() - interval '1 minute' from generate_series(1, $1)`, c.bad)
 			db.enqueueJobs(t, 20, nil)
 			db.via(t, drover.Config{}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: c.slots}}})
-			db.soon(t, 30*time.Second, "not all healthy jobs have run", `select count(*) = 20 from jobs where state = 'completed'`)
+			db.Soon(t, 30*time.Second, "not all healthy jobs have run", `select count(*) = 20 from jobs where state = 'completed'`)
 		})
 	}
 }

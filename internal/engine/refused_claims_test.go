@@ -16,16 +16,10 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
-	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/internal/tier"
 )
-
-// unguarded takes the table's own bounds away, as an owner or a restored dump might.
-func (db *testDB) unguarded(t testing.TB) {
-	t.Helper()
-	pgtest.DropChecks(t, db.Pool)
-}
 
 // refuseRow makes a trigger of the application's that acts on rows whose args have the key bad.
 func (db *testDB) refuseRow(t testing.TB, when, do string) {
@@ -79,7 +73,7 @@ func TestARefusedClaimHoldsUpNobody(t *testing.T) {
 func (c *poison) holdsUpNobody(t *testing.T, supervisors int) {
 	t.Helper()
 	db := newQuietDB(t)
-	db.unguarded(t)
+	db.Unguarded(t)
 	if c.trigger != "" {
 		db.refuseRow(t, c.trigger, `raise exception 'no';`)
 	}
@@ -92,10 +86,10 @@ func (c *poison) holdsUpNobody(t *testing.T, supervisors int) {
 		db.enqueue(t, job{1}, nil)
 		db.enqueue(t, job{2}, &drover.EnqueueOpts{Queue: "other"})
 	}
-	db.soon(t, time.Minute, "the others wait for the refused one", `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, id)
-	within(t, 2*time.Minute, func() bool { // another job has to pass, or no single one may be at fault
+	db.Soon(t, time.Minute, "the others wait for the refused one", `select count(*) = 20 from jobs where state = 'completed' and id <> $1`, id)
+	harness.Within(t, 2*time.Minute, func() bool { // another job has to pass, or no single one may be at fault
 		db.enqueue(t, job{3}, nil)
-		after(t, 20*time.Millisecond)
+		harness.After(t, 20*time.Millisecond)
 		return value[bool](t, db, `select `+c.becomes+` from jobs where id = $1`, id)
 	})
 	if n := value[int](t, db, `select max(claim_seq) from jobs where id <> $1`, id); n > 2 {
@@ -122,7 +116,7 @@ func TestAClaimOfAHugeRowHoldsUpNobody(t *testing.T) { //nolint:paralleltest // 
 func holdUpNobody(t *testing.T, refused []poison) {
 	t.Helper()
 	db := newQuietDB(t)
-	db.unguarded(t)
+	db.Unguarded(t)
 	db.refuseRow(t, "new.state = 'running'", `raise exception 'no';`)
 	for part := range slices.Chunk(refused, len(poisons())) {
 		for _, c := range part {
@@ -132,7 +126,7 @@ func holdUpNobody(t *testing.T, refused []poison) {
 	}
 	db.exec(t, `update jobs set kind = 'poison' where attempt > 0 or claim_seq > 0 or metadata is not null or args ? 'bad' or pg_column_size(args) > 1000`)
 	innocents := value[int](t, db, `select count(*) from jobs where kind = 'job'`)
-	db.launch(t, drover.SupervisorConfig{Workers: append(doingNothing(), dynWorker("poison", drover.WorkerOpts{}, doNothing))})
+	db.launch(t, drover.SupervisorConfig{Workers: append(harness.DoingNothing(), harness.DynWorker("poison", drover.WorkerOpts{}, doNothing))})
 	db.waitFor(t, 2*time.Minute, `select count(*) = $1 from jobs where state = 'completed'`, innocents)
 	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from jobs where scheduled_at <= now() and finalized_at is null`)
 }
@@ -202,13 +196,13 @@ func TestAClaimThatAnIndexRefuses(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `create unique index one_at_a_time on jobs ((args->>'u')) where state = 'running'`)
 	var at atomic.Int64
-	db.launch(t, drover.SupervisorConfig{Workers: []drover.Worker{dynWorker("u", drover.WorkerOpts{}, func(context.Context, *drover.Job) error {
+	db.launch(t, drover.SupervisorConfig{Workers: []drover.Worker{harness.DynWorker("u", drover.WorkerOpts{}, func(context.Context, *drover.Job) error {
 		if at.Add(1) > 1 {
 			return drover.Discard(errors.New("two at a time"))
 		}
 		defer at.Add(-1)
 		return nil
-	}), dynWorker("other", drover.WorkerOpts{}, doNothing)}})
+	}), harness.DynWorker("other", drover.WorkerOpts{}, doNothing)}})
 	db.exec(t, `insert into jobs (kind, args) select 'u', '{"u": 7}' from generate_series(1, 3)`)
 	db.exec(t, `insert into jobs (kind, args) select 'other', '{}' from generate_series(1, 100)`)
 	db.waitFor(t, 20*time.Second, `select count(*) = 100 from jobs where kind = 'other' and state = 'completed'`)
@@ -223,26 +217,26 @@ func TestClaimsThatAreAllRefusedWait(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	var book logbook
+	var book harness.Logbook
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin if new.state = 'running' then raise exception 'not today'; end if; return new; end $$`)
 	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
 	sup := db.via(t, drover.Config{Logger: slog.New(&book)}).launch(t, drover.SupervisorConfig{})
 	db.enqueueJobs(t, 30, nil)
-	eventually(t, func() bool { return len(book.from(slog.LevelWarn)) > 0 })
+	eventually(t, func() bool { return len(book.From(slog.LevelWarn)) > 0 })
 	end := time.Now().Add(3 * time.Second)
 	eventually(t, func() bool { return time.Now().After(end) })
 	if !value[bool](t, db, `select count(*) = 30 from jobs where state = 'available' and errors = '[]'`) || value[int](t, db, `select count(*) from drover_set_aside`) > 0 {
 		t.Fatalf("while all is refused: %s", value[string](t, db, `select string_agg(distinct state || ' ' || errors::text, ', ') from jobs`))
 	}
-	if lines := book.from(slog.LevelWarn); len(lines) > 1 {
+	if lines := book.From(slog.LevelWarn); len(lines) > 1 {
 		t.Errorf("%d lines in three seconds: %v", len(lines), lines)
 	}
 	db.exec(t, `drop trigger refuse on jobs`)
 	db.waitFor(t, 2*time.Minute, `select count(*) = 30 from jobs where state = 'completed'`)
 	eventually(t, func() bool {
-		return strings.Contains(fmt.Sprint(book.from(slog.LevelInfo)), "the database answers again")
+		return strings.Contains(fmt.Sprint(book.From(slog.LevelInfo)), "the database answers again")
 	})
-	sup.stop(t)
+	sup.Stop(t)
 }
 
 // F-15: a new process leaves alone the jobs that others have set aside. When a pause is over one process tries that
@@ -255,21 +249,21 @@ func TestWhatIsSetAsideIsLeftAloneThenTriedAgain(t *testing.T) {
 	bad := value[string](t, db, `insert into jobs (kind, args) values ('job', '{"bad": 1}') returning id`)
 	db.exec(t, `select drover_set_aside('claim', jsonb_build_array(jsonb_build_object('id', $1::text, 'error', 'no', 'code', 'P0001')))`, bad)
 	db.exec(t, `update drover_set_aside set retry_at = now() + interval '1 hour'`)
-	var book logbook
+	var book harness.Logbook
 	sup := db.via(t, drover.Config{Logger: slog.New(&book)}).launch(t, drover.SupervisorConfig{})
 	db.enqueueJobs(t, 20, nil)
 	db.waitFor(t, 2*time.Minute, `select count(*) = 20 from jobs where state = 'completed'`)
-	if lines := book.from(slog.LevelWarn); len(lines) > 0 {
+	if lines := book.From(slog.LevelWarn); len(lines) > 0 {
 		t.Fatalf("it fell over what was known: %v", lines)
 	}
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
-	db.soon(t, 2*time.Minute, "it is not tried by itself", `select tries = 2 and retry_at > now() + interval '20 s' from drover_set_aside`)
+	db.Soon(t, 2*time.Minute, "it is not tried by itself", `select tries = 2 and retry_at > now() + interval '20 s' from drover_set_aside`)
 	db.exec(t, `drop trigger refuse on jobs`)
 	db.exec(t, `update drover_set_aside set retry_at = now()`)
 	db.waitFor(t, 2*time.Minute, `select state = 'completed' from jobs where id = $1`, bad)
 	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from drover_set_aside`)
-	sup.stop(t)
-	if n := len(engineOf(sup.Supervisor).Claimer.Refused.Aside); n > 1 {
+	sup.Stop(t)
+	if n := len(harness.EngineOf(sup.Supervisor).Claimer.Refused.Aside); n > 1 {
 		t.Errorf("%d jobs are left out of claims", n)
 	}
 }
@@ -329,16 +323,16 @@ func TestALaneThatCannotBeRead(t *testing.T) {
 	t.Cleanup(func() { _, _ = db.Exec(context.Background(), `drop owned by `+role+`; drop role `+role) })
 	db.exec(t, `grant usage on schema `+schema+` to `+role+`; grant all on all tables in schema `+schema+` to `+role+`; grant execute on all functions in schema `+schema+` to `+role)
 	db.exec(t, `alter table jobs enable row level security; create policy readable on jobs using (readable(kind))`)
-	var book logbook
+	var book harness.Logbook
 	db.via(t, drover.Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role }).launch(t, drover.SupervisorConfig{
-		Queues: []drover.Queue{{}, {Name: "other"}}, Workers: append(doingNothing(), dynWorker("damaged", drover.WorkerOpts{}, doNothing)),
+		Queues: []drover.Queue{{}, {Name: "other"}}, Workers: append(harness.DoingNothing(), harness.DynWorker("damaged", drover.WorkerOpts{}, doNothing)),
 	})
 	for range 10 {
 		db.enqueue(t, job{1}, nil)
 		db.enqueue(t, job{2}, &drover.EnqueueOpts{Queue: "other", Priority: 3})
 	}
 	db.waitFor(t, 20*time.Second, `select count(*) = 20 from jobs where state = 'completed'`)
-	if lines := fmt.Sprint(book.from(slog.LevelError)); !strings.Contains(lines, "their lane is left out") || !strings.Contains(lines, "invalid page") {
+	if lines := fmt.Sprint(book.From(slog.LevelError)); !strings.Contains(lines, "their lane is left out") || !strings.Contains(lines, "invalid page") {
 		t.Errorf("log: %s", lines)
 	}
 }
@@ -415,7 +409,7 @@ func TestWhatIsSetAsideGivesNobodyWork(t *testing.T) {
 func TestAJobTooLargeToClaim(t *testing.T) { //nolint:paralleltest // a row of 180 MB disturbs other tests
 	tier.Nightly(t, "the server writes a row of 180 MB again and again, until the claim's time is over; TestTheOnlyJobDueIsTooSlowToClaim has a slow trigger instead")
 	db := newQuietDB(t)
-	db.unguarded(t)
+	db.Unguarded(t)
 	bad := value[string](t, db, `insert into jobs (kind, metadata) values ('job', jsonb_build_object('x', repeat(chr(1), 30000000))) returning id`)
 	db.launch(t, drover.SupervisorConfig{Lease: time.Second, Queues: []drover.Queue{{}, {Name: "other"}}})
 	for range 10 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 )
 
 // odd is a job whose row the application's trigger knows by its args.
@@ -68,8 +69,8 @@ func TestARefusedOutcomeHoldsUpNobody(t *testing.T) {
 			close(release)
 			db.waitFor(t, time.Minute, `select count(*) filter (where state = 'completed') = 10 and count(*) filter (where state = 'discarded') = 10 from jobs where id <> $1`, bad)
 			db.waitFor(t, time.Minute, `select count(*) = 1 from drover_set_aside where path = 'settle' and job = $1`, bad)
-			sup.stop(t)
-			if n := engineOf(sup.Supervisor).Settler.Unsettled.Len(); n > 0 {
+			sup.Stop(t)
+			if n := harness.EngineOf(sup.Supervisor).Settler.Unsettled.Len(); n > 0 {
 				t.Errorf("%d runs are still in the book", n)
 			}
 		})
@@ -83,10 +84,10 @@ func TestARefusedOutcomeAtAStop(t *testing.T) {
 	for cause, event := range map[string]string{"gone": "completed", "stays": "stale_settle"} {
 		t.Run(cause, func(t *testing.T) {
 			t.Parallel()
-			var heard eventLog
-			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+			var heard harness.EventLog
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 			db.refuseRow(t, "old.state = 'running'", `raise exception 'no';`)
-			_, stop := db.start(t, drover.SupervisorConfig{
+			_, stop := db.Start(t, drover.SupervisorConfig{
 				Queues: []drover.Queue{{}}, Workers: handling(func(context.Context, *drover.Job, int) error { return nil }),
 			})
 			bad := value[string](t, db, insertBad)
@@ -95,7 +96,7 @@ func TestARefusedOutcomeAtAStop(t *testing.T) {
 				db.exec(t, `drop trigger refuse on jobs`)
 			}
 			stop()
-			if all := heard.of(bad); heard.ends(bad) != 1 || heard.count(bad, event) != 1 || all[len(all)-1].Duration == 0 {
+			if all := heard.Of(bad); heard.Ends(bad) != 1 || heard.Count(bad, event) != 1 || all[len(all)-1].Duration == 0 {
 				t.Errorf("the events are %+v", all)
 			}
 			if completed := value[bool](t, db, `select state = 'completed' from jobs where id = $1`, bad); completed != (cause == "gone") {
@@ -172,14 +173,14 @@ func TestACompletedJobThatCannotBeDeletedIsKept(t *testing.T) {
 	db.enqueueJobs(t, 20, nil)
 	sup := db.launch(t, drover.SupervisorConfig{CompletedRetention: drover.DeleteOnCompletion})
 	db.waitFor(t, 20*time.Second, `select count(*) = 1 and bool_and(state = 'completed' and id = $1) from jobs`, kept)
-	sup.stop(t)
+	sup.Stop(t)
 }
 
 // F-15: counters at their type's end stay there, whatever is written.
 func TestCountersSaturate(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.unguarded(t)
+	db.Unguarded(t)
 	s := db.stopped(t, drover.SupervisorConfig{})
 	db.enqueueJobs(t, 4, nil)
 	db.exec(t, `update jobs set errors_total = 2147483647, snoozes = 2147483647, uncounted = 2147483647, crashes = 32767, deaths = 32767, lane = default`)
@@ -198,7 +199,7 @@ func TestARefusedStartHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.refuseRow(t, "new.started_seq is distinct from old.started_seq", `raise exception 'no start';`)
-	var book logbook
+	var book harness.Logbook
 	// One claim takes all of them, the bad one in the middle: its start is noted together with others.
 	db.exec(t, `insert into jobs (kind, args, max_attempts, scheduled_at) select 'job', '{"n": 1}', 1, now() - n * interval '1 s' from generate_series(1, 20) n`)
 	bad := value[string](t, db, `insert into jobs (kind, args, max_attempts, scheduled_at) values ('job', '{"bad": 1, "n": 2}', 1, now() - interval '10.5 s') returning id`)
@@ -215,8 +216,8 @@ func TestARefusedStartHoldsUpNobody(t *testing.T) {
 	}
 	db.waitFor(t, time.Minute, `select state = 'scheduled' and attempt = 0 and errors->-1->>'error' = 'claim refused by the database: no start'
 		or state = 'available' and attempt = 0 and exists (select from drover_set_aside where path = 'claim' and job = jobs.id and error = 'no start') from jobs where id = $1`, bad)
-	sup.stop(t)
-	if lines := fmt.Sprint(book.from(slog.LevelError)); lines == "[]" {
+	sup.Stop(t)
+	if lines := fmt.Sprint(book.From(slog.LevelError)); lines == "[]" {
 		t.Error("nothing is logged")
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -27,14 +28,14 @@ func TestRunWaitsForAServer(t *testing.T) {
 	server := net.JoinHostPort(cc.Host, strconv.Itoa(int(cc.Port)))
 	var name atomic.Pointer[string]
 	name.Store(&address)
-	var book logbook
+	var book harness.Logbook
 	late := db.named(t, drover.Config{Logger: slog.New(&book)}, &name)
 	late.launch(t, drover.SupervisorConfig{})
-	eventually(t, func() bool { return len(book.from(slog.LevelWarn)) > 0 })
+	eventually(t, func() bool { return len(book.From(slog.LevelWarn)) > 0 })
 	name.Store(&server)
 	db.enqueueJobs(t, 1, nil)
 	db.waitFor(t, time.Minute, `select count(*) = 1 from jobs where state = 'completed'`)
-	lines := book.from(slog.LevelInfo)
+	lines := book.From(slog.LevelInfo)
 	if !strings.Contains(lines[0], "this supervisor does not run yet") || !strings.Contains(lines[0], "connection refused") || !strings.Contains(lines[1], "the database answers again") {
 		t.Errorf("logged %q", lines)
 	}
@@ -43,12 +44,12 @@ func TestRunWaitsForAServer(t *testing.T) {
 // A lock that is held for longer than the application's lock_timeout is no reason not to start.
 func TestRunWaitsForALock(t *testing.T) {
 	t.Parallel()
-	var book logbook
+	var book harness.Logbook
 	db := newQuietDB(t)
 	hasty := db.via(t, drover.Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "20ms" })
-	end := db.hold(t, `lock table drover_supervisors in access exclusive mode`)
+	end := db.Hold(t, `lock table drover_supervisors in access exclusive mode`)
 	hasty.launch(t, drover.SupervisorConfig{})
-	eventually(t, func() bool { return strings.Contains(strings.Join(book.from(slog.LevelWarn), ""), "55P03") })
+	eventually(t, func() bool { return strings.Contains(strings.Join(book.From(slog.LevelWarn), ""), "55P03") })
 	end()
 	db.waitFor(t, time.Minute, `select count(*) = 1 from drover_supervisors`)
 }
@@ -69,7 +70,7 @@ func TestRunEndsForWhatStays(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sup, err := db.via(t, drover.Config{}, c.edit).client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+			sup, err := db.via(t, drover.Config{}, c.edit).client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,12 +115,12 @@ func TestTemporaryErrors(t *testing.T) {
 func TestAStopDuringTheStartLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	end := db.hold(t, `lock table drover_crews in access exclusive mode`)
+	end := db.Hold(t, `lock table drover_crews in access exclusive mode`)
 	sup := db.launch(t, drover.SupervisorConfig{})
 	db.waitFor(t, 30*time.Second, `select exists (select from pg_locks where relation = 'drover_crews'::regclass and not granted)`)
-	sup.cancel()
+	sup.Cancel()
 	end() // the registration that is under way goes through
-	sup.stop(t)
+	sup.Stop(t)
 	if n := value[int](t, db, `select (select count(*) from drover_supervisors) + (select count(*) from drover_crews)`); n > 0 {
 		t.Errorf("%d rows are left", n)
 	}
@@ -131,20 +132,20 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 	for _, stops := range []bool{false, true} {
 		db := newQuietDB(t)
 		cut, wire := db.cutting(t, drover.Config{})
-		sup, err := cut.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+		sup, err := cut.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		wire.arm("insert into drover_supervisors", "")
-		engineOf(sup).Keeper.Base = context.Background()
-		if err := engineOf(sup).Keeper.Register(t.Context()); err == nil || wire.cutSoFar() != 1 {
+		harness.EngineOf(sup).Keeper.Base = context.Background()
+		if err := harness.EngineOf(sup).Keeper.Register(t.Context()); err == nil || wire.cutSoFar() != 1 {
 			t.Fatalf("register = %v, %d cut", err, wire.cutSoFar())
 		}
 		db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
 		want := 0
 		if stops {
-			engineOf(sup).Keeper.EndStrays(t.Context())
-		} else if err := engineOf(sup).Keeper.Register(t.Context()); err != nil {
+			harness.EngineOf(sup).Keeper.EndStrays(t.Context())
+		} else if err := harness.EngineOf(sup).Keeper.Register(t.Context()); err != nil {
 			t.Fatal(err)
 		} else {
 			want = 1
@@ -155,7 +156,7 @@ func TestARegistrationWhoseReplyWasLost(t *testing.T) {
 		if got := value[int](t, db, `select count(*) from drover_crews`); got != want {
 			t.Errorf("stopped %v: %d pass for awake, want %d", stops, got, want)
 		}
-		engineOf(sup).Keeper.Link.Close(t.Context())
+		harness.EngineOf(sup).Keeper.Link.Close(t.Context())
 	}
 }
 
@@ -166,7 +167,7 @@ func TestAQueueAddedNextToARegistration(t *testing.T) {
 	db := newQuietDB(t)
 	s := db.stopped(t, drover.SupervisorConfig{})
 	id := s.Lease.Load().ID
-	if err := s.sup.AddQueue(t.Context(), drover.Queue{Name: "late"}); err != nil {
+	if err := s.Sup.AddQueue(t.Context(), drover.Queue{Name: "late"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, queues := range []string{`'{default}'`, `'{default,gone,late}'`} { // as a registration of before left them
@@ -213,7 +214,7 @@ func TestACancelWithoutListenIsHeard(t *testing.T) {
 // Where notifications are heard, and where nothing runs, nobody asks.
 func TestNobodyAsksForCancelsInVain(t *testing.T) {
 	t.Parallel()
-	tr := &trips{statements: newStatements()}
+	tr := &trips{Statements: harness.NewStatements()}
 	db := newQuietDB(t).via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tr })
 	s := db.stopped(t, drover.SupervisorConfig{})
 	asked := func() bool {
@@ -258,10 +259,10 @@ func TestAStopTakesWhatIsPromised(t *testing.T) {
 	wire.freeze()
 	defer wire.thaw()
 	began := time.Now()
-	sup.cancel()
+	sup.Cancel()
 	select {
-	case err := <-sup.done:
-		close(sup.done)
+	case err := <-sup.Done:
+		close(sup.Done)
 		if took := time.Since(began); err != nil || took > engine.EndPart+6*time.Second { // on a machine that gives it none for a while
 			t.Errorf("Run returned %v after %v", err, took)
 		}

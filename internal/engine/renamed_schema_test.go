@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/migrations"
@@ -22,7 +23,7 @@ import (
 func renamedSchema(t *testing.T, how string) (_ *testDB, other string) {
 	t.Helper()
 	db := newQuietDB(t)
-	db.enqueueAll(t, func(what string, _ drover.Receipt, err error) {
+	db.EnqueueAll(t, func(what string, _ drover.Receipt, err error) {
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -48,17 +49,6 @@ func renamedSchema(t *testing.T, how string) (_ *testDB, other string) {
 	return db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = free }), other
 }
 
-// enqueueAll enqueues in every way, by an insert where there is one, and by a function.
-func (db *testDB) enqueueAll(t *testing.T, each func(what string, r drover.Receipt, err error)) {
-	t.Helper()
-	for _, way := range db.ways(t) {
-		for _, opts := range []*drover.EnqueueOpts{nil, {Tags: []string{"x"}}} {
-			r, err := way.enqueue(t.Context(), letter{}, opts)
-			each(fmt.Sprintf("%s, %+v", way.name, opts), r, err)
-		}
-	}
-}
-
 // An acknowledged job is where Get looks, also if a schema was renamed and its functions still have its old name.
 // A call that would work in two schemas reports what repairs it.
 func TestARenamedSchema(t *testing.T) {
@@ -82,22 +72,22 @@ func TestARenamedSchema(t *testing.T) {
 				}
 			}
 			refused("Check", db.client.Check(t.Context()))
-			sup, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+			sup, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
 			refused("Run", sup.Run(ctx))
-			again, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+			again, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 			if err != nil {
 				t.Fatal(err)
 			}
-			engineOf(again).Keeper.Base = context.Background()
-			refused("a registration after a lost lease", engineOf(again).Keeper.Register(t.Context()))
+			harness.EngineOf(again).Keeper.Base = context.Background()
+			refused("a registration after a lost lease", harness.EngineOf(again).Keeper.Register(t.Context()))
 
 			stored := ""
-			db.enqueueAll(t, func(what string, r drover.Receipt, err error) {
+			db.EnqueueAll(t, func(what string, r drover.Receipt, err error) {
 				if err != nil {
 					refused(what, err)
 				} else if stored = r.ID; !value[bool](t, db, `select exists (select from jobs where id = $1)`, stored) {
@@ -141,7 +131,7 @@ func TestARenamedSchema(t *testing.T) {
 			if err := db.client.Check(t.Context()); err != nil {
 				t.Errorf("Check, mended: %v", err)
 			}
-			db.enqueueAll(t, func(what string, r drover.Receipt, err error) {
+			db.EnqueueAll(t, func(what string, r drover.Receipt, err error) {
 				if err != nil {
 					t.Errorf("%s, mended: %v", what, err)
 				} else if _, err := db.client.Job(t.Context(), r.ID); err != nil {
@@ -169,7 +159,7 @@ func TestDroverSecureMendsARenamedSchema(t *testing.T) {
 func TestCheckFindsTablesInFrontOfDrovers(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	names := db.idsOf(t, `select relname from pg_class where relnamespace = quote_ident(current_schema())::regnamespace and relkind in ('r', 'v') and relname <> $1 order by 1`, migrations.Table)
+	names := db.IDsOf(t, `select relname from pg_class where relnamespace = quote_ident(current_schema())::regnamespace and relkind in ('r', 'v') and relname <> $1 order by 1`, migrations.Table)
 	app := pgtest.NewPool(t)
 	for _, name := range names {
 		if _, err := app.Exec(t.Context(), `create table `+pgx.Identifier{name}.Sanitize()+` (id bigint)`); err != nil {
@@ -179,7 +169,7 @@ func TestCheckFindsTablesInFrontOfDrovers(t *testing.T) {
 	both := db.via(t, drover.Config{}, func(c *pgxpool.Config) {
 		c.ConnConfig.RuntimeParams["search_path"] = pgtest.Schema(app) + ", " + pgtest.Schema(db.Pool)
 	})
-	sup, err := both.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: doingNothing()})
+	sup, err := both.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: harness.DoingNothing()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +202,7 @@ func TestCheckRefusesAReplicasSessions(t *testing.T) {
 func TestASupervisorWhoseSchemaIsRenamed(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var book logbook
+	var book harness.Logbook
 	db := newTestDBWith(t, drover.Config{Logger: slog.New(&book)})
 	twin := newQuietDB(t)
 	name, other := pgtest.Schema(db.Pool), pgtest.Schema(twin.Pool)
@@ -230,7 +220,7 @@ func TestASupervisorWhoseSchemaIsRenamed(t *testing.T) {
 	id := db.enqueue(t, job{2}, nil)
 	close(release)
 	eventually(t, func() bool {
-		return strings.Contains(strings.Join(book.from(slog.LevelWarn), ""), "select "+name+".drover_secure()")
+		return strings.Contains(strings.Join(book.From(slog.LevelWarn), ""), "select "+name+".drover_secure()")
 	})
 	if n := value[int](t, db, `select (select count(*) from drover_supervisors) + (select count(*) from jobs where state <> 'available')`); n != 0 {
 		t.Errorf("%d rows of a supervisor that works in two schemas", n)

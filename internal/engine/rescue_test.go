@@ -15,6 +15,7 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/store"
@@ -73,17 +74,17 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.unguarded(t)
+			db.Unguarded(t)
 			db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
 			db.exec(t, `create function refuse_late() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$`)
 			db.held(t, "dead", 150)
 			bad := value[string](t, db, `update jobs set kind = 'bad' where id = (select id from jobs order by id offset 70 limit 1) returning id`)
 			db.exec(t, c.schema)
-			db.dead(t, "dead")
+			db.Dead(t, "dead")
 			if c.row != "" {
 				db.exec(t, `update jobs set `+c.row+` where id = $1`, bad)
 			}
-			var book logbook
+			var book harness.Logbook
 			lease := time.Hour // a beat has a quarter of it to rescue
 			if c.name == "a trigger takes all the time" {
 				lease = 30 * time.Second // and each statement a hundredth: the walk meets some eight time-outs
@@ -91,7 +92,7 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 			s := db.via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{Lease: lease})
 			s.beat(t)
 			if n := value[int](t, db, `select count(*) from jobs where kind = 'job' and state = 'retryable' and errors_total = 1`); n != 149 {
-				t.Errorf("%d of 149 innocents are freed: %v", n, book.from(slog.LevelWarn))
+				t.Errorf("%d of 149 innocents are freed: %v", n, book.From(slog.LevelWarn))
 			}
 			for range engine.PatientBeats + 1 {
 				s.beat(t)
@@ -102,7 +103,7 @@ func TestRescuePassesWhatTheDatabaseRefuses(t *testing.T) {
 			if value[bool](t, db, `select exists (select from drover_supervisors where id = 'dead')`) {
 				t.Error("the dead supervisor is not forgotten")
 			}
-			if n := strings.Count(strings.Join(book.from(slog.LevelWarn), "\n"), "the database refuses a job"); n > 1 {
+			if n := strings.Count(strings.Join(book.From(slog.LevelWarn), "\n"), "the database refuses a job"); n > 1 {
 				t.Errorf("%d logs about one job in a moment", n)
 			}
 		})
@@ -116,7 +117,7 @@ func TestRescueIsPatient(t *testing.T) {
 	db := newQuietDB(t)
 	db.held(t, "dead", 3)
 	id := value[string](t, db, `select id from jobs order by id offset 1 limit 1`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	db.exec(t, `create function late() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$`)
 	db.exec(t, `create trigger late before update on jobs for each row when (old.id = '`+id+`') execute function late()`)
 	s := db.stopped(t, drover.SupervisorConfig{Lease: 30 * time.Second}) // each beat waits for a twelfth of it
@@ -142,7 +143,7 @@ func TestRescueOfWhatWasSetAside(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.held(t, "dead", 3)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	db.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$`)
 	db.exec(t, `create trigger refuse before update on jobs for each row execute function refuse()`)
 	s := db.stopped(t, drover.SupervisorConfig{})
@@ -171,7 +172,7 @@ func TestRescueBlamesThosePastARefusedOne(t *testing.T) {
 	db.held(t, "dead", 20)
 	db.exec(t, `update jobs set kind = 'bad' where id = (select max(id) from jobs)`)
 	db.exec(t, `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 0)`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	db.stopped(t, drover.SupervisorConfig{}).beat(t)
 	if !value[bool](t, db, `select (select array_agg(b order by b) from unnest(blamed) b) = (select array_agg(id order by id) from jobs where kind = 'job')
 		from drover_ended_supervisors where id = 'dead'`) {
@@ -191,7 +192,7 @@ func TestRescueOfADamagedRow(t *testing.T) {
 			bad := value[string](t, db, `select max(id) from jobs`)
 			db.exec(t, `alter table jobs drop constraint jobs_retry`)
 			db.exec(t, fmt.Sprintf(`update jobs set crashes = 1, %s = jsonb_build_array(jsonb_build_object('class', 'crash', 'error', repeat('x', 9000))) where id = $1`, column), bad)
-			db.dead(t, "dead")
+			db.Dead(t, "dead")
 			pgtest.Damage(t, db.Pool)
 			s := db.stopped(t, drover.SupervisorConfig{})
 			s.beat(t)
@@ -214,11 +215,11 @@ func TestHuntReadsGarbage(t *testing.T) {
 	db.exec(t, `update jobs set crashes = 1, errors = '[{"class": "crash", "duration_ms": 1500, "supervisor": "old"}]'`)
 	db.exec(t, `update jobs set errors = '[5, null, {"class": "crash", "duration_ms": "x", "supervisor": 5}, {"class": "crash", "duration_ms": 1e300}]'
 		where id = (select min(id) from jobs)`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	db.exec(t, `update drover_supervisors set slots = '{"default": 10, "other": "x"}', in_flight = in_flight || null::text`)
 	db.stopped(t, drover.SupervisorConfig{})
 	h := store.NewScan("dead", []string{"default"}, false)
-	held, err := store.Session{Conn: dialed(t, db)}.Scan(t.Context(), h)
+	held, err := store.Session{Conn: db.Dialed(t)}.Scan(t.Context(), h)
 	if err != nil || len(held) != 2 || len(h.Unread) > 0 {
 		t.Fatalf("%d jobs, %v, %v", len(held), h.Unread, err)
 	}
@@ -285,7 +286,7 @@ func TestReservationsOfABrokenBudget(t *testing.T) {
 	db.exec(t, `delete from jobs`)
 	db.held(t, "dead", 20)
 	db.exec(t, `update jobs set crashes = 1`) // so that they have a backoff
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 2 and scheduled_at > now()`); n != 20 {
 		t.Errorf("%d of 20 jobs are rescued", n)
@@ -330,9 +331,9 @@ func TestRescueWhileTheCalendarIsHeld(t *testing.T) {
 	db.exec(t, `insert into drover_budgets (scope, retries) values ('all', 60)`)
 	db.held(t, "dead", 20)
 	db.exec(t, `update jobs set crashes = 1 where id in (select id from jobs order by id limit 5)`)
-	db.dead(t, "dead")
+	db.Dead(t, "dead")
 	s := db.stopped(t, drover.SupervisorConfig{Lease: 10 * time.Minute}) // a statement has a hundredth of it, and the wait for the calendar is no part of that
-	end := db.hold(t, `lock table drover_budget_slots`)
+	end := db.Hold(t, `lock table drover_budget_slots`)
 	s.beat(t)
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n < 15 {
 		t.Errorf("%d of 15 jobs are freed that need no slot", n)
@@ -353,7 +354,7 @@ func TestTakeBackPassesWhatTheDatabaseRefuses(t *testing.T) {
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		values ('dead', '', 0, now(), now(), true, (select array_agg(id) || null::text || 'no such job'::text from jobs))`)
 	db.exec(t, `alter table jobs add constraint odd check (kind <> 'bad' or crashes = 1)`)
-	var book logbook
+	var book harness.Logbook
 	s := db.via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{})
 	s.Keeper.NoteLost("dead")
 	s.beat(t)
@@ -366,7 +367,7 @@ func TestTakeBackPassesWhatTheDatabaseRefuses(t *testing.T) {
 	if !value[bool](t, db, `select not died and not exists (select from unnest(blamed) b where b is not null) from drover_ended_supervisors`) {
 		t.Errorf("still blamed: %s", value[string](t, db, `select blamed::text from drover_ended_supervisors`))
 	}
-	if log := strings.Join(book.from(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
+	if log := strings.Join(book.From(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
 		t.Errorf("log: %s", log)
 	}
 }
@@ -382,7 +383,7 @@ func TestTakeBackIsPatient(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, crashes, deaths, errors_total) values ('job', 1, 1, 1)`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed)
 		select id, '', 0, now(), now(), true, (select array_agg(id) from jobs) from unnest('{dead,too}'::text[]) as id`)
-	var book logbook
+	var book harness.Logbook
 	s := db.via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{Lease: 4 * time.Second})
 	s.Keeper.NoteLost("dead")
 	s.beat(t)
@@ -400,7 +401,7 @@ func TestTakeBackIsPatient(t *testing.T) {
 	if n := value[int](t, db, `select cardinality(blamed) from drover_ended_supervisors where id = 'too'`); n > 0 || len(s.Keeper.Was) > 0 {
 		t.Error("it tries for ever")
 	}
-	if log := strings.Join(book.from(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
+	if log := strings.Join(book.From(slog.LevelWarn), "\n"); strings.Count(log, "crash not taken back") != 1 {
 		t.Errorf("log: %s", log)
 	}
 }
@@ -411,7 +412,7 @@ func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, crashes) values ('job', 2)`)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'nobody', 1, 1, now())`)
-	var book logbook
+	var book harness.Logbook
 	s := db.via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{})
 	db.exec(t, `alter table drover_solo add constraint nobody check (supervisor is null)`)
 	db.exec(t, `alter table drover_ended_supervisors add constraint living check (died)`)
@@ -424,7 +425,7 @@ func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable' and crashes = 1`); n != 1 {
 		t.Error("it has not swept")
 	}
-	log := book.from(slog.LevelWarn)
+	log := book.From(slog.LevelWarn)
 	if n := strings.Count(strings.Join(log, "\n"), "failed, goes on with the next beat"); n != 2 {
 		t.Errorf("%d logs about two steps that fail: %s", n, strings.Join(log, "\n"))
 	}
@@ -434,7 +435,7 @@ func TestBeatGoesOnBehindAStepThatFails(t *testing.T) {
 func TestOrphansOfOddTimes(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.unguarded(t)
+	db.Unguarded(t)
 	for _, due := range []string{"now()", "now() + interval '2 days'", "'infinity'", "'-infinity'", "'0400-01-01 BC'", "'290000-01-01'"} {
 		for _, at := range []string{"now()", "null", "'infinity'", "'-infinity'", "'0400-01-01 BC'", "'0001-01-01 00:00:00Z'", "'290000-01-01'"} {
 			db.exec(t, fmt.Sprintf(`insert into jobs (kind, state, claimed_by, attempt, claim_seq, scheduled_at, attempted_at) values ('job', 'running', 'nobody', 1, 1, %s, %s)`, due, at))
@@ -506,7 +507,7 @@ func TestOrphansAreKeptInAnOutage(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, state, claimed_by, attempt, claim_seq, attempted_at) values ('job', 'running', 'a', 1, 1, now()), ('job', 'running', 'b', 1, 1, now())`)
 	s := db.stopped(t, drover.SupervisorConfig{})
-	conn, err := poolOf(db.client).Dial(t.Context())
+	conn, err := harness.PoolOf(db.client).Dial(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -531,7 +532,7 @@ func TestSweepPassesALaneThatCannotBeRead(t *testing.T) {
 	t.Cleanup(func() {
 		_, _ = db.Exec(context.Background(), fmt.Sprintf(`drop owned by %s cascade; drop role %[1]s`, role)) // the schema goes with it
 	})
-	var book logbook
+	var book harness.Logbook
 	s := db.via(t, drover.Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role }).stopped(t, drover.SupervisorConfig{})
 	db.exec(t, `insert into jobs (kind, priority, state, claimed_by, attempt, claim_seq, attempted_at, scheduled_at) values
 		('job', 1, 'running', 'nobody', 1, 1, now(), now() - interval '1 h'), ('bad', 3, 'running', 'nobody', 1, 1, now(), now() - interval '1 h'),
@@ -551,8 +552,8 @@ func TestSweepPassesALaneThatCannotBeRead(t *testing.T) {
 	if f := s.Claimer.Floors.Get(key); !f.At.Before(time.Now().Add(-time.Minute)) {
 		t.Errorf("a job behind a floor is not found: %v", f)
 	}
-	if n := strings.Count(strings.Join(book.from(slog.LevelError), "\n"), "cannot be swept"); n != 1 {
-		t.Errorf("%d logs about one lane:\n%s", n, strings.Join(book.from(slog.LevelWarn), "\n"))
+	if n := strings.Count(strings.Join(book.From(slog.LevelError), "\n"), "cannot be swept"); n != 1 {
+		t.Errorf("%d logs about one lane:\n%s", n, strings.Join(book.From(slog.LevelWarn), "\n"))
 	}
 }
 
@@ -582,7 +583,7 @@ func TestSupervisorsRowsChangedByHand(t *testing.T) {
 			db.exec(t, `alter table drover_supervisors drop constraint drover_supervisors_lease_ms_check`)
 			for _, owner := range []string{"dead", "odd"} {
 				db.held(t, owner, 5)
-				db.dead(t, owner)
+				db.Dead(t, owner)
 			}
 			db.exec(t, `update jobs set crashes = 2 where id in (select min(id) from jobs group by claimed_by)`)
 			db.exec(t, `insert into drover_supervisors (id, lease_ms, queues) values ('silent', 1000, '{default}')`)
@@ -597,7 +598,7 @@ func TestSupervisorsRowsChangedByHand(t *testing.T) {
 			if value[bool](t, db, `select exists (select from drover_supervisors where id in ('dead', 'odd'))`) {
 				t.Error("they are not forgotten")
 			}
-			lost, err := store.Session{Conn: dialed(t, db)}.DeclareLost(t.Context(), store.Peer{
+			lost, err := store.Session{Conn: db.Dialed(t)}.DeclareLost(t.Context(), store.Peer{
 				ID: "silent", Epoch: value[int](t, db, `select epoch from drover_supervisors where id = 'silent'`), Beat: value[int64](t, db, `select beat from drover_supervisors where id = 'silent'`),
 			})
 			if err != nil || !lost {

@@ -20,6 +20,7 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -81,9 +82,9 @@ const fleetLease = 12 * time.Second
 type fleet struct {
 	db      *testDB
 	lease   time.Duration
-	sups    []*launched
-	counted []*statements
-	books   []*logbook
+	sups    []*harness.Launched
+	counted []*harness.Statements
+	books   []*harness.Logbook
 	tables  []string
 	release chan struct{} // lets the handlers go on that were called before the database went back
 
@@ -149,7 +150,7 @@ func newFleet(t testing.TB, n int, lease time.Duration) *fleet {
 	t.Helper()
 	f := &fleet{db: newQuietDB(t), lease: lease, release: make(chan struct{}), calls: map[string]int{}, causes: map[string]error{}, began: map[string]bool{}}
 	for range n {
-		book := &logbook{}
+		book := &harness.Logbook{}
 		client, counted := f.db.traced(t, drover.Config{Logger: slog.New(book)})
 		f.sups = append(f.sups, client.launch(t, drover.SupervisorConfig{
 			Lease: lease, DrainTimeout: time.Millisecond, PollInterval: 500 * time.Millisecond, Workers: handling(f.handle),
@@ -158,7 +159,7 @@ func newFleet(t testing.TB, n int, lease time.Duration) *fleet {
 		f.counted, f.books = append(f.counted, counted), append(f.books, book)
 	}
 	for _, sup := range f.sups {
-		eventually(t, func() bool { return engineOf(sup.Supervisor).Lease.Load() != nil })
+		eventually(t, func() bool { return harness.EngineOf(sup.Supervisor).Lease.Load() != nil })
 	}
 	return f
 }
@@ -203,7 +204,7 @@ func (f *fleet) age(t testing.TB) (a aged) {
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from jobs where state = 'running'`)
 	eventually(t, func() bool {
 		for _, sup := range f.sups {
-			engineOf(sup.Supervisor).Keeper.Interrupt()
+			harness.EngineOf(sup.Supervisor).Keeper.Interrupt()
 		}
 		return value[bool](t, db, `select bool_and(s.beat > b.beat + 1) from drover_supervisors s join before_drover_supervisors b using (id)`)
 	})
@@ -216,7 +217,7 @@ func (f *fleet) worksAgain(t testing.TB) {
 	began := time.Now()
 	for _, queue := range []string{"default", "narrow"} {
 		id := f.db.enqueue(t, job{done}, &drover.EnqueueOpts{Queue: queue})
-		f.db.soon(t, 15*f.lease, "a new job of queue "+queue+" waits for ever", `select state = 'completed' from jobs where id = $1`, id)
+		f.db.Soon(t, 15*f.lease, "a new job of queue "+queue+" waits for ever", `select state = 'completed' from jobs where id = $1`, id)
 	}
 	t.Logf("works again after %v, with a lease of %v", time.Since(began).Round(time.Millisecond), f.lease)
 }
@@ -225,7 +226,7 @@ func (f *fleet) worksAgain(t testing.TB) {
 func (f *fleet) isCalm(t testing.TB, since time.Time) {
 	t.Helper()
 	for _, counted := range f.counted {
-		calls, _ := counted.since()
+		calls, _ := counted.Since()
 		most := 200 + 40*time.Since(since).Seconds() // a loop without a pause: hundreds a second, also on a slow machine
 		for sql, n := range calls {
 			if float64(n) > most {
@@ -246,7 +247,7 @@ func TestTheDatabaseGoesBack(t *testing.T) {
 	f.db.exec(t, `update before_drover_supervisors set epoch = epoch - 1`)
 	since := time.Now()
 	for _, counted := range f.counted {
-		counted.since()
+		counted.Since()
 	}
 	f.db.goBack(t, f.tables...)
 	f.worksAgain(t)
@@ -273,8 +274,8 @@ func TestTheDatabaseGoesBack(t *testing.T) {
 	f.db.waitFor(t, 20*f.lease, `select not exists (select from jobs where crashes > 0 and id <> $1)`, a.once) // no process had died
 	f.isCalm(t, since)
 	for _, book := range f.books {
-		if n := count(book.from(slog.LevelError), engine.WentBack); n != 1 {
-			t.Errorf("told %d times: %q", n, book.from(slog.LevelWarn))
+		if n := count(book.From(slog.LevelError), engine.WentBack); n != 1 {
+			t.Errorf("told %d times: %q", n, book.From(slog.LevelWarn))
 		}
 	}
 }
@@ -299,7 +300,7 @@ func TestATableGoesBackAlone(t *testing.T) {
 			f := newFleet(t, 1, fleetLease)
 			a := f.age(t)
 			since := time.Now()
-			f.counted[0].since()
+			f.counted[0].Since()
 			f.db.goBack(t, table)
 			f.worksAgain(t)
 			runs := 1
@@ -335,17 +336,17 @@ func TestATableGoesBackAlone(t *testing.T) {
 func TestARaisedEpochIsForgotten(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 1, fleetLease)
-	l := engineOf(f.sups[0].Supervisor).Lease.Load()
+	l := harness.EngineOf(f.sups[0].Supervisor).Lease.Load()
 	since := time.Now()
-	f.counted[0].since()
+	f.counted[0].Since()
 	f.db.exec(t, `update drover_supervisors set epoch = epoch - 1`)
 	f.worksAgain(t)
-	if engineOf(f.sups[0].Supervisor).Lease.Load().ID == l.ID || !errors.Is(context.Cause(l.Ctx), drover.ErrLeaseLost) {
+	if harness.EngineOf(f.sups[0].Supervisor).Lease.Load().ID == l.ID || !errors.Is(context.Cause(l.Ctx), drover.ErrLeaseLost) {
 		t.Error("the lease goes on")
 	}
 	f.isCalm(t, since)
-	if n := count(f.books[0].from(slog.LevelError), engine.WentBack); n != 1 {
-		t.Errorf("told %d times: %q", n, f.books[0].from(slog.LevelWarn))
+	if n := count(f.books[0].From(slog.LevelError), engine.WentBack); n != 1 {
+		t.Errorf("told %d times: %q", n, f.books[0].From(slog.LevelWarn))
 	}
 }
 
@@ -408,7 +409,7 @@ func TestALookThatFailsIsNotRepeatedAtOnce(t *testing.T) {
 	s := impatient.stopped(t, drover.SupervisorConfig{})
 	r := s.claimAll(t, 1)[0]
 	db.exec(t, `update jobs set attempted_at = attempted_at - interval '1 s'`)
-	end := db.hold(t, `lock table drover_supervisors in access exclusive mode`) // which the look reads, and the settle does not
+	end := db.Hold(t, `lock table drover_supervisors in access exclusive mode`) // which the look reads, and the settle does not
 	s.settle(t, decided(r, nil))
 	if s.Settler.Trouble.Failures != 1 {
 		t.Errorf("%d failures are known", s.Settler.Trouble.Failures)
@@ -428,10 +429,10 @@ func TestAfterAReconnectFloorsAreNotTrusted(t *testing.T) {
 	db := newQuietDB(t)
 	resettable, reset := db.resettable(t)
 	sup := resettable.launch(t, drover.SupervisorConfig{Lease: time.Hour, PollInterval: 100 * time.Millisecond}) // no sweep, no beat
-	eventually(t, func() bool { return !engineOf(sup.Supervisor).Claimer.Floors.None() })
+	eventually(t, func() bool { return !harness.EngineOf(sup.Supervisor).Claimer.Floors.None() })
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('job', now() - interval '1 h') returning id`)
 	reset()
-	db.soon(t, 30*time.Second, "the job behind the floors is not found", `select state = 'completed' from jobs where id = $1`, id)
+	db.Soon(t, 30*time.Second, "the job behind the floors is not found", `select state = 'completed' from jobs where id = $1`, id)
 }
 
 func TestTransactionIDsThatFallAreNoticed(t *testing.T) {
@@ -459,8 +460,8 @@ func TestForgottenSettleAndAReset(t *testing.T) {
 	id := db.enqueue(t, job{1}, nil)
 	receive(t, ran)
 	db.waitFor(t, 30*time.Second, `select state = 'completed' from jobs`)
-	eventually(t, func() bool { return engineOf(sup.Supervisor).Settler.Unsettled.Len() == 0 }) // the reply has come: an audit passes what the settler knows
-	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, engineOf(sup.Supervisor).Lease.Load().ID)
+	eventually(t, func() bool { return harness.EngineOf(sup.Supervisor).Settler.Unsettled.Len() == 0 }) // the reply has come: an audit passes what the settler knows
+	db.exec(t, `update jobs set state = 'running', finalized_at = null, claimed_by = $1`, harness.EngineOf(sup.Supervisor).Lease.Load().ID)
 	reset()
 	if again := receive(t, ran); again != id {
 		t.Errorf("%s ran", again)
@@ -511,7 +512,7 @@ func TestARefusedOutcomeAsksForAnAudit(t *testing.T) {
 	receive(t, started)
 	db.exec(t, `update jobs set attempted_at = attempted_at - interval '1 s'`)
 	close(release)
-	db.soon(t, 30*time.Second, "nobody gives the job back", `select state = 'completed' from jobs`)
+	db.Soon(t, 30*time.Second, "nobody gives the job back", `select state = 'completed' from jobs`)
 }
 
 // A handler is at work under a claim that the database has forgotten; the row is as an earlier claim of ours left it. A

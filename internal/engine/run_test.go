@@ -15,37 +15,15 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 )
-
-// start runs a supervisor and returns what ends it and waits for that.
-func (db *testDB) start(t *testing.T, cfg drover.SupervisorConfig) (sup *drover.Supervisor, stop func()) {
-	t.Helper()
-	sup, err := db.client.NewSupervisor(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := sup.Run(ctx); err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	}()
-	stop = func() {
-		cancel()
-		<-done
-	}
-	t.Cleanup(stop)
-	return sup, stop
-}
 
 // F-6: whose timeout a run has: the job's, the worker's, the supervisor's.
 func TestWhoDecidesTheTimeout(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	left := make(chan time.Duration, 1)
 	handle := func(ctx context.Context, _ *drover.Job) error {
 		deadline, ok := ctx.Deadline()
@@ -57,9 +35,9 @@ func TestWhoDecidesTheTimeout(t *testing.T) {
 		return nil
 	}
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Timeout: 9 * time.Hour, Workers: []drover.Worker{
-		dynWorker("unset", drover.WorkerOpts{}, handle),
-		dynWorker("set", drover.WorkerOpts{Timeout: 7 * time.Hour}, handle),
-		dynWorker("none", drover.WorkerOpts{Timeout: drover.NoTimeout}, handle),
+		harness.DynWorker("unset", drover.WorkerOpts{}, handle),
+		harness.DynWorker("set", drover.WorkerOpts{Timeout: 7 * time.Hour}, handle),
+		harness.DynWorker("none", drover.WorkerOpts{Timeout: drover.NoTimeout}, handle),
 	}})
 	for _, c := range []struct {
 		kind string
@@ -75,7 +53,7 @@ func TestWhoDecidesTheTimeout(t *testing.T) {
 		{"none", drover.EnqueueOpts{}, 0},
 		{"none", drover.EnqueueOpts{Timeout: 5 * time.Hour}, 5 * time.Hour},
 	} {
-		heard.end(t, db.enqueue(t, dyn{kind: c.kind}, &c.opts))
+		heard.End(t, db.enqueue(t, dyn{kind: c.kind}, &c.opts))
 		if got := <-left; got > c.want || got < c.want-time.Hour {
 			t.Errorf("%s, %+v: %v left, want %v", c.kind, c.opts, got, c.want)
 		}
@@ -102,38 +80,38 @@ func TestDeafHandlersFreeTheirSlots(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var heard eventLog
+			var heard harness.EventLog
 			var end atomic.Bool
-			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 			returned := make(chan error, 2)
 			deaf := func(ctx context.Context, job *drover.Job) error {
-				defer func() { returned <- db.complete(context.WithoutCancel(ctx), job) }()
+				defer func() { returned <- db.Complete(context.WithoutCancel(ctx), job) }()
 				wait(&end)
 				return nil
 			}
 			sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, Workers: []drover.Worker{
-				dynWorker("deaf", drover.WorkerOpts{Timeout: 20 * time.Millisecond, Retry: drover.Constant{Delay: time.Hour}, RetryIf: func(error) bool { return false }}, deaf),
-				dynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
+				harness.DynWorker("deaf", drover.WorkerOpts{Timeout: 20 * time.Millisecond, Retry: drover.Constant{Delay: time.Hour}, RetryIf: func(error) bool { return false }}, deaf),
+				harness.DynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 			}})
 			t.Cleanup(func() { end.Store(true) })
 			id, last := db.enqueue(t, dyn{kind: "deaf"}, nil), db.enqueue(t, dyn{kind: "deaf"}, &drover.EnqueueOpts{MaxAttempts: 1})
 			for range 5 {
-				if e := heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil)); e.name != "completed" {
+				if e := heard.End(t, db.enqueue(t, dyn{kind: "good"}, nil)); e.Name != "completed" {
 					t.Fatalf("next job = %+v", e)
 				}
 			}
 			check := func() {
 				t.Helper()
-				row := db.endRow(t, id)
+				row := db.EndRow(t, id)
 				if row.State != drover.Retryable || row.Attempt != 1 || row.Total != 1 || row.Crashes != 1 || row.Errors[0].Class != drover.ClassTimeout || row.Delay < time.Hour-time.Minute {
 					t.Errorf("row = %+v", row)
 				}
-				row = db.endRow(t, last)
+				row = db.EndRow(t, last)
 				if row.State != drover.Discarded || *row.Reason != drover.ReasonAttemptsExhausted || row.Crashes != 1 || row.Errors[0].Class != drover.ClassTimeout {
 					t.Errorf("row of the last attempt = %+v", row)
 				}
-				if heard.ends(id) != 1 || heard.ends(last) != 1 || heard.end(t, id).Class != drover.ClassTimeout || heard.end(t, id).Duration < 20*time.Millisecond {
-					t.Errorf("events = %+v, %+v", heard.of(id), heard.of(last))
+				if heard.Ends(id) != 1 || heard.Ends(last) != 1 || heard.End(t, id).Class != drover.ClassTimeout || heard.End(t, id).Duration < 20*time.Millisecond {
+					t.Errorf("events = %+v, %+v", heard.Of(id), heard.Of(last))
 				}
 			}
 			check()
@@ -146,7 +124,7 @@ func TestDeafHandlersFreeTheirSlots(t *testing.T) {
 					t.Errorf("late CompleteTx = %v", err)
 				}
 			}
-			heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil))
+			heard.End(t, db.enqueue(t, dyn{kind: "good"}, nil))
 			check()
 		})
 	}
@@ -156,8 +134,8 @@ func TestDeafHandlersFreeTheirSlots(t *testing.T) {
 func TestGoexitsLeaveAllSlots(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	var batch []drover.EnqueueItem
 	for range 100 {
 		batch = append(batch, drover.EnqueueItem{Args: dyn{kind: "exits"}})
@@ -172,8 +150,8 @@ func TestGoexitsLeaveAllSlots(t *testing.T) {
 	// The good ones need all ten slots together to get on.
 	meeting, busy := make(chan struct{}), atomic.Int64{}
 	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 10}}, Workers: []drover.Worker{
-		dynWorker("exits", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { runtime.Goexit(); return nil }),
-		dynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error {
+		harness.DynWorker("exits", drover.WorkerOpts{MaxAttempts: 1}, func(context.Context, *drover.Job) error { runtime.Goexit(); return nil }),
+		harness.DynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error {
 			if busy.Add(1) == 10 {
 				close(meeting)
 			}
@@ -187,7 +165,7 @@ func TestGoexitsLeaveAllSlots(t *testing.T) {
 			want = "discarded"
 		}
 		// Not its first end: a job that has waited in the buffer for a second, until a slot was free, was released before it ran.
-		if e := heard.wait(t, r.ID, "completed", "failed", "discarded"); e.name != want {
+		if e := heard.Wait(t, r.ID, "completed", "failed", "discarded"); e.Name != want {
 			t.Fatalf("job %d = %+v", i, e)
 		}
 	}
@@ -198,8 +176,8 @@ func TestGoexitsLeaveAllSlots(t *testing.T) {
 func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	var batch []drover.EnqueueItem
 	for range 50 {
 		batch = append(batch, drover.EnqueueItem{Args: dyn{kind: "k"}, Opts: &drover.EnqueueOpts{ExpiresAt: time.Now().Add(-time.Minute)}})
@@ -209,21 +187,21 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, Workers: []drover.Worker{
-		dynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
+		harness.DynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 	}})
-	if e := heard.end(t, receipts[50].ID); e.name != "completed" {
+	if e := heard.End(t, receipts[50].ID); e.Name != "completed" {
 		t.Errorf("event = %+v", e)
 	}
 	// Unless the claimer hears of it, it comes by only now and then.
-	sup, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("k", drover.WorkerOpts{}, doNothing)}})
+	sup, err := db.client.NewSupervisor(drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{harness.DynWorker("k", drover.WorkerOpts{}, doNothing)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &engine.Run{Shared: engineOf(sup).Shared, From: engineOf(sup).QueueStates()[0]}
+	r := &engine.Run{Shared: harness.EngineOf(sup).Shared, From: harness.EngineOf(sup).QueueStates()[0]}
 	r.From.Pending.Store(r.From.Watched.Load() + 1)
 	r.Finish()
 	select {
-	case <-engineOf(sup).Claimer.Signal:
+	case <-harness.EngineOf(sup).Claimer.Signal:
 	default:
 		t.Error("the claimer did not hear of the room")
 	}
@@ -233,20 +211,20 @@ func TestExpiredJobsLeaveRoomForOthers(t *testing.T) {
 func TestAJobExpiresBetweenTwoRuns(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{ExpiresAt: time.Now().Add(time.Hour)})
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
-		dynWorker("k", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}}, func(ctx context.Context, job *drover.Job) error {
+		harness.DynWorker("k", drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}}, func(ctx context.Context, job *drover.Job) error {
 			_, err := db.Exec(ctx, `update jobs set expires_at = now() where id = $1`, job.ID)
 			return errors.Join(errBoom, err)
 		}),
 	}})
-	if e := heard.wait(t, id, "discarded"); e.Reason != drover.ReasonExpired || e.Class != "" {
+	if e := heard.Wait(t, id, "discarded"); e.Reason != drover.ReasonExpired || e.Class != "" {
 		t.Errorf("event = %+v", e)
 	}
-	row := db.endRow(t, id)
-	if row.State != drover.Discarded || *row.Reason != drover.ReasonExpired || row.Attempt != 1 || row.Total != 1 || len(row.Errors) != 1 || heard.count(id, "started") != 1 {
+	row := db.EndRow(t, id)
+	if row.State != drover.Discarded || *row.Reason != drover.ReasonExpired || row.Attempt != 1 || row.Total != 1 || len(row.Errors) != 1 || heard.Count(id, "started") != 1 {
 		t.Errorf("row = %+v", row)
 	}
 }
@@ -254,45 +232,30 @@ func TestAJobExpiresBetweenTwoRuns(t *testing.T) {
 // F-13: no supervisor runs a job that was cancelled while it waited.
 func TestCancelAWaitingJob(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	if was, err := db.client.Cancel(t.Context(), id, drover.Audit{Why: "not wanted"}); err != nil || was != drover.Available {
 		t.Fatalf("Cancel = %v, %v", was, err)
 	}
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
-		dynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
+		harness.DynWorker("k", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 	}})
-	heard.end(t, db.enqueue(t, dyn{kind: "k"}, nil))
-	row := db.endRow(t, id)
+	heard.End(t, db.enqueue(t, dyn{kind: "k"}, nil))
+	row := db.EndRow(t, id)
 	if row.State != drover.Cancelled || row.ClaimSeq != 0 || row.Total != 0 || len(row.Errors) != 1 || row.Errors[0].Error != "cancelled: not wanted" {
 		t.Errorf("row = %+v", row)
 	}
-	if events := heard.of(id); len(events) != 2 || events[1].name != "cancelled" || events[1].Error != "not wanted" {
+	if events := heard.Of(id); len(events) != 2 || events[1].Name != "cancelled" || events[1].Error != "not wanted" {
 		t.Errorf("events = %+v", events)
 	}
-}
-
-// endingCancelled makes a worker for each way to end: its handler waits until its context is cancelled.
-func endingCancelled(t *testing.T, ends map[string]func(context.Context, *drover.Job) error) (workers []drover.Worker) {
-	t.Helper()
-	for name, end := range ends {
-		workers = append(workers, dynWorker(name, drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) error {
-			<-ctx.Done()
-			if cause := context.Cause(ctx); !errors.Is(cause, drover.ErrCancelled) {
-				t.Errorf("%s: cause = %v", name, cause)
-			}
-			return end(ctx, job)
-		}))
-	}
-	return workers
 }
 
 // F-13: a running job that is cancelled has one end, whatever its handler makes of it.
 func TestCancelARunningJob(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	// Another process' client, on connections of its own.
 	config := db.Config()
 	other, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -315,27 +278,27 @@ func TestCancelARunningJob(t *testing.T) {
 		"RetryAfter":          func(context.Context, *drover.Job) error { return drover.RetryAfter(0, errBoom) },
 		"a panic":             func(context.Context, *drover.Job) error { panic(errBoom) },
 		"Goexit":              func(context.Context, *drover.Job) error { runtime.Goexit(); return nil },
-		"CompleteTx":          func(ctx context.Context, job *drover.Job) error { return db.complete(context.WithoutCancel(ctx), job) },
+		"CompleteTx":          func(ctx context.Context, job *drover.Job) error { return db.Complete(context.WithoutCancel(ctx), job) },
 	}
-	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 2 * len(cases)}}, Workers: endingCancelled(t, cases)})
+	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 2 * len(cases)}}, Workers: harness.EndingCancelled(t, cases)})
 	for by, client := range map[string]*drover.Client{"this process": db.client, "another process": elsewhere} {
 		for name := range cases {
 			t.Run(by+", "+name, func(t *testing.T) {
 				id := db.enqueue(t, dyn{kind: name}, nil)
-				heard.wait(t, id, "started")
+				heard.Wait(t, id, "started")
 				if was, err := client.Cancel(t.Context(), id, drover.Audit{}); err != nil || was != drover.Running {
 					t.Fatalf("Cancel = %v, %v", was, err)
 				}
-				end := heard.end(t, id)
-				row := db.endRow(t, id)
-				if end.name != "cancelled" || end.Attempt != 1 || end.Duration <= 0 {
+				end := heard.End(t, id)
+				row := db.EndRow(t, id)
+				if end.Name != "cancelled" || end.Attempt != 1 || end.Duration <= 0 {
 					t.Errorf("event = %+v", end)
 				}
 				if row.State != drover.Cancelled || row.Total != 0 || len(row.Errors) != 1 || row.Errors[0].Class != "operator" || row.Errors[0].Error != "cancelled" {
 					t.Errorf("row = %+v", row)
 				}
-				if heard.ends(id) != 1 {
-					t.Errorf("events = %+v", heard.of(id))
+				if heard.Ends(id) != 1 {
+					t.Errorf("events = %+v", heard.Of(id))
 				}
 			})
 		}
@@ -347,11 +310,11 @@ func TestCancelARunningJob(t *testing.T) {
 func TestACancelMeantForAnEarlierRun(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
-		dynWorker("k", drover.WorkerOpts{MaxAttempts: 2}, func(ctx context.Context, job *drover.Job) error {
+		harness.DynWorker("k", drover.WorkerOpts{MaxAttempts: 2}, func(ctx context.Context, job *drover.Job) error {
 			if runOf(job).Seq > 1 {
 				return nil
 			}
@@ -359,20 +322,20 @@ func TestACancelMeantForAnEarlierRun(t *testing.T) {
 			return ctx.Err()
 		}),
 	}})
-	heard.wait(t, id, "started")
-	engineOf(sup).Keeper.Heard("cancel " + id)
-	heard.wait(t, id, "completed")
-	if row := db.endRow(t, id); row.State != drover.Completed || row.Attempt != 1 || row.ClaimSeq != 2 || len(row.Errors) != 0 {
+	heard.Wait(t, id, "started")
+	harness.EngineOf(sup).Keeper.Heard("cancel " + id)
+	heard.Wait(t, id, "completed")
+	if row := db.EndRow(t, id); row.State != drover.Completed || row.Attempt != 1 || row.ClaimSeq != 2 || len(row.Errors) != 0 {
 		t.Errorf("row = %+v", row)
 	}
-	if heard.count(id, "released") != 1 || heard.ends(id) != 2 {
-		t.Errorf("events = %+v", heard.of(id))
+	if heard.Count(id, "released") != 1 || heard.Ends(id) != 2 {
+		t.Errorf("events = %+v", heard.Of(id))
 	}
 	once := db.enqueue(t, dyn{kind: "k"}, &drover.EnqueueOpts{MaxAttempts: 1})
-	heard.wait(t, once, "started")
-	engineOf(sup).Keeper.Heard("cancel " + once)
-	heard.wait(t, once, "discarded")
-	if row := db.endRow(t, once); row.State != drover.Discarded || row.ClaimSeq != 1 || len(row.Errors) != 1 {
+	heard.Wait(t, once, "started")
+	harness.EngineOf(sup).Keeper.Heard("cancel " + once)
+	heard.Wait(t, once, "discarded")
+	if row := db.EndRow(t, once); row.State != drover.Discarded || row.ClaimSeq != 1 || len(row.Errors) != 1 {
 		t.Errorf("the one with a single attempt = %+v", row)
 	}
 }
@@ -392,16 +355,16 @@ func TestHowARunEndsInAStop(t *testing.T) {
 
 func testHowARunEndsInAStop(t *testing.T, attempts int) {
 	t.Helper()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
-	released := endRow{State: drover.Available}
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
+	released := harness.EndRow{State: drover.Available}
 	if attempts == 1 {
-		released = endRow{State: drover.Discarded, Attempt: 1, Total: 1}
+		released = harness.EndRow{State: drover.Discarded, Attempt: 1, Total: 1}
 	}
 	deaf := make(chan struct{})
 	cases := map[string]struct {
 		end  func(ctx context.Context) error
-		want endRow
+		want harness.EndRow
 	}{
 		"its context's error":      {func(ctx context.Context) error { return ctx.Err() }, released},
 		"its context's cause":      {context.Cause, released},
@@ -409,10 +372,10 @@ func testHowARunEndsInAStop(t *testing.T, attempts int) {
 		"a panic":                  {func(context.Context) error { panic("oh") }, released},
 		"RetryAfter":               {func(context.Context) error { return drover.RetryAfter(time.Hour, errBoom) }, released},
 		"Discard of its context's": {func(ctx context.Context) error { return drover.Discard(fmt.Errorf("x: %w", ctx.Err())) }, released},
-		"Discard":                  {func(context.Context) error { return fmt.Errorf("x: %w", drover.Discard(errBoom)) }, endRow{State: drover.Discarded, Attempt: 1, Total: 1}},
-		"nil":                      {func(context.Context) error { return nil }, endRow{State: drover.Completed, Attempt: 1}},
-		"Snooze":                   {func(context.Context) error { return drover.Snooze(time.Hour) }, endRow{State: drover.Scheduled}},
-		"Cancel":                   {func(context.Context) error { return drover.Cancel(errBoom) }, endRow{State: drover.Cancelled, Attempt: 1}},
+		"Discard":                  {func(context.Context) error { return fmt.Errorf("x: %w", drover.Discard(errBoom)) }, harness.EndRow{State: drover.Discarded, Attempt: 1, Total: 1}},
+		"nil":                      {func(context.Context) error { return nil }, harness.EndRow{State: drover.Completed, Attempt: 1}},
+		"Snooze":                   {func(context.Context) error { return drover.Snooze(time.Hour) }, harness.EndRow{State: drover.Scheduled}},
+		"Cancel":                   {func(context.Context) error { return drover.Cancel(errBoom) }, harness.EndRow{State: drover.Cancelled, Attempt: 1}},
 		"nothing, it works on":     {func(context.Context) error { <-deaf; return nil }, released},
 	}
 	t.Cleanup(func() { close(deaf) })
@@ -420,7 +383,7 @@ func testHowARunEndsInAStop(t *testing.T, attempts int) {
 	ids := map[string]string{}
 	for name, c := range cases {
 		ids[name] = db.enqueue(t, dyn{kind: name}, nil)
-		cfg.Workers = append(cfg.Workers, dynWorker(name, drover.WorkerOpts{MaxAttempts: attempts, RetryIf: func(error) bool { return false }}, func(ctx context.Context, _ *drover.Job) error {
+		cfg.Workers = append(cfg.Workers, harness.DynWorker(name, drover.WorkerOpts{MaxAttempts: attempts, RetryIf: func(error) bool { return false }}, func(ctx context.Context, _ *drover.Job) error {
 			<-ctx.Done()
 			if cause := context.Cause(ctx); !errors.Is(cause, drover.ErrShutdown) {
 				t.Errorf("%s: cause = %v", name, cause)
@@ -428,13 +391,13 @@ func testHowARunEndsInAStop(t *testing.T, attempts int) {
 			return c.end(ctx)
 		}))
 	}
-	_, stop := db.start(t, cfg)
+	_, stop := db.Start(t, cfg)
 	for name := range cases {
-		heard.wait(t, ids[name], "started")
+		heard.Wait(t, ids[name], "started")
 	}
 	stop()
 	for name, c := range cases {
-		row := db.endRow(t, ids[name])
+		row := db.EndRow(t, ids[name])
 		if row.State != c.want.State || row.Attempt != c.want.Attempt || row.Total != c.want.Total || row.ClaimSeq != 1 {
 			t.Errorf("%s: row = %+v", name, row)
 		}
@@ -447,8 +410,8 @@ func testHowARunEndsInAStop(t *testing.T, attempts int) {
 				t.Errorf("%s: discarded, %s", name, *row.Reason)
 			}
 		}
-		if n := heard.ends(ids[name]); n != 1 || c.want.State == drover.Available != (heard.count(ids[name], "released") == 1) {
-			t.Errorf("%s: events = %+v", name, heard.of(ids[name]))
+		if n := heard.Ends(ids[name]); n != 1 || c.want.State == drover.Available != (heard.Count(ids[name], "released") == 1) {
+			t.Errorf("%s: events = %+v", name, heard.Of(ids[name]))
 		}
 	}
 }
@@ -456,13 +419,13 @@ func testHowARunEndsInAStop(t *testing.T, attempts int) {
 // timeOut takes the slot of a handler as if it had ignored its timeout. That is what watch does, at a moment of the test's.
 func timeOut(t *testing.T, s *drover.Supervisor, id string) {
 	t.Helper()
-	runs := engineOf(s).InFlight.Of(id)
+	runs := harness.EngineOf(s).InFlight.Of(id)
 	if len(runs) != 1 || !runs[0].EndOnce() {
 		t.Fatalf("%d runs of the job are at work", len(runs))
 	}
-	engineOf(s).Runner.Abandoned.Add(1)
-	engineOf(s).Settler.Settle(deaf(runs[0]))
-	engineOf(s).Runner.FillSlot(runs[0].From)
+	harness.EngineOf(s).Runner.Abandoned.Add(1)
+	harness.EngineOf(s).Settler.Settle(deaf(runs[0]))
+	harness.EngineOf(s).Runner.FillSlot(runs[0].From)
 }
 
 // F-9: where a handler that was given up commits in the end, the row decides which events there are.
@@ -485,11 +448,11 @@ func TestADeafHandlerCommitsInTheEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var heard eventLog
-			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+			var heard harness.EventLog
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 			release, settled, committed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, CompletedRetention: c.retention, Workers: []drover.Worker{
-				dynWorker("deaf", drover.WorkerOpts{Timeout: time.Hour, Retry: drover.Constant{Delay: time.Hour}}, func(ctx context.Context, job *drover.Job) (err error) {
+				harness.DynWorker("deaf", drover.WorkerOpts{Timeout: time.Hour, Retry: drover.Constant{Delay: time.Hour}}, func(ctx context.Context, job *drover.Job) (err error) {
 					defer func() { committed <- err }()
 					ctx = context.WithoutCancel(ctx)
 					tx, err := db.Begin(ctx)
@@ -505,35 +468,35 @@ func TestADeafHandlerCommitsInTheEnd(t *testing.T) {
 					}
 					return err
 				}),
-				dynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
+				harness.DynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 			}})
 			id := db.enqueue(t, dyn{kind: "deaf"}, nil)
 			receive(t, settled)
 			timeOut(t, sup, id)
 			// Its outcome is tried, and found locked, while others pass.
 			for range 3 {
-				heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil))
+				heard.End(t, db.enqueue(t, dyn{kind: "good"}, nil))
 			}
-			if n := heard.ends(id); n != 0 {
-				t.Errorf("told before it ended: %+v", heard.of(id))
+			if n := heard.Ends(id); n != 0 {
+				t.Errorf("told before it ended: %+v", heard.Of(id))
 			}
 			close(release)
 			if err := <-committed; err != nil {
 				t.Fatal(err)
 			}
-			if e := heard.end(t, id); e.name != c.event {
+			if e := heard.End(t, id); e.Name != c.event {
 				t.Errorf("event = %+v", e)
 			}
 			if c.want == "" {
 				if n := value[int](t, db, `select count(*) from jobs where id = $1`, id); n != 0 {
 					t.Error("the row is still there")
 				}
-			} else if row := db.endRow(t, id); row.State != c.want {
+			} else if row := db.EndRow(t, id); row.State != c.want {
 				t.Errorf("row = %+v", row)
 			}
-			heard.end(t, db.enqueue(t, dyn{kind: "good"}, nil))
-			if n := heard.ends(id); n != 1 {
-				t.Errorf("events = %+v", heard.of(id))
+			heard.End(t, db.enqueue(t, dyn{kind: "good"}, nil))
+			if n := heard.Ends(id); n != 1 {
+				t.Errorf("events = %+v", heard.Of(id))
 			}
 		})
 	}
@@ -542,11 +505,11 @@ func TestADeafHandlerCommitsInTheEnd(t *testing.T) {
 // A completion that was rolled back and then overtaken by an operator's cancel did not take place.
 func TestCancelAfterARolledBackCompletion(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
-		dynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) error {
+		harness.DynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) error {
 			tx, err := db.Begin(ctx)
 			if err != nil {
 				return err
@@ -556,10 +519,10 @@ func TestCancelAfterARolledBackCompletion(t *testing.T) {
 			return errors.Join(err, cancelled)
 		}),
 	}})
-	if e := heard.end(t, id); e.name != "cancelled" {
+	if e := heard.End(t, id); e.Name != "cancelled" {
 		t.Errorf("event = %+v", e)
 	}
-	if row := db.endRow(t, id); row.State != drover.Cancelled {
+	if row := db.EndRow(t, id); row.State != drover.Cancelled {
 		t.Errorf("row = %+v", row)
 	}
 }
@@ -567,17 +530,17 @@ func TestCancelAfterARolledBackCompletion(t *testing.T) {
 // F-8: where completed jobs are deleted, a row that is gone is not taken for one's own completion.
 func TestARowThatSomeoneElseCompleted(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	id := db.enqueue(t, dyn{kind: "k"}, nil)
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, CompletedRetention: drover.DeleteOnCompletion, Workers: []drover.Worker{
-		dynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) error {
+		harness.DynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) error {
 			runOf(job).Lease.Lose() // others rescue the job, complete it and, as here, delete it
 			_, err := db.Exec(context.WithoutCancel(ctx), `delete from jobs where id = $1`, job.ID)
 			return err
 		}),
 	}})
-	if e := heard.end(t, id); e.name != "stale_settle" {
+	if e := heard.End(t, id); e.Name != "stale_settle" {
 		t.Errorf("event = %+v", e)
 	}
 }
@@ -588,9 +551,9 @@ func TestAStaleRunAmongMany(t *testing.T) {
 	for name, retention := range map[string]drover.Retention{"kept": 0, "deleted": drover.DeleteOnCompletion} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var heard eventLog
-			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
-			db.alive(t, "x")
+			var heard harness.EventLog
+			db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
+			db.Alive(t, "x")
 			const n = 50
 			receipts, err := db.client.EnqueueMany(t.Context(), slices.Repeat([]drover.EnqueueItem{{Args: dyn{kind: "k"}}}, n))
 			if err != nil {
@@ -599,7 +562,7 @@ func TestAStaleRunAmongMany(t *testing.T) {
 			stale := receipts[17].ID
 			all, running := make(chan struct{}), atomic.Int64{}
 			db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: n}}, CompletedRetention: retention, Workers: []drover.Worker{
-				dynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) (err error) {
+				harness.DynWorker("k", drover.WorkerOpts{}, func(ctx context.Context, job *drover.Job) (err error) {
 					if job.ID == stale {
 						_, err = db.Exec(ctx, `update jobs set claim_seq = claim_seq + 1, claimed_by = 'x' where id = $1`, job.ID)
 					}
@@ -615,7 +578,7 @@ func TestAStaleRunAmongMany(t *testing.T) {
 				if r.ID == stale {
 					want = "stale_settle"
 				}
-				if e := heard.end(t, r.ID); e.name != want {
+				if e := heard.End(t, r.ID); e.Name != want {
 					t.Errorf("event = %+v, want %s", e, want)
 				}
 			}
@@ -646,30 +609,30 @@ func TestWhenAHandlerIsDeaf(t *testing.T) {
 // F-13: a job that is cancelled while it waits for a slot does not start.
 func TestCancelOfABufferedJob(t *testing.T) {
 	t.Parallel()
-	var heard eventLog
-	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.hooks()}})
+	var heard harness.EventLog
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: []drover.Hooks{heard.Hooks()}})
 	release := make(chan struct{})
 	db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 1}}, Workers: []drover.Worker{
-		dynWorker("fast", drover.WorkerOpts{}, doNothing),
-		dynWorker("block", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { <-release; return nil }),
-		dynWorker("victim", drover.WorkerOpts{}, doNothing),
+		harness.DynWorker("fast", drover.WorkerOpts{}, doNothing),
+		harness.DynWorker("block", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { <-release; return nil }),
+		harness.DynWorker("victim", drover.WorkerOpts{}, doNothing),
 	}})
 	for range 5 { // so that jobs are claimed ahead
-		heard.end(t, db.enqueue(t, dyn{kind: "fast"}, nil))
+		heard.End(t, db.enqueue(t, dyn{kind: "fast"}, nil))
 	}
 	receipts, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{Args: dyn{kind: "block"}}, {Args: dyn{kind: "victim"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	blocking, victim := receipts[0].ID, receipts[1].ID
-	heard.wait(t, blocking, "started")
+	heard.Wait(t, blocking, "started")
 	if _, err := db.client.Cancel(t.Context(), victim, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	close(release)
-	heard.end(t, blocking)
-	heard.end(t, db.enqueue(t, dyn{kind: "fast"}, nil)) // behind the victim
-	if heard.count(victim, "started") > 0 {
+	heard.End(t, blocking)
+	heard.End(t, db.enqueue(t, dyn{kind: "fast"}, nil)) // behind the victim
+	if heard.Count(victim, "started") > 0 {
 		t.Error("a cancelled job was started")
 	}
 	if state := value[string](t, db, `select state from jobs where id = $1`, victim); state != "cancelled" {
@@ -686,7 +649,7 @@ func TestADeafHandlerBesideTheNextRun(t *testing.T) {
 	defer close(release)
 	var runs atomic.Int32
 	sup := db.run(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 2}}, DrainTimeout: 100 * time.Millisecond, Workers: []drover.Worker{
-		dynWorker("deaf", drover.WorkerOpts{Timeout: 300 * time.Millisecond}, func(context.Context, *drover.Job) error {
+		harness.DynWorker("deaf", drover.WorkerOpts{Timeout: 300 * time.Millisecond}, func(context.Context, *drover.Job) error {
 			if runs.Add(1) == 1 {
 				close(started)
 				<-release
@@ -717,7 +680,7 @@ func TestCancelIsHeardOfWithoutListen(t *testing.T) {
 	started, cause := make(chan struct{}), make(chan error, 1)
 	// A lease that ended before the heartbeat heard of it would end the run, too.
 	sup := db.run(t, drover.SupervisorConfig{DisableNotify: true, Lease: time.Hour, Queues: []drover.Queue{{}}, Workers: []drover.Worker{
-		dynWorker("long", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error {
+		harness.DynWorker("long", drover.WorkerOpts{}, func(ctx context.Context, _ *drover.Job) error {
 			close(started)
 			<-ctx.Done()
 			cause <- context.Cause(ctx)
@@ -729,7 +692,7 @@ func TestCancelIsHeardOfWithoutListen(t *testing.T) {
 	if _, err := elsewhere.Cancel(t.Context(), id, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	engineOf(sup).Keeper.Interrupt() // the next beat comes immediately
+	harness.EngineOf(sup).Keeper.Interrupt() // the next beat comes immediately
 	if err := receive(t, cause); !errors.Is(err, drover.ErrCancelled) {
 		t.Errorf("cause = %v, want ErrCancelled", err)
 	}

@@ -12,50 +12,18 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 )
-
-// ticker is a supervisor that runs jobs of tickArgs and declares these schedules.
-func ticker(build string, declared ...drover.Periodic) drover.SupervisorConfig {
-	for i := range declared {
-		if declared[i].Args == nil {
-			declared[i].Args = tickArgs{}
-		}
-		if declared[i].Schedule == "" {
-			declared[i].Schedule = "@yearly"
-		}
-	}
-	return drover.SupervisorConfig{
-		Queues: []drover.Queue{{}}, Build: build, Periodic: declared,
-		Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, tickArgs) error { return nil }, drover.WorkerOpts{})},
-	}
-}
-
-// startTicker starts a supervisor and waits until it is registered.
-func (db *testDB) startTicker(t *testing.T, cfg drover.SupervisorConfig) (stop func()) {
-	t.Helper()
-	sup, stop := db.start(t, cfg)
-	eventually(t, func() bool { return engineOf(sup).Lease.Load() != nil })
-	return stop
-}
-
-func (db *testDB) periodicJob(t testing.TB, name string) *drover.PeriodicJob {
-	t.Helper()
-	j, err := db.client.PeriodicJob(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return j
-}
 
 // A schedule that is declared in code ticks while a supervisor declares it, and for those only.
 func TestDeclaredScheduleNeedsItsSupervisor(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	ctx, c := t.Context(), db.client
-	stop := db.startTicker(t, ticker("v1", drover.Periodic{Name: "mine"}))
-	db.startTicker(t, ticker("v1"))
-	if j := db.periodicJob(t, "mine"); j.State != drover.PeriodicActive || !j.Declared || j.Build != "v1" || len(j.Next) != 10 || j.UpdatedBy != "build v1" {
+	stop := db.StartTicker(t, harness.Ticker("v1", drover.Periodic{Name: "mine"}))
+	db.StartTicker(t, harness.Ticker("v1"))
+	if j := db.PeriodicJob(t, "mine"); j.State != drover.PeriodicActive || !j.Declared || j.Build != "v1" || len(j.Next) != 10 || j.UpdatedBy != "build v1" {
 		t.Errorf("%+v", j)
 	}
 	if err := c.DeletePeriodic(ctx, "mine", drover.Audit{}); !errors.Is(err, drover.ErrState) {
@@ -73,22 +41,22 @@ func TestDeclaredScheduleNeedsItsSupervisor(t *testing.T) {
 	stop()
 	// Its last word has 2 s to reach the database; else the other one declares it lost.
 	db.waitFor(t, 2*time.Minute, `select not exists (select from drover_supervisors where id = $1)`, owner)
-	if j := db.periodicJob(t, "mine"); j.State != drover.PeriodicPaused || len(j.Next) != 0 {
+	if j := db.PeriodicJob(t, "mine"); j.State != drover.PeriodicPaused || len(j.Next) != 0 {
 		t.Errorf("paused, after its supervisor has ended: %+v", j)
 	}
 	if err := c.ResumePeriodic(ctx, "mine", drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if j := db.periodicJob(t, "mine"); j.State != drover.PeriodicUndeclared || len(j.Next) != 0 {
+	if j := db.PeriodicJob(t, "mine"); j.State != drover.PeriodicUndeclared || len(j.Next) != 0 {
 		t.Errorf("resumed, after its supervisor has ended: %+v", j)
 	}
-	db.backdate(t, "mine", "366 days")
+	db.Backdate(t, "mine", "366 days")
 	for _, of := range []string{"", other} {
-		if f := db.fire(t, "mine", of); f.Ours {
+		if f := db.Fire(t, "mine", of); f.Ours {
 			t.Errorf("supervisor %q, which does not declare it, ticks it: %+v", of, f)
 		}
 	}
-	if f := db.fire(t, "mine", owner); !f.Ours {
+	if f := db.Fire(t, "mine", owner); !f.Ours {
 		t.Error("the supervisor that declares it does not tick it")
 	}
 	if err := c.DeletePeriodic(ctx, "mine", drover.Audit{}); err != nil {
@@ -101,14 +69,14 @@ func TestNewestBuildDeclares(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	at := func(n int) drover.SupervisorConfig {
-		return ticker(fmt.Sprintf("v%d", n), drover.Periodic{Name: "a", Args: tickArgs{n}, Schedule: "@every 1h"})
+		return harness.Ticker(fmt.Sprintf("v%d", n), drover.Periodic{Name: "a", Args: tickArgs{n}, Schedule: "@every 1h"})
 	}
-	db.startTicker(t, at(1))
-	db.backdate(t, "a", "10 min")
-	next := db.periodicJob(t, "a").Next[0]
-	db.startTicker(t, at(2))
-	db.startTicker(t, at(1))
-	j := db.periodicJob(t, "a")
+	db.StartTicker(t, at(1))
+	db.Backdate(t, "a", "10 min")
+	next := db.PeriodicJob(t, "a").Next[0]
+	db.StartTicker(t, at(2))
+	db.StartTicker(t, at(1))
+	j := db.PeriodicJob(t, "a")
 	if string(j.Args) != `{"n": 2}` || j.Build != "v2" || !j.Next[0].Equal(next) {
 		t.Errorf("%+v, next %v, was %v", j, j.Next[0], next)
 	}
@@ -124,29 +92,29 @@ func TestARolledBackBuildLeavesNoSchedule(t *testing.T) {
 	slow(t)
 	db := newQuietDB(t)
 	at := func(n int) drover.SupervisorConfig {
-		cfg := ticker(fmt.Sprintf("v%d", n), drover.Periodic{Name: "a", Args: tickArgs{n}, Schedule: fmt.Sprintf("@every %dh", n)})
+		cfg := harness.Ticker(fmt.Sprintf("v%d", n), drover.Periodic{Name: "a", Args: tickArgs{n}, Schedule: fmt.Sprintf("@every %dh", n)})
 		cfg.Lease = time.Second // a heartbeat finds who has left
 		return cfg
 	}
 	settled := func(n int) string {
 		return fmt.Sprintf(`select build = 'v%d' and schedule = '@every %dh' and args->>'n' = '%d' from drover_periodic`, n, n, n)
 	}
-	stop := db.startTicker(t, at(1))
+	stop := db.StartTicker(t, at(1))
 	stop()
-	stop = db.startTicker(t, at(2))
-	db.soon(t, 20*time.Second, "the settings are of another build", settled(2))
+	stop = db.StartTicker(t, at(2))
+	db.Soon(t, 20*time.Second, "the settings are of another build", settled(2))
 	stop()
 	db.waitFor(t, 2*time.Minute, `select count(*) = 0 from drover_supervisors`)
-	db.startTicker(t, at(1)) // anew
-	db.soon(t, 20*time.Second, "the settings are of another build", settled(1))
-	stop = db.startTicker(t, at(3))
-	db.soon(t, 20*time.Second, "the settings are of another build", settled(3))
-	db.startTicker(t, at(1)) // anew, next to the newer build
+	db.StartTicker(t, at(1)) // anew
+	db.Soon(t, 20*time.Second, "the settings are of another build", settled(1))
+	stop = db.StartTicker(t, at(3))
+	db.Soon(t, 20*time.Second, "the settings are of another build", settled(3))
+	db.StartTicker(t, at(1)) // anew, next to the newer build
 	if !value[bool](t, db, settled(3)) {
 		t.Error("the newer build's settings are gone while it lives")
 	}
 	stop()
-	db.soon(t, 20*time.Second, "the settings of a build that has gone hold", settled(1)) // the supervisors that have lived all the time see it go
+	db.Soon(t, 20*time.Second, "the settings of a build that has gone hold", settled(1)) // the supervisors that have lived all the time see it go
 	if n := value[int](t, db, `select cardinality(declared_by) from drover_periodic`); n != 2 {
 		t.Errorf("%d supervisors declare it, want 2", n)
 	}
@@ -159,7 +127,7 @@ func TestANewScheduleIsDeclaredTwiceAtOnce(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into drover_builds (build, first_seen) values ('v1', now() - interval '1 h'), ('v2', now())`)
 	for id, build := range map[string]string{"older": "v1", "newer": "v2"} {
-		db.alive(t, id)
+		db.Alive(t, id)
 		db.exec(t, `update drover_supervisors set build = $2 where id = $1`, id, build)
 	}
 	const declare = `select drover_periodic_declare($1, $2, jsonb_build_array(jsonb_build_object('name', 'a', 'kind', 'tick', 'args', jsonb_build_object('of', $1::text), 'options', '{}'::jsonb,
@@ -193,12 +161,12 @@ func TestANewScheduleIsDeclaredTwiceAtOnce(t *testing.T) {
 func TestDeclaredBesideOneMadeAtRunTime(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	db.setPeriodic(t, drover.Periodic{Name: "a", Args: tickArgs{1}})
-	db.startTicker(t, ticker("v1", drover.Periodic{Name: "a", Args: tickArgs{2}}, drover.Periodic{Name: "b"}))
-	if j := db.periodicJob(t, "a"); j.Declared || string(j.Args) != `{"n": 1}` {
+	db.SetPeriodic(t, drover.Periodic{Name: "a", Args: tickArgs{1}})
+	db.StartTicker(t, harness.Ticker("v1", drover.Periodic{Name: "a", Args: tickArgs{2}}, drover.Periodic{Name: "b"}))
+	if j := db.PeriodicJob(t, "a"); j.Declared || string(j.Args) != `{"n": 1}` {
 		t.Errorf("%+v", j)
 	}
-	if j := db.periodicJob(t, "b"); !j.Declared {
+	if j := db.PeriodicJob(t, "b"); !j.Declared {
 		t.Errorf("%+v", j)
 	}
 }
@@ -214,17 +182,17 @@ func TestARefusedTickIsNoted(t *testing.T) {
 		skipped = append(skipped, e)
 	}}}})
 	db.exec(t, `alter table jobs add constraint mine check (args->>'n' <> '13')`)
-	db.setPeriodic(t, drover.Periodic{Name: "bad", Args: tickArgs{13}, Schedule: "@every 1h"})
-	db.setPeriodic(t, drover.Periodic{Name: "good", Args: tickArgs{1}, Schedule: "@every 1h"})
-	db.setPeriodic(t, drover.Periodic{Name: "late", Args: tickArgs{1}, Schedule: "@every 1h"})
-	db.setPeriodic(t, drover.Periodic{Name: "nonsense", Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "bad", Args: tickArgs{13}, Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "good", Args: tickArgs{1}, Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "late", Args: tickArgs{1}, Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "nonsense", Schedule: "@every 1h"})
 	db.exec(t, `update drover_periodic set anchor = anchor - interval '1 h', next_at = next_at - interval '1 h' where name <> 'late'`)
-	db.backdate(t, "late", "3 h 5 min")
+	db.Backdate(t, "late", "3 h 5 min")
 	db.exec(t, `update drover_periodic set schedule = 'edited by hand' where name = 'nonsense'`)
-	db.run(t, ticker(""))
+	db.run(t, harness.Ticker(""))
 	db.waitFor(t, 30*time.Second, `select count(*) = 3 from drover_periodic where next_at > now()`)
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_periodic where name = 'nonsense' and problem like '%schedule%'`)
-	j := db.periodicJob(t, "bad")
+	j := db.PeriodicJob(t, "bad")
 	if j.Jobs != 0 || !strings.Contains(j.Problem, `"mine"`) || j.ProblemAt == nil || j.Next[0].Before(time.Now()) {
 		t.Errorf("%+v", j)
 	}
@@ -248,17 +216,17 @@ func TestARefusedTickIsNoted(t *testing.T) {
 // A tick that makes no job because its schedule asks for that is no warning in the log. A missed tick is one.
 func TestASkipThatWasAskedForIsNoWarning(t *testing.T) {
 	t.Parallel()
-	logged := &logbook{}
+	logged := &harness.Logbook{}
 	db := newTestDBWith(t, drover.Config{Logger: slog.New(logged)})
-	db.setPeriodic(t, drover.Periodic{Name: "overlap", Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Overlap: drover.OverlapSkip, Opts: &drover.EnqueueOpts{Queue: "unserved"}})
-	db.setPeriodic(t, drover.Periodic{Name: "unique", Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Opts: &drover.EnqueueOpts{Queue: "unserved", Unique: &drover.Unique{}}})
-	db.setPeriodic(t, drover.Periodic{Name: "late", Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "overlap", Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Overlap: drover.OverlapSkip, Opts: &drover.EnqueueOpts{Queue: "unserved"}})
+	db.SetPeriodic(t, drover.Periodic{Name: "unique", Schedule: "@every 1h", CatchUp: drover.CatchUpAll, Opts: &drover.EnqueueOpts{Queue: "unserved", Unique: &drover.Unique{}}})
+	db.SetPeriodic(t, drover.Periodic{Name: "late", Schedule: "@every 1h"})
 	for _, name := range []string{"overlap", "unique", "late"} {
-		db.backdate(t, name, "3 h 5 min")
+		db.Backdate(t, name, "3 h 5 min")
 	}
-	db.run(t, ticker(""))
+	db.run(t, harness.Ticker(""))
 	skips := func(level slog.Level) (names string) {
-		for _, line := range logged.from(level) {
+		for _, line := range logged.From(level) {
 			for _, name := range []string{"overlap", "unique", "late"} {
 				if strings.HasPrefix(line, "schedule ticked without a job") && strings.Contains(line, "periodic="+name) {
 					names += name + " "
@@ -280,11 +248,11 @@ func TestAStuckTickHoldsUpNobody(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `create function stuck() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$`)
 	db.exec(t, `create trigger stuck before insert on jobs for each row when (new.args->>'n' = '13') execute function stuck()`)
-	db.setPeriodic(t, drover.Periodic{Name: "a stuck one", Args: tickArgs{13}, Schedule: "@every 1h"})
-	db.setPeriodic(t, drover.Periodic{Name: "b", Args: tickArgs{1}, Schedule: "@every 1h"})
-	db.backdate(t, "a stuck one", "1 h 10 s")
-	db.backdate(t, "b", "1 h")
-	db.run(t, ticker(""))
+	db.SetPeriodic(t, drover.Periodic{Name: "a stuck one", Args: tickArgs{13}, Schedule: "@every 1h"})
+	db.SetPeriodic(t, drover.Periodic{Name: "b", Args: tickArgs{1}, Schedule: "@every 1h"})
+	db.Backdate(t, "a stuck one", "1 h 10 s")
+	db.Backdate(t, "b", "1 h")
+	db.run(t, harness.Ticker(""))
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_periodic where name = 'b' and jobs = 1`)
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_periodic where name like 'a%' and problem is not null and next_at < now()`)
 	db.exec(t, `drop trigger stuck on jobs`)
@@ -299,21 +267,21 @@ func TestRestoringAnOlderSchedule(t *testing.T) {
 		t.Run(fmt.Sprintf("jobs kept %v", kept), func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.setPeriodic(t, drover.Periodic{Name: "all", Schedule: "@every 1h", CatchUp: drover.CatchUpAll})
-			db.setPeriodic(t, drover.Periodic{Name: "skip", Schedule: "@every 1h"})
+			db.SetPeriodic(t, drover.Periodic{Name: "all", Schedule: "@every 1h", CatchUp: drover.CatchUpAll})
+			db.SetPeriodic(t, drover.Periodic{Name: "skip", Schedule: "@every 1h"})
 			db.exec(t, `update drover_periodic set anchor = anchor - interval '20 h', next_at = next_at - interval '20 h'`)
 			db.exec(t, `create table backup as select * from drover_periodic`)
-			if f := db.fire(t, "all", ""); len(f.Jobs) != 20 {
+			if f := db.Fire(t, "all", ""); len(f.Jobs) != 20 {
 				t.Fatalf("%+v", f)
 			}
-			if f := db.fire(t, "skip", ""); len(f.Jobs) != 1 {
+			if f := db.Fire(t, "skip", ""); len(f.Jobs) != 1 {
 				t.Fatalf("%+v", f)
 			}
 			if !kept {
 				db.exec(t, `delete from jobs`)
 			}
 			db.exec(t, `delete from drover_periodic; insert into drover_periodic select * from backup`)
-			all, skip := db.fire(t, "all", ""), db.fire(t, "skip", "")
+			all, skip := db.Fire(t, "all", ""), db.Fire(t, "skip", "")
 			if again := len(all.Jobs); kept && again != 0 || !kept && again != 20 {
 				t.Errorf("%d of 20 ticks made jobs again", again)
 			}
@@ -332,9 +300,9 @@ func TestAScheduleMadeAnewHasItsOwnTicks(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for i := range 2 {
-		db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "0 0 * * *"})
+		db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "0 0 * * *"})
 		db.exec(t, `update drover_periodic set next_at = date_trunc('day', now() at time zone 'UTC') at time zone 'UTC', catch_up = 'once'`)
-		if f := db.fire(t, "a", ""); len(f.Jobs) != 1 {
+		if f := db.Fire(t, "a", ""); len(f.Jobs) != 1 {
 			t.Errorf("schedule %d: %+v", i, f)
 		}
 		if err := db.client.DeletePeriodic(t.Context(), "a", drover.Audit{}); err != nil {
@@ -351,21 +319,21 @@ func TestPeriodicClockSteps(t *testing.T) {
 		t.Run(string(catchUp), func(t *testing.T) {
 			t.Parallel()
 			db := newQuietDB(t)
-			db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1m", CatchUp: catchUp})
-			db.backdate(t, "a", "1 h") // as the clock sees it that was put forward
-			f := db.fire(t, "a", "")
+			db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1m", CatchUp: catchUp})
+			db.Backdate(t, "a", "1 h") // as the clock sees it that was put forward
+			f := db.Fire(t, "a", "")
 			if len(f.Jobs) != want || int(f.Missed) != 60-want {
 				t.Fatalf("after the step %d jobs, %d missed, want %d and the rest of 60", len(f.Jobs), f.Missed, want)
 			}
-			db.backdate(t, "a", "-1 h") // and back
-			if f := db.fire(t, "a", ""); f.Ours {
+			db.Backdate(t, "a", "-1 h") // and back
+			if f := db.Fire(t, "a", ""); f.Ours {
 				t.Errorf("a tick that has come already comes again: %+v", f)
 			}
-			if wait := time.Until(db.periodicJob(t, "a").Next[0]); wait < 59*time.Minute || wait > 62*time.Minute {
+			if wait := time.Until(db.PeriodicJob(t, "a").Next[0]); wait < 59*time.Minute || wait > 62*time.Minute {
 				t.Errorf("the next tick is %v away", wait)
 			}
-			db.backdate(t, "a", "61 min 1 s") // or the tick would be one of before, whose job exists
-			if f := db.fire(t, "a", ""); len(f.Jobs) == 0 {
+			db.Backdate(t, "a", "61 min 1 s") // or the tick would be one of before, whose job exists
+			if f := db.Fire(t, "a", ""); len(f.Jobs) == 0 {
 				t.Errorf("it does not go on: %+v", f)
 			}
 		})
@@ -377,9 +345,9 @@ func TestATickBesideAVerb(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for _, verb := range []string{`select drover_periodic_pause('a')`, `select drover_periodic_delete('a')`} {
-		db.setPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
+		db.SetPeriodic(t, drover.Periodic{Name: "a", Schedule: "@every 1h"})
 		db.exec(t, `select drover_periodic_resume('a')`)
-		db.backdate(t, "a", "1 h")
+		db.Backdate(t, "a", "1 h")
 		tx, err := db.Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -387,13 +355,13 @@ func TestATickBesideAVerb(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), verb); err != nil {
 			t.Fatal(err)
 		}
-		if f := db.fire(t, "a", ""); f.Ours {
+		if f := db.Fire(t, "a", ""); f.Ours {
 			t.Errorf("while %s is under way: %+v", verb, f)
 		}
 		if err := tx.Commit(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if f := db.fire(t, "a", ""); f.Ours {
+		if f := db.Fire(t, "a", ""); f.Ours {
 			t.Errorf("after %s: %+v", verb, f)
 		}
 	}
@@ -404,14 +372,14 @@ func TestATickBesideAVerb(t *testing.T) {
 func TestALockedScheduleHoldsUpNoHeartbeat(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	cfg := ticker("v1", drover.Periodic{Name: "a", Args: tickArgs{1}, Schedule: "@every 1h"})
+	cfg := harness.Ticker("v1", drover.Periodic{Name: "a", Args: tickArgs{1}, Schedule: "@every 1h"})
 	cfg.Lease = 3 * time.Second // the server ends the statement after a twelfth
 	s := db.stopped(t, cfg)
-	db.alive(t, "newer")
+	db.Alive(t, "newer")
 	s.beat(t)
 	db.exec(t, `update drover_periodic set build = 'v2', args = '{"n": 2}'`)
 	db.exec(t, `delete from drover_supervisors where id = 'newer'`)
-	end := db.hold(t, `select from drover_periodic for update`)
+	end := db.Hold(t, `select from drover_periodic for update`)
 	conn := s.Keeper.Link.Current()
 	s.beat(t)
 	if s.Keeper.Link.Current() != conn || conn.Closed() {
@@ -434,17 +402,17 @@ func TestNonsenseByHandHoldsUpNobody(t *testing.T) {
 		"option": `options = '{"priority": "high"}'`, "args": `args = jsonb_build_array(repeat('[', 10))`,
 	}
 	for name, edit := range edits {
-		db.setPeriodic(t, drover.Periodic{Name: name, Schedule: "@every 1h"})
+		db.SetPeriodic(t, drover.Periodic{Name: name, Schedule: "@every 1h"})
 		db.exec(t, `update drover_periodic set `+edit+` where name = '`+name+`'`)
-		db.backdate(t, name, "1 h 30 s")
+		db.Backdate(t, name, "1 h 30 s")
 	}
-	db.setPeriodic(t, drover.Periodic{Name: "good", Schedule: "@every 1h"})
-	db.backdate(t, "good", "1 h 10 s")
-	db.run(t, ticker(""))
-	db.soon(t, 20*time.Second, "the good schedule does not tick", `select jobs = 1 from drover_periodic where name = 'good'`)
-	db.soon(t, 20*time.Second, "a schedule does not keep its error", `select count(*) = 4 from drover_periodic where problem <> ''`)
+	db.SetPeriodic(t, drover.Periodic{Name: "good", Schedule: "@every 1h"})
+	db.Backdate(t, "good", "1 h 10 s")
+	db.run(t, harness.Ticker(""))
+	db.Soon(t, 20*time.Second, "the good schedule does not tick", `select jobs = 1 from drover_periodic where name = 'good'`)
+	db.Soon(t, 20*time.Second, "a schedule does not keep its error", `select count(*) = 4 from drover_periodic where problem <> ''`)
 	for _, name := range []string{"cron", "every", "zone", "option"} {
-		if j := db.periodicJob(t, name); j.Problem == "" || j.Jobs != 0 {
+		if j := db.PeriodicJob(t, name); j.Problem == "" || j.Jobs != 0 {
 			t.Errorf("%s: %+v", name, j)
 		}
 	}
@@ -453,7 +421,7 @@ func TestNonsenseByHandHoldsUpNobody(t *testing.T) {
 		t.Errorf("%d schedules are listed, %v", len(list), err)
 	}
 	named := 0
-	for _, f := range db.health(t).Findings {
+	for _, f := range db.Health(t).Findings {
 		if f.Name == "periodic" && strings.Contains(f.What, "schedule ") {
 			named++
 		}
@@ -468,11 +436,11 @@ func TestNonsenseByHandHoldsUpNobody(t *testing.T) {
 func TestALockedScheduleHoldsUpNoStart(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	cfg := ticker("v1", drover.Periodic{Name: "a"}, drover.Periodic{Name: "b"})
+	cfg := harness.Ticker("v1", drover.Periodic{Name: "a"}, drover.Periodic{Name: "b"})
 	cfg.Lease = 3 * time.Second
 	gone := db.stopped(t, cfg)
 	db.exec(t, `delete from drover_supervisors`)
-	end := db.hold(t, `select drover_periodic_pause('a')`)
+	end := db.Hold(t, `select drover_periodic_pause('a')`)
 	s := db.stopped(t, cfg)
 	declares := func(name string) bool {
 		return value[bool](t, db, `select declared_by = array[$2] from drover_periodic where name = $1`, name, s.Lease.Load().ID)
@@ -493,7 +461,7 @@ func TestALockedScheduleHoldsUpNoStart(t *testing.T) {
 func TestAScheduleIsDeletedDuringAStart(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	cfg := ticker("v1", drover.Periodic{Name: "a"})
+	cfg := harness.Ticker("v1", drover.Periodic{Name: "a"})
 	db.stopped(t, cfg)
 	db.exec(t, `delete from drover_supervisors`)
 	person, err := db.Begin(t.Context())
@@ -529,7 +497,7 @@ func TestAScheduleIsMadeInTwoWaysAtOnce(t *testing.T) {
 		declare = `select drover_periodic_declare('s', 'v1', jsonb_build_array(jsonb_build_object('name', $1::text, 'kind', 'tick', 'args', '{}'::jsonb, 'options', '{}'::jsonb,
 			'schedule', '@yearly', 'zone', 'UTC', 'jitter_ms', 0, 'catch_up', 'skip', 'overlap', 'allow')))::text`
 	)
-	db.alive(t, "s")
+	db.Alive(t, "s")
 	for first, statements := range map[string][2]string{"set": {set, declare}, "declared": {declare, set}} {
 		tx, err := db.Begin(t.Context())
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -280,7 +281,7 @@ func TestTransactionOfAnEarlierLife(t *testing.T) {
 	for _, retention := range []drover.Retention{0, drover.DeleteOnCompletion} {
 		db := newQuietDB(t)
 		s := db.stopped(t, drover.SupervisorConfig{CompletedRetention: retention, Queues: []drover.Queue{{Concurrency: 1000}}})
-		for _, b := range db.beginners(t) {
+		for _, b := range db.Beginners(t) {
 			for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 				for what, settle := range map[string]func(context.Context, *drover.Job, drover.Tx) error{
 					"CompleteTx": func(ctx context.Context, j *drover.Job, tx drover.Tx) error { return j.CompleteTx(ctx, tx) },
@@ -291,15 +292,15 @@ func TestTransactionOfAnEarlierLife(t *testing.T) {
 					},
 				} {
 					for _, early := range []bool{true, false} {
-						name := fmt.Sprintf("%s by %s, %s, snapshot of the first life: %t", what, b.name, level, early)
+						name := fmt.Sprintf("%s by %s, %s, snapshot of the first life: %t", what, b.Name, level, early)
 						id := db.enqueueJobs(t, 1, nil)[0]
 						first := s.claimAll(t, 1)[0]
-						tx, err := b.begin(t.Context(), level)
+						tx, err := b.Begin(t.Context(), level)
 						if err != nil {
 							t.Fatal(err)
 						}
 						look := func() {
-							if err := tx.exec(`select from jobs where id = $1`, id); err != nil {
+							if err := tx.Exec(`select from jobs where id = $1`, id); err != nil {
 								t.Error(err)
 							}
 						}
@@ -313,10 +314,10 @@ func TestTransactionOfAnEarlierLife(t *testing.T) {
 						}
 						before := db.theRows(t, []string{id})
 						// In a snapshot of the first life the job's row cannot be locked.
-						if err, failed := settle(t.Context(), jobOf(first), tx.tx), early && level != "read committed"; failed && !serialization(err) || !failed && !errors.Is(err, drover.ErrLeaseLost) {
+						if err, failed := settle(t.Context(), jobOf(first), tx.Tx), early && level != "read committed"; failed && !harness.Serialization(err) || !failed && !errors.Is(err, drover.ErrLeaseLost) {
 							t.Errorf("%s: %v", name, err)
 						}
-						_ = tx.commit() // some have failed by then
+						_ = tx.Commit() // some have failed by then
 						if after := db.theRows(t, []string{id}); after != before {
 							t.Errorf("%s: the second life changed:\n%s\n%s", name, before, after)
 						}
@@ -440,7 +441,7 @@ func TestTheHandlerOfAnEarlierLifeIsTold(t *testing.T) {
 	earlier := receive(t, first)
 	db.via(t, drover.Config{}).secondLife(t, id) // a client knows the supervisors of its own
 	later := receive(t, second)
-	engineOf(sup.Supervisor).Keeper.Interrupt()
+	harness.EngineOf(sup.Supervisor).Keeper.Interrupt()
 	receive(t, earlier.Done())
 	if cause := context.Cause(earlier); !errors.Is(cause, drover.ErrLeaseLost) {
 		t.Errorf("the first handler was told %v", cause)

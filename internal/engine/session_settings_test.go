@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 )
 
@@ -42,7 +43,7 @@ func TestLifeInAnyDateStyle(t *testing.T) {
 			t.Run(settings["datestyle"]+" "+mode.String(), func(t *testing.T) {
 				t.Parallel()
 				plain := newQuietDB(t)
-				var log logbook
+				var log harness.Logbook
 				odd := plain.via(t, drover.Config{Logger: slog.New(&log)}, func(c *pgxpool.Config) {
 					c.ConnConfig.DefaultQueryExecMode = mode
 					for name, value := range settings {
@@ -55,7 +56,7 @@ func TestLifeInAnyDateStyle(t *testing.T) {
 				l.inspect(t)
 				l.bringBack(t)
 				l.putAway(t)
-				for _, text := range log.from(slog.LevelWarn) {
+				for _, text := range log.From(slog.LevelWarn) {
 					if !strings.HasPrefix(text, "job discarded") {
 						t.Error("logged " + text)
 					}
@@ -189,7 +190,7 @@ func (l *oddLife) inspect(t *testing.T) {
 	l.same(t, "last_discarded_at", summary[0].LastDiscardedAt, `select finalized_at from jobs where state = 'discarded'`)
 	var groups []drover.FailureGroup
 	eventually(t, func() bool { // a heartbeat adds them up
-		engineOf(l.sup).Keeper.Interrupt()
+		harness.EngineOf(l.sup).Keeper.Interrupt()
 		groups, err = l.client.FailureGroups(ctx, drover.FailureFilter{})
 		return err != nil || len(groups) == 2
 	})
@@ -263,7 +264,7 @@ func TestRescueInAnyDateStyle(t *testing.T) {
 			plain.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('dead', 1000, '{default}', now() - interval '1 hour')`)
 			plain.exec(t, `update jobs set state = 'running', claimed_by = 'dead', attempt = 1, claim_seq = 1, attempted_at = now() - interval '1 hour'`)
 			var ran atomic.Bool
-			var log logbook
+			var log harness.Logbook
 			workers := handling(func(_ context.Context, j *drover.Job, _ int) error {
 				ran.Store(j.ID == id && j.Attempt == 2)
 				return nil
@@ -276,7 +277,7 @@ func TestRescueInAnyDateStyle(t *testing.T) {
 				}
 			}).run(t, drover.SupervisorConfig{Lease: 6 * time.Second, Queues: []drover.Queue{{}}, Workers: workers}) // a lease that was lost would cost an attempt
 			eventually(t, func() bool {
-				for _, text := range log.from(slog.LevelWarn) {
+				for _, text := range log.From(slog.LevelWarn) {
 					if strings.Contains(text, "date/time") || strings.Contains(text, "scan") {
 						t.Fatal("logged " + text)
 					}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -183,7 +184,7 @@ func TestCompletionsShareRoundTrips(t *testing.T) {
 	})
 	eventually(t, func() bool { return sup.Stats().Running == 500 })
 	// The first round trip lasts until all have ended, at whatever pace they get their time.
-	end := db.hold(t, `lock table jobs in exclusive mode`)
+	end := db.Hold(t, `lock table jobs in exclusive mode`)
 	close(release)
 	eventually(t, func() bool { return sup.Stats().Running == 0 })
 	end()
@@ -230,7 +231,7 @@ func TestStaleSettleChangesNothing(t *testing.T) {
 				if taken != again { // its next life would rescue the job, which is still in its name
 					db.exec(t, `update drover_supervisors set lost_at = now(), epoch = epoch + 1`) // a rescuer does this first
 				}
-				db.alive(t, "someone else")
+				db.Alive(t, "someone else")
 				db.exec(t, `update jobs set `+taken)
 				before := value[string](t, db, `select row_to_json(j)::text from jobs j`)
 				close(release)
@@ -476,7 +477,7 @@ func TestRunInEveryExecMode(t *testing.T) {
 					done = 0
 				}
 				db.waitFor(t, 20*time.Second, `select count(*) = $2 and count(*) filter (where state = 'completed') = $2 from jobs where id = any($1)`, ids, done)
-				sup.stop(t)
+				sup.Stop(t)
 			}
 		})
 	}
@@ -535,9 +536,9 @@ func TestTroubleIsShortAndSpread(t *testing.T) {
 func TestAnOutcomeThatChangesNothingIsReported(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	var book logbook
+	var book harness.Logbook
 	db := newTestDBWith(t, drover.Config{Logger: slog.New(&book)})
-	db.refuses(t, "delete", "jobs", "true", "return null")
+	db.Refuses(t, "delete", "jobs", "true", "return null")
 	var calls atomic.Int32
 	db.launch(t, drover.SupervisorConfig{CompletedRetention: drover.DeleteOnCompletion, Workers: handling(func(context.Context, *drover.Job, int) error {
 		calls.Add(1)
@@ -545,7 +546,7 @@ func TestAnOutcomeThatChangesNothingIsReported(t *testing.T) {
 	})})
 	id := db.enqueue(t, job{1}, nil)
 	eventually(t, func() bool {
-		log := strings.Join(book.from(slog.LevelWarn), "")
+		log := strings.Join(book.From(slog.LevelWarn), "")
 		return strings.Contains(log, "row security blocks the update") && strings.Contains(log, id)
 	})
 	db.exec(t, `drop trigger app_delete_jobs on jobs`)
@@ -564,8 +565,8 @@ func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
 	db.launch(t, drover.SupervisorConfig{Workers: handling(func(context.Context, *drover.Job, int) error { return errors.New("boom") })})
 	first := plain.enqueueJobs(t, 1, nil)[0]
 	eventually(t, func() bool { return book.count(engine.EventFailed, first) == 1 })
-	plain.tend(t)
-	if err := plain.client.SetFailurePolicy(t.Context(), plain.theGroup(t).Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{}); err != nil {
+	plain.Tend(t)
+	if err := plain.client.SetFailurePolicy(t.Context(), plain.TheGroup(t).Fingerprint, drover.FailurePolicy{Action: drover.FailureDiscard}, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	wire.arm(store.SQLSettle[len(store.SQLSettle)-60:], "")
@@ -574,8 +575,8 @@ func TestPolicyOfASettleWhoseReplyWasLost(t *testing.T) {
 	if n := wire.cutSoFar(); n != 1 || book.count(engine.EventFailed, id) != 0 || book.count(engine.EventStaleSettle, id) != 0 {
 		t.Errorf("%d connections cut, told: %+v", n, book.events)
 	}
-	plain.tend(t)
-	if g := plain.theGroup(t); g.Count != 2 || g.Jobs != 2 {
+	plain.Tend(t)
+	if g := plain.TheGroup(t); g.Count != 2 || g.Jobs != 2 {
 		t.Errorf("%+v", g)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -40,9 +41,9 @@ func TestTheOnlyAttemptAfterAnOutage(t *testing.T) {
 		}, drover.WorkerOpts{MaxAttempts: 1}),
 	}})
 	<-began
-	engineOf(sup.Supervisor).Lease.Load().Lose() // as the heartbeat does once it could not keep the lease up
+	harness.EngineOf(sup.Supervisor).Lease.Load().Lose() // as the heartbeat does once it could not keep the lease up
 	db.waitFor(t, time.Minute, `select count(*) = 9 from jobs where finalized_at is not null`)
-	row := db.endRow(t, ids[0])
+	row := db.EndRow(t, ids[0])
 	if row.State != drover.Discarded || *row.Reason != drover.ReasonAttemptsExhausted || row.ClaimSeq != 1 || row.Total != 1 ||
 		!strings.Contains(row.Errors[0].Error, "the only attempt was cut short ("+drover.ErrLeaseLost.Error()+")") {
 		t.Errorf("the one that ran: %+v", row)
@@ -51,7 +52,7 @@ func TestTheOnlyAttemptAfterAnOutage(t *testing.T) {
 		if called := calls[n].Load(); called != 1 {
 			t.Errorf("job %d was called %d times", n, called)
 		}
-		if row := db.endRow(t, ids[n]); n > 0 && (row.State != drover.Completed || row.Attempt != 1 || row.Total != 0) {
+		if row := db.EndRow(t, ids[n]); n > 0 && (row.State != drover.Completed || row.Attempt != 1 || row.Total != 0) {
 			t.Errorf("job %d had not begun: %+v", n, row)
 		}
 	}
@@ -193,7 +194,7 @@ func TestTheOnlyAttemptIsNotTakenBack(t *testing.T) {
 	db := newQuietDB(t)
 	id := db.enqueue(t, job{}, nil)
 	db.exec(t, `update jobs set state = 'running', claimed_by = 'paused', claim_seq = 1, attempt = 1, started_seq = 1, attempted_at = now()`)
-	db.dead(t, "paused")
+	db.Dead(t, "paused")
 	s := db.stopped(t, drover.SupervisorConfig{})
 	s.beat(t)
 	s.beat(t)

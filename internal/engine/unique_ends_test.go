@@ -39,7 +39,7 @@ func (db *testDB) endUnique(t testing.TB, how, id string) {
 		_, err = db.client.CancelMany(t.Context(), drover.Filter{Kind: "job"}, drover.Audit{})
 	case "crashed":
 		db.exec(t, `update jobs set state = 'running', claimed_by = 'dead ' || id, attempt = 3, claim_seq = 3, crashes = 2, attempted_at = now() where id = $1`, id)
-		db.dead(t, "dead "+id)
+		db.Dead(t, "dead "+id)
 		db.stopped(t, drover.SupervisorConfig{}).beat(t)
 	case "refused":
 		db.exec(t, `select drover_refuse('claim', $1, 0, 'no', '22003')`, id)
@@ -114,7 +114,7 @@ func TestTheEndOfAUniqueJobLetsTheNextOneIn(t *testing.T) {
 			db := newQuietDB(t)
 			for n, until := range []drover.UniqueUntil{drover.UntilEnded, drover.UntilStarted, drover.UntilPassed(time.Hour)} {
 				u := drover.Unique{Until: until}
-				first := db.unique(t, parcel{N: n}, u)
+				first := db.Unique(t, parcel{N: n}, u)
 				if db.stores(t, parcel{N: n}, u) {
 					t.Fatalf("%s: stored next to a job that waits", until)
 				}
@@ -125,11 +125,11 @@ func TestTheEndOfAUniqueJobLetsTheNextOneIn(t *testing.T) {
 				if until == drover.UntilEnded && value[bool](t, db, `select exists (select from jobs where id = $1 and unique_until is distinct from 'infinity')`, first.ID) {
 					t.Errorf("%s: the end has written the key's columns", until)
 				}
-				second := db.unique(t, parcel{N: n}, u)
+				second := db.Unique(t, parcel{N: n}, u)
 				if held := n == 2 && how != "deleted"; second.Existing != held || held != (second.ID == first.ID) {
 					t.Errorf("%s: %+v after the end of %s", until, second, first.ID)
 				}
-				if again := db.unique(t, parcel{N: n}, u); again != (drover.Receipt{ID: second.ID, Existing: true}) {
+				if again := db.Unique(t, parcel{N: n}, u); again != (drover.Receipt{ID: second.ID, Existing: true}) {
 					t.Errorf("%s: %+v next to %s", until, again, second.ID)
 				}
 				db.exec(t, `delete from jobs; drop function if exists no_entry cascade; delete from drover_supervisors; delete from drover_ended_supervisors; delete from drover_solo`)
@@ -142,7 +142,7 @@ func TestTheEndOfAUniqueJobLetsTheNextOneIn(t *testing.T) {
 func TestAUniqueJobThatGoesOnKeepsItsKey(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	first := db.unique(t, parcel{N: 1}, drover.Unique{})
+	first := db.Unique(t, parcel{N: 1}, drover.Unique{})
 	for _, how := range []error{errBoom, drover.Snooze(time.Millisecond), drover.DontCount(errBoom)} {
 		db.exec(t, `update jobs set scheduled_at = now()`)
 		s := db.stopped(t, drover.SupervisorConfig{})
@@ -166,8 +166,8 @@ func TestUniqueUntilStarted(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	u := drover.Unique{Until: drover.UntilStarted}
-	first := db.unique(t, parcel{N: 1}, u)
-	if again := db.unique(t, parcel{N: 1}, u); again.ID != first.ID || db.stores(t, parcel{N: 1}, drover.Unique{}) {
+	first := db.Unique(t, parcel{N: 1}, u)
+	if again := db.Unique(t, parcel{N: 1}, u); again.ID != first.ID || db.stores(t, parcel{N: 1}, drover.Unique{}) {
 		t.Fatalf("%+v while %s waits", again, first.ID)
 	}
 	s := db.stopped(t, drover.SupervisorConfig{})
@@ -175,12 +175,12 @@ func TestUniqueUntilStarted(t *testing.T) {
 	if value[bool](t, db, `select unique_until is not null from jobs`) {
 		t.Error("its key is not cleared by the claim")
 	}
-	second := db.unique(t, parcel{N: 1}, u)
+	second := db.Unique(t, parcel{N: 1}, u)
 	if second.Existing || second.ID == first.ID {
 		t.Fatalf("%+v while %s runs", second, first.ID)
 	}
 	s.settle(t, s.ran(runs[0], errBoom)) // it waits for a retry: two wait now
-	if again := db.unique(t, parcel{N: 1}, u); again.ID != second.ID {
+	if again := db.Unique(t, parcel{N: 1}, u); again.ID != second.ID {
 		t.Errorf("%+v, want %s", again, second.ID)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where unique_key is not null`); n != 2 {
@@ -194,18 +194,18 @@ func TestUniqueForAPeriod(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	u := drover.Unique{Until: drover.UntilPassed(time.Hour)}
-	first := db.unique(t, parcel{N: 1}, u)
+	first := db.Unique(t, parcel{N: 1}, u)
 	if !value[bool](t, db, `select unique_scope = 'period' and unique_until = created_at + interval '1 hour' from jobs`) {
 		t.Error("not an hour from its enqueue")
 	}
 	s := db.stopped(t, drover.SupervisorConfig{CompletedRetention: drover.DeleteOnCompletion, Queues: []drover.Queue{{}, {Name: "tx"}}})
 	s.settle(t, s.ran(s.claim(t)[0], nil))
-	other := db.unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Queue: "tx"})
-	if err := db.complete(t.Context(), jobOf(s.claim(t)[0])); err != nil {
+	other := db.Unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Queue: "tx"})
+	if err := db.Complete(t.Context(), jobOf(s.claim(t)[0])); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []string{first.ID, other.ID} {
-		if state := db.get(t, id).State; state != drover.Completed {
+		if state := db.Get(t, id).State; state != drover.Completed {
 			t.Errorf("%s is %s", id, state)
 		}
 	}
@@ -223,12 +223,12 @@ func TestUniqueForAPeriod(t *testing.T) {
 	if err != nil || moved.Jobs != 0 || len(moved.Refused) != 2 || !strings.Contains(moved.Refused[0].Error, "unique until") {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
-	if again := db.unique(t, parcel{N: 1}, u); again != (drover.Receipt{ID: old, Existing: true}) {
+	if again := db.Unique(t, parcel{N: 1}, u); again != (drover.Receipt{ID: old, Existing: true}) {
 		t.Errorf("%+v within the period", again)
 	}
 	// It is over.
 	db.exec(t, `update jobs set unique_until = now() - interval '1 s' where id = $1`, old)
-	second := db.unique(t, parcel{N: 1}, u)
+	second := db.Unique(t, parcel{N: 1}, u)
 	if second.Existing {
 		t.Errorf("%+v after the period", second)
 	}
@@ -241,7 +241,7 @@ func TestUniqueForAPeriod(t *testing.T) {
 		t.Errorf("Archive = %+v, %v", moved, err)
 	}
 	// A job from the archive keeps nobody out, and nobody keeps it out.
-	third := db.unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Queue: "tx"})
+	third := db.Unique(t, parcel{N: 2}, u, drover.EnqueueOpts{Queue: "tx"})
 	if moved, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || moved.Jobs != 1 || third.Existing {
 		t.Errorf("Restore = %+v, %v; %+v", moved, err, third)
 	}
@@ -252,9 +252,9 @@ func TestUniquePeriodEndsBeforeTheJob(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	u := drover.Unique{Until: drover.UntilPassed(time.Minute)}
-	first := db.unique(t, parcel{N: 1}, u)
+	first := db.Unique(t, parcel{N: 1}, u)
 	db.exec(t, `update jobs set unique_until = clock_timestamp()`)
-	if second := db.unique(t, parcel{N: 1}, u); second.Existing || db.get(t, first.ID).State != drover.Available {
+	if second := db.Unique(t, parcel{N: 1}, u); second.Existing || db.Get(t, first.ID).State != drover.Available {
 		t.Errorf("%+v", second)
 	}
 }
@@ -264,27 +264,27 @@ func TestUniquePeriodEndsBeforeTheJob(t *testing.T) {
 func TestUniqueJobsParkedAndRevivedByHand(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	first := db.unique(t, parcel{N: 1}, drover.Unique{})
+	first := db.Unique(t, parcel{N: 1}, drover.Unique{})
 	db.exec(t, `update jobs set state = 'parked', scheduled_at = 'infinity', parked_build = ''`)
 	if db.stores(t, parcel{N: 1}, drover.Unique{}) {
 		t.Error("stored next to a parked job")
 	}
 	db.exec(t, `insert into drover_builds (build, first_seen) values ('b', now())`)
-	db.tend(t)
-	if db.get(t, first.ID).State != drover.Retryable || db.stores(t, parcel{N: 1}, drover.Unique{}) {
-		t.Errorf("it is %s, or another one is stored next to it", db.get(t, first.ID).State)
+	db.Tend(t)
+	if db.Get(t, first.ID).State != drover.Retryable || db.stores(t, parcel{N: 1}, drover.Unique{}) {
+		t.Errorf("it is %s, or another one is stored next to it", db.Get(t, first.ID).State)
 	}
 	if _, err := db.client.Cancel(t.Context(), first.ID, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	second := db.unique(t, parcel{N: 1}, drover.Unique{})
+	second := db.Unique(t, parcel{N: 1}, drover.Unique{})
 	_, err := db.Exec(t.Context(), `update jobs set state = 'available', finalized_at = null where id = $1`, first.ID)
 	if pg.SQLState(err) != "23505" || !strings.Contains(err.Error(), "jobs_unique_idx") || second.Existing {
 		t.Errorf("revived by hand next to %+v: %v", second, err)
 	}
 	db.exec(t, `delete from jobs where id = $1`, second.ID)
 	db.exec(t, `update jobs set state = 'available', finalized_at = null where id = $1`, first.ID)
-	if r := db.unique(t, parcel{N: 1}, drover.Unique{}); r.ID != first.ID {
+	if r := db.Unique(t, parcel{N: 1}, drover.Unique{}); r.ID != first.ID {
 		t.Errorf("%+v, want the revived %s", r, first.ID)
 	}
 }
@@ -294,14 +294,14 @@ func TestUniqueJobsParkedAndRevivedByHand(t *testing.T) {
 func TestUniqueJobsFromTheArchive(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	first := db.unique(t, parcel{N: 1}, drover.Unique{})
+	first := db.Unique(t, parcel{N: 1}, drover.Unique{})
 	if _, err := db.client.Discard(t.Context(), first.ID, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
 	if moved, err := db.client.Archive(t.Context(), drover.Filter{State: drover.Discarded}, nil, drover.Audit{}); err != nil || moved.Jobs != 1 {
 		t.Fatalf("Archive = %+v, %v", moved, err)
 	}
-	second := db.unique(t, parcel{N: 1}, drover.Unique{})
+	second := db.Unique(t, parcel{N: 1}, drover.Unique{})
 	if moved, err := db.client.Restore(t.Context(), drover.Filter{All: true}, drover.Audit{}); err != nil || moved.Jobs != 1 || second.Existing {
 		t.Fatalf("Restore = %+v, %v; %+v", moved, err, second)
 	}
@@ -314,7 +314,7 @@ func TestUniqueJobsFromTheArchive(t *testing.T) {
 	if err := db.client.RedriveJob(t.Context(), first.ID, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if r := db.unique(t, parcel{N: 1}, drover.Unique{}); r != (drover.Receipt{ID: first.ID, Existing: true}) {
+	if r := db.Unique(t, parcel{N: 1}, drover.Unique{}); r != (drover.Receipt{ID: first.ID, Existing: true}) {
 		t.Errorf("%+v, want the redriven %s", r, first.ID)
 	}
 }
@@ -323,11 +323,11 @@ func TestUniqueJobsFromTheArchive(t *testing.T) {
 func TestRedriveAfterAnothersPeriod(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	dead := db.unique(t, parcel{N: 1}, drover.Unique{})
+	dead := db.Unique(t, parcel{N: 1}, drover.Unique{})
 	if _, err := db.client.Discard(t.Context(), dead.ID, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	other := db.unique(t, parcel{N: 1}, drover.Unique{Until: drover.UntilPassed(time.Hour)})
+	other := db.Unique(t, parcel{N: 1}, drover.Unique{Until: drover.UntilPassed(time.Hour)})
 	if err := db.client.RedriveJob(t.Context(), dead.ID, nil, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), other.ID) {
 		t.Fatalf("RedriveJob within the period = %v", err)
 	}
@@ -343,7 +343,7 @@ func TestRedriveOfUniqueJobs(t *testing.T) {
 	db := newQuietDB(t)
 	discard := func(n int, u drover.Unique) string {
 		t.Helper()
-		r := db.unique(t, parcel{N: n}, u)
+		r := db.Unique(t, parcel{N: n}, u)
 		if _, err := db.client.Discard(t.Context(), r.ID, drover.Audit{}); err != nil || r.Existing {
 			t.Fatal(r, err)
 		}
@@ -354,11 +354,11 @@ func TestRedriveOfUniqueJobs(t *testing.T) {
 	if err := db.client.RedriveJob(t.Context(), one, nil, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
-	if r := db.unique(t, parcel{N: 1}, drover.Unique{}); r.ID != one {
+	if r := db.Unique(t, parcel{N: 1}, drover.Unique{}); r.ID != one {
 		t.Errorf("%+v, want the redriven %s", r, one)
 	}
 	err := db.client.RedriveJob(t.Context(), two, nil, drover.Audit{})
-	if !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), one) || db.get(t, two).State != drover.Discarded {
+	if !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), one) || db.Get(t, two).State != drover.Discarded {
 		t.Errorf("a second one with the same key: %v", err)
 	}
 	db.exec(t, `delete from jobs`)
@@ -367,7 +367,7 @@ func TestRedriveOfUniqueJobs(t *testing.T) {
 	// others go.
 	alike := []string{discard(1, drover.Unique{}), discard(1, drover.Unique{}), discard(1, drover.Unique{})}
 	barred, free, period := discard(2, drover.Unique{}), discard(3, drover.Unique{Until: drover.UntilStarted}), discard(4, drover.Unique{Until: drover.UntilPassed(time.Hour)})
-	waits := db.unique(t, parcel{N: 2}, drover.Unique{})
+	waits := db.Unique(t, parcel{N: 2}, drover.Unique{})
 	redrive, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded}, Rate: 1000}, drover.Audit{})
 	if err != nil {
 		t.Fatal(err)
@@ -389,7 +389,7 @@ func TestRedriveOfUniqueJobs(t *testing.T) {
 		t.Errorf("skipped: %v", why)
 	}
 	out := value[int](t, db, `select count(*) from jobs where id = any($1) and finalized_at is null`, alike)
-	if out != 1 || db.get(t, free).State.Final() || db.get(t, period).State.Final() || !db.get(t, barred).State.Final() {
+	if out != 1 || db.Get(t, free).State.Final() || db.Get(t, period).State.Final() || !db.Get(t, barred).State.Final() {
 		t.Errorf("of three alike %d came back", out)
 	}
 	if db.stores(t, parcel{N: 3}, drover.Unique{}) {
@@ -403,29 +403,29 @@ func TestADeathTakenBackFromAUniqueJob(t *testing.T) {
 	db := newQuietDB(t)
 	crash := func(n int) string {
 		t.Helper()
-		r := db.unique(t, parcel{N: n}, drover.Unique{})
+		r := db.Unique(t, parcel{N: n}, drover.Unique{})
 		db.exec(t, `update jobs set state = 'discarded', discard_reason = 'crashed', finalized_at = now(), crashes = 3, deaths = 3, attempt = 3, claim_seq = 3,
 			errors_total = 3, errors = '[{"class": "crash", "supervisor": "dead", "error": "x"}]' where id = $1`, r.ID)
 		return r.ID
 	}
 	free, barred := crash(1), crash(2)
-	waits := db.unique(t, parcel{N: 2}, drover.Unique{})
+	waits := db.Unique(t, parcel{N: 2}, drover.Unique{})
 	late := crash(3) // another job has its key, but the period of that job is over
-	db.unique(t, parcel{N: 3}, drover.Unique{Until: drover.UntilPassed(time.Hour)})
+	db.Unique(t, parcel{N: 3}, drover.Unique{Until: drover.UntilPassed(time.Hour)})
 	db.exec(t, `update jobs set unique_until = now() - interval '1 s' where unique_scope = 'period'`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, array[$1, $2, $3])`, free, barred, late)
 	s := db.stopped(t, drover.SupervisorConfig{})
 	if err := s.takeBack(t.Context(), "dead"); err != nil {
 		t.Fatal(err)
 	}
-	if db.get(t, free).State != drover.Retryable || db.get(t, barred).State != drover.Discarded || db.stores(t, parcel{N: 1}, drover.Unique{}) {
-		t.Errorf("%s, %s", db.get(t, free).State, db.get(t, barred).State)
+	if db.Get(t, free).State != drover.Retryable || db.Get(t, barred).State != drover.Discarded || db.stores(t, parcel{N: 1}, drover.Unique{}) {
+		t.Errorf("%s, %s", db.Get(t, free).State, db.Get(t, barred).State)
 	}
-	if r := db.unique(t, parcel{N: 2}, drover.Unique{}); r.ID != waits.ID {
+	if r := db.Unique(t, parcel{N: 2}, drover.Unique{}); r.ID != waits.ID {
 		t.Errorf("%+v, want %s", r, waits.ID)
 	}
-	if r := db.unique(t, parcel{N: 3}, drover.Unique{}); db.get(t, late).State != drover.Retryable || r.ID != late {
-		t.Errorf("%s, %+v, want %s", db.get(t, late).State, r, late)
+	if r := db.Unique(t, parcel{N: 3}, drover.Unique{}); db.Get(t, late).State != drover.Retryable || r.ID != late {
+		t.Errorf("%s, %+v, want %s", db.Get(t, late).State, r, late)
 	}
 	if crashes := value[int](t, db, `select min(crashes) from jobs where id = $1`, barred); crashes != 2 {
 		t.Errorf("the job that stays dead has %d crashes, want 2", crashes)
@@ -646,7 +646,7 @@ func TestAPacedRedriveThatPatchesLooksForTheNewKeys(t *testing.T) {
 	by := drover.Unique{By: []string{"n"}}
 	store := func(n int, to string, u drover.Unique) string {
 		t.Helper()
-		r := db.unique(t, parcel{N: n, To: to}, u)
+		r := db.Unique(t, parcel{N: n, To: to}, u)
 		if r.Existing {
 			t.Fatalf("%d: %+v", n, r)
 		}
@@ -756,26 +756,26 @@ func TestUniqueReplace(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	u := drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting}
-	first := db.unique(t, parcel{N: 1, To: "a"}, u, drover.EnqueueOpts{Delay: time.Hour, Tags: []string{"old"}, Priority: 3})
+	first := db.Unique(t, parcel{N: 1, To: "a"}, u, drover.EnqueueOpts{Delay: time.Hour, Tags: []string{"old"}, Priority: 3})
 	db.exec(t, `update jobs set attempt = 2, errors_total = 2, state = 'retryable'`)
-	for _, way := range db.ways(t) {
+	for _, way := range db.Ways(t) {
 		u := u
 		at := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC()
-		r, err := way.enqueue(t.Context(), parcel{N: 1, To: way.name}, &drover.EnqueueOpts{
+		r, err := way.Enqueue(t.Context(), parcel{N: 1, To: way.Name}, &drover.EnqueueOpts{
 			Unique: &u, ScheduledAt: at, Queue: "post", Priority: 7, MaxAttempts: 3, Retry: drover.Every(time.Second), Timeout: time.Second,
 			ExpiresAt: at.Add(time.Hour), RetryUntil: at.Add(time.Hour), Key: "k", Metadata: map[string]any{"m": 1},
 		})
 		if err != nil || r != (drover.Receipt{ID: first.ID, Existing: true, Replaced: true}) {
-			t.Errorf("%s: %+v, %v", way.name, r, err)
+			t.Errorf("%s: %+v, %v", way.Name, r, err)
 		}
 		if !value[bool](t, db, `select count(*) = 1 and bool_and(args = jsonb_build_object('n', 1, 'to', $1::text) and queue = 'post' and priority = 7 and max_attempts = 3
 			and retry->>'type' = 'constant' and timeout_ms = 1000 and expires_at = $2::timestamptz + interval '1 hour' and retry_until = $2::timestamptz + interval '1 hour' and tags is null
-			and metadata = '{"m": 1}' and concurrency_key = 'k' and scheduled_at = $2::timestamptz and state = 'retryable' and attempt = 2 and errors_total = 2) from jobs`, way.name, at) {
-			t.Errorf("%s: %s", way.name, value[string](t, db, `select json_agg(j)::text from jobs j`))
+			and metadata = '{"m": 1}' and concurrency_key = 'k' and scheduled_at = $2::timestamptz and state = 'retryable' and attempt = 2 and errors_total = 2) from jobs`, way.Name, at) {
+			t.Errorf("%s: %s", way.Name, value[string](t, db, `select json_agg(j)::text from jobs j`))
 		}
 	}
 	// Due immediately.
-	if r := db.unique(t, parcel{N: 1}, u); !r.Replaced {
+	if r := db.Unique(t, parcel{N: 1}, u); !r.Replaced {
 		t.Errorf("%+v", r)
 	}
 	s := db.stopped(t, drover.SupervisorConfig{})
@@ -784,7 +784,7 @@ func TestUniqueReplace(t *testing.T) {
 		t.Fatalf("claimed %d", len(runs))
 	}
 	// It runs: nothing is replaced, and the receipt says so.
-	if r := db.unique(t, parcel{N: 1, To: "late"}, u); r != (drover.Receipt{ID: first.ID, Existing: true}) {
+	if r := db.Unique(t, parcel{N: 1, To: "late"}, u); r != (drover.Receipt{ID: first.ID, Existing: true}) {
 		t.Errorf("%+v while it runs", r)
 	}
 	if value[bool](t, db, `select args ? 'to' from jobs`) {
@@ -792,7 +792,7 @@ func TestUniqueReplace(t *testing.T) {
 	}
 	// A replacement brings its own scope.
 	db.exec(t, `update jobs set state = 'available', claimed_by = null`)
-	db.unique(t, parcel{N: 1}, drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting, Until: drover.UntilPassed(time.Hour)})
+	db.Unique(t, parcel{N: 1}, drover.Unique{By: []string{"n"}, OnConflict: drover.ReplaceWaiting, Until: drover.UntilPassed(time.Hour)})
 	if !value[bool](t, db, `select unique_scope = 'period' and unique_until between now() + interval '59 min' and now() + interval '1 hour' from jobs`) {
 		t.Error("the scope is the old one")
 	}
@@ -803,19 +803,19 @@ func TestUniqueDebounce(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	u := drover.Unique{By: []string{"n"}, OnConflict: drover.Debounce(time.Hour)}
-	first := db.unique(t, parcel{N: 1, To: "a"}, u, drover.EnqueueOpts{Delay: time.Minute})
-	for _, way := range db.ways(t) {
+	first := db.Unique(t, parcel{N: 1, To: "a"}, u, drover.EnqueueOpts{Delay: time.Minute})
+	for _, way := range db.Ways(t) {
 		u := u
-		r, err := way.enqueue(t.Context(), parcel{N: 1, To: "b"}, &drover.EnqueueOpts{Unique: &u, Delay: 20 * time.Minute, Priority: 1})
+		r, err := way.Enqueue(t.Context(), parcel{N: 1, To: "b"}, &drover.EnqueueOpts{Unique: &u, Delay: 20 * time.Minute, Priority: 1})
 		if err != nil || r != (drover.Receipt{ID: first.ID, Existing: true, Debounced: true}) {
-			t.Errorf("%s: %+v, %v", way.name, r, err)
+			t.Errorf("%s: %+v, %v", way.Name, r, err)
 		}
 		if !value[bool](t, db, `select count(*) = 1 and bool_and(scheduled_at between now() + interval '19 min' and now() + interval '20 min' and args->>'to' = 'a' and priority = 5) from jobs`) {
-			t.Errorf("%s: %s", way.name, value[string](t, db, `select json_agg(j)::text from jobs j`))
+			t.Errorf("%s: %s", way.Name, value[string](t, db, `select json_agg(j)::text from jobs j`))
 		}
 		db.exec(t, `update jobs set scheduled_at = now() + interval '1 minute'`)
 	}
-	db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: 100 * time.Hour})
+	db.Unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: 100 * time.Hour})
 	if !value[bool](t, db, `select scheduled_at = created_at + interval '1 hour' from jobs`) {
 		t.Error("moved beyond the longest wait")
 	}
@@ -825,17 +825,17 @@ func TestUniqueDebounce(t *testing.T) {
 		t.Fatal("claimed early")
 	}
 	db.exec(t, `update jobs set created_at = now() - interval '2 hours'`)
-	db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour})
+	db.Unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour})
 	runs := s.claim(t)
 	if len(runs) != 1 {
 		t.Fatal("not due after the longest wait")
 	}
-	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour}); r.Debounced || !r.Existing {
+	if r := db.Unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour}); r.Debounced || !r.Existing {
 		t.Errorf("%+v while it runs", r)
 	}
 	s.settle(t, s.ran(runs[0], drover.Snooze(time.Hour)))
 	snoozed := value[time.Time](t, db, `select scheduled_at from jobs where state = 'scheduled' and attempt = 0`)
-	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Minute}); r.Debounced || !r.Existing || value[time.Time](t, db, `select scheduled_at from jobs`) != snoozed {
+	if r := db.Unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Minute}); r.Debounced || !r.Existing || value[time.Time](t, db, `select scheduled_at from jobs`) != snoozed {
 		t.Errorf("%+v: the wait that a handler has asked for was changed", r)
 	}
 	db.exec(t, `update jobs set scheduled_at = now(), state = 'available'`)
@@ -844,7 +844,7 @@ func TestUniqueDebounce(t *testing.T) {
 	}
 	s.settle(t, s.ran(runs[0], errBoom))
 	at := value[time.Time](t, db, `select scheduled_at from jobs`)
-	if r := db.unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour}); r.Debounced || value[time.Time](t, db, `select scheduled_at from jobs`) != at {
+	if r := db.Unique(t, parcel{N: 1}, u, drover.EnqueueOpts{Delay: time.Hour}); r.Debounced || value[time.Time](t, db, `select scheduled_at from jobs`) != at {
 		t.Errorf("%+v: a retry was put off", r)
 	}
 }

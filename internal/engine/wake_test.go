@@ -18,38 +18,10 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
-
-// sqlAsleep reports whether supervisors are on call and no supervisor is a lookout.
-const sqlAsleep = `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`
-
-// asleep waits until supervisors listen and none looks by itself.
-func (db *testDB) asleep(t testing.TB) {
-	t.Helper()
-	db.waitFor(t, 20*time.Second, sqlAsleep)
-}
-
-// onDuty holds locks on a connection of its own, as a supervisor does, until the returned function ends it.
-func (db *testDB) onDuty(t testing.TB, keys ...int64) (end func()) {
-	t.Helper()
-	conn, err := pgx.ConnectConfig(t.Context(), db.Config().ConnConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { pg.CloseConn(t.Context(), conn) })
-	for _, key := range keys {
-		if _, err := conn.Exec(t.Context(), `select pg_advisory_lock($1)`, key); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return func() {
-		if _, err := conn.Exec(t.Context(), `select pg_advisory_unlock_all()`); err != nil {
-			t.Error(err)
-		}
-	}
-}
 
 // ears hear what the queue notifies.
 type ears struct {
@@ -369,9 +341,9 @@ func TestSleepingSupervisorIsWoken(t *testing.T) {
 		sleepers[name] = s
 	}
 	for _, s := range sleepers {
-		s.asleep(t)
+		s.Asleep(t)
 	}
-	after(t, 6*time.Second) // the polls, doubled, are six seconds apart by now
+	harness.After(t, 6*time.Second) // the polls, doubled, are six seconds apart by now
 	for name, enqueue := range ways {
 		s := sleepers[name]
 		enqueued := time.Now()
@@ -445,7 +417,7 @@ func TestATrickleDoesNotWake(t *testing.T) {
 		ran <- struct{}{}
 		return nil
 	})})
-	db.asleep(t)
+	db.Asleep(t)
 	heard, other := db.ears(t), db.via(t, drover.Config{})
 	for range engine.TrickleBurst {
 		enqueued := time.Now()
@@ -454,15 +426,15 @@ func TestATrickleDoesNotWake(t *testing.T) {
 		if d := time.Since(enqueued); d > 3*time.Second {
 			t.Errorf("started after %v", d)
 		}
-		after(t, time.Second/engine.TrickleRate)
+		harness.After(t, time.Second/engine.TrickleRate)
 	}
 	heard.heard(t)
 	wakes := slices.DeleteFunc(heard.payloads, func(note string) bool { return !strings.HasPrefix(note, "wake ") }) // a call that is answered late is passed on as well
-	if asleep := value[bool](t, db, sqlAsleep); !asleep || len(wakes) != engine.TrickleBurst {
+	if asleep := value[bool](t, db, harness.SQLAsleep); !asleep || len(wakes) != engine.TrickleBurst {
 		t.Errorf("%d jobs called %q, asleep: %t", engine.TrickleBurst, wakes, asleep)
 	}
 	other.enqueueJobs(t, 3*engine.TrickleBurst, nil)
-	db.soon(t, 30*time.Second, "many jobs at once did not wake it", `select exists (select from drover_on_duty where duty = 'lookout')`)
+	db.Soon(t, 30*time.Second, "many jobs at once did not wake it", `select exists (select from drover_on_duty where duty = 'lookout')`)
 }
 
 // A queue that is added to a supervisor that sleeps has somebody on call, too, and so has a queue of a supervisor that registers anew.
@@ -470,7 +442,7 @@ func TestQueueAddedInSleepIsOnCall(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	sup := db.launch(t, drover.SupervisorConfig{PollInterval: time.Minute, Lease: 6 * time.Second}) // a beat each second
-	db.asleep(t)
+	db.Asleep(t)
 	if err := sup.AddQueue(t.Context(), drover.Queue{Name: "more"}); err != nil {
 		t.Fatal(err)
 	}
@@ -492,7 +464,7 @@ func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
 		return nil
 	})})
 	db.waitFor(t, 30*time.Second, `select count(*) = 1 from drover_supervisors`)
-	after(t, 600*time.Millisecond)
+	harness.After(t, 600*time.Millisecond)
 	db.via(t, drover.Config{}).enqueue(t, job{}, nil)
 	receive(t, ran)
 	if n := value[int](t, db, `select count(*) from drover_crews`); n > 0 {
@@ -503,70 +475,19 @@ func TestWithoutNotifyThePollsFindJobs(t *testing.T) {
 // Nobody is notified of a cancel before LISTEN: the first heartbeat has to come behind it, and finds it.
 func TestFirstHeartbeatListens(t *testing.T) {
 	t.Parallel()
-	seen := newStatements()
+	seen := harness.NewStatements()
 	db := newQuietDB(t).via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen })
 	db.launch(t, drover.SupervisorConfig{})
 	db.waitFor(t, 20*time.Second, `select count(*) = 1 from drover_supervisors where beat > 0`)
-	seen.mu.Lock()
-	defer seen.mu.Unlock()
-	if len(seen.conns) != 1 || seen.deaf > 0 {
-		t.Errorf("%d connections listen, %d heartbeats went before LISTEN", len(seen.conns), seen.deaf)
+	if _, listening := seen.Since(); listening != 1 || seen.Deaf() > 0 {
+		t.Errorf("%d connections listen, %d heartbeats went before LISTEN", listening, seen.Deaf())
 	}
-}
-
-// statements counts what a supervisor sends, except statements that only frame transactions.
-type statements struct {
-	mu    sync.Mutex
-	calls map[string]int
-	conns map[*pgx.Conn]bool // that have sent LISTEN
-	deaf  int                // heartbeats on others
-}
-
-func newStatements() *statements {
-	return &statements{calls: map[string]int{}, conns: map[*pgx.Conn]bool{}}
-}
-
-func (s *statements) note(conn *pgx.Conn, sql string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if strings.HasPrefix(sql, "listen ") {
-		s.conns[conn] = true
-	}
-	if sql == store.SQLBeat && !s.conns[conn] {
-		s.deaf++
-	}
-	if !slices.Contains([]string{pg.Begin, pg.Commit, pg.CommitAndBegin, pg.OnePlan, pg.QuickPlan, store.SQLClaimPlan, store.SQLSettlePlan, pg.BoundPlan}, sql) {
-		s.calls[sql]++
-	}
-}
-
-// since returns the calls since the last time, and how many connections have listened so far.
-func (s *statements) since() (calls map[string]int, listening int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	calls, s.calls = s.calls, map[string]int{}
-	return calls, len(s.conns)
-}
-
-func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
-func (s *statements) TraceBatchQuery(_ context.Context, conn *pgx.Conn, d pgx.TraceBatchQueryData) {
-	s.note(conn, d.SQL)
-}
-func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (s *statements) TraceQueryStart(ctx context.Context, conn *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
-	s.note(conn, d.SQL)
-	return ctx
 }
 
 // traced returns another client, whose statements are counted.
-func (db *testDB) traced(t testing.TB, cfg drover.Config) (*testDB, *statements) {
+func (db *testDB) traced(t testing.TB, cfg drover.Config) (*testDB, *harness.Statements) {
 	t.Helper()
-	counted := newStatements()
+	counted := harness.NewStatements()
 	return db.via(t, cfg, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counted }), counted
 }
 
@@ -588,8 +509,8 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 	}
 	type idle struct {
 		*testDB
-		book    logbook
-		counted *statements
+		book    harness.Logbook
+		counted *harness.Statements
 		every   map[string]time.Duration
 	}
 	supervisors := make([]*idle, len(cases))
@@ -598,7 +519,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 		traced, counted := s.traced(t, drover.Config{Logger: slog.New(&s.book)})
 		sup := traced.launch(t, c.cfg)
 		s.counted = counted
-		s.every = map[string]time.Duration{store.SQLBeat: engineOf(sup.Supervisor).Cfg.Lease / 6, store.SQLClaim: c.look, store.SQLSweep: engine.SweepEvery * time.Second, store.SQLRetain: engineOf(sup.Supervisor).Pruner.Every}
+		s.every = map[string]time.Duration{store.SQLBeat: harness.EngineOf(sup.Supervisor).Cfg.Lease / 6, store.SQLClaim: c.look, store.SQLSweep: engine.SweepEvery * time.Second, store.SQLRetain: harness.EngineOf(sup.Supervisor).Pruner.Every}
 		rate := 0.0
 		for _, period := range s.every {
 			rate += 1 / period.Seconds()
@@ -608,19 +529,19 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 		}
 		supervisors[i] = s
 	}
-	after(t, engine.RestAfter+time.Second) // the polls double up to their interval
+	harness.After(t, engine.RestAfter+time.Second) // the polls double up to their interval
 	// And come more often while a transaction of any test is in progress that may have found it awake.
 	id := value[int64](t, supervisors[0].testDB, `select pg_current_xact_id()::text::bigint`)
 	supervisors[0].waitFor(t, 3*time.Minute, `select pg_snapshot_xmin(pg_current_snapshot())::text::bigint > $1`, id)
-	after(t, 2*floors.LookFor)
+	harness.After(t, 2*floors.LookFor)
 	began := make([]time.Time, len(cases))
 	for i, s := range supervisors {
 		began[i] = time.Now()
-		s.counted.since()
+		s.counted.Since()
 	}
-	after(t, window)
+	harness.After(t, window)
 	for i, s := range supervisors {
-		calls, _ := s.counted.since()
+		calls, _ := s.counted.Since()
 		took := time.Since(began[i]) // more, if this goroutine was not woken in time
 		for sql, n := range calls {
 			if period := s.every[sql]; period == 0 || n > int(took/period)+1 {
@@ -630,7 +551,7 @@ func TestIdleSupervisorIsQuiet(t *testing.T) {
 		if calls[store.SQLBeat] == 0 || calls[store.SQLClaim] == 0 {
 			t.Errorf("%s: %d heartbeats and %d looks in %v", cases[i].name, calls[store.SQLBeat], calls[store.SQLClaim], took)
 		}
-		if messages := s.book.from(slog.LevelWarn); len(messages) > 0 {
+		if messages := s.book.From(slog.LevelWarn); len(messages) > 0 {
 			t.Errorf("%s: %d warnings, the first: %s", cases[i].name, len(messages), messages[0])
 		}
 	}
@@ -651,13 +572,13 @@ func TestOneConnectionListens(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, func() bool { // several beats
-			engineOf(sup.Supervisor).Keeper.Interrupt()
+			harness.EngineOf(sup.Supervisor).Keeper.Interrupt()
 			return value[bool](t, db, `select bool_and(beat > 3) from drover_supervisors`)
 		})
-		if _, listening := counted.since(); listening != want {
+		if _, listening := counted.Since(); listening != want {
 			t.Errorf("%d connections listen, want %d", listening, want)
 		}
-		sup.stop(t)
+		sup.Stop(t)
 	}
 }
 
@@ -676,7 +597,7 @@ func TestAFullSupervisorIsNoLookout(t *testing.T) {
 		db.enqueue(t, job{n}, nil)
 		receive(t, started)
 	}
-	db.soon(t, 30*time.Second, "it has no room, and is the lookout", `select not exists (select from drover_on_duty where duty = 'lookout')`)
+	db.Soon(t, 30*time.Second, "it has no room, and is the lookout", `select not exists (select from drover_on_duty where duty = 'lookout')`)
 	close(release)
 	db.enqueue(t, job{2}, nil) // and it is notified again
 	receive(t, started)
@@ -689,7 +610,7 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 	db := newQuietDB(t)
 	other := db.via(t, drover.Config{})
 	heard := db.ears(t)
-	var sups []*launched
+	var sups []*harness.Launched
 	for range 4 {
 		sups = append(sups, db.launch(t, drover.SupervisorConfig{PollInterval: time.Minute}))
 	}
@@ -700,7 +621,7 @@ func TestManyProducersDoNotNotifyWhoIsAwake(t *testing.T) {
 		if all {
 			db.waitFor(t, time.Minute, `select count(*) = $1 from jobs where state = 'completed'`, producers*each)
 			for _, sup := range sups { // on a busy machine they find no job for a while, and fall asleep in between
-				sup.stop(t)
+				sup.Stop(t)
 			}
 			db.dozing(t, "default").doze(t, 0) // is the lookout, and stays so
 			heard.heard(t)
@@ -750,8 +671,8 @@ func TestFreeSlotIsUsedBesideAnIdleQueue(t *testing.T) {
 	db := newQuietDB(t)
 	release, started := db.fullBesideIdle(t)
 	db.enqueue(t, job{2}, &drover.EnqueueOpts{Queue: "busy"})
-	db.asleep(t)
-	after(t, 6*time.Second) // the polls, doubled, are six seconds apart by now
+	db.Asleep(t)
+	harness.After(t, 6*time.Second) // the polls, doubled, are six seconds apart by now
 	freed := time.Now()
 	close(release)
 	receive(t, started)
@@ -765,7 +686,7 @@ func TestQueueWithRoomAgainIsWoken(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	release, started := db.fullBesideIdle(t)
-	db.asleep(t)
+	db.Asleep(t)
 	db.enqueue(t, job{3}, &drover.EnqueueOpts{Queue: "busy"}) // it is notified, has no room, and is not on call from then on
 	const onCall = `select bool_or(queue = 'busy') from drover_on_duty`
 	db.waitFor(t, 20*time.Second, `select not (`+onCall+`)`)
@@ -788,7 +709,7 @@ func TestDrainingSupervisorIsNotTakenForAwake(t *testing.T) {
 	})})
 	db.enqueue(t, job{}, nil)
 	receive(t, started)
-	stopping.cancel()
+	stopping.Cancel()
 	db.waitFor(t, 20*time.Second, `select not exists (select from drover_on_duty)`)
 	close(release)
 }
@@ -799,7 +720,7 @@ func TestHeldSnapshotDelaysNoLateCommit(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.hold(t, snapshot)
+	db.Hold(t, snapshot)
 	db.exec(t, `insert into jobs (id, kind) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job' from generate_series(1, 30000) n`)
 	db.exec(t, `delete from jobs`)
 	const n = 300
@@ -1042,7 +963,7 @@ func TestWhoHearsTooMuchStopsListening(t *testing.T) {
 	if later(); db.onCall(t) != 0 {
 		t.Fatal("it is on call, and has no room")
 	}
-	end := db.onDuty(t, onCall, onCall+1, onCall+2, onCall+3, onCall+4, onCall+5, onCall+6, onCall+7)
+	end := db.OnDuty(t, onCall, onCall+1, onCall+2, onCall+3, onCall+4, onCall+5, onCall+6, onCall+7)
 	d.fill(false)
 	d.Claimer.Wake()
 	d.poll(t)
@@ -1096,7 +1017,7 @@ func TestNotificationsForOthers(t *testing.T) {
 func TestWhoseClaimsFailIsNoLookout(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
-	s := db.stopped(t, drover.SupervisorConfig{Workers: doingNothing()})
+	s := db.stopped(t, drover.SupervisorConfig{Workers: harness.DoingNothing()})
 	lookout := func() bool {
 		return value[bool](t, db, `select exists (select from drover_on_duty where duty = 'lookout')`)
 	}
@@ -1137,7 +1058,7 @@ func TestEnqueueTxThatOutlastsTheLookout(t *testing.T) {
 	}
 	lookout, onCall := value[int64](t, db, `select lookout from drover_crews`), value[int64](t, db, `select key from (select (c.on_call + i) as key from drover_crews c, generate_series(0, 7) i) k
 		where not (pg_try_advisory_lock_shared(key) and pg_advisory_unlock_shared(key))`)
-	fills := db.onDuty(t, lookout)
+	fills := db.OnDuty(t, lookout)
 	var asleep time.Time
 	if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		if _, err := db.client.EnqueueTx(t.Context(), tx, job{}, &drover.EnqueueOpts{Queue: "q"}); err != nil {

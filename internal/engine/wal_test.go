@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
@@ -98,7 +99,7 @@ func TestWALOfAJob(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		db := &testDB{pool, client}
+		db := dbOn(pool, client)
 		db.exec(t, `create schema `+c.schema)
 		if err := migrations.Up(t.Context(), pool); err != nil {
 			t.Fatal(err)
@@ -112,7 +113,7 @@ func TestWALOfAJob(t *testing.T) {
 		}
 		sup := db.launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 100}}, CompletedRetention: c.retention})
 		db.waitFor(t, 3*time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
-		sup.stop(t)
+		sup.Stop(t)
 		perJob := (value[int](t, db, `select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint`) - before) / jobs
 		t.Logf("%s: %d bytes of WAL a job", c.schema, perJob)
 		if perJob > c.most {
@@ -159,7 +160,7 @@ func TestPipelineAfterAnErrorLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	for name, broken := range map[string]string{"at run time": `select 1 / (select count(*) from jobs)`, "when planned": `select nothing from jobs`} {
-		link := store.NewLine(poolOf(db.client))
+		link := store.NewLine(harness.PoolOf(db.client))
 		defer link.Close(context.Background())
 		for range 3 {
 			conn, err := link.Get(t.Context())
