@@ -654,25 +654,7 @@ func TestUniqueBatchesInOppositeOrders(t *testing.T) {
 	for i := range forth {
 		forth[i] = drover.EnqueueItem{parcel{N: i}, &drover.EnqueueOpts{Unique: &drover.Unique{}}}
 	}
-	back := slices.Clone(forth)
-	slices.Reverse(back)
-	var wg sync.WaitGroup
-	stored := make([]int, 4)
-	for i := range stored {
-		wg.Go(func() {
-			receipts, err := db.client.EnqueueMany(t.Context(), [][]drover.EnqueueItem{forth, back}[i%2])
-			if err != nil {
-				t.Error(err)
-			}
-			for _, r := range receipts {
-				if !r.Existing {
-					stored[i]++
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if slices.Sort(stored); !slices.Equal(stored, []int{0, 0, 0, len(forth)}) || value[int](t, db, `select count(*) from jobs`) != len(forth) {
+	if stored := db.enqueueBothWays(t, forth); !slices.Equal(stored, []int{0, 0, 0, len(forth)}) || value[int](t, db, `select count(*) from jobs`) != len(forth) {
 		t.Errorf("stored %d", stored)
 	}
 }

@@ -15,9 +15,11 @@ import (
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/internal/tier"
+	"github.com/drover-queue/drover/migrations"
 )
 
 // The tests of this package drive the engine with drover's own handler. Package engine cannot import drover, but
@@ -145,6 +147,29 @@ func newTestDBWith(t testing.TB, cfg drover.Config) *testDB {
 	t.Helper()
 	db := harness.New(t, cfg)
 	return &testDB{db, db.Client}
+}
+
+// newServer starts a server that a test may kill, and returns it with a database in it.
+func newServer(t *testing.T) (*pgdev.Server, *testDB) {
+	t.Helper()
+	server, err := pgdev.Start(t.Context(), pgdev.Options{Ways: []pgdev.Way{pgdev.Local}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	pool, err := pgxpool.New(context.Background(), server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	return server, dbOn(pool, harness.NewClient(t, pool, drover.Config{Logger: quiet()}))
 }
 
 // via returns another client for the same schema, on a pool of its own.

@@ -18,9 +18,7 @@ import (
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/floors"
 	"github.com/drover-queue/drover/internal/harness"
-	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
-	"github.com/drover-queue/drover/migrations"
 )
 
 // P-1, P-2, P-3, R-8, R-13: the end of a job whose process died while it ran alone.
@@ -1111,28 +1109,7 @@ func TestTerminatedConnectionsAreReplaced(t *testing.T) {
 func TestServerKilledUnderLoad(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	server, err := pgdev.Start(t.Context(), pgdev.Options{Ways: []pgdev.Way{pgdev.Local}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	pool, err := pgxpool.New(context.Background(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	db := dbOn(pool, client)
+	server, db := newServer(t)
 	db.audit(t)
 	const lease = 6 * time.Second // one looks for the server up to two seconds later than the other, and is not dead
 	for range 2 {
@@ -1160,8 +1137,8 @@ func TestServerKilledUnderLoad(t *testing.T) {
 		if err := server.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		pool.Reset() // it does not ask connections that were in use a moment ago whether they are alive
-		eventually(t, func() bool { return pool.Ping(t.Context()) == nil })
+		db.Reset() // it does not ask connections that were in use a moment ago whether they are alive
+		eventually(t, func() bool { return db.Ping(t.Context()) == nil })
 		db.waitFor(t, 2*time.Minute, `select count(*) = 0 from jobs where finalized_at is null`)
 	}
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != len(acknowledged) {

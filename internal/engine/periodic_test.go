@@ -3,7 +3,6 @@ package engine_test
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -12,14 +11,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/harness"
-	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/store"
-	"github.com/drover-queue/drover/migrations"
 )
 
 // eachOnce fails the test unless the ticks of a schedule are n different ones, a period apart without a gap.
@@ -149,28 +144,7 @@ func TestTicksOnceWhoeverDies(t *testing.T) {
 func TestTicksOnceAlthoughTheServerDies(t *testing.T) {
 	t.Parallel()
 	slow(t)
-	server, err := pgdev.Start(t.Context(), pgdev.Options{Ways: []pgdev.Way{pgdev.Local}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	pool, err := pgxpool.New(context.Background(), server.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	if err := migrations.Up(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	client, err := drover.New(pool, drover.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	db := dbOn(pool, client)
+	server, db := newServer(t)
 	const schedules = 3
 	for i := range schedules {
 		db.SetPeriodic(t, drover.Periodic{Name: fmt.Sprint(i), Schedule: "@every 1s", CatchUp: drover.CatchUpAll})
@@ -191,8 +165,8 @@ func TestTicksOnceAlthoughTheServerDies(t *testing.T) {
 		if err := server.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		pool.Reset() // it does not ask connections that were in use a moment ago whether they are alive
-		eventually(t, func() bool { return pool.Ping(t.Context()) == nil })
+		db.Reset() // it does not ask connections that were in use a moment ago whether they are alive
+		eventually(t, func() bool { return db.Ping(t.Context()) == nil })
 		n := value[int](t, db, `select jobs from drover_periodic where name = '1'`)
 		db.waitFor(t, 30*time.Second, `select bool_and(jobs > $1 and next_at > now() - interval '1 s') from drover_periodic`, n+1)
 	}
