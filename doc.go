@@ -51,46 +51,78 @@
 // the reasons for the design.
 package drover
 
-// The files of this package, in the order of a job's life:
+// The files of this package, in the order of a job's life. A file with methods of Client also has their SQL, at its
+// end: constants sql… and methods of desk. Only the SQL of enqueues is in files of its own.
 //
-//   - jobs.go: Args, Job, Config, Client and its way to the database, the states and the reasons of a discard; the
-//     engines that run in this process
-//   - errors.go: the errors that callers branch on; those between engine and root are in internal/engine/config.go
-//   - enqueue.go: EnqueueOpts; Enqueue, EnqueueMany and their twins in a caller's transaction; newJob, a job as it is
-//     written: the checks and the encoding of its args and options
-//   - enqueue_sql.go: the statements that store jobs: one, many, by COPY, in a transaction; whether a job was there
-//     before; wake-ups
-//   - middleware.go: Middleware: functions around each enqueue and each run
-//   - unique.go: Unique: a job that is the only one like it; the SQL of its enqueue
-//   - validate.go: gathers mistakes, so that the caller sees all of them together; checks args, names and texts
-//     before they meet SQL; fields of args that encoding/json would leave out
-//   - worker.go: Handle, WorkerOpts: a kind's handler and its settings; FollowUp: the job that the database enqueues
-//     when another one is discarded
-//   - periodic.go: Periodic: a schedule as the program declares it, and what a job knows of its schedule
-//   - supervisor.go: Supervisor: makes an engine of its configuration; Healthy, Probe: whether it does its work
-//   - supervisor_config.go: SupervisorConfig, Queue, Retention: their defaults, and what other processes read of them
-//   - handler.go: answers the engine: the policies of a job, the call of its handler, what a crash means, events;
-//     Worker.Try does the same without a database
-//   - verdict.go: the meaning of a handler's return: Discard, Snooze and the others, VerdictOf; classes of failures;
-//     the Retry-After header
-//   - decide.go: the next state of a job after a run
-//   - tx.go: CompleteTx, SettleTx and EnqueueTx inside a handler; database/sql
-//   - retry_strategy.go: attempt to delay, and the random share of it; pure
-//   - sanitize.go: reads the texts of errors and panics, and takes the secrets out
-//   - telemetry.go: Hooks, Event and log attributes
-//   - operate_filter.go: Filter: which jobs a verb is for, also as JSON
-//   - operate_jobs.go: the jobs as operators read them: JobInfo, Jobs and its pages, Count, Counts, Summary
-//   - operate.go: RedriveJob, Cancel, Discard: verbs on one job
-//   - audit.go: Audit: the person who changes something, the reason, and the state that this person has seen
-//   - operate_many.go: CancelMany, DiscardMany, DeleteMany: verbs over all that a Filter picks
-//   - operate_edit.go: JobEdit, Edit, EditMany, Rerun: jobs that wait are changed, completed ones run again
-//   - operate_explain.go: Explain: the story of a job, why it waits, what comes next
-//   - operate_redrive.go: dead jobs that come back at a pace: RedrivePlan, Redrive and its verbs
-//   - operate_failures.go: failure groups: the history of a failure, and the policy for its jobs
-//   - budget.go: Scope: the jobs that a limit is for; RetryBudget: how many retries may become due
-//   - operate_budgets.go: RetryBudgets: the budgets, and how much of each is free
-//   - operate_pause.go: Pause, Resume, Pauses
-//   - operate_archive.go: Archive, Restore, ExportArchive, PurgeArchive
-//   - operate_periodic.go: schedules at run time: PeriodicJob, which operators see, and the verbs over it
-//   - snapshot.go: Snapshot, Activity, Supervisors: the state of the queues, the runs of the last minutes, the
-//     supervisors, the findings for a person
+//   - job.go: Args; Job, which a handler gets, with CompleteTx, SettleTx and EnqueueTx; State and Reason with their
+//     constants. Operators read a JobInfo instead (operate_jobs.go)
+//   - client.go: Config, Client, New, Check; desk, the client's way to the database; registry, the engines that run
+//     in this process
+//   - errors.go: ErrNotFound and the other errors that callers branch on; InvalidError, Refusal. Errors between
+//     engine and root are in internal/engine/config.go and run.go
+//   - enqueue.go: EnqueueOpts, Receipt; Enqueue, EnqueueMany, EnqueueTx, EnqueueManyTx; newJob: a job as it is
+//     written, and the checks and the encoding of its args, options and metadata
+//   - enqueue_sql.go: the statements that store jobs: one, many, by COPY (copyStream), in a caller's transaction,
+//     chunks of unique jobs; whether a job was there before; wake-ups (NOTIFY)
+//   - middleware.go: Middleware: functions around each enqueue and each run, and how they are nested
+//   - unique.go: Unique, OnConflict, UniqueUntil, Debounce: a job that is the only one like it; its unique key, and
+//     the statements sqlEnqueueUnique…
+//   - validate.go: problems: gathers mistakes, so that the caller sees all of them together; checks of names,
+//     texts, numbers and JSON; the encoding of values to JSON
+//   - lost_fields.go: lostField: fields of a type of args that encoding/json would leave out, because an embedded
+//     type has a MarshalJSON
+//   - worker.go: Worker, WorkerOpts, Handle: a kind's handler and its settings; ErrorCase; Worker.Try: a run
+//     without a database; FollowUp: the job that the database enqueues when another one is discarded
+//   - periodic.go: Periodic, CatchUp, Overlap: a schedule as the program declares it, and its JSON; PeriodicRun:
+//     what a job knows of its schedule. The verbs are in operate_periodic.go
+//   - supervisor.go: Supervisor, NewSupervisor: checks the workers and makes an engine; Run, StopNow, AddQueue,
+//     RemoveQueue, Stats; Healthy, Probe
+//   - supervisor_config.go: SupervisorConfig and Queue: their fields and defaults; the settings of queues and kinds
+//     in the form in which the engine stores them
+//   - retention.go: Retention, KeepFor, KeepForever, DeleteOnCompletion: how long ended jobs are kept; the checks
+//     of these settings and of KeepCompleted, KeepDiscarded, KeepArchived (retention by count)
+//   - handler.go: handler and task: the root package's answers to the engine: makes a task of a claimed job, calls
+//     its handler (Handle, CutShort), decides what a crash means (Crashed)
+//   - verdict.go: Verdict, VerdictOf: the meaning of a handler's return; Discard, Retry, RetryAfter, Snooze,
+//     Cancel, DontCount; Class: classes of failures; the Retry-After header
+//   - decide.go: draft: from a verdict to the next state of the job after a run, with its reason, its delay and the
+//     entry of its errors
+//   - tx.go: Tx: a caller's transaction, and its check; SQLTx for database/sql
+//   - retry_strategy.go: RetryStrategy: Exponential, Linear, Constant, Custom; Jitter; their JSON
+//     (ParseRetryStrategy); pure
+//   - sanitize.go: the texts, types and stacks of errors and panics; Redact takes secrets out
+//   - telemetry.go: Hooks and the Event that they get; calls of hooks; the log lines of events and their attributes
+//   - operate_filter.go: Filter: which jobs a verb is for, its checks, and its JSON
+//   - operate_jobs.go: JobInfo, RunError: a job as operators read it; Job, Jobs and its pages, Count, Counts,
+//     Summary of dead letters
+//   - operate_one.go: RedriveJob, Cancel, Discard: verbs on one job by its id
+//   - audit.go: Audit: the person who changes something and the reason (By, Why), and the state that this person
+//     has seen (Seen); change, which runs the statement of a verb on one subject; logChange, the log line of all
+//     verbs
+//   - operate_many.go: CancelMany, DiscardMany, DeleteMany, BulkResult: verbs over all jobs of a Filter, batch by
+//     batch
+//   - operate_edit.go: JobEdit, Edit, EditMany: waiting jobs are changed; Rerun, RerunMany, RunOpts: completed jobs
+//     run again under new ids
+//   - operate_explain.go: Explain, Explanation: the story of a job in sentences: past runs, why it waits, what
+//     comes next, advice
+//   - operate_redrive.go: RedrivePlan, Redrive, StartRedrive, PreviewRedrive: many dead jobs come back at a pace;
+//     PauseRedrive, ResumeRedrive, AbortRedrive. The redrive of one job is in operate_one.go
+//   - operate_failures.go: FailureGroup, FailureGroups: the history of a failure by its fingerprint; FailurePolicy,
+//     SetFailurePolicy, SetFailureStatus
+//   - budgets.go: Scope: all jobs, a queue or a kind (QueueScope, KindScope); RetryBudget: how many retries may
+//     become due, as a setting
+//   - operate_budgets.go: BudgetInfo, RetryBudgets: the stored budgets, and how much of each is free
+//   - operate_pause.go: Pause, Resume, Pauses, PauseOpts; waits until all supervisors have confirmed a pause
+//     (UnconfirmedError)
+//   - operate_archive.go: Archive, Restore, ExportArchive, PurgeArchive: the table jobs_archive; RefusedError: rows
+//     that cannot be moved
+//   - operate_periodic.go: PeriodicJob, PeriodicJobs: schedules as operators see them; SetPeriodic, PausePeriodic,
+//     RunPeriodic, DeletePeriodic, PreviewPeriodic
+//   - snapshot.go: Snapshot: the depth of each queue, quarantined jobs, open redrives, findings; Activity: the runs
+//     of the last minutes; Supervisors, SupervisorInfo
+//
+// The packages around it are listed in CONTRIBUTING.md. These have one file each: internal/blame (which job killed a
+// process: Death, Suspect, quarantine), internal/drive (runs a supervisor for bench), internal/fingerprint (the
+// fingerprint of an error's text and stack), internal/jobdoc (a job to enqueue, read from JSON), internal/pgurl
+// (checks a database URL), internal/tier (marks slow tests), internal/bench/overhead (compares speed with and without
+// settings), examples/webhook and examples/welcome.

@@ -4,9 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/jackc/pgx/v5"
 )
 
 // BudgetInfo is a retry budget from the table drover_budgets, and how much of it is free.

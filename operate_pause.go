@@ -158,7 +158,7 @@ func pauseError(err error) error {
 	return &InvalidError{Field: field, Reason: reason, Err: err}
 }
 
-// The functions of migrations/00017_limits.sql write pauses, as they do for psql.
+// The functions of migrations/00017_pauses.sql write pauses, as they do for psql.
 
 const (
 	sqlPause  = `select drover_pause($1, coalesce($2::timestamptz, 'infinity'), $3, $4)`

@@ -282,3 +282,24 @@ func enqueuedEvent(job *newJob, inTx bool) emission {
 		JobID: job.ID, Queue: job.Queue, Kind: job.Kind, InTx: inTx, Tags: job.Tags, Metadata: job.Metadata,
 	}}
 }
+
+// publicEvent converts an event of the engine into the Event that hooks get.
+func publicEvent(e *engine.Event) Event {
+	o := &e.End
+	public := Event{
+		JobID: e.JobID, Queue: e.Queue, Kind: e.JobKind, Supervisor: e.Supervisor, Periodic: e.Periodic, Attempt: e.Attempt, MaxAttempts: e.MaxAttempts, Count: e.Count,
+		Wait: e.Wait, Duration: o.Duration, Class: Class(o.Class), Error: o.Text, Reason: Reason(o.Reason),
+	}
+	if e.Labels != nil {
+		public.Tags, public.Metadata = e.Labels.Tags, e.Labels.Metadata
+	}
+	switch e.Kind { //nolint:exhaustive // other events have none of these fields
+	case engine.EventFailed, engine.EventSnoozed, engine.EventRescued:
+		public.Backoff, public.Next = o.Delay, e.Next
+	case engine.EventFailureReopened:
+		public.Fingerprint = o.Fingerprint
+	case engine.EventPaused, engine.EventResumed:
+		public.Scope, public.By, public.Why = Scope(e.Scope), e.By, e.Why
+	}
+	return public
+}

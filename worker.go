@@ -1,14 +1,19 @@
 package drover
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"reflect"
 	"slices"
 	"time"
+
+	"github.com/drover-queue/drover/internal/store"
+	"github.com/oklog/ulid/v2"
 )
 
 // NoTimeout lets a job run as long as it takes.
@@ -260,4 +265,67 @@ func (c *Client) checkFollowUp(bad *problems, field string, w *Worker) {
 	case len(c.kinds) > 0 && !c.kinds[f.Kind]:
 		bad.add(field+".FollowUp.Kind", "%q is not among Config.Kinds", f.Kind)
 	}
+}
+
+// Try calls the worker's handler once, without a database, and returns the verdict that a supervisor would reach. It
+// is for tests. The package drovertest has more for them.
+//
+// The verdict is the result of VerdictOf, changed by the worker's own rules. It is VerdictDiscard for an error that Cases,
+// RetryIf or the strategy would not retry, and for a panic with DiscardOnPanic. It is VerdictError for a Permanent error
+// that one of the Cases would retry. Neither attempts nor RetryFor run out. The worker's timeout and middleware do not
+// apply. To see how the handler reacts to the end of its context, end ctx.
+//
+// The handler gets a copy of job. In the copy, Kind is the worker's kind. ID, Queue, Priority, Attempt, MaxAttempts and
+// ScheduledAt have the values of a first run where they are zero in job. If job has no Args, the handler gets zero
+// args. A nil job means a first run without Args.
+//
+// In the handler, Job.CompleteTx and Job.SettleTx check their transaction and write nothing. If the handler then
+// returns nil, the settle decides the verdict. Otherwise the returned error decides, because Try does not know whether
+// the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in the transaction that it gets, in
+// the schema that search_path picks.
+//
+// Try panics with an *InvalidError for a worker that Client.NewSupervisor would refuse, and for a job of another kind.
+// If the handler calls runtime.Goexit, for example by t.FailNow of the test, the caller's goroutine ends.
+func (w Worker) Try(ctx context.Context, job *Job) Verdict {
+	var bad problems
+	w.validate(&bad, "worker", 0)
+	if job == nil {
+		job = &Job{}
+	}
+	if w.handle != nil && job.Kind != "" && job.Kind != w.kind {
+		bad.add("job.Kind", "%q is not the worker's, %q", job.Kind, w.kind)
+	}
+	if err := bad.err(); err != nil {
+		panic(err)
+	}
+	trial := &trial{}
+	client := &Client{desk: newDesk(nil, ""), cfg: Config{MaxArgsBytes: defaultMaxArgs}, running: newRegistry(), log: slog.Default()}
+	h := &handler{client: client, trial: trial}
+	t := &task{handler: h, worker: &w, strategy: orDefault(w.opts.Retry), job: *job}
+	j := &t.job
+	j.ID, j.Queue, j.Kind, j.Priority = cmp.Or(j.ID, ulid.Make().String()), cmp.Or(j.Queue, "default"), w.kind, cmp.Or(j.Priority, 5)
+	j.Attempt, j.MaxAttempts = cmp.Or(j.Attempt, 1), cmp.Or(j.MaxAttempts, w.opts.MaxAttempts, defaultMaxAttempts)
+	if j.ScheduledAt.IsZero() {
+		j.ScheduledAt = time.Now()
+	}
+	if len(j.Args) == 0 {
+		j.Args = json.RawMessage("null")
+	}
+	t.Task, j.task, t.Ctx = t, t, ctx
+	t.share()
+	err := h.Handle(ctx, &t.Run)
+	switch failed := t.Uncommitted(); {
+	case err == nil && trial.settled:
+		err = trial.as
+	case err == nil && failed != nil:
+		err = Retry(failed)
+	}
+	v := VerdictOf(err)
+	switch o := t.decide(err); {
+	case o.State == store.Discarded && o.Reason != string(ReasonAttemptsExhausted):
+		v.Kind = VerdictDiscard
+	case o.State == store.Retryable && v.Kind == VerdictDiscard:
+		v.Kind = VerdictError
+	}
+	return v
 }

@@ -240,3 +240,16 @@ func (m *moment) before(now time.Time) time.Time {
 	}
 	return m.time
 }
+
+// states are the values of --state.
+func states() []string {
+	return words(drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Completed, drover.Discarded, drover.Cancelled)
+}
+
+// reasons are the values of --reason: the reasons for which this version discards jobs.
+func reasons() []string {
+	return words(
+		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
+		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonRetryBudget, drover.ReasonRefused, drover.ReasonOperator,
+	)
+}

@@ -213,3 +213,10 @@ func stops(err error) bool {
 	}
 	return true
 }
+
+// complete makes the shell offer these words as values of the flag.
+func complete(cmd *cobra.Command, flag string, words ...string) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // only if the command has no such flag, which is a mistake in this program
+	}
+}

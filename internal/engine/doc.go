@@ -6,66 +6,90 @@
 //
 // What all parts use:
 //
-//   - config.go: Config; Handler, which the root package implements; errors of AddQueue
-//   - engine.go: makes the parts; Run, drain, AddQueue; every go statement
+//   - config.go: Config and Queue, the engine's settings; Handler, which the root package implements; Crash; errors
+//     of AddQueue
+//   - engine.go: Engine: makes the parts; Run, drain, StopNow, AddQueue, RemoveQueue, Stats; every go statement
 //   - shared.go: Shared, what all parts use: settings, clock, log, the list of queues, the lease, the sets of runs;
 //     whether a run may begin; cancels a run; the context and the bound of a round trip
-//   - outage.go: the pauses of the parts after failures of the database, and one log of them
+//   - outage.go: Trouble: the pause of a part after a failure of the database, which grows; outage: one log of all
+//     these failures
 //   - failpoint.go: where the fault suite may end a process: here nothing happens
 //   - failpoint_on.go: the end of the process there, in a build with the tag droverfail
 //
 // The claimer takes due jobs:
 //
-//   - claim.go: claimer: plans a claim (lanes, room, turns, floors), sends it, makes a Run of each job and puts it into the
-//     buffer of its queue
-//   - queue.go: QueueState, its slots, how much to claim ahead; Buffer, the runs that wait for a slot
-//   - alarm.go: alarm: wakes the claimer, and knows when the next job is due
-//   - sleep.go: sleep, when to look for due jobs; lookout, the queues for which the claimer is the awake supervisor
-//   - calls.go: calls: looks that other supervisors count on, answered by a claim or handed on
-//   - oncall.go: onCall: the keeper's part of calls: gets notifications of jobs, hands on jobs for which there is no room
+//   - claim.go: claimer, Plan: plans a claim (lanes, room, turns, floors), sends it, makes a Run of each job and
+//     puts it into the buffer of its queue
+//   - queue.go: QueueState: the slots of a queue, and how much to claim ahead; Buffer, the runs that wait for a
+//     slot; tally, counters of runs
+//   - alarm.go: alarm, signal: wakes the claimer, and knows when the next job is due
+//   - sleep.go: sleep: when to look for due jobs next, and when to fall asleep; lookout: the queues for which the
+//     claimer is the awake supervisor; trickle; pure, except the claimer's methods at the end
+//   - calls.go: calls: looks into a queue that other supervisors count on; a claim answers them, or the keeper
+//     hands them on
+//   - oncall.go: onCall, for the keeper: takes call slots (advisory locks), acts on notifications of jobs (called),
+//     hands on calls for which there is no room, stops listening when there is too much noise
 //   - solo.go: SoloOrder: the keeper's order to the claimer to run a strong suspect alone
-//   - sweep.go: the full sweep: looks for the jobs that claims and near sweeps have missed
-//   - lost_claims.go: looks for the jobs of a claim whose reply was lost
-//   - refused_claims.go: a claim that the database refuses: jobs that are set aside, lanes that cannot be read
-//   - refuse.go: refusal: finds the job because of which the database refuses many, for claims, starts, settles, rescues
+//   - lost_claims.go: FindOut: looks for the jobs of a claim whose reply was lost, and raises the epoch
+//   - at_fault.go: pickApart: finds the one job because of which the database refuses a statement over many, for
+//     claims, starts, settles and rescues; refuse: takes this job out of the way of others, and logs it
+//   - refused_claims.go: RefusedClaims: a claim that the database refuses is made in parts (PickApart, claimParts);
+//     the list of jobs that are set aside, and their next tries (TendAside); lanes that cannot be read; how many
+//     jobs a claim asks for (Asked)
 //
 // A run, from its start to its end:
 //
-//   - run.go: Run and Outcome: one claimed job, and how it ended; runSet
-//   - runner.go: runner: serves the slots, calls the handler, abandons deaf handlers, opens and closes queues
+//   - run.go: Run and Outcome: one claimed job, and how it ended; the causes ErrTimeout, ErrExpired and others;
+//     runSet
+//   - runner.go: runner: serves the slots, calls the handler, cancels runs whose time is up and abandons deaf
+//     handlers (watch), opens and closes queues; asks for stacks (takeStacks)
 //   - context.go: runContext: the handler's context, made when a handler first looks at it
-//   - stacks.go: the stacks of handlers whose time is almost up
-//   - starts.go: notes the start of jobs with a single attempt
-//   - events.go: Event; limits lines of the log that would repeat
-//   - reporter.go: reporter: passes events on; each subscriber has its own line (a queue of events)
+//   - stacks.go: Stacks: reads the stacks of all goroutines, and picks the ones of handlers whose time is almost up
+//   - starts.go: NoteStart: records the start of jobs with a single attempt, before their handlers are called
+//   - events.go: Event and its kinds; report and count, which make events and counters of outcomes; logLimiter:
+//     keeps lines of the log from repeating
+//   - reporter.go: reporter: passes events on; each subscriber has its own line (a queue of events), which drops
+//     events when it is full
 //
 // How outcomes are recorded:
 //
-//   - settle.go: settler: records outcomes, many in one round trip, until each is settled
-//   - found.go: the end of a run whose settle matched nothing, read from its job's row
-//   - tx.go: settles in a handler's transaction, and the reason for a refusal
-//   - budgets.go: budgets: takes slots of retry budgets before retries are recorded
-//   - asks.go: the same for a handler's transaction
+//   - settle.go: settler: records outcomes, many in one round trip, until each is settled; outcomes that the
+//     database refuses are tried apart (settleApart, Refused), locked rows again later
+//   - settle_unmatched.go: found: why the settle of a run matched no row, read from its job's row: settled already,
+//     in the handler's transaction, by an operator, taken over
+//   - settle_in_tx.go: SettleTx, HoldTx: settles in a handler's transaction, and the reason why one matched nothing
+//   - budgets.go: budgets: takes slots of retry budgets before retries and rescues are recorded (Reserve)
+//   - budgets_in_tx.go: slotRequest: the same for a settle in a handler's transaction
 //
 // The lease, and the other supervisors:
 //
-//   - lease.go: lease: a supervisor's claim to its jobs
-//   - keeper.go: keeper: heartbeats and their replies, notifications, the duties whose turn it is
-//   - register.go: how a supervisor gets its row, and takes it out again
-//   - silence.go: which of the other supervisors are dead; pure
-//   - rescue.go: frees the jobs of a supervisor that died; takes back crashes if we were only silent
-//   - orphans.go: the audit: looks for jobs that run in this process' name although it does not know them
-//   - rewound.go: a supervisor's own rows after the database has gone back to an older state
-//   - unheard.go: asks for changes of which no notification may have come: cancelled runs, pauses that are over
-//   - healthy.go: whether a supervisor does its work, and why not
+//   - lease.go: lease: a supervisor's claim to its jobs: id, epoch, and whether it has ended
+//   - keeper.go: keeper: heartbeats (Beat) and what follows from their replies, LISTEN and the wait for
+//     notifications (Listens, Heard), the duties whose turn it is, the end of the lease (Expire)
+//   - register.go: Start, Register: how a supervisor gets its row, and takes it out again at its end
+//   - silence.go: Silences: which of the other supervisors are dead, because their beats stopped; pure
+//   - rescue.go: Rescue: frees the jobs of a supervisor that died (Free, settleFreed); UndoCrashes: takes back
+//     crashes if we were only silent
+//   - orphans.go: audit: looks for jobs that run in this process' name although its settler does not know them, and
+//     releases them
+//   - rewound.go: a supervisor's own row after the database has gone back to an older state; BeatPacer
+//   - unheard.go: AskUnheard: asks for changes of which no notification may have come: cancelled runs, pauses that
+//     are over, queues of our row
+//   - healthy.go: Ailment: whether a supervisor does its work, and why not
 //
-// Work that one supervisor does for all:
+// Work that one supervisor does for all, and pauses:
 //
-//   - limits.go: holds: the queues, kinds and jobs that are paused; pure
-//   - follower.go: follower: follows the pauses: hands back what is held, and confirms
-//   - redrive.go: redriver: carries on the redrives of all clients
-//   - periodic.go: scheduler: enqueues the jobs of all schedules; declares the schedules of this program
-//   - activity.go: counts what ran, and writes it once a minute
-//   - prune.go: pruner: deletes or archives jobs that have ended, when their time is over
-//   - prune_count.go: deletes or archives ended jobs of each kind, except the newest ones
+//   - holds.go: holds: which queues, kinds and jobs are paused (rows of drover_limits), and what may be claimed;
+//     pure
+//   - follower.go: follower: reads the pauses when they change, hands back jobs that are now paused, confirms that
+//     it follows, reports EventPaused
+//   - sweep.go: Sweep: this supervisor's turn to make the full sweep: looks for the jobs that claims and near
+//     sweeps have missed, and for orphans
+//   - redrive.go: redriver: carries on the paced redrives of all clients, a tick at a time
+//   - periodic.go: scheduler: enqueues the jobs of all schedules, at their ticks; puts aside a schedule that fails
+//   - activity.go: counts what ran, and writes it once a minute; samples the depth of queues
+//   - prune.go: pruner: deletes or archives jobs that have ended, when their time is over; rows that cannot be
+//     deleted
+//   - prune_count.go: PruneByCount: retention by count: finds ended jobs of each kind beyond the newest N (surplus,
+//     a heap)
 package engine

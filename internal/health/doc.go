@@ -3,7 +3,10 @@
 //
 // # The files
 //
-//   - report.go: Report and its parts, as the command and the pages show them
-//   - look.go: reads the facts: the statements, and what they return
-//   - judge.go: draws the conclusions: levels, thresholds, what to do
+//   - report.go: Report and its parts (Table, Holder, Claim, Queue, Finding), as the command and the pages show
+//     them; only types
+//   - look.go: Look, Brief: read the facts: the statements over drover's tables and Postgres' statistics, and what
+//     they return
+//   - judge.go: draws the conclusions from a Report: judgeHolders, judgeTables and others: levels, thresholds,
+//     sentences, what to do
 package health

@@ -10,7 +10,7 @@ import (
 )
 
 // This file is about the limits (pauses): how supervisors read which queues and kinds are paused, and how they confirm
-// that they follow. The functions of migrations/00017_limits.sql write the table.
+// that they follow. The functions of migrations/00017_pauses.sql write the table.
 
 // sqlLimitsStamp is a text that differs after each change of the limits. A row that is added or changed gets a version
 // above all others, and a deletion lowers the count. While there are no limits, the stamp is null, and the query reads
