@@ -1,5 +1,3 @@
-// Command bench compares job queues side by side on one Postgres that it starts, and reports the results as a table, as
-// JSON and as plots. README.md in this directory describes the comparisons.
 package main
 
 import (

@@ -1,12 +1,3 @@
-// Package drovertest helps to test workers, and code that enqueues jobs.
-//
-//   - Run calls a handler without a database and returns its verdict.
-//   - NewPool gives a test tables of its own in your Postgres.
-//   - RequireEnqueued and Enqueued return what was enqueued, in an open transaction too.
-//   - RunToEnd and Drain run jobs with all their retries, without waiting for them; Advance lets time pass.
-//   - Mishaps let something go wrong while a job runs. Your test then checks what the handler has done.
-//
-// A failure ends the test, as t.Fatal does. docs/testing.md is the guide.
 package drovertest
 
 import (

@@ -1,5 +1,3 @@
-// Command faults breaks processes, servers and networks while drover runs jobs, and judges what becomes of the jobs. It
-// judges by a history that the library does not write. README.md explains how to run it.
 package main
 
 import (

@@ -1,15 +1,3 @@
-// Package droverotel traces jobs from the enqueue to each run, and measures them, with OpenTelemetry.
-//
-// A [Telemetry] needs two entries in the client's configuration, and uses the global providers:
-//
-//	tel, err := droverotel.New(droverotel.Options{})
-//	client, err := drover.New(pool, drover.Config{
-//		Middleware: []drover.Middleware{tel.Middleware()},
-//		Hooks:      []drover.Hooks{tel.Hooks()},
-//	})
-//
-// Names follow OpenTelemetry's messaging conventions. docs/tracing.md lists every span, attribute and
-// instrument.
 package droverotel
 
 import (

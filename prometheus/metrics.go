@@ -1,15 +1,3 @@
-// Package droverprom exports what drover does, and what is in its queues, as Prometheus metrics.
-//
-// A [Metrics] counts drover's events in this process, and reads depths from the database when Prometheus
-// scrapes. It starts no goroutine and registers nothing by itself:
-//
-//	metrics := droverprom.New(droverprom.Options{})
-//	client, err := drover.New(pool, drover.Config{Hooks: []drover.Hooks{metrics.Hooks()}})
-//	metrics.Watch(client)
-//	metrics.WatchSupervisor(sup)
-//	prometheus.MustRegister(metrics)
-//
-// docs/metrics.md lists every metric. Alerts and a dashboard are in deploy/.
 package droverprom
 
 import (

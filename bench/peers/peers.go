@@ -1,5 +1,3 @@
-// Package peers drives queues that run on Node.js, from their published npm packages. Each queue runs in a process of
-// its own.
 package peers
 
 import (

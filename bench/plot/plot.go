@@ -1,5 +1,3 @@
-// Package plot draws measurements as SVG: bars and lines, on a light background of their own. The same input gives the
-// same bytes.
 package plot
 
 import (

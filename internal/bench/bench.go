@@ -1,5 +1,3 @@
-// Package bench measures the queue on a real server, through the public API and nothing else. drover bench prints its
-// report. Each step works in an empty schema of its own, which it drops.
 package bench
 
 import (

@@ -1,6 +1,3 @@
-// Package floors keeps what a supervisor knows of its lanes: where a claim begins to read, how far near sweeps look
-// back, and whether a sleeping supervisor may miss a job. It only computes: it reads no clock and sends nothing. Except
-// for Missed, it is safe for concurrent use.
 package floors
 
 import (

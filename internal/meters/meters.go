@@ -1,5 +1,3 @@
-// Package meters defines what drover measures: names, labels, and the values that come from events, supervisors and
-// snapshots. The modules prometheus and otel only pass these to their libraries.
 package meters
 
 import "github.com/drover-queue/drover"

@@ -1,14 +1,3 @@
-// Package pgdev finds or starts a Postgres for the demo, the tests and the benchmarks. A server that it starts leaves
-// nothing behind. Start tries four ways in turn, and logs in one line which one it took:
-//
-//  1. [FromEnv]: the database of DATABASE_URL, used as it is and never stopped;
-//  2. [Local]: server binaries on this machine, which run as a temporary cluster on a free loopback port. If
-//     DROVER_PG_BIN is set, it names their directory;
-//  3. [Docker]: a container of a running Docker engine;
-//  4. [Download]: a verified archive of server binaries, kept in the user's cache directory.
-//
-// The servers that it makes keep fsync, full_page_writes and synchronous_commit on, so that the results of tests and
-// measurements are true for a production server, too.
 package pgdev
 
 import (

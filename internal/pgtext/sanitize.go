@@ -1,4 +1,3 @@
-// Package pgtext makes text acceptable to Postgres, and checks whether Postgres accepts JSON and names.
 package pgtext
 
 import (

@@ -1,4 +1,3 @@
-// Package upsql renders drover's migrations as one text of SQL. One call that runs this text takes half the time of goose.
 package upsql
 
 import (

@@ -1,4 +1,3 @@
-// Package pgtest gives tests a Postgres. Each test binary has one cluster, and each test has its own schema.
 package pgtest
 
 import (
