@@ -63,7 +63,7 @@ package drover
 //   - enqueue.go: EnqueueOpts, Receipt; Enqueue, EnqueueMany, EnqueueTx, EnqueueManyTx; newJob: a job as it is
 //     written, and the checks and the encoding of its args, options and metadata
 //   - enqueue_sql.go: the statements that store jobs: one, many, by COPY (copyStream), in a caller's transaction,
-//     chunks of unique jobs; whether a job was there before; wake-ups (NOTIFY)
+//     chunks of unique jobs (their SQL is in unique.go); whether a job was there before; wake-ups (NOTIFY)
 //   - middleware.go: Middleware: functions around each enqueue and each run, and how they are nested
 //   - unique.go: Unique, OnConflict, UniqueUntil, Debounce: a job that is the only one like it; its unique key, and
 //     the statements sqlEnqueueUnique…
@@ -75,10 +75,10 @@ package drover
 //     without a database; FollowUp: the job that the database enqueues when another one is discarded
 //   - periodic.go: Periodic, CatchUp, Overlap: a schedule as the program declares it, and its JSON; PeriodicRun:
 //     what a job knows of its schedule. The verbs are in operate_periodic.go
-//   - supervisor.go: Supervisor, NewSupervisor: checks the workers and makes an engine; Run, StopNow, AddQueue,
-//     RemoveQueue, Stats; Healthy, Probe
-//   - supervisor_config.go: SupervisorConfig and Queue: their fields and defaults; the settings of queues and kinds
-//     in the form in which the engine stores them
+//   - supervisor.go: Supervisor, NewSupervisor: checks the workers and makes an engine with its kinds, queues,
+//     budgets and schedules; Run, StopNow, AddQueue, RemoveQueue, Stats; Healthy, Probe
+//   - supervisor_config.go: SupervisorConfig and Queue: their fields and defaults; Worker.policy, Queue.forEngine:
+//     the settings of kinds and queues in the form in which the engine stores them
 //   - retention.go: Retention, KeepFor, KeepForever, DeleteOnCompletion: how long ended jobs are kept; the checks
 //     of these settings and of KeepCompleted, KeepDiscarded, KeepArchived (retention by count)
 //   - handler.go: handler and task: the root package's answers to the engine: makes a task of a claimed job, calls
@@ -94,7 +94,7 @@ package drover
 //   - telemetry.go: Hooks and the Event that they get; calls of hooks; the log lines of events and their attributes
 //   - operate_filter.go: Filter: which jobs a verb is for, its checks, and its JSON
 //   - operate_jobs.go: JobInfo, RunError: a job as operators read it; Job, Jobs and its pages, Count, Counts,
-//     Summary of dead letters
+//     Summary of dead letters (DiscardedGroup)
 //   - operate_one.go: RedriveJob, Cancel, Discard: verbs on one job by its id
 //   - audit.go: Audit: the person who changes something and the reason (By, Why), and the state that this person
 //     has seen (Seen); change, which runs the statement of a verb on one subject; logChange, the log line of all
@@ -118,11 +118,12 @@ package drover
 //     that cannot be moved
 //   - operate_periodic.go: PeriodicJob, PeriodicJobs: schedules as operators see them; SetPeriodic, PausePeriodic,
 //     RunPeriodic, DeletePeriodic, PreviewPeriodic
-//   - snapshot.go: Snapshot: the depth of each queue, quarantined jobs, open redrives, findings; Activity: the runs
-//     of the last minutes; Supervisors, SupervisorInfo
+//   - snapshot.go: Snapshot: the depth of each queue, quarantined jobs, counts of supervisors, open redrives,
+//     findings; Activity: the runs of the last minutes; Supervisors, SupervisorInfo
 //
 // The packages around it are listed in CONTRIBUTING.md. These have one file each: internal/blame (which job killed a
 // process: Death, Suspect, quarantine), internal/drive (runs a supervisor for bench), internal/fingerprint (the
 // fingerprint of an error's text and stack), internal/jobdoc (a job to enqueue, read from JSON), internal/pgurl
-// (checks a database URL), internal/tier (marks slow tests), internal/bench/overhead (compares speed with and without
-// settings), examples/webhook and examples/welcome.
+// (parses and checks a database URL, explains a refused connection), internal/tier (marks slow tests),
+// internal/bench/overhead (compares speed with and without settings), examples/webhook (takes orders over HTTP, and
+// calls a webhook for each) and examples/welcome.

@@ -9,12 +9,12 @@ package migrations
 // has only what all others need. So an operator's verb, a redrive, a schedule, a unique key or a pause is never
 // there.
 //
-//   - 00010_jobs.sql: the tables jobs (its columns, checks and indexes), queues, drover_kinds, drover_supervisors
-//     and drover_crews; first of all the checks of the schema and the rights of functions (drover_secure); ULIDs;
-//     the bounds of a row (drover_bounds, drover_json_fault); set-aside jobs (drover_set_aside, drover_refuse, and
-//     drover_walk, which tries a statement on each job apart); NOTIFY (drover_wake, drover_notify); the turns of
-//     claims (drover_take_turn); the server's clock (drover_clock); drover_enqueue, drover_enqueue_many and their
-//     errors (drover_refuse_clash); the view job_counts
+//   - 00010_jobs.sql: the tables jobs (its columns, checks and indexes), queues (with its retention), drover_kinds,
+//     drover_supervisors and drover_crews; first of all the checks of the schema and the rights of functions
+//     (drover_secure); ULIDs; the bounds of a row (drover_bounds, drover_json_fault); set-aside jobs
+//     (drover_set_aside, drover_refuse, and drover_walk, which tries a statement on each job apart); NOTIFY
+//     (drover_wake, drover_notify); the turns of claims (drover_take_turn); the server's clock (drover_clock);
+//     drover_enqueue, drover_enqueue_many and their errors (drover_refuse_clash); the view job_counts
 //   - 00011_operate.sql: filters as SQL conditions (drover_where, drover_find); lists, pages, counts;
 //     drover_cancel, drover_discard and drover_delete_many, for one job and for many; the views discarded_jobs and
 //     discarded_summary
@@ -25,8 +25,8 @@ package migrations
 //     policy of a group; parked jobs (drover_unpark)
 //   - 00014_budgets.sql: drover_budgets and drover_budget_slots: retry budgets, and the calendar of their slots
 //     (drover_reserve)
-//   - 00015_blame.sql: only two tables: drover_ended_supervisors, the evidence that deaths of processes leave;
-//     drover_solo, the orders to run suspects alone
+//   - 00015_blame.sql: only two tables, without functions: drover_ended_supervisors, the evidence that deaths of
+//     processes leave; drover_solo, the orders to run suspects alone
 //   - 00016_retention.sql: follow-ups of discarded jobs (drover_follow_up); jobs_archive: archive, restore, purge,
 //     export; the pruner's deletion of old jobs (drover_retain), with retention by count
 //   - 00017_pauses.sql: drover_limits: drover_pause, drover_resume; which supervisors have confirmed a pause; the

@@ -33,7 +33,8 @@ package ui
 //   - act_many.go: the verbs over all jobs of a filter, and the page that asks before
 //   - act_start.go: forms that start something new: a rerun, a redrive with its plan and its pace; the new id in
 //     the form
-//   - act_subjects.go: the verbs on queues and pauses, failure groups, schedules and redrives
+//   - act_subjects.go: the verbs on queues and pauses (readUntil: the end of a pause), failure groups, schedules
+//     and redrives
 //   - api.go: the JSON API: serves its endpoints, writes their answers and problems
 //   - api_reads.go: the API's answers to GET: …Answer types, and how they are made of what the pages load
 //   - api_acts.go: the verbs of the API, by POST: which act of the pages each calls

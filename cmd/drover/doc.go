@@ -29,12 +29,13 @@ package main
 //   - failures.go: drover failures list, show, status, policy: failure groups
 //   - redrive.go: drover redrive start, preview, list, show, watch, pause, resume, abort: paced redrives of many
 //     dead jobs; drover failures redrive
-//   - queues.go: drover queues list, pause, resume: the scope of a pause, until when, and the wait for its
-//     confirmation
+//   - queues.go: drover queues list, pause, resume: scopeFlags: --kind, --all or the name of a queue; until when a
+//     pause lasts; the wait for its confirmation
 //   - budgets.go: drover budgets: the table of retry budgets
 //   - periodic.go: drover periodic list, show, preview, set, pause, resume, run, delete: schedules
 //   - archive.go: drover archive add, restore, export, purge: dead letters in the archive
-//   - stats.go: drover stats: queues, supervisors, kinds that nobody serves, discarded jobs
+//   - stats.go: drover stats: queues, supervisors (supervisorInfo), kinds that nobody serves, discarded jobs, with
+//     SQL of its own
 //   - health.go: drover health: prints the report of internal/health
 //   - check.go: drover check, for monitoring: thresholds, alerts, the exit code
 //   - migrate.go: drover migrate up, down, status: the migrations that are applied or pending; a question that

@@ -10,7 +10,7 @@
 //     of AddQueue
 //   - engine.go: Engine: makes the parts; Run, drain, StopNow, AddQueue, RemoveQueue, Stats; every go statement
 //   - shared.go: Shared, what all parts use: settings, clock, log, the list of queues, the lease, the sets of runs;
-//     whether a run may begin; cancels a run; the context and the bound of a round trip
+//     whether a run may begin; cancelRun; the contents of a registration; the context and the bound of a round trip
 //   - outage.go: Trouble: the pause of a part after a failure of the database, which grows; outage: one log of all
 //     these failures
 //   - failpoint.go: where the fault suite may end a process: here nothing happens
@@ -18,8 +18,8 @@
 //
 // The claimer takes due jobs:
 //
-//   - claim.go: claimer, Plan: plans a claim (lanes, room, turns, floors), sends it, makes a Run of each job and
-//     puts it into the buffer of its queue
+//   - claim.go: claimer, Plan: plans a claim (lanes, room, turns, floors), sends it, advances the floors, makes a
+//     Run of each job and puts it into the buffer of its queue (dispatch)
 //   - queue.go: QueueState: the slots of a queue, and how much to claim ahead; Buffer, the runs that wait for a
 //     slot; tally, counters of runs
 //   - alarm.go: alarm, signal: wakes the claimer, and knows when the next job is due
@@ -30,7 +30,8 @@
 //   - oncall.go: onCall, for the keeper: takes call slots (advisory locks), acts on notifications of jobs (called),
 //     hands on calls for which there is no room, stops listening when there is too much noise
 //   - solo.go: SoloOrder: the keeper's order to the claimer to run a strong suspect alone
-//   - lost_claims.go: FindOut: looks for the jobs of a claim whose reply was lost, and raises the epoch
+//   - lost_claims.go: FindOut: looks for the jobs of a claim whose reply was lost, and raises the epoch; forgets
+//     all floors
 //   - at_fault.go: pickApart: finds the one job because of which the database refuses a statement over many, for
 //     claims, starts, settles and rescues; refuse: takes this job out of the way of others, and logs it
 //   - refused_claims.go: RefusedClaims: a claim that the database refuses is made in parts (PickApart, claimParts);
@@ -40,7 +41,7 @@
 // A run, from its start to its end:
 //
 //   - run.go: Run and Outcome: one claimed job, and how it ended; the causes ErrTimeout, ErrExpired and others;
-//     runSet
+//     Change: an outcome as the store settles it; runSet
 //   - runner.go: runner: serves the slots, calls the handler, cancels runs whose time is up and abandons deaf
 //     handlers (watch), opens and closes queues; asks for stacks (takeStacks)
 //   - context.go: runContext: the handler's context, made when a handler first looks at it
@@ -53,8 +54,8 @@
 //
 // How outcomes are recorded:
 //
-//   - settle.go: settler: records outcomes, many in one round trip, until each is settled; outcomes that the
-//     database refuses are tried apart (settleApart, Refused), locked rows again later
+//   - settle.go: settler, Settling: records outcomes, many in one round trip, until each is settled; outcomes that
+//     the database refuses are tried apart (settleApart, Refused, tryRefused), locked rows again later
 //   - settle_unmatched.go: found: why the settle of a run matched no row, read from its job's row: settled already,
 //     in the handler's transaction, by an operator, taken over
 //   - settle_in_tx.go: SettleTx, HoldTx: settles in a handler's transaction, and the reason why one matched nothing
@@ -64,15 +65,18 @@
 // The lease, and the other supervisors:
 //
 //   - lease.go: lease: a supervisor's claim to its jobs: id, epoch, and whether it has ended
-//   - keeper.go: keeper: heartbeats (Beat) and what follows from their replies, LISTEN and the wait for
-//     notifications (Listens, Heard), the duties whose turn it is, the end of the lease (Expire)
-//   - register.go: Start, Register: how a supervisor gets its row, and takes it out again at its end
+//   - keeper.go: keeper: heartbeats (Beat) and what follows from their replies: which others are dead (observe), a
+//     refused beat, the duties whose turn it is; LISTEN and the wait for notifications (Listens, Heard); the end of
+//     the lease (Expire)
+//   - register.go: Start, Register: how a supervisor gets its row, and takes it out again at its end; declares
+//     schedules again that a registration has left out
 //   - silence.go: Silences: which of the other supervisors are dead, because their beats stopped; pure
-//   - rescue.go: Rescue: frees the jobs of a supervisor that died (Free, settleFreed); UndoCrashes: takes back
-//     crashes if we were only silent
-//   - orphans.go: audit: looks for jobs that run in this process' name although its settler does not know them, and
-//     releases them
-//   - rewound.go: a supervisor's own row after the database has gone back to an older state; BeatPacer
+//   - rescue.go: Rescue: frees the jobs of a supervisor that died (Free, decide, settleFreed), Orphaned: the jobs
+//     of owners without a row; UndoCrashes: takes back crashes if we were only silent
+//   - audit.go: audit: looks for jobs that run in this supervisor's name although its settler does not know them,
+//     and releases them. Jobs whose owner has no row (orphans) are in sweep.go and rescue.go
+//   - rewound.go: rowIsOlder: a supervisor's own row after the database has gone back to an older state;
+//     rewriteCrews; BeatPacer
 //   - unheard.go: AskUnheard: asks for changes of which no notification may have come: cancelled runs, pauses that
 //     are over, queues of our row
 //   - healthy.go: Ailment: whether a supervisor does its work, and why not
@@ -89,7 +93,7 @@
 //   - periodic.go: scheduler: enqueues the jobs of all schedules, at their ticks; puts aside a schedule that fails
 //   - activity.go: counts what ran, and writes it once a minute; samples the depth of queues
 //   - prune.go: pruner: deletes or archives jobs that have ended, when their time is over; rows that cannot be
-//     deleted
+//     deleted; follow-ups that are still missing
 //   - prune_count.go: PruneByCount: retention by count: finds ended jobs of each kind beyond the newest N (surplus,
 //     a heap)
 package engine

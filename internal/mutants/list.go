@@ -784,7 +784,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "second-life-lost", bug: "a lost claim of a second life passes for the run of the first",
-			file:  "internal/engine/orphans.go",
+			file:  "internal/engine/audit.go",
 			old:   "!claimed.Before(j.AttemptedAt.Time)",
 			new:   "!claimed.IsZero()",
 			tests: []string{"TestLostClaimOfASecondLife"},
@@ -1575,14 +1575,14 @@ func mutants() []mutant {
 		},
 		{
 			name: "given-back-at-work", bug: "a look for a lost claim gives back a job whose handler is at work under a forgotten one",
-			file:  "internal/engine/orphans.go",
+			file:  "internal/engine/audit.go",
 			old:   "!claimed.Before(j.AttemptedAt.Time)",
 			new:   "claimed.Equal(j.AttemptedAt.Time)",
 			tests: []string{"TestLostClaimBesideAForgottenOne", "TestWhichRunsKeepAJob"},
 		},
 		{
 			name: "audit-asks-nobody", bug: "an audit gives back what is at work",
-			file:  "internal/engine/orphans.go",
+			file:  "internal/engine/audit.go",
 			old:   "return ok && (!lost ||",
 			new:   "return ok && lost && (!lost ||",
 			tests: []string{"TestAuditFindsRowsChangedByHand"},
@@ -1603,7 +1603,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "only-run-again", bug: "a job with a single attempt whose settle was forgotten runs again",
-			file:  "internal/engine/orphans.go",
+			file:  "internal/engine/audit.go",
 			old:   "Own: true, Started: j.StartedSeq",
 			new:   "Own: true, Started: j.MaxAttempts == 0 && j.StartedSeq",
 			tests: []string{"TestAuditFindsForgottenSettles"},
@@ -1953,7 +1953,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "audit-beside-the-outage", bug: "the look for forgotten jobs is no part of an outage",
-			file:  "internal/engine/orphans.go",
+			file:  "internal/engine/audit.go",
 			old:   "\t\tif !pg.RowsFault(err) && !pg.Answered(err) {\n",
 			new:   "\t\tif false {\n",
 			tests: []string{"TestEveryPartReportsTheOutage"},

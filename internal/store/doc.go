@@ -5,7 +5,8 @@
 //
 // In the order of a job's life:
 //
-//   - session.go: Session, the connection that the statements run on; Line, which replaces it; LISTEN; Borrow, inTx
+//   - session.go: Session, the connection that the statements run on; Line, which replaces it; LISTEN and
+//     WaitForNotification; Borrow, inTx
 //   - register.go: Register, Serve: a supervisor's row, and the policies of its queues, kinds and builds, which it
 //     stores for others (queues, drover_kinds, drover_builds)
 //   - crew.go: Crew: the advisory locks that show which supervisors are lookouts and which are on call; HandOn
