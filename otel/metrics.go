@@ -15,8 +15,8 @@ import (
 	"github.com/drover-queue/drover/internal/meters"
 )
 
-// instruments are the ones that events and the middleware move: those of the messaging conventions, and drover's own by
-// their meters.
+// instruments are what events and the middleware change: the instruments of the messaging conventions, and drover's own
+// instruments by their meters.
 type instruments struct {
 	counters   map[meters.Meter]metric.Int64ObservableCounter
 	histograms map[meters.Meter]metric.Float64Histogram
