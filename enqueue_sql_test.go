@@ -521,7 +521,7 @@ func TestRepeatedEnqueuesReadFewPages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		least = min(least, buffersIn(t, strings.Join(plan, "\n")))
+		least = min(least, harness.BuffersIn(t, strings.Join(plan, "\n")))
 	}
 	if least > 20*20 {
 		t.Errorf("%d buffers for 20 jobs of a table of 30,000", least)

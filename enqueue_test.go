@@ -478,7 +478,7 @@ func TestBatchesInOppositeOrders(t *testing.T) {
 	}
 }
 
-// enqueueBothWays enqueues the same items in four sessions at once, in two of them backwards. It returns how many jobs each
+// enqueueBothWays enqueues the same items in four sessions together, in two of them backwards. It returns how many jobs each
 // session stored, the fewest first.
 func (db *testDB) enqueueBothWays(t *testing.T, forth []drover.EnqueueItem) []int {
 	t.Helper()

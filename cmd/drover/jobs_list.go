@@ -73,7 +73,7 @@ func jobID(word string) string { return strings.ToUpper(strings.TrimSpace(word))
 
 // flagNames turns a refused argument into a usage error that names the flag.
 func flagNames(err error) error {
-	names := append(append(filterNames(), auditNames()...), "ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:")
+	names := append(append(filterNames(), auditNames()...), "ArgsPatch:", "--args-patch:", "MaxAttempts:", "--max-attempts:", "Rate: ", "--rate ")
 	return flagNamed(err, names...)
 }
 

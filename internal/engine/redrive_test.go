@@ -66,7 +66,7 @@ func TestTicksOfARedriveReadFewPages(t *testing.T) {
 			t.Fatal(err)
 		}
 		v.exec(t, `update jobs set state = 'completed', finalized_at = now() where kind = 'job' and finalized_at is null`)
-		return buffersIn(t, strings.Join(plan, "\n"))
+		return harness.BuffersIn(t, strings.Join(plan, "\n"))
 	}
 	redrive()
 	v.exec(t, `analyze jobs`)

@@ -526,7 +526,7 @@ func TestARedriveBehindAnOpenEnqueue(t *testing.T) {
 	db.exec(t, `delete from drover_redrive_queues`) // nobody claims the released jobs, which would stop the redrive
 	db.exec(t, `insert into drover_redrive_queues (queue) values ('default')`)
 	db.exec(t, `select drover_pace(clock_timestamp() + interval '2 seconds')`)
-	if r, err = db.client.Redrive(t.Context(), r.ID); err != nil || r.Released != 300 || r.State != drover.RedriveDone || db.get(t, jobs[170].ID).State != drover.Available {
+	if r, err = db.client.Redrive(t.Context(), r.ID); err != nil || r.Released != 300 || r.State != drover.RedriveDone || db.Get(t, jobs[170].ID).State != drover.Available {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -539,13 +539,13 @@ func TestARedriveWaitsForAKey(t *testing.T) {
 	for name, block := range map[string]func(t *testing.T, db *testDB) (end func()){
 		"an open enqueue": func(t *testing.T, db *testDB) func() {
 			t.Helper()
-			return db.hold(t, `select drover_enqueue('job', '{"N": 1}', uniqueness => '{}')`)
+			return db.Hold(t, `select drover_enqueue('job', '{"N": 1}', uniqueness => '{}')`)
 		},
 		"a locked job whose period is over": func(t *testing.T, db *testDB) func() {
 			t.Helper()
 			db.exec(t, `select drover_enqueue('job', '{"N": 1}', uniqueness => '{"until": "1 h"}')`)
 			db.exec(t, `update jobs set unique_until = now() where finalized_at is null`)
-			return db.hold(t, `select from jobs where finalized_at is null for update`)
+			return db.Hold(t, `select from jobs where finalized_at is null for update`)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -574,7 +574,7 @@ func TestARedriveWaitsForAKey(t *testing.T) {
 				for range 5 {
 					tick()
 				}
-				if r, err = db.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveRunning || r.Skipped != 0 || db.get(t, dead[0]).State != drover.Discarded {
+				if r, err = db.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveRunning || r.Skipped != 0 || db.Get(t, dead[0]).State != drover.Discarded {
 					t.Fatalf("%+v, %v", r, err)
 				}
 				return r

@@ -1,6 +1,3 @@
-// Package harness has the helpers that the tests of drover and the tests of its engine share: a database with a client,
-// supervisors that tests drive, rows in any state, and counts of statements, buffers and events. It has no test files,
-// because no other package could use these.
 package harness
 
 import (
