@@ -20,7 +20,7 @@ type Event struct {
 	MaxAttempts int
 	Wait        time.Duration // in EventStarted: how long the job had been due
 	End         Outcome       // how the run ended, without its Entry
-	Next        time.Time     // when the next run is due, by the process' clock
+	Next        time.Time     // in EventFailed, EventSnoozed and EventRescued: when the next run is due, by the process' clock
 	Count       int           // in EventClaimed and EventRedriven: how many jobs; in EventPeriodicSkipped: how many ticks
 	Scope       string        // Scope, By and Why are set in EventPaused and EventResumed
 	By, Why     string
@@ -29,7 +29,7 @@ type Event struct {
 }
 
 // event makes an event about a run.
-func (r *Run) event(kind EventKind, now time.Time) Event {
+func (r *Run) event(kind EventKind) Event {
 	e := Event{
 		Kind: kind, JobID: r.ID, JobKind: r.Kind, Queue: r.Queue, Supervisor: r.Owner, Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Labels: r.Labels,
 	}
@@ -41,7 +41,6 @@ func (r *Run) event(kind EventKind, now time.Time) Event {
 		e.MaxAttempts = e.End.MaxAttempts
 	}
 	e.End.Entry, e.End.Slot = nil, nil
-	e.Next = r.End.due(now)
 	return e
 }
 
@@ -77,7 +76,11 @@ const (
 func (s *Shared) report(kind EventKind, r *Run) {
 	s.count(kind, r)
 	if s.Reporter.Hears(kind) {
-		e := r.event(kind, s.Now())
+		e := r.event(kind)
+		switch kind { //nolint:exhaustive // after other events, the job does not wait for a next run
+		case EventFailed, EventSnoozed, EventRescued:
+			e.Next = r.End.due(s.Now())
+		}
 		s.Reporter.add(&e)
 	}
 }
