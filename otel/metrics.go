@@ -3,7 +3,6 @@ package droverotel
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -89,9 +88,9 @@ func (in *instruments) record(ctx context.Context, key seriesKey, seconds float6
 
 // collect passes on the sums of the counters.
 func (in *instruments) collect(to metric.Observer) {
-	for key, one := range in.series.all() {
-		if counter := in.counters[key.meter]; counter != nil {
-			to.ObserveInt64(counter, one.sum.Load(), metric.WithAttributes(attributesOf(key)...))
+	for _, one := range in.series.all() {
+		if counter := in.counters[one.key.meter]; counter != nil {
+			to.ObserveInt64(counter, one.sum.Load(), metric.WithAttributes(attributesOf(one.key)...))
 		}
 	}
 }
@@ -135,11 +134,13 @@ type seriesKey struct {
 // series keeps the sums and attributes of all series. Their number is bounded, because each label has a bounded number
 // of values.
 type series struct {
-	mu   sync.RWMutex
-	made map[seriesKey]*oneSeries
+	mu    sync.RWMutex
+	made  map[seriesKey]*oneSeries
+	order []*oneSeries // the oldest first
 }
 
 type oneSeries struct {
+	key   seriesKey
 	sum   atomic.Int64          // of a counter
 	attrs []metric.RecordOption // for a histogram, in the form of arguments, so that a call does not have to allocate them
 }
@@ -154,16 +155,18 @@ func (s *series) of(key seriesKey) *oneSeries {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if one = s.made[key]; one == nil {
-		one = &oneSeries{attrs: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attributesOf(key)...))}}
-		s.made[key] = one
+		one = &oneSeries{key: key, attrs: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attributesOf(key)...))}}
+		s.made[key], s.order = one, append(s.order, one)
 	}
 	return one
 }
 
-func (s *series) all() map[seriesKey]*oneSeries {
+// all returns the series, always in the same order. If there are more than the SDK's limit, the SDK adds up those that it
+// observes last. They have to be the same in each collection: otherwise sums would fall, and deltas would count jobs again.
+func (s *series) all() []*oneSeries {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return maps.Clone(s.made)
+	return s.order
 }
 
 func attributesOf(key seriesKey) (attrs []attribute.KeyValue) {

@@ -209,6 +209,39 @@ func TestCountersOfTwoTelemetriesAddUp(t *testing.T) {
 	}
 }
 
+// For each instrument, the SDK keeps 2,000 series, and adds up the others in one more. The series that it keeps stay the
+// same. Otherwise sums would fall, and differences would count jobs again.
+func TestSeriesBeyondTheLimitOfTheSDK(t *testing.T) {
+	t.Parallel()
+	total := sdkmetric.NewManualReader()
+	since := sdkmetric.NewManualReader(sdkmetric.WithTemporalitySelector(func(sdkmetric.InstrumentKind) metricdata.Temporality { return metricdata.DeltaTemporality }))
+	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(total), sdkmetric.WithReader(since), sdkmetric.WithCardinalityLimit(10))
+	hooks := newTelemetry(t, droverotel.Options{MeterProvider: provider}).Hooks()
+	var was map[string]float64
+	for round := range 5 {
+		for n := range 20 + round {
+			hooks.Enqueued(t.Context(), drover.Event{Kind: fmt.Sprint("kind", n), Queue: "q"})
+		}
+		sums, _ := collect(t, total)
+		for name, value := range was {
+			if sums[name] < value {
+				t.Errorf("%s falls from %v to %v", name, value, sums[name])
+			}
+		}
+		was = sums
+		jobs := 0.0
+		added, _ := collect(t, since)
+		for name, value := range added {
+			if strings.HasPrefix(name, "messaging.client.sent.messages") {
+				jobs += value
+			}
+		}
+		if want := float64(20 + round); jobs != want {
+			t.Errorf("%v jobs were counted, not %v", jobs, want)
+		}
+	}
+}
+
 // Names from outside cannot fill the memory of the SDK.
 func TestAttributesAreBounded(t *testing.T) {
 	t.Parallel()

@@ -2505,6 +2505,13 @@ func mutants() []mutant {
 			tests: []string{"TestSpansOfTwoQueues"},
 		},
 		{
+			name: "otel-newest-series-first", bug: "beyond the limit of the SDK, each collection adds up other series",
+			file:  "otel/metrics.go",
+			old:   "append(s.order, one)",
+			new:   "append([]*oneSeries{one}, s.order...)",
+			tests: []string{"TestSeriesBeyondTheLimitOfTheSDK"},
+		},
+		{
 			name: "trace-calls-trigger", bug: "the trigger that looks at metadata is called for a trace's",
 			file:  "migrations/00010_jobs.sql",
 			old:   "or pg_column_size(new.metadata) > 516",
