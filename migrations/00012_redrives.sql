@@ -829,7 +829,7 @@ comment on function drover_redrive_next(drover_redrives, text, text, int, text[]
 
 -- +goose StatementBegin
 create function drover_redrive_let_go(r drover_redrives, picked text[], slot timestamptz, n int, shuffled boolean,
-	out gone text[], out going int, out used int, out refused jsonb) language plpgsql set lock_timeout = '100ms' as $$
+	out gone text[], out going int, out used int, out refused jsonb) language plpgsql set lock_timeout = '10ms' as $$
 declare
 	patience constant interval := '10 seconds'; -- how long a job waits for another transaction before the redrive skips it
 	held    jsonb;
@@ -844,16 +844,17 @@ declare
 	again   int;
 begin
 	-- The statement skips jobs that other transactions have locked. The jobs come in the order in which
-	-- drover_redrive_next picks them. But jobs that have waited for another transaction come last, so
-	-- that they are in nobody's way. fresh: the redrive has not counted the job as released yet. The
+	-- drover_redrive_next picks them. But jobs that wait for another transaction come last, so that they
+	-- are in nobody's way. Once their patience has ended, they come first. Until then a job keeps its
+	-- place in the cap of its key. fresh: the redrive has not counted the job as released yet. The
 	-- statement has no join, because a join would read all of jobs if its plan was made when the table
-	-- was small.
+	-- was small. The time-out of locks is short, because each job that waits takes up two of them.
 	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total, 'unique', h.uniq)) from (
 		select j.id, j.errors_total, j.finalized_at is not null and drover_key_until(j.finalized_at, j.unique_scope, j.unique_until) is not null as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
 		from jobs j
 		where j.id = any(picked) and (j.redrive_id = r.id) is true and isfinite(j.paced_at) and (j.state = 'parked' or j.finalized_at = j.paced_at)
-		order by r.locked ? j.id, case when shuffled then random() end, j.pace_key <> '', j.paced_at, j.id limit n for update skip locked) h), '{}');
+		order by ((r.locked->>j.id)::timestamptz > clock_timestamp() - patience) is true, case when shuffled then random() end, j.pace_key <> '', j.paced_at, j.id limit n for update skip locked) h), '{}');
 	stale := array(select e.key from jsonb_each(held) as e(key, value) where (e.value->>'stale')::boolean);
 	perform drover_redrive_take_out(stale);
 	-- Of the jobs with the same unique key, only one can come back, and none of them can come back

@@ -161,8 +161,9 @@ func (s *series) of(key seriesKey) *oneSeries {
 	return one
 }
 
-// all returns the series, always in the same order. If there are more than the SDK's limit, the SDK adds up those that it
-// observes last. They have to be the same in each collection: otherwise sums would fall, and deltas would count jobs again.
+// all returns the series, always in the same order. The SDK has a limit, and adds up the series that it observes beyond
+// this limit. These series have to be the same in each collection: otherwise sums would fall, and deltas would count jobs
+// again.
 func (s *series) all() []*oneSeries {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

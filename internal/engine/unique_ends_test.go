@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -600,6 +601,48 @@ func TestARedriveWaitsForAKey(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Many jobs of a redrive wait for an open batch of enqueues. A tick has time for all of them, and other jobs come back.
+// After ten seconds they come before other jobs, so that they do not wait until the redrive ends.
+func TestManyJobsOfARedriveWaitForTheirKeys(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	const keys = `select drover_enqueue('job', jsonb_build_object('N', i), uniqueness => '{}') from generate_series(1, 99) i`
+	db.exec(t, keys)
+	db.exec(t, `select drover_enqueue('free') from generate_series(1, 50)`)
+	for _, kind := range []string{"job", "free"} { // discarded in this order
+		if _, err := db.client.DiscardMany(t.Context(), drover.Filter{Kind: kind}, drover.Audit{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded}, Rate: 120}, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	at := value[time.Time](t, db, `select clock_timestamp()`)
+	tick := func(job, free int) {
+		t.Helper()
+		at = at.Add(time.Second)
+		if err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), `set local statement_timeout = '5 s'`); err != nil { // as for a supervisor
+				return err
+			}
+			_, err := tx.Exec(t.Context(), `select drover_pace($1)`, at)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		const back = `select count(*) filter (where kind = 'job') || ' ' || count(*) filter (where kind = 'free') from jobs where redrives > 0`
+		if got, want := value[string](t, db, back), fmt.Sprint(job, " ", free); got != want {
+			t.Errorf("%s jobs came back, not %s", got, want)
+		}
+		db.exec(t, `update jobs set state = 'completed', finalized_at = now() where finalized_at is null`) // else the redrive stops
+	}
+	end := db.Hold(t, keys)
+	tick(0, 21) // each of the 99 jobs that wait takes up a slot
+	end()
+	db.exec(t, `update drover_redrives set locked = (select jsonb_object_agg(key, clock_timestamp() - interval '11 s') from jsonb_each(locked))`)
+	tick(99, 42)
 }
 
 // A tick of a redrive that patches args makes each new key once. That costs more than the rest of the release.

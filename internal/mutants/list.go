@@ -183,9 +183,23 @@ func mutants() []mutant {
 		{
 			name: "redrive-waiting-first", bug: "a job that waits for its key keeps back the jobs behind it",
 			file:  "migrations/00012_redrives.sql",
-			old:   "order by r.locked ? j.id, case",
+			old:   "order by ((r.locked->>j.id)::timestamptz > clock_timestamp() - patience) is true, case",
 			new:   "order by case",
 			tests: []string{"TestARedriveWaitsForAKey"},
+		},
+		{
+			name: "redrive-waiting-last", bug: "a job that has waited for its key comes back after all other jobs of the redrive",
+			file:  "migrations/00012_redrives.sql",
+			old:   "order by ((r.locked->>j.id)::timestamptz > clock_timestamp() - patience) is true, case",
+			new:   "order by r.locked ? j.id, case",
+			tests: []string{"TestManyJobsOfARedriveWaitForTheirKeys"},
+		},
+		{
+			name: "redrive-waits-long", bug: "jobs that wait for their keys make a tick of the redrives run out of time",
+			file:  "migrations/00012_redrives.sql",
+			old:   "set lock_timeout = '10ms'",
+			new:   "set lock_timeout = '100ms'",
+			tests: []string{"TestManyJobsOfARedriveWaitForTheirKeys"},
 		},
 		{
 			name: "redrive-keys-twice", bug: "a paced redrive makes each new key twice",
