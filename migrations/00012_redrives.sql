@@ -689,7 +689,7 @@ begin
 			late := array(
 				select distinct on (j.kind) j.id from jobs j
 				where j.id = any(array(select jsonb_object_keys(q.released))) and j.scheduled_at < as_of - patience order by j.kind, j.scheduled_at, j.id);
-			idle := array(select j.kind from jobs j where j.id = any(late));
+			idle := case when late = '{}' then '{}' else array(select j.kind from jobs j where j.id = any(late)) end; -- for an empty array, Postgres may read all of another index
 			if idle <> '{}' then
 				picked := array(
 					select j.id from jobs j
@@ -746,7 +746,7 @@ begin
 				end;
 			end loop;
 			update drover_redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then q.next_at else slot end, key = q.key, note = '',
-				released = q.released || coalesce((select jsonb_object_agg(j.id, j.claim_seq) from jobs j where j.id = any(let_go)), '{}')
+				released = q.released || case when let_go = '{}' then '{}' else coalesce((select jsonb_object_agg(j.id, j.claim_seq) from jobs j where j.id = any(let_go)), '{}') end
 			where queue = q.queue;
 			if let_go <> '{}' then
 				perform drover_wake(q.queue, as_of);
