@@ -68,19 +68,17 @@ package drover
 //   - unique.go: Unique, OnConflict, UniqueUntil, Debounce: a job that is the only one like it; its unique key, and
 //     the statements sqlEnqueueUnique…
 //   - validate.go: problems: gathers mistakes, so that the caller sees all of them together; checks of names,
-//     texts, numbers and JSON; the encoding of values to JSON
-//   - lost_fields.go: lostField: fields of a type of args that encoding/json would leave out, because an embedded
-//     type has a MarshalJSON
+//     texts, numbers and JSON; the encoding of values to JSON; lostField: fields of a type of args that
+//     encoding/json would leave out, because an embedded type has a MarshalJSON
 //   - worker.go: Worker, WorkerOpts, Handle: a kind's handler and its settings; ErrorCase; Worker.Try: a run
 //     without a database; FollowUp: the job that the database enqueues when another one is discarded
 //   - periodic.go: Periodic, CatchUp, Overlap: a schedule as the program declares it, and its JSON; PeriodicRun:
 //     what a job knows of its schedule. The verbs are in operate_periodic.go
 //   - supervisor.go: Supervisor, NewSupervisor: checks the workers and makes an engine with its kinds, queues,
 //     budgets and schedules; Run, StopNow, AddQueue, RemoveQueue, Stats; Healthy, Probe
-//   - supervisor_config.go: SupervisorConfig and Queue: their fields and defaults; Worker.policy, Queue.forEngine:
-//     the settings of kinds and queues in the form in which the engine stores them
-//   - retention.go: Retention, KeepFor, KeepForever, DeleteOnCompletion: how long ended jobs are kept; the checks
-//     of these settings and of KeepCompleted, KeepDiscarded, KeepArchived (retention by count)
+//   - supervisor_config.go: SupervisorConfig and Queue: their fields, defaults and checks; Worker.policy,
+//     Queue.forEngine: the settings of kinds and queues in the form in which the engine stores them; Retention,
+//     KeepFor, KeepForever, DeleteOnCompletion: how long ended jobs are kept
 //   - handler.go: handler and task: the root package's answers to the engine: makes a task of a claimed job, calls
 //     its handler (Handle, CutShort), decides what a crash means (Crashed)
 //   - verdict.go: Verdict, VerdictOf: the meaning of a handler's return; Discard, Retry, RetryAfter, Snooze,
@@ -110,8 +108,7 @@ package drover
 //   - operate_failures.go: FailureGroup, FailureGroups: the history of a failure by its fingerprint; FailurePolicy,
 //     SetFailurePolicy, SetFailureStatus
 //   - budgets.go: Scope: all jobs, a queue or a kind (QueueScope, KindScope); RetryBudget: how many retries may
-//     become due, as a setting
-//   - operate_budgets.go: BudgetInfo, RetryBudgets: the stored budgets, and how much of each is free
+//     become due, as a setting; BudgetInfo, RetryBudgets: the stored budgets, and how much of each is free
 //   - operate_pause.go: Pause, Resume, Pauses, PauseOpts; waits until all supervisors have confirmed a pause
 //     (UnconfirmedError)
 //   - operate_archive.go: Archive, Restore, ExportArchive, PurgeArchive: the table jobs_archive; RefusedError: rows
