@@ -317,7 +317,7 @@ func (s *desk) get(ctx context.Context, id string) (*JobInfo, error) {
 }
 
 func (s *desk) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
-	jobs, err := pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) {
+	jobs, err := pg.ReadOnePlan(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) {
 		var seen string
 		j, err := scanJobInfo(row, parts, &seen)
 		j.Seen = seen

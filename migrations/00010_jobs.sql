@@ -438,6 +438,17 @@ create trigger jobs_bounds after insert or update of args, metadata, tags on job
 		or jsonb_typeof(new.metadata) <> 'object' or octet_length(replace(new.metadata::text, '"drover:', repeat(' ', 4097))) > 4096)
 	execute function drover_bounds();
 
+-- A statement that finds jobs by their ids has to use the primary key, whatever the statistics are.
+-- Statistics from a time when no job waited make the partial indexes below look empty, so Postgres would
+-- rather read such an index. It would read all entries, although a million jobs may wait by now. So
+-- these statements follow three rules:
+--   * Conditions on other columns are in "(...) is true". Postgres uses a partial index only if the
+--     statement's conditions imply the index's condition, and such a condition implies nothing.
+--   * A list that may be empty is any(array(select unnest(ids))). If Postgres knows that a list is
+--     empty, the list implies the condition of every index.
+--   * A scalar subquery, such as (select true from jobs j where j.id = x) is null, finds out whether a
+--     job exists. Postgres may turn "exists" into a join that reads all jobs.
+
 -- This index serves claims, near sweeps, full sweeps, the search for the next due job, and rescues
 -- (internal/store). It must not contain a column that a claim changes, not even in its predicate,
 -- because claims would no longer be HOT updates. So it does not contain state.
@@ -674,7 +685,7 @@ declare
 	times int;
 	kept  constant int := 12; -- how many refusals put the job off before it is discarded: some five hours
 begin
-	select state, claim_seq, attempt into j from jobs where id = job_id and finalized_at is null for update skip locked;
+	select state, claim_seq, attempt into j from jobs where id = job_id and (finalized_at is null) is true for update skip locked;
 	if not found or j.claim_seq <> seq then
 		return; -- another session has locked, claimed or ended the job
 	end if;

@@ -15,6 +15,7 @@ end $$;
 -- +goose StatementBegin
 create function drover_where(filter jsonb, verb text default null) returns text language plpgsql stable set datestyle = iso as $$
 declare
+	named text; -- the condition on the ids
 	conditions text[] := '{}';
 	key text;
 	value jsonb;
@@ -26,8 +27,11 @@ begin
 		if jsonb_typeof(value) <> (case key when 'ids' then 'array' when 'tags' then 'array' when 'args' then jsonb_typeof(value) when 'all' then 'boolean' when 'priority' then 'number' else 'string' end) then
 			raise exception 'drover: filter key "%" cannot be %', key, value using errcode = '22023';
 		end if;
+		if key = 'ids' then
+			named := format('j.id = any(array(select unnest(%L::text[])))', array(select jsonb_array_elements_text(value)));
+			continue;
+		end if;
 		conditions := conditions || case key
-			when 'ids' then format('j.id = any(%L::text[])', array(select jsonb_array_elements_text(value)))
 			when 'queue' then format('j.queue = %L', value #>> '{}')
 			when 'kind' then format('j.kind = %L', value #>> '{}')
 			when 'concurrency_key' then format('j.concurrency_key = %L', value #>> '{}')
@@ -65,7 +69,8 @@ begin
 		and not exists (select from jsonb_each(filter) as f(key, value) where f.key <> 'all' and (f.key = 'ids' or f.value not in ('{}', '[]', '""'))) then
 		raise exception 'drover: % needs a filter', verb using errcode = '22023', hint = 'To mean every job say {"all": true}.';
 	end if;
-	return coalesce(nullif(array_to_string(conditions, ' and '), ''), 'true');
+	return concat_ws(' and ', named, case when named is null then coalesce(nullif(array_to_string(conditions, ' and '), ''), 'true')
+		when conditions <> '{}' then format('(%s) is true', array_to_string(conditions, ' and ')) end);
 end
 $$;
 -- +goose StatementEnd
@@ -100,7 +105,7 @@ comment on function drover_cursor(jsonb, timestamptz, text) is 'The place of a j
 -- +goose StatementBegin
 create function drover_find(filter jsonb, verb text default null) returns text language plpgsql stable as $$
 begin
-	if not drover_dead(filter) then
+	if not drover_dead(filter) or filter ? 'ids' then
 		return drover_where(filter, verb);
 	end if;
 	perform drover_where(filter, verb); -- raises 22023 if the verb refuses this filter
@@ -175,7 +180,7 @@ begin
 		begin
 			ids := '{}';
 			place := after;
-			if drover_dead(filter) then
+			if drover_dead(filter) and not filter ? 'ids' then
 				-- First look at the next 2,000 dead letters in order. That costs some milliseconds,
 				-- and fills a page if many of them match. Without this step, the planner would sort
 				-- all matches when a million jobs have just died, because its statistics still show
@@ -255,7 +260,7 @@ comment on function drover_quarantined(int) is 'The newest dead letters that wer
 
 -- +goose StatementBegin
 create function drover_unknown(filter jsonb) returns setof text language sql stable set enable_seqscan = off set jit = off as $$
-	select distinct f.id from jsonb_array_elements_text(filter->'ids') as f(id) where not exists (select from jobs j where j.id = f.id) order by 1
+	select distinct f.id from jsonb_array_elements_text(filter->'ids') as f(id) where (select true from jobs j where j.id = f.id) is null order by 1
 $$;
 -- +goose StatementEnd
 comment on function drover_unknown(jsonb) is 'The ids of a filter that no job has.';
@@ -303,8 +308,8 @@ begin
 			-- drover_page. If the filter names ids, the statement finds all these jobs by the
 			-- primary key. Because of "offset 0", the planner uses no other index.
 			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
-				|| case when not drover_dead(filter) then 'jobs j where ' || fits || beyond
-					when named then '(select j.* from jobs j where j.id = any(array(select jsonb_array_elements_text($2->''ids''))) offset 0) j where ' || fits || beyond
+				|| case when named then '(select j.* from jobs j where j.id = any(array(select jsonb_array_elements_text($2->''ids''))) offset 0) j where ' || fits || beyond
+					when not drover_dead(filter) then 'jobs j where ' || fits || beyond
 					else '(select j.* from jobs j where j.discard_reason is not null' || beyond || ' limit $3) j where ' || fits end || ' limit $1) w' into ids, last using batch, filter, reach;
 			exit;
 		exception when others then
@@ -335,10 +340,10 @@ begin
 	-- The function finds jobs in the order of the walk. Then it locks them in the order of their
 	-- ids, as every verb does, and checks them again under the lock.
 	select s.ids, s.last, s.fits into walked, last, fits from drover_seek(filter, verb, after, batch) s;
-	execute 'select array_agg(h.id) from (select j.id from jobs j where j.id = any($1) and ' || fits
-		|| ' order by j.id for update' || case when wait then '' else ' skip locked' end || ') h' into held using walked;
+	execute 'select array_agg(h.id) from (select j.id from jobs j where j.id = any(array(select unnest($1))) and (' || fits
+		|| ') is true order by j.id for update' || case when wait then '' else ' skip locked' end || ') h' into held using walked;
 	if cardinality(walked) > coalesce(cardinality(held), 0) then
-		execute 'select array_agg(j.id order by j.id) from jobs j where j.id = any($1) and j.id <> all($2) and ' || fits
+		execute 'select array_agg(j.id order by j.id) from jobs j where j.id = any($1) and (j.id <> all($2) and ' || fits || ') is true'
 			into locked using walked, coalesce(held, '{}');
 	end if;
 end
@@ -385,7 +390,7 @@ declare
 	part text;
 	anew text;
 begin
-	running := array(select j.id from jobs j where j.id = any(ids) and j.state = 'running' order by j.id);
+	running := array(select j.id from jobs j where j.id = any(array(select unnest(ids))) and j.state = 'running' order by j.id);
 	select w.done, w.refused into changed, refused from drover_walk(ids, format(ending, append), doc) w;
 	if refused <> '[]' then
 		-- The database refuses the new entry in their errors, or it refuses the end itself. Try again
@@ -525,7 +530,7 @@ begin
 	from drover_walk(held, 'with deleted as (delete from jobs where id = any($1) returning id) select count(*) from deleted') w;
 	ids := drover_without(held, refused);
 	if cardinality(ids) <> changed then -- a trigger of the application has kept some jobs from the change
-		ids := array(select i.id from unnest(ids) as i(id) where not exists (select from jobs j where j.id = i.id) order by 1);
+		ids := array(select i.id from unnest(ids) as i(id) where (select true from jobs j where j.id = i.id) is null order by 1);
 	end if;
 	perform drover_forget_refused(ids);
 	if changed > 0 then

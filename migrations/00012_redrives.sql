@@ -156,7 +156,7 @@ $$;
 comment on function drover_release(text[], timestamptz[], int, jsonb, text, text, jsonb) is 'Makes dead or parked jobs that the caller has locked due at the given times. The errors of dead jobs keep by and why. patched_keys: unique keys that the caller has made with drover_key_patched, by the ids of their jobs. Part of drover_redrive and drover_pace.';
 
 -- +goose StatementBegin
-create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default null, why text default '') returns text language plpgsql as $$
+create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default null, why text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	j        jobs;
 	new_key  text;
@@ -324,7 +324,7 @@ $$;
 comment on function drover_redrive_check(drover_redrives) is 'Raises an error if a redrive could not follow its plan: the plan names jobs that are not dead, or it has a cap by key and none of the jobs has a key.';
 
 -- +goose StatementBegin
-create function drover_redrive_start(plan jsonb) returns text language plpgsql as $$
+create function drover_redrive_start(plan jsonb) returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	r drover_redrives := drover_redrive_plan(plan);
 	named text;
@@ -337,7 +337,7 @@ begin
 	select coalesce(r.id, drover_ulid()), r.filter, r.rate, r.per_key, r.key_from, r.max_jobs, r.max_attempts, r.args_patch, r.canary, r.canary_failures, r.started_by, r.why, r.created_at,
 		coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', 'unknown id') order by u.id) filter (where u.id is not null), '[]'), count(u.id)
 	from (select) one left join (
-		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where not exists (select from jobs j where j.id = i.id)) u on true
+		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where (select true from jobs j where j.id = i.id) is null) u on true
 	on conflict (id) do nothing
 	returning id into named;
 	if named is null then -- another session has stored a redrive with this id meanwhile
@@ -353,7 +353,7 @@ comment on function drover_redrive_start(jsonb) is
 
 -- +goose StatementBegin
 create function drover_redrive_preview(plan jsonb) returns table (queue text, kind text, reason text, fingerprint text, jobs bigint, expired bigint, held bigint, unkeyed bigint, error text)
-language plpgsql stable as $$
+language plpgsql stable set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
 	r drover_redrives := drover_redrive_plan(plan);
@@ -478,7 +478,7 @@ begin
 			when j.paced_at = j.finalized_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted'') then ''held by redrive '' || j.redrive_id
 			when %L and jsonb_typeof(j.args) <> ''object'' then ''args are no object'' end as why,
 			coalesce(left(%s, 256), '''') as key
-		from jobs j where j.id = any($1) and (%s) is true', r.args_patch is not null, drover_redrive_key(r), fits);
+		from jobs j where j.id = any(array(select unnest($1))) and (%s) is true', r.args_patch is not null, drover_redrive_key(r), fits);
 	marking := format('
 		with held as materialized (
 			select j.id from jobs j where j.id = any($1) and (%s) is true
@@ -599,7 +599,7 @@ comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs to the list o
 
 -- +goose StatementBegin
 create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
-language plpgsql set enable_seqscan = off set jit = off set lock_timeout = '1s' as $$
+language plpgsql set enable_seqscan = off set enable_bitmapscan = off set jit = off set lock_timeout = '1s' as $$
 declare
 	-- This is how far ahead a tick gives out slots. If workers stop, only the jobs of one second
 	-- become overdue.
@@ -662,7 +662,7 @@ begin
 	ids := array(select s.job from drover_set_aside s where s.path = 'redrive' and s.retry_at <= clock_timestamp() order by s.job limit 100);
 	if ids <> '{}' then
 		perform drover_redrive_take_out(array(select j.id from jobs j where j.id = any(ids) and j.paced_at is not null order by j.id for update skip locked));
-		delete from drover_set_aside s where s.path = 'redrive' and s.job = any(ids) and not exists (select from jobs j where j.id = s.job and j.paced_at is not null);
+		delete from drover_set_aside s where s.path = 'redrive' and s.job = any(ids) and (select j.paced_at from jobs j where j.id = s.job) is null;
 	end if;
 	for r in select * from drover_redrives where finished_at is null and state = 'aborted' order by id for update skip locked loop
 		begin
@@ -689,7 +689,7 @@ begin
 			late := array(
 				select distinct on (j.kind) j.id from jobs j
 				where j.id = any(array(select jsonb_object_keys(q.released))) and j.scheduled_at < as_of - patience order by j.kind, j.scheduled_at, j.id);
-			idle := case when late = '{}' then '{}' else array(select j.kind from jobs j where j.id = any(late)) end; -- for an empty array, Postgres may read all of another index
+			idle := array(select j.kind from jobs j where j.id = any(array(select unnest(late))));
 			if idle <> '{}' then
 				picked := array(
 					select j.id from jobs j
@@ -746,7 +746,7 @@ begin
 				end;
 			end loop;
 			update drover_redrive_queues set ticked_at = as_of, next_at = case when let_go = '{}' then q.next_at else slot end, key = q.key, note = '',
-				released = q.released || case when let_go = '{}' then '{}' else coalesce((select jsonb_object_agg(j.id, j.claim_seq) from jobs j where j.id = any(let_go)), '{}') end
+				released = q.released || coalesce((select jsonb_object_agg(j.id, j.claim_seq) from jobs j where j.id = any(array(select unnest(let_go)))), '{}')
 			where queue = q.queue;
 			if let_go <> '{}' then
 				perform drover_wake(q.queue, as_of);

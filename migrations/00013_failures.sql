@@ -242,7 +242,7 @@ $$;
 comment on function drover_walk_parked(text[], text, jsonb) is 'Calls drover_walk for parked jobs that the caller has locked. bad: the jobs that the database refuses to change; the function has set them aside.';
 
 -- +goose StatementBegin
-create function drover_failure_policy(fingerprint text, policy text, by text default null, build text default null, why text default '') returns boolean language plpgsql as $$
+create function drover_failure_policy(fingerprint text, policy text, by text default null, build text default null, why text default '') returns boolean language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	g drover_failure_groups;
 	newest text := drover_newest_build();
@@ -285,7 +285,7 @@ comment on function drover_failure_policy(text, text, text, text, text) is
 	'Sets the policy of a failure group, for jobs that fail as the group does: discard, park, or null. Null: jobs are retried as usual, and the jobs that the policy has parked are released. The policy park ends when a newer build registers. build, only with park: the build that the caller takes for the newest; if another build is the newest, the function raises DR002. The row keeps by (null: the session''s user) and why. False: there is no such group.';
 
 -- +goose StatementBegin
-create function drover_unpark(rate int default 50) returns int language plpgsql as $$
+create function drover_unpark(rate int default 50) returns int language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	newest text := drover_newest_build();
 	over text;
@@ -314,7 +314,7 @@ begin
 	-- or it is set aside, the next job takes its place.
 	for over in
 		select o.build from (select '' as build union all select b.build from drover_builds b where b.build <> newest union all select newest) o
-		where exists (select from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked')
+		where (select true from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked' limit 1)
 		order by o.build = newest, o.build
 	loop
 		ids := ids || array(
@@ -340,7 +340,7 @@ begin
 	ids := array(select i.id from unnest(ids) as i(id) where i.id <> all(bad));
 	delete from drover_set_aside s where s.path = 'unpark' and s.job = any(ids);
 	perform drover_wake(q.queue, q.due) from (
-		select queue, min(scheduled_at) as due from jobs where id = any(ids) group by queue order by queue) q;
+		select queue, min(scheduled_at) as due from jobs where id = any(array(select unnest(ids))) group by queue order by queue) q;
 	return cardinality(ids);
 end
 $$;

@@ -136,7 +136,7 @@ begin
 	for note in select job from drover_set_aside where path = 'follow-up' and job = any(ids) and retry_at <= clock_timestamp() order by job for update skip locked loop
 		select x.made, x.refused into f from jobs d
 		cross join lateral drover_make_follow_up(d.id, d.queue, d.kind, d.discard_reason, d.class, d.fingerprint, d.attempt, d.finalized_at, d.metadata, d.args, d.errors) x
-		where d.id = note and d.discard_reason is not null;
+		where d.id = note and (d.discard_reason is not null) is true;
 		if f.refused is not null then
 			perform drover_set_aside('follow-up', f.refused);
 			refused := refused || f.refused;
@@ -231,7 +231,7 @@ begin
 	execute format('select array_agg(id order by id) from (select id from %I where id > $1 order by id limit $2) w', source) into walked using after, batch;
 	last := walked[batch];
 	select w.refused into refused from drover_walk_on(walked, format('select count(*) from %I j where j.id = any($1) and %s', source, condition)) w;
-	execute format('select array_agg(j.id order by j.id) from %I j where j.id = any($1) and %s', source, condition)
+	execute format('select array_agg(j.id order by j.id) from %I j where j.id = any(array(select unnest($1))) and %s', source, condition)
 		into ids using array(select w from unnest(walked) as w except select r->>'id' from jsonb_array_elements(refused) as r);
 end
 $$;
@@ -261,7 +261,7 @@ comment on function drover_archivable(jsonb, int, int, text) is 'The ids of the 
 
 -- +goose StatementBegin
 create function drover_archive(filter jsonb, keep int default 0, batch int default 1000, after text default '', by text default null, why text default '',
-	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql as $$
+	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	picked record;
 begin
@@ -284,8 +284,8 @@ begin
 	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there and not h.lasts),
 		coalesce(jsonb_agg(jsonb_build_object('id', h.id, 'error', 'it is unique until ' || h.unique_until, 'code', '') order by h.id) filter (where not h.there and h.lasts), '[]')
 	into conflicts, fit, lasting
-	from (select j.id, exists (select from jobs_archive a where a.id = j.id) as there, j.unique_until, (j.unique_scope = 'period' and j.unique_until > now()) is true as lasts from jobs j
-		where j.id = any(ids) and j.finalized_at is not null order by j.id for update skip locked) h;
+	from (select j.id, (select true from jobs_archive a where a.id = j.id) is true as there, j.unique_until, (j.unique_scope = 'period' and j.unique_until > now()) is true as lasts from jobs j
+		where j.id = any(array(select unnest(ids))) and j.finalized_at is not null order by j.id for update skip locked) h;
 	-- One statement both deletes and stores the jobs, and it fails if it stores fewer jobs than it
 	-- deletes. So every job is always in one of the two tables.
 	select w.done, w.refused || lasting into moved, refused from drover_walk_on(fit, format('
@@ -311,14 +311,14 @@ comment on function drover_archived(jsonb, text, int, text) is 'The ids of the j
 
 -- +goose StatementBegin
 create function drover_restore(filter jsonb, batch int default 1000, after text default '', by text default null, why text default '',
-	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql as $$
+	out moved bigint, out conflicts text[], out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	picked record;
 	fit    text[];
 begin
 	select * into picked from drover_archived(filter, 'restore', batch, after);
 	select coalesce(array_agg(h.id order by h.id) filter (where h.there), '{}'), array_agg(h.id order by h.id) filter (where not h.there) into conflicts, fit
-	from (select a.id, exists (select from jobs j where j.id = a.id) as there from jobs_archive a
+	from (select a.id, (select true from jobs j where j.id = a.id) is true as there from jobs_archive a
 		where a.id = any(picked.ids) order by a.id for update skip locked) h;
 	select w.done, picked.refused || w.refused into moved, refused from drover_walk_on(fit, format('
 		with gone as (
@@ -340,7 +340,7 @@ comment on function drover_restore(jsonb, int, text, text, text) is
 
 -- +goose StatementBegin
 create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '', by text default null, why text default '',
-	out deleted bigint, out last text, out refused jsonb) language plpgsql as $$
+	out deleted bigint, out last text, out refused jsonb) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	picked record;
 	held   text[];
@@ -364,7 +364,7 @@ comment on function drover_purge(jsonb, text, int, text, text, text) is
 	'Deletes jobs from jobs_archive for ever. Each call deletes one batch, in the order of ids, after the id in after. by and why go only to the server''s log, because the rows are gone. last: the value of after for the next call; null at the end. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
-create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text, error text) language plpgsql stable as $$
+create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text, error text) language plpgsql stable set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
 	fits   text := drover_where(filter);
@@ -435,9 +435,9 @@ comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the 
 create function drover_tidy_set_aside() returns void language sql as $$
 	delete from drover_set_aside where (path, job) in (
 		select s.path, s.job from drover_set_aside s
-		where not exists (select from jobs j where j.id = s.job)
-			or s.path in ('settle', 'rescue') and not exists (select from jobs j where j.id = s.job and j.state = 'running')
-			or s.path = 'unpark' and not exists (select from jobs j where j.id = s.job and j.state = 'parked') -- a redrive has released the job
+		where (select true from jobs j where j.id = s.job) is null
+			or s.path in ('settle', 'rescue') and (select j.state from jobs j where j.id = s.job) <> 'running'
+			or s.path = 'unpark' and (select j.state from jobs j where j.id = s.job) <> 'parked' -- a redrive has released the job
 			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- the pruner no longer tries the job
 		order by s.path, s.job for update skip locked)
 $$;
@@ -496,7 +496,7 @@ begin
 	), old as materialized (
 		select j.id, j.state = 'discarded' and q.keep is true as keep
 		from jobs j left join retained q on q.name = j.queue
-		where j.id = any(ids) and j.finalized_at < case
+		where j.id = any(array(select unnest(ids))) and j.finalized_at < case
 			when surplus is not null then case when j.state in ('completed', 'discarded') then surplus end
 			when j.state = 'completed' then case when q.own_completed then q.completed_before else now() - completed end
 			when j.state = 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
@@ -535,7 +535,7 @@ begin
 	if noted then
 		delete from drover_set_aside where (path, job) in (
 			select s.path, s.job from drover_set_aside s where s.path in ('prune', 'archive') and s.job = any(doomed || stored)
-				and not exists (select from jobs j where j.id = s.job)
+				and (select true from jobs j where j.id = s.job) is null
 			order by s.path, s.job for update skip locked);
 	end if;
 end
@@ -555,7 +555,7 @@ comment on function drover_retain_archived(text[], timestamptz) is 'Deletes the 
 
 -- +goose StatementBegin
 create function drover_retain(after text, completed interval, cancelled interval, batch int default 1000, whole boolean default true,
-	out last text, out deleted bigint, out archived bigint, out refused jsonb, out odd boolean, out follow_ups text[]) language plpgsql as $$
+	out last text, out deleted bigint, out archived bigint, out refused jsonb, out odd boolean, out follow_ups text[]) language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	walked text[];
 begin

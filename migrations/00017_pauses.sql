@@ -92,7 +92,7 @@ $$;
 comment on function drover_check_scope(text) is 'Raises 22023 if the text cannot be a scope.';
 
 -- +goose StatementBegin
-create function drover_known_scope(scope text) returns boolean language sql stable as $$
+create function drover_known_scope(scope text) returns boolean language sql stable set enable_seqscan = off set jit = off as $$
 	select case split_part(scope, ':', 1)
 		when 'queue' then exists (select from queues q where q.name = substr(scope, 7)) or exists (select from jobs j where j.finalized_at is null and j.queue = substr(scope, 7))
 		when 'kind' then exists (select from drover_kinds k where k.kind = substr(scope, 6))

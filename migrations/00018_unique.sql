@@ -251,7 +251,7 @@ begin
 			elsif h.scope = 'started' and not alone then
 				-- This lock keeps claims from the job until the caller's transaction has ended. So
 				-- the job's handler sees what the caller has written.
-				perform from jobs j where j.id = h.id and j.unique_key = keys[h.n] and j.unique_until is not null and j.finalized_at is null for key share;
+				perform from jobs j where j.id = h.id and (j.unique_key = keys[h.n] and j.unique_until is not null and j.finalized_at is null) is true for key share;
 				continue when not found;
 			end if;
 			owners[h.n] := h.id;

@@ -730,7 +730,7 @@ comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb,
 create function drover_periodic_busy(p drover_periodic) returns boolean language sql volatile as $$
 	-- The statement reads by primary key. The function is volatile, so that it sees the jobs that this
 	-- transaction has enqueued.
-	select p.overlap = 'skip' and exists (select from jobs j where j.id = p.last_job and j.finalized_at is null)
+	select p.overlap = 'skip' and exists (select from jobs j where j.id = p.last_job and (j.finalized_at is null) is true)
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_busy(drover_periodic) is 'Whether a schedule may not enqueue a job now, because overlap is skip and its last job has not ended.';

@@ -195,7 +195,7 @@ create function drover_edited(ids text[]) returns void language plpgsql as $$
 begin
 	perform drover_forget_refused(ids);
 	perform drover_wake(q.queue, q.due) from (
-		select j.queue, min(j.scheduled_at) as due from jobs j where j.id = any(ids) and j.finalized_at is null and j.state <> 'parked'
+		select j.queue, min(j.scheduled_at) as due from jobs j where j.id = any(array(select unnest(ids))) and (j.finalized_at is null and j.state <> 'parked') is true
 		group by 1 order by 1) q;
 end
 $$;
@@ -369,9 +369,10 @@ begin
 		'why', why, 'places', to_jsonb(held), 'starts', starts, 'every', make_interval(secs => 1 / rate))) w;
 	perform set_config('lock_timeout', usual, true);
 	select array_agg(j.id order by j.id), array_agg(j.queue order by j.id), array_agg(j.kind order by j.id), greatest(next, max(j.scheduled_at) + make_interval(secs => 1 / rate))
-	into ids, queues, kinds, next from jobs j where j.id in (select o.errors->-1->>'job' from jobs o where o.id = any(drover_without(held, refused)));
+	into ids, queues, kinds, next from jobs j
+	where j.id = any(array(select o.errors->-1->>'job' from jobs o where o.id = any(array(select unnest(drover_without(held, refused))))));
 	perform drover_wake(q.queue, q.due, q.kind) from (
-		select j.queue, j.kind, min(j.scheduled_at) as due from jobs j where j.id = any(ids) group by 1, 2 order by 1, 2) q;
+		select j.queue, j.kind, min(j.scheduled_at) as due from jobs j where j.id = any(array(select unnest(ids))) group by 1, 2 order by 1, 2) q;
 end
 $$;
 -- +goose StatementEnd

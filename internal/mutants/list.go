@@ -209,6 +209,34 @@ func mutants() []mutant {
 			tests: []string{"TestATickMakesEachNewKeyOnce"},
 		},
 		{
+			name: "empty-list-reads-all", bug: "the pruner reads all waiting jobs for an empty list of ids, if the statistics are from a time when no job waited",
+			file:  "migrations/00016_retention.sql",
+			old:   "where j.id = any(array(select unnest(ids))) and j.finalized_at < case",
+			new:   "where j.id = any(ids) and j.finalized_at < case",
+			tests: []string{"TestStatementsByIDReadOnlyTheseJobs"},
+		},
+		{
+			name: "verb-reads-all", bug: "a verb for one job reads the whole table, if its plan is from a time when the table was small",
+			file:  "internal/pg/pipeline.go",
+			old:   "BeginQuery: p.Names.SQL(Begin + `; ` + OnePlan)",
+			new:   "BeginQuery: p.Names.SQL(Begin + `; ` + CheckSchema)",
+			tests: []string{"TestStatementsByIDReadOnlyTheseJobs"},
+		},
+		{
+			name: "edit-reads-all", bug: "an edit of one job reads all waiting jobs, if the statistics are from a time when no job waited",
+			file:  "migrations/00020_edit.sql",
+			old:   "and (j.finalized_at is null and j.state <> 'parked') is true",
+			new:   "and j.finalized_at is null and j.state <> 'parked'",
+			tests: []string{"TestStatementsByIDReadOnlyTheseJobs"},
+		},
+		{
+			name: "redrive-reads-all-its-jobs", bug: "each tick of a redrive reads all its jobs, if its plan is from a time when the table was small",
+			file:  "migrations/00012_redrives.sql",
+			old:   "set enable_seqscan = off set enable_bitmapscan = off set jit = off set lock_timeout = '1s'",
+			new:   "set enable_seqscan = off set jit = off set lock_timeout = '1s'",
+			tests: []string{"TestStatementsByIDReadOnlyTheseJobs"},
+		},
+		{
 			name: "redrive-reads-all", bug: "each tick of a redrive reads all jobs, if its plan is from a time when the table was small",
 			file:  "migrations/00012_redrives.sql",
 			old:   "from jobs j\n\t\twhere j.id = any(picked) and (j.redrive_id",
@@ -1079,8 +1107,8 @@ func mutants() []mutant {
 		{
 			name: "edited-and-nobody-woken", bug: "a job that an edit makes due wakes nobody",
 			file:  "migrations/00020_edit.sql",
-			old:   "as due from jobs j where j.id = any(ids) and j.finalized_at is null",
-			new:   "as due from jobs j where false and j.finalized_at is null",
+			old:   "as due from jobs j where j.id = any(array(select unnest(ids))) and (j.finalized_at is null",
+			new:   "as due from jobs j where false and (j.finalized_at is null",
 			tests: []string{"TestEditWakesASleeper"},
 		},
 		{
@@ -2248,7 +2276,7 @@ func mutants() []mutant {
 		{
 			name: "overlap-of-ended-jobs", bug: "a tick waits for the row of the last job, not for its end",
 			file:  "migrations/00019_periodic.sql",
-			old:   "j.id = p.last_job and j.finalized_at is null)",
+			old:   "j.id = p.last_job and (j.finalized_at is null) is true)",
 			new:   "j.id = p.last_job)",
 			tests: []string{"TestOverlap"},
 		},

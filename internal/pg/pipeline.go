@@ -180,10 +180,10 @@ func RollBack(ctx context.Context, conn Conn) {
 	_, _ = conn.Exec(ctx, "rollback") // if this fails, the pool closes the connection
 }
 
-// InTx runs fn in a read committed transaction on the pool. It fails if the schema was renamed: the begin and
-// CheckSchema share a round trip.
+// InTx runs fn in a read committed transaction on the pool. The begin and OnePlan share a round trip. So InTx fails if
+// the schema was renamed.
 func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: p.Names.SQL(Begin + `; ` + CheckSchema)})
+	tx, err := p.BeginTx(ctx, pgx.TxOptions{BeginQuery: p.Names.SQL(Begin + `; ` + OnePlan)})
 	if err != nil {
 		return Classify(err)
 	}

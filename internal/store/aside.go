@@ -26,7 +26,8 @@ select id, claim_seq, queue, kind, lane from jobs where id = any(array(select id
 	// sqlClaimThese claims the jobs $4, if they are still due, from the queues $5 and lanes below $6.
 	sqlClaimThese = claimMe + `lateral (
 		select id from jobs
-		where id = any($4::text[]) and finalized_at is null and state <> 'running' and scheduled_at <= statement_timestamp() and kind = any($3) and queue = any($5) and lane < $6
+		where id = any($4::text[])
+			and (finalized_at is null and state <> 'running' and scheduled_at <= statement_timestamp() and kind = any($3) and queue = any($5) and lane < $6) is true
 		order by id for update skip locked
 	) j
 )` + claimTake + claimAges + claimMore + `, null::float8
@@ -39,7 +40,7 @@ from me left join claimed c on true`
 	sqlGiveUp = `
 select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	select id, claim_seq from jobs
-	where id = $3 and claim_seq = $4 and coalesce(claimed_by, '') = $2 and finalized_at is null
+	where id = $3 and claim_seq = $4 and coalesce(claimed_by, '') = $2 and (finalized_at is null) is true
 		and ($8::timestamptz is null or attempted_at = $8) for update skip locked
 ) j`
 	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
@@ -48,10 +49,10 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	// time has come are first in the list. Otherwise a thousand jobs of queues and kinds that nobody serves could crowd
 	// them out of the list. sqlForgetAside deletes the entries of jobs that have ended.
 	sqlForgetAside = `
-delete from drover_set_aside s where path = $1 and not exists (select from jobs j where j.id = s.job and j.finalized_at is null)`
+delete from drover_set_aside s where path = $1 and (select j.finalized_at is null from jobs j where j.id = s.job) is not true`
 	sqlAside = `
 select s.job, coalesce(s.retry_at <= clock_timestamp() and j.queue = any($1) and j.kind = any($2), false), coalesce(j.lane >= 30, false)
-from drover_set_aside s left join jobs j on j.id = s.job where s.path = 'claim' order by 2 desc, s.retry_at, s.job limit $3`
+from drover_set_aside s left join lateral (select * from jobs j where j.id = s.job limit 1) j on true where s.path = 'claim' order by 2 desc, s.retry_at, s.job limit $3`
 
 	// sqlTryAside makes sure that only one process makes the next try. Other processes do not try the job within the next
 	// minute.
@@ -160,6 +161,7 @@ type AsideJob struct {
 // on that path.
 func (s Session) Aside(ctx context.Context, queues, kinds []string) (jobs []AsideJob, err error) {
 	err = s.inTx(ctx, func(p *pipeline) {
+		p.Exec(nil, pg.OnePlan)
 		p.Exec(nil, sqlForgetAside, PathClaim)
 		p.Query(pg.Into(&jobs, pgx.RowToStructByPos[AsideJob]), sqlAside, queues, kinds, asideMost)
 	})

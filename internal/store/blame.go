@@ -106,7 +106,7 @@ const (
 update drover_ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
 where id = $1`
 	sqlExplain = `
-update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and discard_reason = 'crashed')`
+update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and (discard_reason = 'crashed') is true)`
 )
 
 // Freeing has the outcomes of jobs of one dead supervisor, and says which jobs get the blame for its death.

@@ -261,7 +261,7 @@ func (h *Scan) asidePaths() []string {
 
 // sqlForgive deletes the rows of drover_set_aside on path $1 for jobs that no longer run.
 const sqlForgive = `
-delete from drover_set_aside a where path = $1 and not exists (select from jobs j where j.id = a.job and j.state = 'running')`
+delete from drover_set_aside a where path = $1 and (select j.state = 'running' from jobs j where j.id = a.job) is not true`
 
 // Forgive takes the jobs that no longer run off the list of jobs that rescues have set aside.
 func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
@@ -295,11 +295,11 @@ with dead as materialized (
 		paced_at = case when w.back then null else j.paced_at end, -- the job leaves its redrive; back is null if it was not discarded
 		errors = drover_append_error(j.errors, jsonb_build_object('at', now(), 'class', 'operator', 'supervisor', $1,
 			'error', 'crash taken back: the process was not dead'))
-	from wronged w where w.id = j.id
+	from wronged w where w.id = j.id and j.id = any(array(select id from held))
 ), done as materialized (
 	select id from held
 	union all
-	select b from unnest($2::text[]) as b where not exists (select from jobs j where j.id = b)
+	select b from unnest($2::text[]) as b where (select true from jobs j where j.id = b) is null
 )
 update drover_ended_supervisors e set blamed = array(
 	select b from unnest(e.blamed) with ordinality as x(b, n) where (b in (select id from done)) is not true order by n)
