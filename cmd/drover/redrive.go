@@ -199,7 +199,7 @@ func (s *session) knownFailure(ctx context.Context, print string) error {
 // supervisors cannot be read, alive returns true.
 func (s *session) alive(ctx context.Context) bool {
 	list, err := s.supervisors(ctx)
-	return err != nil || slices.ContainsFunc(list, func(one supervisorInfo) bool { return one.State == "alive" })
+	return err != nil || slices.ContainsFunc(list, func(one supervisorRow) bool { return one.State == "alive" })
 }
 
 // emptyRedrive reports a redrive that has no jobs: it prints the skipped jobs and returns an error.

@@ -26,7 +26,7 @@ type statistics struct {
 	Schema      string              `json:"schema"`
 	At          time.Time           `json:"at"` // the server's clock
 	Counts      []drover.QueueCount `json:"counts"`
-	Supervisors []supervisorInfo    `json:"supervisors"`
+	Supervisors []supervisorRow     `json:"supervisors"`
 	Unserved    []unserved          `json:"unserved"` // due jobs that no present supervisor will run
 	Solo        soloInfo            `json:"solo"`
 	Pauses      []drover.PauseInfo  `json:"pauses"` // the present pauses
@@ -63,8 +63,8 @@ func (u *unserved) String() string {
 	return fmt.Sprintf("%s due in queue %s: no live supervisor serves it", plural(u.Jobs, "job"), u.Queue)
 }
 
-// supervisorInfo is one row of drover_supervisors.
-type supervisorInfo struct {
+// supervisorRow is one row of drover_supervisors.
+type supervisorRow struct {
 	ID       string    `json:"id"`
 	Host     string    `json:"host"`
 	PID      int       `json:"pid"`
@@ -134,8 +134,8 @@ select id, host, pid, build, queues,
 	least(greatest(beat_at, '0001-01-02+00'), '9999-12-30+00'), cardinality(in_flight), lease_ms
 from drover_supervisors order by started_at, id`
 
-func (s *session) supervisors(ctx context.Context) ([]supervisorInfo, error) {
-	return rowsOf[supervisorInfo](ctx, s, "list supervisors", sqlSupervisors)
+func (s *session) supervisors(ctx context.Context) ([]supervisorRow, error) {
+	return rowsOf[supervisorRow](ctx, s, "list supervisors", sqlSupervisors)
 }
 
 // sqlUnserved reads the unfinished jobs by jobs_claim_idx. It does not count a draining supervisor, because that

@@ -322,7 +322,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "unique-take-back-blind", bug: "a crash is taken back although another job has the key by now",
-			file:  "internal/store/rescue.go",
+			file:  "internal/store/blame.go",
 			old:   "case when j.unique_scope = 'ended' then drover_unique_owner(j.unique_key, j.id) end",
 			new:   "null::text",
 			tests: []string{"TestADeathTakenBackFromAUniqueJob"},
@@ -1190,7 +1190,7 @@ func mutants() []mutant {
 		},
 		{
 			name: "set-aside-and-blamed", bug: "a job that was set aside while it was rescued keeps a crash that was none",
-			file:  "internal/store/rescue.go",
+			file:  "internal/store/blame.go",
 			old:   "where a.path = $2 and (select j.state = 'running'",
 			new:   "where a.path = $2 || '?' and (select j.state = 'running'",
 			tests: []string{"TestADeathIsTakenBackFromAJobThatWasSetAside"},

@@ -23,10 +23,10 @@
 //   - pauses.go: Limits, Followed: supervisors read the pauses (drover_limits), and confirm that they follow
 //   - lease.go: Beat: the heartbeat and what it reads; RaiseEpoch, NoteSilence, DeclareLost: the epoch and the
 //     death of a supervisor; Gone: runs that are over; Forget: the end of its row
-//   - rescue.go: Scan, Held: pages through the running jobs of a dead supervisor; Forgive, TakeBack: takes back a
-//     death that was none
-//   - blame.go: Judge, Verdict, Background: the evidence that deaths leave (drover_ended_supervisors); Free: ends
-//     the runs of a dead supervisor; TakeSolo
+//   - rescue.go: Scan, Held: pages through the running jobs of a dead supervisor; Free: ends their runs, with the
+//     crash; Forgive: jobs that rescues have set aside
+//   - blame.go: Judge, Verdict, Background: the evidence that deaths leave (drover_ended_supervisors); TakeBack,
+//     Blamed: takes back a death that was none; TakeSolo
 //   - sweep.go: Sweep: the search for due jobs behind the floors
 //   - failures.go: TendFailures: adds up the tallies of failure groups
 //   - redrive.go: Pace: one tick of the paced redrives

@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -271,85 +273,42 @@ func (s Session) Forgive(ctx context.Context, bound time.Duration) error {
 	})
 }
 
-// sqlTakeBack takes back the crash that the supposed death of supervisor $1 has added to jobs $2. Drover uses it when
-// that supervisor turns out to be alive. A job that was discarded because of this crash becomes retryable, except in
-// two cases: the handler may have begun the job's only attempt, or another job has its unique key by now. Jobs whose
-// rows another session has locked stay in the column blamed, for a later try.
-const sqlTakeBack = `
-with dead as materialized (
-	select id from drover_ended_supervisors where id = $1 for update
-), held as materialized (
-	select j.id from jobs j where j.id = any($2) and exists (select from dead) order by j.id for update skip locked
-), wronged as materialized (
-	select j.id, j.discard_reason = 'crashed' and coalesce(j.max_attempts, k.max_attempts, q.max_attempts, 20) > 1
-		and j.started_seq is distinct from j.claim_seq and drover_last_error(j.errors)->>'supervisor' = $1
-		and (case when j.unique_scope = 'ended' then drover_unique_owner(j.unique_key, j.id) end) is null as back
-	from jobs j left join drover_kinds k on k.kind = j.kind left join queues q on q.name = j.queue
-	where j.id = any(array(select id from held))
-), acquitted as (
-	update jobs j set crashes = greatest(j.crashes - 1, 0), deaths = greatest(j.deaths - 1, 0),
-		state = case when w.back then 'retryable' else j.state end,
-		scheduled_at = case when w.back then clock_timestamp() else j.scheduled_at end,
-		finalized_at = case when w.back then null else j.finalized_at end,
-		discard_reason = case when w.back then null else j.discard_reason end,
-		paced_at = case when w.back then null else j.paced_at end, -- the job leaves its redrive; back is null if it was not discarded
-		errors = drover_append_error(j.errors, jsonb_build_object('at', now(), 'class', 'operator', 'supervisor', $1,
-			'error', 'crash taken back: the process was not dead'))
-	from wronged w where w.id = j.id and j.id = any(array(select id from held))
-), done as materialized (
-	select id from held
-	union all
-	select b from unnest($2::text[]) as b where (select true from jobs j where j.id = b) is null
-)
-update drover_ended_supervisors e set blamed = array(
-	select b from unnest(e.blamed) with ordinality as x(b, n) where (b in (select id from done)) is not true order by n)
-where e.id = $1`
-
+// sqlBlame records against which jobs a death counts. sqlExplain records which job counts as the cause of deaths. Both
+// run after the settle in the same transaction, and skip jobs that the settle did not change.
 const (
-	// sqlBlamed is the first step when crashes are taken back. It records that the supervisor did not die, and returns the
-	// jobs against which the death counts, in the order of their ids.
-	sqlBlamed = `
-with alive as (
-	update drover_ended_supervisors set died = false, explained_by = null where id = $1 and (died or explained_by is not null)
-)
-select distinct b from drover_ended_supervisors, unnest(blamed) as b where id = $1 and b is not null order by b`
-
-	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
-
-	// sqlForgotten reports whether the rescue of supervisor $1 is over. It is over if the row of the supervisor is gone,
-	// and none of its running jobs is set aside on path $2. A full sweep frees jobs that are set aside later. The
-	// statement has a scalar subquery, so that the planner uses the primary key of jobs.
-	sqlForgotten = `
-select not exists (select from drover_supervisors where id = $1)
-	and not exists (select from drover_set_aside a where a.path = $2 and (select j.state = 'running' and j.claimed_by = $1 from jobs j where j.id = a.job))`
+	sqlBlame = `
+update drover_ended_supervisors set blamed = blamed || array(select id from jobs where id = any($2) and errors->-1->>'class' = 'crash' and errors->-1->>'supervisor' = $1)
+where id = $1`
+	sqlExplain = `
+update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and (discard_reason = 'crashed') is true)`
 )
 
-// Blamed records that a supervisor did not die. It returns the jobs against which its death counts. The result all is
-// false while the rescue goes on, because more jobs may follow.
-func (s Session) Blamed(ctx context.Context, id string, bound time.Duration) (jobs []string, all bool, err error) {
+// Freeing has the outcomes of jobs of one dead supervisor, and says which jobs get the blame for its death.
+type Freeing struct {
+	Owner     string
+	Changes   []Change
+	Blamed    []string            // jobs that the death counts against
+	Explained map[string][]string // for each quarantined job: the supervisors whose deaths it has caused
+	Bound     time.Duration       // how long each statement may take
+}
+
+// Free settles the jobs and records the blame in one transaction. With two transactions, one of them could fail after
+// the other has committed. A job would then be blamed that is not settled, or a job would be settled without its blame.
+// No rescuer looks at a settled job again. Free returns the new state of each job that it settled.
+func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State, err error) {
+	settled = map[string]State{}
 	err = s.inTx(ctx, func(p *pipeline) {
-		p.BoundPlan(bound)
-		p.Query(func(rows pgx.Rows) error { return rows.Scan(&all) }, sqlForgotten, id, PathRescue)
-		p.Query(pg.Into(&jobs, pgx.RowTo[string]), sqlBlamed, id)
+		p.Exec(nil, SQLSettlePlan)
+		p.Exec(nil, pg.Bound, f.Bound.Milliseconds())
+		p.settle(settled, f.Owner, f.Changes)
+		if len(f.Blamed) > 0 {
+			p.Exec(nil, sqlBlame, f.Owner, f.Blamed)
+		}
+		for _, job := range slices.Sorted(maps.Keys(f.Explained)) {
+			p.Exec(nil, sqlExplain, f.Explained[job], job)
+		}
 	})
-	if err != nil {
-		return nil, false, err
-	}
-	return jobs, all, nil
-}
-
-// TakeBack takes back the crash that the supposed death of a living supervisor has added to jobs, in one transaction.
-func (s Session) TakeBack(ctx context.Context, id string, jobs []string, bound time.Duration) error {
-	return s.inTx(ctx, func(p *pipeline) {
-		p.BoundPlan(bound)
-		p.Exec(nil, sqlTakeBack, id, jobs)
-	})
-}
-
-// LeaveBlame takes a job off the list of jobs against which the death of supervisor id counts. The job keeps its crash.
-func (s Session) LeaveBlame(ctx context.Context, id, job string) error {
-	_, err := s.exec(ctx, sqlDropBlamed, id, job)
-	return err
+	return settled, err
 }
 
 // DeathsBlamed returns the supervisors whose deaths count against the job. The parameter owner is the job's present
