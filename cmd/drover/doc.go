@@ -19,16 +19,17 @@ package main
 //   - jobs_list.go: drover jobs, and drover jobs list: a page of jobs, and the columns of the list
 //   - jobs_show.go: drover jobs show: one job with its errors, whether it is set aside, why it waits; the psql line
 //     for a job
-//   - jobs_redrive.go: drover jobs redrive ID…: single jobs; each: runs a verb on one id after another and prints
-//     the results. Paced redrives are in redrive.go
+//   - jobs_redrive.go: drover jobs redrive ID…: single jobs, --max-attempts, --args-patch; each: runs a verb on one
+//     id after another and prints the results. Paced redrives are in redrive.go
 //   - jobs_many.go: drover jobs count, summary, cancel, discard, delete: by ids or by a filter, with the question
 //     before
-//   - jobs_edit.go: drover jobs edit and rerun: their flags and checks
+//   - jobs_edit.go: drover jobs edit and rerun: their flags (--to-queue, --to-priority, --run-now, --at and others)
+//     and checks
 //   - explain.go: drover explain ID: the story of a job; finds an id by its beginning
 //   - enqueue.go: drover enqueue: one job from flags, or many from lines of JSON; errors with line and field
 //   - failures.go: drover failures list, show, status, policy: failure groups
 //   - redrive.go: drover redrive start, preview, list, show, watch, pause, resume, abort: paced redrives of many
-//     dead jobs; drover failures redrive
+//     dead jobs; drover failures redrive; --per-key, --canary, --dry-run and others
 //   - queues.go: drover queues list, pause, resume: scopeFlags: --kind, --all or the name of a queue; until when a
 //     pause lasts; the wait for its confirmation
 //   - budgets.go: drover budgets: the table of retry budgets
