@@ -125,6 +125,8 @@ func TestPeriodicBadInputInSQL(t *testing.T) {
 		{"schedule", set(`'a', 'k', repeat('1,', 600) || '1 * * * *'`)},
 		{"zone", set(`'a', 'k', '@daily', zone => 'Mars/Base'`)},
 		{"zone", set(`'a', 'k', '@daily', zone => 'CEST'`)},
+		{"zone", set(`'a', 'k', '@daily', zone => 'Etc/GMT+13'`)},
+		{"zone", set(`'a', 'k', '@daily', zone => 'Etc/GMT-15'`)},
 		{"jitter", set(`'a', 'k', '@daily', jitter => '25 hours'`)},
 		{"jitter", set(`'a', 'k', '@daily', jitter => '-1 s'`)},
 		{"catch_up", set(`'a', 'k', '@daily', catch_up => 'twice'`)},

@@ -123,7 +123,7 @@ declare
 	found int[] := '{}';
 begin
 	foreach part in array string_to_array(field, ',') loop
-		m := regexp_match(part, '^(?:(\*)|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
+		m := regexp_match(part, '^(?:([*])|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
 		if m is null then
 			perform drover_periodic_refuse('schedule', format('%s %s is none of *, 5, 1-5, */15, or a list of these', what, quote_literal(left(field, 100))));
 		end if;
@@ -162,7 +162,7 @@ begin
 	text_ := case text_
 		when '@hourly' then '0 * * * *' when '@daily' then '0 0 * * *' when '@midnight' then '0 0 * * *' when '@weekly' then '0 0 * * 0'
 		when '@monthly' then '0 0 1 * *' when '@yearly' then '0 0 1 1 *' when '@annually' then '0 0 1 1 *' else text_ end;
-	fields := regexp_split_to_array(text_, '[ \t]+');
+	fields := regexp_split_to_array(text_, E'[ \t]+');
 	if text_ is null or text_ = '' then
 		perform drover_periodic_refuse('schedule', 'is missing');
 	elsif octet_length(schedule) > 1000 then
@@ -360,7 +360,7 @@ create function drover_periodic_zone(zone text) returns text language plpgsql st
 begin
 	-- Postgres would also accept abbreviations, which have no summer time, and rules such as
 	-- Foo/Bar5. This function refuses both.
-	if zone = 'UTC' or zone ~ '^[A-Za-z]+(/[A-Za-z_-]+)+$' or zone ~ '^Etc/GMT[+-]?[0-9]{1,2}$' then
+	if zone = 'UTC' or zone ~ '^[A-Za-z]+(/[A-Za-z_-]+)+$' or zone ~ '^Etc/GMT([+-]?0|[+]([1-9]|1[0-2])|-([1-9]|1[0-4]))$' then
 		perform now() at time zone zone;
 		return zone;
 	end if;
