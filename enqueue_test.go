@@ -1122,7 +1122,7 @@ func TestBadInputIsRefusedBySQL(t *testing.T) {
 		`kind => 'k', retry => '{}'`, `kind => 'k', retry => '{"type": "linear", "step": "soon"}'`, `kind => 'k', timeout => '0'`,
 		`kind => 'k', timeout => '-1 s'`, `kind => 'k', expires_at => 'infinity'`, `kind => 'k', retry_until => 'infinity'`,
 		`kind => 'k', retry_until => '-infinity'`, `kind => 'k', tags => '{}'`, `kind => 'k', tags => '[null]'`, `kind => 'k', metadata => '[]'`,
-		`kind => 'k', id => 'short'`, `kind => 'k', args => ('"' || repeat('x', 26000000) || '"')::jsonb`,
+		`kind => 'k', id => 'short'`, `kind => 'k', id => '01kaj4y8q3n6t0v5b7c9d1e2fg'`, `kind => 'k', id => '01kaj4y8q3n6t0v5b7c9d1e2fg', uniqueness => '{}'`, `kind => 'k', args => ('"' || repeat('x', 26000000) || '"')::jsonb`,
 	} {
 		if _, err := db.Exec(t.Context(), `select drover_enqueue(`+call+`)`); err == nil {
 			t.Errorf("%s was accepted", call)
@@ -1131,6 +1131,7 @@ func TestBadInputIsRefusedBySQL(t *testing.T) {
 	for _, job := range []string{
 		`{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"}`, `{"kind": "k"}`, `{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "k", "delay": "-1 s"}`,
 		`{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "k", "tags": [["a"], ["b"]]}`,
+		`{"id": "01kaj4y8q3n6t0v5b7c9d1e2fg", "kind": "k"}`, `{"id": "01kaj4y8q3n6t0v5b7c9d1e2fg", "kind": "k", "uniqueness": {}}`,
 	} {
 		if _, err := db.Exec(t.Context(), `select drover_enqueue_many(jsonb_build_array($1::jsonb))`, job); err == nil {
 			t.Errorf("%s was accepted", job)

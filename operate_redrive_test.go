@@ -552,8 +552,10 @@ func TestRedriveWithAnID(t *testing.T) {
 	if _, err := db.client.StartRedrive(t.Context(), plan, drover.Audit{}); !slices.Equal(drover.Fields(t, unwrapped(err)), []string{"ID"}) {
 		t.Errorf("no id: %v", err)
 	}
-	if _, err := db.Exec(t.Context(), `select drover_redrive_start('{"id": "x", "filter": {"all": true}}')`); pg.SQLState(err) != "22023" {
-		t.Errorf("no id in SQL: %v", err)
+	for _, id := range []string{"x", "01kaj4y8q3n6t0v5b7c9d1e2fg"} { // Go looks for ids in capitals
+		if _, err := db.Exec(t.Context(), `select drover_redrive_start(jsonb_build_object('id', $1::text, 'filter', '{"all": true}'::jsonb))`, id); pg.SQLState(err) != "22023" {
+			t.Errorf("the id %s in SQL: %v", id, err)
+		}
 	}
 }
 

@@ -922,6 +922,7 @@ declare
 	years constant tstzrange := '[0001-01-01 00:00:00Z, 10000-01-01 00:00:00Z]';
 	fault constant text := case
 		when octet_length(id) <> 26 or length(id) <> 26 then format('id: %s is not 26 characters of ASCII', quote_literal(left(id, 40)))
+		when id <> upper(id) then format('id: %s is not in capitals; Go and the command look for ids in capitals', quote_literal(id))
 		when kind is null or kind = '' then 'kind: is missing'
 		when octet_length(kind) > 128 then format('kind: %s bytes; at most 128', octet_length(kind))
 		when kind ~ unseen then 'kind: has a character that cannot be seen, or a space at an end'
@@ -1008,7 +1009,7 @@ begin
 	-- function for every job would cost more than this check.
 	if (octet_length(kind) between 1 and 128 and octet_length(coalesce(queue, 'default')) between 1 and 128
 		and kind !~ drover_unseen() and coalesce(queue, 'default') !~ drover_unseen() and coalesce(priority, 5) between 1 and 9
-		and (id is null or octet_length(id) = 26 and length(id) = 26) and coalesce(max_attempts, 1) > 0
+		and (id is null or octet_length(id) = 26 and length(id) = 26 and id = upper(id)) and coalesce(max_attempts, 1) > 0
 		and (retry is null or drover_strategy_ok(retry)) and coalesce(timeout, '1 s') >= '1 ms'
 		and coalesce(least(expires_at, retry_until), now()) >= '0001-01-01 00:00:00Z'
 		and coalesce(greatest(expires_at, retry_until), now()) <= '10000-01-01 00:00:00Z'
@@ -1067,7 +1068,7 @@ begin
 			select g.ordinality as n, g.id,
 				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
 					and g.kind !~ drover_unseen() and coalesce(g.queue, 'default') !~ drover_unseen() and coalesce(g.priority, 5) between 1 and 9
-					and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
+					and octet_length(g.id) = 26 and length(g.id) = 26 and g.id = upper(g.id) and coalesce(g.max_attempts, 1) > 0
 					and (g.retry is null or drover_strategy_ok(g.retry)) and coalesce(g.timeout, '1 s') >= '1 ms'
 					and coalesce(least(g.expires_at, g.retry_until), now()) >= '0001-01-01 00:00:00Z'
 					and coalesce(greatest(g.expires_at, g.retry_until), now()) <= '10000-01-01 00:00:00Z'

@@ -220,8 +220,8 @@ begin
 			hint = 'Keys: id, filter, rate, per_key, key_from, limit, max_attempts, args_patch, canary, canary_failures, by, why.';
 	end if;
 	r.id := nullif(plan->>'id', '');
-	if octet_length(r.id) <> 26 then
-		raise exception 'drover: a redrive''s id has 26 characters' using errcode = '22023';
+	if octet_length(r.id) <> 26 or r.id <> upper(r.id) then
+		raise exception 'drover: a redrive''s id has 26 characters, in capitals' using errcode = '22023';
 	end if;
 	r.filter := coalesce(plan->'filter', '{}');
 	perform drover_where(r.filter, 'a redrive');

@@ -154,7 +154,7 @@ begin
 		-- If this check fails, drover_refuse_job finds out which field is wrong. A call of that
 		-- function for every job would cost more than this check.
 		if (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128 and g.kind !~ drover_unseen() and coalesce(g.queue, 'default') !~ drover_unseen()
-			and coalesce(g.priority, 5) between 1 and 9 and octet_length(g.id) = 26 and length(g.id) = 26 and coalesce(g.max_attempts, 1) > 0
+			and coalesce(g.priority, 5) between 1 and 9 and octet_length(g.id) = 26 and length(g.id) = 26 and g.id = upper(g.id) and coalesce(g.max_attempts, 1) > 0
 			and num_nonnulls(g.retry, g.timeout, g.expires_at, g.retry_until, g.metadata) = 0 and coalesce(octet_length(g.concurrency_key), 1) between 1 and 256) is not true then
 			perform drover_refuse_job('', coalesce(g.id, ''), g.kind, g.queue, g.priority, g.max_attempts, g.retry, g.timeout, g.expires_at, g.retry_until, null, g.metadata, g.concurrency_key);
 		end if;

@@ -132,6 +132,13 @@ func mutants() []mutant {
 			tests: []string{"TestRepeatedEnqueuesReadFewPages"},
 		},
 		{
+			name: "ids-in-two-spellings", bug: "psql stores a job under an id in lower case, by which Go and the command do not find it",
+			file:  "migrations/00010_jobs.sql",
+			old:   "length(id) = 26 and id = upper(id)) and",
+			new:   "length(id) = 26) and",
+			tests: []string{"TestBadInputIsRefusedBySQL"},
+		},
+		{
 			name: "batch-compared-with-itself", bug: "an enqueue compares each job of the batch with all others",
 			file:  "migrations/00010_jobs.sql",
 			old:   "(id in (select f.id from fresh f)) is true as fresh",
