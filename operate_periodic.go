@@ -107,10 +107,14 @@ func (c *Client) ResumePeriodic(ctx context.Context, name string, audit Audit) e
 func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, audit Audit) (jobID string, err error) {
 	var bad problems
 	id := opts.id(&bad)
+	var queue, kind string
 	err = c.changePeriodic("run", name, &bad, audit, func() error {
-		jobID, err = c.desk.runPeriodic(ctx, name, id, audit)
+		jobID, queue, kind, err = c.desk.runPeriodic(ctx, name, id, audit)
 		return err
 	})
+	if err == nil {
+		c.emit(ctx, emission{engine.EventEnqueued, Event{JobID: jobID, Queue: queue, Kind: kind, Periodic: name, By: audit.By, Why: audit.Why}})
+	}
 	return jobID, err
 }
 
@@ -195,19 +199,22 @@ const (
 	sqlPausePeriodic  = `select drover_periodic_pause($1, coalesce($2::timestamptz, 'infinity'), by => $3, why => $4)`
 	sqlResumePeriodic = `select drover_periodic_resume($1, by => $2, why => $3)`
 	sqlDeletePeriodic = `select drover_periodic_delete($1, by => $2, why => $3)`
-	sqlRunPeriodic    = `select drover_periodic_run($1, by => $2, why => $3, new_id => $4)`
 )
 
-func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (string, error) {
-	var id *string // null if there is no such schedule
-	err := s.change(ctx, audit, aSchedule, name, []any{&id}, sqlRunPeriodic, name, audit.by(), audit.Why, pg.OrNull(as))
+// sqlRunPeriodic also returns the queue and the kind of the new job, from the row of the schedule.
+const sqlRunPeriodic = `
+select drover_periodic_run(name, by => $2, why => $3, new_id => $4), coalesce(options->>'queue', 'default'), kind from drover_periodic where name = $1`
+
+func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (made, queue, kind string, err error) {
+	var id *string // null if the schedule was deleted while the function waited for its row
+	err = s.change(ctx, audit, aSchedule, name, []any{&id, &queue, &kind}, sqlRunPeriodic, name, audit.by(), audit.Why, pg.OrNull(as))
 	switch {
 	case err != nil:
-		return "", err
+		return "", "", "", err
 	case id == nil:
-		return "", ErrNotFound
+		return "", "", "", ErrNotFound
 	}
-	return *id, nil
+	return *id, queue, kind, nil
 }
 
 // sqlPeriodic cuts times to the years that Go and JSON can represent. The ticks after the next tick are computed. They

@@ -57,7 +57,7 @@ type Event struct {
 // jobs that were not running. In the tables, … stands for JobID, Queue, Kind, Supervisor, Attempt, MaxAttempts, Tags
 // and Metadata.
 //
-//	Enqueued     a job was stored             JobID Queue Kind InTx; also Supervisor Periodic if a schedule made it, By Why if it is a rerun
+//	Enqueued     a job was stored             JobID Queue Kind InTx; also Periodic Supervisor of a schedule, Periodic By Why of RunPeriodic, By Why of a rerun
 //	Claimed      jobs were claimed            Supervisor Queue Count
 //	Started      a handler is called          … Wait
 //	Completed    the run succeeded            … Duration

@@ -501,19 +501,26 @@ func TestEventsOfVerbsHaveTheAudit(t *testing.T) {
 	_, discarded := db.client.DiscardMany(t.Context(), drover.Filter{IDs: []string{two}}, audit)
 	done := db.put(t, "state, finalized_at", "'completed', now()")
 	again, rerun := db.client.Rerun(t.Context(), done, nil, audit)
-	if err := errors.Join(cancelled, redriven, discarded, rerun); err != nil {
+	set := db.client.SetPeriodic(t.Context(), drover.Periodic{Name: "nightly", Schedule: "@daily", Args: dyn{kind: "report"}, Opts: &drover.EnqueueOpts{Queue: "slow"}}, audit)
+	extra, run := db.client.RunPeriodic(t.Context(), "nightly", nil, audit)
+	if err := errors.Join(cancelled, redriven, discarded, rerun, set, run); err != nil {
 		t.Fatal(err)
 	}
-	for id, names := range map[string]string{one: "enqueued cancelled redriven", two: "enqueued", "": "discarded", again.ID: "enqueued"} {
+	for id, names := range map[string]string{one: "enqueued cancelled redriven", two: "enqueued", "": "discarded", again.ID: "enqueued", extra: "enqueued"} {
 		var got []string
 		for i, e := range heard.Of(id) {
 			got = append(got, e.Name)
-			if want := (i > 0 || id == "" || id == again.ID); want != (e.By == audit.By && e.Why == audit.Why) {
+			if want := (i > 0 || id == "" || id == again.ID || id == extra); want != (e.By == audit.By && e.Why == audit.Why) {
 				t.Errorf("%s: by %q, why %q", e.Name, e.By, e.Why)
 			}
 		}
 		if strings.Join(got, " ") != names {
 			t.Errorf("events = %q, want %q", got, names)
+		}
+	}
+	for _, e := range heard.Of(extra) {
+		if e.Periodic != "nightly" || e.Kind != "report" || e.Queue != "slow" {
+			t.Errorf("a schedule was run by hand: %+v", e)
 		}
 	}
 }
