@@ -390,7 +390,7 @@ func (j *newJob) encodeMetadata(bad *problems, field string, metadata map[string
 	mistakes := len(bad.errs)
 	for key := range metadata {
 		if len(key) >= 7 && key[:7] == "drover:" {
-			bad.add(field, "key %q: keys that begin with drover: are drover's own", key)
+			bad.add(field, "key %q: keys that begin with \"drover:\" are drover's own", key)
 		}
 	}
 	raw, err := encodeJSON(field, metadata, 64<<10)
