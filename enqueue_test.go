@@ -1142,6 +1142,37 @@ func TestBadInputIsRefusedBySQL(t *testing.T) {
 	}
 }
 
+// The role or the database may set another client_encoding, and the driver sends UTF-8 all the same. Nothing is stored
+// or run then, because it would have other characters.
+func TestAnotherEncodingIsRefused(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.enqueue(t, letter{"日本"}, nil)
+	odd := db.via(t, drover.Config{}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["client_encoding"] = "LATIN1" })
+	sup, err := odd.client.NewSupervisor(drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Workers: []drover.Worker{drover.Handle(func(context.Context, *drover.Job, letter) error { return nil }, drover.WorkerOpts{})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := map[string]error{"Check": odd.client.Check(t.Context()), "Run": sup.Run(t.Context())}
+	_, failed["Jobs"] = odd.client.Jobs(t.Context(), drover.Filter{}, "", 0)
+	for _, way := range odd.Ways(t) {
+		if strings.Contains(way.Name, "database/sql") {
+			continue // such a transaction does not give its connection away
+		}
+		_, failed[way.Name] = way.Enqueue(t.Context(), letter{"é"}, &drover.EnqueueOpts{Unique: &drover.Unique{}})
+	}
+	for name, err := range failed {
+		if !errors.Is(err, drover.ErrInvalid) || !strings.Contains(err.Error(), "client_encoding LATIN1") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs where state = 'available'`); n != 1 {
+		t.Errorf("%d jobs", n)
+	}
+}
+
 func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Tx is a transaction of the caller: a pgx.Tx, a type that embeds one, SQLTx of a *sql.Tx, or a *pgx.Conn between its
@@ -53,12 +55,16 @@ func checkTx(tx Tx) (err error) {
 	case conn.TxStatus() != 'T' && conn.TxStatus() != 'E':
 		return refuse(fmt.Sprintf("%T is outside of any transaction", tx), pgx.ErrTxClosed)
 	}
+	if wrong := pg.OtherEncoding(conn); wrong != "" {
+		return &InvalidError{Field: "tx", Reason: wrong}
+	}
 	return nil
 }
 
 // SQLTx makes a database/sql transaction a Tx, so that users of database/sql, GORM, ent, bun or sqlx can settle and
 // enqueue in their transactions. It works with any Postgres driver, because drover sends only scalars and JSON text.
-// drover cannot check whether such a transaction is open; a nil tx is refused with an *InvalidError.
+// drover cannot check whether such a transaction is open, and which client_encoding its session has. A nil tx is refused
+// with an *InvalidError.
 func SQLTx(tx *sql.Tx) Tx { return sqlTx{tx} }
 
 type sqlTx struct{ tx *sql.Tx }

@@ -132,6 +132,13 @@ func mutants() []mutant {
 			tests: []string{"TestRepeatedEnqueuesReadFewPages"},
 		},
 		{
+			name: "other-encodings-pass", bug: "a supervisor whose session has another client_encoding runs jobs with other args than they have",
+			file:  "internal/pg/pool.go",
+			old:   "\treturn p.checkEncoding(conn)\n",
+			new:   "\treturn nil\n",
+			tests: []string{"TestAnotherEncodingIsRefused"},
+		},
+		{
 			name: "ids-in-two-spellings", bug: "psql stores a job under an id in lower case, by which Go and the command do not find it",
 			file:  "migrations/00010_jobs.sql",
 			old:   "length(id) = 26 and id = upper(id)) and",

@@ -192,6 +192,9 @@ func (p *Pool) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 		defer cancel()
 		_ = tx.Rollback(ctx) // after a commit there is nothing to roll back
 	}()
+	if err := p.checkEncoding(tx.Conn()); err != nil {
+		return err
+	}
 	if err := fn(p.Names.tx(tx)); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/pgurl"
@@ -73,7 +74,28 @@ func (p *Pool) handOut(ctx context.Context, cfg *pgxpool.Config, conn *pgx.Conn)
 	case conn.PgConn().TxStatus() != 'I':
 		return p.RefusedBy(name, errors.New("it left a transaction open"))
 	}
+	return p.checkEncoding(conn)
+}
+
+// checkEncoding refuses a connection on which texts would change: see OtherEncoding.
+func (p *Pool) checkEncoding(conn *pgx.Conn) error {
+	if wrong := OtherEncoding(conn.PgConn()); wrong != "" {
+		return p.Invalid("pool", wrong, nil)
+	}
 	return nil
+}
+
+// OtherEncoding returns why texts would change on a connection; "" if they would not. The driver sends and expects UTF-8,
+// but the role or the database may set client_encoding. Then the server would convert what is UTF-8 already: a handler
+// would get other args than the job has, and two enqueues would compute two unique keys for the same args. SQL_ASCII
+// converts nothing. Some poolers do not report the setting.
+func OtherEncoding(conn *pgconn.PgConn) string {
+	switch encoding := conn.ParameterStatus("client_encoding"); encoding {
+	case "", "UTF8", "SQL_ASCII":
+		return ""
+	default:
+		return fmt.Sprintf("its session has client_encoding %s, so other characters would be stored and read: set client_encoding=UTF8 in the connection string", encoding)
+	}
 }
 
 // CloseConn closes a connection, and waits a second for that at most.
@@ -118,7 +140,14 @@ func shareTime(ctx context.Context, cfg *pgx.ConnConfig) {
 // Acquire takes a connection of the pool.
 func (p *Pool) Acquire(ctx context.Context) (Pooled, error) {
 	conn, err := p.Pool.Acquire(ctx)
-	return Pooled{conn, p.Names}, err
+	if err != nil {
+		return Pooled{}, err
+	}
+	if err := p.checkEncoding(conn.Conn()); err != nil {
+		conn.Release()
+		return Pooled{}, err
+	}
+	return Pooled{conn, p.Names}, nil
 }
 
 // Query calls the pool's Query with drover's names qualified.
