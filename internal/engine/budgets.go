@@ -48,15 +48,6 @@ type wanting struct {
 	store.WantedSlot
 }
 
-// WantingEnds lists the ends of runs.
-func WantingEnds(runs []*Run) []wanting {
-	all := make([]wanting, len(runs))
-	for i, r := range runs {
-		all[i] = wanting{run: r, end: &r.End}
-	}
-	return all
-}
-
 // Reserve takes a slot for each retry that needs one, in short transactions of its own. If the database refuses a
 // reservation because of values of the job or of the budget, the retry takes no slot and waits for its own backoff.
 // Reserve returns any other error.

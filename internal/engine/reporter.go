@@ -74,19 +74,6 @@ func (r *reporter) Dropped() (n int64) {
 	return n
 }
 
-// Waiting returns the events that wait for a subscriber.
-func (r *reporter) Waiting() (events []Event) {
-	for _, l := range r.Lines {
-		l.mu.Lock()
-		at := l.at
-		for c := l.first; c != nil; c, at = c.next, 0 {
-			events = append(events, c.events[at:c.n]...)
-		}
-		l.mu.Unlock()
-	}
-	return events
-}
-
 // lastReport is how long a stop waits for subscribers at least, even if the database has used up the time of the stop.
 const lastReport = 250 * time.Millisecond
 

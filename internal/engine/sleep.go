@@ -393,10 +393,3 @@ func (c *claimer) answer(p *Plan, now time.Time) {
 		c.calls.full(q.Name, p.asleep && (room || p.atDue(now)), now, now.Add(c.patience(q.Name)))
 	}
 }
-
-// Asked reports whether something asks for a look before the next poll.
-func (c *claimer) Asked() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.Poked || len(c.calls.asked()) > 0
-}
