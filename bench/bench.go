@@ -81,7 +81,7 @@ func (b *bench) run(ctx context.Context, r *Report) error {
 	for _, e := range b.entrants {
 		r.Contenders = append(r.Contenders, Contender{Name: e.name, Settings: e.settings})
 	}
-	warmUp := scenario{name: "warm-up", bound: 2 * time.Minute, asks: func(contender) bool { return true }, run: runBurn}
+	warmUp := scenario{name: "warm-up", bound: 2 * time.Minute, run: runBurn}
 	small := b.sizes
 	small.Jobs /= 10
 	for _, e := range b.entrants {
@@ -144,9 +144,6 @@ func (b *bench) trial(ctx context.Context, s scenario, size sizes, e entrant) (_
 	c, err := e.make(ctx)
 	if err != nil {
 		return nil, err
-	}
-	if !s.asks(c) {
-		return nil, fmt.Errorf("%w: %s", errAbsent, s.lacks)
 	}
 	url, drop, err := b.server.createDatabase(ctx)
 	if err != nil {

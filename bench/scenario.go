@@ -21,11 +21,9 @@ type scenario struct {
 	title func(sizes) string
 	notes []string // for readers of the figures
 
-	contenders []string // that take part in it
+	contenders []string // that take part in it; each implements the interface that run uses (contender.go)
 	rounds     func(asked int) int
 	bound      time.Duration // how long one contender's round may take: far longer than it needs
-	lacks      string        // why a contender cannot take part if asks returns false for it
-	asks       func(contender) bool
 	run        func(context.Context, *trial) error
 	ratios     []ratio
 }
@@ -135,7 +133,6 @@ const noteDeadRows = "Each of those jobs has left two dead rows: as it was befor
 
 // scenarios returns all scenarios, in the order in which they run.
 func scenarios() []scenario {
-	everyContender := func(contender) bool { return true }
 	all := func(asked int) int { return asked }
 	mostly := func(asked int) int { return (asked + 1) / 2 }
 	half := func(asked int) int { return max(asked/2, 1) }
@@ -149,7 +146,7 @@ func scenarios() []scenario {
 				graphileName, graphileDefaultsName, bullmqName, bullmqDefaultsName,
 			},
 			notes:  []string{"Slow contenders run a part of the jobs, as their settings say: the rate is what counts."},
-			rounds: all, bound: 3 * time.Minute, asks: everyContender, run: runBurn,
+			rounds: all, bound: 3 * time.Minute, run: runBurn,
 			ratios: []ratio{
 				{of: keepName, against: riverName, figure: figureBurn, wanted: "≥ 3.5"},
 				{of: deleteName, against: graphileName, figure: figureBurn, wanted: "≥ 1.7"},
@@ -164,8 +161,7 @@ func scenarios() []scenario {
 			},
 			contenders: []string{keepName, deleteName, riverName},
 			notes:      []string{"The workers that are timed have left the dead rows.", noteDeadRows},
-			rounds:     half, bound: 8 * time.Minute, lacks: "does not tell how far it is",
-			asks: func(c contender) bool { _, ok := c.(burner); return ok }, run: runHeld,
+			rounds:     half, bound: 8 * time.Minute, run: runHeld,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureHeld}},
 		},
 		{
@@ -181,8 +177,7 @@ func scenarios() []scenario {
 				"The load begins once the workers have started a first job, which takes as long as \"start to first job\".",
 				"A late commit's transaction goes on for 20 ms after it has enqueued.", noteDeadRows, noteWorkers,
 			},
-			rounds: once, bound: 5 * time.Minute, lacks: "does not tell when a job starts",
-			asks: func(c contender) bool { _, ok := c.(liver); return ok }, run: runLate,
+			rounds: once, bound: 5 * time.Minute, run: runLate,
 		},
 		{
 			name:       "fail",
@@ -192,8 +187,7 @@ func scenarios() []scenario {
 				"River makes a job that is due again within 5 s, its scheduler's interval, available at once, to be found by a poll. So its scheduler plays no " +
 					"part here; a retry due later than that waits for the scheduler's next pass.",
 			},
-			rounds: mostly, bound: 3 * time.Minute, lacks: "cannot fail its jobs here",
-			asks: func(c contender) bool { _, ok := c.(burner); return ok }, run: runFail,
+			rounds: mostly, bound: 3 * time.Minute, run: runFail,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureFailing}},
 		},
 		{
@@ -206,8 +200,7 @@ func scenarios() []scenario {
 				"Gaps of 10 to 40 ms, every eighth of 350 to 700 ms. A client that runs no workers enqueues; \"same client\" is the one that runs them.",
 				noteWorkers,
 			},
-			rounds: mostly, bound: 5 * time.Minute, lacks: "does not tell when a job starts",
-			asks: func(c contender) bool { _, ok := c.(idler); return ok }, run: runLatency,
+			rounds: mostly, bound: 5 * time.Minute, run: runLatency,
 			ratios: []ratio{
 				{of: keepName, against: riverDefaultsName, figure: figureP50, wanted: "≥ 20", lower: true},
 				{of: keepName, against: riverDefaultsName, figure: figureP99, wanted: "≥ 20", lower: true},
@@ -220,8 +213,7 @@ func scenarios() []scenario {
 			title:      func(s sizes) string { return fmt.Sprintf("how late %d retries start, backoff 50 to 500 ms", s.Samples) },
 			contenders: []string{keepName, riverName, riverDefaultsName},
 			notes:      []string{noteWorkers},
-			rounds:     mostly, bound: 2 * time.Minute, lacks: "does not tell when a job starts",
-			asks: func(c contender) bool { _, ok := c.(retrier); return ok }, run: runLateness,
+			rounds:     mostly, bound: 2 * time.Minute, run: runLateness,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureP50, lower: true}},
 		},
 		{
@@ -231,8 +223,7 @@ func scenarios() []scenario {
 			},
 			contenders: []string{keepName, riverName},
 			notes:      []string{"No worker runs. Single: a transaction for each job. Bulk: COPY in transactions of 10,000."},
-			rounds:     mostly, bound: 2 * time.Minute, lacks: "has no enqueue of a single job here",
-			asks: func(c contender) bool { _, ok := c.(enqueuer); return ok }, run: runEnqueue,
+			rounds:     mostly, bound: 2 * time.Minute, run: runEnqueue,
 			ratios: []ratio{
 				{of: keepName, against: riverName, figure: figureSingle, wanted: "≥ 2"},
 				{of: keepName, against: riverName, figure: figureSingleMany, wanted: "≥ 2"},
@@ -246,8 +237,7 @@ func scenarios() []scenario {
 				return fmt.Sprintf("burn-down of %s jobs by %d to %d processes together", number(float64(processJobs*s.Jobs)), s.Processes[0], s.Processes[len(s.Processes)-1])
 			},
 			contenders: []string{keepName, deleteName},
-			rounds:     mostly, bound: 6 * time.Minute, lacks: "runs in one process here",
-			asks: func(c contender) bool { _, ok := c.(spreader); return ok }, run: runProcesses,
+			rounds:     mostly, bound: 6 * time.Minute, run: runProcesses,
 		},
 		{
 			name: "big",
@@ -255,8 +245,7 @@ func scenarios() []scenario {
 				return fmt.Sprintf("burn-down in a table of %s future and %s finished jobs", number(float64(s.Future)), number(float64(s.Finished)))
 			},
 			contenders: []string{keepName},
-			rounds:     once, bound: 20 * time.Minute, lacks: "is not filled here",
-			asks: func(c contender) bool { _, ok := c.(filler); return ok }, run: runBig,
+			rounds:     once, bound: 20 * time.Minute, run: runBig,
 		},
 	}
 }

@@ -3,7 +3,7 @@
 //
 // # The files
 //
-//   - peers.go: Peer, Open, Names: a queue on Node.js, and its settings
+//   - peers.go: Peer, Open: a queue on Node.js, and its settings
 //   - install.go: Available: finds Node.js, and installs the npm packages
 //   - child.go: child: the process on Node.js, and the commands that it answers
 package peers

@@ -8,22 +8,16 @@ import (
 	"time"
 )
 
-// Names returns the names that Open knows. Each queue has two: with the settings that its own documentation recommends
-// for speed, and with its defaults.
-func Names() []string {
-	return []string{"graphile-worker", "graphile-worker defaults", "bullmq", "bullmq defaults"}
-}
-
 // Peer is a queue on a database of its own, from Open to Close. It is for one goroutine. Only the context bounds a
 // call. After an error, the only call that is left is Close.
 type Peer struct {
-	child    *child
-	version  string
-	settings json.RawMessage
+	child   *child
+	version string
 }
 
-// Open starts the peer's process for the empty database at url. It installs the packages if they are not there yet, as
-// Available does.
+// Open starts the peer's process for the empty database at url. The name is graphile-worker or bullmq, with the settings
+// that its own documentation recommends for speed, or the same with " defaults" after it. Open installs the packages if
+// they are not there yet, as Available does.
 func Open(ctx context.Context, name, url string) (*Peer, error) {
 	program, settings := preset(name)
 	if program == "" {
@@ -35,7 +29,7 @@ func Open(ctx context.Context, name, url string) (*Peer, error) {
 	}
 	cmd := exec.Command(i.node, "runner.mjs", program) //nolint:noctx // it lives until Close
 	cmd.Dir = i.dir
-	p := &Peer{settings: settings}
+	p := &Peer{}
 	if p.child, err = start(cmd); err != nil {
 		return nil, err
 	}
@@ -70,9 +64,6 @@ func preset(name string) (program string, settings json.RawMessage) {
 
 // Version returns the versions of the package and of Node.js.
 func (p *Peer) Version() string { return p.version }
-
-// Settings returns the settings that differ from the peer's defaults, as JSON.
-func (p *Peer) Settings() string { return string(p.settings) }
 
 // SetUp migrates the database.
 func (p *Peer) SetUp(ctx context.Context) error {
