@@ -30,7 +30,7 @@ func (s source) apiReads(w words) map[string]*operation {
 			}
 			return s.client.Activity(ctx, queues...)
 		}),
-		"supervisors": reads("The processes that run jobs, oldest first.", nil, shows(s.supervisors, func(d *supervisorsData) []drover.SupervisorInfo { return d.Supervisors })),
+		"supervisors": reads("The processes that run jobs, oldest first.", nil, lists(s.client.Supervisors)),
 		"health":      reads("What makes the queue slow, worst first.", nil, shows(s.healthPage, func(d *drover.Snapshot) healthAnswer { return healthAnswer{d.At, d.Level, d.Findings, d.NotSeen} })),
 		"jobs":        reads("A page of jobs, newest first; dead letters, latest discarded first.", append(filterKeys(), "after", "limit"), s.jobList),
 		"job":         reads("One job, with its args, metadata and failures.", []string{"id"}, s.oneJob),
@@ -48,7 +48,7 @@ func (s source) apiReads(w words) map[string]*operation {
 		"redrives/start": reads("What a redrive would take up: a dry run.", append(filterKeys(), keysOf(paceFields())...), shows(s.start, func(d *startData) previewAnswer {
 			return previewAnswer{d.all, d.Coming}
 		})),
-		"periodic": reads("Schedules, by name.", nil, shows(s.periodic, func(d *periodicData) []drover.PeriodicJob { return d.Jobs })),
+		"periodic": reads("Schedules, by name.", nil, lists(s.client.PeriodicJobs)),
 		"schedule": reads("One schedule, with its next ticks.", []string{"name"}, shows(s.schedule, func(d *scheduleData) *drover.PeriodicJob { return d.PeriodicJob })),
 		"pauses":   reads("What is paused, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []drover.PauseInfo { return d.Pauses })),
 		"budgets":  reads("Retry budgets, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []budgetAnswer { return budgetAnswersOf(d.Budgets) })),
@@ -78,6 +78,11 @@ func shows[D, T any](load func(context.Context, query) (*view, error), pick func
 		}
 		return pick(v.Data.(D)), nil
 	}
+}
+
+// lists returns a function whose answer is a whole list.
+func lists[T any](list func(context.Context) ([]T, error)) func(context.Context, query) ([]T, error) {
+	return func(ctx context.Context, _ query) ([]T, error) { return list(ctx) }
 }
 
 // overviewAnswer is drover.Snapshot, and the other things that need a person.

@@ -21,7 +21,7 @@ package ui
 //   - filter.go: filterFields: the filter of jobs in an address and as a form; input, option: a field of any form
 //   - failures.go: the pages of failure groups
 //   - redrives.go: the pages of redrives, and their progress
-//   - periodic.go: the pages of schedules
+//   - periodic.go: the page of a schedule
 //   - pauses.go: the page of pauses
 //   - plots.go: small plots: runs by the minute, depths, failures by the hour, the course of a redrive
 //   - live.go: the parts of open pages that stay up to date: when an open page may read again, and the read that

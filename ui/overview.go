@@ -260,19 +260,3 @@ func (s source) healthPage(ctx context.Context, q query) (*view, error) {
 	}
 	return &view{Title: "Health", At: snap.At, Data: snap}, nil
 }
-
-// supervisorsData has all supervisors.
-type supervisorsData struct {
-	Supervisors []drover.SupervisorInfo
-}
-
-func (s source) supervisors(ctx context.Context, q query) (*view, error) {
-	if err := q.only(); err != nil {
-		return nil, err
-	}
-	list, err := s.client.Supervisors(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &view{Title: "Supervisors", Data: &supervisorsData{list}}, nil
-}

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"context"
 	"time"
 
 	"github.com/drover-queue/drover"
@@ -30,10 +31,21 @@ func (s source) pages(w words) map[string]page {
 		"/start":       {menu: "Redrives", template: "start.html", load: s.start, acts: s.startActs()},
 		"/redrives":    {menu: "Redrives", template: "redrives.html", live: true, cost: 4, load: s.redrives},
 		"/redrive":     {menu: "Redrives", template: "redrive.html", live: true, cost: 12, load: s.redrive, acts: s.redriveActs()},
-		"/periodic":    {menu: "Periodic", template: "periodic.html", live: true, cost: 4, load: s.periodic},
+		"/periodic":    {menu: "Periodic", template: "periodic.html", live: true, cost: 4, load: listed("Periodic jobs", s.client.PeriodicJobs)},
 		"/schedule":    {menu: "Periodic", template: "schedule.html", live: true, cost: 4, load: s.schedule, acts: s.scheduleActs()},
 		"/pauses":      {menu: "Pauses", template: "pauses.html", live: true, cost: 8, load: s.pausesPage, acts: s.pauseActsOfAll()},
 		"/health":      {menu: "Health", template: "health.html", live: true, cost: 94, shared: true, load: s.healthPage},
-		"/supervisors": {menu: "Supervisors", template: "supervisors.html", live: true, cost: 4, load: s.supervisors},
+		"/supervisors": {menu: "Supervisors", template: "supervisors.html", live: true, cost: 4, load: listed("Supervisors", s.client.Supervisors)},
+	}
+}
+
+// listed returns a function that loads a page with a list, whose address has no keys.
+func listed[T any](title string, list func(context.Context) ([]T, error)) func(context.Context, query) (*view, error) {
+	return func(ctx context.Context, q query) (*view, error) {
+		if err := q.only(); err != nil {
+			return nil, err
+		}
+		all, err := list(ctx)
+		return &view{Title: title, Data: all}, err
 	}
 }

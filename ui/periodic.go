@@ -8,22 +8,6 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// periodicData are the schedules.
-type periodicData struct {
-	Jobs []drover.PeriodicJob
-}
-
-func (s source) periodic(ctx context.Context, q query) (*view, error) {
-	if err := q.only(); err != nil {
-		return nil, err
-	}
-	list, err := s.client.PeriodicJobs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &view{Title: "Periodic jobs", Data: &periodicData{list}}, nil
-}
-
 // scheduleData is a schedule, and the id of the job that the button "run now" makes.
 type scheduleData struct {
 	*drover.PeriodicJob
