@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
@@ -174,8 +173,8 @@ func givenFilter(cmd *cobra.Command) bool {
 // now.
 func (p *filterFlags) at(now time.Time) drover.Filter {
 	f := p.filter
-	f.CreatedAfter, f.CreatedBefore = p.createdAfter.before(now), p.createdBefore.before(now)
-	f.FinalizedAfter, f.FinalizedBefore = p.finalizedAfter.before(now), p.finalizedBefore.before(now)
+	f.CreatedAfter, f.CreatedBefore = p.createdAfter.at(now), p.createdBefore.at(now)
+	f.FinalizedAfter, f.FinalizedBefore = p.finalizedAfter.at(now), p.finalizedBefore.at(now)
 	return f
 }
 
@@ -189,23 +188,28 @@ func filterNames() []string {
 	}
 }
 
-// moment is a flag that takes a time or an age.
+// moment is a flag that takes a time, or how long ago that was; if ahead is set, how long it is from now.
 type moment struct {
+	ahead    bool
 	text     string
 	absolute bool
 	time     time.Time // set if absolute is true
-	ago      time.Duration
+	span     time.Duration
 }
 
 // Set parses the flag.
 func (m *moment) Set(text string) (err error) {
-	*m = moment{text: text}
+	*m = moment{ahead: m.ahead, text: text}
 	if m.time, err = time.Parse(time.RFC3339, text); err == nil {
 		m.absolute = true
 		return nil
 	}
-	if m.ago, err = readSpan(text); err != nil || m.ago < 0 {
-		return fmt.Errorf("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long ago, such as 90m, 2h or 7d")
+	m.span, err = readSpan(text)
+	switch {
+	case m.ahead && (err != nil || m.span <= 0):
+		return errors.New("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long from now, such as 30m, 2h or 7d")
+	case err != nil || m.span < 0:
+		return errors.New("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long ago, such as 90m, 2h or 7d")
 	}
 	return nil
 }
@@ -226,15 +230,16 @@ func (m *moment) String() string { return m.text }
 // Type is the name of the value in the help.
 func (m *moment) Type() string { return "time" }
 
-// before returns the time, or zero if the flag was not given. If the user gave the zero time itself, before returns a
-// time one microsecond later, because zero in a filter means "not given". No job is so old that this makes a
-// difference.
-func (m *moment) before(now time.Time) time.Time {
+// at returns the time, or zero if the flag was not given. If the user gave the zero time itself, at returns a time one
+// microsecond later, because zero means "not given". Nothing is so old that this makes a difference.
+func (m *moment) at(now time.Time) time.Time {
 	switch {
 	case m.text == "":
 		return time.Time{}
+	case m.ahead && !m.absolute:
+		return now.Add(m.span)
 	case !m.absolute:
-		return now.Add(-m.ago)
+		return now.Add(-m.span)
 	case m.time.Before(time.Time{}.Add(time.Microsecond)) && !m.time.Before(time.Time{}):
 		return time.Time{}.Add(time.Microsecond)
 	}

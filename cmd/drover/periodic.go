@@ -268,7 +268,7 @@ func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err er
 }
 
 func newPeriodicPauseCommand(a *app) *cobra.Command {
-	var until end
+	until := moment{ahead: true}
 	cmd := &cobra.Command{
 		Use:   "pause NAME",
 		Short: "Pause a schedule, until a time or until it is resumed",
@@ -280,7 +280,7 @@ func newPeriodicPauseCommand(a *app) *cobra.Command {
 	by := addAuditFlags(cmd, "kept with the schedule")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.changePeriodic(cmd.Context(), args[0], "paused", func(ctx context.Context, s *session) error {
-			return s.client.PausePeriodic(ctx, args[0], until.after(s.now), by.audit)
+			return s.client.PausePeriodic(ctx, args[0], until.at(s.now), by.audit)
 		})
 	}
 	return cmd

@@ -159,39 +159,6 @@ func (f *scopeFlags) scope(cmd *cobra.Command, names []string) (drover.Scope, er
 	return drover.QueueScope(names[0]), nil
 }
 
-// end is a flag that takes a time, or how long from now.
-type end struct {
-	text string
-	at   time.Time // zero if the flag has a duration, which is in the field in
-	in   time.Duration
-}
-
-// Set parses the flag.
-func (e *end) Set(text string) (err error) {
-	*e = end{text: text}
-	if e.at, err = time.Parse(time.RFC3339, text); err == nil {
-		return nil
-	}
-	if e.in, err = readSpan(text); err != nil || e.in <= 0 {
-		return fmt.Errorf("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long from now, such as 30m, 2h or 7d")
-	}
-	return nil
-}
-
-// String returns the text of the flag.
-func (e *end) String() string { return e.text }
-
-// Type is the name of the value in the help.
-func (e *end) Type() string { return "time" }
-
-// after returns the time at which a pause ends that begins now.
-func (e *end) after(now time.Time) time.Time {
-	if e.in > 0 {
-		return now.Add(e.in)
-	}
-	return e.at
-}
-
 func newQueuesPauseCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pause NAME | --kind KIND | --all",
@@ -209,13 +176,13 @@ confirmed it.`,
 		Args: args(cobra.MaximumNArgs(1)),
 	}
 	pick := addScopeFlags(cmd)
-	var until end
+	until := moment{ahead: true}
 	cmd.Flags().Var(&until, "until", "end of the pause: RFC 3339, or how long from now, such as 30m, 2h, 7d (default: when it is resumed)")
 	by := addAuditFlags(cmd, "kept with the pause")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return a.changePause(cmd, pick, names, func(ctx context.Context, s *session, scope drover.Scope) (string, error) {
 			defer a.afterAWhile("waiting until every supervisor has confirmed, at most a lease of one that does not answer; drover queues list names it")()
-			return "paused", s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.after(s.now)}, by.audit)
+			return "paused", s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.at(s.now)}, by.audit)
 		})
 	}
 	return cmd
