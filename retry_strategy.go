@@ -28,8 +28,6 @@ type RetryStrategy interface {
 	delay(f FailedRun) (d time.Duration, ok bool, err error)
 	// validate reports every setting that is refused.
 	validate() error
-	// withoutJitter is the same strategy with its jitter off.
-	withoutJitter() RetryStrategy
 	// stored returns the form that is stored, with defaults filled in.
 	stored() storedStrategy
 }
@@ -57,6 +55,8 @@ type FailedRun struct {
 	Err        error         // the error of the run; not nil
 	Job        *Job          // the job; Schedule and TotalDelay set only ID, Attempt, MaxAttempts and LastDelay
 	LastDelay  time.Duration // the wait before this run, 0 on the first
+
+	even bool // the wait gets no jitter, for TotalDelay
 }
 
 func (f FailedRun) jobID() string {
@@ -76,14 +76,14 @@ func Every(d time.Duration) Constant { return Constant{Delay: d} }
 // fewer than runs. Jitter depends only on the job's id and attempt, so the job will get exactly these waits. The
 // schedule is shorter if a Custom ends the retries. A nil strategy means DefaultRetry.
 func Schedule(s RetryStrategy, jobID string, runs int) []time.Duration {
-	return slices.Collect(waits(s, jobID, runs))
+	return slices.Collect(waits(s, jobID, runs, false))
 }
 
 // TotalDelay is how long s keeps a job alive: the sum of the waits between the first and the last of the runs,
 // without jitter, at most 100 years. A nil strategy means DefaultRetry.
 func TotalDelay(s RetryStrategy, runs int) time.Duration {
 	total := time.Duration(0)
-	for d := range waits(orDefault(s).withoutJitter(), "", runs) {
+	for d := range waits(s, "", runs, true) {
 		total += d
 		if total >= maxBackoff {
 			return maxBackoff
@@ -92,13 +92,13 @@ func TotalDelay(s RetryStrategy, runs int) time.Duration {
 	return total
 }
 
-// waits yields the wait after each run except the last.
-func waits(s RetryStrategy, jobID string, runs int) iter.Seq[time.Duration] {
+// waits yields the wait after each run except the last, without jitter if even is true.
+func waits(s RetryStrategy, jobID string, runs int, even bool) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		s, last := orDefault(s), time.Duration(0)
 		for a := 1; a < runs; a++ {
 			job := &Job{ID: jobID, Attempt: a, MaxAttempts: runs, LastDelay: last}
-			d, ok, _ := s.delay(FailedRun{Attempt: a, RetryIndex: a - 1, Err: errPreview, Job: job, LastDelay: last})
+			d, ok, _ := s.delay(FailedRun{Attempt: a, RetryIndex: a - 1, Err: errPreview, Job: job, LastDelay: last, even: even})
 			if !ok || !yield(d) {
 				return
 			}
@@ -160,11 +160,6 @@ func (s Exponential) validate() error {
 	return bad.err()
 }
 
-func (s Exponential) withoutJitter() RetryStrategy {
-	s.Jitter = NoJitter
-	return s
-}
-
 func (s Exponential) stored() storedStrategy {
 	s = s.filled()
 	return storedStrategy{
@@ -209,11 +204,6 @@ func (s Linear) validate() error {
 	return bad.err()
 }
 
-func (s Linear) withoutJitter() RetryStrategy {
-	s.Jitter = NoJitter
-	return s
-}
-
 func (s Linear) stored() storedStrategy {
 	s = s.filled()
 	return storedStrategy{Type: "linear", Step: durationText(s.Step), Max: boundText(s.Max), Jitter: s.Jitter.canonical()}
@@ -248,11 +238,6 @@ func (s Constant) validate() error {
 	bad.nonNegative("Max", s.Max)
 	bad.join(s.Jitter.validate())
 	return bad.err()
-}
-
-func (s Constant) withoutJitter() RetryStrategy {
-	s.Jitter = NoJitter
-	return s
 }
 
 func (s Constant) stored() storedStrategy {
@@ -317,11 +302,6 @@ func (s Custom) validate() error {
 	return bad.err()
 }
 
-func (s Custom) withoutJitter() RetryStrategy {
-	s.Jitter = NoJitter
-	return s
-}
-
 func (s Custom) stored() storedStrategy {
 	out := storedStrategy{Type: "custom", Name: s.Name, Max: boundText(s.Max)}
 	if s.Jitter != "" { // if it is unset, the Custom of that name decides
@@ -333,6 +313,9 @@ func (s Custom) stored() storedStrategy {
 // capThenJitter is the last step of every strategy. If the cap came after the jitter, all jobs at the cap would run
 // again at the same moment.
 func capThenJitter(d, limit time.Duration, j Jitter, f FailedRun) time.Duration {
+	if f.even {
+		j = NoJitter
+	}
 	if limit > 0 {
 		d = min(d, limit)
 	}
