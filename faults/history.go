@@ -1,10 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -178,51 +178,44 @@ func (j *journal) write(line any) {
 
 // readJournals reads all files of a directory whose names begin with prefix.
 func readJournals[T any](dir, prefix string) (lines []T, err error) {
-	names, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			return nil, err
-		}
-		scanner := bufio.NewScanner(bytes.NewReader(text))
-		scanner.Buffer(nil, 1<<20)
-		for scanner.Scan() {
-			var line T
-			if err := json.Unmarshal(scanner.Bytes(), &line); err != nil {
-				return nil, fmt.Errorf("%s: %w", name, err)
-			}
-			lines = append(lines, line)
-		}
-		if err := scanner.Err(); err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-	}
-	return lines, nil
+	err = eachLine(dir, prefix, func(_ string, line []byte) error {
+		var one T
+		err := json.Unmarshal(line, &one)
+		lines = append(lines, one)
+		return err
+	})
+	return lines, err
 }
 
 // countLines counts the lines that contain a text, in all files of a directory whose names begin with a prefix.
 func countLines(dir, text string, prefixes ...string) (n int, err error) {
 	for _, prefix := range prefixes {
-		names, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
+		err = errors.Join(err, eachLine(dir, prefix, func(_ string, line []byte) error {
+			n += min(bytes.Count(line, []byte(text)), 1)
+			return nil
+		}))
+	}
+	return n, err
+}
+
+// eachLine calls do for each line of all files of a directory whose names begin with prefix.
+func eachLine(dir, prefix string, do func(file string, line []byte) error) error {
+	names, err := filepath.Glob(filepath.Join(dir, prefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		text, err := os.ReadFile(name)
 		if err != nil {
-			return 0, err
+			return err
 		}
-		for _, name := range names {
-			all, err := os.ReadFile(name)
-			if err != nil {
-				return 0, err
-			}
-			for line := range bytes.Lines(all) {
-				if bytes.Contains(line, []byte(text)) {
-					n++
-				}
+		for line := range bytes.Lines(text) {
+			if err := do(name, line); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
 			}
 		}
 	}
-	return n, nil
+	return nil
 }
 
 // jobHistory is the part of a history that is about one job.

@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -242,37 +239,24 @@ func (w *world) isOver(ctx context.Context, sql string) error {
 
 // sparinglyLogged checks that no process logs the same row twice in a minute.
 func sparinglyLogged(dir string) error {
-	names, err := filepath.Glob(filepath.Join(dir, "log-*"))
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		file, err := os.Open(name)
+	told := map[string]time.Time{}
+	return eachLine(dir, "log-", func(file string, text []byte) error {
+		line := strings.TrimSpace(string(text))
+		if !strings.Contains(line, "refuses a job") {
+			return nil
+		}
+		at, err := time.Parse(time.RFC3339Nano, strings.TrimPrefix(strings.Fields(line)[0], "time="))
 		if err != nil {
 			return err
 		}
-		told := map[string]time.Time{}
-		for lines := bufio.NewScanner(file); lines.Scan(); {
-			line := lines.Text()
-			if !strings.Contains(line, "refuses a job") {
-				continue
-			}
-			at, err := time.Parse(time.RFC3339Nano, strings.TrimPrefix(strings.Fields(line)[0], "time="))
-			if err != nil {
-				return errors.Join(err, file.Close())
-			}
-			_, key, _ := strings.Cut(line, "path=")
-			key, _, _ = strings.Cut(key, " queue=")
-			if at.Sub(told[key]) < 59*time.Second {
-				return errors.Join(fmt.Errorf("%s tells of %s twice in %v", name, key, at.Sub(told[key])), file.Close())
-			}
-			told[key] = at
+		_, key, _ := strings.Cut(line, "path=")
+		key, _, _ = strings.Cut(key, " queue=")
+		if last := told[file+key]; at.Sub(last) < 59*time.Second {
+			return fmt.Errorf("it tells of %s twice in %v", key, at.Sub(last))
 		}
-		if err := file.Close(); err != nil {
-			return err
-		}
-	}
-	return nil
+		told[file+key] = at
+		return nil
+	})
 }
 
 // sparinglyClaimed checks that good jobs were claimed at most 1.2 times on average, not counting the jobs of a dead
