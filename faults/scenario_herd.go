@@ -287,21 +287,10 @@ func herd(ctx context.Context, w *world, rounds int) (err error) {
 // seconds at the latest, so both counts, at the beginning and at the end of the window, lack about the same number of
 // transactions.
 func (f *flock) idleRate(ctx context.Context, window time.Duration) (float64, error) {
-	count := func() (n int64, err error) {
-		err = f.pool.QueryRow(ctx, `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`).Scan(&n)
-		return n, err
-	}
-	before, err := count()
-	if err != nil {
-		return 0, err
-	}
-	begun, claims := time.Now(), f.claims.Load()
-	if err := pause(ctx, window); err != nil {
-		return 0, err
-	}
-	f.polls = float64(f.claims.Load()-claims) / time.Since(begun).Seconds()
-	after, err := count()
-	return float64(after-before) / time.Since(begun).Seconds(), err
+	claims := f.claims.Load()
+	rate, err := f.transactionRate(ctx, window)
+	f.polls = float64(f.claims.Load()-claims) / window.Seconds()
+	return rate, err
 }
 
 // trickled is the result of trickles of jobs.

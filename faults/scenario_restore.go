@@ -93,20 +93,8 @@ func (w *world) worksOn(ctx context.Context) error {
 		return err
 	}
 	const most = 500 // transactions a second, in addition to the load
-	commits := func() (n int, err error) {
-		err = w.pool.QueryRow(ctx, `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`).Scan(&n)
-		return n, err
-	}
-	before, err := commits()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := pause(ctx, 3*time.Second); err != nil {
-		return err
-	}
-	after, err := commits()
-	if rate := float64(after-before) / time.Since(began).Seconds(); err == nil && rate > most+20*float64(w.load.Producers*w.load.Rate) {
+	rate, err := w.transactionRate(ctx, 3*time.Second)
+	if err == nil && rate > most+20*float64(w.load.Producers*w.load.Rate) {
 		return fmt.Errorf("%.0f transactions a second after the database went back", rate)
 	}
 	return err

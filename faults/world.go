@@ -371,6 +371,21 @@ from pg_stat_activity where datname = current_database() and application_name ~ 
 	return g, nil
 }
 
+// transactionRate returns how many transactions a second the database counts during a window of time.
+func (w *world) transactionRate(ctx context.Context, window time.Duration) (float64, error) {
+	var before, after int64
+	const sql = `select xact_commit + xact_rollback from pg_stat_database where datname = current_database()`
+	if err := w.pool.QueryRow(ctx, sql).Scan(&before); err != nil {
+		return 0, err
+	}
+	begun := time.Now()
+	if err := pause(ctx, window); err != nil {
+		return 0, err
+	}
+	err := w.pool.QueryRow(ctx, sql).Scan(&after)
+	return float64(after-before) / time.Since(begun).Seconds(), err
+}
+
 // notes returns the notes of one worker so far.
 func (w *world) notes(c *child) ([]note, error) {
 	return readJournals[note](w.dir, "notes-"+c.name+".")
