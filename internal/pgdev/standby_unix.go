@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -77,15 +76,10 @@ func (c *cluster) copyFiles(from string) error {
 		if name == "postmaster.pid" || name == "postmaster.opts" || strings.HasPrefix(name, "pg_wal"+string(filepath.Separator)) {
 			return nil
 		}
-		file, err := os.Open(path) //nolint:gosec // a directory of our own
+		text, err := os.ReadFile(path) //nolint:gosec // a directory of our own
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		if err != nil {
-			return err
-		}
-		defer file.Close() //nolint:errcheck // it is only read
-		text, err := io.ReadAll(file)
 		if err != nil {
 			return err
 		}
