@@ -138,18 +138,26 @@ func (a Audit) requireSeen(ctx context.Context, tx pgx.Tx, of subject, id string
 }
 
 // change compares Audit.Seen with a row, then runs the statement that changes the row, and reads the statement's result
-// into the pointers in to. All of this is one transaction. If the statement returns no row, the error is ErrNotFound.
-func (s *desk) change(ctx context.Context, audit Audit, of subject, id string, to []any, sql string, args ...any) error {
-	return s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		if err := audit.requireSeen(ctx, tx, of, id); err != nil {
-			return err
+// into the pointers in to. All of this is one transaction. Another transaction may hold the unique key that a job gets,
+// and wait for the job. If Postgres ends this one because of such a deadlock, change repeats it. If the statement
+// returns no row, the error is ErrNotFound.
+func (s *desk) change(ctx context.Context, audit Audit, of subject, id string, to []any, sql string, args ...any) (err error) {
+	for range 3 {
+		err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
+			if err := audit.requireSeen(ctx, tx, of, id); err != nil {
+				return err
+			}
+			err := tx.QueryRow(ctx, sql, args...).Scan(to...)
+			if pg.NoRows(err) {
+				return ErrNotFound
+			}
+			return pg.Classify(err)
+		})
+		if pg.SQLState(err) != "40P01" {
+			break
 		}
-		err := tx.QueryRow(ctx, sql, args...).Scan(to...)
-		if pg.NoRows(err) {
-			return ErrNotFound
-		}
-		return pg.Classify(err)
-	})
+	}
+	return err
 }
 
 // changeFound is change for a statement that returns whether there is such a row.

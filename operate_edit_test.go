@@ -987,6 +987,43 @@ type anyArgs struct {
 func (a anyArgs) Kind() string                 { return a.kind }
 func (a anyArgs) MarshalJSON() ([]byte, error) { return json.Marshal(a.doc) }
 
+// A transaction holds a unique key and then waits for the job that an edit gives this key. Postgres ends the edit's
+// transaction because of the deadlock, and the edit is repeated.
+func TestEditInADeadlock(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	opts := &drover.EnqueueOpts{Delay: time.Hour, Unique: &drover.Unique{By: []string{"to"}}}
+	id := db.enqueue(t, anyArgs{"mail", map[string]any{"to": "ann"}}, opts)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(t.Context(), `set local deadlock_timeout = '1min'`) // so Postgres never ends this one
+	if err == nil {
+		_, err = db.client.EnqueueTx(t.Context(), tx, anyArgs{"mail", map[string]any{"to": "bob"}}, opts)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := make(chan error, 1)
+	go func() {
+		_, err := db.client.Edit(t.Context(), id, drover.JobEdit{ArgsPatch: json.RawMessage(`{"to": "bob"}`)}, drover.Audit{})
+		edited <- err
+	}()
+	db.waiting(t)
+	if _, err = tx.Exec(t.Context(), `select from jobs where id = $1 for update`, id); err == nil {
+		err = tx.Rollback(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-edited; err != nil {
+		t.Error(err)
+	}
+}
+
 // An edit would give a job the unique key of another job, or a key that drover cannot compute. The
 // job stays as it is, and EditMany edits the others. EditMany does not wait for an open transaction
 // that has enqueued the same key.

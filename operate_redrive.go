@@ -363,13 +363,10 @@ const markPause = 20 * time.Millisecond
 func (s *desk) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	for {
 		err := s.pool.InTx(ctx, func(tx pgx.Tx) error {
-			var err error
-			for _, sql := range []string{pg.OnePlan, pg.ConstraintsNow} {
-				if _, err = tx.Exec(ctx, sql); err != nil {
-					return err
-				}
+			_, err := tx.Exec(ctx, pg.ConstraintsNow)
+			if err == nil {
+				_, err = tx.Exec(ctx, sqlMarkRedrive, id)
 			}
-			_, err = tx.Exec(ctx, sqlMarkRedrive, id)
 			return err
 		})
 		if err != nil && pg.SQLState(err) != "55P03" {

@@ -691,6 +691,14 @@ func mutants() (all []mutant) {
 				tests: []string{"TestRerunCutsALongReason"},
 			},
 		}},
+		{"audit.go", []mutant{
+			{
+				name: "verb-ends-with-a-deadlock", bug: "a change of one job fails if its transaction was ended because of a deadlock",
+				old:   "if pg.SQLState(err) != \"40P01\" {",
+				new:   "if err == nil || err != nil {",
+				tests: []string{"TestEditInADeadlock"},
+			},
+		}},
 		{"operate_redrive.go", []mutant{
 			{
 				name: "redrive-start-table-locked", bug: "StartRedrive returns an error while somebody creates an index",
