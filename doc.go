@@ -88,7 +88,7 @@ package drover
 //   - tx.go: Tx: a caller's transaction, and its check; SQLTx for database/sql
 //   - retry_strategy.go: RetryStrategy: Exponential, Linear, Constant, Custom; Jitter; their JSON
 //     (ParseRetryStrategy); pure
-//   - sanitize.go: the texts, types and stacks of errors and panics; Redact takes secrets out
+//   - sanitize.go: the texts, types and stacks of errors and of recovered values; Redact takes secrets out
 //   - telemetry.go: Hooks and the Event that they get; calls of hooks; the log lines of events and their attributes
 //   - operate_filter.go: Filter: which jobs a verb is for, its checks, and its JSON
 //   - operate_jobs.go: JobInfo, RunError: a job as operators read it; Job, Jobs and its pages, Count, Counts,
@@ -115,8 +115,8 @@ package drover
 //     that cannot be moved
 //   - operate_periodic.go: PeriodicJob, PeriodicJobs: schedules as operators see them; SetPeriodic, PausePeriodic,
 //     RunPeriodic, DeletePeriodic, PreviewPeriodic
-//   - snapshot.go: Snapshot: the depth of each queue, quarantined jobs, counts of supervisors, open redrives,
-//     findings; Activity: the runs of the last minutes; Supervisors, SupervisorInfo
+//   - snapshot.go: Snapshot: the depth of each queue, suspects, quarantined jobs, jobs that are set aside, counts
+//     of supervisors, open redrives, findings; Activity: the runs of the last minutes; Supervisors, SupervisorInfo
 //
 // The packages around it are listed in CONTRIBUTING.md. These have one file each: internal/blame (which job killed a
 // process: Death, Suspect, quarantine), internal/drive (runs a supervisor for bench), internal/fingerprint (the

@@ -6,8 +6,7 @@
 package migrations
 
 // The files of this package. Each SQL file has the tables of one concept and the functions over them. 00010_jobs.sql
-// has only what all others need. So an operator's verb, a redrive, a schedule, a unique key or a pause is never
-// there.
+// has what all others need. The verbs of operators, redrives, schedules, unique keys and pauses have files of their own.
 //
 //   - 00010_jobs.sql: the tables jobs (its columns, checks and indexes), queues (with its retention), drover_kinds,
 //     drover_supervisors and drover_crews; first of all the checks of the schema and the rights of functions

@@ -16,8 +16,8 @@ package ui
 //   - pages.go: source: the list of all pages, each with the function that loads it
 //   - overview.go: the first page; the page of a queue, of health and of the supervisors; queueRow
 //   - jobs.go: the list of jobs, the page of a job with its runs, the whole of a long text
-//   - query.go: query: reads the values of an address (one, number, id), and a time as a person writes it; bad: the
-//     error for a wrong value
+//   - query.go: query: reads the values of an address (one, number, id), and a time as a person writes it
+//     (momentForms); bad: the error for a wrong value
 //   - filter.go: filterFields: the filter of jobs in an address and as a form; input, option: a field of any form
 //   - failures.go: the pages of failure groups
 //   - redrives.go: the pages of redrives, and their progress

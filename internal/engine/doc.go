@@ -29,7 +29,8 @@
 //     hands them on
 //   - oncall.go: onCall, for the keeper: takes call slots (advisory locks), acts on notifications of jobs (called),
 //     hands on calls for which there is no room, stops listening when there is too much noise
-//   - solo.go: SoloOrder: the keeper's order to the claimer to run a strong suspect alone
+//   - solo.go: SoloOrder: the keeper's order to the claimer to run a strong suspect alone; how long the claimer
+//     idles for it
 //   - lost_claims.go: FindOut: looks for the jobs of a claim whose reply was lost, and raises the epoch; forgets
 //     all floors
 //   - at_fault.go: pickApart: finds the one job because of which the database refuses a statement over many, for
@@ -67,7 +68,7 @@
 //   - lease.go: lease: a supervisor's claim to its jobs: id, epoch, and whether it has ended
 //   - keeper.go: keeper: heartbeats (Beat) and what follows from their replies: which others are dead (observe), a
 //     refused beat, the duties whose turn it is; LISTEN and the wait for notifications (Listens, Heard); the end of
-//     the lease (Expire)
+//     a lease that was lost (Expire), and the next one (startOver)
 //   - register.go: Start, Register: how a supervisor gets its row, and takes it out again at its end; declares
 //     schedules again that a registration has left out
 //   - silence.go: Silences: which of the other supervisors are dead, because their beats stopped; pure

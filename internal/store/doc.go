@@ -1,5 +1,6 @@
 // Package store has the SQL statements that supervisors run, and turns their rows into Go values. It starts no
-// goroutine, and it knows no handler and no retry strategy. The statements of clients are in the root package.
+// goroutine, and it knows no handler and no retry strategy. The statements of clients are in the root package. Failure
+// groups, redrives, schedules and retention are functions in the migrations, which the statements here call.
 //
 // # The files
 //
@@ -28,11 +29,11 @@
 //   - blame.go: Judge, Verdict, Background: the evidence that deaths leave (drover_ended_supervisors); TakeBack,
 //     Blamed: takes back a death that was none; TakeSolo
 //   - sweep.go: Sweep: the search for due jobs behind the floors
-//   - failures.go: TendFailures: adds up the tallies of failure groups
+//   - failures.go: TendFailures: has the database add up the tallies of failure groups
 //   - redrive.go: Pace: one tick of the paced redrives
 //   - periodic.go: schedules: DeclareAgain, PeriodicDue (the schedules that are due), FirePeriodic (enqueues at a
 //     tick)
 //   - activity.go: NoteActivity: how many runs began and ended; SampleDepth
-//   - prune.go: Retain: the deletion of jobs whose retention is over; KeptCounts, Ended: retention by count;
-//     follow-ups that are still missing
+//   - prune.go: Retain: calls drover_retain, which deletes jobs whose retention is over; KeptCounts, Ended: retention
+//     by count; follow-ups that are still missing
 package store
