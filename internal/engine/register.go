@@ -18,19 +18,19 @@ import (
 // This file is about a supervisor's row in drover_supervisors: how it gets there, and how it is removed.
 
 // Start checks the server and registers. After an error that may go away by itself it tries again, until ctx is done.
-func (c *keeper) Start(ctx, base context.Context) error {
-	c.Base = base
+func (k *keeper) Start(ctx, base context.Context) error {
+	k.Base = base
 	starting := Trouble{means: "this supervisor does not run yet", vital: true}
 	for {
-		err := c.tryStart(ctx, base)
+		err := k.tryStart(ctx, base)
 		if err == nil {
-			starting.Over(ctx, c.Shared)
+			starting.Over(ctx, k.Shared)
 			return nil
 		}
-		c.Link.Close(base)
+		k.Link.Close(base)
 		if ctx.Err() == nil && pg.Temporary(err) {
-			starting.Failed(ctx, c.Shared, "starting", err)
-			timer := time.NewTimer(starting.Until.Sub(c.Now()))
+			starting.Failed(ctx, k.Shared, "starting", err)
+			timer := time.NewTimer(starting.Until.Sub(k.Now()))
 			select {
 			case <-timer.C:
 				continue
@@ -38,7 +38,7 @@ func (c *keeper) Start(ctx, base context.Context) error {
 				timer.Stop()
 			}
 		}
-		c.EndStrays(base)
+		k.EndStrays(base)
 		return err
 	}
 }
@@ -51,10 +51,10 @@ const (
 // tryStart makes one try to check the server and to register. If ctx ends during the registration, the registration has
 // startPatience to end. If it were cut off immediately, the server might commit it all the same, and the row would
 // belong to a supervisor that does not run.
-func (c *keeper) tryStart(ctx, base context.Context) error {
+func (k *keeper) tryStart(ctx, base context.Context) error {
 	checking, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := c.pool.CheckOn(checking, &c.Link.Link); err != nil {
+	if err := k.pool.CheckOn(checking, &k.Link.Link); err != nil {
 		return err
 	}
 	registering, cancel := context.WithTimeout(base, startTimeout)
@@ -68,9 +68,9 @@ func (c *keeper) tryStart(ctx, base context.Context) error {
 		case <-registering.Done():
 		}
 	})()
-	c.Changing.Lock()
-	defer c.Changing.Unlock()
-	if err := c.Register(registering); err != nil {
+	k.Changing.Lock()
+	defer k.Changing.Unlock()
+	if err := k.Register(registering); err != nil {
 		return fmt.Errorf("register supervisor: %w", err)
 	}
 	return nil
@@ -79,52 +79,52 @@ func (c *keeper) tryStart(ctx, base context.Context) error {
 // Register registers under a fresh id. If the reply to an earlier registration was lost, the row of that registration
 // may be in the tables. Until others declared that id lost, producers would take the row for a supervisor. So Register
 // removes the row first.
-func (c *keeper) Register(ctx context.Context) error {
-	conn, err := c.Link.Get(ctx)
+func (k *keeper) Register(ctx context.Context) error {
+	conn, err := k.Link.Get(ctx)
 	if err != nil {
 		return err
 	}
-	for _, stray := range c.strays {
+	for _, stray := range k.strays {
 		if err := conn.Forget(ctx, stray); err != nil {
 			return err
 		}
 	}
-	id, sent := ulid.Make().String(), c.Now()
-	c.strays = []string{id}
-	reg := c.registration(id, c.QueueStates())
-	reg.Schedules = c.Cfg.Schedules
+	id, sent := ulid.Make().String(), k.Now()
+	k.strays = []string{id}
+	reg := k.registration(id, k.QueueStates())
+	reg.Schedules = k.Cfg.Schedules
 	if err := conn.Register(ctx, reg); err != nil {
 		if pg.NotApplied(err) {
-			c.strays = nil
+			k.strays = nil
 		}
 		return err
 	}
-	c.budgets.know(reg.Scopes)
-	c.crews.Store(&reg.Crews)
-	c.logTaken(ctx, reg.Taken)
-	c.living, c.declare = nil, true
-	c.counted = 0
-	c.turns = blame.Turns{}
-	c.FloorsBy = sent.Add(c.Cfg.Lease / 2)
-	c.Solo.Store(nil)
-	c.Kept(sent)
+	k.budgets.know(reg.Scopes)
+	k.crews.Store(&reg.Crews)
+	k.logTaken(ctx, reg.Taken)
+	k.living, k.declare = nil, true
+	k.counted = 0
+	k.turns = blame.Turns{}
+	k.FloorsBy = sent.Add(k.Cfg.Lease / 2)
+	k.Solo.Store(nil)
+	k.Kept(sent)
 	// We read the limits after the registration has committed, and before the first claim. A Client.Pause that comes
 	// later finds our row, and waits for us.
-	c.Limits.anew()
-	if err := c.Limits.Follow(ctx, conn, id); err != nil {
+	k.Limits.anew()
+	if err := k.Limits.Follow(ctx, conn, id); err != nil {
 		return err
 	}
-	c.strays = nil
-	c.Lease.Store(NewLease(c.Base, id)) //nolint:contextcheck // handlers' contexts outlive this one
-	c.claimer.resetFloors()
+	k.strays = nil
+	k.Lease.Store(NewLease(k.Base, id)) //nolint:contextcheck // handlers' contexts outlive this one
+	k.claimer.resetFloors()
 	return nil
 }
 
 // declareAgain stores the schedules of this supervisor once more when another supervisor has left. That supervisor may
 // have been the last one of a newer build, whose deploy was rolled back. Then the settings of our build apply again.
 // The first beat after a registration also stores them, because the registration skips schedules whose rows are locked.
-func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease, peers []store.Peer) error {
-	if len(c.Cfg.Schedules) == 0 {
+func (k *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease, peers []store.Peer) error {
+	if len(k.Cfg.Schedules) == 0 {
 		return nil
 	}
 	var living []string
@@ -133,41 +133,41 @@ func (c *keeper) declareAgain(ctx context.Context, conn store.Session, l *lease,
 			living = append(living, x.ID)
 		}
 	}
-	left := slices.ContainsFunc(c.living, func(id string) bool { return !slices.Contains(living, id) })
-	if left || c.declare {
-		if err := conn.DeclareAgain(ctx, l.ID, c.Cfg.Build, c.Cfg.Schedules, c.declare, c.walkBound()); err != nil {
+	left := slices.ContainsFunc(k.living, func(id string) bool { return !slices.Contains(living, id) })
+	if left || k.declare {
+		if err := conn.DeclareAgain(ctx, l.ID, k.Cfg.Build, k.Cfg.Schedules, k.declare, k.walkBound()); err != nil {
 			return err
 		}
 	}
-	c.living, c.declare = living, false
+	k.living, k.declare = living, false
 	return nil
 }
 
 // logTaken logs which schedules of this supervisor are not used.
-func (c *keeper) logTaken(ctx context.Context, names []string) {
+func (k *keeper) logTaken(ctx context.Context, names []string) {
 	for _, name := range names {
-		c.log.WarnContext(ctx, "schedule is not used, because a schedule made at run time has its name; delete that one, or rename this one",
+		k.log.WarnContext(ctx, "schedule is not used, because a schedule made at run time has its name; delete that one, or rename this one",
 			slog.String("periodic", name))
 	}
 }
 
 // end adds up failure groups for the last time, and removes this supervisor's row. If this fails, other supervisors
 // later find the supervisor silent, with no job to rescue.
-func (c *keeper) end(ctx context.Context) {
-	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
-		return errors.Join(c.tendFailures(ctx, conn), conn.Forget(ctx, c.Lease.Load().ID))
+func (k *keeper) end(ctx context.Context) {
+	k.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
+		return errors.Join(k.tendFailures(ctx, conn), conn.Forget(ctx, k.Lease.Load().ID))
 	})
 }
 
 // UndoAtLast takes back, before a stop, the crashes that other supervisors have counted because we lost leases. After
 // the stop, no supervisor would take them back.
-func (c *keeper) UndoAtLast(ctx context.Context) {
-	if len(c.Was) == 0 {
+func (k *keeper) UndoAtLast(ctx context.Context) {
+	if len(k.Was) == 0 {
 		return
 	}
-	c.atLast(ctx, "take crashes back", func(ctx context.Context, conn store.Session) error {
-		err := c.UndoCrashes(ctx, conn, min(c.Bound(), 100*time.Millisecond), 600*time.Millisecond)
-		if err == nil && len(c.Was) > 0 {
+	k.atLast(ctx, "take crashes back", func(ctx context.Context, conn store.Session) error {
+		err := k.UndoCrashes(ctx, conn, min(k.Bound(), 100*time.Millisecond), 600*time.Millisecond)
+		if err == nil && len(k.Was) > 0 {
 			err = errors.New("a rescue of this supervisor's jobs is not over")
 		}
 		return err
@@ -175,12 +175,12 @@ func (c *keeper) UndoAtLast(ctx context.Context) {
 }
 
 // EndStrays removes registrations that may be in the tables although we do not use their ids.
-func (c *keeper) EndStrays(ctx context.Context) {
-	if len(c.strays) == 0 {
+func (k *keeper) EndStrays(ctx context.Context) {
+	if len(k.strays) == 0 {
 		return
 	}
-	c.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) (err error) {
-		for _, id := range c.strays {
+	k.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) (err error) {
+		for _, id := range k.strays {
 			err = errors.Join(err, conn.Forget(ctx, id))
 		}
 		return err
@@ -188,16 +188,16 @@ func (c *keeper) EndStrays(ctx context.Context) {
 }
 
 // atLast opens a connection and runs the function do on it, for at most two seconds. It logs the error of do.
-func (c *keeper) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
+func (k *keeper) atLast(ctx context.Context, what string, do func(context.Context, store.Session) error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	link := store.NewLine(c.pool)
+	link := store.NewLine(k.pool)
 	defer link.Close(ctx)
 	conn, err := link.Get(ctx)
 	if err == nil {
 		err = do(ctx, conn)
 	}
 	if err != nil {
-		c.log.WarnContext(ctx, "supervisor could not "+what, slog.String("error", err.Error()))
+		k.log.WarnContext(ctx, "supervisor could not "+what, slog.String("error", err.Error()))
 	}
 }

@@ -24,33 +24,33 @@ type PastLease struct {
 const MostPastLeases = 16
 
 // NoteLost notes that the lease of an id is lost. If there are too many lost leases, it forgets the oldest one.
-func (c *keeper) NoteLost(id string) {
-	if !slices.ContainsFunc(c.Was, func(l PastLease) bool { return l.ID == id }) { // a second try to register notes the id again
-		c.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})
+func (k *keeper) NoteLost(id string) {
+	if !slices.ContainsFunc(k.Was, func(l PastLease) bool { return l.ID == id }) { // a second try to register notes the id again
+		k.Was = append(k.Was, PastLease{ID: id, Late: map[string]int{}})
 	}
-	c.Was = c.Was[max(len(c.Was)-MostPastLeases, 0):]
+	k.Was = k.Was[max(len(k.Was)-MostPastLeases, 0):]
 }
 
 // UndoCrashes takes back the crashes that other supervisors counted against our jobs when they declared us lost. The
 // parameter bound limits a statement over many jobs, and the parameter longer limits a statement over one job.
-func (c *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
+func (k *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
 	var left []PastLease
 	var errs []error
-	for _, l := range c.Was {
-		done, err := c.undoCrashesOf(ctx, conn, &l, bound, longer)
+	for _, l := range k.Was {
+		done, err := k.undoCrashesOf(ctx, conn, &l, bound, longer)
 		if !done {
 			left = append(left, l)
 		}
 		errs = append(errs, err)
 	}
-	c.Was = left
+	k.Was = left
 	return errors.Join(errs...)
 }
 
 // undoCrashesOf takes back the crashes that one lost lease has caused. If a job's statement times out, undoCrashesOf
 // tries it again in up to PatientBeats beats: a job must not keep a crash because the server was slow for a moment. The
 // result done is true if nothing is left to take back.
-func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
+func (k *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastLease, bound, longer time.Duration) (done bool, err error) {
 	blamed, all, err := conn.Blamed(ctx, l.ID, longer)
 	if err != nil || len(blamed) == 0 {
 		return all, err
@@ -83,7 +83,7 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 		if fault := pg.TimeFor(ctx, bound); fault != nil {
 			return false, cmp.Or(err, fault)
 		}
-		c.seldom.log(ctx, c.log, slog.LevelWarn, "take back "+b.item, "crash not taken back, the database refuses to change the job",
+		k.seldom.log(ctx, k.log, slog.LevelWarn, "take back "+b.item, "crash not taken back, the database refuses to change the job",
 			slog.String("job_id", b.item), slog.String("error", b.err.Error()))
 		err = cmp.Or(err, conn.LeaveBlame(ctx, l.ID, b.item))
 	}
@@ -97,23 +97,23 @@ func (c *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 // Rescue frees the jobs of a lost supervisor. First it finds all of them, page by page, over as many beats as it takes,
 // because the number of jobs that ran together decides which jobs become suspects. Then it frees them. It removes the
 // supervisor's row once a later scan through all of the index has found no job.
-func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
-	queues := union(x.Queues, c.QueueNames())
-	h := c.Hunts[x.ID]
+func (k *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
+	queues := union(x.Queues, k.QueueNames())
+	h := k.Hunts[x.ID]
 	if h == nil {
 		h = store.NewScan(x.ID, queues, false)
-		c.Hunts[x.ID] = h
+		k.Hunts[x.ID] = h
 	}
-	h.Bound = c.Cfg.Lease / 12
+	h.Bound = k.Cfg.Lease / 12
 	for !h.Ended() {
 		if _, err := conn.Scan(ctx, h); err != nil {
 			return err
 		}
 	}
 	if h.All && len(h.Found) == 0 {
-		delete(c.Hunts, x.ID)
+		delete(k.Hunts, x.ID)
 		if len(h.Unread) > 0 {
-			c.logUnread(ctx, h)
+			k.logUnread(ctx, h)
 			return nil // the row stays, because there may be more jobs in the unread lanes
 		}
 		return conn.Forget(ctx, x.ID)
@@ -132,21 +132,21 @@ func (c *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 		}
 		h.Started, h.Death = started, d
 	}
-	left, err := c.Free(ctx, conn, x.ID, h, h.Found)
+	left, err := k.Free(ctx, conn, x.ID, h, h.Found)
 	if err != nil {
 		h.Found = left
 		return err
 	}
-	c.logUnread(ctx, h)
-	c.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // this scan finds the rows that were locked just now
+	k.logUnread(ctx, h)
+	k.Hunts[x.ID] = store.NewScan(x.ID, queues, true) // this scan finds the rows that were locked just now
 	return nil
 }
 
 // Orphaned frees the jobs of owners that have no row in drover_supervisors. For a job that was set aside when its owner
 // died, it uses the same evidence as for the owner's other jobs at that time. If drover does not know how an owner
 // ended, Orphaned judges the job as if other processes had died at the same time (blame.Death.Mass).
-func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
-	h.Bound, h.Late = c.Cfg.Lease/12, PatientBeats
+func (k *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
+	h.Bound, h.Late = k.Cfg.Lease/12, PatientBeats
 	for {
 		byOwner := map[string][]store.Held{}
 		for _, j := range h.Found {
@@ -164,10 +164,10 @@ func (c *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan
 				d = blame.Death{Mass: true}
 			}
 			h.Started, h.Death = StartedJobs(held), d
-			left, err := c.Free(ctx, conn, owner, h, held)
+			left, err := k.Free(ctx, conn, owner, h, held)
 			h.Found, errs = append(h.Found, left...), append(errs, err)
 		}
-		c.logUnread(ctx, h)
+		k.logUnread(ctx, h)
 		err := errors.Join(errs...)
 		if err == nil && !h.Ended() {
 			_, err = conn.Scan(ctx, h)
@@ -194,7 +194,7 @@ type rescued struct {
 // Free settles the jobs of a dead supervisor, except jobs that their owner settled at the last moment and jobs whose
 // rows are locked. A job that the database refuses to settle does not hold up the others. Free returns the jobs that
 // are left for the next beat, and the reason as an error.
-func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *store.Scan, held []store.Held) (left []store.Held, err error) {
+func (k *keeper) Free(ctx context.Context, conn store.Session, owner string, h *store.Scan, held []store.Held) (left []store.Held, err error) {
 	var errs []error
 	var noSlots error
 	all, late := len(held), 0
@@ -204,18 +204,18 @@ func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *
 		jobs, wait := make([]*rescued, 0, len(chunk)), []*rescued(nil)
 		for i := range chunk {
 			f := &rescued{j: &chunk[i]}
-			if err := c.decide(ctx, conn, owner, h, f); err != nil {
+			if err := k.decide(ctx, conn, owner, h, f); err != nil {
 				errs, wait = append(errs, err), append(wait, f)
 				continue
 			}
 			jobs = append(jobs, f)
 		}
 		if noSlots == nil {
-			noSlots = c.takeSlots(ctx, conn, jobs)
+			noSlots = k.takeSlots(ctx, conn, jobs)
 		}
 		if noSlots != nil {
 			jobs = slices.DeleteFunc(jobs, func(f *rescued) bool {
-				if c.budgets.wants(f.r, &f.r.End) {
+				if k.budgets.wants(f.r, &f.r.End) {
 					wait = append(wait, f)
 					return true
 				}
@@ -223,7 +223,7 @@ func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *
 			})
 		}
 		var n int
-		n, err = c.settleFreed(ctx, conn, owner, h.Late, jobs)
+		n, err = k.settleFreed(ctx, conn, owner, h.Late, jobs)
 		late += n
 		for _, f := range append(jobs, wait...) {
 			if !f.done {
@@ -241,22 +241,22 @@ func (c *keeper) Free(ctx context.Context, conn store.Session, owner string, h *
 	} else {
 		h.Part = min(2*h.Part, store.MaxSettle)
 	}
-	c.alarm.Wake()
+	k.alarm.Wake()
 	return left, errors.Join(append(errs, noSlots, err)...)
 }
 
 // decide sets the outcome of a dead supervisor's job. If the job is quarantined, decide also sets the deaths that the
 // job has caused.
-func (c *keeper) decide(ctx context.Context, conn store.Session, owner string, h *store.Scan, f *rescued) (err error) {
+func (k *keeper) decide(ctx context.Context, conn store.Session, owner string, h *store.Scan, f *rescued) (err error) {
 	d, started := h.Death, h.Started[f.j.ID]
 	deaths := f.j.DeathsBlamed(owner)
 	var b blame.Background
-	if started && d.Alone() && d.Spares(f.j.Crashes) == "" && f.j.Crashes+1 >= c.Cfg.QuarantineAfter {
+	if started && d.Alone() && d.Spares(f.j.Crashes) == "" && f.j.Crashes+1 >= k.Cfg.QuarantineAfter {
 		if b, err = conn.Background(ctx, deaths); err != nil {
 			return err
 		}
 	}
-	f.r = c.Handler.Crashed(f.j, Crash{Owner: owner, Started: started, Death: d, Background: b})
+	f.r = k.Handler.Crashed(f.j, Crash{Owner: owner, Started: started, Death: d, Background: b})
 	if f.r.End.Quarantined {
 		f.deaths = deaths
 	}
@@ -264,12 +264,12 @@ func (c *keeper) decide(ctx context.Context, conn store.Session, owner string, h
 }
 
 // takeSlots takes slots of the retry budgets for the jobs that are to be retried.
-func (c *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*rescued) error {
+func (k *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*rescued) error {
 	ends := make([]wanting, len(jobs))
 	for i, f := range jobs {
 		ends[i] = wanting{run: f.r, end: &f.r.End}
 	}
-	return c.budgets.Reserve(ctx, conn, ends)
+	return k.budgets.Reserve(ctx, conn, ends)
 }
 
 // PatientBeats is the number of beats in which a job's write may time out before the job is set aside: the server may
@@ -278,7 +278,7 @@ const PatientBeats = 3
 
 // settleFreed records the outcomes of a dead supervisor's jobs. The parameter late is in how many beats a write has
 // timed out so far. The result patient is how many jobs are left for the next beat because their writes timed out.
-func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*rescued) (patient int, err error) {
+func (k *keeper) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*rescued) (patient int, err error) {
 	settle := func(part []*rescued, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
 			return err
@@ -291,7 +291,7 @@ func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner stri
 			f.done = true
 			if state := settled[f.j.ID]; state != "" {
 				f.r.End.became(state)
-				c.reportEnd(f.r)
+				k.reportEnd(f.r)
 			}
 		}
 		return nil
@@ -303,22 +303,22 @@ func (c *keeper) settleFreed(ctx context.Context, conn store.Session, owner stri
 			continue
 		}
 		later := !f.j.Once() && f.r.End.State != store.Discarded
-		if err := c.refuseFreed(ctx, conn, f, &store.Refused{Why: errUnfenced, Later: later}); err != nil {
+		if err := k.refuseFreed(ctx, conn, f, &store.Refused{Why: errUnfenced, Later: later}); err != nil {
 			return 0, err
 		}
 	}
 	a, err := pickApart(pg.Bisect, fenced,
-		func(part []*rescued) (int, error) { return len(part), settle(part, c.Bound()) },
+		func(part []*rescued) (int, error) { return len(part), settle(part, k.Bound()) },
 		func(f *rescued, why error) bool { return f.r.simplify(why) })
 	patient = a.patiently(
-		func(f *rescued) error { return settle([]*rescued{f}, c.Cfg.Lease/12) },
+		func(f *rescued) error { return settle([]*rescued{f}, k.Cfg.Lease/12) },
 		func(*rescued, error) bool { return late+1 < PatientBeats })
 	// A refused job is set aside if its write timed out. If several jobs are refused and no job has passed, perhaps no
 	// single job is at fault, so all of them are set aside. Any other refused job is discarded: it may have killed the
 	// process, and drover could not count its crash.
 	several := a.passed == 0 && len(a.refused) > 1
 	for _, b := range a.refused {
-		if fault := c.refuseFreed(ctx, conn, b.item, &store.Refused{Why: b.err, Aside: several || pg.TimedOut(b.err)}); fault != nil {
+		if fault := k.refuseFreed(ctx, conn, b.item, &store.Refused{Why: b.err, Aside: several || pg.TimedOut(b.err)}); fault != nil {
 			return patient, errors.Join(err, fault)
 		}
 	}
@@ -343,18 +343,18 @@ func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freein
 
 // refuseFreed takes a job that cannot be settled out of the way of others. If the database refuses even that, the job
 // is left for the next beat.
-func (c *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued, g *store.Refused) error {
-	if err := pg.TimeFor(ctx, 2*c.Bound()); err != nil {
+func (k *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued, g *store.Refused) error {
+	if err := pg.TimeFor(ctx, 2*k.Bound()); err != nil {
 		return err
 	}
 	g.Path = store.PathRescue
-	became, err := c.refuseOn(ctx, conn, f.r, g, c.Bound())
+	became, err := k.refuseOn(ctx, conn, f.r, g, k.Bound())
 	if err != nil && !pg.RowsFault(err) {
 		return err
 	}
 	f.done = err == nil
 	if became == string(store.Scheduled) || became == string(store.Retryable) {
-		c.report(EventRescued, f.r)
+		k.report(EventRescued, f.r)
 	}
 	return nil
 }

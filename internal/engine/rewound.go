@@ -23,16 +23,16 @@ const WentBack = "the database has gone back to an older state"
 
 // rowIsOlder reports whether our own row, as a beat read it, counts fewer beats than we have sent. Another cause may be
 // that somebody changed the row by hand.
-func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
+func (k *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 	for _, x := range peers {
 		if x.ID != id || x.Epoch != epoch {
 			continue
 		}
-		if x.Beat < c.counted {
-			c.counted = math.MaxInt64 // until there is a new id: if registering fails, the next beat must report the same
+		if x.Beat < k.counted {
+			k.counted = math.MaxInt64 // until there is a new id: if registering fails, the next beat must report the same
 			return true
 		}
-		c.counted = x.Beat + 1
+		k.counted = x.Beat + 1
 	}
 	return false
 }
@@ -40,17 +40,17 @@ func (c *keeper) rowIsOlder(id string, epoch int, peers []store.Peer) bool {
 // rewriteCrews adds the rows of drover_crews that our queues lack, which may happen after a restore or a failover.
 // These rows have the keys of the locks of lookouts and of supervisors on call. Without them, enqueues would notify
 // nobody.
-func (c *keeper) rewriteCrews(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
-	queues := c.QueueStates()
-	if c.Cfg.DisableNotify || reply.Crews >= len(queues) {
+func (k *keeper) rewriteCrews(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+	queues := k.QueueStates()
+	if k.Cfg.DisableNotify || reply.Crews >= len(queues) {
 		return nil
 	}
-	reg := c.registration(l.ID, queues)
+	reg := k.registration(l.ID, queues)
 	if err := conn.RewriteCrews(ctx, l.ID, reg); err != nil {
 		return err
 	}
-	c.crews.Store(&reg.Crews)
-	c.alarm.Wake()
+	k.crews.Store(&reg.Crews)
+	k.alarm.Wake()
 	return nil
 }
 

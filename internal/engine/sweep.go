@@ -19,7 +19,7 @@ const SweepEvery = 15
 // Sweep makes a full sweep, if it is this supervisor's turn. The server's clock and the sorted ids decide whose turn it
 // is. A supervisor spends at most a tenth of its time on full sweeps. A full sweep finds jobs that were committed long
 // after our floors had passed them, and running jobs whose owner has no row.
-func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+func (k *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	var alive []string
 	for _, p := range reply.Peers {
 		if !p.Lost {
@@ -30,41 +30,41 @@ func (c *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 	// We count each turn since the last look. If we counted only the present turn, and beats were further apart than
 	// turns, our turns could always fall between two beats.
 	turn, n, mine := int64(reply.Clock)/SweepEvery, int64(len(alive)), false
-	if c.Sweeps == 0 || c.Sweeps > turn { // this is the first look, or the server's clock has gone back
-		c.Sweeps = turn - 1
+	if k.Sweeps == 0 || k.Sweeps > turn { // this is the first look, or the server's clock has gone back
+		k.Sweeps = turn - 1
 	}
-	for t := max(c.Sweeps+1, turn-n+1); t <= turn; t++ {
+	for t := max(k.Sweeps+1, turn-n+1); t <= turn; t++ {
 		mine = mine || alive[t%n] == l.ID
 	}
-	started := c.Now()
+	started := k.Now()
 	// The first claim is expensive. A sweep during the first claim would keep that claim from moving floors: see
 	// Floors.Hold.
-	first := started.Before(c.FloorsBy) && c.claimer.Floors.None()
-	if !mine || first || started.Before(c.SweepAt) {
+	first := started.Before(k.FloorsBy) && k.claimer.Floors.None()
+	if !mine || first || started.Before(k.SweepAt) {
 		if !mine {
-			c.Sweeps = turn
+			k.Sweeps = turn
 		}
 		return nil
 	}
-	c.Sweeps = turn
-	defer func() { c.SweepAt = c.Now().Add(9 * c.Now().Sub(started)) }() // this also delays the sweep after a failed one
-	c.claimer.Audit.want(started)
-	c.claimer.Floors.Hold()
-	peopled, err := c.lookBehind(ctx, conn)
+	k.Sweeps = turn
+	defer func() { k.SweepAt = k.Now().Add(9 * k.Now().Sub(started)) }() // this also delays the sweep after a failed one
+	k.claimer.Audit.want(started)
+	k.claimer.Floors.Hold()
+	peopled, err := k.lookBehind(ctx, conn)
 	// Only this part rescues jobs whose owner has no row in drover_supervisors.
 	switch {
-	case c.orphans != nil && !c.orphans.Ended():
-	case !started.Before(c.AllBy):
-		c.AllBy = started.Add(allOrphansEvery)
-		c.orphans = store.NewScan("", c.QueueNames(), true)
+	case k.orphans != nil && !k.orphans.Ended():
+	case !started.Before(k.AllBy):
+		k.AllBy = started.Add(allOrphansEvery)
+		k.orphans = store.NewScan("", k.QueueNames(), true)
 	default:
-		c.orphans = store.NewScan("", nil, false)
-		c.orphans.Lanes = peopled
+		k.orphans = store.NewScan("", nil, false)
+		k.orphans.Lanes = peopled
 	}
-	err = errors.Join(err, c.Orphaned(ctx, conn, c.orphans))
-	if c.orphans.All && c.orphans.Ended() {
-		err = errors.Join(err, conn.Forgive(ctx, c.Bound()))
-		c.orphans = nil
+	err = errors.Join(err, k.Orphaned(ctx, conn, k.orphans))
+	if k.orphans.All && k.orphans.Ended() {
+		err = errors.Join(err, conn.Forgive(ctx, k.Bound()))
+		k.orphans = nil
 	}
 	return err
 }
@@ -81,25 +81,25 @@ type sweepOrder struct {
 }
 
 // lookBehind looks for due jobs behind the floors, and lowers the floors to them. It returns the lanes that have jobs.
-func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []store.ScanLane, err error) {
-	req := c.claimer.AllLanes()
+func (k *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []store.ScanLane, err error) {
+	req := k.claimer.AllLanes()
 	lanes := make([]store.SweepLane, len(req.Lanes))
 	for i, g := range req.LaneGroup {
 		lanes[i] = store.SweepLane{Key: floors.Lane{Queue: req.Queues[req.GroupQueue[g-1]-1], N: req.Lanes[i]}, Floor: floors.Floor{At: req.FloorAt[i], ID: req.FloorID[i]}}
 	}
 	size := len(lanes)
-	if c.behind.single {
-		first := c.behind.first % len(lanes)
+	if k.behind.single {
+		first := k.behind.first % len(lanes)
 		lanes, size = slices.Concat(lanes[first:], lanes[:first]), 1
 	}
 	lowered := false
 	defer func() {
 		if lowered {
-			c.alarm.Wake()
+			k.alarm.Wake()
 		}
 	}()
 	const leastLook = 10 * time.Millisecond
-	end := time.Now().Add(c.Cfg.Lease / 4)
+	end := time.Now().Add(k.Cfg.Lease / 4)
 	look := func(part []store.SweepLane) error {
 		bound := time.Until(end)
 		if bound < leastLook {
@@ -110,7 +110,7 @@ func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []
 			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // ends the walk: half of the lanes would take as long
 		}
 		for _, found := range behind {
-			c.claimer.Floors.Lower(found.Lane, found.At)
+			k.claimer.Floors.Lower(found.Lane, found.At)
 			lowered = true
 		}
 		peopled = append(peopled, found...)
@@ -118,22 +118,22 @@ func (c *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []
 	}
 	for part := range slices.Chunk(lanes, size) {
 		if time.Until(end) < leastLook {
-			c.behind.single = true
+			k.behind.single = true
 			return peopled, pg.ErrNoTime
 		}
-		c.behind.first++
+		k.behind.first++
 		err := pg.Bisect(part, look, func(lane store.SweepLane, err error) error {
-			if c.seldom.Allow(fmt.Sprint("sweep ", lane.Key), c.Now()) {
-				c.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
+			if k.seldom.Allow(fmt.Sprint("sweep ", lane.Key), k.Now()) {
+				k.log.ErrorContext(ctx, "part of a queue cannot be swept, jobs that were committed late may wait there",
 					slog.String("queue", lane.Key.Queue), slog.Int("lane", int(lane.Key.N)), slog.String("error", err.Error()))
 			}
 			return nil
 		})
 		if err != nil {
-			c.behind.single = true
+			k.behind.single = true
 			return peopled, err
 		}
 	}
-	c.behind.single = false
+	k.behind.single = false
 	return peopled, nil
 }

@@ -16,17 +16,17 @@ import (
 const askEvery = time.Second
 
 // hears reports whether the keeper listens for notifications: the server has accepted LISTEN on the current connection.
-func (c *keeper) hears() bool {
-	return !c.Listening.Closed() && c.Listening == c.Link.Current()
+func (k *keeper) hears() bool {
+	return !k.Listening.Closed() && k.Listening == k.Link.Current()
 }
 
 // askAt returns when the keeper has something to ask: for runs that are over, or for the limits when a pause ends. If
 // the next heartbeat comes first, askAt returns its time.
-func (c *keeper) askAt(next time.Time) time.Time {
-	if at := c.Asked.Add(askEvery); !c.hears() && at.Before(next) {
+func (k *keeper) askAt(next time.Time) time.Time {
+	if at := k.Asked.Add(askEvery); !k.hears() && at.Before(next) {
 		next = at
 	}
-	if at := c.Limits.Next; !at.IsZero() && at.Before(next) {
+	if at := k.Limits.Next; !at.IsZero() && at.Before(next) {
 		next = at
 	}
 	return next
@@ -34,65 +34,65 @@ func (c *keeper) askAt(next time.Time) time.Time {
 
 // HearLimits reads and applies the limits if a notification has reported a change, or if a pause ends by itself. If
 // this fails, the keeper tries it again after readLimitsEvery, or with the next heartbeat.
-func (c *keeper) HearLimits(ctx context.Context) {
-	conn, l, now := c.Link.Current(), c.Lease.Load(), c.Now()
-	if ctx.Err() != nil || !c.Limits.Due(now) {
+func (k *keeper) HearLimits(ctx context.Context) {
+	conn, l, now := k.Link.Current(), k.Lease.Load(), k.Now()
+	if ctx.Err() != nil || !k.Limits.Due(now) {
 		return
 	}
 	if conn.Closed() || l.Ended.Load() {
-		c.Limits.later(now)
+		k.Limits.later(now)
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/6)
+	ctx, cancel := context.WithTimeout(ctx, k.Cfg.Lease/6)
 	defer cancel()
-	if err := c.Limits.Follow(ctx, conn, l.ID); err != nil {
-		c.Limits.later(c.Now())
+	if err := k.Limits.Follow(ctx, conn, l.ID); err != nil {
+		k.Limits.later(k.Now())
 	}
 }
 
 // AskUnheard ends the contexts of runs that an operator has ended, if no notifications come. It reads only the rows of
 // jobs that run here. If it fails, it reports nothing, because the next heartbeat fails with the same error and reports
 // it.
-func (c *keeper) AskUnheard(ctx context.Context) {
-	now, conn := c.Now(), c.Link.Current()
-	if ctx.Err() != nil || c.hears() || now.Before(c.Asked.Add(askEvery)) {
+func (k *keeper) AskUnheard(ctx context.Context) {
+	now, conn := k.Now(), k.Link.Current()
+	if ctx.Err() != nil || k.hears() || now.Before(k.Asked.Add(askEvery)) {
 		return
 	}
-	c.Asked = now
-	l := c.Lease.Load()
-	running := c.InFlight.under(l.ID)
+	k.Asked = now
+	l := k.Lease.Load()
+	running := k.InFlight.under(l.ID)
 	if len(running) == 0 || conn.Closed() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.Cfg.Lease/6)
+	ctx, cancel := context.WithTimeout(ctx, k.Cfg.Lease/6)
 	defer cancel()
-	gone, err := conn.Gone(ctx, l.ID, Fences(running), c.Bound())
+	gone, err := conn.Gone(ctx, l.ID, Fences(running), k.Bound())
 	if err == nil {
-		c.cancelGone(running, gone)
+		k.cancelGone(running, gone)
 	}
-	if took := c.Now().Sub(now); took > askEvery/20 { // with many runs, asking takes at most a twentieth of the time
-		c.Asked = now.Add(20*took - askEvery)
+	if took := k.Now().Sub(now); took > askEvery/20 { // with many runs, asking takes at most a twentieth of the time
+		k.Asked = now.Add(20*took - askEvery)
 	}
 }
 
 // serveAgain stores the queues again if our row lists other queues. AddQueue and RemoveQueue write to the row of the
 // lease that they have read. Meanwhile a new lease may have replaced that lease, and its row may have the earlier
 // queues.
-func (c *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
+func (k *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.ID })
-	if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {
+	if i < 0 || slices.Equal(reply.Peers[i].Queues, k.QueueNames()) {
 		return nil
 	}
-	if !c.Changing.TryLock() {
+	if !k.Changing.TryLock() {
 		return nil // AddQueue or RemoveQueue is at work; the next heartbeat looks again
 	}
-	defer c.Changing.Unlock()
-	reg := c.registration(l.ID, c.QueueStates())
+	defer k.Changing.Unlock()
+	reg := k.registration(l.ID, k.QueueStates())
 	if err := conn.ServeOn(ctx, l.ID, reg); err != nil {
 		return err
 	}
-	c.budgets.know(reg.Scopes)
-	c.crews.Store(&reg.Crews)
-	c.alarm.Wake()
+	k.budgets.know(reg.Scopes)
+	k.crews.Store(&reg.Crews)
+	k.alarm.Wake()
 	return nil
 }

@@ -1004,19 +1004,19 @@ func mutants() (all []mutant) {
 		{"internal/engine/rewound.go", []mutant{
 			{
 				name: "not-reasserted", bug: "nobody writes a crew anew",
-				old:   "if c.Cfg.DisableNotify || reply.Crews >= len(queues) {",
+				old:   "if k.Cfg.DisableNotify || reply.Crews >= len(queues) {",
 				new:   "if reply.Crews <= len(queues) {",
 				tests: []string{"TestACrewThatIsMissingIsWrittenAnew"},
 			},
 			{
 				name: "beats-forgotten", bug: "the lease goes on though the database has forgotten beats",
-				old:   "\t\tif x.Beat < c.counted {",
+				old:   "\t\tif x.Beat < k.counted {",
 				new:   "\t\tif x.Beat < 0 {",
 				tests: []string{"TestGoingOnUnderANewIDIsTriedAgain"},
 			},
 			{
 				name: "caught-up", bug: "a lost lease comes back once its row has counted as many beats as before",
-				old:   "\t\t\tc.counted = math.MaxInt64",
+				old:   "\t\t\tk.counted = math.MaxInt64",
 				new:   "\t\t\t_ = math.MaxInt64",
 				tests: []string{"TestGoingOnUnderANewIDIsTriedAgain"},
 			},
@@ -1036,26 +1036,26 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "listens-whatever-the-noise", bug: "a supervisor that hears only notifications for others listens on",
-				old:   "	if c.hears() && c.OnCall.tooLoud() {\n",
-				new:   "	if c.OnCall.tooLoud() && !c.hears() {\n",
+				old:   "\tif k.hears() && k.OnCall.tooLoud() {\n",
+				new:   "\tif k.OnCall.tooLoud() && !k.hears() {\n",
 				tests: []string{"TestWhoHearsTooMuchStopsListening"},
 			},
 			{
 				name: "pause-after-renewal", bug: "a lease is renewed before the limits are followed",
-				old:   "		if err := c.Limits.Follow(ctx, conn, l.ID); err != nil {\n			return err\n		}\n		c.Lease.Store(l.renewed(c.Base))",
-				new:   "		c.Lease.Store(l.renewed(c.Base))",
+				old:   "\t\tif err := k.Limits.Follow(ctx, conn, l.ID); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tk.Lease.Store(l.renewed(k.Base))",
+				new:   "\t\tk.Lease.Store(l.renewed(k.Base))",
 				tests: []string{"TestALeaseThatIsRenewedFollowsFirst"},
 			},
 			{
 				name: "pause-late-reply", bug: "a heartbeat whose reply comes after the end of the lease keeps it",
-				old:   "	c.Expire(ctx) // if the deadline",
+				old:   "\tk.Expire(ctx) // if the deadline",
 				new:   "	// if the deadline",
 				tests: []string{"TestALateReplyDoesNotKeepTheLease"},
 			},
 			{
 				name: "no-deadline", bug: "handlers are not told that their lease is not kept up",
-				old:   "!c.Now().Before(c.deadline()) && l.Lose()",
-				new:   "!c.Now().Before(c.deadline()) && !l.Ended.Load()",
+				old:   "!k.Now().Before(k.deadline()) && l.Lose()",
+				new:   "!k.Now().Before(k.deadline()) && !l.Ended.Load()",
 				tests: []string{"TestLeaseThatIsNotKeptUpEndsBeforeOthersMayTakeIt"},
 			},
 			{
@@ -1072,31 +1072,31 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "deaf-while-it-moved", bug: "what was notified between two connections is not looked for",
-				old:   "\tc.alarm.Wake()\n\tc.Interrupt()\n\treturn true\n",
-				new:   "\tc.alarm.Wake()\n\treturn true\n",
+				old:   "\tk.alarm.Wake()\n\tk.Interrupt()\n\treturn true\n",
+				new:   "\tk.alarm.Wake()\n\treturn true\n",
 				tests: []string{"TestLinksHaveALifetime"},
 			},
 			{
 				name: "log-before-the-timer", bug: "a lease whose end of an outage is logged by a log that blocks lasts for ever",
-				old:   "\tc.ending.Lock()\n\tc.beaten.Store(&sent)\n",
-				new:   "\tc.beaten.Store(&sent)\n\tc.Outage.Wrote(c.Base, c.Shared, sent)\n\tc.ending.Lock()\n",
+				old:   "\tk.ending.Lock()\n\tk.beaten.Store(&sent)\n",
+				new:   "\tk.beaten.Store(&sent)\n\tk.Outage.Wrote(k.Base, k.Shared, sent)\n\tk.ending.Lock()\n",
 				tests: []string{"TestALogThatBlocksAtTheEndOfAnOutage"},
 			},
 			{
 				name: "lease-without-a-timer", bug: "an application that blocks the control goroutine keeps handlers at work beyond the lease",
-				old:   "\t\tc.timer.Reset(c.deadline().Sub(c.Now()))\n",
-				new:   "\t\tc.timer.Stop()\n",
+				old:   "\t\tk.timer.Reset(k.deadline().Sub(k.Now()))\n",
+				new:   "\t\tk.timer.Stop()\n",
 				tests: []string{"TestABlockedLogKeepsNoHandlerAtWork"},
 			},
 			{
 				name: "nobody-declares-again", bug: "supervisors that live on do not notice that the newer build has gone",
-				old:   "return c.declareAgain(ctx, conn, l, reply.Peers)",
+				old:   "return k.declareAgain(ctx, conn, l, reply.Peers)",
 				new:   "return nil",
 				tests: []string{"TestARolledBackBuildLeavesNoSchedule"},
 			},
 			{
 				name: "heartbeat-without-ticks", bug: "a heartbeat says nothing of the next tick",
-				old:   "\tc.scheduler.heard(reply.Tick)\n",
+				old:   "\tk.scheduler.heard(reply.Tick)\n",
 				new:   "",
 				tests: []string{"TestAHeartbeatFindsTheNextTick"},
 			},
@@ -1330,14 +1330,14 @@ func mutants() (all []mutant) {
 		{"internal/engine/sweep.go", []mutant{
 			{
 				name: "no-full-sweep", bug: "what a full sweep finds does not lower the floor",
-				old:   "c.claimer.Floors.Lower(found.Lane, found.At)",
+				old:   "k.claimer.Floors.Lower(found.Lane, found.At)",
 				new:   "_ = found",
 				tests: []string{"TestLateCommitsAreFound"},
 			},
 			{
 				name: "orphans-due-only", bug: "orphans are looked for among due jobs only",
-				old:   "\tcase !started.Before(c.AllBy):\n",
-				new:   "\tcase c.AllBy.After(started.Add(1000 * time.Hour)):\n",
+				old:   "\tcase !started.Before(k.AllBy):\n",
+				new:   "\tcase k.AllBy.After(started.Add(1000 * time.Hour)):\n",
 				tests: []string{"TestOrphansOfOddTimes"},
 			},
 			{
@@ -1688,8 +1688,8 @@ func mutants() (all []mutant) {
 		{"internal/engine/rescue.go", []mutant{
 			{
 				name: "one-past-lease", bug: "who loses its lease again forgets that the first death is to be taken back",
-				old:   "\t\tc.Was = append(c.Was, PastLease{ID: id, Late: map[string]int{}})\n",
-				new:   "\t\tc.Was = []PastLease{{ID: id, Late: map[string]int{}}}\n",
+				old:   "\t\tk.Was = append(k.Was, PastLease{ID: id, Late: map[string]int{}})\n",
+				new:   "\t\tk.Was = []PastLease{{ID: id, Late: map[string]int{}}}\n",
 				tests: []string{"TestTwoDeathsThatWereNoneAreTakenBack"},
 			},
 			{
@@ -1707,13 +1707,13 @@ func mutants() (all []mutant) {
 			{
 				name: "rescue-all-or-none", bug: "one job that the database refuses keeps all of a dead supervisor's",
 				old:   "\ta, err := pickApart(pg.Bisect, fenced,\n",
-				new:   "\tif err := settle(fenced, c.Bound()); err != nil || len(jobs) > 0 {\n\t\treturn 0, err\n\t}\n\ta, err := pickApart(pg.Bisect, fenced,\n",
+				new:   "\tif err := settle(fenced, k.Bound()); err != nil || len(jobs) > 0 {\n\t\treturn 0, err\n\t}\n\ta, err := pickApart(pg.Bisect, fenced,\n",
 				tests: []string{"TestRescuePassesWhatTheDatabaseRefuses", "TestRescueBlamesThosePastARefusedOne"},
 			},
 			{
 				name: "rescue-waits-for-slots", bug: "while no slots can be had nothing is rescued",
-				old:   "\t\t\t\tif c.budgets.wants(f.r, &f.r.End) {\n",
-				new:   "\t\t\t\tif c.budgets.wants(f.r, &f.r.End) || noSlots != nil {\n",
+				old:   "\t\t\t\tif k.budgets.wants(f.r, &f.r.End) {\n",
+				new:   "\t\t\t\tif k.budgets.wants(f.r, &f.r.End) || noSlots != nil {\n",
 				tests: []string{"TestRescueWhileTheCalendarIsHeld"},
 			},
 			{
@@ -1738,13 +1738,13 @@ func mutants() (all []mutant) {
 		{"internal/engine/register.go", []mutant{
 			{
 				name: "stop-forgets-a-death", bug: "a supervisor that stops leaves jobs a crash that was none",
-				old:   "if len(c.Was) == 0 {",
-				new:   "if len(c.Was) >= 0 {",
+				old:   "if len(k.Was) == 0 {",
+				new:   "if len(k.Was) >= 0 {",
 				tests: []string{"TestAStopTakesBackADeath"},
 			},
 			{
 				name: "pause-unseen-at-start", bug: "a supervisor that starts claims before it reads the limits",
-				old:   "if err := c.Limits.Follow(ctx, conn, id); err != nil {",
+				old:   "if err := k.Limits.Follow(ctx, conn, id); err != nil {",
 				new:   "if err := error(nil); err != nil {",
 				tests: []string{"TestAPauseSurvivesRestarts"},
 			},
@@ -1756,14 +1756,14 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "stray-registration", bug: "a registration whose reply was lost stays, as that of a supervisor who is awake",
-				old:   "\tc.strays = []string{id}\n",
-				new:   "\tc.strays = nil\n",
+				old:   "\tk.strays = []string{id}\n",
+				new:   "\tk.strays = nil\n",
 				tests: []string{"TestARegistrationWhoseReplyWasLost"},
 			},
 			{
 				name: "a-locked-schedule-is-forgotten", bug: "a schedule that was locked when its supervisor started is not declared later",
-				old:   "c.living, c.declare = nil, true",
-				new:   "c.living, c.declare = nil, false",
+				old:   "k.living, k.declare = nil, true",
+				new:   "k.living, k.declare = nil, false",
 				tests: []string{"TestALockedScheduleHoldsUpNoStart"},
 			},
 		}},
@@ -1818,20 +1818,20 @@ func mutants() (all []mutant) {
 		{"internal/engine/unheard.go", []mutant{
 			{
 				name: "pause-without-end", bug: "a pause with an end goes on until the next heartbeat",
-				old:   "if at := c.Limits.Next; !at.IsZero() && at.Before(next) {",
-				new:   "if at := c.Limits.Next; at.IsZero() && at.After(next) {",
+				old:   "if at := k.Limits.Next; !at.IsZero() && at.Before(next) {",
+				new:   "if at := k.Limits.Next; at.IsZero() && at.After(next) {",
 				tests: []string{"TestAPauseEndsByItself"},
 			},
 			{
 				name: "added-to-the-old-row", bug: "a queue added next to a registration is unknown to the new row",
-				old:   "if i < 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {",
-				new:   "if i >= 0 || slices.Equal(reply.Peers[i].Queues, c.QueueNames()) {",
+				old:   "if i < 0 || slices.Equal(reply.Peers[i].Queues, k.QueueNames()) {",
+				new:   "if i >= 0 || slices.Equal(reply.Peers[i].Queues, k.QueueNames()) {",
 				tests: []string{"TestAQueueAddedNextToARegistration"},
 			},
 			{
 				name: "cancel-unheard", bug: "without LISTEN a cancel waits for a heartbeat",
-				old:   "!c.hears() && at.Before(next)",
-				new:   "c.hears() && at.Before(next)",
+				old:   "!k.hears() && at.Before(next)",
+				new:   "k.hears() && at.Before(next)",
 				tests: []string{"TestACancelWithoutListenIsHeard"},
 			},
 		}},
