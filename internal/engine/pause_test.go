@@ -328,9 +328,7 @@ func TestJobsExpireWhilePaused(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := value[string](t, db, `insert into jobs (kind, scheduled_at, expires_at) values ('job', now() - interval '2 s', now() - interval '1 s') returning id`)
-	if state := value[string](t, db, `select state from jobs where id = $1`, id); state != "available" {
-		t.Errorf("it is %s", state)
-	}
+	db.waitFor(t, 20*time.Second, `select state = 'available' from jobs where id = $1`, id) // a claim under way may have taken it, and hands it back
 	if err := db.client.Resume(t.Context(), drover.AllJobs, drover.Audit{}); err != nil {
 		t.Fatal(err)
 	}
