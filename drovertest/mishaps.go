@@ -181,6 +181,9 @@ func frozen(s *stage, ctx context.Context, job *drover.Job, next func(context.Co
 	select {
 	case <-s.ended:
 	case <-ctx.Done():
+		if errors.Is(context.Cause(ctx), drover.ErrLeaseLost) { // a frozen process does not notice that it has lost the job
+			<-s.ended
+		}
 	}
 	woken, cancel := context.WithCancelCause(ctx)
 	cancel(drover.ErrLeaseLost)

@@ -112,6 +112,44 @@ func (l *ledger) meets() bool {
 	return l.at == 2
 }
 
+// A heartbeat may find out that the frozen run has lost its job, and end its context, while the second run is still at
+// work. The frozen run does not wake up before the second has ended.
+func TestAFrozenProcessNoticesNothing(t *testing.T) {
+	t.Parallel()
+	pool := drovertest.NewPool(t, pgtest.URL(t))
+	var l ledger
+	second := make(chan struct{})
+	found := drover.Middleware{Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
+		if job.Attempt > 1 {
+			return next(ctx)
+		}
+		ctx, lose := context.WithCancelCause(ctx)
+		go func() {
+			<-second
+			lose(drover.ErrLeaseLost)
+		}()
+		return next(ctx)
+	}}
+	worker := drover.Handle(func(ctx context.Context, job *drover.Job, _ Charge) error {
+		l.call(ctx, job)
+		defer l.done()
+		if job.Attempt == 1 {
+			return ctx.Err()
+		}
+		close(second)
+		_, err := pool.Exec(ctx, `select pg_sleep(0.1)`)
+		return err
+	}, drover.WorkerOpts{})
+	for _, mishap := range drovertest.Mishaps() {
+		if mishap.Name == "frozen" {
+			mishap.Run(t.Context(), t, pool, drover.Config{Middleware: []drover.Middleware{found}}, worker, Charge{1})
+		}
+	}
+	if l.calls != 2 || l.together != 1 {
+		t.Errorf("called %d times, %d together", l.calls, l.together)
+	}
+}
+
 // The outcome of a run that has lost its job is refused: a discard does not stick.
 func TestALostOutcomeIsRefused(t *testing.T) {
 	t.Parallel()

@@ -2253,6 +2253,12 @@ func mutants() (all []mutant) {
 		}},
 		{"drovertest/mishaps.go", []mutant{
 			{
+				name: "drovertest-frozen-wakes", bug: "the frozen run wakes up while the second run is at work",
+				old:   "if errors.Is(context.Cause(ctx), drover.ErrLeaseLost) {",
+				new:   "if errors.Is(context.Cause(ctx), drover.ErrShutdown) {",
+				tests: []string{"TestAFrozenProcessNoticesNothing"},
+			},
+			{
 				name: "drovertest-outcome-kept", bug: "the outcome is recorded although the process is said to have died",
 				old:   "\ts.takeAway(ctx, job)\n\treturn err",
 				new:   "\treturn err",
