@@ -18,11 +18,15 @@ type Bar struct {
 }
 
 // Bars draws a bar for each median, with a thin line from the least to the greatest value and the median's number. All
-// groups share one scale from zero.
+// groups share one scale from zero. A value that is negative, NaN, infinite or beyond 1e15, or a median outside its
+// range, is an ErrValue, and nothing is written.
 func Bars(w io.Writer, title, unit string, groups []Group) error {
 	labels, numbers, highest := 0.0, 0.0, 0.0
 	for _, g := range groups {
 		for _, b := range g.Bars {
+			if err := b.check(); err != nil {
+				return err
+			}
 			labels = max(labels, wide(b.Label))
 			numbers = max(numbers, wide(number(b.Median)))
 			highest = max(highest, b.Max)
@@ -50,13 +54,27 @@ func Bars(w io.Writer, title, unit string, groups []Group) error {
 	}
 
 	var d drawing
-	for _, tick := range x.ticks {
-		d.line(x.at(tick), head, x.at(tick), y, grid)
+	if len(colours) == 0 {
+		d.text(margin, y+row/2, "start", faint, "normal", noData, width)
+	} else {
+		for _, tick := range x.ticks {
+			d.line(x.at(tick), head, x.at(tick), y, grid)
+		}
+		d.axis(x, y+row/2)
 	}
-	d.axis(x, y+row/2)
 	d.body.Write(bars.body.Bytes())
 	_, err := w.Write(d.document(title, unit+", median and range", y+row+margin/2))
 	return err
+}
+
+func (b Bar) check() error {
+	if err := check(b.Label, b.Min, b.Median, b.Max); err != nil {
+		return err
+	}
+	if b.Min < 0 || b.Median < b.Min || b.Max < b.Median {
+		return fmt.Errorf("%q: %v of %v to %v %w", b.Label, b.Median, b.Min, b.Max, ErrValue)
+	}
+	return nil
 }
 
 // bar draws a row whose top is y: the label, the bar, the range, the number.

@@ -2,6 +2,7 @@ package plot
 
 import (
 	"cmp"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -14,12 +15,24 @@ type Series struct {
 }
 
 // Lines draws the series over one pair of scales, each with its label at its end. The Y scale includes zero. The X
-// scale includes zero if that takes less than half of the scale. Each series has points, and there is at least one.
+// scale includes zero if that takes less than half of the scale. Lines returns ErrValue, and writes nothing, if a value
+// is NaN, infinite or beyond ±1e15, and if a series has no points, or more values of X than of Y.
 func Lines(w io.Writer, title, xUnit, yUnit string, series []Series) error {
 	var d drawing
+	if len(series) == 0 {
+		d.text(margin, head+row/2, "start", faint, "normal", noData, width)
+		_, err := w.Write(d.document(title, yUnit, head+row+margin))
+		return err
+	}
 	labels := 0.0
 	var xs, ys []float64
 	for _, s := range series {
+		if len(s.X) != len(s.Y) || len(s.X) == 0 {
+			return fmt.Errorf("%q: %d and %d values %w", s.Label, len(s.X), len(s.Y), ErrValue)
+		}
+		if err := cmp.Or(check(s.Label, s.X...), check(s.Label, s.Y...)); err != nil {
+			return err
+		}
 		xs, ys = append(xs, s.X...), append(ys, s.Y...)
 		labels = max(labels, wide(s.Label))
 	}

@@ -3,22 +3,28 @@ package plot
 import (
 	"bytes"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
 	"strings"
 )
 
+// ErrValue reports a value that cannot be drawn.
+var ErrValue = errors.New("cannot be drawn")
+
 const (
-	width  = 860.0
-	margin = 24.0
-	gap    = 8.0        // between a drawing and its labels
-	size   = 13.0       // of the text
-	row    = 1.6 * size // from one line of text to the next
-	ink    = "#1f2328"
-	faint  = "#656d76"
-	grid   = "#e4e7eb"
-	paper  = "#ffffff"
+	width   = 860.0
+	margin  = 24.0
+	gap     = 8.0        // between a drawing and its labels
+	size    = 13.0       // of the text
+	row     = 1.6 * size // from one line of text to the next
+	ink     = "#1f2328"
+	faint   = "#656d76"
+	grid    = "#e4e7eb"
+	paper   = "#ffffff"
+	noData  = "no data"
+	largest = 1e15 // the largest value that is drawn; longer labels have no room
 )
 
 // colour returns one of seven colours that people with any colour vision can distinguish on white.
@@ -137,6 +143,16 @@ func grouped(v float64, decimals int) string {
 		whole = "−" + whole
 	}
 	return whole
+}
+
+// check returns an error if a value has no place on a scale.
+func check(what string, values ...float64) error {
+	for _, v := range values {
+		if !(math.Abs(v) <= largest) {
+			return fmt.Errorf("%q: %v %w", what, v, ErrValue)
+		}
+	}
+	return nil
 }
 
 // wide is about how wide a text is, a little more than most fonts make it.

@@ -34,6 +34,7 @@ func TestGolden(t *testing.T) {
 				{"zeros \x00 & <more>", []Bar{{"", 0, 0, 0}, {strings.Repeat("long ", 30), 0, 0, 0}, {"漢字の名前", 0, 0, 0}}},
 			})
 		},
+		"bars_none": func(w io.Writer) error { return Bars(w, "Nothing", "jobs/s", nil) },
 		"lines": func(w io.Writer) error {
 			return Lines(w, "Throughput by processes", "processes", "jobs/s", []Series{
 				{"drover keep", []float64{1, 2, 4, 8, 16}, []float64{113000, 131000, 128000, 122000, 117000}},
@@ -52,6 +53,7 @@ func TestGolden(t *testing.T) {
 		"lines_zero": func(w io.Writer) error {
 			return Lines(w, "Zero", "s", "ms", []Series{{"only", []float64{0}, []float64{0}}})
 		},
+		"lines_none": func(w io.Writer) error { return Lines(w, "Nothing", "s", "jobs/s", nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -98,6 +100,37 @@ func wellFormed(t *testing.T, svg []byte) {
 	}
 }
 
+func TestWhatCannotBeDrawn(t *testing.T) {
+	t.Parallel()
+	var w bytes.Buffer
+	for name, b := range map[string]Bar{
+		"NaN":      {"", math.NaN(), math.NaN(), math.NaN()},
+		"NaN min":  {"", 1, math.NaN(), 1},
+		"infinite": {"", 1, 1, math.Inf(1)},
+		"huge":     {"", 2e15, 1, 2e15},
+		"negative": {"", -1, -1, -1},
+		"below":    {"", 1, 2, 3},
+		"above":    {"", 4, 2, 3},
+	} {
+		if err := Bars(&w, "", "", []Group{{"", []Bar{{"fine", 1, 1, 1}, b}}}); !errors.Is(err, ErrValue) {
+			t.Errorf("%s: Bars = %v", name, err)
+		}
+	}
+	for name, s := range map[string]Series{
+		"NaN":       {"", []float64{1}, []float64{math.NaN()}},
+		"infinite":  {"", []float64{math.Inf(-1)}, []float64{1}},
+		"no points": {},
+		"unequal":   {"", []float64{1, 2}, []float64{1}},
+	} {
+		if err := Lines(&w, "", "", "", []Series{{"fine", []float64{1}, []float64{1}}, s}); !errors.Is(err, ErrValue) {
+			t.Errorf("%s: Lines = %v", name, err)
+		}
+	}
+	if w.Len() != 0 {
+		t.Errorf("written: %s", w.String())
+	}
+}
+
 func TestLabelsKeepApart(t *testing.T) {
 	t.Parallel()
 	for _, heights := range [][]float64{{0}, {50, 50, 50}, {300, 0, 299, 1}, {300, 300, 300, 300}, {10, 12, 11, 200, 13}} {
@@ -129,7 +162,7 @@ func FuzzScale(f *testing.F) {
 	f.Add(1e15, 1e15)
 	f.Add(0.0, 5e-324)
 	f.Fuzz(func(t *testing.T, a, b float64) {
-		if !(math.Abs(a) <= 1e15 && math.Abs(b) <= 1e15) { // and not NaN
+		if check("", a, b) != nil {
 			return
 		}
 		s := newScale(min(a, b), max(a, b), 0, 100, true)
