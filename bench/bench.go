@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 )
@@ -144,6 +145,9 @@ func (b *bench) trial(ctx context.Context, s scenario, size sizes, e entrant) (_
 	c, err := e.make(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if s.asks != nil && !reflect.TypeOf(c).Implements(s.asks) {
+		return nil, fmt.Errorf("%T does not implement %v", c, s.asks)
 	}
 	url, drop, err := b.server.createDatabase(ctx)
 	if err != nil {

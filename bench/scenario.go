@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,9 +22,10 @@ type scenario struct {
 	title func(sizes) string
 	notes []string // for readers of the figures
 
-	contenders []string // that take part in it; each implements the interface that run uses (contender.go)
+	contenders []string // that take part in it
 	rounds     func(asked int) int
 	bound      time.Duration // how long one contender's round may take: far longer than it needs
+	asks       reflect.Type  // the interface that each of its contenders has to implement (contender.go); nil for a burn-down
 	run        func(context.Context, *trial) error
 	ratios     []ratio
 }
@@ -161,7 +163,7 @@ func scenarios() []scenario {
 			},
 			contenders: []string{keepName, deleteName, riverName},
 			notes:      []string{"The workers that are timed have left the dead rows.", noteDeadRows},
-			rounds:     half, bound: 8 * time.Minute, run: runHeld,
+			rounds:     half, bound: 8 * time.Minute, asks: reflect.TypeFor[burner](), run: runHeld,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureHeld}},
 		},
 		{
@@ -177,7 +179,7 @@ func scenarios() []scenario {
 				"The load begins once the workers have started a first job, which takes as long as \"start to first job\".",
 				"A late commit's transaction goes on for 20 ms after it has enqueued.", noteDeadRows, noteWorkers,
 			},
-			rounds: once, bound: 5 * time.Minute, run: runLate,
+			rounds: once, bound: 5 * time.Minute, asks: reflect.TypeFor[liver](), run: runLate,
 		},
 		{
 			name:       "fail",
@@ -187,7 +189,7 @@ func scenarios() []scenario {
 				"River makes a job that is due again within 5 s, its scheduler's interval, available at once, to be found by a poll. So its scheduler plays no " +
 					"part here; a retry due later than that waits for the scheduler's next pass.",
 			},
-			rounds: mostly, bound: 3 * time.Minute, run: runFail,
+			rounds: mostly, bound: 3 * time.Minute, asks: reflect.TypeFor[burner](), run: runFail,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureFailing}},
 		},
 		{
@@ -200,7 +202,7 @@ func scenarios() []scenario {
 				"Gaps of 10 to 40 ms, every eighth of 350 to 700 ms. A client that runs no workers enqueues; \"same client\" is the one that runs them.",
 				noteWorkers,
 			},
-			rounds: mostly, bound: 5 * time.Minute, run: runLatency,
+			rounds: mostly, bound: 5 * time.Minute, asks: reflect.TypeFor[idler](), run: runLatency,
 			ratios: []ratio{
 				{of: keepName, against: riverDefaultsName, figure: figureP50, wanted: "≥ 20", lower: true},
 				{of: keepName, against: riverDefaultsName, figure: figureP99, wanted: "≥ 20", lower: true},
@@ -213,7 +215,7 @@ func scenarios() []scenario {
 			title:      func(s sizes) string { return fmt.Sprintf("how late %d retries start, backoff 50 to 500 ms", s.Samples) },
 			contenders: []string{keepName, riverName, riverDefaultsName},
 			notes:      []string{noteWorkers},
-			rounds:     mostly, bound: 2 * time.Minute, run: runLateness,
+			rounds:     mostly, bound: 2 * time.Minute, asks: reflect.TypeFor[retrier](), run: runLateness,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureP50, lower: true}},
 		},
 		{
@@ -223,7 +225,7 @@ func scenarios() []scenario {
 			},
 			contenders: []string{keepName, riverName},
 			notes:      []string{"No worker runs. Single: a transaction for each job. Bulk: COPY in transactions of 10,000."},
-			rounds:     mostly, bound: 2 * time.Minute, run: runEnqueue,
+			rounds:     mostly, bound: 2 * time.Minute, asks: reflect.TypeFor[enqueuer](), run: runEnqueue,
 			ratios: []ratio{
 				{of: keepName, against: riverName, figure: figureSingle, wanted: "≥ 2"},
 				{of: keepName, against: riverName, figure: figureSingleMany, wanted: "≥ 2"},
@@ -237,7 +239,7 @@ func scenarios() []scenario {
 				return fmt.Sprintf("burn-down of %s jobs by %d to %d processes together", number(float64(processJobs*s.Jobs)), s.Processes[0], s.Processes[len(s.Processes)-1])
 			},
 			contenders: []string{keepName, deleteName},
-			rounds:     mostly, bound: 6 * time.Minute, run: runProcesses,
+			rounds:     mostly, bound: 6 * time.Minute, asks: reflect.TypeFor[spreader](), run: runProcesses,
 		},
 		{
 			name: "big",
@@ -245,7 +247,7 @@ func scenarios() []scenario {
 				return fmt.Sprintf("burn-down in a table of %s future and %s finished jobs", number(float64(s.Future)), number(float64(s.Finished)))
 			},
 			contenders: []string{keepName},
-			rounds:     once, bound: 20 * time.Minute, run: runBig,
+			rounds:     once, bound: 20 * time.Minute, asks: reflect.TypeFor[filler](), run: runBig,
 		},
 	}
 }
