@@ -65,7 +65,7 @@ func Mishaps() []Mishap {
 func (m Mishap) Run(ctx context.Context, t testing.TB, pool *pgxpool.Pool, config drover.Config, worker drover.Worker, args drover.Args) {
 	t.Helper()
 	requireKind(t, worker, args)
-	s := &stage{pool: pool, began: make(chan struct{}), ended: make(chan struct{}), together: make(chan struct{})}
+	s := &stage{pool: pool, over: ctx.Done(), began: make(chan struct{}), ended: make(chan struct{}), together: make(chan struct{})}
 	// The last middleware is the innermost. So the application's middleware surrounds the mishap, and takes it for one
 	// run.
 	config.Middleware = append(slices.Clone(config.Middleware), drover.Middleware{Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
@@ -112,10 +112,11 @@ func (m Mishap) Run(ctx context.Context, t testing.TB, pool *pgxpool.Pool, confi
 // stage has what the first and the second run of a mishap's job share.
 type stage struct {
 	pool         *pgxpool.Pool
-	began, ended chan struct{} // closed when the second run begins and ends
-	together     chan struct{} // the second run waits here for the first run, if they begin together; closed if the first run will not begin
-	stop         func()        // stops the first supervisor
-	id           string        // the id of the first job; the handler may enqueue other jobs like it
+	over         <-chan struct{} // closed when the test gives up
+	began, ended chan struct{}   // closed when the second run begins and ends
+	together     chan struct{}   // the second run waits here for the first run, if they begin together; closed if the first run will not begin
+	stop         func()          // stops the first supervisor
+	id           string          // the id of the first job; the handler may enqueue other jobs like it
 
 	mu      sync.Mutex
 	runs    int
@@ -182,7 +183,11 @@ func frozen(s *stage, ctx context.Context, job *drover.Job, next func(context.Co
 	case <-s.ended:
 	case <-ctx.Done():
 		if errors.Is(context.Cause(ctx), drover.ErrLeaseLost) { // a frozen process does not notice that it has lost the job
-			<-s.ended
+			select {
+			case <-s.ended:
+			case <-s.over: // the second handler does not return
+				return nil
+			}
 		}
 	}
 	woken, cancel := context.WithCancelCause(ctx)

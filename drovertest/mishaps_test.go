@@ -150,6 +150,47 @@ func TestAFrozenProcessNoticesNothing(t *testing.T) {
 	}
 }
 
+// A second handler that never returns does not keep the frozen run once the test gives up.
+func TestAFrozenProcessThaws(t *testing.T) {
+	t.Parallel()
+	pool := drovertest.NewPool(t, pgtest.URL(t))
+	ctx, giveUp := context.WithCancel(t.Context())
+	second, left := make(chan struct{}), make(chan struct{})
+	found := drover.Middleware{Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
+		if job.Attempt > 1 {
+			return next(ctx)
+		}
+		defer close(left)
+		lost, lose := context.WithCancelCause(context.WithoutCancel(ctx))
+		go func() {
+			<-second
+			lose(drover.ErrLeaseLost)
+			giveUp()
+		}()
+		return next(lost)
+	}}
+	worker := drover.Handle(func(_ context.Context, job *drover.Job, _ Charge) error {
+		if job.Attempt == 1 {
+			t.Error("the frozen run called its handler")
+			return nil
+		}
+		close(second)
+		select {
+		case <-left:
+		case <-time.After(30 * time.Second):
+			t.Error("the frozen run still waits for the second one")
+		}
+		return nil
+	}, drover.WorkerOpts{})
+	failure(t, func(p *probe) {
+		for _, mishap := range drovertest.Mishaps() {
+			if mishap.Name == "frozen" {
+				mishap.Run(ctx, p, pool, drover.Config{Middleware: []drover.Middleware{found}}, worker, Charge{1})
+			}
+		}
+	})
+}
+
 // The outcome of a run that has lost its job is refused: a discard does not stick.
 func TestALostOutcomeIsRefused(t *testing.T) {
 	t.Parallel()
