@@ -49,6 +49,7 @@ const (
 	SnapshotQueues   = snapshotQueues
 	SnapshotRedrives = snapshotRedrives
 	SnapshotSample   = snapshotSample
+	SnapshotFew      = snapshotFew
 )
 
 // Updates reports whether goldens are to be written: the flag -update.

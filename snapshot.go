@@ -86,6 +86,7 @@ type NotSeen struct {
 const (
 	snapshotQueues   = 1000
 	snapshotJobs     = 200 // how many unfinished jobs, and how many dead letters, are counted in each queue
+	snapshotFew      = 15  // how many of them are counted if the sample is enough to estimate them
 	snapshotSample   = 200 // how many pages of the table are in the sample from which larger numbers are estimated
 	snapshotRedrives = 100
 	snapshotHeld     = 1000 // while a kind is paused: how many jobs of each lane are searched for the oldest job that is not paused
@@ -98,7 +99,7 @@ const (
 func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Quarantined: []QuarantinedJob{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
 	h, err := health.Brief(ctx, c.desk.pool,
-		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld, snapshotSample}, Plan: sqlDepthsPlan},
+		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld, snapshotSample, snapshotFew}, Plan: sqlDepthsPlan},
 		health.Part{Name: "pauses", Read: pg.Into(&s.Pauses, readPause), SQL: sqlPauses, Args: []any{mostPauses}},
 		health.Part{Name: "quarantined", Read: pg.Into(&s.Quarantined, pgx.RowToStructByPos[QuarantinedJob]), SQL: sqlQuarantined},
 		health.Part{Name: "redrives", Read: pg.Into(&s.Redrives, scanRedrive), SQL: sqlOpenRedrives, Args: []any{snapshotRedrives}})
@@ -145,16 +146,30 @@ func (s *Snapshot) take(h *health.Report) {
 	}
 }
 
-// sqlDepths counts up to $1 unfinished jobs and up to $1 dead letters in each of the first $2 queues. jobs_claim_idx and
-// jobs_discarded_groups_idx give the queues and their jobs. Each scan is in the order of its index, so its limit ends it.
-// With old statistics, a plan with min(), a bitmap or a sort would read all dead letters; sqlDepthsPlan forbids bitmaps and
-// sorts. Suspects have the highest lanes, so this order counts them first. The oldest due job is the first job of a lane; the
-// index leads from one lane that has jobs to the next. A paused queue has no oldest due job. While a kind is paused, the
-// query searches the first $3 jobs of each lane for the oldest due job of another kind.
+// sqlDepths counts the jobs of the first $2 queues. jobs_claim_idx and jobs_discarded_groups_idx give the queues and their
+// jobs. Each scan is in the order of its index, so its limit ends it. With old statistics, a plan with min(), a bitmap or a
+// sort would read all dead letters; sqlDepthsPlan forbids bitmaps and sorts.
 //
-// If a queue has more jobs than are counted, a sample of about $4 pages of the table estimates how many. The sample has
-// the same pages each time, so that an estimate does not jump. If no queue has that many jobs, the sample is not read.
+// In each queue it counts up to $5 dead letters and up to $5 unfinished jobs, beginning with suspects and retries, which
+// have the highest lanes. If a queue has more jobs, a sample of about $4 pages of the table estimates how many. The sample
+// has the same pages each time, so that an estimate does not jump. It is enough for a queue if jobs of the queue in one
+// state are on 20 of its pages, which stand for four times $1 pages of the table. A queue with less than $1 jobs cannot
+// have that, except by a chance of one in ten million. If the sample is not enough, the query counts up to $1 jobs.
+//
+// The oldest due job is the first job of a lane that does not run. The index leads from one such job to the next. A paused
+// queue has no oldest due job. While a kind is paused, the query searches the first $3 jobs of each lane for the oldest due
+// job of another kind.
 const (
+	// sqlUnfinished counts the unfinished jobs of the queue name, but no more than most: the jobs of each state, the due
+	// jobs, and all jobs (n).
+	sqlUnfinished = `(
+	select coalesce(jsonb_object_agg(state, n), '{}') || jsonb_build_object('due', coalesce(sum(due), 0), 'n', coalesce(sum(n), 0)) from (
+		select state, count(*) as n, count(*) filter (where state not in ('running', 'parked') and scheduled_at <= now()) as due from (
+			select state, scheduled_at from jobs where finalized_at is null and queue = name order by lane desc, scheduled_at desc, id desc limit most
+		) j group by state
+	) s)`
+	// sqlDead counts the dead letters of the queue name, but no more than most.
+	sqlDead       = `(select count(*) from (select from jobs where discard_reason is not null and queue = name order by kind limit most) j)`
 	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 	sqlDepths     = `
 with recursive held(name) as (
@@ -168,20 +183,33 @@ with recursive held(name) as (
 	union select q collate "C" from drover_supervisors s cross join unnest(s.queues) as q
 	order by 1 limit $2
 ), served as materialized (
-	select name, exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > now()) as paused, array(
-		with recursive l(lane) as (
-			(select lane from jobs where finalized_at is null and queue = name order by lane desc limit 1)
+	select name, exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > now()) as paused, lanes.*, ` + sqlUnfinished + ` as few,
+		` + sqlDead + ` as few_dead
+	from named cross join (select $5::int as most) bound cross join lateral (
+		with recursive l(lane, at) as (
+			(select lane, scheduled_at from jobs where finalized_at is null and state <> 'running' and queue = name order by lane, scheduled_at, id limit 1)
 			union all
-			select (select j.lane from jobs j where j.finalized_at is null and j.queue = name and j.lane < l.lane order by j.lane desc limit 1) from l where l.lane is not null
+			select n.* from l cross join lateral (
+				select j.lane, j.scheduled_at from jobs j where j.finalized_at is null and j.state <> 'running' and j.queue = name and j.lane > l.lane
+				order by j.lane, j.scheduled_at, j.id limit 1
+			) n
 		)
-		select lane from l where lane is not null
-	) as lanes
-	from named
+		select array_agg(lane) as lanes, min(at) filter (where at <= now()) as first from l
+	) lanes
+), sampled as materialized (
+	select queue, max(pages) filter (where state <> 'discarded') >= greatest(20, 4 * $1 / part) as enough, max(pages) filter (where state = 'discarded') >= greatest(20, 4 * $1 / part) as enough_dead,
+		jsonb_object_agg(state, round(n * part)::bigint) || jsonb_build_object('due', round(sum(due * part))::bigint) as jobs
+	from (
+		select queue, state, part, count(*) as n, count(distinct (j.ctid::text::point)[0]) as pages, count(*) filter (where state not in ('running', 'parked', 'discarded') and scheduled_at <= now()) as due
+		from (select greatest(1, pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8 / $4::float8) as part) p
+		cross join jobs j tablesample system (least(100, 100 * $4::float8 / greatest(1, (pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8)))) repeatable (1)
+		where (finalized_at is null or discard_reason is not null) and (select bool_or($5 in ((few->'n')::int, few_dead)) from served)
+		group by queue, state, part
+	) j group by queue, part
 ), counted as materialized (
-	select q.name, unfinished.jobs, unfinished.suspects, unfinished.n >= $1 as more, dead.n as dead, dead.n >= $1 as more_dead, q.paused,
-		case when q.paused then null when held.kinds = '{}' then first.due else (
-			select case when min(o.at) is not null then greatest(min(o.at), '0001-01-02+00') end
-			from unnest(q.lanes) as l(lane) cross join lateral (
+	select q.name, counts.jobs, suspects.n as suspects, s.enough is true as enough, counts.dead, s.enough_dead is true as enough_dead, coalesce(s.jobs, '{}') as sample, q.paused,
+		case when q.paused then null when held.kinds = '{}' then q.first else (
+			select min(o.at) from unnest(q.lanes) as l(lane) cross join lateral (
 				select j.scheduled_at as at from (
 					select scheduled_at, kind from jobs
 					where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane and scheduled_at <= now()
@@ -190,39 +218,18 @@ with recursive held(name) as (
 			) o
 		) end as due
 	from served q
+	left join sampled s on s.queue = q.name
 	cross join (select array(select substr(scope, 6) from drover_limits where scope like 'kind:%' and held_until > now()) as kinds) held
 	cross join lateral (
-		select coalesce(jsonb_object_agg(state, n), '{}') || jsonb_build_object('due', coalesce(sum(due), 0)) as jobs, coalesce(sum(n), 0)::bigint as n, coalesce(sum(suspects), 0)::bigint as suspects
-		from (
-			select state, count(*) as n, count(*) filter (where lane >= 20) as suspects, count(*) filter (where state not in ('running', 'parked') and scheduled_at <= now()) as due from (
-				select state, lane, scheduled_at from jobs where finalized_at is null and queue = q.name
-				order by lane desc, scheduled_at desc, id desc limit $1
-			) j group by state
-		) s
-	) unfinished
+		select case when s.enough or (few->'n')::int < $5 then few else ` + sqlUnfinished + ` end as jobs, case when s.enough_dead or few_dead < $5 then few_dead else ` + sqlDead + ` end as dead
+		from (select $1::int as most) bound
+	) counts
 	cross join lateral (
-		select count(*) as n from (select from jobs where discard_reason is not null and queue = q.name order by kind limit $1) j
-	) dead
-	cross join lateral (
-		select case when min(j.scheduled_at) is not null then greatest(min(j.scheduled_at), '0001-01-02+00') end as due
-		from unnest(q.lanes) as l(lane) cross join lateral (
-			select scheduled_at from jobs
-			where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane and scheduled_at <= now()
-			order by scheduled_at, id limit 1
-		) j
-	) first
-), sampled as materialized (
-	select queue, jsonb_object_agg(state, round(n * part)::bigint) || jsonb_build_object('due', round(sum(due * part))::bigint) as jobs from (
-		select queue, state, count(*) as n, count(*) filter (where state not in ('running', 'parked', 'discarded') and scheduled_at <= now()) as due,
-			greatest(1, (pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8) / $4::float8) as part
-		from jobs tablesample system (least(100, 100 * $4::float8 / greatest(1, (pg_relation_size('jobs'::regclass) / current_setting('block_size')::float8)))) repeatable (1)
-		where (finalized_at is null or discard_reason is not null) and (select bool_or(more or more_dead) from counted)
-		group by queue, state
-	) j group by queue
+		select count(*) as n from (select from jobs where finalized_at is null and queue = name and lane >= 20 order by lane, scheduled_at, id limit $1) j
+	) suspects
 )
-select c.name, c.jobs::text, c.suspects, c.more, c.dead, c.more_dead, coalesce(s.jobs, '{}')::text, c.paused, c.due
-from counted c left join sampled s on s.queue = c.name
-order by c.name`
+select name, jobs::text, suspects, enough or (jobs->'n')::int = $1, dead, enough_dead or dead = $1, sample::text, paused, case when due is not null then greatest(due, '0001-01-02+00') end
+from counted order by name`
 )
 
 func (s *Snapshot) readDepth(rows pgx.Rows) error {
@@ -237,7 +244,7 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 	if err := errors.Join(json.Unmarshal([]byte(jobs), &q.Jobs), json.Unmarshal([]byte(sample), &sampled)); err != nil {
 		return err
 	}
-	const due = "due" // a key next to the states in both maps
+	const due, all = "due", "n" // keys next to the states
 	q.Due = q.Jobs[due]
 	if more {
 		q.Due = max(q.Due, sampled[due])
@@ -246,6 +253,7 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 		q.Due = max(q.Due, 1) // the sample may have missed all due jobs
 	}
 	delete(q.Jobs, due)
+	delete(q.Jobs, all)
 	delete(sampled, due)
 	if dead > 0 {
 		q.Jobs[Discarded] = dead
@@ -341,7 +349,7 @@ with hour as (
 	cross join lateral generate_series(floor((until - seconds) / 60)::int, floor(until / 60)::int) as minute
 	cross join lateral (select (least(until, minute * 60 + 60) - greatest(until - seconds, minute * 60)) / seconds as part) p
 	where seconds > 90
-), counted as (
+), counted as materialized (
 	select queue, minute, sum(started) as started, sum(waited) as waited, sum(completed) as completed, sum(failed) as failed, sum(discarded) as discarded
 	from spread where minute between (select first from hour) and (select last from hour) and started + completed + failed + discarded > 0 group by queue, minute
 ), sampled as materialized (

@@ -57,7 +57,7 @@ func TestSnapshot(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'late', now() - interval '20 min'), ('k', 'mail', now() - interval '1 min'), ('k', 'mail', now())`)
 	db.exec(t, `insert into jobs (kind, queue, state, scheduled_at) values ('k', 'mail', 'scheduled', now() + interval '1 h'), ('k', 'mail', 'parked', 'infinity')`)
 	db.exec(t, `insert into jobs (kind, queue, scheduled_at, state, errors_total, priority) values ('k', 'mail', now() - interval '2 min', 'retryable', 1, 9)`)
-	db.exec(t, `insert into jobs (kind, queue, scheduled_at, state, claimed_by) values ('k', 'mail', now() - interval '1 d', 'running', 'a')`)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at, state, claimed_by) values ('k', 'mail', now() - interval '1 d', 'running', 'a'), ('k', 'late', now() - interval '1 d', 'running', 's')`)
 	db.exec(t, `insert into jobs (kind, queue, state, crashes) values ('k', 'late', 'retryable', 1), ('k', 'late', 'retryable', 3)`)
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at) values ('k', 'done', 'completed', now()), ('k', 'mail', 'cancelled', now())`)
 	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', queue, 'discarded', now(), 'panic' from unnest('{dead,mail,mail}'::text[]) as queue`)
@@ -76,7 +76,7 @@ func TestSnapshot(t *testing.T) {
 
 	s := db.snapshot(t)
 	want := map[string]map[drover.State]int64{
-		"dead": {drover.Discarded: 1}, "idle": {}, "late": {drover.Available: 1, drover.Retryable: 2},
+		"dead": {drover.Discarded: 1}, "idle": {}, "late": {drover.Available: 1, drover.Retryable: 2, drover.Running: 1},
 		"mail": {drover.Available: 2, drover.Scheduled: 1, drover.Parked: 1, drover.Retryable: 1, drover.Running: 1, drover.Discarded: 2},
 	}
 	var names []string
@@ -135,15 +135,17 @@ func TestSnapshotOfAQuarantinedJob(t *testing.T) {
 	}
 }
 
-// A deep queue is counted up to a bound, suspects first, and estimated beyond that. Other queues are counted to their end.
+// A deep queue is counted up to a bound, suspects and retries first, and estimated beyond that. Other queues are counted to
+// their end, even if the sample has jobs of theirs on many pages.
 func TestSnapshotIsBounded(t *testing.T) {
 	t.Parallel()
 	slow(t)
 	db := newQuietDB(t)
-	db.exec(t, `insert into jobs (id, kind, queue) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'deep' from generate_series(1, 40000) n`)
-	db.exec(t, `insert into jobs (id, kind, queue, state, scheduled_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'deep', 'scheduled', now() + interval '1 h' from generate_series(1, 20000) n`)
-	db.exec(t, `insert into jobs (kind, queue, crashes) values ('k', 'deep', 1)`)
-	db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'dead', 'discarded', now(), 'panic' from generate_series(1, 20000) n`)
+	db.exec(t, `insert into jobs (id, kind, queue) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', case n % 61 when 0 then 'thin' else 'deep' end from generate_series(1, 12000) n`)
+	db.exec(t, `insert into jobs (id, kind, queue, state, scheduled_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', 'deep', 'scheduled', now() + interval '1 h' from generate_series(1, 6000) n`)
+	db.exec(t, `insert into jobs (kind, queue, state, crashes) values ('k', 'deep', 'retryable', 1)`)
+	db.exec(t, `insert into jobs (kind, queue, state, errors_total) select 'k', 'deep', 'retryable', 1 from generate_series(1, 5)`)
+	db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', case n % 21 when 0 then 'thin' else 'dead' end, 'discarded', now(), 'panic' from generate_series(1, 4000) n`)
 	db.exec(t, `insert into jobs (kind, queue) select 'k', 'dead' from generate_series(1, $1)`, drover.SnapshotJobs-1)
 	db.exec(t, `insert into jobs (kind, queue) values ('k', 'small')`)
 	s := db.snapshot(t)
@@ -153,14 +155,20 @@ func TestSnapshotIsBounded(t *testing.T) {
 			t.Errorf("%+v, want about %d %s", q, want, state)
 		}
 	}
-	about("deep", drover.Available, 40_000)
-	if n := depthOf(t, s, "deep").Due; n < 30_000 || n > 50_000 {
-		t.Errorf("about %d jobs are due, want about 40,001", n)
+	about("deep", drover.Available, 12_000)
+	if n := depthOf(t, s, "deep").Due; n < 9_000 || n > 15_000 {
+		t.Errorf("about %d jobs are due, want about 12,000", n)
 	}
-	about("deep", drover.Scheduled, 20_000)
-	about("dead", drover.Discarded, 20_000)
+	about("deep", drover.Scheduled, 6_000)
+	about("dead", drover.Discarded, 4_000)
 	if n := depthOf(t, s, "dead").Jobs[drover.Available]; n != drover.SnapshotJobs-1 {
 		t.Errorf("%d jobs next to many dead letters, want all of them, counted", n)
+	}
+	if q := depthOf(t, s, "thin"); q.Estimated || q.Jobs[drover.Available] != 12_000/61 || q.Jobs[drover.Discarded] != 4_000/21 {
+		t.Errorf("%+v, want all of its jobs, counted: the sample has some of them", q)
+	}
+	if n := depthOf(t, s, "deep").Jobs[drover.Retryable]; n < 6 {
+		t.Errorf("%d retries, want those that were counted, whatever the sample has", n)
 	}
 	if q := depthOf(t, s, "small"); q.Estimated || !maps.Equal(q.Jobs, map[drover.State]int64{drover.Available: 1}) {
 		t.Errorf("%+v", q)
@@ -263,7 +271,7 @@ func TestSnapshotOfFewDueJobs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rows, err := tx.Query(t.Context(), drover.SQLDepths, 10, drover.SnapshotQueues, drover.SnapshotHeld, 1)
+	rows, err := tx.Query(t.Context(), drover.SQLDepths, 10, drover.SnapshotQueues, drover.SnapshotHeld, 1, 5)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,8 +315,9 @@ func TestPlansOfASnapshot(t *testing.T) {
 			if _, err := p.Exec(t.Context(), "set plan_cache_mode = "+mode); err != nil {
 				t.Fatal(err)
 			}
-			depths := p.explain(t, planned{name: "depths", sql: drover.SQLDepths, args: []any{drover.SnapshotJobs, drover.SnapshotQueues, drover.SnapshotHeld, drover.SnapshotSample}}, "costs off")
-			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || strings.Count(depths, "Sort Key") > 2 || strings.Count(depths, "Limit") != 10 {
+			depths := p.explain(t, planned{name: "depths", sql: drover.SQLDepths, args: []any{drover.SnapshotJobs, drover.SnapshotQueues, drover.SnapshotHeld, drover.SnapshotSample, drover.SnapshotFew}}, "costs off")
+			sorted := slices.DeleteFunc(regexp.MustCompile(`Sort Key: \S+`).FindAllString(depths, -1), regexp.MustCompile(`: ((counted|held)\.name|j_\d\.queue)$`).MatchString) // besides names and the sample
+			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || len(sorted) > 0 || strings.Count(depths, "Limit") != 13 {
 				t.Errorf("depths, %s, %s:\n%s", when, mode, depths)
 			}
 			redrives := p.explain(t, planned{name: "redrives", sql: drover.SQLOpenRedrives, args: []any{drover.SnapshotRedrives}}, "costs off")
@@ -372,20 +381,20 @@ func TestCostOfASnapshot(t *testing.T) {
 		priority string
 		most     int
 	}{
-		"in order": {"now() - i * interval '1 ms'", "5", 100},
-		"anyhow":   {"now() + (random() - 0.5) * interval '30 d'", "1 + i % 9", 400},
+		"in order": {"now() - i * interval '1 ms'", "5", 40},
+		"anyhow":   {"now() + (random() - 0.5) * interval '30 d'", "1 + i % 9", 100},
 	} {
 		db := newQuietDB(t)
 		db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
 		db.exec(t, `insert into jobs (id, kind, queue, scheduled_at, priority) select (select left(drover_ulid(), 10)) || lpad(i::text, 16, '0'), 'k', 'q' || i % 4, `+test.due+`, `+test.priority+` from generate_series(1, 60000) i`)
 		db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(i::text, 16, '0'), 'k', 'q' || i % 4, 'discarded', now(), 'panic' from generate_series(1, 10000) i`)
 		least, best := math.MaxInt, ""
-		bound := 4*test.most + 2*drover.SnapshotSample
+		bound := 4*test.most + drover.SnapshotSample*5/4
 		// Transactions of other tests keep the vacuum from marking pages as visible to all, and changes of their schemas make
 		// the server read its catalogs anew, in the middle of the statement.
 		for began := time.Now(); least > bound && time.Since(began) < time.Minute; {
 			db.exec(t, `vacuum analyze jobs`)
-			plan := db.planner(t).explain(t, planned{name: "depths", sql: drover.SQLDepths, args: []any{drover.SnapshotJobs, drover.SnapshotQueues, drover.SnapshotHeld, drover.SnapshotSample}}, "analyze, buffers, costs off, timing off")
+			plan := db.planner(t).explain(t, planned{name: "depths", sql: drover.SQLDepths, args: []any{drover.SnapshotJobs, drover.SnapshotQueues, drover.SnapshotHeld, drover.SnapshotSample, drover.SnapshotFew}}, "analyze, buffers, costs off, timing off")
 			m := regexp.MustCompile(`Buffers: shared(?: hit=(\d+))?(?: read=(\d+))?`).FindStringSubmatch(plan)
 			if m == nil {
 				t.Fatalf("no buffers:\n%s", plan)

@@ -22,7 +22,7 @@ type contender interface {
 	close(ctx context.Context) error
 }
 
-// The interfaces of scenarios other than a burn-down. scenario.asks names the one that its contenders implement.
+// The interfaces of scenarios other than a burn-down. scenario.asks is the interface that its contenders implement.
 type (
 	// burner burns down n jobs that succeed in the given attempt: earlier attempts fail, and are retried 1 ms later. It
 	// does not time the first jobs, the untimed ones, during which the workers start.

@@ -310,7 +310,7 @@ func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
 // not count due jobs, and looks for refused jobs only among the newest 200 dead letters. It also reads the parts in the
 // parameter more.
 func Brief(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
-	return look(ctx, pool, depth{due: 1, soon: 200, live: 200, dead: 200}, more...)
+	return look(ctx, pool, depth{due: 1, soon: 20, live: 200, dead: 200}, more...)
 }
 
 func look(ctx context.Context, pool *pg.Pool, d depth, more ...Part) (*Report, error) {

@@ -1591,10 +1591,28 @@ func mutants() (all []mutant) {
 				tests: []string{"TestSnapshotLevel"},
 			},
 			{
-				name: "snapshot-suspects-last", bug: "a snapshot misses the suspects of a deep queue",
-				old:   "order by lane desc, scheduled_at desc, id desc limit $1",
-				new:   "order by lane, scheduled_at, id limit $1",
+				name: "snapshot-retries-last", bug: "a snapshot misses the few retries of a deep queue",
+				old:   "order by lane desc, scheduled_at desc, id desc limit most",
+				new:   "order by lane, scheduled_at, id limit most",
 				tests: []string{"TestSnapshotIsBounded"},
+			},
+			{
+				name: "snapshot-trusts-few-pages", bug: "a snapshot estimates a queue that it could count",
+				old:   "greatest(20, 4 * $1 / part) as enough,",
+				new:   "20 as enough,",
+				tests: []string{"TestSnapshotIsBounded"},
+			},
+			{
+				name: "snapshot-trusts-few-dead", bug: "a snapshot estimates dead letters that it could count",
+				old:   "greatest(20, 4 * $1 / part) as enough_dead,",
+				new:   "20 as enough_dead,",
+				tests: []string{"TestSnapshotIsBounded"},
+			},
+			{
+				name: "snapshot-running-is-late", bug: "a snapshot takes a running job for the oldest due one",
+				old:   "(select lane, scheduled_at from jobs where finalized_at is null and state <> 'running' and queue = name",
+				new:   "(select lane, scheduled_at from jobs where finalized_at is null and queue = name",
+				tests: []string{"TestSnapshot"},
 			},
 		}},
 		{"migrations/00023_depth.sql", []mutant{
