@@ -101,7 +101,7 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 		if err != nil {
 			return false, false, fmt.Errorf("encode job: %w", err)
 		}
-		sendUnique(&p, doc, &job.reply)
+		job.Uniqueness.send(&p, doc, &job.reply, job.quiet)
 	default:
 		p.Query(func(rows pgx.Rows) error { return rows.Scan(&sent.existing) }, sqlEnqueue, job.params(false)...)
 	}

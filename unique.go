@@ -258,10 +258,10 @@ func writeJSONB(b *bytes.Buffer, value any) {
 	}
 }
 
-// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. If $2 is false, the statement is alone
-// in its transaction: the existing job need not wait for it, and the caller wakes sleeping supervisors. It reads
-// jobs_unique_idx before it inserts; a comment in the function explains why that is safe.
-const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, wake => $2, alone => not $2)`
+// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. $2: it wakes sleeping supervisors. $3:
+// the statement is alone in its transaction, so the existing job need not wait for it. It reads jobs_unique_idx before
+// it inserts; a comment in the function explains why that is safe.
+const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, wake => $2, alone => $3)`
 
 // sqlEnqueueUniquePlain replaces sqlEnqueuePlain for a unique job. It calls no function, because the call and its JSON
 // would cost as much as the insert. If another job has the key, it inserts nothing; then sqlEnqueueUnique finds that
@@ -323,14 +323,16 @@ func (u *uniqueness) chosen(args json.RawMessage) string {
 	return string(doc)
 }
 
-// sendUnique queues sqlEnqueueUnique. The caller looks for sleeping supervisors itself, after the commit.
-func sendUnique(p *pg.Pipeline, doc []byte, reply *uniqueReply) {
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&reply.ID, &reply.Result) }, sqlEnqueueUnique, string(doc), false)
+// send queues sqlEnqueueUnique. The caller looks for sleeping supervisors itself, after the commit. But only the
+// database knows the due time of a job that is debounced, so the statement looks for them, too.
+func (u *uniqueness) send(p *pg.Pipeline, doc []byte, reply *uniqueReply, quiet bool) {
+	wakes := u.OnConflict == "debounce" && !quiet
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&reply.ID, &reply.Result) }, sqlEnqueueUnique, string(doc), wakes, true)
 }
 
 // askUnique stores or finds one unique job in the caller's transaction.
 func askUnique(ctx context.Context, tx pg.Querier, doc []byte) (reply uniqueReply, err error) {
-	err = tx.QueryRow(ctx, sqlEnqueueUnique, string(doc), true).Scan(&reply.ID, &reply.Result)
+	err = tx.QueryRow(ctx, sqlEnqueueUnique, string(doc), true, false).Scan(&reply.ID, &reply.Result)
 	return reply, uniqueError(err)
 }
 

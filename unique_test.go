@@ -162,6 +162,33 @@ func TestReplaceWakes(t *testing.T) {
 	}
 }
 
+// A sleeping supervisor hears of a job that a debounce makes earlier: its longest wait ends before the new job's delay.
+// The job stays in its own queue.
+func TestDebounceWakes(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	u := drover.Unique{By: []string{"n"}, OnConflict: drover.Debounce(2 * time.Second)}
+	late := drover.EnqueueOpts{Unique: &u, Delay: time.Hour, Queue: "elsewhere"}
+	for i, way := range db.Ways(t) {
+		db.Unique(t, parcel{N: i}, u, drover.EnqueueOpts{Delay: time.Second})
+		db.exec(t, `update jobs set scheduled_at = now() + interval '1 day'`) // as an operator may do
+		if !woken(t, db, func() {
+			r, err := way.Enqueue(t.Context(), parcel{N: i}, &late)
+			if err != nil || !r.Debounced {
+				t.Errorf("%s: %+v, %v", way.Name, r, err)
+			}
+		}) {
+			t.Errorf("%s: nobody is woken by a job that became due earlier", way.Name)
+		}
+	}
+	quiet := late
+	quiet.DisableNotify = true
+	db.exec(t, `update jobs set scheduled_at = now() + interval '1 day'`)
+	if woken(t, db, func() { okay(db.client.Enqueue(t.Context(), parcel{N: 0}, &quiet)) }) {
+		t.Error("notified in spite of DisableNotify")
+	}
+}
+
 // In one batch the second of two that are alike meets the first.
 func TestUniqueTwiceInABatch(t *testing.T) {
 	t.Parallel()

@@ -307,9 +307,11 @@ begin
 	end if;
 
 	if wake then
+		-- A debounced job is in its own queue, and may be due earlier than the new job would be.
 		perform drover_wake(q.queue, q.due, q.kind) from (
-			select coalesce(g.queue, 'default') as queue, g.kind, min(drover_due(g.scheduled_at, g.delay)) as due
+			select coalesce(j.queue, g.queue, 'default') as queue, g.kind, min(coalesce(j.scheduled_at, drover_due(g.scheduled_at, g.delay))) as due
 			from rows from (jsonb_to_recordset(docs) as (queue text, kind text, scheduled_at timestamptz, delay interval)) with ordinality as g
+			left join lateral (select j.queue, j.scheduled_at from jobs j where j.id = owners[g.ordinality] and results[g.ordinality] = 'debounced' limit 1) j on true
 			where results[g.ordinality] <> 'existing' group by 1, 2 order by 1, 2) q;
 	end if;
 	return query select t.id, t.owner, t.result from unnest(ids, owners, results) with ordinality as t(id, owner, result, n) where t.result is not null order by t.n;

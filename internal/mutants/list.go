@@ -85,6 +85,12 @@ func mutants() (all []mutant) {
 				tests: []string{"TestRedriveAfterAnothersPeriod"},
 			},
 			{
+				name: "unique-debounced-unheard", bug: "nobody is woken for a job that a debounce makes due earlier than the new job would be",
+				old:   "min(coalesce(j.scheduled_at, drover_due(g.scheduled_at, g.delay)))",
+				new:   "min(drover_due(g.scheduled_at, g.delay))",
+				tests: []string{"TestDebounceWakes"},
+			},
+			{
 				name: "unique-replaced-in-a-redrive", bug: "a redrive does not look into the queue that a job was replaced into",
 				old:   "where j.id = job_id and j.paced_at is not null on conflict do nothing;",
 				new:   "where false on conflict do nothing;",
