@@ -160,7 +160,7 @@ create function drover_redrive(job_id text, max_attempts int default null, args_
 declare
 	j        jobs;
 	new_key  text;
-	owner    text;
+	taken    text;
 	violated text;
 begin
 	select * into j from jobs where id = job_id for update;
@@ -187,9 +187,9 @@ begin
 	update jobs set paced_at = null where id = job_id and paced_at is not null; -- the job leaves the paced redrive that holds it
 	begin
 		new_key := case when drover_key_until(j.finalized_at, j.unique_scope, j.unique_until) is not null then drover_key_patched(j, args_patch) end;
-		owner := drover_unique_owner(new_key, job_id);
-		if owner is not null then
-			raise exception 'drover: job % cannot be redriven, job % has its unique key', job_id, owner using errcode = 'DR002';
+		taken := drover_key_taken(new_key, job_id);
+		if taken is not null then
+			raise exception 'drover: job % cannot be redriven, %', job_id, taken using errcode = 'DR002';
 		end if;
 		perform drover_release(array[job_id], array[clock_timestamp()], max_attempts, args_patch, left(coalesce(nullif(by, ''), session_user), 128), why, jsonb_build_object(job_id, new_key));
 	exception when unique_violation then
@@ -197,7 +197,7 @@ begin
 		if violated <> 'jobs_unique_idx' then
 			raise; -- the job violates a unique index of the application
 		end if;
-		raise exception 'drover: job % cannot be redriven, another job (%) has its unique key', job_id, coalesce(drover_unique_owner(new_key, job_id), 'which has ended since') using errcode = 'DR002';
+		raise exception 'drover: job % cannot be redriven, %', job_id, coalesce(drover_key_taken(new_key, job_id), 'another job had its unique key, and has ended since') using errcode = 'DR002';
 	end;
 	perform drover_wake(j.queue, kind => j.kind);
 	return (select state from jobs where id = job_id);
@@ -892,7 +892,9 @@ begin
 	-- again, until its patience has ended.
 	waiting := waiting || array(select b->>'id' from jsonb_array_elements(refused) b where b->>'code' = '55P03');
 	late := array(select w from unnest(waiting) as w where (r.locked->>w)::timestamptz not between clock_timestamp() - patience and clock_timestamp() order by 1);
-	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', 'refused: ' || (b->>'error')) order by b->>'id'), '[]')
+	-- A job that violates a unique index may have lost its key to another transaction meanwhile.
+	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', coalesce(
+			case when b->>'code' = '23505' then drover_key_taken(keys[array_position(keyed, b->>'id')], b->>'id') end, 'refused: ' || (b->>'error'))) order by b->>'id'), '[]')
 		from jsonb_array_elements(refused) b where b->>'id' <> all(waiting));
 	bad := array(select b->>'id' from jsonb_array_elements(refused) b) || late;
 	perform drover_redrive_take_out(bad);

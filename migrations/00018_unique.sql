@@ -385,13 +385,28 @@ $$;
 comment on function drover_unique_owner(text, text) is 'The job that has this unique key, if it is another one than the job wanted_by. Null: no other job has the key. If the period of the other job is over, that job loses the key.';
 
 -- +goose StatementBegin
+create function drover_key_taken(key text, wanted_by text) returns text language plpgsql as $$
+declare
+	owner constant text := drover_unique_owner(key, wanted_by);
+begin
+	return case
+		when owner is null then null
+		when (select h.unique_until <= clock_timestamp() from jobs h where h.id = owner) then
+			format('another transaction is changing job %s, whose unique period is over; try again', owner)
+		else format('job %s has its unique key', owner) end;
+end
+$$;
+-- +goose StatementEnd
+comment on function drover_key_taken(text, text) is 'Why the job wanted_by cannot have this unique key, as a clause. Null: it can. If the period of another job with the key is over, that job loses the key.';
+
+-- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 18';
 -- +goose StatementEnd
 
 select drover_secure();
 
 -- +goose Down
-drop function drover_unique_owner, drover_replace_waiting, drover_enqueue_unique, drover_span_fault, drover_unique_key, drover_refuse_uniqueness;
+drop function drover_key_taken, drover_unique_owner, drover_replace_waiting, drover_enqueue_unique, drover_span_fault, drover_unique_key, drover_refuse_uniqueness;
 -- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 17';
 -- +goose StatementEnd

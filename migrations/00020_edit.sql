@@ -182,8 +182,8 @@ exception when unique_violation then
 	if violated <> 'jobs_unique_idx' then
 		raise; -- the job violates a unique index of the application
 	end if;
-	raise exception 'drover: job % would get the unique key of job %', was.id,
-		coalesce(drover_unique_owner(j.unique_key, was.id), 'another one, which has ended since') using errcode = 'DR002';
+	raise exception 'drover: job % cannot be edited, %', was.id,
+		coalesce(drover_key_taken(j.unique_key, was.id), 'another job had its unique key, and has ended since') using errcode = 'DR002';
 end
 $$;
 -- +goose StatementEnd
@@ -260,7 +260,7 @@ declare
 	-- part of the walk.
 	due      timestamptz := case when how ? 'places' then nullif(current_setting('drover.rerun_due', true), '') end;
 	made     text;
-	owner    text;
+	taken    text;
 	wrote    bigint;
 	violated text;
 	reason   constant text := coalesce(': ' || nullif(left(how->>'why', 1000), ''), '');
@@ -281,9 +281,9 @@ begin
 			raise exception 'drover: job % % at %', was.id, case when was.expires_at <= at then 'expired' else 'expires' end, was.expires_at using errcode = 'DR002';
 		end if;
 		if not exists (select from jobs j where j.id = made) then
-			owner := drover_unique_owner(case when was.unique_scope <> 'period' then was.unique_key end, was.id);
-			if owner is not null then
-				raise exception 'drover: job % cannot be rerun, job % has its unique key', was.id, owner using errcode = 'DR002';
+			taken := drover_key_taken(case when was.unique_scope <> 'period' then was.unique_key end, was.id);
+			if taken is not null then
+				raise exception 'drover: job % cannot be rerun, %', was.id, taken using errcode = 'DR002';
 			end if;
 		end if;
 		-- The unique period belongs to the first enqueue, so the new job has no period.
@@ -320,7 +320,7 @@ exception when unique_violation then
 		if violated <> 'jobs_unique_idx' then
 			raise; -- the job violates a unique index of the application
 		end if;
-		raise exception 'drover: job % cannot be rerun, another job (%) has its unique key', was.id, coalesce(drover_unique_owner(was.unique_key, was.id), 'which has ended since') using errcode = 'DR002';
+		raise exception 'drover: job % cannot be rerun, %', was.id, coalesce(drover_key_taken(was.unique_key, was.id), 'another job had its unique key, and has ended since') using errcode = 'DR002';
 	end case;
 end
 $$;

@@ -74,7 +74,7 @@ func byID() []struct{ name, state, sql string } {
 
 // notByID returns the functions that do not find jobs by id, or that functions in byID call.
 func notByID() []string {
-	return strings.Fields(`archivable clock discarded_with edit_jobs enqueue enqueue_many enqueue_unique failure_policy fits hold known_scope
+	return strings.Fields(`archivable clock discarded_with edit_jobs enqueue enqueue_many enqueue_unique failure_policy fits hold key_taken known_scope
 	page periodic_enqueue quarantined redrive_check redrive_judge redrive_let_lie redrive_next rerun_jobs retain_next sample_depth seek unique_owner`)
 }
 

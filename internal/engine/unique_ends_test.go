@@ -338,6 +338,47 @@ func TestRedriveAfterAnothersPeriod(t *testing.T) {
 	}
 }
 
+// Another transaction is changing a job whose period is over. A redrive, a rerun and an edit that need its key say so:
+// the key is free once that transaction has ended.
+func TestAKeyWhoseOwnerIsLocked(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	by := drover.Unique{By: []string{"n"}}
+	verbs := map[string]func() error{}
+	for i, name := range []string{"redrive", "rerun", "edit"} {
+		n := 10 * i
+		job := db.Unique(t, parcel{N: n}, by)
+		switch name {
+		case "redrive":
+			db.exec(t, `update jobs set state = 'cancelled', finalized_at = now() where id = $1`, job.ID)
+			verbs[name] = func() error { return db.client.RedriveJob(t.Context(), job.ID, nil, drover.Audit{}) }
+		case "rerun":
+			db.exec(t, `update jobs set state = 'completed', finalized_at = now() where id = $1`, job.ID)
+			verbs[name] = func() error { _, err := db.client.Rerun(t.Context(), job.ID, nil, drover.Audit{}); return err }
+		case "edit":
+			n++
+			patch := drover.JobEdit{ArgsPatch: fmt.Appendf(nil, `{"n": %d}`, n)}
+			verbs[name] = func() error { _, err := db.client.Edit(t.Context(), job.ID, patch, drover.Audit{}); return err }
+		}
+		period := by
+		period.Until = drover.UntilPassed(time.Hour)
+		db.Unique(t, parcel{N: n}, period)
+	}
+	db.exec(t, `update jobs set unique_until = now() where unique_scope = 'period'`)
+	end := db.Hold(t, `select from jobs where unique_scope = 'period' for update`)
+	for name, verb := range verbs {
+		if err := verb(); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), "another transaction is changing job ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	end()
+	for name, verb := range verbs {
+		if err := verb(); err != nil {
+			t.Errorf("%s, after that transaction: %v", name, err)
+		}
+	}
+}
+
 // A redrive sets the key again, and leaves alone what would collide.
 func TestRedriveOfUniqueJobs(t *testing.T) {
 	t.Parallel()
@@ -600,6 +641,44 @@ func TestARedriveWaitsForAKey(t *testing.T) {
 				t.Errorf("it still waits for %s", left)
 			}
 		})
+	}
+}
+
+// A job gets the key of a redriven job while a tick releases it. The redrive skips the redriven job, and its reason
+// names the other job.
+func TestAPacedRedriveThatLosesAKey(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	u := drover.Unique{}
+	dead := db.Unique(t, parcel{N: 1}, u)
+	if _, err := db.client.Discard(t.Context(), dead.ID, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded}}, drover.Audit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `create sequence releases`)
+	db.exec(t, `create function pause() returns trigger language plpgsql as $$ begin
+		perform nextval('releases');
+		while not exists (select from jobs where unique_key = new.unique_key and finalized_at is null) loop
+			perform pg_sleep(0.01);
+		end loop;
+		return new;
+	end $$`)
+	db.exec(t, `create trigger pause before update on jobs for each row when (old.finalized_at is not null and new.finalized_at is null) execute function pause()`)
+	done := make(chan error)
+	go func() {
+		_, err := db.Exec(t.Context(), `select drover_pace(clock_timestamp() + interval '1 second')`)
+		done <- err
+	}()
+	db.waitFor(t, time.Minute, `select is_called from releases`)
+	other := db.Unique(t, parcel{N: 1}, u)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if r, err = db.client.Redrive(t.Context(), r.ID); err != nil || len(r.Skips) != 1 || r.Skips[0] != (drover.SkippedJob{ID: dead.ID, Why: "job " + other.ID + " has its unique key"}) {
+		t.Errorf("%+v, %v", r, err)
 	}
 }
 

@@ -91,6 +91,12 @@ func mutants() (all []mutant) {
 				tests: []string{"TestDebounceWakes"},
 			},
 			{
+				name: "unique-owner-that-changes", bug: "a redrive is told that its key is taken, although only another transaction has locked a job whose period is over",
+				old:   "when (select h.unique_until <= clock_timestamp() from jobs h where h.id = owner) then",
+				new:   "when false then",
+				tests: []string{"TestAKeyWhoseOwnerIsLocked"},
+			},
+			{
 				name: "unique-replaced-in-a-redrive", bug: "a redrive does not look into the queue that a job was replaced into",
 				old:   "where j.id = job_id and j.paced_at is not null on conflict do nothing;",
 				new:   "where false on conflict do nothing;",
@@ -479,6 +485,12 @@ func mutants() (all []mutant) {
 				old:   "case when r.args_patch is null then j.unique_key else drover_key_patched",
 				new:   "case when true then j.unique_key else drover_key_patched",
 				tests: []string{"TestAPacedRedriveThatPatchesLooksForTheNewKeys"},
+			},
+			{
+				name: "unique-redrive-lost-key", bug: "the reason of a job that a paced redrive skips is the name of an index",
+				old:   "case when b->>'code' = '23505' then drover_key_taken",
+				new:   "case when false then drover_key_taken",
+				tests: []string{"TestAPacedRedriveThatLosesAKey"},
 			},
 			{
 				name: "unique-redrive-both-stay", bug: "a paced redrive skips the job that has the key, because of a job that would get this key",
