@@ -356,19 +356,23 @@ const (
 	// their ids, and COPY cannot return what it stored. Rules need no check, because COPY ignores them.
 	sqlTriggersBefore = `select exists (select from pg_trigger where tgrelid = 'jobs'::regclass and tgtype & 7 = 7 and tgenabled <> 'D')`
 
-	// sqlCountStored finds the jobs by primary key.
+	// sqlCountStored finds the jobs by primary key. QuickPlan goes before it. Otherwise a plan that was made when the
+	// table was small would read the whole table.
 	sqlCountStored = `select count(*) from jobs where id = any($1)`
 )
 
 // allStored returns ErrNotStored for a batch if a trigger dropped a row or changed an id.
-func allStored(ctx context.Context, tx Tx, jobs []*newJob) error {
+func allStored(ctx context.Context, conn pg.Conn, jobs []*newJob) error {
 	ids := make([]string, len(jobs))
 	for i, job := range jobs {
 		ids[i] = job.ID
 	}
 	var n int
-	if err := tx.QueryRow(ctx, sqlCountStored, ids).Scan(&n); err != nil {
-		return pg.Classify(err)
+	var count pg.Pipeline
+	count.Exec(nil, pg.QuickPlan)
+	count.Query(func(rows pgx.Rows) error { return rows.Scan(&n) }, sqlCountStored, ids)
+	if err := count.Send(ctx, conn); err != nil {
+		return err
 	}
 	if n != len(jobs) {
 		return fmt.Errorf("%d of %d jobs have no row: %w", len(jobs)-n, len(jobs), ErrNotStored)

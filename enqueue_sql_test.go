@@ -373,6 +373,28 @@ func TestATriggerInABatch(t *testing.T) {
 	}
 }
 
+// A trigger may drop a row of a COPY, so EnqueueMany counts the rows. It finds them by primary key, even while the table
+// is so small that Postgres would rather read all of it: a connection keeps that plan when the table has grown.
+func TestABatchWithATriggerIsCountedByPrimaryKey(t *testing.T) {
+	t.Parallel()
+	db := newTestDBOn(t, pgtest.NewMigratedPool(t, func(c *pgxpool.Config) { c.MaxConns = 1 }), drover.Config{})
+	db.exec(t, `create function pass() returns trigger language plpgsql as $$ begin return new; end $$`)
+	db.exec(t, `create trigger pass before insert on jobs for each row execute function pass()`)
+	scans := func() int {
+		db.exec(t, `select pg_stat_force_next_flush()`)
+		return value[int](t, db, `select pg_stat_get_numscans('jobs'::regclass)`)
+	}
+	before := scans()
+	for range 7 { // Postgres makes a plan for each of the first five calls, and then keeps one
+		if _, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{letter{"a"}, nil}, {letter{"b"}, nil}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := scans() - before; n != 0 {
+		t.Errorf("7 batches read the whole table %d times", n)
+	}
+}
+
 // E-6, E-13: the job that was in the way of an insert is deleted before it is looked at. A trigger stands for the other
 // session: its own insert comes between.
 func TestTheJobInTheWayIsDeleted(t *testing.T) {
