@@ -177,7 +177,7 @@ func TestBadForms(t *testing.T) {
 		{"/failure?id=x", "do=status&status=resolved", 404, "none with this id"},
 		{"/failure?id=" + groupID, "do=status&seen=x&status=resolved", 409, "is open now"},
 		{"/failure?id=" + groupID, "do=policy&policy=", 400, "lacks &#34;seen&#34;"},
-		{"/schedule?name=x", "do=pause", 404, "none with this id"},
+		{"/schedule?name=x", "do=pause", 404, "none with this name"},
 		{"/redrive?id=" + none, "do=abort", 404, "none with this id"},
 		{"/redrive?id=" + redriveID, "do=resume&seen=x", 409, "The redrive is running now."},
 		{"/queue?name=x", "do=resume&seen=x", 409, "queue:x is not paused"},

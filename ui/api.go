@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/jobdoc"
 )
 
 // endpoint is an address under api/, with an operation for each method, GET or POST.
@@ -169,10 +170,16 @@ func (s *site) failedAPI(w http.ResponseWriter, r *http.Request, op *operation, 
 			}
 		}
 		p.Field = fieldPath(inBody, invalid.Field)
-		p.What = strings.TrimPrefix(p.Field+": ", ": ") + visible(invalid.Reason) + "."
+		p.What = strings.TrimPrefix(p.Field+": ", ": ") + visible(inJSON(invalid.Reason)) + "."
 	}
 	p.Result = done
 	s.fail(w, r, p)
+}
+
+// inJSON replaces Go's names of fields in the reason of a refusal by the names in JSON.
+func inJSON(reason string) string {
+	return strings.NewReplacer(append(jobdoc.Reasons(), "contradicts RunNow and ScheduledAt", "contradicts run_now and scheduled_at", "contradicts RunNow", "contradicts run_now",
+		"needs PerKey", "needs per_key", "needs Canary", "needs canary")...).Replace(reason)
 }
 
 // problemDocument is a problem in the form of RFC 9457.

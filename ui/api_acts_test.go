@@ -285,6 +285,7 @@ func TestEnqueueByTheAPI(t *testing.T) {
 			t.Errorf("%s: %+v", body, p)
 		}
 	}
+	ask(t, h, http.MethodPost, "jobs/enqueue", `{"kind": "x", "uniqueness": {"key": true}}`).is(t, http.StatusBadRequest, "uniqueness.key: the job has no concurrency_key.")
 	ask(t, h, http.MethodPost, "jobs/cancel?kind=charge", `{}`).is(t, http.StatusForbidden)
 }
 

@@ -48,7 +48,7 @@ func TestProblems(t *testing.T) {
 		{"/failures?kind=%00", 400, "Kind: "},
 		{"/redrive?id=" + none, 404, "none with this id"},
 		{"/redrives?limit=0", 400, "from 1 to 500"},
-		{"/schedule?name=weekly", 404, "none with this id"},
+		{"/schedule?name=weekly", 404, "none with this name"},
 		{"/queue?nme=x", 400, "knows no &#34;nme&#34;"},
 		{"/jobs?sate=discarded", 400, "knows no &#34;sate&#34;"},
 		{"/jobs?state=dead", 400, "State: &#34;dead&#34; is no state"},
@@ -71,6 +71,10 @@ func TestProblems(t *testing.T) {
 		{"/?x=%3Cscript%3E", 400, "knows no"},
 	} {
 		get(t, h, c.at).is(t, c.status, c.text).lacks(t, "drover: ", "Filter.", "SQLSTATE", "<script>")
+	}
+	get(t, h, "/job?id="+none).is(t, 404, "drover archive list") // there is no archive of the others
+	for _, at := range []string{"/schedule?name=weekly", "/redrive?id=" + none, "/failure?id=x", "/api/schedule?name=weekly"} {
+		get(t, h, at).is(t, 404, "It may have been deleted since").lacks(t, "archive")
 	}
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, "PROPFIND"} {
 		a := do(t, h, httptest.NewRequestWithContext(t.Context(), method, "/jobs", nil)).is(t, http.StatusMethodNotAllowed, "can only be read")

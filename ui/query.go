@@ -2,6 +2,7 @@ package ui
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -9,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/drover-queue/drover"
 )
 
 // query is the part of an address after the question mark.
@@ -83,6 +86,9 @@ func (q query) id(key string, others ...string) (string, error) {
 func subject[T any](ctx context.Context, q query, key string, load func(context.Context, string) (T, error)) (id string, of T, err error) {
 	if id, err = q.id(key); err == nil {
 		of, err = load(ctx, id)
+	}
+	if _, job := any(of).(*drover.JobInfo); !job && errors.Is(err, drover.ErrNotFound) {
+		err = problem{Status: http.StatusNotFound, What: "There is none with this " + key + ".", Do: "It may have been deleted since: look for it in the list."}
 	}
 	return id, of, err
 }

@@ -337,22 +337,19 @@ func jsonFault(err error) error {
 
 // enqueueNames replaces the library's name of a refused field by the name of its flag.
 func enqueueNames(err error) error {
-	return flagNamed(err,
+	return flagNamed(err, append([]string{
 		"kind:", "KIND:", "Queue:", "--queue:", "Priority:", "--priority:", "ScheduledAt:", "--scheduled-at:", "Delay:", "--delay:", "MaxAttempts:", "--max-attempts:",
 		"retry.", "--retry: ", "retry:", "--retry:", "Retry", "--retry", "Timeout:", "--timeout:", "ExpiresAt:", "--expires-at:", "RetryUntil:", "--retry-until:", "Tags[", "--tag [",
 		"Tags:", "--tag:", "Metadata", "--metadata", "Unique.By", "--unique: by", "Unique.AnyArgs", "--unique: any_args", "Unique.Queue", "--unique: queue", "Unique.Key", "--unique: key",
 		"Unique.Until", "--unique: until", "Unique.OnConflict", "--unique: on_conflict", "Key:", "--key:", "ID:", "--id:", "args:", "--args:", "args.", "--args: ",
-	)
+		"contradicts ScheduledAt", "contradicts --scheduled-at", "not after ScheduledAt", "not after --scheduled-at", "the job has no Key", "the job has no --key",
+		"Debounce needs Delay or ScheduledAt", "debounce needs --delay or --scheduled-at",
+	}, jobdoc.Names()...)...)
 }
 
 // lineFields replaces the library's name of a refused field by the field's key in the JSON of a line.
 func lineFields(refusal string) string {
-	return strings.NewReplacer(
-		"Queue:", "queue:", "Priority:", "priority:", "ScheduledAt:", "scheduled_at:", "Delay:", "delay:", "MaxAttempts:", "max_attempts:", "Timeout:", "timeout:",
-		"ExpiresAt:", "expires_at:", "RetryUntil:", "retry_until:", "Tags", "tags", "Metadata", "metadata", "Unique.By", "uniqueness.by", "Unique.AnyArgs", "uniqueness.any_args",
-		"Unique.Queue", "uniqueness.queue", "Unique.Key", "uniqueness.key", "Unique.Until", "uniqueness.until", "Unique.OnConflict", "uniqueness.on_conflict",
-		"Key:", "concurrency_key:", "ID:", "id:",
-	).Replace(refusal)
+	return strings.NewReplacer(jobdoc.Names()...).Replace(refusal)
 }
 
 // lineNames replaces the index of a refused job in an error text by its line number.

@@ -61,7 +61,7 @@ func TestEnqueueRefused(t *testing.T) {
 		"k --args @/no/such/file":     "no such file",
 		"k --args=":                   "--args is empty",
 		"k --queue=":                  "--queue is empty",
-		"k --id x":                    "--id:",
+		"k --id x":                    `--id: "x" is not a ULID: `,
 		"k --priority 10":             "--priority: 10 is not 1 to 9",
 		"k --priority 0":              "--priority is empty",
 		"k --delay soon":              `--delay: "soon" is not a duration`,
@@ -79,7 +79,7 @@ func TestEnqueueRefused(t *testing.T) {
 		"--lines - --queue q":         "--queue with --lines",
 		"--lines /no/such/file":       "no such file",
 		"k l":                         "",
-		"k --delay 1s --scheduled-at 2040-01-01T00:00:00Z": "--delay: contradicts",
+		"k --delay 1s --scheduled-at 2040-01-01T00:00:00Z": "--delay: contradicts --scheduled-at",
 	} {
 		sh.run(t, append([]string{"enqueue"}, strings.Fields(line)...)...).ends(t, 2, want)
 	}
@@ -119,11 +119,14 @@ func TestEnqueueLines(t *testing.T) {
 		`{"kind": "charge", "delay": "1 hour"}`:  "line 3: delay:",
 		`{"kind": "charge", "retry": {"x": 1}}`:  "retry.type",
 		`{"kind": "charge", "expires_at": "x"}`:  `"x" is not a time such as`,
-		`{"kind": "charge", "id": "x"}`:          "line 3: id:",
+		`{"kind": "charge", "id": "x"}`:          `line 3: id: "x" is not a ULID: `,
+
+		`{"kind": "charge", "delay": "1h", "scheduled_at": "2030-01-31T12:00:00Z"}`:                        "line 3: delay: contradicts scheduled_at",
+		`{"kind": "charge", "scheduled_at": "2030-01-31T12:00:00Z", "expires_at": "2030-01-30T12:00:00Z"}`: "line 3: expires_at: is not after scheduled_at",
 
 		`{"kind": "charge", "uniqueness": {"by": "Order"}}`:     "uniqueness.by: a JSON string, not an array",
 		`{"kind": "charge", "uniqueness": {"by": ["Order"]}}`:   `line 3: uniqueness.by: the args have no field "Order"`,
-		`{"kind": "charge", "uniqueness": {"key": true}}`:       "line 3: uniqueness.key: ",
+		`{"kind": "charge", "uniqueness": {"key": true}}`:       "line 3: uniqueness.key: the job has no concurrency_key",
 		`{"kind": "charge", "uniqueness": {"until": "sarted"}}`: `line 3: uniqueness.until: "sarted" is `,
 	} {
 		sh.input = strings.Repeat(`{"kind": "charge"}`+"\n", 2) + line + "\n"
@@ -169,6 +172,14 @@ func TestEnqueueUnique(t *testing.T) {
 		`{"on_conflict": "debounce"}`: "--unique: on_conflict: debounce needs longest",
 		`{"longest": "10m"}`:          "--unique: on_conflict: longest is for debounce",
 		`[]`:                          "--unique: ",
+		`{"until": ""}`:               "--unique: until: is empty",
+		`{"on_conflict": ""}`:         `--unique: on_conflict: "" is not keep, replace or debounce`,
+		`{"on_conflict": "Keep"}`:     `--unique: on_conflict: "Keep" is not keep, replace or debounce`,
+		`{"by": []}`:                  "--unique: by: is empty; leave it out to compare all the args; any_args compares none of them",
+		`{"key": true}`:               "--unique: key: the job has no --key",
+
+		`{"by": ["Order"], "any_args": true}`:           "--unique: by: contradicts any_args",
+		`{"on_conflict": "debounce", "longest": "10m"}`: "--unique: on_conflict: debounce needs --delay or --scheduled-at",
 	} {
 		sh.run(t, "enqueue", "charge", "--args", `{"Order": 1}`, "--unique", flag).ends(t, 2, want)
 	}

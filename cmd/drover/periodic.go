@@ -346,6 +346,6 @@ func periodicFlags(err error) error {
 		"Args.Kind:", "--kind:", "Args:", "--args:", "Opts.Queue:", "--queue:", "Opts.Priority:", "--priority:", "Opts.Delay:", "--delay:", "Opts.MaxAttempts:", "--max-attempts:",
 		"Opts.Timeout:", "--timeout:", "Opts.Tags", "--tag", "Opts.Key:", "--key:", "Opts.Metadata:", "--metadata:", "Opts.Unique.By", "--unique: by",
 		"Opts.Unique.AnyArgs", "--unique: any_args", "Opts.Unique.Queue", "--unique: queue", "Opts.Unique.Key", "--unique: key", "Opts.Unique.Until", "--unique: until",
-		"Opts.Unique.OnConflict", "--unique: on_conflict", "Name:", "NAME:", "until:", "--until:")
-	return flagNamed(err, names...)
+		"Opts.Unique.OnConflict", "--unique: on_conflict", "Name:", "NAME:", "until:", "--until:", "the job has no Key", "the job has no --key")
+	return flagNamed(err, append(names, jobdoc.Names()...)...)
 }

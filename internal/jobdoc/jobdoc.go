@@ -37,9 +37,9 @@ type Unique struct {
 	AnyArgs    bool     `json:"any_args"`
 	Queue      bool     `json:"queue"`
 	Key        bool     `json:"key"`
-	Until      string   `json:"until"`
-	OnConflict string   `json:"on_conflict"`
-	Longest    string   `json:"longest"` // only for debounce
+	Until      *string  `json:"until"`       // nil means ended
+	OnConflict *string  `json:"on_conflict"` // nil means keep
+	Longest    string   `json:"longest"`     // only for debounce
 }
 
 // RawArgs are args that are JSON already.
@@ -95,16 +95,50 @@ func (j *Job) Item() (item drover.EnqueueItem, err error) {
 }
 
 func (u *Unique) unique() (*drover.Unique, error) {
-	to := &drover.Unique{By: u.By, AnyArgs: u.AnyArgs, Queue: u.Queue, Key: u.Key, Until: drover.UniqueUntil(u.Until), OnConflict: drover.OnConflict(u.OnConflict)}
-	if u.OnConflict != "debounce" && u.Longest != "" {
+	to := &drover.Unique{By: u.By, AnyArgs: u.AnyArgs, Queue: u.Queue, Key: u.Key}
+	if u.Until != nil {
+		if to.Until = drover.UniqueUntil(*u.Until); to.Until == "" {
+			return nil, &drover.InvalidError{Field: "Unique.Until", Reason: "is empty"}
+		}
+	}
+	conflict := "keep"
+	if u.OnConflict != nil {
+		conflict = *u.OnConflict
+	}
+	if conflict != "debounce" && u.Longest != "" {
 		return nil, &drover.InvalidError{Field: "Unique.OnConflict", Reason: "longest is for debounce"}
 	}
-	if u.OnConflict == "debounce" {
+	switch conflict {
+	case "keep", "replace":
+		to.OnConflict = drover.OnConflict(conflict)
+	case "debounce":
 		longest, err := time.ParseDuration(u.Longest)
 		if err != nil {
 			return nil, &drover.InvalidError{Field: "Unique.OnConflict", Reason: "debounce needs longest, a duration such as 10m"}
 		}
 		to.OnConflict = drover.Debounce(longest)
+	default:
+		return nil, &drover.InvalidError{Field: "Unique.OnConflict", Reason: fmt.Sprintf("%.40q is not keep, replace or debounce", conflict)}
 	}
 	return to, nil
+}
+
+// Names are pairs for strings.NewReplacer. In the text of a refusal, they replace the names that Go has for a job's
+// fields and values by the names that JSON has.
+func Names() []string {
+	return append([]string{
+		"Queue:", "queue:", "Priority:", "priority:", "ScheduledAt:", "scheduled_at:", "Delay:", "delay:", "MaxAttempts:", "max_attempts:", "Timeout:", "timeout:",
+		"ExpiresAt:", "expires_at:", "RetryUntil:", "retry_until:", "Tags", "tags", "Metadata", "metadata", "Unique.By", "uniqueness.by", "Unique.AnyArgs", "uniqueness.any_args",
+		"Unique.Queue", "uniqueness.queue", "Unique.Key", "uniqueness.key", "Unique.Until", "uniqueness.until", "Unique.OnConflict", "uniqueness.on_conflict",
+		"Key:", "concurrency_key:", "ULID:", "ULID:", "ID:", "id:",
+	}, Reasons()...)
+}
+
+// Reasons are the pairs of Names for the reason of a refusal alone, without the field in front of it.
+func Reasons() []string {
+	return []string{
+		"contradicts ScheduledAt", "contradicts scheduled_at", "not after ScheduledAt", "not after scheduled_at", "contradicts AnyArgs", "contradicts any_args",
+		"nil means all the args, AnyArgs none", "leave it out to compare all the args; any_args compares none of them", "the job has no Key", "the job has no concurrency_key",
+		"Debounce needs Delay or ScheduledAt", "debounce needs delay or scheduled_at", "is not KeepExisting", "is not keep",
+	}
 }
