@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // Audit names the person or program that changes something, and the reason. It is the last argument of every method of
@@ -73,16 +74,17 @@ func (a Audit) checkOne(bad *problems) {
 }
 
 // checkChange returns the mistakes in the arguments of a change of one job or redrive. The parameter bad has the mistakes
-// that the caller has found, and what names the change. If nothing can have the id, the error is ErrNotFound.
-func (a Audit) checkChange(bad *problems, what, id string) error {
+// that the caller has found, and what names the change. If nothing can have the id, the error is ErrNotFound. Otherwise
+// checkChange returns the id as the tables have it.
+func (a Audit) checkChange(bad *problems, what, id string) (string, error) {
 	a.checkOne(bad)
 	if err := bad.err(); err != nil {
-		return err
+		return id, err
 	}
 	if !isID(id) {
-		return doing(ErrNotFound, "%s %q", what, id)
+		return id, doing(ErrNotFound, "%s %q", what, id)
 	}
-	return nil
+	return pgtext.ID(id), nil
 }
 
 // by returns By for the SQL functions, which take null for the session's user.

@@ -20,8 +20,7 @@ type EnqueueOpts struct {
 	// long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion it goes
 	// immediately, so a repeated enqueue may store the job again and run it twice. The same is true after the row was
 	// pruned, archived or deleted. The time in the id should be about now, because the pruner computes the job's age from
-	// that time. Empty means a new id. An id in lower case is stored in capitals, as the receipt shows it; the methods that
-	// read or change a job want it in capitals.
+	// that time. Empty means a new id. An id in lower case is stored in capitals, as the receipt shows it.
 	ID string
 
 	// Queue defaults to "default".

@@ -107,7 +107,7 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)
-	if err := audit.checkChange(&bad, "edit job", id); err != nil {
+	if id, err = audit.checkChange(&bad, "edit job", id); err != nil {
 		return false, err
 	}
 	was, changed, err := c.desk.edit(ctx, id, doc, audit)
@@ -172,7 +172,8 @@ func newID(bad *problems, id string) string {
 func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audit) (Receipt, error) {
 	var bad problems
 	as := opts.id(&bad)
-	if err := audit.checkChange(&bad, "rerun job", id); err != nil {
+	id, err := audit.checkChange(&bad, "rerun job", id)
+	if err != nil {
 		return Receipt{}, err
 	}
 	made, queue, kind, err := c.desk.rerun(ctx, id, as, audit)

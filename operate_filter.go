@@ -4,8 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // Filter picks the jobs that match all its fields that are set. Lists, counts and every method that changes many jobs
@@ -69,6 +72,10 @@ func (f Filter) encode(bad *problems) string {
 	f.checkWords(bad)
 	if len(f.IDs) > maxFilterIDs {
 		bad.add("Filter.IDs", "%d ids, at most %d", len(f.IDs), maxFilterIDs)
+	}
+	f.Redrive, f.IDs = pgtext.ID(f.Redrive), slices.Clone(f.IDs) // the caller's list stays as it is
+	for i, id := range f.IDs {
+		f.IDs[i] = pgtext.ID(id)
 	}
 	texts := []struct{ field, value string }{
 		{"Filter.Queue", f.Queue},

@@ -15,6 +15,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // RunError is one entry of a job's errors. Usually it is a failed run. With ClassOperator it is an action of an
@@ -169,12 +170,13 @@ func (e *RunError) read(entry []byte) bool {
 	return false
 }
 
-// Job reads one job. It is no error if parts of the job cannot be read: JobInfo.Unreadable names them. Errors:
-// ErrNotFound.
+// Job reads one job. It is no error if parts of the job cannot be read: JobInfo.Unreadable names them. Here, as in all
+// methods that take an id and in Filter, a ULID may be in lower case. Errors: ErrNotFound.
 func (c *Client) Job(ctx context.Context, id string) (*JobInfo, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
 	}
+	id = pgtext.ID(id)
 	job, err := c.desk.get(ctx, id)
 	return job, doing(err, "get job %s", id)
 }

@@ -40,7 +40,8 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 	}
 	bad.attempts("MaxAttempts", opts.MaxAttempts)
 	bad.join(c.checkPatch(opts.ArgsPatch))
-	if err := audit.checkChange(&bad, "redrive job", id); err != nil {
+	id, err := audit.checkChange(&bad, "redrive job", id)
+	if err != nil {
 		return err
 	}
 	was, err := c.desk.redrive(ctx, id, opts, audit)
@@ -74,7 +75,8 @@ func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, er
 }
 
 func (c *Client) endJob(ctx context.Context, verb, sql, id string, audit Audit, t emission) (State, error) {
-	if err := audit.checkChange(new(problems), verb+" job", id); err != nil {
+	id, err := audit.checkChange(new(problems), verb+" job", id)
+	if err != nil {
 		return "", err
 	}
 	was, err := c.desk.verb(ctx, sql, aJobsLife, id, audit, audit.Why, audit.by())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // RedrivePlan describes which dead jobs come back, and at what pace.
@@ -264,6 +265,7 @@ func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get redrive %q: %w", id, ErrNotFound)
 	}
+	id = pgtext.ID(id)
 	r, err := c.desk.getRedrive(ctx, id)
 	if err == nil {
 		r.Jobs, err = c.desk.redriveJobs(ctx, id)
@@ -292,13 +294,13 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 // PauseRedrive stops a redrive from making more jobs due. Jobs that are due already still run. With PerKey, retries
 // wait too. The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if it has ended; *InvalidError.
 func (c *Client) PauseRedrive(ctx context.Context, id string, audit Audit) error {
-	return c.changeRedrive("pause", id, audit, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, true, audit) })
+	return c.changeRedrive("pause", id, audit, func(id string) (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, true, audit) })
 }
 
 // ResumeRedrive lets a paused redrive go on. The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if
 // it has ended; *InvalidError.
 func (c *Client) ResumeRedrive(ctx context.Context, id string, audit Audit) error {
-	err := c.changeRedrive("resume", id, audit, func() (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, false, audit) })
+	err := c.changeRedrive("resume", id, audit, func(id string) (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, false, audit) })
 	c.running.each((*engine.Engine).Redrive)
 	return err
 }
@@ -306,7 +308,7 @@ func (c *Client) ResumeRedrive(ctx context.Context, id string, audit Audit) erro
 // AbortRedrive ends a redrive: jobs that it has not made due stay dead. The redrive keeps who did it and why.
 // Aborting it again changes nothing. Errors: ErrNotFound; ErrState if it is done; *InvalidError.
 func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error {
-	return c.changeRedrive("abort", id, audit, func() (RedriveState, error) {
+	return c.changeRedrive("abort", id, audit, func(id string) (RedriveState, error) {
 		state, err := c.desk.abortRedrive(ctx, id, audit)
 		if state == RedriveAborted {
 			state = RedriveRunning // the redrive was aborted before, which is no error
@@ -315,11 +317,12 @@ func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error
 	})
 }
 
-func (c *Client) changeRedrive(verb, id string, audit Audit, change func() (RedriveState, error)) error {
-	if err := audit.checkChange(new(problems), verb+" redrive", id); err != nil {
+func (c *Client) changeRedrive(verb, id string, audit Audit, change func(id string) (RedriveState, error)) error {
+	id, err := audit.checkChange(new(problems), verb+" redrive", id)
+	if err != nil {
 		return err
 	}
-	state, err := change()
+	state, err := change(id)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s redrive %s: %w", verb, id, err)

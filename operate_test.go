@@ -979,3 +979,61 @@ func TestPagesOfLargeJobs(t *testing.T) {
 		t.Errorf("a page of one: %d, %v", len(page.Jobs), err)
 	}
 }
+
+// A ULID is the same in lower case, for each method that takes an id. An id that is no ULID is taken as it is.
+func TestIDsInLowerCase(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ctx, c := t.Context(), db.client
+	id := func() string { return strings.ToLower(db.enqueue(t, job{}, &drover.EnqueueOpts{Delay: time.Hour})) }
+	for name, verb := range map[string]struct {
+		state drover.State // "": the job waits
+		do    func(id string) error
+	}{
+		"Job":     {"", func(id string) error { _, err := c.Job(ctx, id); return err }},
+		"Explain": {"", func(id string) error { _, err := c.Explain(ctx, id, nil); return err }},
+		"Cancel":  {"", func(id string) error { _, err := c.Cancel(ctx, id, drover.Audit{}); return err }},
+		"Discard": {"", func(id string) error { _, err := c.Discard(ctx, id, drover.Audit{}); return err }},
+		"Edit": {"", func(id string) error {
+			_, err := c.Edit(ctx, id, drover.JobEdit{RunNow: true}, drover.Audit{})
+			return err
+		}},
+		"RedriveJob": {drover.Cancelled, func(id string) error { return c.RedriveJob(ctx, id, nil, drover.Audit{}) }},
+		"Rerun":      {drover.Completed, func(id string) error { _, err := c.Rerun(ctx, id, nil, drover.Audit{}); return err }},
+	} {
+		id := id()
+		if verb.state != "" {
+			db.exec(t, `update jobs set state = $1, finalized_at = now() where id = upper($2)`, verb.state, id)
+		}
+		if err := verb.do(id); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	ids := []string{id(), id()}
+	given := slices.Clone(ids)
+	if done, err := c.CancelMany(ctx, drover.Filter{IDs: ids}, drover.Audit{}); err != nil || done.Changed != 2 || len(done.Missing) != 0 || !slices.Equal(ids, given) {
+		t.Errorf("CancelMany: %+v, %v; its ids are %v now", done, err, ids)
+	}
+	r, err := c.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{IDs: ids}}, drover.Audit{})
+	if err != nil || r.Skipped != 0 {
+		t.Fatalf("StartRedrive: %+v, %v", r, err)
+	}
+	db.exec(t, `select drover_pace(clock_timestamp() + interval '1 second')`)
+	redrive := strings.ToLower(r.ID)
+	for _, verb := range []func(context.Context, string, drover.Audit) error{c.PauseRedrive, c.ResumeRedrive, c.AbortRedrive} {
+		if err := verb(ctx, redrive, drover.Audit{}); err != nil && !errors.Is(err, drover.ErrState) {
+			t.Error(err)
+		}
+	}
+	if got, err := c.Redrive(ctx, redrive); err != nil || got.ID != r.ID || got.Jobs == nil || len(got.Course) == 0 {
+		t.Errorf("Redrive: %+v, %v", got, err)
+	}
+	if n, err := c.Count(ctx, drover.Filter{Redrive: redrive}); err != nil || n != 2 {
+		t.Errorf("%d jobs of the redrive, %v", n, err)
+	}
+	const own = "order-00000000000000000001"
+	db.exec(t, `insert into jobs (id, kind) values ($1, 'job')`, own)
+	if j, err := c.Job(ctx, own); err != nil || j.ID != own {
+		t.Errorf("%s: %+v, %v", own, j, err)
+	}
+}

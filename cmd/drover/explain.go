@@ -29,6 +29,9 @@ To see everything that is stored of a job, use drover jobs show.`,
 
 func (a *app) explain(ctx context.Context, word string) error {
 	id := jobID(word)
+	if len(id) < ulid.EncodedSize {
+		id = strings.ToUpper(id)
+	}
 	// A text of 26 characters is a whole id, because an id in the table may be any text of this length. A shorter text has
 	// to be the beginning of a ULID.
 	if len(id) != ulid.EncodedSize && (len(id) < 4 || len(id) > ulid.EncodedSize || strings.Trim(id, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") != "") {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 func newJobsCommand(a *app) *cobra.Command {
@@ -47,7 +48,7 @@ last page has none.`,
 		if limit < 1 || limit > 1000 {
 			return usagef("--limit %d is not 1 to 1000", limit)
 		}
-		if after = place(after); after != "" && len(after) != ulid.EncodedSize && !strings.Contains(after, "/") {
+		if after = jobID(after); after != "" && len(after) != ulid.EncodedSize && !strings.Contains(after, "/") {
 			return usagef("--after %q is no place in a list: every page except the last ends with one", shorten(after, 40))
 		}
 		return flagNames(a.reading(cmd.Context(), func(ctx context.Context, s *session) error {
@@ -59,17 +60,8 @@ last page has none.`,
 	return cmd
 }
 
-// place returns the value of --after for the library. It turns an id into upper case, because a copied id may be in
-// small letters.
-func place(after string) string {
-	if id := jobID(after); len(id) == ulid.EncodedSize {
-		return id
-	}
-	return strings.TrimSpace(after)
-}
-
-// jobID returns an id in upper case, without the blanks that a copied id may have around it.
-func jobID(word string) string { return strings.ToUpper(strings.TrimSpace(word)) }
+// jobID returns an id as the tables have it, without the blanks that a copied id may have around it.
+func jobID(word string) string { return pgtext.ID(strings.TrimSpace(word)) }
 
 // flagNames turns a refused argument into a usage error that names the flag.
 func flagNames(err error) error {

@@ -1727,6 +1727,14 @@ func mutants() (all []mutant) {
 				tests: []string{"TestErrorsEntriesAreSanitised"},
 			},
 		}},
+		{"internal/pgtext/id.go", []mutant{
+			{
+				name: "ids-as-typed", bug: "a job is not found by its id in lower case",
+				old:   "err == nil {\n\t\treturn parsed",
+				new:   "err != nil {\n\t\treturn parsed",
+				tests: []string{"TestIDsInLowerCase"},
+			},
+		}},
 		{"internal/engine/rescue.go", []mutant{
 			{
 				name: "one-past-lease", bug: "who loses its lease again forgets that the first death is to be taken back",
