@@ -19,21 +19,21 @@ type slotRequest struct {
 }
 
 // slotFor makes the settler take a slot for an outcome of r, if the outcome needs a slot.
-func (e *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
-	if !e.budgets.wants(r, o) {
+func (s *settler) slotFor(ctx context.Context, r *Run, o *Outcome) error {
+	if !s.budgets.wants(r, o) {
 		return nil
 	}
 	a := &slotRequest{wanting{run: r, end: o}, make(chan error, 1)}
-	e.Mu.Lock()
-	e.asks = append(e.asks, a)
-	e.Mu.Unlock()
-	e.signal.poke()
+	s.Mu.Lock()
+	s.asks = append(s.asks, a)
+	s.Mu.Unlock()
+	s.signal.poke()
 	select {
 	case err := <-a.done:
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-e.Idle:
+	case <-s.Idle:
 		return pg.ErrShutdown
 	}
 }
@@ -43,34 +43,34 @@ const reservePause = time.Second
 
 // reserve takes the slots that retries and slotRequests need. It returns the runs whose outcomes can be recorded now.
 // If the reservation fails, it returns only the runs that need no slot. The other runs try it again after reservePause.
-func (e *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
-	e.Mu.Lock()
-	asks := e.asks
-	e.asks = nil
-	e.Mu.Unlock()
+func (s *settler) reserve(ctx context.Context, conn store.Session, out []*Run) []*Run {
+	s.Mu.Lock()
+	asks := s.asks
+	s.asks = nil
+	s.Mu.Unlock()
 	var ends []wanting
 	for _, a := range asks {
 		ends = append(ends, a.wanting)
 	}
 	for _, r := range out {
-		if e.budgets.wants(r, &r.End) {
+		if s.budgets.wants(r, &r.End) {
 			ends = append(ends, wanting{run: r, end: &r.End})
 		}
 	}
-	err := e.budgets.Reserve(ctx, conn, ends)
+	err := s.budgets.Reserve(ctx, conn, ends)
 	for _, a := range asks {
 		a.done <- err
 	}
 	if err == nil {
-		e.slots.Over(ctx, e.Shared)
+		s.slots.Over(ctx, s.Shared)
 		return out
 	}
-	e.slots.Failed(ctx, e.Shared, "taking slots of retry budgets", err)
+	s.slots.Failed(ctx, s.Shared, "taking slots of retry budgets", err)
 	return slices.DeleteFunc(out, func(r *Run) bool {
-		if !e.budgets.wants(r, &r.End) {
+		if !s.budgets.wants(r, &r.End) {
 			return false
 		}
-		e.later(r, reservePause)
+		s.later(r, reservePause)
 		return true
 	})
 }

@@ -22,9 +22,9 @@ type pruner struct {
 // NewPruner returns a pruner that looks once a minute.
 func NewPruner(s *Shared) *pruner { return &pruner{s, time.Minute} }
 
-func (s *pruner) run(ctx context.Context) {
+func (p *pruner) run(ctx context.Context) {
 	trouble := Trouble{means: "jobs that have ended are kept for longer"}
-	timer := time.NewTimer(s.Every)
+	timer := time.NewTimer(p.Every)
 	defer timer.Stop()
 	var walk PruneWalk
 	var nextCount time.Time
@@ -34,9 +34,9 @@ func (s *pruner) run(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		timer.Reset(s.Every)
-		if !s.Prunes.Load() {
-			trouble.Over(ctx, s.Shared)
+		timer.Reset(p.Every)
+		if !p.Prunes.Load() {
+			trouble.Over(ctx, p.Shared)
 			continue
 		}
 		if trouble.Failures == 0 { // after a failure the walk goes on from the id that it has reached
@@ -46,21 +46,21 @@ func (s *pruner) run(ctx context.Context) {
 			rounds++
 		}
 		var err error
-		walk, err = s.Prune(ctx, walk, s.Cfg.Keep)
-		if began := s.Now(); err == nil && !began.Before(nextCount) {
-			err = s.PruneByCount(ctx)
-			nextCount = began.Add(10 * s.Now().Sub(began)) // it reads whole tables, so it gets at most a tenth of the time
+		walk, err = p.Prune(ctx, walk, p.Cfg.Keep)
+		if began := p.Now(); err == nil && !began.Before(nextCount) {
+			err = p.PruneByCount(ctx)
+			nextCount = began.Add(10 * p.Now().Sub(began)) // it reads whole tables, so it gets at most a tenth of the time
 		}
 		switch {
 		case err == nil:
-			trouble.Over(ctx, s.Shared)
+			trouble.Over(ctx, p.Shared)
 		case ctx.Err() != nil:
 		case pg.Answered(err):
-			trouble.Over(ctx, s.Shared)
-			s.seldom.log(ctx, s.log, slog.LevelWarn, "prune"+pg.SQLState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
+			trouble.Over(ctx, p.Shared)
+			p.seldom.log(ctx, p.log, slog.LevelWarn, "prune"+pg.SQLState(err), "pruning failed, will be tried again", slog.String("error", err.Error()))
 		default:
-			trouble.Failed(ctx, s.Shared, "pruning", err)
-			timer.Reset(min(trouble.Until.Sub(s.Now()), s.Every))
+			trouble.Failed(ctx, p.Shared, "pruning", err)
+			timer.Reset(min(trouble.Until.Sub(p.Now()), p.Every))
 		}
 	}
 }
@@ -72,8 +72,8 @@ type PruneWalk struct {
 }
 
 // Prune walks on to the end of the ids, in small transactions, and returns where the next walk begins.
-func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) (PruneWalk, error) {
-	on, done, err := store.Borrow(ctx, s.pool)
+func (p *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) (PruneWalk, error) {
+	on, done, err := store.Borrow(ctx, p.pool)
 	if err != nil {
 		return walk, err
 	}
@@ -81,11 +81,11 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 	for after := walk.After; ; {
 		step, err := on.Retain(ctx, after, keep, walk.Whole, PruneBatch)
 		if pg.StepFault(err) {
-			step, err = s.pruneApart(ctx, on, after, keep, walk.Whole)
+			step, err = p.pruneApart(ctx, on, after, keep, walk.Whole)
 		}
-		s.logPruned(ctx, step)
+		p.logPruned(ctx, step)
 		if err == nil && len(step.FollowUps) > 0 {
-			err = s.followUpsAgain(ctx, on, step.FollowUps)
+			err = p.followUpsAgain(ctx, on, step.FollowUps)
 		}
 		switch {
 		case err != nil:
@@ -101,20 +101,20 @@ func (s *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 }
 
 // logPruned logs what a step has done.
-func (s *pruner) logPruned(ctx context.Context, step store.Retained) {
+func (p *pruner) logPruned(ctx context.Context, step store.Retained) {
 	if step.Deleted+step.Archived > 0 {
-		s.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.Deleted), slog.Int64("archived", step.Archived))
+		p.log.DebugContext(ctx, "jobs pruned", slog.Int64("deleted", step.Deleted), slog.Int64("archived", step.Archived))
 	}
-	s.logRefused(ctx, step.Refused)
+	p.logRefused(ctx, step.Refused)
 }
 
 // pruneApart prunes the jobs of a failed step in parts. The step timed out, or met a row that cannot be read.
-func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
+func (p *pruner) pruneApart(ctx context.Context, conn store.Session, after string, keep store.Keeping, whole bool) (all store.Retained, err error) {
 	ids, odd, err := conn.RetainNext(ctx, after, keep, whole, PruneBatch)
 	if err != nil {
 		return all, err
 	}
-	all, err = s.pruneThese(ctx, conn, ids, keep, nil)
+	all, err = p.pruneThese(ctx, conn, ids, keep, nil)
 	if all.Odd = odd; len(ids) == PruneBatch {
 		all.Last = ids[PruneBatch-1]
 	}
@@ -122,7 +122,7 @@ func (s *pruner) pruneApart(ctx context.Context, conn store.Session, after strin
 }
 
 // pruneThese prunes these jobs. It sets aside each job that makes the statement fail.
-func (s *pruner) pruneThese(ctx context.Context, conn store.Session, ids []string, keep store.Keeping, surplus *time.Time) (all store.Retained, err error) {
+func (p *pruner) pruneThese(ctx context.Context, conn store.Session, ids []string, keep store.Keeping, surplus *time.Time) (all store.Retained, err error) {
 	err = pg.Bisect(ids, func(part []string) error {
 		step, err := conn.RetainThese(ctx, part, keep, surplus)
 		if err != nil {
@@ -151,34 +151,34 @@ const (
 // logRefused logs the jobs that were set aside. At its first walk after the job's pause, the pruner tries the job
 // again. If the database refuses the job again, the pruner logs it again. The pause grows to a day. The pruner walks
 // once a minute, so it logs no job twice within a minute.
-func (s *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
+func (p *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {
-			s.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
+			p.log.WarnContext(ctx, "pruning failed, will be tried again", slog.String("path", r.Path), slog.String("error", r.Error), slog.String("code", r.Code))
 			continue
 		}
-		s.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job_id", r.ID),
+		p.log.WarnContext(ctx, "job set aside: the database refuses the change", slog.String("path", r.Path), slog.String("job_id", r.ID),
 			slog.String("error", r.Error), slog.String("code", r.Code))
 	}
 }
 
 // followUpsAgain tries once more to enqueue follow-ups that the database refused when their jobs were discarded.
-func (s *pruner) followUpsAgain(ctx context.Context, conn store.Session, ids []string) error {
+func (p *pruner) followUpsAgain(ctx context.Context, conn store.Session, ids []string) error {
 	return pg.Bisect(ids, func(part []string) error {
 		made, refused, err := conn.FollowUpsAgain(ctx, part)
 		if err != nil {
 			return err
 		}
 		if made > 0 {
-			s.log.InfoContext(ctx, "enqueued follow-ups that the database had refused", slog.Int64("follow_ups", made))
+			p.log.InfoContext(ctx, "enqueued follow-ups that the database had refused", slog.Int64("follow_ups", made))
 		}
 		for i := range refused {
 			refused[i].Path = pathFollowUp
 		}
-		s.logRefused(ctx, refused)
+		p.logRefused(ctx, refused)
 		return nil
 	}, func(id string, fault error) error {
-		s.logRefused(ctx, []store.RefusedRow{{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathFollowUp}})
+		p.logRefused(ctx, []store.RefusedRow{{ID: id, Error: fault.Error(), Code: pg.SQLState(fault), Path: pathFollowUp}})
 		return conn.SetAside(ctx, pathFollowUp, id, fault)
 	})
 }

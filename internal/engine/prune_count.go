@@ -14,8 +14,8 @@ const countBatch = 10_000
 
 // PruneByCount serves the queues that keep only so many ended jobs of each kind. It deletes or archives the older jobs
 // of the table jobs, and then deletes the older jobs of the archive.
-func (s *pruner) PruneByCount(ctx context.Context) error {
-	on, done, err := store.Borrow(ctx, s.pool)
+func (p *pruner) PruneByCount(ctx context.Context) error {
+	on, done, err := store.Borrow(ctx, p.pool)
 	if err != nil {
 		return err
 	}
@@ -31,16 +31,16 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 		archive.limit(c.Queue, true, c.Archived)
 	}
 	before := counts[0].At // jobs that ended later stay, because they may have run again since the walk read them
-	err = s.walkByCount(ctx, on, jobs, false, func(ids []string) (store.Retained, error) {
-		return s.pruneThese(ctx, on, ids, s.Cfg.Keep, &before)
+	err = p.walkByCount(ctx, on, jobs, false, func(ids []string) (store.Retained, error) {
+		return p.pruneThese(ctx, on, ids, p.Cfg.Keep, &before)
 	})
 	if err != nil {
 		return err
 	}
-	return s.walkByCount(ctx, on, archive, true, func(ids []string) (store.Retained, error) {
+	return p.walkByCount(ctx, on, archive, true, func(ids []string) (store.Retained, error) {
 		step, err := on.RetainArchived(ctx, ids, before)
 		for _, r := range step.Refused {
-			s.seldom.log(ctx, s.log, slog.LevelWarn, "prune archive", "archived job not deleted: the database refuses it",
+			p.seldom.log(ctx, p.log, slog.LevelWarn, "prune archive", "archived job not deleted: the database refuses it",
 				slog.String("job_id", r.ID), slog.String("error", r.Error), slog.String("code", r.Code))
 		}
 		step.Refused = nil
@@ -49,7 +49,7 @@ func (s *pruner) PruneByCount(ctx context.Context) error {
 }
 
 // walkByCount reads a whole table, and meanwhile prunes the jobs beyond the counts.
-func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplus, archive bool, prune func(ids []string) (store.Retained, error)) error {
+func (p *pruner) walkByCount(ctx context.Context, on store.Session, over *surplus, archive bool, prune func(ids []string) (store.Retained, error)) error {
 	if len(over.queues) == 0 {
 		return nil
 	}
@@ -60,7 +60,7 @@ func (s *pruner) walkByCount(ctx context.Context, on store.Session, over *surplu
 		}
 		for ids := range slices.Chunk(over.beyond(ended), PruneBatch) {
 			step, err := prune(ids)
-			if s.logPruned(ctx, step); err != nil {
+			if p.logPruned(ctx, step); err != nil {
 				return err
 			}
 		}

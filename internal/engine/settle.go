@@ -51,59 +51,59 @@ type settler struct {
 	slots   Trouble // failures to take slots of retry budgets
 }
 
-func newSettler(s *Shared, b *budgets, r *redriver) *settler {
-	e := &settler{
-		Shared: s, budgets: b, redriver: r, signal: newSignal(), Idle: make(chan struct{}), Link: store.NewLine(s.pool),
+func newSettler(shared *Shared, b *budgets, r *redriver) *settler {
+	s := &settler{
+		Shared: shared, budgets: b, redriver: r, signal: newSignal(), Idle: make(chan struct{}), Link: store.NewLine(shared.pool),
 		noting: Trouble{means: "jobs with a single attempt do not start", vital: true}, slots: Trouble{means: "retries wait for their budgets", vital: true},
 	}
-	e.Trouble = Trouble{means: "outcomes wait in memory", vital: true, link: &e.Link}
-	return e
+	s.Trouble = Trouble{means: "outcomes wait in memory", vital: true, link: &s.Link}
+	return s
 }
 
 // Settle takes over a run that has ended. It does not block.
-func (e *settler) Settle(r *Run) {
-	e.Mu.Lock()
-	e.Ended = append(e.Ended, r)
-	e.Mu.Unlock()
-	e.signal.poke()
+func (s *settler) Settle(r *Run) {
+	s.Mu.Lock()
+	s.Ended = append(s.Ended, r)
+	s.Mu.Unlock()
+	s.signal.poke()
 }
 
 // run settles until claiming has ended and Unsettled is empty, or until ctx is done. The channel claimed is closed when
 // claiming has ended. In the end, run reports the runs whose outcomes were never recorded.
-func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
-	defer e.Link.Close(ctx)
-	defer close(e.Idle)
-	defer e.unrecorded()
+func (s *settler) run(ctx context.Context, claimed <-chan struct{}) {
+	defer s.Link.Close(ctx)
+	defer close(s.Idle)
+	defer s.unrecorded()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ended := false; ctx.Err() == nil; {
-		now := e.Now()
-		if e.NoteStarts(ctx, now) {
+		now := s.Now()
+		if s.NoteStarts(ctx, now) {
 			continue
 		}
-		out := e.Take(now)
+		out := s.Take(now)
 		rest := time.Hour
 		switch {
-		case now.Before(e.Trouble.Until):
-			e.requeue(out)
-			rest = e.Trouble.Until.Sub(now)
-		case len(out) > 0 || e.asked():
-			e.Trip(ctx, out)
+		case now.Before(s.Trouble.Until):
+			s.requeue(out)
+			rest = s.Trouble.Until.Sub(now)
+		case len(out) > 0 || s.asked():
+			s.Trip(ctx, out)
 			continue
-		case ended && e.Unsettled.Len() == 0:
-			e.tryRefused(ctx)
+		case ended && s.Unsettled.Len() == 0:
+			s.tryRefused(ctx)
 			return
 		}
-		if wait := e.noting.Until.Sub(now); wait > 0 {
+		if wait := s.noting.Until.Sub(now); wait > 0 {
 			rest = min(rest, wait)
 		}
-		for _, r := range e.Locked {
+		for _, r := range s.Locked {
 			rest = min(rest, r.NotBefore.Sub(now))
 		}
 		timer.Reset(max(rest, 0))
 		select {
 		case <-timer.C:
-		case <-e.signal:
+		case <-s.signal:
 		case <-claimed:
 			ended, claimed = true, nil
 		case <-ctx.Done():
@@ -113,117 +113,117 @@ func (e *settler) run(ctx context.Context, claimed <-chan struct{}) {
 
 // tryRefused tries the outcomes that the database has refused once more, for at most LastSettle, because the supervisor
 // stops now. The cause may have gone.
-func (e *settler) tryRefused(base context.Context) {
-	if len(e.Locked) == 0 {
+func (s *settler) tryRefused(base context.Context) {
+	if len(s.Locked) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(base, LastSettle)
 	defer cancel()
-	e.RetryLocked()
-	e.Trip(ctx, e.Take(e.Now()))
+	s.RetryLocked()
+	s.Trip(ctx, s.Take(s.Now()))
 }
 
 // unrecorded reports the end of each run whose outcome the settler still has.
-func (e *settler) unrecorded() {
-	e.Mu.Lock()
-	left := slices.Concat(e.Ended, e.Locked)
-	e.Mu.Unlock()
+func (s *settler) unrecorded() {
+	s.Mu.Lock()
+	left := slices.Concat(s.Ended, s.Locked)
+	s.Mu.Unlock()
 	for _, r := range left {
-		e.stale(r)
+		s.stale(r)
 	}
 }
 
 // behind reports whether claims should pause because too many outcomes wait. Otherwise a process with very short
 // handlers would claim and run far more jobs than it can settle. If it died, these jobs would run again. Their rows
 // would also be in the way of other processes' claims.
-func (e *settler) behind() bool {
-	e.Mu.Lock()
-	defer e.Mu.Unlock()
-	return len(e.Ended)+e.RefusedRuns.Len() > MaxWaiting
+func (s *settler) behind() bool {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return len(s.Ended)+s.RefusedRuns.Len() > MaxWaiting
 }
 
 // Take returns the runs whose outcomes go into the next round trip.
-func (e *settler) Take(now time.Time) (out []*Run) {
-	e.Mu.Lock()
-	defer e.Mu.Unlock()
-	if len(e.Ended) > MaxWaiting {
+func (s *settler) Take(now time.Time) (out []*Run) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if len(s.Ended) > MaxWaiting {
 		defer func() {
-			if len(e.Ended) <= MaxWaiting {
-				e.alarm.Wake()
+			if len(s.Ended) <= MaxWaiting {
+				s.alarm.Wake()
 			}
 		}()
 	}
-	e.Locked = slices.DeleteFunc(e.Locked, func(r *Run) bool {
+	s.Locked = slices.DeleteFunc(s.Locked, func(r *Run) bool {
 		if now.Before(r.NotBefore) {
 			return false
 		}
-		e.Ended = append(e.Ended, r)
+		s.Ended = append(s.Ended, r)
 		return true
 	})
 	complete, other := 0, 0
-	for i, r := range e.Ended {
+	for i, r := range s.Ended {
 		if r.End.completes() {
 			complete++
 		} else {
 			other++
 		}
 		if complete == maxComplete || other == store.MaxSettle {
-			out, e.Ended = e.Ended[:i+1:i+1], e.Ended[i+1:]
+			out, s.Ended = s.Ended[:i+1:i+1], s.Ended[i+1:]
 			return out
 		}
 	}
-	out, e.Ended = e.Ended, nil
+	out, s.Ended = s.Ended, nil
 	return out
 }
 
-func (e *settler) requeue(out []*Run) {
-	e.Mu.Lock()
-	defer e.Mu.Unlock()
-	e.Ended = append(out, e.Ended...)
+func (s *settler) requeue(out []*Run) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	s.Ended = append(out, s.Ended...)
 }
 
 // Trip makes one round trip of settles.
-func (e *settler) Trip(base context.Context, out []*Run) {
-	ctx, cancel := context.WithTimeout(base, min(TripTimeout, e.Cfg.Lease/2))
+func (s *settler) Trip(base context.Context, out []*Run) {
+	ctx, cancel := context.WithTimeout(base, min(TripTimeout, s.Cfg.Lease/2))
 	defer cancel()
-	conn, err := e.Link.Get(ctx)
+	conn, err := s.Link.Get(ctx)
 	if err != nil {
-		e.requeue(out)
-		e.Trouble.Failed(base, e.Shared, "settling", err)
+		s.requeue(out)
+		s.Trouble.Failed(base, s.Shared, "settling", err)
 		return
 	}
-	if out = e.reserve(ctx, conn, out); len(out) == 0 {
+	if out = s.reserve(ctx, conn, out); len(out) == 0 {
 		return
 	}
-	out = e.oncePerJob(out)
-	s := SettlingOf(out, 0)
-	if !s.empty() {
-		if err = conn.Settle(ctx, &s.Settlement); err == nil {
+	out = s.oncePerJob(out)
+	trip := SettlingOf(out, 0)
+	if !trip.empty() {
+		if err = conn.Settle(ctx, &trip.Settlement); err == nil {
 			failpoint("settled")
 		}
 	}
-	if err != nil && !s.Committed && pg.RowsFault(err) {
+	if err != nil && !trip.Committed && pg.RowsFault(err) {
 		if pg.NotApplied(err) {
 			unsent(out...)
 		}
-		err = e.settleApart(base, out)
+		err = s.settleApart(base, out)
 	} else {
-		e.AfterSettle(ctx, conn, out, s, err)
+		s.AfterSettle(ctx, conn, out, trip, err)
 	}
-	err, e.blind = cmp.Or(err, e.blind), nil
+	err, s.blind = cmp.Or(err, s.blind), nil
 	if err != nil {
-		e.Trouble.Failed(base, e.Shared, "settling", err)
+		s.Trouble.Failed(base, s.Shared, "settling", err)
 		return
 	}
-	e.Trouble.Over(base, e.Shared)
-	if len(e.passed) > 0 {
-		ids := e.passed
-		e.passed = nil
-		if conn, err = e.Link.Get(ctx); err == nil {
+	s.Trouble.Over(base, s.Shared)
+	if len(s.passed) > 0 {
+		ids := s.passed
+		s.passed = nil
+		if conn, err = s.Link.Get(ctx); err == nil {
 			err = conn.Passed(ctx, store.PathSettle, ids)
 		}
 		if err != nil {
-			e.passed = ids // the next round trip takes these jobs off the list
+			s.passed = ids // the next round trip takes these jobs off the list
 		}
 	}
 }
@@ -231,7 +231,7 @@ func (e *settler) Trip(base context.Context, out []*Run) {
 // oncePerJob keeps one outcome of each job, because store.SQLSettle returns its results by job id. If a job has a
 // second outcome, of another claim, that outcome goes with the next round trip. Completions are not limited in this
 // way.
-func (e *settler) oncePerJob(out []*Run) []*Run {
+func (s *settler) oncePerJob(out []*Run) []*Run {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(out, func(r *Run) bool {
 		if r.End.completes() {
@@ -239,16 +239,16 @@ func (e *settler) oncePerJob(out []*Run) []*Run {
 		}
 		twice := seen[r.ID]
 		if seen[r.ID] = true; twice {
-			e.later(r, 0)
+			s.later(r, 0)
 		}
 		return twice
 	})
 }
 
-func (e *settler) asked() bool {
-	e.Mu.Lock()
-	defer e.Mu.Unlock()
-	return len(e.asks) > 0
+func (s *settler) asked() bool {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return len(s.asks) > 0
 }
 
 // Settling has the outcomes that one round trip records, and the runs that it completes.
@@ -311,21 +311,21 @@ func (g FenceGroup) Completion(group []*Run) store.Completion {
 
 // AfterSettle reports the runs that were settled, and looks at the rows of the runs that were not. If the settle was
 // not committed, it keeps all runs for the next round trip.
-func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Run, s *Settling, err error) {
+func (s *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Run, trip *Settling, err error) {
 	switch {
 	case len(out) == 0:
 		return
-	case !s.Committed:
+	case !trip.Committed:
 		if pg.NotApplied(err) {
 			unsent(out...)
 		}
-		e.requeue(out)
+		s.requeue(out)
 		return
 	}
 	var unsure []*Run
-	for i, group := range s.completed {
-		if int(s.Completions[i].N) == len(group) {
-			e.done(group...)
+	for i, group := range trip.completed {
+		if int(trip.Completions[i].N) == len(group) {
+			s.done(group...)
 		} else {
 			unsure = append(unsure, group...)
 		}
@@ -335,15 +335,15 @@ func (e *settler) AfterSettle(ctx context.Context, conn store.Session, out []*Ru
 		case r.txOutcome.Load() != nil:
 			unsure = append(unsure, r)
 		case r.End.completes():
-		case s.Became[r.ID] != "":
-			r.End.became(s.Became[r.ID])
-			e.done(r)
+		case trip.Became[r.ID] != "":
+			r.End.became(trip.Became[r.ID])
+			s.done(r)
 		default:
 			unsure = append(unsure, r)
 		}
 	}
 	if len(unsure) > 0 {
-		e.look(ctx, conn, unsure)
+		s.look(ctx, conn, unsure)
 	}
 }
 
@@ -355,13 +355,13 @@ func unsent(out ...*Run) {
 }
 
 // settleApart settles outcomes in parts, after the database has refused them together.
-func (e *settler) settleApart(base context.Context, out []*Run) error {
-	a, err := pickApart(pg.BisectFailed, out, func(part []*Run) (int, error) { return len(part), e.settlePart(base, part) }, (*Run).simplify)
-	e.requeue(a.rest)
+func (s *settler) settleApart(base context.Context, out []*Run) error {
+	a, err := pickApart(pg.BisectFailed, out, func(part []*Run) (int, error) { return len(part), s.settlePart(base, part) }, (*Run).simplify)
+	s.requeue(a.rest)
 	for _, b := range a.refused {
 		if err != nil && !pg.RowsFault(err) { // the server is away
-			e.requeue([]*Run{b.item})
-		} else if fault := e.Refused(base, b.item, b.err); fault != nil {
+			s.requeue([]*Run{b.item})
+		} else if fault := s.Refused(base, b.item, b.err); fault != nil {
 			err = fault
 		}
 	}
@@ -370,19 +370,19 @@ func (e *settler) settleApart(base context.Context, out []*Run) error {
 
 // settlePart settles some outcomes in one round trip. The server ends its statements after walkBound, so a slow row
 // costs little time.
-func (e *settler) settlePart(base context.Context, part []*Run) error {
-	return e.roundTrip(base, &e.Link, func(ctx context.Context, conn store.Session) (err error) {
-		s := SettlingOf(part, e.walkBound())
-		if !s.empty() {
-			err = conn.Settle(ctx, &s.Settlement)
+func (s *settler) settlePart(base context.Context, part []*Run) error {
+	return s.roundTrip(base, &s.Link, func(ctx context.Context, conn store.Session) (err error) {
+		trip := SettlingOf(part, s.walkBound())
+		if !trip.empty() {
+			err = conn.Settle(ctx, &trip.Settlement)
 		}
-		if err != nil && !s.Committed {
+		if err != nil && !trip.Committed {
 			if pg.NotApplied(err) {
 				unsent(part...)
 			}
 			return err
 		}
-		e.AfterSettle(ctx, conn, part, s, err)
+		s.AfterSettle(ctx, conn, part, trip, err)
 		return nil
 	})
 }
@@ -394,29 +394,29 @@ const SettleTries = 5
 // Refused puts aside an outcome that the database refuses, and tries it again later. A stop tries this outcome only once
 // more; another supervisor then rescues the job. From the refusal number SettleTries on, drover_refuse discards the
 // job, unless the refusal is a time-out, or no other outcome was recorded since the first refusal.
-func (e *settler) Refused(base context.Context, r *Run, why error) (err error) {
-	e.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
-	e.Unsettled.Remove(r)
+func (s *settler) Refused(base context.Context, r *Run, why error) (err error) {
+	s.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
+	s.Unsettled.Remove(r)
 	if r.Refusals++; r.Refusals == 1 {
-		r.refusedAt = e.Now()
+		r.refusedAt = s.Now()
 	}
 	became := ""
-	if r.Refusals >= SettleTries && !pg.TimedOut(why) && e.Worked.After(r.refusedAt) || r.Refusals == 1 {
+	if r.Refusals >= SettleTries && !pg.TimedOut(why) && s.Worked.After(r.refusedAt) || r.Refusals == 1 {
 		// After the first refusal the job is only listed in drover_set_aside, so that people see it.
-		became, err = e.refuse(base, &e.Link, r, &store.Refused{Path: store.PathSettle, Why: why, Aside: r.Refusals == 1})
+		became, err = s.refuse(base, &s.Link, r, &store.Refused{Path: store.PathSettle, Why: why, Aside: r.Refusals == 1})
 	}
 	if err != nil || became == "" || became == store.SetAside { // "": the row is locked or has changed; the next try finds out which
-		e.later(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
+		s.later(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
 		return err
 	}
-	e.gone(r)
+	s.gone(r)
 	return nil
 }
 
 // look finds out why the settles of some runs matched no row. Perhaps an earlier try has settled the run, and its reply
 // was lost, or the handler's transaction has settled it. Or an operator has ended the job, another session has locked
 // its row, or the job is not ours any more.
-func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
+func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	ids := make([]string, len(unsure))
 	for i, r := range unsure {
 		ids[i] = r.ID
@@ -424,14 +424,14 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	seen, alive, err := conn.Look(ctx, ids)
 	if err != nil {
 		unsent(unsure...)
-		e.requeue(unsure)
-		e.blind = err
+		s.requeue(unsure)
+		s.blind = err
 		return
 	}
 	for _, r := range unsure {
 		if l := r.Lease; !alive[l.ID] && !l.Ended.Load() {
 			l.Lose() // the keeper finds this out with the next beat
-			e.beatSoon()
+			s.beatSoon()
 		}
 		row, exists := seen[r.ID]
 		switch r.found(row, exists) {
@@ -439,93 +439,93 @@ func (e *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			if row.LastClaimedBy(r.Fence) {
 				r.End.became(row.State)
 			}
-			e.done(r)
+			s.done(r)
 		case foundInTx:
 			if r.End.Class != "" {
-				e.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
+				s.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
 					slog.Any("job", r), slog.String("error", r.End.Text))
 			}
 			r.endInTx()
-			e.done(r)
+			s.done(r)
 		case foundNotCommitted:
 			unsent(r)
 			r.txSeenOpen = r.txOutcome.Swap(nil)
 			if r.End.completes() { // the handler returned nil, but its commit failed. After an error, the outcome stays
-				r.End, r.simpler, r.held = e.Handler.CutShort(r, r.notCommitted()), false, 0
+				r.End, r.simpler, r.held = s.Handler.CutShort(r, r.notCommitted()), false, 0
 			}
-			e.requeue([]*Run{r})
+			s.requeue([]*Run{r})
 		case foundHeld:
 			unsent(r)
 			if r.held++; r.held == mostHeld {
-				e.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
+				s.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
 					slog.Any("job", r))
 			}
-			e.later(r, lockedPause)
+			s.later(r, lockedPause)
 		case foundEnded:
 			r.endByOperator(row)
-			e.done(r)
+			s.done(r)
 		case foundStale:
-			e.gone(r)
-			e.stale(r)
+			s.gone(r)
+			s.stale(r)
 			if exists && !r.Lease.Ended.Load() {
-				e.rewound() // other supervisors take no job while we have the lease, so the database may have gone back
+				s.rewound() // other supervisors take no job while we have the lease, so the database may have gone back
 			}
 		}
 	}
 }
 
 // stale reports a run whose outcome is not recorded. A run that has not started did not take place.
-func (e *settler) stale(r *Run) {
+func (s *settler) stale(r *Run) {
 	if !r.StartedAt.IsZero() || r.End.Event != EventReleased {
-		e.report(EventStaleSettle, r)
+		s.report(EventStaleSettle, r)
 	}
 }
 
 // later makes the settler try a run again after a pause.
-func (e *settler) later(r *Run, pause time.Duration) {
-	r.NotBefore = e.Now().Add(pause)
-	e.Locked = append(e.Locked, r)
+func (s *settler) later(r *Run, pause time.Duration) {
+	r.NotBefore = s.Now().Add(pause)
+	s.Locked = append(s.Locked, r)
 }
 
 // gone forgets a run whose outcome is recorded, or whose job belongs to another supervisor now.
-func (e *settler) gone(r *Run) {
-	e.Worked = e.Now()
-	e.Unsettled.Remove(r)
+func (s *settler) gone(r *Run) {
+	s.Worked = s.Now()
+	s.Unsettled.Remove(r)
 	if r.Refusals > 0 {
-		e.RefusedRuns.Remove(r)
-		e.passed = append(e.passed, r.ID)
+		s.RefusedRuns.Remove(r)
+		s.passed = append(s.passed, r.ID)
 	}
 }
 
 // done forgets settled runs, reports them to the subscribers, and wakes the parts that wait for them.
-func (e *settler) done(runs ...*Run) {
+func (s *settler) done(runs ...*Run) {
 	for _, r := range runs {
-		e.gone(r)
-		e.redriver.ended(r)
+		s.gone(r)
+		s.redriver.ended(r)
 		if r.End.State == store.Retryable || r.End.State == store.Scheduled {
-			e.dueAgain(r)
+			s.dueAgain(r)
 		}
-		e.reportEnd(r)
+		s.reportEnd(r)
 	}
-	if e.Solo.Load() != nil {
-		e.alarm.poke() // the claimer may be waiting until the last run is settled
+	if s.Solo.Load() != nil {
+		s.alarm.poke() // the claimer may be waiting until the last run is settled
 	}
 }
 
 // dueAgain makes the claimer look for the job of a run when the job is due again. If the supervisor is stopping and the
 // job is due now, it notifies another supervisor.
-func (e *settler) dueAgain(r *Run) {
-	now := e.Now()
+func (s *settler) dueAgain(r *Run) {
+	now := s.Now()
 	due := r.End.due(now)
-	e.alarm.NoteOwn(due)
-	if e.Draining.Load() && !due.After(now) {
-		e.calls.add(r.Queue, 0, now)
+	s.alarm.NoteOwn(due)
+	if s.Draining.Load() && !due.After(now) {
+		s.calls.add(r.Queue, 0, now)
 	}
 }
 
 // RetryLocked ends the pauses of the runs in Locked.
-func (e *settler) RetryLocked() {
-	for _, o := range e.Locked {
+func (s *settler) RetryLocked() {
+	for _, o := range s.Locked {
 		o.NotBefore = time.Time{}
 	}
 }

@@ -264,37 +264,37 @@ func mutants() (all []mutant) {
 		{"internal/engine/settle.go", []mutant{
 			{
 				name: "stop-forgets-refused", bug: "a stop does not try again an outcome that the database has refused before",
-				old:   "\te.Trip(ctx, e.Take(e.Now()))\n",
-				new:   "\te.requeue(e.Take(e.Now()))\n\t_ = ctx\n",
+				old:   "\ts.Trip(ctx, s.Take(s.Now()))\n",
+				new:   "\ts.requeue(s.Take(s.Now()))\n\t_ = ctx\n",
 				tests: []string{"TestARefusedOutcomeAtAStop"},
 			},
 			{
 				name: "stop-without-an-end", bug: "a run whose outcome was never recorded has no end event",
-				old:   "\tdefer e.unrecorded()\n",
+				old:   "\tdefer s.unrecorded()\n",
 				new:   "",
 				tests: []string{"TestARefusedOutcomeAtAStop"},
 			},
 			{
 				name: "settle-takes-all", bug: "a settle ignores how many rows it matched",
-				old:   "if int(s.Completions[i].N) == len(group) {",
-				new:   "if int(s.Completions[i].N) <= len(group) {",
+				old:   "if int(trip.Completions[i].N) == len(group) {",
+				new:   "if int(trip.Completions[i].N) <= len(group) {",
 				tests: []string{"TestAStaleRunAmongMany"},
 			},
 			{
 				name: "no-bisection", bug: "one row that the database refuses holds up its batch",
-				old:   "if err != nil && !s.Committed && pg.RowsFault(err) {",
-				new:   "if err != nil && !s.Committed && pg.RowsFault(err) && len(out) == 1 {",
+				old:   "if err != nil && !trip.Committed && pg.RowsFault(err) {",
+				new:   "if err != nil && !trip.Committed && pg.RowsFault(err) && len(out) == 1 {",
 				tests: []string{"TestABadRowIsFoundByHalves", "TestARefusedOutcomeHoldsUpNobody"},
 			},
 			{
 				name: "refused-outcome-in-the-book", bug: "a stop waits for an outcome that the database refuses",
-				old:   "\te.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns\n\te.Unsettled.Remove(r)\n",
-				new:   "\te.RefusedRuns.Add(r)\n",
+				old:   "\ts.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns\n\ts.Unsettled.Remove(r)\n",
+				new:   "\ts.RefusedRuns.Add(r)\n",
 				tests: []string{"TestARefusedOutcomeHoldsUpNobody", "TestARefusedOutcomeEnds"},
 			},
 			{
 				name: "look-without-pause", bug: "a look at what was not settled is repeated at once when it fails",
-				old:   "\t\te.blind = err\n",
+				old:   "\t\ts.blind = err\n",
 				new:   "",
 				tests: []string{"TestALookThatFailsIsNotRepeatedAtOnce"},
 			},
@@ -1420,8 +1420,8 @@ func mutants() (all []mutant) {
 		{"internal/engine/starts.go", []mutant{
 			{
 				name: "refused-start", bug: "one start that cannot be written down holds up all of them",
-				old:   "func(part []*Start) (int, error) { return e.notePart(base, part, noted) }",
-				new:   "func([]*Start) (int, error) { return e.notePart(base, starts, noted) }",
+				old:   "func(part []*Start) (int, error) { return s.notePart(base, part, noted) }",
+				new:   "func([]*Start) (int, error) { return s.notePart(base, starts, noted) }",
 				tests: []string{"TestARefusedStartHoldsUpNobody"},
 			},
 		}},
