@@ -582,7 +582,8 @@ func TestPlainUniqueJobsTakeNoFunction(t *testing.T) {
 	}
 }
 
-// The trigger that looks at metadata is not called for a trace's: it would cost an enqueue more than the row.
+// The trigger that looks at metadata is not called for a trace's: it would cost an enqueue more than the row. It is called
+// for metadata that may be too long as text, or may have a key of drover's own.
 func TestSmallMetadataCallNoTrigger(t *testing.T) {
 	t.Parallel()
 	db := newTestDB(t)
@@ -604,7 +605,7 @@ func TestSmallMetadataCallNoTrigger(t *testing.T) {
 			return n
 		}
 		before := calls()
-		if _, err := tx.Exec(t.Context(), `insert into jobs (kind, metadata) select 'k', '`+metadata+`' from generate_series(1, 3)`); err != nil {
+		if _, err := tx.Exec(t.Context(), `insert into jobs (kind, metadata) select 'k', $1::text::jsonb from generate_series(1, 3)`, metadata); err != nil {
 			t.Fatal(err)
 		}
 		return calls() - before
@@ -612,7 +613,10 @@ func TestSmallMetadataCallNoTrigger(t *testing.T) {
 	const parent = `"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"`
 	for metadata, want := range map[string]int{
 		`{` + parent + `}`: 0, `{` + parent + `, "tracestate": "a=1", "tenant": {"id": [7]}}`: 0,
-		`{"a": "` + strings.Repeat("x", 600) + `"}`: 3, `{"drover:follow_up": 1}`: 3,
+		`{}`: 0, `{"traceparent": "00-\"drover:"}`: 0, // a trace is not even written out as text
+		`{"a": "` + strings.Repeat("x", 600) + `"}`: 3, `{"drover:follow_up": 1}`: 3, `{` + parent + `, "drover:follow_up": 1}`: 3,
+		`{"n": 1e5000}`: 3, `{"n": [-1e-5000]}`: 3, `{"traceparent": 1e5000}`: 3, `{"traceparent": {"n": 1e5000}}`: 3,
+		`{"traceparent": "00-` + strings.Repeat("x", 600) + `"}`: 3,
 	} {
 		if n := called(metadata); n != want {
 			t.Errorf("%d calls for three jobs with %.80s, want %d", n, metadata, want)

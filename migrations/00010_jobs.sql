@@ -427,15 +427,21 @@ comment on function drover_bounds() is 'Refuses args, metadata and tags beyond t
 -- jobs_bounds is an AFTER trigger, so that COPY still stores many rows together. Postgres never
 -- queues it for claims and settles, because these statements do not write to its columns. Postgres
 -- does not queue it for small args either: 516 bytes cannot hold 65 levels, which need 8 bytes
--- each, or numbers with more than 5 MB of text. For small metadata, such as the metadata of a
--- trace, the WHEN condition itself checks the bounds, and checks that no key is drover's own. The
--- replacement makes the text too long if one is, so that one conversion to text answers both: it is
--- the dearest part of the condition. So most enqueues do not call the function, which would cost them
--- more than the rest of the row.
+-- each, or numbers with more than 5 MB of text. For small metadata, the WHEN condition itself checks
+-- the bounds, and checks that no key is drover's own. So most enqueues do not call the function, which
+-- would cost them more than the rest of the row. Each statement parses the condition anew, so it is
+-- short:
+--   * The least object is {}, so whatever is less is no object.
+--   * 516 bytes are at most 4,096 bytes of text, unless a number such as 1e5000 has many zeros.
+--   * The metadata of a trace are not converted to text, because COPY frees the memory of that,
+--     some 1.5 KB for each row, only with its next batch. Objects are ordered by their number of keys,
+--     then by key and value. So an object between the two has traceparent as its only key, with a
+--     string.
 create trigger jobs_bounds after insert or update of args, metadata, tags on jobs for each row
-	when (pg_column_size(new.args) > 516 or pg_column_compression(new.args) is not null or new.tags is not null
-		or pg_column_size(new.metadata) > 516 or pg_column_compression(new.metadata) is not null
-		or jsonb_typeof(new.metadata) <> 'object' or octet_length(replace(new.metadata::text, '"drover:', repeat(' ', 4097))) > 4096)
+	when (greatest(pg_column_size(new.args), pg_column_size(new.metadata)) > 516
+		or coalesce(pg_column_compression(new.args), pg_column_compression(new.metadata)) is not null or new.tags is not null
+		or new.metadata not between '{"traceparent": "00-"}' and '{"traceparent": "00-g"}'
+			and (new.metadata < '{}' or new.metadata::text like any ('{%drover:%,%000000000000000000000000000000%}')))
 	execute function drover_bounds();
 
 -- A statement that finds jobs by their ids has to use the primary key, whatever the statistics are.

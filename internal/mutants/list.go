@@ -250,14 +250,26 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "trace-calls-trigger", bug: "the trigger that looks at metadata is called for a trace's",
-				old:   "or pg_column_size(new.metadata) > 516",
-				new:   "or new.metadata is not null",
+				old:   "or new.metadata not between",
+				new:   "or new.metadata is not null or new.metadata not between",
+				tests: []string{"TestSmallMetadataCallNoTrigger"},
+			},
+			{
+				name: "trace-in-many-digits", bug: "a traceparent that is a number of 100 KB is not looked at",
+				old:   `and '{"traceparent": "00-g"}'`,
+				new:   `and '{"traceparent": {}}'`,
+				tests: []string{"TestSmallMetadataCallNoTrigger"},
+			},
+			{
+				name: "long-text-of-small-metadata", bug: "small metadata may be a number of 100 KB",
+				old:   ",%000000000000000000000000000000%}",
+				new:   "}",
 				tests: []string{"TestSmallMetadataCallNoTrigger"},
 			},
 			{
 				name: "small-metadata-of-drover", bug: "small metadata may have a key of drover's own",
-				old:   "replace(new.metadata::text, '\"drover:', repeat(' ', 4097))",
-				new:   "new.metadata::text",
+				old:   "'{%drover:%,",
+				new:   "'{",
 				tests: []string{"TestDoorsAreShut"},
 			},
 		}},
@@ -2416,8 +2428,8 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "otel-writes-each-job", bug: "the propagator is asked again for each job of a call",
-				old:   "call.once.Do(func() { call.fields = t.injectInto(ctx) })",
-				new:   "call.fields = t.injectInto(ctx)",
+				old:   "call.once.Do(func() { call.fields = t.fieldsOf(ctx) })",
+				new:   "call.fields = t.fieldsOf(ctx)",
 				tests: []string{"TestContextIsWrittenOnceForACall"},
 			},
 			{
@@ -2454,8 +2466,8 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "otel-names-of-others", bug: "a run's span has the name of another queue",
-				old:   "\tkey := [2]string{job.Queue, job.Kind}\n\tt.begun",
-				new:   "\tkey := [2]string{\"\", job.Kind}\n\tt.begun",
+				old:   "\tkey := [2]string{job.Queue, job.Kind}\n\tt.ran",
+				new:   "\tkey := [2]string{\"\", job.Kind}\n\tt.ran",
 				tests: []string{"TestSpansOfTwoQueues"},
 			},
 		}},
@@ -2476,8 +2488,8 @@ func mutants() (all []mutant) {
 		{"otel/metrics.go", []mutant{
 			{
 				name: "otel-newest-series-first", bug: "beyond the limit of the SDK, each collection adds up other series",
-				old:   "append(s.order, one)",
-				new:   "append([]*oneSeries{one}, s.order...)",
+				old:   "append(in.order, one)",
+				new:   "append([]*oneSeries{one}, in.order...)",
 				tests: []string{"TestSeriesBeyondTheLimitOfTheSDK"},
 			},
 		}},
