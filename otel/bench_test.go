@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oklog/ulid/v2"
 	"go.opentelemetry.io/otel/propagation"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -67,17 +68,22 @@ func BenchmarkMiddleware(b *testing.B) {
 				end(receipts, nil)
 			}
 		})
-		job := &drover.Job{
-			ID: receipts[0].ID, Kind: "work", Queue: "default", Attempt: 1,
-			Metadata: []byte(`{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}`),
+		for run, job := range map[string]*drover.Job{"run": unsampled(traceparent), "run without metadata": unsampled("")} {
+			b.Run(name+"/"+run, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					_ = m.Run(b.Context(), job, func(context.Context) error { return nil })
+				}
+			})
 		}
-		b.Run(name+"/run", func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				_ = m.Run(b.Context(), job, func(context.Context) error { return nil })
-			}
-		})
 	}
+}
+
+const traceparent = `{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}`
+
+// unsampled is a job that was just enqueued.
+func unsampled(metadata string) *drover.Job {
+	return &drover.Job{ID: ulid.Make().String(), Kind: "work", Queue: "default", Attempt: 1, Metadata: []byte(metadata)}
 }
 
 // asked counts how often a job's context is written and read.
@@ -111,20 +117,28 @@ func TestContextIsWrittenOnceForACall(t *testing.T) {
 	}
 }
 
-// A run of a trace that is not sampled allocates little more than OpenTelemetry does: the traceparent and its carrier, the
-// options of the span, and the two closures of a run.
+// A run of a trace that is not sampled allocates little more than OpenTelemetry does: the traceparent, its carrier, and the
+// options of the span. Without a traceparent, only OpenTelemetry allocates.
 func TestAllocationsOfARun(t *testing.T) { //nolint:paralleltest // it counts allocations
 	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.NeverSample())))
 	_, opts := newMetrics(droverotel.Options{TracerProvider: tracers})
 	tel := newTelemetry(t, opts)
 	m, hooks := tel.Middleware(), tel.Hooks()
-	job := &drover.Job{
-		ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV", Kind: "work", Queue: "default", Attempt: 1,
-		Metadata: []byte(`{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}`),
-	}
 	next := func(context.Context) error { return nil }
-	if n := testing.AllocsPerRun(1000, func() { _ = m.Run(t.Context(), job, next) }); n > 14 {
-		t.Errorf("%v allocations", n)
+	for metadata, most := range map[string]float64{traceparent: 11, "": 3} {
+		job := unsampled(metadata)
+		if n := testing.AllocsPerRun(1000, func() { _ = m.Run(t.Context(), job, next) }); n > most {
+			t.Errorf("%v allocations with the metadata %s", n, metadata)
+		}
+	}
+	inner, end := m.BeginEnqueue(t.Context(), drover.EnqueueCall{Items: make([]drover.EnqueueItem, 2)})
+	defer end(nil, nil)
+	item := drover.EnqueueItem{Opts: &drover.EnqueueOpts{Metadata: map[string]any{}}}
+	if n := testing.AllocsPerRun(1000, func() {
+		clear(item.Opts.Metadata)
+		_ = m.Enqueue(inner, &item)
+	}); n != 0 {
+		t.Errorf("%v allocations for the trace of a job, besides its map", n)
 	}
 	e := drover.Event{Queue: "default", Kind: "work", Duration: time.Second, Wait: time.Second}
 	for name, hook := range map[string]func(context.Context, drover.Event){

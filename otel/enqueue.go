@@ -123,10 +123,10 @@ func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.
 		failed = failedEnqueue(err)
 		for _, item := range items {
 			queue, kind := named(item)
-			t.instruments.add(seriesKey{sent, t.queues.Label(queue), t.kinds.Label(kind), failed, ""}, 1)
+			t.instruments.of(seriesKey{sent, t.queues.Label(queue), t.kinds.Label(kind), failed, ""}).take(ctx, 1)
 		}
 	}
-	t.instruments.record(ctx, seriesKey{operated, t.queues.Label(b.queue), "", failed, ""}, took.Seconds())
+	t.instruments.of(seriesKey{operated, t.queues.Label(b.queue), "", failed, ""}).take(ctx, took.Seconds())
 }
 
 // failedEnqueue returns the error.type of an enqueue.

@@ -47,19 +47,19 @@ func (t *Telemetry) inject(ctx context.Context, item *drover.EnqueueItem) error 
 			return nil
 		}
 	}
-	c := t.injected(ctx)
+	fields := t.injected(ctx)
 	size := 0
-	for key, value := range c {
-		if _, taken := metadata[key]; !taken {
-			size += 6*(len(key)+len(value)) + 6 // the most bytes that the field may take as JSON
+	for _, f := range fields {
+		if _, taken := metadata[f.key]; !taken {
+			size += f.size
 		}
 	}
 	if size == 0 || size > maxInjected*6 || !hasRoom(metadata, size) {
 		return nil
 	}
-	for key, value := range c {
-		if _, taken := metadata[key]; !taken {
-			metadata[key] = value
+	for _, f := range fields {
+		if _, taken := metadata[f.key]; !taken {
+			metadata[f.key] = f.value
 		}
 	}
 	return nil
@@ -72,28 +72,34 @@ type callKey struct{ of *Telemetry }
 // propagator is enough.
 type injection struct {
 	once   sync.Once
-	fields carrier
+	fields []field
+}
+
+type field struct {
+	key   string
+	value any // a string, in the form in which metadata take it without an allocation
+	size  int // the most bytes that the field may take as JSON
 }
 
 // injected returns what the propagator writes about the context, without the fields that no metadata can hold.
-func (t *Telemetry) injected(ctx context.Context) carrier {
+func (t *Telemetry) injected(ctx context.Context) []field {
 	call, found := ctx.Value(callKey{t}).(*injection)
 	if !found { // beginEnqueue panicked
-		return t.injectInto(ctx)
+		return t.fieldsOf(ctx)
 	}
-	call.once.Do(func() { call.fields = t.injectInto(ctx) })
+	call.once.Do(func() { call.fields = t.fieldsOf(ctx) })
 	return call.fields
 }
 
-func (t *Telemetry) injectInto(ctx context.Context) carrier {
+func (t *Telemetry) fieldsOf(ctx context.Context) (fields []field) {
 	c := carrier{}
 	t.opts.Propagator.Inject(ctx, c) // into c, and not into the metadata, because it may panic halfway
 	for key, value := range c {
-		if key == "" || len(value) > maxValue || !storable(key) || !storable(value) || strings.HasPrefix(key, "drover:") {
-			delete(c, key)
+		if key != "" && len(value) <= maxValue && storable(key) && storable(value) && !strings.HasPrefix(key, "drover:") {
+			fields = append(fields, field{key, value, 6*(len(key)+len(value)) + 6})
 		}
 	}
-	return c
+	return fields
 }
 
 // storable reports whether Postgres takes the text.
@@ -149,7 +155,7 @@ func alone(raw json.RawMessage) (value string, found bool) {
 		return "", false
 	}
 	value = string(raw[len(before) : len(raw)-2])
-	return value, !strings.ContainsAny(value, `"\`)
+	return value, strings.IndexByte(value, '"') < 0 && strings.IndexByte(value, '\\') < 0
 }
 
 // carried reads the propagator's fields out of stored metadata, which anybody may have written. A field counts as

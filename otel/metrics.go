@@ -15,18 +15,22 @@ import (
 )
 
 // instruments are what events and the middleware change: the instruments of the messaging conventions, and drover's own
-// instruments by their meters.
+// instruments by their meters. They keep the sums and attributes of all series. The number of series is bounded, because
+// each label has a bounded number of values.
 type instruments struct {
 	counters   map[meters.Meter]metric.Int64ObservableCounter
 	histograms map[meters.Meter]metric.Float64Histogram
-	series     series
+
+	mu    sync.RWMutex
+	made  map[seriesKey]*oneSeries
+	order []*oneSeries // the oldest first
 }
 
 func newInstruments(meter metric.Meter) (*instruments, error) {
 	in := &instruments{
 		counters:   map[meters.Meter]metric.Int64ObservableCounter{},
 		histograms: map[meters.Meter]metric.Float64Histogram{},
-		series:     series{made: map[seriesKey]*oneSeries{}},
+		made:       map[seriesKey]*oneSeries{},
 	}
 	var errs []error
 	counter := func(m meters.Meter, name, unit, help string) {
@@ -70,25 +74,17 @@ func name(def meters.Def) string { return "drover." + def.Name }
 func (in *instruments) begin() {
 	for m, def := range meters.Events() {
 		if m := meters.Meter(m); in.counters[m] != nil && len(def.Labels) == 0 {
-			in.series.of(seriesKey{meter: m})
+			in.of(seriesKey{meter: m})
 		}
 	}
 	for _, reason := range meters.Reasons() {
-		in.series.of(seriesKey{meter: meters.DeadLetters, a: string(reason)})
+		in.of(seriesKey{meter: meters.DeadLetters, a: string(reason)})
 	}
-}
-
-// add counts. It does not call the SDK: a collection reads the sum. That makes a count some ten times cheaper than a
-// synchronous counter, and each run counts twice.
-func (in *instruments) add(key seriesKey, n int64) { in.series.of(key).sum.Add(n) }
-
-func (in *instruments) record(ctx context.Context, key seriesKey, seconds float64) {
-	in.histograms[key.meter].Record(ctx, seconds, in.series.of(key).attrs...)
 }
 
 // collect passes on the sums of the counters.
 func (in *instruments) collect(to metric.Observer) {
-	for _, one := range in.series.all() {
+	for _, one := range in.all() {
 		if counter := in.counters[one.key.meter]; counter != nil {
 			to.ObserveInt64(counter, one.sum.Load(), metric.WithAttributes(attributesOf(one.key)...))
 		}
@@ -98,22 +94,23 @@ func (in *instruments) collect(to metric.Observer) {
 // count adds the value of an event to its instrument.
 func (t *Telemetry) count(ctx context.Context, m meters.Meter, value float64, l [meters.MostLabels]string) {
 	defer t.guard()
-	in := t.instruments
-	switch {
-	case m == meters.Enqueued:
-		in.add(seriesKey{sent, l[0], l[1], "", l[2]}, int64(value))
-	case m == meters.RunDuration: // the middleware measures it, with the context of its span
-	case in.histograms[m] != nil:
-		in.record(ctx, seriesKey{m, l[0], l[1], l[2], l[3]}, value)
+	switch m {
+	case meters.RunDuration: // the middleware measures it, with the context of its span
+	case meters.Enqueued:
+		t.instruments.of(seriesKey{sent, l[0], l[1], "", l[2]}).take(ctx, value)
 	default:
-		in.add(seriesKey{m, l[0], l[1], l[2], l[3]}, int64(value))
+		t.instruments.of(seriesKey{m, l[0], l[1], l[2], l[3]}).take(ctx, value)
 	}
 }
 
 // measureRun measures a run. ctx is the context of the run's span, so that an exemplar can name the span.
-func (t *Telemetry) measureRun(ctx context.Context, queue, kind string, took time.Duration, failed string) {
+func (t *Telemetry) measureRun(ctx context.Context, like *runs, took time.Duration, failed string) {
 	defer t.guard()
-	t.instruments.record(ctx, seriesKey{processed, queue, kind, failed, ""}, took.Seconds())
+	one := like.processed
+	if failed != "" {
+		one = t.instruments.of(seriesKey{processed, like.queue, like.kind, failed, ""})
+	}
+	one.take(ctx, took.Seconds())
 }
 
 // The meters of the conventions, after drover's own.
@@ -131,32 +128,38 @@ type seriesKey struct {
 	a, b, c, d string
 }
 
-// series keeps the sums and attributes of all series. Their number is bounded, because each label has a bounded number
-// of values.
-type series struct {
-	mu    sync.RWMutex
-	made  map[seriesKey]*oneSeries
-	order []*oneSeries // the oldest first
-}
-
 type oneSeries struct {
-	key   seriesKey
-	sum   atomic.Int64          // of a counter
-	attrs []metric.RecordOption // for a histogram, in the form of arguments, so that a call does not have to allocate them
+	key       seriesKey
+	sum       atomic.Int64            // of a counter
+	histogram metric.Float64Histogram // nil for a counter
+	attrs     []metric.RecordOption   // for a histogram, in the form of arguments, so that a call does not have to allocate them
 }
 
-func (s *series) of(key seriesKey) *oneSeries {
-	s.mu.RLock()
-	one := s.made[key]
-	s.mu.RUnlock()
+// take counts, or records seconds. To count, it does not call the SDK: a collection reads the sum. That makes a count some
+// ten times cheaper than a synchronous counter, and each run counts twice.
+func (one *oneSeries) take(ctx context.Context, value float64) {
+	if one.histogram == nil {
+		one.sum.Add(int64(value))
+		return
+	}
+	one.histogram.Record(ctx, value, one.attrs...)
+}
+
+func (in *instruments) of(key seriesKey) *oneSeries {
+	in.mu.RLock()
+	one := in.made[key]
+	in.mu.RUnlock()
 	if one != nil {
 		return one
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if one = s.made[key]; one == nil {
-		one = &oneSeries{key: key, attrs: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attributesOf(key)...))}}
-		s.made[key], s.order = one, append(s.order, one)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if one = in.made[key]; one == nil {
+		one = &oneSeries{
+			key: key, histogram: in.histograms[key.meter],
+			attrs: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(attributesOf(key)...))},
+		}
+		in.made[key], in.order = one, append(in.order, one)
 	}
 	return one
 }
@@ -164,10 +167,10 @@ func (s *series) of(key seriesKey) *oneSeries {
 // all returns the series, always in the same order. The SDK has a limit, and adds up the series that it observes beyond
 // this limit. These series have to be the same in each collection: otherwise sums would fall, and deltas would count jobs
 // again.
-func (s *series) all() []*oneSeries {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.order
+func (in *instruments) all() []*oneSeries {
+	in.mu.RLock()
+	defer in.mu.RUnlock()
+	return in.order
 }
 
 func attributesOf(key seriesKey) (attrs []attribute.KeyValue) {

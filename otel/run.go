@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,16 +24,16 @@ var errExit = errors.New("handler called runtime.Goexit")
 // run puts a span around a run. The handler gets the span's context.
 func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.Context) error) (err error) {
 	began := time.Now()
-	inner, span := t.startRun(ctx, job)
+	like := t.runsLike(job)
+	inner, span := t.startRun(ctx, job, like, began)
 	if inner == nil { // startRun panicked
 		inner, span = ctx, noop.Span{}
 	}
-	queue, kind := t.queues.Label(job.Queue), t.kinds.Label(job.Kind)
-	t.instruments.add(seriesKey{consumed, queue, kind, "", ""}, 1)
+	like.consumed.sum.Add(1)
 	returned := false
 	defer func() {
 		took := time.Since(began)
-		t.measureRun(inner, queue, kind, took, t.endRun(inner, span, job, returned, err))
+		t.measureRun(inner, like, took, t.endRun(inner, span, job, returned, err))
 	}()
 	err = next(inner) // a panic of the handler is an error here
 	returned = true
@@ -40,15 +41,14 @@ func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.
 }
 
 // startRun returns nil if it panicked.
-func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner context.Context, span trace.Span) {
+func (t *Telemetry) startRun(ctx context.Context, job *drover.Job, like *runs, began time.Time) (inner context.Context, span trace.Span) {
 	defer t.guard()
-	parent, opts := t.relate(ctx, job)
-	begin := t.ofJob(job)
-	name := begin.name
+	parent, opts := t.relate(ctx, job, like.begin, began)
+	name := like.name
 	if t.named {
 		name = t.opts.SpanName(process, job.Queue, job.Kind)
 	}
-	inner, span = t.start(parent, name, append(opts, begin.kind, begin.attrs)...)
+	inner, span = t.start(parent, name, opts...)
 	if span.IsRecording() {
 		span.SetAttributes(attribute.String(messageID, text(job.ID, maxName)), attribute.Int("drover.attempt", job.Attempt),
 			attribute.Int("drover.max_attempts", job.MaxAttempts))
@@ -56,69 +56,72 @@ func (t *Telemetry) startRun(ctx context.Context, job *drover.Job) (inner contex
 	return inner, span
 }
 
-// ofJob returns the name and the attributes with which a run's span begins. A sampler may decide by them. They are the
-// same for all jobs of a queue and kind, so they are made once, unless there are too many queues or kinds.
-func (t *Telemetry) ofJob(job *drover.Job) beginning {
+// runsLike returns what all runs of the job's queue and kind share. It is made once, unless there are too many queues or
+// kinds.
+func (t *Telemetry) runsLike(job *drover.Job) *runs {
 	key := [2]string{job.Queue, job.Kind}
-	t.begun.RLock()
-	begin, found := t.begins[key]
-	t.begun.RUnlock()
-	if found {
-		return begin
+	t.ran.RLock()
+	like := t.runs[key]
+	t.ran.RUnlock()
+	if like != nil {
+		return like
 	}
-	begin.name = conventional(process, job.Queue, job.Kind)
-	begin.kind = trace.WithSpanKind(trace.SpanKindConsumer)
-	begin.attrs = trace.WithAttributes(append(common(process),
-		attribute.String(destination, text(job.Queue, maxName)), attribute.String(ofKind, text(job.Kind, maxName)))...)
-	if t.queues.Label(job.Queue) == job.Queue && t.kinds.Label(job.Kind) == job.Kind {
-		t.begun.Lock()
-		defer t.begun.Unlock()
-		t.begins[key] = begin
+	like = &runs{name: conventional(process, job.Queue, job.Kind), queue: t.queues.Label(job.Queue), kind: t.kinds.Label(job.Kind)}
+	like.begin = []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(append(common(process),
+		attribute.String(destination, text(job.Queue, maxName)), attribute.String(ofKind, text(job.Kind, maxName)))...)}
+	like.consumed = t.instruments.of(seriesKey{consumed, like.queue, like.kind, "", ""})
+	like.processed = t.instruments.of(seriesKey{processed, like.queue, like.kind, "", ""})
+	if like.queue == job.Queue && like.kind == job.Kind {
+		t.ran.Lock()
+		defer t.ran.Unlock()
+		t.runs[key] = like
 	}
-	return begin
+	return like
 }
 
-// beginning is how the spans of a queue and kind begin.
-type beginning struct {
-	name  string // the name by the conventions
-	kind  trace.SpanStartOption
-	attrs trace.SpanStartOption
+// runs is what the runs of a queue and kind share.
+type runs struct {
+	name        string                  // of the span, by the conventions
+	begin       []trace.SpanStartOption // the span's kind and attributes; a sampler may decide by them
+	queue, kind string                  // labels
+	consumed    *oneSeries
+	processed   *oneSeries // of the runs that did not fail
 }
 
 // relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. In both cases the
 // span links to the enqueue. If the context has a span already, from a middleware further out, that span stays the
-// parent.
-func (t *Telemetry) relate(ctx context.Context, job *drover.Job) (context.Context, []trace.SpanStartOption) {
-	opts := make([]trace.SpanStartOption, 0, 4)
+// parent. relate returns the options with which the span begins: opts and, for the link and a new trace, one option each.
+func (t *Telemetry) relate(ctx context.Context, job *drover.Job, opts []trace.SpanStartOption, began time.Time) (context.Context, []trace.SpanStartOption) {
 	c := carried(job.Metadata, t.fields)
 	if c == nil {
 		return ctx, opts
 	}
 	ambient, empty := trace.SpanFromContext(ctx), ctx
-	if ambient.SpanContext().IsValid() {
+	inside := ambient.SpanContext().IsValid()
+	if inside {
 		empty = trace.ContextWithSpanContext(ctx, trace.SpanContext{}) // a propagator that finds nothing returns the context that it got: so that one must have no span
 	}
 	parent := t.opts.Propagator.Extract(empty, c)
 	created := trace.SpanContextFromContext(parent)
 	if created.IsValid() {
-		opts = append(opts, trace.WithLinks(trace.Link{SpanContext: created}))
+		opts = append(slices.Clip(opts), trace.WithLinks(trace.Link{SpanContext: created})) // a copy, because all runs share opts
 	}
 	switch {
-	case ambient.SpanContext().IsValid():
+	case inside:
 		parent = trace.ContextWithSpan(parent, ambient)
-	case created.IsValid() && t.opts.NewTrace(job, age(job)):
+	case created.IsValid() && t.opts.NewTrace(job, age(job, began)):
 		opts = append(opts, trace.WithNewRoot())
 	}
 	return parent, opts
 }
 
-// age returns the time since the enqueue, or the longest duration if the id has no time.
-func age(job *drover.Job) time.Duration {
+// age returns the time from the enqueue to the start of the run, or the longest duration if the id has no time.
+func age(job *drover.Job, began time.Time) time.Duration {
 	id, err := ulid.ParseStrict(job.ID)
 	if err != nil {
 		return math.MaxInt64
 	}
-	return max(0, time.Since(id.Timestamp()))
+	return max(0, began.Sub(id.Timestamp()))
 }
 
 // endRun ends the span, and returns the error.type of a run that has failed.

@@ -122,8 +122,8 @@ type Telemetry struct {
 	instruments   *instruments
 	kinds, queues *meters.Names
 	named         bool // Options.SpanName is set
-	begun         sync.RWMutex
-	begins        map[[2]string]beginning // the key is queue and kind
+	ran           sync.RWMutex
+	runs          map[[2]string]*runs // the key is queue and kind
 	process       meters.Process
 	database      meters.Database
 	reported      atomic.Int64 // when the last panic was, in seconds
@@ -142,7 +142,7 @@ func New(opts Options) (t *Telemetry, err error) {
 		return nil, err
 	}
 	t = &Telemetry{
-		named: named, begins: map[[2]string]beginning{},
+		named: named, runs: map[[2]string]*runs{},
 		opts: opts, fields: opts.Propagator.Fields(), tracer: opts.TracerProvider.Tracer(scope, trace.WithSchemaURL(schema)),
 		kinds: &meters.Names{Most: opts.MaxKinds}, queues: &meters.Names{Most: opts.MaxQueues},
 	}
