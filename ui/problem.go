@@ -34,7 +34,7 @@ func problemOf(err error) problem {
 	case errors.Is(err, drover.ErrInvalid):
 		return problem{Status: http.StatusBadRequest, What: invalid(err), Do: "Change the address or the form, and send it again."}
 	case errors.Is(err, drover.ErrNotFound):
-		return problem{Status: http.StatusNotFound, What: "There is none with this id.", Do: "It may have been deleted or archived since: look for it in the list, or with drover archive list."}
+		return problem{Status: http.StatusNotFound, What: "There is none with this id.", Do: "It may have been deleted or archived since: look for it in the list, or with drover explain, which knows the archive too."}
 	case errors.Is(err, drover.ErrState):
 		return problem{Status: http.StatusConflict, What: refused(err), Do: "Nothing was changed. Look at it as it is now."}
 	case errors.Is(err, drover.ErrNotMigrated):

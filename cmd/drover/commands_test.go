@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -339,5 +340,34 @@ func TestCommandsOfTheDocuments(t *testing.T) {
 	}
 	if lines < 20 {
 		t.Errorf("%d lines", lines)
+	}
+}
+
+// Each command that a text, a page, an alert or a comment names exists, such as "drover archive restore".
+func TestCommandsOfTheTexts(t *testing.T) {
+	t.Parallel()
+	named := regexp.MustCompile(`\bdrover ([a-z]+) ([a-z][a-z-]*)`)
+	found := 0
+	err := filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || strings.HasSuffix(path, "_test.go") ||
+			!slices.Contains([]string{".go", ".html", ".md", ".sql", ".yml", ".json"}, filepath.Ext(path)) {
+			return err
+		}
+		raw, err := os.ReadFile(path)
+		for _, m := range named.FindAllSubmatch(raw, -1) {
+			root := newRootCommand(&app{})
+			group, _, err := root.Find([]string{string(m[1])})
+			if err != nil || group == root || !group.HasSubCommands() {
+				continue
+			}
+			found++
+			if cmd, _, err := group.Find([]string{string(m[2])}); err != nil || cmd == group {
+				t.Errorf("%s: there is no command %q", path, m[0])
+			}
+		}
+		return err
+	})
+	if err != nil || found < 100 {
+		t.Errorf("%d commands: %v", found, err)
 	}
 }
