@@ -112,7 +112,7 @@ func (s source) readMany(q query) (do string, v manyVerb, f drover.Filter, err e
 		err = bad("Fill in the filter first: without one this would mean every job.")
 	}
 	if err == nil && f.State != "" && !slices.Contains(v.of(f), f.State) {
-		err = bad("A job that is %s cannot be meant by this.", f.State)
+		err = badAt("state", "A job that is %s cannot be meant by this.", f.State)
 	}
 	return do, v, f, err
 }

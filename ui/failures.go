@@ -43,7 +43,7 @@ func (s source) failures(ctx context.Context, q query) (*view, error) {
 		d.Status = statuses[0]
 	}
 	if !slices.Contains(statuses, d.Status) {
-		return nil, bad("Status: %q is none of open, resolved, ignored and all.", cut(status, 40))
+		return nil, badAt("status", "Status: %q is none of open, resolved, ignored and all.", cut(status, 40))
 	}
 	d.Statuses = optionsOf(d.Status, statuses...)
 	filter := drover.FailureFilter{Kind: kind, Status: drover.FailureStatus(d.Status), Limit: limit}
