@@ -34,7 +34,7 @@ func (a *app) explain(ctx context.Context, word string) error {
 	}
 	// A text of 26 characters is a whole id, because an id in the table may be any text of this length. A shorter text has
 	// to be the beginning of a ULID.
-	if len(id) != ulid.EncodedSize && (len(id) < 4 || len(id) > ulid.EncodedSize || strings.Trim(id, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") != "") {
+	if len(id) != ulid.EncodedSize && (len(id) < 4 || len(id) > ulid.EncodedSize || strings.Trim(id, ulid.Encoding) != "") {
 		return usagef("%q is not a job id: an id has 26 characters, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV; at least the first 4 are needed", shorten(word, 40))
 	}
 	s, err := a.open(ctx)

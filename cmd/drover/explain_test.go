@@ -56,7 +56,13 @@ func TestExplainNear(t *testing.T) {
 		sh.run(t, "explain", word).ends(t, 2, "is not a job id")
 	}
 	sh.run(t, "explain").ends(t, 2, "usage: drover explain ID")
-	const own = "ORDER-00000000000000000001" // SQL takes any text of that length
-	sh.exec(t, `insert into jobs (id, kind) values ($1, 'charge')`, own)
-	sh.run(t, "explain", own).ok(t).says(t, own+"  charge")
+	for _, own := range []string{"ORDER-00000000000000000001", "order-00000000000000000002"} { // SQL takes any text of that length
+		sh.exec(t, `insert into jobs (id, kind) values ($1, 'charge')`, own)
+		sh.run(t, "explain", own).ok(t).says(t, own+"  charge")
+		sh.run(t, "jobs", "show", own).ok(t).says(t, own)
+		sh.run(t, "jobs", "list", own).ok(t).says(t, own)
+		sh.run(t, "jobs", "discard", own).ok(t).says(t, own+"  discarded")
+		sh.run(t, "jobs", "redrive", own).ok(t).says(t, own+"  redriven")
+		sh.run(t, "jobs", "cancel", "--id", own, "--yes").ok(t).says(t, "1 job cancelled")
+	}
 }
