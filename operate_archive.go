@@ -16,6 +16,7 @@ import (
 // ArchiveResult shows which jobs Archive or Restore moved, and which they did not move.
 type ArchiveResult struct {
 	Jobs      int64    `json:"jobs"`
+	Missing   []string `json:"missing,omitempty"`   // ids in the filter that no job has in the table from which jobs were moved
 	Conflicts []string `json:"conflicts,omitempty"` // ids that another job has in the other table; these jobs stay where they were
 
 	// Refused lists the jobs that stayed where they were because the database refused to move them, for example
@@ -73,7 +74,12 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, 
 	if err := bad.err(); err != nil {
 		return ArchiveResult{}, err
 	}
+	missing, err := c.desk.unknown(ctx, sqlUnknown, doc, filter)
+	if err != nil {
+		return ArchiveResult{}, doing(err, "archive jobs")
+	}
 	moved, err := c.desk.move(ctx, doc, archiveStep(opts.KeepNewest), audit)
+	moved.Missing = missing
 	return moved, doing(err, "archive jobs")
 }
 
@@ -89,7 +95,12 @@ func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (Archi
 	if err := bad.err(); err != nil {
 		return ArchiveResult{}, err
 	}
+	missing, err := c.desk.unknown(ctx, sqlUnknownArchived, doc, filter)
+	if err != nil {
+		return ArchiveResult{}, doing(err, "restore jobs")
+	}
 	moved, err := c.desk.move(ctx, doc, restoreStep(), audit)
+	moved.Missing = missing
 	c.logChange(ctx, "jobs restored from the archive", moved.Jobs, audit)
 	return moved, doing(err, "restore jobs")
 }
@@ -135,6 +146,10 @@ func (c *Client) ExportArchive(ctx context.Context, w io.Writer, filter Filter) 
 	}
 	return n, doing(err, "export the archive")
 }
+
+const sqlUnknownArchived = `
+select distinct f.id from jsonb_array_elements_text($1::jsonb->'ids') as f(id)
+where (select true from jobs_archive a where a.id = f.id) is null order by 1`
 
 // filterFor encodes the filter of a method that changes jobs. An empty filter is an error.
 func filterFor(bad *problems, filter Filter) string {

@@ -74,10 +74,8 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	if err := bad.err(); err != nil {
 		return done, err
 	}
-	if len(filter.IDs) > 0 {
-		if done.Missing, err = c.desk.unknown(ctx, doc); err != nil {
-			return done, fmt.Errorf("%s jobs: %w", v.name, err)
-		}
+	if done.Missing, err = c.desk.unknown(ctx, sqlUnknown, doc, filter); err != nil {
+		return done, fmt.Errorf("%s jobs: %w", v.name, err)
 	}
 	if v.dry {
 		done.Changed, err = c.countFor(ctx, v, doc)
@@ -273,7 +271,10 @@ func (s *desk) seek(ctx context.Context, verb, filter, after string) (ids []stri
 
 const sqlUnknown = `select drover_unknown($1::jsonb)`
 
-// unknown lists the ids in the filter that no job has.
-func (s *desk) unknown(ctx context.Context, filter string) ([]string, error) {
-	return pg.ReadAll(ctx, s.pool, pgx.RowTo[string], sqlUnknown, filter)
+// unknown lists the ids in the filter that no job has in the table that the statement reads. doc is the filter as JSON.
+func (s *desk) unknown(ctx context.Context, sql, doc string, filter Filter) ([]string, error) {
+	if len(filter.IDs) == 0 {
+		return nil, nil
+	}
+	return pg.ReadAll(ctx, s.pool, pgx.RowTo[string], sql, doc)
 }

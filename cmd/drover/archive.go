@@ -30,7 +30,7 @@ all filter flags. The command works in batches. If it is interrupted, every job 
 tables.
 
 A job stays where it is if the archive has its id already, or if the database refuses to move it. The
-command lists such jobs, and its exit code is then 1.`,
+command lists such jobs, and ids that no job has. Its exit code is then 1.`,
 		Example: `  drover archive add --state discarded --finalized-before 30d
   drover archive add --state discarded --keep 1000`,
 	}, true, func(cmd *cobra.Command) {
@@ -137,6 +137,9 @@ func (a *app) printMoved(done string, moved drover.ArchiveResult, err error) err
 		}
 	} else {
 		fmt.Fprintf(a.stdout, "%s %s\n", plural(moved.Jobs, "job"), done)
+		for _, id := range moved.Missing {
+			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": no such job"))
+		}
 		for _, id := range moved.Conflicts {
 			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": the id is there already"))
 		}
@@ -144,7 +147,7 @@ func (a *app) printMoved(done string, moved drover.ArchiveResult, err error) err
 			fmt.Fprintln(a.stdout, printable(r.ID+"  not "+done+": "+r.Error))
 		}
 	}
-	if left := len(moved.Conflicts) + len(moved.Refused); err == nil && left > 0 {
+	if left := len(moved.Missing) + len(moved.Conflicts) + len(moved.Refused); err == nil && left > 0 {
 		err = fmt.Errorf("%s not %s", plural(int64(left), "job"), done)
 	}
 	return flagNames(err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 
@@ -42,6 +43,13 @@ func TestArchive(t *testing.T) {
 	}
 
 	if moved := decode[drover.ArchiveResult](t, sh.run(t, "archive", "restore", strings.ToLower(dead), "--json").ok(t)); moved.Jobs != 1 {
+		t.Errorf("restored %+v", moved)
+	}
+	// An id that no job has, in the table from which jobs are moved, is named.
+	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+	sh.run(t, "archive", "restore", dead, unknown).ends(t, 1, "2 jobs not restored").says(t, "0 jobs restored", dead+"  not restored: no such job", unknown+"  not restored")
+	sh.run(t, "archive", "add", "--id", dead, "--id", unknown).ends(t, 1, "1 job not archived").says(t, "1 job archived", unknown+"  not archived: no such job")
+	if moved := decode[drover.ArchiveResult](t, sh.run(t, "archive", "restore", dead, unknown, "--json").ends(t, 1, "1 job not restored")); moved.Jobs != 1 || !slices.Equal(moved.Missing, []string{unknown}) {
 		t.Errorf("restored %+v", moved)
 	}
 	sh.run(t, "archive", "add", "--all").ok(t)
