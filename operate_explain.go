@@ -277,7 +277,6 @@ func (x *explainer) attempt(n int) string {
 
 // parked explains a parked job: it waits for an event, such as a new build or its turn in a redrive, and not for a due time.
 func (x *explainer) parked() {
-	r := &x.f.redrive
 	switch build := x.f.parkedBuild; {
 	case build != nil && *build == "":
 		x.now("It waits for its turn: the policy that parked it has ended.")
@@ -286,14 +285,23 @@ func (x *explainer) parked() {
 		x.now("It is parked by the policy of failure group %s, until a build newer than %s runs.", x.f.fingerprint, *build)
 		x.next("It becomes due when a supervisor with a newer build has started.")
 		x.do("Run it without a new build", "drover failures policy %s retry", x.f.fingerprint)
-	case !r.holds:
+	case !x.f.redrive.holds:
 		x.now("It is parked, but no redrive and no policy holds it.")
 		x.next("Nothing makes it due by itself.")
-	case r.paused:
+	default:
+		x.redriven()
+	}
+	x.do("Run it now, without waiting", "drover jobs edit %s --run-now", x.ID)
+}
+
+// redriven explains a parked or dead job that a redrive holds.
+func (x *explainer) redriven() {
+	r := &x.f.redrive
+	if r.paused {
 		x.now("Redrive %s holds it, and is paused.", r.id)
 		x.next("It goes on when somebody resumes the redrive.")
 		x.do("Resume it", "drover redrive resume %s", r.id)
-	default:
+	} else {
 		x.now("It waits for its turn in redrive %s, which releases up to %s jobs a second.", r.id, trimNumber(r.rate))
 		if r.key != "" {
 			x.now("The redrive lets only some jobs of key %s run at once.", x.oneLine(r.key))
@@ -301,10 +309,9 @@ func (x *explainer) parked() {
 		x.next("The redrive makes it due.")
 		x.do("See how far it is", "drover redrive show %s", r.id)
 	}
-	if r.holds && r.note != "" {
+	if r.note != "" {
 		x.next("The redrive notes: %s.", x.oneLine(r.note))
 	}
-	x.do("Run it now, without waiting", "drover jobs edit %s --run-now", x.ID)
 }
 
 func trimNumber(n float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", n), ".0") }
@@ -467,6 +474,11 @@ func (x *explainer) end() {
 			x.now("The last failure: %s.", x.entryText(last))
 		}
 	}
+	if x.f.redrive.holds {
+		x.redriven()
+		x.do("Run it now, without waiting", "drover jobs redrive %s", x.ID)
+		return
+	}
 	x.next("Nothing happens to it by itself.")
 	if t := x.f.expiresAt; x.DiscardReason == ReasonExpired || t != nil && !t.After(x.f.now) {
 		x.next("It cannot be redriven, because its ExpiresAt has passed.")
@@ -524,7 +536,10 @@ const sqlSurroundings = `
 select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 	case when j.expires_at is not null then least(greatest(j.expires_at, '0001-01-02 00:00:00Z'), '9999-12-31 00:00:00Z') end,
 	case when j.retry_until is not null then least(greatest(j.retry_until, '0001-01-02 00:00:00Z'), '9999-12-31 00:00:00Z') end,
-	j.parked_build, j.paced_at is not null, coalesce(j.pace_key, ''), coalesce(j.fingerprint, ''), coalesce(j.redrive_id, ''),
+	j.parked_build,
+	-- A redrive holds a dead job if the two times are equal: see drover_redrive_next.
+	j.paced_at is not null and (j.finalized_at is null or coalesce(j.paced_at = j.finalized_at and r.finished_at is null and r.state <> 'aborted', false)),
+	coalesce(j.pace_key, ''), coalesce(j.fingerprint, ''), coalesce(j.redrive_id, ''),
 	coalesce(r.state, ''), r.paused_at is not null, coalesce(r.rate, 0)::float8, coalesce(r.note, ''),
 	(select case when count(*) < $2 then count(*) filter (where state <> 'running') else $2::bigint end from (
 		select a.state from jobs a where a.finalized_at is null and a.queue = j.queue and a.lane = j.lane and (a.scheduled_at, a.id) < (j.scheduled_at, j.id)
@@ -570,7 +585,7 @@ type surroundings struct {
 // redriveOf is the newest redrive that picked the job.
 type redriveOf struct {
 	id, state, note, key string
-	holds, paused        bool // holds: the redrive keeps the job parked; paused: the redrive is paused
+	holds, paused        bool // holds: the redrive has the job, which is parked or dead, and has not ended; paused: the redrive is paused
 	rate                 float64
 }
 

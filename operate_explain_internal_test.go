@@ -112,6 +112,12 @@ func TestExplanations(t *testing.T) {
 			f.redrive = redriveOf{id: "01REDRIVE", state: "running", holds: true, rate: 2.5, key: "customer-7", note: "held up: no"}
 		})},
 		{"parked by a paused redrive", job(Parked, nil), fine(func(f *surroundings) { f.redrive = redriveOf{id: "01REDRIVE", holds: true, paused: true} })},
+		{"dead, and a redrive will bring it back", ended(ReasonAttemptsExhausted, nil), fine(func(f *surroundings) {
+			f.redrive = redriveOf{id: "01REDRIVE", state: "running", holds: true, rate: 20}
+		})},
+		{"dead, and held by a paused redrive", ended(ReasonAttemptsExhausted, nil), fine(func(f *surroundings) {
+			f.redrive = redriveOf{id: "01REDRIVE", state: "canary", holds: true, paused: true, rate: 20}
+		})},
 		{"parked for a build", job(Parked, failed(ClassError, 0)), fine(func(f *surroundings) { f.parkedBuild = &newer })},
 		{"its policy is over", job(Parked, failed(ClassError, 0)), fine(func(f *surroundings) { f.parkedBuild = &over })},
 		{"parked for nothing", job(Parked, nil), fine(nil)},

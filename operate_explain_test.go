@@ -66,6 +66,39 @@ func TestExplainFindsWhatIsInTheWay(t *testing.T) {
 	says(receipt.ID, "9999-12-31") // times that Go cannot hold
 }
 
+// A dead letter that a redrive holds comes back by itself, until the redrive is paused or aborted.
+func TestExplainNamesTheRedriveOfADeadLetter(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	ctx := t.Context()
+	id := value[string](t, db, `insert into jobs (kind, state, finalized_at, discard_reason) values ('job', 'discarded', now(), 'attempts_exhausted') returning id`)
+	says := func(want, not string) {
+		t.Helper()
+		e, err := db.client.Explain(ctx, id, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := drover.TextOf(e); !strings.Contains(text, want) || strings.Contains(text, not) {
+			t.Errorf("says not %q, or %q:\n%s", want, not, text)
+		}
+	}
+	const nothing = "Nothing happens to it by itself"
+	says(nothing, "redrive show")
+	redrive, err := db.client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}, Rate: 20}, drover.Audit{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `update drover_redrives set paused_at = now()`) // a tick marks the job, and does not make it due
+	db.exec(t, `select drover_pace()`)
+	says("drover redrive resume "+redrive.ID, nothing)
+	db.exec(t, `update drover_redrives set paused_at = null`)
+	says("waits for its turn in redrive "+redrive.ID+", which releases up to 20 jobs a second", nothing)
+	if err := db.client.AbortRedrive(ctx, redrive.ID, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	says(nothing, "in redrive "+redrive.ID)
+}
+
 // Redact gets each text whole, as it was written: a secret with quotes, line breaks, or beyond the place of the cut.
 func TestExplainHidesSecrets(t *testing.T) {
 	t.Parallel()
