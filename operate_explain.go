@@ -321,6 +321,14 @@ func (x *explainer) waiting() {
 	late := x.f.now.Sub(x.ScheduledAt)
 	if late < 0 {
 		x.now("It waits for its time, %s%s.", x.at(x.ScheduledAt), x.whyLater())
+		if x.f.clockBack {
+			x.now("It was enqueued, claimed or redriven at a time that is still to come: the server's clock has gone back.")
+			x.do("See what to do about the clock", "drover health")
+		}
+		if x.State == Retryable && x.f.budget != "" {
+			x.now("The retry budget %s may have made the wait longer.", x.f.budget)
+			x.do("See how many retries the budget allows", "drover budgets")
+		}
 	} else {
 		x.now("It has been due since %s.", x.at(x.ScheduledAt))
 	}
@@ -333,13 +341,15 @@ func (x *explainer) waiting() {
 		x.next("%s starts when nothing of this is in its way.", x.attempt(x.Attempt+1))
 	case x.f.ahead > 0:
 		x.now("%s due before it, and %s for %d at once.", atLeast(x.f.ahead), supervisors(x.f.able, "has slots", "have slots"), x.f.slots)
+		x.taken()
 		x.next("%s starts when the jobs before it have started and a slot is free.", x.attempt(x.Attempt+1))
+	case x.taken():
+		x.next("%s starts as soon as a slot is free.", x.attempt(x.Attempt+1))
 	default:
 		x.now("Nothing is in its way, and %s.", supervisors(x.f.able, "could run it", "could run it"))
 		x.next("%s starts as soon as a slot is free.", x.attempt(x.Attempt+1))
 		if late > 10*time.Second {
 			x.do("It should have started by now: see what holds claims up", "drover health")
-			x.do("See whether all slots are taken", "drover stats")
 		}
 	}
 	if x.Attempt+1 >= x.MaxAttempts {
@@ -351,6 +361,16 @@ func (x *explainer) waiting() {
 	if t := x.f.expiresAt; t != nil {
 		x.next("If it has not started by %s, it is discarded without a run.", x.at(*t))
 	}
+}
+
+// taken adds a sentence if other jobs occupied all slots of the queue at the last heartbeats. It reports whether that was so.
+func (x *explainer) taken() bool {
+	if x.f.slots == 0 || x.f.busy < x.f.slots {
+		return false
+	}
+	x.now("All slots of queue %s are taken (%d of %d).", x.Queue, x.f.busy, x.f.slots)
+	x.do("See which jobs have them", "drover jobs list --state running --queue %s", pg.ShellQuote(x.Queue))
+	return true
 }
 
 // whyLater returns the reason why a job is not due yet, as the end of a sentence; empty if there is none to name.
@@ -540,21 +560,27 @@ select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 	-- A redrive holds a dead job if the two times are equal: see drover_redrive_next.
 	j.paced_at is not null and (j.finalized_at is null or coalesce(j.paced_at = j.finalized_at and r.finished_at is null and r.state <> 'aborted', false)),
 	coalesce(j.pace_key, ''), coalesce(j.fingerprint, ''), coalesce(j.redrive_id, ''),
+	j.scheduled_at > clock_timestamp() and j.state in ('available', 'retryable') and greatest(j.created_at, j.attempted_at, j.redriven_at) > clock_timestamp(),
+	coalesce((select b.scope from drover_budgets b where b.scope in ('kind:' || j.kind, 'queue:' || j.queue, 'all')
+		order by b.scope = 'all', b.scope like 'queue:%' limit 1), ''),
 	coalesce(r.state, ''), r.paused_at is not null, coalesce(r.rate, 0)::float8, coalesce(r.note, ''),
 	(select case when count(*) < $2 then count(*) filter (where state <> 'running') else $2::bigint end from (
 		select a.state from jobs a where a.finalized_at is null and a.queue = j.queue and a.lane = j.lane and (a.scheduled_at, a.id) < (j.scheduled_at, j.id)
 		order by a.scheduled_at, a.id limit $2) front)
 from jobs j left join drover_redrives r on r.id = j.redrive_id where j.id = $1`
 
-// sqlServing counts the living supervisors of queue $1, the supervisors among them with a worker for kind $2, and their slots.
+// sqlServing counts the living supervisors of queue $1, the supervisors among them with a worker for kind $2, their slots,
+// and how many of these were taken at the last heartbeats. It looks at no more than mostAhead running jobs of all queues.
 const sqlServing = `
-select count(*), count(*) filter (where able),
-	coalesce(sum(case when able and jsonb_typeof(slots->$1) = 'number' then least(greatest((slots->$1)::numeric, 0), 1e6) end), 0)::bigint
-from (
-	select s.slots, $2 = any(coalesce((select c.kinds from drover_crews c where c.queue = $1 and c.crew = s.crew), array[$2])) as able
+with serving as materialized (
+	select s.slots, s.in_flight, $2 = any(coalesce((select c.kinds from drover_crews c where c.queue = $1 and c.crew = s.crew), array[$2])) as able
 	from drover_supervisors s
 	where s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms' and $1 = any(s.queues)
-) s`
+)
+select count(*), count(*) filter (where able),
+	coalesce(sum(case when able and jsonb_typeof(slots->$1) = 'number' then least(greatest((slots->$1)::numeric, 0), 1e6) end), 0)::bigint,
+	(select count(*) from jobs j where j.id = any(array(select unnest(s.in_flight) from serving s where s.able limit $3)) and j.queue = $1 and j.state = 'running')
+from serving`
 
 const sqlAsides = `
 select path, error, least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00') from drover_set_aside where job = $1 order by path`
@@ -571,12 +597,15 @@ type surroundings struct {
 	expiresAt, retryUntil *time.Time
 	ahead                 int // jobs due before it in its lane; mostAhead means that many or more, some of which may run
 
+	clockBack bool   // the job was enqueued, claimed or redriven in the future
+	budget    string // scope of its retry budget
+
 	parkedBuild *string
 	fingerprint string
 	redrive     redriveOf
 
 	serving, able int   // living supervisors of its queue; the supervisors among them with a worker for its kind
-	slots         int64 // slots of the able supervisors in the job's queue
+	slots, busy   int64 // slots of the able supervisors in the job's queue; how many of them were taken at the last heartbeats
 	pauses        []PauseInfo
 	asides        []aside
 	owner         *SupervisorInfo
@@ -608,7 +637,7 @@ func (s *desk) surroundings(ctx context.Context, j *JobInfo) (*surroundings, err
 	p.BeginReading()
 	p.Exec(nil, pg.OnePlan)
 	p.Query(func(rows pgx.Rows) error { found = true; return f.read(rows) }, sqlSurroundings, j.ID, mostAhead)
-	p.Query(func(rows pgx.Rows) error { return rows.Scan(&f.serving, &f.able, &f.slots) }, sqlServing, j.Queue, j.Kind)
+	p.Query(func(rows pgx.Rows) error { return rows.Scan(&f.serving, &f.able, &f.slots, &f.busy) }, sqlServing, j.Queue, j.Kind, mostAhead)
 	p.Query(func(rows pgx.Rows) error {
 		pause, err := readPause(rows)
 		if slices.Contains([]Scope{AllJobs, QueueScope(j.Queue), KindScope(j.Kind)}, pause.Scope) {
@@ -641,7 +670,7 @@ func (f *surroundings) read(rows pgx.Rows) error {
 	var delayMS int64
 	r := &f.redrive
 	err := rows.Scan(&f.now, &f.lane, &delayMS, &f.expiresAt, &f.retryUntil, &f.parkedBuild, &r.holds, &r.key, &f.fingerprint, &r.id,
-		&r.state, &r.paused, &r.rate, &r.note, &f.ahead)
+		&f.clockBack, &f.budget, &r.state, &r.paused, &r.rate, &r.note, &f.ahead)
 	f.lastDelay = pg.Millis(delayMS)
 	return err
 }

@@ -34,6 +34,25 @@ func TestExplainFindsWhatIsInTheWay(t *testing.T) {
 	db.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, crew, limits_seen) values ('elsewhere', 3600000, '{default}', '{"default": 4}', 7, 1000)`)
 	db.exec(t, `insert into drover_crews (queue, crew, kinds, lookout, on_call, polls, channel) values ('default', 7, '{job}', 1, 2, '1 s', '')`)
 	says(receipt.ID, "Nothing is in its way, and 1 living supervisor could run it")
+
+	// Four jobs of the queue run in its four slots. A job of another queue takes none of them.
+	db.exec(t, `with r as (insert into jobs (kind, queue, state, claimed_by, attempted_at, claim_seq, attempt)
+			select 'job', case when n = 5 then 'other' else 'default' end, 'running', 'elsewhere', now(), 1, 1 from generate_series(1, 5) n returning id, queue)
+		update drover_supervisors set in_flight = array(select id from r where queue = 'other' union all (select id from r where queue = 'default' limit 3))`)
+	says(receipt.ID, "Nothing is in its way")
+	db.exec(t, `update drover_supervisors set in_flight = array(select id from jobs where state = 'running')`)
+	says(receipt.ID, "All slots of queue default are taken (4 of 4)", "drover jobs list --state running --queue default")
+	db.exec(t, `delete from jobs where state = 'running'`)
+
+	db.exec(t, `update jobs set created_at = now() + interval '1 h', scheduled_at = now() + interval '1 h' where id = $1`, receipt.ID)
+	says(receipt.ID, "the server's clock has gone back", "drover health")
+	db.exec(t, `update jobs set created_at = now() where id = $1`, receipt.ID)
+	db.exec(t, `update jobs set state = 'retryable' where id = $1`, receipt.ID)
+	for _, scope := range []string{"all", "queue:default", "kind:job"} { // the last one has the first word
+		db.exec(t, `insert into drover_budgets (scope, retries) values ($1, 1)`, scope)
+		says(receipt.ID, "The retry budget "+scope+" may have made the wait longer")
+	}
+	db.exec(t, `update jobs set state = 'available', scheduled_at = now() where id = $1`, receipt.ID)
 	other := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('unknown', now() + interval '1 s') returning id`)
 	says(other, "none has a worker for kind unknown")
 	db.exec(t, `update jobs set scheduled_at = now() - interval '1 s', kind = 'job' where kind = 'unknown'`)
