@@ -35,7 +35,7 @@ package main
 //   - budgets.go: drover budgets: the table of retry budgets
 //   - periodic.go: drover periodic list, show, preview, set, pause, resume, run, delete: schedules
 //   - archive.go: drover archive add, restore, export, purge: dead letters in the archive
-//   - stats.go: drover stats: queues, supervisors (supervisorRow), kinds that nobody serves, discarded jobs, with
+//   - stats.go: drover stats: queues, supervisors, kinds that nobody serves, discarded jobs, with
 //     SQL of its own
 //   - health.go: drover health: prints the report of internal/health
 //   - check.go: drover check, for monitoring: thresholds, alerts, the exit code

@@ -198,8 +198,8 @@ func (s *session) knownFailure(ctx context.Context, print string) error {
 // alive reports whether a supervisor is alive. Without a living supervisor, no redrive goes on. If the list of
 // supervisors cannot be read, alive returns true.
 func (s *session) alive(ctx context.Context) bool {
-	list, err := s.supervisors(ctx)
-	return err != nil || slices.ContainsFunc(list, func(one supervisorRow) bool { return one.State == "alive" })
+	list, err := s.client.Supervisors(ctx)
+	return err != nil || slices.ContainsFunc(list, func(one drover.SupervisorInfo) bool { return one.State == drover.SupervisorAlive })
 }
 
 // emptyRedrive reports a redrive that has no jobs: it prints the skipped jobs and returns an error.

@@ -22,15 +22,15 @@ func newStatsCommand(a *app) *cobra.Command {
 
 // statistics are the output of drover stats.
 type statistics struct {
-	Database    string              `json:"database"`
-	Schema      string              `json:"schema"`
-	At          time.Time           `json:"at"` // the server's clock
-	Counts      []drover.QueueCount `json:"counts"`
-	Supervisors []supervisorRow     `json:"supervisors"`
-	Unserved    []unserved          `json:"unserved"` // due jobs that no present supervisor will run
-	Solo        soloInfo            `json:"solo"`
-	Pauses      []drover.PauseInfo  `json:"pauses"` // the present pauses
-	Discarded   []discardedInfo     `json:"discarded"`
+	Database    string                  `json:"database"`
+	Schema      string                  `json:"schema"`
+	At          time.Time               `json:"at"` // the server's clock
+	Counts      []drover.QueueCount     `json:"counts"`
+	Supervisors []drover.SupervisorInfo `json:"supervisors"`
+	Unserved    []unserved              `json:"unserved"` // due jobs that no present supervisor will run
+	Solo        soloInfo                `json:"solo"`
+	Pauses      []drover.PauseInfo      `json:"pauses"` // the present pauses
+	Discarded   []discardedInfo         `json:"discarded"`
 }
 
 // soloInfo is about strong suspects. Two or more processes died while they ran, so each of them runs alone.
@@ -63,19 +63,6 @@ func (u *unserved) String() string {
 	return fmt.Sprintf("%s due in queue %s: no live supervisor serves it", plural(u.Jobs, "job"), u.Queue)
 }
 
-// supervisorRow is one row of drover_supervisors.
-type supervisorRow struct {
-	ID       string    `json:"id"`
-	Host     string    `json:"host"`
-	PID      int       `json:"pid"`
-	Build    string    `json:"build,omitempty"`
-	Queues   []string  `json:"queues"`
-	State    string    `json:"state"` // alive, draining, silent (no heartbeat for a lease) or lost (its jobs are being rescued)
-	BeatAt   time.Time `json:"beat_at"`
-	InFlight int       `json:"in_flight"` // how many jobs were running at the last heartbeat
-	LeaseMS  int64     `json:"lease_ms"`
-}
-
 // discardedInfo is one row of discarded_summary.
 type discardedInfo struct {
 	Queue       string        `json:"queue"`
@@ -94,7 +81,7 @@ func (a *app) stats(ctx context.Context, s *session) (err error) {
 	if all.Counts, err = s.client.Counts(ctx); err != nil {
 		return err
 	}
-	if all.Supervisors, err = s.supervisors(ctx); err != nil {
+	if all.Supervisors, err = s.client.Supervisors(ctx); err != nil {
 		return err
 	}
 	if all.Unserved, err = s.unserved(ctx); err != nil {
@@ -123,19 +110,6 @@ func rowsOf[T any](ctx context.Context, s *session, what, sql string) ([]T, erro
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	return list, nil
-}
-
-// sqlSupervisors reads the whole table, which has one row for each supervisor.
-const sqlSupervisors = `
-select id, host, pid, build, queues,
-	case when lost_at is not null then 'lost'
-		when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent'
-		when draining then 'draining' else 'alive' end,
-	least(greatest(beat_at, '0001-01-02+00'), '9999-12-30+00'), cardinality(in_flight), lease_ms
-from drover_supervisors order by started_at, id`
-
-func (s *session) supervisors(ctx context.Context) ([]supervisorRow, error) {
-	return rowsOf[supervisorRow](ctx, s, "list supervisors", sqlSupervisors)
 }
 
 // sqlUnserved reads the unfinished jobs by jobs_claim_idx. It does not count a draining supervisor, because that
@@ -188,13 +162,13 @@ func (a *app) printStats(all *statistics) error {
 	var silent []string
 	running := false
 	for _, s := range all.Supervisors {
-		running = running || s.State == "alive" || s.State == "draining"
-		if s.State == "silent" {
+		running = running || s.State == drover.SupervisorAlive || s.State == drover.SupervisorDraining
+		if s.State == drover.SupervisorSilent {
 			silent = append(silent, fmt.Sprintf("%s: silent %s, rescued after %s of another's watch",
 				s.ID, span(all.At.Sub(s.BeatAt)), span(millis(s.LeaseMS))))
 		}
 		supervisors = append(supervisors, []string{
-			s.ID, s.State, ago(s.BeatAt, all.At), fmt.Sprint(s.InFlight), s.Host, fmt.Sprint(s.PID), shorten(fmt.Sprint(s.Queues), 40),
+			s.ID, string(s.State), ago(s.BeatAt, all.At), fmt.Sprintf("%d of %d", s.InFlight, s.Slots), s.Host, fmt.Sprint(s.PID), shorten(fmt.Sprint(s.Queues), 40),
 		})
 	}
 	discarded := [][]string{{"DISCARDED", "QUEUE", "KIND", "JOBS", "CAUSES", "LAST", "NEWEST ERROR"}}

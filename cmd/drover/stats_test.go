@@ -16,14 +16,14 @@ func TestStats(t *testing.T) {
 	discard(t, sh)
 	enqueue(t, client, charge{Order: 2}, &drover.EnqueueOpts{Queue: "slow"})
 	sh.exec(t, `update jobs set scheduled_at = now() - interval '5 min' where queue = 'slow'`)
-	sh.exec(t, `insert into drover_supervisors (id, lease_ms, queues, in_flight, host, pid, beat_at, lost_at, draining) values
-		('a', 30000, '{default,slow}', '{x,y}', 'h1', 11, now(), null, false),
-		('b', 30000, '{slow}', '{}', 'h2', 12, now() - interval '30 min', null, false),
-		('c', 30000, '{slow}', '{}', 'h3', 13, now() - interval '2 min', now(), false),
-		('d', 30000, '{slow}', '{}', 'h4', 14, now(), null, true)`)
+	sh.exec(t, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, host, pid, beat_at, lost_at, draining) values
+		('a', 30000, '{default,slow}', '{"default": 3, "slow": 5}', '{x,y}', 'h1', 11, now(), null, false),
+		('b', 30000, '{slow}', '{}', '{}', 'h2', 12, now() - interval '30 min', null, false),
+		('c', 30000, '{slow}', '{}', '{}', 'h3', 13, now() - interval '2 min', now(), false),
+		('d', 30000, '{slow}', '{}', '{}', 'h4', 14, now(), null, true)`)
 
 	sh.run(t, "stats").ok(t).says(t, "default  discarded  1     -", "slow     available  1     5m ago",
-		"b: silent 30m, rescued after 30s of another's watch", "alive", "silent", "lost", "draining", "[default slow]", "unrecoverable", "card refused")
+		"b: silent 30m, rescued after 30s of another's watch", "alive", "silent", "lost", "draining", "2 of 8", "0 of 0", "[default slow]", "unrecoverable", "card refused")
 	got := decode[statistics](t, sh.run(t, "stats", "--json").ok(t))
 	if len(got.Counts) != 2 || len(got.Discarded) != 1 || got.Discarded[0].Jobs != 1 || got.Discarded[0].Reason != drover.ReasonUnrecoverable {
 		t.Errorf("%+v", got)
@@ -34,14 +34,14 @@ func TestStats(t *testing.T) {
 	sh.exec(t, `update jobs set crashes = 2 where queue = 'slow'`)
 	sh.exec(t, `update drover_solo set supervisor = 'a', taken_at = now()`)
 	sh.run(t, "stats").ok(t).says(t, "CAUSES", "1 due job to run alone, see docs/crashes.md", "supervisor a has the turn")
-	states := map[string]string{}
+	states := map[string]drover.SupervisorState{}
 	for _, s := range got.Supervisors {
 		states[s.ID] = s.State
 		if s.ID == "a" && s.InFlight != 2 {
 			t.Errorf("in flight %d, want 2", s.InFlight)
 		}
 	}
-	for id, want := range map[string]string{"a": "alive", "b": "silent", "c": "lost", "d": "draining"} {
+	for id, want := range map[string]drover.SupervisorState{"a": "alive", "b": "silent", "c": "lost", "d": "draining"} {
 		if states[id] != want {
 			t.Errorf("supervisor %s is %q, want %q", id, states[id], want)
 		}
