@@ -152,9 +152,10 @@ func relative(t, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
-// ago formats how long before now something happened. A time after now gives "0s ago".
+// ago formats how long before now something happened. A time just after now gives "0s ago", because now was read before t.
+// A later time gives "in 5m": the server's clock has gone back.
 func ago(t, now time.Time) string {
-	if !now.After(t) {
+	if d := t.Sub(now); d >= 0 && d < 10*time.Second {
 		return "0s ago"
 	}
 	return relative(t, now)

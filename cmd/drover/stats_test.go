@@ -60,7 +60,7 @@ func TestStatsUnserved(t *testing.T) {
 		('drains', 30000, '{slow}', now(), true),
 		('silent', 30000, '{slow}', now() - interval '1 min', false)`)
 	sh.run(t, "stats").ok(t).says(t, "1 job due in queue slow: no live supervisor serves it",
-		"2 jobs due of kind charge: no supervisor has registered it", "0s ago")
+		"2 jobs due of kind charge: no supervisor has registered it", "in 5")
 	sh.exec(t, `insert into drover_kinds (kind) values ('charge')`)
 	got := decode[statistics](t, sh.run(t, "stats", "--json").ok(t))
 	if len(got.Unserved) != 1 || got.Unserved[0] != (unserved{Queue: "slow", Jobs: 1}) {
