@@ -79,6 +79,7 @@ func explain(j *JobInfo, f *surroundings, hide func(string) string) *Explanation
 	default:
 		x.waiting()
 	}
+	x.keepsOut()
 	for _, a := range f.asides {
 		x.next("The database refuses the step %q: %s. drover tries it again at %s.", a.path, x.oneLine(a.err), x.at(a.retryAt))
 		x.do("Find out what refuses it", "drover health")
@@ -87,6 +88,23 @@ func explain(j *JobInfo, f *surroundings, hide func(string) string) *Explanation
 		x.next("Parts of its row cannot be read: %s.", x.oneLine(j.Unreadable))
 	}
 	return x.e
+}
+
+// keepsOut adds a sentence if the job has a unique key that no other job may have now.
+func (x *explainer) keepsOut() {
+	key := x.oneLine(x.UniqueKey)
+	switch x.f.uniqueScope {
+	case "":
+	case "ended":
+		x.now("No other job with its unique key (%s) is stored until it has ended.", key)
+	case "started":
+		x.now("No other job with its unique key (%s) is stored until it has been claimed.", key)
+	default:
+		x.now("No other job with its unique key (%s) is stored before %s.", key, x.at(x.f.uniqueUntil))
+		if x.State.Final() {
+			x.do("Free its unique key", "drover jobs delete %s", x.ID)
+		}
+	}
 }
 
 // explainer puts an Explanation together.
@@ -563,6 +581,9 @@ select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 	j.scheduled_at > clock_timestamp() and j.state in ('available', 'retryable') and greatest(j.created_at, j.attempted_at, j.redriven_at) > clock_timestamp(),
 	coalesce((select b.scope from drover_budgets b where b.scope in ('kind:' || j.kind, 'queue:' || j.queue, 'all')
 		order by b.scope = 'all', b.scope like 'queue:%' limit 1), ''),
+	-- The condition of jobs_unique_idx, without periods that are over.
+	coalesce(case when (j.finalized_at is null or j.unique_until < 'infinity') and j.unique_until > clock_timestamp() then j.unique_scope end, ''),
+	least(greatest(coalesce(j.unique_until, '0001-01-02 00:00:00Z'), '0001-01-02 00:00:00Z'), '9999-12-31 00:00:00Z'),
 	coalesce(r.state, ''), r.paused_at is not null, coalesce(r.rate, 0)::float8, coalesce(r.note, ''),
 	(select case when count(*) < $2 then count(*) filter (where state <> 'running') else $2::bigint end from (
 		select a.state from jobs a where a.finalized_at is null and a.queue = j.queue and a.lane = j.lane and (a.scheduled_at, a.id) < (j.scheduled_at, j.id)
@@ -599,6 +620,9 @@ type surroundings struct {
 
 	clockBack bool   // the job was enqueued, claimed or redriven in the future
 	budget    string // scope of its retry budget
+
+	uniqueScope string    // how long it keeps other jobs of its unique key out: ended, started or period; "" if it does not
+	uniqueUntil time.Time // the end of that period
 
 	parkedBuild *string
 	fingerprint string
@@ -670,7 +694,7 @@ func (f *surroundings) read(rows pgx.Rows) error {
 	var delayMS int64
 	r := &f.redrive
 	err := rows.Scan(&f.now, &f.lane, &delayMS, &f.expiresAt, &f.retryUntil, &f.parkedBuild, &r.holds, &r.key, &f.fingerprint, &r.id,
-		&f.clockBack, &f.budget, &r.state, &r.paused, &r.rate, &r.note, &f.ahead)
+		&f.clockBack, &f.budget, &f.uniqueScope, &f.uniqueUntil, &r.state, &r.paused, &r.rate, &r.note, &f.ahead)
 	f.lastDelay = pg.Millis(delayMS)
 	return err
 }

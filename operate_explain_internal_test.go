@@ -81,6 +81,11 @@ func TestExplanations(t *testing.T) {
 		{"behind others, and all slots are taken", job(Available, nil), fine(func(f *surroundings) { f.ahead, f.busy = 7, 20 })},
 		{"the clock has gone back", job(Available, later(nil)), fine(func(f *surroundings) { f.clockBack = true })},
 		{"its retry has a budget", job(Retryable, later(failed(ClassError, 5_400_000))), fine(func(f *surroundings) { f.budget, f.lastDelay = "queue:payments", 90*time.Minute })},
+		{"unique until it has ended", job(Available, func(j *JobInfo) { j.UniqueKey = `"charge" by {"Order": 7}` }), fine(func(f *surroundings) { f.uniqueScope = "ended" })},
+		{"unique until it has started", job(Available, func(j *JobInfo) { j.UniqueKey = `"charge" by {"Order": 7}` }), fine(func(f *surroundings) { f.uniqueScope = "started" })},
+		{"unique for a period that is not over", ended(ReasonAttemptsExhausted, func(j *JobInfo) { j.UniqueKey = `"charge" by {"Order": 7}` }), fine(func(f *surroundings) {
+			f.uniqueScope, f.uniqueUntil = "period", now.Add(3*time.Hour)
+		})},
 		{"behind a thousand", job(Available, nil), fine(func(f *surroundings) { f.ahead, f.able = mostAhead, 1 })},
 		{"nobody serves its queue", job(Available, nil), fine(func(f *surroundings) { f.serving, f.able = 0, 0 })},
 		{"nobody has its worker", job(Available, nil), fine(func(f *surroundings) { f.able = 0 })},

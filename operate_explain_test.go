@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/drover-queue/drover"
 )
@@ -116,6 +117,46 @@ func TestExplainNamesTheRedriveOfADeadLetter(t *testing.T) {
 		t.Fatal(err)
 	}
 	says(nothing, "in redrive "+redrive.ID)
+}
+
+// A job that has ended may still keep others out. After a deletion, the next enqueue stores a job.
+func TestExplainTellsHowLongAKeyIsTaken(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	ctx := t.Context()
+	for _, c := range []struct {
+		until          drover.UniqueUntil
+		waiting, ended string // "" says nothing
+	}{
+		{drover.UntilEnded, "is stored until it has ended", ""},
+		{drover.UntilStarted, "is stored until it has been claimed", ""},
+		{drover.UntilPassed(time.Hour), "is stored before ", "is stored before "},
+	} {
+		receipt, err := db.client.Enqueue(ctx, job{N: 1}, &drover.EnqueueOpts{Unique: &drover.Unique{Until: c.until}})
+		if err != nil || receipt.Existing {
+			t.Fatal(receipt, err)
+		}
+		check := func(want string) {
+			t.Helper()
+			e, err := db.client.Explain(ctx, receipt.ID, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want == "" && strings.Contains(e.Now, "is stored") || !strings.Contains(e.Now, want) {
+				t.Errorf("%s: says not %q:\n%s", c.until, want, drover.TextOf(e))
+			}
+		}
+		check(c.waiting)
+		if _, err := db.client.Cancel(ctx, receipt.ID, drover.Audit{}); err != nil {
+			t.Fatal(err)
+		}
+		check(c.ended)
+	}
+	db.exec(t, `update jobs set unique_until = now() - interval '1 s' where unique_until < 'infinity'`)
+	e, err := db.client.Explain(ctx, value[string](t, db, `select id from jobs where unique_until < 'infinity'`), nil)
+	if err != nil || strings.Contains(e.Now, "is stored") {
+		t.Errorf("%v:\n%s", err, drover.TextOf(e))
+	}
 }
 
 // Redact gets each text whole, as it was written: a secret with quotes, line breaks, or beyond the place of the cut.
