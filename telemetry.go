@@ -182,6 +182,9 @@ func (c *Client) logEvent(ctx context.Context, t emission) {
 	if t.kind == engine.EventPeriodicSkipped && !strings.HasPrefix(t.event.Error, "missed: ") && !strings.HasPrefix(t.event.Error, "refused: ") {
 		level = slog.LevelInfo // OverlapSkip, or Unique: the schedule asks for this
 	}
+	if t.kind == engine.EventRedriven && t.event.JobID == "" {
+		level = slog.LevelDebug // a paced redrive: up to four lines a second, for hours
+	}
 	if c.log.Enabled(ctx, level) {
 		c.log.LogAttrs(ctx, level, message, t.event.attrs()...)
 	}

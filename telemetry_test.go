@@ -304,6 +304,25 @@ func TestAHookThatCallsGoexit(t *testing.T) {
 	eventually(t, func() bool { return started.Load() == 2 && completed.Load() == 2 })
 }
 
+// O-1: a paced redrive does not fill the log: what it makes due several times a second is logged at debug.
+func TestAPacedRedriveInTheLog(t *testing.T) {
+	t.Parallel()
+	var logged lockedBuffer
+	db := newTestDBWith(t, drover.Config{Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	db.exec(t, `insert into jobs (kind, state, finalized_at, discard_reason) values ('job', 'discarded', now(), 'operator')`)
+	if _, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "job"}}, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	_, stop := db.Start(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{}}, Workers: []drover.Worker{dynWorker("job", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil })},
+	})
+	eventually(t, func() bool { return bytes.Contains(logged.Bytes(), []byte(`level=DEBUG msg="job redriven"`)) })
+	stop()
+	if bytes.Contains(logged.Bytes(), []byte(`level=INFO msg="job redriven"`)) {
+		t.Errorf("%s", logged.Bytes())
+	}
+}
+
 // O-1: each event has its line in the log, at its level and never with the args.
 func TestEventsInTheLog(t *testing.T) {
 	t.Parallel()
