@@ -51,7 +51,9 @@ func TestExplainNear(t *testing.T) {
 	if _, err := sh.pool.Exec(t.Context(), `select drover_archive('{"state": "discarded"}')`); err != nil {
 		t.Fatal(err)
 	}
-	sh.run(t, "explain", ids[2]).ends(t, 1, "is in the archive", "drover archive restore "+ids[2])
+	for _, command := range []string{"explain", "jobs show"} {
+		sh.run(t, append(strings.Fields(command), ids[2])...).ends(t, 1, "is in the archive", "drover archive restore "+ids[2])
+	}
 	for _, word := range []string{"01A", "nonsense!", unknown + "A", "' or 1=1 --"} {
 		sh.run(t, "explain", word).ends(t, 2, "is not a job id")
 	}

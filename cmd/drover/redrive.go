@@ -291,7 +291,7 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 
 // pace describes a plan's rate, cap by key and canaries.
 func pace(plan drover.RedrivePlan) string {
-	text := fmt.Sprintf(", %g a second and queue", cmp.Or(plan.Rate, 50))
+	text := fmt.Sprintf(", %g a second in each queue", cmp.Or(plan.Rate, 50))
 	if plan.PerKey > 0 {
 		text += fmt.Sprintf(", %d of one key at once", plan.PerKey)
 	}
