@@ -324,6 +324,9 @@ func (x *explainer) redriven() {
 		if r.key != "" {
 			x.now("The redrive lets only some jobs of key %s run at once.", x.oneLine(r.key))
 		}
+		if x.obstacles() {
+			x.now("The redrive makes no jobs due that nobody starts.")
+		}
 		x.next("The redrive makes it due.")
 		x.do("See how far it is", "drover redrive show %s", r.id)
 	}

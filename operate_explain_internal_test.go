@@ -124,6 +124,10 @@ func TestExplanations(t *testing.T) {
 		{"dead, and a redrive will bring it back", ended(ReasonAttemptsExhausted, nil), fine(func(f *surroundings) {
 			f.redrive = redriveOf{id: "01REDRIVE", state: "running", holds: true, rate: 20}
 		})},
+		{"dead, and nobody would start it after a redrive", ended(ReasonAttemptsExhausted, nil), fine(func(f *surroundings) {
+			f.redrive, f.able = redriveOf{id: "01REDRIVE", state: "running", holds: true, rate: 20}, 0
+			held("queue:payments", nil)(f)
+		})},
 		{"dead, and held by a paused redrive", ended(ReasonAttemptsExhausted, nil), fine(func(f *surroundings) {
 			f.redrive = redriveOf{id: "01REDRIVE", state: "canary", holds: true, paused: true, rate: 20}
 		})},

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
@@ -399,6 +400,13 @@ func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 	if a.json {
 		return a.printJSON(r)
 	}
+	next, err := s.nextHeld(ctx, r)
+	if err != nil {
+		return err
+	}
+	if next != "" {
+		next += ", to see what it waits for: " + a.again("explain", next)
+	}
 	fmt.Fprintf(a.stdout, "redrive %s\n", r.ID)
 	rows := [][]string{
 		{"state", redriveState(r)},
@@ -409,6 +417,7 @@ func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 		{"why", r.Why},
 		{"changed", byline(r.ChangedBy, r.ChangedWhy)}, // last paused, resumed or aborted
 		{"note", r.Note},
+		{"next job", next},
 	}
 	if err := table(a.stdout, slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })); err != nil {
 		return err
@@ -428,6 +437,22 @@ func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 		fmt.Fprintf(a.stdout, "and %d more\n", more)
 	}
 	return nil
+}
+
+// sqlNextHeld finds a job that the redrive holds: a dead one, or one that is parked until its key has room.
+const sqlNextHeld = `
+select id from jobs where redrive_id = $1 and (finalized_at = paced_at or state = 'parked' and isfinite(paced_at))
+order by redrive_id, queue, pace_key, paced_at, id limit 1`
+
+// nextHeld returns the id of a job that the redrive has still to make due; empty if there is none.
+func (s *session) nextHeld(ctx context.Context, r *drover.Redrive) (id string, err error) {
+	if r.FinishedAt != nil || r.State == drover.RedriveAborted {
+		return "", nil
+	}
+	if err = s.pool.QueryRow(ctx, sqlNextHeld, r.ID).Scan(&id); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("look for a job of the redrive: %w", err)
+	}
+	return id, nil
 }
 
 func newRedriveWatchCommand(a *app) *cobra.Command {
@@ -452,6 +477,10 @@ const watchInterval = 500 * time.Millisecond
 // watchPatience is how long the watcher tries to restore a lost connection.
 const watchPatience = time.Minute
 
+// watchStill is how long a redrive may make nothing due before the watcher names the command that shows why. A slow redrive
+// has three times the pause between two of its jobs.
+const watchStill = 5 * time.Second
+
 // watchRedrive shows the progress of a redrive until the redrive ends. On a terminal it shows a moving bar. Elsewhere
 // it prints a line after each change.
 func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
@@ -459,6 +488,7 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	defer ticker.Stop()
 	moving := a.moving
 	var lost time.Time
+	released, since := int64(-1), time.Now()
 	for shown := ""; ; {
 		r, err := s.client.Redrive(ctx, id)
 		if ctx.Err() == nil && connectionLost(err) && shown != "" && (lost.IsZero() || time.Since(lost) < watchPatience) {
@@ -487,6 +517,11 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 		line := progress(r)
 		if r.FinishedAt == nil && !s.alive(ctx) {
 			line += "  " + noneAlive
+		}
+		if r.Released != released || r.Paused || r.FinishedAt != nil {
+			released, since = r.Released, time.Now()
+		} else if time.Since(since) > max(watchStill, seconds(3/r.Rate)) {
+			line += "  nothing becomes due: " + a.again("redrive show", id)
 		}
 		switch {
 		case moving:

@@ -132,6 +132,34 @@ func TestRedriveWatchInterrupted(t *testing.T) {
 	}
 }
 
+// A redrive whose jobs nobody starts makes none due. The watcher then names the command that shows why, and that command names
+// a job to ask about.
+func TestRedriveThatStandsStill(t *testing.T) {
+	tier.Slow(t)
+	t.Parallel()
+	sh, client := newMigratedShell(t)
+	id := enqueue(t, client, charge{Order: 1}, nil)
+	sh.run(t, "jobs", "discard", "--all", "--yes").ok(t)
+	sh.run(t, "queues", "pause", "default", "--why", "a test").ok(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	shown := &cancelAt{text: "nothing becomes due: drover redrive show", cancel: cancel}
+	a := &app{stdout: io.Discard, stderr: shown, getenv: func(string) string { return "" }}
+	if code := a.run(ctx, append([]string{"redrive", "start", "--all", "--watch"}, sh.flags...)); code != 1 || t.Context().Err() != nil {
+		t.Errorf("exit code %d, want 1", code)
+	}
+	r := decode[[]drover.Redrive](t, sh.run(t, "redrive", "list", "--json").ok(t))[0]
+	sh.exec(t, `update drover_redrives set paused_at = now()`) // a tick marks the job, and does not make it due
+	sh.exec(t, `select drover_pace()`)
+	sh.exec(t, `update drover_redrives set paused_at = null`)
+	sh.run(t, "redrive", "show", r.ID).ok(t).says(t, "next job", id+", to see what it waits for: drover explain ")
+	sh.run(t, "explain", id).ok(t).says(t, "in redrive "+r.ID, "Queue default has been paused", "(a test)", "The redrive makes no jobs due that nobody starts")
+	sh.run(t, "redrive", "abort", r.ID).ok(t)
+	if o := sh.run(t, "redrive", "show", r.ID).ok(t); strings.Contains(o.stdout, "next job") {
+		t.Errorf("%s", o.stdout)
+	}
+}
+
 // The watcher tries again after errors for which another try may help.
 func TestConnectionLost(t *testing.T) {
 	t.Parallel()
