@@ -304,7 +304,7 @@ func TestAHookThatCallsGoexit(t *testing.T) {
 	eventually(t, func() bool { return started.Load() == 2 && completed.Load() == 2 })
 }
 
-// O-1: a paced redrive does not fill the log: what it makes due several times a second is logged at debug.
+// O-1: a paced redrive does not fill the log: the jobs that it makes due several times a second are logged at debug.
 func TestAPacedRedriveInTheLog(t *testing.T) {
 	t.Parallel()
 	var logged lockedBuffer

@@ -348,12 +348,13 @@ func TestCommandsOfTheTexts(t *testing.T) {
 	t.Parallel()
 	named := regexp.MustCompile(`\bdrover ([a-z]+) ([a-z][a-z-]*)`)
 	found := 0
-	err := filepath.WalkDir("../..", func(path string, entry fs.DirEntry, err error) error {
+	tree := os.DirFS("../..")
+	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || strings.HasSuffix(path, "_test.go") ||
 			!slices.Contains([]string{".go", ".html", ".md", ".sql", ".yml", ".json"}, filepath.Ext(path)) {
 			return err
 		}
-		raw, err := os.ReadFile(path)
+		raw, err := fs.ReadFile(tree, path)
 		for _, m := range named.FindAllSubmatch(raw, -1) {
 			root := newRootCommand(&app{})
 			group, _, err := root.Find([]string{string(m[1])})

@@ -439,7 +439,7 @@ func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 	return nil
 }
 
-// sqlNextHeld finds a job that the redrive holds: a dead one, or one that is parked until its key has room.
+// sqlNextHeld finds a job that the redrive holds: a dead job, or a job that is parked until its key has room.
 const sqlNextHeld = `
 select id from jobs where redrive_id = $1 and (finalized_at = paced_at or state = 'parked' and isfinite(paced_at))
 order by redrive_id, queue, pace_key, paced_at, id limit 1`
