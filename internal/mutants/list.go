@@ -1503,6 +1503,34 @@ func mutants() (all []mutant) {
 				tests: []string{"TestDeletionsLogTheAudit"},
 			},
 		}},
+		{"operate_archive.go", []mutant{
+			{
+				name: "restore-names-unknown-ids-of-the-other-table", bug: "a restore takes every archived id for one that no job has",
+				old:   "where (select true from jobs_archive a where a.id = f.id) is null",
+				new:   "where (select true from jobs a where a.id = f.id) is null",
+				tests: []string{"TestArchive"},
+			},
+		}},
+		{"operate_explain.go", []mutant{
+			{
+				name: "explain-an-aborted-redrive", bug: "a dead letter is said to come back by a redrive that was aborted",
+				old:   " and r.finished_at is null and r.state <> 'aborted', false)",
+				new:   ", false)",
+				tests: []string{"TestExplainNamesTheRedriveOfADeadLetter"},
+			},
+			{
+				name: "explain-slots-of-other-queues", bug: "jobs of other queues count as if they took slots of this one",
+				old:   " and j.queue = $1 and j.state = 'running')",
+				new:   " and $1 <> '' and j.state = 'running')",
+				tests: []string{"TestExplainFindsWhatIsInTheWay"},
+			},
+			{
+				name: "explain-a-period-that-is-over", bug: "a job is said to keep others out after its period",
+				old:   " and j.unique_until > clock_timestamp() then",
+				new:   " then",
+				tests: []string{"TestExplainTellsHowLongAKeyIsTaken"},
+			},
+		}},
 		{"internal/store/aside.go", []mutant{
 			{
 				name: "aside-behind-unserved", bug: "set-aside jobs that nobody serves keep others from their next try",
