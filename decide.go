@@ -191,7 +191,7 @@ func (t *task) retryIf(err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			text := t.handler.client.clean(recoveredText(p), maxErrorText)
-			t.handler.client.log.Error("RetryIf panicked", slog.Any("job", &t.job), slog.String("panic", text))
+			t.handler.client.log.Error("RetryIf panicked", t.job.inLog(), slog.String("panic", text))
 			yes = true
 		}
 	}()
@@ -202,7 +202,7 @@ func (t *task) retryIf(err error) (yes bool) {
 func (t *task) permanent(v reading) bool {
 	if v.broken != "" {
 		text := t.handler.client.clean(v.broken, maxErrorText)
-		t.handler.client.log.Error("Permanent of an error panicked", slog.Any("job", &t.job), slog.String("panic", text))
+		t.handler.client.log.Error("Permanent of an error panicked", t.job.inLog(), slog.String("panic", text))
 	}
 	return v.Kind == VerdictDiscard
 }
@@ -222,7 +222,7 @@ func (t *task) isCase(c *ErrorCase, err error) (yes bool) {
 	defer func() {
 		if p := recover(); p != nil {
 			text := t.handler.client.clean(recoveredText(p), maxErrorText)
-			t.handler.client.log.Error("If of an ErrorCase panicked", slog.Any("job", &t.job), slog.String("case", c.Name), slog.String("panic", text))
+			t.handler.client.log.Error("If of an ErrorCase panicked", t.job.inLog(), slog.String("case", c.Name), slog.String("panic", text))
 			yes = false
 		}
 	}()

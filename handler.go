@@ -111,7 +111,7 @@ func (t *task) override(more *store.More) {
 	if string(more.Retry) != "" && string(more.Retry) != "null" {
 		strategy, err := decodeStrategy(more.Retry, t.handler.strategies)
 		if err != nil {
-			t.handler.client.log.Warn("job's own retry strategy not known here, its worker's used", slog.Any("job", job), slog.String("error", err.Error()))
+			t.handler.client.log.Warn("job's own retry strategy not known here, its worker's used", job.inLog(), slog.String("error", err.Error()))
 			return
 		}
 		t.strategy = strategy
@@ -242,7 +242,7 @@ func (t *task) crashed(j *store.Held, c engine.Crash) engine.Outcome {
 func (h *handler) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool) {
 	d, ok, err := strategy.delay(f)
 	if err != nil {
-		h.client.log.Error("retry strategy panicked, default used", slog.Any("job", f.Job), slog.String("error", h.client.clean(errorText(err), maxErrorText)))
+		h.client.log.Error("retry strategy panicked, default used", f.Job.inLog(), slog.String("error", h.client.clean(errorText(err), maxErrorText)))
 	}
 	return d, ok
 }

@@ -54,6 +54,13 @@ func (j *Job) LogValue() slog.Value {
 		slog.Int("attempt", j.Attempt), slog.Int("max_attempts", j.MaxAttempts))
 }
 
+// inLog returns what drover's own log lines say about the job: the same as LogValue, but with the names that all lines
+// have, such as job_id.
+func (j *Job) inLog() slog.Attr {
+	return slog.Group("", slog.String("job_id", j.ID), slog.String("queue", j.Queue), slog.String("kind", j.Kind),
+		slog.Int("attempt", j.Attempt), slog.Int("max_attempts", j.MaxAttempts))
+}
+
 // State is the state of a job. Every job is in one of the states below.
 type State string
 

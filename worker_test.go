@@ -280,7 +280,7 @@ func TestAnUnknownStrategyFallsBackToTheWorkers(t *testing.T) {
 	if e := heard.End(t, id); e.Name != "failed" || e.Backoff != time.Hour {
 		t.Errorf("event = %+v", e)
 	}
-	if log := string(logged.Bytes()); !strings.Contains(log, "of another process") || !strings.Contains(log, "job.id="+id) {
+	if log := string(logged.Bytes()); !strings.Contains(log, "of another process") || !strings.Contains(log, "job_id="+id) {
 		t.Errorf("log = %s", log)
 	}
 	if stored := value[string](t, db, `select retry->>'name' from jobs where id = $1`, id); stored != "of another process" {

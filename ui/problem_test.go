@@ -72,7 +72,7 @@ func TestProblems(t *testing.T) {
 	} {
 		get(t, h, c.at).is(t, c.status, c.text).lacks(t, "drover: ", "Filter.", "SQLSTATE", "<script>")
 	}
-	get(t, h, "/job?id="+none).is(t, 404, "drover archive list") // there is no archive of the others
+	get(t, h, "/job?id="+none).is(t, 404, "drover explain, which knows the archive") // there is no archive of the others
 	for _, at := range []string{"/schedule?name=weekly", "/redrive?id=" + none, "/failure?id=x", "/api/schedule?name=weekly"} {
 		get(t, h, at).is(t, 404, "It may have been deleted since").lacks(t, "archive")
 	}

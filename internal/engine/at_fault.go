@@ -91,8 +91,7 @@ func (s *Shared) refuseOn(ctx context.Context, conn store.Session, r *Run, g *st
 	}
 	text := s.Cfg.Clean(pg.Refusal(g.Why))
 	s.seldom.log(ctx, s.log, slog.LevelError, g.Path+r.ID, "the database refuses a job, the others go on", slog.String("path", g.Path),
-		slog.String("job_id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind),
-		slog.String("became", cmp.Or(became, "unchanged")), slog.String("error", text))
+		r.inLog(), slog.String("became", cmp.Or(became, "unchanged")), slog.String("error", text))
 	if became == string(store.Discarded) && err == nil {
 		s.report(EventDiscarded, &Run{ // a new run, because the goroutine of r may still change r
 			Fence: store.Fence{ID: r.ID, Owner: cmp.Or(r.Owner, s.Lease.Load().ID)}, Queue: r.Queue, Kind: r.Kind,

@@ -76,7 +76,7 @@ func (b *budgets) Reserve(ctx context.Context, conn store.Session, ends []wantin
 	without := func(w wanting, err error) error {
 		w.end.Delay, w.end.Slot = w.Backoff, nil
 		if b.seldom.Allow("reserve "+w.Queue+" "+w.Kind, b.Now()) {
-			b.log.WarnContext(ctx, "retry goes without a slot of its budget", slog.Any("job", w.run), slog.String("error", err.Error()))
+			b.log.WarnContext(ctx, "retry goes without a slot of its budget", w.run.inLog(), slog.String("error", err.Error()))
 		}
 		return nil
 	}

@@ -195,10 +195,10 @@ func (r *Run) survived(o *Outcome) bool {
 	return r.Crashes > 0 && !o.Crashed && !r.StartedAt.IsZero() && o.Event != EventReleased && !o.completes()
 }
 
-// LogValue implements slog.LogValuer. It leaves the args out, because they may hold data that must not be logged.
-func (r *Run) LogValue() slog.Value {
-	return slog.GroupValue(
-		slog.String("id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind),
+// inLog returns what a log line says about the job of a run. It leaves the args out, because they may hold data that must
+// not be logged.
+func (r *Run) inLog() slog.Attr {
+	return slog.Group("", slog.String("job_id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind),
 		slog.Int("attempt", r.Attempt), slog.Int("max_attempts", r.MaxAttempts))
 }
 

@@ -211,7 +211,7 @@ func (w *runner) abandon(ctx context.Context, r *Run, message string, why error)
 	w.spawn(func() {
 		r.End = w.Handler.CutShort(r, why)
 		w.settler.Settle(r)
-		w.log.WarnContext(ctx, message, slog.Any("job", r), slog.Duration("timeout", r.Timeout)) // last, because a log may end the goroutine
+		w.log.WarnContext(ctx, message, r.inLog(), slog.Duration("timeout", r.Timeout)) // last, because a log may end the goroutine
 	})
 }
 

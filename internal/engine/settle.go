@@ -443,7 +443,7 @@ func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 		case foundInTx:
 			if r.End.Class != "" {
 				s.log.WarnContext(ctx, "handler failed after it had settled its job in a transaction, which stands",
-					slog.Any("job", r), slog.String("error", r.End.Text))
+					r.inLog(), slog.String("error", r.End.Text))
 			}
 			r.endInTx()
 			s.done(r)
@@ -458,7 +458,7 @@ func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			unsent(r)
 			if r.held++; r.held == mostHeld {
 				s.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
-					slog.Any("job", r))
+					r.inLog())
 			}
 			s.later(r, lockedPause)
 		case foundEnded:
