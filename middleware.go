@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 )
 
@@ -206,18 +207,21 @@ func through(ctx context.Context, job *Job, around []runFunc, handle func(contex
 // before its handler. It is a function of its own, because its variables are allocated on the heap, and a run without
 // middleware does not need them.
 func aroundNext(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) error {
-	var called atomic.Bool
-	over := make(chan struct{})
+	var next struct { // one allocation
+		called atomic.Bool
+		over   sync.WaitGroup
+	}
+	next.over.Add(1)
 	defer func() {
-		if called.Swap(true) { // a later call of next must not run the job, which may belong to another supervisor by then
-			<-over
+		if next.called.Swap(true) { // a later call of next must not run the job, which may belong to another supervisor by then
+			next.over.Wait()
 		}
 	}()
 	return around[0](ctx, job, func(ctx context.Context) error {
-		if called.Swap(true) {
+		if next.called.Swap(true) {
 			return errNextAgain
 		}
-		defer close(over)
+		defer next.over.Done()
 		return through(ctx, job, around[1:], handle)
 	})
 }

@@ -2286,7 +2286,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "run-outlived", bug: "a run ends although its middleware has left the handler at work",
-				old:   "\t\t\t<-over\n",
+				old:   "\t\t\tnext.over.Wait()\n",
 				new:   "\t\t\t_ = over\n",
 				tests: []string{"TestARunEndsWithItsHandler"},
 			},
