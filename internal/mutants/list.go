@@ -2280,14 +2280,14 @@ func mutants() (all []mutant) {
 		{"middleware.go", []mutant{
 			{
 				name: "next-twice", bug: "a middleware that calls next twice runs the handler of a job with one attempt twice",
-				old:   "\t\tif called.Swap(true) {\n\t\t\treturn errNextAgain\n\t\t}\n\t\tdefer close(over)",
-				new:   "\t\tif !called.Swap(true) {\n\t\t\tdefer close(over)\n\t\t}",
+				old:   "\t\tif next.called.Swap(true) {\n\t\t\treturn errNextAgain\n\t\t}\n\t\tdefer next.over.Done()",
+				new:   "\t\tif !next.called.Swap(true) {\n\t\t\tdefer next.over.Done()\n\t\t}",
 				tests: []string{"TestMiddlewareOfARun"},
 			},
 			{
 				name: "run-outlived", bug: "a run ends although its middleware has left the handler at work",
 				old:   "\t\t\tnext.over.Wait()\n",
-				new:   "\t\t\t_ = over\n",
+				new:   "\t\t\t_ = next.called.Load()\n",
 				tests: []string{"TestARunEndsWithItsHandler"},
 			},
 			{
