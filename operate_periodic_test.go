@@ -172,6 +172,22 @@ func TestPeriodicBadInputInSQL(t *testing.T) {
 	}
 }
 
+// In a Turkish database, lower('I') is another letter than i. Schedules have English words all the same.
+func TestSchedulesInATurkishDatabase(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	if !value[bool](t, db, `select exists (select from pg_collation where collname = 'tr-x-icu')`) {
+		t.Skip("this server has no ICU")
+	}
+	for schedule, words := range map[string]string{"0 2 * * FRI": "0 2 * * 5", "0 2 1 APR,JUL FRI": "0 2 1 4,7 5", "@DAILY": "0 0 * * *", "@EVERY 90S": "@every 90s"} {
+		// The collation of the parameter takes the place of the database's.
+		got := value[time.Time](t, db, `select drover_periodic_preview($1::text collate "tr-x-icu", n => 1, after => '2026-11-29 00:00:00Z')`, schedule)
+		if want := value[time.Time](t, db, `select drover_periodic_preview($1, n => 1, after => '2026-11-29 00:00:00Z')`, words); !got.Equal(want) {
+			t.Errorf("%s: %s, want %s", schedule, got, want)
+		}
+	}
+}
+
 // A null is no setting, in a schedule as in drover_enqueue.
 func TestPeriodicNullsInSQL(t *testing.T) {
 	t.Parallel()

@@ -157,7 +157,7 @@ create function drover_cron(schedule text, out seconds int[], out minutes int[],
 language plpgsql immutable as $$
 declare
 	fields text[];
-	text_  text := lower(btrim(schedule, E' \t'));
+	text_  text := lower(btrim(schedule, E' \t') collate "C"); -- the collation of a Turkish database makes another letter of an I
 begin
 	text_ := case text_
 		when '@hourly' then '0 * * * *' when '@daily' then '0 0 * * *' when '@midnight' then '0 0 * * *' when '@weekly' then '0 0 * * 0'

@@ -745,6 +745,12 @@ func mutants() (all []mutant) {
 		}},
 		{"migrations/00019_periodic.sql", []mutant{
 			{
+				name: "periodic-turkish-words", bug: "a Turkish database refuses a schedule with FRI or @DAILY",
+				old:   `btrim(schedule, E' \t') collate "C")`,
+				new:   `btrim(schedule, E' \t'))`,
+				tests: []string{"TestSchedulesInATurkishDatabase"},
+			},
+			{
 				name: "periodic-unique-from-the-enqueue", bug: "a schedule with a unique period as long as its tick skips ticks",
 				old:   "unique_until = coalesce(tick + span, j.unique_until)",
 				new:   "unique_until = j.unique_until",
