@@ -504,8 +504,10 @@ begin
 			-- A unique job stays while its period lasts, because its row keeps out other jobs with the same
 			-- unique key.
 			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
-			-- A job stays while a redrive that is under way holds it.
-			and (j.finalized_at = j.paced_at and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')) is not true
+			-- A job stays while a redrive that is under way holds it, or may still ask whether it has failed as a
+			-- canary.
+			and (exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted'
+				and (j.finalized_at = j.paced_at or o.state = 'canary' and o.canaries ? j.id))) is not true
 		order by j.id for update of j skip locked
 	)
 	select array_agg(id order by id) filter (where not keep), array_agg(id order by id) filter (where keep) into doomed, stored from old;

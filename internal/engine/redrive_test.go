@@ -287,6 +287,37 @@ func TestPruningLeavesWhatARedriveHolds(t *testing.T) {
 	}
 }
 
+// D-6: the pruner leaves the canaries of a redrive, which may be paused. A canary that fails and is then deleted would
+// look as if it had completed.
+func TestPruningLeavesCanaries(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.Bury(t, 3, 1)
+	v.exec(t, `insert into queues (name, discarded_retention) values ('default', '0')`)
+	r := v.redrive(t, drover.RedrivePlan{Filter: drover.Filter{All: true}, Canary: 1})
+	v.pass(t, time.Second/4)
+	if err := v.client.PauseRedrive(t.Context(), r.ID, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	v.exec(t, `update jobs set state = 'discarded', discard_reason = 'unrecoverable', errors_total = errors_total + 1, finalized_at = now() - interval '1 hour',
+		id = overlay(id placing left(drover_ulid_at(now() - interval '2 hours'), 10) from 1 for 10) where state = 'available'`)
+	v.exec(t, `update drover_redrives set canaries = (select jsonb_build_object(id, 0) from jobs where discard_reason = 'unrecoverable')`)
+	const prune = `select deleted from drover_retain('', '1 day', '1 day')`
+	if n := value[int](t, v.testDB, prune); n != 0 {
+		t.Errorf("%d jobs deleted, among them the canary", n)
+	}
+	if err := v.client.ResumeRedrive(t.Context(), r.ID, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	v.pass(t, time.Second/4)
+	if r, err := v.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveAborted {
+		t.Errorf("%+v, %v, want it aborted, because its canary has failed", r, err)
+	}
+	if n := value[int](t, v.testDB, prune); n == 0 {
+		t.Error("the canary stays after the end of its redrive")
+	}
+}
+
 // D-10: a job that was parked while its group's policy was being lifted comes back.
 func TestUnparkWhatTheLiftedPolicyParkedLast(t *testing.T) {
 	t.Parallel()

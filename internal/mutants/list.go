@@ -449,6 +449,12 @@ func mutants() (all []mutant) {
 		}},
 		{"migrations/00016_retention.sql", []mutant{
 			{
+				name: "canary-pruned", bug: "the pruner deletes a canary that has failed, and the redrive takes it for one that has completed",
+				old:   "or o.state = 'canary' and o.canaries ? j.id",
+				new:   "",
+				tests: []string{"TestPruningLeavesCanaries"},
+			},
+			{
 				name: "unique-period-pruned", bug: "the pruner deletes a job while its period lasts",
 				old:   "\t\t\tand (j.unique_scope = 'period' and j.unique_until > now()) is not true\n",
 				new:   "",
