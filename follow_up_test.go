@@ -346,6 +346,42 @@ func TestARefusedFollowUp(t *testing.T) {
 	}
 }
 
+// The pruner leaves a dead letter whose follow-up is set aside, whatever its queue's retention is: the follow-up is made
+// from it.
+func TestARefusedFollowUpKeepsItsJob(t *testing.T) {
+	t.Parallel()
+	for name, queue := range map[string]string{"deleted": "discarded_retention", "archived": "archive_discarded_after"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := following(t, drover.Config{Logger: quiet()})
+			db.exec(t, `insert into queues (name, `+queue+`) values ('default', '0') on conflict (name) do update set `+queue+` = '0'`)
+			db.Refuses(t, "insert", "jobs", "new.kind = 'b'", "raise 'no'")
+			id := value[string](t, db, `insert into jobs (id, kind) values (overlay(drover_ulid() placing left(drover_ulid_at(now() - interval '1 hour'), 10) from 1 for 10), 'a') returning id`)
+			db.exec(t, discardAll)
+			prune := func() {
+				t.Helper()
+				db.exec(t, `update drover_set_aside set retry_at = now()`)
+				if _, err := db.prune(t.Context(), engine.PruneWalk{}, store.Keeping{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			prune()
+			if n, noted := value[int](t, db, `select count(*) from jobs`), db.Noted(t, "follow-up"); n != 1 || !slices.Equal(noted, []string{id}) {
+				t.Errorf("%d jobs, %q set aside, want the dead letter and its follow-up", n, noted)
+			}
+			db.exec(t, `drop trigger app_insert_jobs on jobs`)
+			prune()
+			if got := db.followUps(t)[id]; len(got) != 1 {
+				t.Errorf("follow-ups: %+v", got)
+			}
+			prune()
+			if n := value[int](t, db, `select count(*) from jobs where kind = 'a'`); n != 0 {
+				t.Error("the dead letter stays after its follow-up was enqueued")
+			}
+		})
+	}
+}
+
 // F-15: a follow-up that a trigger holds up for longer than a statement may last is found among others.
 func TestARefusedFollowUpThatTimesOut(t *testing.T) {
 	t.Parallel()

@@ -474,7 +474,7 @@ comment on function drover_retain_next(text, interval, interval, int, boolean) i
 create function drover_retain_these(ids text[], completed interval, cancelled interval, surplus timestamptz default null, out deleted bigint, out archived bigint, out refused jsonb)
 language plpgsql set lock_timeout = '1s' as $$
 declare
-	noted  boolean := exists (select from drover_set_aside s where s.path in ('prune', 'archive'));
+	noted  boolean := exists (select from drover_set_aside s where s.path in ('prune', 'archive', 'follow-up'));
 	doomed text[];
 	stored text[];
 	bad    jsonb;
@@ -484,8 +484,10 @@ begin
 	archived := 0;
 	refused := '[]';
 	if noted then
-		-- The function does not even read jobs that are set aside, because they may be damaged.
-		ids := array(select i from unnest(ids) as i where not exists (select from drover_set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now()));
+		-- The function does not even read jobs that are set aside, because they may be damaged. A dead
+		-- letter stays while its follow-up is set aside, because the follow-up is made from its row.
+		ids := array(select i from unnest(ids) as i where not exists (select from drover_set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now())
+			and not exists (select from drover_set_aside s where s.path = 'follow-up' and s.job = i));
 	end if;
 	with retained as materialized (
 		select q.name, q.completed_retention is not null as own_completed, q.cancelled_retention is not null as own_cancelled,

@@ -449,6 +449,12 @@ func mutants() (all []mutant) {
 		}},
 		{"migrations/00016_retention.sql", []mutant{
 			{
+				name: "follow-up-pruned", bug: "the pruner deletes a dead letter whose follow-up is set aside, and the follow-up is lost",
+				old:   "s.path = 'follow-up' and s.job = i)",
+				new:   "false)",
+				tests: []string{"TestARefusedFollowUpKeepsItsJob"},
+			},
+			{
 				name: "canary-pruned", bug: "the pruner deletes a canary that has failed, and the redrive takes it for one that has completed",
 				old:   "or o.state = 'canary' and o.canaries ? j.id",
 				new:   "",
