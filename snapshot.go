@@ -154,7 +154,8 @@ func (s *Snapshot) take(h *health.Report) {
 // have the highest lanes. If a queue has more jobs, a sample of about $4 pages of the table estimates how many. The sample
 // has the same pages each time, so that an estimate does not jump. It is enough for a queue if jobs of the queue in one
 // state are on 20 of its pages, which stand for four times $1 pages of the table. A queue with less than $1 jobs cannot
-// have that, except by a chance of one in ten million. If the sample is not enough, the query counts up to $1 jobs.
+// have that, except by a chance of one in ten million. If the sample is not enough, the query counts the jobs, and ends when
+// there are more than $1.
 //
 // The oldest due job is the first job of a lane that does not run. The index leads from one such job to the next. A paused
 // queue has no oldest due job. While a kind is paused, the query searches the first $3 jobs of each lane for the oldest due
@@ -222,13 +223,13 @@ with recursive held(name) as (
 	cross join (select array(select substr(scope, 6) from drover_limits where scope like 'kind:%' and held_until > now()) as kinds) held
 	cross join lateral (
 		select case when s.enough or (few->'n')::int < $5 then few else ` + sqlUnfinished + ` end as jobs, case when s.enough_dead or few_dead < $5 then few_dead else ` + sqlDead + ` end as dead
-		from (select $1::int as most) bound
+		from (select $1::int + 1 as most) bound
 	) counts
 	cross join lateral (
 		select count(*) as n from (select from jobs where finalized_at is null and queue = name and lane >= 20 order by lane, scheduled_at, id limit $1) j
 	) suspects
 )
-select name, jobs::text, suspects, enough or (jobs->'n')::int = $1, dead, enough_dead or dead = $1, sample::text, paused, case when due is not null then greatest(due, '0001-01-02+00') end
+select name, jobs::text, suspects, enough or (jobs->'n')::int > $1, dead, enough_dead or dead > $1, sample::text, paused, case when due is not null then greatest(due, '0001-01-02+00') end
 from counted order by name`
 )
 

@@ -147,6 +147,8 @@ func TestSnapshotIsBounded(t *testing.T) {
 	db.exec(t, `insert into jobs (kind, queue, state, errors_total) select 'k', 'deep', 'retryable', 1 from generate_series(1, 5)`)
 	db.exec(t, `insert into jobs (id, kind, queue, state, finalized_at, discard_reason) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'k', case n % 21 when 0 then 'thin' else 'dead' end, 'discarded', now(), 'panic' from generate_series(1, 4000) n`)
 	db.exec(t, `insert into jobs (kind, queue) select 'k', 'dead' from generate_series(1, $1)`, drover.SnapshotJobs-1)
+	db.exec(t, `insert into jobs (kind, queue) select 'k', 'bound' from generate_series(1, $1)`, drover.SnapshotJobs)
+	db.exec(t, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'k', 'bound', 'discarded', now(), 'panic' from generate_series(1, $1)`, drover.SnapshotJobs)
 	db.exec(t, `insert into jobs (kind, queue) values ('k', 'small')`)
 	s := db.snapshot(t)
 	about := func(queue string, state drover.State, want int64) {
@@ -166,6 +168,9 @@ func TestSnapshotIsBounded(t *testing.T) {
 	}
 	if q := depthOf(t, s, "thin"); q.Estimated || q.Jobs[drover.Available] != 12_000/61 || q.Jobs[drover.Discarded] != 4_000/21 {
 		t.Errorf("%+v, want all of its jobs, counted: the sample has some of them", q)
+	}
+	if q := depthOf(t, s, "bound"); q.Estimated || q.Jobs[drover.Available] != drover.SnapshotJobs || q.Jobs[drover.Discarded] != drover.SnapshotJobs {
+		t.Errorf("%+v, want all of its jobs, counted: it has no more than the bound", q)
 	}
 	if n := depthOf(t, s, "deep").Jobs[drover.Retryable]; n < 6 {
 		t.Errorf("%d retries, want those that were counted, whatever the sample has", n)

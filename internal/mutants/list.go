@@ -1679,6 +1679,12 @@ func mutants() (all []mutant) {
 				tests: []string{"TestSnapshotIsBounded"},
 			},
 			{
+				name: "snapshot-at-the-bound", bug: "a snapshot estimates a queue of exactly as many jobs as it counts",
+				old:   "select $1::int + 1 as most",
+				new:   "select $1::int as most",
+				tests: []string{"TestSnapshotIsBounded"},
+			},
+			{
 				name: "snapshot-trusts-few-pages", bug: "a snapshot estimates a queue that it could count",
 				old:   "greatest(20, 4 * $1 / part) as enough,",
 				new:   "20 as enough,",
