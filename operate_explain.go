@@ -520,7 +520,14 @@ func (x *explainer) end() {
 		x.do("Run it now, without waiting", "drover jobs redrive %s", x.ID)
 		return
 	}
-	x.next("Nothing happens to it by itself.")
+	switch {
+	case x.State == Cancelled:
+		x.next("Nothing. drover deletes its row some time after, as the supervisors' CancelledRetention says.")
+	case x.f.retention != "":
+		x.next("It does not run by itself. drover %s it some time after, as the retention of its queue says.", x.f.retention)
+	default:
+		x.next("Nothing happens to it by itself.")
+	}
 	if t := x.f.expiresAt; x.DiscardReason == ReasonExpired || t != nil && !t.After(x.f.now) {
 		x.next("It cannot be redriven, because its ExpiresAt has passed.")
 		return
@@ -588,6 +595,8 @@ select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 	coalesce(case when (j.finalized_at is null or j.unique_until < 'infinity') and j.unique_until > clock_timestamp() then j.unique_scope end, ''),
 	least(greatest(coalesce(j.unique_until, '0001-01-02 00:00:00Z'), '0001-01-02 00:00:00Z'), '9999-12-31 00:00:00Z'),
 	coalesce(r.state, ''), r.paused_at is not null, coalesce(r.rate, 0)::float8, coalesce(r.note, ''),
+	coalesce((select case when q.discarded_retention is not null then 'deletes' when num_nonnulls(q.archive_discarded_after, q.keep_discarded) > 0 then 'archives' end
+		from queues q where q.name = j.queue), ''),
 	(select case when count(*) < $2 then count(*) filter (where state <> 'running') else $2::bigint end from (
 		select a.state from jobs a where a.finalized_at is null and a.queue = j.queue and a.lane = j.lane and (a.scheduled_at, a.id) < (j.scheduled_at, j.id)
 		order by a.scheduled_at, a.id limit $2) front)
@@ -626,6 +635,8 @@ type surroundings struct {
 
 	uniqueScope string    // how long it keeps other jobs of its unique key out: ended, started or period; "" if it does not
 	uniqueUntil time.Time // the end of that period
+
+	retention string // what the retention of its queue does with dead letters: archives or deletes; "" if it leaves them
 
 	parkedBuild *string
 	fingerprint string
@@ -697,7 +708,7 @@ func (f *surroundings) read(rows pgx.Rows) error {
 	var delayMS int64
 	r := &f.redrive
 	err := rows.Scan(&f.now, &f.lane, &delayMS, &f.expiresAt, &f.retryUntil, &f.parkedBuild, &r.holds, &r.key, &f.fingerprint, &r.id,
-		&f.clockBack, &f.budget, &f.uniqueScope, &f.uniqueUntil, &r.state, &r.paused, &r.rate, &r.note, &f.ahead)
+		&f.clockBack, &f.budget, &f.uniqueScope, &f.uniqueUntil, &r.state, &r.paused, &r.rate, &r.note, &f.retention, &f.ahead)
 	f.lastDelay = pg.Millis(delayMS)
 	return err
 }

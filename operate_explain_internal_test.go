@@ -158,6 +158,7 @@ func TestExplanations(t *testing.T) {
 		}), fine(nil)},
 		{"a policy", ended(ReasonOperator, nil), fine(nil)},
 		{"operator", ended(ReasonOperator, by("discarded: nobody wants it")), fine(nil)},
+		{"its queue archives dead letters", ended(ReasonPanic, nil), fine(func(f *surroundings) { f.retention = "archives" })},
 		{"a reason of a newer version", ended("moonlight", nil), fine(nil)},
 	} {
 		fmt.Fprintf(&all, "%s\n%s\n", test.name, explain(test.job, test.f, nil).text())

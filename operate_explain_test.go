@@ -119,6 +119,27 @@ func TestExplainNamesTheRedriveOfADeadLetter(t *testing.T) {
 	says(nothing, "in redrive "+redrive.ID)
 }
 
+// A queue may have a retention for dead letters. Cancelled jobs always have one.
+func TestExplainKnowsTheRetention(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	for _, c := range []struct{ reason, queue, want string }{
+		{"'panic'", "", "Nothing happens to it by itself."},
+		{"'panic'", "discarded_retention", "drover deletes it some time after"},
+		{"'panic'", "archive_discarded_after", "drover archives it some time after"},
+		{"'panic'", "keep_discarded", "drover archives it some time after"},
+		{"null", "", "CancelledRetention"},
+	} {
+		id := value[string](t, db, `insert into jobs (kind, queue, state, finalized_at, discard_reason) values ('k', $1, case when `+c.reason+` = 'panic' then 'discarded' else 'cancelled' end, now(), `+c.reason+`) returning id`, "q"+c.queue)
+		if c.queue != "" {
+			db.exec(t, `insert into queues (name, `+c.queue+`) values ('q`+c.queue+`', '1')`)
+		}
+		if e, err := db.client.Explain(t.Context(), id, nil); err != nil || !strings.Contains(e.Next, c.want) {
+			t.Errorf("%v: %+v: says not %q", err, c, c.want)
+		}
+	}
+}
+
 // A job that has ended may still keep others out. After a deletion, the next enqueue stores a job.
 func TestExplainTellsHowLongAKeyIsTaken(t *testing.T) {
 	t.Parallel()

@@ -1531,6 +1531,12 @@ func mutants() (all []mutant) {
 		}},
 		{"operate_explain.go", []mutant{
 			{
+				name: "explain-keeps-dead-letters", bug: "a dead letter that its queue archives by count is said to stay",
+				old:   "num_nonnulls(q.archive_discarded_after, q.keep_discarded) > 0",
+				new:   "q.archive_discarded_after is not null",
+				tests: []string{"TestExplainKnowsTheRetention"},
+			},
+			{
 				name: "explain-an-aborted-redrive", bug: "a dead letter is said to come back by a redrive that was aborted",
 				old:   " and r.finished_at is null and r.state <> 'aborted', false)",
 				new:   ", false)",
