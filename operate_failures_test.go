@@ -39,6 +39,16 @@ from (select f.fingerprint, f.discarded, (select count(*) from jobs j where j.ki
 	}
 }
 
+// A kind may have more quarantined jobs than are looked at.
+func TestTheNewestQuarantinedOfMany(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, state, finalized_at, discard_reason, class, fingerprint) select 'k', 'discarded', now() - n * interval '1 s', 'crashed', 'crash', 'f' from generate_series(1, 1001) n`)
+	if !value[bool](t, db, `select (select finalized_at from drover_quarantined(1)) = max(finalized_at) from jobs`) {
+		t.Error("another job than the newest is found")
+	}
+}
+
 // Failures that are all different fill no table: beyond 10,000 groups they are counted by kind.
 func TestFailureGroupsAreBounded(t *testing.T) {
 	t.Parallel()

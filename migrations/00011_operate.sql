@@ -241,7 +241,7 @@ create function drover_quarantined(most int default 10) returns table (id text, 
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = on set jit = off as $$
 	-- With jobs_discarded_groups_idx the statement skips from one queue and kind with dead letters to
 	-- the next, and does not read the entries in between. It looks at up to 1,000 jobs of each queue
-	-- and kind.
+	-- and kind, from the end of the index: the newest jobs of a fingerprint first.
 	with recursive dead(queue, kind) as (
 		(select j.queue, j.kind from jobs j where j.discard_reason is not null order by j.queue, j.kind limit 1)
 		union all
@@ -251,7 +251,7 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 	)
 	select c.id, d.queue, d.kind, c.finalized_at
 	from dead d cross join lateral (
-		select j.id, j.finalized_at from jobs j where j.discard_reason = 'crashed' and j.queue = d.queue and j.kind = d.kind order by j.class, j.fingerprint, j.finalized_at limit 1000
+		select j.id, j.finalized_at from jobs j where j.discard_reason = 'crashed' and j.queue = d.queue and j.kind = d.kind order by j.class desc, j.fingerprint desc, j.finalized_at desc limit 1000
 	) c
 	order by c.finalized_at desc, c.id desc limit most
 $$;

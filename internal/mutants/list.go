@@ -1571,6 +1571,12 @@ func mutants() (all []mutant) {
 		}},
 		{"migrations/00011_operate.sql", []mutant{
 			{
+				name: "oldest-quarantined", bug: "a snapshot names the oldest quarantined jobs of a kind with over a thousand",
+				old:   "order by j.class desc, j.fingerprint desc, j.finalized_at desc limit 1000",
+				new:   "order by j.class, j.fingerprint, j.finalized_at limit 1000",
+				tests: []string{"TestTheNewestQuarantinedOfMany"},
+			},
+			{
 				name: "rerun-many-twice", bug: "a rerun by filter takes up jobs that were rerun before",
 				old:   `@.error starts with "rerun as ")`,
 				new:   `@.error starts with "rerun, as ")`,
