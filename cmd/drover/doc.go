@@ -10,7 +10,7 @@ package main
 //     arguments, hints, completion of flags by the shell
 //   - session.go: session: the database that the command line names, a client for it, and the errors of a
 //     connection (no schema, not migrated)
-//   - output.go: printJSON, table, printList: tables, JSON, times, durations and cut texts as the command prints
+//   - output.go: printJSON, table, fields, printList: tables, JSON, times, durations and cut texts as the command prints
 //     them; sink, the standard output
 //   - confirm.go: confirm: a yes-or-no question before a change
 //   - audit.go: auditFlags: --by and --why

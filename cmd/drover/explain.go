@@ -37,23 +37,21 @@ func (a *app) explain(ctx context.Context, word string) error {
 	if len(id) != ulid.EncodedSize && (len(id) < 4 || len(id) > ulid.EncodedSize || strings.Trim(id, ulid.Encoding) != "") {
 		return usagef("%q is not a job id: an id has 26 characters, such as 01ARZ3NDEKTSV4RRFFQ69G5FAV; at least the first 4 are needed", shorten(word, 40))
 	}
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	if id, err = s.wholeID(ctx, id); err != nil {
-		return err
-	}
-	e, err := s.client.Explain(ctx, id, nil)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(e)
-	}
-	a.printExplanation(e)
-	return nil
+	return a.reading(ctx, func(ctx context.Context, s *session) error {
+		id, err := s.wholeID(ctx, id)
+		if err != nil {
+			return err
+		}
+		e, err := s.client.Explain(ctx, id, nil)
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(e)
+		}
+		a.printExplanation(e)
+		return nil
+	})
 }
 
 // sqlNear reads up to $2 ids from $1 on, two ids before $1, and whether the archive has the id $1.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -107,7 +106,7 @@ func (a *app) showFailure(ctx context.Context, s *session, print string) error {
 	if a.json {
 		return a.printJSON(g)
 	}
-	rows := [][]string{
+	rows := fields{
 		{"fingerprint", g.Fingerprint},
 		{"kind", g.Kind},
 		{"status", statusOf(g)},
@@ -116,22 +115,15 @@ func (a *app) showFailure(ctx context.Context, s *session, print string) error {
 		{"jobs", fmt.Sprintf("%d, now %d discarded, %d parked", g.Jobs, g.Discarded, g.Parked)},
 		{"last job", g.LastJobID},
 	}
-	at := func(name string, t *time.Time, by string) {
-		if t != nil {
-			rows = append(rows, []string{name, instant(*t) + " (" + ago(*t, s.now) + ")" + by})
-		}
-	}
-	at("first seen", &g.FirstSeen, "")
-	at("last seen", &g.LastSeen, "")
-	at("resolved", g.ResolvedAt, "")
-	at("came back", g.RegressedAt, fmt.Sprintf(", %s in all", plural(int64(g.Regressions), "time")))
-	at("changed", g.UpdatedAt, " "+byline(g.UpdatedBy, g.UpdatedWhy))
+	rows.at("first seen", &g.FirstSeen, s.now, "")
+	rows.at("last seen", &g.LastSeen, s.now, "")
+	rows.at("resolved", g.ResolvedAt, s.now, "")
+	rows.at("came back", g.RegressedAt, s.now, fmt.Sprintf(", %s in all", plural(int64(g.Regressions), "time")))
+	rows.at("changed", g.UpdatedAt, s.now, " "+byline(g.UpdatedBy, g.UpdatedWhy))
 	if g.Policy.Build != "" {
-		rows = append(rows, []string{"parked until", "a build newer than " + g.Policy.Build})
+		rows.add("parked until", "a build newer than "+g.Policy.Build)
 	}
-	if g.ErrorType != "" {
-		rows = append(rows, []string{"type", g.ErrorType})
-	}
+	rows.add("type", g.ErrorType)
 	if err := table(a.stdout, rows); err != nil {
 		return err
 	}

@@ -151,52 +151,42 @@ func attempts(of string, j *drover.JobInfo) string {
 }
 
 // describe returns one row for each field of a job. It leaves out empty fields.
-func describe(j *drover.JobInfo, now time.Time) [][]string {
-	rows := [][]string{
+func describe(j *drover.JobInfo, now time.Time) fields {
+	rows := fields{
 		{"id", j.ID},
 		{"kind", j.Kind},
 		{"queue", j.Queue},
 		{"state", stateOf(j)},
 		{"priority", fmt.Sprint(j.Priority)},
 		{"attempt", attempts(" of ", j)},
-		{"enqueued", instant(j.CreatedAt) + " (" + ago(j.CreatedAt, now) + ")"},
 	}
-	add := func(name, value string) {
-		if value != "" {
-			rows = append(rows, []string{name, value})
-		}
-	}
-	at := func(name string, t *time.Time) {
-		if t != nil {
-			add(name, instant(*t)+" ("+ago(*t, now)+")")
-		}
-	}
+	rows.at("enqueued", &j.CreatedAt, now, "")
 	count := func(name string, n int) {
 		if n > 0 {
-			add(name, fmt.Sprint(n))
+			rows.add(name, fmt.Sprint(n))
 		}
 	}
 	if !j.State.Final() && j.State != drover.Parked {
-		add("due", instant(j.ScheduledAt)+" ("+relative(j.ScheduledAt, now)+")")
+		rows.add("due", instant(j.ScheduledAt)+" ("+relative(j.ScheduledAt, now)+")")
 	}
-	at("last claimed", j.AttemptedAt)
-	at("ended", j.FinalizedAt)
-	add("claimed by", j.ClaimedBy)
+	rows.at("last claimed", j.AttemptedAt, now, "")
+	rows.at("ended", j.FinalizedAt, now, "")
+	rows.add("claimed by", j.ClaimedBy)
 	count("failed runs", j.ErrorsTotal)
-	add("fingerprint", fingerprint(j))
+	rows.add("fingerprint", fingerprint(j))
 	count("crashes", j.Crashes)
 	count("redrives", j.Redrives)
 	count("snoozes", j.Snoozes)
-	add("retry", compact(j.Retry))
+	rows.add("retry", compact(j.Retry))
 	tags := make([]string, len(j.Tags))
 	for i, tag := range j.Tags {
 		tags[i] = pg.ShellQuote(tag) // quoted, because a tag may have a comma in it
 	}
-	add("tags", strings.Join(tags, ", "))
-	add("unique key", j.UniqueKey)
-	add("metadata", compact(j.Metadata))
-	add("args", compact(j.Args))
-	add("unreadable", j.Unreadable)
+	rows.add("tags", strings.Join(tags, ", "))
+	rows.add("unique key", j.UniqueKey)
+	rows.add("metadata", compact(j.Metadata))
+	rows.add("args", compact(j.Args))
+	rows.add("unreadable", j.Unreadable)
 	return rows
 }
 

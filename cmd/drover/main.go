@@ -108,11 +108,7 @@ func flagNamed(err error, names ...string) error {
 // message returns the text of an error without the library's prefix "drover: ", with control characters escaped for a
 // terminal.
 func message(err error) string {
-	lines := strings.Split(masked(strings.ReplaceAll(err.Error(), "drover: ", "")), "\n")
-	for i := range lines {
-		lines[i] = printable(lines[i])
-	}
-	return strings.Join(lines, "\n")
+	return printableLines(masked(strings.ReplaceAll(err.Error(), "drover: ", "")))
 }
 
 // exampleURL must be the end of a message, because masked hides everything after it.

@@ -120,6 +120,23 @@ func table(w io.Writer, rows [][]string) error {
 	return nil
 }
 
+// fields are the rows of a table that shows one thing. A row has the name of a field and its value.
+type fields [][]string
+
+// add adds a row, unless the value is empty.
+func (f *fields) add(name, value string) {
+	if value != "" {
+		*f = append(*f, []string{name, value})
+	}
+}
+
+// at adds a row with a time that is past, and a text after it. Without a time it adds no row.
+func (f *fields) at(name string, t *time.Time, now time.Time, more string) {
+	if t != nil {
+		f.add(name, instant(*t)+" ("+ago(*t, now)+")"+more)
+	}
+}
+
 // printable escapes control characters, so that a text cannot control the terminal. Text in jobs may come from anybody.
 func printable(s string) string {
 	var b strings.Builder

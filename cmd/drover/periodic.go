@@ -82,7 +82,7 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 	if j.Declared {
 		madeIn = "in code, build " + j.Build
 	}
-	rows := [][]string{
+	rows := fields{
 		{"name", j.Name},
 		{"kind", j.Kind},
 		{"queue", j.Queue},
@@ -96,26 +96,19 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 		{"jobs", fmt.Sprint(j.Jobs)},
 	}
 	if j.JitterMS > 0 {
-		rows = append(rows, []string{"jitter", millis(j.JitterMS).String()})
+		rows.add("jitter", millis(j.JitterMS).String())
 	}
 	if j.RunAtStart {
-		rows = append(rows, []string{"run at start", "yes"})
+		rows.add("run at start", "yes")
 	}
 	if j.PausedUntil != nil {
-		rows = append(rows, []string{"paused until", instant(*j.PausedUntil) + " (" + relative(*j.PausedUntil, s.now) + ")"})
+		rows.add("paused until", instant(*j.PausedUntil)+" ("+relative(*j.PausedUntil, s.now)+")")
 	}
-	at := func(name string, t *time.Time, what string) {
-		if t != nil {
-			rows = append(rows, []string{name, instant(*t) + " (" + ago(*t, s.now) + ")" + what})
-		}
-	}
-	at("last run", j.LastAt, "")
-	if j.LastJobID != "" {
-		rows = append(rows, []string{"last job", strings.TrimSpace(j.LastJobID + " " + string(j.LastState))})
-	}
-	at("skipped", j.SkippedAt, fmt.Sprintf(", %s in all, %s", plural(j.Skipped, "tick"), j.SkippedWhy))
-	at("problem", j.ProblemAt, " "+j.Problem)
-	at("changed", &j.UpdatedAt, " "+byline(j.UpdatedBy, j.UpdatedWhy))
+	rows.at("last run", j.LastAt, s.now, "")
+	rows.add("last job", strings.TrimSpace(j.LastJobID+" "+string(j.LastState)))
+	rows.at("skipped", j.SkippedAt, s.now, fmt.Sprintf(", %s in all, %s", plural(j.Skipped, "tick"), j.SkippedWhy))
+	rows.at("problem", j.ProblemAt, s.now, " "+j.Problem)
+	rows.at("changed", &j.UpdatedAt, s.now, " "+byline(j.UpdatedBy, j.UpdatedWhy))
 	if err := table(a.stdout, rows); err != nil {
 		return err
 	}

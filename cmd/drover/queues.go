@@ -253,20 +253,15 @@ func (a *app) printChange(ctx context.Context, s *session, scope drover.Scope, d
 // afterAWhile prints a note after half a second, unless the caller calls stop before that. A call of stop waits until
 // the note is printed or cancelled.
 func (a *app) afterAWhile(note string) (stop func()) {
-	stopped, over := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(over)
-		timer := time.NewTimer(500 * time.Millisecond)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-			fmt.Fprintln(a.stderr, note)
-		case <-stopped:
-		}
-	}()
+	printed := make(chan struct{})
+	timer := time.AfterFunc(500*time.Millisecond, func() {
+		defer close(printed)
+		fmt.Fprintln(a.stderr, note)
+	})
 	return func() {
-		close(stopped)
-		<-over
+		if !timer.Stop() {
+			<-printed
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,21 +16,11 @@ import (
 )
 
 // databaseURL returns --url, or else DATABASE_URL, or else "".
-func (a *app) databaseURL() string {
-	if a.url != "" {
-		return a.url
-	}
-	return a.getenv("DATABASE_URL")
-}
+func (a *app) databaseURL() string { return cmp.Or(a.url, a.getenv("DATABASE_URL")) }
 
 // drovers returns the schema with drover's tables: --schema, or else DROVER_SCHEMA, or else "". The result "" means
 // that the search_path chooses the schema.
-func (a *app) drovers() string {
-	if a.schema != "" {
-		return a.schema
-	}
-	return a.getenv("DROVER_SCHEMA")
-}
+func (a *app) drovers() string { return cmp.Or(a.schema, a.getenv("DROVER_SCHEMA")) }
 
 // connectTimeout bounds the wait for a server that does not answer. A connect_timeout in the URL replaces it.
 const connectTimeout = 10 * time.Second
@@ -130,13 +121,22 @@ type session struct {
 	now      time.Time
 }
 
-// reading opens the database for a command that changes nothing, and calls do.
+// reading opens the database for a command that changes nothing, and calls do. It returns an error if the schema is not
+// migrated.
 func (a *app) reading(ctx context.Context, do func(context.Context, *session) error, hooks ...drover.Hooks) error {
-	s, err := a.open(ctx, hooks...)
+	pool, err := a.connect(ctx)
 	if err != nil {
 		return err
 	}
-	defer s.close()
+	defer pool.Close()
+	s := &session{pool: &pg.Pool{Pool: pool, Names: pg.NewNames(a.drovers())}}
+	err = s.prepare(ctx, drover.Config{Logger: a.logger(), Hooks: hooks, Schema: a.drovers()})
+	if errors.Is(err, drover.ErrNotMigrated) {
+		err = a.notMigrated(ctx, pool)
+	}
+	if err != nil {
+		return err
+	}
 	return do(ctx, s)
 }
 
@@ -144,24 +144,6 @@ func (a *app) reading(ctx context.Context, do func(context.Context, *session) er
 func (a *app) changing(ctx context.Context, do func(context.Context, *session) error, hooks ...drover.Hooks) error {
 	a.changes = true
 	return a.reading(ctx, do, hooks...)
-}
-
-// open connects to the database. It returns an error if the schema is not migrated. The caller closes the session.
-func (a *app) open(ctx context.Context, hooks ...drover.Hooks) (*session, error) {
-	pool, err := a.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s := &session{pool: &pg.Pool{Pool: pool, Names: pg.NewNames(a.drovers())}}
-	err = s.prepare(ctx, drover.Config{Logger: a.logger(), Hooks: hooks, Schema: a.drovers()})
-	if errors.Is(err, drover.ErrNotMigrated) {
-		err = a.notMigrated(ctx, pool)
-	}
-	if err != nil {
-		s.close()
-		return nil, err
-	}
-	return s, nil
 }
 
 // notMigrated returns an error that names the place where the command looked for drover's tables, and the command that
@@ -198,8 +180,6 @@ func (s *session) prepare(ctx context.Context, config drover.Config) (err error)
 // sqlWhereAndWhen reads in which schema the table jobs is. That schema need not be the first of the search_path.
 const sqlWhereAndWhen = `
 select current_database(), n.nspname, now() from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
-
-func (s *session) close() { s.pool.Close() }
 
 // logger prints errors of the library on standard error, so that they are not in the output that a pipe reads. It
 // prints no warnings and no notes, because each command prints its own results.

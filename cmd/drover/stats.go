@@ -84,7 +84,7 @@ func (a *app) stats(ctx context.Context, s *session) (err error) {
 	if all.Supervisors, err = s.client.Supervisors(ctx); err != nil {
 		return err
 	}
-	if all.Unserved, err = s.unserved(ctx); err != nil {
+	if all.Unserved, err = rowsOf[unserved](ctx, s, "look for jobs nobody serves", sqlUnserved); err != nil {
 		return err
 	}
 	if err = s.pool.QueryRow(ctx, sqlSolo).Scan(&all.Solo.Due, &all.Solo.Supervisor); err != nil {
@@ -93,7 +93,7 @@ func (a *app) stats(ctx context.Context, s *session) (err error) {
 	if all.Pauses, err = s.client.Pauses(ctx); err != nil {
 		return err
 	}
-	if all.Discarded, err = s.discarded(ctx); err != nil {
+	if all.Discarded, err = rowsOf[discardedInfo](ctx, s, "sum up discarded jobs", sqlDiscarded); err != nil {
 		return err
 	}
 	if a.json {
@@ -127,10 +127,6 @@ union all
 select '', kind, sum(jobs)::bigint from due where not exists (select from drover_kinds k where k.kind = due.kind) group by kind
 order by 2, 1`
 
-func (s *session) unserved(ctx context.Context) ([]unserved, error) {
-	return rowsOf[unserved](ctx, s, "look for jobs nobody serves", sqlUnserved)
-}
-
 // sqlSolo reads the unfinished jobs by jobs_claim_idx.
 const sqlSolo = `
 select (select count(*) from jobs where finalized_at is null and state <> 'running' and lane >= 30 and scheduled_at <= now()),
@@ -143,10 +139,6 @@ select queue, kind, reason, sum(jobs)::bigint, count(distinct coalesce(fingerpri
 	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1],
 	coalesce((array_agg(fingerprint order by last_discarded_at desc))[1], '')
 from discarded_summary group by queue, kind, reason order by 4 desc, 1, 2, 3`
-
-func (s *session) discarded(ctx context.Context) ([]discardedInfo, error) {
-	return rowsOf[discardedInfo](ctx, s, "sum up discarded jobs", sqlDiscarded)
-}
 
 func (a *app) printStats(all *statistics) error {
 	fmt.Fprintln(a.stdout, printable(fmt.Sprintf("database %s, schema %s", all.Database, all.Schema)))

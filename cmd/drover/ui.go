@@ -78,17 +78,14 @@ func (a *app) ui(ctx context.Context, o uiOptions) error {
 		return err
 	}
 	defer listener.Close() //nolint:errcheck // Serve closes it first, unless the database cannot be opened
-	s, err := a.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	opts := ui.Options{Logger: a.logger()}
-	if o.write {
-		opts.Authorize = func(*http.Request, ui.Action) (string, bool) { return o.by, true }
-	}
-	handler := ui.Handler(s.client, opts)
-	return a.serveUI(ctx, listener, guardUI(handler, listener.Addr(), token))
+	return a.reading(ctx, func(ctx context.Context, s *session) error {
+		opts := ui.Options{Logger: a.logger()}
+		if o.write {
+			opts.Authorize = func(*http.Request, ui.Action) (string, bool) { return o.by, true }
+		}
+		handler := ui.Handler(s.client, opts)
+		return a.serveUI(ctx, listener, guardUI(handler, listener.Addr(), token))
+	})
 }
 
 const leastToken = 16 // in characters; nobody can guess so many, so the server need not count wrong tokens
