@@ -96,7 +96,7 @@ func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (co
 	ends := make([]func([]Receipt, error), 0, len(c.layers.begins))
 	items = slices.Clone(items) // a function that sorts them must not change what is stored
 	for _, begin := range c.layers.begins {
-		c.observing(ctx, func() {
+		c.observing(ctx, "middleware panicked", func() {
 			inner, end := begin(ctx, EnqueueCall{Items: items, InTx: inTx})
 			if inner != nil {
 				ctx = inner
@@ -111,17 +111,17 @@ func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (co
 			receipts = nil
 		}
 		for _, end := range slices.Backward(ends) {
-			c.observing(ctx, func() { end(receipts, err) })
+			c.observing(ctx, "middleware panicked", func() { end(receipts, err) })
 		}
 	}
 }
 
-// observing calls a function that only observes an enqueue. If the function panics, the enqueue goes on, and the panic is
-// logged.
-func (c *Client) observing(ctx context.Context, look func()) {
+// observing calls a function of the application that only observes. If the function panics, drover goes on, and logs the
+// panic with the given message.
+func (c *Client) observing(ctx context.Context, message string, look func()) {
 	defer func() {
 		if p := recover(); p != nil {
-			c.log.ErrorContext(ctx, "middleware panicked", slog.String("panic", c.clean(recoveredText(p), maxErrorText)))
+			c.log.ErrorContext(ctx, message, slog.String("panic", c.clean(recoveredText(p), maxErrorText)))
 		}
 	}()
 	look()

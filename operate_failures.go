@@ -181,14 +181,7 @@ func (s *desk) failure(ctx context.Context, group string) (*FailureGroup, error)
 	if !fingerprint.Valid(group) {
 		return nil, ErrNotFound
 	}
-	groups, err := pg.ReadAll(ctx, s.pool, scanFailure, sqlFailure, group)
-	if err == nil && len(groups) == 0 {
-		err = ErrNotFound
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &groups[0], nil
+	return only(pg.ReadAll(ctx, s.pool, scanFailure, sqlFailure, group))
 }
 
 func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {

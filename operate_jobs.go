@@ -319,19 +319,12 @@ func (s *desk) get(ctx context.Context, id string) (*JobInfo, error) {
 }
 
 func (s *desk) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
-	jobs, err := pg.ReadOnePlan(ctx, s.pool, func(row pgx.CollectableRow) (*JobInfo, error) {
+	return only(pg.ReadOnePlan(ctx, s.pool, func(row pgx.CollectableRow) (JobInfo, error) {
 		var seen string
 		j, err := scanJobInfo(row, parts, &seen)
 		j.Seen = seen
-		return j, err
-	}, sql, id)
-	if err == nil && len(jobs) == 0 {
-		err = ErrNotFound
-	}
-	if err != nil {
-		return nil, err
-	}
-	return jobs[0], nil
+		return *j, err
+	}, sql, id))
 }
 
 // sqlList keeps the order in which drover_list finds the jobs, and returns the cursor of each job. sqlListBare returns

@@ -142,7 +142,7 @@ func (c *Client) PeriodicJob(ctx context.Context, name string) (*PeriodicJob, er
 	if unknownSchedule(name) {
 		return nil, fmt.Errorf("get schedule %q: %w", name, ErrNotFound)
 	}
-	job, err := c.desk.periodicJob(ctx, name)
+	job, err := only(c.desk.periodic(ctx, name))
 	return job, doing(err, "get schedule %q", name)
 }
 
@@ -231,17 +231,6 @@ where $1 = '' or p.name = $1 order by p.name`
 
 func (s *desk) periodic(ctx context.Context, name string) ([]PeriodicJob, error) {
 	return pg.ReadAll(ctx, s.pool, scanPeriodic, sqlPeriodic, name)
-}
-
-func (s *desk) periodicJob(ctx context.Context, name string) (*PeriodicJob, error) {
-	list, err := s.periodic(ctx, name)
-	if err == nil && len(list) == 0 {
-		err = ErrNotFound
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &list[0], nil
 }
 
 func scanPeriodic(row pgx.CollectableRow) (j PeriodicJob, err error) {

@@ -287,20 +287,20 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 	case limit < 0 || limit > 1000:
 		return nil, &InvalidError{Field: "limit", Reason: fmt.Sprintf("%d is not 1 to 1000", limit)}
 	}
-	list, err := c.desk.listRedrives(ctx, limit)
+	list, err := c.desk.redrives(ctx, sqlListRedrives, limit)
 	return list, doing(err, "list redrives")
 }
 
 // PauseRedrive stops a redrive from making more jobs due. Jobs that are due already still run. With PerKey, retries
 // wait too. The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if it has ended; *InvalidError.
 func (c *Client) PauseRedrive(ctx context.Context, id string, audit Audit) error {
-	return c.changeRedrive("pause", id, audit, func(id string) (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, true, audit) })
+	return c.changeRedrive(ctx, "pause", sqlPauseRedrive, id, audit)
 }
 
 // ResumeRedrive lets a paused redrive go on. The redrive keeps who did it and why. Errors: ErrNotFound; ErrState if
 // it has ended; *InvalidError.
 func (c *Client) ResumeRedrive(ctx context.Context, id string, audit Audit) error {
-	err := c.changeRedrive("resume", id, audit, func(id string) (RedriveState, error) { return c.desk.pauseRedrive(ctx, id, false, audit) })
+	err := c.changeRedrive(ctx, "resume", sqlResumeRedrive, id, audit)
 	c.running.each((*engine.Engine).Redrive)
 	return err
 }
@@ -308,26 +308,25 @@ func (c *Client) ResumeRedrive(ctx context.Context, id string, audit Audit) erro
 // AbortRedrive ends a redrive: jobs that it has not made due stay dead. The redrive keeps who did it and why.
 // Aborting it again changes nothing. Errors: ErrNotFound; ErrState if it is done; *InvalidError.
 func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error {
-	return c.changeRedrive("abort", id, audit, func(id string) (RedriveState, error) {
-		state, err := c.desk.abortRedrive(ctx, id, audit)
-		if state == RedriveAborted {
-			state = RedriveRunning // the redrive was aborted before, which is no error
-		}
-		return state, err
-	})
+	return c.changeRedrive(ctx, "abort", sqlAbortRedrive, id, audit)
 }
 
-func (c *Client) changeRedrive(verb, id string, audit Audit, change func(id string) (RedriveState, error)) error {
+// changeRedrive runs a statement that changes a redrive, unless it has ended, and returns its state.
+func (c *Client) changeRedrive(ctx context.Context, verb, sql, id string, audit Audit) error {
 	id, err := audit.checkChange(new(problems), verb+" redrive", id)
 	if err != nil {
 		return err
 	}
-	state, err := change(id)
+	var state *RedriveState // null if there is no such redrive
+	err = c.desk.change(ctx, audit, aRedrive, id, []any{&state}, sql, id, audit.by(), audit.Why)
+	if err == nil && state == nil {
+		err = ErrNotFound
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s redrive %s: %w", verb, id, err)
-	case state == RedriveDone || state == RedriveAborted:
-		return fmt.Errorf("%s redrive %s, which is %s: %w", verb, id, state, ErrState)
+	case *state == RedriveDone || *state == RedriveAborted && verb != "abort": // an abort may come twice
+		return fmt.Errorf("%s redrive %s, which is %s: %w", verb, id, *state, ErrState)
 	}
 	return nil
 }
@@ -338,7 +337,8 @@ const (
 	sqlStartRedrive   = `select drover_redrive_start($1::jsonb)`
 	sqlMarkRedrive    = `select drover_redrive_mark($1)`
 	sqlPreviewRedrive = `select queue, kind, coalesce(reason, ''), coalesce(fingerprint, ''), jobs, expired, held, unkeyed, coalesce(error, '') from drover_redrive_preview($1::jsonb)`
-	sqlPauseRedrive   = `select drover_redrive_pause($1, $2, by => $3, why => $4)`
+	sqlPauseRedrive   = `select drover_redrive_pause($1, true, by => $2, why => $3)`
+	sqlResumeRedrive  = `select drover_redrive_pause($1, false, by => $2, why => $3)`
 	sqlAbortRedrive   = `select drover_redrive_abort($1, by => $2, why => $3)`
 
 	// sqlRedrives moves times into the years that Go and JSON can hold.
@@ -392,14 +392,7 @@ func (s *desk) previewRedrive(ctx context.Context, plan string) ([]RedriveGroup,
 }
 
 func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
-	list, err := s.redrives(ctx, sqlGetRedrive, id)
-	if err == nil && len(list) == 0 {
-		err = ErrNotFound
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &list[0], nil
+	return only(s.redrives(ctx, sqlGetRedrive, id))
 }
 
 // sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet
@@ -421,11 +414,7 @@ from (
 const mostRedriveJobs = 10_000 // how many jobs of a redrive are counted at most
 
 func (s *desk) redriveJobs(ctx context.Context, id string) (*RedriveJobs, error) {
-	counts, err := pg.ReadOnePlan(ctx, s.pool, pgx.RowToAddrOfStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs)
-	if err != nil {
-		return nil, err
-	}
-	return counts[0], nil
+	return only(pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs))
 }
 
 // sqlRedriveCourse reads the jobs of sqlRedriveJobs. The function drover_release writes redriven_at, the time at which
@@ -458,10 +447,6 @@ func (s *desk) redriveCourse(ctx context.Context, id string) ([]RedriveStep, err
 	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[RedriveStep], sqlRedriveCourse, id, mostRedriveJobs)
 }
 
-func (s *desk) listRedrives(ctx context.Context, limit int) ([]Redrive, error) {
-	return s.redrives(ctx, sqlListRedrives, limit)
-}
-
 func (s *desk) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
 	return pg.ReadAll(ctx, s.pool, scanRedrive, sql, arg)
 }
@@ -482,24 +467,4 @@ func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {
 		r.Unreadable = strings.TrimPrefix(r.Unreadable+"; skips: "+err.Error(), "; ")
 	}
 	return r, nil
-}
-
-func (s *desk) pauseRedrive(ctx context.Context, id string, pause bool, audit Audit) (RedriveState, error) {
-	return s.redriveVerb(ctx, audit, sqlPauseRedrive, id, pause, audit.by(), audit.Why)
-}
-
-func (s *desk) abortRedrive(ctx context.Context, id string, audit Audit) (RedriveState, error) {
-	return s.redriveVerb(ctx, audit, sqlAbortRedrive, id, audit.by(), audit.Why)
-}
-
-func (s *desk) redriveVerb(ctx context.Context, audit Audit, sql, id string, args ...any) (RedriveState, error) {
-	var state *RedriveState
-	err := s.change(ctx, audit, aRedrive, id, []any{&state}, sql, append([]any{id}, args...)...)
-	switch {
-	case err != nil:
-		return "", err
-	case state == nil:
-		return "", ErrNotFound
-	}
-	return *state, nil
 }

@@ -193,15 +193,9 @@ func (c *Client) logEvent(ctx context.Context, t emission) {
 // callHook calls a subscriber's hook for the event, if it has one.
 func (c *Client) callHook(ctx context.Context, h *Hooks, t emission) {
 	hook, _, _ := h.of(t.kind)
-	if hook == nil {
-		return
+	if hook != nil {
+		c.observing(ctx, "hook panicked", func() { hook(ctx, t.event) })
 	}
-	defer func() {
-		if p := recover(); p != nil {
-			c.log.ErrorContext(ctx, "hook panicked", slog.String("panic", c.clean(recoveredText(p), maxErrorText)))
-		}
-	}()
-	hook(ctx, t.event)
 }
 
 // contained calls the application's log handler and recovers from its panics, which would otherwise end the
