@@ -63,9 +63,7 @@ end
 $$;
 -- +goose StatementEnd
 
--- +goose StatementBegin
 create function drover_schema_version() returns int language sql immutable as 'select 10';
--- +goose StatementEnd
 comment on function drover_schema_version() is 'The version of drover''s schema. A process checks this version before it uses the tables. Every migration tool sets it.';
 
 -- +goose StatementBegin

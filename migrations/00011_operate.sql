@@ -636,9 +636,7 @@ cross join lateral (
 ) n;
 comment on view discarded_summary is 'The number of dead letters by queue, kind, reason, class and fingerprint, each with its newest error.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 11';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -649,6 +647,4 @@ drop function drover_shown, drover_failed_at, drover_error_text, drover_delete_m
 	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_without, drover_forget_refused,
 	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_quarantined, drover_count, drover_page, drover_find_carefully,
 	drover_fits, drover_beyond, drover_find, drover_cursor, drover_dead, drover_list, drover_where;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 10';
--- +goose StatementEnd

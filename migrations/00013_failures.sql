@@ -384,9 +384,7 @@ left join (select fingerprint, count(*) as parked from jobs where parked_build i
 	on p.fingerprint = g.fingerprint;
 comment on view failures is 'The failure groups, each with the present number of its discarded and of its parked jobs. For each group in the result, the view counts these jobs by index.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 13';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -401,6 +399,4 @@ drop function drover_unpark, drover_failure_policy, drover_walk_parked, drover_f
 drop table drover_builds;
 drop table drover_failure_tallies;
 drop table drover_failure_groups;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';
--- +goose StatementEnd

@@ -185,9 +185,7 @@ select b.scope, b.retries, b.per_ms * interval '1 ms' as per, b.burst, case when
 from drover_budgets b cross join lateral drover_budget(b) l;
 comment on view retry_budgets is 'The retry budgets, and how many retries each still allows in the window that begins now.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 14';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -197,6 +195,4 @@ drop view retry_budgets;
 drop function drover_budget, drover_reserve, drover_slot_due, drover_slot;
 drop table drover_budget_slots;
 drop table drover_budgets;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 13';
--- +goose StatementEnd

@@ -49,9 +49,7 @@ create table drover_solo (
 insert into drover_solo default values;
 comment on table drover_solo is 'One row with the supervisor that has the turn to run strong suspects. It runs one at a time, and no other job meanwhile. Null: no supervisor has the turn. If the supervisor is not alive, any other supervisor may take the turn.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 15';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -59,6 +57,4 @@ select drover_secure();
 select drover_lock_tables('{drover_ended_supervisors,drover_solo}');
 drop table drover_solo;
 drop table drover_ended_supervisors;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 14';
--- +goose StatementEnd

@@ -578,9 +578,7 @@ $$;
 comment on function drover_retain(text, interval, interval, int, boolean) is
 	'Looks at the next ids after the given id, and deletes or archives the jobs whose retention is over. completed, cancelled: how long such jobs stay if their queue has no retention for them (null: for ever). Discarded jobs stay unless their queue has a retention for them. last: the value of after for the next call; null at the end. refused: jobs that the database refuses to delete or to move; they are set aside. odd: the function has got to ids that are larger than every ULID of today; whole => false leaves these ids out. follow_ups: at the end of the walk, the jobs to pass to drover_follow_up_again.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 16';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -592,6 +590,4 @@ drop function drover_retain, drover_retain_archived, drover_retain_these, drover
 	drover_put_away, drover_archive, drover_archivable, drover_pick, drover_walk_on, drover_job_columns,
 	drover_follow_up_again, drover_follow_up, drover_follow_up_depth, drover_make_follow_up, drover_written;
 drop table jobs_archive;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 15';
--- +goose StatementEnd

@@ -158,9 +158,7 @@ comment on view job_limits is 'The scopes that are paused now: since when, until
 comment on column job_limits.unconfirmed is
 	'The supervisors that have not yet confirmed that they follow the pause, so they may still start jobs of the scope. {}: no supervisor starts jobs of the scope any more. A supervisor that does not answer is listed until its lease is over.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 17';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -170,6 +168,4 @@ drop view job_limits;
 drop table drover_limits;
 drop function drover_unconfirmed, drover_resume, drover_pause, drover_known_scope, drover_check_scope, drover_limits_notify, drover_limits_number, drover_limits_turn;
 drop sequence drover_limits_version;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 16';
--- +goose StatementEnd

@@ -901,9 +901,7 @@ from drover_periodic p;
 comment on view periodic_jobs is
 	'Schedules of periodic jobs. state: active, paused, or undeclared. An undeclared schedule was declared in code, but no running supervisor declares it any more, so it does not tick; while it is paused, its state is paused. next_runs: the next ten ticks; null if the schedule does not tick.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 19';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -923,6 +921,4 @@ end
 $$;
 -- +goose StatementEnd
 drop table drover_periodic;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 18';
--- +goose StatementEnd

@@ -379,14 +379,10 @@ $$;
 comment on function drover_rerun_many(jsonb, text, float8, text, int, boolean, text, timestamptz) is
 	'Enqueues one batch of the completed jobs that match a filter again, as drover_rerun does. rate: how many of the new jobs become due in a second. For the next batch, pass last as the parameter after and next as the parameter starts, until last is null. Jobs that were rerun before are left out, so an interrupted walk can begin again. Jobs that are reruns themselves are left out too, unless the filter names ids. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}. ids, queues, kinds: the new jobs.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 20';
--- +goose StatementEnd
 
 select drover_secure();
 
 -- +goose Down
 drop function drover_rerun_many, drover_rerun, drover_rerun_jobs, drover_edit_many, drover_edit, drover_edited, drover_edit_jobs, drover_unique_key_again, drover_edit_check;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 19';
--- +goose StatementEnd

@@ -32,14 +32,10 @@ comment on column drover_activity.waited is 'The sum, over the runs that started
 comment on column drover_activity.failed is 'How many runs failed and left their job to a retry, or parked it.';
 comment on column drover_activity.discarded is 'How many jobs were discarded after a run, or because they expired.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 21';
--- +goose StatementEnd
 
 select drover_secure();
 
 -- +goose Down
 drop table drover_activity;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 20';
--- +goose StatementEnd

@@ -107,14 +107,10 @@ $$;
 comment on function drover_require_seen(text, text, text, boolean) is
 	'Locks the subject of drover_seen. Raises DR002, with the person who changed the subject and the time, unless drover_seen still returns the text that the caller saw. Call it in the transaction of the change. life: a job may have run since (but not have been redriven), and a schedule may have ticked since.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 22';
--- +goose StatementEnd
 
 select drover_secure();
 
 -- +goose Down
 drop function drover_require_seen, drover_changed, drover_seen;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 21';
--- +goose StatementEnd

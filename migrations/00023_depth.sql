@@ -63,9 +63,7 @@ $$;
 comment on function drover_sample_depth() is
 	'Samples how many jobs of each queue with a living supervisor are due and do not run. Each queue gets at most one sample a minute. The supervisor that prunes calls the function. It reads at most 10,000 jobs of each lane, by index.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 23';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -74,6 +72,4 @@ select drover_lock_tables('{drover_activity}');
 drop function drover_sample_depth;
 delete from drover_activity where supervisor = '';
 alter table drover_activity drop column due, drop column retrying;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 22';
--- +goose StatementEnd
