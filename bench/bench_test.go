@@ -158,7 +158,11 @@ func everyScenario(t *testing.T, server *server) {
 	}
 	all := scenarios()
 	for i := range all {
-		all[i].contenders = []string{keepName, "broken", "absent"}
+		contenders := []string{keepName, "broken", "absent"}
+		if slices.Contains(all[i].contenders, riverName) {
+			contenders = append(contenders, riverName)
+		}
+		all[i].contenders = contenders
 	}
 	var told []string
 	b := &bench{
@@ -169,7 +173,7 @@ func everyScenario(t *testing.T, server *server) {
 		entrants: []entrant{
 			{name: "broken", workers: 1, part: 1, make: func(context.Context) (contender, error) { return broken{}, nil }},
 			{name: "absent", workers: 1, part: 1, make: func(context.Context) (contender, error) { return nil, fmt.Errorf("%w: nobody is at home", errAbsent) }},
-			entrantOf(t, keepName),
+			entrantOf(t, keepName), entrantOf(t, riverName),
 		},
 	}
 	var r Report

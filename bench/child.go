@@ -12,8 +12,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"github.com/drover-queue/drover"
 )
 
 // A worker process runs this program again, with instructions in its environment. It writes "ready", and runs a
@@ -32,7 +30,7 @@ func runChild(ctx context.Context, getenv func(string) string, stdin io.Reader, 
 	if err != nil {
 		return fmt.Errorf("%s: %w", envChildWorkers, err)
 	}
-	if q.pool, err = openPool(ctx, getenv(envChild)); err != nil {
+	if err := q.open(ctx, getenv(envChild)); err != nil {
 		return err
 	}
 	defer q.pool.Close()
@@ -48,24 +46,22 @@ func runChild(ctx context.Context, getenv func(string) string, stdin io.Reader, 
 		return in.Err() // the parent has gone
 	}
 	var calls atomic.Int64
-	running, end, err := q.supervise(ctx, workers, func(context.Context, *drover.Job, noop) error {
+	err = q.work(ctx, workers, true, func(noop, int, time.Time) error {
 		calls.Add(1)
 		return nil
-	})
-	if err != nil {
-		return err
-	}
-	eof := make(chan struct{})
-	go func() { // ends with the parent, or with this process
-		for in.Scan() {
+	}, func(running context.Context, _ enqueue) error {
+		eof := make(chan struct{})
+		go func() { // ends with the parent, or with this process
+			for in.Scan() {
+			}
+			close(eof)
+		}()
+		select {
+		case <-eof:
+		case <-running.Done():
 		}
-		close(eof)
-	}()
-	select {
-	case <-eof:
-	case <-running.Done():
-	}
-	err = errors.Join(context.Cause(running), end())
+		return context.Cause(running)
+	})
 	fmt.Fprintln(stdout, calls.Load())
 	return err
 }
@@ -154,7 +150,7 @@ func (q *droverQueue) burnIn(ctx context.Context, processes, n, workers int) (to
 			return 0, fmt.Errorf("tell a worker process to begin: %w", err)
 		}
 	}
-	last, err := backlog{q.pool, sqlDroverUnfinished, q.first}.awaitEnd(ctx)
+	last, err := awaitEnd(ctx, q)
 	if err != nil {
 		return 0, err
 	}

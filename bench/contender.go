@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// contender is a queue in a database of its own, from setUp to close. It is for one goroutine, except enqueuer.
+// contender is a queue in a database of its own, from setUp to close. It is for one goroutine, except the methods that say so.
 type contender interface {
 	// setUp migrates the empty database at url.
 	setUp(ctx context.Context, url string) error
@@ -24,36 +24,36 @@ type contender interface {
 
 // The interfaces of scenarios other than a burn-down. scenario.asks is the interface that its contenders implement.
 type (
-	// burner burns down n jobs that succeed in the given attempt: earlier attempts fail, and are retried 1 ms later. It
-	// does not time the first jobs, the untimed ones, during which the workers start.
-	burner interface {
-		burnDown(ctx context.Context, untimed, n, workers, attempts int) (time.Duration, error)
+	// goQueue is a queue whose workers run in this process.
+	goQueue interface {
+		contender
+
+		// work calls do while workers run, and returns when they have stopped. Zero workers means the contender's own
+		// number. allDue says that no job will become due later. The context of do is done if the workers fail, with
+		// their error as the cause. do also gets the enqueue of the client that runs the workers.
+		work(ctx context.Context, workers int, allDue bool, handle handler, do func(ctx context.Context, own enqueue) error) error
+
+		// store stores a job in the transaction, or in a transaction of its own if tx is nil, by a client without
+		// workers. It is safe for concurrent use.
+		store(ctx context.Context, tx pgx.Tx, job noop) error
+
+		inTx(ctx context.Context, do func(tx pgx.Tx) error) error
+
+		// unfinished returns whether one of the jobs of the last insert is unfinished.
+		unfinished(ctx context.Context) (bool, error)
 	}
 
-	// idler runs workers on an empty queue. It enqueues one job at a time, each one gap after the start of the job
-	// before, and measures the time from the call that enqueues to the start of the handler. First a client without
-	// workers enqueues the jobs (apart), then the client of the workers (same), which need not ask the database which
-	// workers sleep.
-	idler interface {
-		latency(ctx context.Context, gaps []time.Duration) (apart, same []time.Duration, err error)
-	}
+	// handler runs a job that was due at this time.
+	handler func(args noop, attempt int, due time.Time) error
 
-	// retrier lets one job fail for each backoff, and measures how long after its due time the second attempt starts.
-	retrier interface {
-		lateness(ctx context.Context, backoffs []time.Duration) ([]time.Duration, error)
-	}
+	// enqueue stores one no-op job in a transaction of its own.
+	enqueue func(ctx context.Context) error
 
 	// enqueuer stores one no-op job in a transaction of its own, or many jobs in large transactions from so many
 	// goroutines. It is safe for concurrent use.
 	enqueuer interface {
 		enqueue(ctx context.Context) error
 		enqueueMany(ctx context.Context, n, goroutines int) error
-	}
-
-	// liver runs workers. Once these have started a first job, producers store the numbered jobs of a live load. The
-	// handler calls live.start for each job.
-	liver interface {
-		live(ctx context.Context, l *live) error
 	}
 
 	// filler puts jobs into the table that will not run: due in the far future, or finished long ago. claimBuffers

@@ -15,7 +15,7 @@ package main
 //   - node.go: nodeQueue: contenders on Node.js, by package peers
 //   - child.go: worker processes of the scenario with many processes
 //   - live.go: liveLoad: producers that store single and late jobs while workers run
-//   - measure.go: burnDown, measureLatency, measureLateness: the same for all Go contenders
+//   - measure.go: burnDown, latency, lateness, database: the same for all Go contenders
 //   - server.go: server: the cluster, its databases and its settings; Machine, the hardware
 //   - report.go: Report, Figure: all results, medians and ratios, as a table for people
 //   - plots.go: which plots the report gets; package plot draws them

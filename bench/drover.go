@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/drive"
@@ -30,16 +29,15 @@ const insertChunk = 10_000
 
 // droverQueue is drover, with completed jobs kept for ever or deleted immediately.
 type droverQueue struct {
+	database
 	keep   bool
-	pool   *pgxpool.Pool
 	client *drover.Client // enqueues, as an application's other processes do
 	runner *drover.Client // runs the supervisors; its own enqueues would wake them without the database
 	first  string         // the jobs of the last insert have greater ids than this
 }
 
 func (q *droverQueue) setUp(ctx context.Context, url string) error {
-	var err error
-	if q.pool, err = openPool(ctx, url); err != nil {
+	if err := q.open(ctx, url); err != nil {
 		return err
 	}
 	if err := migrations.Up(ctx, q.pool); err != nil {
@@ -62,13 +60,6 @@ func (q *droverQueue) connect() (err error) {
 	return err
 }
 
-func (q *droverQueue) close(context.Context) error {
-	if q.pool != nil {
-		q.pool.Close()
-	}
-	return nil
-}
-
 func (q *droverQueue) insert(ctx context.Context, n int) error {
 	if err := q.pool.QueryRow(ctx, `select coalesce(max(id), '') from jobs`).Scan(&q.first); err != nil {
 		return err
@@ -88,99 +79,54 @@ func (q *droverQueue) enqueueMany(ctx context.Context, n, goroutines int) error 
 }
 
 func (q *droverQueue) burn(ctx context.Context, n, workers int) (time.Duration, error) {
-	return q.burnDown(ctx, 0, n, workers, 1)
+	return burnDown(ctx, q, 0, n, workers, 1)
 }
 
-func (q *droverQueue) burnDown(ctx context.Context, untimed, n, workers, attempts int) (time.Duration, error) {
-	return burnDown(ctx, untimed, n, attempts, backlog{q.pool, sqlDroverUnfinished, q.first}, func(ctx context.Context, run func(attempt int) error) (context.Context, func() error, error) {
-		return q.supervise(ctx, workers, func(_ context.Context, job *drover.Job, _ noop) error { return run(job.Attempt) })
-	})
+func (q *droverQueue) unfinished(ctx context.Context) (yes bool, err error) {
+	err = q.pool.QueryRow(ctx, sqlDroverUnfinished, q.first).Scan(&yes)
+	return yes, err
 }
 
 // sqlDroverUnfinished walks the primary key from its end, because a burn-down finishes the newest jobs last.
 const sqlDroverUnfinished = `
 select count(*) > 0 from (select from jobs where finalized_at is null and id > $1 order by id desc limit 1) j`
 
-func (q *droverQueue) latency(ctx context.Context, gaps []time.Duration) (apart, same []time.Duration, err error) {
-	started := make(chan time.Time, 1)
-	running, end, err := q.supervise(ctx, 0, func(context.Context, *drover.Job, noop) error {
-		started <- time.Now()
-		return nil
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { err = errors.Join(err, end()) }()
-	if apart, err = measureLatency(running, gaps, q.enqueue, started); err != nil {
-		return nil, nil, err
-	}
-	same, err = measureLatency(running, gaps, func(ctx context.Context) error {
-		_, err := q.runner.Enqueue(ctx, noop{}, nil)
-		return err
-	}, started)
-	return apart, same, err
-}
+func (q *droverQueue) enqueue(ctx context.Context) error { return q.store(ctx, nil, noop{}) }
 
-func (q *droverQueue) lateness(ctx context.Context, backoffs []time.Duration) (late []time.Duration, err error) {
-	second := make(chan time.Duration, len(backoffs))
-	running, end, err := q.supervise(ctx, 0, func(_ context.Context, job *drover.Job, _ noop) error {
-		if job.Attempt == 1 {
-			return errInjected
-		}
-		second <- time.Since(job.ScheduledAt)
-		return nil
-	})
-	if err != nil {
-		return nil, err
+func (q *droverQueue) store(ctx context.Context, tx pgx.Tx, job noop) (err error) {
+	var opts drover.EnqueueOpts
+	if job.BackoffMS > 0 {
+		opts.Retry = drover.Constant{Delay: time.Duration(job.BackoffMS) * time.Millisecond}
 	}
-	defer func() { err = errors.Join(err, end()) }()
-	return measureLateness(running, backoffs, second, func(backoff time.Duration) error {
-		_, err := q.client.Enqueue(running, noop{}, &drover.EnqueueOpts{Retry: drover.Constant{Delay: backoff}})
-		return err
-	})
-}
-
-func (q *droverQueue) enqueue(ctx context.Context) error {
-	_, err := q.client.Enqueue(ctx, noop{}, nil)
+	if tx == nil {
+		_, err = q.client.Enqueue(ctx, job, &opts)
+	} else {
+		_, err = q.client.EnqueueTx(ctx, tx, job, &opts)
+	}
 	return err
 }
 
-func (q *droverQueue) live(ctx context.Context, l *live) (err error) {
-	running, end, err := q.supervise(ctx, 0, func(_ context.Context, _ *drover.Job, job noop) error {
-		l.start(job.N)
-		return nil
-	})
-	if err != nil {
-		return err
+func (q *droverQueue) work(ctx context.Context, workers int, _ bool, handle handler, do func(context.Context, enqueue) error) error {
+	run := func(_ context.Context, job *drover.Job, args noop) error {
+		return handle(args, job.Attempt, job.ScheduledAt)
 	}
-	defer func() { err = errors.Join(err, end()) }()
-	return l.run(running, func(ctx context.Context, n int) error {
-		_, err := q.client.Enqueue(ctx, noop{N: n}, nil)
-		return err
-	}, func(ctx context.Context, n int, pause time.Duration) error {
-		return pgx.BeginFunc(ctx, q.pool, func(tx pgx.Tx) error {
-			if _, err := q.client.EnqueueTx(ctx, tx, noop{N: n}, nil); err != nil {
-				return err
-			}
-			return drive.Pause(ctx, pause)
-		})
-	})
-}
-
-// supervise runs a supervisor until end is called. end waits until the supervisor has stopped. The returned context is
-// done if the supervisor fails, with the supervisor's error as the cause. Zero workers means drover's default.
-func (q *droverQueue) supervise(
-	ctx context.Context, workers int, handler func(context.Context, *drover.Job, noop) error,
-) (_ context.Context, end func() error, err error) {
 	config := drover.SupervisorConfig{
 		Queues:             []drover.Queue{{Concurrency: workers}},
-		Workers:            []drover.Worker{drover.Handle(handler, drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}})},
+		Workers:            []drover.Worker{drover.Handle(run, drover.WorkerOpts{Retry: drover.Constant{Delay: time.Millisecond}})},
 		CompletedRetention: drover.DeleteOnCompletion,
 	}
 	if q.keep {
 		config.CompletedRetention = drover.KeepForever
 	}
-	return drive.Supervise(ctx, q.runner, config)
+	running, end, err := drive.Supervise(ctx, q.runner, config)
+	if err != nil {
+		return err
+	}
+	err = do(running, func(ctx context.Context) error {
+		_, err := q.runner.Enqueue(ctx, noop{}, nil)
+		return err
+	})
+	return errors.Join(err, end())
 }
 
 const (

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/drover-queue/drover/internal/drive"
 )
 
@@ -45,23 +47,24 @@ func newLive(load liveLoad) *live {
 	return l
 }
 
-// start records the start of job n. The handler calls it.
-func (l *live) start(n int) {
-	if n == firstJob {
-		close(l.first)
-		return
-	}
-	if l.started[n].CompareAndSwap(0, int64(time.Since(l.began))) {
-		l.left.Add(-1)
-	}
+// run runs workers, which record the start of each job.
+func (l *live) run(ctx context.Context, q goQueue) error {
+	return q.work(ctx, 0, false, func(job noop, _ int, _ time.Time) error {
+		if job.N == firstJob {
+			close(l.first)
+		} else if l.started[job.N].CompareAndSwap(0, int64(time.Since(l.began))) {
+			l.left.Add(-1)
+		}
+		return nil
+	}, func(ctx context.Context, _ enqueue) error { return l.produce(ctx, q) })
 }
 
-// run stores a first job. Once this job has started, run stores the other jobs at their rates, as long as a
+// produce stores a first job. Once this job has started, it stores the other jobs at their rates, as long as a
 // producer is free, and waits until all have started.
-func (l *live) run(ctx context.Context, single func(ctx context.Context, n int) error, late func(ctx context.Context, n int, pause time.Duration) error) error {
+func (l *live) produce(ctx context.Context, q goQueue) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if err := single(ctx, firstJob); err != nil {
+	if err := q.store(ctx, nil, noop{N: firstJob}); err != nil {
 		return err
 	}
 	select {
@@ -90,8 +93,15 @@ func (l *live) run(ctx context.Context, single func(ctx context.Context, n int) 
 			})
 		}
 	}
-	produce(0, l.singles, l.load.singles, func(n int) error { return single(ctx, n) })
-	produce(l.singles, len(l.started), l.load.late, func(n int) error { return late(ctx, n, l.load.pause) })
+	produce(0, l.singles, l.load.singles, func(n int) error { return q.store(ctx, nil, noop{N: n}) })
+	produce(l.singles, len(l.started), l.load.late, func(n int) error {
+		return q.inTx(ctx, func(tx pgx.Tx) error {
+			if err := q.store(ctx, tx, noop{N: n}); err != nil {
+				return err
+			}
+			return drive.Pause(ctx, l.load.pause)
+		})
+	})
 	group.Wait()
 	err := drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) { return l.left.Load() == 0, nil })
 	if ctx.Err() != nil {

@@ -7,22 +7,39 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover/internal/drive"
 	"github.com/drover-queue/drover/internal/pgurl"
 )
 
-// The functions of this file find the end of a burn-down and measure waits, in the same way for all Go contenders.
+// The functions of this file run a burn-down and measure waits, in the same way for all Go contenders.
 
-// openPool gives every Go contender the same number of connections.
-func openPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
+// database is the database of a Go contender. Every one has the same number of connections.
+type database struct {
+	pool *pgxpool.Pool
+}
+
+func (d *database) open(ctx context.Context, url string) error {
 	config, err := pgurl.Parse(url)
 	if err != nil {
-		return nil, fmt.Errorf("the database's URL: %w", err)
+		return fmt.Errorf("the database's URL: %w", err)
 	}
 	config.MaxConns = 20
-	return pgxpool.NewWithConfig(ctx, config)
+	d.pool, err = pgxpool.NewWithConfig(ctx, config)
+	return err
+}
+
+func (d *database) close(context.Context) error {
+	if d.pool != nil {
+		d.pool.Close()
+	}
+	return nil
+}
+
+func (d *database) inTx(ctx context.Context, do func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, d.pool, do)
 }
 
 // chunks calls do for each part of n jobs, from so many goroutines.
@@ -63,53 +80,40 @@ func awaitCalls(ctx context.Context, calls *atomic.Int64, want int) (time.Time, 
 	return time.Now(), nil
 }
 
-// burnDown starts workers, and times them until n jobs are done. Each job runs attempts times. The time of the first
-// untimed runs does not count.
-func burnDown(
-	ctx context.Context, untimed, n, attempts int, left backlog,
-	start func(ctx context.Context, run func(attempt int) error) (running context.Context, end func() error, err error),
-) (time.Duration, error) {
+// burnDown burns down n jobs that succeed in the given attempt: earlier attempts fail, and are retried 1 ms later. The
+// time of the first untimed runs, during which the workers start, does not count.
+func burnDown(ctx context.Context, q goQueue, untimed, n, workers, attempts int) (time.Duration, error) {
 	var calls atomic.Int64
-	began := time.Now()
-	running, end, err := start(ctx, func(attempt int) error {
+	began, last := time.Now(), time.Time{}
+	err := q.work(ctx, workers, attempts == 1, func(_ noop, attempt int, _ time.Time) error {
 		calls.Add(1)
 		if attempt < attempts {
 			return errInjected
 		}
 		return nil
+	}, func(ctx context.Context, _ enqueue) (err error) {
+		if untimed > 0 {
+			if began, err = awaitCalls(ctx, &calls, untimed); err != nil {
+				return err
+			}
+		}
+		if _, err := awaitCalls(ctx, &calls, n*attempts); err != nil {
+			return err
+		}
+		last, err = awaitEnd(ctx, q)
+		return err
 	})
 	if err != nil {
-		return 0, err
-	}
-	if untimed > 0 {
-		began, err = awaitCalls(running, &calls, untimed)
-	}
-	last := began
-	if err == nil {
-		_, err = awaitCalls(running, &calls, n*attempts)
-	}
-	if err == nil {
-		last, err = left.awaitEnd(running)
-	}
-	if err := errors.Join(err, end()); err != nil {
 		return 0, err
 	}
 	return last.Sub(began), checkCalls(calls.Load(), n*attempts)
 }
 
-// backlog has the jobs whose ids are greater than first. sql returns whether one of them is unfinished.
-type backlog struct {
-	pool  *pgxpool.Pool
-	sql   string
-	first any
-}
-
 // awaitEnd waits until no job is unfinished, and returns the time just before the query that found this out.
-func (b backlog) awaitEnd(ctx context.Context) (last time.Time, err error) {
+func awaitEnd(ctx context.Context, q goQueue) (last time.Time, err error) {
 	err = drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
-		var unfinished bool
 		last = time.Now()
-		err := b.pool.QueryRow(ctx, b.sql, b.first).Scan(&unfinished)
+		unfinished, err := q.unfinished(ctx)
 		return !unfinished, err
 	})
 	if err != nil {
@@ -130,9 +134,28 @@ func checkCalls(calls int64, want int) error {
 	return nil
 }
 
+// latency runs workers on an empty queue. It enqueues one job at a time, each one gap after the start of the job
+// before, and measures the time from the call that enqueues to the start of the handler. First a client without
+// workers enqueues the jobs (apart), then the client of the workers (same), which need not ask the database which
+// workers sleep.
+func latency(ctx context.Context, q goQueue, gaps []time.Duration) (apart, same []time.Duration, err error) {
+	started := make(chan time.Time, 1)
+	err = q.work(ctx, 0, false, func(noop, int, time.Time) error {
+		started <- time.Now()
+		return nil
+	}, func(ctx context.Context, own enqueue) (err error) {
+		apart, err = measureLatency(ctx, gaps, func(ctx context.Context) error { return q.store(ctx, nil, noop{}) }, started)
+		if err == nil {
+			same, err = measureLatency(ctx, gaps, own, started)
+		}
+		return err
+	})
+	return apart, same, err
+}
+
 // measureLatency enqueues one job after each gap, and waits until it has started.
 func measureLatency(
-	ctx context.Context, gaps []time.Duration, enqueue func(context.Context) error, started <-chan time.Time,
+	ctx context.Context, gaps []time.Duration, enqueue enqueue, started <-chan time.Time,
 ) ([]time.Duration, error) {
 	waits := make([]time.Duration, 0, len(gaps))
 	for _, gap := range gaps {
@@ -153,26 +176,35 @@ func measureLatency(
 	return waits, nil
 }
 
-// measureLateness enqueues one job for each backoff, 10 ms apart, and returns how late the second attempts began.
-func measureLateness(
-	ctx context.Context, backoffs []time.Duration, second <-chan time.Duration, enqueue func(backoff time.Duration) error,
-) ([]time.Duration, error) {
-	for _, backoff := range backoffs {
-		if err := enqueue(backoff); err != nil {
-			return nil, err
-		}
-		if err := drive.Pause(ctx, 10*time.Millisecond); err != nil {
-			return nil, err
-		}
-	}
+// lateness lets one job fail for each backoff, stored 10 ms apart, and returns how long after its due time each second
+// attempt began.
+func lateness(ctx context.Context, q goQueue, backoffs []time.Duration) ([]time.Duration, error) {
+	second := make(chan time.Duration, len(backoffs))
 	late := make([]time.Duration, 0, len(backoffs))
-	for range backoffs {
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%d of %d jobs were tried again: %w", len(late), len(backoffs), context.Cause(ctx))
-		case d := <-second:
-			late = append(late, d)
+	err := q.work(ctx, 0, false, func(_ noop, attempt int, due time.Time) error {
+		if attempt == 1 {
+			return errInjected
 		}
-	}
-	return late, nil
+		second <- time.Since(due)
+		return nil
+	}, func(ctx context.Context, _ enqueue) error {
+		for _, backoff := range backoffs {
+			if err := q.store(ctx, nil, noop{BackoffMS: int(backoff.Milliseconds())}); err != nil {
+				return err
+			}
+			if err := drive.Pause(ctx, 10*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		for range backoffs {
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%d of %d jobs were tried again: %w", len(late), len(backoffs), context.Cause(ctx))
+			case d := <-second:
+				late = append(late, d)
+			}
+		}
+		return nil
+	})
+	return late, err
 }

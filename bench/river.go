@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,27 +9,23 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
-
-	"github.com/drover-queue/drover/internal/drive"
 )
 
 // riverQueue is River. It has the settings of River's own bench command, with the shortest fetch cooldown that River
 // allows. Or it has River's defaults, with 100 workers as in the examples of River's documentation.
 type riverQueue struct {
+	database
 	defaults bool
-	pool     *pgxpool.Pool
 	inserter *river.Client[pgx.Tx] // notifies at most every 100 ms, its default
 	producer *river.Client[pgx.Tx] // notifies as often as workers fetch
 	first    int64                 // ids of the last insert are greater
 }
 
 func (q *riverQueue) setUp(ctx context.Context, url string) error {
-	var err error
-	if q.pool, err = openPool(ctx, url); err != nil {
+	if err := q.open(ctx, url); err != nil {
 		return err
 	}
 	migrator, err := rivermigrate.New(riverpgxv5.New(q.pool), &rivermigrate.Config{Logger: slog.New(slog.DiscardHandler)})
@@ -54,13 +51,6 @@ func (q *riverQueue) cooled(config *river.Config) *river.Config {
 	return config
 }
 
-func (q *riverQueue) close(context.Context) error {
-	if q.pool != nil {
-		q.pool.Close()
-	}
-	return nil
-}
-
 func (q *riverQueue) insert(ctx context.Context, n int) error {
 	if err := q.pool.QueryRow(ctx, `select coalesce(max(id), 0) from river_job`).Scan(&q.first); err != nil {
 		return err
@@ -82,101 +72,42 @@ func (q *riverQueue) enqueueMany(ctx context.Context, n, goroutines int) error {
 // riverWorker is a handler, with the time of the retry after a failure.
 type riverWorker struct {
 	river.WorkerDefaults[noop]
-	work func(*river.Job[noop]) error
+	handle handler
 }
 
-func (w *riverWorker) Work(_ context.Context, job *river.Job[noop]) error { return w.work(job) }
+func (w *riverWorker) Work(_ context.Context, job *river.Job[noop]) error {
+	return w.handle(job.Args, job.Attempt, job.ScheduledAt)
+}
 
 func (w *riverWorker) NextRetry(job *river.Job[noop]) time.Time {
 	return time.Now().Add(max(time.Duration(job.Args.BackoffMS)*time.Millisecond, time.Millisecond))
 }
 
 func (q *riverQueue) burn(ctx context.Context, n, workers int) (time.Duration, error) {
-	return q.burnDown(ctx, 0, n, workers, 1)
+	return burnDown(ctx, q, 0, n, workers, 1)
 }
 
-func (q *riverQueue) burnDown(ctx context.Context, untimed, n, workers, attempts int) (time.Duration, error) {
-	poll := river.FetchPollIntervalMin // finds what is due again
-	if attempts == 1 {
-		poll = riverBurnPoll
-	}
-	return burnDown(ctx, untimed, n, attempts, backlog{q.pool, sqlRiverUnfinished, q.first}, func(ctx context.Context, run func(attempt int) error) (context.Context, func() error, error) {
-		_, end, err := q.start(ctx, workers, poll, func(job *river.Job[noop]) error { return run(job.Attempt) })
-		return ctx, end, err
-	})
+func (q *riverQueue) unfinished(ctx context.Context) (yes bool, err error) {
+	err = q.pool.QueryRow(ctx, sqlRiverUnfinished, q.first).Scan(&yes)
+	return yes, err
 }
 
 // sqlRiverUnfinished is sqlDroverUnfinished for River's table.
 const sqlRiverUnfinished = `
 select count(*) > 0 from (select from river_job where finalized_at is null and id > $1 order by id desc limit 1) j`
 
-func (q *riverQueue) latency(ctx context.Context, gaps []time.Duration) (apart, same []time.Duration, err error) {
-	started := make(chan time.Time, 1)
-	client, end, err := q.start(ctx, riverDefaultWorkers, river.FetchPollIntervalMin, func(*river.Job[noop]) error {
-		started <- time.Now()
-		return nil
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { err = errors.Join(err, end()) }()
-	enqueueBy := func(client *river.Client[pgx.Tx]) func(context.Context) error {
-		return func(ctx context.Context) error {
-			_, err := client.Insert(ctx, noop{}, nil)
-			return err
-		}
-	}
-	if apart, err = measureLatency(ctx, gaps, enqueueBy(q.producer), started); err != nil {
-		return nil, nil, err
-	}
-	same, err = measureLatency(ctx, gaps, enqueueBy(client), started)
-	return apart, same, err
-}
-
-func (q *riverQueue) lateness(ctx context.Context, backoffs []time.Duration) (late []time.Duration, err error) {
-	second := make(chan time.Duration, len(backoffs))
-	_, end, err := q.start(ctx, riverDefaultWorkers, river.FetchPollIntervalMin, func(job *river.Job[noop]) error {
-		if job.Attempt == 1 {
-			return errInjected
-		}
-		second <- time.Since(job.ScheduledAt)
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, end()) }()
-	return measureLateness(ctx, backoffs, second, func(backoff time.Duration) error {
-		_, err := q.producer.Insert(ctx, noop{BackoffMS: int(backoff.Milliseconds())}, nil)
-		return err
-	})
-}
-
 func (q *riverQueue) enqueue(ctx context.Context) error {
 	_, err := q.inserter.Insert(ctx, noop{}, nil)
 	return err
 }
 
-func (q *riverQueue) live(ctx context.Context, l *live) (err error) {
-	_, end, err := q.start(ctx, riverDefaultWorkers, river.FetchPollIntervalMin, func(job *river.Job[noop]) error {
-		l.start(job.Args.N)
-		return nil
-	})
-	if err != nil {
-		return err
+func (q *riverQueue) store(ctx context.Context, tx pgx.Tx, job noop) (err error) {
+	if tx == nil {
+		_, err = q.producer.Insert(ctx, job, nil)
+	} else {
+		_, err = q.producer.InsertTx(ctx, tx, job, nil)
 	}
-	defer func() { err = errors.Join(err, end()) }()
-	return l.run(ctx, func(ctx context.Context, n int) error {
-		_, err := q.producer.Insert(ctx, noop{N: n}, nil)
-		return err
-	}, func(ctx context.Context, n int, pause time.Duration) error {
-		return pgx.BeginFunc(ctx, q.pool, func(tx pgx.Tx) error {
-			if _, err := q.producer.InsertTx(ctx, tx, noop{N: n}, nil); err != nil {
-				return err
-			}
-			return drive.Pause(ctx, pause)
-		})
-	})
+	return err
 }
 
 const (
@@ -188,36 +119,37 @@ const (
 	riverBurnPoll = 20 * time.Millisecond
 )
 
-// start runs a client with workers until end is called. end waits until the client has stopped. The client polls so
-// often, unless q.defaults is set.
-func (q *riverQueue) start(
-	ctx context.Context, workers int, poll time.Duration, work func(*river.Job[noop]) error,
-) (_ *river.Client[pgx.Tx], end func() error, err error) {
+func (q *riverQueue) work(ctx context.Context, workers int, allDue bool, handle handler, do func(context.Context, enqueue) error) error {
 	registered := river.NewWorkers()
-	if err := river.AddWorkerSafely(registered, &riverWorker{work: work}); err != nil {
-		return nil, nil, err
+	if err := river.AddWorkerSafely(registered, &riverWorker{handle: handle}); err != nil {
+		return err
 	}
 	config := &river.Config{
 		Logger:  slog.New(slog.DiscardHandler),
-		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: workers}},
+		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: cmp.Or(workers, riverDefaultWorkers)}},
 		Workers: registered,
 	}
 	if !q.defaults {
-		config.FetchPollInterval = poll
+		config.FetchPollInterval = river.FetchPollIntervalMin // finds what is due again
+		if allDue {
+			config.FetchPollInterval = riverBurnPoll
+		}
 	}
 	client, err := river.NewClient(riverpgxv5.New(q.pool), q.cooled(config))
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	if err := client.Start(ctx); err != nil {
-		return nil, nil, err
+		return err
 	}
-	return client, func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
-		defer cancel()
-		if err := client.StopAndCancel(ctx); err != nil {
-			return fmt.Errorf("stop river: %w", err)
-		}
-		return nil
-	}, nil
+	err = do(ctx, func(ctx context.Context) error {
+		_, err := client.Insert(ctx, noop{}, nil)
+		return err
+	})
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	if stopErr := client.StopAndCancel(ctx); stopErr != nil {
+		err = errors.Join(err, fmt.Errorf("stop river: %w", stopErr))
+	}
+	return err
 }

@@ -163,7 +163,7 @@ func scenarios() []scenario {
 			},
 			contenders: []string{keepName, deleteName, riverName},
 			notes:      []string{"The workers that are timed have left the dead rows.", noteDeadRows},
-			rounds:     half, bound: 8 * time.Minute, asks: reflect.TypeFor[burner](), run: runHeld,
+			rounds:     half, bound: 8 * time.Minute, asks: reflect.TypeFor[goQueue](), run: runHeld,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureHeld}},
 		},
 		{
@@ -179,7 +179,7 @@ func scenarios() []scenario {
 				"The load begins once the workers have started a first job, which takes as long as \"start to first job\".",
 				"A late commit's transaction goes on for 20 ms after it has enqueued.", noteDeadRows, noteWorkers,
 			},
-			rounds: once, bound: 5 * time.Minute, asks: reflect.TypeFor[liver](), run: runLate,
+			rounds: once, bound: 5 * time.Minute, asks: reflect.TypeFor[goQueue](), run: runLate,
 		},
 		{
 			name:       "fail",
@@ -189,7 +189,7 @@ func scenarios() []scenario {
 				"River makes a job that is due again within 5 s, its scheduler's interval, available at once, to be found by a poll. So its scheduler plays no " +
 					"part here; a retry due later than that waits for the scheduler's next pass.",
 			},
-			rounds: mostly, bound: 3 * time.Minute, asks: reflect.TypeFor[burner](), run: runFail,
+			rounds: mostly, bound: 3 * time.Minute, asks: reflect.TypeFor[goQueue](), run: runFail,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureFailing}},
 		},
 		{
@@ -202,7 +202,7 @@ func scenarios() []scenario {
 				"Gaps of 10 to 40 ms, every eighth of 350 to 700 ms. A client that runs no workers enqueues; \"same client\" is the one that runs them.",
 				noteWorkers,
 			},
-			rounds: mostly, bound: 5 * time.Minute, asks: reflect.TypeFor[idler](), run: runLatency,
+			rounds: mostly, bound: 5 * time.Minute, asks: reflect.TypeFor[goQueue](), run: runLatency,
 			ratios: []ratio{
 				{of: keepName, against: riverDefaultsName, figure: figureP50, wanted: "≥ 20", lower: true},
 				{of: keepName, against: riverDefaultsName, figure: figureP99, wanted: "≥ 20", lower: true},
@@ -215,7 +215,7 @@ func scenarios() []scenario {
 			title:      func(s sizes) string { return fmt.Sprintf("how late %d retries start, backoff 50 to 500 ms", s.Samples) },
 			contenders: []string{keepName, riverName, riverDefaultsName},
 			notes:      []string{noteWorkers},
-			rounds:     mostly, bound: 2 * time.Minute, asks: reflect.TypeFor[retrier](), run: runLateness,
+			rounds:     mostly, bound: 2 * time.Minute, asks: reflect.TypeFor[goQueue](), run: runLateness,
 			ratios: []ratio{{of: keepName, against: riverName, figure: figureP50, lower: true}},
 		},
 		{
@@ -311,7 +311,7 @@ func runHeld(ctx context.Context, t *trial) error {
 // burnSteadily returns the rate of t.Jobs jobs that follow other jobs in one burn-down.
 func (t *trial) burnSteadily(ctx context.Context, behind int) (rate float64, err error) {
 	rate, err = t.burnFresh(ctx, behind+t.Jobs, func(ctx context.Context, n, workers int) (time.Duration, error) {
-		return t.contender.(burner).burnDown(ctx, behind, n, workers, 1)
+		return burnDown(ctx, t.contender.(goQueue), behind, n, workers, 1)
 	})
 	return rate * float64(t.Jobs) / float64(behind+t.Jobs), err
 }
@@ -331,7 +331,7 @@ func runLate(ctx context.Context, t *trial) error {
 		return err
 	}
 	l := newLive(liveLoad{singles: 1000, late: 200, pause: 20 * time.Millisecond, lasts: 5 * t.Enqueue})
-	if err := t.contender.(liver).live(ctx, l); err != nil {
+	if err := l.run(ctx, t.contender.(goQueue)); err != nil {
 		return err
 	}
 	all, late := l.waits()
@@ -347,7 +347,7 @@ func runFail(ctx context.Context, t *trial) error {
 		return err
 	}
 	all, err := t.burnFresh(ctx, t.Jobs, func(ctx context.Context, n, workers int) (time.Duration, error) {
-		return t.contender.(burner).burnDown(ctx, 0, n, workers, 2)
+		return burnDown(ctx, t.contender.(goQueue), 0, n, workers, 2)
 	})
 	if err != nil {
 		return err
@@ -375,7 +375,7 @@ func runLatency(ctx context.Context, t *trial) error {
 	if err := settle(ctx, t.url); err != nil {
 		return err
 	}
-	apart, same, err := t.contender.(idler).latency(ctx, gaps(t.Samples))
+	apart, same, err := latency(ctx, t.contender.(goQueue), gaps(t.Samples))
 	if err != nil {
 		return err
 	}
@@ -393,7 +393,7 @@ func runLateness(ctx context.Context, t *trial) error {
 	for i := range backoffs {
 		backoffs[i] = time.Duration(50+random.IntN(451)) * time.Millisecond
 	}
-	late, err := t.contender.(retrier).lateness(ctx, backoffs)
+	late, err := lateness(ctx, t.contender.(goQueue), backoffs)
 	if err != nil {
 		return err
 	}
@@ -453,7 +453,7 @@ const bulkMany = 4
 
 // enqueueRate returns how many jobs a second the goroutines enqueue during d. Before that they get a tenth of d to open
 // their connections.
-func enqueueRate(ctx context.Context, d time.Duration, goroutines int, enqueue func(context.Context) error) (float64, error) {
+func enqueueRate(ctx context.Context, d time.Duration, goroutines int, enqueue enqueue) (float64, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var count atomic.Int64
