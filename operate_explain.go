@@ -636,7 +636,7 @@ type surroundings struct {
 	uniqueScope string    // how long it keeps other jobs of its unique key out: ended, started or period; "" if it does not
 	uniqueUntil time.Time // the end of that period
 
-	retention string // what the retention of its queue does with dead letters: archives or deletes; "" if it leaves them
+	retention string // archives or deletes, if the retention of its queue does so with dead letters; else ""
 
 	parkedBuild *string
 	fingerprint string
