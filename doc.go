@@ -120,7 +120,7 @@ package drover
 //
 // The packages around it are listed in CONTRIBUTING.md. These have one file each: internal/blame (which job killed a
 // process: Death, Suspect, quarantine), internal/drive (runs a supervisor for bench), internal/fingerprint (the
-// fingerprint of an error's text and stack), internal/jobdoc (a job to enqueue, read from JSON), internal/pgurl
-// (parses and checks a database URL, explains a refused connection), internal/tier (marks slow tests),
-// internal/bench/overhead (compares speed with and without settings), examples/webhook (takes orders over HTTP, and
-// calls a webhook for each) and examples/welcome.
+// fingerprint of an error's text and stack), internal/jobdoc (a job to enqueue, read from JSON), internal/operate
+// (what the command and the pages say in the same words), internal/pgurl (parses and checks a database URL, explains a
+// refused connection), internal/tier (marks slow tests), internal/bench/overhead (compares speed with and without
+// settings), examples/webhook (takes orders over HTTP, and calls a webhook for each) and examples/welcome.

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 // manyVerb is an action on all jobs of a filter.
@@ -30,30 +31,15 @@ type how struct {
 }
 
 func (s source) manyVerbs() map[string]manyVerb {
-	unfinished := func(drover.Filter) []drover.State {
-		return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked}
-	}
-	waiting := func(drover.Filter) []drover.State {
-		return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Parked}
-	}
 	plain := func(do func(context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, drover.Filter, how, drover.Audit) (drover.BulkResult, error) {
 		return func(ctx context.Context, f drover.Filter, _ how, by drover.Audit) (drover.BulkResult, error) {
 			return do(ctx, f, by)
 		}
 	}
 	return map[string]manyVerb{
-		"cancel":  {needs: Cancel, button: "Cancel %s", of: unfinished, do: plain(s.client.CancelMany)},
-		"discard": {needs: Discard, button: "Discard %s", of: unfinished, do: plain(s.client.DiscardMany)},
-		"delete": {
-			needs: Delete, button: "Delete %s for good", word: "delete", do: plain(s.client.DeleteMany),
-			of: func(f drover.Filter) []drover.State { // dead letters only if the filter names them
-				ended := []drover.State{drover.Completed, drover.Cancelled}
-				if f.State == drover.Discarded || f.Reason != "" || len(f.IDs) > 0 {
-					ended = append(ended, drover.Discarded)
-				}
-				return ended
-			},
-		},
+		"cancel":  {needs: Cancel, button: "Cancel %s", of: operate.Unfinished, do: plain(s.client.CancelMany)},
+		"discard": {needs: Discard, button: "Discard %s", of: operate.Unfinished, do: plain(s.client.DiscardMany)},
+		"delete":  {needs: Delete, button: "Delete %s for good", word: "delete", of: operate.Deletable, do: plain(s.client.DeleteMany)},
 		"run-now": {
 			needs: Retry, button: "Run %s now",
 			of: func(drover.Filter) []drover.State {
@@ -64,7 +50,7 @@ func (s source) manyVerbs() map[string]manyVerb {
 			},
 		},
 		"edit": {
-			needs: Edit, button: "Change %s", edits: true, of: waiting,
+			needs: Edit, button: "Change %s", edits: true, of: operate.Editable,
 			do: func(ctx context.Context, f drover.Filter, h how, by drover.Audit) (drover.BulkResult, error) {
 				return s.client.EditMany(ctx, f, h.edit, by)
 			},
@@ -164,22 +150,11 @@ func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (
 	if count == nil {
 		count = s.client.Count
 	}
-	for _, state := range v.of(filter) {
-		if filter.State != "" && filter.State != state {
-			continue
-		}
-		one := filter
-		one.State = state
-		of, err := count(short, one)
-		if err != nil && short.Err() != nil && ctx.Err() == nil {
-			return n, true, nil
-		}
-		if err != nil {
-			return n, false, err
-		}
-		n += of
+	n, err = operate.Count(short, filter, v.of(filter), count)
+	if err != nil && short.Err() != nil && ctx.Err() == nil {
+		return n, true, nil
 	}
-	return n, false, nil
+	return n, false, err
 }
 
 // manyActs has an act for each verb. The page shows one button, for the verb that its address names.

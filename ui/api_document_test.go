@@ -299,11 +299,11 @@ func (d documenter) fields(t reflect.Type, properties map[string]any, required *
 	}
 }
 
-// commentsOf are the comments of fields of this package and of drover's.
+// commentsOf are the comments of fields of this package, of package operate and of drover's.
 func commentsOf(t *testing.T) map[string]string {
 	t.Helper()
 	comments := map[string]string{}
-	for _, pattern := range []string{"../*.go", "*.go"} {
+	for _, pattern := range []string{"../*.go", "../internal/operate/*.go", "*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 // apiReads are the operations that read. If a page needs several calls of the client, the operation uses the function
@@ -51,7 +52,7 @@ func (s source) apiReads(w words) map[string]*operation {
 		"periodic": reads("Schedules, by name.", nil, lists(s.client.PeriodicJobs)),
 		"schedule": reads("One schedule, with its next ticks.", []string{"name"}, shows(s.schedule, func(d *scheduleData) *drover.PeriodicJob { return d.PeriodicJob })),
 		"pauses":   reads("What is paused, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []drover.PauseInfo { return d.Pauses })),
-		"budgets":  reads("Retry budgets, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []budgetAnswer { return budgetAnswersOf(d.Budgets) })),
+		"budgets":  reads("Retry budgets, by scope.", nil, shows(s.pausesPage, func(d *pausesData) []operate.Budget { return operate.Budgets(d.Budgets) })),
 	}
 	for do := range s.manyVerbs() {
 		all["jobs/"+do] = reads("Counts the jobs of a filter that a POST would change now.", filterKeys(), shows(s.manyAs(do), func(d *manyData) manyAnswer { return manyAnswer{d.Picks, d.Count, d.More} }))
@@ -167,27 +168,4 @@ func (q query) as(do string) query {
 	maps.Copy(values, q.Values)
 	values.Set("do", do)
 	return query{values}
-}
-
-// budgetAnswer is a budget as drover budgets --json prints it.
-type budgetAnswer struct {
-	Scope    string    `json:"scope"`
-	Retries  int       `json:"retries"`
-	PerMS    int64     `json:"per_ms"`
-	Burst    int       `json:"burst"`
-	Mode     string    `json:"mode"`     // defer or discard: whether a retry over the budget waits or ends its job
-	Reserved int       `json:"reserved"` // how many retries are due in the window that begins now
-	Free     int       `json:"free"`
-	NextFree time.Time `json:"next_free"`
-}
-
-func budgetAnswersOf(budgets []drover.BudgetInfo) (all []budgetAnswer) {
-	for _, b := range budgets {
-		mode := "defer"
-		if b.Discard {
-			mode = "discard"
-		}
-		all = append(all, budgetAnswer{string(b.Scope), b.Retries, b.Per.Milliseconds(), b.Burst, mode, b.Reserved, b.Free, b.NextFree})
-	}
-	return all
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 // filterField is a field of drover.Filter in the form and in the address.
@@ -29,18 +30,18 @@ type filterField struct {
 func filterFields() []filterField {
 	return []filterField{
 		{
-			key: "state", label: "State", goName: "State", main: true, words: filterWords(drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Completed, drover.Discarded, drover.Cancelled),
+			key: "state", label: "State", goName: "State", main: true, words: operate.States(),
 			take: text(func(f *drover.Filter, v string) { f.State = drover.State(v) }),
 		},
 		{key: "queue", label: "Queue", goName: "Queue", main: true, take: text(func(f *drover.Filter, v string) { f.Queue = v })},
 		{key: "kind", label: "Kind", goName: "Kind", main: true, take: text(func(f *drover.Filter, v string) { f.Kind = v })},
 		{key: "error", label: "Error contains", goName: "Error", main: true, take: text(func(f *drover.Filter, v string) { f.Error = v })},
 		{
-			key: "reason", label: "Reason of the discard", goName: "Reason", words: filterWords(drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed, drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonOperator, drover.ReasonRetryBudget, drover.ReasonRefused),
+			key: "reason", label: "Reason of the discard", goName: "Reason", words: operate.Reasons(),
 			take: text(func(f *drover.Filter, v string) { f.Reason = drover.Reason(v) }),
 		},
 		{
-			key: "class", label: "Class of the last failure", goName: "Class", words: filterWords(drover.ClassError, drover.ClassThrottled, drover.ClassPanic, drover.ClassTimeout, drover.ClassDecode, drover.ClassCrash, drover.ClassRefused),
+			key: "class", label: "Class of the last failure", goName: "Class", words: operate.Classes(),
 			take: text(func(f *drover.Filter, v string) { f.Class = drover.Class(v) }),
 		},
 		{key: "fingerprint", label: "Fingerprint of the last failure", goName: "Fingerprint", take: text(func(f *drover.Filter, v string) { f.Fingerprint = strings.ToLower(v) })},
@@ -57,14 +58,6 @@ func filterFields() []filterField {
 		{key: "finalized_before", label: "Ended before", goName: "FinalizedBefore", hint: momentForms, take: takeTime(func(f *drover.Filter) *time.Time { return &f.FinalizedBefore })},
 		{key: "ids", label: "Ids", goName: "IDs", hint: "separated by spaces or commas", take: takeIDs},
 	}
-}
-
-func filterWords[W ~string](typed ...W) []string {
-	all := make([]string, len(typed))
-	for i, word := range typed {
-		all[i] = string(word)
-	}
-	return all
 }
 
 func filterKeys() (keys []string) {

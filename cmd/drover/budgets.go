@@ -3,9 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 func newBudgetsCommand(a *app) *cobra.Command {
@@ -22,33 +23,13 @@ queue, else the budget of all jobs.`,
 	}
 }
 
-// budgetInfo is one retry budget.
-type budgetInfo struct {
-	Scope    string    `json:"scope"`
-	Retries  int       `json:"retries"`
-	PerMS    int64     `json:"per_ms"`
-	Burst    int       `json:"burst"`
-	Mode     string    `json:"mode"`     // defer or discard: whether a retry over the budget waits or ends its job
-	Reserved int       `json:"reserved"` // how many retries are due in the window that begins now
-	Free     int       `json:"free"`
-	NextFree time.Time `json:"next_free"`
-}
-
 func (a *app) budgets(ctx context.Context, s *session) error {
 	found, err := s.client.RetryBudgets(ctx)
 	if err != nil {
 		return err
 	}
-	list := make([]budgetInfo, len(found))
-	for i, b := range found {
-		mode := "defer"
-		if b.Discard {
-			mode = "discard"
-		}
-		list[i] = budgetInfo{string(b.Scope), b.Retries, b.Per.Milliseconds(), b.Burst, mode, b.Reserved, b.Free, b.NextFree}
-	}
 	heading := []string{"BUDGET", "RETRIES", "BURST", "OVER IT", "RESERVED", "FREE", "NEXT FREE"}
-	return printList(a, list, "no retry budgets", heading, func(b *budgetInfo) []string {
+	return printList(a, operate.Budgets(found), "no retry budgets", heading, func(b *operate.Budget) []string {
 		return []string{
 			b.Scope, fmt.Sprintf("%d per %v", b.Retries, millis(b.PerMS)), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
 		}

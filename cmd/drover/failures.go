@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 func newFailuresCommand(a *app) *cobra.Command {
@@ -58,7 +59,7 @@ With --json the command prints an array.`,
 }
 
 func failureStatuses() []string {
-	return words(drover.FailureOpen, drover.FailureResolved, drover.FailureIgnored)
+	return operate.Words(drover.FailureOpen, drover.FailureResolved, drover.FailureIgnored)
 }
 
 func (a *app) listFailures(ctx context.Context, s *session, filter drover.FailureFilter) error {

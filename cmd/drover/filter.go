@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 // filterFlags are the flags that pick jobs. They are the same for every command with a filter.
@@ -36,9 +37,9 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 	f.StringVar(&p.filter.Kind, "kind", "", "jobs of this kind")
 	f.StringVar(&p.filter.Key, "key", "", "jobs with this concurrency key")
 	f.IntVar(&p.filter.Priority, "priority", 0, "jobs of this priority, 1 to 9")
-	f.StringVar(&p.state, "state", "", "jobs in this state: "+strings.Join(states(), ", "))
-	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason: "+strings.Join(reasons(), ", "))
-	f.StringVar(&p.class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(classes(), ", "))
+	f.StringVar(&p.state, "state", "", "jobs in this state: "+strings.Join(operate.States(), ", "))
+	f.StringVar(&p.reason, "reason", "", "jobs discarded for this reason: "+strings.Join(operate.Reasons(), ", "))
+	f.StringVar(&p.class, "class", "", "jobs whose newest failure is of this class: "+strings.Join(operate.Classes(), ", "))
 	f.StringVar(&p.filter.Fingerprint, "fingerprint", "", "jobs whose newest failure has this fingerprint")
 	f.StringVar(&p.filter.Periodic, "periodic", "", "jobs made by the schedule with this `name`")
 	f.StringVar(&p.filter.Redrive, "redrive", "", "jobs whose last redrive has this `ID`")
@@ -56,9 +57,9 @@ func addFilterFlags(cmd *cobra.Command) *filterFlags {
 			flag.Value = &once{flagValue: flag.Value}
 		}
 	}
-	complete(cmd, "state", states()...)
-	complete(cmd, "reason", reasons()...)
-	complete(cmd, "class", classes()...)
+	complete(cmd, "state", operate.States()...)
+	complete(cmd, "reason", operate.Reasons()...)
+	complete(cmd, "class", operate.Classes()...)
 	return p
 }
 
@@ -110,38 +111,24 @@ func (p *filterFlags) check(cmd *cobra.Command, ids []string) error {
 	p.filter.State, p.filter.Reason, p.filter.Class = drover.State(p.state), drover.Reason(p.reason), drover.Class(p.class)
 	p.filter.Fingerprint, p.filter.Redrive = hex(p.filter.Fingerprint), jobID(p.filter.Redrive)
 	switch {
-	case p.class != "" && !slices.Contains(classes(), p.class):
-		return usagef("--class %q is none of %s", shorten(p.class, 40), strings.Join(classes(), ", "))
+	case p.class != "" && !slices.Contains(operate.Classes(), p.class):
+		return usagef("--class %q is none of %s", shorten(p.class, 40), strings.Join(operate.Classes(), ", "))
 	case p.filter.Fingerprint != "" && !isFingerprint(p.filter.Fingerprint):
 		return usagef("--fingerprint %q is not 16 hexadecimal digits", shorten(p.filter.Fingerprint, 40))
 	case cmd.Flags().Changed("redrive") && !isULID(p.filter.Redrive):
 		return usagef("--redrive %q is no redrive's id", shorten(p.filter.Redrive, 40))
 	case cmd.Flags().Changed("priority") && (p.filter.Priority < 1 || p.filter.Priority > 9):
 		return usagef("--priority %d is not 1 to 9", p.filter.Priority)
-	case p.state != "" && !slices.Contains(states(), p.state):
-		return usagef("--state %q is none of %s", shorten(p.state, 40), strings.Join(states(), ", "))
-	case p.reason != "" && !slices.Contains(reasons(), p.reason):
-		return usagef("--reason %q is none of %s", shorten(p.reason, 40), strings.Join(reasons(), ", "))
+	case p.state != "" && !slices.Contains(operate.States(), p.state):
+		return usagef("--state %q is none of %s", shorten(p.state, 40), strings.Join(operate.States(), ", "))
+	case p.reason != "" && !slices.Contains(operate.Reasons(), p.reason):
+		return usagef("--reason %q is none of %s", shorten(p.reason, 40), strings.Join(operate.Reasons(), ", "))
 	case p.args != "" && !json.Valid([]byte(p.args)):
 		return usagef("--args-contain: is not JSON")
 	case p.args != "":
 		p.filter.Args = json.RawMessage(p.args)
 	}
 	return nil
-}
-
-// classes are the values of --class.
-func classes() []string {
-	return words(drover.ClassError, drover.ClassThrottled, drover.ClassPanic, drover.ClassTimeout, drover.ClassDecode, drover.ClassCrash, drover.ClassRefused)
-}
-
-// words turns constants into the values of a flag.
-func words[T ~string](of ...T) []string {
-	all := make([]string, len(of))
-	for i, word := range of {
-		all[i] = string(word)
-	}
-	return all
 }
 
 // hex returns a fingerprint in small letters, without the blanks that a copied fingerprint may have around it.
@@ -244,17 +231,4 @@ func (m *moment) at(now time.Time) time.Time {
 		return time.Time{}.Add(time.Microsecond)
 	}
 	return m.time
-}
-
-// states are the values of --state.
-func states() []string {
-	return words(drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Completed, drover.Discarded, drover.Cancelled)
-}
-
-// reasons are the values of --reason: the reasons for which this version discards jobs.
-func reasons() []string {
-	return words(
-		drover.ReasonAttemptsExhausted, drover.ReasonUnrecoverable, drover.ReasonPanic, drover.ReasonCrashed,
-		drover.ReasonUndecodable, drover.ReasonExpired, drover.ReasonTimeBudget, drover.ReasonRetryBudget, drover.ReasonRefused, drover.ReasonOperator,
-	)
 }

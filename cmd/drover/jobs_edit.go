@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 // editFlags are the flags of drover jobs edit that change something of a job.
@@ -34,7 +35,7 @@ parking. A job that runs or has ended stays as it is.`,
   drover jobs edit --queue payments --tag vip --to-priority 1
   drover jobs edit 01ARZ3NDEKTSV4RRFFQ69G5FAV --args-patch '{"Currency": "EUR"}' --delay 10m`,
 	}, manyVerb{
-		done: "edited", of: editable, kept: "kept in the jobs' history", check: f.check,
+		done: "edited", of: operate.Editable, kept: "kept in the jobs' history", check: f.check,
 		do: func(c *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error) {
 			done, err := c.EditMany(ctx, filter, f.edit, audit)
 			return done, editNames(err)
@@ -110,11 +111,6 @@ func editNames(err error) error {
 	names := append(append(filterNames(), auditNames()...), "ScheduledAt:", "--at:", "Delay:", "--delay:", "Priority:", "--to-priority:", "Queue:", "--to-queue:",
 		"MaxAttempts:", "--max-attempts:", "ArgsPatch:", "--args-patch:")
 	return flagNamed(err, names...)
-}
-
-// editable are the states of jobs that can be edited.
-func editable(drover.Filter) []drover.State {
-	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Parked}
 }
 
 func newJobsRerunCommand(a *app) *cobra.Command {

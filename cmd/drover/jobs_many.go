@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 func newJobsCountCommand(a *app) *cobra.Command {
@@ -100,7 +101,7 @@ cancelled, and drover refuses the result of the handler. A job that has ended st
 		Example: `  drover jobs cancel 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the order was withdrawn"
   drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
 	}, manyVerb{
-		done: "cancelled", of: unfinished, do: (*drover.Client).CancelMany, one: ended("cancelled", (*drover.Client).Cancel), kept: "kept in the jobs' history",
+		done: "cancelled", of: operate.Unfinished, do: (*drover.Client).CancelMany, one: ended("cancelled", (*drover.Client).Cancel), kept: "kept in the jobs' history",
 	})
 }
 
@@ -114,7 +115,7 @@ A job that has ended stays as it is.`,
 		Example: `  drover jobs discard 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "address in doubt"
   drover jobs discard --state retryable --error "no such account"`,
 	}, manyVerb{
-		done: "discarded", of: unfinished, do: (*drover.Client).DiscardMany, one: ended("discarded", (*drover.Client).Discard), kept: "kept in the jobs' history",
+		done: "discarded", of: operate.Unfinished, do: (*drover.Client).DiscardMany, one: ended("discarded", (*drover.Client).Discard), kept: "kept in the jobs' history",
 	})
 }
 
@@ -127,7 +128,7 @@ discarded, with --reason, or by their ids.`,
 		Example: `  drover jobs delete --state completed --finalized-before 1h
   drover jobs delete --reason expired --finalized-before 30d --yes`,
 	}, manyVerb{
-		done: "deleted", of: deletable, do: (*drover.Client).DeleteMany, kept: "kept in the server's log",
+		done: "deleted", of: operate.Deletable, do: (*drover.Client).DeleteMany, kept: "kept in the server's log",
 	})
 }
 
@@ -226,39 +227,12 @@ func (a *app) manyJobs(ctx context.Context, s *session, v manyVerb, filter drove
 	return err
 }
 
-// unfinished are the states of jobs that can be cancelled or discarded.
-func unfinished(drover.Filter) []drover.State {
-	return []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked}
-}
-
-// deletable are the states of jobs that may be deleted. Dead letters may be deleted only if the filter names their
-// state, a reason or ids.
-func deletable(f drover.Filter) []drover.State {
-	ended := []drover.State{drover.Completed, drover.Cancelled}
-	if f.State == drover.Discarded || f.Reason != "" || len(f.IDs) > 0 {
-		ended = append(ended, drover.Discarded)
-	}
-	return ended
-}
-
 // countOf counts the jobs that match the filter and that the verb would change.
-func (s *session) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (n int64, err error) {
+func (s *session) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (int64, error) {
 	if v.count != nil {
 		return v.count(s.client, ctx, filter)
 	}
-	for _, state := range v.of(filter) {
-		if filter.State != "" && filter.State != state {
-			continue
-		}
-		one := filter
-		one.State = state
-		of, err := s.client.Count(ctx, one)
-		if err != nil {
-			return 0, err
-		}
-		n += of
-	}
-	return n, nil
+	return operate.Count(ctx, filter, v.of(filter), s.client.Count)
 }
 
 // confirmMany asks whether to change n jobs.

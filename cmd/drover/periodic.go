@@ -12,6 +12,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/jobdoc"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 func newPeriodicCommand(a *app) *cobra.Command {
@@ -203,8 +204,8 @@ schedule with drover periodic pause.`,
 	f.StringVar(&set.opts.Key, "key", "", "concurrency key of the jobs")
 	f.StringVar(&set.metadata, "metadata", "", "metadata of each job: a JSON object, or @FILE")
 	f.StringVar(&set.unique, "unique", "", `make no job while another one like it is there: {} for the defaults, or settings such as '{"by": ["Order"], "until": "started"}'`)
-	complete(cmd, "catch-up", words(drover.CatchUpSkip, drover.CatchUpOnce, drover.CatchUpAll)...)
-	complete(cmd, "overlap", words(drover.OverlapAllow, drover.OverlapSkip)...)
+	complete(cmd, "catch-up", operate.Words(drover.CatchUpSkip, drover.CatchUpOnce, drover.CatchUpAll)...)
+	complete(cmd, "overlap", operate.Words(drover.OverlapAllow, drover.OverlapSkip)...)
 	by := addAuditFlags(cmd, "kept with the schedule")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for _, name := range []string{"zone", "queue", "retry", "key", "metadata", "unique"} { // an unset shell variable must not mean the default
