@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -45,29 +46,23 @@ func (d *database) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 // chunks calls do for each part of n jobs, from so many goroutines.
 func chunks(n, goroutines int, do func(from, to int) error) error {
 	var next atomic.Int64
-	errs := make(chan error, goroutines)
-	for range goroutines {
-		go func() { // chunks waits for it
-			for {
+	var group sync.WaitGroup
+	errs := make([]error, goroutines)
+	for i := range errs {
+		group.Go(func() {
+			for errs[i] == nil {
 				to := int(next.Add(insertChunk))
 				from := to - insertChunk
 				if from >= n {
-					errs <- nil
 					return
 				}
-				if err := do(from, min(to, n)); err != nil {
-					next.Store(int64(n)) // the others end
-					errs <- err
-					return
-				}
+				errs[i] = do(from, min(to, n))
 			}
-		}()
+			next.Store(int64(n)) // after an error the others end
+		})
 	}
-	var err error
-	for range goroutines {
-		err = errors.Join(err, <-errs)
-	}
-	return err
+	group.Wait()
+	return errors.Join(errs...)
 }
 
 // awaitCalls waits until the handlers have been called so often. Until then, queries for the progress would only slow

@@ -192,11 +192,15 @@ func (r *run) follow(ctx context.Context, redrive *drover.Redrive) (err error) {
 	return r.watch(ctx) // waits for the last deliveries to other customers
 }
 
+// pause waits for d. It returns an error if ctx ends before that.
 func pause(ctx context.Context, d time.Duration) error {
-	if !wait(ctx, d) {
-		return ctx.Err()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
 	}
-	return nil
+	return ctx.Err()
 }
 
 // enqueueBeside enqueues a delivery for each healthy customer, at most once a second.

@@ -111,7 +111,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Signed: hmac.Equal([]byte(r.Header.Get(headerSignature)), []byte(signature(rc.secret, body))),
 	}
 	a := rc.answer(&req)
-	if !wait(r.Context(), a.after) {
+	if pause(r.Context(), a.after) != nil {
 		a.status = 0 // the sender gave up, so it gets no answer
 	}
 	req.Status, req.Fell = a.status, a.fell
@@ -185,18 +185,6 @@ func breakOff(w http.ResponseWriter) {
 	}
 	_, _ = io.WriteString(conn, "HTTP/1.1 20")
 	_ = conn.Close()
-}
-
-// wait reports whether d passed before ctx ended.
-func wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // signature returns the value of the header that proves the origin of a body.
