@@ -238,9 +238,12 @@ func countRuns(entries []drover.RunError) (n int) {
 // is due.
 func heading(e *drover.RunError) string {
 	parts := []string{instant(e.At), string(e.Class)}
-	if e.Case != "" {
-		parts = append(parts, "case "+e.Case)
+	add := func(before, value string) {
+		if value != "" {
+			parts = append(parts, before+value)
+		}
 	}
+	add("case ", e.Case)
 	if e.Class != drover.ClassOperator {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
@@ -250,18 +253,10 @@ func heading(e *drover.RunError) string {
 	if e.DelayMS > 0 {
 		parts = append(parts, "next in "+span(millis(e.DelayMS)))
 	}
-	if e.Type != "" {
-		parts = append(parts, e.Type)
-	}
-	if e.Supervisor != "" {
-		parts = append(parts, "on "+e.Supervisor)
-	}
-	if e.By != "" {
-		parts = append(parts, "by "+e.By)
-	}
-	if e.Host != "" {
-		parts = append(parts, "host "+e.Host)
-	}
+	add("", e.Type)
+	add("on ", e.Supervisor)
+	add("by ", e.By)
+	add("host ", e.Host)
 	return strings.Join(parts, "  ")
 }
 

@@ -257,27 +257,19 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 	if err != nil {
 		return err
 	}
-	if a.json {
-		if groups == nil {
-			groups = []drover.RedriveGroup{}
-		}
-		return a.printJSON(groups)
-	}
-	if len(groups) == 0 {
-		fmt.Fprintln(a.stdout, "no jobs")
-		return nil
-	}
-	var sum drover.RedriveGroup
-	rows := [][]string{{"JOBS", "QUEUE", "KIND", "REASON", "FINGERPRINT", "HELD", "EXPIRED", "UNKEYED", "NEWEST ERROR"}}
-	for _, g := range groups {
-		sum.Jobs, sum.Held, sum.Expired, sum.Unkeyed = sum.Jobs+g.Jobs, sum.Held+g.Held, sum.Expired+g.Expired, sum.Unkeyed+g.Unkeyed
-		rows = append(rows, []string{
+	heading := []string{"JOBS", "QUEUE", "KIND", "REASON", "FINGERPRINT", "HELD", "EXPIRED", "UNKEYED", "NEWEST ERROR"}
+	err = printList(a, groups, "no jobs", heading, func(g *drover.RedriveGroup) []string {
+		return []string{
 			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), string(g.Reason), g.Fingerprint,
 			fmt.Sprint(g.Held), fmt.Sprint(g.Expired), fmt.Sprint(g.Unkeyed), shorten(g.Error, 60),
-		})
-	}
-	if err := table(a.stdout, rows); err != nil {
+		}
+	})
+	if err != nil || a.json || len(groups) == 0 {
 		return err
+	}
+	var sum drover.RedriveGroup
+	for _, g := range groups {
+		sum.Jobs, sum.Held, sum.Expired, sum.Unkeyed = sum.Jobs+g.Jobs, sum.Held+g.Held, sum.Expired+g.Expired, sum.Unkeyed+g.Unkeyed
 	}
 	coming := max(0, sum.Jobs-sum.Held-sum.Expired) // not negative, even if jobs are both held and expired
 	fmt.Fprintf(a.stdout, "\n%s would come back%s\n", plural(coming, "job"), pace(plan))
