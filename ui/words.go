@@ -10,6 +10,8 @@ import (
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // words turns stored texts into texts that the pages may show.
@@ -208,10 +210,7 @@ func span(d time.Duration) string {
 }
 
 // millis does the same as span for a number of milliseconds from the database, which may be any number.
-func millis[N int64 | float64](ms N) string {
-	const most = 290 * 365 * 24 * 3600 * 1000
-	return span(time.Duration(min(max(float64(ms), 0), most) * float64(time.Millisecond)))
-}
+func millis[N int64 | float64](ms N) string { return span(max(pg.Span(ms, time.Millisecond), 0)) }
 
 // size formats a number of bytes.
 func size(n int) string {

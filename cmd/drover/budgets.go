@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover/internal/operate"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 func newBudgetsCommand(a *app) *cobra.Command {
@@ -31,7 +32,7 @@ func (a *app) budgets(ctx context.Context, s *session) error {
 	heading := []string{"BUDGET", "RETRIES", "BURST", "OVER IT", "RESERVED", "FREE", "NEXT FREE"}
 	return printList(a, operate.Budgets(found), "no retry budgets", heading, func(b *operate.Budget) []string {
 		return []string{
-			b.Scope, fmt.Sprintf("%d per %v", b.Retries, millis(b.PerMS)), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
+			b.Scope, fmt.Sprintf("%d per %v", b.Retries, pg.Millis(b.PerMS)), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
 		}
 	})
 }

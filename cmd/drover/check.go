@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // monitors marks a command whose exit code a monitor reads. Codes 1 and 2 are findings, and exitUnknown means that the
@@ -232,7 +233,7 @@ func (s *session) clockWentBack(ctx context.Context, queue string) (time.Duratio
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return 0, fmt.Errorf("look at the server's clock: %w", err)
 	}
-	return seconds(by), nil
+	return pg.Seconds(by), nil
 }
 
 // sqlKnownQueue reports whether a queue exists: a supervisor serves it, or a job is in it. The statement reads all jobs
@@ -262,9 +263,9 @@ func (r alert) text(t thresholds) string {
 	case "quarantined":
 		text = fmt.Sprintf("%s quarantined, threshold %d: drover jobs list --reason crashed", plural(n, "job"), from)
 	case "oldest":
-		text = fmt.Sprintf("a due job has waited %s, threshold %s", span(seconds(r.Value)), span(seconds(r.Threshold)))
+		text = fmt.Sprintf("a due job has waited %s, threshold %s", span(pg.Seconds(r.Value)), span(pg.Seconds(r.Threshold)))
 	case "clock":
-		text = fmt.Sprintf("the server's clock has gone back by %s, threshold %s, and jobs wait because of it: drover health", span(seconds(r.Value)), span(seconds(r.Threshold)))
+		text = fmt.Sprintf("the server's clock has gone back by %s, threshold %s, and jobs wait because of it: drover health", span(pg.Seconds(r.Value)), span(pg.Seconds(r.Threshold)))
 	}
 	if t.queue != "" {
 		text += ", queue " + t.queue

@@ -248,10 +248,10 @@ func heading(e *drover.RunError) string {
 		parts = append(parts, fmt.Sprintf("attempt %d", e.Attempt))
 	}
 	if e.Class != drover.ClassOperator && e.Class != drover.ClassCrash { // a crash hides how long the run took
-		parts = append(parts, "after "+span(seconds(e.DurationMS/1000)))
+		parts = append(parts, "after "+span(pg.Seconds(e.DurationMS/1000)))
 	}
 	if e.DelayMS > 0 {
-		parts = append(parts, "next in "+span(millis(e.DelayMS)))
+		parts = append(parts, "next in "+span(pg.Millis(e.DelayMS)))
 	}
 	add("", e.Type)
 	add("on ", e.Supervisor)

@@ -196,21 +196,6 @@ func span(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d/day))
 }
 
-// seconds and millis turn a number from the database into a duration. A number that is larger than the longest
-// time.Duration becomes 290 years.
-func seconds(s float64) time.Duration {
-	const most = 290 * 365 * 24 * 3600.0
-	if s != s { // NaN
-		return 0
-	}
-	return time.Duration(min(max(s, -most), most) * float64(time.Second))
-}
-
-func millis(ms int64) time.Duration {
-	const most = 290 * 365 * 24 * 3600 * 1000
-	return time.Duration(min(max(ms, -most), most)) * time.Millisecond
-}
-
 // instant formats a time in UTC with milliseconds, because several runs may begin within a second.
 func instant(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z07:00") }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/jobdoc"
 	"github.com/drover-queue/drover/internal/operate"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 func newPeriodicCommand(a *app) *cobra.Command {
@@ -97,7 +98,7 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 		{"jobs", fmt.Sprint(j.Jobs)},
 	}
 	if j.JitterMS > 0 {
-		rows.add("jitter", millis(j.JitterMS).String())
+		rows.add("jitter", pg.Millis(j.JitterMS).String())
 	}
 	if j.RunAtStart {
 		rows.add("run at start", "yes")

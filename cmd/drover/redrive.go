@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 func newRedriveCommand(a *app) *cobra.Command {
@@ -512,7 +513,7 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 		}
 		if r.Released != released || r.Paused || r.FinishedAt != nil {
 			released, since = r.Released, time.Now()
-		} else if time.Since(since) > max(watchStill, seconds(3/r.Rate)) {
+		} else if time.Since(since) > max(watchStill, pg.Seconds(3/r.Rate)) {
 			line += "  nothing becomes due: " + a.again("redrive show", id)
 		}
 		switch {
@@ -578,7 +579,7 @@ func progress(r *drover.Redrive) string {
 		line += "  " + shorten(r.Note, 80)
 	}
 	if left := r.Matched - r.Released; left > 0 && r.State == drover.RedriveRunning && !r.Paused {
-		line += "  at least " + span(seconds(float64(left)/r.Rate))
+		line += "  at least " + span(pg.Seconds(float64(left)/r.Rate))
 	}
 	return line
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 func newStatsCommand(a *app) *cobra.Command {
@@ -157,7 +158,7 @@ func (a *app) printStats(all *statistics) error {
 		running = running || s.State == drover.SupervisorAlive || s.State == drover.SupervisorDraining
 		if s.State == drover.SupervisorSilent {
 			silent = append(silent, fmt.Sprintf("%s: silent %s, rescued after %s of another's watch",
-				s.ID, span(all.At.Sub(s.BeatAt)), span(millis(s.LeaseMS))))
+				s.ID, span(all.At.Sub(s.BeatAt)), span(pg.Millis(s.LeaseMS))))
 		}
 		supervisors = append(supervisors, []string{
 			s.ID, string(s.State), ago(s.BeatAt, all.At), fmt.Sprintf("%d of %d", s.InFlight, s.Slots), s.Host, fmt.Sprint(s.PID), shorten(fmt.Sprint(s.Queues), 40),
