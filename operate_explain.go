@@ -361,7 +361,7 @@ func (x *explainer) waiting() {
 	case held:
 		x.next("%s starts when nothing of this is in its way.", x.attempt(x.Attempt+1))
 	case x.f.ahead > 0:
-		x.now("%s due before it, and %s for %d at once.", atLeast(x.f.ahead), supervisors(x.f.able, "has slots", "have slots"), x.f.slots)
+		x.now("%s in front of it, and %s for %d at once.", atLeast(x.f.ahead), supervisors(x.f.able, "has slots", "have slots"), x.f.slots)
 		x.taken()
 		x.next("%s starts when the jobs before it have started and a slot is free.", x.attempt(x.Attempt+1))
 	case x.taken():
@@ -578,7 +578,7 @@ func (x *explainer) reason() string {
 }
 
 // The statements of Client.Explain read rows by primary key, tables with a row for each process, redrive or limit, and at
-// most mostAhead rows of one lane.
+// most mostAhead rows in front of the job.
 
 const sqlSurroundings = `
 select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
@@ -597,9 +597,14 @@ select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 	coalesce(r.state, ''), r.paused_at is not null, coalesce(r.rate, 0)::float8, coalesce(r.note, ''),
 	coalesce((select case when q.discarded_retention is not null then 'deletes' when num_nonnulls(q.archive_discarded_after, q.keep_discarded) > 0 then 'archives' end
 		from queues q where q.name = j.queue), ''),
+	-- The lanes of its tier (fresh jobs, retries, suspects) that claims read first, and its own lane. They read the jobs of a
+	-- higher priority first, also those that became due later.
 	(select case when count(*) < $2 then count(*) filter (where state <> 'running') else $2::bigint end from (
-		select a.state from jobs a where a.finalized_at is null and a.queue = j.queue and a.lane = j.lane and (a.scheduled_at, a.id) < (j.scheduled_at, j.id)
-		order by a.scheduled_at, a.id limit $2) front)
+		select a.state from generate_series(j.lane / 10 * 10 + 1, j.lane) as l(n) cross join lateral (
+			select a.state from jobs a where a.finalized_at is null and a.queue = j.queue and a.lane = l.n
+				and (a.scheduled_at, a.id) < (case when l.n = j.lane then j.scheduled_at else now() end, j.id)
+			order by a.scheduled_at, a.id limit $2) a
+		limit $2) front)
 from jobs j left join drover_redrives r on r.id = j.redrive_id where j.id = $1`
 
 // sqlServing counts the living supervisors of queue $1, the supervisors among them with a worker for kind $2, their slots,
@@ -628,7 +633,7 @@ type surroundings struct {
 	lane                  int
 	lastDelay             time.Duration
 	expiresAt, retryUntil *time.Time
-	ahead                 int // jobs due before it in its lane; mostAhead means that many or more, some of which may run
+	ahead                 int // due jobs that are claimed before it; mostAhead means that many or more, some of which may run
 
 	clockBack bool   // the job was enqueued, claimed or redriven in the future
 	budget    string // scope of its retry budget

@@ -57,12 +57,17 @@ func TestExplainFindsWhatIsInTheWay(t *testing.T) {
 	other := value[string](t, db, `insert into jobs (kind, scheduled_at) values ('unknown', now() + interval '1 s') returning id`)
 	says(other, "none has a worker for kind unknown")
 	db.exec(t, `update jobs set scheduled_at = now() - interval '1 s', kind = 'job' where kind = 'unknown'`)
-	says(receipt.ID, "1 job is due before it", "slots for 4")
+	says(receipt.ID, "1 job is in front of it", "slots for 4")
+	// Claims read a higher priority first, whatever became due first. They read the retries of the job's priority later.
+	db.exec(t, `insert into jobs (kind, priority) values ('job', 1)`)
+	db.exec(t, `insert into jobs (kind, priority, scheduled_at, errors_total) values ('job', 9, now() - interval '1 min', 0), ('job', 1, now() - interval '1 min', 1), ('job', 1, now() + interval '1 h', 0)`)
+	says(receipt.ID, "2 jobs are in front of it")
+	db.exec(t, `delete from jobs where priority <> 5`)
 	// Only a thousand rows are counted. Some of them run, and more jobs may wait behind them.
 	db.exec(t, `insert into jobs (kind, scheduled_at, state, claimed_by, attempted_at, claim_seq, attempt)
 		select 'job', now() - interval '1 min', 'running', 'nobody', now(), 1, 1 from generate_series(1, 5)`)
 	db.exec(t, `insert into jobs (kind, scheduled_at) select 'job', now() - interval '1 min' from generate_series(1, 1000)`)
-	says(receipt.ID, "1000 jobs or more are due before it")
+	says(receipt.ID, "1000 jobs or more are in front of it")
 	db.exec(t, `delete from jobs where scheduled_at < now() - interval '30 s'`)
 
 	if err := db.client.Pause(ctx, drover.KindScope("job"), nil, drover.Audit{By: "ada", Why: "a test"}); err != nil {

@@ -1531,6 +1531,12 @@ func mutants() (all []mutant) {
 		}},
 		{"operate_explain.go", []mutant{
 			{
+				name: "explain-own-priority", bug: "drover explain does not see the jobs of a higher priority, and says that nothing is in a job's way",
+				old:   "generate_series(j.lane / 10 * 10 + 1, j.lane) as l(n)",
+				new:   "generate_series(j.lane::int, j.lane) as l(n)",
+				tests: []string{"TestExplainFindsWhatIsInTheWay"},
+			},
+			{
 				name: "explain-keeps-dead-letters", bug: "a dead letter that its queue archives by count is said to stay",
 				old:   "num_nonnulls(q.archive_discarded_after, q.keep_discarded) > 0",
 				new:   "q.archive_discarded_after is not null",
