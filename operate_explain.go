@@ -641,7 +641,7 @@ type surroundings struct {
 	uniqueScope string    // how long it keeps other jobs of its unique key out: ended, started or period; "" if it does not
 	uniqueUntil time.Time // the end of that period
 
-	retention string // archives or deletes, if the retention of its queue does so with dead letters; else ""
+	retention string // "archives" or "deletes" if the retention of its queue does that to dead letters; "" if it leaves them
 
 	parkedBuild *string
 	fingerprint string
