@@ -176,6 +176,23 @@ func TestAnOpenTransactionHoldsUpNoFailure(t *testing.T) {
 	}
 }
 
+// A supervisor that stops adds up its failures, also if somebody has locked the groups at that moment: perhaps no other
+// supervisor will do it.
+func TestAStopAddsUpFailuresBesideALock(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	s := db.stopped(t, drover.SupervisorConfig{})
+	s.failOnce(t, db, 1, errors.New("boom"))
+	end := db.Hold(t, `lock table drover_failure_groups in exclusive mode`)
+	_, stop := db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: handling(func(context.Context, *drover.Job, int) error { return nil })})
+	db.waitFor(t, 30*time.Second, `select exists (select from drover_supervisors where id <> $1)`, s.Lease.Load().ID)
+	time.AfterFunc(100*time.Millisecond, end)
+	stop()
+	if g := db.TheGroup(t); g.Count != 1 {
+		t.Errorf("%+v", g)
+	}
+}
+
 // D-10: a resolved group that comes back is reported once. An ignored group is counted and stays ignored.
 func TestResolvedFailureThatComesBackIsARegression(t *testing.T) {
 	t.Parallel()

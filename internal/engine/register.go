@@ -155,8 +155,22 @@ func (k *keeper) logTaken(ctx context.Context, names []string) {
 // later find the supervisor silent, with no job to rescue.
 func (k *keeper) end(ctx context.Context) {
 	k.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
-		return errors.Join(k.tendFailures(ctx, conn), conn.Forget(ctx, k.Lease.Load().ID))
+		return errors.Join(k.tendAtLast(ctx, conn), conn.Forget(ctx, k.Lease.Load().ID))
 	})
+}
+
+// tendAtLast adds up failures until none is left, for at most half a second. Somebody may have locked the groups for a
+// moment, such as a beat of this supervisor that the stop has cut short, and perhaps no other supervisor is there to do
+// it later.
+func (k *keeper) tendAtLast(ctx context.Context, conn store.Session) error {
+	for until := time.Now().Add(500 * time.Millisecond); ; time.Sleep(20 * time.Millisecond) {
+		if err := k.tendFailures(ctx, conn); err != nil {
+			return err
+		}
+		if left, err := conn.FailuresLeft(ctx); err != nil || !left || time.Now().After(until) {
+			return err
+		}
+	}
 }
 
 // UndoAtLast takes back, before a stop, the crashes that other supervisors have counted because we lost leases. After

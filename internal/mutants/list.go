@@ -1869,6 +1869,12 @@ func mutants() (all []mutant) {
 		}},
 		{"internal/engine/register.go", []mutant{
 			{
+				name: "failures-left-at-the-stop", bug: "a supervisor that stops leaves its failures to others if somebody has locked the groups for a moment",
+				old:   "err != nil || !left || time.Now().After(until)",
+				new:   "err != nil || left || time.Now().Before(until)",
+				tests: []string{"TestAStopAddsUpFailuresBesideALock"},
+			},
+			{
 				name: "stop-forgets-a-death", bug: "a supervisor that stops leaves jobs a crash that was none",
 				old:   "if len(k.Was) == 0 {",
 				new:   "if len(k.Was) >= 0 {",

@@ -15,6 +15,8 @@ const (
 	sqlAddFailures = `
 select fingerprint, kind, class, sample, last_job from drover_failures_add()`
 
+	sqlFailuresLeft = `select exists (select from drover_failure_tallies)`
+
 	sqlUnpark = `select drover_unpark()`
 )
 
@@ -42,4 +44,11 @@ func (s Session) TendFailures(ctx context.Context) (reopened []Reopened, err err
 		err = errors.Join(err, rest.Send(ctx, s.Conn))
 	}
 	return reopened, err
+}
+
+// FailuresLeft reports whether there are failures that TendFailures has not added up: the groups were locked, or other
+// settles have recorded failures since.
+func (s Session) FailuresLeft(ctx context.Context) (left bool, err error) {
+	err = s.Conn.QueryRow(ctx, sqlFailuresLeft).Scan(&left)
+	return left, err
 }
