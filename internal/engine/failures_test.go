@@ -186,8 +186,14 @@ func TestAStopAddsUpFailuresBesideALock(t *testing.T) {
 	end := db.Hold(t, `lock table drover_failure_groups in exclusive mode`)
 	_, stop := db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: handling(func(context.Context, *drover.Job, int) error { return nil })})
 	db.waitFor(t, 30*time.Second, `select exists (select from drover_supervisors where id <> $1)`, s.Lease.Load().ID)
-	time.AfterFunc(100*time.Millisecond, end)
-	stop()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		stop()
+	}()
+	<-time.After(100 * time.Millisecond) // the stop finds the lock
+	end()
+	<-stopped
 	if g := db.TheGroup(t); g.Count != 1 {
 		t.Errorf("%+v", g)
 	}
