@@ -135,7 +135,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_ulid() is 'A new ULID, for jobs that somebody inserts by hand; clients make their own ids.';
 
--- +goose StatementBegin
 create function drover_append_error(errors jsonb, entry jsonb) returns jsonb language sql immutable as $$
 	-- Each new entry writes all earlier entries to the WAL again, so their number is bounded.
 	-- Operators' entries have a separate bound, so that they never push the failures of a job out
@@ -149,11 +148,9 @@ create function drover_append_error(errors jsonb, entry jsonb) returns jsonb lan
 		) e on true)
 	else case when jsonb_array_length(errors) < 20 then errors else errors - 5 end #- '{-1,trace}' || jsonb_build_array(entry) end
 $$;
--- +goose StatementEnd
 comment on function drover_append_error(jsonb, jsonb) is
 	'Returns the errors array with one more entry. Keeps the first 5 and the last 15 entries of runs, and the first 5 and the last 5 entries of operators. Only the newest entry of a run keeps its trace.';
 
--- +goose StatementBegin
 create function drover_strategy_ok(retry jsonb) returns boolean language sql immutable as $$
 	-- A worker can read every strategy that passes this check. Both the worker and the check refuse
 	-- keys that belong to another type of strategy.
@@ -178,7 +175,6 @@ create function drover_strategy_ok(retry jsonb) returns boolean language sql imm
 					or value #>> '{}' !~ '^([0-9]{1,9}([.][0-9]+)?(ns|us|µs|ms|s|m|h))+$'
 			end), false)
 $$;
--- +goose StatementEnd
 comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strategy has the public form, e.g. {"type":"exponential","base":"15s","multiplier":2,"max":"1h","jitter":"up:0.25"}.';
 
 -- Columns of a fixed width come first. The columns that a claim changes are next to each other, so
@@ -357,12 +353,10 @@ $$;
 -- +goose StatementEnd
 comment on function drover_digits(jsonb, int) is 'How many bytes of text the numbers in a JSON value take, separators included. The function stops counting soon after it has reached the parameter most.';
 
--- +goose StatementBegin
 create function drover_unseen() returns text language sql immutable as $$
 	-- The same characters as in checkSeen (validate.go).
 	select E'[\\x01-\\x1f\\x7f-\\x9f\\xad\\u061c\\u115f\\u1160\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]|^[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]|[ \\u00a0\\u1680\\u2000-\\u200a\\u202f\\u205f\\u3000]$'
 $$;
--- +goose StatementEnd
 comment on function drover_unseen() is 'A pattern that matches names which look like other names: with control characters, with invisible characters, or with a space at an end.';
 
 -- +goose StatementBegin
@@ -603,7 +597,6 @@ comment on column drover_set_aside.path is 'The step that the database refused: 
 comment on column drover_set_aside.code is 'The SQLSTATE; empty if the error did not come from the server.';
 comment on column drover_set_aside.tries is 'How often the step was refused. The pause before the next try doubles each time, from 15 seconds to a day.';
 
--- +goose StatementBegin
 create function drover_rows_fault(code text) returns boolean language sql immutable as $$
 	-- A batch fails because of one of its rows, or as a whole. It fails as a whole because of the
 	-- connection, the server, the role, the schema, or another transaction that was in the way.
@@ -611,7 +604,6 @@ create function drover_rows_fault(code text) returns boolean language sql immuta
 	-- a time-out. The library has the same list (internal/pg/errors.go).
 	select code in ('53200', '57014') or left(code, 2) not in ('08', '25', '26', '28', '3D', '3F', '40', '53', '57')
 $$;
--- +goose StatementEnd
 comment on function drover_rows_fault(text) is 'Whether an error of this SQLSTATE may be the fault of a single row.';
 
 -- +goose StatementBegin
@@ -667,7 +659,6 @@ $$;
 comment on function drover_walk(text[], text, jsonb) is
 	'Executes a statement over many jobs. The statement gets their ids as $1 and doc as $2, and returns how many it changed. If the database refuses a batch, the function tries its halves, and so on, until it has found the one job that is at fault. The other jobs are changed. refused: an array of {id, error, code} with the jobs at fault.';
 
--- +goose StatementBegin
 create function drover_set_aside(path text, refused jsonb) returns void language sql as $$
 	insert into drover_set_aside as s (path, job, error, code, retry_at)
 	select drover_set_aside.path, r->>'id', left(r->>'error', 1000), coalesce(r->>'code', ''), clock_timestamp() + interval '15 seconds'
@@ -676,7 +667,6 @@ create function drover_set_aside(path text, refused jsonb) returns void language
 		tries = least(s.tries, 2147483646) + 1,
 		retry_at = clock_timestamp() + least(interval '15 seconds' * 2 ^ least(s.tries, 20), interval '1 day')
 $$;
--- +goose StatementEnd
 comment on function drover_set_aside(text, jsonb) is 'Writes refused jobs, as drover_walk returns them, into drover_set_aside. Every process leaves a job alone on this path for a pause, which doubles each time.';
 
 -- +goose StatementBegin
@@ -730,13 +720,11 @@ $$;
 comment on function drover_refuse(text, text, int, text, text, boolean) is
 	'Moves an unfinished job out of the way of others, because the database refuses its claim or its settle. With later, it makes the job due later, up to twelve times. Otherwise it discards the job with the reason refused. The error goes into the job''s errors. If the database refuses that as well, the job is set aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
 
--- +goose StatementBegin
 create function drover_channel() returns text language sql stable as $$
 	-- A channel's name has at most 63 bytes. If the function cut long names, supervisors in schemas
 	-- whose names begin alike would wake each other.
 	select 'drover_' || case when octet_length(current_schema()) <= 56 then current_schema()::text else to_hex(hashtextextended(current_schema()::text, 0)) end
 $$;
--- +goose StatementEnd
 comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues: drover_ and the schema''s name, or a hash of a name over 56 bytes.';
 
 -- +goose StatementBegin
@@ -818,7 +806,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_take_turn(text[], interval) is 'Makes the claims of queues with a backlog run one after another: it waits for the turn, and keeps it until the transaction ends. False: the turn did not come in time, so the caller goes on without it.';
 
--- +goose StatementBegin
 create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out waiting bigint)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 	-- The statement reads clock_timestamp() after it has taken its snapshot. So all times in the
@@ -843,7 +830,6 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 	select max(least(at, timestamptz '9999-12-30+00')), count(*) from soon
 	where state in ('available', 'retryable') and at >= clock_timestamp() + interval '10 s' and at < 'infinity'
 $$;
--- +goose StatementEnd
 comment on function drover_clock(int, text) is
 	'Counts waiting jobs that were created, claimed or redriven 10 s or more in the future, because the server''s clock has gone back. latest: the latest time of such an event; null if there is none. most: how many of the jobs that are due from now on it reads in each lane; in all lanes together it reads at most ten times that number.';
 
@@ -1127,21 +1113,17 @@ $$;
 -- +goose StatementEnd
 comment on function drover_enqueue_many(jsonb, boolean, regproc) is 'Enqueues a JSON array of jobs. Each is an object with the keys of drover_enqueue''s parameters and with an id that the caller has made. For each job that was not stored, returns its id. A job is not stored if a job with its id exists, or if it has uniqueness and another job has its unique key. drover_enqueue_unique also returns the id of that other job.';
 
--- +goose StatementBegin
 create function drover_ulid_at(at timestamptz) returns text language sql immutable as $$
 	-- 10 digits for the 48 bits of milliseconds, and then zeros.
 	select string_agg(substr('0123456789ABCDEFGHJKMNPQRSTVWXYZ',
 		(floor(least(greatest(extract(epoch from at) * 1000, 0), 281474976710655))::bigint >> (5 * i) & 31)::int + 1, 1), '' order by i desc) || '0000000000000000'
 	from generate_series(0, 9) as i
 $$;
--- +goose StatementEnd
 comment on function drover_ulid_at(timestamptz) is 'The smallest ULID of an instant: id >= drover_ulid_at(now() - interval ''1 hour'') finds the jobs of the last hour by primary key.';
 
--- +goose StatementBegin
 create function drover_last_error(errors jsonb) returns jsonb language sql immutable as $$
 	select e from jsonb_array_elements(errors) with ordinality as x(e, n) where e->>'class' <> 'operator' order by n desc limit 1
 $$;
--- +goose StatementEnd
 comment on function drover_last_error(jsonb) is 'The newest entry of an errors array that is about a run, and not about an act of an operator.';
 
 create view job_counts as

@@ -4,13 +4,8 @@
 
 -- +goose Up
 
--- +goose StatementBegin
-do $$ begin
-	if to_regprocedure('drover_schema_version()') is null then
-		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
-	end if;
-end $$;
--- +goose StatementEnd
+do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
 
 -- +goose StatementBegin
 create function drover_where(filter jsonb, verb text default null) returns text language plpgsql stable set datestyle = iso as $$
@@ -88,18 +83,14 @@ $$;
 comment on function drover_list(jsonb, text, int) is
 	'One page of the jobs that match a filter, beginning after the cursor. If the filter has state discarded or a reason, the job that was discarded last comes first. Otherwise the job with the newest id comes first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
 
--- +goose StatementBegin
 create function drover_dead(filter jsonb) returns boolean language sql immutable as $$
 	select coalesce(filter->>'state' = 'discarded' or filter ? 'reason', false)
 $$;
--- +goose StatementEnd
 comment on function drover_dead(jsonb) is 'Whether only dead letters match a filter. Lists of dead letters are in the order of (finalized_at, id), other lists in the order of id.';
 
--- +goose StatementBegin
 create function drover_cursor(filter jsonb, finalized_at timestamptz, id text) returns text language sql stable as $$
 	select case when drover_dead(filter) then coalesce(to_jsonb(finalized_at) #>> '{}', 'infinity') || '/' else '' end || id
 $$;
--- +goose StatementEnd
 comment on function drover_cursor(jsonb, timestamptz, text) is 'The place of a job in the lists of this filter. drover_list takes it as its parameter after.';
 
 -- +goose StatementBegin
@@ -154,12 +145,10 @@ $$;
 -- +goose StatementEnd
 comment on function drover_fits(text, text, text[], jsonb, text) is 'Whether a job matches the fields error, tags, args and periodic of a filter. Null: the filter does not have the field. If a part of the job that the filter asks for cannot be read, the job does not match.';
 
--- +goose StatementBegin
 create function drover_find_carefully(filter jsonb) returns text language sql stable as $$
 	select drover_find(filter - '{error,tags,args,periodic}'::text[]) || format(' and drover_fits(j.id, %L, %L, %L, %L)', filter->>'error',
 		case when filter ? 'tags' then array(select jsonb_array_elements_text(filter->'tags')) end, filter->'args', filter->>'periodic')
 $$;
--- +goose StatementEnd
 comment on function drover_find_carefully(jsonb) is
 	'Does the same as drover_find for a table with rows that cannot be read: a row does not match if the filter asks for a part of it that cannot be read. This condition is ten times slower for a filter by error, tags, args or periodic, so drover uses it only after the condition of drover_find has failed.';
 
@@ -236,7 +225,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_count(jsonb) is 'How many jobs match a filter. For dead letters by queue, kind, reason, class, fingerprint and finalized_at, the function reads only an index. For other filters it reads the rows.';
 
--- +goose StatementBegin
 create function drover_quarantined(most int default 10) returns table (id text, queue text, kind text, finalized_at timestamptz)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = on set jit = off as $$
 	-- With jobs_discarded_groups_idx the statement skips from one queue and kind with dead letters to
@@ -255,14 +243,11 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 	) c
 	order by c.finalized_at desc, c.id desc limit most
 $$;
--- +goose StatementEnd
 comment on function drover_quarantined(int) is 'The newest dead letters that were discarded because processes died while they ran.';
 
--- +goose StatementBegin
 create function drover_unknown(filter jsonb) returns setof text language sql stable set enable_seqscan = off set jit = off as $$
 	select distinct f.id from jsonb_array_elements_text(filter->'ids') as f(id) where (select true from jobs j where j.id = f.id) is null order by 1
 $$;
--- +goose StatementEnd
 comment on function drover_unknown(jsonb) is 'The ids of a filter that no job has.';
 
 -- +goose StatementBegin
@@ -366,11 +351,9 @@ $$;
 -- +goose StatementEnd
 comment on function drover_forget_refused(text[]) is 'Deletes the rows of drover_set_aside that belong to these jobs, because an operator has ended or deleted the jobs.';
 
--- +goose StatementBegin
 create function drover_without(ids text[], refused jsonb) returns text[] language sql immutable as $$
 	select array(select i.id from unnest($1) as i(id) where not $2 @> jsonb_build_array(jsonb_build_object('id', i.id)) order by 1)
 $$;
--- +goose StatementEnd
 comment on function drover_without(text[], jsonb) is 'The ids that are not in the array of {id, error, code}, in order.';
 
 -- +goose StatementBegin
@@ -446,72 +429,50 @@ comment on function drover_end(text[], text, text, text) is
 	'Ends jobs that the caller has locked and found unfinished. Adds an entry to their errors with the person who ended them and the reason, and notifies the supervisors of the jobs that run. ended: the ids of the ended jobs. If no entry can be added to a job''s errors, the job ends without the entry. Parts of a row that cannot be read are replaced. refused: an array of {id, error, code} with the jobs that the database does not allow to end.';
 
 -- +goose StatementBegin
-create function drover_cancel(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
+create function drover_end_one(job_id text, final text, why text, by text) returns text language plpgsql set enable_seqscan = off set jit = off as $$
 declare
 	was text;
 	refused jsonb;
 begin
-	-- The cancel of a running job takes effect immediately: the row becomes final, so that its owner
+	-- The end of a running job takes effect immediately: the row becomes final, so that its owner
 	-- can no longer settle it. drover_end also notifies the owner.
 	select state into was from jobs where id = job_id for update;
-	if was not in ('completed', 'discarded', 'cancelled') then
-		refused := (select e.refused from drover_end(array[job_id], 'cancelled', why, by) e);
-		if refused <> '[]' then
-			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
-		end if;
-		return 'cancelled';
+	if was in ('completed', 'discarded', 'cancelled') or was is null then
+		return was;
 	end if;
-	return was;
+	refused := (select e.refused from drover_end(array[job_id], final, why, by) e);
+	if refused <> '[]' then
+		raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
+	end if;
+	return final;
 end
 $$;
 -- +goose StatementEnd
+comment on function drover_end_one(text, text, text, text) is 'Cancels or discards a job, and returns its present state. Part of drover_cancel and drover_discard.';
+
+create function drover_cancel(job_id text, why text default '', by text default null) returns text language sql as $$
+	select drover_end_one(job_id, 'cancelled', why, by)
+$$;
 comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. Its errors keep by (null: the session''s user) and why. Returns the present state of the job; null if there is no such job. A job in a final state stays as it is.';
 
--- +goose StatementBegin
-create function drover_discard(job_id text, why text default '', by text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
-declare
-	was text;
-	refused jsonb;
-begin
-	select state into was from jobs where id = job_id for update;
-	if was not in ('completed', 'discarded', 'cancelled') then
-		refused := (select e.refused from drover_end(array[job_id], 'discarded', why, by) e);
-		if refused <> '[]' then
-			raise exception using message = refused->0->>'error', errcode = refused->0->>'code';
-		end if;
-		return 'discarded';
-	end if;
-	return was;
-end
+create function drover_discard(job_id text, why text default '', by text default null) returns text language sql as $$
+	select drover_end_one(job_id, 'discarded', why, by)
 $$;
--- +goose StatementEnd
 comment on function drover_discard(text, text, text) is 'Discards a waiting or running job with the reason operator. Its errors keep by (null: the session''s user) and why. Returns the present state of the job; null if there is no such job. A job in a final state stays as it is.';
 
--- +goose StatementBegin
 create function drover_cancel_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
-	out changed int, out running text[], out locked text[], out last text, out refused jsonb, out ids text[]) language plpgsql as $$
-declare
-	held text[];
-begin
-	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'cancel', after, batch, wait) h;
-	select e.changed, e.running, e.refused, e.ended into changed, running, refused, ids from drover_end(held, 'cancelled', why, by) e;
-end
+	out changed int, out running text[], out locked text[], out last text, out refused jsonb, out ids text[]) language sql as $$
+	select e.changed, e.running, h.locked, h.last, e.refused, e.ended
+	from drover_hold(filter, 'cancel', after, batch, wait) h cross join lateral drover_end(h.held, 'cancelled', why, by) e
 $$;
--- +goose StatementEnd
 comment on function drover_cancel_many(jsonb, text, text, int, boolean, text) is
 	'Cancels one batch of the waiting and running jobs that match a filter. Their errors keep by and why, as with drover_cancel. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
--- +goose StatementBegin
 create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
-	out changed int, out running text[], out locked text[], out last text, out refused jsonb, out ids text[]) language plpgsql as $$
-declare
-	held text[];
-begin
-	select h.held, h.locked, h.last into held, locked, last from drover_hold(filter, 'discard', after, batch, wait) h;
-	select e.changed, e.running, e.refused, e.ended into changed, running, refused, ids from drover_end(held, 'discarded', why, by) e;
-end
+	out changed int, out running text[], out locked text[], out last text, out refused jsonb, out ids text[]) language sql as $$
+	select e.changed, e.running, h.locked, h.last, e.refused, e.ended
+	from drover_hold(filter, 'discard', after, batch, wait) h cross join lateral drover_end(h.held, 'discarded', why, by) e
 $$;
--- +goose StatementEnd
 comment on function drover_discard_many(jsonb, text, text, int, boolean, text) is
 	'Discards one batch of the waiting and running jobs that match a filter, with the reason operator. Their errors keep by and why, as with drover_discard. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
@@ -644,7 +605,7 @@ select drover_secure();
 drop view discarded_summary;
 drop view discarded_jobs;
 drop function drover_shown, drover_failed_at, drover_error_text, drover_delete_many, drover_discard_many,
-	drover_cancel_many, drover_discard, drover_cancel, drover_end, drover_without, drover_forget_refused,
+	drover_cancel_many, drover_discard, drover_cancel, drover_end_one, drover_end, drover_without, drover_forget_refused,
 	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_quarantined, drover_count, drover_page, drover_find_carefully,
 	drover_fits, drover_beyond, drover_find, drover_cursor, drover_dead, drover_list, drover_where;
 create or replace function drover_schema_version() returns int language sql immutable as 'select 10';

@@ -6,13 +6,8 @@
 
 -- +goose Up
 
--- +goose StatementBegin
-do $$ begin
-	if to_regprocedure('drover_schema_version()') is null then
-		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
-	end if;
-end $$;
--- +goose StatementEnd
+do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
 
 create table drover_redrives (
 	id              text collate "C" primary key default drover_ulid(),
@@ -112,7 +107,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the key is a hash of some fields of the args, it stays as it is. Raises 22023 if the new args have no field that is part of the key.';
 
--- +goose StatementBegin
 create function drover_key_until(finalized_at timestamptz, unique_scope text, unique_until timestamptz) returns timestamptz language sql as $$
 	-- The parameters are columns of jobs. With the whole row as its parameter, each call would read
 	-- the args and the errors, too.
@@ -120,10 +114,8 @@ create function drover_key_until(finalized_at timestamptz, unique_scope text, un
 		when finalized_at is not null and unique_scope <> 'period' then timestamptz 'infinity'
 		when unique_until > clock_timestamp() then unique_until end
 $$;
--- +goose StatementEnd
 comment on function drover_key_until(timestamptz, text, timestamptz) is 'Until when a waiting job keeps its unique key, or a dead job if it is made due now. Null: the job has no key, because it is not unique, its period is over, or it was unique until it started.';
 
--- +goose StatementBegin
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
 	by text default null, why text default '', patched_keys jsonb default null) returns setof text language sql as $$
 	-- The caller has locked the jobs' rows. Dead jobs begin with fresh attempts, and parked jobs keep
@@ -152,7 +144,6 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 	where j.id = any(ids)
 	returning j.id
 $$;
--- +goose StatementEnd
 comment on function drover_release(text[], timestamptz[], int, jsonb, text, text, jsonb) is 'Makes dead or parked jobs that the caller has locked due at the given times. The errors of dead jobs keep by and why. patched_keys: unique keys that the caller has made with drover_key_patched, by the ids of their jobs. Part of drover_redrive and drover_pace.';
 
 -- +goose StatementBegin
@@ -265,7 +256,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_redrive_plan(jsonb) is 'Turns the plan of a redrive into a row of drover_redrives. Raises an error if the plan makes no sense.';
 
--- +goose StatementBegin
 create function drover_redrive_candidates(r drover_redrives) returns text language sql stable set datestyle = iso as $$
 	-- A condition on jobs j: the jobs that were dead when the redrive began and that no other
 	-- redrive holds. The condition has the time as a literal, which another session can read.
@@ -277,16 +267,13 @@ create function drover_redrive_candidates(r drover_redrives) returns text langua
 			then ' and (j.paced_at is null or not exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null))'
 			else format(' and j.finalized_at <= %L', r.created_at) end
 $$;
--- +goose StatementEnd
 comment on function drover_redrive_candidates(drover_redrives) is 'The condition on jobs j that a redrive takes up.';
 
--- +goose StatementBegin
 create function drover_redrive_key(r drover_redrives) returns text language sql stable as $$
 	-- The value of the expression is null if the job has no key.
 	select case when r.per_key is null then 'null::text' when r.key_from is null then 'j.concurrency_key'
 		else format('nullif(j.args #>> %L, '''')', string_to_array(r.key_from, '.')) end
 $$;
--- +goose StatementEnd
 comment on function drover_redrive_key(drover_redrives) is 'An expression on jobs j for the key that a job has in a redrive.';
 
 -- +goose StatementBegin
@@ -406,7 +393,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_walk(text[], text, jsonb) is 'Calls drover_walk for jobs that a redrive has locked. If the database refuses every row, it lists all jobs in refused, and raises no error. Raises 55P03 if it does not get its lock of the table in time.';
+comment on function drover_redrive_walk(text[], text, jsonb) is 'Calls drover_walk for dead or parked jobs that the caller has locked. If the database refuses every row, it lists all jobs in refused, and raises no error. Raises 55P03 if it does not get its lock of the table in time.';
 
 -- +goose StatementBegin
 create function drover_redrive_take_out(ids text[]) returns void language plpgsql as $$
@@ -588,13 +575,11 @@ $$;
 comment on function drover_redrive_mark(text, int) is
 	'Marks the next jobs of a redrive as taken up. The jobs stay dead until their slots. Each step looks at no more than batch * 10 rows, and no step begins after a quarter of a second. more: there may be other jobs to mark. refused: jobs whose rows cannot be read or changed; the redrive skips them.';
 
--- +goose StatementBegin
 create function drover_redrive_skip(redrive text, skips jsonb) returns void language sql as $$
 	update drover_redrives r set skipped = least(skipped, 9223372036854775807 - jsonb_array_length(drover_redrive_skip.skips)) + jsonb_array_length(drover_redrive_skip.skips),
 		skips = (select jsonb_agg(s order by o) from jsonb_array_elements(r.skips || drover_redrive_skip.skips) with ordinality as x(s, o) where o <= 1000)
 	where id = redrive and drover_redrive_skip.skips <> '[]'
 $$;
--- +goose StatementEnd
 comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs to the list of jobs that a redrive has skipped. skips: an array of {id, why}.';
 
 -- +goose StatementBegin
@@ -1007,9 +992,7 @@ $$;
 -- +goose StatementEnd
 comment on function drover_redrive_abort(text, text, text) is 'Aborts a redrive: dead jobs that it has not made due stay dead. The row keeps by (null: the session''s user) and why. Returns the present state of the redrive; null if there is no such redrive. A redrive that is done stays done.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';
--- +goose StatementEnd
 
 select drover_secure();
 
@@ -1022,6 +1005,4 @@ drop function drover_redrive_abort, drover_redrive_pause, drover_redrive_let_lie
 	drover_release, drover_key_until, drover_key_patched, drover_merge_patch;
 drop table drover_redrive_queues;
 drop table drover_redrives;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 11';
--- +goose StatementEnd

@@ -5,13 +5,8 @@
 
 -- +goose Up
 
--- +goose StatementBegin
-do $$ begin
-	if to_regprocedure('drover_schema_version()') is null then
-		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
-	end if;
-end $$;
--- +goose StatementEnd
+do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
 
 create table drover_failure_groups (
 	fingerprint text collate "C" primary key check (fingerprint ~ '^[0-9a-f]{16}$'),
@@ -75,14 +70,11 @@ create table drover_builds (
 comment on table drover_builds is 'Every build that a supervisor has registered. The build with the latest first_seen is the newest, whatever the names are.';
 comment on column drover_builds.slots_to is 'The latest due time that drover_unpark has given to a job while this build was the newest.';
 
--- +goose StatementBegin
 create function drover_newest_build() returns text language sql stable as $$
 	select build from drover_builds order by first_seen desc, build desc limit 1
 $$;
--- +goose StatementEnd
 comment on function drover_newest_build() is 'The newest build, by first_seen; null if no build is registered.';
 
--- +goose StatementBegin
 create function drover_hours(hours bigint[], since timestamptz, at timestamptz, n numeric) returns bigint[] language sql immutable as $$
 	select array(
 		select least(coalesce(hours[i + was - newest], 0)::numeric + case when newest - i + 1 = is_at then n else 0 end, 9223372036854775807)::bigint
@@ -95,7 +87,6 @@ create function drover_hours(hours bigint[], since timestamptz, at timestamptz, 
 		) as hour
 	) as h
 $$;
--- +goose StatementEnd
 comment on function drover_hours(bigint[], timestamptz, timestamptz, numeric) is
 	'Adds n failures at the time at to counts by the hour. hours: the first count is for the hour of since, the second for the hour before that, and so on. The first count of the result is for the hour of since or of at, whichever is later.';
 
@@ -222,24 +213,14 @@ comment on function drover_failure_status(text, text, text, text) is 'Makes a fa
 create function drover_walk_parked(ids text[], statement text, doc jsonb default null, out bad text[]) language plpgsql as $$
 declare
 	refused jsonb;
-	code text;
-	why text;
 begin
-	begin
-		select w.refused into refused from drover_walk(array(select i.id from unnest(ids) as i(id) order by random()), statement, doc) w;
-	exception when others then
-		get stacked diagnostics code = returned_sqlstate, why = message_text;
-		if not drover_rows_fault(code) or code like '42%' then -- class 42: a right or a table is missing
-			raise;
-		end if;
-		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
-	end;
+	select w.refused into refused from drover_redrive_walk(ids, statement, doc) w;
 	perform drover_set_aside('unpark', refused);
 	bad := array(select r->>'id' from jsonb_array_elements(refused) r);
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_walk_parked(text[], text, jsonb) is 'Calls drover_walk for parked jobs that the caller has locked. bad: the jobs that the database refuses to change; the function has set them aside.';
+comment on function drover_walk_parked(text[], text, jsonb) is 'Calls drover_redrive_walk for parked jobs that the caller has locked. bad: the jobs that the database refuses to change; the function has set them aside.';
 
 -- +goose StatementBegin
 create function drover_failure_policy(fingerprint text, policy text, by text default null, build text default null, why text default '') returns boolean language plpgsql set enable_seqscan = off set jit = off as $$
@@ -348,7 +329,6 @@ $$;
 comment on function drover_unpark(int) is
 	'Makes jobs due again that the policy of a failure group has parked and that no longer wait for a build. rate: how many jobs become due in a second. The jobs keep their attempts. A supervisor calls the function with its heartbeats. Returns how many jobs it made due.';
 
--- +goose StatementBegin
 create function drover_discarded_with(of_kind text, print text) returns bigint language sql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 	-- With jobs_discarded_groups_idx the statement skips from one queue that has dead letters to the
@@ -374,7 +354,6 @@ set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set j
 		+ coalesce((select sum((select count(*) from jobs j where j.queue = r.queue and j.kind = of_kind and j.discard_reason = r.reason and j.class is null and j.fingerprint = print))
 			from reasons r where r.reason is not null), 0)::bigint
 $$;
--- +goose StatementEnd
 comment on function drover_discarded_with(text, text) is 'How many dead letters of a kind have this fingerprint.';
 
 create view failures as

@@ -4,13 +4,8 @@
 
 -- +goose Up
 
--- +goose StatementBegin
-do $$ begin
-	if to_regprocedure('drover_schema_version()') is null then
-		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
-	end if;
-end $$;
--- +goose StatementEnd
+do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
 
 create table drover_budgets (
 	scope      text collate "C" primary key check (scope = 'all' or scope ~ '^(kind|queue):.' and octet_length(scope) <= 134),
@@ -43,22 +38,18 @@ comment on table drover_budget_slots is
 comment on column drover_budget_slots.chunk is 'The row has slot chunk * 1000 and the 999 slots after it.';
 comment on column drover_budget_slots.used is 'The slots that retries have taken. No slot is ever given back.';
 
--- +goose StatementBegin
 create function drover_slot(at_us bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
 	-- The function computes the slots of whole windows and of the rest of the time separately, so
 	-- that no number overflows. It rounds the sum up to the first slot of a burst.
 	select (at_us / (per_ms * 1000) * retries + (at_us % (per_ms * 1000) * retries + per_ms * 1000 - 1) / (per_ms * 1000) + burst - 1) / burst * burst
 $$;
--- +goose StatementEnd
 comment on function drover_slot(bigint, int, bigint, int) is 'The first slot of a budget that is due at or after a time, in microseconds since 1970.';
 
--- +goose StatementBegin
 create function drover_slot_due(slot bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
 	-- Slots n and n + retries are exactly per_ms apart. So no window of that length, excluding its
 	-- end, has more than retries slots.
 	select first / retries * per_ms * 1000 + first % retries * per_ms * 1000 / retries from (select slot - slot % burst as first) s
 $$;
--- +goose StatementEnd
 comment on function drover_slot_due(bigint, int, bigint, int) is 'When a slot of a budget is due, in microseconds since 1970.';
 
 -- +goose StatementBegin

@@ -4,13 +4,8 @@
 
 -- +goose Up
 
--- +goose StatementBegin
-do $$ begin
-	if to_regprocedure('drover_schema_version()') is null then
-		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
-	end if;
-end $$;
--- +goose StatementEnd
+do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
 select drover_lock_tables('{jobs}');
 
 -- +goose StatementBegin
@@ -88,14 +83,12 @@ $$;
 comment on function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb) is
 	'Enqueues the follow-up of a discarded job, if its kind has a follow-up. Each call enqueues another follow-up. The args of the follow-up lack parts of the job that cannot be read. refused: an array for drover_set_aside if the database refused the new job.';
 
--- +goose StatementBegin
 create function drover_follow_up_depth(metadata jsonb) returns int language sql immutable as $$
 	-- The function limits the number before the cast to an integer, because the metadata may have
 	-- any number under that key.
 	select case when jsonb_typeof(metadata->'drover:follow_up') = 'number'
 		then greatest(least((metadata->>'drover:follow_up')::numeric, 3), 0)::int else 0 end
 $$;
--- +goose StatementEnd
 comment on function drover_follow_up_depth(jsonb) is 'How many follow-ups led to a job. The result is 0 to 3, whatever the metadata of the job has.';
 
 -- +goose StatementBegin
@@ -169,7 +162,6 @@ comment on table jobs_archive is 'Jobs that have ended and were moved here. The 
 comment on column jobs_archive.archived_at is 'When it was moved here.';
 comment on column jobs_archive.archived_by is 'The person or program that moved it here. Null: its queue''s retention moved it.';
 
--- +goose StatementBegin
 create function drover_job_columns() returns text language sql stable as $$
 	select string_agg(quote_ident(j.attname), ', ' order by j.attnum)
 	from pg_attribute j
@@ -177,7 +169,6 @@ create function drover_job_columns() returns text language sql stable as $$
 	where j.attrelid = 'jobs'::regclass and j.attnum > 0 and a.attnum > 0 and not j.attisdropped and not a.attisdropped
 		and j.attgenerated = '' and a.attgenerated = '' and j.attname <> all('{archived_at,archived_by,archived_why}')
 $$;
--- +goose StatementEnd
 comment on function drover_job_columns() is 'The columns that a job keeps when it is moved. Both jobs and jobs_archive have these columns, with the same types, and neither table generates them.';
 
 -- +goose StatementBegin
@@ -301,12 +292,10 @@ $$;
 comment on function drover_put_away(text[], text, text) is
 	'Moves jobs that have ended to jobs_archive by their ids. conflicts: ids that the archive has already; these jobs stay in jobs. refused: jobs that the database refuses to move, or whose unique period is not over, each with its error; they stay in jobs.';
 
--- +goose StatementBegin
 create function drover_archived(filter jsonb, verb text, batch int default 1000, after text default '',
 	out ids text[], out last text, out refused jsonb) language sql as $$
 	select p.ids, p.last, p.refused from drover_pick('jobs_archive', drover_where(filter, verb), after, batch) p
 $$;
--- +goose StatementEnd
 comment on function drover_archived(jsonb, text, int, text) is 'The ids of the jobs that drover_restore moves back or drover_purge deletes next.';
 
 -- +goose StatementBegin
@@ -401,7 +390,6 @@ $$;
 comment on function drover_export(jsonb, int, text) is
 	'The jobs of the archive as JSON, one job in each row of the result. Each call returns one page, in the order of ids, after the id in after. For the next page, pass the last id of this page as after, until the result is empty. For a job that cannot be read, line is null and error has the reason. jsonb_populate_record(null::jobs_archive, line) turns a line into a row again.';
 
--- +goose StatementBegin
 create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
 	-- The months, the days and the time of an interval may each be huge, with different signs,
 	-- although the whole interval compares like a usual interval. With such a setting, drover
@@ -409,7 +397,6 @@ create function drover_ended_before(kept interval) returns timestamptz language 
 	select case when kept between interval '0' and interval '1000 years' and extract(year from kept) between -2000 and 2000
 		then case when now() - kept <= now() then now() - kept end end
 $$;
--- +goose StatementEnd
 comment on function drover_ended_before(interval) is 'Turns the retention of a queue into a time: jobs that ended before this time may be deleted or archived. Null: the interval makes no sense, so no job may be deleted or archived.';
 
 -- +goose StatementBegin
@@ -431,7 +418,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_note_refused(text, jsonb, bigint) is 'Sets aside the jobs that drover_walk_on has listed in refused. If more than a hundred jobs were refused and no job has passed, it sets aside only one job, which stands for all of them. Returns the jobs to log, each with its path.';
 
--- +goose StatementBegin
 create function drover_tidy_set_aside() returns void language sql as $$
 	delete from drover_set_aside where (path, job) in (
 		select s.path, s.job from drover_set_aside s
@@ -441,7 +427,6 @@ create function drover_tidy_set_aside() returns void language sql as $$
 			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- the pruner no longer tries the job
 		order by s.path, s.job for update skip locked)
 $$;
--- +goose StatementEnd
 comment on function drover_tidy_set_aside() is 'Deletes the rows of drover_set_aside for jobs that are gone, that have left the state in which they were refused, or that the pruner has no reason to touch any more.';
 
 -- +goose StatementBegin
@@ -548,13 +533,11 @@ $$;
 comment on function drover_retain_these(text[], interval, interval, timestamptz) is
 	'Deletes or archives the given jobs whose retention is over, as drover_retain does. With surplus, the retention does not matter: the function deletes or archives the given jobs that were completed or discarded before that time, because their queue keeps enough newer jobs. It archives discarded jobs and deletes the others. Jobs that the database refuses to delete or to move are set aside. refused: each of these jobs with its path and error; an error that no job has caused has no id.';
 
--- +goose StatementBegin
 create function drover_retain_archived(ids text[], surplus timestamptz, out deleted bigint, out refused jsonb) language sql set lock_timeout = '1s' as $$
 	select w.done, w.refused
 	from (select array(select a.id from jobs_archive a where a.id = any($1) and a.finalized_at < $2 order by a.id for update skip locked) as there) held,
 		drover_walk_on(held.there, 'with gone as (delete from jobs_archive where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w
 $$;
--- +goose StatementEnd
 comment on function drover_retain_archived(text[], timestamptz) is 'Deletes the given jobs from jobs_archive for ever if they ended before surplus, because their queue keeps enough newer jobs. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin

@@ -5,13 +5,8 @@
 
 -- +goose Up
 
--- +goose StatementBegin
-do $$ begin
-	if to_regprocedure('drover_schema_version()') is null then
-		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
-	end if;
-end $$;
--- +goose StatementEnd
+do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
 
 create sequence drover_limits_version;
 comment on sequence drover_limits_version is 'Numbers the changes of drover_limits, in the order of their commits.';
@@ -91,14 +86,12 @@ $$;
 -- +goose StatementEnd
 comment on function drover_check_scope(text) is 'Raises 22023 if the text cannot be a scope.';
 
--- +goose StatementBegin
 create function drover_known_scope(scope text) returns boolean language sql stable set enable_seqscan = off set jit = off as $$
 	select case split_part(scope, ':', 1)
 		when 'queue' then exists (select from queues q where q.name = substr(scope, 7)) or exists (select from jobs j where j.finalized_at is null and j.queue = substr(scope, 7))
 		when 'kind' then exists (select from drover_kinds k where k.kind = substr(scope, 6))
 		else true end
 $$;
--- +goose StatementEnd
 comment on function drover_known_scope(text) is 'Whether a supervisor has ever served the queue or had a worker of the kind, or a job waits in the queue.';
 
 -- +goose StatementBegin
@@ -139,7 +132,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_resume(text, text, text) is 'Ends a pause. The row keeps by (null: the session''s user) and why. False: the scope was not paused.';
 
--- +goose StatementBegin
 create function drover_unconfirmed(version bigint) returns text[] language sql stable as $$
 	select array(
 		select s.id from drover_supervisors s
@@ -147,7 +139,6 @@ create function drover_unconfirmed(version bigint) returns text[] language sql s
 			and s.lost_at is null and s.beat_at > clock_timestamp() - least(s.lease_ms, 1000000000000) * interval '1 ms'
 		order by s.id)
 $$;
--- +goose StatementEnd
 comment on function drover_unconfirmed(bigint) is
 	'The living supervisors that may not follow a change of drover_limits yet. A supervisor whose process is frozen or cut off from the database counts until its lease is over. After that it starts no job.';
 

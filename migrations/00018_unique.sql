@@ -6,13 +6,8 @@
 
 -- +goose Up
 
--- +goose StatementBegin
-do $$ begin
-	if to_regprocedure('drover_schema_version()') is null then
-		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
-	end if;
-end $$;
--- +goose StatementEnd
+do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
 
 -- +goose StatementBegin
 create function drover_refuse_uniqueness(at text, uniqueness jsonb, args jsonb, concurrency_key text, later boolean) returns void language plpgsql stable as $$
@@ -399,14 +394,10 @@ $$;
 -- +goose StatementEnd
 comment on function drover_key_taken(text, text) is 'Why the job wanted_by cannot have this unique key, as a clause. Null: it can. If the period of another job with the key is over, that job loses the key.';
 
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 18';
--- +goose StatementEnd
 
 select drover_secure();
 
 -- +goose Down
 drop function drover_key_taken, drover_unique_owner, drover_replace_waiting, drover_enqueue_unique, drover_span_fault, drover_unique_key, drover_refuse_uniqueness;
--- +goose StatementBegin
 create or replace function drover_schema_version() returns int language sql immutable as 'select 17';
--- +goose StatementEnd

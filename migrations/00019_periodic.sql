@@ -5,13 +5,8 @@
 
 -- +goose Up
 
--- +goose StatementBegin
-do $$ begin
-	if to_regprocedure('drover_schema_version()') is null then
-		raise exception 'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up';
-	end if;
-end $$;
--- +goose StatementEnd
+do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
 
 create table drover_periodic (
 	name         text collate "C" primary key,
@@ -80,11 +75,9 @@ $$;
 -- +goose StatementEnd
 comment on function drover_periodic_refuse(text, text) is 'Raises 22023 about a field of a schedule.';
 
--- +goose StatementBegin
 create function drover_periodic_by(by text) returns text language sql stable as $$
 	select left(coalesce(nullif(by, ''), session_user), 128)
 $$;
--- +goose StatementEnd
 comment on function drover_periodic_by(text) is 'The name of the person or program that changes a schedule: by, cut to 128 characters, or the session''s user if by is empty.';
 
 -- +goose StatementBegin
@@ -192,11 +185,9 @@ $$;
 -- +goose StatementEnd
 comment on function drover_cron(text) is 'The fields of a cron schedule as numbers. Weekdays are 0 (Sunday) to 6 (Saturday). Raises 22023 if the schedule makes no sense.';
 
--- +goose StatementBegin
 create function drover_offset(at timestamptz, zone text) returns interval language sql stable as $$
 	select (at at time zone zone) - (at at time zone 'UTC')
 $$;
--- +goose StatementEnd
 comment on function drover_offset(timestamptz, text) is 'How far a zone''s clocks are ahead of UTC at a time.';
 
 -- +goose StatementBegin
@@ -442,12 +433,10 @@ $$;
 -- +goose StatementEnd
 comment on function drover_periodic_check(drover_periodic) is 'Raises 22023 with the name of the first field of a schedule that makes no sense.';
 
--- +goose StatementBegin
 create function drover_periodic_first(p drover_periodic, after timestamptz) returns timestamptz language sql stable as $$
 	select case when p.paused_until is distinct from 'infinity' then
 		(drover_periodic_ticks(p.schedule, p.zone, p.anchor, greatest(after, p.paused_until - interval '1 microsecond')))[1] end
 $$;
--- +goose StatementEnd
 comment on function drover_periodic_first(drover_periodic, timestamptz) is 'The first tick of a schedule after a time, and not before the end of its pause. Null: the schedule is paused until somebody resumes it.';
 
 -- +goose StatementBegin
@@ -503,11 +492,9 @@ $$;
 -- +goose StatementEnd
 comment on function drover_periodic_change(drover_periodic, drover_periodic) is 'Gives a schedule, whose row the caller has locked, other settings. was: the row. Ticks move only if the schedule or its zone changes.';
 
--- +goose StatementBegin
 create function drover_periodic_declared(p drover_periodic) returns boolean language sql stable as $$
 	select exists (select from drover_supervisors s where s.id = any(p.declared_by) and s.lost_at is null)
 $$;
--- +goose StatementEnd
 comment on function drover_periodic_declared(drover_periodic) is 'Whether a living supervisor declares the schedule in code.';
 
 -- +goose StatementBegin
@@ -672,7 +659,6 @@ $$;
 -- +goose StatementEnd
 comment on function drover_periodic_preview(text, text, int, timestamptz) is 'The next ticks of a schedule. E.g. select drover_periodic_preview(''30 2 * * *'', ''Europe/Berlin'')';
 
--- +goose StatementBegin
 create function drover_periodic_id(name text, generation text, tick timestamptz) returns text language sql immutable as $$
 	-- The first 10 digits are the tick's milliseconds. The other 16 digits are 80 bits of a hash,
 	-- with five bits in each digit.
@@ -681,7 +667,6 @@ create function drover_periodic_id(name text, generation text, tick timestamptz)
 		from (select encode(sha256(convert_to(format('%s/%s/%s', generation, extract(epoch from tick), name), 'UTF8')), 'hex') as h) h) bits,
 		generate_series(0, 15) as i
 $$;
--- +goose StatementEnd
 comment on function drover_periodic_id(text, text, timestamptz) is 'The id of the job of a tick. Every session computes the same id, so that no tick can make two jobs.';
 
 -- +goose StatementBegin
@@ -726,13 +711,11 @@ $$;
 -- +goose StatementEnd
 comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb, text) is 'Enqueues the job of a tick. made: the id of that job. holder: another job that has its unique key; then no job was enqueued. Both are null if the job of this tick was enqueued before.';
 
--- +goose StatementBegin
 create function drover_periodic_busy(p drover_periodic) returns boolean language sql volatile as $$
 	-- The statement reads by primary key. The function is volatile, so that it sees the jobs that this
 	-- transaction has enqueued.
 	select p.overlap = 'skip' and exists (select from jobs j where j.id = p.last_job and (j.finalized_at is null) is true)
 $$;
--- +goose StatementEnd
 comment on function drover_periodic_busy(drover_periodic) is 'Whether a schedule may not enqueue a job now, because overlap is skip and its last job has not ended.';
 
 -- +goose StatementBegin
@@ -863,12 +846,10 @@ $$;
 comment on function drover_periodic_fire(text, text) is
 	'Handles all due ticks of a schedule: for each tick it enqueues a job or skips the tick, and then it sets the next tick. supervisor: the supervisor that calls; a schedule that is declared in code ticks only for supervisors that declare it. fired: false if no tick was due, if another session handles the schedule, if the schedule does not exist, or if the supervisor does not declare it. If the database refuses a job, the row of the schedule has the error. wait_s: seconds until its next tick.';
 
--- +goose StatementBegin
 create function drover_periodic_failed(name text, error text) returns void language sql as $$
 	update drover_periodic o set problem = left(error, 1000), problem_at = clock_timestamp()
 	where o.name = (select i.name from drover_periodic i where i.name = drover_periodic_failed.name for update skip locked)
 $$;
--- +goose StatementEnd
 comment on function drover_periodic_failed(text, text) is 'Writes into the row of a schedule why drover_periodic_fire failed as a whole. The tick stays due.';
 
 -- +goose StatementBegin

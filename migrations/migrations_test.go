@@ -88,6 +88,26 @@ func TestUpNamesTheForeignRelationInItsWay(t *testing.T) {
 }
 
 // A schema from before the first release was made by other files. No present file can continue from it.
+// If goose reads another migration's version, it leaves out the first file. Each later file then refuses to begin.
+func TestALaterMigrationNeedsTheFirst(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.NewPool(t)
+	names, err := fs.Glob(migrations.FS, "*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names[1:] {
+		text, err := migrations.FS.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		up, _, _ := strings.Cut(string(text), "-- +goose Down")
+		if _, err := pool.Exec(t.Context(), up); err == nil || !strings.Contains(err.Error(), "drover: the first of its migrations was skipped") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestUpRefusesWhatWasNeverReleased(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)
