@@ -92,19 +92,14 @@ type BudgetInfo struct {
 
 // RetryBudgets returns all retry budgets, sorted by scope.
 func (c *Client) RetryBudgets(ctx context.Context) ([]BudgetInfo, error) {
-	budgets, err := c.desk.budgets(ctx)
+	budgets, err := pg.ReadAll(ctx, c.desk.pool, func(row pgx.CollectableRow) (b BudgetInfo, err error) {
+		var per float64
+		err = row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
+		b.Per = pg.Seconds(per).Truncate(time.Millisecond)
+		return b, err
+	}, sqlBudgets)
 	return budgets, doing(err, "read retry budgets")
 }
 
 const sqlBudgets = `
 select scope, retries, extract(epoch from per)::float8, burst, mode = 'discard', reserved, free, next_free from retry_budgets order by scope`
-
-func (s *desk) budgets(ctx context.Context) ([]BudgetInfo, error) {
-	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (BudgetInfo, error) {
-		var b BudgetInfo
-		var per float64
-		err := row.Scan(&b.Scope, &b.Retries, &per, &b.Burst, &b.Discard, &b.Reserved, &b.Free, &b.NextFree)
-		b.Per = pg.Seconds(per).Truncate(time.Millisecond)
-		return b, err
-	}, sqlBudgets)
-}

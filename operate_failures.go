@@ -99,7 +99,7 @@ func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]Fai
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	groups, err := c.desk.failures(ctx, filter)
+	groups, err := pg.ReadAll(ctx, c.desk.pool, scanFailure, sqlFailures, filter.Kind, string(filter.Status), filter.Limit, filter.Regressed)
 	return groups, doing(err, "list failures")
 }
 
@@ -170,10 +170,6 @@ select fingerprint, kind, class, error_type, sample,
 // sqlFailures reads the whole table, which is small. The view counts the discarded jobs of the groups within the limit.
 const sqlFailures = failureColumns + `, '' from failures
 where ($1 = '' or kind = $1) and ($2 = '' or status = $2) and (not $4 or regressions > 0) order by last_seen desc, fingerprint limit $3`
-
-func (s *desk) failures(ctx context.Context, f FailureFilter) ([]FailureGroup, error) {
-	return pg.ReadAll(ctx, s.pool, scanFailure, sqlFailures, f.Kind, string(f.Status), f.Limit, f.Regressed)
-}
 
 const sqlFailure = failureColumns + `, drover_seen('failure', fingerprint) from failures where fingerprint = $1`
 

@@ -234,8 +234,11 @@ func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	n, err := c.desk.count(ctx, doc)
-	return n, doing(err, "count jobs")
+	n, err := only(pg.ReadAll(ctx, c.desk.pool, pgx.RowTo[int64], sqlCount, doc))
+	if err != nil {
+		return 0, fmt.Errorf("count jobs: %w", err)
+	}
+	return *n, nil
 }
 
 // QueueCount is how many jobs of one queue are in one state.
@@ -248,7 +251,7 @@ type QueueCount struct {
 
 // Counts counts all jobs by queue and state. It reads the whole table.
 func (c *Client) Counts(ctx context.Context) ([]QueueCount, error) {
-	counts, err := c.desk.counts(ctx)
+	counts, err := pg.ReadAll(ctx, c.desk.pool, pgx.RowToStructByPos[QueueCount], sqlCounts)
 	return counts, doing(err, "count jobs")
 }
 
@@ -270,7 +273,8 @@ type DiscardedGroup struct {
 // Summary counts the dead letters by queue, kind, reason, class and fingerprint, largest group first. It reads only an
 // index: a million dead letters take less than a second.
 func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
-	groups, err := c.desk.summary(ctx)
+	// With one plan, the view uses its index. Without statistics, the planner would read the table instead.
+	groups, err := pg.ReadOnePlan(ctx, c.desk.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 	return groups, doing(err, "sum up discarded jobs")
 }
 
@@ -447,31 +451,10 @@ const sqlCounts = `
 select queue, state, jobs, case when oldest_due is not null then least(greatest(oldest_due, '0001-01-02+00'), '9999-12-30+00') end
 from job_counts order by queue, state`
 
-func (s *desk) counts(ctx context.Context) ([]QueueCount, error) {
-	return pg.ReadAll(ctx, s.pool, func(row pgx.CollectableRow) (QueueCount, error) {
-		var c QueueCount
-		err := row.Scan(&c.Queue, &c.State, &c.Jobs, &c.OldestDue)
-		return c, err
-	}, sqlCounts)
-}
-
 const sqlCount = `select drover_count($1::jsonb)`
-
-func (s *desk) count(ctx context.Context, filter string) (int64, error) {
-	list, err := pg.ReadAll(ctx, s.pool, pgx.RowTo[int64], sqlCount, filter)
-	if err != nil {
-		return 0, err
-	}
-	return list[0], nil
-}
 
 const sqlSummary = `
 select queue, kind, reason, coalesce(class, ''), coalesce(fingerprint, ''), jobs,
 	least(greatest(first_discarded_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(last_discarded_at, '0001-01-02+00'), '9999-12-30+00'),
 	coalesce(newest_error, ''), newest_id
 from discarded_summary order by jobs desc, queue, kind, reason, class, fingerprint`
-
-// summary makes the view use its index. Without statistics, the planner would read the table instead.
-func (s *desk) summary(ctx context.Context) ([]DiscardedGroup, error) {
-	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
-}

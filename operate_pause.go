@@ -101,7 +101,7 @@ func (c *Client) Resume(ctx context.Context, scope Scope, audit Audit) error {
 
 // Pauses lists the current pauses, sorted by scope, at most 1,000 of them. It reads no jobs.
 func (c *Client) Pauses(ctx context.Context) ([]PauseInfo, error) {
-	list, err := c.desk.pauses(ctx)
+	list, err := pg.ReadAll(ctx, c.desk.pool, readPause, sqlPauses, mostPauses)
 	return list, doing(err, "list pauses")
 }
 
@@ -145,18 +145,8 @@ func (c *Client) untilConfirmed(ctx context.Context, number int64) (unconfirmed 
 	return now, context.Cause(ctx)
 }
 
-// pauseError turns an error into an *InvalidError that names the argument, if the SQL functions have refused an
-// argument.
-func pauseError(err error) error {
-	field, reason, ok := strings.Cut(strings.TrimPrefix(pg.Refusal(err), "drover: "), ": ")
-	if pg.SQLState(err) != "22023" || !ok {
-		return err
-	}
-	if field == "until" {
-		field = "Until"
-	}
-	return &InvalidError{Field: field, Reason: reason, Err: err}
-}
+// pauseError turns an error in which the database refuses an argument of a pause into an *InvalidError.
+func pauseError(err error) error { return refusedField(err, strings.NewReplacer("until", "Until")) }
 
 // The functions of migrations/00017_pauses.sql write pauses, as they do for psql.
 
@@ -191,8 +181,4 @@ const mostPauses = 1000
 func readPause(row pgx.CollectableRow) (p PauseInfo, err error) {
 	err = row.Scan(&p.Scope, &p.Since, &p.Until, &p.Unconfirmed, &p.By, &p.Why, &p.UpdatedAt, &p.Seen)
 	return p, err
-}
-
-func (s *desk) pauses(ctx context.Context) ([]PauseInfo, error) {
-	return pg.ReadAll(ctx, s.pool, readPause, sqlPauses, mostPauses)
 }

@@ -133,7 +133,7 @@ func (c *Client) DeletePeriodic(ctx context.Context, name string, audit Audit) e
 
 // PeriodicJobs lists all schedules, by name.
 func (c *Client) PeriodicJobs(ctx context.Context) ([]PeriodicJob, error) {
-	list, err := c.desk.periodic(ctx, "")
+	list, err := pg.ReadAll(ctx, c.desk.pool, scanPeriodic, sqlPeriodic, "")
 	return list, doing(err, "list schedules")
 }
 
@@ -142,7 +142,7 @@ func (c *Client) PeriodicJob(ctx context.Context, name string) (*PeriodicJob, er
 	if unknownSchedule(name) {
 		return nil, fmt.Errorf("get schedule %q: %w", name, ErrNotFound)
 	}
-	job, err := only(c.desk.periodic(ctx, name))
+	job, err := only(pg.ReadAll(ctx, c.desk.pool, scanPeriodic, sqlPeriodic, name))
 	return job, doing(err, "get schedule %q", name)
 }
 
@@ -157,7 +157,7 @@ func (c *Client) PreviewPeriodic(ctx context.Context, schedule, zone string, n i
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	ticks, err := c.desk.previewPeriodic(ctx, schedule, zone, n)
+	ticks, err := pg.ReadAll(ctx, c.desk.pool, pgx.RowTo[time.Time], sqlPreviewPeriodic, schedule, zone, n)
 	return ticks, doing(periodicError(err), "preview schedule %q", schedule)
 }
 
@@ -222,36 +222,22 @@ func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (m
 const sqlPeriodic = `
 select p.name, p.kind, p.queue, p.schedule, p.zone, p.state, p.made_in = 'code', coalesce(p.build, ''), p.args::text, p.options::text,
 	extract(epoch from p.jitter)::float8, p.catch_up, p.overlap, p.run_at_start, p.jobs, p.skipped, coalesce(p.skipped_why, ''), coalesce(p.problem, ''),
-	coalesce(p.last_job, ''), coalesce(p.last_state, ''), p.updated_by, p.updated_why, t.times[1], t.times[2], t.times[3], t.times[4], t.times[5], t.times[6],
+	coalesce(p.last_job, ''), coalesce(p.last_state, ''), p.updated_by, p.updated_why, t.times[1], t.times[2], t.times[3], t.times[4],
+	least(greatest(p.created_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'), least(greatest(p.updated_at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z'),
 	array(select least(greatest(n, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') from unnest(p.next_runs) as n), coalesce(drover_seen('schedule', p.name), '')
 from periodic_jobs p
 cross join lateral (select array_agg(case when x.at is not null and x.at < 'infinity' then least(greatest(x.at, '0001-01-01 00:00:00Z'), '9999-12-31 00:00:00Z') end order by x.n) as times
-	from unnest(array[p.last_at, p.paused_until, p.skipped_at, p.problem_at, p.created_at, p.updated_at]) with ordinality as x(at, n)) t
+	from unnest(array[p.last_at, p.paused_until, p.skipped_at, p.problem_at]) with ordinality as x(at, n)) t
 where $1 = '' or p.name = $1 order by p.name`
-
-func (s *desk) periodic(ctx context.Context, name string) ([]PeriodicJob, error) {
-	return pg.ReadAll(ctx, s.pool, scanPeriodic, sqlPeriodic, name)
-}
 
 func scanPeriodic(row pgx.CollectableRow) (j PeriodicJob, err error) {
 	var args, options string
 	var jitter float64
-	var created, updated *time.Time
 	err = row.Scan(&j.Name, &j.Kind, &j.Queue, &j.Schedule, &j.Zone, &j.State, &j.Declared, &j.Build, &args, &options,
 		&jitter, &j.CatchUp, &j.Overlap, &j.RunAtStart, &j.Jobs, &j.Skipped, &j.SkippedWhy, &j.Problem,
-		&j.LastJobID, &j.LastState, &j.UpdatedBy, &j.UpdatedWhy, &j.LastAt, &j.PausedUntil, &j.SkippedAt, &j.ProblemAt, &created, &updated, &j.Next, &j.Seen)
+		&j.LastJobID, &j.LastState, &j.UpdatedBy, &j.UpdatedWhy, &j.LastAt, &j.PausedUntil, &j.SkippedAt, &j.ProblemAt, &j.CreatedAt, &j.UpdatedAt, &j.Next, &j.Seen)
 	j.Args, j.Options, j.JitterMS = json.RawMessage(args), json.RawMessage(options), pg.Seconds(jitter).Milliseconds()
-	if created != nil {
-		j.CreatedAt = *created
-	}
-	if updated != nil {
-		j.UpdatedAt = *updated
-	}
 	return j, err
 }
 
 const sqlPreviewPeriodic = `select drover_periodic_preview($1, $2, $3)`
-
-func (s *desk) previewPeriodic(ctx context.Context, schedule, zone string, n int) ([]time.Time, error) {
-	return pg.ReadAll(ctx, s.pool, pgx.RowTo[time.Time], sqlPreviewPeriodic, schedule, zone, n)
-}

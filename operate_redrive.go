@@ -242,7 +242,7 @@ func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]Redriv
 	if err != nil {
 		return nil, err
 	}
-	groups, err := c.desk.previewRedrive(ctx, doc)
+	groups, err := pg.ReadAll(ctx, c.desk.pool, pgx.RowToStructByPos[RedriveGroup], sqlPreviewRedrive, doc)
 	return groups, doing(planError(err), "preview redrive")
 }
 
@@ -268,10 +268,10 @@ func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	id = pgtext.ID(id)
 	r, err := c.desk.getRedrive(ctx, id)
 	if err == nil {
-		r.Jobs, err = c.desk.redriveJobs(ctx, id)
+		r.Jobs, err = only(pg.ReadOnePlan(ctx, c.desk.pool, pgx.RowToStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs))
 	}
 	if err == nil {
-		r.Course, err = c.desk.redriveCourse(ctx, id)
+		r.Course, err = pg.ReadOnePlan(ctx, c.desk.pool, pgx.RowToStructByPos[RedriveStep], sqlRedriveCourse, id, mostRedriveJobs)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get redrive %s: %w", id, err)
@@ -287,7 +287,7 @@ func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
 	case limit < 0 || limit > 1000:
 		return nil, &InvalidError{Field: "limit", Reason: fmt.Sprintf("%d is not 1 to 1000", limit)}
 	}
-	list, err := c.desk.redrives(ctx, sqlListRedrives, limit)
+	list, err := pg.ReadAll(ctx, c.desk.pool, scanRedrive, sqlListRedrives, limit)
 	return list, doing(err, "list redrives")
 }
 
@@ -387,12 +387,8 @@ func (s *desk) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 	}
 }
 
-func (s *desk) previewRedrive(ctx context.Context, plan string) ([]RedriveGroup, error) {
-	return pg.ReadAll(ctx, s.pool, pgx.RowToStructByPos[RedriveGroup], sqlPreviewRedrive, plan)
-}
-
 func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
-	return only(s.redrives(ctx, sqlGetRedrive, id))
+	return only(pg.ReadAll(ctx, s.pool, scanRedrive, sqlGetRedrive, id))
 }
 
 // sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet
@@ -412,10 +408,6 @@ from (
 ) j`
 
 const mostRedriveJobs = 10_000 // how many jobs of a redrive are counted at most
-
-func (s *desk) redriveJobs(ctx context.Context, id string) (*RedriveJobs, error) {
-	return only(pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs))
-}
 
 // sqlRedriveCourse reads the jobs of sqlRedriveJobs. The function drover_release writes redriven_at, the time at which
 // the job became due, but not to a job that was parked. A job that the redrive has not made due has an older time
@@ -442,14 +434,6 @@ with j as materialized (
 )
 select since + n * step * interval '1 s', step, coalesce(due, 0), coalesce(completed, 0), coalesce(discarded, 0)
 from span cross join lateral generate_series(0, floor(extract(epoch from until - since) / step)::int) as n left join counted using (n) order by n`
-
-func (s *desk) redriveCourse(ctx context.Context, id string) ([]RedriveStep, error) {
-	return pg.ReadOnePlan(ctx, s.pool, pgx.RowToStructByPos[RedriveStep], sqlRedriveCourse, id, mostRedriveJobs)
-}
-
-func (s *desk) redrives(ctx context.Context, sql string, arg any) ([]Redrive, error) {
-	return pg.ReadAll(ctx, s.pool, scanRedrive, sql, arg)
-}
 
 // scanRedrive reads a row of sqlRedrives.
 func scanRedrive(row pgx.CollectableRow) (r Redrive, err error) {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -208,23 +207,10 @@ func checkSchedule(bad *problems, schedule, zone string) {
 	bad.join(checkText("Zone", zone, 100))
 }
 
-// periodicError turns an error in which the database refuses a schedule into an *InvalidError. The text of such an
-// error begins with the field.
+// periodicError turns an error in which the database refuses a schedule into an *InvalidError.
 func periodicError(err error) error {
-	if pg.SQLState(err) != "22023" {
-		return err
-	}
-	text, ours := strings.CutPrefix(pg.Refusal(err), "drover: ")
-	if field, reason, ok := strings.Cut(text, ": "); ours && ok {
-		return &InvalidError{Field: periodicFields().Replace(field), Reason: reason, Err: err}
-	}
-	return err
-}
-
-// periodicFields replaces the field names of a refusal by the database with the library's names.
-func periodicFields() *strings.Replacer {
-	return strings.NewReplacer("options.queue", "Opts.Queue", "options.priority", "Opts.Priority", "options.delay", "Opts.Delay",
+	return refusedField(err, strings.NewReplacer("options.queue", "Opts.Queue", "options.priority", "Opts.Priority", "options.delay", "Opts.Delay",
 		"options.max_attempts", "Opts.MaxAttempts", "options.retry", "Opts.Retry", "options.timeout", "Opts.Timeout", "options.tags", "Opts.Tags",
 		"options.metadata", "Opts.Metadata", "options.concurrency_key", "Opts.Key", "options", "Opts", "name", "Name", "kind", "Args.Kind", "schedule", "Schedule",
-		"zone", "Zone", "jitter", "Jitter", "catch_up", "CatchUp", "overlap", "Overlap")
+		"zone", "Zone", "jitter", "Jitter", "catch_up", "CatchUp", "overlap", "Overlap"))
 }

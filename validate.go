@@ -15,6 +15,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgtext"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -367,6 +368,20 @@ func promoted(m reflect.Method) bool {
 func inlined(f reflect.StructField) bool {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	return f.Anonymous && name == "" && visit{f.Type, false}.pointed().Kind() == reflect.Struct
+}
+
+// refusedField turns an error into an *InvalidError if one of drover's SQL functions has refused an argument. The text
+// of such an error begins with the argument, as SQL names it; names replaces that by the library's name.
+func refusedField(err error, names *strings.Replacer) error {
+	if pg.SQLState(err) != "22023" {
+		return err
+	}
+	text, ours := strings.CutPrefix(pg.Refusal(err), "drover: ")
+	field, reason, named := strings.Cut(text, ": ")
+	if !ours || !named {
+		return err
+	}
+	return &InvalidError{Field: names.Replace(field), Reason: reason, Err: err}
 }
 
 // namesField turns an error into an *InvalidError if one of drover's checks on the table jobs has refused a value that
