@@ -69,18 +69,7 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, 
 	if filter.State != "" && !filter.State.Final() {
 		bad.add("Filter.State", "%s jobs have not ended", filter.State)
 	}
-	audit.check(&bad)
-	doc := filterFor(&bad, filter)
-	if err := bad.err(); err != nil {
-		return ArchiveResult{}, err
-	}
-	missing, err := c.desk.unknown(ctx, sqlUnknown, doc, filter)
-	if err != nil {
-		return ArchiveResult{}, doing(err, "archive jobs")
-	}
-	moved, err := c.desk.move(ctx, doc, archiveStep(opts.KeepNewest), audit)
-	moved.Missing = missing
-	return moved, doing(err, "archive jobs")
+	return c.move(ctx, &bad, filter, archiveStep(opts.KeepNewest), audit)
 }
 
 // Restore moves jobs that match the filter back from the archive. They come back unchanged, so you can redrive
@@ -89,20 +78,9 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, 
 // ArchiveResult.Refused. Because the rows come back unchanged, the audit goes to Config.Logger, at level info, and to
 // the server's log. An empty filter is an *InvalidError.
 func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (ArchiveResult, error) {
-	var bad problems
-	audit.check(&bad)
-	doc := filterFor(&bad, filter)
-	if err := bad.err(); err != nil {
-		return ArchiveResult{}, err
-	}
-	missing, err := c.desk.unknown(ctx, sqlUnknownArchived, doc, filter)
-	if err != nil {
-		return ArchiveResult{}, doing(err, "restore jobs")
-	}
-	moved, err := c.desk.move(ctx, doc, restoreStep(), audit)
-	moved.Missing = missing
+	moved, err := c.move(ctx, new(problems), filter, restoreStep(), audit)
 	c.logChange(ctx, "jobs restored from the archive", moved.Jobs, audit)
-	return moved, doing(err, "restore jobs")
+	return moved, err
 }
 
 // PurgeArchive deletes jobs that match the filter from the archive, for ever, in batches, and returns how many it
@@ -110,18 +88,30 @@ func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (Archi
 // the refused jobs. Because the rows are gone, the audit goes to Config.Logger, at level info, and to the server's log.
 // For an empty filter the error is an *InvalidError.
 func (c *Client) PurgeArchive(ctx context.Context, filter Filter, audit Audit) (int64, error) {
-	var bad problems
-	audit.check(&bad)
-	doc := filterFor(&bad, filter)
-	if err := bad.err(); err != nil {
-		return 0, err
-	}
-	gone, err := c.desk.move(ctx, doc, purgeStep(), audit)
+	gone, err := c.move(ctx, new(problems), filter, purgeStep(), audit)
 	c.logChange(ctx, "archived jobs deleted", gone.Jobs, audit)
 	if err == nil && len(gone.Refused) > 0 {
-		err = &RefusedError{gone.Refused}
+		err = doing(&RefusedError{gone.Refused}, "purge the archive")
 	}
-	return gone.Jobs, doing(err, "purge the archive")
+	return gone.Jobs, err
+}
+
+// move carries out a verb. The parameter bad has the mistakes that the caller has found in the arguments.
+func (c *Client) move(ctx context.Context, bad *problems, filter Filter, v archiveVerb, audit Audit) (moved ArchiveResult, err error) {
+	audit.check(bad)
+	doc := filter.encode(bad)
+	if doc == "{}" {
+		bad.add("Filter", "is empty; All says that every job is meant")
+	}
+	if err := bad.err(); err != nil {
+		return moved, err
+	}
+	missing, err := c.desk.unknown(ctx, v.unknown, doc, filter)
+	if err == nil {
+		moved, err = c.desk.move(ctx, doc, v, audit)
+	}
+	moved.Missing = missing
+	return moved, doing(err, "%s", v.what)
 }
 
 // ExportArchive writes the archived jobs that match the filter to w, sorted by id, and returns how many it wrote. Each
@@ -151,23 +141,17 @@ const sqlUnknownArchived = `
 select distinct f.id from jsonb_array_elements_text($1::jsonb->'ids') as f(id)
 where (select true from jobs_archive a where a.id = f.id) is null order by 1`
 
-// filterFor encodes the filter of a method that changes jobs. An empty filter is an error.
-func filterFor(bad *problems, filter Filter) string {
-	doc := filter.encode(bad)
-	if doc == "{}" {
-		bad.add("Filter", "is empty; All says that every job is meant")
-	}
-	return doc
-}
-
 // archiveVerb has the statements that archive, restore or purge jobs by a filter, $1. The SQL functions find refused
 // rows by themselves. The statements in the fields next and these are for errors that no function can catch, such as a
 // statement time-out.
 type archiveVerb struct {
+	what  string // for errors
 	batch int
 	step  string // moves or deletes the next $2 jobs after id $3; $4 is who does it, $5 why
 	next  string // lists the ids of these jobs
 	these string // moves or deletes only the jobs $2; $3 is who does it, $4 why
+
+	unknown string // lists the ids in the filter that no job has
 }
 
 func archiveStep(keep int) archiveVerb {
@@ -176,7 +160,7 @@ func archiveStep(keep int) archiveVerb {
 		batch = rankedBatch
 	}
 	return archiveVerb{
-		batch: batch,
+		what: "archive jobs", unknown: sqlUnknown, batch: batch,
 		step:  `select moved, conflicts, refused, last from drover_archive($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3, by => $4, why => $5)`,
 		next:  `select ids, refused, last from drover_archivable($1::jsonb, ` + strconv.Itoa(keep) + `, $2, $3)`,
 		these: `select moved, conflicts, refused, null from drover_archive($1::jsonb || jsonb_build_object('ids', $2::text[]), 0, cardinality($2::text[]), by => $3, why => $4)`,
@@ -185,7 +169,7 @@ func archiveStep(keep int) archiveVerb {
 
 func restoreStep() archiveVerb {
 	return archiveVerb{
-		batch: archiveBatch,
+		what: "restore jobs", unknown: sqlUnknownArchived, batch: archiveBatch,
 		step:  `select moved, conflicts, refused, last from drover_restore($1::jsonb, $2, $3, by => $4, why => $5)`,
 		next:  `select ids, refused, last from drover_archived($1::jsonb, 'restore', $2, $3)`,
 		these: `select moved, conflicts, refused, null from drover_restore($1::jsonb || jsonb_build_object('ids', $2::text[]), cardinality($2::text[]), by => $3, why => $4)`,
@@ -194,7 +178,7 @@ func restoreStep() archiveVerb {
 
 func purgeStep() archiveVerb {
 	return archiveVerb{
-		batch: archiveBatch,
+		what: "purge the archive", unknown: sqlUnknownArchived, batch: archiveBatch,
 		step:  `select deleted, '{}'::text[], refused, last from drover_purge($1::jsonb, 'delete for ever', $2, $3, by => $4, why => $5)`,
 		next:  `select ids, refused, last from drover_archived($1::jsonb, 'purge', $2, $3)`,
 		these: `select deleted, '{}'::text[], refused, null from drover_purge($1::jsonb || jsonb_build_object('ids', $2::text[]), 'delete for ever', cardinality($2::text[]), by => $3, why => $4)`,
