@@ -19,49 +19,27 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// server is a Postgres that pgdev has found or started, or that the user has named.
-type server interface {
-	URL() string
-	Source() string // a description for people
-	Owned() bool    // whether Close stops the server
-	Close() error
-}
-
-// userServer is the database of the URL in Options.
-type userServer struct{ url, source string }
-
-func (s *userServer) URL() string    { return s.url }
-func (s *userServer) Source() string { return s.source }
-func (s *userServer) Owned() bool    { return false }
-func (s *userServer) Close() error   { return nil }
-
 // connectTimeout bounds the wait for a server that does not answer.
 const connectTimeout = 10 * time.Second
 
-func openServer(ctx context.Context, url string, log func(string)) (server, error) {
+func openServer(ctx context.Context, url string, log func(string)) (*pgdev.Server, error) {
 	if url == "" {
 		return pgdev.Start(ctx, pgdev.Options{Log: log})
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	config, err := pgurl.Parse(url)
+	s, err := pgdev.At(ctx, "PostgreSQL", url)
 	if err != nil {
-		return nil, fmt.Errorf("drover: the database URL cannot be read: %w", err)
+		return nil, fmt.Errorf("drover: the database of the URL: %w", err)
 	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
-	if err != nil {
-		return nil, fmt.Errorf("drover: %w", pgurl.Explain(err))
-	}
-	defer conn.Close(ctx) //nolint:errcheck // nothing is lost with this connection
-	c := conn.Config()
-	source := fmt.Sprintf("PostgreSQL %s (%s:%d/%s)", conn.PgConn().ParameterStatus("server_version"), c.Host, c.Port, c.Database)
-	log("postgres: " + source)
-	return &userServer{config.ConnString(), source}, nil
+	log("postgres: " + s.Source())
+	return s, nil
 }
 
 // database is a migrated schema that belongs to the run.
 type database struct {
-	server server
+	server *pgdev.Server
+	named  bool   // the user has named the server by its URL
 	schema string // "" until it exists
 	pool   *pgxpool.Pool
 	client *drover.Client
@@ -74,7 +52,7 @@ func openDatabase(ctx context.Context, url string, log func(string)) (*database,
 	if err != nil {
 		return &database{}, err
 	}
-	db := &database{server: server}
+	db := &database{server: server, named: url != ""}
 	// If ctx ended during a statement, nobody would know whether the statement has made the schema. So the statements
 	// below do not end with ctx, but only by a time limit.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -355,7 +333,7 @@ func (db *database) pages() string {
 
 // shellURL returns the server's address as a user types it in a shell.
 func (db *database) shellURL() string {
-	if _, given := db.server.(*userServer); given {
+	if db.named {
 		return "<the --url>"
 	}
 	if db.server.Owned() {

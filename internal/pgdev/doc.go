@@ -13,7 +13,7 @@
 // # The files
 //
 //   - pgdev.go: Start, Server, Options, Way: tries the four ways in turn; the settings of a server
-//   - env.go: FromEnv: the database of DATABASE_URL
+//   - env.go: FromEnv, At: the database of DATABASE_URL, or of a URL that the user gives
 //   - local.go: Local: finds server binaries on this machine, and compares their versions; a free port
 //   - docker.go: Docker: a container by testcontainers
 //   - download.go: Download: fetches, verifies and unpacks an archive of server binaries

@@ -20,15 +20,25 @@ func (o Options) fromEnv(ctx context.Context) (*Server, error) {
 	if given == "" {
 		return nil, errNotSet
 	}
-	config, err := pgurl.Parse(given)
-	if err != nil {
-		return nil, fmt.Errorf("is set, but cannot be read: %w", err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
+	s, err := At(ctx, "DATABASE_URL", given)
+	if err != nil {
+		return nil, fmt.Errorf("is set, but %w", err)
+	}
+	return s, nil
+}
+
+// At returns the server of a database URL that the user has given. Close does not stop it. The name describes the
+// origin of the URL in Source.
+func At(ctx context.Context, name, given string) (*Server, error) {
+	config, err := pgurl.Parse(given)
+	if err != nil {
+		return nil, fmt.Errorf("cannot be read: %w", err)
+	}
 	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
-		return nil, fmt.Errorf("is set, but %w", pgurl.Explain(err))
+		return nil, pgurl.Explain(err)
 	}
 	defer conn.Close(context.WithoutCancel(ctx)) //nolint:errcheck // nothing is lost with this connection
 
@@ -36,12 +46,12 @@ func (o Options) fromEnv(ctx context.Context) (*Server, error) {
 	var version string
 	const sqlVersion = `select current_setting('server_version_num')::int, current_setting('server_version')`
 	if err := conn.QueryRow(ctx, sqlVersion).Scan(&number, &version); err != nil {
-		return nil, fmt.Errorf("is set, but asking for the version: %w", err)
+		return nil, fmt.Errorf("asking for the version: %w", err)
 	}
 	if number < oldest*10000 {
-		return nil, fmt.Errorf("is set, but the server is version %s and %d or newer is needed", version, oldest)
+		return nil, fmt.Errorf("the server is version %s and %d or newer is needed", version, oldest)
 	}
 	c := conn.Config()
-	source := fmt.Sprintf("DATABASE_URL %s (%s:%d/%s)", version, c.Host, c.Port, c.Database)
+	source := fmt.Sprintf("%s %s (%s:%d/%s)", name, version, c.Host, c.Port, c.Database)
 	return newServer(config.ConnString(), source, nil, nil), nil
 }
