@@ -213,8 +213,7 @@ func (s *scratch) awaitLast(ctx context.Context, calls *atomic.Int64, want int64
 	err = drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		var unfinished bool
 		last = time.Now() // before the query, so that the time of the query does not count
-		s.meter.asked++
-		err := s.meter.conn.QueryRow(ctx, sqlUnfinished).Scan(&unfinished)
+		err := s.meter.row(ctx, sqlUnfinished).Scan(&unfinished)
 		return !unfinished, err
 	})
 	return last, err

@@ -108,8 +108,7 @@ const sqlAsleep = `select count(*) > 0 and bool_and(duty = 'on call') from drove
 // awaitSleep waits until the supervisor is on call, which means that it sleeps.
 func (s *scratch) awaitSleep(ctx context.Context) error {
 	err := drive.Poll(ctx, 10*time.Millisecond, func() (asleep bool, err error) {
-		s.meter.asked++
-		err = s.meter.conn.QueryRow(ctx, sqlAsleep).Scan(&asleep)
+		err = s.meter.row(ctx, sqlAsleep).Scan(&asleep)
 		return asleep, err
 	})
 	if err != nil {

@@ -53,23 +53,15 @@ func (r *Report) describeServer(ctx context.Context, config *pgxpool.Config) err
 // It is for one goroutine.
 type meter struct {
 	conn       *pgx.Conn
-	config     *pgxpool.Config
 	walInspect string // the schema of pg_walinspect; "" if the extension is not available
 	statements string // the schema of pg_stat_statements; "" if the extension is not available
 	asked      int64  // the number of the meter's own statements
 }
 
-func newMeter(ctx context.Context, config *pgxpool.Config) (*meter, error) {
-	m := &meter{config: config}
-	var err error
-	if m.conn, err = pgx.ConnectConfig(ctx, config.ConnConfig.Copy()); err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
-	}
-	return m, nil
-}
-
-func (m *meter) close(ctx context.Context) {
-	_ = m.conn.Close(ctx) // nothing is lost with this connection
+// row runs a statement that returns one row, and counts it as one of the meter's own.
+func (m *meter) row(ctx context.Context, sql string, args ...any) pgx.Row {
+	m.asked++
+	return m.conn.QueryRow(ctx, sql, args...)
 }
 
 // extend finds the extensions that count statements and inspect the WAL, or creates them in the scratch schema. If the
@@ -139,15 +131,13 @@ func (m *meter) read(ctx context.Context) (c counters, err error) {
 		return c, fmt.Errorf("flush the server's counters: %w", err)
 	}
 	c.asked = m.asked
-	m.asked++
-	if err := m.conn.QueryRow(ctx, sqlCounters).Scan(&c.wal, &c.images, &c.commits); err != nil {
+	if err := m.row(ctx, sqlCounters).Scan(&c.wal, &c.images, &c.commits); err != nil {
 		return c, fmt.Errorf("read the server's counters: %w", err)
 	}
 	if m.statements == "" {
 		return c, nil
 	}
-	m.asked++
-	err = m.conn.QueryRow(ctx, `
+	err = m.row(ctx, `
 select coalesce(sum(calls), 0)::bigint from `+m.statements+`.pg_stat_statements
 where dbid = (select oid from pg_database where datname = current_database())`).Scan(&c.statements)
 	if err != nil {
@@ -173,8 +163,7 @@ func (m *meter) flush(ctx context.Context, pool *pgxpool.Pool) error {
 	pool.Reset()
 	err := drive.Poll(ctx, 5*time.Millisecond, func() (bool, error) {
 		var left int
-		m.asked++
-		err := m.conn.QueryRow(ctx, sqlSessions).Scan(&left)
+		err := m.row(ctx, sqlSessions).Scan(&left)
 		return left == 0, err
 	})
 	if err != nil {
@@ -190,15 +179,13 @@ func (m *meter) imageBytes(ctx context.Context, from, to int64) (bytes int64, ok
 		return 0, false, nil
 	}
 	err = drive.Poll(ctx, 10*time.Millisecond, func() (flushed bool, err error) {
-		m.asked++
-		err = m.conn.QueryRow(ctx, `select pg_current_wal_flush_lsn() >= '0/0'::pg_lsn + $1::numeric`, to).Scan(&flushed)
+		err = m.row(ctx, `select pg_current_wal_flush_lsn() >= '0/0'::pg_lsn + $1::numeric`, to).Scan(&flushed)
 		return flushed, err
 	})
 	if err != nil {
 		return 0, false, fmt.Errorf("wait for the log: %w", err)
 	}
-	m.asked++
-	err = m.conn.QueryRow(ctx, `
+	err = m.row(ctx, `
 select coalesce(sum(fpi_size), 0)::bigint from `+m.walInspect+`.pg_get_wal_stats('0/0'::pg_lsn + $1::numeric, '0/0'::pg_lsn + $2::numeric)`,
 		from, to).Scan(&bytes)
 	if err != nil && ctx.Err() == nil {
@@ -211,8 +198,7 @@ const sqlUpdates = `select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables whe
 
 // updates returns how many updates the table jobs has had, and how many of these were HOT.
 func (m *meter) updates(ctx context.Context) (all, hot int64, err error) {
-	m.asked++
-	if err := m.conn.QueryRow(ctx, sqlUpdates).Scan(&all, &hot); err != nil {
+	if err := m.row(ctx, sqlUpdates).Scan(&all, &hot); err != nil {
 		return 0, 0, fmt.Errorf("read the table's counters: %w", err)
 	}
 	return all, hot, nil

@@ -56,8 +56,7 @@ func (m *meter) clockOffset(ctx context.Context) (offset time.Duration, err erro
 	for range 20 {
 		var server time.Time
 		sent := time.Now()
-		m.asked++
-		if err := m.conn.QueryRow(ctx, `select clock_timestamp()`).Scan(&server); err != nil {
+		if err := m.row(ctx, `select clock_timestamp()`).Scan(&server); err != nil {
 			return 0, fmt.Errorf("read the server's clock: %w", err)
 		}
 		if trip := time.Since(sent); trip < quickest {

@@ -23,7 +23,7 @@ type scratch struct {
 	name   string
 	pool   *pgxpool.Pool
 	client *drover.Client
-	meter  *meter
+	meter  meter
 }
 
 func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
@@ -38,8 +38,8 @@ func newScratch(ctx context.Context, o *Options) (_ *scratch, err error) {
 			err = errors.Join(err, s.drop(context.WithoutCancel(ctx)))
 		}
 	}()
-	if s.meter, err = newMeter(ctx, config); err != nil {
-		return nil, err
+	if s.meter.conn, err = pgx.ConnectConfig(ctx, config.ConnConfig.Copy()); err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
 	}
 	if _, err := s.meter.conn.Exec(ctx, `create schema `+s.name); err != nil {
 		return nil, fmt.Errorf("create a scratch schema: %w", err)
@@ -87,8 +87,8 @@ func (s *scratch) drop(ctx context.Context) error {
 	if s.pool != nil {
 		s.pool.Close()
 	}
-	if s.meter != nil {
-		s.meter.close(ctx)
+	if s.meter.conn != nil {
+		_ = s.meter.conn.Close(ctx) // nothing is lost with this connection
 	}
 	config := s.Config.ConnConfig.Copy()
 	conn, err := pgx.ConnectConfig(ctx, config)
