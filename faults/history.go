@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -264,12 +265,7 @@ func (h *history) byJob() []*jobHistory {
 	for i := range h.rows {
 		of(h.rows[i].Job).row = &h.rows[i]
 	}
-	sorted := make([]*jobHistory, 0, len(jobs))
-	for _, j := range jobs {
-		sorted = append(sorted, j)
-	}
-	slices.SortFunc(sorted, func(a, b *jobHistory) int { return strings.Compare(a.id, b.id) })
-	return sorted
+	return slices.SortedFunc(maps.Values(jobs), func(a, b *jobHistory) int { return strings.Compare(a.id, b.id) })
 }
 
 // story describes the job's life from all sources, in the order of their clocks.

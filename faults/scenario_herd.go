@@ -61,8 +61,8 @@ type flock struct {
 	handOns atomic.Int64 // how often a supervisor handed a notification on, because its claim came too late
 	polls   float64      // how many claims a second the flock sends while there are no jobs
 	atWork  atomic.Int64
-	client  *drover.Client // the client of the producers
-	caller  *pgxpool.Pool
+	caller  *drover.Client // the client of the producers, on callers
+	callers *pgxpool.Pool
 	members []*member
 	started chan time.Time
 	ends    sync.Map // when the context of each job's handler ended, by job id
@@ -136,7 +136,7 @@ func (w *world) startFlock(ctx context.Context, name string, n int) (*flock, err
 		return f, err
 	}
 	var err error
-	if f.client, f.caller, err = connectClient(ctx, f.url, "producer", 8); err != nil {
+	if f.caller, f.callers, err = connectClient(ctx, f.url, "producer", 8); err != nil {
 		return f, err
 	}
 	for range n {
@@ -205,8 +205,8 @@ func (f *flock) close() error {
 		})
 	}
 	all.Wait()
-	if f.caller != nil {
-		f.caller.Close()
+	if f.callers != nil {
+		f.callers.Close()
 	}
 	return errors.Join(append(errs, f.world.close())...)
 }
@@ -318,7 +318,7 @@ func (f *flock) trickle(ctx context.Context, t *trickled, jobs int, meanwhile fu
 	next := started.Add(time.Second)
 	for range jobs {
 		begun := time.Now()
-		if _, err := f.client.Enqueue(ctx, stint{}, nil); err != nil {
+		if _, err := f.caller.Enqueue(ctx, stint{}, nil); err != nil {
 			return err
 		}
 		select {
@@ -391,7 +391,7 @@ func (f *flock) produce(ctx context.Context) (rate float64, err error) {
 	for i := range errs {
 		all.Go(func() {
 			for time.Since(begun) < lasts && errs[i] == nil {
-				_, errs[i] = f.client.Enqueue(ctx, stint{}, nil)
+				_, errs[i] = f.caller.Enqueue(ctx, stint{}, nil)
 				made.Add(1)
 			}
 		})
@@ -411,7 +411,7 @@ func (f *flock) produce(ctx context.Context) (rate float64, err error) {
 // cancel cancels a running job, and returns how long its handler's context took to end.
 func (f *flock) cancel(ctx context.Context) (took time.Duration, err error) {
 	for range 5 {
-		receipt, err := f.client.Enqueue(ctx, stint{For: time.Minute}, nil)
+		receipt, err := f.caller.Enqueue(ctx, stint{For: time.Minute}, nil)
 		if err != nil {
 			return 0, err
 		}
@@ -421,7 +421,7 @@ func (f *flock) cancel(ctx context.Context) (took time.Duration, err error) {
 			return 0, ctx.Err()
 		}
 		begun := time.Now()
-		if _, err := f.client.Cancel(ctx, receipt.ID, drover.Audit{By: "the suite"}); err != nil {
+		if _, err := f.caller.Cancel(ctx, receipt.ID, drover.Audit{By: "the suite"}); err != nil {
 			return 0, err
 		}
 		if err := until(ctx, "the handler hears of the cancel", time.Minute, func() (bool, error) {
@@ -455,7 +455,7 @@ func (w *world) burst(ctx context.Context) (most, free time.Duration, err error)
 		batch[i].Args = stint{For: time.Second}
 	}
 	begun := time.Now()
-	if _, err := f.client.EnqueueMany(ctx, batch); err != nil {
+	if _, err := f.caller.EnqueueMany(ctx, batch); err != nil {
 		return 0, 0, err
 	}
 	stored := time.Since(begun)
@@ -472,7 +472,7 @@ func (w *world) burst(ctx context.Context) (most, free time.Duration, err error)
 	for i := range batch {
 		batch[i].Args = stint{For: time.Minute}
 	}
-	if _, err := f.client.EnqueueMany(ctx, batch[:slots-1]); err != nil {
+	if _, err := f.caller.EnqueueMany(ctx, batch[:slots-1]); err != nil {
 		return 0, 0, err
 	}
 	if err := until(ctx, "all slots but one are at work", time.Minute, func() (bool, error) { return f.atWork.Load() == slots-1, nil }); err != nil {
@@ -482,11 +482,11 @@ func (w *world) burst(ctx context.Context) (most, free time.Duration, err error)
 		return 0, 0, err
 	}
 	begun = time.Now()
-	if _, err := f.client.Enqueue(ctx, stint{For: time.Second}, nil); err != nil {
+	if _, err := f.caller.Enqueue(ctx, stint{For: time.Second}, nil); err != nil {
 		return 0, 0, err
 	}
 	err = until(ctx, "the last slot is at work", time.Minute, func() (bool, error) { return f.atWork.Load() == slots, nil })
 	free = time.Since(begun).Round(time.Millisecond)
-	_, cancelled := f.client.CancelMany(ctx, drover.Filter{Kind: "stint"}, drover.Audit{By: "the suite"})
+	_, cancelled := f.caller.CancelMany(ctx, drover.Filter{Kind: "stint"}, drover.Audit{By: "the suite"})
 	return most, free, errors.Join(err, cancelled)
 }

@@ -117,12 +117,7 @@ func loseReplies(ctx context.Context, w *world, replies int) error {
 	})
 	stolen, _ := w.callerNet.counts()
 	w.faults[len(w.faults)-1].Count = stolen
-	for _, p := range w.producers {
-		select {
-		case <-p.ended:
-		case <-ctx.Done():
-		}
-	}
+	w.awaitProducers(ctx)
 	stored := 0
 	failed := w.pool.QueryRow(ctx, `select count(*) from jobs`).Scan(&stored)
 	if want := w.load.Producers * w.load.Jobs; failed == nil && stored != want {

@@ -41,18 +41,14 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 	if err := w.eventually(ctx, "all jobs are dead", 5*time.Minute, sqlAllDone); err != nil {
 		return err
 	}
-	client, err := quietClient(w.pool)
-	if err != nil {
-		return err
-	}
 	rate := redriveRate(jobs)
-	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Reason: drover.ReasonAttemptsExhausted}, Rate: rate, MaxAttempts: 10}, drover.Audit{})
+	r, err := w.client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Reason: drover.ReasonAttemptsExhausted}, Rate: rate, MaxAttempts: 10}, drover.Audit{})
 	if err != nil {
 		return err
 	}
 	for third := range 2 {
 		err := until(ctx, "a third of the jobs is due", 2*time.Minute, func() (bool, error) {
-			now, err := client.Redrive(ctx, r.ID)
+			now, err := w.client.Redrive(ctx, r.ID)
 			return err == nil && now.Released >= r.Matched*int64(third+1)/3, err
 		})
 		if err != nil {
@@ -63,7 +59,7 @@ func redrivePaced(ctx context.Context, w *world, jobs int) error {
 		}
 	}
 	err = until(ctx, "the redrive is done", 5*time.Minute, func() (bool, error) {
-		r, err = client.Redrive(ctx, r.ID)
+		r, err = w.client.Redrive(ctx, r.ID)
 		return err == nil && r.State == drover.RedriveDone, err
 	})
 	if err == nil && (r.Matched != int64(jobs) || r.Released != int64(jobs)) {

@@ -85,14 +85,11 @@ func tickOn(ctx context.Context, w *world, rounds int) error {
 
 // pauseSchedules pauses the schedules, so that no new jobs come while the workers stop.
 func (w *world) pauseSchedules(ctx context.Context) error {
-	client, err := quietClient(w.pool)
-	if err != nil {
-		return err
-	}
+	var errs []error
 	for _, p := range schedules() {
-		err = errors.Join(err, client.PausePeriodic(ctx, p.Name, time.Time{}, drover.Audit{}))
+		errs = append(errs, w.client.PausePeriodic(ctx, p.Name, time.Time{}, drover.Audit{}))
 	}
-	return errors.Join(err, w.eventually(ctx, "no job of a schedule is left", time.Minute, `select not exists (select from jobs where kind = 'tick' and finalized_at is null)`))
+	return errors.Join(append(errs, w.eventually(ctx, "no job of a schedule is left", time.Minute, `select not exists (select from jobs where kind = 'tick' and finalized_at is null)`))...)
 }
 
 // tally has counts of what became of the ticks of a schedule.

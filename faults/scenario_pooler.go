@@ -133,12 +133,7 @@ func poolInEveryMode(ctx context.Context, w *world, jobs int) error {
 					return err
 				}
 			}
-			for _, p := range w.producers {
-				select {
-				case <-p.ended:
-				case <-ctx.Done():
-				}
-			}
+			w.awaitProducers(ctx)
 			passed += jobs
 			return w.eventually(ctx, fmt.Sprintf("%d jobs have run in mode %s", jobs, mode), 2*time.Minute,
 				`select count(*) = $1 from jobs where finalized_at is not null`, passed)

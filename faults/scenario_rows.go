@@ -81,10 +81,6 @@ func poisonRows(ctx context.Context, w *world, rounds int) error {
 	if _, err := w.pool.Exec(ctx, sqlUnguarded); err != nil {
 		return err
 	}
-	client, err := quietClient(w.pool)
-	if err != nil {
-		return err
-	}
 	if err := pause(ctx, calm); err != nil {
 		return err
 	}
@@ -93,7 +89,7 @@ func poisonRows(ctx context.Context, w *world, rounds int) error {
 			if err := w.put(ctx, p, "", ""); err != nil {
 				return err
 			}
-			if err := errors.Join(pause(ctx, between), w.listsWork(ctx, client)); err != nil {
+			if err := errors.Join(pause(ctx, between), w.listsWork(ctx)); err != nil {
 				return err
 			}
 		}
@@ -102,7 +98,7 @@ func poisonRows(ctx context.Context, w *world, rounds int) error {
 				return err
 			}
 		}
-		if err := errors.Join(pause(ctx, time.Second), w.listsWork(ctx, client), w.deadPoison(ctx, client, round), w.endedPoison(ctx)); err != nil {
+		if err := errors.Join(pause(ctx, time.Second), w.listsWork(ctx), w.deadPoison(ctx, round), w.endedPoison(ctx)); err != nil {
 			return err
 		}
 		if err := w.runningPoison(ctx); err != nil {
@@ -124,11 +120,11 @@ func (w *world) put(ctx context.Context, p badRow, columns, values string) error
 }
 
 // listsWork returns an error if one of the client's lists and counts fails.
-func (w *world) listsWork(ctx context.Context, client *drover.Client) error {
-	_, list := client.Jobs(ctx, drover.Filter{Kind: noop{}.Kind()}, "", 1000)
-	_, dead := client.Jobs(ctx, drover.Filter{State: drover.Discarded}, "", 1000)
-	_, counts := client.Counts(ctx)
-	_, summary := client.Summary(ctx)
+func (w *world) listsWork(ctx context.Context) error {
+	_, list := w.client.Jobs(ctx, drover.Filter{Kind: noop{}.Kind()}, "", 1000)
+	_, dead := w.client.Jobs(ctx, drover.Filter{State: drover.Discarded}, "", 1000)
+	_, counts := w.client.Counts(ctx)
+	_, summary := w.client.Summary(ctx)
 	return errors.Join(list, dead, counts, summary)
 }
 
@@ -158,7 +154,7 @@ func (w *world) runningPoison(ctx context.Context) error {
 }
 
 // deadPoison redrives dead jobs with bad rows among them.
-func (w *world) deadPoison(ctx context.Context, client *drover.Client, round int) error {
+func (w *world) deadPoison(ctx context.Context, round int) error {
 	tag := fmt.Sprintf("dead-%d", round)
 	for _, p := range badRows() {
 		if strings.Contains(p.columns, "tags") || p.name == "a wide id" || strings.Contains(p.columns, "scheduled_at") {
@@ -172,7 +168,7 @@ func (w *world) deadPoison(ctx context.Context, client *drover.Client, round int
 	if err != nil {
 		return err
 	}
-	r, err := client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded, Tags: []string{tag}}, Rate: 100}, drover.Audit{})
+	r, err := w.client.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{State: drover.Discarded, Tags: []string{tag}}, Rate: 100}, drover.Audit{})
 	if err != nil {
 		return err
 	}
@@ -211,15 +207,11 @@ select not exists (
 	if err != nil {
 		return err
 	}
-	client, err := quietClient(w.pool)
-	if err != nil {
-		return err
-	}
-	if done, err := client.CancelMany(ctx, drover.Filter{Kind: noop{}.Kind()}, drover.Audit{Why: "over"}); err != nil || len(done.Refused) > 0 {
+	if done, err := w.client.CancelMany(ctx, drover.Filter{Kind: noop{}.Kind()}, drover.Audit{Why: "over"}); err != nil || len(done.Refused) > 0 {
 		return errors.Join(fmt.Errorf("cancelling what is left: %+v", done), err)
 	}
 	for _, state := range []drover.State{drover.Cancelled, drover.Discarded, drover.Completed} {
-		if done, err := client.DeleteMany(ctx, drover.Filter{Kind: noop{}.Kind(), State: state}, drover.Audit{}); err != nil || len(done.Refused) > 0 {
+		if done, err := w.client.DeleteMany(ctx, drover.Filter{Kind: noop{}.Kind(), State: state}, drover.Audit{}); err != nil || len(done.Refused) > 0 {
 			return errors.Join(fmt.Errorf("deleting what is left: %+v", done), err)
 		}
 	}
@@ -341,10 +333,6 @@ type object struct{ name, add, rows, drop string }
 
 // applicationsObjects adds each object, stores rows that the object may refuse to let change, and drops the object again.
 func applicationsObjects(ctx context.Context, w *world, rounds int) error {
-	client, err := quietClient(w.pool)
-	if err != nil {
-		return err
-	}
 	if err := pause(ctx, calm); err != nil {
 		return err
 	}
@@ -370,7 +358,7 @@ insert into own select id from jobs where queue = 'pruned' limit 1`, `drop table
 	}
 	for range rounds {
 		for _, o := range objects {
-			if err := w.hang(ctx, client, o); err != nil {
+			if err := w.hang(ctx, o); err != nil {
 				return fmt.Errorf("%s: %w", o.name, err)
 			}
 		}
@@ -379,7 +367,7 @@ insert into own select id from jobs where queue = 'pruned' limit 1`, `drop table
 		return err
 	}
 	// The jobs that were put off or set aside run now, because nothing refuses them any more.
-	err = w.eventually(ctx, "what was refused has run or is a dead letter", time.Minute, `
+	err := w.eventually(ctx, "what was refused has run or is a dead letter", time.Minute, `
 with again as (update drover_set_aside set retry_at = now() where retry_at > now() returning 1),
 	due as (update jobs set scheduled_at = now() where class = 'refused' and state in ('scheduled', 'retryable') and scheduled_at > now() returning 1)
 select count(*) = 0 and (select count(*) from again) >= 0 and (select count(*) from due) >= 0 from jobs where kind = 'noop' and finalized_at is null`)
@@ -387,7 +375,7 @@ select count(*) = 0 and (select count(*) from again) >= 0 and (select count(*) f
 }
 
 // hang adds one object, and drops it again after a while.
-func (w *world) hang(ctx context.Context, client *drover.Client, o object) error {
+func (w *world) hang(ctx context.Context, o object) error {
 	err := w.inject(o.name, "", func() error {
 		if _, err := w.pool.Exec(ctx, o.add); err != nil {
 			return err
@@ -398,7 +386,7 @@ func (w *world) hang(ctx context.Context, client *drover.Client, o object) error
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(w.receiptsAreTrue(ctx, client), pause(ctx, between)); err != nil {
+	if err := errors.Join(w.receiptsAreTrue(ctx), pause(ctx, between)); err != nil {
 		return err
 	}
 	err = w.eventually(ctx, "the good rows have run", 20*time.Second, `select count(*) = 0 from jobs where kind = 'noop' and not args ? 'bad' and finalized_at is null`)
@@ -415,9 +403,9 @@ func (w *world) hang(ctx context.Context, client *drover.Client, o object) error
 }
 
 // receiptsAreTrue enqueues jobs in two ways, and checks that each job with a receipt has a row.
-func (w *world) receiptsAreTrue(ctx context.Context, client *drover.Client) error {
+func (w *world) receiptsAreTrue(ctx context.Context) error {
 	for _, opts := range []*drover.EnqueueOpts{nil, {Tags: []string{"own"}}} {
-		receipt, err := client.Enqueue(ctx, noop{}, opts)
+		receipt, err := w.client.Enqueue(ctx, noop{}, opts)
 		if err != nil {
 			continue // the enqueue has returned an error, so there need not be a row
 		}

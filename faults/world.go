@@ -30,6 +30,7 @@ type world struct {
 	server    *pgdev.Server
 	standbys  []*pgdev.Server // the standbys that failovers have made; after a promotion, the field server is one of them
 	pool      *pgxpool.Pool   // the suite's own pool, which does not go through the proxies
+	client    *drover.Client  // on this pool
 	workerNet *proxy          // the proxy for the first load.Through workers
 	callerNet *proxy          // the proxy for producers
 	load      load
@@ -92,7 +93,7 @@ func (w *world) makeDatabase(ctx context.Context, sc *scenario) (err error) {
 	}
 	u.Path = name
 	w.url = u.String()
-	if w.pool, err = connect(ctx, w.url, "suite", 8); err != nil {
+	if w.client, w.pool, err = connectClient(ctx, w.url, "suite", 8); err != nil {
 		return err
 	}
 	if w.workerNet, err = startProxy(u.Host); err != nil {
@@ -221,6 +222,16 @@ func (w *world) startProducers() error {
 	return nil
 }
 
+// awaitProducers returns when all producers have ended, or with ctx.
+func (w *world) awaitProducers(ctx context.Context) {
+	for _, p := range w.producers {
+		select {
+		case <-p.ended:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // childErrors returns the file for the standard error of children, because the runtime's report of a crash is long.
 func (w *world) childErrors() *os.File {
 	if w.stderr == nil {
@@ -256,10 +267,6 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 	if err != nil {
 		return nil, err
 	}
-	client, err := quietClient(w.pool)
-	if err != nil {
-		return nil, err
-	}
 	batch, ids := make([]drover.EnqueueItem, len(tasks)), make([]string, len(tasks))
 	for i, t := range tasks {
 		each := opts
@@ -267,7 +274,7 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 		batch[i], ids[i] = drover.EnqueueItem{Args: t, Opts: &each}, each.ID
 		log.write(call{At: time.Now(), What: "invoke", Job: ids[i]})
 	}
-	_, err = client.EnqueueMany(ctx, batch)
+	_, err = w.client.EnqueueMany(ctx, batch)
 	for _, id := range ids {
 		log.write(call{At: time.Now(), What: answerOf(err), Job: id})
 	}
@@ -285,13 +292,10 @@ func (w *world) recovered(ctx context.Context, atMost time.Duration) error {
 // finish ends the load, waits until all jobs have ended, stops the workers, and collects the history.
 func (w *world) finish(ctx context.Context) (*history, error) {
 	var errs []error
+	if w.load.Jobs > 0 {
+		w.awaitProducers(ctx)
+	}
 	for _, p := range w.producers {
-		if w.load.Jobs > 0 {
-			select {
-			case <-p.ended:
-			case <-ctx.Done():
-			}
-		}
 		errs = append(errs, p.stop(2*enqueueTimeout))
 	}
 	errs = append(errs, w.eventually(ctx, "the load has drained", 5*time.Minute, sqlAllDone))
