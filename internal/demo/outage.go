@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // OutageJobs is the default of Options.Jobs in an outage. That is a tenth of the 45,000 deliveries in the real outage
@@ -134,7 +135,7 @@ func (r *run) herd(ctx context.Context) error {
 func (r *run) inOrder(ctx context.Context) error {
 	r.page.say("\n3. The endpoint gets a moment to stand up. Then the same, paced: %d a second, never more than %d at once, %d first to try.",
 		outageRate, outagePerKey, outageCanary)
-	if err := pause(ctx, fallenFor+time.Second); err != nil {
+	if err := drive.Pause(ctx, fallenFor+time.Second); err != nil {
 		return err
 	}
 	plan := outagePlan()
@@ -182,7 +183,7 @@ func (r *run) follow(ctx context.Context, redrive *drover.Redrive) (err error) {
 			return fmt.Errorf("drover: the redrive is not done after %v", time.Since(redrive.CreatedAt).Round(time.Second))
 		default:
 		}
-		if err := pause(ctx, 100*time.Millisecond); err != nil {
+		if err := drive.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -190,17 +191,6 @@ func (r *run) follow(ctx context.Context, redrive *drover.Redrive) (err error) {
 		r.page.say("The redrive was aborted: %s", redrive.Note)
 	}
 	return r.watch(ctx) // waits for the last deliveries to other customers
-}
-
-// pause waits for d. It returns an error if ctx ends before that.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-	return ctx.Err()
 }
 
 // enqueueBeside enqueues a delivery for each healthy customer, at most once a second.

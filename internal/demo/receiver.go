@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/drover-queue/drover/internal/drive"
 )
 
 // The headers of a delivery.
@@ -111,7 +113,7 @@ func (rc *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Signed: hmac.Equal([]byte(r.Header.Get(headerSignature)), []byte(signature(rc.secret, body))),
 	}
 	a := rc.answer(&req)
-	if pause(r.Context(), a.after) != nil {
+	if drive.Pause(r.Context(), a.after) != nil {
 		a.status = 0 // the sender gave up, so it gets no answer
 	}
 	req.Status, req.Fell = a.status, a.fell

@@ -1,4 +1,5 @@
-// Package drive runs supervisors and waits for their results. The command drover bench and the module bench share it.
+// Package drive runs supervisors and waits for their results. The bench and the demo of the command, the module bench
+// and the fault suite share it.
 package drive
 
 import (
