@@ -1,4 +1,4 @@
-package peers
+package main
 
 import (
 	"context"
@@ -14,13 +14,12 @@ import (
 	"github.com/drover-queue/drover/internal/tier"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
-
 // Where the packages cannot be had, the reason must be the machine's, not the lock file's.
 func TestEveryPeerRunsEveryJobOnce(t *testing.T) {
 	t.Parallel()
 	tier.Slow(t)
-	if reason, ok := Available(t.Context()); !ok {
+	if _, err := installation(t.Context()); err != nil {
+		reason := err.Error()
 		_, noNode := exec.LookPath("node")
 		_, noNPM := exec.LookPath("npm")
 		switch {
@@ -32,41 +31,34 @@ func TestEveryPeerRunsEveryJobOnce(t *testing.T) {
 		t.Log(reason)
 		return
 	}
-	for _, name := range []string{"graphile-worker", "graphile-worker defaults", "bullmq", "bullmq defaults"} {
+	for _, name := range []string{graphileName, graphileDefaultsName, bullmqName, bullmqDefaultsName} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rounds := []int{2000, 100}
 			if strings.HasSuffix(name, "defaults") {
 				rounds = []int{100, 50} // one job at a time takes its time
 			}
-			p := open(t, name)
+			q := openNode(t, name)
 			for _, jobs := range rounds {
-				if err := p.Insert(t.Context(), jobs); err != nil {
+				if err := q.insert(t.Context(), jobs); err != nil {
 					t.Fatal(err)
 				}
-				if took, err := p.Burn(t.Context(), jobs); err != nil || took <= 0 {
-					t.Fatalf("Burn(%d) = %v, %v", jobs, took, err)
+				if took, err := q.burn(t.Context(), jobs, 0); err != nil || took <= 0 {
+					t.Fatalf("burn(%d) = %v, %v", jobs, took, err)
 				}
 			}
-			if !strings.Contains(p.Version(), ", node ") {
-				t.Errorf("version %q", p.Version())
+			if !strings.Contains(q.version(), ", node ") {
+				t.Errorf("version %q", q.version())
 			}
-			if err := p.Close(); err != nil {
+			if err := q.close(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 }
 
-func TestOpenKnowsItsPeers(t *testing.T) {
-	t.Parallel()
-	if _, err := Open(t.Context(), "sidekiq", ""); err == nil || !strings.Contains(err.Error(), `"sidekiq"`) {
-		t.Fatalf("Open = %v", err)
-	}
-}
-
-// open gives the peer an empty database and migrates it.
-func open(t *testing.T, name string) *Peer {
+// openNode gives the queue an empty database and migrates it.
+func openNode(t *testing.T, name string) *nodeQueue {
 	t.Helper()
 	u, err := url.Parse(pgtest.URL(t))
 	if err != nil {
@@ -87,13 +79,14 @@ func open(t *testing.T, name string) *Peer {
 			t.Error(err)
 		}
 	})
-	p, err := Open(t.Context(), name, u.String())
+	c, err := newNodeQueue(ctx, name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = p.Close() }) // a failed test's
-	if err := p.SetUp(t.Context()); err != nil {
+	q := c.(*nodeQueue)
+	t.Cleanup(func() { _ = q.close(ctx) }) // a failed test's
+	if err := q.setUp(t.Context(), u.String()); err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return q
 }

@@ -1,6 +1,6 @@
 //go:build unix
 
-package peers
+package main
 
 import (
 	"encoding/json"

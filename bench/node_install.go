@@ -1,4 +1,4 @@
-package peers
+package main
 
 import (
 	"bytes"
@@ -26,18 +26,11 @@ const (
 	npmComplaints = 3 // how many lines of npm's errors are shown
 )
 
-// Available reports whether the peers can run here. If not, the reason says what is missing: Node.js 20 or newer, npm,
-// or the packages, which the first call installs into the user's cache directory, in at most two minutes.
-func Available(ctx context.Context) (reason string, ok bool) {
-	if _, err := installation(ctx); err != nil {
-		return err.Error(), false
-	}
-	return "", true
-}
-
 // installed has the path of Node.js, and the directory of the programs and their packages.
 type installed struct{ node, dir string }
 
+// installation finds Node.js 20 or newer, npm and the packages. The first call installs the packages into the user's
+// cache directory, in at most two minutes. The error says what is missing.
 func installation(ctx context.Context) (installed, error) {
 	node, err := findNode(ctx, exec.LookPath)
 	if err != nil {

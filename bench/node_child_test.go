@@ -1,6 +1,6 @@
 //go:build unix
 
-package peers
+package main
 
 import (
 	"context"
@@ -74,9 +74,9 @@ func TestChildIsKilledWithTheContext(t *testing.T) {
 	}
 }
 
-func fakeChild(t *testing.T, program string) *child {
+func fakeChild(t *testing.T, program string) *nodeProcess {
 	t.Helper()
-	c, err := start(exec.Command("sh", "-c", program))
+	c, err := startNode(exec.Command("sh", "-c", program))
 	if err != nil {
 		t.Fatal(err)
 	}
