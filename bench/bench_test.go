@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(envChild) != "" { // a worker process of the scenario processes
-		if err := runChild(context.Background(), os.Getenv, os.Stdin, os.Stdout); err != nil {
+		if err := runChild(context.Background(), os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -1,36 +1,39 @@
 package main
 
 import (
-	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 )
 
-// A worker process runs this program again, with instructions in its environment. It writes "ready", and runs a
-// supervisor from the line "go" to the end of its standard input. Then it writes how many calls its handler got. Its
-// input ends when the parent ends, however that happens, and so the child ends, too.
-const (
-	envChild        = "DROVER_BENCH_CHILD" // the database's URL; set in children only
-	envChildKeep    = "DROVER_BENCH_KEEP"
-	envChildWorkers = "DROVER_BENCH_WORKERS"
-)
+// envChild is set in the environment of a worker process, which runs this program again. It answers three commands: open
+// connects to the database, burn starts a supervisor, and end stops it and gives the number of calls of the handler.
+const envChild = "DROVER_BENCH_CHILD"
 
-// runChild is the main function of a child.
-func runChild(ctx context.Context, getenv func(string) string, stdin io.Reader, stdout io.Writer) (err error) {
-	q := &droverQueue{keep: getenv(envChildKeep) == "true"}
-	workers, err := strconv.Atoi(getenv(envChildWorkers))
-	if err != nil {
-		return fmt.Errorf("%s: %w", envChildWorkers, err)
+// childSettings are the Settings of the command open.
+type childSettings struct {
+	Keep    bool
+	Workers int
+}
+
+// runChild is the main function of a worker process.
+func runChild(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	in, out := json.NewDecoder(stdin), json.NewEncoder(stdout)
+	var first command
+	if err := in.Decode(&first); err != nil {
+		return err
 	}
-	if err := q.open(ctx, getenv(envChild)); err != nil {
+	var settings childSettings
+	if err := json.Unmarshal(first.Settings, &settings); err != nil {
+		return err
+	}
+	q := &droverQueue{keep: settings.Keep}
+	if err := q.open(ctx, first.URL); err != nil {
 		return err
 	}
 	defer q.pool.Close()
@@ -40,105 +43,59 @@ func runChild(ctx context.Context, getenv func(string) string, stdin io.Reader, 
 	if err := q.connect(); err != nil {
 		return err
 	}
-	fmt.Fprintln(stdout, "ready")
-	in := bufio.NewScanner(stdin)
-	if !in.Scan() || in.Text() != "go" {
-		return in.Err() // the parent has gone
+	next := func() error { return errors.Join(out.Encode(answer{}), in.Decode(&command{})) }
+	if err := next(); err != nil {
+		return err
 	}
 	var calls atomic.Int64
-	err = q.work(ctx, workers, true, func(noop, int, time.Time) error {
+	err := q.work(ctx, settings.Workers, true, func(noop, int, time.Time) error {
 		calls.Add(1)
 		return nil
 	}, func(running context.Context, _ enqueue) error {
-		eof := make(chan struct{})
-		go func() { // ends with the parent, or with this process
-			for in.Scan() {
-			}
-			close(eof)
-		}()
+		ended := make(chan error, 1)
+		go func() { ended <- next() }() // ends with the parent, or with this process
 		select {
-		case <-eof:
+		case err := <-ended:
+			return err
 		case <-running.Done():
+			return context.Cause(running)
 		}
-		return context.Cause(running)
 	})
-	fmt.Fprintln(stdout, calls.Load())
-	return err
+	if err != nil {
+		return err
+	}
+	return out.Encode(answer{Ran: int(calls.Load())})
 }
 
-// child is a worker process seen from its parent.
-type child struct {
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
-	stdout *bufio.Scanner
-}
-
-func startChild(ctx context.Context, url string, keep bool, workers int) (*child, error) {
+// startChild starts a worker process that is connected to the database.
+func startChild(ctx context.Context, url string, settings childSettings) (*process, error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	c := &child{cmd: exec.CommandContext(ctx, program)}
-	c.cmd.Env = append(os.Environ(), envChild+"="+url, fmt.Sprintf("%s=%t", envChildKeep, keep), fmt.Sprintf("%s=%d", envChildWorkers, workers))
-	c.cmd.Stderr = os.Stderr
-	c.cmd.WaitDelay = 5 * time.Second
-	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	stdout, err := c.cmd.StdoutPipe()
+	text, err := json.Marshal(settings)
 	if err != nil {
 		return nil, err
 	}
-	c.stdout = bufio.NewScanner(stdout)
-	if err := c.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start a worker process: %w", err)
+	cmd := exec.Command(program) //nolint:noctx // it lives until close
+	cmd.Env = append(os.Environ(), envChild+"=true")
+	c, err := startProcess(cmd)
+	if err != nil {
+		return nil, err
 	}
-	if line, err := c.line(); err != nil || line != "ready" {
-		_, endErr := c.end()
-		return nil, errors.Join(fmt.Errorf("a worker process says %q", line), err, endErr)
-	}
-	return c, nil
-}
-
-func (c *child) line() (string, error) {
-	if !c.stdout.Scan() {
-		return "", errors.Join(io.ErrUnexpectedEOF, c.stdout.Err())
-	}
-	return strings.TrimSpace(c.stdout.Text()), nil
-}
-
-// end stops the process and returns how many calls its handler got.
-func (c *child) end() (calls int64, err error) {
-	_ = c.stdin.Close() // its end of the pipe may be gone already
-	line, lineErr := c.line()
-	if err := c.cmd.Wait(); err != nil {
-		return 0, fmt.Errorf("a worker process: %w", err)
-	}
-	if lineErr != nil {
-		return 0, fmt.Errorf("a worker process: %w", lineErr)
-	}
-	return strconv.ParseInt(line, 10, 64)
+	_, err = c.call(ctx, command{Command: "open", URL: url, Settings: text})
+	return c, err
 }
 
 func (q *droverQueue) burnIn(ctx context.Context, processes, n, workers int) (took time.Duration, err error) {
-	children := make([]*child, 0, processes)
-	ended := false
-	end := func() (calls int64, err error) {
-		ended = true
-		for _, c := range children {
-			n, endErr := c.end()
-			calls, err = calls+n, errors.Join(err, endErr)
-		}
-		return calls, err
-	}
+	var children []*process
 	defer func() {
-		if !ended {
-			_, endErr := end()
-			err = errors.Join(err, endErr)
+		for _, c := range children {
+			err = errors.Join(err, c.close())
 		}
 	}()
 	for range processes {
-		c, err := startChild(ctx, q.pool.Config().ConnString(), q.keep, workers)
+		c, err := startChild(ctx, q.pool.Config().ConnString(), childSettings{Keep: q.keep, Workers: workers})
 		if err != nil {
 			return 0, err
 		}
@@ -146,17 +103,21 @@ func (q *droverQueue) burnIn(ctx context.Context, processes, n, workers int) (to
 	}
 	began := time.Now()
 	for _, c := range children {
-		if _, err := io.WriteString(c.stdin, "go\n"); err != nil {
-			return 0, fmt.Errorf("tell a worker process to begin: %w", err)
+		if _, err := c.call(ctx, command{Command: "burn"}); err != nil {
+			return 0, err
 		}
 	}
 	last, err := awaitEnd(ctx, q)
 	if err != nil {
 		return 0, err
 	}
-	calls, err := end()
-	if err != nil {
-		return 0, err
+	calls := 0
+	for _, c := range children {
+		a, err := c.call(ctx, command{Command: "end"})
+		if err != nil {
+			return 0, err
+		}
+		calls += a.Ran
 	}
-	return last.Sub(began), checkCalls(calls, n)
+	return last.Sub(began), checkCalls(int64(calls), n)
 }

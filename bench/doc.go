@@ -14,7 +14,7 @@ package main
 //   - raw.go: rawQueue: the contender raw, an upper bound for drover's speed: a claim and a completion in plain SQL
 //   - node.go: nodeQueue: contenders on Node.js, with their settings
 //   - node_install.go: installation: finds Node.js, and installs the npm packages
-//   - node_child.go: nodeProcess: the process on Node.js, and the commands that it answers
+//   - process.go: process: a process that answers commands, on Node.js or a worker process
 //   - child.go: worker processes of the scenario with many processes
 //   - live.go: liveLoad: producers that store single and late jobs while workers run
 //   - measure.go: burnDown, latency, lateness, database: the same for all Go contenders

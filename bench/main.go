@@ -20,7 +20,7 @@ func main() {
 	context.AfterFunc(ctx, stop) // the second Ctrl-C ends the process immediately
 	var err error
 	if os.Getenv(envChild) != "" {
-		err = runChild(ctx, os.Getenv, os.Stdin, os.Stdout)
+		err = runChild(ctx, os.Stdin, os.Stdout)
 	} else {
 		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}

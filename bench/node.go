@@ -12,7 +12,7 @@ import (
 type nodeQueue struct {
 	name     string
 	at       installed
-	process  *nodeProcess
+	process  *process
 	versions string
 }
 
@@ -47,7 +47,7 @@ func (q *nodeQueue) setUp(ctx context.Context, url string) error {
 	program, settings := preset(q.name)
 	cmd := exec.Command(q.at.node, "runner.mjs", program) //nolint:noctx // it lives until close
 	cmd.Dir = q.at.dir
-	process, err := startNode(cmd)
+	process, err := startProcess(cmd)
 	if err != nil {
 		return err
 	}

@@ -74,9 +74,9 @@ func TestChildIsKilledWithTheContext(t *testing.T) {
 	}
 }
 
-func fakeChild(t *testing.T, program string) *nodeProcess {
+func fakeChild(t *testing.T, program string) *process {
 	t.Helper()
-	c, err := startNode(exec.Command("sh", "-c", program))
+	c, err := startProcess(exec.Command("sh", "-c", program))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// command is a line for the process; open takes URL and Settings, insert and burn take Jobs.
+// command is a line for a process. The command open takes URL and Settings, and on Node.js, insert and burn take Jobs.
 type command struct {
 	Command  string          `json:"command"`
 	URL      string          `json:"url,omitempty"`
@@ -20,24 +20,24 @@ type command struct {
 	Jobs     int             `json:"jobs,omitempty"`
 }
 
-// answer is the line of the process for a command; open gives Version, burn the others.
+// answer is the line of a process for a command. On Node.js, open gives Version, and burn the others.
 type answer struct {
 	Version string  `json:"version"`
 	Seconds float64 `json:"seconds"`
 	Ran     int     `json:"ran"`
 }
 
-// nodeProcess is a process that answers commands, one at a time. It ends by itself when its stdin ends. So it ends with its
+// process is a process that answers commands, one at a time. It ends by itself when its stdin ends. So it ends with its
 // parent, however the parent ends.
-type nodeProcess struct {
+type process struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stdout *bufio.Reader
 	stderr tail
 }
 
-func startNode(cmd *exec.Cmd) (*nodeProcess, error) {
-	c := &nodeProcess{cmd: cmd}
+func startProcess(cmd *exec.Cmd) (*process, error) {
+	c := &process{cmd: cmd}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func startNode(cmd *exec.Cmd) (*nodeProcess, error) {
 
 // call sends a command, and returns the answer. It kills the process if ctx ends. After any error the process ends, and
 // the error has the end of its standard error.
-func (c *nodeProcess) call(ctx context.Context, cmd command) (answer, error) {
+func (c *process) call(ctx context.Context, cmd command) (answer, error) {
 	kill := context.AfterFunc(ctx, func() { _ = c.cmd.Process.Kill() }) // it may have ended
 	defer kill()
 	a, err := c.exchange(cmd)
@@ -68,7 +68,7 @@ func (c *nodeProcess) call(ctx context.Context, cmd command) (answer, error) {
 	return answer{}, fmt.Errorf("%w\n%s", err, bytes.TrimSpace(c.stderr))
 }
 
-func (c *nodeProcess) exchange(cmd command) (a answer, err error) {
+func (c *process) exchange(cmd command) (a answer, err error) {
 	if err := json.NewEncoder(c.stdin).Encode(cmd); err != nil {
 		return a, err
 	}
@@ -85,7 +85,7 @@ func (c *nodeProcess) exchange(cmd command) (a answer, err error) {
 }
 
 // close ends stdin, and kills a process that does not end with it. A process that has ended is left alone.
-func (c *nodeProcess) close() error {
+func (c *process) close() error {
 	if c.cmd.ProcessState != nil {
 		return nil
 	}
