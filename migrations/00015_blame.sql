@@ -6,8 +6,8 @@
 
 -- +goose Up
 
-do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
-	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
+do $$ begin if to_regprocedure('drover_schema_version()') is null then raise exception
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end if; end $$;
 
 create table drover_ended_supervisors (
 	id           text collate "C" primary key,

@@ -5,8 +5,8 @@
 
 -- +goose Up
 
-do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
-	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
+do $$ begin if to_regprocedure('drover_schema_version()') is null then raise exception
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end if; end $$;
 
 -- +goose StatementBegin
 create function drover_edit_check(edit jsonb) returns jsonb language plpgsql stable as $$

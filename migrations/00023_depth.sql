@@ -4,8 +4,8 @@
 
 -- +goose Up
 
-do $$ begin assert to_regprocedure('drover_schema_version()') is not null,
-	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end $$;
+do $$ begin if to_regprocedure('drover_schema_version()') is null then raise exception
+	'drover: the first of its migrations was skipped: goose took another migration''s version for it. Run: goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up'; end if; end $$;
 
 select drover_lock_tables('{drover_activity}');
 alter table drover_activity add column due bigint, add column retrying bigint;
