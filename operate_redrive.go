@@ -46,8 +46,8 @@ type RedrivePlan struct {
 	ArgsPatch   json.RawMessage
 
 	// Canary is how many jobs become due first. The other jobs wait until all these canaries have completed. If more than
-	// CanaryFailures canaries fail a run, or are discarded or cancelled, the redrive is aborted. A zero Canary means no
-	// canaries; a zero CanaryFailures means that no canary may fail.
+	// CanaryFailures canaries fail a run, or are discarded, cancelled or deleted, the redrive is aborted. A zero Canary
+	// means no canaries; a zero CanaryFailures means that no canary may fail.
 	Canary         int
 	CanaryFailures int
 }

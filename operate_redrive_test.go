@@ -273,6 +273,45 @@ func TestRedriveCanary(t *testing.T) {
 	}
 }
 
+// D-6: a canary that somebody has deleted counts as failed. A canary in the archive counts as it ended.
+func TestRedriveCanariesThatAreGone(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		ends, goes string
+		want       drover.RedriveState
+		note       string
+	}{
+		"deleted after a failure":   {`select drover_discard($1)`, `select drover_delete_many(jsonb_build_object('ids', array[$1::text]), 'delete')`, drover.RedriveAborted, "1 of 1 canaries failed: deleted"},
+		"deleted while it waits":    {`select $1::text`, `delete from jobs where id = $1`, drover.RedriveAborted, "1 of 1 canaries failed: deleted"},
+		"archived after a failure":  {`select drover_discard($1)`, `select drover_archive(jsonb_build_object('ids', array[$1::text]))`, drover.RedriveAborted, "1 of 1 canaries failed: ended"},
+		"archived after completion": {`update jobs set state = 'completed', finalized_at = now() where id = $1`, `select drover_archive(jsonb_build_object('ids', array[$1::text]))`, drover.RedriveRunning, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVirtual(t)
+			v.Bury(t, 3, 1)
+			r := okay(v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}, Canary: 1}, drover.Audit{}))
+			v.pass(t, time.Second/4)
+			canary := value[string](t, v.testDB, `select id from jobs where finalized_at is null`)
+			if err := v.client.PauseRedrive(t.Context(), r.ID, drover.Audit{}); err != nil {
+				t.Fatal(err)
+			}
+			v.exec(t, c.ends, canary)
+			v.exec(t, c.goes, canary)
+			if n := value[int](t, v.testDB, `select count(*) from jobs`); n != 2 {
+				t.Fatalf("%d jobs, want 2, because the canary has gone", n)
+			}
+			if err := v.client.ResumeRedrive(t.Context(), r.ID, drover.Audit{}); err != nil {
+				t.Fatal(err)
+			}
+			v.pass(t, time.Second/4)
+			if r = okay(v.client.Redrive(t.Context(), r.ID)); r.State != c.want || r.Note != c.note {
+				t.Errorf("%s, %q, want %s, %q", r.State, r.Note, c.want, c.note)
+			}
+		})
+	}
+}
+
 // D-4: a preview counts by kind and fingerprint and changes nothing. A limit takes the jobs that ended first.
 func TestRedrivePreviewAndLimit(t *testing.T) {
 	t.Parallel()

@@ -262,7 +262,8 @@ type Retention time.Duration
 const (
 	// DeleteOnCompletion deletes a job in the statement that completes it, which is the fastest setting. If you repeat the
 	// enqueue with the job's id afterwards, it stores a new job: see EnqueueOpts.ID. Only CompletedRetention may be
-	// DeleteOnCompletion.
+	// DeleteOnCompletion. Jobs that a redrive has taken up, and unique jobs whose period is not over, stay until the pruner
+	// comes.
 	DeleteOnCompletion Retention = math.MinInt64
 
 	// KeepForever keeps jobs for ever.

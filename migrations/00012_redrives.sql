@@ -909,14 +909,21 @@ declare
 	error text;
 begin
 	if r.state = 'canary' then
-		-- A canary has succeeded once it has completed, even if its row was deleted since. A canary
-		-- has failed once a run of it has failed, or once it was discarded or cancelled.
-		select count(*) filter (where j.errors_total > c.value::int or j.state in ('discarded', 'cancelled')),
-			count(*) filter (where j.finalized_at is null and j.errors_total <= c.value::int),
-			min(drover_last_error(j.errors)->>'error') filter (where j.errors_total > c.value::int)
+		-- A canary has succeeded once it has completed. It has failed once a run of it has failed, once
+		-- it was discarded or cancelled, or if somebody has deleted it. drover itself deletes no canary
+		-- before this point: supervisors do not delete jobs of redrives on completion, and the pruner
+		-- leaves canaries.
+		select count(*) filter (where j.state is null or j.errors_total > c.value::int or j.state in ('discarded', 'cancelled')),
+			count(*) filter (where j.state is not null and j.finalized_at is null and j.errors_total <= c.value::int),
+			min(case when j.state is null then 'deleted' else drover_last_error(j.errors)->>'error' end) filter (where j.state is null or j.errors_total > c.value::int)
 		into failed, open, error
-		from jsonb_each_text(r.canaries) c join jobs j on j.id = c.key
-		where j.id = any(array(select jsonb_object_keys(r.canaries))) and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true;
+		from jsonb_each_text(r.canaries) c
+		left join lateral (
+			select i.state, i.finalized_at, i.errors_total, i.errors from jobs i where i.id = c.key
+			union all
+			select a.state, a.finalized_at, a.errors_total, a.errors from jobs_archive a where a.id = c.key and (select true from jobs i where i.id = c.key) is null
+		) j on true
+		where (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = c.key)) is not true;
 		if failed > r.canary_failures then
 			perform drover_redrive_abort(r.id, format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended')), by => 'drover');
 		elsif open = 0 and (r.released >= r.canary

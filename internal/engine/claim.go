@@ -575,9 +575,9 @@ func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *R
 	r := c.Handler.NewRun(j, q.Policy, late)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
 	r.Lateness = late
-	// While the period of a unique job lasts, its row prevents other jobs with the same key. The pruner deletes the row
-	// later.
-	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Period)
+	// While the period of a unique job lasts, its row prevents other jobs with the same key. A redrive looks at the rows of
+	// its canaries. The pruner deletes these rows later.
+	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Keep)
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now
 	return r
 }

@@ -318,6 +318,40 @@ func TestPruningLeavesCanaries(t *testing.T) {
 	}
 }
 
+// D-6: a queue that deletes jobs on completion keeps the jobs of a redrive until the pruner comes. Otherwise a redrive could
+// not distinguish a canary that has completed from a canary that somebody has deleted.
+func TestCanariesAreNotDeletedOnCompletion(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ columns, values string }{
+		"dead":   {"state, finalized_at, discard_reason", "'discarded', now(), 'panic'"},
+		"parked": {"state, scheduled_at, metadata", `'parked', 'infinity', '{"a": 1}'`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newQuietDB(t)
+			for range 3 {
+				db.put(t, c.columns, c.values)
+			}
+			db.launch(t, drover.SupervisorConfig{CompletedRetention: drover.DeleteOnCompletion, Workers: []drover.Worker{harness.DynWorker("letter", drover.WorkerOpts{}, doNothing)}})
+			filter := drover.Filter{All: true}
+			if name == "parked" {
+				filter = drover.Filter{State: drover.Parked}
+			}
+			if _, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: filter, Canary: 1}, drover.Audit{}); err != nil {
+				t.Fatal(err)
+			}
+			db.waitFor(t, 30*time.Second, `select finished_at is not null from drover_redrives`)
+			if got := value[string](t, db, `select state || note from drover_redrives`); got != "done" {
+				t.Fatal(got)
+			}
+			db.waitFor(t, 30*time.Second, `select count(*) = 0 from jobs where state <> 'completed'`)
+			if n := value[int](t, db, `select deleted from drover_retain('', '1 us', '1 day')`); n != 3 {
+				t.Errorf("the pruner deletes %d jobs after the end of the redrive, want 3", n)
+			}
+		})
+	}
+}
+
 // D-10: a job that was parked while its group's policy was being lifted comes back.
 func TestUnparkWhatTheLiftedPolicyParkedLast(t *testing.T) {
 	t.Parallel()

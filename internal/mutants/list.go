@@ -384,13 +384,19 @@ func mutants() (all []mutant) {
 				new:   "and crashes = 0 and redrives = 0 and unique_scope",
 				tests: []string{"TestClaimOfJobsWithMetadata"},
 			},
+			{
+				name: "canary-deleted-on-completion", bug: "a canary is deleted on completion, and the redrive takes it for one that somebody has deleted",
+				old:   "unique_scope = 'period' or redrive_id is not null",
+				new:   "unique_scope = 'period'",
+				tests: []string{"TestCanariesAreNotDeletedOnCompletion"},
+			},
 		}},
 		{"internal/engine/claim.go", []mutant{
 			{
 				name: "unique-period-deleted", bug: "a completed job is deleted on completion, and its period with it",
-				old:   "q.DeleteCompleted && (j.More == nil || !j.More.Period)",
+				old:   "q.DeleteCompleted && (j.More == nil || !j.More.Keep)",
 				new:   "q.DeleteCompleted",
-				tests: []string{"TestUniqueForAPeriod"},
+				tests: []string{"TestUniqueForAPeriod", "TestCanariesAreNotDeletedOnCompletion"},
 			},
 			{
 				name: "due-times-forgotten", bug: "a look for one job forgets when others are due",
@@ -605,6 +611,12 @@ func mutants() (all []mutant) {
 				old:   "DR002';\n\t\t\tend if;\n\t\t\treturn j.state;\n\t\tend if;\n\t\traise exception 'drover: job % is %, only discarded and cancelled jobs can be redriven', job_id, j.state using errcode = 'DR002';\n\tend if;\n\tif j.expires_at <= clock_timestamp() then\n\t\traise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';\n\tend if;\n\tif args_patch is not null and (",
 				new:   "DR002';\n\t\t\tend if;\n\t\tend if;\n\tend if;\n\tif j.expires_at <= clock_timestamp() then\n\t\traise exception 'drover: job % expired at %', job_id, j.expires_at using errcode = 'DR002';\n\tend if;\n\tif args_patch is not null and (",
 				tests: []string{"TestSixteenRedrivesAtOnce", "TestRedriveRefuses"},
+			},
+			{
+				name: "canary-gone", bug: "a redrive takes a canary that somebody has deleted for one that has completed",
+				old:   "filter (where j.state is null or j.errors_total > c.value::int or j.state in",
+				new:   "filter (where j.errors_total > c.value::int or j.state in",
+				tests: []string{"TestRedriveCanariesThatAreGone"},
 			},
 			{
 				name: "pace-forgotten", bug: "a redrive forgets between two ticks which slots it gave",

@@ -103,19 +103,19 @@ with me as materialized (
 	where id = any(array(select id from due))
 	returning id, kind, queue, lane, args, attempt, claim_seq, scheduled_at,
 		case
-			when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) > 0
+			when num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key, redrive_id) > 0
 				or crashes > 0 or redrives > 0 or unique_scope = 'period'
 			then case
 			when ` + oddSize + ` then '!' || ` + rawSize + `
 			-- The job has metadata, such as a trace, and no other rare column. JSON of all columns would double the cost of the
 			-- job.
-			when metadata is not null and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key) = 1
+			when metadata is not null and num_nonnulls(max_attempts, retry, timeout_ms, expires_at, retry_until, snoozes, uncounted, tags, metadata, concurrency_key, redrive_id) = 1
 				and crashes = 0 and redrives = 0 and errors_total = 0 and unique_scope is distinct from 'period'
 			then 'm' || ` + sinceEnqueue + ` || ' ' || metadata
 			else json_build_object('max_attempts', max_attempts, 'retry', retry, 'timeout_ms', timeout_ms, 'expired', expires_at <= statement_timestamp(),
 				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
-				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'unique_period', unique_scope = 'period', 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text end
+				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'keep', unique_scope = 'period' or redrive_id is not null, 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text end
 			when errors_total > 0 -- true for most jobs that are not first runs; JSON would cost as much as the update itself
 			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || ` + sinceEnqueue + ` || ' ' || coalesce(` + lastError + `, '')
 			when `
@@ -168,7 +168,7 @@ type More struct {
 	LastDelayMS int64           `json:"last_delay_ms"`
 	LastError   string          `json:"last_error"`
 	AgeMS       int64           `json:"age_ms"`
-	Period      bool            `json:"unique_period"`
+	Keep        bool            `json:"keep"` // the job's row has to stay after its completion
 
 	Unreadable error // why the other fields are not known; nil: they are known
 }
