@@ -172,6 +172,28 @@ func TestPeriodicBadInputInSQL(t *testing.T) {
 	}
 }
 
+// A refused @every names the shortest and the longest period, whatever is wrong with the duration.
+func TestARefusedPeriodNamesItsBounds(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	for _, period := range []string{"0.1s", "999ms", "0s", "-1h", "", "1d", "1", "9000h", "10000000000s"} {
+		schedule := "@every " + period
+		err := db.client.SetPeriodic(t.Context(), drover.Periodic{Name: "a", Schedule: schedule, Args: tickArgs{}}, drover.Audit{})
+		_, inSQL := db.Exec(t.Context(), `select drover_periodic_set('a', 'k', $1)`, schedule)
+		_, preview := db.client.PreviewPeriodic(t.Context(), schedule, "", 1)
+		for who, err := range map[string]error{"Go": err, "SQL": inSQL, "a preview": preview} {
+			if err == nil || !strings.Contains(err.Error(), "at least 1s and at most 8784h") {
+				t.Errorf("%q in %s: %v, want the bounds", schedule, who, err)
+			}
+		}
+	}
+	for _, bound := range []string{"@every 1s", "@every 8784h"} {
+		if err := db.client.SetPeriodic(t.Context(), drover.Periodic{Name: "a", Schedule: bound, Args: tickArgs{}}, drover.Audit{}); err != nil {
+			t.Errorf("%s: %v", bound, err)
+		}
+	}
+}
+
 // In a Turkish database, lower('I') is another letter than i. Schedules have English words all the same.
 func TestSchedulesInATurkishDatabase(t *testing.T) {
 	t.Parallel()

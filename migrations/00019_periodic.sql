@@ -91,13 +91,12 @@ begin
 	if octet_length(schedule) > 1000 then
 		perform drover_periodic_refuse('schedule', format('%s bytes; at most 1000', octet_length(schedule)));
 	end if;
-	if schedule !~* '^@every +([0-9]{1,9}(h|m|s|ms))+$' then
-		perform drover_periodic_refuse('schedule', format('%s: @every wants a duration such as 90s or 1h30m', quote_literal(left(schedule, 100))));
+	if schedule ~* '^@every +([0-9]{1,9}(h|m|s|ms))+$' then
+		select sum(part[1]::numeric * case part[2] when 'h' then 3600000 when 'm' then 60000 when 's' then 1000 else 1 end) into ms
+		from regexp_matches(lower(substr(schedule, 7)), '([0-9]+)(ms|h|m|s)', 'g') as part;
 	end if;
-	select sum(part[1]::numeric * case part[2] when 'h' then 3600000 when 'm' then 60000 when 's' then 1000 else 1 end) into ms
-	from regexp_matches(lower(substr(schedule, 7)), '([0-9]+)(ms|h|m|s)', 'g') as part;
-	if ms not between 1000 and 31622400000 then
-		perform drover_periodic_refuse('schedule', format('%s is not 1 s to 366 days', quote_literal(left(schedule, 100))));
+	if (ms between 1000 and 31622400000) is not true then
+		perform drover_periodic_refuse('schedule', format('%s: @every wants whole h, m, s and ms, such as 90s or 1h30m, at least 1s and at most 8784h (366 days)', quote_literal(left(schedule, 100))));
 	end if;
 	return ms * interval '1 ms';
 end
