@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // listed are the ids of a filter's first page.
@@ -251,7 +252,7 @@ func TestFiltersQuote(t *testing.T) {
 		}
 		id := value[string](t, db, `
 insert into jobs (id, kind, queue, state, finalized_at, discard_reason, class, fingerprint, redrive_id, tags, args, errors)
-values (left('x' || md5($1) || md5('y'), 24) || '''/', left($1, 100), $1, 'discarded', now(), 'panic', $1, $1, $1, array[$1], to_jsonb($1::text), jsonb_build_array(jsonb_build_object('class', 'error', 'error', $1)))
+values (left('x' || regexp_replace($1, '[^ -~]', '', 'g') || md5('y'), 24) || '''/', left($1, 100), $1, 'discarded', now(), 'panic', $1, $1, $1, array[$1], to_jsonb($1::text), jsonb_build_array(jsonb_build_object('class', 'error', 'error', $1)))
 returning id`, text)
 		for _, f := range []drover.Filter{
 			{IDs: []string{id}},
@@ -279,15 +280,21 @@ returning id`, text)
 			t.Errorf("reason %q picks %q", text, got)
 		}
 		// Places in a list too.
-		page, err := db.client.Jobs(t.Context(), drover.Filter{State: drover.Discarded}, "2030-01-01T00:00:00+00:00/"+text, 1)
+		const at = "2030-01-01T00:00:00+00:00/"
+		page, err := db.client.Jobs(t.Context(), drover.Filter{State: drover.Discarded}, at+id, 1)
 		if err != nil || len(page.Jobs) != 1 {
-			t.Errorf("after %q: %+v, %v", text, page, err)
+			t.Errorf("after %q: %+v, %v", id, page, err)
 		}
-		if _, err := db.client.Jobs(t.Context(), drover.Filter{}, text, 1); err != nil {
-			t.Errorf("after %q: %v", text, err)
+		if _, err := db.client.Jobs(t.Context(), drover.Filter{}, id, 1); err != nil {
+			t.Errorf("after %q: %v", id, err)
 		}
-		if _, err := db.client.Jobs(t.Context(), drover.Filter{State: drover.Discarded}, text, 1); !errors.Is(err, drover.ErrInvalid) {
-			t.Errorf("a place that is none, %q: %v", text, err)
+		for after, f := range map[string]drover.Filter{text: {State: drover.Discarded}, at + text: {State: drover.Discarded}, id: {State: drover.Discarded}, "yesterday/" + id: {State: drover.Discarded}, at + id: {All: true}, text + " ": {All: true}} {
+			if _, err := db.client.Jobs(t.Context(), f, after, 1); !errors.Is(err, drover.ErrInvalid) {
+				t.Errorf("a place that is none, %q: %v", after, err)
+			}
+			if _, err := db.Exec(t.Context(), `select drover_discard_many($1, after => $2)`, f, after); pg.SQLState(err) != "22023" {
+				t.Errorf("a verb from a place that is none, %q: %v", after, err)
+			}
 		}
 	}
 	if n := value[int](t, db, `select count(*) from jobs`); n != 1+len(hostile) {

@@ -112,15 +112,16 @@ create function drover_beyond(filter jsonb, after text, down boolean) returns te
 declare
 	than text := case when down then '<' else '>' end;
 	direction text := case when down then 'desc' else 'asc' end;
-	at text := substring(after from '^([^/]*)/');
+	dead boolean := drover_dead(filter);
+	place text[] := regexp_match(after, case when dead then '^([0-9][^/]*|-?infinity)/(.{26})$' else '^()(.{26})$' end); -- a time and an id, or an id alone
 begin
-	if not drover_dead(filter) then
-		return case when after <> '' then format(' and j.id %s %L', than, after) else '' end || format(' order by j.id %s', direction);
+	if after <> '' and place is null then
+		raise exception 'drover: "%" is no place in a list of this filter', after using errcode = '22023', hint = 'It is what drover_cursor returns for a list''s last job.';
 	end if;
-	if after <> '' and at is null then
-		raise exception 'drover: "%" is no place in a list of dead letters', after using errcode = '22023', hint = 'It is what drover_cursor tells of a list''s last job.';
+	if not dead then
+		return case when after <> '' then format(' and j.id %s %L', than, place[2]) else '' end || format(' order by j.id %s', direction);
 	end if;
-	return case when after <> '' then format(' and (j.finalized_at, j.id) %s (%L::timestamptz, %L)', than, at, substr(after, length(at) + 2)) else '' end
+	return case when after <> '' then format(' and (j.finalized_at, j.id) %s (%L::timestamptz, %L)', than, place[1], place[2]) else '' end
 		|| format(' order by j.finalized_at %s, j.id %1$s', direction);
 end
 $$;

@@ -128,7 +128,7 @@ func (d documenter) answers(at string, op *operation) map[string]any {
 		return map[string]any{contentType: map[string]any{"schema": schema}}
 	}
 	about := map[int]string{400: "A request that cannot be read; field says which part.", 500: "A mistake in drover.", 503: "The database is away, read-only, refuses the role, or needs drover migrate up.", 504: "The database did not answer in time."}
-	if slices.Contains(op.keys, "id") || slices.Contains(op.keys, "name") && at != "queue" {
+	if slices.Contains(op.keys, "id") || slices.Contains(op.keys, "name") {
 		about[404] = "There is none with this id or name."
 	}
 	if op.begin != nil {

@@ -16,7 +16,7 @@ import (
 func (s source) apiReads(w words) map[string]*operation {
 	all := map[string]*operation{
 		"overview": reads("What needs a person, and all queues.", nil, shows(s.overview, overviewAnswerOf)),
-		"queue":    reads("One queue.", []string{"name"}, shows(s.queue, queueAnswerOf)),
+		"queue":    reads("One queue.", []string{"name"}, s.oneQueue),
 		"activity": reads("How many jobs ran, minute by minute of the last hour: of one queue, or of all.", []string{"queue"}, func(ctx context.Context, q query) ([]drover.QueueActivity, error) {
 			if err := q.only("queue"); err != nil {
 				return nil, err
@@ -105,8 +105,18 @@ type queueAnswer struct {
 	Supervisors []drover.SupervisorInfo `json:"supervisors"` // the supervisors that serve it
 }
 
-func queueAnswerOf(d *queueData) queueAnswer {
-	return queueAnswer{d.QueueDepth, d.Pauses, d.Supervisors}
+// oneQueue answers with a queue. For a queue of which nothing is known the page says so, and links to it from a schedule
+// or a job stay valid. A program gets 404, as for everything else that does not exist.
+func (s source) oneQueue(ctx context.Context, q query) (a queueAnswer, err error) {
+	v, err := s.queue(ctx, q)
+	if err != nil {
+		return a, err
+	}
+	d := v.Data.(*queueData)
+	if !d.Known && !d.Held && d.Ran == nil {
+		return a, noneWith("name")
+	}
+	return queueAnswer{d.QueueDepth, d.Pauses, d.Supervisors}, nil
 }
 
 // healthAnswer is a part of drover.Snapshot.

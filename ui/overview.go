@@ -204,7 +204,7 @@ func compareDue(a, b *time.Time) int {
 // queueData is a queue's own page.
 type queueData struct {
 	queueRow
-	Known       bool // the queue has jobs or a supervisor; without them a schedule or a deleted job may still name it
+	Known       bool // the queue has jobs or a supervisor, or that could not be read; without them a schedule or a deleted job may still name it
 	States      []drover.State
 	Supervisors []drover.SupervisorInfo
 	Pauses      []drover.PauseInfo // the pauses that keep its jobs from starting
@@ -223,6 +223,7 @@ func (s source) queue(ctx context.Context, q query) (*view, error) {
 		return nil, err
 	}
 	d := &queueData{queueRow: queueRow{QueueDepth: drover.QueueDepth{Queue: name, Jobs: map[drover.State]int64{}}}, States: depthStates()}
+	d.Known = slices.ContainsFunc(now.NotSeen, func(n drover.NotSeen) bool { return n.Part == "depths" })
 	for _, row := range now.rows() {
 		if row.Queue == name {
 			d.queueRow, d.Known = row, true

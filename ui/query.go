@@ -88,9 +88,14 @@ func subject[T any](ctx context.Context, q query, key string, load func(context.
 		of, err = load(ctx, id)
 	}
 	if _, job := any(of).(*drover.JobInfo); !job && errors.Is(err, drover.ErrNotFound) {
-		err = problem{Status: http.StatusNotFound, What: "There is none with this " + key + ".", Do: "It may have been deleted since: look for it in the list."}
+		err = noneWith(key)
 	}
 	return id, of, err
+}
+
+// noneWith is the problem of an address whose subject does not exist.
+func noneWith(key string) error {
+	return problem{Status: http.StatusNotFound, What: "There is none with this " + key + ".", Do: "It may have been deleted since: look for it in the list."}
 }
 
 // momentForms are the forms in which a person may write a time. The command line takes the same forms.

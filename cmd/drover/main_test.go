@@ -170,7 +170,7 @@ func TestErrors(t *testing.T) {
 		{migrated, []string{"jobs", "redrive", id, "--args-patch", "[1]"}, 2, []string{"--args-patch", "not a JSON object"}},
 		{migrated, []string{"jobs", "redrive", id, "--args-patch", ""}, 2, []string{"--args-patch"}},
 		{migrated, []string{"jobs", "list", "--reason", "bored"}, 2, []string{"--reason", "attempts_exhausted"}},
-		{migrated, []string{"jobs", "list", "--after", "yesterday"}, 2, []string{"--after", "no place in a list"}},
+		{migrated, []string{"jobs", "list", "--after", "yesterday"}, 2, []string{"--after: ", "this filter"}},
 		{migrated, []string{"jobs", "list", "--kind", "a\x00b"}, 2, []string{"--kind"}},
 		{migrated, []string{"jobs", "list", "--state", "discarded", "--after", id}, 2, []string{"--after: ", "this filter"}},
 		{migrated, []string{"jobs", "count", "--args-contain", "{"}, 2, []string{"--args-contain"}},
