@@ -273,6 +273,34 @@ func TestRedriveCanary(t *testing.T) {
 	}
 }
 
+// A redrive that matches no job leaves no row, with and without a supervisor's ticks. A redrive that skips all its jobs
+// stays, because it lists why.
+func TestRedrivesThatMatchNothingLeaveNoRow(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.Bury(t, 3, 1)
+	for name, plan := range map[string]drover.RedrivePlan{
+		"by kind": {Filter: drover.Filter{Kind: "nobody"}}, "by error": {Filter: drover.Filter{Error: "no such text"}, Canary: 2, Rate: 7}, "parked": {Filter: drover.Filter{State: drover.Parked}},
+		"with an id": {Filter: drover.Filter{Kind: "nobody"}, ID: "01KAJ4Y8Q3N6T0V5B7C9D1E2FG"}, "no ids": {Filter: drover.Filter{IDs: []string{}}},
+	} {
+		r, err := v.client.StartRedrive(t.Context(), plan, drover.Audit{By: "ann", Why: "why"})
+		if err != nil || r.ID != "" || r.State != drover.RedriveDone || r.Matched != 0 || r.By != "ann" || r.CreatedAt.IsZero() || !reflect.DeepEqual(r.Filter, plan.Filter) || r.Canary != plan.Canary {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+	v.exec(t, `select drover_redrive_start('{"filter": {"kind": "nobody"}}')`)
+	v.pass(t, 0)
+	if list := okay(v.client.Redrives(t.Context(), 0)); len(list) != 0 {
+		t.Errorf("%+v", list)
+	}
+	v.exec(t, `update jobs set expires_at = now()`)
+	r := okay(v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{All: true}}, drover.Audit{}))
+	v.pass(t, 0)
+	if list := okay(v.client.Redrives(t.Context(), 0)); len(list) != 1 || list[0].ID != r.ID || r.Skipped != 3 || r.Matched != 0 {
+		t.Errorf("%+v, %+v", list, r)
+	}
+}
+
 // D-6: a canary that somebody has deleted counts as failed. A canary in the archive counts as it ended.
 func TestRedriveCanariesThatAreGone(t *testing.T) {
 	t.Parallel()
@@ -856,6 +884,7 @@ func TestRedriveShowsItsFilter(t *testing.T) {
 func TestOddRowsOfRedrives(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
+	db.exec(t, `insert into jobs (kind, state, finalized_at, discard_reason) values ('k', 'discarded', now(), 'panic')`)
 	want := map[string]string{}
 	for _, tc := range []struct{ column, text, part string }{
 		{"filter", `{"quene": "q"}`, "filter: "},

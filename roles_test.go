@@ -244,6 +244,10 @@ func TestRolesDoTheirWork(t *testing.T) {
 			_, err := o.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: "letter", Reason: drover.ReasonAttemptsExhausted}, PerKey: 1, KeyFrom: "to"}, drover.Audit{})
 			return err
 		}},
+		{"Redrive of no job", func(o *drover.Client) error {
+			_, err := o.StartRedrive(ctx, drover.RedrivePlan{Filter: drover.Filter{Kind: "nobody"}}, drover.Audit{})
+			return err
+		}},
 		{"Restore", func(o *drover.Client) error {
 			_, err := o.Restore(ctx, drover.Filter{All: true}, drover.Audit{})
 			return err
@@ -276,7 +280,8 @@ func TestRolesDoTheirWork(t *testing.T) {
 		ok("operator: PurgeArchive", err)
 		return value[int](t, c.testDB, `select count(*) from jobs_archive`) == 0 //nolint:contextcheck // it reads under the context of the test
 	})
-	c.waitFor(t, time.Minute, `select count(*) = 1 from drover_redrives where state = 'done'`)
+	c.exec(t, `select drover_redrive_start('{"filter": {"kind": "nobody"}}')`) // the worker finds that it matches no job
+	c.waitFor(t, time.Minute, `select array_agg(state) = '{done}' from drover_redrives`)
 	stop()
 	ok("Run", <-ended)
 	if text := string(log.Bytes()); strings.Contains(text, "permission denied") {
@@ -332,7 +337,7 @@ func TestRolesDoNoMore(t *testing.T) {
 			`delete from drover_failure_groups`, `select drover_pause('all')`, `select drover_resume('all')`, `insert into drover_limits (scope) values ('all')`, `delete from drover_limits`,
 			`delete from drover_failure_groups`, `delete from drover_periodic`,
 		},
-		"operator": {`update drover_supervisors set beat = 0`, `delete from drover_supervisors`, `delete from drover_kinds`, `update drover_builds set build = 'x'`, `delete from drover_redrives`},
+		"operator": {`update drover_supervisors set beat = 0`, `delete from drover_supervisors`, `delete from drover_kinds`, `update drover_builds set build = 'x'`, `delete from drover_redrive_queues`},
 	}
 	for role := range maps.Keys(own) {
 		db := c.as(t, role, drover.Config{})

@@ -52,7 +52,8 @@ grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_un
 grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"worker";
 grant select, insert, update, delete on jobs, drover_supervisors, drover_ended_supervisors, drover_crews, drover_budget_slots, drover_failure_tallies, drover_set_aside, drover_activity to :"worker";
 grant select, insert, update on queues, drover_kinds, drover_builds, drover_budgets, drover_redrive_queues, drover_failure_groups to :"worker";
-grant select, update on drover_solo, drover_redrives to :"worker";
+grant select, update on drover_solo to :"worker";
+grant select, update, delete on drover_redrives to :"worker"; -- a redrive that matches no job leaves no row
 grant select, insert, update on drover_periodic to :"worker";
 grant select, insert on jobs_archive to :"worker";
 grant select on job_counts, drover_limits to :"worker";
@@ -68,7 +69,7 @@ grant :"reader" to :"operator";
 grant execute on function drover_enqueue, drover_enqueue_many, drover_enqueue_unique, drover_wake to :"operator";
 grant insert, update, delete on jobs, jobs_archive, drover_budgets, drover_set_aside, drover_limits, drover_periodic to :"operator";
 grant insert, update on drover_redrives, drover_redrive_queues, drover_failure_groups to :"operator";
-grant delete on drover_failure_tallies to :"operator";
+grant delete on drover_redrives, drover_failure_tallies to :"operator";
 grant update on queues to :"operator";
 grant usage on sequence drover_limits_version to :"operator";
 commit;

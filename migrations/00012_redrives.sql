@@ -336,7 +336,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_start(jsonb) is
-	'Begins a paced redrive and returns its id. Raises DR002 if the plan has the id of a redrive that was started before. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
+	'Begins a paced redrive and returns its id. If no job matches, its row is gone once marking has ended. Raises DR002 if the plan has the id of a redrive that was started before. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
 
 -- +goose StatementBegin
 create function drover_redrive_preview(plan jsonb) returns table (queue text, kind text, reason text, fingerprint text, jobs bigint, expired bigint, held bigint, unkeyed bigint, error text)
@@ -569,11 +569,12 @@ begin
 	where id = redrive returning state = 'marking' into more;
 	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', 'refused: ' || (b->>'error'))), '[]') from jsonb_array_elements(refused) b);
 	perform drover_redrive_skip(redrive, skips || refused);
+	delete from drover_redrives where id = redrive and state <> 'marking' and matched = 0 and skipped = 0;
 end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_mark(text, int) is
-	'Marks the next jobs of a redrive as taken up. The jobs stay dead until their slots. Each step looks at no more than batch * 10 rows, and no step begins after a quarter of a second. more: there may be other jobs to mark. refused: jobs whose rows cannot be read or changed; the redrive skips them.';
+	'Marks the next jobs of a redrive as taken up. The jobs stay dead until their slots. Each step looks at no more than batch * 10 rows, and no step begins after a quarter of a second. more: there may be other jobs to mark. refused: jobs whose rows cannot be read or changed; the redrive skips them. If no job matches the redrive, the last step deletes its row.';
 
 create function drover_redrive_skip(redrive text, skips jsonb) returns void language sql as $$
 	update drover_redrives r set skipped = least(skipped, 9223372036854775807 - jsonb_array_length(drover_redrive_skip.skips)) + jsonb_array_length(drover_redrive_skip.skips),

@@ -163,7 +163,10 @@ func (s source) startActs() map[string]act {
 func (s source) startPlan(ctx context.Context, plan drover.RedrivePlan, by drover.Audit) error {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
-	_, err := s.client.StartRedrive(short, plan, by)
+	r, err := s.client.StartRedrive(short, plan, by)
+	if err == nil && r.ID == "" {
+		return unchanged("No job matches the filter any more, so no redrive was started.")
+	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		if _, readErr := s.client.Redrive(ctx, plan.ID); readErr == nil {
 			return nil

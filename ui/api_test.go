@@ -220,6 +220,7 @@ func badPosts() []badRequest {
 		{"POST", "redrives/start", `{"filter": {"kind": "charge"}, "args_patch": 7}`, 400, "args_patch", "not a JSON object"},
 		{"POST", "redrives/start", `{"filter": {"kind": "charge"}, "id": "x"}`, 400, "id", "not a ULID"},
 		{"POST", "redrives/start", `{"filter": {"state": "running"}}`, 409, "", "can be redriven"},
+		{"POST", "redrives/start", `{"filter": {"kind": "nobody"}}`, 409, "", "No job matches the filter any more"},
 	}
 }
 

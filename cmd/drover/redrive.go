@@ -213,6 +213,9 @@ func (a *app) emptyRedrive(r *drover.Redrive) error {
 	} else {
 		tellSkips(a.stdout, r)
 	}
+	if r.ID == "" {
+		return errors.New("no job matches, so no redrive was started")
+	}
 	return fmt.Errorf("no job fits: redrive %s has nothing to do", r.ID)
 }
 

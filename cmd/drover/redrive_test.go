@@ -210,7 +210,7 @@ func TestRedriveErrors(t *testing.T) {
 		{2, "--fingerprint", "start --fingerprint xyz"},
 		{2, "--redrive", "start --redrive r"},
 		{2, "which jobs? --all", "start --all=false"},
-		{1, "no job fits", "start --kind refund"},
+		{1, "no job matches, so no redrive was started", "start --kind refund"},
 		{2, "--limit 0", "list --limit 0"},
 		{1, "not found", "watch x"},
 		{1, "not found", "abort " + strings.Repeat("0", 26)},

@@ -613,6 +613,18 @@ func mutants() (all []mutant) {
 				tests: []string{"TestSixteenRedrivesAtOnce", "TestRedriveRefuses"},
 			},
 			{
+				name: "redrive-of-nothing", bug: "a redrive that matches no job stays in the list of redrives for ever",
+				old:   "delete from drover_redrives where id = redrive and state <> 'marking' and matched = 0 and skipped = 0",
+				new:   "delete from drover_redrives where false",
+				tests: []string{"TestRedrivesThatMatchNothingLeaveNoRow"},
+			},
+			{
+				name: "redrive-of-skipped-jobs", bug: "a redrive that has skipped all its jobs is gone, with the reasons",
+				old:   "state <> 'marking' and matched = 0 and skipped = 0",
+				new:   "state <> 'marking' and matched = 0",
+				tests: []string{"TestRedrivesThatMatchNothingLeaveNoRow"},
+			},
+			{
 				name: "canary-gone", bug: "a redrive takes a canary that somebody has deleted for one that has completed",
 				old:   "filter (where j.state is null or j.errors_total > c.value::int or j.state in",
 				new:   "filter (where j.errors_total > c.value::int or j.state in",
