@@ -11,6 +11,7 @@ import (
 	"github.com/oklog/ulid/v2"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // EnqueueOpts are one job's settings. Nil means the same as the zero value: queue "default", priority 5, due now, and
@@ -171,7 +172,7 @@ func (c *Client) EnqueueMany(ctx context.Context, items []EnqueueItem) (receipts
 	}
 	existing, err := c.desk.enqueueMany(ctx, jobs)
 	if err != nil {
-		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
+		return nil, fmt.Errorf("enqueue %s: %w", plural.Of(len(jobs), "job"), namesField(err))
 	}
 	c.running.wake(jobs...)
 	return c.enqueuedAll(ctx, jobs, existing, false), nil
@@ -193,7 +194,7 @@ func (c *Client) EnqueueManyTx(ctx context.Context, tx Tx, items []EnqueueItem) 
 	}
 	existing, err := c.desk.enqueueManyTx(ctx, c.desk.in(tx), jobs)
 	if err != nil {
-		return nil, fmt.Errorf("enqueue %d jobs: %w", len(jobs), namesField(err))
+		return nil, fmt.Errorf("enqueue %s: %w", plural.Of(len(jobs), "job"), namesField(err))
 	}
 	return c.enqueuedAll(ctx, jobs, existing, true), nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // sqlEnqueue stores one job, or finds it by its id. The function validates the job, and the right to call it is all
@@ -375,7 +376,7 @@ func allStored(ctx context.Context, conn pg.Conn, jobs []*newJob) error {
 		return err
 	}
 	if n != len(jobs) {
-		return fmt.Errorf("%d of %d jobs have no row: %w", len(jobs)-n, len(jobs), ErrNotStored)
+		return fmt.Errorf("no row of %d of %s: %w", len(jobs)-n, plural.Of(len(jobs), "job"), ErrNotStored)
 	}
 	return nil
 }
@@ -403,7 +404,7 @@ func copyJobs(ctx context.Context, conn *pgx.Conn, names *pg.Names, jobs []*newJ
 		tracer.TraceCopyFromEnd(ctx, conn, pgx.TraceCopyFromEndData{CommandTag: tag, Err: err})
 	}
 	if n := tag.RowsAffected(); err == nil && n != int64(len(jobs)) {
-		return fmt.Errorf("%d of %d jobs have no row: %w", int64(len(jobs))-n, len(jobs), ErrNotStored)
+		return fmt.Errorf("no row of %d of %s: %w", int64(len(jobs))-n, plural.Of(len(jobs), "job"), ErrNotStored)
 	}
 	return err
 }

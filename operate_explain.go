@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // Explanation is a job's story in plain words, from its enqueue to its next run or its end. The texts are for people and may
@@ -184,7 +185,7 @@ func (x *explainer) past() {
 	for i := range x.Errors {
 		e := &x.Errors[i]
 		if left := x.ErrorsTotal - runs; left > 0 && e.Attempt > last+1 && last > 0 {
-			x.step(e.At, "%d failed runs before this are not kept", left)
+			x.step(e.At, "not kept: %s before this", plural.Of(left, "failed run"))
 			runs = x.ErrorsTotal
 		}
 		last = max(last, e.Attempt)
@@ -277,10 +278,8 @@ func (x *explainer) run() {
 		x.next("If it fails, it is tried again.")
 	case left <= 0:
 		x.next("This is the last attempt: if it fails, the job is discarded.")
-	case left == 1:
-		x.next("If it fails, 1 attempt is left.")
 	default:
-		x.next("If it fails, %d attempts are left.", left)
+		x.next("If it fails, it has %s left.", plural.Of(left, "attempt"))
 	}
 	x.do("Stop it", "drover jobs cancel %s", x.ID)
 }
@@ -553,7 +552,7 @@ func (x *explainer) byWhom() string {
 func (x *explainer) reason() string {
 	switch x.DiscardReason {
 	case ReasonAttemptsExhausted:
-		return fmt.Sprintf("it had its %d attempts, and the last one failed", x.MaxAttempts)
+		return fmt.Sprintf("it had its %s, and the last one failed", plural.Of(x.MaxAttempts, "attempt"))
 	case ReasonUnrecoverable:
 		return "its handler, its RetryIf or its retry strategy said that another attempt makes no sense"
 	case ReasonPanic:

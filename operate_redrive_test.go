@@ -309,9 +309,9 @@ func TestRedriveCanariesThatAreGone(t *testing.T) {
 		want       drover.RedriveState
 		note       string
 	}{
-		"deleted after a failure":   {`select drover_discard($1)`, `select drover_delete_many(jsonb_build_object('ids', array[$1::text]), 'delete')`, drover.RedriveAborted, "1 of 1 canaries failed: deleted"},
-		"deleted while it waits":    {`select $1::text`, `delete from jobs where id = $1`, drover.RedriveAborted, "1 of 1 canaries failed: deleted"},
-		"archived after a failure":  {`select drover_discard($1)`, `select drover_archive(jsonb_build_object('ids', array[$1::text]))`, drover.RedriveAborted, "1 of 1 canaries failed: ended"},
+		"deleted after a failure":   {`select drover_discard($1)`, `select drover_delete_many(jsonb_build_object('ids', array[$1::text]), 'delete')`, drover.RedriveAborted, "1 of 1 canary failed: deleted"},
+		"deleted while it waits":    {`select $1::text`, `delete from jobs where id = $1`, drover.RedriveAborted, "1 of 1 canary failed: deleted"},
+		"archived after a failure":  {`select drover_discard($1)`, `select drover_archive(jsonb_build_object('ids', array[$1::text]))`, drover.RedriveAborted, "1 of 1 canary failed: ended"},
 		"archived after completion": {`update jobs set state = 'completed', finalized_at = now() where id = $1`, `select drover_archive(jsonb_build_object('ids', array[$1::text]))`, drover.RedriveRunning, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

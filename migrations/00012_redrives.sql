@@ -303,7 +303,7 @@ begin
 		fit := 0;
 	end;
 	if fit > 0 and keyed = 0 then
-		raise exception 'drover: none of % jobs has a key (%), so that per_key would cap nothing', fit, coalesce('args ' || r.key_from, 'concurrency_key') using errcode = '22023';
+		raise exception 'drover: none of % job% has a key (%), so that per_key would cap nothing', fit, case when fit <> 1 then 's' else '' end, coalesce('args ' || r.key_from, 'concurrency_key') using errcode = '22023';
 	end if;
 end
 $$;
@@ -926,7 +926,7 @@ begin
 		) j on true
 		where (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = c.key)) is not true;
 		if failed > r.canary_failures then
-			perform drover_redrive_abort(r.id, format('%s of %s canaries failed: %s', failed, r.released, coalesce(error, 'ended')), by => 'drover');
+			perform drover_redrive_abort(r.id, format('%s of %s failed: %s', failed, case when r.released = 1 then '1 canary' else r.released || ' canaries' end, coalesce(error, 'ended')), by => 'drover');
 		elsif open = 0 and (r.released >= r.canary
 				or not exists (select from jobs j where j.redrive_id = r.id and (j.state = 'parked' and isfinite(j.paced_at) or j.finalized_at = j.paced_at)
 					and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true)) then

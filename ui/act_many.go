@@ -123,11 +123,9 @@ func (d *manyData) Jobs() string {
 	case d.More && d.Count == 0:
 		return "an unknown number of jobs"
 	case d.More:
-		return "more than " + number(d.Count) + " jobs"
-	case d.Count == 1:
-		return "1 job"
+		return "more than " + count(d.Count, "job")
 	}
-	return number(d.Count) + " jobs"
+	return count(d.Count, "job")
 }
 
 // fields are the fields of the verb's form.

@@ -362,7 +362,7 @@ insert into jobs (kind, queue, state, finalized_at, discard_reason, expires_at) 
 	get(t, h, "/jobs?kind=mail&state=discarded").ok(t, `href="start?kind=mail&amp;state=discarded"`)
 	get(t, h, "/start?fingerprint="+groupID).ok(t, "card declined again", "1 job would come back, 50 a second")
 	// The pace is a form of its own, which shows the dry run again.
-	a := get(t, h, "/start?kind=mail").ok(t, ">300</td>", "600 jobs would come back, 50 a second in each queue: 6 s or more", "1 have expired")
+	a := get(t, h, "/start?kind=mail").ok(t, ">300</td>", "600 jobs would come back, 50 a second in each queue: 6 s or more", "Expired: 1.")
 	f, _ := find(t, a, "Show what this redrive would do")
 	for key, value := range map[string]string{"rate": "20", "canary": "10", "canary_failures": "2", "limit": "500"} {
 		if !f.fields.Has(key) {
@@ -384,7 +384,7 @@ insert into jobs (kind, queue, state, finalized_at, discard_reason, expires_at) 
 	if got := value[string](t, pool, `select count(*) || '/' || min(started_by) || '/' || min(why) || '/' || min(canary) || '/' || min(canary_failures) from drover_redrives where id <> $1`, redriveID); got != "1/ada/the bank is back/10/2" {
 		t.Error(got)
 	}
-	get(t, h, "/start?kind=mail").ok(t, "500 are held by another redrive", "Start this redrive of 100 jobs")
+	get(t, h, "/start?kind=mail").ok(t, "Held by another redrive: 500.", "Start this redrive of 100 jobs")
 	for at, text := range map[string]string{
 		"/start": "Fill in the filter first", "/start?args={}": "Fill in the filter first", "/start?rate=5": "Fill in the filter first", "/start?kind=mail&rate=fast": "Rate: ", "/start?kind=mail&rate=0": "Rate: ", "/start?kind=mail&rate=9000": "Rate: 9000",
 		"/start?kind=mail&canary=-1": "canary", "/start?kind=mail&canary_failures=1": "Canaries that may fail", "/start?kind=mail&key_from=x": "Where the key is", "/start?kind=mail&per_key=1": "None of 601 jobs has a key",

@@ -161,7 +161,7 @@ func TestPlots(t *testing.T) {
 		select date_trunc('minute', now()) - n * interval '1 min' + interval '1 s', 60, 'payments', '', 0, 0, 0, 0, 0, case n when 40 then 10000 when 3 then 0 else 2500 end, 1 from unnest('{40,20,3}'::int[]) n`); err != nil {
 		t.Fatal(err)
 	}
-	const depth = `aria-label="Jobs that were due and did not run, each minute of an hour: at most 10,000&#43;, 0 lately; 54 minutes are not known"><path d="M21.5 20v-20.0M22.5 20v-20.0M41.5 20v-5.0M42.5 20v-5.0M58.5 20v-0.5M59.5 20v-0.5"/>`
+	const depth = `aria-label="Jobs that were due and did not run, each minute of an hour: at most 10,000&#43;, 0 lately; not known: 54 minutes"><path d="M21.5 20v-20.0M22.5 20v-20.0M41.5 20v-5.0M42.5 20v-5.0M58.5 20v-0.5M59.5 20v-0.5"/>`
 	get(t, h, "/").ok(t, depth)
 	get(t, h, "/queue?name=payments").ok(t, depth)
 	get(t, h, "/api/activity?queue=payments").ok(t, `"due":10000,"retrying":1`)
@@ -203,7 +203,7 @@ insert into jobs (kind, queue, redrive_id, state, finalized_at, paced_at, discar
 select 'mail', 'q', '`+redriveID+`', s, case when s in ('completed', 'cancelled', 'discarded') then now() end, case held when 'held' then now() when 'place' then timestamptz 'infinity' end, case when s = 'discarded' then 'panic' end, case when s = 'running' then 's-alive' end, case when s = 'running' then now() end, case when held <> 'left' then now() + interval '1 h' end, now() - interval '1 s'
 from (values ('completed', '', 3), ('cancelled', '', 1), ('discarded', '', 2), ('discarded', 'held', 4), ('discarded', 'left', 8), ('retryable', '', 5), ('available', 'place', 6), ('running', '', 7)) v(s, held, n), generate_series(1, n)`)
 	get(t, h, "/redrive?id="+redriveID).ok(t, "3 completed, 2 discarded again, 5 failed again and wait for a retry, 6 waiting, 7 running, 4 not due yet, 1 cancelled, 8 left as they were.",
-		"5 go first; the redrive is aborted if more than 1 of them fail", "500 jobs", "at most 3 out together; the key is <code>customer.id</code> in the args", "by ada (the bank is back)")
+		"first: 5; the redrive is aborted if more than 1 of them fail", "500 jobs", "at most 3 out together; the key is <code>customer.id</code> in the args", "by ada (the bank is back)")
 	get(t, h, "/api/redrive?id="+redriveID).ok(t, `"key_from":"customer.id"`, `"limit":500`, `"canary":5`, `"canary_failures":1`, `"jobs":{"held":4,"waiting":6,"running":7,"retrying":5,"completed":3,"discarded":2,"cancelled":1,"left":8}`)
 	get(t, h, "/api/redrives").ok(t).lacks(t, `"jobs":`)
 	get(t, h, "/redrive?id="+redriveID).lacks(t, "Its course") // none of the jobs says when it became due

@@ -103,7 +103,7 @@ func (r *ran) depth(a *drover.QueueActivity) {
 	}
 	label := fmt.Sprintf("Jobs that were due and did not run, each minute of an hour: at most %s, %s lately", say(top), r.Due)
 	if gaps > 0 {
-		label += fmt.Sprintf("; %d minutes are not known", gaps)
+		label += "; not known: " + count(gaps, "minute")
 	}
 	r.Depth = plotUpTo(max(top, 1), label, values, nil)
 }

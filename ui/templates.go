@@ -44,7 +44,7 @@ func read(name string) []byte {
 // parseTemplates makes a template for each page: the layout with the page's own file as its body.
 func parseTemplates(pages map[string]page, w words) map[string]*template.Template {
 	layout := template.Must(template.New("").Option("missingkey=error").Funcs(template.FuncMap{
-		"name": w.name, "free": w.free, "cell": w.cell, "json": w.json, "line": w.line, "sentence": w.sentence, "when": when, "num": number, "ms": millis[int64], "took": millis[float64], "href": href, "parts": parts, "hourly": hourly, "attempts": attempts,
+		"name": w.name, "free": w.free, "cell": w.cell, "json": w.json, "line": w.line, "sentence": w.sentence, "when": when, "num": number, "count": count, "ms": millis[int64], "took": millis[float64], "href": href, "parts": parts, "hourly": hourly, "attempts": attempts,
 	}).Parse(string(read("templates/layout.html"))))
 	all := map[string]*template.Template{}
 	for _, p := range pages {

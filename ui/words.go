@@ -216,11 +216,19 @@ func millis[N int64 | float64](ms N) string { return span(max(pg.Span(ms, time.M
 func size(n int) string {
 	switch {
 	case n < 10<<10:
-		return fmt.Sprintf("%d bytes", n)
+		return count(n, "byte")
 	case n < 10<<20:
 		return fmt.Sprintf("%d KiB", n>>10)
 	}
 	return fmt.Sprintf("%d MiB", n>>20)
+}
+
+// count formats a number with its noun: "1 job", "1,234 jobs".
+func count(n any, noun string) string {
+	if digits := number(n); digits != "1" {
+		return digits + " " + noun + "s"
+	}
+	return "1 " + noun
 }
 
 // number groups digits: 1,234,567.

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newArchiveCommand(a *app) *cobra.Command {
@@ -73,7 +74,7 @@ func newArchiveExportCommand(a *app) *cobra.Command {
 			out := bufio.NewWriterSize(a.stdout, 1<<16)
 			n, err := s.client.ExportArchive(ctx, out, flags.at(s.now))
 			err = errors.Join(err, out.Flush())
-			fmt.Fprintf(a.stderr, "%s exported\n", plural(n, "job"))
+			fmt.Fprintf(a.stderr, "%s exported\n", plural.Of(n, "job"))
 			return flagNames(err)
 		})
 	})
@@ -136,7 +137,7 @@ func (a *app) printMoved(done string, moved drover.ArchiveResult, err error) err
 			err = printErr
 		}
 	} else {
-		fmt.Fprintf(a.stdout, "%s %s\n", plural(moved.Jobs, "job"), done)
+		fmt.Fprintf(a.stdout, "%s %s\n", plural.Of(moved.Jobs, "job"), done)
 		for _, id := range moved.Missing {
 			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": no such job"))
 		}
@@ -148,7 +149,7 @@ func (a *app) printMoved(done string, moved drover.ArchiveResult, err error) err
 		}
 	}
 	if left := len(moved.Missing) + len(moved.Conflicts) + len(moved.Refused); err == nil && left > 0 {
-		err = fmt.Errorf("%s not %s", plural(int64(left), "job"), done)
+		err = fmt.Errorf("%s not %s", plural.Of(left, "job"), done)
 	}
 	return flagNames(err)
 }
@@ -163,7 +164,7 @@ func (a *app) purge(ctx context.Context, s *session, filter drover.Filter, yes b
 		case err != nil:
 			return err
 		}
-		question := fmt.Sprintf("This deletes %s from the archive of database %q, schema %q, for ever.", plural(n, "job"), s.database, s.schema)
+		question := fmt.Sprintf("This deletes %s from the archive of database %q, schema %q, for ever.", plural.Of(n, "job"), s.database, s.schema)
 		if err := a.confirm(ctx, question, "nothing was deleted"); err != nil {
 			return err
 		}
@@ -176,7 +177,7 @@ func (a *app) purge(ctx context.Context, s *session, filter drover.Filter, yes b
 			err = printErr
 		}
 	} else {
-		fmt.Fprintf(a.stdout, "%s deleted\n", plural(n, "job"))
+		fmt.Fprintf(a.stdout, "%s deleted\n", plural.Of(n, "job"))
 	}
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/drover-queue/drover/internal/bench"
 	"github.com/drover-queue/drover/internal/pgdev"
 	"github.com/drover-queue/drover/internal/pgurl"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newBenchCommand(a *app) *cobra.Command {
@@ -179,9 +180,9 @@ func (a *app) printBench(r *bench.Report, source string) error {
 	number("idle statements", r.IdleStatements, " a second", "idle_statements_per_second")
 	number("idle commits", r.IdleCommits, " a second", "idle_commits_per_second")
 	number("2,000 jobs in flight", r.RSSGrowthMiB, " MiB", "rss_growth_mib")
-	fmt.Fprintf(a.stdout, "%d jobs, %d workers, %d queues, retention %s, payload %d B, fail rate %v\n",
-		r.Jobs, r.Workers, r.Queues, r.Retention, r.Payload, r.FailRate)
-	fmt.Fprintf(a.stdout, "%d CPUs, %s, PostgreSQL %s, %s\n", r.CPUs, r.Go, r.Server, source)
+	fmt.Fprintf(a.stdout, "%s, %s, %s, retention %s, payload %d B, fail rate %v\n",
+		plural.Of(r.Jobs, "job"), plural.Of(r.Workers, "worker"), plural.Of(r.Queues, "queue"), r.Retention, r.Payload, r.FailRate)
+	fmt.Fprintf(a.stdout, "%s, %s, PostgreSQL %s, %s\n", plural.Of(r.CPUs, "CPU"), r.Go, r.Server, source)
 	for _, name := range slices.Sorted(maps.Keys(r.Settings)) {
 		fmt.Fprintf(a.stdout, "%s=%s ", name, r.Settings[name])
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // monitors marks a command whose exit code a monitor reads. Codes 1 and 2 are findings, and exitUnknown means that the
@@ -27,7 +28,7 @@ type foundError struct {
 	n    int
 }
 
-func (e *foundError) Error() string { return plural(int64(e.n), "threshold") + " reached" }
+func (e *foundError) Error() string { return plural.Of(e.n, "threshold") + " reached" }
 
 // thresholds are the smallest values that check reports. A zero field is ignored.
 type thresholds struct {
@@ -257,11 +258,11 @@ func (r alert) text(t thresholds) string {
 	text := fmt.Sprintf("%s, threshold %d", r.Name, from)
 	switch r.Name {
 	case "discarded":
-		text = fmt.Sprintf("%s discarded, threshold %d", plural(n, "job"), from)
+		text = fmt.Sprintf("%s discarded, threshold %d", plural.Of(n, "job"), from)
 	case "new_discarded":
-		text = fmt.Sprintf("%s discarded in the last %s, threshold %d", plural(n, "job"), span(t.within), from)
+		text = fmt.Sprintf("%s discarded in the last %s, threshold %d", plural.Of(n, "job"), span(t.within), from)
 	case "quarantined":
-		text = fmt.Sprintf("%s quarantined, threshold %d: drover jobs list --reason crashed", plural(n, "job"), from)
+		text = fmt.Sprintf("%s quarantined, threshold %d: drover jobs list --reason crashed", plural.Of(n, "job"), from)
 	case "oldest":
 		text = fmt.Sprintf("a due job has waited %s, threshold %s", span(pg.Seconds(r.Value)), span(pg.Seconds(r.Threshold)))
 	case "clock":

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover/internal/demo"
+	"github.com/drover-queue/drover/internal/plural"
 	"github.com/drover-queue/drover/testdata"
 )
 
@@ -129,11 +130,11 @@ func (a *app) deliveries(file string, skipBad bool) ([]demo.Delivery, error) {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	case len(broken) > 0 && !skipBad:
 		return nil, fmt.Errorf("%s of %s cannot be delivered; --skip-bad delivers the others:%s",
-			plural(int64(len(broken)), "line"), name, lineErrors(broken))
+			plural.Of(len(broken), "line"), name, lineErrors(broken))
 	case len(good) == 0:
 		return nil, fmt.Errorf("there is nothing to deliver in %s%s", name, lineErrors(broken))
 	case len(broken) > 0:
-		fmt.Fprintf(a.stderr, "skipped %s of %s:%s\n", plural(int64(len(broken)), "line"), name, printableLines(lineErrors(broken)))
+		fmt.Fprintf(a.stderr, "skipped %s of %s:%s\n", plural.Of(len(broken), "line"), name, printableLines(lineErrors(broken)))
 	}
 	return good, nil
 }

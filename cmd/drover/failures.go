@@ -11,6 +11,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/operate"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newFailuresCommand(a *app) *cobra.Command {
@@ -119,7 +120,7 @@ func (a *app) showFailure(ctx context.Context, s *session, print string) error {
 	rows.at("first seen", &g.FirstSeen, s.now, "")
 	rows.at("last seen", &g.LastSeen, s.now, "")
 	rows.at("resolved", g.ResolvedAt, s.now, "")
-	rows.at("came back", g.RegressedAt, s.now, fmt.Sprintf(", %s in all", plural(int64(g.Regressions), "time")))
+	rows.at("came back", g.RegressedAt, s.now, fmt.Sprintf(", %s in all", plural.Of(g.Regressions, "time")))
 	rows.at("changed", g.UpdatedAt, s.now, " "+byline(g.UpdatedBy, g.UpdatedWhy))
 	if g.Policy.Build != "" {
 		rows.add("parked until", "a build newer than "+g.Policy.Build)
@@ -219,7 +220,7 @@ func (a *app) eachFailure(prints []string, result string, do func(string) error)
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %s not changed", failed, plural(int64(len(prints)), "failure group"))
+		return fmt.Errorf("%d of %s not changed", failed, plural.Of(len(prints), "failure group"))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/operate"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newJobsCountCommand(a *app) *cobra.Command {
@@ -210,19 +211,19 @@ func (a *app) manyJobs(ctx context.Context, s *session, v manyVerb, filter drove
 		for _, r := range bulk.Refused {
 			fmt.Fprintln(out, printable(r.ID+"  refused: "+r.Error))
 		}
-		fmt.Fprintf(out, "%s %s\n", plural(bulk.Changed, "job"), v.done)
+		fmt.Fprintf(out, "%s %s\n", plural.Of(bulk.Changed, "job"), v.done)
 		if n := int64(len(changed)); ids && n < bulk.Changed {
-			fmt.Fprintf(out, "only the first %s are listed\n", plural(n, "id"))
+			fmt.Fprintf(out, "only the first %s are listed\n", plural.Of(n, "id"))
 		}
 	}
 	if err == nil && len(bulk.Refused) > 0 {
-		err = fmt.Errorf("the database refused %s, for the reasons above", plural(int64(len(bulk.Refused)), "job"))
+		err = fmt.Errorf("the database refused %s, for the reasons above", plural.Of(len(bulk.Refused), "job"))
 		if a.json {
-			err = fmt.Errorf("the database refused %s", plural(int64(len(bulk.Refused)), "job"))
+			err = fmt.Errorf("the database refused %s", plural.Of(len(bulk.Refused), "job"))
 		}
 	}
 	if err == nil && len(bulk.Missing) > 0 {
-		return fmt.Errorf("no job has %d of the %s", len(bulk.Missing), plural(int64(len(filter.IDs)), "id"))
+		return fmt.Errorf("no job has %d of the %s", len(bulk.Missing), plural.Of(len(filter.IDs), "id"))
 	}
 	return err
 }
@@ -237,7 +238,7 @@ func (s *session) countOf(ctx context.Context, filter drover.Filter, v manyVerb)
 
 // confirmMany asks whether to change n jobs.
 func (a *app) confirmMany(ctx context.Context, s *session, n int64, v manyVerb) error {
-	fit := fmt.Sprintf("%s in database %q, schema %q", plural(n, "job"), s.database, s.schema)
+	fit := fmt.Sprintf("%s in database %q, schema %q", plural.Of(n, "job"), s.database, s.schema)
 	if !a.interactive {
 		return usagef("%s would be %s, and nobody is there to be asked: give --yes to do it without a question", fit, v.done)
 	}

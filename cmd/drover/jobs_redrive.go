@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newJobsRedriveCommand(a *app) *cobra.Command {
@@ -120,10 +121,10 @@ func (a *app) each(verb string, ids []string, do func(id string) (string, error)
 		}
 	}
 	if stopped != nil {
-		return fmt.Errorf("gave up after %d of %s: %w", len(ids)-all.Untried, plural(int64(len(ids)), "job"), stopped)
+		return fmt.Errorf("gave up after %d of %s: %w", len(ids)-all.Untried, plural.Of(len(ids), "job"), stopped)
 	}
 	if all.Failed > 0 {
-		return fmt.Errorf("%d of %s not %s", all.Failed, plural(int64(len(ids)), "job"), verb)
+		return fmt.Errorf("%d of %s not %s", all.Failed, plural.Of(len(ids), "job"), verb)
 	}
 	return nil
 }

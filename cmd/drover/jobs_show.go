@@ -18,6 +18,7 @@ import (
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newJobsShowCommand(a *app) *cobra.Command {
@@ -61,7 +62,7 @@ func (a *app) showJob(ctx context.Context, s *session, id string) error {
 	}
 	for _, r := range aside {
 		waits.rows = append(waits.rows, []string{"set aside", fmt.Sprintf(
-			"the database refuses its %s: %s; tried %d times, next %s (%s): see docs/health.md", r.Path, r.Error, r.Tries, instant(r.RetryAt), relative(r.RetryAt, s.now),
+			"the database refuses its %s: %s; tried %s, next %s (%s): see docs/health.md", r.Path, r.Error, plural.Of(r.Tries, "time"), instant(r.RetryAt), relative(r.RetryAt, s.now),
 		)})
 	}
 	if err := table(a.stdout, append(describe(job, s.now), waits.rows...)); err != nil {
@@ -215,7 +216,7 @@ func (a *app) printErrors(j *drover.JobInfo) {
 	}
 	fmt.Fprint(a.stdout, "\nhistory, oldest first")
 	if left := j.ErrorsTotal - countRuns(j.Errors); left > 0 {
-		fmt.Fprintf(a.stdout, " (%s from the middle not kept)", plural(int64(left), "run"))
+		fmt.Fprintf(a.stdout, " (%s from the middle not kept)", plural.Of(left, "run"))
 	}
 	fmt.Fprintln(a.stdout)
 	for _, e := range j.Errors {

@@ -427,8 +427,6 @@ func TestOutput(t *testing.T) {
 		{relative(time.Unix(40, 0), time.Unix(100, 0)), "60s ago"},
 		{ago(time.Unix(105, 0), time.Unix(100, 0)), "0s ago"},
 		{ago(time.Unix(3700, 0), time.Unix(100, 0)), "in 60m"}, // the server's clock has gone back
-		{plural(1, "job"), "1 job"},
-		{plural(0, "job"), "0 jobs"},
 		{pg.ShellQuote("it's"), `'it'\''s'`},
 		{pg.ShellQuote("host=/tmp"), "host=/tmp"},
 		{pg.ShellQuote(""), "''"},

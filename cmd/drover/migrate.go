@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 	"github.com/drover-queue/drover/migrations"
 )
 
@@ -197,7 +198,7 @@ func (a *app) confirmDown(ctx context.Context, pool *pgxpool.Pool, w *doomed) er
 		}
 	}
 	return a.confirm(ctx, fmt.Sprintf("This drops drover's tables in database %q, schema %q with %s, %d of them unfinished; %s.",
-		w.database, w.schema, plural(w.jobs, "job"), w.unfinished, plural(w.liveSupervisors, "live supervisor")), "nothing was dropped")
+		w.database, w.schema, plural.Of(w.jobs, "job"), w.unfinished, plural.Of(w.liveSupervisors, "live supervisor")), "nothing was dropped")
 }
 
 func newMigrateStatusCommand(a *app) *cobra.Command {

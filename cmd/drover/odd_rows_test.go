@@ -77,7 +77,7 @@ func TestRefusedJobsAreNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	sh.run(t, "jobs", "show", cursed).ok(t).says(t, "set aside", "the database refuses its claim: it is cursed", "tried 1 times")
+	sh.run(t, "jobs", "show", cursed).ok(t).says(t, "set aside", "the database refuses its claim: it is cursed", "tried 1 time,")
 	sh.run(t, "jobs", "show", cursed, "--json").ok(t).says(t, `"set_aside":[{"id":"`+cursed)
 	if o := sh.run(t, "jobs", "show", other, "--json").ok(t); strings.Contains(o.stdout, "set_aside") {
 		t.Error(o.stdout)

@@ -209,11 +209,3 @@ func byline(by, why string) string {
 	}
 	return "by " + by + ": " + why
 }
-
-// plural formats a number with its noun: "1 job", "3 jobs".
-func plural(n int64, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}

@@ -14,6 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/jobdoc"
 	"github.com/drover-queue/drover/internal/operate"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newPeriodicCommand(a *app) *cobra.Command {
@@ -108,7 +109,7 @@ func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 	}
 	rows.at("last run", j.LastAt, s.now, "")
 	rows.add("last job", strings.TrimSpace(j.LastJobID+" "+string(j.LastState)))
-	rows.at("skipped", j.SkippedAt, s.now, fmt.Sprintf(", %s in all, %s", plural(j.Skipped, "tick"), j.SkippedWhy))
+	rows.at("skipped", j.SkippedAt, s.now, fmt.Sprintf(", %s in all, %s", plural.Of(j.Skipped, "tick"), j.SkippedWhy))
 	rows.at("problem", j.ProblemAt, s.now, " "+j.Problem)
 	rows.at("changed", &j.UpdatedAt, s.now, " "+byline(j.UpdatedBy, j.UpdatedWhy))
 	if err := table(a.stdout, rows); err != nil {

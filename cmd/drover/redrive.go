@@ -18,6 +18,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newRedriveCommand(a *app) *cobra.Command {
@@ -224,10 +225,10 @@ func (a *app) tellRedrive(w io.Writer, r *drover.Redrive) {
 	if r.Matched == 1 {
 		come = "comes"
 	}
-	fmt.Fprintf(w, "redrive %s: %s %s back, %g a second\n", r.ID, plural(r.Matched, "job"), come, r.Rate)
+	fmt.Fprintf(w, "redrive %s: %s %s back, %g a second\n", r.ID, plural.Of(r.Matched, "job"), come, r.Rate)
 	fmt.Fprintf(w, "watch it: %s\nend it:   %s\n", a.again("redrive watch", r.ID), a.again("redrive abort", r.ID))
 	if r.Unkeyed > 0 {
-		fmt.Fprintf(w, "%d of %s have no key: not capped\n", r.Unkeyed, plural(r.Matched, "job"))
+		fmt.Fprintf(w, "without a key, so not capped: %d of %s\n", r.Unkeyed, plural.Of(r.Matched, "job"))
 	}
 	tellSkips(w, r)
 }
@@ -276,12 +277,12 @@ func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.Redriv
 		sum.Jobs, sum.Held, sum.Expired, sum.Unkeyed = sum.Jobs+g.Jobs, sum.Held+g.Held, sum.Expired+g.Expired, sum.Unkeyed+g.Unkeyed
 	}
 	coming := max(0, sum.Jobs-sum.Held-sum.Expired) // not negative, even if jobs are both held and expired
-	fmt.Fprintf(a.stdout, "\n%s would come back%s\n", plural(coming, "job"), pace(plan))
+	fmt.Fprintf(a.stdout, "\n%s would come back%s\n", plural.Of(coming, "job"), pace(plan))
 	if sum.Held+sum.Expired > 0 {
 		fmt.Fprintf(a.stdout, "skipped: %d held by another redrive, %d expired\n", sum.Held, sum.Expired)
 	}
 	if sum.Unkeyed > 0 {
-		fmt.Fprintln(a.stdout, printable(fmt.Sprintf("%d of %d have no key (%s): not capped", sum.Unkeyed, sum.Jobs, cmp.Or(plan.KeyFrom, "their concurrency key"))))
+		fmt.Fprintln(a.stdout, printable(fmt.Sprintf("without a key (%s), so not capped: %d of %s", cmp.Or(plan.KeyFrom, "their concurrency key"), sum.Unkeyed, plural.Of(sum.Jobs, "job"))))
 	}
 	return nil
 }
@@ -293,7 +294,7 @@ func pace(plan drover.RedrivePlan) string {
 		text += fmt.Sprintf(", %d of one key at once", plan.PerKey)
 	}
 	if plan.Canary > 0 {
-		text += fmt.Sprintf(", %d first as canaries of which %d may fail", plan.Canary, plan.CanaryFailures)
+		text += fmt.Sprintf(", canaries first: %d, of which %d may fail", plan.Canary, plan.CanaryFailures)
 	}
 	return text
 }
@@ -360,7 +361,7 @@ func filterWords(filter json.RawMessage) string {
 			words = append(words, "all")
 			continue
 		case key == "ids" && json.Unmarshal(fields[key], &ids) == nil:
-			words = append(words, plural(int64(len(ids)), "id"))
+			words = append(words, plural.Of(len(ids), "id"))
 			continue
 		case json.Unmarshal(fields[key], &text) == nil:
 			value = text

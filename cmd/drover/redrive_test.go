@@ -95,9 +95,9 @@ func TestRedriveSkips(t *testing.T) {
 	sh.exec(t, `update jobs set expires_at = now() where id in (select id from jobs where redrive_id is null and concurrency_key is null order by id desc limit 6)`)
 
 	plan := []string{"redrive", "start", "--kind", "charge", "--rate", "7", "--per-key", "2", "--canary", "1"}
-	sh.run(t, append(plan, "--dry-run")...).ok(t).says(t, "2 jobs would come back, 7 a second in each queue, 2 of one key at once, 1 first as canaries of which 0 may fail",
-		"skipped: 1 held by another redrive, 6 expired", "8 of 9 have no key (their concurrency key): not capped")
-	o := sh.run(t, plan...).ok(t).says(t, "1 of 2 jobs have no key: not capped", "skipped: 6 expired: ", ", …", "skipped: 1 held by redrive", noneAlive)
+	sh.run(t, append(plan, "--dry-run")...).ok(t).says(t, "2 jobs would come back, 7 a second in each queue, 2 of one key at once, canaries first: 1, of which 0 may fail",
+		"skipped: 1 held by another redrive, 6 expired", "without a key (their concurrency key), so not capped: 8 of 9 jobs")
+	o := sh.run(t, plan...).ok(t).says(t, "without a key, so not capped: 1 of 2 jobs", "skipped: 6 expired: ", ", …", "skipped: 1 held by redrive", noneAlive)
 	if first, _, _ := strings.Cut(o.stdout, "skipped"); !strings.Contains(first, "end it:") {
 		t.Errorf("how to end it comes late:\n%s", o.stdout)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 func newStatsCommand(a *app) *cobra.Command {
@@ -42,7 +43,7 @@ type soloInfo struct {
 
 func (s *soloInfo) notes() (notes []string) {
 	if s.Due > 0 {
-		notes = append(notes, plural(s.Due, "due job")+" to run alone, see docs/crashes.md")
+		notes = append(notes, plural.Of(s.Due, "due job")+" to run alone, see docs/crashes.md")
 	}
 	if s.Supervisor != "" {
 		notes = append(notes, "supervisor "+s.Supervisor+" has the turn to run jobs alone, see docs/crashes.md")
@@ -59,9 +60,9 @@ type unserved struct {
 
 func (u *unserved) String() string {
 	if u.Kind != "" {
-		return fmt.Sprintf("%s due of kind %s: no supervisor has registered it", plural(u.Jobs, "job"), u.Kind)
+		return fmt.Sprintf("%s due of kind %s: no supervisor has registered it", plural.Of(u.Jobs, "job"), u.Kind)
 	}
-	return fmt.Sprintf("%s due in queue %s: no live supervisor serves it", plural(u.Jobs, "job"), u.Queue)
+	return fmt.Sprintf("%s due in queue %s: no live supervisor serves it", plural.Of(u.Jobs, "job"), u.Queue)
 }
 
 // discardedInfo is one row of discarded_summary.

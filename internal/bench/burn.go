@@ -13,6 +13,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/drive"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // noop is a job that does nothing.
@@ -96,7 +97,7 @@ func (s *scratch) measured(ctx context.Context, do func() error) (p phase, err e
 const chunk = 10_000
 
 func (s *scratch) insert(ctx context.Context, r *Report) (phase, error) {
-	s.progress("burn: enqueueing %d jobs", s.Jobs)
+	s.progress("burn: enqueueing %s", plural.Of(s.Jobs, "job"))
 	fill := filler(s.Payload)
 	var took time.Duration
 	p, err := s.measured(ctx, func() error {
@@ -160,7 +161,7 @@ const sqlUnfinished = `select count(*) > 0 from (select from jobs where finalize
 
 // burnDown runs all jobs and returns how often a handler was called.
 func (s *scratch) burnDown(ctx context.Context, r *Report) (phase, int64, error) {
-	s.progress("burn: running %d jobs on %d workers", s.Jobs, s.Workers)
+	s.progress("burn: running %s on %s", plural.Of(s.Jobs, "job"), plural.Of(s.Workers, "worker"))
 	var calls atomic.Int64
 	handler := func(_ context.Context, job *drover.Job, n noop) error {
 		calls.Add(1)

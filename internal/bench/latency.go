@@ -10,6 +10,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/drive"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // arrivals notes when handlers began. It is safe for concurrent use.
@@ -49,7 +50,7 @@ func (a *arrivals) await(ctx context.Context, n int) error {
 // waits before each job until the supervisor sleeps.
 func (s *scratch) latency(ctx context.Context, r *Report) (err error) {
 	asleep := max(s.Samples/8, 1)
-	s.progress("latency: %d jobs 20 ms apart, then %d to a supervisor that sleeps", s.Samples, asleep)
+	s.progress("latency: %s 20 ms apart, then %d to a supervisor that sleeps", plural.Of(s.Samples, "job"), asleep)
 	n := s.Samples + asleep
 	began := newArrivals(n)
 	handler := func(_ context.Context, _ *drover.Job, job noop) error {

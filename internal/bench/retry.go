@@ -8,11 +8,12 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/drive"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // retry lets jobs fail once, with waits of 5 to 500 ms, and measures how late their second attempts begin.
 func (s *scratch) retry(ctx context.Context, r *Report) (err error) {
-	s.progress("retry: %d jobs that fail once", s.Samples)
+	s.progress("retry: failing once: %s", plural.Of(s.Samples, "job"))
 	offset, err := s.meter.clockOffset(ctx)
 	if err != nil {
 		return err

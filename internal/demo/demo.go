@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // Options are the settings of a run. Deliveries, Out and Command are needed.
@@ -342,7 +343,7 @@ func (r *run) redrive(ctx context.Context) error {
 		}
 		r.given++
 	}
-	r.page.say("Redriven: the %d jobs that had run out of attempts; same ids, errors kept.", len(ids))
+	r.page.say("Redriven: %s that had run out of attempts; same ids, errors kept.", plural.Of(len(ids), "job"))
 	return r.watch(ctx)
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/drover-queue/drover/internal/plural"
 )
 
 // The thresholds of findings. The thresholds heldMany count transactions, for holders whose time is not known.
@@ -108,7 +110,7 @@ func (o *Holder) held(now time.Time) string {
 	if o.Since != nil {
 		return "for " + now.Sub(*o.Since).Round(time.Second).String()
 	}
-	return fmt.Sprintf("through %d transactions", o.Transactions)
+	return "through " + plural.Of(o.Transactions, "transaction")
 }
 
 // keeper returns the oldest holder that keeps a table's dead rows; nil: there is none. A holder keeps them if its own
@@ -196,7 +198,7 @@ func (h *Report) judgeBlockers() (found []Finding) {
 			continue
 		}
 		found = append(found, Finding{
-			level, "blocked", fmt.Sprintf("%v holds a lock: %d sessions on drover's tables wait for it, the first for %v", &b.holder, b.sessions, waited.Round(time.Second)),
+			level, "blocked", fmt.Sprintf("%v holds a lock, with %s waiting for it on drover's tables, the first for %v", &b.holder, plural.Of(b.sessions, "session"), waited.Round(time.Second)),
 			"they get on once its transaction ends; nothing ends one that is forgotten but idle_in_transaction_session_timeout", b.holder.Do,
 		})
 	}
@@ -235,7 +237,7 @@ func (h *Report) judgeTables() (found []Finding) {
 		if level == LevelOK {
 			continue
 		}
-		f := Finding{level, "dead_rows", fmt.Sprintf("%s has %d dead rows beside %d live ones", t.Name, t.DeadRows, t.LiveRows), "", ""}
+		f := Finding{level, "dead_rows", fmt.Sprintf("%s has %s and %s", t.Name, plural.Of(t.DeadRows, "dead row"), plural.Of(t.LiveRows, "live row")), "", ""}
 		keeper := h.keeper(t)
 		switch {
 		case keeper != nil:
@@ -275,7 +277,7 @@ func (h *Report) judgeIndexes() (found []Finding) {
 func (h *Report) judgeClaim() (found []Finding) {
 	c := &h.Claim
 	if h.saw("claim_floor", "claim_full") {
-		what := fmt.Sprintf("a claim reads %d pages from its floor on, and %d without one", c.FloorBuffers, c.FullBuffers)
+		what := fmt.Sprintf("a claim reads %s from its floor on, and %d without one", plural.Of(c.FloorBuffers, "page"), c.FullBuffers)
 		if level := c.level(); level != LevelOK {
 			f := Finding{
 				level, "claim_cost", what, "dead or running jobs stand at the beginning of jobs_claim_idx: a supervisor that starts, and full sweeps, step over them", h.vacuum("jobs"),
@@ -289,7 +291,7 @@ func (h *Report) judgeClaim() (found []Finding) {
 		}
 	}
 	if h.saw("claim_index") {
-		what := fmt.Sprintf("jobs_claim_idx has %d MiB for %d unfinished jobs, which need about %d MiB", c.IndexBytes>>20, c.Unfinished, (c.neededBytes()+1<<20-1)>>20)
+		what := fmt.Sprintf("jobs_claim_idx has %d MiB, and needs about %d MiB for %s", c.IndexBytes>>20, (c.neededBytes()+1<<20-1)>>20, plural.Of(c.Unfinished, "unfinished job"))
 		if c.bloated() {
 			f := Finding{
 				LevelWarning, "index_bloat", what, "an estimate; its pages are used again, and an index that has become too big stays so", "reindex index concurrently " + h.relation("jobs_claim_idx") + ";",
@@ -391,7 +393,7 @@ func (h *Report) judgeSetAside() (found []Finding) {
 		r := &s.First[i]
 		found = append(found, Finding{
 			LevelWarning, "set_aside",
-			fmt.Sprintf("job %s is set aside, the database refuses its %s: %s (tried %d times, next at %s)", r.ID, r.Path, r.Error, r.Tries, r.RetryAt.UTC().Format(time.RFC3339)),
+			fmt.Sprintf("job %s is set aside, the database refuses its %s: %s (tried %s, next at %s)", r.ID, r.Path, r.Error, plural.Of(r.Tries, "time"), r.RetryAt.UTC().Format(time.RFC3339)),
 			"supervisors leave it alone until then, and the pause doubles; correct what the error names, such as a trigger, a constraint or damaged data, then delete the row here to have the job tried at once, or end the job",
 			fmt.Sprintf("delete from %s where path = '%s' and job = '%s';\ndrover jobs cancel %s", h.relation("drover_set_aside"), inLiteral(r.Path), inLiteral(r.ID), r.ID),
 		})
@@ -407,8 +409,8 @@ func (h *Report) judgeSetAside() (found []Finding) {
 	}
 	if s.Refused > 0 {
 		found = append(found, Finding{
-			LevelWarning, "refused", fmt.Sprintf("%d jobs were discarded in the last day because the database refuses to read or to change them", s.Refused),
-			"their last error has the database's words; mend what it names, then redrive them", "drover jobs list --reason refused",
+			LevelWarning, "refused", plural.Of(s.Refused, "job") + " discarded in the last day, because the database refuses to read or to change the row",
+			"the last error has the database's words; mend what it names, then redrive", "drover jobs list --reason refused",
 		})
 	}
 	return found

@@ -59,34 +59,34 @@ func TestFindings(t *testing.T) {
 		}},
 		{"few dead", Report{Tables: []Table{jobs(99_999, nil)}}, nil},
 		{"many dead", Report{Tables: []Table{jobs(100_000, nil)}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "autovacuum begins at 50000 and does not keep up; it was here last 1h0m0s ago", "vacuum public.jobs;"},
+			{"warning", "dead_rows", "jobs has 100000 dead rows and 7 live rows", "autovacuum begins at 50000 and does not keep up; it was here last 1h0m0s ago", "vacuum public.jobs;"},
 		}},
 		{"very many dead", Report{Tables: []Table{jobs(1_000_000, func(t *Table) { t.VacuumedAt = nil })}}, []Finding{
-			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "it has never been vacuumed", "vacuum public.jobs;"},
+			{"critical", "dead_rows", "jobs has 1000000 dead rows and 7 live rows", "it has never been vacuumed", "vacuum public.jobs;"},
 		}},
 		{"a vacuum runs", Report{Tables: []Table{jobs(100_000, func(t *Table) { t.Vacuuming = true })}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "a vacuum of it is running", ""},
+			{"warning", "dead_rows", "jobs has 100000 dead rows and 7 live rows", "a vacuum of it is running", ""},
 		}},
 		{"dead because held, the cause first", Report{Tables: []Table{jobs(1_000_000, nil)}, Holders: []Holder{session(ago(time.Minute), 1)}}, []Finding{
 			{"critical", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
-			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it"},
+			{"critical", "dead_rows", "jobs has 1000000 dead rows and 7 live rows", "session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it"},
 		}},
 		{"a vacuum met a young one", Report{Tables: []Table{jobs(100_000, vacuumed(time.Second))}, Holders: []Holder{catalogs, session(ago(30*time.Second), 2)}}, []Finding{
 			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 30s", "", "stop it"},
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it"},
+			{"warning", "dead_rows", "jobs has 100000 dead rows and 7 live rows", "session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it"},
 		}},
 		{"no vacuum met it", Report{Tables: []Table{jobs(100_000, vacuumed(time.Minute))}, Holders: []Holder{session(ago(30*time.Second), 2)}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "autovacuum begins at 50000 and does not keep up; it was here last 1m0s ago", "vacuum public.jobs;"},
+			{"warning", "dead_rows", "jobs has 100000 dead rows and 7 live rows", "autovacuum begins at 50000 and does not keep up; it was here last 1m0s ago", "vacuum public.jobs;"},
 		}},
 		{"a vacuum met a slot, the oldest", Report{Tables: []Table{jobs(1_000_000, vacuumed(time.Minute))}, Holders: []Holder{catalogs, slot, session(ago(2*time.Second), 2)}}, []Finding{
 			{"critical", "vacuum_held", "replication slot s (inactive) has held vacuum back through 525 transactions", "", "drop it"},
-			{"critical", "dead_rows", "jobs has 1000000 dead rows beside 7 live ones", "replication slot s (inactive) holds vacuum back: end it first", "drop it"},
+			{"critical", "dead_rows", "jobs has 1000000 dead rows and 7 live rows", "replication slot s (inactive) holds vacuum back: end it first", "drop it"},
 		}},
 		{"no vacuum met the slot", Report{Tables: []Table{jobs(100_000, vacuumed(time.Hour))}, Holders: []Holder{slot}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "", "vacuum public.jobs;"},
+			{"warning", "dead_rows", "jobs has 100000 dead rows and 7 live rows", "", "vacuum public.jobs;"},
 		}},
 		{"a slot that nothing died behind", Report{Tables: []Table{jobs(100_000, vacuumed(time.Second))}, Holders: []Holder{{Kind: "slot", Name: "s"}}}, []Finding{
-			{"warning", "dead_rows", "jobs has 100000 dead rows beside 7 live ones", "", "vacuum public.jobs;"},
+			{"warning", "dead_rows", "jobs has 100000 dead rows and 7 live rows", "", "vacuum public.jobs;"},
 		}},
 		{"an invalid index", Report{Tables: []Table{jobs(0, func(t *Table) { t.InvalidIndexes = []string{"jobs_claim_idx_ccnew", "mine"} })}}, []Finding{
 			{"warning", "invalid_index", "index jobs_claim_idx_ccnew of jobs is not valid", "", "drop index concurrently public.jobs_claim_idx_ccnew;"},
@@ -111,22 +111,30 @@ func TestFindings(t *testing.T) {
 		}},
 		{"a cheap claim", Report{Claim: Claim{FloorBuffers: 20_000, FullBuffers: 20_100}}, nil},
 		{"an index of dead pages", Report{Claim: Claim{IndexBytes: 64 << 20, Unfinished: 100_000}}, []Finding{
-			{"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10 MiB", "", "reindex index concurrently public.jobs_claim_idx;"},
+			{"warning", "index_bloat", "jobs_claim_idx has 64 MiB, and needs about 10 MiB for 100000 unfinished jobs", "", "reindex index concurrently public.jobs_claim_idx;"},
 		}},
 		{"an index of held pages", Report{Holders: []Holder{session(ago(time.Minute), 1)}, Claim: Claim{IndexBytes: 64 << 20, Unfinished: 100_000}}, []Finding{
 			{"warning", "vacuum_held", "session 42 (billing, idle in transaction, user app) has held vacuum back for 1m0s", "", "stop it"},
 			{
-				"warning", "index_bloat", "jobs_claim_idx has 64 MiB for 100000 unfinished jobs, which need about 10 MiB",
+				"warning", "index_bloat", "jobs_claim_idx has 64 MiB, and needs about 10 MiB for 100000 unfinished jobs",
 				"an estimate; its pages are used again, and an index that has become too big stays so; a new one takes over what is held, and waits for transactions" +
 					": session 42 (billing, idle in transaction, user app) holds vacuum back: end it first", "stop it\nreindex index concurrently public.jobs_claim_idx;",
 			},
 		}},
 		{"blocked for a moment", Report{blockers: []blocker{waits(4 * time.Second)}}, nil},
 		{"blocked", Report{blockers: []blocker{waits(5 * time.Second)}}, []Finding{
-			{"warning", "blocked", "session 42 (billing) holds a lock: 3 sessions on drover's tables wait for it, the first for 5s", "", "stop it"},
+			{"warning", "blocked", "session 42 (billing) holds a lock, with 3 sessions waiting for it on drover's tables, the first for 5s", "", "stop it"},
+		}},
+		{"one session is blocked", Report{blockers: []blocker{{waits(0).holder, 1, now.Add(-5 * time.Second)}}}, []Finding{
+			{"warning", "blocked", "session 42 (billing) holds a lock, with 1 session waiting for it on drover's tables, the first for 5s", "", "stop it"},
+		}},
+		{"one of each", Report{SetAside: SetAside{Rows: 1, Refused: 1, First: []AsideJob{{ID: "01X", Path: "claim", Error: "no", Code: "P0001", Tries: 1, RetryAt: now}}}, Claim: Claim{IndexBytes: 64 << 20, Unfinished: 1}}, []Finding{
+			{"warning", "index_bloat", "jobs_claim_idx has 64 MiB, and needs about 1 MiB for 1 unfinished job", "", "reindex index concurrently public.jobs_claim_idx;"},
+			{"warning", "set_aside", "job 01X is set aside, the database refuses its claim: no (tried 1 time, next at 2026-03-01T12:00:00Z)", "", "delete from public.drover_set_aside where path = 'claim' and job = '01X';\ndrover jobs cancel 01X"},
+			{"warning", "refused", "1 job discarded in the last day, because the database refuses to read or to change the row", "", "drover jobs list --reason refused"},
 		}},
 		{"blocked for long", Report{blockers: []blocker{waits(time.Minute)}}, []Finding{
-			{"critical", "blocked", "session 42 (billing) holds a lock: 3 sessions on drover's tables wait for it, the first for 1m0s", "", "stop it"},
+			{"critical", "blocked", "session 42 (billing) holds a lock, with 3 sessions waiting for it on drover's tables, the first for 1m0s", "", "stop it"},
 		}},
 		{"a full index", Report{Claim: Claim{IndexBytes: 64 << 20, Unfinished: 200_000}}, nil},
 		{"an index filled since the last ANALYZE", Report{Claim: Claim{IndexBytes: 64 << 20, Unfinished: 100_000, unseen: 600_000}}, nil},
@@ -149,7 +157,7 @@ func TestFindings(t *testing.T) {
 				"delete from public.drover_set_aside where path = 'claim' and job = '01X';\ndrover jobs cancel 01X",
 			},
 			{"warning", "set_aside", "3 jobs are set aside in all, 2 more than named here", "", "select path, job, error, tries, retry_at from public.drover_set_aside order by first_at;"},
-			{"warning", "refused", "2 jobs were discarded in the last day because the database refuses to read or to change them", "", "drover jobs list --reason refused"},
+			{"warning", "refused", "2 jobs discarded in the last day, because the database refuses to read or to change the row", "", "drover jobs list --reason refused"},
 		}},
 		{"cannot be read", Report{NotSeen: []NotSeen{{Part: "queues", Why: "missing chunk", Failed: true}}}, []Finding{{"warning", "not_seen", "not seen: queues: missing chunk", "a row that it reads is damaged or out of range", ""}}},
 		{"not seen", Report{NotSeen: []NotSeen{{Part: "queues", Why: "no"}}}, []Finding{{"warning", "not_seen", "not seen: queues: no", "this role may not read it", "grant it select on drover's tables"}}},

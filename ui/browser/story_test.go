@@ -170,14 +170,14 @@ func TestFromAnOutageToItsEnd(t *testing.T) {
 func follow(t *testing.T, p *person, bank *bank) {
 	t.Helper()
 	redrive := p.here()
-	p.reads("canary 2 of 12 jobs are due again") // they run, and the bank has not answered yet
+	p.reads("canary 2 of 12 jobs due again") // they run, and the bank has not answered yet
 	p.shows("ada (the bank is back)", "100 a second in each queue")
 	p.goes("Pause this redrive")
 	p.shows("canary paused")
 	p.goes("Resume this redrive")
 	p.reads("canary 2 of 12")
 	close(bank.answers)
-	p.reads("done 12 of 12 jobs are due again")
+	p.reads("done 12 of 12 jobs due again")
 	p.shows("Ended")
 	p.goes("Its jobs")
 	eventually(t, "completed jobs", func() bool {
@@ -221,5 +221,5 @@ func TestFourClicksToARedrive(t *testing.T) {
 	close(bank.answers)
 	p.goes("Failures", "bank.example: connection refused", "Redrive its dead jobs…", "Start this redrive of 12 jobs")
 	p.took(4, "from the overview to a redrive")
-	p.reads("done 12 of 12 jobs are due again")
+	p.reads("done 12 of 12 jobs due again")
 }
