@@ -159,6 +159,9 @@ func (s *desk) change(ctx context.Context, audit Audit, of subject, id string, t
 			break
 		}
 	}
+	if of == aJob || of == aJobsLife {
+		return s.archived(ctx, id, err)
+	}
 	return err
 }
 

@@ -34,6 +34,10 @@ var (
 	// ErrNotFound reports an id, a fingerprint or a name that no row has.
 	ErrNotFound = errors.New("drover: not found")
 
+	// ErrArchived is the ErrNotFound of a job that is in the archive. Restore brings it back. If the role may not read
+	// the archive, the error is a plain ErrNotFound.
+	ErrArchived = fmt.Errorf("%w: it is in the archive", ErrNotFound)
+
 	// ErrNotMigrated reports a database without drover's tables or with an older version of them, or a schema that was
 	// renamed: its functions keep the old name until drover migrate up, migrations.Up or drover_secure() corrects them. If
 	// Config.Schema is set, the error of Check and Run contains the schema, whether it exists, and the command that

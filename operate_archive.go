@@ -2,6 +2,7 @@ package drover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -296,4 +297,17 @@ func (s *desk) export(ctx context.Context, filter string, write func(line []byte
 			return unread, pg.Classify(err)
 		}
 	}
+}
+
+// sqlArchived finds a job of the archive by primary key.
+const sqlArchived = `select true from jobs_archive where id = $1`
+
+// archived turns the ErrNotFound of a job that is in the archive into ErrArchived. It leaves any other error as it is.
+func (s *desk) archived(ctx context.Context, id string, err error) error {
+	if errors.Is(err, ErrNotFound) {
+		if found, _ := pg.ReadOnePlan(ctx, s.pool, pgx.RowTo[bool], sqlArchived, id); len(found) > 0 {
+			return fmt.Errorf("%w: drover archive export --id %[2]s shows it, and drover archive restore %[2]s brings it back", ErrArchived, id)
+		}
+	}
+	return err
 }

@@ -274,6 +274,38 @@ type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
+// Each method that takes the id of a job says that the job is in the archive, and which commands show it and bring it back.
+func TestJobsOfTheArchiveAreNamed(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	ctx := t.Context()
+	dead, gone := db.Finished(t, "discarded", time.Hour), db.Finished(t, "discarded", time.Hour)
+	db.exec(t, `delete from jobs where id = $1`, gone)
+	if _, err := db.client.Archive(ctx, drover.Filter{All: true}, nil, drover.Audit{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, do := range map[string]func(id string) error{
+		"Job":        func(id string) error { _, err := db.client.Job(ctx, id); return err },
+		"Explain":    func(id string) error { _, err := db.client.Explain(ctx, id, nil); return err },
+		"RedriveJob": func(id string) error { return db.client.RedriveJob(ctx, id, nil, drover.Audit{}) },
+		"Rerun":      func(id string) error { _, err := db.client.Rerun(ctx, id, nil, drover.Audit{}); return err },
+		"Cancel":     func(id string) error { _, err := db.client.Cancel(ctx, id, drover.Audit{}); return err },
+		"Discard":    func(id string) error { _, err := db.client.Discard(ctx, id, drover.Audit{}); return err },
+		"Edit": func(id string) error {
+			_, err := db.client.Edit(ctx, id, drover.JobEdit{RunNow: true}, drover.Audit{})
+			return err
+		},
+	} {
+		err := do(strings.ToLower(dead))
+		if !errors.Is(err, drover.ErrArchived) || !errors.Is(err, drover.ErrNotFound) || !strings.Contains(err.Error(), "drover archive export --id "+dead) || !strings.Contains(err.Error(), "drover archive restore "+dead) {
+			t.Errorf("%s: %v, want ErrArchived and the commands", name, err)
+		}
+		if err := do(gone); !errors.Is(err, drover.ErrNotFound) || errors.Is(err, drover.ErrArchived) {
+			t.Errorf("%s of a deleted job: %v", name, err)
+		}
+	}
+}
+
 // Every column of jobs has its like in the archive: a migration that adds one must add it to both.
 func TestTheArchiveHasTheColumnsOfJobs(t *testing.T) {
 	t.Parallel()

@@ -101,7 +101,7 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 // A parked job that gets another due time is no longer parked; other edits leave it parked. If the args or the queue
 // of a unique job change, it gets the unique key that an enqueue with the new values would have.
 //
-// Errors: ErrNotFound; ErrState if the job runs or has ended, if it would have expired by its new time, if another job
+// Errors: ErrNotFound; ErrArchived; ErrState if the job runs or has ended, if it would have expired by its new time, if another job
 // has the unique key that the edit would give it, or if that key cannot be computed (docs/edit.md); *InvalidError.
 // After an error the job is as it was.
 func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
@@ -166,7 +166,7 @@ func newID(bad *problems, id string) string {
 //
 // To run a discarded or cancelled job again, call RedriveJob, which makes no new job.
 //
-// Errors: ErrNotFound, also for a completed job that was deleted or archived; ErrState if the job is not completed,
+// Errors: ErrNotFound, also for a completed job that was deleted; ErrArchived; ErrState if the job is not completed,
 // has expired, or was rerun as opts.ID before, or if another job has its unique key; ErrIDConflict if another job has
 // opts.ID; *InvalidError.
 func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audit) (Receipt, error) {

@@ -49,7 +49,7 @@ type ExplainOpts struct {
 // Explain explains a job: its past, its present state with the reasons, and its next step. For example, a job is due,
 // but somebody has paused its queue, or no process has a worker for its kind. Nil opts mean the zero value. Explain
 // changes nothing. It reads the job's row, small tables, and at most 1,000 rows in front of the job. The role needs
-// select on drover's tables. Errors: ErrNotFound, also for a job that is in the archive.
+// select on drover's tables. Errors: ErrNotFound, ErrArchived.
 func (c *Client) Explain(ctx context.Context, id string, opts *ExplainOpts) (*Explanation, error) {
 	if opts == nil {
 		opts = &ExplainOpts{}

@@ -171,14 +171,14 @@ func (e *RunError) read(entry []byte) bool {
 }
 
 // Job reads one job. It is no error if parts of the job cannot be read: JobInfo.Unreadable names them. Here, as in all
-// methods that take an id and in Filter, a ULID may be in lower case. Errors: ErrNotFound.
+// methods that take an id and in Filter, a ULID may be in lower case. Errors: ErrNotFound, ErrArchived.
 func (c *Client) Job(ctx context.Context, id string) (*JobInfo, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
 	}
 	id = pgtext.ID(id)
 	job, err := c.desk.get(ctx, id)
-	return job, doing(err, "get job %s", id)
+	return job, doing(c.desk.archived(ctx, id, err), "get job %s", id)
 }
 
 // isID reports whether a row could have the id. The table takes any text of a ULID's length.

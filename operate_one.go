@@ -27,7 +27,7 @@ type RedriveOpts struct {
 // attempts begin anew. Its history keeps who did it and why. If the job was redriven before and waits, it stays as it
 // is.
 //
-// Errors: ErrNotFound, *InvalidError, and ErrState in these cases:
+// Errors: ErrNotFound, ErrArchived, *InvalidError, and ErrState in these cases:
 //
 //   - the job runs, is completed or has expired
 //   - it waits and was never redriven
@@ -63,13 +63,13 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 // a pooler a process may not know that it receives no notifications. Then it learns of the cancel with its next
 // heartbeat: at most a sixth of its lease later.
 //
-// Errors: ErrNotFound, *InvalidError.
+// Errors: ErrNotFound, ErrArchived, *InvalidError.
 func (c *Client) Cancel(ctx context.Context, id string, audit Audit) (State, error) {
 	return c.endJob(ctx, "cancel", sqlCancel, id, audit, emission{kind: engine.EventCancelled})
 }
 
 // Discard ends a job as a dead letter, reason ReasonOperator. Use it for a job that somebody has to look at before it
-// runs again. In all other ways it works like Cancel. Errors: ErrNotFound, *InvalidError.
+// runs again. In all other ways it works like Cancel. Errors: ErrNotFound, ErrArchived, *InvalidError.
 func (c *Client) Discard(ctx context.Context, id string, audit Audit) (State, error) {
 	return c.endJob(ctx, "discard", sqlDiscard, id, audit, emission{engine.EventDiscarded, Event{Reason: ReasonOperator}})
 }

@@ -111,7 +111,7 @@ func (s source) deletePage(ctx context.Context, q query) (*view, error) {
 		return nil, err
 	}
 	d := &deleteData{ID: id}
-	if d.Job, err = s.client.Job(ctx, id); err != nil && !errors.Is(err, drover.ErrNotFound) {
+	if d.Job, err = s.client.Job(ctx, id); err != nil && (!errors.Is(err, drover.ErrNotFound) || errors.Is(err, drover.ErrArchived)) {
 		return nil, err
 	}
 	return &view{Title: "Delete job " + visible(id), Data: d}, nil
@@ -128,6 +128,9 @@ func (s source) deleteActs() map[string]act {
 		case err != nil:
 			return "", err
 		case len(done.Missing) > 0:
+			if _, err = s.client.Job(ctx, id); errors.Is(err, drover.ErrArchived) {
+				return "", err
+			}
 			return "", unchanged("There is no job %s any more.", id)
 		case len(done.Refused) > 0:
 			return "", unchanged("The database refuses to delete the job: %s.", done.Refused[0].Error)

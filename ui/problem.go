@@ -33,8 +33,10 @@ func problemOf(err error) problem {
 		return p
 	case errors.Is(err, drover.ErrInvalid):
 		return problem{Status: http.StatusBadRequest, What: invalid(err), Do: "Change the address or the form, and send it again."}
+	case errors.Is(err, drover.ErrArchived):
+		return problem{Status: http.StatusNotFound, What: "The job with this id is in the archive.", Do: "drover archive export --id ID shows it, and drover archive restore ID brings it back."}
 	case errors.Is(err, drover.ErrNotFound):
-		return problem{Status: http.StatusNotFound, What: "There is none with this id.", Do: "It may have been deleted or archived since: look for it in the list, or with drover explain, which knows the archive too."}
+		return problem{Status: http.StatusNotFound, What: "There is none with this id.", Do: "It may have been deleted since: look for it in the list."}
 	case errors.Is(err, drover.ErrState):
 		return problem{Status: http.StatusConflict, What: refused(err), Do: "Nothing was changed. Look at it as it is now."}
 	case errors.Is(err, drover.ErrNotMigrated):

@@ -72,8 +72,7 @@ func TestProblems(t *testing.T) {
 	} {
 		get(t, h, c.at).is(t, c.status, c.text).lacks(t, "drover: ", "Filter.", "SQLSTATE", "<script>")
 	}
-	get(t, h, "/job?id="+none).is(t, 404, "drover explain, which knows the archive") // there is no archive of the others
-	for _, at := range []string{"/schedule?name=weekly", "/redrive?id=" + none, "/failure?id=x", "/api/schedule?name=weekly"} {
+	for _, at := range []string{"/job?id=" + none, "/schedule?name=weekly", "/redrive?id=" + none, "/failure?id=x", "/api/schedule?name=weekly"} {
 		get(t, h, at).is(t, 404, "It may have been deleted since").lacks(t, "archive")
 	}
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, "PROPFIND"} {
@@ -86,6 +85,20 @@ func TestProblems(t *testing.T) {
 	if head.StatusCode != http.StatusOK || head.text != "" || head.Header.Get("Content-Length") == "0" {
 		t.Errorf("HEAD: %d, %d bytes", head.StatusCode, len(head.text))
 	}
+}
+
+// A job that is in the archive is not found, and the answer says where it is.
+func TestAJobInTheArchive(t *testing.T) {
+	t.Parallel()
+	h, _ := newSite(t, Options{Authorize: ada}, richSQL, `select drover_archive('{"ids": ["`+deadID+`"]}')`)
+	for _, at := range []string{"/job?id=", "/delete?id=", "/api/job?id=", "/api/explanation?id="} {
+		get(t, h, at+deadID).is(t, 404, "in the archive", "drover archive export --id")
+	}
+	for _, verb := range []string{"cancel", "discard", "redrive", "rerun", "run-now", "delete"} {
+		ask(t, h, http.MethodPost, "job/"+verb+"?id="+deadID, "{}").is(t, 404, "in the archive", "drover archive restore")
+	}
+	ask(t, h, http.MethodPost, "job/edit?id="+deadID, `{"run_now": true}`).is(t, 404, "in the archive")
+	get(t, h, "/delete?id="+noneID).ok(t).lacks(t, "in the archive")
 }
 
 // A database that is away, not migrated, of another version, or not readable says so on every page.

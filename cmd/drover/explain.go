@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -54,18 +55,16 @@ func (a *app) explain(ctx context.Context, word string) error {
 	})
 }
 
-// sqlNear reads up to $2 ids from $1 on, two ids before $1, and whether the archive has the id $1.
+// sqlNear reads up to $2 ids from $1 on, and two ids before $1.
 const sqlNear = `
-select array(select id from jobs where id >= $1 order by id limit $2), array(select id from jobs where id < $1 order by id desc limit 2),
-	exists (select from jobs_archive where id = $1)`
+select array(select id from jobs where id >= $1 order by id limit $2), array(select id from jobs where id < $1 order by id desc limit 2)`
 
 // wholeID finds the job whose id begins with start. If there is no such job, the error names the nearest ids. If there
 // are several such jobs, the error names their ids.
 func (s *session) wholeID(ctx context.Context, start string) (string, error) {
 	const most = 10
 	var after, before []string
-	var archived bool
-	if err := s.pool.QueryRow(ctx, sqlNear, start, most).Scan(&after, &before, &archived); err != nil {
+	if err := s.pool.QueryRow(ctx, sqlNear, start, most).Scan(&after, &before); err != nil {
 		return "", fmt.Errorf("look for job %s: %w", start, err)
 	}
 	var matches []string
@@ -81,8 +80,9 @@ func (s *session) wholeID(ctx context.Context, start string) (string, error) {
 		return "", fmt.Errorf("the ids of %d jobs or more begin with %s, such as %s", most, start, strings.Join(matches[:3], ", "))
 	case len(matches) > 1:
 		return "", fmt.Errorf("the ids of %d jobs begin with %s: %s", len(matches), start, strings.Join(matches, ", "))
-	case archived:
-		return "", fmt.Errorf("job %s is in the archive: drover archive restore %s brings it back", start, start)
+	}
+	if _, err := s.client.Job(ctx, start); errors.Is(err, drover.ErrArchived) {
+		return "", err
 	}
 	near := append(before, after[:min(2, len(after))]...)
 	if len(near) == 0 {

@@ -51,9 +51,14 @@ func TestExplainNear(t *testing.T) {
 	if _, err := sh.pool.Exec(t.Context(), `select drover_archive('{"state": "discarded"}')`); err != nil {
 		t.Fatal(err)
 	}
+	const shows = "not found: it is in the archive: drover archive export --id "
 	for _, command := range []string{"explain", "jobs show"} {
-		sh.run(t, append(strings.Fields(command), ids[2])...).ends(t, 1, "is in the archive", "drover archive restore "+ids[2])
+		sh.run(t, append(strings.Fields(command), ids[2])...).ends(t, 1, shows+ids[2]+" shows it, and drover archive restore "+ids[2])
 	}
+	for _, verb := range []string{"redrive", "rerun", "cancel", "discard", "edit --run-now", "delete --yes"} {
+		sh.run(t, append(append([]string{"jobs"}, strings.Fields(verb)...), ids[2])...).ends(t, 1).says(t, ids[2]+"  "+shows+ids[2])
+	}
+	sh.run(t, "archive", "export", "--id", ids[2]).ok(t).says(t, `"id": "`+ids[2]+`"`)
 	for _, word := range []string{"01A", "nonsense!", unknown + "A", "' or 1=1 --"} {
 		sh.run(t, "explain", word).ends(t, 2, "is not a job id")
 	}

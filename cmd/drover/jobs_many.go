@@ -206,7 +206,11 @@ func (a *app) manyJobs(ctx context.Context, s *session, v manyVerb, filter drove
 			out = a.stderr
 		}
 		for _, id := range bulk.Missing {
-			fmt.Fprintln(out, printable(id+"  no such job"))
+			_, err := s.client.Job(ctx, id)
+			if err == nil { // it has come back from the archive meanwhile
+				err = drover.ErrNotFound
+			}
+			fmt.Fprintln(out, printable(id+"  "+refusal(id, err)))
 		}
 		for _, r := range bulk.Refused {
 			fmt.Fprintln(out, printable(r.ID+"  refused: "+r.Error))

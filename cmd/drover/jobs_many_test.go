@@ -172,7 +172,7 @@ func TestVerbsOverManyTellUnknownIDs(t *testing.T) {
 	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 	one, two := enqueue(t, client, charge{Order: 1}, nil), enqueue(t, client, charge{Order: 2}, nil)
 	sh.run(t, "jobs", "discard", strings.ToLower(one), unknown, "--kind", "charge", "--yes", "--why", "in doubt").ends(t, 1, "no job has 1 of the 2 ids").
-		says(t, unknown+"  no such job", "1 job discarded")
+		says(t, unknown+"  not found", "1 job discarded")
 	sh.run(t, "jobs", "show", one).ok(t).says(t, "discarded (operator)", "discarded: in doubt")
 	sh.run(t, "jobs", "discard", one, two, unknown).ends(t, 1, "1 of 3 jobs not discarded").
 		says(t, one+"  had ended: discarded", two+"  discarded, was available", unknown+"  ")

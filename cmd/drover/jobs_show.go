@@ -39,7 +39,7 @@ func newJobsShowCommand(a *app) *cobra.Command {
 func (a *app) showJob(ctx context.Context, s *session, id string) error {
 	job, err := s.client.Job(ctx, id)
 	if errors.Is(err, drover.ErrNotFound) {
-		if _, near := s.wholeID(ctx, id); near != nil { // its error names the archive, or ids nearby
+		if _, near := s.wholeID(ctx, id); near != nil { // its error names the archive, or the nearest ids
 			err = near
 		}
 	}
