@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/pg"
 )
 
 // Operations, by the names and types of the messaging conventions.
@@ -131,8 +132,7 @@ func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.
 
 // failedEnqueue returns the error.type of an enqueue.
 func failedEnqueue(err error) string {
-	var state interface{ SQLState() string } // such as a *pgconn.PgError
-	switch {
+	switch code := pg.SQLState(err); {
 	case errors.Is(err, drover.ErrInvalid):
 		return "invalid"
 	case errors.Is(err, drover.ErrIDConflict):
@@ -143,8 +143,8 @@ func failedEnqueue(err error) string {
 		return "canceled"
 	case errors.Is(err, context.DeadlineExceeded):
 		return "timeout"
-	case errors.As(err, &state) && len(state.SQLState()) == 5:
-		return state.SQLState()
+	case len(code) == 5:
+		return code
 	}
 	return "_OTHER"
 }

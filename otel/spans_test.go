@@ -636,6 +636,17 @@ func TestSpansOfEnqueues(t *testing.T) {
 	}
 
 	r.spans.Reset()
+	if _, err := r.pool.Exec(t.Context(), `alter table jobs add constraint mine check (queue <> 'closed')`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.client.Enqueue(t.Context(), work{}, &drover.EnqueueOpts{Queue: "closed"}); err == nil {
+		t.Fatal("no error")
+	}
+	if got := attributes(r.only(t, "send closed").Attributes)["error.type"]; got != "23514" {
+		t.Errorf("error.type is %q, want the SQLSTATE", got)
+	}
+
+	r.spans.Reset()
 	opts := &drover.EnqueueOpts{ID: "01ARZ3NDEKTSV4RRFFQ69G5FAV"}
 	r.enqueue(t, t.Context(), "", opts)
 	r.enqueue(t, t.Context(), "", opts)
