@@ -6,10 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -323,6 +326,24 @@ func (c *cancelAt) Write(p []byte) (int, error) {
 		c.cancel()
 	}
 	return n, err
+}
+
+// A URL without a password is no secret, but an error hides every URL. The remedy in an error is whole all the same.
+func TestRemedyForAPlainURL(t *testing.T) {
+	t.Parallel()
+	sh := newShell(t)
+	config := sh.pool.Config().ConnConfig
+	file := filepath.Join(t.TempDir(), "pass")
+	if err := os.WriteFile(file, []byte("*:*:*:*:"+config.Password+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	open := url.URL{
+		Scheme: "postgres", User: url.User(config.User), Host: net.JoinHostPort(config.Host, strconv.Itoa(int(config.Port))), Path: config.Database,
+		RawQuery: url.Values{"sslmode": {"disable"}, "passfile": {file}}.Encode(),
+	}
+	sh.flags[1] = open.String()
+	remedy := "to fix it, run: drover migrate up --schema " + pgtest.Schema(sh.pool) + "  # with the same --url\n"
+	sh.run(t, "stats").ends(t, 1, remedy)
 }
 
 // A command line that is printed for copying reaches the same tables, and shows no password.

@@ -169,7 +169,7 @@ func (a *app) again(verb, words string) string {
 	switch {
 	case a.url == "":
 	case secret(a.url):
-		note = "  # with the same --url"
+		note = sameURL
 	default:
 		line += " --url " + pg.ShellQuote(a.url)
 	}
@@ -181,6 +181,9 @@ func (a *app) again(verb, words string) string {
 	}
 	return line + note
 }
+
+// sameURL ends a command line that is printed without its --url.
+const sameURL = "  # with the same --url"
 
 // secret reports whether a database URL may contain a password.
 func secret(text string) bool {

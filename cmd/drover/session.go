@@ -157,8 +157,12 @@ func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	if given := a.drovers(); given != "" {
 		where = fmt.Sprintf("schema %q", given)
 	}
+	remedy := (&app{schema: a.schema}).again("migrate up", "")
+	if a.url != "" { // in an error, masked would hide it, and all that follows it
+		remedy += sameURL
+	}
 	return fmt.Errorf("the database is not migrated: drover's tables are missing, of an older version, or in a schema that was renamed, in database %q, %s; to fix it, run: %s",
-		database, where, a.again("migrate up", ""))
+		database, where, remedy)
 }
 
 const sqlWhere = `select current_database(), coalesce(current_schema(), ''), current_setting('search_path')`
