@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -62,7 +63,10 @@ func TestRunEndsForWhatStays(t *testing.T) {
 		edit func(*pgxpool.Config)
 		is   func(error) bool
 	}{
-		"a wrong password": {func(c *pgxpool.Config) { c.ConnConfig.Password = "wrong" }, func(err error) bool { return pg.SQLState(err) == "28P01" }},
+		// A server that asks for a password refuses it, and any other server refuses the role.
+		"no such role": {func(c *pgxpool.Config) { c.ConnConfig.User = "nothing" }, func(err error) bool {
+			return slices.Contains([]string{"28P01", "28000"}, pg.SQLState(err))
+		}},
 		"no such database": {func(c *pgxpool.Config) { c.ConnConfig.Database = "nothing" }, func(err error) bool { return pg.SQLState(err) == "3D000" }},
 		"no such schema": {func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = "nothing" }, func(err error) bool {
 			return errors.Is(err, drover.ErrNotMigrated)
@@ -74,7 +78,9 @@ func TestRunEndsForWhatStays(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := sup.Run(t.Context()); !c.is(err) {
+			running, stop := context.WithTimeout(t.Context(), 30*time.Second) // a run that is not refused ends here
+			defer stop()
+			if err := sup.Run(running); !c.is(err) {
 				t.Errorf("Run = %v", err)
 			}
 		})
@@ -95,6 +101,7 @@ func TestTemporaryErrors(t *testing.T) {
 		{&pgconn.PgError{Code: "55P03"}, true},
 		{&pgconn.PgError{Code: "40P01"}, true},
 		{&pgconn.PgError{Code: "28P01"}, false},
+		{&pgconn.PgError{Code: "28000"}, false},
 		{&pgconn.PgError{Code: "42501"}, false},
 		{&pgconn.PgError{}, false},
 		{&net.DNSError{Err: "no such host", IsNotFound: true}, true},
