@@ -1,6 +1,7 @@
 package drover_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"reflect"
@@ -10,9 +11,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/pg"
+	"github.com/drover-queue/drover/internal/pgdev/pgtest"
+	"github.com/drover-queue/drover/migrations"
 )
 
 // listed are the ids of a filter's first page.
@@ -328,6 +333,38 @@ func TestFilterTimesInAnyDateStyle(t *testing.T) {
 			if err != nil || from != 1 || before != 0 || next != 0 {
 				t.Errorf("%s, %s: from %d, before %d, behind %s %d, %v", style, zone, from, before, cursor, next, err)
 			}
+		}
+	}
+}
+
+// In a Turkish database, lower('I') is another letter than i. The case of an error's letters does not matter all the same.
+func TestErrorsInATurkishDatabase(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	admin := pgtest.NewPool(t)
+	name := pgtest.Schema(admin)
+	if !value[bool](t, dbOn(admin, nil), `select exists (select from pg_collation where collname = 'tr-x-icu')`) {
+		t.Skip("this server has no ICU")
+	}
+	dbOn(admin, nil).exec(t, `create database `+name+` template template0 encoding utf8 locale_provider icu icu_locale 'tr-TR' locale 'C'`)
+	t.Cleanup(func() {
+		if _, err := admin.Exec(context.Background(), `drop database `+name+` with (force)`); err != nil {
+			t.Error(err)
+		}
+	})
+	pool := dbOn(admin, nil).samePool(t, func(c *pgxpool.Config) { c.ConnConfig.Database = name })
+	db := dbOn(pool, harness.NewClient(t, pool, drover.Config{}))
+	db.exec(t, `create schema `+name)
+	if err := migrations.Up(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	db.exec(t, `insert into jobs (id, kind, errors) values (repeat('1', 26), 'k', '[{"class": "error", "error": "CARD DECLINED in Überlingen"}]')`)
+	for _, text := range []string{"card declined IN", "CARD DECLINED IN", "ÜBERLINGEN", "überlingen"} {
+		if got := db.listed(t, drover.Filter{Error: text}); len(got) != 1 {
+			t.Errorf("%s: %q", text, got)
+		}
+		if !value[bool](t, db, `select drover_fits(repeat('1', 26), $1, null, null, null)`, text) {
+			t.Errorf("%s: no job fits", text)
 		}
 	}
 }

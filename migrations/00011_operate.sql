@@ -38,7 +38,8 @@ begin
 			when 'periodic' then format('j.metadata #>> ''{drover:periodic,name}'' = %L', value #>> '{}')
 			when 'redrive' then format('j.redrive_id = %L', value #>> '{}')
 			when 'unique_key' then format('j.unique_key = %L', value #>> '{}')
-			when 'error' then format('strpos(lower(drover_last_error(j.errors)->>''error''), lower(%L)) > 0', value #>> '{}')
+			-- The inner lower, of ASCII letters alone, goes first, because the collation of a Turkish database makes another letter of an I.
+			when 'error' then format('strpos(lower(lower((drover_last_error(j.errors)->>''error'') collate "C") collate "default"), lower(lower(%L collate "C") collate "default")) > 0', value #>> '{}')
 			when 'tags' then format('j.tags @> %L::text[]', array(select jsonb_array_elements_text(value)))
 			when 'args' then format('j.args @> %L::jsonb', value)
 			when 'created_after' then format('j.created_at >= %L', (value #>> '{}')::timestamptz)
@@ -132,7 +133,7 @@ comment on function drover_beyond(jsonb, text, boolean) is 'The end of a stateme
 create function drover_fits(job_id text, error text, tags text[], args jsonb, periodic text) returns boolean language plpgsql as $$
 #variable_conflict use_variable
 begin
-	return (select (error is null or strpos(lower(drover_last_error(j.errors)->>'error'), lower(error)) > 0)
+	return (select (error is null or strpos(lower(lower((drover_last_error(j.errors)->>'error') collate "C") collate "default"), lower(lower(error collate "C") collate "default")) > 0)
 		and (tags is null or j.tags @> tags) and (args is null or j.args @> args)
 		and (periodic is null or j.metadata #>> '{drover:periodic,name}' = periodic)
 		from jobs j where j.id = job_id) is true;

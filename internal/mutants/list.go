@@ -1601,6 +1601,12 @@ func mutants() (all []mutant) {
 		}},
 		{"migrations/00011_operate.sql", []mutant{
 			{
+				name: "errors-in-turkish", bug: "in a Turkish database, the filter error does not find DECLINED by declined",
+				old:   `lower(lower((drover_last_error(j.errors)->>''error'') collate "C") collate "default"), lower(lower(%L collate "C") collate "default"))`,
+				new:   `lower(drover_last_error(j.errors)->>''error''), lower(%L))`,
+				tests: []string{"TestErrorsInATurkishDatabase"},
+			},
+			{
 				name: "oldest-quarantined", bug: "a snapshot names the oldest quarantined jobs of a kind with over a thousand",
 				old:   "order by j.class desc, j.fingerprint desc, j.finalized_at desc limit 1000",
 				new:   "order by j.class, j.fingerprint, j.finalized_at limit 1000",
