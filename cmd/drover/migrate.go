@@ -104,7 +104,11 @@ func (a *app) createSchema(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	if _, err := pool.Exec(ctx, `create schema if not exists `+pgx.Identifier{a.drovers()}.Sanitize()); err != nil {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `create schema if not exists `+pgx.Identifier{a.drovers()}.Sanitize())
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("create schema %q: %w", a.drovers(), err)
 	}
 	return nil

@@ -117,11 +117,13 @@ func TestSchemaOfTheCommand(t *testing.T) {
 			t.Log(err)
 		}
 	})
-	at := pgtest.URL(t) // another drover is earlier in the search_path
+	// Another drover is earlier in the search_path, and transactions are read-only by default.
+	settings := "default_transaction_read_only=on&search_path=" + other
+	at := pgtest.URL(t)
 	if strings.Contains(at, "?") {
-		at += "&search_path=" + other
+		at += "&" + settings
 	} else {
-		at += "?search_path=" + other
+		at += "?" + settings
 	}
 	flag := &shell{pool: sh.pool, flags: []string{"--url", at, "--schema", name}}
 	env := &shell{pool: sh.pool, flags: []string{"--url", at}, env: map[string]string{"DROVER_SCHEMA": name}}
