@@ -204,7 +204,7 @@ func TestFailuresByTheHour(t *testing.T) {
 	tally := func(hoursAgo, count int) {
 		t.Helper()
 		db.exec(t, `insert into drover_failure_tallies (fingerprint, at, kind, class, error_type, sample, count, jobs, last_job)
-			values ('00000000000000aa', date_trunc('hour', now()) + interval '1 minute' - $1 * interval '1 hour', 'k', 'error', '', 'text', $2, 1, '')`, hoursAgo, count)
+			values ('00000000000000aa', date_trunc('hour', now(), 'UTC') + interval '1 minute' - $1 * interval '1 hour', 'k', 'error', '', 'text', $2, 1, '')`, hoursAgo, count)
 		db.exec(t, `select count(*) from drover_failures_add()`)
 	}
 	hours := func() (got string) {
@@ -222,7 +222,7 @@ func TestFailuresByTheHour(t *testing.T) {
 	}
 	var began time.Time
 	for {
-		now := value[time.Time](t, db, `select date_trunc('hour', now())`)
+		now := value[time.Time](t, db, `select date_trunc('hour', now(), 'UTC')`)
 		if now.Equal(began) {
 			break // no hour of the clock ended meanwhile
 		}
@@ -235,7 +235,7 @@ func TestFailuresByTheHour(t *testing.T) {
 			{5, 3, "5:3 "}, {5, 1, "5:4 "}, {2, 7, "5:4 2:7 "}, {4, 2, "5:4 4:2 2:7 "}, {23, 1, "23:1 5:4 4:2 2:7 "}, {24, 9, "23:1 5:4 4:2 2:7 "}, {0, 6, "23:1 5:4 4:2 2:7 0:6 "},
 		} {
 			tally(c.hoursAgo, c.count)
-			if got := hours(); got != c.want && began.Equal(value[time.Time](t, db, `select date_trunc('hour', now())`)) {
+			if got := hours(); got != c.want && began.Equal(value[time.Time](t, db, `select date_trunc('hour', now(), 'UTC')`)) {
 				t.Errorf("%d failures %d hours ago: %s, want %s", c.count, c.hoursAgo, got, c.want)
 			}
 		}

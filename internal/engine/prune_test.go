@@ -598,8 +598,8 @@ func TestPruningReadsNoYoungIDs(t *testing.T) {
 func TestARetentionThatMakesNoSense(t *testing.T) {
 	t.Parallel()
 	for _, garbage := range []string{
-		"-10000000 months 300000001 days", // compares as a day; overflows
-		"-2000 years 720001 days",         // compares as a day; lies in the future
+		"-10000000 months +300000001 days", // compares as a day; overflows
+		"-2000 years +720001 days",         // compares as a day; lies in the future
 		"2000 years -719999 days",
 	} {
 		t.Run(garbage, func(t *testing.T) {
