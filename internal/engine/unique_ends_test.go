@@ -668,9 +668,11 @@ func TestAPacedRedriveThatLosesAKey(t *testing.T) {
 	end $$`)
 	db.exec(t, `create trigger pause before update on jobs for each row when (old.finalized_at is not null and new.finalized_at is null) execute function pause()`)
 	done := make(chan error)
-	go func() {
-		_, err := db.Exec(t.Context(), `select drover_pace(clock_timestamp() + interval '1 second')`)
-		done <- err
+	go func() { // read committed, as a supervisor's: the trigger waits for a row that comes later
+		done <- pgx.BeginTxFunc(t.Context(), db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `select drover_pace(clock_timestamp() + interval '1 second')`)
+			return err
+		})
 	}()
 	db.waitFor(t, time.Minute, `select is_called from releases`)
 	other := db.Unique(t, parcel{N: 1}, u)
