@@ -23,9 +23,9 @@ import (
 // oddSettings are what a database or a role may have set for every session.
 func oddSettings() []map[string]string {
 	return []map[string]string{
-		{"datestyle": "SQL, DMY", "intervalstyle": "sql_standard", "timezone": "Asia/Kolkata", "extra_float_digits": "-15"},
-		{"datestyle": "German", "intervalstyle": "iso_8601", "timezone": "America/St_Johns", "bytea_output": "escape"},
-		{"datestyle": "Postgres, YMD", "intervalstyle": "postgres_verbose", "timezone": "Europe/Dublin", "default_transaction_isolation": "serializable"},
+		{"datestyle": "SQL, DMY", "intervalstyle": "sql_standard", "timezone": "Asia/Kolkata", "extra_float_digits": "-15", "array_nulls": "off", "transform_null_equals": "on", "quote_all_identifiers": "on"},
+		{"datestyle": "German", "intervalstyle": "iso_8601", "timezone": "America/St_Johns", "bytea_output": "escape", "plan_cache_mode": "force_generic_plan", "jit_above_cost": "0", "row_security": "off", "synchronous_commit": "off"},
+		{"datestyle": "Postgres, YMD", "intervalstyle": "postgres_verbose", "timezone": "Europe/Dublin", "default_transaction_isolation": "serializable", "default_transaction_deferrable": "on", "plpgsql.extra_errors": "all", "client_min_messages": "debug5"},
 	}
 }
 

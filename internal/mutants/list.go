@@ -2503,6 +2503,22 @@ func mutants() (all []mutant) {
 				tests: []string{"TestOutputToAFullDisk"},
 			},
 		}},
+		{"cmd/drover/session.go", []mutant{
+			{
+				name: "remedy-cut-off", bug: "the error about a database that is not migrated breaks off at a URL without a password",
+				old:   "remedy := (&app{schema: a.schema})",
+				new:   "remedy := a",
+				tests: []string{"TestRemedyForAPlainURL"},
+			},
+		}},
+		{"cmd/drover/migrate.go", []mutant{
+			{
+				name: "create-schema-read-only", bug: "default_transaction_read_only stops migrate up --create-schema",
+				old:   "pgx.TxOptions{AccessMode: pgx.ReadWrite}",
+				new:   "pgx.TxOptions{}",
+				tests: []string{"TestSchemaOfTheCommand"},
+			},
+		}},
 		{"internal/pgurl/pgurl.go", []mutant{
 			{
 				name: "password-in-the-error", bug: "an error about the database URL quotes it",
