@@ -99,7 +99,7 @@ create function drover_check_schema(home regproc default 'drover_schema_version'
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
 		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
-			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+			current_setting('search_path'), replace(home::text, 'drover_schema_version', 'drover_secure') || '()' using errcode = '3F000';
 	end if;
 end
 $$;
@@ -983,7 +983,7 @@ declare
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
 		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
-			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+			current_setting('search_path'), replace(home::text, 'drover_schema_version', 'drover_secure') || '()' using errcode = '3F000';
 	end if;
 	if jsonb_typeof(uniqueness) <> 'null' then
 		return query select u.job_id, u.result <> 'stored' from drover_enqueue_unique(jsonb_build_object('id', coalesce(id, drover_ulid()), 'kind', kind,
@@ -1045,7 +1045,7 @@ declare
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
 		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
-			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+			current_setting('search_path'), replace(home::text, 'drover_schema_version', 'drover_secure') || '()' using errcode = '3F000';
 	end if;
 	if jsonb_typeof(batch) <> 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';

@@ -137,7 +137,7 @@ declare
 begin
 	if home is distinct from to_regproc('drover_schema_version') then
 		raise exception 'drover: the schema was renamed, and its functions still have search_path %. Correct it with: drover migrate up, or: select %',
-			current_setting('search_path'), regexp_replace(home::text, 'schema_version$', 'secure()') using errcode = '3F000';
+			current_setting('search_path'), replace(home::text, 'drover_schema_version', 'drover_secure') || '()' using errcode = '3F000';
 	end if;
 	if jsonb_typeof(docs) is distinct from 'array' then
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
