@@ -564,7 +564,7 @@ begin
 	update drover_redrives set matched = least(matched, 9223372036854775807 - taken) + taken,
 		unkeyed = least(unkeyed, 9223372036854775807 - keyless) + case when per_key is null then 0 else keyless end, locked = r.locked,
 		marked_at = r.marked_at, marked_id = r.marked_id, note = case when note like 'held up: %' then '' else note end,
-		state = case when coalesce(matched + taken >= max_jobs, false) or coalesce(ended, false) and r.locked = '{}'
+		state = case when coalesce(matched >= max_jobs - taken, false) or coalesce(ended, false) and r.locked = '{}'
 			then case when canary > 0 then 'canary' else 'running' end else 'marking' end
 	where id = redrive returning state = 'marking' into more;
 	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', 'refused: ' || (b->>'error'))), '[]') from jsonb_array_elements(refused) b);

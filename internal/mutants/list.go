@@ -505,6 +505,12 @@ func mutants() (all []mutant) {
 		}},
 		{"migrations/00012_redrives.sql", []mutant{
 			{
+				name: "redrive-counter-overflow", bug: "a redrive whose counter is at its end cannot mark its last jobs under a generic plan",
+				old:   "matched >= max_jobs - taken",
+				new:   "matched + taken >= max_jobs",
+				tests: []string{"TestRedriveCountersStopAtTheirEnd"},
+			},
+			{
 				name: "unique-redrive-forgets", bug: "a redriven job keeps nobody out",
 				old:   "when finalized_at is not null and unique_scope <> 'period' then timestamptz 'infinity'\n",
 				new:   "\n",
