@@ -36,6 +36,7 @@ func byID() []struct{ name, state, sql string } {
 		{"delete_many", "D", `select drover_delete_many('{"ids": JSON, "reason": "panic"}', 'delete')`},
 		{"discard", "W", `select drover_discard('ONE')`},
 		{"discard_many", "W", `select drover_discard_many('{"ids": JSON}')`},
+		{"enqueue_unique", "W", `select drover_enqueue_unique(jsonb_build_array(jsonb_build_object('id', drover_ulid(), 'kind', 'job', 'uniqueness', '{"until": "started"}'::jsonb))) from generate_series(1, 2)`},
 		{"edit", "W", `select drover_edit('ONE', '{"priority": 3}')`},
 		{"edit_many", "W", `select drover_edit_many('{"ids": JSON}', '{"run_now": true, "priority": 3}')`},
 		{"list", "W", `select drover_list('{"ids": JSON}')`},
@@ -74,7 +75,7 @@ func byID() []struct{ name, state, sql string } {
 
 // notByID returns the functions that do not find jobs by id, or that functions in byID call.
 func notByID() []string {
-	return strings.Fields(`archivable clock discarded_with edit_jobs enqueue enqueue_many enqueue_unique failure_policy fits hold key_taken known_scope
+	return strings.Fields(`archivable clock discarded_with edit_jobs enqueue enqueue_many failure_policy fits hold key_taken known_scope
 	page periodic_enqueue quarantined redrive_check redrive_judge redrive_let_lie redrive_next rerun_jobs retain_next sample_depth seek unique_owner`)
 }
 
@@ -116,6 +117,7 @@ func TestStatementsByIDReadOnlyTheseJobs(t *testing.T) {
 	}
 	db.exec(t, `insert into drover_redrives (id, filter, rate, state) values ('01KREDRIVE0000000000000000', '{}', 50, 'running')`)
 	db.exec(t, `insert into drover_builds (build) values ('new')`)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
 	fill(1, 20)
 	db.exec(t, `analyze`)
 
@@ -190,7 +192,13 @@ func TestStatementsByIDReadOnlyTheseJobs(t *testing.T) {
 		// These statements of the library are not in functions.
 		conn := store.Session{Conn: s.Conn}
 		refused := &store.Refused{Path: store.PathClaim, Fence: store.Fence{ID: fmt.Sprintf("W%025d", 99), Seq: 7}, Why: errors.New("no"), Later: true}
+		dead, ids := fmt.Sprintf("D%025d", 5), []string{fmt.Sprintf("D%025d", 5), fmt.Sprintf("D%025d", 12), "nobody"}
 		for name, do := range map[string]func() error{
+			"take back": func() error { return conn.TakeBack(t.Context(), "dead", ids, time.Minute) },
+			"blame": func() error {
+				_, err := conn.Free(t.Context(), &store.Freeing{Owner: "dead", Blamed: ids, Explained: map[string][]string{dead: {"dead"}}, Bound: time.Minute})
+				return err
+			},
 			"aside":   func() error { _, err := conn.Aside(t.Context(), []string{"default"}, []string{"job"}); return err },
 			"refuse":  func() error { _, err := conn.Refuse(t.Context(), refused, time.Minute); return err },
 			"forgive": func() error { return conn.Forgive(t.Context(), time.Minute) },

@@ -55,6 +55,12 @@ func mutants() (all []mutant) {
 		}},
 		{"migrations/00018_unique.sql", []mutant{
 			{
+				name: "unique-lock-reads-all", bug: "an enqueue that finds a waiting job reads all waiting jobs to lock it, if its plan is from a time when none waited",
+				old:   "where j.id = h.id and (j.unique_key = keys[h.n] and j.unique_until is not null and j.finalized_at is null) is true for key share",
+				new:   "where (j.id = h.id) is true and j.finalized_at is null for key share",
+				tests: []string{"TestStatementsByIDReadOnlyTheseJobs"},
+			},
+			{
 				name: "unique-any-arbiter", bug: "an index of the application's that refuses a unique job passes for a job that is there",
 				old:   "\t\t\ton conflict (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity') do nothing\n\t\t\treturning id\n",
 				new:   "\t\t\ton conflict do nothing\n\t\t\treturning id\n",
