@@ -343,7 +343,7 @@ func (r *run) redrive(ctx context.Context) error {
 		}
 		r.given++
 	}
-	r.page.say("Redriven: %s that had run out of attempts; same ids, errors kept.", plural.Of(len(ids), "job"))
+	r.page.say("Redriven: the %s that had run out of attempts; same ids, errors kept.", plural.Of(len(ids), "job"))
 	return r.watch(ctx)
 }
 
