@@ -66,7 +66,7 @@ func TestSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Kind: "none"}}, drover.Audit{})
+	ended, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Queue: "mail"}}, drover.Audit{})
 	if err == nil {
 		err = db.client.AbortRedrive(t.Context(), ended.ID, drover.Audit{})
 	}
