@@ -1175,6 +1175,33 @@ func TestAnotherEncodingIsRefused(t *testing.T) {
 	}
 }
 
+// A database that is not UTF8 lacks characters. A job with one of them is refused. An error keeps its text and its group
+// without them, because error texts come from anywhere.
+func TestACharacterThatTheDatabaseLacks(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newDatabase(t, `encoding latin1 locale 'C'`)
+	if _, err := db.client.Enqueue(t.Context(), letter{"日本"}, nil); pg.SQLState(err) != "22P05" {
+		t.Errorf("Enqueue = %v", err)
+	}
+	id := db.enqueue(t, letter{"é"}, nil)
+	sup := db.run(t, drover.SupervisorConfig{
+		Queues: []drover.Queue{{}},
+		Workers: []drover.Worker{drover.Handle(func(_ context.Context, _ *drover.Job, l letter) error {
+			return drover.Discard(errors.New(l.To + " isn’t known"))
+		}, drover.WorkerOpts{})},
+	})
+	eventually(t, func() bool { return db.Get(t, id).State == drover.Discarded })
+	if e := db.Get(t, id).Errors; len(e) != 1 || e[0].Error != "? isn?t known" {
+		t.Fatalf("%+v", e)
+	}
+	eventually(t, func() bool {
+		harness.EngineOf(sup).Keeper.Interrupt()
+		groups, err := db.client.FailureGroups(t.Context(), drover.FailureFilter{})
+		return err == nil && len(groups) == 1 && groups[0].Count == 1
+	})
+}
+
 func TestAnEmptyDatabaseIsNotMigrated(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewPool(t)

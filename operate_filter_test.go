@@ -337,27 +337,37 @@ func TestFilterTimesInAnyDateStyle(t *testing.T) {
 	}
 }
 
-// In a Turkish database, lower('I') is another letter than i. The case of an error's letters does not matter all the same.
-func TestErrorsInATurkishDatabase(t *testing.T) {
-	t.Parallel()
-	slow(t)
-	admin := pgtest.NewPool(t)
-	name := pgtest.Schema(admin)
-	if !value[bool](t, dbOn(admin, nil), `select exists (select from pg_collation where collname = 'tr-x-icu')`) {
-		t.Skip("this server has no ICU")
-	}
-	dbOn(admin, nil).exec(t, `create database `+name+` template template0 encoding utf8 locale_provider icu icu_locale 'tr-TR' locale 'C'`)
+// newDatabase makes a database with these options, and migrates it.
+func newDatabase(t *testing.T, options string) *testDB {
+	t.Helper()
+	admin := dbOn(pgtest.NewPool(t), nil)
+	name := pgtest.Schema(admin.Pool)
+	admin.exec(t, `create database `+name+` template template0 `+options)
 	t.Cleanup(func() {
 		if _, err := admin.Exec(context.Background(), `drop database `+name+` with (force)`); err != nil {
 			t.Error(err)
 		}
 	})
-	pool := dbOn(admin, nil).samePool(t, func(c *pgxpool.Config) { c.ConnConfig.Database = name })
+	pool := admin.samePool(t, func(c *pgxpool.Config) {
+		c.ConnConfig.Database = name
+		c.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+	})
 	db := dbOn(pool, harness.NewClient(t, pool, drover.Config{}))
 	db.exec(t, `create schema `+name)
 	if err := migrations.Up(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
+	return db
+}
+
+// In a Turkish database, lower('I') is another letter than i. The case of an error's letters does not matter all the same.
+func TestErrorsInATurkishDatabase(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	if !value[bool](t, newTestDB(t), `select exists (select from pg_collation where collname = 'tr-x-icu')`) {
+		t.Skip("this server has no ICU")
+	}
+	db := newDatabase(t, `encoding utf8 locale_provider icu icu_locale 'tr-TR' locale 'C'`)
 	db.exec(t, `insert into jobs (id, kind, errors) values (repeat('1', 26), 'k', '[{"class": "error", "error": "CARD DECLINED in Überlingen"}]')`)
 	for _, text := range []string{"card declined IN", "CARD DECLINED IN", "ÜBERLINGEN", "überlingen"} {
 		if got := db.listed(t, drover.Filter{Error: text}); len(got) != 1 {

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"encoding/json"
+	"strings"
+	"unicode"
 
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
@@ -92,7 +94,8 @@ func (r *Run) endByOperator(row store.SeenJob) {
 }
 
 // simplify removes from the outcome the parts that the database may have refused. A completed job is not deleted. For
-// other outcomes, a plain errors entry replaces the full entry, and the delay is bounded. simplify returns false if the
+// other outcomes, a plain errors entry replaces the full entry, and the delay is bounded. The plain entry has the error's
+// text only if the refusal was about a character that the database's encoding lacks. simplify returns false if the
 // outcome is simplified already. It also returns false if the first refusal is a time-out, because the full outcome may
 // succeed at the next try.
 func (r *Run) simplify(why error) bool {
@@ -106,9 +109,18 @@ func (r *Run) simplify(why error) bool {
 		return true
 	}
 	if o.Entry != nil {
-		o.Text, o.Fingerprint = "outcome could not be encoded", ""
+		if pg.SQLState(why) == "22P05" {
+			o.Text = strings.Map(func(c rune) rune {
+				if c > unicode.MaxASCII {
+					return '?'
+				}
+				return c
+			}, o.Text)
+		} else {
+			o.Text, o.Fingerprint = "outcome could not be encoded", ""
+		}
 		raw, err := json.Marshal(store.ErrorEntry{
-			Attempt: r.Attempt, ClaimSeq: r.Seq, Class: o.Class, Error: o.Text,
+			Attempt: r.Attempt, ClaimSeq: r.Seq, Class: o.Class, Error: o.Text, Fingerprint: o.Fingerprint,
 			DurationMS: store.InMillis(o.Duration), Supervisor: r.Owner,
 		})
 		if err == nil {

@@ -2531,6 +2531,14 @@ func mutants() (all []mutant) {
 				tests: []string{"TestSchemaOfTheCommand"},
 			},
 		}},
+		{"internal/engine/settle_unmatched.go", []mutant{
+			{
+				name: "error-texts-of-other-encodings", bug: "in a database that is not UTF8, a failure whose text has another character loses its text and its group",
+				old:   `pg.SQLState(why) == "22P05"`,
+				new:   `pg.SQLState(why) == "22P06"`,
+				tests: []string{"TestACharacterThatTheDatabaseLacks"},
+			},
+		}},
 		{"internal/pgurl/pgurl.go", []mutant{
 			{
 				name: "password-in-the-error", bug: "an error about the database URL quotes it",
