@@ -344,12 +344,12 @@ language plpgsql stable set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
 	r drover_redrives := drover_redrive_plan(plan);
-	expired constant text := 'coalesce(j.expires_at <= now(), false)';
-	held    constant text := '(coalesce(j.paced_at = j.finalized_at, false) and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))';
+	is_expired constant text := 'coalesce(j.expires_at <= now(), false)';
+	is_held    constant text := '(coalesce(j.paced_at = j.finalized_at, false) and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> ''aborted''))';
 	-- This expression is true for jobs beyond the plan's limit. Skipped jobs do not count towards the
 	-- limit, as when the redrive marks jobs.
-	beyond  constant text := case when r.max_jobs is null then 'false' else format('count(*) filter (where not %s and not %s) over (order by %s rows unbounded preceding) > %s',
-		expired, held, case when r.filter->>'state' in ('cancelled', 'parked') or r.filter ? 'ids' then 'j.id' else 'j.finalized_at, j.id' end, r.max_jobs) end;
+	is_beyond  constant text := case when r.max_jobs is null then 'false' else format('count(*) filter (where not %s and not %s) over (order by %s rows unbounded preceding) > %s',
+		is_expired, is_held, case when r.filter->>'state' in ('cancelled', 'parked') or r.filter ? 'ids' then 'j.id' else 'j.finalized_at, j.id' end, r.max_jobs) end;
 begin
 	perform drover_redrive_check(r);
 	return query execute format('
@@ -360,7 +360,7 @@ begin
 			from (
 				select j.id, j.queue, j.kind, j.discard_reason as reason, j.fingerprint, %s as expired, %s as held, %s as key, %s as beyond from jobs j where %s
 			) j where not j.beyond group by 1, 2, 3, 4
-		) g order by g.jobs desc, 1, 2, 3, 4', expired, held, drover_redrive_key(r), beyond, drover_redrive_candidates(r)) using r.per_key is not null;
+		) g order by g.jobs desc, 1, 2, 3, 4', is_expired, is_held, drover_redrive_key(r), is_beyond, drover_redrive_candidates(r)) using r.per_key is not null;
 end
 $$;
 -- +goose StatementEnd

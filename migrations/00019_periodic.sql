@@ -112,7 +112,7 @@ declare
 	lo   int;
 	hi   int;
 	step int;
-	found int[] := '{}';
+	numbers int[] := '{}';
 begin
 	foreach part in array string_to_array(field, ',') loop
 		m := regexp_match(part, '^(?:([*])|([0-9]{1,2}|[a-z]{3})(?:-([0-9]{1,2}|[a-z]{3}))?)(?:/([0-9]{1,2}))?$');
@@ -133,12 +133,12 @@ begin
 		elsif m[4] is not null and m[1] is null and m[3] is null then
 			perform drover_periodic_refuse('schedule', format('%s %s: a step needs a range, such as */5 or 0-30/5', what, quote_literal(left(part, 100))));
 		end if;
-		found := found || array(select generate_series(lo, hi, step));
+		numbers := numbers || array(select generate_series(lo, hi, step));
 	end loop;
-	if found = '{}' then
+	if numbers = '{}' then
 		perform drover_periodic_refuse('schedule', format('%s is empty', what));
 	end if;
-	return array(select distinct n from unnest(found) as n order by n);
+	return array(select distinct n from unnest(numbers) as n order by n);
 end
 $$;
 -- +goose StatementEnd
@@ -204,7 +204,7 @@ declare
 	lo    timestamptz;
 	hi    timestamptz;
 	jump  timestamptz; -- the first moment after the gap
-	found timestamptz[] := '{}';
+	times timestamptz[] := '{}';
 begin
 	<<day>>
 	foreach h in array hours loop
@@ -214,20 +214,20 @@ begin
 			continue when (l + interval '1 minute' - back) at time zone 'UTC' <= after;
 			-- All ticks from this minute on come at or after the time "first".
 			first := (l - ahead) at time zone 'UTC';
-			exit day when cardinality(found) >= most and (select count(distinct t) from unnest(found) as t where t > after and t <= first) >= most;
+			exit day when cardinality(times) >= most and (select count(distinct t) from unnest(times) as t where t > after and t <= first) >= most;
 			foreach s in array seconds loop
 				l := d + make_interval(hours => h, mins => m, secs => s);
 				first := (l - before) at time zone 'UTC';
 				again := (l - behind) at time zone 'UTC';
 				if first at time zone zone = l then
-					found := found || first;
+					times := times || first;
 					-- This hour comes twice, because the clocks are put back. A schedule that ticks
 					-- every hour ticks in both. Any other schedule ticks only in the first.
 					if again at time zone zone = l and cardinality(hours) = 24 then
-						found := found || again;
+						times := times || again;
 					end if;
 				elsif again at time zone zone = l then
-					found := found || again;
+					times := times || again;
 				else
 					-- The clocks skip this local time. Halve the time between the two instants
 					-- until the moment of the jump is found.
@@ -240,12 +240,12 @@ begin
 						end loop;
 						jump := hi;
 					end if;
-					found := found || jump;
+					times := times || jump;
 				end if;
 			end loop;
 		end loop;
 	end loop;
-	return array(select distinct t from unnest(found) as t where t > after order by t limit most);
+	return array(select distinct t from unnest(times) as t where t > after order by t limit most);
 end
 $$;
 -- +goose StatementEnd

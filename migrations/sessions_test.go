@@ -54,7 +54,7 @@ func TestUpInAnySession(t *testing.T) {
 	for _, settings := range []map[string]string{
 		{"standard_conforming_strings": "off", "escape_string_warning": "off", "backslash_quote": "off"},
 		{"default_transaction_isolation": "serializable", "default_transaction_read_only": "on"},
-		{"client_encoding": "LATIN1", "datestyle": "German", "intervalstyle": "sql_standard", "timezone": "Asia/Kolkata", "extra_float_digits": "-15"},
+		{"client_encoding": "LATIN1", "datestyle": "German", "intervalstyle": "sql_standard", "timezone": "Asia/Kolkata", "extra_float_digits": "-15", "plpgsql.extra_errors": "all"},
 	} {
 		t.Run(fmt.Sprint(settings), func(t *testing.T) {
 			t.Parallel()

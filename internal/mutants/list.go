@@ -848,7 +848,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "gap-is-left-out", bug: "a time that does not exist is left out",
-				old:   "\t\t\t\t\tfound := found || jump;\n",
+				old:   "\t\t\t\t\ttimes := times || jump;\n",
 				new:   "",
 				tests: []string{"TestPeriodicTableOfZones"},
 			},
