@@ -101,9 +101,9 @@ func (c *Client) encodeEdit(bad *problems, e *JobEdit) string {
 // A parked job that gets another due time is no longer parked; other edits leave it parked. If the args or the queue
 // of a unique job change, it gets the unique key that an enqueue with the new values would have.
 //
-// Errors: ErrNotFound; ErrArchived; ErrState if the job runs or has ended, if it would have expired by its new time, if another job
-// has the unique key that the edit would give it, or if that key cannot be computed (docs/edit.md); *InvalidError.
-// After an error the job is as it was.
+// Errors: ErrNotFound; ErrArchived; ErrState if the job runs or has ended, if it would have expired by its new time, if
+// another job has the unique key that the edit would give it, or if that key cannot be computed (docs/edit.md);
+// *InvalidError. After an error the job is as it was.
 func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit) (changed bool, err error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)
