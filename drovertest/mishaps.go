@@ -179,16 +179,11 @@ func frozen(s *stage, ctx context.Context, job *drover.Job, next func(context.Co
 	if !s.secondBegins(ctx, job) {
 		return nil
 	}
+	s.await(ctx, s.ended, nil)
 	select {
-	case <-s.ended:
-	case <-ctx.Done():
-		if errors.Is(context.Cause(ctx), drover.ErrLeaseLost) { // a frozen process does not notice that it has lost the job
-			select {
-			case <-s.ended:
-			case <-s.over: // the second handler does not return
-				return nil
-			}
-		}
+	case <-s.over: // the second handler does not return
+		return nil
+	default:
 	}
 	woken, cancel := context.WithCancelCause(ctx)
 	cancel(drover.ErrLeaseLost)
@@ -210,13 +205,28 @@ func (s *stage) secondBegins(ctx context.Context, job *drover.Job) bool {
 		s.failed(errors.New("the job of the run was no longer running"))
 		return false
 	}
-	select {
-	case <-s.began:
+	if s.await(ctx, s.began, time.After(startsWithin)) {
 		return true
-	case <-ctx.Done():
-	case <-time.After(startsWithin):
 	}
 	s.failed(errors.New("no second run began"))
+	return false
+}
+
+// await reports whether the event came before late, and before the end of the run. A heartbeat ends the context of a run
+// that has lost its job, but the process that a mishap plays does not notice this.
+func (s *stage) await(ctx context.Context, event <-chan struct{}, late <-chan time.Time) bool {
+	for _, end := range []<-chan struct{}{ctx.Done(), s.over} {
+		select {
+		case <-event:
+			return true
+		case <-late:
+			return false
+		case <-end:
+		}
+		if !errors.Is(context.Cause(ctx), drover.ErrLeaseLost) {
+			return false
+		}
+	}
 	return false
 }
 

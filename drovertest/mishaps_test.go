@@ -3,6 +3,7 @@ package drovertest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -112,41 +113,49 @@ func (l *ledger) meets() bool {
 	return l.at == 2
 }
 
-// A heartbeat may find out that the frozen run has lost its job, and end its context, while the second run is still at
-// work. The frozen run does not wake up before the second has ended.
+// A heartbeat may find out that the first run has lost its job, and end its context, before the second run has begun or
+// while it is at work. The process of the first run does not notice this.
 func TestAFrozenProcessNoticesNothing(t *testing.T) {
 	t.Parallel()
-	pool := drovertest.NewPool(t, pgtest.URL(t))
-	var l ledger
-	second := make(chan struct{})
-	found := drover.Middleware{Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
-		if job.Attempt > 1 {
-			return next(ctx)
+	for _, name := range []string{"frozen", "twins"} {
+		for _, early := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, early %t", name, early), func(t *testing.T) {
+				t.Parallel()
+				pool := drovertest.NewPool(t, pgtest.URL(t))
+				var l ledger
+				second := make(chan struct{})
+				found := drover.Middleware{Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
+					if job.Attempt > 1 {
+						return next(ctx)
+					}
+					ctx, lose := context.WithCancelCause(ctx)
+					if early {
+						lose(drover.ErrLeaseLost)
+					}
+					go func() {
+						<-second
+						lose(drover.ErrLeaseLost)
+					}()
+					return next(ctx)
+				}}
+				worker := drover.Handle(func(ctx context.Context, job *drover.Job, _ Charge) error {
+					l.call(ctx, job)
+					defer l.done()
+					if job.Attempt == 1 {
+						return ctx.Err()
+					}
+					close(second)
+					_, err := pool.Exec(ctx, `select pg_sleep(0.1)`)
+					return err
+				}, drover.WorkerOpts{})
+				mishaps := drovertest.Mishaps()
+				i := slices.IndexFunc(mishaps, func(m drovertest.Mishap) bool { return m.Name == name })
+				mishaps[i].Run(t.Context(), t, pool, drover.Config{Middleware: []drover.Middleware{found}}, worker, Charge{1})
+				if l.calls != 2 || name == "frozen" && l.together != 1 {
+					t.Errorf("called %d times, %d together", l.calls, l.together)
+				}
+			})
 		}
-		ctx, lose := context.WithCancelCause(ctx)
-		go func() {
-			<-second
-			lose(drover.ErrLeaseLost)
-		}()
-		return next(ctx)
-	}}
-	worker := drover.Handle(func(ctx context.Context, job *drover.Job, _ Charge) error {
-		l.call(ctx, job)
-		defer l.done()
-		if job.Attempt == 1 {
-			return ctx.Err()
-		}
-		close(second)
-		_, err := pool.Exec(ctx, `select pg_sleep(0.1)`)
-		return err
-	}, drover.WorkerOpts{})
-	for _, mishap := range drovertest.Mishaps() {
-		if mishap.Name == "frozen" {
-			mishap.Run(t.Context(), t, pool, drover.Config{Middleware: []drover.Middleware{found}}, worker, Charge{1})
-		}
-	}
-	if l.calls != 2 || l.together != 1 {
-		t.Errorf("called %d times, %d together", l.calls, l.together)
 	}
 }
 
