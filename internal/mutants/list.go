@@ -2433,9 +2433,9 @@ func mutants() (all []mutant) {
 		}},
 		{"drovertest/mishaps.go", []mutant{
 			{
-				name: "drovertest-frozen-wakes", bug: "the frozen run wakes up while the second run is at work",
-				old:   "if errors.Is(context.Cause(ctx), drover.ErrLeaseLost) {",
-				new:   "if errors.Is(context.Cause(ctx), drover.ErrShutdown) {",
+				name: "drovertest-frozen-wakes", bug: "the frozen run wakes up before the second run has ended",
+				old:   "if !errors.Is(context.Cause(ctx), drover.ErrLeaseLost) {",
+				new:   "if errors.Is(context.Cause(ctx), drover.ErrLeaseLost) {",
 				tests: []string{"TestAFrozenProcessNoticesNothing"},
 			},
 			{
