@@ -32,6 +32,9 @@ func TestEveryVerbKeepsByAndWhy(t *testing.T) {
 	redrives := map[string]string{}
 	for _, by := range []string{"ann", ""} {
 		id := enqueue(t, client, charge{}, nil)
+		if _, err := sh.pool.Exec(t.Context(), `insert into jobs (kind, state, finalized_at, discard_reason) values ('dead', 'discarded', now(), 'panic')`); err != nil {
+			t.Fatal(err)
+		}
 		begin := func() string {
 			if redrives[by] == "" {
 				redrives[by] = query(`select drover_redrive_start('{"filter": {"all": true}, "rate": 0.001}')`)
@@ -69,10 +72,7 @@ func TestEveryVerbKeepsByAndWhy(t *testing.T) {
 			if by != "" {
 				words, want = append(words, "--by", by), by+": "+tc.want
 			}
-			out := sh.run(t, words...)
-			if tc.words[0]+tc.words[1] != "redrivestart" { // no job matches
-				out.ok(t)
-			}
+			sh.run(t, words...).ok(t)
 			var args []any
 			if tc.sql == history || tc.words[0] == "archive" {
 				args = []any{id}
