@@ -831,7 +831,7 @@ declare
 begin
 	-- The statement skips jobs that other transactions have locked. The jobs come in the order in which
 	-- drover_redrive_next picks them. But jobs that wait for another transaction come last, so that they
-	-- are in nobody's way. Once their patience has ended, they come first. Until then a job keeps its
+	-- are in nobody's way. After their patience they come in the usual order. Until then a job keeps its
 	-- place in the cap of its key. fresh: the redrive has not counted the job as released yet. The
 	-- statement has no join, because a join would read all of jobs if its plan was made when the table
 	-- was small. The time-out of locks is short, because each job that waits takes up two of them.
