@@ -22,7 +22,7 @@ func newArchiveCommand(a *app) *cobra.Command {
 
 func newArchiveAddCommand(a *app) *cobra.Command {
 	var keep int
-	var by *auditFlags
+	var by *drover.Audit
 	return archiveVerb(&cobra.Command{
 		Use:   "add",
 		Short: "Move ended jobs to the archive",
@@ -42,14 +42,14 @@ command lists such jobs, and ids that no job has. Its exit code is then 1.`,
 			return usagef("--keep %d is negative", keep)
 		}
 		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
-			moved, err := s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep}, by.audit)
+			moved, err := s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep}, *by)
 			return a.printMoved("archived", moved, err)
 		})
 	})
 }
 
 func newArchiveRestoreCommand(a *app) *cobra.Command {
-	var by *auditFlags
+	var by *drover.Audit
 	return archiveVerb(&cobra.Command{
 		Use:     "restore [ID...]",
 		Short:   "Move jobs back from the archive, unchanged",
@@ -58,7 +58,7 @@ func newArchiveRestoreCommand(a *app) *cobra.Command {
 		by = addAuditFlags(cmd, "kept in the server's log")
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
 		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
-			moved, err := s.client.Restore(ctx, flags.at(s.now), by.audit)
+			moved, err := s.client.Restore(ctx, flags.at(s.now), *by)
 			return a.printMoved("restored", moved, err)
 		})
 	})
@@ -82,7 +82,7 @@ func newArchiveExportCommand(a *app) *cobra.Command {
 
 func newArchivePurgeCommand(a *app) *cobra.Command {
 	var yes bool
-	var by *auditFlags
+	var by *drover.Audit
 	return archiveVerb(&cobra.Command{
 		Use:   "purge",
 		Short: "Delete jobs from the archive for good",
@@ -100,7 +100,7 @@ A job stays if the database refuses to delete it. The command lists such jobs, a
 			return usagef("nobody can be asked here: --yes deletes without a question")
 		}
 		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
-			return flagNames(a.purge(ctx, s, flags.at(s.now), yes, by.audit))
+			return flagNames(a.purge(ctx, s, flags.at(s.now), yes, *by))
 		})
 	})
 }

@@ -11,7 +11,7 @@ import (
 )
 
 func newBudgetsCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	return lists(a, &cobra.Command{
 		Use:   "budgets",
 		Short: "Show the retry budgets, and how many retries each has left",
 		Long: `Show the retry budgets, and how many retries each has left in the window that begins now.
@@ -19,18 +19,13 @@ func newBudgetsCommand(a *app) *cobra.Command {
 A retry counts against one budget: the budget of the job's kind if there is one, else the budget of its
 queue, else the budget of all jobs.`,
 		Example: "  drover budgets --json",
-		Args:    args(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.budgets) },
-	}
+	}, a.budgets)
 }
 
 func (a *app) budgets(ctx context.Context, s *session) error {
 	found, err := s.client.RetryBudgets(ctx)
-	if err != nil {
-		return err
-	}
 	heading := []string{"BUDGET", "RETRIES", "BURST", "OVER IT", "RESERVED", "FREE", "NEXT FREE"}
-	return printList(a, operate.Budgets(found), "no retry budgets", heading, func(b *operate.Budget) []string {
+	return printList(a, operate.Budgets(found), err, "no retry budgets", heading, func(b *operate.Budget) []string {
 		return []string{
 			b.Scope, fmt.Sprintf("%d per %v", b.Retries, pg.Millis(b.PerMS)), fmt.Sprint(b.Burst), b.Mode, fmt.Sprint(b.Reserved), fmt.Sprint(b.Free), relative(b.NextFree, s.now),
 		}

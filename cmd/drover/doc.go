@@ -13,7 +13,7 @@ package main
 //   - output.go: printJSON, table, fields, printList: tables, JSON, times, durations and cut texts as the command prints
 //     them; sink, the standard output
 //   - confirm.go: confirm: a yes-or-no question before a change
-//   - audit.go: auditFlags: --by and --why
+//   - audit.go: addAuditFlags: --by and --why
 //   - filter.go: filterFlags: the flags that pick jobs (--state, --queue, --kind, --created-before and others),
 //     their checks and values; moment: a time on the command line
 //   - jobs_list.go: drover jobs, and drover jobs list: a page of jobs, and the columns of the list

@@ -44,11 +44,8 @@ func (a *app) explain(ctx context.Context, word string) error {
 			return err
 		}
 		e, err := s.client.Explain(ctx, id, nil)
-		if err != nil {
-			return err
-		}
-		if a.json {
-			return a.printJSON(e)
+		if err != nil || a.json {
+			return a.answer(e, err)
 		}
 		a.printExplanation(e)
 		return nil

@@ -65,11 +65,8 @@ func failureStatuses() []string {
 
 func (a *app) listFailures(ctx context.Context, s *session, filter drover.FailureFilter) error {
 	groups, err := s.client.FailureGroups(ctx, filter)
-	if err != nil {
-		return failureFlags(err)
-	}
 	heading := []string{"FINGERPRINT", "KIND", "STATUS", "RUNS", "JOBS", "DISCARDED", "LAST SEEN", "SAMPLE"}
-	return printList(a, groups, "no failures", heading, func(g *drover.FailureGroup) []string {
+	return printList(a, groups, failureFlags(err), "no failures", heading, func(g *drover.FailureGroup) []string {
 		return []string{
 			g.Fingerprint, shorten(g.Kind, 32), statusOf(g), fmt.Sprint(g.Count), fmt.Sprint(g.Jobs), fmt.Sprint(g.Discarded),
 			ago(g.LastSeen, s.now), shorten(g.Sample, 60),
@@ -90,23 +87,16 @@ func statusOf(g *drover.FailureGroup) string {
 }
 
 func newFailuresShowCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	return shows(a, &cobra.Command{
 		Use:   "show FINGERPRINT",
 		Short: "Show one failure group",
-		Args:  args(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.showFailure(ctx, s, hex(args[0])) })
-		},
-	}
+	}, a.showFailure)
 }
 
 func (a *app) showFailure(ctx context.Context, s *session, print string) error {
-	g, err := s.client.FailureGroup(ctx, print)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(g)
+	g, err := s.client.FailureGroup(ctx, hex(print))
+	if err != nil || a.json {
+		return a.answer(g, err)
 	}
 	rows := fields{
 		{"fingerprint", g.Fingerprint},
@@ -136,7 +126,7 @@ func (a *app) showFailure(ctx context.Context, s *session, print string) error {
 }
 
 func newFailuresStatusCommand(a *app, verb string, status drover.FailureStatus, short string) *cobra.Command {
-	var by *auditFlags
+	var by *drover.Audit
 	cmd := &cobra.Command{
 		Use:   verb + " FINGERPRINT...",
 		Short: short,
@@ -144,7 +134,7 @@ func newFailuresStatusCommand(a *app, verb string, status drover.FailureStatus, 
 		RunE: func(cmd *cobra.Command, prints []string) error {
 			return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
 				return a.eachFailure(prints, string(status), func(print string) error {
-					return s.client.SetFailureStatus(ctx, print, status, by.audit)
+					return s.client.SetFailureStatus(ctx, print, status, *by)
 				})
 			})
 		},
@@ -154,7 +144,7 @@ func newFailuresStatusCommand(a *app, verb string, status drover.FailureStatus, 
 }
 
 func newFailuresPolicyCommand(a *app) *cobra.Command {
-	var by *auditFlags
+	var by *drover.Audit
 	var build string
 	cmd := &cobra.Command{
 		Use:   "policy FINGERPRINT discard|park|retry",
@@ -179,7 +169,7 @@ func newFailuresPolicyCommand(a *app) *cobra.Command {
 			}
 			return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
 				return a.eachFailure(args[:1], args[1], func(print string) error {
-					return s.client.SetFailurePolicy(ctx, print, policy, by.audit)
+					return s.client.SetFailurePolicy(ctx, print, policy, *by)
 				})
 			})
 		},

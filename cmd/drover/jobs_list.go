@@ -78,7 +78,7 @@ func (a *app) listJobs(ctx context.Context, s *session, filter drover.Filter, af
 		return a.printJSON(page)
 	}
 	heading := []string{"ID", "QUEUE", "KIND", "STATE", "ATTEMPT", "DUE", "LAST ERROR"}
-	return printList(a, page.Jobs, "no jobs", heading, func(j *drover.JobInfo) []string {
+	return printList(a, page.Jobs, nil, "no jobs", heading, func(j *drover.JobInfo) []string {
 		return []string{
 			j.ID, shorten(j.Queue, 24), shorten(j.Kind, 32), stateOf(j), attempts("/", j),
 			due(j, s.now), shorten(lastError(j), 60),

@@ -31,39 +31,28 @@ func newJobsCountCommand(a *app) *cobra.Command {
 
 func (a *app) countJobs(ctx context.Context, s *session, filter drover.Filter) error {
 	n, err := s.client.Count(ctx, filter)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(struct {
+	if err != nil || a.json {
+		return a.answer(struct {
 			Count int64 `json:"count"`
-		}{n})
+		}{n}, err)
 	}
 	fmt.Fprintln(a.stdout, n)
 	return nil
 }
 
 func newJobsSummaryCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "summary",
-		Short: "Count discarded jobs by queue, kind, reason and failure",
-		Args:  args(cobra.NoArgs),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.summary) },
-	}
+	return lists(a, &cobra.Command{Use: "summary", Short: "Count discarded jobs by queue, kind, reason and failure"}, a.summary)
 }
 
 func (a *app) summary(ctx context.Context, s *session) error {
 	groups, err := s.client.Summary(ctx)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(struct {
+	if err != nil || a.json {
+		return a.answer(struct {
 			Groups []drover.DiscardedGroup `json:"groups"`
-		}{append([]drover.DiscardedGroup{}, groups...)})
+		}{append([]drover.DiscardedGroup{}, groups...)}, err)
 	}
 	heading := []string{"JOBS", "QUEUE", "KIND", "REASON", "CLASS", "FINGERPRINT", "LAST", "NEWEST ERROR"}
-	return printList(a, groups, "no discarded jobs", heading, func(g *drover.DiscardedGroup) []string {
+	return printList(a, groups, nil, "no discarded jobs", heading, func(g *drover.DiscardedGroup) []string {
 		return []string{
 			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), string(g.Reason), string(g.Class), g.Fingerprint, ago(g.LastDiscardedAt, s.now), shorten(g.NewestError, 60),
 		}
@@ -163,14 +152,14 @@ for confirmation first. `
 			return usagef("--print-ids goes with flags that pick jobs; these have ids already")
 		case !filtered && v.one != nil:
 			return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
-				return a.each(v.done, named, func(id string) (string, error) { return v.one(s.client, ctx, id, by.audit) })
+				return a.each(v.done, named, func(id string) (string, error) { return v.one(s.client, ctx, id, *by) })
 			})
 		}
 		if err := picked.check(cmd, named); err != nil {
 			return err
 		}
 		return flagNames(a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
-			return a.manyJobs(ctx, s, v, picked.at(s.now), by.audit, yes, ids)
+			return a.manyJobs(ctx, s, v, picked.at(s.now), *by, yes, ids)
 		}))
 	}
 	return cmd

@@ -19,7 +19,7 @@ import (
 func newJobsRedriveCommand(a *app) *cobra.Command {
 	var opts drover.RedriveOpts
 	var patch string
-	var by *auditFlags
+	var by *drover.Audit
 	cmd := &cobra.Command{
 		Use:   "redrive ID...",
 		Short: "Make discarded or cancelled jobs due again",
@@ -39,7 +39,7 @@ as it is.`,
 					return usagef("--args-patch: is not a JSON object")
 				}
 			}
-			return a.redriveJobs(cmd.Context(), ids, &opts, by.audit)
+			return a.redriveJobs(cmd.Context(), ids, &opts, *by)
 		},
 	}
 	cmd.Flags().IntVar(&opts.MaxAttempts, "max-attempts", 0, "new maximum of attempts (default: unchanged)")

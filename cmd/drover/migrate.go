@@ -221,13 +221,10 @@ func (a *app) migrateStatus(ctx context.Context) error {
 	}
 	defer pool.Close()
 	list, err := a.migrations().List(ctx, pool)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(struct {
+	if err != nil || a.json {
+		return a.answer(struct {
 			Migrations []migrations.Status `json:"migrations"`
-		}{list})
+		}{list}, err)
 	}
 	rows := [][]string{{"MIGRATION", "STATE"}}
 	for _, m := range list {

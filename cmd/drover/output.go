@@ -80,11 +80,19 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
+// answer ends a command that has failed with err, or else prints its result as JSON.
+func (a *app) answer(v any, err error) error {
+	if err != nil {
+		return err
+	}
+	return a.printJSON(v)
+}
+
 // printList prints a list as a JSON array, or as a table with a row for each element. Instead of an empty table it prints
-// the text none.
-func printList[T any](a *app, list []T, none string, heading []string, row func(*T) []string) error {
-	if a.json {
-		return a.printJSON(append([]T{}, list...))
+// the text none. The parameter err is the error of reading the list.
+func printList[T any](a *app, list []T, err error, none string, heading []string, row func(*T) []string) error {
+	if err != nil || a.json {
+		return a.answer(append([]T{}, list...), err)
 	}
 	if len(list) == 0 {
 		fmt.Fprintln(a.stdout, none)

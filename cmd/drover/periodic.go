@@ -29,25 +29,20 @@ func newPeriodicCommand(a *app) *cobra.Command {
 }
 
 func newPeriodicListCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	return lists(a, &cobra.Command{
 		Use:   "list",
 		Short: "List all schedules with the time of their next runs",
 		Long: `List all schedules with the time of their next runs.
 
 With --json the command prints the next ten runs of each schedule.`,
 		Example: "  drover periodic list --json",
-		Args:    args(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.listPeriodic) },
-	}
+	}, a.listPeriodic)
 }
 
 func (a *app) listPeriodic(ctx context.Context, s *session) error {
 	list, err := s.client.PeriodicJobs(ctx)
-	if err != nil {
-		return err
-	}
 	heading := []string{"NAME", "KIND", "QUEUE", "SCHEDULE", "ZONE", "STATE", "NEXT", "LAST", "LAST JOB", "SKIPPED", "PROBLEM"}
-	return printList(a, list, "no schedules", heading, func(j *drover.PeriodicJob) []string {
+	return printList(a, list, err, "no schedules", heading, func(j *drover.PeriodicJob) []string {
 		next, last := "-", "-"
 		if len(j.Next) > 0 {
 			next = relative(j.Next[0], s.now)
@@ -63,23 +58,16 @@ func (a *app) listPeriodic(ctx context.Context, s *session) error {
 }
 
 func newPeriodicShowCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	return shows(a, &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show one schedule and its next ten runs",
-		Args:  args(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.showPeriodic(ctx, s, args[0]) })
-		},
-	}
+	}, a.showPeriodic)
 }
 
 func (a *app) showPeriodic(ctx context.Context, s *session, name string) error {
 	j, err := s.client.PeriodicJob(ctx, name)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(j)
+	if err != nil || a.json {
+		return a.answer(j, err)
 	}
 	madeIn := "at run time"
 	if j.Declared {
@@ -140,25 +128,18 @@ func (a *app) printTicks(ticks []time.Time, state drover.PeriodicState, now time
 
 func newPeriodicPreviewCommand(a *app) *cobra.Command {
 	var zone string
-	cmd := &cobra.Command{
+	cmd := shows(a, &cobra.Command{
 		Use:     "preview SCHEDULE",
 		Short:   "Show the next ten runs of a schedule without storing it",
 		Example: `  drover periodic preview "30 2 * * mon-fri" --zone Europe/Berlin`,
-		Args:    args(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error {
-				ticks, err := s.client.PreviewPeriodic(ctx, args[0], zone, 10)
-				if err != nil {
-					return periodicFlags(err)
-				}
-				if a.json {
-					return a.printJSON(append([]time.Time{}, ticks...))
-				}
-				a.printTicks(ticks, drover.PeriodicActive, s.now)
-				return nil
-			})
-		},
-	}
+	}, func(ctx context.Context, s *session, schedule string) error {
+		ticks, err := s.client.PreviewPeriodic(ctx, schedule, zone, 10)
+		if err != nil || a.json {
+			return a.answer(append([]time.Time{}, ticks...), periodicFlags(err))
+		}
+		a.printTicks(ticks, drover.PeriodicActive, s.now)
+		return nil
+	})
 	cmd.Flags().StringVar(&zone, "zone", "", "time zone of the schedule (default UTC)")
 	return cmd
 }
@@ -220,7 +201,7 @@ schedule with drover periodic pause.`,
 			return err
 		}
 		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
-			if err := s.client.SetPeriodic(ctx, p, by.audit); err != nil {
+			if err := s.client.SetPeriodic(ctx, p, *by); err != nil {
 				return periodicFlags(err)
 			}
 			for _, scope := range []drover.Scope{drover.KindScope(set.job.Kind), drover.QueueScope(cmp.Or(set.opts.Queue, "default"))} {
@@ -276,7 +257,7 @@ func newPeriodicPauseCommand(a *app) *cobra.Command {
 	by := addAuditFlags(cmd, "kept with the schedule")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.changePeriodic(cmd.Context(), args[0], "paused", func(ctx context.Context, s *session) error {
-			return s.client.PausePeriodic(ctx, args[0], until.at(s.now), by.audit)
+			return s.client.PausePeriodic(ctx, args[0], until.at(s.now), *by)
 		})
 	}
 	return cmd
@@ -287,7 +268,7 @@ func newPeriodicVerbCommand(a *app, verb, short, kept string, do func(*drover.Cl
 	by := addAuditFlags(cmd, kept)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.changePeriodic(cmd.Context(), args[0], strings.TrimSuffix(verb, "e")+"ed", func(ctx context.Context, s *session) error {
-			return do(s.client, ctx, args[0], by.audit)
+			return do(s.client, ctx, args[0], *by)
 		})
 	}
 	return cmd
@@ -302,7 +283,7 @@ func newPeriodicRunCommand(a *app) *cobra.Command {
 	by := addAuditFlags(cmd, "kept in the job's metadata")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
-			id, err := s.client.RunPeriodic(ctx, args[0], nil, by.audit)
+			id, err := s.client.RunPeriodic(ctx, args[0], nil, *by)
 			if err != nil {
 				return periodicFlags(err)
 			}

@@ -23,7 +23,7 @@ func newQueuesCommand(a *app) *cobra.Command {
 }
 
 func newQueuesListCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	return lists(a, &cobra.Command{
 		Use:   "list",
 		Short: "Count the jobs of each queue, and show the pauses with name and reason",
 		Long: `Count the jobs of each queue, and show the pauses with name and reason.
@@ -31,9 +31,7 @@ func newQueuesListCommand(a *app) *cobra.Command {
 A number with a ~ is an estimate. The command counts up to 200 unfinished jobs and up to 200 dead letters of
 a queue. It estimates larger numbers from a sample of the table.`,
 		Example: "  drover queues list --json",
-		Args:    args(cobra.NoArgs),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.listQueues) },
-	}
+	}, a.listQueues)
 }
 
 func (a *app) listQueues(ctx context.Context, s *session) error {
@@ -94,7 +92,7 @@ func queueRows(snap *drover.Snapshot) [][]string {
 // printPauses prints the pauses.
 func (a *app) printPauses(pauses []drover.PauseInfo, now time.Time) error {
 	heading := []string{"PAUSED", "SINCE", "UNTIL", "NOT CONFIRMED", "BY", "WHY"}
-	return printList(a, pauses, "nothing is paused", heading, func(p *drover.PauseInfo) []string {
+	return printList(a, pauses, nil, "nothing is paused", heading, func(p *drover.PauseInfo) []string {
 		until, unconfirmed := "resumed", "-"
 		if p.Until != nil {
 			until = relative(*p.Until, now)
@@ -182,7 +180,7 @@ confirmed it.`,
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return a.changePause(cmd, pick, names, func(ctx context.Context, s *session, scope drover.Scope) (string, error) {
 			defer a.afterAWhile("waiting until every supervisor has confirmed, at most a lease of one that does not answer; drover queues list names it")()
-			return "paused", s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.at(s.now)}, by.audit)
+			return "paused", s.client.Pause(ctx, scope, &drover.PauseOpts{Until: until.at(s.now)}, *by)
 		})
 	}
 	return cmd
@@ -209,7 +207,7 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 			if slices.ContainsFunc(before, func(p drover.PauseInfo) bool { return p.Scope == scope }) {
 				done = "resumed"
 			}
-			return done, s.client.Resume(ctx, scope, by.audit)
+			return done, s.client.Resume(ctx, scope, *by)
 		})
 	}
 	return cmd
@@ -234,11 +232,8 @@ func (a *app) changePause(cmd *cobra.Command, pick *scopeFlags, names []string, 
 // printChange prints that a scope was paused or resumed, and then the pauses.
 func (a *app) printChange(ctx context.Context, s *session, scope drover.Scope, done string) error {
 	pauses, err := s.client.Pauses(ctx)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(pauses)
+	if err != nil || a.json {
+		return a.answer(pauses, err)
 	}
 	fmt.Fprintln(a.stdout, printable(string(scope)+" "+done))
 	if err := a.warnOfUnknown(ctx, s, scope); err != nil {

@@ -92,7 +92,7 @@ func newFailuresRedriveCommand(a *app) *cobra.Command {
 type redriveFlags struct {
 	plan          drover.RedrivePlan
 	patch         string
-	by            *auditFlags
+	by            *drover.Audit
 	dryRun, watch bool
 }
 
@@ -160,7 +160,7 @@ func (a *app) startRedrive(ctx context.Context, pick *filterFlags, how *redriveF
 }
 
 func (a *app) startPlan(ctx context.Context, s *session, plan drover.RedrivePlan, how *redriveFlags) error {
-	r, err := s.client.StartRedrive(ctx, plan, how.by.audit)
+	r, err := s.client.StartRedrive(ctx, plan, *how.by)
 	switch {
 	case err != nil:
 		return err
@@ -259,11 +259,8 @@ func tellSkips(w io.Writer, r *drover.Redrive) {
 
 func (a *app) previewRedrive(ctx context.Context, s *session, plan drover.RedrivePlan) error {
 	groups, err := s.client.PreviewRedrive(ctx, plan)
-	if err != nil {
-		return err
-	}
 	heading := []string{"JOBS", "QUEUE", "KIND", "REASON", "FINGERPRINT", "HELD", "EXPIRED", "UNKEYED", "NEWEST ERROR"}
-	err = printList(a, groups, "no jobs", heading, func(g *drover.RedriveGroup) []string {
+	err = printList(a, groups, err, "no jobs", heading, func(g *drover.RedriveGroup) []string {
 		return []string{
 			fmt.Sprint(g.Jobs), shorten(g.Queue, 24), shorten(g.Kind, 32), string(g.Reason), g.Fingerprint,
 			fmt.Sprint(g.Held), fmt.Sprint(g.Expired), fmt.Sprint(g.Unkeyed), shorten(g.Error, 60),
@@ -318,14 +315,11 @@ func newRedriveListCommand(a *app) *cobra.Command {
 
 func (a *app) listRedrives(ctx context.Context, s *session, limit int) error {
 	list, err := s.client.Redrives(ctx, limit)
-	if err != nil {
-		return err
-	}
 	for i := range list {
 		list[i].Skips = nil // a redrive may have up to 1,000 skips; redrive watch --json prints them
 	}
 	heading := []string{"ID", "STATE", "RELEASED", "SKIPPED", "RATE", "FILTER", "BY", "BEGUN", "WHY"}
-	return printList(a, list, "no redrives", heading, func(r *drover.Redrive) []string {
+	return printList(a, list, err, "no redrives", heading, func(r *drover.Redrive) []string {
 		return []string{
 			r.ID, redriveState(r), fmt.Sprintf("%d/%d", r.Released, r.Matched), fmt.Sprint(r.Skipped), fmt.Sprintf("%g/s", r.Rate),
 			shorten(filterOf(r), 60), shorten(r.By, 16), ago(r.CreatedAt, s.now), shorten(strings.Join(slices.DeleteFunc([]string{r.Why, r.Note}, func(s string) bool { return s == "" }), "; "), 60),
@@ -379,23 +373,13 @@ func redriveState(r *drover.Redrive) string {
 }
 
 func newRedriveShowCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "show ID",
-		Short: "Show a redrive and each job it skipped",
-		Args:  args(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.showRedrive(ctx, s, jobID(args[0])) })
-		},
-	}
+	return shows(a, &cobra.Command{Use: "show ID", Short: "Show a redrive and each job it skipped"}, a.showRedrive)
 }
 
 func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
-	r, err := s.client.Redrive(ctx, id)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(r)
+	r, err := s.client.Redrive(ctx, jobID(id))
+	if err != nil || a.json {
+		return a.answer(r, err)
 	}
 	next, err := s.nextHeld(ctx, r)
 	if err != nil {
@@ -453,7 +437,7 @@ func (s *session) nextHeld(ctx context.Context, r *drover.Redrive) (id string, e
 }
 
 func newRedriveWatchCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	return shows(a, &cobra.Command{
 		Use:   "watch ID",
 		Short: "Show a redrive's progress until it has ended",
 		Long: `Show a redrive's progress until it has ended. Ctrl-C ends the watching, and the redrive goes on. If the
@@ -461,11 +445,7 @@ connection is lost, the command tries to connect again for up to a minute.
 
 With --json it prints the redrive once, as it is now.`,
 		Example: "  drover redrive watch 01ARZ3NDEKTSV4RRFFQ69G5FAV",
-		Args:    args(cobra.ExactArgs(1)),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return a.watchRedrive(ctx, s, jobID(args[0])) })
-		},
-	}
+	}, a.watchRedrive)
 }
 
 // watchInterval is the time between two queries of the watcher.
@@ -481,6 +461,7 @@ const watchStill = 5 * time.Second
 // watchRedrive shows the progress of a redrive until the redrive ends. On a terminal it shows a moving bar. Elsewhere
 // it prints a line after each change.
 func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
+	id = jobID(id)
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	moving := a.moving
@@ -589,14 +570,14 @@ func progress(r *drover.Redrive) string {
 }
 
 func newRedriveVerbCommand(a *app, verb, short string, do func(*drover.Client, context.Context, string, drover.Audit) error) *cobra.Command {
-	var by *auditFlags
+	var by *drover.Audit
 	cmd := &cobra.Command{
 		Use:   verb + " ID",
 		Short: short,
 		Args:  args(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return redriveNames(a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
-				if err := do(s.client, ctx, jobID(args[0]), by.audit); err != nil {
+				if err := do(s.client, ctx, jobID(args[0]), *by); err != nil {
 					return err
 				}
 				return a.printChanged(ctx, s, jobID(args[0]))
@@ -609,11 +590,8 @@ func newRedriveVerbCommand(a *app, verb, short string, do func(*drover.Client, c
 
 func (a *app) printChanged(ctx context.Context, s *session, id string) error {
 	r, err := s.client.Redrive(ctx, id)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(r)
+	if err != nil || a.json {
+		return a.answer(r, err)
 	}
 	fmt.Fprintf(a.stdout, "redrive %s: %s, %d of %d released\n", r.ID, redriveState(r), r.Released, r.Matched)
 	return nil

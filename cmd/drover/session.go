@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/pg"
@@ -138,6 +139,22 @@ func (a *app) reading(ctx context.Context, do func(context.Context, *session) er
 		return err
 	}
 	return do(ctx, s)
+}
+
+// lists completes a command without arguments that only reads: it calls do.
+func lists(a *app, cmd *cobra.Command, do func(context.Context, *session) error) *cobra.Command {
+	cmd.Args = args(cobra.NoArgs)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), do) }
+	return cmd
+}
+
+// shows completes a command with one argument that only reads: it calls do with the argument.
+func shows(a *app, cmd *cobra.Command, do func(context.Context, *session, string) error) *cobra.Command {
+	cmd.Args = args(cobra.ExactArgs(1))
+	cmd.RunE = func(cmd *cobra.Command, words []string) error {
+		return a.reading(cmd.Context(), func(ctx context.Context, s *session) error { return do(ctx, s, words[0]) })
+	}
+	return cmd
 }
 
 // changing does the same as reading for a command that changes something.

@@ -14,12 +14,7 @@ import (
 )
 
 func newStatsCommand(a *app) *cobra.Command {
-	return &cobra.Command{
-		Use:   "stats",
-		Short: "Count jobs by queue and state, and show the supervisors and the dead letters",
-		Args:  args(cobra.NoArgs),
-		RunE:  func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), a.stats) },
-	}
+	return lists(a, &cobra.Command{Use: "stats", Short: "Count jobs by queue and state, and show the supervisors and the dead letters"}, a.stats)
 }
 
 // statistics are the output of drover stats.

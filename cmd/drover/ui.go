@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/ui"
 )
 
@@ -48,11 +47,9 @@ To have the pages in your own application, behind its own log-in, see docs/ui.md
 			if cmd.Flags().Changed("by") && !o.write {
 				return usagef("--by is for --write: without it the pages change nothing")
 			}
-			by := auditFlags{drover.Audit{By: o.by}}
-			if err := by.check(cmd); err != nil {
+			if err := checkBy(cmd, &o.by); err != nil {
 				return err
 			}
-			o.by = by.audit.By
 			return a.ui(cmd.Context(), o)
 		},
 	}
