@@ -63,6 +63,17 @@ func (p posted) seen(now string) (drover.Audit, error) {
 	return by, nil
 }
 
+// on returns a function for act.run: it loads the subject of a page, calls do with it, and returns the address of the page.
+func on[T any](page, key string, load func(context.Context, string) (T, error), do func(context.Context, T, posted) error) func(context.Context, posted) (string, error) {
+	return func(ctx context.Context, p posted) (string, error) {
+		id, of, err := subject(ctx, p.query, key, load)
+		if err != nil {
+			return "", err
+		}
+		return href(page, key, id), do(ctx, of, p)
+	}
+}
+
 // mostForm is how many bytes a form may have. A reason has at most 512.
 const mostForm = 16 << 10
 

@@ -69,10 +69,7 @@ func editOf(form query) (e drover.JobEdit, err error) {
 
 // editJob edits the job, if the job has not changed since the page showed it.
 func (s source) editJob(ctx context.Context, j *drover.JobInfo, e drover.JobEdit, p posted) error {
-	by, err := p.seen("")
-	if err == nil && !editable(j) {
-		err = changedSince(j)
-	}
+	by, err := p.seenJob(j, editable(j))
 	if err != nil {
 		return err
 	}

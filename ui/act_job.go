@@ -12,10 +12,7 @@ import (
 func (s source) jobActs() map[string]act {
 	return map[string]act{
 		"run-now": {needs: Retry, fields: []string{"seen"}, run: s.onJob(func(ctx context.Context, j *drover.JobInfo, p posted) error {
-			by, err := p.seen("")
-			if err == nil && !waits(j) {
-				err = changedSince(j)
-			}
+			by, err := p.seenJob(j, waits(j))
 			if err != nil {
 				return err
 			}
@@ -23,10 +20,7 @@ func (s source) jobActs() map[string]act {
 			return err
 		})},
 		"redrive": {needs: Retry, fields: []string{"seen"}, run: s.onJob(func(ctx context.Context, j *drover.JobInfo, p posted) error {
-			by, err := p.seen("")
-			if err == nil && j.State != drover.Discarded && j.State != drover.Cancelled {
-				err = changedSince(j)
-			}
+			by, err := p.seenJob(j, j.State == drover.Discarded || j.State == drover.Cancelled)
 			if err != nil {
 				return err
 			}
@@ -45,9 +39,14 @@ func (s source) jobActs() map[string]act {
 	}
 }
 
-// changedSince is the error after the press of a button that has no effect in the job's present state.
-func changedSince(j *drover.JobInfo) error {
-	return unchanged("Since you saw it, the job has changed: it is %s%s.", stateOfJob(j), lastHand(j))
+// seenJob does the same as seen for a button of a job. It returns an error if works is false: the button has no effect in
+// the present state of the job.
+func (p posted) seenJob(j *drover.JobInfo, works bool) (drover.Audit, error) {
+	by, err := p.seen("")
+	if err == nil && !works {
+		err = unchanged("Since you saw it, the job has changed: it is %s%s.", stateOfJob(j), lastHand(j))
+	}
+	return by, err
 }
 
 // lastHand describes the newest entry of a job's errors, if a person made that entry.
@@ -72,15 +71,9 @@ func waits(j *drover.JobInfo) bool {
 	return j.State == drover.Scheduled || j.State == drover.Retryable || j.State == drover.Parked
 }
 
-// onJob returns a function that reads the job, calls do, and returns the address of the job's page.
+// onJob is on for a button of a job.
 func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) error) func(context.Context, posted) (string, error) {
-	return func(ctx context.Context, p posted) (string, error) {
-		id, job, err := subject(ctx, p.query, "id", s.client.Job)
-		if err != nil {
-			return "", err
-		}
-		return href("job", "id", id), do(ctx, job, p)
-	}
+	return on("job", "id", s.client.Job, do)
 }
 
 // end returns a function that ends a job with verb. The function returns an error if the job has ended before.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 // pauseActs are the buttons that pause and resume. The parameter scope reads the scope from a form, and back returns
@@ -118,17 +119,14 @@ func readUntil(field, value string) (time.Time, error) {
 	if value == "" {
 		return time.Time{}, nil
 	}
-	for _, layout := range []string{time.RFC3339, time.DateOnly} {
-		if at, err := time.Parse(layout, value); err == nil {
-			return at, nil // drover refuses a time in the past
-		}
+	if at, err := readDate(value); err == nil {
+		return at, nil // drover refuses a time in the past
 	}
-	now := time.Now()
-	ago, ok := readMoment(value, now)
-	if !ok || !ago.Before(now) {
+	ahead, err := operate.Span(value)
+	if err != nil || ahead <= 0 {
 		return time.Time{}, badAt(field, "%q is none of 90m, 24h, 7d, and no time like 2026-01-31 or 2026-01-31T12:00:00Z.", cut(value, 40))
 	}
-	return now.Add(now.Sub(ago)), nil
+	return time.Now().Add(ahead), nil
 }
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
@@ -136,21 +134,17 @@ func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC"
 // failureActs are the buttons of a failure.
 func (s source) failureActs() map[string]act {
 	change := func(field string, is func(*drover.FailureGroup) string, set func(ctx context.Context, id, to string, by drover.Audit) error) act {
-		return act{needs: Triage, fields: []string{"seen", field}, run: func(ctx context.Context, p posted) (string, error) {
-			id, group, err := subject(ctx, p.query, "id", s.client.FailureGroup)
-			if err != nil {
-				return "", err
-			}
+		return act{needs: Triage, fields: []string{"seen", field}, run: on("failure", "id", s.client.FailureGroup, func(ctx context.Context, group *drover.FailureGroup, p posted) error {
 			to := p.form.Get(field)
 			by, err := p.seen(group.Seen)
 			if err == nil && is(group) == to {
 				err = unchanged("The status of this failure is %s now, and its policy %s%s.", group.Status, policyOf(group), handOfGroup(group))
 			}
 			if err != nil {
-				return "", err
+				return err
 			}
-			return href("failure", "id", id), set(ctx, id, to, by)
-		}}
+			return set(ctx, group.Fingerprint, to, by)
+		})}
 	}
 	return map[string]act{
 		"status": change("status", func(g *drover.FailureGroup) string { return string(g.Status) }, func(ctx context.Context, id, to string, by drover.Audit) error {
@@ -190,20 +184,16 @@ func policyOf(g *drover.FailureGroup) string {
 
 // scheduleActs are the buttons of a schedule.
 func (s source) scheduleActs() map[string]act {
-	on := func(fields []string, do func(ctx context.Context, j *drover.PeriodicJob, p posted) error) act {
-		return act{needs: Schedule, fields: append(fields, "seen"), run: func(ctx context.Context, p posted) (string, error) {
-			name, job, err := subject(ctx, p.query, "name", s.client.PeriodicJob)
-			if err != nil {
-				return "", err
+	change := func(fields []string, do func(ctx context.Context, j *drover.PeriodicJob, p posted) error) act {
+		return act{needs: Schedule, fields: append(fields, "seen"), run: on("schedule", "name", s.client.PeriodicJob, func(ctx context.Context, j *drover.PeriodicJob, p posted) (err error) {
+			if p.by, err = p.seen(j.Seen); err != nil {
+				return err
 			}
-			if p.by, err = p.seen(job.Seen); err != nil {
-				return "", err
-			}
-			return href("schedule", "name", name), do(ctx, job, p)
-		}}
+			return do(ctx, j, p)
+		})}
 	}
 	return map[string]act{
-		"pause": on([]string{"for"}, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
+		"pause": change([]string{"for"}, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
 			until, err := readUntil("for", p.form.Get("for"))
 			if err != nil {
 				return err
@@ -213,7 +203,7 @@ func (s source) scheduleActs() map[string]act {
 			}
 			return s.client.PausePeriodic(ctx, j.Name, until, p.by)
 		}),
-		"run-now": on([]string{"new"}, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
+		"run-now": change([]string{"new"}, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
 			as, err := p.newID()
 			if err != nil {
 				return err
@@ -221,7 +211,7 @@ func (s source) scheduleActs() map[string]act {
 			_, err = s.client.RunPeriodic(ctx, j.Name, &drover.RunOpts{ID: as}, p.by)
 			return err
 		}),
-		"resume": on(nil, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
+		"resume": change(nil, func(ctx context.Context, j *drover.PeriodicJob, p posted) error {
 			if j.State != drover.PeriodicPaused {
 				return unchanged("The schedule is not paused: it is %s, and %s changed it at %s.", j.State, j.UpdatedBy, stamp(j.UpdatedAt))
 			}
@@ -232,26 +222,22 @@ func (s source) scheduleActs() map[string]act {
 
 // redriveActs are the buttons of a redrive.
 func (s source) redriveActs() map[string]act {
-	on := func(paused bool, verb func(context.Context, string, drover.Audit) error, both bool) act {
-		return act{needs: Redrive, fields: []string{"seen"}, run: func(ctx context.Context, p posted) (string, error) {
-			id, r, err := subject(ctx, p.query, "id", s.client.Redrive)
-			if err != nil {
-				return "", err
-			}
+	change := func(paused bool, verb func(context.Context, string, drover.Audit) error, both bool) act {
+		return act{needs: Redrive, fields: []string{"seen"}, run: on("redrive", "id", s.client.Redrive, func(ctx context.Context, r *drover.Redrive, p posted) error {
 			by, err := p.seen(r.Seen)
 			if err == nil && (!goesOn(r) || r.Paused != paused && !both) {
 				err = unchanged("The redrive is %s now%s.", stateOfRedrive(r), handOfRedrive(r))
 			}
 			if err != nil {
-				return "", err
+				return err
 			}
-			return href("redrive", "id", id), verb(ctx, id, by)
-		}}
+			return verb(ctx, r.ID, by)
+		})}
 	}
 	return map[string]act{
-		"pause":  on(false, s.client.PauseRedrive, false),
-		"resume": on(true, s.client.ResumeRedrive, false),
-		"abort":  on(false, s.client.AbortRedrive, true),
+		"pause":  change(false, s.client.PauseRedrive, false),
+		"resume": change(true, s.client.ResumeRedrive, false),
+		"abort":  change(false, s.client.AbortRedrive, true),
 	}
 }
 

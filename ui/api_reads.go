@@ -15,7 +15,7 @@ import (
 // that loads the page.
 func (s source) apiReads(w words) map[string]*operation {
 	all := map[string]*operation{
-		"overview": reads("What needs a person, and all queues.", nil, shows(s.overview, overviewAnswerOf)),
+		"overview": reads("What needs a person, and all queues.", nil, shows(s.overview, func(o *overview) overviewAnswer { return overviewAnswer{o.snap, o.Unserved, o.CameBack, o.New} })),
 		"queue":    reads("One queue.", []string{"name"}, s.oneQueue),
 		"activity": reads("How many jobs ran, minute by minute of the last hour: of one queue, or of all.", []string{"queue"}, func(ctx context.Context, q query) ([]drover.QueueActivity, error) {
 			if err := q.only("queue"); err != nil {
@@ -92,10 +92,6 @@ type overviewAnswer struct {
 	Unserved []string              `json:"unserved"`  // queues with due jobs that no living supervisor serves
 	CameBack []drover.FailureGroup `json:"came_back"` // open failures that had been resolved
 	New      []drover.FailureGroup `json:"new"`       // open failures that began within the last hour and have 20 failed runs or more
-}
-
-func overviewAnswerOf(o *overview) overviewAnswer {
-	return overviewAnswer{o.snap, o.Unserved, o.CameBack, o.New}
 }
 
 // queueAnswer is a queue with its pauses and its supervisors.

@@ -8,10 +8,10 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/operate"
 )
 
 // query is the part of an address after the question mark.
@@ -102,15 +102,16 @@ func noneWith(key string) error {
 const momentForms = "2026-01-31T12:00:00Z, the date 2026-01-31 (UTC), or how long ago: 90m, 24h, 7d"
 
 func readMoment(value string, now time.Time) (time.Time, bool) {
-	for _, layout := range []string{time.RFC3339, time.DateOnly} {
-		if at, err := time.Parse(layout, value); err == nil {
-			return at, !at.IsZero()
-		}
+	if at, err := readDate(value); err == nil {
+		return at, !at.IsZero()
 	}
-	if days, found := strings.CutSuffix(value, "d"); found {
-		n, err := strconv.ParseUint(days, 10, 16)
-		return now.Add(-time.Duration(n) * 24 * time.Hour), err == nil
-	}
-	d, err := time.ParseDuration(value)
+	d, err := operate.Span(value)
 	return now.Add(-d), err == nil && d >= 0
+}
+
+func readDate(value string) (time.Time, error) {
+	if at, err := time.Parse(time.RFC3339, value); err == nil {
+		return at, nil
+	}
+	return time.Parse(time.DateOnly, value)
 }

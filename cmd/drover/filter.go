@@ -5,7 +5,6 @@ import (
 	"errors"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -191,7 +190,7 @@ func (m *moment) Set(text string) (err error) {
 		m.absolute = true
 		return nil
 	}
-	m.span, err = readSpan(text)
+	m.span, err = operate.Span(text)
 	switch {
 	case m.ahead && (err != nil || m.span <= 0):
 		return errors.New("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long from now, such as 30m, 2h or 7d")
@@ -199,16 +198,6 @@ func (m *moment) Set(text string) (err error) {
 		return errors.New("neither RFC 3339, such as 2026-01-31T12:00:00Z, nor how long ago, such as 90m, 2h or 7d")
 	}
 	return nil
-}
-
-// readSpan parses a duration as Go writes it, or a number of days, such as 7d.
-func readSpan(text string) (time.Duration, error) {
-	if days, found := strings.CutSuffix(text, "d"); found {
-		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
-			return time.Duration(n) * 24 * time.Hour, nil
-		}
-	}
-	return time.ParseDuration(text)
 }
 
 // String returns the text of the flag.

@@ -3,6 +3,8 @@ package operate
 
 import (
 	"context"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/drover-queue/drover"
@@ -71,6 +73,16 @@ func Count(ctx context.Context, filter drover.Filter, states []drover.State, cou
 		n += of
 	}
 	return n, nil
+}
+
+// Span parses a duration as Go writes it, or a number of days, such as 7d.
+func Span(text string) (time.Duration, error) {
+	if days, found := strings.CutSuffix(text, "d"); found {
+		if n, err := strconv.ParseUint(days, 10, 16); err == nil {
+			return time.Duration(n) * 24 * time.Hour, nil
+		}
+	}
+	return time.ParseDuration(text)
 }
 
 // Budget is a retry budget in JSON.
