@@ -110,8 +110,9 @@ func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit)
 	if id, err = audit.checkChange(&bad, "edit job", id); err != nil {
 		return false, err
 	}
-	was, changed, err := c.desk.edit(ctx, id, doc, audit)
-	if err == nil && (was == Running || was.Final()) {
+	var was State
+	err = c.desk.change(ctx, audit, aJob, id, []any{&was, &changed}, sqlEdit, id, doc, audit.Why, audit.by())
+	if err = namesField(patchFault(err)); err == nil && (was == Running || was.Final()) {
 		err = fmt.Errorf("it is %s: %w", was, ErrState)
 	}
 	if err != nil {
@@ -176,9 +177,9 @@ func (c *Client) Rerun(ctx context.Context, id string, opts *RunOpts, audit Audi
 	if err != nil {
 		return Receipt{}, err
 	}
-	made, queue, kind, err := c.desk.rerun(ctx, id, as, audit)
+	made, queue, kind, err := c.desk.makeJob(ctx, audit, aJob, sqlRerun, id, as)
 	if err != nil {
-		return Receipt{}, fmt.Errorf("rerun job %s: %w", id, err)
+		return Receipt{}, fmt.Errorf("rerun job %s: %w", id, namesField(err))
 	}
 	c.emit(ctx, emission{engine.EventEnqueued, Event{JobID: made, Queue: queue, Kind: kind, By: audit.By, Why: audit.Why}})
 	return Receipt{ID: made}, nil
@@ -212,24 +213,19 @@ func (c *Client) RerunMany(ctx context.Context, filter Filter, plan RerunPlan, a
 // sqlEdit returns the job's state before the edit.
 const sqlEdit = stateBefore + `(drover_edit($1, $2::jsonb, why => $3, by => $4)).changed from was`
 
-func (s *desk) edit(ctx context.Context, id, edit string, audit Audit) (was State, changed bool, err error) {
-	err = s.change(ctx, audit, aJob, id, []any{&was, &changed}, sqlEdit, id, edit, audit.Why, audit.by())
-	return was, changed, namesField(patchFault(err))
-}
-
 // sqlRerun also returns the queue and the kind, from the row of the old job.
-const sqlRerun = `select drover_rerun(id, why => $2, by => $3, new_id => $4), queue, kind from jobs where id = $1`
+const sqlRerun = `select drover_rerun(id, by => $2, why => $3, new_id => $4), queue, kind from jobs where id = $1`
 
-// rerun returns the id of the new job, its queue and its kind. The parameter as is the id for the new job. If it is
-// empty, the SQL function makes an id.
-func (s *desk) rerun(ctx context.Context, id, as string, audit Audit) (made, queue, kind string, err error) {
-	var name *string // null if the job was deleted while the function waited for its row
-	err = s.change(ctx, audit, aJob, id, []any{&name, &queue, &kind}, sqlRerun, id, audit.Why, audit.by(), pg.OrNull(as))
+// makeJob runs a statement that makes a job from a row: sqlRerun or sqlRunPeriodic. It returns the id of the new job, its
+// queue and its kind. The parameter as is the id for the new job. If it is empty, the SQL function makes an id.
+func (s *desk) makeJob(ctx context.Context, audit Audit, of subject, sql, from, as string) (made, queue, kind string, err error) {
+	var id *string // null if the row was deleted while the function waited for it
+	err = s.change(ctx, audit, of, from, []any{&id, &queue, &kind}, sql, from, audit.by(), audit.Why, pg.OrNull(as))
 	switch {
 	case err != nil:
-		return "", "", "", namesField(err)
-	case name == nil:
+		return "", "", "", err
+	case id == nil:
 		return "", "", "", ErrNotFound
 	}
-	return *name, queue, kind, nil
+	return *id, queue, kind, nil
 }

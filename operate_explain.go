@@ -694,7 +694,7 @@ func (s *desk) surroundings(ctx context.Context, j *JobInfo) (*surroundings, err
 		return err
 	}, sqlAsides, j.ID)
 	p.Query(func(rows pgx.Rows) error {
-		owner, err := readSupervisor(rows)
+		owner, err := pgx.RowToStructByPos[SupervisorInfo](rows)
 		f.owner = &owner
 		return err
 	}, sqlSupervisors, j.ClaimedBy, 1)

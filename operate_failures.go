@@ -90,16 +90,11 @@ func (c *Client) FailureGroups(ctx context.Context, filter FailureFilter) ([]Fai
 	if filter.Status != "" {
 		filter.Status.check(&bad, "FailureFilter.Status")
 	}
-	switch {
-	case filter.Limit == 0:
-		filter.Limit = 50
-	case filter.Limit < 0 || filter.Limit > 10_000:
-		bad.add("FailureFilter.Limit", "%d is not 1 to 10,000", filter.Limit)
-	}
+	limit := bad.limit("FailureFilter.Limit", filter.Limit, 10_000)
 	if err := bad.err(); err != nil {
 		return nil, err
 	}
-	groups, err := pg.ReadAll(ctx, c.desk.pool, scanFailure, sqlFailures, filter.Kind, string(filter.Status), filter.Limit, filter.Regressed)
+	groups, err := pg.ReadAll(ctx, c.desk.pool, scanFailure, sqlFailures, filter.Kind, string(filter.Status), limit, filter.Regressed)
 	return groups, doing(err, "list failures")
 }
 

@@ -204,12 +204,7 @@ type Page struct {
 // not match a filter by Error, Tags or Args. Errors: *InvalidError.
 func (c *Client) Jobs(ctx context.Context, filter Filter, after string, limit int) (Page, error) {
 	var bad problems
-	switch {
-	case limit == 0:
-		limit = 50
-	case limit < 0 || limit > 1000:
-		bad.add("limit", "%d is not 1 to 1000", limit)
-	}
+	limit = bad.limit("limit", limit, 1000)
 	doc := filter.encode(&bad)
 	bad.join(checkText("after", after, 1024))
 	if err := bad.err(); err != nil {

@@ -44,9 +44,9 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 	if err != nil {
 		return err
 	}
-	was, err := c.desk.redrive(ctx, id, opts, audit)
+	was, err := c.desk.verb(ctx, sqlRedrive, aJob, id, audit, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)), audit.by(), audit.Why)
 	if err != nil {
-		return doing(err, "redrive job %s", id)
+		return doing(patchFault(err), "redrive job %s", id)
 	}
 	if was == Discarded || was == Cancelled {
 		c.emit(ctx, emission{engine.EventRedriven, Event{JobID: id, By: audit.By, Why: audit.Why}})
@@ -110,11 +110,6 @@ func (c *Client) checkPatch(patch json.RawMessage) error {
 // Operators work through the same SQL functions and views that users of psql have.
 
 const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb, by => $4, why => $5) from was`
-
-func (s *desk) redrive(ctx context.Context, id string, opts *RedriveOpts, audit Audit) (was State, err error) {
-	was, err = s.verb(ctx, sqlRedrive, aJob, id, audit, positive(opts.MaxAttempts), pg.OrNull(string(opts.ArgsPatch)), audit.by(), audit.Why)
-	return was, patchFault(err)
-}
 
 // patchFault turns an error of a verb that patches args into an *InvalidError, if the job's own args are no object.
 func patchFault(err error) error {

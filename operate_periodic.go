@@ -12,7 +12,6 @@ import (
 
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/pg"
-	"github.com/drover-queue/drover/internal/store"
 )
 
 // PeriodicJob is a schedule as it is stored.
@@ -70,7 +69,12 @@ func (c *Client) SetPeriodic(ctx context.Context, p Periodic, audit Audit) error
 	if err := bad.err(); err != nil {
 		return err
 	}
-	if err := c.desk.setPeriodic(ctx, &policy, audit); err != nil {
+	err := c.desk.pool.InTx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sqlSetPeriodic, policy.Name, policy.Kind, policy.Schedule, string(policy.Args), policy.Zone, string(policy.Options), policy.JitterMS,
+			policy.CatchUp, policy.Overlap, policy.RunAtStart, audit.by(), audit.Why)
+		return pg.Classify(err)
+	})
+	if err != nil {
 		return fmt.Errorf("set schedule %q: %w", p.Name, periodicError(err))
 	}
 	c.running.each((*engine.Engine).Tick)
@@ -109,7 +113,7 @@ func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, au
 	id := opts.id(&bad)
 	var queue, kind string
 	err = c.changePeriodic("run", name, &bad, audit, func() error {
-		jobID, queue, kind, err = c.desk.runPeriodic(ctx, name, id, audit)
+		jobID, queue, kind, err = c.desk.makeJob(ctx, audit, aSchedule, sqlRunPeriodic, name, id)
 		return err
 	})
 	if err == nil {
@@ -187,14 +191,6 @@ const sqlSetPeriodic = `
 select drover_periodic_set($1, $2, $3, $4::jsonb, zone => $5, options => $6::jsonb, jitter => $7::bigint * interval '1 ms', catch_up => $8, overlap => $9,
 	run_at_start => $10, by => $11, why => $12) is not null`
 
-func (s *desk) setPeriodic(ctx context.Context, p *store.SchedulePolicy, audit Audit) error {
-	return s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, sqlSetPeriodic, p.Name, p.Kind, p.Schedule, string(p.Args), p.Zone, string(p.Options), p.JitterMS, p.CatchUp, p.Overlap,
-			p.RunAtStart, audit.by(), audit.Why)
-		return pg.Classify(err)
-	})
-}
-
 const (
 	sqlPausePeriodic  = `select drover_periodic_pause($1, coalesce($2::timestamptz, 'infinity'), by => $3, why => $4)`
 	sqlResumePeriodic = `select drover_periodic_resume($1, by => $2, why => $3)`
@@ -204,18 +200,6 @@ const (
 // sqlRunPeriodic also returns the queue and the kind of the new job, from the row of the schedule.
 const sqlRunPeriodic = `
 select drover_periodic_run(name, by => $2, why => $3, new_id => $4), coalesce(options->>'queue', 'default'), kind from drover_periodic where name = $1`
-
-func (s *desk) runPeriodic(ctx context.Context, name, as string, audit Audit) (made, queue, kind string, err error) {
-	var id *string // null if the schedule was deleted while the function waited for its row
-	err = s.change(ctx, audit, aSchedule, name, []any{&id, &queue, &kind}, sqlRunPeriodic, name, audit.by(), audit.Why, pg.OrNull(as))
-	switch {
-	case err != nil:
-		return "", "", "", err
-	case id == nil:
-		return "", "", "", ErrNotFound
-	}
-	return *id, queue, kind, nil
-}
 
 // sqlPeriodic cuts times to the years that Go and JSON can represent. The ticks after the next tick are computed. They
 // are missing if somebody has edited the row by hand and its schedule makes no sense.

@@ -288,11 +288,10 @@ func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 
 // Redrives lists the newest redrives, at most limit of them. Zero means 50; at most 1000.
 func (c *Client) Redrives(ctx context.Context, limit int) ([]Redrive, error) {
-	switch {
-	case limit == 0:
-		limit = 50
-	case limit < 0 || limit > 1000:
-		return nil, &InvalidError{Field: "limit", Reason: fmt.Sprintf("%d is not 1 to 1000", limit)}
+	var bad problems
+	limit = bad.limit("limit", limit, 1000)
+	if err := bad.err(); err != nil {
+		return nil, err
 	}
 	list, err := pg.ReadAll(ctx, c.desk.pool, scanRedrive, sqlListRedrives, limit)
 	return list, doing(err, "list redrives")

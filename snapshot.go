@@ -394,7 +394,7 @@ type SupervisorInfo struct {
 
 // Supervisors lists the supervisors that have not stopped, the oldest first: at most 1,000. It reads no jobs.
 func (c *Client) Supervisors(ctx context.Context) ([]SupervisorInfo, error) {
-	list, err := pg.ReadAll(ctx, c.desk.pool, readSupervisor, sqlSupervisors, nil, mostSupervisors)
+	list, err := pg.ReadAll(ctx, c.desk.pool, pgx.RowToStructByPos[SupervisorInfo], sqlSupervisors, nil, mostSupervisors)
 	return list, doing(err, "list supervisors")
 }
 
@@ -410,7 +410,3 @@ select id, host, pid, build, queues,
 	coalesce((select sum(least(greatest(value::numeric, 0), 1e6)) from jsonb_each_text(slots) where value ~ '^[0-9]{1,9}$'), 0)::bigint, lease_ms,
 	coalesce((select jsonb_object_agg(key, least(value::bigint, 1000000)) from jsonb_each_text(slots) where value ~ '^[0-9]{1,9}$'), '{}')
 from drover_supervisors where $1::text is null or id = $1 order by started_at, id limit $2`
-
-func readSupervisor(row pgx.CollectableRow) (SupervisorInfo, error) {
-	return pgx.RowToStructByPos[SupervisorInfo](row)
-}

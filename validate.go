@@ -2,6 +2,7 @@ package drover
 
 import (
 	"bytes"
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"errors"
@@ -77,6 +78,14 @@ func (p *problems) rate(perSecond float64) {
 	if perSecond != 0 && !(perSecond >= 0.001 && perSecond <= 5000) { // false for NaN too
 		p.add("Rate", "%v is not 0.001 to 5,000 a second", perSecond)
 	}
+}
+
+// limit returns how many rows a list may have: n, or 50 if n is zero.
+func (p *problems) limit(field string, n, most int) int {
+	if n < 0 || n > most {
+		p.add(field, "%d is not 1 to %d", n, most)
+	}
+	return cmp.Or(n, 50)
 }
 
 // leastTimeout is the shortest Timeout, because the table counts milliseconds.
