@@ -102,25 +102,9 @@ func (m *member) kill() {
 	}
 }
 
-// TraceQueryStart and the other Trace methods make the flock a tracer of its supervisors' connections.
-func (f *flock) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
-// TraceQueryEnd implements pgx.QueryTracer.
-func (f *flock) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-// TraceBatchStart implements pgx.BatchTracer.
-func (f *flock) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
-// TraceBatchEnd implements pgx.BatchTracer.
-func (f *flock) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
-// TraceBatchQuery counts claims, and notifications that are handed on.
-func (f *flock) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
-	switch sql := strings.TrimSpace(d.SQL); {
+// count counts claims, and notifications that are handed on.
+func (f *flock) count(_ *pgx.Conn, sql string) {
+	switch sql = strings.TrimSpace(sql); {
 	case strings.HasPrefix(sql, "with me as materialized"):
 		f.claims.Add(1)
 	case strings.HasPrefix(sql, "select drover_wake("):
@@ -157,7 +141,7 @@ func (f *flock) join(ctx context.Context) error {
 		return err
 	}
 	m := &member{}
-	config.MaxConns, config.ConnConfig.Tracer, config.ConnConfig.DialFunc = 2, f, m.dial
+	config.MaxConns, config.ConnConfig.Tracer, config.ConnConfig.DialFunc = 2, drive.Tracer(f.count), m.dial
 	config.MaxConnIdleTime, config.HealthCheckPeriod = 2*time.Second, time.Second
 	if m.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return err

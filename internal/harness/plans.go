@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"regexp"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/drover-queue/drover/internal/drive"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 	"github.com/drover-queue/drover/internal/tier"
@@ -129,6 +129,7 @@ var errRollback = errors.New("roll back")
 
 // Statements counts the statements that a supervisor sends, except begin, commit and the settings of a transaction.
 type Statements struct {
+	drive.Tracer
 	mu    sync.Mutex
 	calls map[string]int
 	conns map[*pgx.Conn]bool // connections that have sent LISTEN
@@ -137,7 +138,9 @@ type Statements struct {
 
 // NewStatements returns an empty count.
 func NewStatements() *Statements {
-	return &Statements{calls: map[string]int{}, conns: map[*pgx.Conn]bool{}}
+	s := &Statements{calls: map[string]int{}, conns: map[*pgx.Conn]bool{}}
+	s.Tracer = s.note
+	return s
 }
 
 func (s *Statements) note(conn *pgx.Conn, sql string) {
@@ -167,26 +170,4 @@ func (s *Statements) Deaf() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.deaf
-}
-
-// TraceBatchStart implements pgx.BatchTracer.
-func (s *Statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
-// TraceBatchQuery implements pgx.BatchTracer.
-func (s *Statements) TraceBatchQuery(_ context.Context, conn *pgx.Conn, d pgx.TraceBatchQueryData) {
-	s.note(conn, d.SQL)
-}
-
-// TraceBatchEnd implements pgx.BatchTracer.
-func (s *Statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
-// TraceQueryEnd implements pgx.QueryTracer.
-func (s *Statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-// TraceQueryStart implements pgx.QueryTracer.
-func (s *Statements) TraceQueryStart(ctx context.Context, conn *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
-	s.note(conn, d.SQL)
-	return ctx
 }
