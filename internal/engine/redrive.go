@@ -15,7 +15,7 @@ import (
 // one of them work at a time.
 type redriver struct {
 	*Shared
-	signal signal
+	signal             // makes it tick: a redrive was started, a heartbeat saw a redrive under way, or a run has made room for a redriven job
 	capped atomic.Bool // a redrive has a cap by key, so a job that ends may make room for another job of its key
 
 	// Only the goroutine that ticks uses these.
@@ -26,10 +26,6 @@ type redriver struct {
 func newRedriver(s *Shared) *redriver {
 	return &redriver{Shared: s, signal: newSignal(), Batch: paceBatch, Trouble: Trouble{means: "paced redrives stand still"}}
 }
-
-// poke makes the redriver tick. It is called when a redrive was started, when a heartbeat saw a redrive under way, and
-// when a run has made room for a redriven job.
-func (r *redriver) poke() { r.signal.poke() }
 
 // ended makes the redriver tick if the end of a run may have made room for another redriven job.
 func (r *redriver) ended(run *Run) {

@@ -121,7 +121,9 @@ func (d *Database) Collect(ctx context.Context, see See) {
 		see(Suspects, float64(snap.Suspects))
 	}
 	if !missing["pauses"] {
-		pauses(snap, see)
+		for i := range snap.Pauses[:min(mostScopes, len(snap.Pauses))] {
+			see(Paused, 1, strings.ToValidUTF8(string(snap.Pauses[i].Scope), replacement))
+		}
 	}
 	if !missing["set_aside"] {
 		see(SetAside, float64(snap.SetAside))
@@ -187,12 +189,6 @@ func (d *Database) depths(snap *drover.Snapshot, see See) {
 
 // mostScopes bounds the series of drover_paused.
 const mostScopes = 100
-
-func pauses(snap *drover.Snapshot, see See) {
-	for i := range snap.Pauses[:min(mostScopes, len(snap.Pauses))] {
-		see(Paused, 1, strings.ToValidUTF8(string(snap.Pauses[i].Scope), replacement))
-	}
-}
 
 // redrives passes on sums over all redrives. With an id as a label, each redrive would make a new series.
 func redrives(snap *drover.Snapshot, see See) {

@@ -32,7 +32,7 @@ func (o Options) docker(ctx context.Context) (*Server, error) {
 	defer cancel()
 	loopback, err := engine(ctx)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("no engine answers: %w", err)
 	}
 	password := rand.Text()
 	c, err := testcontainers.Run(ctx, o.Image,
@@ -95,23 +95,19 @@ func engine(ctx context.Context) (loopback bool, err error) {
 	// first request. testcontainers keeps the answer and uses it again.
 	client, err := testcontainers.NewDockerClientWithOpts(ctx)
 	if err != nil {
-		return false, noEngineError(err)
+		return false, err
 	}
 	defer client.Close() //nolint:errcheck // the answer is there already
 	provider, err := testcontainers.NewDockerProvider()
 	if err != nil {
-		return false, noEngineError(err)
+		return false, err
 	}
 	defer provider.Close() //nolint:errcheck // the answer is there already
 	host, err := provider.DaemonHost(ctx)
 	if err != nil {
-		return false, noEngineError(err)
+		return false, err
 	}
 	return host == "localhost", nil
-}
-
-func noEngineError(err error) error {
-	return fmt.Errorf("no engine answers: %w", err)
 }
 
 // flags returns the settings as command-line arguments of a server, sorted by name.
