@@ -203,7 +203,7 @@ type SkippedJob struct {
 // A job is skipped too if the database refuses to read or to change its row, for example because of a constraint or
 // trigger of yours. Its reason begins with "refused: ". Remove the cause, and begin another redrive for this job.
 //
-// If no job matches, nothing is stored: the result has Matched 0, Skipped 0 and no ID.
+// If no job matches, nothing stays stored: the result has the State RedriveDone and the Filter, but no ID.
 //
 // Errors, before anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a
 // job that is not dead, or if the plan was started before with its ID.
@@ -212,17 +212,16 @@ func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit
 	if err != nil {
 		return nil, err
 	}
-	begun, err := c.desk.startRedrive(ctx, doc)
+	id, err := c.desk.startRedrive(ctx, doc)
 	if err != nil {
 		return nil, fmt.Errorf("redrive: %w", planError(err))
 	}
-	r, err := c.desk.markRedrive(ctx, begun.ID)
+	r, err := c.desk.markRedrive(ctx, id)
 	switch {
 	case errors.Is(err, ErrNotFound): // it matched no job
-		begun.ID, begun.State = "", RedriveDone
-		return &begun, nil
+		return &Redrive{State: RedriveDone, Filter: plan.Filter}, nil
 	case err != nil:
-		return nil, fmt.Errorf("redrive %s, which goes on: %w", begun.ID, err)
+		return nil, fmt.Errorf("redrive %s, which goes on: %w", id, err)
 	}
 	c.running.each((*engine.Engine).Redrive)
 	return r, nil
@@ -359,22 +358,9 @@ from drover_redrives `
 	sqlListRedrives = sqlRedrives + `order by id desc limit $1`
 )
 
-// startRedrive stores a redrive, and reads its row in the same transaction, because the row of a redrive that matches no
-// job goes soon.
-func (s *desk) startRedrive(ctx context.Context, plan string) (r Redrive, err error) {
-	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
-		var id string
-		if err := tx.QueryRow(ctx, sqlStartRedrive, plan).Scan(&id); err != nil {
-			return err
-		}
-		rows, err := tx.Query(ctx, sqlGetRedrive, id)
-		if err != nil {
-			return err
-		}
-		r, err = pgx.CollectExactlyOneRow(rows, scanRedrive)
-		return err
-	})
-	return r, pg.Classify(err)
+func (s *desk) startRedrive(ctx context.Context, plan string) (id string, err error) {
+	err = s.pool.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sqlStartRedrive, plan).Scan(&id) })
+	return id, pg.Classify(err)
 }
 
 // markPause is how long markRedrive waits before it looks again at a redrive that is still marking. A supervisor may be

@@ -15,7 +15,7 @@ package main
 //   - confirm.go: confirm: a yes-or-no question before a change
 //   - audit.go: addAuditFlags: --by and --why
 //   - filter.go: filterFlags: the flags that pick jobs (--state, --queue, --kind, --created-before and others),
-//     their checks and values; moment: a time on the command line
+//     their checks and values; moment and jobID: a time and an id on the command line
 //   - jobs_list.go: drover jobs, and drover jobs list: a page of jobs, and the columns of the list
 //   - jobs_show.go: drover jobs show: one job with its errors, whether it is set aside, why it waits; the psql line
 //     for a job

@@ -13,6 +13,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/operate"
+	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 // filterFlags are the flags that pick jobs. They are the same for every command with a filter.
@@ -221,3 +222,6 @@ func (m *moment) at(now time.Time) time.Time {
 	}
 	return m.time
 }
+
+// jobID returns an id as the tables have it, without the blanks that a copied id may have around it.
+func jobID(word string) string { return pgtext.ID(strings.TrimSpace(word)) }

@@ -3,13 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
-	"github.com/drover-queue/drover/internal/pgtext"
 )
 
 func newJobsCommand(a *app) *cobra.Command {
@@ -55,9 +53,6 @@ last page has none.`,
 	cmd.Flags().StringVar(&after, "after", "", "show the next page: the `place` that the page before printed; use the same filter")
 	return cmd
 }
-
-// jobID returns an id as the tables have it, without the blanks that a copied id may have around it.
-func jobID(word string) string { return pgtext.ID(strings.TrimSpace(word)) }
 
 // flagNames turns a refused argument into a usage error that names the flag.
 func flagNames(err error) error {
