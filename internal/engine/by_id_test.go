@@ -119,7 +119,9 @@ func TestStatementsByIDReadOnlyTheseJobs(t *testing.T) {
 	db.exec(t, `insert into drover_builds (build) values ('new')`)
 	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died) values ('dead', '', 0, now(), now(), true)`)
 	fill(1, 20)
-	db.exec(t, `analyze`)
+	// Only the tables of this schema: an analyze of the whole database locks tables of other tests, and their clean-up ends
+	// sessions that do that.
+	db.exec(t, `analyze `+value[string](t, db, `select string_agg(oid::regclass::text, ', ') from pg_class where relnamespace = current_schema()::regnamespace and relkind = 'r'`))
 
 	type session struct {
 		*planner
