@@ -43,7 +43,7 @@ command lists such jobs, and ids that no job has. Its exit code is then 1.`,
 		}
 		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
 			moved, err := s.client.Archive(ctx, flags.at(s.now), &drover.ArchiveOpts{KeepNewest: keep}, *by)
-			return a.printMoved("archived", moved, err)
+			return a.printMoved(ctx, s, "archived", backAgain, moved, err)
 		})
 	})
 }
@@ -59,7 +59,7 @@ func newArchiveRestoreCommand(a *app) *cobra.Command {
 	}, func(cmd *cobra.Command, flags *filterFlags) error {
 		return a.changing(cmd.Context(), func(ctx context.Context, s *session) error {
 			moved, err := s.client.Restore(ctx, flags.at(s.now), *by)
-			return a.printMoved("restored", moved, err)
+			return a.printMoved(ctx, s, "restored", "it is not in the archive", moved, err)
 		})
 	})
 }
@@ -129,9 +129,9 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 	return cmd
 }
 
-// printMoved prints how many jobs were moved between the tables jobs and jobs_archive, and which were not. The parameter
-// err is the error of the move.
-func (a *app) printMoved(done string, moved drover.ArchiveResult, err error) error {
+// printMoved prints how many jobs were moved between the tables jobs and jobs_archive, and which were not. If a missing
+// job is in the table jobs, the text here says why it was not moved. The parameter err is the error of the move.
+func (a *app) printMoved(ctx context.Context, s *session, done, here string, moved drover.ArchiveResult, err error) error {
 	if a.json {
 		if printErr := a.printJSON(moved); err == nil {
 			err = printErr
@@ -139,7 +139,7 @@ func (a *app) printMoved(done string, moved drover.ArchiveResult, err error) err
 	} else {
 		fmt.Fprintf(a.stdout, "%s %s\n", plural.Of(moved.Jobs, "job"), done)
 		for _, id := range moved.Missing {
-			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": no such job"))
+			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": "+s.whyMissing(ctx, id, here)))
 		}
 		for _, id := range moved.Conflicts {
 			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": the id is there already"))

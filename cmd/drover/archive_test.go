@@ -47,12 +47,13 @@ func TestArchive(t *testing.T) {
 	}
 	// An id that no job has, in the table from which jobs are moved, is named.
 	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
-	sh.run(t, "archive", "restore", dead, unknown).ends(t, 1, "2 jobs not restored").says(t, "0 jobs restored", dead+"  not restored: no such job", unknown+"  not restored")
-	sh.run(t, "archive", "add", "--id", dead, "--id", unknown).ends(t, 1, "1 job not archived").says(t, "1 job archived", unknown+"  not archived: no such job")
+	sh.run(t, "archive", "restore", dead, unknown).ends(t, 1, "2 jobs not restored").says(t, "0 jobs restored", dead+"  not restored: it is not in the archive", unknown+"  not restored: not found")
+	sh.run(t, "archive", "add", "--id", dead, "--id", unknown).ends(t, 1, "1 job not archived").says(t, "1 job archived", unknown+"  not archived: not found")
 	if moved := decode[drover.ArchiveResult](t, sh.run(t, "archive", "restore", dead, unknown, "--json").ends(t, 1, "1 job not restored")); moved.Jobs != 1 || !slices.Equal(moved.Missing, []string{unknown}) {
 		t.Errorf("restored %+v", moved)
 	}
 	sh.run(t, "archive", "add", "--all").ok(t)
+	sh.run(t, "archive", "add", "--id", dead).ends(t, 1, "1 job not archived").says(t, dead+"  not archived: not found: it is in the archive: drover archive export --id "+dead)
 	if _, err := sh.pool.Exec(t.Context(), `insert into jobs (id, kind) values ($1, 'another')`, dead); err != nil {
 		t.Fatal(err)
 	}

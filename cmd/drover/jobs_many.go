@@ -195,11 +195,7 @@ func (a *app) manyJobs(ctx context.Context, s *session, v manyVerb, filter drove
 			out = a.stderr
 		}
 		for _, id := range bulk.Missing {
-			_, err := s.client.Job(ctx, id)
-			if err == nil { // it has come back from the archive meanwhile
-				err = drover.ErrNotFound
-			}
-			fmt.Fprintln(out, printable(id+"  "+refusal(id, err)))
+			fmt.Fprintln(out, printable(id+"  "+s.whyMissing(ctx, id, backAgain)))
 		}
 		for _, r := range bulk.Refused {
 			fmt.Fprintln(out, printable(r.ID+"  refused: "+r.Error))

@@ -136,6 +136,18 @@ func wrongForAll(err error) bool {
 	return errors.As(err, &invalid) && !errors.As(err, &db) && slices.Contains([]string{"ArgsPatch", "MaxAttempts", "By", "Why"}, invalid.Field)
 }
 
+// backAgain is why a job was not changed that was missing and is there now.
+const backAgain = "not found, but it is there now: try again"
+
+// whyMissing returns why a command has not found a job. The text here is the answer if the job is in the table jobs.
+func (s *session) whyMissing(ctx context.Context, id, here string) string {
+	_, err := s.client.Job(ctx, id)
+	if err == nil {
+		return here
+	}
+	return refusal(id, err)
+}
+
 // refusal is the reason why a job was not changed. It leaves out the id, because the line begins with it.
 func refusal(id string, err error) string {
 	var db *pgconn.PgError
