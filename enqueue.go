@@ -222,8 +222,7 @@ type newJob struct {
 	reply      uniqueReply // the database's answer, if the job is unique
 
 	quiet       bool // the enqueue sends no NOTIFY
-	plain       bool // it sets only a queue, a priority, a kind and args; drover has made its id
-	copied      bool // plain, or plain with metadata: a batch stores it by COPY
+	plain       bool // the job has only a kind, args, a queue, a priority and metadata, and drover has made its id
 	plainUnique bool // plain except that it is unique; its args have at most 512 bytes, and it has no OnConflict
 }
 
@@ -264,11 +263,11 @@ func (c *Client) encode(args Args, opts *EnqueueOpts, before *lastMetadata) (*ne
 	bare := opts.ID == "" && job.ScheduledAt == nil && job.Delay == "" && job.MaxAttempts == nil && job.Retry == nil &&
 		job.Timeout == "" && job.ExpiresAt == nil && job.RetryUntil == nil && job.Tags == nil && job.ConcurrencyKey == ""
 	if u := job.Uniqueness; u == nil {
-		job.plain, job.copied = bare && job.Metadata == nil, bare
+		job.plain = bare
 	} else {
 		// Postgres may write longer args as a much longer text. Jobs with such args go through drover_unique_key, which
 		// checks them before it makes that text.
-		job.plainUnique = bare && job.Metadata == nil && u.OnConflict == "" && len(job.Args) <= 512
+		job.plainUnique = bare && u.OnConflict == "" && len(job.Args) <= 512
 	}
 	return job, nil
 }

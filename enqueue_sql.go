@@ -36,14 +36,19 @@ func (j *newJob) params(wake bool) []any {
 	}
 }
 
-// sqlEnqueuePlain is sqlEnqueue for a job that sets at most a queue and a priority. It does not call a function of 16
-// parameters, because that call costs as much as the rest of the statement. The job's id is fresh, so no conflict is
+// sqlEnqueuePlain is sqlEnqueue for a job that sets at most a queue, a priority and metadata. It does not call a function
+// of 16 parameters, because that call costs as much as the rest of the statement. The job's id is fresh, so no conflict is
 // possible. If a trigger of the application changes the id, the statement raises an error. If a trigger drops the row,
 // the statement reports 0 rows. If a rule redirects the insert, the server refuses the statement, because the rule
 // cannot return the columns that the statement asks for.
 const sqlEnqueuePlain = `
-insert into jobs (id, kind, args, queue, priority) values ($1, $2, $3::jsonb, $4, $5)
+insert into jobs (id, kind, args, queue, priority, metadata) values ($1, $2, $3::jsonb, $4, $5, $6::jsonb)
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
+
+// columns returns the first parameters of sqlEnqueuePlain and sqlEnqueueUniquePlain.
+func (j *newJob) columns() []any {
+	return []any{j.ID, j.Kind, string(j.Args), j.Queue, j.Priority, pg.OrNull(string(j.Metadata))}
+}
 
 // enqueue stores one job and wakes sleeping supervisors: two transactions, one round trip. A role that may not write
 // to jobs, such as a producer's, stores the job through the function. After the first refusal, all further jobs go
@@ -94,9 +99,9 @@ func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct 
 	case direct && job.plainUnique:
 		job.reply = uniqueReply{ID: job.ID, Result: "stored"}
 		p.Exec(nil, sqlEnqueueUniquePlan)
-		p.Exec(&sent.rows, sqlEnqueueUniquePlain, append([]any{job.ID, job.Kind, string(job.Args), job.Queue, job.Priority}, job.Uniqueness.plain(job.Args)...)...)
+		p.Exec(&sent.rows, sqlEnqueueUniquePlain, append(job.columns(), job.Uniqueness.plain(job.Args)...)...)
 	case direct:
-		p.Exec(&sent.rows, sqlEnqueuePlain, job.ID, job.Kind, string(job.Args), job.Queue, job.Priority)
+		p.Exec(&sent.rows, sqlEnqueuePlain, job.columns()...)
 	case job.Uniqueness != nil:
 		doc, err := json.Marshal(job)
 		if err != nil {
@@ -282,14 +287,14 @@ func chunkLen(jobs []*newJob) int {
 	return min(len(jobs), maxBatchJobs)
 }
 
-// enqueueMany stores plain jobs, and plain jobs with metadata, by COPY, and the others through the function. COPY
+// enqueueMany stores plain jobs by COPY, and the others through the function. COPY
 // cannot use a column's default in some rows only, and cannot skip a row whose id exists already. A role that may not
 // write to jobs, such as a producer's, stores all jobs through the function. So does a role under row security, because
 // Postgres refuses COPY there.
 func (s *desk) enqueueMany(ctx context.Context, jobs []*newJob) (map[string]int, error) {
 	var plain, others []*newJob
 	for _, job := range jobs {
-		if job.copied {
+		if job.plain {
 			plain = append(plain, job)
 		} else {
 			others = append(others, job)

@@ -48,7 +48,7 @@ func (tr *tracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 
 func (tr *tracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// E-5, E-9: a plain job is enqueued without a function if the role may write to jobs. If the role may not, or may not
+// E-5, E-9: a plain job is enqueued without a function if the role may write to jobs, also if it has metadata. If the role may not, or may not
 // see who sleeps, it is refused once. Its job is there once all the same, and wakes a supervisor.
 func TestPlainJobsTakeNoFunction(t *testing.T) {
 	t.Parallel()
@@ -87,11 +87,11 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 					return err
 				}
 			})
-			enqueue := func(want []string) (told bool) {
+			enqueue := func(want []string, opts *drover.EnqueueOpts) (told bool) {
 				told = woken(t, db, func() {
 					_, _ = as.Exec(t.Context(), "select") // a connection is there
 					sent.Since()
-					as.enqueue(t, letter{}, nil)
+					as.enqueue(t, letter{}, opts)
 				})
 				calls, _ := sent.Since()
 				if got := slices.Sorted(maps.Keys(calls)); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
@@ -99,12 +99,15 @@ func TestPlainJobsTakeNoFunction(t *testing.T) {
 				}
 				return told
 			}
-			enqueue(c.first)
-			if told := enqueue(c.later); told != strings.Contains(c.grants, functions) {
+			enqueue(c.first, nil)
+			if told := enqueue(c.later, &drover.EnqueueOpts{Metadata: map[string]any{"a": "b"}}); told != strings.Contains(c.grants, functions) {
 				t.Errorf("woke: %t", told)
 			}
 			if n := value[int](t, db, `select count(*) from jobs where kind = 'letter' and queue = 'default' and priority = 5 and state = 'available'`); n != 2 {
 				t.Errorf("%d jobs of 2", n)
+			}
+			if got := value[string](t, db, `select string_agg(coalesce(metadata::text, 'none'), ', ' order by id) from jobs`); got != `none, {"a": "b"}` {
+				t.Errorf("metadata: %s", got)
 			}
 		})
 	}
@@ -430,7 +433,7 @@ func TestPlansOfUniqueEnqueues(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
 	args := json.RawMessage(`{"n": 7}`)
-	direct := planned{name: "unique", sql: drover.SQLEnqueueUniquePlain, args: append([]any{"01K00000000000000000000000", "job", string(args), "default", 5}, drover.UniqueArgs(args, "n")...)}
+	direct := planned{name: "unique", sql: drover.SQLEnqueueUniquePlain, args: append([]any{"01K00000000000000000000000", "job", string(args), "default", 5, nil}, drover.UniqueArgs(args, "n")...)}
 	check := func(when string) {
 		t.Helper()
 		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
@@ -567,6 +570,7 @@ func TestPlainUniqueJobsTakeNoFunction(t *testing.T) {
 	}{
 		{"the first one", parcel{N: 1}, drover.EnqueueOpts{}, direct, true},
 		{"another one is there", parcel{N: 1}, drover.EnqueueOpts{}, slices.Concat(direct, []string{drover.SQLEnqueueUnique}), false},
+		{"with metadata", parcel{N: 4}, drover.EnqueueOpts{Metadata: map[string]any{"a": "b"}}, direct, true},
 		{"with another option", parcel{N: 2}, drover.EnqueueOpts{MaxAttempts: 2}, []string{drover.SQLEnqueueUnique, drover.SQLWakeNow}, true},
 		{"long args", parcel{N: 3, To: strings.Repeat("x", 600)}, drover.EnqueueOpts{}, []string{drover.SQLEnqueueUnique, drover.SQLWakeNow}, true},
 	} {
@@ -579,6 +583,9 @@ func TestPlainUniqueJobsTakeNoFunction(t *testing.T) {
 		if got := slices.Sorted(maps.Keys(calls)); !slices.Equal(got, slices.Sorted(slices.Values(c.want))) || told != c.wakes {
 			t.Errorf("%s: sent %q, woken %v; want %q, %v", c.name, got, told, c.want, c.wakes)
 		}
+	}
+	if n := value[int](t, db, `select count(*) from jobs where metadata = '{"a": "b"}'`); n != 1 {
+		t.Errorf("%d jobs with metadata", n)
 	}
 }
 

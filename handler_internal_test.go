@@ -38,8 +38,8 @@ func TestMiddlewareThatOnlyLooks(t *testing.T) {
 	}
 	for opts, want := range map[*EnqueueOpts]bool{nil: true, {}: true, {Metadata: map[string]any{}}: false} {
 		job, err := client.prepare(t.Context(), letter{}, opts, nil)
-		if err != nil || job.plain != want {
-			t.Errorf("%+v: plain = %v, %v", opts, job.plain, err)
+		if err != nil || (job.Metadata == nil) != want {
+			t.Errorf("%+v: metadata %s, %v", opts, job.Metadata, err)
 		}
 	}
 }

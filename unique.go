@@ -265,16 +265,16 @@ const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::j
 
 // sqlEnqueueUniquePlain replaces sqlEnqueuePlain for a unique job. It calls no function, because the call and its JSON
 // would cost as much as the insert. If another job has the key, it inserts nothing; then sqlEnqueueUnique finds that
-// job. It writes the key as drover_unique_key does. $6 is the part of the args that is compared, or null, and $7 is the
+// job. It writes the key as drover_unique_key does. $7 is the part of the args that is compared, or null, and $8 is the
 // text that stands before this part in the key. The search for another job is a scalar subquery, so that it always uses
 // jobs_unique_idx and never a join.
 const sqlEnqueueUniquePlain = `
-insert into jobs (id, kind, args, queue, priority, unique_key, unique_scope, unique_until)
-select $1, $2, $3::jsonb, $4, $5, k.key, $9, coalesce(greatest(now(), statement_timestamp()) + $10::interval, 'infinity')
+insert into jobs (id, kind, args, queue, priority, metadata, unique_key, unique_scope, unique_until)
+select $1, $2, $3::jsonb, $4, $5, $6::jsonb, k.key, $10, coalesce(greatest(now(), statement_timestamp()) + $11::interval, 'infinity')
 from (
 	select case when octet_length(w.whole) <= 200 then w.whole
 		else to_jsonb($2::text)::text || ' sha256 ' || encode(sha256(convert_to(w.whole, 'UTF8')), 'hex') end as key
-	from (select concat(to_jsonb($2::text)::text, $7::text || ($6::jsonb)::text, case when $8 then ' queue ' || to_jsonb($4::text)::text end) as whole offset 0) w
+	from (select concat(to_jsonb($2::text)::text, $8::text || ($7::jsonb)::text, case when $9 then ' queue ' || to_jsonb($4::text)::text end) as whole offset 0) w
 	offset 0
 ) k
 where (select o.id from jobs o where o.unique_key = k.key and o.unique_until is not null and (o.finalized_at is null or o.unique_until < 'infinity')) is null
@@ -296,7 +296,7 @@ type uniqueReply struct {
 	Result string `json:"result"` // stored, existing, replaced or debounced
 }
 
-// plain returns the parameters of sqlEnqueueUniquePlain from $6 on.
+// plain returns the parameters of sqlEnqueueUniquePlain from $7 on.
 func (u *uniqueness) plain(args json.RawMessage) []any {
 	counts, form := any(string(args)), any(" ")
 	switch {
