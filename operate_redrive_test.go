@@ -669,11 +669,14 @@ func TestRedriveRefusesBadPlans(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from drover_redrives`); n != 0 {
 		t.Errorf("%d redrives were begun", n)
 	}
-	// Unknown ids are listed in Skips; the other jobs are redriven.
+	// Unknown ids and archived jobs are listed in Skips; the other jobs are redriven.
 	ghost := strings.Repeat("0", 26)
-	id := value[string](t, db, `select min(id) from jobs where state = 'discarded'`)
-	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{IDs: []string{ghost, id}}}, drover.Audit{})
-	if err != nil || r.Matched != 1 || !slices.Equal(r.Skips, []drover.SkippedJob{{ghost, "unknown id"}}) {
+	id, away := value[string](t, db, `select min(id) from jobs where state = 'discarded'`), value[string](t, db, `select max(id) from jobs where state = 'discarded'`)
+	if moved, err := db.client.Archive(t.Context(), drover.Filter{IDs: []string{away}}, nil, drover.Audit{}); err != nil || moved.Jobs != 1 {
+		t.Fatalf("%+v, %v", moved, err)
+	}
+	r, err := db.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{IDs: []string{ghost, id, away}}}, drover.Audit{})
+	if err != nil || r.Matched != 1 || !slices.Equal(r.Skips, []drover.SkippedJob{{ghost, "unknown id"}, {away, "in the archive"}}) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -963,6 +966,38 @@ func TestRedriveCourse(t *testing.T) {
 	if n, scans := db.planner(t).BuffersOf(t, strings.NewReplacer("$1", "'"+id+"'", "$2", "1000").Replace(drover.SQLRedriveCourse)); n > 1100 || scans != 0 {
 		t.Errorf("a thousand jobs cost %d buffers, the table was read %d times", n, scans)
 	}
+}
+
+// A redrive with the state parked brings parked jobs back, all of them or those that it names by their ids. Without the
+// state, it refuses a parked job that it names.
+func TestRedriveOfParkedJobs(t *testing.T) {
+	t.Parallel()
+	v := newVirtual(t)
+	v.exec(t, `insert into jobs (id, kind, state, scheduled_at, fingerprint, parked_build, errors_total, attempt)
+		select repeat(n::text, 26), 'job', 'parked', 'infinity', '00000000000000aa', 'b1', 1, 1 from generate_series(1, 3) n`)
+	first, second := strings.Repeat("1", 26), strings.Repeat("2", 26)
+	redrive := func(filter drover.Filter, want string) {
+		t.Helper()
+		r, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: filter}, drover.Audit{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 {
+			v.pass(t, time.Second/4)
+		}
+		if got := value[string](t, v.testDB, `select string_agg(state || ' ' || attempt, ', ' order by id) from jobs`); got != want {
+			t.Errorf("%s\nwant %s", got, want)
+		}
+		if r, err = v.client.Redrive(t.Context(), r.ID); err != nil || r.State != drover.RedriveDone || r.Skipped != 0 {
+			t.Errorf("%+v, %v", r, err)
+		}
+	}
+	if _, err := v.client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{IDs: []string{first}}}, drover.Audit{}); !errors.Is(err, drover.ErrState) || !strings.Contains(err.Error(), first+" is parked") {
+		t.Errorf("without the state: %v", err)
+	}
+	redrive(drover.Filter{State: drover.Parked, IDs: []string{first, second}}, "retryable 1, retryable 1, parked 1")
+	v.exec(t, `delete from jobs where state = 'retryable'`) // due jobs that nobody claims would hold up the others of their kind
+	redrive(drover.Filter{State: drover.Parked}, "retryable 1")
 }
 
 // A job that a redrive has made due is replaced by an enqueue into a queue without other jobs of the redrive. When the

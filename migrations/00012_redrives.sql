@@ -260,8 +260,8 @@ create function drover_redrive_candidates(r drover_redrives) returns text langua
 	-- A condition on jobs j: the jobs that were dead when the redrive began and that no other
 	-- redrive holds. The condition has the time as a literal, which another session can read.
 	select drover_where(r.filter) || case
-		when r.filter ? 'ids' then ' and j.state in (''discarded'', ''cancelled'')'
 		when r.filter->>'state' in ('cancelled', 'parked') then ''
+		when r.filter ? 'ids' then ' and j.state in (''discarded'', ''cancelled'')'
 		else ' and j.discard_reason is not null' end
 		|| case when r.filter->>'state' = 'parked'
 			then ' and (j.paced_at is null or not exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null))'
@@ -284,8 +284,8 @@ declare
 	keyed bigint;
 begin
 	if r.filter ? 'ids' then
-		execute format('select string_agg(j.id || '' is '' || j.state, '', '' order by j.id) from jobs j where %s and j.state not in (''discarded'', ''cancelled'')
-			and (j.redrives = 0 or j.state in (''running'', ''completed''))', drover_where(r.filter)) into named;
+		execute format('select string_agg(j.id || '' is '' || j.state, '', '' order by j.id) from jobs j where %s and j.state not in (''discarded'', ''cancelled'', %L)
+			and (j.redrives = 0 or j.state in (''running'', ''completed''))', drover_where(r.filter), coalesce(r.filter->>'state', '')) into named;
 		if named is not null then
 			raise exception 'drover: only discarded and cancelled jobs can be redriven: %', left(named, 2000) using errcode = 'DR002';
 		end if;
@@ -322,7 +322,7 @@ begin
 	perform drover_redrive_check(r);
 	insert into drover_redrives (id, filter, rate, per_key, key_from, max_jobs, max_attempts, args_patch, canary, canary_failures, started_by, why, created_at, skips, skipped)
 	select coalesce(r.id, drover_ulid()), r.filter, r.rate, r.per_key, r.key_from, r.max_jobs, r.max_attempts, r.args_patch, r.canary, r.canary_failures, r.started_by, r.why, r.created_at,
-		coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', 'unknown id') order by u.id) filter (where u.id is not null), '[]'), count(u.id)
+		coalesce(jsonb_agg(jsonb_build_object('id', u.id, 'why', case when exists (select from jobs_archive a where a.id = u.id) then 'in the archive' else 'unknown id' end) order by u.id) filter (where u.id is not null), '[]'), count(u.id)
 	from (select) one left join (
 		select i.id from jsonb_array_elements_text(r.filter->'ids') as i(id) where (select true from jobs j where j.id = i.id) is null) u on true
 	on conflict (id) do nothing
