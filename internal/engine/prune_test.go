@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
 	"github.com/drover-queue/drover/internal/harness"
@@ -431,6 +433,31 @@ func TestPruneAroundAJobThatCannotBeDeleted(t *testing.T) {
 			db.exec(t, `update drover_set_aside set retry_at = now()`)
 			prune()
 		})
+	}
+}
+
+// F-15: another transaction has locked a row of the application that would be deleted together with its job. The search
+// for this job waits for the lock a whole second only twice: with the first batch, and with the job by itself.
+func TestPruneBesideALockedRow(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newTestDB(t)
+	ids := db.Aged(t, 300)
+	db.exec(t, `create table mine (job text references jobs(id) on delete cascade)`)
+	db.exec(t, `insert into mine values ($1)`, ids[170])
+	db.Hold(t, `select from mine for update`)
+	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `set local statement_timeout = '8s'`)
+		if err == nil {
+			_, err = tx.Exec(t.Context(), `select drover_retain_these($1, '1 day', '1 day')`, ids)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := value[string](t, db, `select string_agg(s.job || s.code, '') || (select string_agg(id, '') from jobs) from drover_set_aside s`), ids[170]+"55P03"+ids[170]; got != want {
+		t.Errorf("%s is left, want %s", got, want)
 	}
 }
 

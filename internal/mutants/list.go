@@ -156,7 +156,7 @@ func mutants() (all []mutant) {
 				name: "walk-waits-each-time", bug: "a walk waits for the whole lock time-out with each batch that has the job at fault",
 				old:   "\t\tif waits then\n\t\t\t-- Each",
 				new:   "\t\tif false then\n\t\t\t-- Each",
-				tests: []string{"TestARedriveBehindAnOpenEnqueue"},
+				tests: []string{"TestPruneBesideALockedRow"},
 			},
 			{
 				name: "clash-reads-all", bug: "an enqueue of jobs that are there reads the whole table, if its plan is from a time when the table was small",
