@@ -29,9 +29,9 @@ begin
 	if version < 10 then
 		raise exception 'drover: schema "%" holds version % of drover''s tables, from before the first release, which cannot be migrated: take it down with the files that made it, or drop the schema', current_schema(), version;
 	end if;
-	-- goose has just created the version table of this run, and that table has no version yet.
-	-- Without -table, the name of that table is goose_db_version. If goose_db_version has versions,
-	-- and no other version table is empty, goose_db_version belongs to an application.
+	-- goose has just created the version table of this run, so that table has no version yet. If no
+	-- version table is empty, this run uses the table of other migrations: without -table, goose
+	-- uses goose_db_version.
 	for versions in
 		select c.oid from pg_class c where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('r', 'p')
 			and (select count(*) from pg_attribute a where a.attrelid = c.oid and a.attname in ('version_id', 'is_applied', 'tstamp')) = 3
@@ -179,7 +179,7 @@ comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strateg
 
 -- Columns of a fixed width come first. The columns that a claim changes are next to each other, so
 -- that a claim writes little more than these columns to the WAL. Fillfactor 30 leaves room on the
--- page for three versions of a row (fresh, running, completed). So claims are HOT updates, and
+-- page for three versions of a row (fresh, running, completed). So claims can be HOT updates, and
 -- vacuum has half as much work. Set 45 if completed jobs are deleted immediately:
 --   alter table jobs set (fillfactor = 45);
 create table jobs (
@@ -246,8 +246,8 @@ create table jobs (
 	constraint jobs_max_attempts check (max_attempts > 0),
 	constraint jobs_timeout check (timeout_ms > 0),
 	constraint jobs_errors check (jsonb_typeof(errors) = 'array'),
-	-- An id is ASCII, because some functions store it in front of other text, and later cut it off
-	-- by its length.
+	-- An id is ASCII, because some functions store the id in front of other text, and later cut the
+	-- id off by its length.
 	constraint jobs_id check (octet_length(id) = 26 and length(id) = 26),
 	constraint jobs_names check (kind <> '' and octet_length(kind) <= 128 and queue <> '' and octet_length(queue) <= 128),
 	constraint jobs_retry check (retry is null or drover_strategy_ok(retry)),
@@ -286,19 +286,19 @@ comment on column jobs.timeout_ms is 'How long a run may take, if this job overr
 comment on column jobs.last_delay_ms is 'How long it waited before its last retry, or waits before the next one, in ms.';
 comment on column jobs.expires_at is 'If the job is claimed after this time, it does not run: it is discarded with the reason expired.';
 comment on column jobs.retry_until is 'If the next retry would be due after this time, the job is discarded with the reason time_budget.';
-comment on column jobs.crashes is 'How many deaths of processes count against it. Each death that it is suspected of adds one, and each run that the process survives takes one off.';
+comment on column jobs.crashes is 'How many deaths of processes count against the job. Each death that the job is suspected of adds one, and each run that the process survives takes one off.';
 comment on column jobs.redrives is 'How often an operator made it due again.';
 comment on column jobs.redriven_at is 'When an operator last made it due again.';
 comment on column jobs.snoozes is 'How many runs ended in a snooze. Null: none.';
-comment on column jobs.uncounted is 'How many failed runs gave their attempt back (DontCount). Null: none.';
+comment on column jobs.uncounted is 'How many failed runs did not count as attempts (DontCount). Null: none.';
 comment on column jobs.tags is 'Words that the application has given the job, so that people can find it.';
 comment on column jobs.metadata is 'JSON that the application has given the job besides the args. Keys that begin with "drover:" are drover''s own.';
 comment on column jobs.class is 'The class of the last failed run, as in the entry of that run in errors.';
 comment on column jobs.fingerprint is 'The fingerprint of the last failed run, as in the entry of that run in errors. Failures of one cause have the same fingerprint, even if their texts have different numbers and names.';
 comment on column jobs.concurrency_key is 'The name of something that jobs must not overload, e.g. a customer. A paced redrive can limit how many jobs of one key run at the same time.';
 comment on column jobs.redrive_id is 'The last redrive that has taken the job up.';
-comment on column jobs.pace_key is 'Its key in the redrive of redrive_id. Empty: it has no key.';
-comment on column jobs.paced_at is 'A time: a redrive holds the job, and could release it from this time on; for a dead job the time is its finalized_at. infinity: the redrive has released the job, and counts it for its key until the job ends. Null: no redrive holds the job.';
+comment on column jobs.pace_key is 'The key of the job in the redrive of redrive_id. Empty: the job has no key.';
+comment on column jobs.paced_at is 'A time: a redrive holds the job, and could release it from this time on; for a dead job the time is its finalized_at. infinity: the redrive has released the job, and counts it under the cap of its key until the job ends or waits for another run. Null: no redrive holds the job.';
 comment on column jobs.deaths is 'How many deaths of processes it has ever been suspected of. Null: none.';
 comment on column jobs.started_seq is 'The claim_seq under which its handler may have been called. drover sets it only for a job with a single attempt, by the settings of the process that claimed it.';
 comment on column jobs.parked_build is 'Set while the policy of a failure group parks the job: the build that was the newest then. A newer build releases the job. Empty: the policy was lifted, so the job is released soon.';
@@ -421,14 +421,14 @@ comment on function drover_bounds() is 'Refuses args, metadata and tags beyond t
 -- does not queue it for small args either: 516 bytes cannot hold 65 levels, which need 8 bytes
 -- each, or numbers with more than 5 MB of text. For small metadata, the WHEN condition itself checks
 -- the bounds, and checks that no key is drover's own. So most enqueues do not call the function, which
--- would cost them more than the rest of the row. Each statement parses the condition anew, so it is
--- short:
+-- would cost them more than the rest of the row. Each statement parses the condition anew, so the
+-- condition is short:
 --   * The least object is {}, so whatever is less is no object.
 --   * 516 bytes are at most 4,096 bytes of text, unless a number such as 1e5000 has many zeros.
---   * The metadata of a trace are not converted to text, because COPY frees the memory of that,
---     some 1.5 KB for each row, only with its next batch. Objects are ordered by their number of keys,
---     then by key and value. So an object between the two has traceparent as its only key, with a
---     string.
+--   * The metadata of a trace are not converted to text, because COPY would keep the memory of the
+--     text, some 1.5 KB for each row, until its next batch. Objects are ordered by their number of keys,
+--     then by key and value. So an object between the two objects of the condition has traceparent as
+--     its only key, with a string.
 create trigger jobs_bounds after insert or update of args, metadata, tags on jobs for each row
 	when (greatest(pg_column_size(new.args), pg_column_size(new.metadata)) > 516
 		or coalesce(pg_column_compression(new.args), pg_column_compression(new.metadata)) is not null or new.tags is not null
@@ -545,8 +545,8 @@ create table drover_supervisors (
 	-- under way, and a heartbeat does not wait for them.
 	primary key (id, epoch)
 ) with (fillfactor = 50);
-comment on table drover_supervisors is 'One row for each running supervisor. The supervisor raises beat while it lives. If beat has not risen for a lease, other supervisors rescue its jobs.';
-comment on column drover_supervisors.epoch is 'A raise ends all claims that began before. The supervisor itself raises its epoch after a lost reply. Other supervisors raise it when they declare this supervisor lost.';
+comment on table drover_supervisors is 'One row for each running supervisor. The supervisor raises beat while it lives. If beat has not risen for lease_ms, other supervisors rescue the jobs of this supervisor.';
+comment on column drover_supervisors.epoch is 'If the epoch is raised, all claims that began before are void. The supervisor itself raises its epoch after a lost reply. Other supervisors raise it when they declare this supervisor lost.';
 comment on column drover_supervisors.lost_at is 'When another supervisor declared this supervisor lost. Since then other supervisors are rescuing its jobs.';
 comment on column drover_supervisors.silent_ms is 'How long other supervisors have seen no beat after silent_at_beat. The value counts only while beat = silent_at_beat.';
 comment on column drover_supervisors.slots is 'How many slots (Concurrency) it has for each queue.';
@@ -566,10 +566,10 @@ create table drover_crews (
 );
 comment on table drover_crews is 'The supervisors that serve the same kinds in a queue are a crew. Advisory locks show which of them are lookouts or on call. An advisory lock ends with its connection, and nobody has to write a row for it.';
 comment on column drover_crews.crew is 'A hash of the kinds; drover_supervisors.crew has it, too.';
-comment on column drover_crews.lookout is 'The lock of the supervisor that looks for jobs all the time and has room. While it is held, enqueues notify nobody.';
+comment on column drover_crews.lookout is 'The lock of the supervisor that looks for jobs all the time and has room. While a supervisor holds this lock, enqueues notify nobody.';
 comment on column drover_crews.on_call is 'Supervisors that an enqueue may notify hold this lock or one of the seven after it.';
 comment on column drover_crews.channel is 'The result of drover_channel(). A call of that function in each enqueue would double the cost of the enqueue.';
-comment on column drover_crews.polls is 'The longest poll interval in the crew. If a job is due later than one interval from now, its enqueue notifies nobody, because the supervisors poll before that.';
+comment on column drover_crews.polls is 'The longest poll interval in the crew. If a job is due later than one interval from now, its enqueue notifies nobody, because the supervisors poll before the job is due.';
 
 create view drover_on_duty as
 select c.queue, c.crew, case when l.key = c.lookout then 'lookout' else 'on call' end as duty, l.pid
@@ -610,7 +610,7 @@ comment on function drover_rows_fault(text) is 'Whether an error of this SQLSTAT
 create function drover_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
 declare
 	n     constant int := coalesce(cardinality(ids), 0);
-	most  constant int := 100; -- if so many jobs are refused and no job has passed, no single row is at fault
+	most  constant int := 100; -- if this many jobs are refused and no job has passed, no single row is at fault
 	usual constant text := current_setting('lock_timeout');
 	brief constant text := case when usual::interval between '1 ms' and '100 ms' then usual else '100ms' end;
 	waits boolean := false; -- a batch has waited for a lock until the time-out
@@ -677,7 +677,7 @@ declare
 	entry jsonb;
 	entry_was jsonb;
 	times int;
-	kept  constant int := 12; -- how many refusals put the job off before it is discarded: some five hours
+	kept  constant int := 12; -- this many refusals, over some five hours, put the job off; the next refusal discards it
 begin
 	select state, claim_seq, attempt into j from jobs where id = job_id and (finalized_at is null) is true for update skip locked;
 	if not found or j.claim_seq <> seq then
@@ -718,7 +718,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_refuse(text, text, int, text, text, boolean) is
-	'Moves an unfinished job out of the way of others, because the database refuses its claim or its settle. With later, it makes the job due later, up to twelve times. Otherwise it discards the job with the reason refused. The error goes into the job''s errors. If the database refuses that as well, the job is set aside. Returns the new state, "set aside", or null if the job has changed meanwhile.';
+	'Moves an unfinished job out of the way of others, because the database refuses its claim or its settle. With later => true, it makes the job due later, up to twelve times. Otherwise it discards the job with the reason refused. The error goes into the job''s errors, or is left out of a discard if the database refuses that. If the database refuses the whole change, the job is set aside. Returns the new state, "set aside", or null if another session has locked or changed the job.';
 
 create function drover_channel() returns text language sql stable as $$
 	-- A channel's name has at most 63 bytes. If the function cut long names, supervisors in schemas
@@ -780,7 +780,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_wake(text, timestamptz, text, bigint) is
-	'Notifies two of the supervisors on call for a queue, unless a supervisor that is awake has room. kind: only crews that serve this kind count; null: two supervisors of each crew. passes: a supervisor that was notified and has no room hands the call on, and gives its own lock here. If no other supervisor is on call then, all supervisors that listen are notified. Returns whether a supervisor on call was notified.';
+	'Notifies two of the supervisors on call in each crew of a queue (see drover_crews), unless the crew has a lookout: a supervisor that is awake and has room. kind: looks only at crews that serve this kind, and stops at a crew with a lookout; null: looks at all crews. passes: a supervisor that was notified and has no room hands the call on; it gives its own lock here, so that it is not notified again. If it finds no other supervisor on call, all supervisors that listen are notified. Returns whether a supervisor on call was notified.';
 
 -- +goose StatementBegin
 create function drover_take_turn(queues text[], patience interval) returns boolean language plpgsql as $$
@@ -804,7 +804,7 @@ exception when lock_not_available then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_take_turn(text[], interval) is 'Makes the claims of queues with a backlog run one after another: it waits for the turn, and keeps it until the transaction ends. False: the turn did not come in time, so the caller goes on without it.';
+comment on function drover_take_turn(text[], interval) is 'Makes the claims of queues with a backlog run one after another: it waits for the turn of each queue, which is an advisory lock, and keeps the turns until the transaction ends. False: the turns did not come in time, so the caller goes on without them.';
 
 create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out waiting bigint)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
@@ -831,7 +831,7 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 	where state in ('available', 'retryable') and at >= clock_timestamp() + interval '10 s' and at < 'infinity'
 $$;
 comment on function drover_clock(int, text) is
-	'Counts waiting jobs that were created, claimed or redriven 10 s or more in the future, because the server''s clock has gone back. latest: the latest time of such an event; null if there is none. most: how many of the jobs that are due from now on it reads in each lane; in all lanes together it reads at most ten times that number.';
+	'Counts waiting jobs that were created, claimed or redriven 10 s or more in the future, because the server''s clock has gone back. latest: the latest of these times; null if there is none. most: how many of the jobs that are due from now on it reads in each lane; in all lanes together it reads at most ten times that number.';
 
 -- +goose StatementBegin
 create function drover_lock_tables(tables text[], patience interval default '1 minute') returns void language plpgsql as $$
@@ -957,8 +957,8 @@ begin
 	if scheduled_at > '10000-01-01 00:00:00Z' then -- "greater than", because a driver may round up to this time
 		raise exception 'drover: scheduled_at: % is after the year 9999', scheduled_at using errcode = '22023';
 	end if;
-	-- A time in the past becomes now, because a job behind the supervisors' floors would wait for a
-	-- sweep.
+	-- A time in the past becomes now, because supervisors would find a job with an older due time only
+	-- in their next sweep.
 	return greatest(coalesce(scheduled_at, greatest(now(), statement_timestamp()) + delay), now(), statement_timestamp());
 end
 $$;
@@ -1008,7 +1008,7 @@ begin
 		perform drover_refuse_job('', id, kind, queue, priority, max_attempts, retry, timeout, expires_at, retry_until, tags, metadata, concurrency_key);
 	end if;
 	job_id := coalesce(id, drover_ulid());
-	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
+	for round in 1..2 loop -- a job that had the id in the first round may have been deleted since
 		insert into jobs as j (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata, concurrency_key)
 		values (job_id, kind, coalesce(args, '{}'), coalesce(queue, 'default'), coalesce(priority, 5), due,
 			case when due > greatest(now(), statement_timestamp()) then 'scheduled' else 'available' end, max_attempts, retry,
@@ -1033,7 +1033,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_enqueue(text, jsonb, text, int, timestamptz, interval, int, jsonb, interval, timestamptz, timestamptz, jsonb, jsonb, text, boolean, text, jsonb, regproc) is
-	'Enqueues one job and returns its id. If a job with this id exists, it is returned and nothing is stored. A job that was deleted on completion, pruned or archived does not exist any more. uniqueness: the job is stored only if no other job has the same unique key (see drover_enqueue_unique). E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
+	'Enqueues one job and returns its id. If a job with this id exists, its id is returned and nothing is stored. A job that was deleted on completion, pruned or archived does not exist any more. uniqueness: the job is stored only if no other job has the same unique key (see drover_enqueue_unique). E.g. select drover_enqueue(''charge'', ''{"OrderID": 42}'', queue => ''payments'', delay => ''5 min'')';
 
 -- +goose StatementBegin
 create function drover_enqueue_many(batch jsonb, wake boolean default true, home regproc default 'drover_schema_version') returns setof text language plpgsql as $$
@@ -1051,9 +1051,9 @@ begin
 		raise exception 'drover: batch: not a JSON array of objects' using errcode = '22023';
 	end if;
 	-- One row for each job. The keys are drover_enqueue's parameters, and the caller has to give
-	-- each job an id. If several jobs have one id, the first of them is stored. For the others the
+	-- each job an id. If several jobs have the same id, the first of them is stored. For the others the
 	-- function returns the id, as if the job had been there before.
-	for round in 1..2 loop -- the job in the way of the first round may have been deleted since
+	for round in 1..2 loop -- a job that had the id in the first round may have been deleted since
 		with given as materialized (
 			select g.ordinality as n, g.id,
 				case when (octet_length(g.kind) between 1 and 128 and octet_length(coalesce(g.queue, 'default')) between 1 and 128
@@ -1085,7 +1085,7 @@ begin
 		select array_agg(g.id) filter (where not g.fresh), (select count(*) from fresh) - count(*) filter (where g.fresh)
 		into refused, strays
 		from (
-			-- This is not "exists", because that would read all of fresh for each job.
+			-- This is not "exists", because "exists" would read all of fresh for each job.
 			select id, row_number() over (partition by id order by n) = 1 and (id in (select f.id from fresh f)) is true as fresh from given
 		) g;
 		missing := null;

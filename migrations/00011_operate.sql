@@ -38,7 +38,7 @@ begin
 			when 'periodic' then format('j.metadata #>> ''{drover:periodic,name}'' = %L', value #>> '{}')
 			when 'redrive' then format('j.redrive_id = %L', value #>> '{}')
 			when 'unique_key' then format('j.unique_key = %L', value #>> '{}')
-			-- The inner lower, of ASCII letters alone, goes first, because the collation of a Turkish database makes another letter of an I.
+			-- The inner lower() changes only ASCII letters. It comes first, because with a Turkish collation, lower('I') is another letter than i.
 			when 'error' then format('strpos(lower(lower((drover_last_error(j.errors)->>''error'') collate "C") collate "default"), lower(lower(%L collate "C") collate "default")) > 0', value #>> '{}')
 			when 'tags' then format('j.tags @> %L::text[]', array(select jsonb_array_elements_text(value)))
 			when 'args' then format('j.args @> %L::jsonb', value)
@@ -127,7 +127,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_beyond(jsonb, text, boolean) is 'The end of a statement on jobs j: the condition that a job comes later than the cursor after, and the order of the jobs.';
+comment on function drover_beyond(jsonb, text, boolean) is 'The end of a statement on jobs j: the condition that a job comes later in the list than the cursor in the parameter after, and the order of the jobs (down: descending).';
 
 -- +goose StatementBegin
 create function drover_fits(job_id text, error text, tags text[], args jsonb, periodic text) returns boolean language plpgsql as $$
@@ -245,7 +245,7 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 	) c
 	order by c.finalized_at desc, c.id desc limit most
 $$;
-comment on function drover_quarantined(int) is 'The newest dead letters that were discarded because processes died while they ran.';
+comment on function drover_quarantined(int) is 'The newest dead letters that were discarded because processes died while these jobs ran.';
 
 create function drover_unknown(filter jsonb) returns setof text language sql stable set enable_seqscan = off set jit = off as $$
 	select distinct f.id from jsonb_array_elements_text(filter->'ids') as f(id) where (select true from jobs j where j.id = f.id) is null order by 1
@@ -276,7 +276,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_eligible(jsonb, text) is 'The condition on a job that a verb (cancel, discard, edit, delete, rerun) has besides the filter.';
+comment on function drover_eligible(jsonb, text) is 'The condition that a job must meet for a verb (cancel, discard, edit, delete, rerun), besides the filter.';
 
 -- +goose StatementBegin
 create function drover_seek(filter jsonb, verb text, after text default '', batch int default 1000, out ids text[], out last text, out fits text)
@@ -291,7 +291,7 @@ begin
 	fits := drover_find(filter, verb) || eligible;
 	loop
 		begin
-			-- The statement looks at no more than reach dead letters, for the reason in
+			-- The statement looks at no more than 10 * batch dead letters, for the reason in
 			-- drover_page. If the filter names ids, the statement finds all these jobs by the
 			-- primary key. Because of "offset 0", the planner uses no other index.
 			execute 'select array_agg(w.id), (array_agg(w.cursor))[$1] from (select j.id, drover_cursor($2, j.finalized_at, j.id) as cursor from '
@@ -347,7 +347,7 @@ begin
 	)
 	delete from drover_set_aside s using theirs t where (s.path, s.job) = (t.path, t.job);
 exception when insufficient_privilege then
-	null; -- the rows may stay, because each path looks only at jobs that it could take
+	null; -- the rows may stay: each step looks at them only for jobs that it could take otherwise
 end
 $$;
 -- +goose StatementEnd
@@ -378,8 +378,8 @@ begin
 	running := array(select j.id from jobs j where j.id = any(array(select unnest(ids))) and j.state = 'running' order by j.id);
 	select w.done, w.refused into changed, refused from drover_walk(ids, format(ending, append), doc) w;
 	if refused <> '[]' then
-		-- The database refuses the new entry in their errors, or it refuses the end itself. Try again
-		-- without the entry.
+		-- The database refuses the new entry in the errors of these jobs, or it refuses the end
+		-- itself. Try again without the entry.
 		begin
 			select changed + w.done, w.refused into changed, refused
 			from drover_walk(array(select r->>'id' from jsonb_array_elements(refused) as r), format(ending, ''), doc) w;
@@ -455,12 +455,12 @@ comment on function drover_end_one(text, text, text, text) is 'Cancels or discar
 create function drover_cancel(job_id text, why text default '', by text default null) returns text language sql as $$
 	select drover_end_one(job_id, 'cancelled', why, by)
 $$;
-comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. Its errors keep by (null: the session''s user) and why. Returns the present state of the job; null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_cancel(text, text, text) is 'Cancels a waiting or running job. The parameters by (null: the session''s user) and why are recorded in its errors. Returns the present state of the job; null if there is no such job. A job in a final state stays as it is.';
 
 create function drover_discard(job_id text, why text default '', by text default null) returns text language sql as $$
 	select drover_end_one(job_id, 'discarded', why, by)
 $$;
-comment on function drover_discard(text, text, text) is 'Discards a waiting or running job with the reason operator. Its errors keep by (null: the session''s user) and why. Returns the present state of the job; null if there is no such job. A job in a final state stays as it is.';
+comment on function drover_discard(text, text, text) is 'Discards a waiting or running job with the reason operator. The parameters by (null: the session''s user) and why are recorded in its errors. Returns the present state of the job; null if there is no such job. A job in a final state stays as it is.';
 
 create function drover_cancel_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
 	out changed int, out running text[], out locked text[], out last text, out refused jsonb, out ids text[]) language sql as $$
@@ -468,7 +468,7 @@ create function drover_cancel_many(filter jsonb, why text default '', after text
 	from drover_hold(filter, 'cancel', after, batch, wait) h cross join lateral drover_end(h.held, 'cancelled', why, by) e
 $$;
 comment on function drover_cancel_many(jsonb, text, text, int, boolean, text) is
-	'Cancels one batch of the waiting and running jobs that match a filter. Their errors keep by and why, as with drover_cancel. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
+	'Cancels one batch of the waiting and running jobs that match a filter. The parameters by and why are recorded in their errors, as in drover_cancel. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 create function drover_discard_many(filter jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
 	out changed int, out running text[], out locked text[], out last text, out refused jsonb, out ids text[]) language sql as $$
@@ -476,7 +476,7 @@ create function drover_discard_many(filter jsonb, why text default '', after tex
 	from drover_hold(filter, 'discard', after, batch, wait) h cross join lateral drover_end(h.held, 'discarded', why, by) e
 $$;
 comment on function drover_discard_many(jsonb, text, text, int, boolean, text) is
-	'Discards one batch of the waiting and running jobs that match a filter, with the reason operator. Their errors keep by and why, as with drover_discard. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
+	'Discards one batch of the waiting and running jobs that match a filter, with the reason operator. The parameters by and why are recorded in their errors, as in drover_discard. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay as they are. ids: the jobs that changed.';
 
 -- +goose StatementBegin
 create function drover_delete_many(filter jsonb, confirm text default '', after text default '', batch int default 1000, wait boolean default false,
@@ -504,7 +504,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_delete_many(jsonb, text, text, int, boolean, text, text) is
-	'Deletes one batch of the ended jobs that match a filter. For dead letters, one call looks at no more than batch * 10 rows. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. by and why go to the server''s log, because the rows are gone.';
+	'Deletes one batch of the ended jobs that match a filter. For dead letters, one call looks at no more than batch * 10 rows. Discarded jobs are deleted only if the filter has state discarded, a reason or ids. For the next batch, pass last as the parameter after, until last is null. locked: jobs that other transactions have locked; with wait => true the function waits for them. refused: an array of {id, error, code}: the jobs that stay. ids: the jobs that are gone. confirm => ''delete'' is required. The parameters by and why go to the server''s log, because the rows are gone.';
 
 -- +goose StatementBegin
 create function drover_error_text(errors jsonb) returns text language plpgsql immutable as $$

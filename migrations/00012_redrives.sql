@@ -43,22 +43,22 @@ create table drover_redrives (
 	check (finished_at is null or state in ('done', 'aborted'))
 ) with (fillfactor = 50);
 comment on table drover_redrives is 'Paced redrives, each with its progress. drover_redrive_start begins a redrive, and supervisors carry it out.';
-comment on column drover_redrives.state is 'marking: supervisors look for its jobs. canary: only its first few jobs are released. running: the other jobs are released. done: the redrive has ended. aborted: jobs that were not released stay dead.';
+comment on column drover_redrives.state is 'marking: supervisors look for its jobs. canary: only its first few jobs are released. running: the other jobs are released. done: the redrive has ended. aborted: dead jobs that were not released stay dead.';
 comment on column drover_redrives.rate is 'How many jobs become due in a second in one queue. Several redrives in one queue share the slots of that queue.';
-comment on column drover_redrives.per_key is 'How many released jobs of one key may be unfinished at the same time in one queue, over all supervisors.';
+comment on column drover_redrives.per_key is 'How many released jobs of one key may be out at the same time in one queue, over all supervisors. A job that waits for a retry or snoozes does not count.';
 comment on column drover_redrives.key_from is 'The path of a job''s key in its args, e.g. customer.id. Null: the key is the concurrency_key.';
-comment on column drover_redrives.canary is 'How many jobs are released first, as canaries. The other jobs wait until the canaries have completed.';
+comment on column drover_redrives.canary is 'How many jobs are released first, as canaries. The other jobs wait until each canary has completed or failed.';
 comment on column drover_redrives.canary_failures is 'How many canaries may fail. If more fail, the redrive is aborted.';
 comment on column drover_redrives.started_by is 'The person or program that began it. The column why has the reason.';
 comment on column drover_redrives.changed_by is 'The person or program that last paused, resumed or aborted it; changed_why has the reason, and changed_at the time. The value drover means that its canaries failed.';
 comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the present error, while the redrive tries again.';
-comment on column drover_redrives.matched is 'How many jobs it has taken up, without the jobs that it skipped. A job that somebody has taken away from the redrive since still counts.';
+comment on column drover_redrives.matched is 'How many jobs it has taken up; skipped jobs do not count. A job that somebody has taken away from the redrive since still counts.';
 comment on column drover_redrives.released is 'How many jobs it has made due.';
 comment on column drover_redrives.unkeyed is 'How many of the jobs that it has taken up have no key. per_key does not limit these jobs.';
 comment on column drover_redrives.skipped is 'How many jobs it has left as they were.';
 comment on column drover_redrives.skips is 'The first 1,000 skipped jobs, each with the reason. "refused: ...": the database refused to read or to change the row.';
 comment on column drover_redrives.canaries is 'The released canaries, each with the number of runs that had failed before the release.';
-comment on column drover_redrives.locked is 'Jobs that another transaction keeps from the redrive, each with the time when the redrive first found this. While marking, the row of the job is locked; later, its unique key is. The redrive tries these jobs again, and skips them after 10 seconds.';
+comment on column drover_redrives.locked is 'Jobs that another transaction keeps from the redrive, each with the time when the redrive first found this. While the redrive marks, the other transaction has locked the row of the job; later, it has locked the unique key of the job. The redrive tries these jobs again, and skips them after 10 seconds.';
 comment on column drover_redrives.marked_at is 'The place up to which marking has got, together with marked_id.';
 
 create index redrives_unfinished_idx on drover_redrives (id) where finished_at is null;
@@ -105,7 +105,7 @@ exception when sqlstate 'DR002' then
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the key is a hash of some fields of the args, it stays as it is. Raises 22023 if the new args have no field that is part of the key.';
+comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the key is a hash of some fields of the args, it stays as it is. Raises 22023 if the new args lack a field that is part of the key.';
 
 create function drover_key_until(finalized_at timestamptz, unique_scope text, unique_until timestamptz) returns timestamptz language sql as $$
 	-- The parameters are columns of jobs. With the whole row as its parameter, each call would read
@@ -114,12 +114,12 @@ create function drover_key_until(finalized_at timestamptz, unique_scope text, un
 		when finalized_at is not null and unique_scope <> 'period' then timestamptz 'infinity'
 		when unique_until > clock_timestamp() then unique_until end
 $$;
-comment on function drover_key_until(timestamptz, text, timestamptz) is 'Until when a waiting job keeps its unique key, or a dead job if it is made due now. Null: the job has no key, because it is not unique, its period is over, or it was unique until it started.';
+comment on function drover_key_until(timestamptz, text, timestamptz) is 'The time until which a job keeps its unique key. For a dead job: the time that holds if the job is made due now. Null: the job has no key, because it is not unique, its period is over, or it was unique until it started.';
 
 create function drover_release(ids text[], dues timestamptz[], max_attempts int default null, args_patch jsonb default null,
 	by text default null, why text default '', patched_keys jsonb default null) returns setof text language sql as $$
 	-- The caller has locked the jobs' rows. Dead jobs begin with fresh attempts, and parked jobs keep
-	-- their attempts. A patched key that the caller has not made is made here.
+	-- their attempts. A patched unique key that is not in patched_keys is made here.
 	update jobs j set
 		state = case when j.finalized_at is null and j.errors_total > 0 then 'retryable' else 'available' end,
 		scheduled_at = dues[array_position(ids, j.id)], finalized_at = null, discard_reason = null,
@@ -144,7 +144,7 @@ create function drover_release(ids text[], dues timestamptz[], max_attempts int 
 	where j.id = any(ids)
 	returning j.id
 $$;
-comment on function drover_release(text[], timestamptz[], int, jsonb, text, text, jsonb) is 'Makes dead or parked jobs that the caller has locked due at the given times. The errors of dead jobs keep by and why. patched_keys: unique keys that the caller has made with drover_key_patched, by the ids of their jobs. Part of drover_redrive and drover_pace.';
+comment on function drover_release(text[], timestamptz[], int, jsonb, text, text, jsonb) is 'Gives dead or parked jobs the given due times. The caller has locked the jobs. The parameters by and why are recorded in the errors of dead jobs. patched_keys: unique keys that the caller has made with drover_key_patched, by the ids of their jobs. Part of drover_redrive and drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive(job_id text, max_attempts int default null, args_patch jsonb default null, by text default null, why text default '') returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -195,7 +195,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive(text, int, jsonb, text, text) is 'Makes one discarded or cancelled job due again. The job keeps its id and its errors, and begins with fresh attempts. Its errors keep by (null: the session''s user) and why. Returns the present state of the job; null if there is no such job.';
+comment on function drover_redrive(text, int, jsonb, text, text) is 'Makes one discarded or cancelled job due again. The job keeps its id and its errors, and begins with fresh attempts. The parameters by (null: the session''s user) and why are recorded in its errors. Returns the present state of the job; null if there is no such job.';
 
 -- +goose StatementBegin
 create function drover_redrive_plan(plan jsonb) returns drover_redrives language plpgsql stable as $$
@@ -257,8 +257,9 @@ $$;
 comment on function drover_redrive_plan(jsonb) is 'Turns the plan of a redrive into a row of drover_redrives. Raises an error if the plan makes no sense.';
 
 create function drover_redrive_candidates(r drover_redrives) returns text language sql stable set datestyle = iso as $$
-	-- A condition on jobs j: the jobs that were dead when the redrive began and that no other
-	-- redrive holds. The condition has the time as a literal, which another session can read.
+	-- A condition on jobs j: the jobs that were dead when the redrive began (other redrives may hold
+	-- them), or the parked jobs that no other redrive holds. The condition has the time as a literal
+	-- in ISO form, so that a session with another DateStyle reads the same time.
 	select drover_where(r.filter) || case
 		when r.filter->>'state' in ('cancelled', 'parked') then ''
 		when r.filter ? 'ids' then ' and j.state in (''discarded'', ''cancelled'')'
@@ -291,7 +292,7 @@ begin
 		end if;
 	end if;
 	if r.per_key is null then
-		return; -- this needs no count, which would read every row that matches
+		return; -- without a cap by key, nothing is left to check; the count would read every row that matches
 	end if;
 	begin
 		execute format('select count(*), count(%s) from jobs j where %s', drover_redrive_key(r), drover_redrive_candidates(r)) into fit, keyed;
@@ -308,7 +309,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_check(drover_redrives) is 'Raises an error if a redrive could not follow its plan: the plan names jobs that are not dead, or it has a cap by key and none of the jobs has a key.';
+comment on function drover_redrive_check(drover_redrives) is 'Raises an error if a redrive could not follow its plan: the plan names jobs that are not dead (except jobs that were redriven before and still wait), or it has a cap by key and none of the jobs has a key.';
 
 -- +goose StatementBegin
 create function drover_redrive_start(plan jsonb) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -336,7 +337,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_start(jsonb) is
-	'Begins a paced redrive and returns its id. If no job matches, its row is gone once marking has ended. Raises DR002 if the plan has the id of a redrive that was started before. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
+	'Begins a paced redrive and returns its id. If no job matches, the row of the redrive is gone once marking has ended. Raises DR002 if the plan has the id of a redrive that was started before. E.g. select drover_redrive_start(''{"filter": {"kind": "charge"}, "rate": 50, "per_key": 5, "key_from": "customer", "why": "bank is back"}'')';
 
 -- +goose StatementBegin
 create function drover_redrive_preview(plan jsonb) returns table (queue text, kind text, reason text, fingerprint text, jobs bigint, expired bigint, held bigint, unkeyed bigint, error text)
@@ -364,7 +365,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_preview(jsonb) is 'Counts the jobs that a redrive of this plan would look at, up to its limit, by queue, kind, reason and fingerprint. The function changes nothing. expired, held: how many jobs the redrive would skip. unkeyed: how many jobs have no key, so that the cap by key would not limit them. Raises the same errors as drover_redrive_start.';
+comment on function drover_redrive_preview(jsonb) is 'Counts the jobs that a redrive of this plan would look at, up to its limit, by queue, kind, reason and fingerprint. The function changes nothing. expired, held: how many jobs the redrive would skip. unkeyed: how many jobs have no key, so that the cap by key would not limit them. Raises the same errors as drover_redrive_start, except for a plan that was started before.';
 
 -- +goose StatementBegin
 create function drover_redrive_walk(ids text[], statement text, doc jsonb default null, out done bigint, out refused jsonb) language plpgsql as $$
@@ -372,8 +373,8 @@ declare
 	code text;
 	why  text;
 begin
-	-- If somebody has locked the whole table, for example to create an index, the function raises the
-	-- error here. In the walk, each job would look as if the database refused it.
+	-- If somebody has locked the whole table, for example to create an index, this statement raises
+	-- 55P03. In the walk, each job would look as if the database refused it.
 	lock table jobs in row exclusive mode;
 	begin
 		-- The walk is in random order. Otherwise a hundred bad rows next to each other would look as if
@@ -385,8 +386,8 @@ begin
 		if not drover_rows_fault(code) or code like '42%' then -- class 42 means that a right or a table is missing
 			raise;
 		end if;
-		-- Of a hundred jobs, no job has passed. The function counts all jobs of this call as refused, so
-		-- that the redrive goes on with other jobs.
+		-- drover_walk has given up, because the first hundred jobs were all refused. The function counts
+		-- all jobs of this call as refused, so that the redrive goes on with other jobs.
 		done := 0;
 		refused := (select jsonb_agg(jsonb_build_object('id', i.id, 'error', left(why, 1000), 'code', code)) from unnest(ids) as i(id));
 	end;
@@ -449,9 +450,9 @@ begin
 	if not found or r.state <> 'marking' or r.paused_at is not null then
 		return;
 	end if;
-	-- The step walks dead letters by the index on finalized_at, and other jobs by primary key. A
-	-- condition on the short columns picks up to a batch of the next rows, and the step reads only
-	-- these rows whole. So the step ends soon, even if no row matches.
+	-- The step walks discarded jobs by the index on finalized_at, and cancelled and parked jobs by
+	-- primary key. A condition on the short columns picks up to a batch of the next rows, and the step
+	-- reads only these rows whole. So the step ends soon, even if no row matches.
 	named := r.filter ? 'ids';
 	fits := drover_redrive_candidates(r);
 	quick := drover_where(r.filter - '{ids,error,tags,args,periodic}'::text[]);
@@ -485,7 +486,7 @@ begin
 		if again then
 			ids := array(select jsonb_object_keys(r.locked));
 		elsif (select count(*) from jsonb_object_keys(r.locked)) >= batch then
-			exit; -- a whole batch is locked, so wait for these jobs first
+			exit; -- a whole batch is locked, so wait for these jobs before others are marked
 		elsif named then
 			ids := array(select distinct i.id collate "C" from jsonb_array_elements_text(r.filter->'ids') as i(id) where i.id collate "C" > r.marked_id order by 1 limit batch);
 			ended := cardinality(ids) < batch;
@@ -519,8 +520,8 @@ begin
 			execute 'select jsonb_object_agg(id, jsonb_build_array(why, key)) from (' || reading || ') j' into seen using ids;
 		end;
 		seen := coalesce(seen, '{}');
-		-- Take the first matching jobs, as many as the plan's limit still allows. List the jobs in
-		-- between that it cannot take as skipped.
+		-- Take the first matching jobs, as many as the plan's limit still allows. Jobs in between that
+		-- cannot be taken up are listed as skipped.
 		select coalesce(array_agg(s.id order by s.n) filter (where s.why is null), '{}'),
 			skips || coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'why', s.why) order by s.n) filter (where s.why is not null), '[]')
 		into fit, skips
@@ -666,8 +667,8 @@ begin
 		wait := '250 milliseconds';
 		begin
 			-- Keep the released jobs that no supervisor has claimed since. If jobs of a kind are
-			-- late, no supervisor works on that kind. Then the tick takes back all its jobs except
-			-- one, and releases no more jobs of the kind until a supervisor claims that one.
+			-- late, no supervisor works on that kind. Then the tick takes back all jobs of the kind
+			-- except one, and releases no more until a supervisor claims that one.
 			q.released := coalesce((
 				select jsonb_object_agg(j.id, j.claim_seq) from jobs j
 				where j.id = any(array(select jsonb_object_keys(q.released))) and j.queue = q.queue
@@ -683,8 +684,7 @@ begin
 						and j.claim_seq = (q.released->>j.id)::int and j.state in ('available', 'scheduled', 'retryable')
 						and exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted')
 					order by j.id limit batch for update of j skip locked);
-				-- A job that cannot be taken back stays due. The tick forgets it, and does not try
-				-- again.
+				-- A job that cannot be taken back stays due. The tick does not try it again.
 				perform drover_redrive_walk(picked, '
 					with back as (
 						update jobs set state = ''parked'', scheduled_at = ''infinity'', paced_at = coalesce(redriven_at, ($2 #>> ''{}'')::timestamptz)
@@ -760,7 +760,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_pace(timestamptz, int) is 'Makes one tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it. Without supervisors, any session can call it four times a second. batch: how many jobs each redrive may take up and release in this tick at most; supervisors give less than 1,000 for a while after a tick that ran out of time. wait: how long until the next call; null if no redrive is under way. capped: some redrive has a cap by key, so a job that ends may make room before that time. refused: the first 100 jobs that this tick skipped because the database refused to read or change them.';
+comment on function drover_pace(timestamptz, int) is 'Makes one tick of all redrives: gives the next jobs their slots, up to a second ahead. Supervisors call it. Without supervisors, any session can call it four times a second. batch: how many jobs one step of marking takes up at most, and how many jobs a redrive releases in one queue in this tick at most; supervisors give less than 1,000 for a while after a tick that ran out of time. wait: how long until the next call; null if no redrive is under way. capped: some redrive has a cap by key, so the end of a job may make room before wait is over. refused: the first 100 jobs that this tick skipped because the database refused to read or change them.';
 
 -- +goose StatementBegin
 create function drover_redrive_next(r drover_redrives, of_queue text, after_key text, n int, idle text[], as_of timestamptz, out picked text[], out last_key text) language plpgsql as $$
@@ -830,11 +830,11 @@ declare
 	again   int;
 begin
 	-- The statement skips jobs that other transactions have locked. The jobs come in the order in which
-	-- drover_redrive_next picks them. But jobs that wait for another transaction come last, so that they
-	-- are in nobody's way. After their patience they come in the usual order. Until then a job keeps its
-	-- place in the cap of its key. fresh: the redrive has not counted the job as released yet. The
-	-- statement has no join, because a join would read all of jobs if its plan was made when the table
-	-- was small. The time-out of locks is short, because each job that waits takes up two of them.
+	-- drover_redrive_next picks them. But for the time of patience, jobs that wait for another
+	-- transaction come last, so that they are in nobody's way. Meanwhile such a job keeps its place under
+	-- the cap of its key. fresh: the redrive has not counted the job as released yet. The statement has
+	-- no join, because a join would read all of jobs if its plan was made when the table was small. The
+	-- lock time-out is short, because each job that waits for a lock costs two time-outs.
 	held := coalesce((select jsonb_object_agg(h.id, jsonb_build_object('stale', h.stale, 'fresh', h.fresh, 'errors', h.errors_total, 'unique', h.uniq)) from (
 		select j.id, j.errors_total, j.finalized_at is not null and drover_key_until(j.finalized_at, j.unique_scope, j.unique_until) is not null as uniq, coalesce(j.finalized_at is not null and j.expires_at <= clock_timestamp(), false) as stale,
 			j.finalized_at is not null or coalesce(r.filter->>'state' = 'parked', false) and coalesce(j.attempted_at < r.created_at, true) as fresh
@@ -853,7 +853,8 @@ begin
 			null; -- drover_release meets this error again, and the redrive skips the job with the reason
 		end;
 	end loop;
-	-- If the period of the owner is over, drover_unique_owner found it locked by another transaction.
+	-- drover_unique_owner returns an owner whose period is over only if another transaction has locked
+	-- the owner's row. Then the job waits.
 	select coalesce(jsonb_agg(jsonb_build_object('id', t.id, 'why', format('job %s has its unique key', coalesce(t.owner, t.first))) order by t.id) filter (where not t.waits), '[]'),
 		coalesce(array_agg(t.id) filter (where t.waits), '{}')
 	into taken, waiting from (
@@ -874,8 +875,8 @@ begin
 			jsonb_build_object('max_attempts', r.max_attempts, 'args_patch', r.args_patch, 'keys', case when r.args_patch is not null then jsonb_object(keyed, keys) end, 'dues', (
 				select jsonb_object_agg(p.id, slot + (p.nth - 1) / r.rate * interval '1 second') from unnest(gone) with ordinality as p(id, nth)))) w;
 	end if;
-	-- A job that another transaction keeps from its key stays in the redrive. A later tick tries it
-	-- again, until its patience has ended.
+	-- If another transaction keeps a job from its unique key, the job stays in the redrive. Later ticks
+	-- try it again, for the time of patience.
 	waiting := waiting || array(select b->>'id' from jsonb_array_elements(refused) b where b->>'code' = '55P03');
 	late := array(select w from unnest(waiting) as w where (r.locked->>w)::timestamptz not between clock_timestamp() - patience and clock_timestamp() order by 1);
 	-- A job that violates a unique index may have lost its key to another transaction meanwhile.
@@ -900,7 +901,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_let_go(drover_redrives, text[], timestamptz, int, boolean) is
-	'Makes jobs due, beginning with the given slot. Takes the first n of the picked jobs that are not locked and have not expired. gone: the jobs that it made due. going: how many of these jobs the redrive releases for the first time. used: how many slots it used. refused: jobs that the database refuses to change; the redrive skips them. A job stays in the redrive if it waits for another transaction, which has its unique key or is changing the job that had the key. Part of drover_pace.';
+	'Makes jobs due, beginning with the given slot. Takes the first n of the picked jobs that are not locked and have not expired. gone: the jobs that it made due. going: how many of these jobs the redrive releases for the first time. used: how many slots it used. refused: jobs that the database refuses to change; the redrive skips them. A picked job stays in the redrive if another transaction has the job''s unique key, or is changing the job that had this key before. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_judge(r drover_redrives) returns void language plpgsql as $$
@@ -950,9 +951,9 @@ declare
 	held text[];
 	refused jsonb;
 begin
-	-- Dead jobs stay dead. Jobs that have run under the redrive and wait for a place in it become due.
-	-- Parked jobs that have not run under the redrive stay parked. Released jobs count for their keys
-	-- until they have ended.
+	-- Dead jobs stay dead. In a redrive of dead jobs, every parked job becomes due: it was released, and
+	-- waits for a place again or was taken back. In a redrive of parked jobs, only the jobs that have
+	-- run under the redrive become due. Released jobs count for their keys until they have ended.
 	held := array(
 		select j.id from jobs j where j.redrive_id = r.id and (isfinite(j.paced_at) or j.paced_at = 'infinity' and j.finalized_at is not null)
 			and (exists (select from drover_set_aside s where s.path = 'redrive' and s.job = j.id)) is not true
@@ -987,7 +988,7 @@ create function drover_redrive_pause(redrive text, pause boolean default true, b
 	select case when paused_at is not null and finished_at is null then 'paused' else state end from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_pause(text, boolean, text, text) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). The row keeps by (null: the session''s user) and why. Returns paused, or the present state of the redrive; null if there is no such redrive.';
+comment on function drover_redrive_pause(text, boolean, text, text) is 'Stops a redrive from making more jobs due, or lets it go on (pause => false). The parameters by (null: the session''s user) and why are recorded in its row. Returns paused, or the present state of the redrive; null if there is no such redrive.';
 
 -- +goose StatementBegin
 create function drover_redrive_abort(redrive text, why text default '', by text default null) returns text language sql as $$
@@ -998,7 +999,7 @@ create function drover_redrive_abort(redrive text, why text default '', by text 
 	select state from drover_redrives where id = redrive
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_abort(text, text, text) is 'Aborts a redrive: dead jobs that it has not made due stay dead. The row keeps by (null: the session''s user) and why. Returns the present state of the redrive; null if there is no such redrive. A redrive that is done stays done.';
+comment on function drover_redrive_abort(text, text, text) is 'Aborts a redrive: dead jobs that it has not made due stay dead. The parameters by (null: the session''s user) and why are recorded in its row. Returns the present state of the redrive; null if there is no such redrive. A redrive that is done stays done.';
 
 create or replace function drover_schema_version() returns int language sql immutable as 'select 12';
 

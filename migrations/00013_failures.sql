@@ -32,14 +32,14 @@ create table drover_failure_groups (
 	constraint failure_groups_resolved check ((status = 'resolved') = (resolved_at is not null)),
 	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
 ) with (fillfactor = 50);
-comment on table drover_failure_groups is 'One row for each fingerprint: failures of one kind of job with one cause, as far as their texts show. There are at most 10,000 such rows. After that, each kind has one row for all its new failures.';
+comment on table drover_failure_groups is 'One row for each fingerprint: failures of one kind of job with one cause, as far as their texts show. From 10,000 rows on, all further new failures of a kind share one row.';
 comment on column drover_failure_groups.sample is 'The error text of one of these failures, after Redact and cut to a bound.';
-comment on column drover_failure_groups.count is 'How many runs have failed with it.';
-comment on column drover_failure_groups.jobs is 'How many jobs failed with it. A failed run counts here if the errors of its job had no entry with the fingerprint before.';
-comment on column drover_failure_groups.last_job is 'The job that failed with it last.';
-comment on column drover_failure_groups.hours is 'Failed runs in the hour of last_seen, in the hour before, and so on, for at most 24 hours. drover_hours counts them.';
+comment on column drover_failure_groups.count is 'How many runs have failed with this fingerprint.';
+comment on column drover_failure_groups.jobs is 'How many jobs failed with this fingerprint. A failed run counts only if the errors of its job had no entry with the fingerprint before.';
+comment on column drover_failure_groups.last_job is 'The job that failed last with this fingerprint.';
+comment on column drover_failure_groups.hours is 'How many runs failed in the hour of last_seen, in the hour before, and so on, for at most 24 hours. drover_hours counts them.';
 comment on column drover_failure_groups.status is 'open: the failure needs attention. resolved: somebody has repaired the cause; if the failure comes back, the group becomes open again, as a regression. ignored: the failure needs no attention; drover still counts it, and the status stays.';
-comment on column drover_failure_groups.regressed_at is 'When it last came back after it had been resolved.';
+comment on column drover_failure_groups.regressed_at is 'When the failure last came back after somebody had resolved it.';
 comment on column drover_failure_groups.policy is 'What drover does with failed jobs that would be retried. discard: it discards them with the reason operator. park: it parks them until a newer build registers. Null: it retries them.';
 comment on column drover_failure_groups.park_build is 'The build that was the newest when the policy was set. A newer build ends the policy.';
 comment on column drover_failure_groups.updated_by is 'The person or program that last changed the status or the policy; updated_why has the reason.';
@@ -207,7 +207,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_failure_status(text, text, text, text) is 'Makes a failure group open, resolved or ignored. The row keeps by (null: the session''s user) and why. Returns its present status; null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
+comment on function drover_failure_status(text, text, text, text) is 'Makes a failure group open, resolved or ignored. The parameters by (null: the session''s user) and why are recorded in its row. Returns its present status; null if there is no such group. E.g. select drover_failure_status(''c0ffee00c0ffee00'', ''resolved'', by => ''ann'')';
 
 -- +goose StatementBegin
 create function drover_walk_parked(ids text[], statement text, doc jsonb default null, out bad text[]) language plpgsql as $$
@@ -263,7 +263,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_failure_policy(text, text, text, text, text) is
-	'Sets the policy of a failure group, for jobs that fail as the group does: discard, park, or null. Null: jobs are retried as usual, and the jobs that the policy has parked are released. The policy park ends when a newer build registers. build, only with park: the build that the caller takes for the newest; if another build is the newest, the function raises DR002. The row keeps by (null: the session''s user) and why. False: there is no such group.';
+	'Sets the policy of a failure group, for jobs that fail as the group does: discard, park, or null. Null: jobs are retried as usual, and the jobs that the policy has parked are released. The policy park ends when a newer build registers. build, only with park: the build that the caller takes for the newest; if another build is the newest, the function raises DR002. The parameters by (null: the session''s user) and why are recorded in the row. False: there is no such group.';
 
 -- +goose StatementBegin
 create function drover_unpark(rate int default 50) returns int language plpgsql set enable_seqscan = off set jit = off as $$
@@ -286,13 +286,14 @@ begin
 		select g.fingerprint from drover_failure_groups g where g.policy = 'park' and g.park_build <> newest order by 1 for no key update skip locked
 	)
 	update drover_failure_groups g set policy = null, park_build = null where g.fingerprint = any(array(select fingerprint from ended));
-	-- The function ignores a time that is farther ahead than drover gives out slots. Somebody must
-	-- have set such a time by hand.
+	-- drover never gives out a slot as far ahead as this bound. So somebody has set a later time by
+	-- hand, and the function ignores it.
 	start := greatest(clock_timestamp(), (select max(slots_to) from drover_builds where slots_to < clock_timestamp() + interval '1 second' * (1000 / rate + 3600)));
 	room := greatest(0, 1000 - ceil(extract(epoch from start - clock_timestamp()) * rate)::int);
-	-- The function first releases the jobs that were parked while an older build was the newest.
-	-- Then it releases the jobs whose policy was lifted. If other transactions have locked a job,
-	-- or it is set aside, the next job takes its place.
+	-- First come the jobs whose policy was lifted (their parked_build is empty), and the jobs that were
+	-- parked while an older build was the newest. Last come other jobs without a policy, for example
+	-- jobs that were locked when their policy was lifted. If another transaction has locked a job, or
+	-- the job is set aside, the next job takes its place.
 	for over in
 		select o.build from (select '' as build union all select b.build from drover_builds b where b.build <> newest union all select newest) o
 		where (select true from jobs j where j.parked_build = o.build and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked' limit 1)
@@ -327,7 +328,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_unpark(int) is
-	'Makes jobs due again that the policy of a failure group has parked and that no longer wait for a build. rate: how many jobs become due in a second. The jobs keep their attempts. A supervisor calls the function with its heartbeats. Returns how many jobs it made due.';
+	'Makes those jobs due again that the policy of a failure group has parked and that no longer wait for a build. rate: how many jobs become due in a second. The jobs keep their attempts. A supervisor calls the function with its heartbeats. Returns how many jobs it made due.';
 
 create function drover_discarded_with(of_kind text, print text) returns bigint language sql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$

@@ -46,8 +46,8 @@ $$;
 comment on function drover_slot(bigint, int, bigint, int) is 'The first slot of a budget that is due at or after a time, in microseconds since 1970.';
 
 create function drover_slot_due(slot bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
-	-- Slots n and n + retries are exactly per_ms apart. So no window of that length, excluding its
-	-- end, has more than retries slots.
+	-- Slots n and n + retries are exactly per_ms apart. So in any window of that length, excluding its
+	-- end, the number of slots is at most the parameter retries.
 	select first / retries * per_ms * 1000 + first % retries * per_ms * 1000 / retries from (select slot - slot % burst as first) s
 $$;
 comment on function drover_slot_due(bigint, int, bigint, int) is 'When a slot of a budget is due, in microseconds since 1970.';

@@ -32,7 +32,7 @@ comment on column drover_ended_supervisors.draining is 'True: the supervisor was
 comment on column drover_ended_supervisors.mass is 'True: a supervisor of another process fell silent less than two thirds of a lease before or after this one. So this death can count as the first crash of a job, and never as a further one.';
 comment on column drover_ended_supervisors.shared is 'True: another supervisor ran in the same process, so the row cannot show that a job was the only job of the process.';
 comment on column drover_ended_supervisors.degree is 'The highest number of crashes among the jobs that had started. Only jobs with this number are suspected.';
-comment on column drover_ended_supervisors.beside is 'How many other jobs had started, for each of the suspects.';
+comment on column drover_ended_supervisors.beside is 'For each suspect: how many other jobs had started.';
 comment on column drover_ended_supervisors.blamed is 'The jobs against which this death counts.';
 comment on column drover_ended_supervisors.explained_by is 'The quarantined job that drover takes for the cause of this death.';
 
@@ -42,7 +42,7 @@ create table drover_solo (
 	taken_at   timestamptz
 );
 insert into drover_solo default values;
-comment on table drover_solo is 'One row with the supervisor that has the turn to run strong suspects. It runs one at a time, and no other job meanwhile. Null: no supervisor has the turn. If the supervisor is not alive, any other supervisor may take the turn.';
+comment on table drover_solo is 'One row with the supervisor that has the turn to run strong suspects. It runs one suspect at a time, and no other job at the same time. Null: no supervisor has the turn. If the supervisor is not alive, any other supervisor may take the turn.';
 
 create or replace function drover_schema_version() returns int language sql immutable as 'select 15';
 

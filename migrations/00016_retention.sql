@@ -61,7 +61,7 @@ begin
 	end;
 	begin
 		-- The new job is due when this statement runs, and not when the transaction began, because
-		-- a job with a due time behind the supervisors' floors would wait for a sweep.
+		-- supervisors would find a job with an older due time only in their next sweep.
 		insert into jobs (kind, queue, scheduled_at, metadata, args)
 		values (policy.follow_up_kind, policy.follow_up_queue, clock_timestamp(), jsonb_build_object('drover:follow_up', depth + 1), jsonb_build_object(
 			'job_id', job_id, 'job_kind', job_kind, 'queue', job_queue, 'args', given, 'reason', reason, 'error', coalesce(error, ''),
@@ -142,7 +142,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_follow_up_again(text[]) is
-	'Tries again to enqueue the follow-ups of these jobs that were set aside, if their pause is over. The follow-up gets the present values of the dead job. If a job is gone or no longer discarded, its follow-up is dropped.';
+	'Tries again to enqueue those follow-ups of these jobs that were set aside and whose pause is over. A follow-up gets the present values of the dead job. If a job is gone or no longer discarded, its follow-up is dropped.';
 
 -- Every discard changes discard_reason. Claims and completions do not name this column, so the
 -- trigger is never queued for them.
@@ -264,7 +264,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_archive(jsonb, int, int, text, text, text) is
-	'Moves ended jobs that match the filter from jobs to jobs_archive, except the newest jobs of each kind (keep: how many). Each call moves one batch, in the order of ids, after the id in after. The rows keep by (null: the session''s user) and why. last: the value of after for the next call; null at the end. conflicts: ids that the archive has already; these jobs stay in jobs. refused: jobs that the database refuses to move, each with its error; they stay in jobs. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
+	'Moves ended jobs that match the filter from jobs to jobs_archive, except the newest jobs of each kind (keep: how many). Each call moves one batch, in the order of ids, beginning after the id in the parameter after. The parameters by (null: the session''s user) and why are recorded in the rows. last: the value of after for the next call; null at the end. conflicts: ids that the archive has already; these jobs stay in jobs. refused: jobs that the database refuses to move, each with its error; they stay in jobs. E.g. select * from drover_archive(''{"state": "discarded", "finalized_before": "2025-01-01"}'')';
 
 -- +goose StatementBegin
 create function drover_put_away(ids text[], by text default null, why text default null, out moved bigint, out conflicts text[], out refused jsonb) language plpgsql as $$
@@ -325,7 +325,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_restore(jsonb, int, text, text, text) is
-	'Moves jobs back from jobs_archive, without a change of the rows. Each call moves one batch, in the order of ids, after the id in after. by and why go only to the server''s log, because the rows do not change. last: the value of after for the next call; null at the end. conflicts: ids that jobs has again; these jobs stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
+	'Moves jobs back from jobs_archive, without a change of the rows. Each call moves one batch, in the order of ids, beginning after the id in the parameter after. The parameters by and why go only to the server''s log, because the rows do not change. last: the value of after for the next call; null at the end. conflicts: ids that jobs has again; these jobs stay in the archive. refused: jobs that the database refuses to move, each with its error; they stay in the archive.';
 
 -- +goose StatementBegin
 create function drover_purge(filter jsonb, confirm text default '', batch int default 1000, after text default '', by text default null, why text default '',
@@ -350,7 +350,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_purge(jsonb, text, int, text, text, text) is
-	'Deletes jobs from jobs_archive for ever. Each call deletes one batch, in the order of ids, after the id in after. by and why go only to the server''s log, because the rows are gone. last: the value of after for the next call; null at the end. refused: jobs that the database refuses to delete, each with its error.';
+	'Deletes jobs from jobs_archive for ever. Each call deletes one batch, in the order of ids, beginning after the id in the parameter after. The parameters by and why go only to the server''s log, because the rows are gone. last: the value of after for the next call; null at the end. refused: jobs that the database refuses to delete, each with its error.';
 
 -- +goose StatementBegin
 create function drover_export(filter jsonb default '{}', page int default 500, after text default '') returns table (id text, line text, error text) language plpgsql stable set enable_seqscan = off set jit = off as $$
@@ -388,7 +388,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_export(jsonb, int, text) is
-	'The jobs of the archive as JSON, one job in each row of the result. Each call returns one page, in the order of ids, after the id in after. For the next page, pass the last id of this page as after, until the result is empty. For a job that cannot be read, line is null and error has the reason. jsonb_populate_record(null::jobs_archive, line) turns a line into a row again.';
+	'The jobs of the archive as JSON, one job in each row of the result. Each call returns one page, in the order of ids, beginning after the id in the parameter after. For the next page, pass the last id of this page, until the result is empty. For a job that cannot be read, line is null and error has the reason. jsonb_populate_record(null::jobs_archive, line) turns a line into a row again.';
 
 create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
 	-- The months, the days and the time of an interval may each be huge, with different signs,
@@ -491,8 +491,7 @@ begin
 			-- A unique job stays while its period lasts, because its row keeps out other jobs with the same
 			-- unique key.
 			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
-			-- A job stays while a redrive that is under way holds it, or may still ask whether it has failed as a
-			-- canary.
+			-- A job stays while a redrive that is under way holds the job, or still has to judge it as a canary.
 			and (exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted'
 				and (j.finalized_at = j.paced_at or o.state = 'canary' and o.canaries ? j.id))) is not true
 		order by j.id for update of j skip locked

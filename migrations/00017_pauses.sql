@@ -117,7 +117,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_pause(text, timestamptz, text, text) is
-	'Pauses a scope, which is all, queue:NAME or kind:NAME. No job of the scope starts until the given time (infinity or null: until somebody resumes the scope). Running jobs go on. The row keeps by (null: the session''s user) and why. Supervisors follow the pause within moments of the commit. job_limits.unconfirmed lists the supervisors that have not followed it yet. Returns the number of the change.';
+	'Pauses a scope, which is all, queue:NAME or kind:NAME. No job of the scope starts until the given time (infinity or null: until somebody resumes the scope). Running jobs go on. The parameters by (null: the session''s user) and why are recorded in the row. Supervisors follow the pause within moments of the commit. job_limits.unconfirmed lists the supervisors that have not followed it yet. Returns the number of the change.';
 
 -- +goose StatementBegin
 create function drover_resume(scope text, by text default null, why text default '') returns boolean language plpgsql as $$
@@ -130,7 +130,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_resume(text, text, text) is 'Ends a pause. The row keeps by (null: the session''s user) and why. False: the scope was not paused.';
+comment on function drover_resume(text, text, text) is 'Ends a pause. The parameters by (null: the session''s user) and why are recorded in the row. False: the scope was not paused.';
 
 create function drover_unconfirmed(version bigint) returns text[] language sql stable as $$
 	select array(

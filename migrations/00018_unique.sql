@@ -94,7 +94,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_unique_key(text, jsonb, text, jsonb, text, text, boolean) is
-	'The unique key of a job. It is a text with the kind, the args (all of them, the fields named in by, or none), and, if uniqueness has them, the queue and the concurrency_key. If this text is longer than 200 bytes, the key is a hash. Raises 22023 if uniqueness makes no sense.';
+	'The unique key of a job. It is a text with the kind, the args (all of them, none, or the fields in the list by of uniqueness), and, if uniqueness asks for them, the queue and the concurrency_key. If this text is longer than 200 bytes, the key is a hash. Raises 22023 if uniqueness makes no sense.';
 
 -- +goose StatementBegin
 create function drover_span_fault(span text) returns text language plpgsql stable as $$
@@ -256,9 +256,10 @@ begin
 		todo := array(select t from unnest(todo) as t where (t in (select unnest(done))) is not true);
 		exit when todo = '{}';
 
-		-- Insert in the order of the keys, so that this round cannot deadlock with the same round of
-		-- another batch. Rounds of different batches may still meet in another order. The clause "on conflict" names drover's index. So a violation of an
-		-- index of the application is an error, and is not taken for a job with the same key.
+		-- Insert in the order of the keys, so that this round cannot deadlock with the first round of
+		-- another batch. Later rounds of two batches may still deadlock. The clause "on conflict" names
+		-- drover's index. So a violation of an index of the application is an error, and is not taken for
+		-- a job with the same key.
 		firsts := array(select min(t.n) from unnest(keys) with ordinality as t(key, n) where (t.n in (select unnest(todo))) is true group by t.key);
 		with fresh as (
 			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
@@ -314,7 +315,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_enqueue_unique(jsonb, boolean, boolean, regproc) is
-	'Enqueues the unique jobs of a JSON array like the array of drover_enqueue_many. A unique job has the key uniqueness. It is an object with by, any_args, queue and key (they choose what the unique key has besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). For each unique job, returns its id, the id of the job that has the unique key, and one of stored, existing, replaced and debounced. If the job that has the key is unique until it starts, it does not start before this transaction has ended. alone: the transaction has no other statement, so the job may start. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
+	'Enqueues the unique jobs of a JSON array like the array of drover_enqueue_many. In the array, a unique job has the field uniqueness: an object with by, any_args, queue and key (these four choose what the unique key has besides the kind; by default all the args), until (ended, started, or an interval), on_conflict (keep, replace, debounce) and longest (for debounce). For each unique job, returns its id, the id of the job that has the unique key, and one of stored, existing, replaced and debounced. If the job that has the key is unique until it starts, it does not start before this transaction has ended. alone: the transaction has no other statement, so the job may start. E.g. select * from drover_enqueue_unique(''[{"id": "01KAJ4Y8Q3N6T0V5B7C9D1E2FG", "kind": "charge", "args": {"OrderID": 42}, "uniqueness": {"by": ["OrderID"]}}]'')';
 
 -- +goose StatementBegin
 create function drover_replace_waiting(job_id text, doc jsonb, key text) returns boolean language plpgsql as $$
@@ -329,8 +330,8 @@ begin
 		timeout interval, expires_at timestamptz, retry_until timestamptz, tags text[], metadata jsonb, concurrency_key text);
 	at := drover_due(g.scheduled_at, g.delay);
 	if debounce then
-		-- A job that is due now gets the time of this update as its due time, because an earlier time
-		-- would lie behind the supervisors' floors.
+		-- A job that is due now gets the time of this update as its due time, because supervisors would
+		-- find a job with an earlier due time only in their next sweep.
 		update jobs j set scheduled_at = greatest(least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval), clock_timestamp()),
 			state = case when least(at, j.created_at + (doc->'uniqueness'->>'longest')::interval) > clock_timestamp() then 'scheduled' else 'available' end
 		where j.id = job_id and j.unique_key = key and j.unique_until > clock_timestamp() and j.state in ('available', 'scheduled') and j.claim_seq = 0;
@@ -347,9 +348,9 @@ begin
 	if not found then
 		return false;
 	end if;
-	perform drover_forget_refused(array[job_id]); -- it has other args now
+	perform drover_forget_refused(array[job_id]); -- the job has other args now
 	insert into drover_redrive_queues (queue)
-	select j.queue from jobs j where j.id = job_id and j.paced_at is not null on conflict do nothing; -- its redrive looks only at queues with such a row
+	select j.queue from jobs j where j.id = job_id and j.paced_at is not null on conflict do nothing; -- a redrive looks only at queues with such a row
 	return true;
 end
 $$;
@@ -377,7 +378,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_unique_owner(text, text) is 'The job that has this unique key, if it is another one than the job wanted_by. Null: no other job has the key. If the period of the other job is over, that job loses the key.';
+comment on function drover_unique_owner(text, text) is 'The id of the job that has this unique key, unless that is the job with the id wanted_by. Null: no other job has the key. If the period of the other job is over, that job loses the key, unless another transaction has locked its row.';
 
 -- +goose StatementBegin
 create function drover_key_taken(key text, wanted_by text) returns text language plpgsql as $$
@@ -392,7 +393,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_key_taken(text, text) is 'Why the job wanted_by cannot have this unique key, as a clause. Null: it can. If the period of another job with the key is over, that job loses the key.';
+comment on function drover_key_taken(text, text) is 'The reason why the job with the id wanted_by cannot have this unique key, as a clause of a sentence. Null: it can. If the period of another job with the key is over, that job loses the key.';
 
 create or replace function drover_schema_version() returns int language sql immutable as 'select 18';
 

@@ -55,7 +55,7 @@ comment on column drover_periodic.catch_up is 'Which missed ticks make a job lat
 comment on column drover_periodic.overlap is 'skip: a tick makes no job while the last job of the schedule has not ended. allow: every tick makes a job.';
 comment on column drover_periodic.run_at_start is 'True: the schedule ticks immediately when its row is made. The setting has no effect on a schedule that exists already.';
 comment on column drover_periodic.paused_until is 'The schedule does not tick before this time; infinity: until somebody resumes it.';
-comment on column drover_periodic.build is 'The build whose settings the row has, for a schedule that is declared in code. The settings of the newest build count.';
+comment on column drover_periodic.build is 'The build whose settings the row has, for a schedule that is declared in code. The settings of the newest build with a living supervisor count.';
 comment on column drover_periodic.declared_by is 'The supervisors that have declared the schedule in code. It ticks only while one of them lives. Null: the schedule was made at run time, and ticks until somebody deletes it.';
 comment on column drover_periodic.next_at is 'The time of the next tick. Null: there is none, because the schedule is paused until somebody resumes it.';
 comment on column drover_periodic.last_at is 'The time of the last tick that a supervisor has handled, whether or not the tick made a job.';
@@ -78,7 +78,7 @@ comment on function drover_periodic_refuse(text, text) is 'Raises 22023 about a 
 create function drover_periodic_by(by text) returns text language sql stable as $$
 	select left(coalesce(nullif(by, ''), session_user), 128)
 $$;
-comment on function drover_periodic_by(text) is 'The name of the person or program that changes a schedule: by, cut to 128 characters, or the session''s user if by is empty.';
+comment on function drover_periodic_by(text) is 'The name of the person or program that changes a schedule: the parameter by, cut to 128 characters, or the session''s user if the parameter is empty.';
 
 -- +goose StatementBegin
 create function drover_every(schedule text) returns interval language plpgsql immutable as $$
@@ -149,7 +149,7 @@ create function drover_cron(schedule text, out seconds int[], out minutes int[],
 language plpgsql immutable as $$
 declare
 	fields text[];
-	text_  text := lower(btrim(schedule, E' \t') collate "C"); -- the collation of a Turkish database makes another letter of an I
+	text_  text := lower(btrim(schedule, E' \t') collate "C"); -- with a Turkish collation, lower('I') is another letter than i
 begin
 	text_ := case text_
 		when '@hourly' then '0 * * * *' when '@daily' then '0 0 * * *' when '@midnight' then '0 0 * * *' when '@weekly' then '0 0 * * 0'
@@ -281,7 +281,7 @@ begin
 			n := n + 1;
 			tick := anchor + n * every;
 			exit when tick > upto or cardinality(ticks) >= most;
-			if tick > after then -- tick may equal after, because the division may have lost a microsecond
+			if tick > after then -- the two may be equal, because the division may have lost a microsecond
 				ticks := ticks || tick;
 			end if;
 		end loop;
@@ -320,8 +320,8 @@ begin
 				end loop;
 			else
 				-- Ask for one tick more than needed. If the clocks skip midnight, the last tick of
-				-- the day before was moved to this day. The first tick of this day may be the same
-				-- tick, which is left out then.
+				-- the day before was moved to this day. The first tick of this day may be at the same
+				-- time. Then it is left out.
 				foreach tick in array drover_cron_day(d, c.hours, c.minutes, c.seconds, zone, before, behind, after, most - cardinality(ticks) + 1) loop
 					if tick is distinct from ticks[cardinality(ticks)] then
 						if tick > upto or cardinality(ticks) >= most then
@@ -620,7 +620,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_resume(text, text, text) is 'Ends the pause of a schedule. The next tick is the first tick after now. False: there is no such schedule.';
+comment on function drover_periodic_resume(text, text, text) is 'Ends the pause of a schedule. The next tick is the first tick after now; if the pause was over already, the next tick stays as it was. False: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_delete(name text, by text default null, why text default '') returns boolean language plpgsql as $$
@@ -708,7 +708,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb, text) is 'Enqueues the job of a tick. made: the id of that job. holder: another job that has its unique key; then no job was enqueued. Both are null if the job of this tick was enqueued before.';
+comment on function drover_periodic_enqueue(drover_periodic, timestamptz, jsonb, text) is 'Enqueues the job of a tick. made: the id of that job. holder: another job that has the same unique key, so that no job was enqueued. Both are null if the job of this tick was enqueued before.';
 
 create function drover_periodic_busy(p drover_periodic) returns boolean language sql volatile as $$
 	-- The statement reads by primary key. The function is volatile, so that it sees the jobs that this
@@ -749,7 +749,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_periodic_run(text, text, text, text) is
-	'Enqueues a job of a schedule now, besides its ticks, even if the schedule is paused, and returns the id of the job. new_id: the id of the job; a second call with the same new_id raises DR002. The metadata of the job have by (null: the session''s user) and why. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
+	'Enqueues a job of a schedule now, besides its ticks, even if the schedule is paused, and returns the id of the job. new_id: the id of the job; a second call with the same new_id raises DR002. The parameters by (null: the session''s user) and why are recorded in the metadata of the job. Raises DR002 if the last job has not ended and overlap is skip, or if another job has its unique key. Null: there is no such schedule.';
 
 -- +goose StatementBegin
 create function drover_periodic_fire(name text, supervisor text default '', out fired boolean, out made text[], out missed bigint, out why text, out fault text, out wait_s float8)
@@ -757,7 +757,7 @@ language plpgsql as $$
 declare
 	p      drover_periodic;
 	most   constant int := 1000;            -- how many due ticks the function lists at most
-	grace  constant interval := '1 minute'; -- a tick that is handled later than this was missed
+	grace  constant interval := '1 minute'; -- a tick that is handled more than this too late counts as missed
 	at     timestamptz;
 	due    timestamptz[]; -- the due ticks; the oldest is the first
 	lo     timestamptz;
@@ -781,7 +781,7 @@ begin
 	end if;
 	fired := true;
 	at := clock_timestamp();
-	-- The array due gets all due ticks. The first of them is next_at of the row.
+	-- The array "due" gets all due ticks. The first of them is next_at of the row.
 	keep := case when p.catch_up = 'all' then 100 else 1 end;
 	due := p.next_at || drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, most, at);
 	if cardinality(due) > most then

@@ -77,7 +77,7 @@ begin
 			end if;
 			continue when drover_unique_key('', u, j.kind, j.args, j.queue, j.concurrency_key, true) <> j.unique_key;
 		exception when data_exception then
-			continue; -- another choice made the key
+			continue; -- this choice cannot have given the key; try the next choice
 		end;
 		return drover_unique_key('', u, j.kind, args, queue, j.concurrency_key, true);
 	end loop;
@@ -116,8 +116,8 @@ begin
 			j.scheduled_at := due;
 			what := what || format('due %s, was %s', case when due > at then to_char(due at time zone 'UTC', utc) else 'now' end,
 				case when was.state = 'parked' then 'parked' else to_char(was.scheduled_at at time zone 'UTC', utc) end);
-			-- A parked job no longer waits for a build, or for its place in a redrive. If a redrive
-			-- has a cap for its key, the redrive still counts the job.
+			-- After this edit, a parked job no longer waits for a build, or for its place in a redrive.
+			-- If a redrive has a cap for its key, the redrive counts the job as released.
 			j.state := case when was.state = 'retryable' or was.state = 'parked' and was.errors_total > 0 then 'retryable' when due > at then 'scheduled' else 'available' end;
 			if was.state = 'parked' then
 				j.parked_build := null;
@@ -133,7 +133,7 @@ begin
 			what := what || format('queue %s, was %s', e.queue, was.queue);
 		end if;
 		if (j.queue, j.priority) <> (was.queue, was.priority) and j.scheduled_at < at then
-			j.scheduled_at := at; -- supervisors' floors in the new lane may be beyond the old due time
+			j.scheduled_at := at; -- in the new lane, supervisors would find the old due time only in their next sweep
 		end if;
 		if e.max_attempts is distinct from coalesce(was.max_attempts, 0) and e.max_attempts is not null then
 			j.max_attempts := e.max_attempts;
@@ -155,7 +155,7 @@ begin
 		continue when what = '{}';
 		if was.unique_key is not null and (j.args <> was.args or j.queue <> was.queue) then
 			j.unique_key := drover_unique_key_again(was, j.args, j.queue);
-			perform drover_unique_owner(j.unique_key, was.id); -- a job whose period is over loses the key
+			perform drover_unique_owner(j.unique_key, was.id); -- another job whose period is over loses the key here
 		end if;
 		update jobs o set args = j.args, unique_key = j.unique_key, scheduled_at = j.scheduled_at, state = j.state, priority = j.priority, queue = j.queue, max_attempts = j.max_attempts, retry = j.retry,
 			parked_build = j.parked_build, paced_at = j.paced_at,
@@ -183,7 +183,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_edit_jobs(text[], jsonb) is
-	'Edits waiting jobs that the caller has locked. edit: the result of drover_edit_check, with by and why. Returns how many jobs it changed; a job that has the new values already does not count. Part of drover_edit and drover_edit_many.';
+	'Edits waiting jobs that the caller has locked. edit: the result of drover_edit_check, with the keys by and why. Returns how many jobs it changed; a job that has the new values already does not count. Part of drover_edit and drover_edit_many.';
 
 -- +goose StatementBegin
 create function drover_edited(ids text[]) returns void language plpgsql as $$
@@ -217,7 +217,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_edit(text, jsonb, text, text) is
-	'Changes a waiting job. edit: an object with some of run_now (true), scheduled_at, delay, priority, queue, max_attempts, retry, args_patch. Attempts, failures and errors stay; the errors get an entry with by (default: the database''s user) and why. A job that runs or has ended stays as it is, and so does a job that has the new values already. Returns the job''s state now (null: there is no such job), and whether it was changed. E.g. select * from drover_edit(''01KAJ4Y8Q3N6T0V5B7C9D1E2FG'', ''{"run_now": true}'', why => ''the bank is back'')';
+	'Changes a waiting job. edit: an object with some of run_now (true), scheduled_at, delay, priority, queue, max_attempts, retry, args_patch. Attempts, failures and errors stay; the parameters by (default: the database''s user) and why are recorded in the errors. A job that runs or has ended stays as it is, and so does a job that has the new values already. Returns the job''s state now (null: there is no such job), and whether it was changed. E.g. select * from drover_edit(''01KAJ4Y8Q3N6T0V5B7C9D1E2FG'', ''{"run_now": true}'', why => ''the bank is back'')';
 
 -- +goose StatementBegin
 create function drover_edit_many(filter jsonb, edit jsonb, why text default '', after text default '', batch int default 1000, wait boolean default false, by text default null,
@@ -251,8 +251,7 @@ create function drover_rerun_jobs(ids text[], how jsonb) returns bigint language
 declare
 	was      jobs;
 	at       timestamptz;
-	-- due is when the previous job is due. At first the previous job is the last job of an earlier
-	-- part of the walk.
+	-- due: when the previous job is due; at first, the last job of an earlier part of the walk.
 	due      timestamptz := case when how ? 'places' then nullif(current_setting('drover.rerun_due', true), '') end;
 	made     text;
 	taken    text;
@@ -321,7 +320,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_rerun_jobs(text[], jsonb) is
-	'Enqueues completed jobs again that the caller has locked, and returns how many. how: by, why, and new_id for one job; or places (the ids of all jobs of the batch), starts (when the first new job is due) and every (how much later each following job is due). Part of drover_rerun and drover_rerun_many.';
+	'Enqueues again those completed jobs that the caller has locked, and returns how many. how: an object with by and why. For one job it also has new_id. For a batch it also has places (the ids of all jobs of the batch), starts (when the first new job is due) and every (how much later each following job is due). Part of drover_rerun and drover_rerun_many.';
 
 -- +goose StatementBegin
 create function drover_rerun(job_id text, why text default '', by text default null, new_id text default null) returns text language plpgsql set enable_seqscan = off set jit = off as $$
@@ -340,7 +339,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_rerun(text, text, text, text) is
-	'Enqueues a completed job again, due now, as a new job with the same args and settings, and returns its id. The errors of both jobs get an entry of class operator with by (default: the database''s user), why, and the id of the other job as job. new_id: the id of the new job; a second call with the same new_id raises DR002. Raises DR002 too if the job is not completed, has expired, or another job has its unique key. Null: there is no such job.';
+	'Enqueues a completed job again, due now, as a new job with the same args and settings, and returns its id. The errors of both jobs get an entry of class operator with the parameters by (default: the database''s user) and why, and with the id of the other job in the field job. new_id: the id of the new job; a second call with the same new_id raises DR002. Also raises DR002 if the job is not completed, has expired, or another job has its unique key. Null: there is no such job.';
 
 -- +goose StatementBegin
 create function drover_rerun_many(filter jsonb, why text default '', rate float8 default 50, after text default '', batch int default 1000, wait boolean default false,

@@ -100,7 +100,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_require_seen(text, text, text, boolean) is
-	'Locks the subject of drover_seen. Raises DR002, with the person who changed the subject and the time, unless drover_seen still returns the text that the caller saw. Call it in the transaction of the change. life: a job may have run since (but not have been redriven), and a schedule may have ticked since.';
+	'Locks the subject of drover_seen. Raises DR002, with the person who changed the subject and the time, unless drover_seen still returns the text that the caller saw. Call it in the transaction of the change. With life => true, it accepts that a job has run since then (but not a redrive of the job), and that a schedule has ticked.';
 
 create or replace function drover_schema_version() returns int language sql immutable as 'select 22';
 

@@ -56,7 +56,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_sample_depth() is
-	'Samples how many jobs of each queue with a living supervisor are due and do not run. Each queue gets at most one sample a minute. The supervisor that prunes calls the function. It reads at most 10,000 jobs of each lane, by index.';
+	'Samples how many jobs of each queue with a living supervisor are due and do not run. Each queue gets at most one sample a minute. The supervisor that prunes calls the function. In each lane it reads at most 10,000 due jobs and at most 10,000 jobs that are due later, by index.';
 
 create or replace function drover_schema_version() returns int language sql immutable as 'select 23';
 

@@ -5,13 +5,13 @@
 //	goose -dir migrations -table drover_goose_version postgres "$DATABASE_URL" up
 package migrations
 
-// The files of this package. Each SQL file has the tables of one concept and the functions over them. 00010_jobs.sql
-// has what all others need. The verbs of operators, redrives, schedules, unique keys and pauses have files of their own.
+// The files of this package. Each SQL file has the tables of one concept and the functions that use them. 00010_jobs.sql
+// has what all other files need.
 //
 //   - 00010_jobs.sql: the tables jobs (its columns, checks and indexes), queues (with its retention), drover_kinds,
 //     drover_supervisors and drover_crews; first of all the checks of the schema and the rights of functions
 //     (drover_secure); ULIDs; the bounds of a row (drover_bounds, drover_json_fault); set-aside jobs
-//     (drover_set_aside, drover_refuse, and drover_walk, which tries a statement on each job apart); NOTIFY
+//     (drover_set_aside, drover_refuse, and drover_walk, which finds the one job that makes a statement fail); NOTIFY
 //     (drover_wake, drover_notify); the turns of claims (drover_take_turn); the server's clock (drover_clock);
 //     drover_enqueue, drover_enqueue_many and their errors (drover_refuse_clash); the view job_counts
 //   - 00011_operate.sql: filters as SQL conditions (drover_where, drover_find); lists, pages, counts;
@@ -25,7 +25,7 @@ package migrations
 //   - 00014_budgets.sql: drover_budgets and drover_budget_slots: retry budgets, and the calendar of their slots
 //     (drover_reserve)
 //   - 00015_blame.sql: only two tables, without functions: drover_ended_supervisors, the evidence that deaths of
-//     processes leave; drover_solo, the orders to run suspects alone
+//     processes leave; drover_solo, the turn to run suspects alone
 //   - 00016_retention.sql: follow-ups of discarded jobs (drover_follow_up); jobs_archive: archive, restore, purge,
 //     export; the pruner's deletion of old jobs (drover_retain), with retention by count
 //   - 00017_pauses.sql: drover_limits: drover_pause, drover_resume; which supervisors have confirmed a pause; the

@@ -273,8 +273,9 @@ const (
 	lockPause = 50 * time.Millisecond
 )
 
-// SessionLock waits for the lock until ctx is done. It tries again and again, because a statement that waits in the server holds
-// a snapshot. The build of an index with CONCURRENTLY would wait for this snapshot, so both would wait for each other.
+// SessionLock waits for the lock until ctx is done. It tries again and again, because a statement that waits in the
+// server holds a snapshot. The build of an index with CONCURRENTLY would wait for this snapshot, so each of the two
+// sessions would wait for the other.
 func (l *schemaLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 	for {
 		var locked bool

@@ -11,10 +11,10 @@ import (
 	"github.com/drover-queue/drover/internal/pgtext"
 )
 
-// Schema is the schema that the migrations change, whatever the pool's search_path is. It corresponds to Config.Schema of a
-// client. The schema must exist. Empty means the first schema of the search_path.
+// Schema is the name of the schema that the migrations change, whatever the pool's search_path is. It corresponds to
+// Config.Schema of a client. The schema must exist. Empty means the first schema of the search_path.
 //
-// Its methods open new connections, with the settings and hooks of the pool.
+// Unless the name is empty, the methods open new connections, with the settings and hooks of the pool.
 type Schema string
 
 // check returns an error that matches drover.ErrInvalid if the text cannot be the name of a schema.
@@ -25,8 +25,8 @@ func (s Schema) check() error {
 	return nil
 }
 
-// own returns a pool whose search_path is the schema alone, because goose and the files use names without a schema. The sessions
-// of the given pool are not changed.
+// own returns a new pool whose search_path is the schema alone, because goose and the files use names without a schema.
+// The sessions of the given pool are not changed.
 func (s Schema) own(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Pool, error) {
 	config := pool.Config()
 	config.MinConns, config.MinIdleConns = 0, 0

@@ -140,7 +140,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "a-replaced-job-stays-aside", bug: "a job that gets other args stays set aside",
-				old:   "	perform drover_forget_refused(array[job_id]); -- it has other args now\n",
+				old:   "	perform drover_forget_refused(array[job_id]); -- the job has other args now\n",
 				new:   "",
 				tests: []string{"TestReplacedJobIsNotSetAside"},
 			},
