@@ -20,7 +20,7 @@ import (
 // Action is a group of things that a person may do on the pages.
 type Action string
 
-// The actions. Each covers single jobs as well as all jobs of a filter.
+// The actions. Retry, Cancel, Edit, Discard and Delete cover single jobs as well as all jobs of a filter.
 const (
 	Retry    Action = "retry"    // run waiting jobs now, make a dead letter due again, run a completed job once more
 	Cancel   Action = "cancel"   // cancel unfinished jobs
@@ -38,7 +38,7 @@ const (
 // that address names the subject.
 type act struct {
 	needs  Action
-	fields []string // the fields that the form may have, besides do and why
+	fields []string // the fields that the form may have, besides the fields "do" and "why"
 	run    func(ctx context.Context, p posted) (to string, err error)
 }
 
@@ -47,24 +47,25 @@ type posted struct {
 	query query // the query of the address
 	form  query
 	by    drover.Audit
-	blind bool // the sender may leave out the field seen
+	blind bool // the sender may leave out the field "seen"
 }
 
-// seen returns who sent the form, with the state that the page showed in the field Seen. The sender of a blind form may
-// leave this state out. Then Seen is the parameter now: the present state, or "" for any state. The database compares
-// Seen with the row while the row is locked, so two forms from one page have one effect.
-func (p posted) seen(now string) (drover.Audit, error) {
+// seen returns an Audit with the sender of the form, and, in its field Seen, the state that the page showed. The sender
+// of a blind form may leave this state out. Then Seen gets the parameter present: the present state, or "" for any
+// state. The database compares Seen with the row while the row is locked, so two forms from one page have one effect.
+func (p posted) seen(present string) (drover.Audit, error) {
 	by := p.by
 	by.Seen = p.form.Get("seen")
 	if by.Seen == "" && !p.blind {
 		return by, bad("The form lacks %q.", "seen")
 	}
-	by.Seen = cmp.Or(by.Seen, now)
+	by.Seen = cmp.Or(by.Seen, present)
 	return by, nil
 }
 
-// on returns a function for act.run: it loads the subject of a page, calls do with it, and returns the address of the page.
-func on[T any](page, key string, load func(context.Context, string) (T, error), do func(context.Context, T, posted) error) func(context.Context, posted) (string, error) {
+// onSubject returns a function for act.run. The function loads the subject of a page, calls the parameter do with this
+// subject, and returns the address of the page.
+func onSubject[T any](page, key string, load func(context.Context, string) (T, error), do func(context.Context, T, posted) error) func(context.Context, posted) (string, error) {
 	return func(ctx context.Context, p posted) (string, error) {
 		id, of, err := subject(ctx, p.query, key, load)
 		if err != nil {
@@ -91,7 +92,7 @@ func (s *site) post(w http.ResponseWriter, r *http.Request) {
 	}
 	to, err := s.carryOut(w, r, p)
 	if err == nil {
-		w.Header().Set("Location", to) // relative, because http.Redirect would add the path without the stripped prefix
+		w.Header().Set("Location", to) // relative: http.Redirect would make it absolute, from a path that lacks the stripped prefix
 		w.WriteHeader(http.StatusSeeOther)
 		return
 	}
@@ -130,22 +131,22 @@ func (s *site) carryOut(w http.ResponseWriter, r *http.Request, p page) (to stri
 	return a.run(r.Context(), in)
 }
 
-// whoMay returns the name of the person who sends a request, or an error if that person may not do a.
-func (s *site) whoMay(r *http.Request, a Action) (string, error) {
-	who, ok := s.may(r, a)
+// whoMay returns the name of the person who sends a request, or an error if that person may not take the action.
+func (s *site) whoMay(r *http.Request, action Action) (string, error) {
+	who, ok := s.authorized(r, action)
 	if !ok {
-		return "", problem{Status: http.StatusForbidden, What: fmt.Sprintf("You may not do this: it needs the action %q.", a), Do: "Ask those who run this application. Nothing was changed."}
+		return "", problem{Status: http.StatusForbidden, What: fmt.Sprintf("You may not do this: it needs the action %q.", action), Do: "Ask those who run this application. Nothing was changed."}
 	}
 	return who, nil
 }
 
-// may asks the application whether the person may do a. If there is no Authorize, or if it returns an empty name, the
-// answer is no.
-func (s *site) may(r *http.Request, a Action) (actor string, ok bool) {
+// authorized asks the application whether the person may take an action. If there is no Authorize, or if Authorize
+// returns an empty name, the answer is no.
+func (s *site) authorized(r *http.Request, action Action) (actor string, ok bool) {
 	if s.authorize == nil {
 		return "", false
 	}
-	actor, ok = s.authorize(r, a)
+	actor, ok = s.authorize(r, action)
 	return actor, ok && actor != ""
 }
 
@@ -161,7 +162,7 @@ func readForm(w http.ResponseWriter, r *http.Request) (query, error) {
 	return query{values}, nil
 }
 
-// readBody reads the body of a request. It refuses a body with another content type or with more bytes than most.
+// readBody reads the body of a request. It refuses a body with another content type, or with more than "most" bytes.
 func readBody(w http.ResponseWriter, r *http.Request, contentType, otherwise, do string, most int) ([]byte, error) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != contentType {
 		return nil, problem{Status: http.StatusUnsupportedMediaType, What: otherwise, Do: do}

@@ -39,11 +39,11 @@ func (s source) jobActs() map[string]act {
 	}
 }
 
-// seenJob does the same as seen for a button of a job. It returns an error if works is false: the button has no effect in
-// the present state of the job.
-func (p posted) seenJob(j *drover.JobInfo, works bool) (drover.Audit, error) {
+// seenJob does the same as seen for a button of a job. It returns an error if the parameter effective is false, that is,
+// if the button has no effect in the present state of the job.
+func (p posted) seenJob(j *drover.JobInfo, effective bool) (drover.Audit, error) {
 	by, err := p.seen("")
-	if err == nil && !works {
+	if err == nil && !effective {
 		err = unchanged("Since you saw it, the job has changed: it is %s%s.", stateOfJob(j), lastHand(j))
 	}
 	return by, err
@@ -71,12 +71,13 @@ func waits(j *drover.JobInfo) bool {
 	return j.State == drover.Scheduled || j.State == drover.Retryable || j.State == drover.Parked
 }
 
-// onJob is on for a button of a job.
+// onJob is onSubject for a button of a job.
 func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) error) func(context.Context, posted) (string, error) {
-	return on("job", "id", s.client.Job, do)
+	return onSubject("job", "id", s.client.Job, do)
 }
 
-// end returns a function that ends a job with verb. The function returns an error if the job has ended before.
+// end returns a function that ends a job with a method of the client, Cancel or Discard. The function returns an error
+// if the job has ended before.
 func (s source) end(verb func(context.Context, string, drover.Audit) (drover.State, error)) func(context.Context, *drover.JobInfo, posted) error {
 	return func(ctx context.Context, j *drover.JobInfo, p posted) error {
 		by := p.by

@@ -19,51 +19,51 @@ type manyVerb struct {
 	edits  bool   // the form has the fields of an edit
 	paced  bool   // the form has a field for a rate
 	note   string // a text of the page, before the question
-	of     func(drover.Filter) []drover.State
-	count  func(context.Context, drover.Filter) (int64, error) // counts the jobs that would change; nil: all jobs in the states of would change
-	do     func(context.Context, drover.Filter, how, drover.Audit) (drover.BulkResult, error)
+	states func(drover.Filter) []drover.State
+	count  func(context.Context, drover.Filter) (int64, error) // counts the jobs that would change; nil: every job in these states would change
+	do     func(context.Context, drover.Filter, manySettings, drover.Audit) (drover.BulkResult, error)
 }
 
-// how has the settings of a verb: the parts of a form or a request besides the filter.
-type how struct {
+// manySettings are the settings of a verb: the parts of a form or a request besides the filter.
+type manySettings struct {
 	edit drover.JobEdit
 	rate float64
 }
 
 func (s source) manyVerbs() map[string]manyVerb {
-	plain := func(do func(context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, drover.Filter, how, drover.Audit) (drover.BulkResult, error) {
-		return func(ctx context.Context, f drover.Filter, _ how, by drover.Audit) (drover.BulkResult, error) {
+	plain := func(do func(context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, drover.Filter, manySettings, drover.Audit) (drover.BulkResult, error) {
+		return func(ctx context.Context, f drover.Filter, _ manySettings, by drover.Audit) (drover.BulkResult, error) {
 			return do(ctx, f, by)
 		}
 	}
 	return map[string]manyVerb{
-		"cancel":  {needs: Cancel, button: "Cancel %s", of: operate.Unfinished, do: plain(s.client.CancelMany)},
-		"discard": {needs: Discard, button: "Discard %s", of: operate.Unfinished, do: plain(s.client.DiscardMany)},
-		"delete":  {needs: Delete, button: "Delete %s for good", word: "delete", of: operate.Deletable, do: plain(s.client.DeleteMany)},
+		"cancel":  {needs: Cancel, button: "Cancel %s", states: operate.Unfinished, do: plain(s.client.CancelMany)},
+		"discard": {needs: Discard, button: "Discard %s", states: operate.Unfinished, do: plain(s.client.DiscardMany)},
+		"delete":  {needs: Delete, button: "Delete %s for good", word: "delete", states: operate.Deletable, do: plain(s.client.DeleteMany)},
 		"run-now": {
 			needs: Retry, button: "Run %s now",
-			of: func(drover.Filter) []drover.State {
+			states: func(drover.Filter) []drover.State {
 				return []drover.State{drover.Scheduled, drover.Retryable, drover.Parked}
 			},
-			do: func(ctx context.Context, f drover.Filter, _ how, by drover.Audit) (drover.BulkResult, error) {
+			do: func(ctx context.Context, f drover.Filter, _ manySettings, by drover.Audit) (drover.BulkResult, error) {
 				return s.client.EditMany(ctx, f, drover.JobEdit{RunNow: true}, by)
 			},
 		},
 		"edit": {
-			needs: Edit, button: "Change %s", edits: true, of: operate.Editable,
-			do: func(ctx context.Context, f drover.Filter, h how, by drover.Audit) (drover.BulkResult, error) {
+			needs: Edit, button: "Change %s", edits: true, states: operate.Editable,
+			do: func(ctx context.Context, f drover.Filter, h manySettings, by drover.Audit) (drover.BulkResult, error) {
 				return s.client.EditMany(ctx, f, h.edit, by)
 			},
 		},
 		"rerun": {
 			needs: Retry, button: "Rerun %s", paced: true,
-			note: "Each of them is enqueued again, as a new job. Jobs that were rerun before are left out, and so are jobs that are reruns themselves.",
-			of:   func(drover.Filter) []drover.State { return []drover.State{drover.Completed} },
+			note:   "Each of them is enqueued again, as a new job. Jobs that were rerun before are left out, and so are jobs that are reruns themselves.",
+			states: func(drover.Filter) []drover.State { return []drover.State{drover.Completed} },
 			count: func(ctx context.Context, f drover.Filter) (int64, error) {
 				done, err := s.client.RerunMany(ctx, f, drover.RerunPlan{DryRun: true}, drover.Audit{})
 				return done.Changed, err
 			},
-			do: func(ctx context.Context, f drover.Filter, h how, by drover.Audit) (drover.BulkResult, error) {
+			do: func(ctx context.Context, f drover.Filter, h manySettings, by drover.Audit) (drover.BulkResult, error) {
 				return s.client.RerunMany(ctx, f, drover.RerunPlan{Rate: h.rate}, by)
 			},
 		},
@@ -84,7 +84,7 @@ type manyData struct {
 
 // readMany reads the verb and the filter of an address.
 func (s source) readMany(q query) (do string, v manyVerb, f drover.Filter, err error) {
-	if err = q.only(append(filterKeys(), "do")...); err != nil {
+	if err = q.checkKeys(append(filterKeys(), "do")...); err != nil {
 		return do, v, f, err
 	}
 	if do, err = q.one("do"); err != nil {
@@ -97,7 +97,7 @@ func (s source) readMany(q query) (do string, v manyVerb, f drover.Filter, err e
 	if f, err = q.filter(); err == nil && empty(f) {
 		err = bad("Fill in the filter first: without one this would mean every job.")
 	}
-	if err == nil && f.State != "" && !slices.Contains(v.of(f), f.State) {
+	if err == nil && f.State != "" && !slices.Contains(v.states(f), f.State) {
 		err = badAt("state", "A job that is %s cannot be meant by this.", f.State)
 	}
 	return do, v, f, err
@@ -139,8 +139,8 @@ func (v manyVerb) fields() []input {
 	return nil
 }
 
-// countOf counts the jobs that the verb would change, for at most s.patience. If the time is too short, the result more
-// is true, and n has only the jobs of some of the states.
+// countOf counts the jobs that the verb would change, for at most s.patience. If this time is too short, the result
+// "more" is true, and n is the number of jobs in some of the states.
 func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (n int64, more bool, err error) {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -148,7 +148,7 @@ func (s source) countOf(ctx context.Context, filter drover.Filter, v manyVerb) (
 	if count == nil {
 		count = s.client.Count
 	}
-	n, err = operate.Count(short, filter, v.of(filter), count)
+	n, err = operate.Count(short, filter, v.states(filter), count)
 	if err != nil && short.Err() != nil && ctx.Err() == nil {
 		return n, true, nil
 	}
@@ -164,7 +164,7 @@ func (s source) manyActs() map[string]act {
 			fields = append(fields, "word")
 		}
 		acts[do] = act{needs: v.needs, fields: fields, run: func(ctx context.Context, p posted) (string, error) {
-			var h how
+			var h manySettings
 			var err error
 			if h.edit, err = editOf(p.form); err == nil {
 				h.rate, err = readRate(p.form.Get("rate"))
@@ -179,8 +179,8 @@ func (s source) manyActs() map[string]act {
 	return acts
 }
 
-// changeMany carries out the verb do on all jobs that match the filter of an address.
-func (s source) changeMany(ctx context.Context, q query, do, word string, h how, by drover.Audit) (done drover.BulkResult, err error) {
+// changeMany carries out the verb with the name in the parameter do on all jobs that match the filter of an address.
+func (s source) changeMany(ctx context.Context, q query, do, word string, h manySettings, by drover.Audit) (done drover.BulkResult, err error) {
 	asked, v, filter, err := s.readMany(q)
 	switch {
 	case err != nil:

@@ -84,7 +84,7 @@ func (q query) readPlan() (plan drover.RedrivePlan, address string, err error) {
 			pairs = append(pairs, field.Key, value)
 		}
 	}
-	if err = q.only(known...); err != nil {
+	if err = q.checkKeys(known...); err != nil {
 		return plan, "", err
 	}
 	if plan.Filter, err = q.filter(); err != nil {
@@ -159,7 +159,7 @@ func (s source) startActs() map[string]act {
 }
 
 // startPlan starts a redrive. The library stores the redrive first, and then marks its jobs. startPlan waits at most
-// s.patience for that, because the page of the redrive shows how far it is.
+// s.patience for the marking, because the page of the redrive shows how far the redrive is.
 func (s source) startPlan(ctx context.Context, plan drover.RedrivePlan, by drover.Audit) error {
 	short, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()

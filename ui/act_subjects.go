@@ -94,7 +94,7 @@ func (s source) queueActs() map[string]act {
 
 func (s source) pauseActsOfAll() map[string]act {
 	return s.pauseActs([]string{"what", "name"}, func(p posted) (drover.Scope, error) {
-		if err := p.query.only(); err != nil {
+		if err := p.query.checkKeys(); err != nil {
 			return "", err
 		}
 		what, name := p.form.Get("what"), p.form.Get("name")
@@ -134,7 +134,7 @@ func stamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC"
 // failureActs are the buttons of a failure.
 func (s source) failureActs() map[string]act {
 	change := func(field string, is func(*drover.FailureGroup) string, set func(ctx context.Context, id, to string, by drover.Audit) error) act {
-		return act{needs: Triage, fields: []string{"seen", field}, run: on("failure", "id", s.client.FailureGroup, func(ctx context.Context, group *drover.FailureGroup, p posted) error {
+		return act{needs: Triage, fields: []string{"seen", field}, run: onSubject("failure", "id", s.client.FailureGroup, func(ctx context.Context, group *drover.FailureGroup, p posted) error {
 			to := p.form.Get(field)
 			by, err := p.seen(group.Seen)
 			if err == nil && is(group) == to {
@@ -174,7 +174,7 @@ func handOfGroup(g *drover.FailureGroup) string {
 	return fmt.Sprintf(": %s changed it at %s%s", g.UpdatedBy, stamp(*g.UpdatedAt), back)
 }
 
-// policyOf is a group's policy by its name in the form.
+// policyOf is the name that a group's policy has in the form.
 func policyOf(g *drover.FailureGroup) string {
 	if g.Policy.Action == "" {
 		return "retry"
@@ -185,7 +185,7 @@ func policyOf(g *drover.FailureGroup) string {
 // scheduleActs are the buttons of a schedule.
 func (s source) scheduleActs() map[string]act {
 	change := func(fields []string, do func(ctx context.Context, j *drover.PeriodicJob, p posted) error) act {
-		return act{needs: Schedule, fields: append(fields, "seen"), run: on("schedule", "name", s.client.PeriodicJob, func(ctx context.Context, j *drover.PeriodicJob, p posted) (err error) {
+		return act{needs: Schedule, fields: append(fields, "seen"), run: onSubject("schedule", "name", s.client.PeriodicJob, func(ctx context.Context, j *drover.PeriodicJob, p posted) (err error) {
 			if p.by, err = p.seen(j.Seen); err != nil {
 				return err
 			}
@@ -223,7 +223,7 @@ func (s source) scheduleActs() map[string]act {
 // redriveActs are the buttons of a redrive.
 func (s source) redriveActs() map[string]act {
 	change := func(paused bool, verb func(context.Context, string, drover.Audit) error, both bool) act {
-		return act{needs: Redrive, fields: []string{"seen"}, run: on("redrive", "id", s.client.Redrive, func(ctx context.Context, r *drover.Redrive, p posted) error {
+		return act{needs: Redrive, fields: []string{"seen"}, run: onSubject("redrive", "id", s.client.Redrive, func(ctx context.Context, r *drover.Redrive, p posted) error {
 			by, err := p.seen(r.Seen)
 			if err == nil && (!goesOn(r) || r.Paused != paused && !both) {
 				err = unchanged("The redrive is %s now%s.", stateOfRedrive(r), handOfRedrive(r))

@@ -29,7 +29,7 @@ type operation struct {
 	load func(ctx context.Context, q query) (any, error) // loads the answer of a GET
 
 	needs Action // the action that a POST needs
-	most  int    // bytes of a POST's body; 0 means mostForm
+	most  int    // how many bytes the body of a POST may have; 0 means mostForm
 	begin func() (body, doing)
 }
 
@@ -194,7 +194,7 @@ type problemDocument struct {
 
 func (s *site) failJSON(w http.ResponseWriter, r *http.Request, p problem) {
 	d := problemDocument{Type: "about:blank", Title: http.StatusText(p.Status), Status: p.Status, Detail: s.words.clean(p.What), Field: p.Field}
-	if p.Status != http.StatusBadRequest { // the advice for a bad request only says that it should be changed
+	if p.Status != http.StatusBadRequest { // the advice for a bad request is only to change it
 		d.Detail = strings.TrimSpace(d.Detail + " " + p.Do)
 	}
 	if p.Result != nil {

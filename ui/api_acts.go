@@ -66,9 +66,9 @@ func manyAbout() map[string]string {
 	}
 }
 
-// pressing returns an operation's function that presses a button. After that it loads the subject with the parameter
-// then. If then is nil, because the button deletes the subject, the answer is a BulkResult.
-func pressing(a act, then *operation) func() (body, doing) {
+// pressing returns a function for operation.begin that does what a button does. The operation reading loads the answer:
+// the subject after that. If reading is nil, because the button deletes the subject, the answer is a BulkResult.
+func pressing(a act, reading *operation) func() (body, doing) {
 	return func() (body, doing) {
 		fields := body{}
 		for _, name := range a.fields {
@@ -88,14 +88,14 @@ func pressing(a act, then *operation) func() (body, doing) {
 			if err != nil {
 				return nil, err
 			}
-			if then == nil {
+			if reading == nil {
 				return drover.BulkResult{Changed: 1}, nil
 			}
 			address, err := url.Parse(to)
 			if err != nil {
 				return nil, fmt.Errorf("read the address of a page: %w", err)
 			}
-			return then.load(ctx, query{address.Query()})
+			return reading.load(ctx, query{address.Query()})
 		}
 	}
 }
@@ -137,8 +137,9 @@ func (s source) starting() (body, doing) {
 	}
 }
 
-// editing returns a body for changes, and a function that makes these changes to one job.
-func (s source) editing(then *operation) func() (body, doing) {
+// editing returns a function for operation.begin: a body for changes, and a function that makes these changes to one
+// job. The operation reading loads the answer, the job after that.
+func (s source) editing(reading *operation) func() (body, doing) {
 	return func() (body, doing) {
 		var to changes
 		var seen *string
@@ -157,7 +158,7 @@ func (s source) editing(then *operation) func() (body, doing) {
 			if err != nil {
 				return nil, err
 			}
-			return then.load(ctx, p.query)
+			return reading.load(ctx, p.query)
 		}
 	}
 }
@@ -186,8 +187,8 @@ func (s source) enqueueing() (body, doing) {
 	}
 }
 
-// changingMany returns a body, and a function that carries out a verb on all jobs that match the filter of the address.
-// It refuses an empty filter.
+// changingMany returns a function for operation.begin: a body, and a function that carries out a verb on all jobs that
+// match the filter of the address. That function refuses an empty filter.
 func (s source) changingMany(do string, v manyVerb) func() (body, doing) {
 	return func() (body, doing) {
 		word, fields := "", body{}
@@ -195,7 +196,7 @@ func (s source) changingMany(do string, v manyVerb) func() (body, doing) {
 			fields["confirm"] = &word
 		}
 		var to changes
-		var h how
+		var h manySettings
 		if v.edits {
 			fields = bodyOf(&to)
 		}
@@ -207,7 +208,7 @@ func (s source) changingMany(do string, v manyVerb) func() (body, doing) {
 			if h.edit, err = to.edit(); err != nil {
 				return nil, err
 			}
-			done, err := s.changeMany(ctx, p.query.as(do), do, word, h, p.by)
+			done, err := s.changeMany(ctx, p.query.withVerb(do), do, word, h, p.by)
 			if err != nil && done.Changed == 0 && len(done.Refused) == 0 {
 				return nil, err
 			}

@@ -29,8 +29,8 @@ func bodyOf(to any) body {
 	return b
 }
 
-// read is stricter than json.Unmarshal. It refuses a name with another spelling, a name that occurs twice, an unknown
-// name, and anything after the object.
+// read reads the JSON object. It is stricter than json.Unmarshal: it refuses a name with another spelling, a name that
+// occurs twice, an unknown name, and anything after the object.
 func (b body) read(raw []byte) error {
 	if !utf8.Valid(raw) {
 		return bad("The body is not UTF-8.")

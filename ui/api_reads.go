@@ -18,7 +18,7 @@ func (s source) apiReads(w words) map[string]*operation {
 		"overview": reads("What needs a person, and all queues.", nil, shows(s.overview, func(o *overview) overviewAnswer { return overviewAnswer{o.snap, o.Unserved, o.CameBack, o.New} })),
 		"queue":    reads("One queue.", []string{"name"}, s.oneQueue),
 		"activity": reads("How many jobs ran, minute by minute of the last hour: of one queue, or of all.", []string{"queue"}, func(ctx context.Context, q query) ([]drover.QueueActivity, error) {
-			if err := q.only("queue"); err != nil {
+			if err := q.checkKeys("queue"); err != nil {
 				return nil, err
 			}
 			queue, err := q.one("queue")
@@ -64,7 +64,7 @@ func reads[T any](about string, keys []string, load func(context.Context, query)
 	return &operation{about: about, keys: keys, answer: reflect.TypeFor[T](), load: func(ctx context.Context, q query) (any, error) {
 		answer, err := load(ctx, q)
 		if err != nil {
-			return nil, err // without the zero value as an answer
+			return nil, err // no answer, because the zero value would look like one
 		}
 		return answer, nil
 	}}
@@ -101,8 +101,8 @@ type queueAnswer struct {
 	Supervisors []drover.SupervisorInfo `json:"supervisors"` // the supervisors that serve it
 }
 
-// oneQueue answers with a queue. For a queue of which nothing is known the page says so, and links to it from a schedule
-// or a job stay valid. A program gets 404, as for everything else that does not exist.
+// oneQueue answers with a queue. If nothing is known of the queue, a program gets 404, as for everything else that does
+// not exist. The page is shown even then, so that links from a schedule or a job are never broken.
 func (s source) oneQueue(ctx context.Context, q query) (a queueAnswer, err error) {
 	v, err := s.queue(ctx, q)
 	if err != nil {
@@ -160,16 +160,16 @@ type previewAnswer struct {
 type manyAnswer struct {
 	Filter drover.Filter `json:"filter"`
 	Count  int64         `json:"count"`
-	More   bool          `json:"more"` // there are more jobs than count, because counting all of them takes too long
+	More   bool          `json:"more"` // there may be more jobs than count, because counting all of them takes too long
 }
 
-// manyAs loads the page that asks before the verb do changes jobs.
+// manyAs returns a function that loads the page that asks before a verb changes jobs.
 func (s source) manyAs(do string) func(context.Context, query) (*view, error) {
-	return func(ctx context.Context, q query) (*view, error) { return s.many(ctx, q.as(do)) }
+	return func(ctx context.Context, q query) (*view, error) { return s.many(ctx, q.withVerb(do)) }
 }
 
-// as turns the query of jobs/VERB into a query of the page of all verbs, which has the verb in do.
-func (q query) as(do string) query {
+// withVerb turns the query of jobs/VERB into a query of the page for all verbs: it adds the verb under the key "do".
+func (q query) withVerb(do string) query {
 	values := url.Values{}
 	maps.Copy(values, q.Values)
 	values.Set("do", do)

@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// somebodyWrote reports whether a JSON field of this name, in any answer, has a text that programs or people wrote. Such a
-// text may contain a secret. The pages redact the same texts. Names of queues, kinds, tags, keys, schedules and people are shown as they are.
+// somebodyWrote reports whether a JSON field of this name, in any answer, has a text that programs or people wrote. Such
+// a text may contain a secret. The pages redact the same texts. The names of queues, kinds, tags, keys, schedules and
+// people are shown as they are.
 func somebodyWrote(name string) bool {
 	switch name {
 	case "args", "metadata", "retry", "options", // JSON
@@ -20,9 +21,9 @@ func somebodyWrote(name string) bool {
 	return false
 }
 
-// shown returns an answer that may be sent: its texts are redacted, and an empty list is [] and not null, because every
-// program would need an extra case for null. It may change what the given answer points to, because nothing else uses
-// the answer.
+// shown returns an answer that may be sent. Its texts are redacted. An empty list is [] and not null, because every
+// program would need an extra case for null. shown may change what the given answer points to, because nothing else
+// uses that answer.
 func (w words) shown(answer any) any {
 	v := reflect.New(reflect.TypeOf(answer)).Elem()
 	v.Set(reflect.ValueOf(answer))

@@ -30,7 +30,7 @@ package ui
 //     had seen, the verb that it calls; readForm, unchanged
 //   - act_job.go: the verbs on one job: redrive, cancel, discard, delete
 //   - act_edit.go: the form that edits jobs, for one job and for many
-//   - act_many.go: the verbs over all jobs of a filter, and the page that asks before
+//   - act_many.go: the verbs over all jobs of a filter, and the page that asks for a confirmation
 //   - act_start.go: forms that start something new: a rerun, a redrive with its plan and its pace; the new id in
 //     the form
 //   - act_subjects.go: the verbs on queues and pauses (readUntil: the end of a pause), failure groups, schedules
@@ -39,7 +39,7 @@ package ui
 //   - api_reads.go: the API's answers to GET: …Answer types, and how they are made of what the pages load
 //   - api_acts.go: the verbs of the API, by POST: which act of the pages each calls
 //   - api_body.go: reads the JSON body of a request, and turns it into the values of a form
-//   - api_words.go: cleans texts in the answers of the API, which somebody else wrote
+//   - api_words.go: redacts the texts in the API's answers that programs or people wrote
 //   - words.go: texts as the pages show them: cut, cleaned, secrets redacted, times, durations, numbers
 //   - templates.go: the templates and assets in the binary, and the functions that templates call
 //   - problem.go: problem: an error as a person reads it, with what to do; its status code

@@ -22,7 +22,7 @@ const (
 )
 
 func (s source) failures(ctx context.Context, q query) (*view, error) {
-	if err := q.only("status", "kind", "limit"); err != nil {
+	if err := q.checkKeys("status", "kind", "limit"); err != nil {
 		return nil, err
 	}
 	status, err := q.one("status")

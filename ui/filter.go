@@ -171,8 +171,8 @@ type option struct {
 	Selected bool
 }
 
-// inputs returns the fields of the filter's form with the values of the address. The result main has the fields that
-// always show, more has the others, and unfolded is true if one of the others has a value.
+// inputs returns the fields of the filter's form with the values of the address. The result main has the fields that are
+// always shown. The result more has the other fields, and unfolded is true if one of these has a value.
 func (q query) inputs() (main, more []input, unfolded bool) {
 	for _, field := range filterFields() {
 		values := slices.DeleteFunc(slices.Clone(q.Values[field.key]), func(v string) bool { return v == "" })

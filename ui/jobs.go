@@ -38,7 +38,7 @@ func (s source) manyLinks(q query, f drover.Filter) (all []manyLink) {
 	}
 	for _, link := range []struct{ do, text string }{{"run-now", "Run them all now"}, {"edit", "Change them all"}, {"rerun", "Rerun them all"}, {"cancel", "Cancel them all"}, {"discard", "Discard them all"}, {"delete", "Delete them all"}} {
 		v := s.manyVerbs()[link.do]
-		if f.State == "" || slices.Contains(v.of(f), f.State) {
+		if f.State == "" || slices.Contains(v.states(f), f.State) {
 			all = append(all, manyLink{v.needs, link.text + "…", "many?" + q.filterAddress("do", link.do)})
 		}
 	}
@@ -56,7 +56,7 @@ const (
 )
 
 func (s source) jobs(ctx context.Context, q query) (*view, error) {
-	if err := q.only(append(filterKeys(), "after")...); err != nil {
+	if err := q.checkKeys(append(filterKeys(), "after")...); err != nil {
 		return nil, err
 	}
 	found, filter, err := s.findJobs(ctx, q)

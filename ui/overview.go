@@ -135,7 +135,7 @@ func (l look) rows() []queueRow {
 }
 
 func (s source) overview(ctx context.Context, q query) (*view, error) {
-	if err := q.only(); err != nil {
+	if err := q.checkKeys(); err != nil {
 		return nil, err
 	}
 	now, err := s.look(ctx)
@@ -204,13 +204,13 @@ func compareDue(a, b *time.Time) int {
 // queueData is a queue's own page.
 type queueData struct {
 	queueRow
-	Known       bool // the queue has jobs or a supervisor, or that could not be read; without them a schedule or a deleted job may still name it
+	Known       bool // false: the queue has no jobs and no supervisor; a schedule or a deleted job may still name it
 	States      []drover.State
 	Supervisors []drover.SupervisorInfo
 	Pauses      []drover.PauseInfo // the pauses that keep its jobs from starting
 	Held        bool               // the queue itself is paused, so it can be resumed
 	Seen        string             // PauseInfo.Seen of the queue's own pause
-	NotSeen     []drover.NotSeen   // why Ran is missing
+	NotSeen     []drover.NotSeen   // the reason why Ran is missing
 }
 
 func (s source) queue(ctx context.Context, q query) (*view, error) {
@@ -252,7 +252,7 @@ func (s source) queue(ctx context.Context, q query) (*view, error) {
 }
 
 func (s source) healthPage(ctx context.Context, q query) (*view, error) {
-	if err := q.only(); err != nil {
+	if err := q.checkKeys(); err != nil {
 		return nil, err
 	}
 	snap, err := s.client.Snapshot(ctx)

@@ -42,7 +42,7 @@ func (s source) pages(w words) map[string]page {
 // listed returns a function that loads a page with a list, whose address has no keys.
 func listed[T any](title string, list func(context.Context) ([]T, error)) func(context.Context, query) (*view, error) {
 	return func(ctx context.Context, q query) (*view, error) {
-		if err := q.only(); err != nil {
+		if err := q.checkKeys(); err != nil {
 			return nil, err
 		}
 		all, err := list(ctx)

@@ -13,7 +13,7 @@ type pausesData struct {
 }
 
 func (s source) pausesPage(ctx context.Context, q query) (*view, error) {
-	if err := q.only(); err != nil {
+	if err := q.checkKeys(); err != nil {
 		return nil, err
 	}
 	list, err := s.client.Pauses(ctx)

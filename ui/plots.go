@@ -49,7 +49,7 @@ const lately = 5
 type ran struct {
 	Depth, Runs, Failed, Waited  plot
 	Due                          string // how many jobs were due at the newest sample, if it is not too old
-	PerMinute, FailedPart, Waits string // over the minutes of lately
+	PerMinute, FailedPart, Waits string // over the last minutes: see lately
 }
 
 // ranOf draws the plots of the last hour.
@@ -172,7 +172,7 @@ func figure(n float64) string {
 	return number(int64(n + 0.5))
 }
 
-// activityFor is how long a page waits for activity. After that it shows everything else.
+// activityFor is how long a page waits for its plots of activity. After that time the page leaves the plots out.
 const activityFor = time.Second
 
 // activity returns what ran, by queue. If it cannot read the activity, the result missing has the reason, as in

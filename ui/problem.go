@@ -87,7 +87,7 @@ func invalid(err error) string {
 	return sentence(strings.ReplaceAll(text, "\n", "; "))
 }
 
-// refused is the database's reason why it refused a change, because the subject is in another state.
+// refused is the reason that the database gives when it refuses a change in the present state of the subject.
 func refused(err error) string {
 	if match := regexp.MustCompile(`(?s)\([^\s:()]+: drover: (.*?) \(SQLSTATE DR002\)`).FindStringSubmatch(err.Error()); match != nil {
 		return visible(sentence(match[1]))

@@ -32,9 +32,9 @@ func readQuery(r *http.Request) (query, error) {
 	return query{values}, nil
 }
 
-// only returns an error if the address has a key that is not one of the known keys. If it ignored a misspelt key, the
-// filter would show other jobs than the person meant.
-func (q query) only(known ...string) error {
+// checkKeys returns an error if the address has a key that is not one of the known keys. If a misspelt key were ignored,
+// the page would show other jobs than the person meant.
+func (q query) checkKeys(known ...string) error {
 	for key := range q.Values {
 		if !slices.Contains(known, key) {
 			return bad("This page knows no %q.", cut(key, 40))
@@ -43,7 +43,7 @@ func (q query) only(known ...string) error {
 	return nil
 }
 
-// one returns the value of a key; "" if the address lacks the key. Two values that are not empty are a mistake.
+// The method one returns the value of a key; "" if the address lacks the key. Two values that are not empty are a mistake.
 func (q query) one(key string) (string, error) {
 	var one string
 	for _, value := range q.Values[key] {
@@ -69,10 +69,10 @@ func (q query) number(key string, standard, most int) (int, error) {
 	return n, nil
 }
 
-// id returns the id or the name of the page's subject. Besides key, the address may
-// have only the keys in others.
+// id returns the value of key: the id or the name of the page's subject. Besides key, the address may have only the keys
+// in the parameter others.
 func (q query) id(key string, others ...string) (string, error) {
-	if err := q.only(append(others, key)...); err != nil {
+	if err := q.checkKeys(append(others, key)...); err != nil {
 		return "", err
 	}
 	id, err := q.one(key)

@@ -28,7 +28,7 @@ const (
 )
 
 func (s source) redrives(ctx context.Context, q query) (*view, error) {
-	if err := q.only("limit"); err != nil {
+	if err := q.checkKeys("limit"); err != nil {
 		return nil, err
 	}
 	limit, err := q.number("limit", fewRedrives, mostRedrives)

@@ -217,7 +217,7 @@ func (s *site) asker(r *http.Request) func(Action) bool {
 	return func(a Action) bool {
 		ok, asked := known[a]
 		if !asked {
-			_, ok = s.may(r, a)
+			_, ok = s.authorized(r, a)
 			known[a] = ok
 		}
 		return ok

@@ -4,12 +4,12 @@
 (() => {
   const second = 1000;
   const poll = 15 * second; // where there are no events
-  const share = 20; // a page that takes long to read is read again after this many times as long
+  const share = 20; // after a read, the page waits at least this many times as long as the read took
 
   let source = null;
   let timer = 0;
   let broken = 0; // streams that ended before an event came
-  let rest = 0; // not before this time
+  let rest = 0; // the page does not read itself before this time
   let reading = false;
 
   // A person who types, selects or chooses something does not lose it.
@@ -37,9 +37,9 @@
     const began = Date.now();
     try {
       const answer = await fetch(location.href, { redirect: "error", cache: "no-store", headers: { "Drover-Live": source ? "again" : "poll" } });
-      if (answer.status === 204) return; // too many pages are open: it has its turn later
+      if (answer.status === 204) return; // too many pages are open: this page has its turn later
       const text = await answer.text();
-      if (source) rest = Date.now() + share * (Date.now() - began); // a page that polls waits for its turn as well
+      if (source) rest = Date.now() + share * (Date.now() - began); // not if the page polls, because this time includes the wait for its turn
       if (!answer.ok) throw new Error("the answer was " + answer.status);
       if (busy()) return;
       show(new DOMParser().parseFromString(text, "text/html"));
@@ -51,7 +51,7 @@
     }
   }
 
-  // show puts the new content in the place of the old one, and leaves open what was open, and the keyboard where it was.
+  // show replaces the old content by the new content. What was open stays open, and the focus stays where it was.
   function show(next) {
     for (const name of ["main", "foot"]) {
       const old = document.getElementById(name);
@@ -100,7 +100,8 @@
     if (place && place.textContent !== text) place.textContent = text;
   }
 
-  // dress shows exact times in the reader's zone, the others have them as their title, and gives ids a button.
+  // dress turns exact times into the reader's zone: in the text, or in the title of a relative time. It adds a button to
+  // each id.
   function dress(root) {
     for (const time of root.querySelectorAll("time[datetime]")) {
       const at = new Date(time.dateTime);
@@ -110,7 +111,7 @@
       time.title = local + " · " + time.dateTime;
     }
     for (const id of root.querySelectorAll("code.id")) {
-      if (!navigator.clipboard) return; // only over TLS and on this machine
+      if (!navigator.clipboard) return; // there is a clipboard only over TLS or on localhost
       const button = document.createElement("button");
       button.type = "button";
       button.className = "copy";
