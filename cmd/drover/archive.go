@@ -129,9 +129,10 @@ func archiveVerb(cmd *cobra.Command, needsFilter bool, own func(*cobra.Command),
 	return cmd
 }
 
-// printMoved prints how many jobs were moved between the tables jobs and jobs_archive, and which were not. If a missing
-// job is in the table jobs, the text here says why it was not moved. The parameter err is the error of the move.
-func (a *app) printMoved(ctx context.Context, s *session, done, here string, moved drover.ArchiveResult, err error) error {
+// printMoved prints how many jobs were moved between the tables jobs and jobs_archive, and which jobs were not moved. The
+// parameter present is the reason for a job that the move did not find and that is in the table jobs. The parameter err
+// is the error of the move.
+func (a *app) printMoved(ctx context.Context, s *session, done, present string, moved drover.ArchiveResult, err error) error {
 	if a.json {
 		if printErr := a.printJSON(moved); err == nil {
 			err = printErr
@@ -139,7 +140,7 @@ func (a *app) printMoved(ctx context.Context, s *session, done, here string, mov
 	} else {
 		fmt.Fprintf(a.stdout, "%s %s\n", plural.Of(moved.Jobs, "job"), done)
 		for _, id := range moved.Missing {
-			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": "+s.whyMissing(ctx, id, here)))
+			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": "+s.whyMissing(ctx, id, present)))
 		}
 		for _, id := range moved.Conflicts {
 			fmt.Fprintln(a.stdout, printable(id+"  not "+done+": the id is there already"))

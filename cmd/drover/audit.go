@@ -20,8 +20,8 @@ func addAuditFlags(cmd *cobra.Command, kept string) *drover.Audit {
 	return by
 }
 
-// checkBy refuses an empty --by, because an unset shell variable must not look like a name. Without the flag, by becomes
-// the name of the operating system's user.
+// checkBy refuses an empty --by, because an unset shell variable must not look like a name. Without the flag, it stores
+// the name of the operating system's user in *by.
 func checkBy(cmd *cobra.Command, by *string) error {
 	if cmd.Flags().Changed("by") {
 		if strings.TrimSpace(*by) == "" {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// confirm asks the user a question. If the answer is not yes, it returns an error with the text otherwise, which says
-// what was not done.
+// confirm asks the user a question. If the answer is not yes, it returns an error. The parameter otherwise is the part of
+// the error text about what was not done.
 func (a *app) confirm(ctx context.Context, question, otherwise string) error {
 	fmt.Fprint(a.stderr, question+" Type yes to go on: ")
 	answer := make(chan string, 1)

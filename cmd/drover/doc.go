@@ -21,8 +21,8 @@ package main
 //     for a job
 //   - jobs_redrive.go: drover jobs redrive ID…: single jobs, --max-attempts, --args-patch; each: runs a verb on one
 //     id after another and prints the results. Paced redrives are in redrive.go
-//   - jobs_many.go: drover jobs count, summary, cancel, discard, delete: by ids or by a filter, with the question
-//     before
+//   - jobs_many.go: drover jobs count, summary, cancel, discard, delete: by ids or by a filter, with a question
+//     before a change
 //   - jobs_edit.go: drover jobs edit and rerun: their flags (--to-queue, --to-priority, --run-now, --at and others)
 //     and checks
 //   - explain.go: drover explain ID: the story of a job; finds an id by its beginning
@@ -30,8 +30,8 @@ package main
 //   - failures.go: drover failures list, show, status, policy: failure groups
 //   - redrive.go: drover redrive start, preview, list, show, watch, pause, resume, abort: paced redrives of many
 //     dead jobs; drover failures redrive; --per-key, --canary, --dry-run and others
-//   - queues.go: drover queues list, pause, resume: scopeFlags: --kind, --all or the name of a queue; until when a
-//     pause lasts; the wait for its confirmation
+//   - queues.go: drover queues list, pause, resume: scopeFlags: --kind, --all or the name of a queue; the end of a
+//     pause; the wait for its confirmation
 //   - budgets.go: drover budgets: the table of retry budgets
 //   - periodic.go: drover periodic list, show, preview, set, pause, resume, run, delete: schedules
 //   - archive.go: drover archive add, restore, export, purge: dead letters in the archive

@@ -156,8 +156,8 @@ func givenFilter(cmd *cobra.Command) bool {
 	})
 }
 
-// at returns the filter. The parameter now is the time of the server's clock. A flag with an age means that long before
-// now.
+// at returns the filter. The parameter now is the time of the server's clock. A flag with an age, such as 2h, counts back
+// from that time.
 func (p *filterFlags) at(now time.Time) drover.Filter {
 	f := p.filter
 	f.CreatedAfter, f.CreatedBefore = p.createdAfter.at(now), p.createdBefore.at(now)
@@ -175,7 +175,7 @@ func filterNames() []string {
 	}
 }
 
-// moment is a flag that takes a time, or how long ago that was; if ahead is set, how long it is from now.
+// moment is a flag that takes a time, or an age such as 2h. With the field ahead, it takes a time, or a duration from now.
 type moment struct {
 	ahead    bool
 	text     string

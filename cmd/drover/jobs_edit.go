@@ -35,7 +35,7 @@ parking. A job that runs or has ended stays as it is.`,
   drover jobs edit --queue payments --tag vip --to-priority 1
   drover jobs edit 01ARZ3NDEKTSV4RRFFQ69G5FAV --args-patch '{"Currency": "EUR"}' --delay 10m`,
 	}, manyVerb{
-		done: "edited", of: operate.Editable, kept: "kept in the jobs' history", check: f.check,
+		done: "edited", states: operate.Editable, kept: "kept in the jobs' history", check: f.check,
 		do: func(c *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error) {
 			done, err := c.EditMany(ctx, filter, f.edit, audit)
 			return done, editNames(err)
@@ -129,7 +129,7 @@ the same command goes on.`,
 		Example: `  drover jobs rerun 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the label was lost"
   drover jobs rerun --kind label --finalized-after 2h --rate 10 --why "the labels were blank"`,
 	}, manyVerb{
-		done: "rerun", of: func(drover.Filter) []drover.State { return []drover.State{drover.Completed} }, kept: "kept in the history of both jobs",
+		done: "rerun", states: func(drover.Filter) []drover.State { return []drover.State{drover.Completed} }, kept: "kept in the history of both jobs",
 		count: func(c *drover.Client, ctx context.Context, filter drover.Filter) (int64, error) {
 			would, err := c.RerunMany(ctx, filter, drover.RerunPlan{Rate: plan.Rate, DryRun: true}, drover.Audit{})
 			return would.Changed, err

@@ -61,17 +61,17 @@ func (a *app) summary(ctx context.Context, s *session) error {
 
 // manyVerb is a command that changes all jobs that match a filter.
 type manyVerb struct {
-	done string                             // the past participle of the verb, such as cancelled
-	of   func(drover.Filter) []drover.State // the states of the jobs that it changes
-	do   func(client *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error)
-	one  func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // changes one job and returns the result; nil: the command handles ids like a filter, and asks
-	kept string                                                                                          // where drover keeps --by and --why
+	done   string                             // the past participle of the verb, such as cancelled
+	states func(drover.Filter) []drover.State // the states of the jobs that the command changes
+	do     func(client *drover.Client, ctx context.Context, filter drover.Filter, audit drover.Audit) (drover.BulkResult, error)
+	one    func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) // changes one job and returns the result; nil: the command handles ids like a filter, and asks
+	kept   string                                                                                          // where drover keeps --by and --why
 
-	count func(client *drover.Client, ctx context.Context, filter drover.Filter) (int64, error) // counts the jobs that the command would change; nil: it would change all jobs in the states of
+	count func(client *drover.Client, ctx context.Context, filter drover.Filter) (int64, error) // counts the jobs that the command would change; nil: it would change all jobs in these states
 	check func(cmd *cobra.Command) error                                                        // parses the command's own flags; nil: the command has none
 }
 
-// ended returns the function manyVerb.one of a command that ends jobs.
+// ended returns a function for manyVerb.one, for a command that ends jobs.
 func ended(done string, end func(*drover.Client, context.Context, string, drover.Audit) (drover.State, error)) func(*drover.Client, context.Context, string, drover.Audit) (string, error) {
 	return func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) {
 		was, err := end(client, ctx, id, audit)
@@ -91,7 +91,7 @@ cancelled, and drover refuses the result of the handler. A job that has ended st
 		Example: `  drover jobs cancel 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "the order was withdrawn"
   drover jobs cancel --kind charge --args-contain '{"Customer": 7}' --created-after 2h`,
 	}, manyVerb{
-		done: "cancelled", of: operate.Unfinished, do: (*drover.Client).CancelMany, one: ended("cancelled", (*drover.Client).Cancel), kept: "kept in the jobs' history",
+		done: "cancelled", states: operate.Unfinished, do: (*drover.Client).CancelMany, one: ended("cancelled", (*drover.Client).Cancel), kept: "kept in the jobs' history",
 	})
 }
 
@@ -105,7 +105,7 @@ A job that has ended stays as it is.`,
 		Example: `  drover jobs discard 01ARZ3NDEKTSV4RRFFQ69G5FAV --why "address in doubt"
   drover jobs discard --state retryable --error "no such account"`,
 	}, manyVerb{
-		done: "discarded", of: operate.Unfinished, do: (*drover.Client).DiscardMany, one: ended("discarded", (*drover.Client).Discard), kept: "kept in the jobs' history",
+		done: "discarded", states: operate.Unfinished, do: (*drover.Client).DiscardMany, one: ended("discarded", (*drover.Client).Discard), kept: "kept in the jobs' history",
 	})
 }
 
@@ -118,7 +118,7 @@ discarded, with --reason, or by their ids.`,
 		Example: `  drover jobs delete --state completed --finalized-before 1h
   drover jobs delete --reason expired --finalized-before 30d --yes`,
 	}, manyVerb{
-		done: "deleted", of: operate.Deletable, do: (*drover.Client).DeleteMany, kept: "kept in the server's log",
+		done: "deleted", states: operate.Deletable, do: (*drover.Client).DeleteMany, kept: "kept in the server's log",
 	})
 }
 
@@ -222,7 +222,7 @@ func (s *session) countOf(ctx context.Context, filter drover.Filter, v manyVerb)
 	if v.count != nil {
 		return v.count(s.client, ctx, filter)
 	}
-	return operate.Count(ctx, filter, v.of(filter), s.client.Count)
+	return operate.Count(ctx, filter, v.states(filter), s.client.Count)
 }
 
 // confirmMany asks whether to change n jobs.

@@ -49,7 +49,7 @@ as it is.`,
 }
 
 func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts, audit drover.Audit) error {
-	moved := false // the hook sets it, because Redrive also returns no error for a job that is waiting already
+	moved := false // the hook sets it; the error is nil for a job that waits already, too
 	return a.changing(ctx, func(ctx context.Context, s *session) error {
 		return a.each("redriven", ids, func(id string) (string, error) {
 			moved = false
@@ -136,14 +136,14 @@ func wrongForAll(err error) bool {
 	return errors.As(err, &invalid) && !errors.As(err, &db) && slices.Contains([]string{"ArgsPatch", "MaxAttempts", "By", "Why"}, invalid.Field)
 }
 
-// backAgain is why a job was not changed that was missing and is there now.
+// backAgain is the reason for a job that the command did not find, and that is there now.
 const backAgain = "not found, but it is there now: try again"
 
-// whyMissing returns why a command has not found a job. The text here is the answer if the job is in the table jobs.
-func (s *session) whyMissing(ctx context.Context, id, here string) string {
+// whyMissing returns why a command has not found a job. It returns the parameter present if the job is in the table jobs.
+func (s *session) whyMissing(ctx context.Context, id, present string) string {
 	_, err := s.client.Job(ctx, id)
 	if err == nil {
-		return here
+		return present
 	}
 	return refusal(id, err)
 }

@@ -70,7 +70,7 @@ func (a *app) showJob(ctx context.Context, s *session, id string) error {
 	}
 	a.printErrors(job)
 	if waits.release != "" {
-		fmt.Fprintf(a.stdout, "\nto let it go:  %s\n", a.again(waits.release, waits.of))
+		fmt.Fprintf(a.stdout, "\nto let it go:  %s\n", a.again(waits.release, waits.args))
 	}
 	if job.State == drover.Discarded {
 		fmt.Fprintf(a.stdout, "\nin SQL:   %s\nredrive:  %s\n", s.psql(job.ID), a.again("jobs redrive", job.ID))
@@ -96,11 +96,10 @@ func (s *session) setAside(ctx context.Context, id string) ([]health.AsideJob, e
 	return list, nil
 }
 
-// waiting describes what a job waits for besides its due time. The field release is the command that ends the wait, or
-// "". The field of is the argument of that command.
+// waiting describes what a job waits for besides its due time.
 type waiting struct {
-	rows        [][]string
-	release, of string
+	rows          [][]string
+	release, args string // the command that ends the wait, or "", and its arguments
 }
 
 // sqlWaits reads one row by the primary key.
@@ -133,22 +132,22 @@ func (s *session) waits(ctx context.Context, j *drover.JobInfo) (w waiting, err 
 		w.rows = append(w.rows, []string{"waits for", "its turn: the policy that parked it was lifted, 50 a second become due"})
 	case build != nil:
 		w.rows = append(w.rows, []string{"waits for", fmt.Sprintf("a build newer than %s, by the policy of failure %s", *build, print)})
-		w.release, w.of = "failures policy", print+" retry"
+		w.release, w.args = "failures policy", print+" retry"
 	case redrive != "" && key != "":
 		w.rows = append(w.rows, []string{"waits for", fmt.Sprintf("a place in redrive %s, which has so many jobs of key %s out at once; without the redrive it goes by itself", redrive, key)})
-		w.release, w.of = "redrive abort", redrive
+		w.release, w.args = "redrive abort", redrive
 	case redrive != "":
 		w.rows = append(w.rows, []string{"waits for", "its turn in redrive " + redrive})
 	}
 	return w, nil
 }
 
-// attempts returns how many attempts of a job have begun, and its MaxAttempts, with the text of between them.
-func attempts(of string, j *drover.JobInfo) string {
+// attempts returns how many attempts of a job have begun, then the separator, and then MaxAttempts of the job.
+func attempts(separator string, j *drover.JobInfo) string {
 	if j.MaxAttempts == drover.Unlimited {
-		return fmt.Sprintf("%d%sno limit", j.Attempt, of)
+		return fmt.Sprintf("%d%sno limit", j.Attempt, separator)
 	}
-	return fmt.Sprintf("%d%s%d", j.Attempt, of, j.MaxAttempts)
+	return fmt.Sprintf("%d%s%d", j.Attempt, separator, j.MaxAttempts)
 }
 
 // describe returns one row for each field of a job. It leaves out empty fields.

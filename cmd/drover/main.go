@@ -111,7 +111,7 @@ func message(err error) string {
 	return printableLines(masked(strings.ReplaceAll(err.Error(), "drover: ", "")))
 }
 
-// exampleURL must be the end of a message, because masked hides everything after it.
+// exampleURL must be the end of a message. Elsewhere, masked would hide it with everything after it.
 const exampleURL = "postgres://user@localhost:5432/app"
 
 // masked hides a database URL in an error. An error text quotes the URL if the user gave the URL in the wrong place,

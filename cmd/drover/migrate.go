@@ -50,7 +50,7 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 // migrations returns drover's migrations for the schema that the command line names.
 func (a *app) migrations() migrations.Schema { return migrations.Schema(a.drovers()) }
 
-// names returns what puts the schema of the command line in front of drover's names in the SQL of migrate.
+// names returns a pg.Names. It writes the schema of the command line in front of drover's names in a statement.
 func (a *app) names() *pg.Names { return pg.NewNames(a.drovers()) }
 
 func (a *app) migrateUp(ctx context.Context, create bool) error {

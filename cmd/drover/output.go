@@ -24,7 +24,7 @@ type sink struct {
 	stop context.CancelFunc // ends the command
 
 	mu  sync.Mutex
-	err error // the first error; after it sink writes nothing to the output
+	err error // the first error; after this error nothing more is written to the output
 }
 
 // Write writes to the output until a write fails. After that, a command that changes something prints the rest of its
@@ -138,7 +138,7 @@ func (f *fields) add(name, value string) {
 	}
 }
 
-// at adds a row with a time that is past, and a text after it. Without a time it adds no row.
+// at adds a row with a time in the past, followed by the text more. If t is nil, at adds no row.
 func (f *fields) at(name string, t *time.Time, now time.Time, more string) {
 	if t != nil {
 		f.add(name, instant(*t)+" ("+ago(*t, now)+")"+more)

@@ -224,7 +224,7 @@ func (set *periodicSet) periodic(a *app, name string) (p drover.Periodic, err er
 		if set.job.Metadata, err = a.readJSON("metadata", set.metadata); err != nil {
 			return p, err
 		}
-		if string(set.job.Metadata) == "null" { // in drover enqueue --lines null means no metadata; this flag refuses null
+		if string(set.job.Metadata) == "null" { // in a line of drover enqueue --lines, the value null means no metadata; this flag refuses it
 			return p, usagef("--metadata: is not a JSON object")
 		}
 	}

@@ -213,8 +213,8 @@ func newQueuesResumeCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// changePause pauses or resumes what the command line names with the function change, which returns its result as a word,
-// such as "paused".
+// changePause pauses or resumes the scope that the command line names: it calls the function change, which returns its
+// result as a word, such as "paused".
 func (a *app) changePause(cmd *cobra.Command, pick *scopeFlags, names []string, change func(context.Context, *session, drover.Scope) (string, error)) error {
 	scope, err := pick.scope(cmd, names)
 	if err != nil {

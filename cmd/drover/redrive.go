@@ -396,7 +396,7 @@ func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 		{"skipped", fmt.Sprint(r.Skipped)},
 		{"begun", ago(r.CreatedAt, s.now) + ", by " + r.By},
 		{"why", r.Why},
-		{"changed", byline(r.ChangedBy, r.ChangedWhy)}, // last paused, resumed or aborted
+		{"changed", byline(r.ChangedBy, r.ChangedWhy)}, // the last pause, resume or abort
 		{"note", r.Note},
 		{"next job", next},
 	}
@@ -420,7 +420,7 @@ func (a *app) showRedrive(ctx context.Context, s *session, id string) error {
 	return nil
 }
 
-// sqlNextHeld finds a job that the redrive holds: a dead job, or a job that is parked until its key has room.
+// sqlNextHeld finds a job that the redrive holds: a dead job, or a parked job.
 const sqlNextHeld = `
 select id from jobs where redrive_id = $1 and (finalized_at = paced_at or state = 'parked' and isfinite(paced_at))
 order by redrive_id, queue, pace_key, paced_at, id limit 1`
@@ -454,8 +454,8 @@ const watchInterval = 500 * time.Millisecond
 // watchPatience is how long the watcher tries to restore a lost connection.
 const watchPatience = time.Minute
 
-// watchStill is how long a redrive may make nothing due before the watcher names the command that shows why. A slow redrive
-// has three times the pause between two of its jobs.
+// watchStill is how long a redrive may make nothing due before the watcher names the command that shows why. For a slow
+// redrive this time is longer: three times the pause between two of its jobs.
 const watchStill = 5 * time.Second
 
 // watchRedrive shows the progress of a redrive until the redrive ends. On a terminal it shows a moving bar. Elsewhere
@@ -537,7 +537,7 @@ func (a *app) leave(ctx context.Context, id string) error {
 	return ctx.Err()
 }
 
-// connectionLost reports whether another try may help, because the server did not answer, is overloaded or is shutting
+// connectionLost reports whether another try may help: whether the server did not answer, is overloaded or is shutting
 // down.
 func connectionLost(err error) bool {
 	var db *pgconn.PgError

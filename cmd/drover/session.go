@@ -175,7 +175,7 @@ func (a *app) notMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 		where = fmt.Sprintf("schema %q", given)
 	}
 	remedy := (&app{schema: a.schema}).again("migrate up", "")
-	if a.url != "" { // in an error, masked would hide it, and all that follows it
+	if a.url != "" { // the error must not contain the URL, because masked would hide everything from there on
 		remedy += sameURL
 	}
 	return fmt.Errorf("the database is not migrated: drover's tables are missing, of an older version, or in a schema that was renamed, in database %q, %s; to fix it, run: %s",

@@ -30,7 +30,7 @@ type statistics struct {
 	Discarded   []discardedInfo         `json:"discarded"`
 }
 
-// soloInfo is about strong suspects. Two or more processes died while they ran, so each of them runs alone.
+// soloInfo is about strong suspects: jobs that were running when processes died, twice or more. Each of them runs alone.
 type soloInfo struct {
 	Due        int64  `json:"due"`
 	Supervisor string `json:"supervisor,omitempty"` // the supervisor that may run them now
@@ -129,8 +129,8 @@ const sqlSolo = `
 select (select count(*) from jobs where finalized_at is null and state <> 'running' and lane >= 30 and scheduled_at <= now()),
 	coalesce((select supervisor from drover_solo where supervisor in (select id from drover_supervisors where lost_at is null)), '')`
 
-// sqlDiscarded returns one row for each queue, kind and reason, over all fingerprints. The view that it reads uses
-// jobs_discarded_idx.
+// sqlDiscarded returns one row for each queue, kind and reason, over all fingerprints. It reads discarded_summary, which
+// uses jobs_discarded_groups_idx.
 const sqlDiscarded = `
 select queue, kind, reason, sum(jobs)::bigint, count(distinct coalesce(fingerprint, '')), least(greatest(max(last_discarded_at), '0001-01-02+00'), '9999-12-30+00'),
 	coalesce((array_agg(newest_error order by last_discarded_at desc))[1], ''), (array_agg(newest_id order by last_discarded_at desc))[1],

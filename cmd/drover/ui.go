@@ -85,7 +85,7 @@ func (a *app) ui(ctx context.Context, o uiOptions) error {
 	})
 }
 
-const leastToken = 16 // in characters; nobody can guess so many, so the server need not count wrong tokens
+const leastToken = 16 // in characters; nobody can guess a token of this length, so the server need not count wrong tokens
 
 func readToken(given string) (string, error) {
 	name, isFile := strings.CutPrefix(given, "@")

@@ -14,7 +14,7 @@ import (
 // token with each request. The token is never in a URL, because logs and browser histories keep URLs.
 type door struct {
 	token   [sha256.Size]byte
-	session string // the value of the cookie of all browsers that have sent the token; each start makes a new one
+	session string // the cookie's value, the same for all browsers that have sent the token; each start makes a new value
 	origins *http.CrossOriginProtection
 	next    http.Handler
 }
