@@ -95,8 +95,8 @@ func (c *child) introduce(ctx context.Context, settings, answer any) error {
 	}
 }
 
-// stop asks the child to end, and returns once it has ended. If the child has not ended after the time grace, stop
-// kills it.
+// stop asks the child to end, and returns once the child has ended. After the time in the parameter grace, stop kills the
+// child.
 func (c *child) stop(grace time.Duration) {
 	_ = c.stdin.Close() // an error means that the pipe is closed already
 	timer := time.NewTimer(grace)
@@ -110,7 +110,7 @@ func (c *child) stop(grace time.Duration) {
 
 // kill sends SIGKILL to the child.
 func (c *child) kill() {
-	_ = c.cmd.Process.Kill() // an error means that it has ended
+	_ = c.cmd.Process.Kill() // an error means that the child has ended
 	<-c.done
 	_ = c.stdin.Close()
 }

@@ -51,14 +51,15 @@ type Options struct {
 	Command func(Program) *exec.Cmd
 }
 
-// Result has the figures of a run. Lost and DuplicateEffects come from the receiver's log alone.
+// Result has the figures of a run. Lost and DuplicateEffects come from the receiver's log. From drover's tables comes only
+// which of the missing deliveries were cancelled or are held for later.
 type Result struct {
 	Enqueued         int     `json:"enqueued"`
 	Completed        int     `json:"completed"`
 	Discarded        int     `json:"discarded"`
 	Cancelled        int     `json:"cancelled,omitempty"` // cancelled by an operator during the run
 	Retries          int     `json:"retries"`             // how many failed runs were followed by another run
-	Lost             int     `json:"lost"`                // the receiver did not accept or refuse them; not held for later
+	Lost             int     `json:"lost"`                // the receiver neither accepted nor refused them, and drover does not keep them
 	DuplicateEffects int     `json:"duplicate_effects"`
 	Seconds          float64 `json:"seconds"` // from the first enqueue to the end of the last job
 	Postgres         string  `json:"postgres"`

@@ -16,8 +16,8 @@
 //   - child.go: Program: processes that end with their parent, however the parent ends
 //   - database.go: the server, the schema, the business table events, and all SQL
 //   - report.go: page: the story and the result, for a person: sentences, tables, histograms
-//   - outage.go: the other story: an endpoint that is down, comes back weak, and judges how deliveries come back:
-//     OutageResult, Phase
+//   - outage.go: the other story: an endpoint is down and comes back weak, and its log shows how well it takes the
+//     deliveries that come back: OutageResult, Phase
 //   - weak.go: weakEndpoint: the endpoint of that story
 //   - plot.go: requests per second, drawn in a terminal
 package demo

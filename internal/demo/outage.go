@@ -40,10 +40,10 @@ type Phase struct {
 	Failures      int     `json:"failures"`
 	FellOver      int     `json:"fell_over"` // how often the endpoint fell over
 	Seconds       float64 `json:"seconds"`
-	OthersWaited  float64 `json:"others_waited_seconds"` // the longest wait of 19 of 20 deliveries to other customers
+	OthersWaited  float64 `json:"others_waited_seconds"` // 19 of 20 deliveries to other customers waited at most this long
 }
 
-// OutageResult has the figures of an outage. All except Dead and Cancelled come from the receiver's log.
+// OutageResult has the figures of an outage. The phases, Lost and Twice come from the receiver's log.
 type OutageResult struct {
 	Jobs        int     `json:"jobs"` // how many deliveries failed because of the outage
 	Unpaced     Phase   `json:"unpaced"`
@@ -75,7 +75,7 @@ type period struct {
 
 func (p period) contains(at time.Time) bool { return !at.Before(p.from) && at.Before(p.till) }
 
-// outageStory has four steps: all jobs die, half of them come back together and die again, and then all come back at a
+// outageStory has three steps: all jobs die, half of them come back together, and then all that are dead come back at a
 // pace.
 func (r *run) outageStory(ctx context.Context) error {
 	r.page.say("The story of an outage: %d webhooks for %s, whose endpoint is down. It comes back weak: more than\n"+
@@ -267,7 +267,7 @@ func (o *outage) judge(log []request, in period) (Phase, []second) {
 
 // overran returns an error that names the limit that the paced redrive broke, or nil. The slots of a redrive are 1/rate
 // apart, but a job that waits for a worker starts later than its slot. At most outagePerKey jobs can wait at the same
-// time, so a second may have that many more requests than the rate.
+// time, so a second may have outagePerKey more requests than the rate.
 func (p *Phase) overran() error {
 	switch {
 	case p.FellOver > 0:

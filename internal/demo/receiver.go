@@ -83,8 +83,8 @@ func Receive(ctx context.Context, in io.Reader, out io.Writer) (err error) {
 	return nil
 }
 
-// receiver answers requests as the type world decides. Before each answer it logs the request with one write. So if a
-// request is not in the log, the sender got no answer to it.
+// receiver answers requests as the type world decides. Before each answer it logs the request with one write. So it has
+// not accepted a request that is not in the log.
 type receiver struct {
 	secret string
 	now    func() time.Time

@@ -10,7 +10,8 @@ import (
 	"github.com/drover-queue/drover/internal/plural"
 )
 
-// The thresholds of findings. The thresholds heldMany count transactions, for holders whose time is not known.
+// The thresholds of findings. heldManyWarning and heldManyCritical are numbers of transactions, for holders whose time is
+// not known.
 const (
 	heldWarning, heldCritical               = time.Minute, 15 * time.Minute
 	heldManyWarning, heldManyCritical       = 100_000, 10_000_000
@@ -55,7 +56,7 @@ func (t *Table) level() Level {
 	return grade(t.DeadRows, deadWarning*begin, deadCritical*begin)
 }
 
-// level returns how bad it is that a claim without a floor reads more pages than a claim from the floor on.
+// level returns how bad the cost of a claim is: how many more pages it reads without a floor than from the floor on.
 func (c *Claim) level() Level {
 	return grade(c.FullBuffers-c.FloorBuffers, stepsWarning, stepsCritical)
 }
@@ -113,9 +114,9 @@ func (o *Holder) held(now time.Time) string {
 	return "through " + plural.Of(o.Transactions, "transaction")
 }
 
-// keeper returns the oldest holder that keeps a table's dead rows; nil: there is none. A holder keeps them if its own
-// level is not ok, or if a vacuum came after the holder and had to leave rows. If the holder's time is not known, each
-// vacuum within vacuumedLately counts as such a vacuum.
+// keeper returns the oldest holder that keeps a table's dead rows; nil: there is none. A holder keeps the rows if its own
+// level is not ok, or if a vacuum came after the begin of the holder, and so had to leave rows. If the time of its begin
+// is not known, each vacuum within vacuumedLately counts as such a vacuum.
 func (h *Report) keeper(t *Table) *Holder {
 	for i := range h.Holders {
 		o := &h.Holders[i]

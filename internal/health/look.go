@@ -26,15 +26,15 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'job
 
 // sqlHolders lists the transactions, replication slots and standbys for which the removal of dead rows in this database
 // waits, the oldest first. A transaction holds vacuum back by its snapshot or by its transaction id (xid), whichever is
-// older. If the transaction is in another database, its snapshot does not count, but its xid does. While that
-// transaction is in progress, every snapshot taken here reaches back to it. If several sessions hold back equally, the
-// owner of the xid comes first.
+// older. If the transaction is in another database, its snapshot does not count. But its xid counts, because every
+// snapshot taken here reaches back to it while the transaction is in progress. If several sessions hold vacuum back
+// equally far, the owner of the xid comes first.
 //
-// It leaves out vacuums, because no vacuum waits for another. It leaves out claims that wait for their turn, because
-// that wait is normal and bounded. It leaves out slots that the server has given up, and parallel workers, because
-// their leader has the same snapshot. If the role may not see the state of a session, perhaps the session runs no query
-// that could be cancelled, so the remedy ends the session. A standby holds vacuum back through its slot if it has a
-// slot, otherwise through its sender. A slot with only a catalog_xmin holds back only the catalogs.
+// The statement leaves out vacuums, because no vacuum waits for another. It leaves out claims that wait for their turn,
+// because that wait is normal and bounded. It leaves out parallel workers, because their leader has the same snapshot,
+// and slots that the server has given up. If the role may not see the state of a session, perhaps the session runs no
+// query that could be cancelled, so the remedy ends the session. A standby holds vacuum back through its slot if it has
+// a slot, otherwise through its sender. A slot with only a catalog_xmin holds back only the vacuum of the catalogs.
 const sqlHolders = `
 with holders(kind, pid, name, database, application, username, state, transactions, own, since, catalogs_only, query, stop) as (
 	select 'session', pid, '', nullif(datname, current_database()), application_name, usename::text, coalesce(state, backend_type),
@@ -68,10 +68,10 @@ select kind, coalesce(pid, 0), name, coalesce(database, ''), coalesce(applicatio
 from holders order by catalogs_only, transactions desc, own desc, since, kind, pid limit 20`
 
 // sqlBlockers takes the ten sessions that have waited longest for a lock on the tables $2 of schema $1, or on one of
-// their rows. Suppose that a session waits for the transaction that has locked a row. Meanwhile the session holds a
-// tuple lock on the row, which shows the table. From each of the ten sessions it goes to the sessions for which that
+// their rows. A session that waits for the transaction that has locked a row also holds a tuple lock on this row, and
+// the tuple lock shows the table. From each of the ten sessions the statement goes to the sessions for which that
 // session waits, and on to the sessions that wait for nobody. It looks at each pair once, because pg_blocking_pids
-// stops the lock manager for a moment. A prepared transaction shows as pid 0. Claims that wait for a turn are left out,
+// stops the lock manager for a moment. A prepared transaction shows as pid 0. Claims that wait for a turn do not count,
 // because turns are advisory locks.
 const sqlBlockers = `
 with recursive tables as (
@@ -361,7 +361,7 @@ func (h *Report) look(ctx context.Context, conn pg.Conn, part Part) error {
 	}
 	missing := NotSeen{Part: part.Name, Why: refused.Message}
 	switch {
-	case refused.Code == "42501": // the role may not read it
+	case refused.Code == "42501": // the role may not read this part
 	case refused.Code == "55P03" || refused.Code == "40001": // a lock, or the replay on a standby, was in the way
 		missing.TimedOut = true
 	case refused.Code == "57014" && ctx.Err() == nil:

@@ -103,7 +103,7 @@ func (t *Table) DeadShare() float64 {
 // blocker is a session that waits for no other session, while sessions on drover's tables wait for its locks.
 type blocker struct {
 	holder   Holder // PID is 0 for a prepared transaction
-	sessions int64  // of the ten sessions with the longest waits: how many wait for it, directly or behind each other
+	sessions int64  // how many of the ten sessions with the longest waits wait for it, directly or behind each other
 	since    time.Time
 }
 
@@ -113,7 +113,7 @@ type blocker struct {
 type Claim struct {
 	Queues       []Queue `json:"queues"`        // queues with unfinished jobs, at most 100; first the queue whose oldest due job has waited longest
 	FloorBuffers int64   `json:"floor_buffers"` // pages read to find the first due job of each lane of all queues, from a floor 1 s ago
-	FullBuffers  int64   `json:"full_buffers"`  // the same without a floor; dead rows and running jobs increase it
+	FullBuffers  int64   `json:"full_buffers"`  // the same without a floor; dead rows and running jobs increase this number
 	FullMS       float64 `json:"full_ms"`
 	IndexBytes   int64   `json:"index_bytes"` // the size of jobs_claim_idx
 	Unfinished   int64   `json:"unfinished"`  // the live rows of jobs_claim_idx; an estimate if there are more than 100,000

@@ -41,7 +41,7 @@ type cluster struct {
 
 	mu     sync.Mutex
 	server *process // the postmaster; nil before the first start
-	killed bool     // the last postmaster ended without a clean-up
+	killed bool     // the last postmaster ended before it could clean up
 }
 
 // newCluster makes a cluster and starts it. The binaries are in bin, unless unpack is set. Then newCluster calls
@@ -318,7 +318,8 @@ func (c *cluster) logTail() string {
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
 
-// serverUser returns the user that the server runs as if this process is root, because Postgres refuses to run as root.
+// serverUser returns nil if the server can run as the user of this process. Postgres refuses to run as root, so for root
+// serverUser returns another user.
 func serverUser() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil

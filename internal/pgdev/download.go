@@ -34,8 +34,8 @@ const (
 )
 
 // download runs a server whose binaries come from an archive. It keeps only the archive in the cache, and unpacks the
-// binaries into the directory of the cluster. If this process is root, the cache is in root's home, which the server's
-// user may not be able to enter.
+// binaries into the directory of the cluster, because the server's user may not be able to enter the cache: if this
+// process is root, the cache is in root's home.
 func (o Options) download(ctx context.Context) (*Server, error) {
 	name, err := archiveName(runtime.GOOS, runtime.GOARCH, isAlpine())
 	if err != nil {
@@ -76,8 +76,9 @@ func isAlpine() bool {
 	return err == nil
 }
 
-// cachedArchive returns the path of the archive, and fetches it if it is not in the cache. A file appears in the cache only
-// when it is complete and verified. Processes that fetch at the same time write the same file.
+// cachedArchive returns the path of the archive, and fetches the archive if it is not in the cache. A file gets this path
+// only when it is complete and verified. If several processes fetch it at the same time, the last one replaces the equal
+// files of the others.
 func (o Options) cachedArchive(ctx context.Context, name string) (string, error) {
 	if o.CacheDir == "" {
 		return "", errors.New("there is no cache directory for this user; set Options.CacheDir")

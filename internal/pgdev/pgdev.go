@@ -38,8 +38,8 @@ type Options struct {
 	// Settings are server settings such as "work_mem": "64MB". They apply only to servers that Start makes.
 	// The other settings of these servers are max_connections 200, shared_buffers 256MB, timezone UTC, and otherwise
 	// Postgres' defaults.
-	// It is an error to turn off a setting that makes commits durable, or to set a port or a directory, because Start
-	// chooses these.
+	// Start chooses the port and the directories, so it is an error to set one of them. It is also an error to turn off a
+	// setting that makes commits durable.
 	Settings map[string]string
 
 	// Dir is where a cluster of local binaries makes a directory for its files. The directory is removed when the
@@ -58,9 +58,8 @@ type Options struct {
 	Ways []Way
 
 	// BinDir is the only directory in which Local looks. With it, the caller can choose the version. Empty means the
-	// directory of DROVER_PG_BIN. Without that, Local looks in PATH, and then for the newest version in the directories
-	// where
-	// packages install servers.
+	// directory of DROVER_PG_BIN. Without that variable, Local looks in PATH, and then for the newest version in the
+	// directories where packages install servers.
 	BinDir string
 
 	// Image is the image that Docker runs. Empty means "postgres:17-alpine".

@@ -87,7 +87,7 @@ func (c *cluster) copyFiles(from string) error {
 	})
 }
 
-// write writes a file of the data directory, and gives it to the user that the server runs as.
+// write writes a file of the data directory, and makes the user of the server its owner.
 func (c *cluster) write(name string, text []byte) error {
 	path := c.path("data", name)
 	return errors.Join(os.WriteFile(path, text, 0o600), c.give(path))

@@ -14,8 +14,8 @@ import (
 // Skipped is the message of a slow test that is skipped under -short. CI allows no other skip.
 const Skipped = "a slow test, left out by -short"
 
-// Slow marks a slow test, and skips it under -short. The slow stage of CI finds the call in the body of the test function. So a
-// helper must not make the call instead.
+// Slow marks a slow test, and skips it under -short. The slow stage of CI finds the call in the body of the test function,
+// so a helper must not make the call.
 func Slow(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -26,8 +26,9 @@ func Slow(t testing.TB) {
 // SkippedByDay is the message of a test for the night that is skipped.
 const SkippedByDay = "a test for the night, DROVER_NIGHTLY=1 runs it"
 
-// Nightly marks a test that only .ci/nightly runs, and says why: it would slow down or disturb the other tests. It skips the test
-// unless the environment has DROVER_NIGHTLY=1. CI finds the call in the body of the test function, and allows ten such tests.
+// Nightly marks a test that only .ci/nightly runs. The parameter why is the reason: how the test would slow down or disturb
+// the other tests. Nightly skips the test unless the environment has DROVER_NIGHTLY=1. CI finds the call in the body of
+// the test function, and allows ten such tests.
 func Nightly(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv("DROVER_NIGHTLY") != "1" {

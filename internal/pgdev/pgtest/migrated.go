@@ -123,8 +123,8 @@ where relkind = 'r' and relnamespace = to_regnamespace($1)`
 // sqlFlush makes the server count the statements of this session before a test reads the counters.
 const sqlFlush = `select pg_stat_force_next_flush()`
 
-// drop removes all schemas, so that a user's database stays unchanged. If the cluster ends anyway, it leaves the
-// schemas there.
+// drop drops all schemas, so that a user's database stays unchanged. If the cluster ends now, drop leaves the schemas
+// there.
 func (l *schemas) drop(clusterEnds bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
