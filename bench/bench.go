@@ -72,11 +72,11 @@ type bench struct {
 	scenarios []scenario
 	entrants  []entrant
 	progress  func(string)
-	report    *Report // of run
+	report    *Report // the report that run fills in
 }
 
-// run fills the report in. It returns an error only if the whole run has to end. The report then has the results until
-// then.
+// run fills the report in. It returns an error only if the whole run has to end early. Even then the report has the
+// results so far.
 func (b *bench) run(ctx context.Context, r *Report) error {
 	b.report = r
 	for _, e := range b.entrants {

@@ -12,7 +12,7 @@ import (
 )
 
 // envChild is set in the environment of a worker process, which runs this program again. It answers three commands: open
-// connects to the database, burn starts a supervisor, and end stops it and gives the number of calls of the handler.
+// connects to the database, burn starts a supervisor, and end stops it and returns how often the handler was called.
 const envChild = "DROVER_BENCH_CHILD"
 
 // childSettings are the Settings of the command open.

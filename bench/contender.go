@@ -7,7 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// contender is a queue in a database of its own, from setUp to close. It is for one goroutine, except the methods that say so.
+// contender is a queue in a database of its own, from setUp to close. Only methods whose comment allows concurrent use may
+// be called by several goroutines.
 type contender interface {
 	// setUp migrates the empty database at url.
 	setUp(ctx context.Context, url string) error
@@ -15,8 +16,8 @@ type contender interface {
 	// insert stores n no-op jobs, due now, in the fastest way that the queue has.
 	insert(ctx context.Context, n int) error
 
-	// burn starts so many workers, as in one worker process, and runs the n jobs that are stored. It returns the time
-	// from the start to the moment when the last completion was in the database, and stops the workers.
+	// burn starts the workers, as in one worker process, and runs the n jobs that are stored. It stops the workers, and
+	// returns the time from the start to the moment when the last completion was in the database.
 	burn(ctx context.Context, n, workers int) (time.Duration, error)
 
 	close(ctx context.Context) error
@@ -28,9 +29,9 @@ type (
 	goQueue interface {
 		contender
 
-		// work calls do while workers run, and returns when they have stopped. Zero workers means the contender's own
-		// number. allDue says that no job will become due later. The context of do is done if the workers fail, with
-		// their error as the cause. do also gets the enqueue of the client that runs the workers.
+		// work calls the function do while workers run, and returns when the workers have stopped. Zero workers means the
+		// contender's own number. allDue means that no job will become due later. If the workers fail, the context of do
+		// ends, with their error as its cause. The parameter own of do enqueues by the client that runs the workers.
 		work(ctx context.Context, workers int, allDue bool, handle handler, do func(ctx context.Context, own enqueue) error) error
 
 		// store stores a job in the transaction, or in a transaction of its own if tx is nil, by a client without
@@ -43,13 +44,13 @@ type (
 		unfinished(ctx context.Context) (bool, error)
 	}
 
-	// handler runs a job that was due at this time.
+	// handler runs a job; due is the time at which the job was due.
 	handler func(args noop, attempt int, due time.Time) error
 
 	// enqueue stores one no-op job in a transaction of its own.
 	enqueue func(ctx context.Context) error
 
-	// enqueuer stores one no-op job in a transaction of its own, or many jobs in large transactions from so many
+	// enqueuer stores one no-op job in a transaction of its own, or many jobs in large transactions from several
 	// goroutines. It is safe for concurrent use.
 	enqueuer interface {
 		enqueue(ctx context.Context) error
@@ -68,7 +69,7 @@ type (
 		version() string
 	}
 
-	// spreader burns n jobs down in so many processes.
+	// spreader burns n jobs down in several processes.
 	spreader interface {
 		burnIn(ctx context.Context, processes, n, workers int) (time.Duration, error)
 	}

@@ -43,7 +43,7 @@ func (d *database) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, d.pool, do)
 }
 
-// chunks calls do for each part of n jobs, from so many goroutines.
+// chunks divides n jobs into parts, and calls the function do for each part, in the given number of goroutines.
 func chunks(n, goroutines int, do func(from, to int) error) error {
 	var next atomic.Int64
 	var group sync.WaitGroup
@@ -65,8 +65,8 @@ func chunks(n, goroutines int, do func(from, to int) error) error {
 	return errors.Join(errs...)
 }
 
-// awaitCalls waits until the handlers have been called so often. Until then, queries for the progress would only slow
-// down the database.
+// awaitCalls waits until the handlers have been called want times. It asks only this process, because queries for the
+// progress would slow down the database.
 func awaitCalls(ctx context.Context, calls *atomic.Int64, want int) (time.Time, error) {
 	err := drive.Poll(ctx, time.Millisecond, func() (bool, error) { return calls.Load() >= int64(want), nil })
 	if err != nil {
@@ -129,10 +129,10 @@ func checkCalls(calls int64, want int) error {
 	return nil
 }
 
-// latency runs workers on an empty queue. It enqueues one job at a time, each one gap after the start of the job
-// before, and measures the time from the call that enqueues to the start of the handler. First a client without
-// workers enqueues the jobs (apart), then the client of the workers (same), which need not ask the database which
-// workers sleep.
+// latency runs workers on an empty queue. It enqueues one job at a time, each a gap after the start of the job before,
+// and measures the time from the call that enqueues to the start of the handler. First a client without workers
+// enqueues the jobs (the result apart). Then the client of the workers does (the result same). That client need not ask
+// the database which workers sleep.
 func latency(ctx context.Context, q goQueue, gaps []time.Duration) (apart, same []time.Duration, err error) {
 	started := make(chan time.Time, 1)
 	err = q.work(ctx, 0, false, func(noop, int, time.Time) error {

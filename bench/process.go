@@ -20,7 +20,8 @@ type command struct {
 	Jobs     int             `json:"jobs,omitempty"`
 }
 
-// answer is the line of a process for a command. On Node.js, open gives Version, and burn the others.
+// answer is the line with which a process answers a command. On Node.js, the answer to open has Version, and the answer to
+// burn has the other fields.
 type answer struct {
 	Version string  `json:"version"`
 	Seconds float64 `json:"seconds"`
@@ -55,7 +56,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 // call sends a command, and returns the answer. It kills the process if ctx ends. After any error the process ends, and
 // the error has the end of its standard error.
 func (c *process) call(ctx context.Context, cmd command) (answer, error) {
-	kill := context.AfterFunc(ctx, func() { _ = c.cmd.Process.Kill() }) // it may have ended
+	kill := context.AfterFunc(ctx, func() { _ = c.cmd.Process.Kill() }) // an error means that the process has ended
 	defer kill()
 	a, err := c.exchange(cmd)
 	if err == nil {

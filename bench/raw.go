@@ -121,7 +121,7 @@ func (q *rawQueue) complete(ctx context.Context, claimed <-chan []string, n int)
 	return checkCalls(done, n)
 }
 
-// dial opens a connection whose statements are planned as drover's: never by a scan of the table.
+// dial opens a connection on which the planner never scans the whole table, as for drover's own statements.
 func (q *rawQueue) dial(ctx context.Context) (*pgx.Conn, error) {
 	config := q.pool.Config().ConnConfig
 	config.RuntimeParams["enable_seqscan"], config.RuntimeParams["jit"] = "off", "off"

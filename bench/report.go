@@ -27,7 +27,7 @@ type Report struct {
 type Contender struct {
 	Name     string `json:"name"`
 	Settings string `json:"settings"`
-	Version  string `json:"version,omitempty"` // if Versions does not have it
+	Version  string `json:"version,omitempty"` // empty if Report.Versions has it
 }
 
 func (r *Report) setVersion(contender, version string) {

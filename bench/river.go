@@ -130,7 +130,7 @@ func (q *riverQueue) work(ctx context.Context, workers int, allDue bool, handle 
 		Workers: registered,
 	}
 	if !q.defaults {
-		config.FetchPollInterval = river.FetchPollIntervalMin // finds what is due again
+		config.FetchPollInterval = river.FetchPollIntervalMin // so that it finds jobs that become due later
 		if allDue {
 			config.FetchPollInterval = riverBurnPoll
 		}

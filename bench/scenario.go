@@ -279,9 +279,9 @@ func runBurn(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// runHeld burns down jobs three times: in an empty table, behind the dead rows of many jobs, and behind as many more
-// dead rows that a snapshot pins. So the cost of the rows and the cost of the snapshot are separate figures. The timed
-// workers have made the dead rows themselves.
+// runHeld burns down jobs three times: in an empty table, behind the dead rows of many jobs, and behind the dead rows of
+// as many more jobs, which a snapshot pins. So the cost of the rows and the cost of the snapshot are separate figures.
+// The workers whose speed is measured have made the dead rows themselves.
 func runHeld(ctx context.Context, t *trial) error {
 	free, err := t.burnSteadily(ctx, t.Jobs/10)
 	if err != nil {
@@ -401,8 +401,8 @@ func runLateness(ctx context.Context, t *trial) error {
 	return nil
 }
 
-// addPercentiles adds the median and the 99th percentile. Of fewer than 100 values it adds the largest instead, under
-// its own name.
+// addPercentiles adds the median and the 99th percentile. If there are fewer than 100 values, it adds the maximum instead
+// of the 99th percentile.
 func (t *trial) addPercentiles(of string, sample []time.Duration) {
 	slices.Sort(sample)
 	tail := figureP99

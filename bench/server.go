@@ -105,7 +105,7 @@ func settle(ctx context.Context, url string) error {
 	return nil
 }
 
-// hold opens a transaction that keeps rows that die from now on from being vacuumed, until release is called.
+// hold opens a transaction. Until a call of release ends it, vacuum cannot remove rows that die from now on.
 func hold(ctx context.Context, url string) (release func(), err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

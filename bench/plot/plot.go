@@ -53,7 +53,7 @@ func (d *drawing) printf(format string, args ...any) {
 	fmt.Fprintf(&d.body, format+"\n", args...)
 }
 
-// document returns the whole drawing, height tall, under its title. The text what describes the numbers.
+// document returns the whole drawing with its title and its height. The parameter what is a text about the numbers.
 func (d *drawing) document(title, what string, height float64) []byte {
 	var page drawing
 	page.printf(`<svg xmlns="http://www.w3.org/2000/svg" role="img" width="%s" height="%s" viewBox="0 0 %[1]s %[2]s"`+
@@ -79,8 +79,8 @@ type scale struct {
 	decimals        int
 }
 
-// newScale makes a scale with about five ticks at round numbers. If beyond is set, the scale goes beyond the values, up
-// to a tick at each end.
+// newScale makes a scale with about five ticks at round numbers. If the parameter beyond is true, the scale is longer than
+// the values need: it has a tick at each end.
 func newScale(lowest, highest, from, to float64, beyond bool) scale {
 	if most := max(1, math.Abs(lowest), math.Abs(highest)); highest-lowest < 1e-9*most { // no labels could distinguish them
 		highest = lowest + most

@@ -118,7 +118,7 @@ type counters struct {
 	images     int64 // full-page images
 	commits    int64
 	statements int64
-	asked      int64 // the meter's own commits and statements, up to the flush; every reading has equally many after it
+	asked      int64 // the number of the meter's own statements up to the flush; after it, each reading sends the same number
 }
 
 const sqlCounters = `

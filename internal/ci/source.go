@@ -100,8 +100,8 @@ func isTest(fn *ast.FuncDecl) bool {
 		(strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Fuzz"))
 }
 
-// tierOf reports whether fn is marked as slow, and returns the reason that it gives to tier.Nightly, or "" if it does not
-// call that.
+// tierOf reports whether fn is marked as slow, and returns the reason that fn gives to tier.Nightly, or "" if fn does not
+// call Nightly.
 func tierOf(fn *ast.FuncDecl) (slow bool, nightly string, err error) {
 	ast.Inspect(fn, func(n ast.Node) bool {
 		call, ok := n.(*ast.CallExpr)

@@ -1,6 +1,6 @@
-// Command mutants puts one deliberate bug after another into the library. For each bug, one of the tests that are named
-// for it must fail: the code must compile, and an assertion of the test must report the fault. A bug that no test
-// notices is a hole in the tests.
+// Command mutants puts one deliberate bug after another into the library. The list names tests for each bug, and one of
+// them must fail: the code must compile, and an assertion of the test must report the fault. A bug that no test notices
+// is a hole in the tests.
 //
 //	go run ./internal/mutants               all bugs, after a run without a bug, which must pass
 //	go run ./internal/mutants -only NAME    one bug, or several separated by commas

@@ -17,7 +17,7 @@ import (
 // result is the result of a run of tests.
 type result struct {
 	passed, failed []string
-	output         map[string]string // of each failed test, its subtests' included
+	output         map[string]string // the output of each failed test and of its subtests
 	built          bool
 	broken         string // why the run as a whole proves nothing: it timed out, or a server could not be started
 }
@@ -88,8 +88,8 @@ type verdict struct {
 	assertion string
 }
 
-// judge looks for a failed assertion. A run that timed out does not count as an assertion, and neither does a wait that
-// ran out of time.
+// judge looks for a failed assertion. An assertion about a wait that ran out of time does not count, and neither does a
+// time-out of the whole run.
 func judge(r result) (verdict, error) {
 	if !r.built {
 		return verdict{}, errors.New(r.broken)

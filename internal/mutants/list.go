@@ -1,10 +1,10 @@
 package main
 
-// mutant is one deliberate bug. The text old, which must be in the file exactly once, is replaced by new, and one of
-// the tests must fail because of that.
+// mutant is one deliberate bug: the text old is replaced by the text new, and one of the tests must fail because of that.
+// The text old must be in the file exactly once.
 type mutant struct {
 	name, bug string
-	file      string // in the module
+	file      string // the path in the module
 	old, new  string
 	tests     []string // all of one package
 }

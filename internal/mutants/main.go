@@ -86,7 +86,7 @@ func moduleRoot(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// testPackages finds the tests of the tree by their names. It returns the packages that have a test of a name.
+// testPackages finds the tests of the tree. The result has, for the name of each test, the packages with such a test.
 func testPackages(root string) (map[string][]string, error) {
 	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 	packages := map[string][]string{}
