@@ -12,8 +12,7 @@ import (
 	"sync"
 )
 
-// build says how the program that a scenario's processes run differs from this program. The zero value means this
-// program.
+// build describes how the program of a scenario's processes differs from this program. The zero value means this program.
 type build struct {
 	tag   string
 	race  bool // built with the race detector
@@ -106,10 +105,10 @@ func run(ctx context.Context, dir, program string, args ...string) (string, erro
 // clockVar is the environment variable with the error of a process' wall clock, such as "-1h".
 const clockVar = "DROVER_CLOCK"
 
-// wrongClock makes an overlay file for the compiler. It replaces time.Now of the standard library by a function that
-// adds the error of clockVar, in every package of the process. The monotonic clock stays right, as on a real host with
-// a wrong clock. A preloaded library could not change the time, because Go programs do not ask libc for it: they read
-// it from a page of the kernel.
+// wrongClock makes an overlay file for the compiler. The overlay replaces time.Now of the standard library by a function
+// that adds the error of clockVar, in every package of the process. The monotonic clock stays right, as on a real host
+// with a wrong clock. A preloaded library could not change the time, because Go programs do not ask libc for the time:
+// they read it from a page of the kernel.
 func (b *builds) wrongClock(ctx context.Context) (overlay string, err error) {
 	root, err := run(ctx, "", "go", "env", "GOROOT")
 	if err != nil {

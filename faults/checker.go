@@ -17,7 +17,7 @@ type violation struct {
 }
 
 // check judges the history of a scenario whose load has drained. It uses nothing except the history. README.md explains
-// the invariants I1 to I11.
+// the invariants I1 to I12.
 func check(h *history) []violation {
 	var found []violation
 	jobs := h.byJob()
@@ -292,7 +292,7 @@ func (j *jobHistory) claims() (n int) {
 // completed job has at least one effect, and has several effects only if it was claimed several times.
 func wrongEffects(_ *policy, j *jobHistory) (broken []string) {
 	claims := j.claims()
-	end := slices.IndexFunc(j.versions, func(v version) bool { return v.State == "completed" }) // it may be deleted now
+	end := slices.IndexFunc(j.versions, func(v version) bool { return v.State == "completed" }) // the job may be deleted by now
 	completed := end >= 0
 	if len(j.outside) > claims {
 		broken = append(broken, fmt.Sprintf("%d effects outside from %d claims", len(j.outside), claims))

@@ -44,8 +44,8 @@ func startChild(program, role, name string, settings any, stderr io.Writer, env 
 	return c, err
 }
 
-// asChild runs in the child. It reads the settings. It also ends the child when the input ends, which happens when the
-// parent ends.
+// asChild runs in the child, and reads the settings. From then on, the end of the input ends the child. The input ends
+// when the parent ends.
 func asChild(settings any) error {
 	in := json.NewDecoder(os.Stdin)
 	if err := in.Decode(settings); err != nil {

@@ -18,7 +18,7 @@ package main
 //   - proxy.go: proxy: stands between clients and the server: cuts, delays, steals commits
 //   - history.go: history: everything that happened in a scenario, from journals that the library does not write
 //   - audit.go: sqlAudit: triggers that record every version of a row
-//   - checker.go: check: the invariants I1 to I11 of all scenarios, judged by the history
+//   - checker.go: check: the invariants I1 to I12 of all scenarios, judged by the history
 //   - report.go: result, report: numbers of each scenario, and RESULTS.md
 //   - scenario_clock.go: the server's or a worker's clock is wrong, or steps
 //   - scenario_failover.go: the server's name moves to a standby

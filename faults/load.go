@@ -10,7 +10,7 @@ import (
 // task is a job of the load. Seed and the number of the attempt decide how a run behaves, whatever process it runs in.
 type task struct {
 	Seed uint64 `json:"seed"`
-	Do   string `json:"do,omitempty"`   // "": an effect outside of the database; tx: also one in it; else see misbehave
+	Do   string `json:"do,omitempty"`   // "": an effect outside of the database; tx: also an effect in the database; other values: see misbehave
 	MS   int    `json:"ms"`             // how long a run takes
 	Dead bool   `json:"dead,omitempty"` // every run fails
 }
@@ -47,8 +47,8 @@ type load struct {
 	Schedules      bool             // workers declare schedules
 }
 
-// longRun is how long a long run takes. A process that was stopped and goes on notices within a shorter time that it
-// has lost its jobs.
+// longRun is how long a long run takes. When a stopped process goes on, it needs less time than this to notice that it has
+// lost its jobs.
 const longRun = 3 * time.Second
 
 const (

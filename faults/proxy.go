@@ -21,7 +21,7 @@ type proxy struct {
 	open   chan struct{} // a gate: the channel is closed while bytes may pass
 	heard  chan struct{} // a gate for the connections that have sent LISTEN
 	heards int           // how many connections have sent LISTEN
-	hung   int           // how many of these connections met the shut gate heard
+	hung   int           // how many of these connections had to wait at the gate in the field heard
 	steal  int           // how many replies to COMMIT the proxy still has to drop
 	stolen int
 	most   int // the highest number of connections at the same time
@@ -31,7 +31,7 @@ type proxy struct {
 // pair is one connection of a client, with the proxy's connection to the server that belongs to it.
 type pair struct {
 	client, server *net.TCPConn
-	listens, hangs bool // it has sent LISTEN; it has met a shut gate. The proxy's mutex guards both
+	listens, hangs bool // the client has sent LISTEN; the connection had to wait at a gate. The proxy's mutex guards both
 }
 
 // reset ends both sides with RST.
@@ -122,7 +122,7 @@ func shut(gate *chan struct{}, on bool) {
 	}
 }
 
-// listeners counts the connections that have sent LISTEN so far, and the connections among them that met a shut gate.
+// listeners counts the connections that have sent LISTEN so far, and how many of them had to wait at a gate.
 func (p *proxy) listeners() (all, hung int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +209,7 @@ func (p *proxy) pass(c *pair) {
 	}
 }
 
-// watch notes that a client sends LISTEN. The text is short, so it arrives in one piece.
+// watch records that a client sends LISTEN. The text is short, so it arrives in one piece.
 func (p *proxy) watch(c *pair, said []byte) {
 	if !bytes.HasPrefix(said, []byte("Q")) || !bytes.Contains(said, []byte("listen ")) {
 		return

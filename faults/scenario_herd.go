@@ -292,8 +292,8 @@ func (t *trickled) p(q float64) time.Duration {
 	return quantile(t.took, q).Round(10 * time.Microsecond)
 }
 
-// trickle enqueues jobs one at a time, with a short pause after each start. It calls meanwhile once a second, and adds
-// the result to t.
+// trickle enqueues jobs one at a time, with a short pause after each start. Once a second it calls the function meanwhile.
+// It adds the result to t.
 func (f *flock) trickle(ctx context.Context, t *trickled, jobs int, meanwhile func(ctx context.Context) error) error {
 	if err := f.asleep(ctx); err != nil {
 		return err

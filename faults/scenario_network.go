@@ -126,8 +126,8 @@ func loseReplies(ctx context.Context, w *world, replies int) error {
 	return errors.Join(err, failed)
 }
 
-// hangListener lets each connection hang once it has sent LISTEN, also the connections that replace it. Before, during
-// and after the fault, jobs come one by one, each to a supervisor that sleeps.
+// hangListener lets each connection hang once it has sent LISTEN. The connections that replace it hang as well. Before,
+// during and after the fault, jobs come one by one, each to a supervisor that sleeps.
 func hangListener(ctx context.Context, w *world, rounds int) error {
 	net := w.workerNet
 	if err := w.wakeUps(ctx, 5, 0); err != nil {
@@ -167,7 +167,7 @@ func hangListener(ctx context.Context, w *world, rounds int) error {
 }
 
 // wakeUps enqueues jobs one after another. Before each job it waits until the supervisor sleeps, and then for a random
-// time of at most later.
+// time, which is at most the parameter later.
 func (w *world) wakeUps(ctx context.Context, jobs int, later time.Duration) error {
 	for range jobs {
 		err := w.eventually(ctx, "the supervisor sleeps", 10*time.Second, `select count(*) > 0 and bool_and(duty = 'on call') from drover_on_duty`)

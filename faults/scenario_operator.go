@@ -291,7 +291,7 @@ func huntDeadlocks(ctx context.Context, w *world, seconds int) error {
 	return errors.Join(err, operators[0].abortAll(ctx))
 }
 
-// together lets operators work until do has ended, and returns when they have stopped.
+// together lets operators work until the function do has ended, and returns when the operators have stopped.
 func together(ctx context.Context, operators []*operator, do func() error) error {
 	ctx, stop := context.WithCancel(ctx)
 	errs := make([]error, len(operators))

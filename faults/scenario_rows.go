@@ -281,8 +281,9 @@ const (
 	quickLease = 2 * time.Second
 )
 
-// fewRefusals requires that at most 5 transactions failed for each bad row. A search by halves among 50 rows needs at most
-// 8 for a row, with its last try alone, and some objects refuse no row. L-9 counted 128 to 150 for 40 bad rows.
+// fewRefusals requires that on average at most 5 transactions failed for each bad row. A search by halves among 50 rows
+// fails at most 8 times for a row, with the last try of this row alone, and some objects refuse no row. L-9 counted 128 to
+// 150 failures for 40 bad rows.
 func fewRefusals(h *history) []string {
 	if bad := badOnes * len(h.faults); h.rollbacks > 5*bad {
 		return []string{fmt.Sprintf("%d transactions failed for %d bad rows", h.rollbacks, bad)}

@@ -350,8 +350,8 @@ func raceReports(name string) (found []string, err error) {
 	return found, err
 }
 
-// gauge returns the resources that the server and the workers use. Only measurements of workers that are later than
-// since count.
+// gauge returns the resources that the server and the workers use. Measurements of workers before the time since do not
+// count.
 func (w *world) gauge(ctx context.Context, since time.Time) (g gauge, err error) {
 	err = w.pool.QueryRow(ctx, `
 select count(*), count(*) filter (where state like 'idle in transaction%'),
@@ -398,7 +398,7 @@ func (w *world) notes(c *child) ([]note, error) {
 // eventually repeats a query until it returns true. A query that fails is tried again.
 func (w *world) eventually(ctx context.Context, what string, atMost time.Duration, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
-	defer cancel() // until would not end a query that hangs
+	defer cancel() // the function until alone would not end a query that hangs
 	return until(ctx, what, atMost, func() (bool, error) { return w.isSo(ctx, sql, args...) })
 }
 
@@ -407,7 +407,8 @@ func (w *world) isSo(ctx context.Context, sql string, args ...any) (yes bool, er
 	return yes, err
 }
 
-// until calls yes repeatedly until yes returns true. It is for conditions that no query can check.
+// The function until calls the function yes again and again, until yes returns true. It is for conditions that no query
+// can check.
 func until(ctx context.Context, what string, atMost time.Duration, yes func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()

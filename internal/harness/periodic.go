@@ -53,7 +53,7 @@ func (db *DB) PeriodicJob(t testing.TB, name string) *drover.PeriodicJob {
 	return j
 }
 
-// SetPeriodic stores a schedule that comes once a year, so that it ticks when a test says so.
+// SetPeriodic stores a schedule that comes once a year by default, so that it ticks only when a test makes it tick.
 func (db *DB) SetPeriodic(t testing.TB, p drover.Periodic) {
 	t.Helper()
 	if p.Schedule == "" {
@@ -67,13 +67,13 @@ func (db *DB) SetPeriodic(t testing.TB, p drover.Periodic) {
 	}
 }
 
-// Backdate moves a schedule's next tick, and what @every counts from, into the past.
+// Backdate moves a schedule's next tick, and the anchor from which @every counts, into the past.
 func (db *DB) Backdate(t testing.TB, name, by string) {
 	t.Helper()
 	db.exec(t, `update drover_periodic set anchor = anchor - $2::interval, next_at = next_at - $2::interval where name = $1`, name, by)
 }
 
-// TicksMade returns the ticks of a schedule that made a job, in order, as seconds after the first tick.
+// TicksMade returns the times of those ticks of a schedule that made a job, in order.
 func (db *DB) TicksMade(t testing.TB, name string) []time.Time {
 	t.Helper()
 	return value[[]time.Time](t, db, `select coalesce(array_agg((metadata->'drover:periodic'->>'tick')::timestamptz order by id), '{}') from jobs

@@ -79,14 +79,14 @@ func (p *Planner) Explain(t testing.TB, name, sql string, args []any, options st
 	return strings.Join(lines, "\n")
 }
 
-// RowsForPlans returns the number of rows in plan tests. X-3 asks for 1,000,000.
+// RowsForPlans returns the number of rows in plan tests. .ci/nightly asks for 1,000,000.
 func RowsForPlans(t testing.TB) int {
 	t.Helper()
 	return tier.Size(t, "DROVER_PLAN_ROWS", 20_000)
 }
 
 // BuffersOf runs a query under EXPLAIN and rolls back. Its transaction begins like the library's transactions. It returns how
-// many buffers the query touched and how often it read the whole table jobs, with the functions that it calls.
+// many buffers the query touched, and how often it read the whole table jobs. Both numbers include its functions.
 func (p *Planner) BuffersOf(t testing.TB, sql string) (buffers, scans int) {
 	t.Helper()
 	var plan string

@@ -26,8 +26,7 @@ func (db *DB) Work(t testing.TB, at time.Time) int {
 	return int(tag.RowsAffected())
 }
 
-// Busiest returns the largest number of the instants that lie in one window of the given length, both ends
-// included.
+// Busiest returns how many of the instants are in one window of the given length at most. Both ends of a window count.
 func Busiest(instants []time.Time, window time.Duration) (most int) {
 	slices.SortFunc(instants, time.Time.Compare)
 	first := 0

@@ -54,7 +54,7 @@ func (db *DB) Aged(t testing.TB, n int) []string {
 		from generate_series(1, $1) n returning id) select array_agg(id order by id) from aged`, n)
 }
 
-// Bury stores n discarded jobs of one queue, with concurrency keys of so many customers.
+// Bury stores n discarded jobs of one queue, with the concurrency keys of the given number of customers.
 func (db *DB) Bury(t testing.TB, n, customers int) {
 	t.Helper()
 	db.exec(t, `
@@ -72,15 +72,15 @@ func (db *DB) Fill(t testing.TB, n int) {
 	db.exec(t, `insert into jobs (id, kind, priority, scheduled_at, created_at) select (select left(drover_ulid(), 10)) || lpad(n::text, 16, '0'), 'job', 1 + n % 9, now() - n * interval '1 ms', now() from generate_series(1, $1) as n`, n)
 }
 
-// Refuses adds a trigger to a table, as an application might. The trigger runs the code in does for rows that match a condition.
-func (db *DB) Refuses(t testing.TB, event, table, fits, does string) {
+// Refuses adds a trigger to a table, as an application might. The trigger runs the code for rows that match the condition.
+func (db *DB) Refuses(t testing.TB, event, table, condition, code string) {
 	t.Helper()
 	name := "app_" + strings.ToLower(strings.Fields(event)[0]) + "_" + table
 	result := "new"
 	if event == "delete" {
 		result = "old"
 	}
-	db.exec(t, fmt.Sprintf(`create function %s() returns trigger language plpgsql as $$ begin if %s then %s; end if; return %s; end $$`, name, fits, does, result))
+	db.exec(t, fmt.Sprintf(`create function %s() returns trigger language plpgsql as $$ begin if %s then %s; end if; return %s; end $$`, name, condition, code, result))
 	db.exec(t, fmt.Sprintf(`create trigger %s before %s on %s for each row execute function %[1]s()`, name, event, table))
 }
 
