@@ -108,7 +108,7 @@ func (p *proxy) hangListeners(on bool) {
 	shut(&p.heard, on)
 }
 
-// shut shuts a gate if on is true, and opens it otherwise.
+// shut shuts the gate if the parameter on is true. Otherwise it opens the gate.
 func shut(gate *chan struct{}, on bool) {
 	select {
 	case <-*gate:

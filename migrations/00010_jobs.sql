@@ -92,7 +92,7 @@ $$;
 -- +goose StatementEnd
 revoke execute on function drover_secure from public;
 comment on function drover_secure(regproc) is
-	'Every migration calls it at its end, and it repairs a schema that was renamed. Pins the search_path of each function to this schema, with pg_temp last. So the functions find drover''s tables, and never a caller''s temporary table. Makes the enqueue functions and drover_wake run as their owner, so that a producer only needs the right to execute them.';
+	'Every migration calls this function at its end. A call also repairs a schema that was renamed. Pins the search_path of each function to this schema, with pg_temp last. So the functions find drover''s tables, and never a caller''s temporary table. Makes the enqueue functions and drover_wake run as their owner, so that a producer only needs the right to execute them.';
 
 -- +goose StatementBegin
 create function drover_check_schema(home regproc default 'drover_schema_version') returns void language plpgsql stable as $$
@@ -117,7 +117,7 @@ declare
 begin
 	-- The first 10 digits are 48 bits of milliseconds. Then come 16 random digits: the low 5 bits
 	-- of each byte of a v4 uuid. In byte 6, only 4 of these bits are random. So the fifth bit of
-	-- that digit is a high bit of byte 7, which is random too and not used otherwise. The digits
+	-- that digit is a high bit of byte 7, which is random and has no other use here. The digits
 	-- are written out one by one, because a query that generates them takes six times as long.
 	return concat(
 		substr(d, (ms >> 45 & 31)::int + 1, 1), substr(d, (ms >> 40 & 31)::int + 1, 1), substr(d, (ms >> 35 & 31)::int + 1, 1),
@@ -180,7 +180,7 @@ comment on function drover_strategy_ok(jsonb) is 'Whether a stored retry strateg
 -- Columns of a fixed width come first. The columns that a claim changes are next to each other, so
 -- that a claim writes little more than these columns to the WAL. Fillfactor 30 leaves room on the
 -- page for three versions of a row (fresh, running, completed). So claims can be HOT updates, and
--- vacuum has half as much work. Set 45 if completed jobs are deleted immediately:
+-- vacuum has half as much work. Use fillfactor 45 if completed jobs are deleted immediately:
 --   alter table jobs set (fillfactor = 45);
 create table jobs (
 	scheduled_at  timestamptz not null default greatest(now(), statement_timestamp()),
@@ -271,7 +271,7 @@ comment on column jobs.priority is '1 to 9, lower is sooner.';
 comment on column jobs.lane is 'The priority, plus 10 after a failure, 20 after a crash, or 30 after two crashes. Claims read a queue lane by lane.';
 comment on column jobs.scheduled_at is 'The due time of the next run, also of a retry. From then on a supervisor may claim the job; no other step has to make it available first.';
 comment on column jobs.created_at is 'When it was enqueued.';
-comment on column jobs.attempt is 'How many runs count so far, with the present run. The claim raises the number, so a run that ends in a crash counts. A snooze, a release and a redrive lower it.';
+comment on column jobs.attempt is 'How many runs of the job count as attempts so far, including the present run. The claim raises the number, so a run that ends in a crash counts. A snooze, a release and a redrive lower the number.';
 comment on column jobs.max_attempts is 'How many attempts this job may have. Null: the setting of its kind (drover_kinds) applies, or else the setting of its queue (queues), or else 20.';
 comment on column jobs.claim_seq is 'How often it was claimed. The number never decreases. The columns id, claimed_by, attempted_at and claim_seq together are the fence: every statement that ends a run compares these four.';
 comment on column jobs.claimed_by is 'The supervisor that runs it; null unless the state is running.';
@@ -300,11 +300,11 @@ comment on column jobs.redrive_id is 'The last redrive that has taken the job up
 comment on column jobs.pace_key is 'The key of the job in the redrive of redrive_id. Empty: the job has no key.';
 comment on column jobs.paced_at is 'A time: a redrive holds the job, and could release it from this time on; for a dead job the time is its finalized_at. infinity: the redrive has released the job, and counts it under the cap of its key until the job ends or waits for another run. Null: no redrive holds the job.';
 comment on column jobs.deaths is 'How many deaths of processes it has ever been suspected of. Null: none.';
-comment on column jobs.started_seq is 'The claim_seq under which its handler may have been called. drover sets it only for a job with a single attempt, by the settings of the process that claimed it.';
-comment on column jobs.parked_build is 'Set while the policy of a failure group parks the job: the build that was the newest then. A newer build releases the job. Empty: the policy was lifted, so the job is released soon.';
+comment on column jobs.started_seq is 'The claim_seq under which its handler may have been called. drover sets this column only if the job has a single attempt by the settings of the process that claimed the job.';
+comment on column jobs.parked_build is 'Set while the policy of a failure group parks the job: the build that was the newest when the job was parked. A newer build releases the job. Empty: the policy was lifted, so the job is released soon.';
 comment on column jobs.unique_key is 'Jobs that are alike have the same key. The key consists of the kind, and of those parts of args, queue and concurrency_key that the enqueue chose. The column keeps the key after the job''s end. Null: the job is not unique.';
 comment on column jobs.unique_scope is 'How long no other job may have the same unique_key. ended: until this job has ended. started: until it has started. period: for a period. Null: the job is not unique.';
-comment on column jobs.unique_until is 'Until when no other job may have the same unique_key. A time: the end of the period, even if this job ends earlier. infinity: until finalized_at is set. Null: another job may have the key now.';
+comment on column jobs.unique_until is 'The time until which no other job may have the same unique_key: the end of the period, even if this job ends earlier. infinity: until finalized_at is set. Null: another job may have the key now.';
 
 -- +goose StatementBegin
 create function drover_json_fault(doc jsonb, most_text int, most_jsonb int, deepest int) returns text language plpgsql immutable as $$
@@ -565,7 +565,7 @@ create table drover_crews (
 	primary key (queue, crew)
 );
 comment on table drover_crews is 'The supervisors that serve the same kinds in a queue are a crew. Advisory locks show which of them are lookouts or on call. An advisory lock ends with its connection, and nobody has to write a row for it.';
-comment on column drover_crews.crew is 'A hash of the kinds; drover_supervisors.crew has it, too.';
+comment on column drover_crews.crew is 'A hash of the kinds. The same number is in drover_supervisors.crew.';
 comment on column drover_crews.lookout is 'The lock of the supervisor that looks for jobs all the time and has room. While a supervisor holds this lock, enqueues notify nobody.';
 comment on column drover_crews.on_call is 'Supervisors that an enqueue may notify hold this lock or one of the seven after it.';
 comment on column drover_crews.channel is 'The result of drover_channel(). A call of that function in each enqueue would double the cost of the enqueue.';
@@ -626,7 +626,7 @@ begin
 	while at <= n loop
 		if waits then
 			-- Each batch with the job at fault waits for the same lock. So the search waits briefly, and
-			-- only a job by itself waits as long as usual.
+			-- only a batch of one job waits as long as usual.
 			perform set_config('lock_timeout', case when step = 1 or at = n then usual else brief end, true);
 		end if;
 		begin
@@ -667,7 +667,7 @@ create function drover_set_aside(path text, refused jsonb) returns void language
 		tries = least(s.tries, 2147483646) + 1,
 		retry_at = clock_timestamp() + least(interval '15 seconds' * 2 ^ least(s.tries, 20), interval '1 day')
 $$;
-comment on function drover_set_aside(text, jsonb) is 'Writes refused jobs, as drover_walk returns them, into drover_set_aside. Every process leaves a job alone on this path for a pause, which doubles each time.';
+comment on function drover_set_aside(text, jsonb) is 'Writes refused jobs, as drover_walk returns them, into drover_set_aside. Then every process leaves the job alone on this path for a pause. The pause doubles each time.';
 
 -- +goose StatementBegin
 create function drover_refuse(path text, job_id text, seq int, why text, code text, later boolean default false, out became text) language plpgsql as $$
@@ -725,7 +725,7 @@ create function drover_channel() returns text language sql stable as $$
 	-- whose names begin alike would wake each other.
 	select 'drover_' || case when octet_length(current_schema()) <= 56 then current_schema()::text else to_hex(hashtextextended(current_schema()::text, 0)) end
 $$;
-comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues: drover_ and the schema''s name, or a hash of a name over 56 bytes.';
+comment on function drover_channel() is 'The NOTIFY channel of this schema''s queues: drover_ and the schema''s name, or a hash of this name if it has more than 56 bytes.';
 
 -- +goose StatementBegin
 create function drover_notify(payload text) returns void language plpgsql as $$
@@ -740,7 +740,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_notify(text) is
-	'Notifies supervisors, unless the setting drover.notify is off. Turn the setting off for a two-phase commit, because Postgres cannot prepare a transaction that has notified. The function does not notify either while Postgres'' queue of notifications is more than half full.';
+	'Notifies supervisors, unless the setting drover.notify is off. Turn the setting off for a two-phase commit, because Postgres cannot prepare a transaction that has notified. The function also notifies nobody while Postgres'' queue of notifications is more than half full.';
 
 -- +goose StatementBegin
 create function drover_wake(queue text, due timestamptz default null, kind text default null, passes bigint default null) returns boolean language plpgsql as $$
@@ -838,8 +838,8 @@ create function drover_lock_tables(tables text[], patience interval default '1 m
 declare
 	usual   text := current_setting('lock_timeout');
 	bounds  interval[] := array[current_setting('statement_timeout')::interval, current_setting('transaction_timeout', true)::interval];
-	-- All these waits together end before another session, which waits for a lock of this session,
-	-- looks for a deadlock.
+	-- All these waits together are shorter than deadlock_timeout. So no session that waits for a lock of
+	-- this session looks for a deadlock.
 	wait    interval := least(interval '250 ms', current_setting('deadlock_timeout')::interval / 2) / cardinality(tables);
 	until   timestamptz := clock_timestamp() + least(patience, nullif(usual::interval, interval '0'),
 		(select min(b) / 2 from unnest(bounds) as b where b > interval '0'));
@@ -869,7 +869,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_lock_tables(text[], interval) is
-	'For migrations: locks all these tables exclusively, or none of them. So no statement can deadlock with it, whatever the order of the tables is. If another session''s long transaction holds a lock, the other sessions do not wait long behind this function.';
+	'For migrations: locks all these tables exclusively, or none of them. So no statement can deadlock with this function, whatever the order of the tables is. If another session''s long transaction holds a lock, the other sessions do not wait long behind this function.';
 
 -- +goose StatementBegin
 create function drover_refuse_clash(ids text[], kinds text[], queues text[], args jsonb[]) returns text[] language plpgsql set enable_seqscan = off set jit = off as $$

@@ -82,7 +82,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_list(jsonb, text, int) is
-	'One page of the jobs that match a filter, beginning after the cursor. If the filter has state discarded or a reason, the job that was discarded last comes first. Otherwise the job with the newest id comes first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
+	'One page of the jobs that match a filter, beginning after the cursor in the parameter after. If the filter has state discarded or a reason, the job that was discarded last comes first. Otherwise the job with the newest id comes first. E.g. select id, args from drover_list(''{"kind": "charge", "state": "discarded"}'')';
 
 create function drover_dead(filter jsonb) returns boolean language sql immutable as $$
 	select coalesce(filter->>'state' = 'discarded' or filter ? 'reason', false)
@@ -356,7 +356,7 @@ comment on function drover_forget_refused(text[]) is 'Deletes the rows of drover
 create function drover_without(ids text[], refused jsonb) returns text[] language sql immutable as $$
 	select array(select i.id from unnest($1) as i(id) where not $2 @> jsonb_build_array(jsonb_build_object('id', i.id)) order by 1)
 $$;
-comment on function drover_without(text[], jsonb) is 'The ids that are not in the array of {id, error, code}, in order.';
+comment on function drover_without(text[], jsonb) is 'Those of the ids that are not in the array of {id, error, code}, in ascending order.';
 
 -- +goose StatementBegin
 create function drover_end(ids text[], final text, why text, by text, out changed int, out running text[], out refused jsonb, out ended text[])

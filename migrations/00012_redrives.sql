@@ -108,8 +108,8 @@ $$;
 comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the key is a hash of some fields of the args, it stays as it is. Raises 22023 if the new args lack a field that is part of the key.';
 
 create function drover_key_until(finalized_at timestamptz, unique_scope text, unique_until timestamptz) returns timestamptz language sql as $$
-	-- The parameters are columns of jobs. With the whole row as its parameter, each call would read
-	-- the args and the errors, too.
+	-- The parameters are columns of jobs. With the whole row as its parameter, each call would also
+	-- read the args and the errors.
 	select case
 		when finalized_at is not null and unique_scope <> 'period' then timestamptz 'infinity'
 		when unique_until > clock_timestamp() then unique_until end
@@ -394,7 +394,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_walk(text[], text, jsonb) is 'Calls drover_walk for dead or parked jobs that the caller has locked. If the database refuses every row, it lists all jobs in refused, and raises no error. Raises 55P03 if it does not get its lock of the table in time.';
+comment on function drover_redrive_walk(text[], text, jsonb) is 'Calls drover_walk for dead or parked jobs that the caller has locked. If the first hundred rows are all refused, it lists all jobs in refused, and raises no error. Raises 55P03 if it does not get its lock of the table in time.';
 
 -- +goose StatementBegin
 create function drover_redrive_take_out(ids text[]) returns void language plpgsql as $$
@@ -409,7 +409,7 @@ begin
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_redrive_take_out(text[]) is 'Takes jobs out of their redrive. The caller has locked them. If the database refuses this change of a job as well, the job is set aside.';
+comment on function drover_redrive_take_out(text[]) is 'Takes jobs out of their redrive. The caller has locked the jobs. If the database refuses the change of a job, the job is set aside.';
 
 -- +goose StatementBegin
 create function drover_redrive_mark(redrive text, batch int default 1000, out more boolean, out refused jsonb)
@@ -830,8 +830,8 @@ declare
 	again   int;
 begin
 	-- The statement skips jobs that other transactions have locked. The jobs come in the order in which
-	-- drover_redrive_next picks them. But for the time of patience, jobs that wait for another
-	-- transaction come last, so that they are in nobody's way. Meanwhile such a job keeps its place under
+	-- drover_redrive_next picks them. But jobs that wait for another transaction come last for ten
+	-- seconds (patience), so that they are in nobody's way. In this time such a job keeps its place under
 	-- the cap of its key. fresh: the redrive has not counted the job as released yet. The statement has
 	-- no join, because a join would read all of jobs if its plan was made when the table was small. The
 	-- lock time-out is short, because each job that waits for a lock costs two time-outs.
@@ -876,10 +876,10 @@ begin
 				select jsonb_object_agg(p.id, slot + (p.nth - 1) / r.rate * interval '1 second') from unnest(gone) with ordinality as p(id, nth)))) w;
 	end if;
 	-- If another transaction keeps a job from its unique key, the job stays in the redrive. Later ticks
-	-- try it again, for the time of patience.
+	-- try it again, for ten seconds (patience).
 	waiting := waiting || array(select b->>'id' from jsonb_array_elements(refused) b where b->>'code' = '55P03');
 	late := array(select w from unnest(waiting) as w where (r.locked->>w)::timestamptz not between clock_timestamp() - patience and clock_timestamp() order by 1);
-	-- A job that violates a unique index may have lost its key to another transaction meanwhile.
+	-- A job that violates a unique index may have lost its key to another transaction since the look above.
 	refused := (select coalesce(jsonb_agg(jsonb_build_object('id', b->>'id', 'why', coalesce(
 			case when b->>'code' = '23505' then drover_key_taken(keys[array_position(keyed, b->>'id')], b->>'id') end, 'refused: ' || (b->>'error'))) order by b->>'id'), '[]')
 		from jsonb_array_elements(refused) b where b->>'id' <> all(waiting));
@@ -901,7 +901,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_redrive_let_go(drover_redrives, text[], timestamptz, int, boolean) is
-	'Makes jobs due, beginning with the given slot. Takes the first n of the picked jobs that are not locked and have not expired. gone: the jobs that it made due. going: how many of these jobs the redrive releases for the first time. used: how many slots it used. refused: jobs that the database refuses to change; the redrive skips them. A picked job stays in the redrive if another transaction has the job''s unique key, or is changing the job that had this key before. Part of drover_pace.';
+	'Makes jobs due, beginning with the given slot. Takes the first n of the picked jobs that are not locked, and skips jobs among them that have expired or whose unique key is taken. gone: the jobs that it made due. going: how many of these jobs the redrive releases for the first time. used: how many slots it used. refused: jobs that the database refuses to change; the redrive skips them. A picked job stays in the redrive if another transaction has the job''s unique key, or is changing the job that had this key before. Part of drover_pace.';
 
 -- +goose StatementBegin
 create function drover_redrive_judge(r drover_redrives) returns void language plpgsql as $$

@@ -88,7 +88,7 @@ create function drover_hours(hours bigint[], since timestamptz, at timestamptz, 
 	) as h
 $$;
 comment on function drover_hours(bigint[], timestamptz, timestamptz, numeric) is
-	'Adds n failures at the time at to counts by the hour. hours: the first count is for the hour of since, the second for the hour before that, and so on. The first count of the result is for the hour of since or of at, whichever is later.';
+	'Adds failures to counts by the hour. hours: the counts; the first is for the hour of the parameter since, the second for the hour before, and so on. n: how many failures to add, in the hour of the parameter at. The first count of the result is for the later of these two hours.';
 
 -- +goose StatementBegin
 create function drover_failures_put(ids text[]) returns bigint language plpgsql as $$

@@ -18,9 +18,9 @@ import (
 func (s source) apiActs(reads map[string]*operation) map[string]*operation {
 	all := map[string]*operation{}
 	for _, on := range []struct {
-		subject, key, then string // then: the operation that reads the subject afterwards
-		acts               map[string]act
-		about              map[string]string
+		subject, key, reading string // reading: the operation that reads the subject afterwards
+		acts                  map[string]act
+		about                 map[string]string
 	}{
 		{"job", "id", "job", s.jobActs(), map[string]string{
 			"run-now": "Makes a waiting job due now.", "redrive": "Makes a discarded or cancelled job due again.", "rerun": "Runs a completed job once more, as a new job, which is the answer.",
@@ -38,8 +38,8 @@ func (s source) apiActs(reads map[string]*operation) map[string]*operation {
 		}
 		for do, a := range on.acts {
 			op := &operation{about: on.about[do], keys: keys, needs: a.needs, answer: reflect.TypeFor[drover.BulkResult](), begin: pressing(a, nil)}
-			if then := reads[on.then]; then != nil {
-				op.answer, op.begin = then.answer, pressing(a, then)
+			if reading := reads[on.reading]; reading != nil {
+				op.answer, op.begin = reading.answer, pressing(a, reading)
 			}
 			all[on.subject+"/"+do] = op
 		}

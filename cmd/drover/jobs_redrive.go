@@ -49,7 +49,7 @@ as it is.`,
 }
 
 func (a *app) redriveJobs(ctx context.Context, ids []string, opts *drover.RedriveOpts, audit drover.Audit) error {
-	moved := false // the hook sets it; the error is nil for a job that waits already, too
+	moved := false // the hook sets it, because the error is nil even for a job that waits already
 	return a.changing(ctx, func(ctx context.Context, s *session) error {
 		return a.each("redriven", ids, func(id string) (string, error) {
 			moved = false

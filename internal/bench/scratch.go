@@ -111,7 +111,7 @@ func (s *scratch) progress(format string, args ...any) {
 	}
 }
 
-// round rounds v to so many decimals.
+// round rounds v to the given number of decimals.
 func round(v float64, decimals int) float64 {
 	f := math.Pow10(decimals)
 	return math.Round(v*f) / f

@@ -50,13 +50,13 @@ func grade[T cmp.Ordered](n, warning, critical T) Level {
 	return LevelOK
 }
 
-// level returns how bad the dead rows of the table are.
+// level grades the dead rows of the table.
 func (t *Table) level() Level {
 	begin := max(t.VacuumThreshold, 1000)
 	return grade(t.DeadRows, deadWarning*begin, deadCritical*begin)
 }
 
-// level returns how bad the cost of a claim is: how many more pages it reads without a floor than from the floor on.
+// level grades the cost of a claim: how many more pages a claim reads without a floor than from the floor on.
 func (c *Claim) level() Level {
 	return grade(c.FullBuffers-c.FloorBuffers, stepsWarning, stepsCritical)
 }
@@ -72,7 +72,7 @@ func (c *Claim) bloated() bool {
 	return c.IndexBytes >= bloatBytes && c.IndexBytes >= bloatTimes*(c.neededBytes()+c.unseen*indexRowBytes)
 }
 
-// level returns how bad it is that the holder has held vacuum back for so long.
+// level grades how long the holder has held vacuum back.
 func (o *Holder) level(now time.Time) Level {
 	switch {
 	case o.CatalogsOnly:

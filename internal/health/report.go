@@ -6,7 +6,7 @@ import "time"
 type Report struct {
 	At          time.Time   `json:"at"`       // by the server's clock
 	Level       Level       `json:"level"`    // the worst level of the findings
-	Findings    []Finding   `json:"findings"` // the worst first; parts that are well have a finding, too
+	Findings    []Finding   `json:"findings"` // the worst first; a part that is well also has a finding
 	Autovacuum  bool        `json:"autovacuum"`
 	Holders     []Holder    `json:"holders"` // at most 20, the oldest first; many of them end a moment later
 	Tables      []Table     `json:"tables"`  // drover's tables; the table jobs is first
