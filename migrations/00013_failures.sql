@@ -33,7 +33,7 @@ create table drover_failure_groups (
 	constraint failure_groups_park check (coalesce(policy = 'park', false) = (park_build is not null))
 ) with (fillfactor = 50);
 comment on table drover_failure_groups is 'One row for each fingerprint: failures of one kind of job with one cause, as far as their texts show. From 10,000 rows on, all further new failures of a kind share one row.';
-comment on column drover_failure_groups.sample is 'The error text of one of these failures, after Redact and cut to a bound.';
+comment on column drover_failure_groups.sample is 'The error text of one of these failures, as Redact returned it, cut to a bound.';
 comment on column drover_failure_groups.count is 'How many runs have failed with this fingerprint.';
 comment on column drover_failure_groups.jobs is 'How many jobs failed with this fingerprint. A failed run counts only if the errors of its job had no entry with the fingerprint before.';
 comment on column drover_failure_groups.last_job is 'The job that failed last with this fingerprint.';

@@ -43,7 +43,7 @@ create function drover_slot(at_us bigint, retries int, per_ms bigint, burst int)
 	-- that no number overflows. It rounds the sum up to the first slot of a burst.
 	select (at_us / (per_ms * 1000) * retries + (at_us % (per_ms * 1000) * retries + per_ms * 1000 - 1) / (per_ms * 1000) + burst - 1) / burst * burst
 $$;
-comment on function drover_slot(bigint, int, bigint, int) is 'The first slot of a budget that is due at or after a time, in microseconds since 1970.';
+comment on function drover_slot(bigint, int, bigint, int) is 'The first slot of a budget that is due at or after a time. The time is in microseconds since 1970.';
 
 create function drover_slot_due(slot bigint, retries int, per_ms bigint, burst int) returns bigint language sql immutable as $$
 	-- Slots n and n + retries are exactly per_ms apart. So in any window of that length, excluding its

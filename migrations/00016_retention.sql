@@ -81,7 +81,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_make_follow_up(text, text, text, text, text, text, int, timestamptz, jsonb, jsonb, jsonb) is
-	'Enqueues the follow-up of a discarded job, if its kind has a follow-up. Each call enqueues another follow-up. The args of the follow-up lack parts of the job that cannot be read. refused: an array for drover_set_aside if the database refused the new job.';
+	'Enqueues the follow-up of a discarded job, if its kind has a follow-up and the job is not the third of a chain of follow-ups. Each call enqueues another follow-up. The args of the follow-up lack parts of the job that cannot be read. refused: an array for drover_set_aside if the database refused the new job.';
 
 create function drover_follow_up_depth(metadata jsonb) returns int language sql immutable as $$
 	-- The function limits the number before the cast to an integer, because the metadata may have
@@ -158,9 +158,9 @@ create table jobs_archive (
 );
 alter table jobs_archive drop column lane; -- the lane can be computed from priority, crashes and errors_total
 alter table jobs_archive drop column unique_until; -- not needed, because a job stays in jobs until its unique period is over
-comment on table jobs_archive is 'Jobs that have ended and were moved here. The table has the columns of jobs, and when, by whom and why a job was moved. drover_restore moves jobs back to the table jobs. Only drover_purge and the keep_archived of a queue delete them.';
-comment on column jobs_archive.archived_at is 'When it was moved here.';
-comment on column jobs_archive.archived_by is 'The person or program that moved it here. Null: its queue''s retention moved it.';
+comment on table jobs_archive is 'Jobs that have ended and were moved here. The table has the columns of jobs, and when, by whom and why a job was moved. drover_restore moves jobs back to the table jobs. Jobs here are deleted only by drover_purge, and by the pruner if their queue has keep_archived.';
+comment on column jobs_archive.archived_at is 'When the job was moved here.';
+comment on column jobs_archive.archived_by is 'The person or program that moved the job here. Null: the retention of the job''s queue moved it.';
 
 create function drover_job_columns() returns text language sql stable as $$
 	select string_agg(quote_ident(j.attname), ', ' order by j.attnum)

@@ -27,7 +27,7 @@ comment on table drover_limits is
 comment on column drover_limits.scope is 'all, queue:NAME or kind:NAME.';
 comment on column drover_limits.version is 'The number of the last change of the row. drover_supervisors.limits_seen has the newest number that a supervisor follows.';
 comment on column drover_limits.held_at is 'When the pause began. Null: the scope is not paused.';
-comment on column drover_limits.held_until is 'No job of the scope starts before this time; infinity: until somebody resumes it. Null: the scope is not paused.';
+comment on column drover_limits.held_until is 'No job of the scope starts before this time. infinity: until somebody resumes the scope. Null: the scope is not paused.';
 
 -- +goose StatementBegin
 create function drover_limits_turn() returns trigger language plpgsql as $$
