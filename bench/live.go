@@ -113,8 +113,8 @@ func (l *live) produce(ctx context.Context, q goQueue) error {
 	return nil
 }
 
-// waits returns the times from commit to start, of all jobs and of the late jobs. The time is zero if a job started
-// before its producer got the answer to the commit.
+// The method waits returns the times from commit to start, of all jobs and of the late jobs. The time is zero if a job
+// started before its producer got the answer to the commit.
 func (l *live) waits() (all, late []time.Duration) {
 	all = make([]time.Duration, len(l.started))
 	for n := range all {

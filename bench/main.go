@@ -85,7 +85,8 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	return o, nil
 }
 
-// among returns the parser of a flag that may be given several times. It refuses a value that is not among the names.
+// The function among returns the parser of a flag that may be given several times. It refuses a value that is not among
+// the names.
 func among(values *[]string, names []string) func(string) error {
 	return func(v string) error {
 		if !slices.Contains(names, v) {
@@ -96,7 +97,7 @@ func among(values *[]string, names []string) func(string) error {
 	}
 }
 
-// chosen returns the elements that have one of the given names. Without names it returns all elements.
+// The function chosen returns the elements that have one of the given names. Without names it returns all elements.
 func chosen[T any](all []T, names []string, name func(T) string) []T {
 	return slices.DeleteFunc(all, func(v T) bool { return len(names) > 0 && !slices.Contains(names, name(v)) })
 }

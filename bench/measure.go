@@ -43,7 +43,8 @@ func (d *database) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, d.pool, do)
 }
 
-// chunks divides n jobs into parts, and calls the function do for each part, in the given number of goroutines.
+// The function chunks divides n jobs into parts, and calls the function do for each part, in the given number of
+// goroutines.
 func chunks(n, goroutines int, do func(from, to int) error) error {
 	var next atomic.Int64
 	var group sync.WaitGroup

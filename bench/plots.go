@@ -67,7 +67,7 @@ func (s *ScenarioReport) draw(svg *bytes.Buffer) error {
 	return plot.Bars(svg, s.Title, unit, groups)
 }
 
-// lines returns the medians over the number of processes, if the figures are about that.
+// The method lines returns the medians over the number of processes, if the figures are about that.
 func (s *ScenarioReport) lines() (lines []plot.Series) {
 	for _, result := range s.Results {
 		line := plot.Series{Label: result.Contender}

@@ -43,7 +43,7 @@ func (q *riverQueue) setUp(ctx context.Context, url string) error {
 	return err
 }
 
-// cooled sets the shortest time between two notifications, and between two fetches, of the client.
+// The method cooled sets the shortest time between two notifications, and between two fetches, of the client.
 func (q *riverQueue) cooled(config *river.Config) *river.Config {
 	if !q.defaults {
 		config.FetchCooldown = river.FetchCooldownMin

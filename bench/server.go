@@ -90,7 +90,8 @@ func (s *server) createDatabase(ctx context.Context) (_ string, drop func() erro
 	}, nil
 }
 
-// settle brings a database into the state of a database that has existed for a while, and ends with a checkpoint.
+// The function settle brings a database into the state of a database that has existed for a while, and ends with a
+// checkpoint.
 func settle(ctx context.Context, url string) error {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -105,7 +106,8 @@ func settle(ctx context.Context, url string) error {
 	return nil
 }
 
-// hold opens a transaction. Until a call of release ends it, vacuum cannot remove rows that die from now on.
+// The function hold opens a transaction. Until a call of release ends it, vacuum cannot remove rows that die from now
+// on.
 func hold(ctx context.Context, url string) (release func(), err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

@@ -66,8 +66,8 @@ func (j *jobHistory) deleted() bool {
 	return slices.ContainsFunc(j.versions, func(v version) bool { return v.Op == "DELETE" })
 }
 
-// lost checks I1: each acknowledged job is in the table, unless the audit has recorded that the library itself deleted
-// it.
+// The function lost checks I1: each acknowledged job is in the table, unless the audit has recorded that the library
+// itself deleted it.
 func lost(_ *policy, j *jobHistory) []string {
 	if j.said("ok") && j.row == nil && !j.deleted() {
 		return []string{"acknowledged, but not in the table"}
@@ -75,8 +75,8 @@ func lost(_ *policy, j *jobHistory) []string {
 	return nil
 }
 
-// unasked checks I2: a job whose enqueue failed is not in the table. A job whose enqueue has an unknown outcome was
-// stored at most once.
+// The function unasked checks I2: a job whose enqueue failed is not in the table. A job whose enqueue has an unknown
+// outcome was stored at most once.
 func unasked(_ *policy, j *jobHistory) (broken []string) {
 	inserts, deletes := 0, 0 // archiving a job deletes its row, and restoring it inserts the row again
 	for _, v := range j.versions {
@@ -103,7 +103,7 @@ func unasked(_ *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// unfinished checks I3: no job is due or running once the load has drained.
+// The function unfinished checks I3: no job is due or running once the load has drained.
 func unfinished(_ *policy, j *jobHistory) []string {
 	switch {
 	case j.row == nil:
@@ -119,8 +119,8 @@ func final(state string) bool {
 	return state == "completed" || state == "discarded" || state == "cancelled"
 }
 
-// overlapping checks I4: each claim raises claim_seq by one, and nothing else changes it. Runs do not overlap. A job
-// that has ended stays as it is until it is redriven.
+// The function overlapping checks I4: each claim raises claim_seq by one, and nothing else changes it. Runs do not
+// overlap. A job that has ended stays as it is until it is redriven.
 func overlapping(_ *policy, j *jobHistory) (broken []string) {
 	for was, is := range j.steps() {
 		claim := is.State == "running" && was.State != "running"
@@ -152,7 +152,7 @@ func (j *jobHistory) steps() func(func(was, is version) bool) {
 	}
 }
 
-// changed checks I5: attempts stay within their limit, and args, kind and queue do not change.
+// The function changed checks I5: attempts stay within their limit, and args, kind and queue do not change.
 func changed(p *policy, j *jobHistory) (broken []string) {
 	for i, v := range j.versions {
 		if most := cmp.Or(v.MaxAttempts, p.MaxAttempts); v.Attempt > most {
@@ -165,8 +165,8 @@ func changed(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// kept returns the entries that a job's errors keep: the first 5 and the last 15 entries of runs, and the first 5 and
-// the last 5 entries of operators.
+// The function kept returns the entries that a job's errors keep: the first 5 and the last 15 entries of runs, and the
+// first 5 and the last 5 entries of operators.
 func kept(all []entry) (texts []string) {
 	of := map[bool]int{}
 	for _, e := range all {
@@ -191,8 +191,8 @@ type entry struct {
 	operator bool // the entry is about an operator's change between two runs
 }
 
-// misreported checks I6: every failed run is counted, and its entry has the text that the handler returned. It checks
-// all jobs, and not only the discarded jobs.
+// The function misreported checks I6: every failed run is counted, and its entry has the text that the handler
+// returned. It checks all jobs, and not only the discarded jobs.
 func misreported(p *policy, j *jobHistory) (broken []string) {
 	if j.row == nil {
 		return nil
@@ -330,9 +330,9 @@ func wrongDelays(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// miscounted checks I12: for each call of a handler, its process emits one event that ends the run. If the process may
-// have died, the event may be missing. The library calls hooks a moment after the row has changed. So the last event of
-// a process may be missing, too.
+// The function miscounted checks I12: for each call of a handler, its process emits one event that ends the run. If the
+// process may have died, the event may be missing. The library calls hooks a moment after the row has changed. So the
+// last event of a process may be missing, too.
 func miscounted(p *policy, j *jobHistory) (broken []string) {
 	type count struct{ calls, ends int }
 	workers := map[string]count{}
@@ -355,8 +355,8 @@ func miscounted(p *policy, j *jobHistory) (broken []string) {
 	return broken
 }
 
-// leaks checks I10: after the load, the numbers of goroutines, handlers, connections, transactions and locks are the
-// same as before.
+// The function leaks checks I10: after the load, the numbers of goroutines, handlers, connections, transactions and
+// locks are the same as before.
 func leaks(r *resources) (broken []string) {
 	if r == nil {
 		return nil

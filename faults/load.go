@@ -77,7 +77,7 @@ func (l *load) newTask(rng *rand.Rand) task {
 	return t
 }
 
-// fails reports whether the run of an attempt fails.
+// The method fails reports whether the run of an attempt fails.
 func (t *task) fails(attempt int, share float64) bool {
 	return t.Dead || rand.New(rand.NewPCG(t.Seed, uint64(attempt))).Float64() < share //nolint:gosec // small and positive
 }

@@ -68,7 +68,7 @@ func (p *proxy) close() {
 	p.done.Wait()
 }
 
-// cut resets all connections and returns how many there were.
+// The method cut resets all connections and returns how many there were.
 func (p *proxy) cut() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,8 +79,8 @@ func (p *proxy) cut() int {
 	return n
 }
 
-// lead makes new connections go to another server, as after a change of a DNS name. Existing connections stay with
-// their server.
+// The method lead makes new connections go to another server, as after a change of a DNS name. Existing connections
+// stay with their server.
 func (p *proxy) lead(server string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +108,7 @@ func (p *proxy) hangListeners(on bool) {
 	shut(&p.heard, on)
 }
 
-// shut shuts the gate if the parameter on is true. Otherwise it opens the gate.
+// The function shut shuts the gate if the parameter on is true. Otherwise it opens the gate.
 func shut(gate *chan struct{}, on bool) {
 	select {
 	case <-*gate:
@@ -188,7 +188,7 @@ func (p *proxy) enter(c *pair) bool {
 	return true
 }
 
-// pass waits until bytes of the connection may pass.
+// The method pass waits until bytes of the connection may pass.
 func (p *proxy) pass(c *pair) {
 	p.mu.Lock()
 	gates := []chan struct{}{p.open}
@@ -222,7 +222,7 @@ func (p *proxy) watch(c *pair, said []byte) {
 	}
 }
 
-// forward passes on the bytes of the client.
+// The method forward passes on the bytes of the client.
 func (p *proxy) forward(c *pair) {
 	buf := make([]byte, 32<<10)
 	for {
@@ -242,7 +242,7 @@ func (p *proxy) forward(c *pair) {
 	}
 }
 
-// backward passes on the messages of the server, one by one.
+// The method backward passes on the messages of the server, one by one.
 func (p *proxy) backward(c *pair) {
 	defer c.client.Close() //nolint:errcheck // the connection may be reset by now
 	from := bufio.NewReader(c.server)

@@ -84,8 +84,8 @@ func (r *result) line() string {
 	return text
 }
 
-// shown returns up to two violations of each invariant. It returns none if the scenario passed, because then its
-// violations are intended.
+// The method shown returns up to two violations of each invariant. It returns none if the scenario passed, because then
+// its violations are intended.
 func (r *result) shown() (few []violation) {
 	if r.Verdict == "pass" {
 		return nil
@@ -132,12 +132,12 @@ func (r *report) resume() error {
 	return nil
 }
 
-// has reports whether there is a result of the scenario.
+// The method has reports whether there is a result of the scenario.
 func (r *report) has(id string) bool {
 	return slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == id })
 }
 
-// passed reports whether all of these scenarios have passed.
+// The method passed reports whether all of these scenarios have passed.
 func (r *report) passed(chosen []scenario) bool {
 	return !slices.ContainsFunc(chosen, func(sc scenario) bool {
 		return !slices.ContainsFunc(r.Scenarios, func(s result) bool { return s.Scenario == sc.id && s.Verdict == "pass" })
@@ -214,7 +214,7 @@ func total(scenarios []result) result {
 	return sum
 }
 
-// violated describes the invariants that a failed scenario has broken.
+// The method violated describes the invariants that a failed scenario has broken.
 func (r *result) violated(b *strings.Builder) {
 	if r.Verdict == "pass" {
 		return

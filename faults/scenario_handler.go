@@ -38,7 +38,7 @@ func handlerScenarios() []scenario {
 	}
 }
 
-// many returns n tasks. Each does one of the given things, in turn.
+// The method many returns n tasks. Each does one of the given things, in turn.
 func (w *world) many(n, ms int, do ...string) []task {
 	tasks := make([]task, n)
 	for i := range tasks {

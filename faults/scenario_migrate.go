@@ -167,7 +167,7 @@ func migrate(ctx context.Context, w *world, rounds int) error {
 	return w.migrateUnderLoad(ctx)
 }
 
-// without returns the lines of text that other does not have.
+// The function without returns the lines of text that other does not have.
 func without(text, other string) []string {
 	has := strings.Split(other, "\n")
 	return slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return slices.Contains(has, line) })

@@ -178,7 +178,7 @@ select array(select id from jobs where kind = 'task' and (state = 'running' or n
 	return ids, err
 }
 
-// many returns a verb over up to a hundred jobs together.
+// The function many returns a verb over up to a hundred jobs together.
 func many(verb func(*drover.Client, context.Context, drover.Filter, drover.Audit) (drover.BulkResult, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (int64, error) {
 		ids, err := o.draw(ctx, 100, false)
@@ -190,7 +190,7 @@ func many(verb func(*drover.Client, context.Context, drover.Filter, drover.Audit
 	}
 }
 
-// single returns a verb over one job after another.
+// The function single returns a verb over one job after another.
 func single(verb func(c *drover.Client, ctx context.Context, id string, audit drover.Audit) (drover.State, error)) func(context.Context, *operator) (int64, error) {
 	return func(ctx context.Context, o *operator) (n int64, err error) {
 		ids, err := o.draw(ctx, 20, false)
@@ -291,7 +291,8 @@ func huntDeadlocks(ctx context.Context, w *world, seconds int) error {
 	return errors.Join(err, operators[0].abortAll(ctx))
 }
 
-// together lets operators work until the function do has ended, and returns when the operators have stopped.
+// The function together lets operators work until the function do has ended, and returns when the operators have
+// stopped.
 func together(ctx context.Context, operators []*operator, do func() error) error {
 	ctx, stop := context.WithCancel(ctx)
 	errs := make([]error, len(operators))

@@ -21,8 +21,9 @@ func preparedScenarios() []scenario {
 	}}
 }
 
-// prepared calls the function do in a transaction that notifies nobody, and prepares the transaction. Then it calls the
-// function wait. After that it commits the prepared transaction, even if the session or the server has ended since.
+// The function prepared calls the function do in a transaction that notifies nobody, and prepares the transaction. Then
+// it calls the function wait. After that it commits the prepared transaction, even if the session or the server has
+// ended since.
 func prepared(ctx context.Context, pool *pgxpool.Pool, name string, wait func() error, do func(tx pgx.Tx) error) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {

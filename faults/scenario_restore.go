@@ -171,8 +171,8 @@ func copyTree(ctx context.Context, from, to string) error {
 	return nil
 }
 
-// noticed requires that a supervisor has logged that the database went back. Otherwise the scenario has not shown
-// anything.
+// The function noticed requires that a supervisor has logged that the database went back. Otherwise the scenario has
+// not shown anything.
 func noticed(h *history) []string {
 	if h.wentBack == 0 {
 		return []string{"no supervisor noticed that the database had gone back"}
@@ -180,9 +180,9 @@ func noticed(h *history) []string {
 	return nil
 }
 
-// explained reports whether the forgotten commits explain a violation. They do if the job was acknowledged, the job
-// ended, or its handler ran after the time to which the database went back and before the end of the fault. A handler
-// may go on for a lease after the end of the fault.
+// The method explained reports whether the forgotten commits explain a violation. They do if the job was acknowledged,
+// the job ended, or its handler ran after the time to which the database went back and before the end of the fault. A
+// handler may go on for a lease after the end of the fault.
 func (h *history) explained(v violation, lease time.Duration) bool {
 	within := func(at time.Time) bool {
 		return slices.ContainsFunc(h.faults, func(f fault) bool {

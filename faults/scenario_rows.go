@@ -111,7 +111,7 @@ func poisonRows(ctx context.Context, w *world, rounds int) error {
 	return w.allAreSetAside(ctx)
 }
 
-// put inserts a bad row, with values for more columns.
+// The method put inserts a bad row, with values for more columns.
 func (w *world) put(ctx context.Context, p badRow, columns, values string) error {
 	return w.inject(p.name, "", func() error {
 		_, err := w.pool.Exec(ctx, `insert into jobs (kind, `+p.columns+columns+`) values ('noop', `+p.values+values+`) on conflict do nothing`)
@@ -191,7 +191,7 @@ func (w *world) endedPoison(ctx context.Context) error {
 	return w.pruned(ctx, 0)
 }
 
-// pruned does what the supervisor that prunes does, until at most this number of rows is left.
+// The method pruned does what the supervisor that prunes does, until at most this number of rows is left.
 func (w *world) pruned(ctx context.Context, left int) error {
 	return w.eventually(ctx, "old jobs are pruned", 20*time.Second, `
 select (select count(*) from jobs where queue = 'pruned' and finalized_at < now() - interval '1 day') <= $1 from (select last from drover_retain('', '1 day', '1 day', 10000)) r`, left)
@@ -375,7 +375,7 @@ select count(*) = 0 and (select count(*) from again) >= 0 and (select count(*) f
 	return errors.Join(err, sparinglyLogged(w.dir))
 }
 
-// hang adds one object, and drops it again after a while.
+// The method hang adds one object, and drops it again after a while.
 func (w *world) hang(ctx context.Context, o object) error {
 	err := w.inject(o.name, "", func() error {
 		if _, err := w.pool.Exec(ctx, o.add); err != nil {

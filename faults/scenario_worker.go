@@ -67,7 +67,7 @@ func dieAtPoints(ctx context.Context, w *world, rounds int) error {
 	return w.recovered(ctx, 15*time.Second)
 }
 
-// both returns a rule that checks two rules.
+// The function both returns a rule that checks two rules.
 func both(a, b func(*history) []string) func(*history) []string {
 	return func(h *history) []string { return append(a(h), b(h)...) }
 }

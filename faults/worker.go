@@ -230,8 +230,8 @@ func (w *worker) gauge() {
 	}
 }
 
-// now returns the right time, without the error of this process' clock.
+// The method now returns the right time, without the error of this process' clock.
 func (w *worker) now() time.Time { return time.Now().Add(-w.spec.ClockError) }
 
-// armed returns the file that makes a worker die at a failpoint.
+// The function armed returns the file that makes a worker die at a failpoint.
 func armed(dir, worker, point string) string { return filepath.Join(dir, "die-"+worker+"-") + point }

@@ -126,7 +126,7 @@ func (w *world) twin(ctx context.Context) (*world, error) {
 	return t, t.start(ctx)
 }
 
-// through returns the address of the database through a proxy.
+// The method through returns the address of the database through a proxy.
 func (w *world) through(p *proxy) string {
 	u, err := url.Parse(w.url)
 	if err != nil {
@@ -247,7 +247,7 @@ func (w *world) childErrors() *os.File {
 // anyWorker returns a random worker.
 func (w *world) anyWorker() *child { return w.workers[w.rng.IntN(len(w.workers))] }
 
-// gone takes a worker that has ended off the list of workers.
+// The method gone takes a worker that has ended off the list of workers.
 func (w *world) gone(c *child) {
 	w.workers = slices.DeleteFunc(w.workers, func(o *child) bool { return o == c })
 }
@@ -281,8 +281,8 @@ func (w *world) enqueue(ctx context.Context, tasks []task, opts drover.EnqueueOp
 	return ids, errors.Join(err, log.file.Close())
 }
 
-// recovered waits until a job that was claimed after the last fault is completed. It must be called while the load
-// runs.
+// The method recovered waits until a job that was claimed after the last fault is completed. It must be called while
+// the load runs.
 func (w *world) recovered(ctx context.Context, atMost time.Duration) error {
 	last := w.faults[len(w.faults)-1]
 	return w.eventually(ctx, "recovered from "+last.What, atMost,
@@ -390,12 +390,12 @@ func (w *world) transactionRate(ctx context.Context, window time.Duration) (floa
 	return float64(after-before) / time.Since(begun).Seconds(), err
 }
 
-// notes returns the notes of one worker so far.
+// The method notes returns the notes of one worker so far.
 func (w *world) notes(c *child) ([]note, error) {
 	return readJournals[note](w.dir, "notes-"+c.name+".")
 }
 
-// eventually repeats a query until it returns true. A query that fails is tried again.
+// The method eventually repeats a query until it returns true. A query that fails is tried again.
 func (w *world) eventually(ctx context.Context, what string, atMost time.Duration, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel() // the function until alone would not end a query that hangs

@@ -25,8 +25,8 @@ func (s Schema) check() error {
 	return nil
 }
 
-// own returns a new pool whose search_path is the schema alone, because goose and the files use names without a schema.
-// The sessions of the given pool are not changed.
+// The method own returns a new pool whose search_path is the schema alone, because goose and the files use names
+// without a schema. The sessions of the given pool are not changed.
 func (s Schema) own(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Pool, error) {
 	config := pool.Config()
 	config.MinConns, config.MinIdleConns = 0, 0

@@ -50,9 +50,10 @@ type posted struct {
 	blind bool // the sender may leave out the field "seen"
 }
 
-// seen returns an Audit with the sender of the form, and, in its field Seen, the state that the page showed. The sender
-// of a blind form may leave this state out. Then Seen gets the parameter present: the present state, or "" for any
-// state. The database compares Seen with the row while the row is locked, so two forms from one page have one effect.
+// The method seen returns an Audit with the sender of the form, and, in its field Seen, the state that the page showed.
+// The sender of a blind form may leave this state out. Then Seen gets the parameter present: the present state, or ""
+// for any state. The database compares Seen with the row while the row is locked, so two forms from one page have one
+// effect.
 func (p posted) seen(present string) (drover.Audit, error) {
 	by := p.by
 	by.Seen = p.form.Get("seen")

@@ -66,7 +66,7 @@ func stateOfJob(j *drover.JobInfo) string {
 	return string(j.State)
 }
 
-// waits reports whether a job can be made due now. An available job is due already.
+// The function waits reports whether a job can be made due now. An available job is due already.
 func waits(j *drover.JobInfo) bool {
 	return j.State == drover.Scheduled || j.State == drover.Retryable || j.State == drover.Parked
 }
@@ -76,8 +76,8 @@ func (s source) onJob(do func(ctx context.Context, j *drover.JobInfo, p posted) 
 	return onSubject("job", "id", s.client.Job, do)
 }
 
-// end returns a function that ends a job with a method of the client, Cancel or Discard. The function returns an error
-// if the job has ended before.
+// The method end returns a function that ends a job with a method of the client, Cancel or Discard. The function
+// returns an error if the job has ended before.
 func (s source) end(verb func(context.Context, string, drover.Audit) (drover.State, error)) func(context.Context, *drover.JobInfo, posted) error {
 	return func(ctx context.Context, j *drover.JobInfo, p posted) error {
 		by := p.by

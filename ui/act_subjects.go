@@ -73,7 +73,7 @@ func (s source) pause(ctx context.Context, scope drover.Scope, until time.Time, 
 	return err
 }
 
-// paused returns the pause of a scope, or nil if there is none.
+// The method paused returns the pause of a scope, or nil if there is none.
 func (s source) paused(ctx context.Context, scope drover.Scope) (*drover.PauseInfo, error) {
 	list, err := s.client.Pauses(ctx)
 	if err != nil {

@@ -141,8 +141,8 @@ func (s *site) operate(w http.ResponseWriter, r *http.Request, op *operation) (a
 	return do(r.Context(), p)
 }
 
-// answer sends an answer as JSON. It encodes the whole answer first, so that it can still answer an error with the
-// status of that error.
+// The method answer sends an answer as JSON. It encodes the whole answer first, so that it can still answer an error
+// with the status of that error.
 func (s *site) answer(w http.ResponseWriter, r *http.Request, answer any) {
 	raw, err := json.Marshal(s.words.shown(answer))
 	if err != nil {

@@ -66,8 +66,9 @@ func manyAbout() map[string]string {
 	}
 }
 
-// pressing returns a function for operation.begin that does what a button does. The operation reading loads the answer:
-// the subject after that. If reading is nil, because the button deletes the subject, the answer is a BulkResult.
+// The function pressing returns a function for operation.begin that does what a button does. The operation reading
+// loads the answer: the subject after that. If reading is nil, because the button deletes the subject, the answer is a
+// BulkResult.
 func pressing(a act, reading *operation) func() (body, doing) {
 	return func() (body, doing) {
 		fields := body{}
@@ -121,7 +122,7 @@ func (s source) scopeActs() map[string]act {
 	}, func(posted) string { return "pauses" })
 }
 
-// starting returns a body for a drover.RedrivePlan, and a function that starts that redrive.
+// The method starting returns a body for a drover.RedrivePlan, and a function that starts that redrive.
 func (s source) starting() (body, doing) {
 	var plan drover.RedrivePlan
 	fields := body{
@@ -137,8 +138,8 @@ func (s source) starting() (body, doing) {
 	}
 }
 
-// editing returns a function for operation.begin: a body for changes, and a function that makes these changes to one
-// job. The operation reading loads the answer, the job after that.
+// The method editing returns a function for operation.begin: a body for changes, and a function that makes these
+// changes to one job. The operation reading loads the answer, the job after that.
 func (s source) editing(reading *operation) func() (body, doing) {
 	return func() (body, doing) {
 		var to changes
@@ -171,7 +172,7 @@ type enqueuedAnswer struct {
 	Debounced bool   `json:"debounced"` // that job got the new due time
 }
 
-// enqueueing returns a body for a job, and a function that enqueues that job.
+// The method enqueueing returns a body for a job, and a function that enqueues that job.
 func (s source) enqueueing() (body, doing) {
 	var job jobdoc.Job
 	return bodyOf(&job), func(ctx context.Context, _ posted) (any, error) {

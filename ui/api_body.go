@@ -108,7 +108,7 @@ func orBody(path string) string {
 	return path
 }
 
-// wanted describes the values that a field takes.
+// The function wanted describes the values that a field takes.
 func wanted(to any) string {
 	switch to.(type) {
 	case *time.Time:

@@ -70,7 +70,8 @@ func reads[T any](about string, keys []string, load func(context.Context, query)
 	}}
 }
 
-// shows returns a function that loads a page, and whose answer is the part of the page's data that pick chooses.
+// The function shows returns a function that loads a page, and whose answer is the part of the page's data that pick
+// chooses.
 func shows[D, T any](load func(context.Context, query) (*view, error), pick func(D) T) func(context.Context, query) (T, error) {
 	return func(ctx context.Context, q query) (part T, err error) {
 		v, err := load(ctx, q)
@@ -81,7 +82,7 @@ func shows[D, T any](load func(context.Context, query) (*view, error), pick func
 	}
 }
 
-// lists returns a function whose answer is a whole list.
+// The function lists returns a function whose answer is a whole list.
 func lists[T any](list func(context.Context) ([]T, error)) func(context.Context, query) ([]T, error) {
 	return func(ctx context.Context, _ query) ([]T, error) { return list(ctx) }
 }

@@ -21,9 +21,9 @@ func somebodyWrote(name string) bool {
 	return false
 }
 
-// shown returns an answer that may be sent. Its texts are redacted. An empty list is [] and not null, because every
-// program would need an extra case for null. shown may change what the given answer points to, because nothing else
-// uses that answer.
+// The method shown returns an answer that may be sent. Its texts are redacted. An empty list is [] and not null,
+// because every program would need an extra case for null. shown may change what the given answer points to, because
+// nothing else uses that answer.
 func (w words) shown(answer any) any {
 	v := reflect.New(reflect.TypeOf(answer)).Elem()
 	v.Set(reflect.ValueOf(answer))

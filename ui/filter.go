@@ -133,7 +133,7 @@ func (q query) filter() (f drover.Filter, err error) {
 	return f, nil
 }
 
-// empty reports whether a filter picks every job.
+// The function empty reports whether a filter picks every job.
 func empty(f drover.Filter) bool { return reflect.ValueOf(f).IsZero() }
 
 // filterAddress is the query of an address: the filter without empty fields, and the pairs in more.

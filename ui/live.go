@@ -33,7 +33,7 @@ var errNoTurn = errors.New("it is not this page's turn")
 // liveRate statements a second.
 type live struct {
 	now  func() time.Time
-	turn chan struct{} // the page that has sent to the channel is the next; the other pages wait in their order
+	turn chan struct{} // a page that has sent to the channel has the next turn; the other pages wait, the oldest first
 
 	mu      sync.Mutex
 	free    time.Time // no page has its turn before this time
@@ -52,7 +52,7 @@ func newLive(now func() time.Time) *live {
 	return &live{now: now, turn: make(chan struct{}, 1), views: map[string]keptView{}, servers: map[*http.Server]context.Context{}}
 }
 
-// wait returns when it is this page's turn. If ctx ends before, it returns the error of ctx.
+// The method wait returns when it is this page's turn. If ctx ends earlier, it returns the error of ctx.
 func (l *live) wait(ctx context.Context) error {
 	if err := sleep(ctx, livePage); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (l *live) inLine(ctx context.Context) error {
 	return nil
 }
 
-// rest makes the next page wait longer by d, but no longer than longestRest from now.
+// The method rest makes the next page wait longer by d, but at most until longestRest from now.
 func (l *live) rest(d time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,8 +143,8 @@ func (l *live) keep(key string, v keptView) {
 	}
 }
 
-// server returns a context that ends when the server of a request shuts down. Without it, http.Server.Shutdown would
-// wait for a stream as long as somebody looks at the page.
+// The method server returns a context that ends when the server of a request shuts down. Without it,
+// http.Server.Shutdown would wait for a stream as long as somebody looks at the page.
 func (l *live) server(r *http.Request) context.Context {
 	of, ok := r.Context().Value(http.ServerContextKey).(*http.Server)
 	if !ok {

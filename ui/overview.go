@@ -112,7 +112,7 @@ func (s source) look(ctx context.Context) (l look, err error) {
 	return l, err
 }
 
-// serving returns how many living supervisors a queue has, and how many slots they have for it.
+// The method serving returns how many living supervisors a queue has, and how many slots they have for it.
 func (l look) serving(queue string) (n int, slots int64) {
 	for i := range l.supervisors {
 		if l.supervisors[i].State == drover.SupervisorAlive && slices.Contains(l.supervisors[i].Queues, queue) {

@@ -39,7 +39,7 @@ func (s source) pages(w words) map[string]page {
 	}
 }
 
-// listed returns a function that loads a page with a list, whose address has no keys.
+// The function listed returns a function that loads a page with a list, whose address has no keys.
 func listed[T any](title string, list func(context.Context) ([]T, error)) func(context.Context, query) (*view, error) {
 	return func(ctx context.Context, q query) (*view, error) {
 		if err := q.checkKeys(); err != nil {

@@ -45,7 +45,7 @@ func plotUpTo(top float64, label string, values, bad []float64) plot {
 // lately is how many of the last minutes count for the numbers next to a plot.
 const lately = 5
 
-// ran shows which jobs waited and ran in a queue within the last hour.
+// ran has the plots of a queue: which jobs waited and ran within the last hour.
 type ran struct {
 	Depth, Runs, Failed, Waited  plot
 	Due                          string // how many jobs were due at the newest sample, if it is not too old
@@ -108,7 +108,7 @@ func (r *ran) depth(a *drover.QueueActivity) {
 	r.Depth = plotUpTo(max(top, 1), label, values, nil)
 }
 
-// hourly draws the failed runs of each hour of the last day.
+// The function hourly draws the failed runs of each hour of the last day.
 func hourly(g drover.FailureGroup) plot {
 	sum, values := 0.0, make([]float64, len(g.Hourly))
 	for i, n := range g.Hourly {

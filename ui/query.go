@@ -69,8 +69,8 @@ func (q query) number(key string, standard, most int) (int, error) {
 	return n, nil
 }
 
-// id returns the value of key: the id or the name of the page's subject. Besides key, the address may have only the keys
-// in the parameter others.
+// The method id returns the value of key: the id or the name of the page's subject. Besides key, the address may have
+// only the keys in the parameter others.
 func (q query) id(key string, others ...string) (string, error) {
 	if err := q.checkKeys(append(others, key)...); err != nil {
 		return "", err

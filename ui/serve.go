@@ -235,7 +235,7 @@ func (s *site) write(w http.ResponseWriter, r *http.Request, status int, body []
 	}
 }
 
-// failed answers with the problem that belongs to an error.
+// The method failed answers with the problem that belongs to an error.
 func (s *site) failed(w http.ResponseWriter, r *http.Request, err error) {
 	s.fail(w, r, s.problemAndLog(r, err))
 }

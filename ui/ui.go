@@ -17,7 +17,7 @@ type Options struct {
 	// are stored after drover.Config.Redact has changed them.
 	Redact func(string) string
 
-	// Authorize lets people change things. The handler calls it for each form that it receives. When a person opens a
+	// Authorize lets people change things. The handler calls it for each form and each POST to the API. When a person opens a
 	// page, the handler calls it once for each action for which the page has a form. Authorize returns the person's name,
 	// and whether the person may take the action. drover keeps the name with the reason (drover.Audit.By, up to 128
 	// bytes). If ok is false, or the name is empty, the page lacks the form, and the handler refuses the form if somebody
@@ -38,8 +38,8 @@ const requestTime = 15 * time.Second
 // Options.Authorize also POST. Under api/ it serves the same data as JSON, and api/openapi.json describes these
 // addresses. It refuses forms of other sites with http.CrossOriginProtection, and forms of more than 16 KiB.
 //
-// A request may take 15 s. An error is a page with one sentence and the right status: 400 for a filter that cannot be
-// read, 404 for a page or subject that does not exist, 503 for a database that cannot be reached, is read-only or has
+// A request may take 15 s. An error is a page about the problem and its remedy, with the right status: 400 for a filter
+// that cannot be read, 404 for a page or subject that does not exist, 503 for a database that cannot be reached, is read-only or has
 // another version of the schema, 504 after the 15 s. A form may also get 403 if the person may not take the action, 409
 // if somebody else was faster, and 413 if the form is too large. Handler is safe for concurrent use, and holds at most
 // one connection of the client's pool for each request.

@@ -28,7 +28,7 @@ const (
 // well.
 func (words) name(text any) string { return cut(visible(fmt.Sprint(text)), 2*cellLength) }
 
-// free shows a text that may contain a secret.
+// The method free shows a text that may contain a secret.
 func (w words) free(text any) string { return visible(w.clean(fmt.Sprint(text))) }
 
 // cell does the same as free, and cuts the text for a table.
@@ -40,7 +40,7 @@ func (w words) cell(text any) string {
 // args of each job in the list.
 const longestLine = 8 << 10
 
-// line shows args in a list. For args without a field it shows nothing, and for long args only their size.
+// The method line shows args in a list. For args without a field it shows nothing, and for long args only their size.
 func (w words) line(args json.RawMessage) string {
 	switch {
 	case len(args) > longestLine:
@@ -97,7 +97,8 @@ type longText struct {
 	Size string // how large the whole text is
 }
 
-// long redacts a text and then cuts it. In the other order, Redact might not recognise a secret that was cut.
+// The method long redacts a text and then cuts it. In the other order, Redact might not recognise a secret that was
+// cut.
 func (w words) long(text, all string) longText {
 	shown := w.free(text)
 	if utf8.RuneCountInString(shown) <= textLength {
@@ -121,8 +122,8 @@ func cut(text string, n int) string {
 	return text
 }
 
-// visible escapes characters that show nothing, or that move the text around them, such as bidi marks, NUL and
-// zero-width characters. In a JSON text these escapes stand for the same characters.
+// The function visible escapes characters that show nothing, or that move the text around them, such as bidi marks, NUL
+// and zero-width characters. In a JSON text these escapes stand for the same characters.
 func visible(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -161,7 +162,7 @@ type moment struct {
 	ISO, Exact, Relative string
 }
 
-// when returns a time as the pages show it, or nil if there is no time.
+// The function when returns a time as the pages show it, or nil if there is no time.
 func when(now time.Time, t any) *moment {
 	var at time.Time
 	switch t := t.(type) {

@@ -103,8 +103,8 @@ func (d *drawing) polyline(x, y scale, s Series, stroke string) {
 	d.printf(`</g>`)
 }
 
-// apart moves heights until any two are at least a row apart, and none is above top or below bottom. There must be room
-// for all.
+// The function apart moves heights until any two are at least a row apart, and none is above top or below bottom. There
+// must be room for all.
 func apart(heights []float64, top, bottom float64) []float64 {
 	order := make([]int, len(heights))
 	for i := range order {

@@ -129,7 +129,7 @@ func number(v float64) string {
 	return grouped(v, min(max(0, 2-int(math.Floor(math.Log10(math.Abs(v))))), 6))
 }
 
-// grouped formats a value with commas between thousands.
+// The function grouped formats a value with commas between thousands.
 func grouped(v float64, decimals int) string {
 	text := strconv.FormatFloat(math.Abs(v), 'f', decimals, 64)
 	whole, fraction, _ := strings.Cut(text, ".")
@@ -155,7 +155,7 @@ func check(what string, values ...float64) error {
 	return nil
 }
 
-// wide is about how wide a text is, a little more than most fonts make it.
+// The function wide estimates the width of a text. Most fonts need a little less.
 func wide(s string) float64 {
 	em := 0.0
 	for _, r := range s {

@@ -195,8 +195,8 @@ func (s *session) alerts(ctx context.Context, t thresholds) ([]alert, error) {
 	return reached, nil
 }
 
-// oldest returns how long ago the oldest due job of a queue became due. An empty queue means all queues. If no job is
-// due, oldest returns 0. Paused jobs do not count.
+// The method oldest returns how long ago the oldest due job of a queue became due. An empty queue means all queues. If
+// no job is due, oldest returns 0. Paused jobs do not count.
 func (s *session) oldest(ctx context.Context, queue string) (age time.Duration, err error) {
 	snapshot, err := s.client.Snapshot(ctx)
 	if err != nil {

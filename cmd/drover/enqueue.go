@@ -292,7 +292,7 @@ func readLine(line []byte) (item drover.EnqueueItem, err error) {
 	return l.Item()
 }
 
-// strictly parses one JSON value, and refuses unknown keys.
+// The function strictly parses one JSON value, and refuses unknown keys.
 func strictly(doc []byte, to any) error {
 	d := json.NewDecoder(bytes.NewReader(doc))
 	d.DisallowUnknownFields()

@@ -156,8 +156,8 @@ func givenFilter(cmd *cobra.Command) bool {
 	})
 }
 
-// at returns the filter. The parameter now is the time of the server's clock. A flag with an age, such as 2h, counts back
-// from that time.
+// The method at returns the filter. The parameter now is the time of the server's clock. A flag with an age, such as
+// 2h, counts back from that time.
 func (p *filterFlags) at(now time.Time) drover.Filter {
 	f := p.filter
 	f.CreatedAfter, f.CreatedBefore = p.createdAfter.at(now), p.createdBefore.at(now)
@@ -207,8 +207,8 @@ func (m *moment) String() string { return m.text }
 // Type is the name of the value in the help.
 func (m *moment) Type() string { return "time" }
 
-// at returns the time, or zero if the flag was not given. If the user gave the zero time itself, at returns a time one
-// microsecond later, because zero means "not given". Nothing is so old that this makes a difference.
+// The method at returns the time, or zero if the flag was not given. If the user gave the zero time itself, at returns
+// a time one microsecond later, because zero means "not given". Nothing is so old that this makes a difference.
 func (m *moment) at(now time.Time) time.Time {
 	switch {
 	case m.text == "":

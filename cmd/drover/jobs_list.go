@@ -101,7 +101,7 @@ func stateOf(j *drover.JobInfo) string {
 	return string(j.State)
 }
 
-// due is when a job ended, when a running job began, or when a waiting job is due.
+// The function due describes the time of a job in a list: when it ended, when its present run began, or when it is due.
 func due(j *drover.JobInfo, now time.Time) string {
 	switch {
 	case j.FinalizedAt != nil:

@@ -71,7 +71,7 @@ type manyVerb struct {
 	check func(cmd *cobra.Command) error                                                        // parses the command's own flags; nil: the command has none
 }
 
-// ended returns a function for manyVerb.one, for a command that ends jobs.
+// The function ended returns a function for manyVerb.one, for a command that ends jobs.
 func ended(done string, end func(*drover.Client, context.Context, string, drover.Audit) (drover.State, error)) func(*drover.Client, context.Context, string, drover.Audit) (string, error) {
 	return func(client *drover.Client, ctx context.Context, id string, audit drover.Audit) (string, error) {
 		was, err := end(client, ctx, id, audit)

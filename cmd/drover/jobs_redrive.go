@@ -76,9 +76,9 @@ type doneList struct {
 	Untried int    `json:"untried,omitempty"`
 }
 
-// each calls do for each job and prints the result of each id. If an id is unknown or its change is refused, it goes on
-// with the next id, and returns an error at the end. After an error that all other ids would get too, it stops, and
-// prints the other ids as not tried.
+// The method each calls the function do for each job, and prints the result of each id. If an id is unknown or its
+// change is refused, it goes on with the next id, and returns an error at the end. After an error that all other ids
+// would get too, it stops, and prints the other ids as not tried.
 func (a *app) each(verb string, ids []string, do func(id string) (string, error)) error {
 	all := doneList{Jobs: []done{}}
 	tell := func(d done) {

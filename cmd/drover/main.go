@@ -114,9 +114,9 @@ func message(err error) string {
 // exampleURL must be the end of a message. Elsewhere, masked would hide it with everything after it.
 const exampleURL = "postgres://user@localhost:5432/app"
 
-// masked hides a database URL in an error. An error text quotes the URL if the user gave the URL in the wrong place,
-// for example with -url=URL or without a flag. masked cannot know where the password ends, so it hides the rest of the
-// text.
+// The function masked hides a database URL in an error. An error text quotes the URL if the user gave the URL in the
+// wrong place, for example with -url=URL or without a flag. masked cannot know where the password ends, so it hides the
+// rest of the text.
 func masked(text string) string {
 	return regexp.MustCompile(`(?is)(postgres(ql)?:/|password *=).*`).ReplaceAllStringFunc(text, func(found string) string {
 		if found == exampleURL {

@@ -50,7 +50,8 @@ func newMigrateUpCommand(a *app) *cobra.Command {
 // migrations returns drover's migrations for the schema that the command line names.
 func (a *app) migrations() migrations.Schema { return migrations.Schema(a.drovers()) }
 
-// names returns a pg.Names. It writes the schema of the command line in front of drover's names in a statement.
+// The method names returns a pg.Names. It writes the schema of the command line in front of drover's names in a
+// statement.
 func (a *app) names() *pg.Names { return pg.NewNames(a.drovers()) }
 
 func (a *app) migrateUp(ctx context.Context, create bool) error {
@@ -114,7 +115,7 @@ func (a *app) createSchema(ctx context.Context) error {
 	return nil
 }
 
-// pending returns the names of the migration files that are not applied.
+// The function pending returns the names of the migration files that are not applied.
 func pending(list []migrations.Status) []string {
 	files := []string{}
 	for _, m := range list {

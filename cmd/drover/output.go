@@ -52,7 +52,7 @@ func (s *sink) Write(p []byte) (int, error) {
 
 func (s *sink) closed() bool { return errors.Is(s.err, syscall.EPIPE) }
 
-// end returns the error of a command: err, the error of the output, or both.
+// The method end returns the error of a command: err, the error of the output, or both.
 func (s *sink) end(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +80,7 @@ func (a *app) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// answer ends a command that has failed with err, or else prints its result as JSON.
+// The method answer ends a command that has failed with err, or else prints its result as JSON.
 func (a *app) answer(v any, err error) error {
 	if err != nil {
 		return err
@@ -138,7 +138,7 @@ func (f *fields) add(name, value string) {
 	}
 }
 
-// at adds a row with a time in the past, followed by the text more. If t is nil, at adds no row.
+// The method at adds a row with a time in the past, followed by the text more. If t is nil, at adds no row.
 func (f *fields) at(name string, t *time.Time, now time.Time, more string) {
 	if t != nil {
 		f.add(name, instant(*t)+" ("+ago(*t, now)+")"+more)
@@ -177,8 +177,8 @@ func relative(t, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
-// ago formats how long before now something happened. A time just after now gives "0s ago", because now was read before t.
-// A later time gives "in 5m": the server's clock has gone back.
+// The function ago formats how long before now something happened. A time just after now gives "0s ago", because now
+// was read before t. A later time gives "in 5m": the server's clock has gone back.
 func ago(t, now time.Time) string {
 	if d := t.Sub(now); d >= 0 && d < 10*time.Second {
 		return "0s ago"

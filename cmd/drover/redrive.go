@@ -198,8 +198,8 @@ func (s *session) knownFailure(ctx context.Context, print string) error {
 	return err
 }
 
-// alive reports whether a supervisor is alive. Without a living supervisor, no redrive goes on. If the list of
-// supervisors cannot be read, alive returns true.
+// The method alive reports whether a supervisor is alive. Without a living supervisor, no redrive goes on. If the list
+// of supervisors cannot be read, alive returns true.
 func (s *session) alive(ctx context.Context) bool {
 	list, err := s.client.Supervisors(ctx)
 	return err != nil || slices.ContainsFunc(list, func(one drover.SupervisorInfo) bool { return one.State == drover.SupervisorAlive })
@@ -531,7 +531,7 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	}
 }
 
-// leave prints how to abort the redrive, and ends the watching.
+// The method leave prints how to abort the redrive, and ends the watching.
 func (a *app) leave(ctx context.Context, id string) error {
 	fmt.Fprintf(a.stderr, "\nthe redrive goes on; to end it: %s\n", a.again("redrive abort", id))
 	return ctx.Err()

@@ -162,8 +162,8 @@ func hideSchema(cmd *cobra.Command) {
 	})
 }
 
-// again returns a command line for the same tables, which the user can copy. If the URL may contain a password, again
-// leaves the URL out, and adds a shell comment about that.
+// The method again returns a command line for the same tables, which the user can copy. If the URL may contain a
+// password, again leaves the URL out, and adds a shell comment about that.
 func (a *app) again(verb, words string) string {
 	line, note := "drover "+verb, ""
 	switch {
@@ -205,7 +205,8 @@ func version() string {
 	return "(devel)"
 }
 
-// stops reports whether the command should stop after this error, because the next job would get the same error.
+// The function stops reports whether the command should stop after this error, because the next job would get the same
+// error.
 func stops(err error) bool {
 	var db *pgconn.PgError
 	switch {
@@ -217,7 +218,7 @@ func stops(err error) bool {
 	return true
 }
 
-// complete makes the shell offer these words as values of the flag.
+// The function complete makes the shell offer these words as values of the flag.
 func complete(cmd *cobra.Command, flag string, words ...string) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
 		panic(err) // only if the command has no such flag, which is a mistake in this program

@@ -19,8 +19,8 @@ import (
 // databaseURL returns --url, or else DATABASE_URL, or else "".
 func (a *app) databaseURL() string { return cmp.Or(a.url, a.getenv("DATABASE_URL")) }
 
-// drovers returns the schema with drover's tables: --schema, or else DROVER_SCHEMA, or else "". The result "" means
-// that the search_path chooses the schema.
+// The method drovers returns the schema with drover's tables: --schema, or else DROVER_SCHEMA, or else "". The result
+// "" means that the search_path chooses the schema.
 func (a *app) drovers() string { return cmp.Or(a.schema, a.getenv("DROVER_SCHEMA")) }
 
 // connectTimeout bounds the wait for a server that does not answer. A connect_timeout in the URL replaces it.
@@ -87,7 +87,8 @@ func (e *noSchemaError) Error() string {
 	return text
 }
 
-// reach opens the database, and does not check its schemas. It refuses a standby if the command changes something.
+// The method reach opens the database, and does not check its schemas. It refuses a standby if the command changes
+// something.
 func (a *app) reach(ctx context.Context) (*pgxpool.Pool, error) {
 	config, err := a.poolConfig()
 	if err != nil {
@@ -122,8 +123,8 @@ type session struct {
 	now      time.Time
 }
 
-// reading opens the database for a command that changes nothing, and calls do. It returns an error if the schema is not
-// migrated.
+// The method reading opens the database for a command that changes nothing, and calls the function do. It returns an
+// error if the schema is not migrated.
 func (a *app) reading(ctx context.Context, do func(context.Context, *session) error, hooks ...drover.Hooks) error {
 	pool, err := a.connect(ctx)
 	if err != nil {
@@ -141,14 +142,15 @@ func (a *app) reading(ctx context.Context, do func(context.Context, *session) er
 	return do(ctx, s)
 }
 
-// lists completes a command without arguments that only reads: it calls do.
+// The function lists completes a command that has no arguments and only reads. The command calls the function do.
 func lists(a *app, cmd *cobra.Command, do func(context.Context, *session) error) *cobra.Command {
 	cmd.Args = args(cobra.NoArgs)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return a.reading(cmd.Context(), do) }
 	return cmd
 }
 
-// shows completes a command with one argument that only reads: it calls do with the argument.
+// The function shows completes a command that has one argument and only reads. The command calls the function do with
+// the argument.
 func shows(a *app, cmd *cobra.Command, do func(context.Context, *session, string) error) *cobra.Command {
 	cmd.Args = args(cobra.ExactArgs(1))
 	cmd.RunE = func(cmd *cobra.Command, words []string) error {
@@ -157,7 +159,7 @@ func shows(a *app, cmd *cobra.Command, do func(context.Context, *session, string
 	return cmd
 }
 
-// changing does the same as reading for a command that changes something.
+// The method changing does the same as reading for a command that changes something.
 func (a *app) changing(ctx context.Context, do func(context.Context, *session) error, hooks ...drover.Hooks) error {
 	a.changes = true
 	return a.reading(ctx, do, hooks...)

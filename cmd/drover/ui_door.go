@@ -78,7 +78,8 @@ func (d *door) right(given string) bool {
 	return subtle.ConstantTimeCompare(got[:], d.token[:]) == 1
 }
 
-// sent returns the token that the form has. The result sent is false if the request is not the form of this page.
+// The method sent returns the token that the form has. The result sent is false if the request is not the form of this
+// page.
 func (d *door) sent(w http.ResponseWriter, r *http.Request) (token string, sent bool) {
 	const most = 4 << 10
 	if r.Method != http.MethodPost || d.origins.Check(r) != nil {

@@ -69,7 +69,7 @@ type phase struct {
 	apart      bool // imageBytes is known
 }
 
-// measured runs one phase between two readings of the server's counters.
+// The method measured runs one phase between two readings of the server's counters.
 func (s *scratch) measured(ctx context.Context, do func() error) (p phase, err error) {
 	if err := s.meter.flush(ctx, s.pool); err != nil {
 		return p, err

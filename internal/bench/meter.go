@@ -146,7 +146,7 @@ where dbid = (select oid from pg_database where datname = current_database())`).
 	return c, nil
 }
 
-// since returns the differences between two readings, without the meter's own statements.
+// The method since returns the differences between two readings, without the meter's own statements.
 func (c counters) since(before counters) counters {
 	asked := c.asked - before.asked
 	return counters{

@@ -117,7 +117,7 @@ func round(v float64, decimals int) float64 {
 	return math.Round(v*f) / f
 }
 
-// per returns total divided by n, rounded, for a Report.
+// The function per returns total divided by n, rounded, for a Report.
 func per(total int64, n float64, decimals int) *float64 {
 	return new(round(float64(total)/n, decimals))
 }

@@ -76,7 +76,8 @@ func slowOf(tests []test) (names, packages []string) {
 // mostNightly is how many tests may be left to .ci/nightly.
 const mostNightly = 10
 
-// whole checks that each test passed in the quick tier or in the slow tier. A few tests for the night are left out.
+// The function whole checks that each test passed in the quick tier or in the slow tier. A few tests for the night are
+// left out.
 func whole(out io.Writer, quickLog, slowLog string) error {
 	tests, err := inventory("work")
 	if err != nil {
@@ -103,8 +104,9 @@ func whole(out io.Writer, quickLog, slowLog string) error {
 	return nil
 }
 
-// missing returns the tests that passed in neither log. It also returns how many tests passed in the first log, and how many
-// only in the second one. It checks subtests too: if the quick tier skips a subtest, it must pass in the slow tier.
+// The function missing returns the tests that passed in neither log. It also returns how many tests passed in the first
+// log, and how many only in the second one. It checks subtests too: if the quick tier skips a subtest, it must pass in
+// the slow tier.
 func missing(tests []test, quick, slow *results) (missing []string, inQuick, inSlow int) {
 	for _, t := range tests {
 		id := testID{t.pkg, t.name}

@@ -104,7 +104,7 @@ func (r *results) add(id testID, e event) {
 	}
 }
 
-// ended returns the end of the test's last run, or "" if no run has ended.
+// The method ended returns the end of the test's last run, or "" if no run has ended.
 func (r *results) ended(id testID) string {
 	if t := r.tests[id]; t != nil && len(t.ends) > 0 {
 		return t.ends[len(t.ends)-1]
@@ -145,8 +145,9 @@ func fromGo(line string) bool {
 	return false
 }
 
-// broken returns the reason why a package failed, or "" if the reason is a failed test. Its TestMain may have found a fault after
-// the tests, or the process may have ended during a test. Another run of the failed tests proves nothing about such a fault.
+// The method broken returns the reason why a package failed, or "" if the reason is a failed test. Its TestMain may
+// have found a fault after the tests, or the process may have ended during a test. Another run of the failed tests
+// proves nothing about such a fault.
 func (p *packageRun) broken() string {
 	switch {
 	case !p.failed:

@@ -140,7 +140,7 @@ func childContext(ctx context.Context, in io.Reader, settings any) (context.Cont
 	return ctx, func() { cancel(); stop() }, nil
 }
 
-// ready writes to the parent that the child is ready.
+// The function ready writes to the parent that the child is ready.
 func ready(out io.Writer, answer any) error {
 	line, err := json.Marshal(answer)
 	if err != nil {

@@ -233,7 +233,7 @@ from jobs j join drover_supervisors s on s.id = j.claimed_by
 where j.state = 'running' and s.lost_at is null
 group by s.pid order by running desc, s.pid limit 1`
 
-// busiest returns the process that runs the most jobs, or 0 if no process runs a job.
+// The method busiest returns the process that runs the most jobs, or 0 if no process runs a job.
 func (db *database) busiest(ctx context.Context) (pid, running int, err error) {
 	err = db.pool.QueryRow(ctx, sqlBusiest).Scan(&pid, &running)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -306,7 +306,7 @@ func (db *database) groups(ctx context.Context) ([]group, error) {
 
 const sqlPanicked = `select coalesce(min(id), '') from jobs where errors @> '[{"class": "panic"}]'`
 
-// panicked returns the id of a job that panicked, or "" if no job panicked.
+// The method panicked returns the id of a job that panicked, or "" if no job panicked.
 func (db *database) panicked(ctx context.Context) (id string, err error) {
 	err = db.pool.QueryRow(ctx, sqlPanicked).Scan(&id)
 	return id, err

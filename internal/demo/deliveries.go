@@ -144,7 +144,7 @@ type event struct {
 	key string
 }
 
-// events returns n events. After the last delivery it begins again with the first.
+// The function events returns n events. After the last delivery it begins again with the first.
 func events(deliveries []Delivery, n int) []event {
 	list := make([]event, n)
 	for i := range list {

@@ -156,7 +156,7 @@ func (r *run) story(ctx context.Context) error {
 	return r.redrive(ctx)
 }
 
-// open finds or starts the database, the receiver and the workers.
+// The method open finds or starts the database, the receiver and the workers.
 func (r *run) open(ctx context.Context, world receiverSettings) (err error) {
 	if r.db, err = openDatabase(ctx, r.URL, func(line string) { r.page.say("%s", line) }); err != nil {
 		return err
@@ -248,7 +248,7 @@ func (r *run) enqueueSome(ctx context.Context, some []event) error {
 	return nil
 }
 
-// watch shows the progress and returns when every job has ended.
+// The method watch shows the progress and returns when every job has ended.
 func (r *run) watch(ctx context.Context) error {
 	patience := time.NewTimer(2*time.Minute + time.Duration(r.Jobs)*20*time.Millisecond)
 	defer patience.Stop()
@@ -279,7 +279,7 @@ func (r *run) watch(ctx context.Context) error {
 	}
 }
 
-// tend kills a worker if Crash is due, and replaces workers that have ended.
+// The method tend kills a worker if Crash is due, and replaces workers that have ended.
 func (r *run) tend(ctx context.Context, p progress) error {
 	if r.receiver.ended() {
 		return fmt.Errorf("drover: the receiver ended: %w", r.receiver.err)

@@ -94,7 +94,7 @@ func (r *run) outageStory(ctx context.Context) error {
 	return r.inOrder(ctx)
 }
 
-// die enqueues jobs while the endpoint is down.
+// The method die enqueues jobs while the endpoint is down.
 func (r *run) die(ctx context.Context) error {
 	r.page.say("\n1. The endpoint is down. Three attempts each, then a delivery is discarded, and kept.")
 	list := make([]event, r.Jobs)
@@ -162,7 +162,7 @@ func outageAudit() drover.Audit {
 	return drover.Audit{By: "drover demo", Why: "the endpoint is back"}
 }
 
-// follow shows the progress of the redrive, and returns when it has ended.
+// The method follow shows the progress of the redrive, and returns when it has ended.
 func (r *run) follow(ctx context.Context, redrive *drover.Redrive) (err error) {
 	patience := time.NewTimer(2*time.Minute + time.Duration(r.Jobs)*time.Second/10)
 	defer patience.Stop()
@@ -265,9 +265,9 @@ func (o *outage) judge(log []request, in period) (Phase, []second) {
 	return p, seconds
 }
 
-// overran returns an error that names the limit that the paced redrive broke, or nil. The slots of a redrive are 1/rate
-// apart, but a job that waits for a worker starts later than its slot. At most outagePerKey jobs can wait at the same
-// time, so a second may have outagePerKey more requests than the rate.
+// The method overran returns an error that names the limit that the paced redrive broke, or nil. The slots of a redrive
+// are 1/rate apart, but a job that waits for a worker starts later than its slot. At most outagePerKey jobs can wait at
+// the same time, so a second may have outagePerKey more requests than the rate.
 func (p *Phase) overran() error {
 	switch {
 	case p.FellOver > 0:

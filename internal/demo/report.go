@@ -24,14 +24,14 @@ type page struct {
 	last  time.Time // when the last progress line was written
 }
 
-// say writes lines that are never overwritten.
+// The method say writes lines that are never overwritten.
 func (p *page) say(format string, args ...any) {
 	p.clear()
 	fmt.Fprintf(p.out, format+"\n", args...)
 }
 
-// show writes a progress line. On a terminal it overwrites the last progress line. Elsewhere it writes at most one line
-// a second.
+// The method show writes a progress line. On a terminal it overwrites the last progress line. Elsewhere it writes at
+// most one line a second.
 func (p *page) show(since time.Time, format string, args ...any) {
 	gap := time.Second
 	if p.live {

@@ -148,8 +148,8 @@ func (s *sender) webhook(ctx context.Context, job *drover.Job, args Webhook) err
 	return s.deliver(ctx, job, args, payload)
 }
 
-// label panics in the first two runs of an event whose labels are null, like a handler whose author forgot that case.
-// The process and the other deliveries have to go on after the panic.
+// The function label panics in the first two runs of an event whose labels are null, like a handler whose author forgot
+// that case. The process and the other deliveries have to go on after the panic.
 func label(payload json.RawMessage, attempt int) (json.RawMessage, error) {
 	doc, err := object(payload)
 	if err != nil {
@@ -199,7 +199,7 @@ func normalAmount(payload json.RawMessage, fixed bool) (json.RawMessage, error) 
 	return json.Marshal(doc)
 }
 
-// object parses a JSON object, and keeps all digits of its numbers.
+// The function object parses a JSON object, and keeps all digits of its numbers.
 func object(payload json.RawMessage) (doc map[string]any, err error) {
 	in := json.NewDecoder(bytes.NewReader(payload))
 	in.UseNumber()
@@ -256,8 +256,8 @@ func (s *sender) post(ctx context.Context, job *drover.Job, args Webhook, payloa
 	return s.http.Do(req)
 }
 
-// delivered records the delivery in the business row and completes the job, in one transaction. So the row counts one
-// delivery, however often the job runs.
+// The method delivered records the delivery in the business row and completes the job, in one transaction. So the row
+// counts one delivery, however often the job runs.
 func (s *sender) delivered(ctx context.Context, job *drover.Job, args Webhook) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		if err := noteDelivery(ctx, tx, args.Key); err != nil {

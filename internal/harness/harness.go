@@ -98,8 +98,8 @@ func Within(t testing.TB, bound time.Duration, holds func() bool) {
 	}
 }
 
-// looked looks again and again until the condition holds, and reports whether it did before the bound. Looks take processor time
-// that other tests need. So after a second there are five times fewer of them.
+// The function looked looks again and again until the condition holds, and reports whether it did before the bound.
+// Looks take processor time that other tests need. So after a second there are five times fewer of them.
 func looked(bound, pause time.Duration, holds func() bool) bool {
 	for began := time.Now(); !holds(); {
 		waited := time.Since(began)

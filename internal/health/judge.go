@@ -67,7 +67,7 @@ const indexRowBytes = 100
 // neededBytes estimates the size that jobs_claim_idx would have with its live rows alone.
 func (c *Claim) neededBytes() int64 { return c.Unfinished*indexRowBytes + 16<<10 }
 
-// bloated reports whether the index is much bigger than its live rows need.
+// The method bloated reports whether the index is much bigger than its live rows need.
 func (c *Claim) bloated() bool {
 	return c.IndexBytes >= bloatBytes && c.IndexBytes >= bloatTimes*(c.neededBytes()+c.unseen*indexRowBytes)
 }
@@ -106,7 +106,7 @@ func (o *Holder) String() string {
 	return name + " (" + strings.Join(about, ", ") + ")"
 }
 
-// held returns for how long the holder has held vacuum back, or through how many transactions.
+// The method held returns for how long the holder has held vacuum back, or through how many transactions.
 func (o *Holder) held(now time.Time) string {
 	if o.Since != nil {
 		return "for " + now.Sub(*o.Since).Round(time.Second).String()
@@ -148,7 +148,7 @@ func (h *Report) heldLevel(o *Holder) Level {
 	return slices.MaxFunc(levels, func(a, b Level) int { return cmp.Compare(badness(a), badness(b)) })
 }
 
-// held returns the oldest holder that gets a finding; nil: none.
+// The method held returns the oldest holder that gets a finding; nil: none.
 func (h *Report) held() *Holder {
 	for i := range h.Holders {
 		if o := &h.Holders[i]; h.heldLevel(o) != LevelOK {
@@ -158,7 +158,7 @@ func (h *Report) held() *Holder {
 	return nil
 }
 
-// jobs returns the table jobs. It is empty if the tables could not be read.
+// The method jobs returns the table jobs. It is empty if the tables could not be read.
 func (h *Report) jobs() *Table {
 	if len(h.Tables) == 0 {
 		return &Table{}
@@ -457,7 +457,7 @@ func (h *Report) judgeNotSeen() (found []Finding) {
 	return found
 }
 
-// saw reports whether all of these parts were read.
+// The method saw reports whether all of these parts were read.
 func (h *Report) saw(parts ...string) bool {
 	return !slices.ContainsFunc(h.NotSeen, func(n NotSeen) bool { return slices.Contains(parts, n.Part) })
 }

@@ -127,7 +127,7 @@ select t.name, s.n_live_tup, s.n_dead_tup,
 from tables t join pg_stat_user_tables s on s.relid = t.oid
 order by t.n`
 
-// tables lists drover's tables.
+// The function tables lists drover's tables.
 func tables() []string {
 	return []string{
 		"jobs", "drover_supervisors", "drover_crews", "queues", "drover_kinds", "drover_builds", "drover_solo", "drover_ended_supervisors", "drover_redrives", "drover_redrive_queues",
@@ -276,7 +276,7 @@ type Part struct {
 	Plan string // another statement that sets up the planner, after pg.OnePlan; "": none
 }
 
-// parts lists the statements that fill the report, except sqlServer.
+// The method parts lists the statements that fill the report, except sqlServer.
 func (h *Report) parts(d depth) []Part {
 	n, c := &h.Supervisors, &h.Claim
 	return []Part{

@@ -119,7 +119,8 @@ func (m mutant) pkg(packages map[string][]string) (string, error) {
 	return of[0], nil
 }
 
-// sound runs the tests of all chosen mutants without a mutation, because a test that fails anyway proves nothing.
+// The function sound runs the tests of all chosen mutants without a mutation, because a test that fails anyway proves
+// nothing.
 func sound(ctx context.Context, root string, packages map[string][]string, chosen []mutant) error {
 	tests := map[string][]string{}
 	for _, m := range chosen {
@@ -146,7 +147,7 @@ func sound(ctx context.Context, root string, packages map[string][]string, chose
 	return nil
 }
 
-// try runs a mutant's tests with its bug in place.
+// The function try runs a mutant's tests with its bug in place.
 func try(ctx context.Context, root string, packages map[string][]string, m mutant) (verdict, error) {
 	pkg, err := m.pkg(packages)
 	if err != nil {

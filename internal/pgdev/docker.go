@@ -110,7 +110,7 @@ func engine(ctx context.Context) (loopback bool, err error) {
 	return host == "localhost", nil
 }
 
-// flags returns the settings as command-line arguments of a server, sorted by name.
+// The function flags returns the settings as command-line arguments of a server, sorted by name.
 func flags(settings map[string]string) []string {
 	var args []string
 	for name, value := range settings {

@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// local runs server binaries that are installed on this machine.
+// The method local runs server binaries that are installed on this machine.
 func (o Options) local(ctx context.Context) (*Server, error) {
 	inPath, elsewhere := binDirs()
 	if o.BinDir != "" {

@@ -223,7 +223,7 @@ func serverSettings(asked map[string]string) (map[string]string, error) {
 	return settings, errors.Join(errs...)
 }
 
-// taken returns the line for Options.Log: the way that worked, and why the others failed.
+// The function taken returns the line for Options.Log: the way that worked, and why the others failed.
 func taken(s *Server, failed []error) string {
 	line := "postgres: " + s.source
 	sep := "; passed over "

@@ -124,7 +124,7 @@ func logVerbose(line string) {
 	}
 }
 
-// owned reports whether close ends the server. It is called after all tests have ended.
+// The method owned reports whether close ends the server. It is called after all tests have ended.
 func (s *server) owned() bool { return s.s != nil && s.s.Owned() }
 
 func (s *server) close() error {
