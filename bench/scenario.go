@@ -130,7 +130,7 @@ const (
 // noteWorkers is for the scenarios in which the number of workers is not the number in the contender's settings.
 const noteWorkers = "Workers: 10, the default, at drover; 100 at River."
 
-// noteDeadRows is true for jobs that are deleted and for jobs that are kept, and for River, too.
+// noteDeadRows is true for drover, whether completed jobs are deleted or kept, and for River.
 const noteDeadRows = "Each of those jobs has left two dead rows: as it was before its claim, and before its completion."
 
 // scenarios returns all scenarios, in the order in which they run.

@@ -242,8 +242,8 @@ func (j *jobHistory) returned(text string) bool {
 	return slices.ContainsFunc(j.notes, func(n note) bool { return n.What == "end" && n.Err == text })
 }
 
-// acceptedStale checks I7: the database has accepted no stale outcome. It has two sources: the session that wrote the
-// version of the row with which a run ended, and the events of each supervisor.
+// acceptedStale checks I7: the database has accepted no stale outcome. The check uses two sources: the session that wrote
+// the version of the row with which a run ended, and the events of each supervisor.
 func acceptedStale(_ *policy, j *jobHistory) (broken []string) {
 	type outcome struct{ supervisor, what string }
 	claimer := ""

@@ -18,8 +18,8 @@ import (
 // For the statements of a look, a role needs only the right to select from drover's tables. Each part has a transaction
 // and a time limit of its own. So the other parts go on if one fails, and no part holds a snapshot for long.
 
-// sqlServer reads settings of the server, and the schema of the table jobs. The other statements look in that schema,
-// because an application's tables may share the search_path.
+// sqlServer reads settings of the server, and the schema of the table jobs. The other statements look only in that
+// schema, because the search_path may also lead to the tables of an application.
 const sqlServer = `
 select now(), quote_ident(n.nspname), quote_ident(current_user), current_setting('autovacuum')::bool and current_setting('track_counts')::bool, pg_is_in_recovery()
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = 'jobs'::regclass`
