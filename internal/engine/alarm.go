@@ -10,8 +10,8 @@ import (
 // taken the job.
 const minDueGap = 20 * time.Millisecond
 
-// signal wakes the goroutine that receives from it. If it is poked several times before that goroutine comes, this counts
-// once.
+// signal wakes the goroutine that receives from it. If it is poked several times before that goroutine comes, this
+// counts once.
 type signal chan struct{}
 
 func newSignal() signal { return make(signal, 1) }
@@ -33,7 +33,7 @@ type alarm struct {
 	missed bool      // enqueues may have found a lookout (sleep.go) without room, and have notified no other supervisor
 	Due    time.Time // when the next job is known to be due; zero: none known
 	own    time.Time // the earliest due time of a job of which other supervisors may not know; zero: none
-	last   time.Time // the latest time that NoteOwn has got; own keeps only the next one
+	last   time.Time // the latest time that was passed to NoteOwn; the field own has only the earliest one
 }
 
 func newAlarm() *alarm { return &alarm{Signal: newSignal()} }
@@ -57,8 +57,8 @@ func (a *alarm) Missed() {
 // NoteDue remembers when a job will be due, unless an earlier time is known already.
 func (a *alarm) NoteDue(at time.Time) { a.note(&a.Due, at) }
 
-// NoteOwn remembers the due time of a job of which other supervisors may not know. We have settled this job, or a
-// notification about the job named us.
+// NoteOwn remembers the due time of a job of which other supervisors may not know. It is a job that we have settled, or
+// a job for which a notification named us.
 func (a *alarm) NoteOwn(at time.Time) {
 	a.mu.Lock()
 	if at.After(a.last) {
@@ -72,7 +72,7 @@ func (a *alarm) NoteOwn(at time.Time) {
 func (a *alarm) isOwn(due time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return !due.After(a.last.Add(minDueGap)) // the times are estimates
+	return !due.After(a.last.Add(minDueGap)) // not exactly a.last, because the times are estimates
 }
 
 func (a *alarm) note(known *time.Time, at time.Time) {

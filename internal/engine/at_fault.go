@@ -74,7 +74,7 @@ func (a *apart[T]) patiently(alone func(T) error, later func(T, error) bool) (le
 }
 
 // refuse takes the job of a run out of the way of others, and logs this. It returns the job's new state, or
-// store.SetAside. If the job has changed meanwhile or its row is locked, it returns "" and logs nothing.
+// store.SetAside. If the job's row no longer has the run's fence, or is locked, refuse returns "" and logs nothing.
 func (s *Shared) refuse(base context.Context, link *store.Line, r *Run, g *store.Refused) (became string, err error) {
 	err = s.roundTrip(base, link, func(ctx context.Context, conn store.Session) (err error) {
 		became, err = s.refuseOn(ctx, conn, r, g, s.walkBound())

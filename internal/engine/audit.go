@@ -14,7 +14,7 @@ import (
 
 // The pace of audits.
 const (
-	AuditGap   = time.Minute     // a full sweep asks for an audit only so long after the last audit; two leases if that is less
+	AuditGap   = time.Minute     // a full sweep asks for an audit only if the last one ended this long ago, or two leases ago if that is less
 	auditPause = 5 * time.Second // the shortest time between any two audits, because connections may break often
 	AuditPage  = 2000            // rows of a lane in one page, which takes some 2 ms
 	AuditShare = 100             // the claimer spends at most a hundredth of its time on pages

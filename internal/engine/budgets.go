@@ -32,8 +32,8 @@ func (b *budgets) covers(r *Run) bool {
 }
 
 // wants reports whether an outcome of a run is a retry that needs a slot. An outcome also needs a new slot if the time
-// of its old slot passed before the settle succeeded. A late use of the old slot would put too many retries into a
-// later window. An outcome that the handler's transaction recorded has its slot already.
+// of its old slot has passed and the settle has not succeeded. With the old slot, too many retries would run in a later
+// period of the budget. An outcome that the handler's transaction recorded has its slot already.
 func (b *budgets) wants(r *Run, o *Outcome) bool {
 	if o.State != store.Retryable || o.AtOnce || r.txOutcome.Load() != nil || o.Slot != nil && b.Now().Sub(o.Slot.Taken) < o.Delay {
 		return false

@@ -24,8 +24,8 @@ const (
 	callPatienceMost = 100 * time.Millisecond
 
 	// If no supervisor is on call (oncall.go) when a call is handed on, the method full opens no more calls of this
-	// queue for nobodyPause. Each time that it happens again, the pause doubles, up to nobodyMost. No job is forgotten
-	// meanwhile: a supervisor that gets room goes on call, and then looks for jobs by itself.
+	// queue for nobodyPause. If nobody is on call the next time either, the pause doubles, up to nobodyMost. No job is
+	// forgotten in this pause: a supervisor that gets room goes on call, and then looks for jobs by itself.
 	nobodyPause = 50 * time.Millisecond
 	nobodyMost  = time.Second
 )
@@ -53,8 +53,8 @@ func newCalls() *calls {
 	return &calls{open: map[string]call{}, roomy: map[string]bool{}, nobody: map[string]nobody{}, ring: func() {}}
 }
 
-// add opens a call. If the queue has an open call already, the new call gets the earlier due time and the
-// earlier time to hand it on.
+// add opens a call. If the queue has an open call already, the new call gets the earlier of the two due times, and the
+// earlier of the two times to hand it on.
 func (c *calls) add(queue string, due int64, by time.Time) {
 	c.mu.Lock()
 	c.n++
@@ -79,8 +79,8 @@ func (c *calls) answerBy(now time.Time) time.Time {
 	return now.Add(min(max(4*c.usual, callPatience), callPatienceMost))
 }
 
-// took records how long a claim took.
-func (c *calls) took(d time.Duration) {
+// noteTime records how long a claim took.
+func (c *calls) noteTime(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.usual += (d - c.usual) / 8

@@ -19,12 +19,12 @@ const (
 
 	SleepAfter   = 250 * time.Millisecond // how long a lookout finds no job before it falls asleep: see sleep.go
 	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval
-	AwakePoll    = 8 * time.Millisecond   // the longest pause of a lookout: enqueues notify nobody meanwhile
-	TrickleRate  = 50                     // so many jobs a second leave a sleeper asleep: 125 looks would cost more
-	TrickleBurst = 10                     // so many of these jobs may come together
-	MinTurn      = 50                     // a claim of at least so many jobs waits for its turn: see Turns
+	AwakePoll    = 8 * time.Millisecond   // the longest pause of a lookout; short, because enqueues notify nobody while there is one
+	TrickleRate  = 50                     // a sleeper stays asleep if it finds at most this many jobs a second: 125 looks a second would cost more
+	TrickleBurst = 10                     // a sleeper stays asleep if it finds at most this many jobs together
+	MinTurn      = 50                     // a claim of at least this many jobs waits for its turn: see Turns
 	turnPatience = 5 * time.Second        // the longest wait for a turn: other claims take tens of milliseconds
-	turnPause    = 30 * time.Second       // if a turn did not come in time, claims wait for no turn for so long
+	turnPause    = 30 * time.Second       // how long claims go without turns, after a turn did not come in time
 
 	RestAfter = 10 * time.Second // how long looks find no job before the rest interval replaces the poll interval
 )
@@ -48,7 +48,7 @@ type claimer struct {
 	out     lookout
 	Refused RefusedClaims
 
-	OutOfTurn time.Time // claims wait for no turn until this time
+	OutOfTurn time.Time // until this time claims do not wait for their turns
 
 	wantsRoom bool      // it is time to look, but there is no room: the run that makes room will wake the claimer
 	fullAt    time.Time // since when there is no room; zero while there is room
@@ -247,7 +247,7 @@ func (c *claimer) Request(now time.Time) *Plan {
 	}
 	c.fullAt = time.Time{}
 	p := &Plan{Lease: l, floors: c.Floors.Version(), Sweep: c.Near.Due(now), asked: asked, due: due, once: now.Before(c.Next), asleep: c.Asleep}
-	// We forget due times that have passed, because the reply has the next due time.
+	// The claim takes the jobs whose due times have passed, so we forget these times.
 	c.mu.Lock()
 	c.Poked = false
 	for _, known := range []*time.Time{&c.Due, &c.own} {
@@ -273,9 +273,9 @@ func (c *claimer) Request(now time.Time) *Plan {
 }
 
 // Turns returns the queues in which a claim waits until no other claim is under way. These are queues with a backlog,
-// from which the claim wants many jobs. If two claims of one backlog overlap, each has to follow rows to the new
-// versions that the other has written, and locks rows that the other has just claimed. Settles skip these locked rows
-// and have to come again.
+// from which the claim wants many jobs. If two claims of one backlog overlap, each meets rows that the other has just
+// changed. It has to look up the new version of such a row, and it locks this version although the job is taken.
+// Settles skip locked rows and have to come again.
 func (c *claimer) Turns(queues []*QueueState, rooms []int32, now time.Time) (turns []string) {
 	if now.Before(c.OutOfTurn) {
 		return nil
@@ -374,7 +374,7 @@ func ShareOut(n int, queues []*QueueState) []int {
 
 // hasRoom reports whether a claim is worth its round trip. If not, the run that makes enough room wakes the claimer.
 func (c *claimer) hasRoom(queues []*QueueState) bool {
-	if c.runner.settler.behind() {
+	if c.runner.settler.overloaded() {
 		return false // the settler wakes us when it has caught up
 	}
 	room := false
@@ -398,7 +398,7 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 		return
 	}
 	started := c.Now()
-	c.on(conn)
+	c.useConn(conn)
 	note := c.fallAsleep(claim, started)
 	err = conn.Claim(ctx, note, claim.Req, &claim.Reply)
 	c.changed(note, err, started)
@@ -454,7 +454,7 @@ func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.
 		c.rewound()
 	}
 	c.Near.Swept(p.Sweep, took, now)
-	c.calls.took(took)
+	c.calls.noteTime(took)
 	if p.order != nil {
 		p.order.claimed(len(reply.Jobs) > 0)
 	} else {
@@ -469,7 +469,7 @@ func (c *claimer) AfterClaim(ctx context.Context, p *Plan, err error, took time.
 	c.setPace(p, now)
 }
 
-// sort puts the jobs in the order of jobs_claim_idx, because an update returns rows in any order.
+// sort puts the jobs of each queue in the order of jobs_claim_idx, because an update returns rows in any order.
 func (c *claimer) sort(p *Plan) {
 	slices.SortFunc(p.Reply.Jobs, func(a, b store.Job) int {
 		if c := cmp.Compare(a.Lane, b.Lane); c != 0 {
@@ -482,8 +482,9 @@ func (c *claimer) sort(p *Plan) {
 	})
 }
 
-// advance moves the floors of the lanes that the claim read. If the claim took fewer jobs from a group than it had room
-// for, it read all lanes of the group to their end. Otherwise it read them up to the lane that filled the group.
+// advance moves the floors of the lanes that the claim read. If the claim took fewer jobs from a group than the group
+// has room for, it read all lanes of the group to their end. Otherwise it read the lanes up to the lane that filled the
+// group.
 func (c *claimer) advance(p *Plan) {
 	last := map[floors.Lane]floors.Floor{}
 	counts := map[floors.Lane]int{}
@@ -511,7 +512,7 @@ func (c *claimer) advance(p *Plan) {
 		g.queue.Full = left == 0
 		// If earlier tiers filled the room, the claim did not read the lanes of this tier.
 		if limit == 0 {
-			continue // not looked at
+			continue
 		}
 		if n < limit {
 			final = 10 // the claim read all nine lanes to their end
@@ -546,7 +547,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		j := &p.Reply.Jobs[i]
 		q := byName[j.Queue]
 		r := c.NewRun(j, q, p, now)
-		if j.Left || c.holds.Load().job(j.Queue, j.Kind) { // the reply lacks the args, or the scope was paused meanwhile
+		if j.Left || c.holds.Load().holdsJob(j.Queue, j.Kind) { // the reply lacks the args, or a pause has begun since the plan was made
 			c.Unsettled.Add(r)
 			q.Enter([]*Run{r})
 			c.runner.release(r)
@@ -560,7 +561,7 @@ func (c *claimer) dispatch(ctx context.Context, p *Plan, now time.Time) {
 		}
 		c.Unsettled.Add(runs...)
 		q.Enter(runs)
-		if !q.Buffer.Put(runs) { // the queue was removed meanwhile
+		if !q.Buffer.Put(runs) { // the queue was removed during the claim
 			for _, r := range runs {
 				c.runner.release(r)
 			}
@@ -575,8 +576,8 @@ func (c *claimer) NewRun(j *store.Job, q *QueueState, p *Plan, now time.Time) *R
 	r := c.Handler.NewRun(j, q.Policy, late)
 	r.Fence = store.Fence{ID: j.ID, Owner: p.Lease.ID, Seq: j.ClaimSeq, ClaimedAt: p.Reply.At}
 	r.Lateness = late
-	// While the period of a unique job lasts, its row prevents other jobs with the same key. A redrive looks at the rows of
-	// its canaries. The pruner deletes these rows later.
+	// Two kinds of rows must stay, and the pruner deletes them later. While the period of a unique job lasts, its row
+	// prevents other jobs with the same key. A canary's row stays because its redrive looks at it.
 	r.DeleteCompleted = q.DeleteCompleted && (j.More == nil || !j.More.Keep)
 	r.Shared, r.slots, r.From, r.Lease, r.tier, r.Received = c.Shared, c.runner.settler, q, p.Lease, j.Lane/10*10, now
 	return r

@@ -7,8 +7,8 @@ import (
 )
 
 // runContext is a handler's context. It makes the real context when the handler first needs it. A context with a
-// timeout causes half of the allocations of a short job. It also registers with the context of the lease, under a lock
-// that all runs share. A short handler never needs this context.
+// timeout causes half of the allocations of a short job. Such a context also registers with the context of the lease,
+// under a lock that all runs share. A short handler never needs it.
 type runContext struct {
 	Parent context.Context //nolint:containedctx // the parent of the context to make
 	Until  time.Time       // the deadline of the context to make; zero: none

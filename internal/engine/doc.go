@@ -11,10 +11,10 @@
 //   - engine.go: Engine: makes the parts; Run, drain, StopNow, AddQueue, RemoveQueue, Stats; every go statement
 //   - shared.go: Shared, what all parts use: settings, clock, log, the list of queues, the lease, the sets of runs;
 //     whether a run may begin; cancelRun; the contents of a registration; the context and the bound of a round trip
-//   - outage.go: Trouble: the pause of a part after a failure of the database, which grows; outage: one log of all
-//     these failures
-//   - failpoint.go: where the fault suite may end a process: here nothing happens
-//   - failpoint_on.go: the end of the process there, in a build with the tag droverfail
+//   - outage.go: Trouble: the growing pause of a part after failures of the database; outage: one log of all these
+//     failures
+//   - failpoint.go: failpoint: marks the places where the fault suite may end a process; does nothing
+//   - failpoint_on.go: failpoint in a build with the tag droverfail: ends the process
 //
 // The claimer takes due jobs:
 //
@@ -25,16 +25,16 @@
 //   - alarm.go: alarm, signal: wakes the claimer, and knows when the next job is due
 //   - sleep.go: sleep: when to look for due jobs next, and when to fall asleep; lookout: the queues for which the
 //     claimer is the awake supervisor; trickle; pure, except the claimer's methods at the end
-//   - calls.go: calls: looks into a queue that other supervisors count on; a claim answers them, or the keeper
-//     hands them on
+//   - calls.go: calls: looks into queues on which other supervisors count; a claim answers such a call, or the keeper
+//     hands it on
 //   - oncall.go: onCall, for the keeper: takes call slots (advisory locks), acts on notifications of jobs (called),
 //     hands on calls for which there is no room, stops listening when there is too much noise
-//   - solo.go: SoloOrder: the keeper's order to the claimer to run a strong suspect alone; how long the claimer
-//     idles for it
+//   - solo.go: SoloOrder: the keeper's order to the claimer to run a strong suspect alone; how long the claimer waits
+//     for its other runs
 //   - lost_claims.go: FindOut: looks for the jobs of a claim whose reply was lost, and raises the epoch; forgets
 //     all floors
-//   - at_fault.go: pickApart: finds the one job because of which the database refuses a statement over many, for
-//     claims, starts, settles and rescues; refuse: takes this job out of the way of others, and logs it
+//   - at_fault.go: pickApart: finds the one job because of which the database refuses a statement over many jobs
+//     (claims, starts, settles and rescues use it); refuse: takes this job out of the way of others, and logs it
 //   - refused_claims.go: RefusedClaims: a claim that the database refuses is made in parts (PickApart, claimParts);
 //     the list of jobs that are set aside, and their next tries (TendAside); lanes that cannot be read; how many
 //     jobs a claim asks for (Asked)
@@ -59,7 +59,7 @@
 //     the database refuses are tried apart (settleApart, Refused, tryRefused), locked rows again later
 //   - settle_unmatched.go: found: why the settle of a run matched no row, read from its job's row: settled already,
 //     in the handler's transaction, by an operator, taken over
-//   - settle_in_tx.go: SettleTx, HoldTx: settles in a handler's transaction, and the reason why one matched nothing
+//   - settle_in_tx.go: SettleTx, HoldTx: settles in a handler's transaction, and the reason if a settle matched no row
 //   - budgets.go: budgets: takes slots of retry budgets before retries and rescues are recorded (Reserve)
 //   - budgets_in_tx.go: slotRequest: the same for a settle in a handler's transaction
 //
@@ -76,10 +76,10 @@
 //     of owners without a row; UndoCrashes: takes back crashes if we were only silent
 //   - audit.go: audit: looks for jobs that run in this supervisor's name although its settler does not know them,
 //     and releases them. Jobs whose owner has no row (orphans) are in sweep.go and rescue.go
-//   - rewound.go: rowIsOlder: a supervisor's own row after the database has gone back to an older state;
+//   - rewound.go: rowIsOlder: whether a supervisor's own row shows that the database has gone back to an older state;
 //     rewriteCrews; BeatPacer
-//   - unheard.go: AskUnheard: asks for changes of which no notification may have come: cancelled runs, pauses that
-//     are over, queues of our row
+//   - unheard.go: AskUnheard: asks for changes of which no notification may have come: cancelled runs, pauses that are
+//     over, and whether our row lists our queues
 //   - healthy.go: Ailment: whether a supervisor does its work, and why not
 //
 // Work that one supervisor does for all, and pauses:
@@ -88,7 +88,7 @@
 //     pure
 //   - follower.go: follower: reads the pauses when they change, hands back jobs that are now paused, confirms that
 //     it follows, reports EventPaused
-//   - sweep.go: Sweep: this supervisor's turn to make the full sweep: looks for the jobs that claims and near
+//   - sweep.go: Sweep: the full sweep, when it is this supervisor's turn: looks for the jobs that claims and near
 //     sweeps have missed, and for orphans
 //   - redrive.go: redriver: carries on the paced redrives of all clients, a tick at a time
 //   - periodic.go: scheduler: enqueues the jobs of all schedules, at their ticks; puts aside a schedule that fails

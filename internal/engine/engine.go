@@ -37,7 +37,7 @@ func New(cfg Config, pool *pg.Pool) *Engine {
 	e.Keeper = newKeeper(s, e.Budgets, e.Claimer, e.Redriver, e.Scheduler)
 	s.beatSoon, s.rewound, s.calls.ring = e.Keeper.Interrupt, e.Claimer.rewound, e.Keeper.Ring
 	e.Claimer.Link.Again = s.rewound                   // the claimer's new connection may lead to an older state
-	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // so may the settler's: settles may be forgotten
+	e.Settler.Link.Again = e.Claimer.Audit.Reconnected // so may the settler's: the database may have forgotten settles
 	return e
 }
 
@@ -178,7 +178,7 @@ func (e *Engine) Serves(queue string) bool { return slices.Contains(e.QueueNames
 func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 	e.Changing.Lock()
 	defer e.Changing.Unlock()
-	queues, state, err := e.with(q)
+	queues, state, err := e.withQueue(q)
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 func (e *Engine) RemoveQueue(ctx context.Context, name string) error {
 	e.Changing.Lock()
 	defer e.Changing.Unlock()
-	queues, gone := e.without(name)
+	queues, gone := e.withoutQueue(name)
 	if gone == nil {
 		return ErrNotServed
 	}

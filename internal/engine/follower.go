@@ -19,7 +19,7 @@ type follower struct {
 	*Shared
 	claimer   *claimer
 	Stale     bool      // the limits have changed since the last look, or may have
-	stamp     string    // the stamp of the limits that we read last
+	stamp     string    // the stamp of the limits that we read last: a text that differs after each change of the limits
 	number    int64     // the number of the newest change of these limits
 	confirmed int64     // the number that we have confirmed in our row
 	Next      time.Time // when to read the limits again: when the first hold ends, or after a failed read; zero: no such time
@@ -72,7 +72,7 @@ func (f *follower) hold(h *holds) {
 	}
 	f.replaceHolds(h)
 	for _, q := range f.QueueStates() {
-		held := q.Buffer.Pick(func(r *Run) bool { return h.job(r.Queue, r.Kind) })
+		held := q.Buffer.Pick(func(r *Run) bool { return h.holdsJob(r.Queue, r.Kind) })
 		f.claimer.runner.releaseAll(held)
 	}
 	if was.frees(h) {

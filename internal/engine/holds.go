@@ -8,8 +8,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// holds lists the scopes whose jobs may not start now, as far as this process knows. A holds is never changed in place.
-// A nil *holds holds no scope.
+// holds is the set of the paused scopes: their jobs may not start now, as far as this process knows. It is never
+// changed in place. A nil *holds is an empty set.
 type holds struct {
 	all    bool
 	queues map[string]bool
@@ -17,7 +17,7 @@ type holds struct {
 	open   []string // the kinds of this supervisor that are not held
 }
 
-// newHolds returns the scopes that the limits hold; nil if they hold none.
+// newHolds returns the scopes that the limits pause; nil if there is none.
 func newHolds(limits []store.Limit, kinds []string) *holds {
 	h := &holds{queues: map[string]bool{}, kinds: map[string]bool{}}
 	for _, l := range limits {
@@ -40,17 +40,17 @@ func newHolds(limits []store.Limit, kinds []string) *holds {
 	return h
 }
 
-// queue reports whether the holds keep every job of the queue from starting here.
-func (h *holds) queue(name string) bool {
+// holdsQueue reports whether the holds keep every job of the queue from starting here.
+func (h *holds) holdsQueue(name string) bool {
 	return h != nil && (h.all || h.queues[name] || len(h.open) == 0)
 }
 
-// job reports whether the holds keep jobs of the queue and kind from starting.
-func (h *holds) job(queue, kind string) bool {
+// holdsJob reports whether the holds keep jobs of the queue and kind from starting.
+func (h *holds) holdsJob(queue, kind string) bool {
 	return h != nil && (h.all || h.queues[queue] || h.kinds[kind])
 }
 
-// frees reports whether a kind that h holds is not held by next.
+// frees reports whether a kind that is paused in h is not paused in next.
 func (h *holds) frees(next *holds) bool {
 	if h == nil {
 		return false
@@ -63,7 +63,7 @@ func (h *holds) frees(next *holds) bool {
 	return false
 }
 
-// same reports whether both hold the same scopes.
+// same reports whether h and other have the same scopes.
 func (h *holds) same(other *holds) bool {
 	if h == nil || other == nil {
 		return h == other

@@ -58,11 +58,11 @@ func TestWhatMayBeClaimed(t *testing.T) {
 	t.Parallel()
 	kinds := []string{"a", "b"}
 	one := newHolds([]store.Limit{{Scope: "kind:a", Held: true}, {Scope: "kind:z", Held: true}}, kinds)
-	if len(one.open) != 1 || one.open[0] != "b" || one.queue("q") {
+	if len(one.open) != 1 || one.open[0] != "b" || one.holdsQueue("q") {
 		t.Errorf("%+v", one)
 	}
 	both := newHolds([]store.Limit{{Scope: "kind:a", Held: true}, {Scope: "kind:b", Held: true}}, kinds)
-	if !both.queue("q") {
+	if !both.holdsQueue("q") {
 		t.Error("a supervisor claims although all its kinds are paused")
 	}
 	if queue := newHolds([]store.Limit{{Scope: "queue:a", Held: true}}, kinds); queue.frees(nil) || !one.frees(both) || !both.frees(one) || both.frees(both) || !one.frees(nil) || !one.frees(queue) || (*holds)(nil).frees(one) {

@@ -16,8 +16,8 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// keeper keeps the lease, listens for notifications, and watches other supervisors. One goroutine at a time owns it,
-// except for ending, mu, and the fields below mu.
+// keeper keeps the lease, listens for notifications, and watches other supervisors. One goroutine at a time owns its
+// fields, except the two mutexes and the fields below mu.
 type keeper struct {
 	*Shared
 	budgets   *budgets
@@ -31,7 +31,7 @@ type keeper struct {
 	timer     *time.Timer // ends the lease; nil before run
 	ending    sync.Mutex  // held while the deadline is moved or checked, so that the two do not overlap
 	counted   int64       // the least number of beats that our row must show; if it shows fewer, see rewound.go
-	urgent    BeatPacer   // makes pauses between beats that come before their time
+	urgent    BeatPacer   // makes pauses between early beats
 	silences  Silences
 	Hunts     map[string]*store.Scan // the searches for the jobs of lost supervisors, by supervisor id
 	orphans   *store.Scan            // the search for jobs whose owner has no row
@@ -48,12 +48,12 @@ type keeper struct {
 	living    []string  // the other supervisors that were alive at the last beat; only kept if we declare schedules
 	declare   bool      // the next beat declares the schedules again, because our registration may have left one out
 	strays    []string  // ids that may have a row although we do not use them
-	Asked     time.Time // when AskUnheard last asked, moved later if the answer took long
+	Asked     time.Time // when AskUnheard last asked; a later time if the answer took long, so that the next question comes later
 
 	mu   sync.Mutex
 	stop context.CancelFunc // ends the wait for a notification
-	soon bool               // beat now
-	rung bool               // handle the open calls (calls.go) now
+	soon bool               // a beat is wanted now
+	rung bool               // the open calls (calls.go) must be handled now
 }
 
 func newKeeper(s *Shared, b *budgets, cl *claimer, r *redriver, t *scheduler) *keeper {
@@ -72,14 +72,14 @@ func (k *keeper) run(ctx context.Context) {
 	// ends the lease all the same.
 	k.timer = time.AfterFunc(k.deadline().Sub(k.Now()), func() { k.Expire(k.Base) })
 	defer func() {
-		if ctx.Err() != nil { // if ctx is not done, runtime.Goexit ends the goroutine, and only the timer can end the lease
+		if ctx.Err() != nil { // otherwise runtime.Goexit is ending this goroutine, and from now on only the timer can end the lease
 			k.timer.Stop()
 		}
 	}()
 	period := k.Cfg.Lease / 6
 	due := k.Now() // the first beat comes immediately, because it finds the other supervisors
 	next := due    // the next beat: at due, or earlier if something waits for it
-	k.Listens()    //nolint:contextcheck // as in wait. LISTEN comes first, and the beat finds earlier cancels
+	k.Listens()    //nolint:contextcheck // see wait. After LISTEN the first beat finds the cancels that came before LISTEN
 	for ctx.Err() == nil {
 		k.wait(ctx, k.Sooner(k.OnCall.next(k.askAt(next), k.hears())))
 		k.Expire(ctx)
@@ -244,8 +244,8 @@ func (k *keeper) Rung() bool {
 	return k.rung || k.OnCall.noise.over()
 }
 
-// TendCalls hands on the calls that were not answered in time, and goes on call. If too many notifications were for
-// other supervisors, the keeper stops listening.
+// TendCalls hands on the calls that were not answered in time, and takes free call slots (oncall.go). If too many
+// notifications were for other supervisors, the keeper stops listening.
 func (k *keeper) TendCalls(ctx context.Context) {
 	k.mu.Lock()
 	k.rung = false
@@ -270,13 +270,13 @@ func (k *keeper) Beat(ctx context.Context) error {
 	if err == nil {
 		firsts := k.OnCall.missing(k.hears())
 		reply, err = conn.Beat(beating, l.ID, epoch, Fences(running), k.Draining.Load(), k.openQueues(), k.openKinds(), slices.Collect(maps.Values(firsts)))
-		k.OnCall.went(conn, firsts, reply.OnCall, err)
+		k.OnCall.noteSlots(conn, firsts, reply.OnCall, err)
 	}
 	if err != nil {
 		k.Expire(ctx)
 		return err
 	}
-	k.Expire(ctx) // if the deadline has passed, a Client.Pause has not waited for us, so the lease must end here
+	k.Expire(ctx) // the beat succeeded. But if the deadline has passed, a Client.Pause has not waited for our runs, so the lease must end
 	// The steps after the sign of life may read much, and must leave time for the next beat.
 	ctx, cancelRest := context.WithTimeout(ctx, k.Cfg.Lease/3)
 	defer cancelRest()
@@ -377,9 +377,9 @@ func (k *keeper) takeTurns(ctx context.Context, conn store.Session, l *lease, re
 	return nil
 }
 
-// Bound returns how long a statement over many jobs may take. Suppose that one job of 500 makes each statement that
-// contains it time out. The walk that finds this job meets some twenty time-outs, and a beat should have time for all
-// of them.
+// Bound returns how long a statement over many jobs may take. Suppose that one of 500 jobs is so slow that every
+// statement over this job times out. The walk that finds the job meets some twenty time-outs, and a beat should have
+// time for all of them.
 func (k *keeper) Bound() time.Duration { return max(k.Cfg.Lease/100, 50*time.Millisecond) }
 
 // tendFailures adds up the failures that settles have recorded, reports the failure groups that came back, and makes
@@ -399,12 +399,12 @@ func (k *keeper) tendFailures(ctx context.Context, conn store.Session) error {
 	return nil
 }
 
-// cancelGone ends the contexts of runs whose jobs are not ours any more. The keys of the map over are the indexes of
-// these runs. Its value is true if an operator ended the job. A handler that settled its job in its own transaction may
-// work on.
-func (k *keeper) cancelGone(running []*Run, over map[int]bool) {
+// cancelGone ends the contexts of runs whose jobs are not ours any more. The map byIndex has an entry for each of these
+// runs, by its index in running: true if an operator ended the job. A handler that settled its job in its own
+// transaction may work on.
+func (k *keeper) cancelGone(running []*Run, byIndex map[int]bool) {
 	for i, r := range running {
-		cancelled, gone := over[i]
+		cancelled, gone := byIndex[i]
 		if !gone || r.txOutcome.Load() != nil || !k.InFlight.Has(r) {
 			continue
 		}
@@ -437,7 +437,7 @@ func (k *keeper) beatRefused(ctx context.Context, conn store.Session, l *lease, 
 
 // startOver gives up the lease, and registers under a new id.
 func (k *keeper) startOver(ctx context.Context, l *lease, why string) error {
-	l.Lose()                                         // before a log that may block
+	l.Lose()                                         // first, because the log may block
 	if k.seldom.Allow("start over "+l.ID, k.Now()) { // startOver comes again if registering fails
 		k.log.ErrorContext(ctx, why+", running jobs are cancelled", slog.String("supervisor", l.ID))
 	}
@@ -446,10 +446,16 @@ func (k *keeper) startOver(ctx context.Context, l *lease, why string) error {
 }
 
 // observe looks at the other supervisors. It declares dead supervisors lost, rescues the jobs of lost supervisors, and
-// notes how long others have been silent. If the database refuses a step, observe logs the error and leaves the step to
-// the next beat. It returns an error only if the connection is gone.
+// notes how long others have been silent. If the database refuses a step, observe logs the error, and the next beat
+// tries the step again. observe returns an error only if the connection is gone.
 func (k *keeper) observe(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	now, served := k.Now(), k.QueueNames()
+	refused := func(x store.Peer, message string, err error) (gone bool) {
+		if err != nil && !conn.Closed() && k.seldom.Allow(message+x.ID+pg.SQLState(err), now) {
+			k.log.WarnContext(ctx, message, slog.String("supervisor", x.ID), slog.String("error", err.Error()))
+		}
+		return conn.Closed()
+	}
 	seen := map[string]bool{}
 	first, sharers := l.ID, []string{}
 	for _, x := range reply.Peers {
@@ -463,19 +469,16 @@ func (k *keeper) observe(ctx context.Context, conn store.Session, l *lease, repl
 		if x.ID == l.ID {
 			continue
 		}
-		silence := k.silences.Of(x, now)
+		silence := k.silences.Observe(x, now)
 		if silence.Note {
-			if err := conn.NoteSilence(ctx, x, silence.lasts); err != nil {
-				continue // the next beat reports it
+			if err := conn.NoteSilence(ctx, x, silence.lasts); refused(x, "silence of a supervisor could not be noted", err) {
+				return err
 			}
 		}
 		if silence.Dead && !x.Lost {
 			lost, err := conn.DeclareLost(ctx, x)
-			if conn.Closed() {
+			if refused(x, "silent supervisor could not be declared lost", err) {
 				return err
-			}
-			if err != nil && k.seldom.Allow("declare lost "+x.ID, now) {
-				k.log.WarnContext(ctx, "silent supervisor could not be declared lost", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
 			}
 			if err != nil || !lost {
 				continue
@@ -484,12 +487,8 @@ func (k *keeper) observe(ctx context.Context, conn store.Session, l *lease, repl
 			k.log.WarnContext(ctx, "supervisor fell silent, its jobs are rescued", slog.String("supervisor", x.ID))
 		}
 		if x.Lost {
-			err := k.Rescue(ctx, conn, x)
-			if conn.Closed() {
+			if err := k.Rescue(ctx, conn, x); refused(x, "rescue goes on with the next beat", err) {
 				return err
-			}
-			if err != nil && k.seldom.Allow("rescue "+x.ID+pg.SQLState(err), now) {
-				k.log.WarnContext(ctx, "rescue goes on with the next beat", slog.String("supervisor", x.ID), slog.String("error", err.Error()))
 			}
 		}
 	}

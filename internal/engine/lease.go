@@ -41,7 +41,7 @@ func (l *lease) Raise(epoch int) {
 	}
 }
 
-// Lose ends the lease and cancels its handlers. This must happen before other supervisors may take the jobs. Lose
+// Lose ends the lease and cancels its handlers. It must be called before other supervisors may take the jobs. Lose
 // reports whether this call has ended the lease.
 func (l *lease) Lose() bool {
 	if l.Ended.Swap(true) {

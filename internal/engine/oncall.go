@@ -38,7 +38,7 @@ func newOnCall(s *Shared, heard func(string)) *onCall {
 
 const (
 	noiseRate  = 4  // if more notifications a second are for other supervisors, the keeper stops listening
-	noiseBurst = 20 // so many of these notifications may come together
+	noiseBurst = 20 // up to this many of these notifications may come together
 	deafFor    = 30 * time.Second
 
 	// Between two requests for a slot, a supervisor that does not listen waits askSlot for each other supervisor, and
@@ -78,7 +78,7 @@ func (o *onCall) called(verb, what string) {
 		o.calls.add(queue, due, o.calls.answerBy(now))
 	case o.calls.room(queue):
 		o.calls.add(queue, due, time.Time{})
-		o.calls.want() // other supervisors have left their slots
+		o.calls.want() // other supervisors have left their slots, so there may be free ones
 	default:
 		return
 	}
@@ -104,8 +104,8 @@ func (o *onCall) next(at time.Time, hears bool) time.Time {
 }
 
 // tend hands on the calls that were not answered in time. If a queue has no room here, the supervisor leaves its slot
-// first, because two full supervisors must not hand calls on to each other. Once a claim has left room, tend goes on
-// call again.
+// first, because two full supervisors must not hand calls on to each other. Once a claim has left room, tend takes a
+// free slot again.
 func (o *onCall) tend(ctx context.Context, conn store.Session, hears bool) {
 	if ctx.Err() != nil || conn.Closed() {
 		return
@@ -113,7 +113,7 @@ func (o *onCall) tend(ctx context.Context, conn store.Session, hears bool) {
 	ctx, cancel := context.WithTimeout(ctx, o.Cfg.Lease/6)
 	defer cancel()
 	now := o.Now()
-	o.on(conn)
+	o.useConn(conn)
 	if o.unsure || o.Draining.Load() && len(o.slots) > 0 {
 		if conn.LeaveAll(ctx) != nil {
 			return // the next heartbeat meets the same error and reports it
@@ -191,18 +191,18 @@ func (o *onCall) goOn(ctx context.Context, conn store.Session, hears bool) {
 	if err == nil {
 		o.heard(limits)
 	}
-	o.went(conn, firsts, got, err)
+	o.noteSlots(conn, firsts, got, err)
 }
 
-// went records which slots an attempt to go on call has got. The map got leads from the first slot of a queue to the
-// slot that the connection got there. After any success the keeper listens again, and the claimer looks for jobs,
-// because earlier transactions may have notified no supervisor.
-func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) {
+// noteSlots records which slots an attempt to go on call has got. In the map got, the key is the first slot of a queue,
+// and the value is the slot that the connection got there. After any success the keeper listens again, and the claimer
+// looks for jobs, because earlier transactions may have notified no supervisor.
+func (o *onCall) noteSlots(conn store.Session, firsts map[string]int64, got map[int64]int64, err error) {
 	if err != nil {
 		o.unsure = o.unsure || len(firsts) > 0
 		return
 	}
-	o.on(conn)
+	o.useConn(conn)
 	for queue, first := range firsts {
 		if slot, ok := got[first]; ok {
 			o.slots[queue] = slot
@@ -214,9 +214,9 @@ func (o *onCall) went(conn store.Session, firsts map[string]int64, got map[int64
 	}
 }
 
-// on records which connection the next statement uses. If the connection is new, it holds no locks, so we have no
+// useConn records which connection the next statement uses. If the connection is new, it holds no locks, so we have no
 // slots.
-func (o *onCall) on(conn store.Session) {
+func (o *onCall) useConn(conn store.Session) {
 	if o.conn != conn {
 		o.conn, o.slots, o.unsure = conn, map[string]int64{}, false
 	}

@@ -32,7 +32,7 @@ func TestNothingStartsWhilePaused(t *testing.T) {
 		db.via(t, drover.Config{}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: 10}}, CompletedRetention: drover.DeleteOnCompletion, Workers: handling(func(_ context.Context, job *drover.Job, _ int) error {
 			if at := pausedAt.Load(); at != nil {
 				begun.Add(1)
-				for _, r := range harness.EngineOf(sup.Load()).InFlight.Of(job.ID) {
+				for _, r := range harness.EngineOf(sup.Load()).InFlight.OfJob(job.ID) {
 					if r.StartedAt.After(*at) {
 						late.Add(1)
 					}

@@ -14,12 +14,12 @@ import (
 
 // scheduler ticks: it enqueues periodic jobs at their times. Every supervisor has a scheduler. A tick locks the row of
 // its schedule, so only one supervisor makes each tick. The scheduler sleeps until the earliest tick of any schedule.
-// If an earlier tick appears meanwhile, a heartbeat or a notification wakes it. While there is no schedule, it sends
-// only one statement, an hour after its start.
+// If an earlier tick appears while it sleeps, a heartbeat or a notification wakes it. While there is no schedule, it
+// sends only one statement, an hour after its start.
 type scheduler struct {
 	*Shared
 	Signal signal
-	Next   atomic.Int64 // when the scheduler looks next, in ns since 1970 by the process' clock; 0: not by itself
+	Next   atomic.Int64 // when the scheduler looks next, in ns since 1970 by the process' clock; 0: only if something wakes it
 
 	// Only the goroutine that ticks uses these.
 	putOff  map[string]putOff
@@ -156,7 +156,7 @@ func (t *scheduler) borrow(ctx context.Context, fn func(context.Context, store.S
 	return fn(ctx, conn)
 }
 
-// fire ticks one schedule, and returns when to look at it again.
+// fire ticks one schedule, and returns how long until the next look at this schedule.
 func (t *scheduler) fire(ctx context.Context, d store.DueSchedule) time.Duration {
 	owner := t.Lease.Load().ID
 	began := t.Now()

@@ -41,7 +41,7 @@ func (p *pruner) run(ctx context.Context) {
 		}
 		if trouble.Failures == 0 { // after a failure the walk goes on from the id that it has reached
 			if rounds%60 == 0 {
-				walk = PruneWalk{Whole: true} // hourly from the first id: some jobs were too young before
+				walk = PruneWalk{Whole: true} // every hour the walk begins at the first id again, because some jobs were too young before
 			}
 			rounds++
 		}
@@ -94,7 +94,7 @@ func (p *pruner) Prune(ctx context.Context, walk PruneWalk, keep store.Keeping) 
 			walk.Whole = false
 			return walk, nil
 		}
-		if after = step.Last; !step.Odd { // a walk that began after an odd id would miss all jobs with a ULID
+		if after = step.Last; !step.Odd { // an odd id lies above every ULID, so a walk that began there would miss all jobs with a ULID
 			walk.After = after
 		}
 	}
@@ -121,7 +121,7 @@ func (p *pruner) pruneApart(ctx context.Context, conn store.Session, after strin
 	return all, err
 }
 
-// pruneThese prunes these jobs. It sets aside each job that makes the statement fail.
+// pruneThese prunes the jobs with these ids. It sets aside each job that makes the statement fail.
 func (p *pruner) pruneThese(ctx context.Context, conn store.Session, ids []string, keep store.Keeping, surplus *time.Time) (all store.Retained, err error) {
 	err = pg.Bisect(ids, func(part []string) error {
 		step, err := conn.RetainThese(ctx, part, keep, surplus)
@@ -148,9 +148,9 @@ const (
 	pathFollowUp = "follow-up"
 )
 
-// logRefused logs the jobs that were set aside. At its first walk after the job's pause, the pruner tries the job
-// again. If the database refuses the job again, the pruner logs it again. The pause grows to a day. The pruner walks
-// once a minute, so it logs no job twice within a minute.
+// logRefused logs the jobs that were set aside. In its first walk after the job's pause, the pruner tries the job
+// again, and logs it again if the database still refuses it. The pause grows to a day. The pruner walks once a minute,
+// so it logs no job twice within a minute.
 func (p *pruner) logRefused(ctx context.Context, refused []store.RefusedRow) {
 	for _, r := range refused {
 		if r.ID == "" {

@@ -12,8 +12,8 @@ import (
 // countBatch is how many rows PruneByCount reads at a time.
 const countBatch = 10_000
 
-// PruneByCount serves the queues that keep only so many ended jobs of each kind. It deletes or archives the older jobs
-// of the table jobs, and then deletes the older jobs of the archive.
+// PruneByCount serves the queues that keep only the newest N ended jobs of each kind. It deletes or archives the older
+// jobs of the table jobs, and then deletes the older jobs of the archive.
 func (p *pruner) PruneByCount(ctx context.Context) error {
 	on, done, err := store.Borrow(ctx, p.pool)
 	if err != nil {
@@ -30,7 +30,7 @@ func (p *pruner) PruneByCount(ctx context.Context) error {
 		jobs.limit(c.Queue, true, c.Discarded)
 		archive.limit(c.Queue, true, c.Archived)
 	}
-	before := counts[0].At // jobs that ended later stay, because they may have run again since the walk read them
+	before := counts[0].At // jobs that ended after this time stay, because they may have run again since the walk read them
 	err = p.walkByCount(ctx, on, jobs, false, func(ids []string) (store.Retained, error) {
 		return p.pruneThese(ctx, on, ids, p.Cfg.Keep, &before)
 	})
@@ -48,7 +48,7 @@ func (p *pruner) PruneByCount(ctx context.Context) error {
 	})
 }
 
-// walkByCount reads a whole table, and meanwhile prunes the jobs beyond the counts.
+// walkByCount reads a whole table in steps. After each step it prunes the jobs beyond the counts.
 func (p *pruner) walkByCount(ctx context.Context, on store.Session, over *surplus, archive bool, prune func(ids []string) (store.Retained, error)) error {
 	if len(over.queues) == 0 {
 		return nil

@@ -35,7 +35,7 @@ type QueueState struct {
 func NewQueueState(q Queue) *QueueState { return &QueueState{Queue: q} }
 
 // held reports whether the queue is paused: no job is claimed from it.
-func (q *QueueState) held() bool { return q.holds != nil && q.holds.Load().queue(q.Name) }
+func (q *QueueState) held() bool { return q.holds != nil && q.holds.Load().holdsQueue(q.Name) }
 
 // Ran records how long a handler took.
 func (q *QueueState) Ran(d time.Duration) {
@@ -126,7 +126,7 @@ func (t *tally) read(queue string) store.Activity {
 type Buffer struct {
 	Mu     sync.Mutex
 	more   sync.Cond
-	Runs   []*Run // the runs that wait, from Head on
+	Runs   []*Run // the runs that wait begin at the index Head
 	Head   int
 	closed bool
 }

@@ -15,11 +15,11 @@ import (
 // one of them work at a time.
 type redriver struct {
 	*Shared
-	signal             // makes it tick: a redrive was started, a heartbeat saw a redrive under way, or a run has made room for a redriven job
+	signal             // makes the redriver tick: a redrive was started, a heartbeat saw a redrive under way, or a run has made room for a redriven job
 	capped atomic.Bool // a redrive has a cap by key, so a job that ends may make room for another job of its key
 
 	// Only the goroutine that ticks uses these.
-	Batch   int // how many jobs of each redrive a tick may change; fewer after a tick that was cut off
+	Batch   int // how many jobs one step of a tick takes up or releases: see store.Pace; fewer after a tick that was cut off
 	Trouble Trouble
 }
 
@@ -38,7 +38,7 @@ const (
 	paceTimeout = 5 * time.Second       // the longest tick
 	paceRetry   = time.Second           // the pause after a failed tick
 	paceLeast   = 20 * time.Millisecond // the shortest pause between two ticks
-	paceBatch   = 1000                  // the most jobs of each redrive that a tick picks or releases
+	paceBatch   = 1000                  // the most jobs that one step of a tick takes up or releases
 )
 
 // run ticks while a redrive is under way. After that it waits for a poke.
@@ -92,8 +92,8 @@ func (r *redriver) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	return reply.Wait, reply.Idle
 }
 
-// Failed records a failed tick. If the tick was cut off by a time-out, the next tick changes fewer jobs. Otherwise each
-// tick could be cut off in the same way.
+// Failed records a failed tick. If the tick was cut off by a time-out, the next tick works in smaller steps. Otherwise
+// each tick could be cut off in the same way.
 func (r *redriver) Failed(ctx context.Context, err error) {
 	if errors.Is(err, context.DeadlineExceeded) || pg.SQLState(err) == "57014" {
 		r.Batch = max(r.Batch/4, 1)

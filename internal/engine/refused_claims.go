@@ -36,7 +36,7 @@ type RefusedClaims struct {
 	timedOutAlone *store.Head               // a job that was claimed alone, without a reply in time; to be set aside
 	Aside         []string                  // jobs that are set aside, up to the first 1000
 	due           []string                  // set-aside jobs that are to be tried again now, except strong suspects
-	strong        []string                  // set-aside strong suspects that are to be tried again now, in a turn
+	strong        []string                  // set-aside strong suspects that are to be tried again in the next turn to run strong suspects
 	readAt        time.Time                 // when to read the list of set-aside jobs next; zero: the list is empty
 	skipped       map[floors.Lane]time.Time // lanes that cannot be read, and until when claims leave them out
 	Most          int                       // how many jobs a claim asks for at most
@@ -93,8 +93,8 @@ func (c *claimer) ReadAside(base context.Context) {
 	}
 }
 
-// TendAside reads the list of set-aside jobs. For some jobs it is time for another try. It claims each of these alone,
-// except strong suspects. It takes the strong suspects off the list, and this supervisor's next turn to run strong
+// TendAside reads the list of set-aside jobs. If it is time for another try of a job, TendAside claims this job alone.
+// Strong suspects must not be claimed like this. TendAside takes them off the list, and the next turn to run strong
 // suspects tries them.
 func (c *claimer) TendAside(base context.Context) {
 	c.ReadAside(base)
@@ -305,7 +305,7 @@ func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) 
 		}
 		return c.claimPart(base, p, part)
 	}, nil)
-	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // the error is a row's if the first 100 jobs were refused
+	if errors.Is(err, errWalkTooLong) || pg.RowsFault(err) { // a row's error means that the first 100 jobs were all refused
 		err = nil // the next claim goes on
 	}
 	return a, err
@@ -347,7 +347,7 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 }
 
 // setSlowAside sets a job aside whose claim took too long, perhaps because the job is too large. It leaves the job's
-// row as it is, because the claim may have changed it.
+// row as it is, because that claim may have changed the row after all.
 func (c *claimer) setSlowAside(base context.Context) {
 	why := fmt.Errorf("its claim took longer than %v", min(TripTimeout, c.Cfg.Lease/2))
 	if err := c.refuseAll(base, []refusal[store.Head]{{*c.Refused.timedOutAlone, why}}, true); err != nil {

@@ -151,8 +151,8 @@ func (k *keeper) logTaken(ctx context.Context, names []string) {
 	}
 }
 
-// end adds up failure groups for the last time, and removes this supervisor's row. If this fails, other supervisors
-// later find the supervisor silent, with no job to rescue.
+// end adds up failures for the last time, and removes this supervisor's row. If this fails, other supervisors later
+// find the supervisor silent, with no job to rescue.
 func (k *keeper) end(ctx context.Context) {
 	k.atLast(ctx, "sign off", func(ctx context.Context, conn store.Session) error {
 		return errors.Join(k.tendAtLast(ctx, conn), conn.Forget(ctx, k.Lease.Load().ID))
@@ -160,8 +160,8 @@ func (k *keeper) end(ctx context.Context) {
 }
 
 // tendAtLast adds up failures until none is left, for at most half a second. Somebody may have locked the groups for a
-// moment, such as a beat of this supervisor that the stop has cut short, and perhaps no other supervisor is there to do
-// it later.
+// moment, such as a beat of this supervisor that the stop has cut short, and perhaps there is no other supervisor to
+// add the failures up later.
 func (k *keeper) tendAtLast(ctx context.Context, conn store.Session) error {
 	for until := time.Now().Add(500 * time.Millisecond); ; time.Sleep(20 * time.Millisecond) {
 		if err := k.tendFailures(ctx, conn); err != nil {

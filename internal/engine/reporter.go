@@ -115,8 +115,8 @@ type line struct {
 	closed      bool
 }
 
-// chunk holds events of a line. Lines use chunks again. A slice that grows and is drained would be allocated anew for
-// each batch of jobs.
+// chunk holds events of a line. Lines reuse chunks, because a slice that grows and is drained would be allocated anew
+// for each batch of jobs.
 type chunk struct {
 	events [64]Event
 	n      int
@@ -126,7 +126,7 @@ type chunk struct {
 // mostSpare is how many empty chunks a line keeps, of some 22 KB each. They have room for 1,000 events.
 const mostSpare = 16
 
-// add appends an event. If the line is full, add drops the event and returns false. It drops no older event, so the
+// add appends an event. If the line is full, add drops this event and no older one, and returns false. So the
 // subscriber gets all events before a gap.
 func (l *line) add(e *Event) bool {
 	defer l.ready.poke()
@@ -200,12 +200,12 @@ func (l *line) next() *Event {
 	e := &l.first.events[l.at]
 	l.at, l.waiting, l.bytes = l.at+1, l.waiting-1, l.bytes-e.size()
 	if l.waiting == 0 {
-		l.bytes = 0 // the sizes may not add up, if a hook of another subscriber has changed an event meanwhile
+		l.bytes = 0 // the sizes may not add up, because a hook of another subscriber may have changed an event
 	}
 	return e
 }
 
-// finish ends the line if it is closed and empty, and reports whether it is.
+// finish ends the line if it is closed and empty, and reports whether it has done so.
 func (l *line) finish() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -90,7 +90,7 @@ func (k *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	if err != nil || left > 0 {
 		return false, cmp.Or(err, pg.ErrNoTime)
 	}
-	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left: locked rows, or jobs blamed since
+	blamed, all, err = conn.Blamed(ctx, l.ID, longer) // some jobs may be left: their rows were locked, or they were blamed after the first look
 	return all && len(blamed) == 0, err
 }
 
@@ -273,11 +273,12 @@ func (k *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*resc
 }
 
 // PatientBeats is the number of beats in which a job's write may time out before the job is set aside: the server may
-// be busy, or another rescuer may have locked the row. Full sweeps later try a job that is set aside, as an orphan.
+// be busy, or another rescuer may have locked the row. After that, full sweeps try the job again, as a job without an
+// owner (Orphaned).
 const PatientBeats = 3
 
-// settleFreed records the outcomes of a dead supervisor's jobs. The parameter late is in how many beats a write has
-// timed out so far. The result patient is how many jobs are left for the next beat because their writes timed out.
+// settleFreed records the outcomes of a dead supervisor's jobs. The parameter late counts the beats in which a write
+// has timed out so far. The result patient is how many jobs are left for the next beat because their writes timed out.
 func (k *keeper) settleFreed(ctx context.Context, conn store.Session, owner string, late int, jobs []*rescued) (patient int, err error) {
 	settle := func(part []*rescued, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
@@ -325,8 +326,8 @@ func (k *keeper) settleFreed(ctx context.Context, conn store.Session, owner stri
 	return patient, err
 }
 
-// freeingOf makes one transaction of the outcomes of a dead supervisor's jobs: the changes of their rows, which jobs
-// are blamed for the death, and which deaths they explain.
+// freeingOf puts the outcomes of a dead supervisor's jobs into one transaction: the changes of their rows, the jobs
+// that the death counts against, and for each quarantined job the deaths that it has caused.
 func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freeing {
 	f := &store.Freeing{Owner: owner, Changes: make([]store.Change, len(part)), Explained: map[string][]string{}, Bound: bound}
 	for i, one := range part {
@@ -341,8 +342,8 @@ func freeingOf(owner string, part []*rescued, bound time.Duration) *store.Freein
 	return f
 }
 
-// refuseFreed takes a job that cannot be settled out of the way of others. If the database refuses even that, the job
-// is left for the next beat.
+// If a job cannot be settled, refuseFreed takes it out of the way of the others. If the database refuses even that, the
+// job is left for the next beat.
 func (k *keeper) refuseFreed(ctx context.Context, conn store.Session, f *rescued, g *store.Refused) error {
 	if err := pg.TimeFor(ctx, 2*k.Bound()); err != nil {
 		return err

@@ -15,8 +15,8 @@ import (
 // broke.
 //
 // If its own row is older, the supervisor gives up its lease and goes on under another id. The commits that the
-// database has lost did not use the new id. Otherwise it still has its lease, and its claimer looks again at all rows:
-// docs/adr/0028-a-database-that-goes-back.md.
+// database has lost did not use the new id. In the other cases the supervisor keeps its lease, and its claimer looks
+// again at all rows: docs/adr/0028-a-database-that-goes-back.md.
 
 // WentBack is the text in the log when a supervisor gives up its lease because its row is older than its last write.
 const WentBack = "the database has gone back to an older state"
@@ -62,7 +62,7 @@ type BeatPacer struct {
 }
 
 // Next returns when to send a beat that something has asked for: immediately, or after a pause if the last beat came
-// early, too. It never returns a time after planned, when the next beat comes anyway.
+// early, too. It never returns a time after the parameter planned, at which a beat comes anyway.
 func (h *BeatPacer) Next(now, planned time.Time) time.Time {
 	at := now
 	if h.n > 0 {

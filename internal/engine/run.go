@@ -144,8 +144,8 @@ func (o *Outcome) discard(reason string) {
 	o.State, o.Reason, o.Event = store.Discarded, reason, EventDiscarded
 }
 
-// became records the new state of the row. It differs from the outcome if the failure group has a policy that replaces
-// a retry.
+// became records the new state of the row. This state differs from the outcome if the failure group has a policy that
+// replaces a retry.
 func (o *Outcome) became(state store.State) {
 	switch {
 	case o.State != store.Retryable:
@@ -189,14 +189,14 @@ func (o *Outcome) Change(r *Run) store.Change {
 	return c
 }
 
-// survived reports whether to take a crash off the job, because the job has crashes and the process outlived this run.
-// A completed job needs no such correction.
+// survived reports whether a crash must be taken off the job: the job has crashes, and the process has outlived this
+// run. A completed job needs no such correction.
 func (r *Run) survived(o *Outcome) bool {
 	return r.Crashes > 0 && !o.Crashed && !r.StartedAt.IsZero() && o.Event != EventReleased && !o.completes()
 }
 
-// inLog returns what a log line says about the job of a run. It leaves the args out, because they may hold data that must
-// not be logged.
+// inLog returns what a log line says about the job of a run. It leaves the args out, because they may hold data that
+// must not be logged.
 func (r *Run) inLog() slog.Attr {
 	return slog.Group("", slog.String("job_id", r.ID), slog.String("queue", r.Queue), slog.String("kind", r.Kind),
 		slog.Int("attempt", r.Attempt), slog.Int("max_attempts", r.MaxAttempts))
@@ -230,8 +230,8 @@ func (r *Run) leave() {
 // Cancel ends the handler's context.
 func (r *Run) Cancel(cause error) { r.Lazy.end(cause) }
 
-// singleAttempt reports whether the job has a single attempt. Once its handler may have begun, it must not run again,
-// unless the handler itself asks for that.
+// singleAttempt reports whether the job has a single attempt. Such a job must not run again once its handler may have
+// begun, unless the handler itself asks for that.
 func (r *Run) singleAttempt() bool { return r.MaxAttempts == 1 }
 
 // Ran returns how long the handler has run; 0: it was not called.
@@ -342,8 +342,8 @@ func (s *runSet) under(owner string) []*Run {
 	return slices.DeleteFunc(s.All(), func(r *Run) bool { return r.Owner != owner })
 }
 
-// Of returns the runs of one job.
-func (s *runSet) Of(id string) []*Run {
+// OfJob returns the runs of one job.
+func (s *runSet) OfJob(id string) []*Run {
 	return slices.DeleteFunc(s.All(), func(r *Run) bool { return r.ID != id })
 }
 

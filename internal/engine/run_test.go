@@ -419,7 +419,7 @@ func testHowARunEndsInAStop(t *testing.T, attempts int) {
 // timeOut takes the slot of a handler as if it had ignored its timeout. That is what watch does, at a moment of the test's.
 func timeOut(t *testing.T, s *drover.Supervisor, id string) {
 	t.Helper()
-	runs := harness.EngineOf(s).InFlight.Of(id)
+	runs := harness.EngineOf(s).InFlight.OfJob(id)
 	if len(runs) != 1 || !runs[0].EndOnce() {
 		t.Fatalf("%d runs of the job are at work", len(runs))
 	}

@@ -15,7 +15,7 @@ type runner struct {
 	*Shared
 	settler   *settler
 	spawn     func(func())   // starts a goroutine
-	Slots     sync.WaitGroup // counts the slots; a goroutine that replaces an abandoned goroutine takes over its slot
+	Slots     sync.WaitGroup // counts the slots; if a goroutine is abandoned, its slot goes to the goroutine that replaces it
 	Abandoned atomic.Int64   // how many handlers ignored the end of their context
 }
 
@@ -70,7 +70,7 @@ func (w *runner) Serve(q *QueueState) {
 // another goroutine serves the slot now, because the handler was abandoned or called runtime.Goexit.
 func (w *runner) RunJob(r *Run) (goOn bool) {
 	if !r.phase.CompareAndSwap(phaseBuffered, phaseStarted) {
-		return true // the run was released meanwhile
+		return true // the run has been released
 	}
 	switch {
 	case r.Expired:
@@ -80,7 +80,7 @@ func (w *runner) RunJob(r *Run) (goOn bool) {
 		w.endUnstarted(r, w.Handler.CutShort(r, ErrUnreadable))
 		return true
 	case r.cancelRequested.Load(), // an operator has ended the job, and the settle will find this
-		w.holds.Load().job(r.Queue, r.Kind):
+		w.holds.Load().holdsJob(r.Queue, r.Kind):
 		w.release(r)
 		return true
 	case r.singleAttempt() && !w.settler.NoteStart(r):

@@ -16,11 +16,11 @@ import (
 // The bounds and pauses of settles.
 const (
 	maxComplete = 2000        // how many completed runs one round trip settles at most
-	MaxWaiting  = maxComplete // if more outcomes wait than this, claims pause (the method behind)
-	LastSettle  = time.Second // a stop waits so long for the last outcomes, because the database may be away
+	MaxWaiting  = maxComplete // if more outcomes wait than this, claims pause: see overloaded
+	LastSettle  = time.Second // how long a stop waits for the last outcomes; bounded, because the database may be away
 
 	lockedPause      = 100 * time.Millisecond // the pause before an outcome whose row is locked is tried again
-	mostHeld         = 50                     // after so many of these tries, the settler logs a line
+	mostHeld         = 50                     // after this many of these tries, the settler logs a line
 	refusedPause     = 5 * time.Second        // the pause before a refused outcome is tried again; doubled each time
 	mostRefusedPause = 10 * time.Minute
 )
@@ -43,7 +43,7 @@ type settler struct {
 	// Only the settler's goroutine uses the fields below.
 	Link    store.Line
 	Locked  []*Run    // runs to be settled again after a pause, for example because the row was locked
-	Worked  time.Time // when gone was last called
+	Worked  time.Time // when the settler last recorded or gave up a run
 	passed  []string  // jobs whose outcomes are recorded now, so they leave the list of set-aside jobs
 	Trouble Trouble
 	blind   error   // why the look at unsettled rows failed in the last round trip
@@ -111,8 +111,8 @@ func (s *settler) run(ctx context.Context, claimed <-chan struct{}) {
 	}
 }
 
-// tryRefused tries the outcomes that the database has refused once more, for at most LastSettle, because the supervisor
-// stops now. The cause may have gone.
+// tryRefused makes a last try to record the outcomes that the database has refused, before the supervisor stops. It
+// takes at most LastSettle.
 func (s *settler) tryRefused(base context.Context) {
 	if len(s.Locked) == 0 {
 		return
@@ -133,10 +133,10 @@ func (s *settler) unrecorded() {
 	}
 }
 
-// behind reports whether claims should pause because too many outcomes wait. Otherwise a process with very short
+// overloaded reports whether claims should pause because too many outcomes wait. Otherwise a process with very short
 // handlers would claim and run far more jobs than it can settle. If it died, these jobs would run again. Their rows
 // would also be in the way of other processes' claims.
-func (s *settler) behind() bool {
+func (s *settler) overloaded() bool {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	return len(s.Ended)+s.RefusedRuns.Len() > MaxWaiting
@@ -359,7 +359,7 @@ func (s *settler) settleApart(base context.Context, out []*Run) error {
 	a, err := pickApart(pg.BisectFailed, out, func(part []*Run) (int, error) { return len(part), s.settlePart(base, part) }, (*Run).simplify)
 	s.requeue(a.rest)
 	for _, b := range a.refused {
-		if err != nil && !pg.RowsFault(err) { // the server is away
+		if err != nil && !pg.RowsFault(err) { // the server is away, so the job cannot be put aside now
 			s.requeue([]*Run{b.item})
 		} else if fault := s.Refused(base, b.item, b.err); fault != nil {
 			err = fault
@@ -392,10 +392,10 @@ func (s *settler) settlePart(base context.Context, part []*Run) error {
 const SettleTries = 5
 
 // Refused puts aside an outcome that the database refuses, and tries it again later. A stop tries this outcome only once
-// more; another supervisor then rescues the job. From the refusal number SettleTries on, drover_refuse discards the
-// job, unless the refusal is a time-out, or no other outcome was recorded since the first refusal.
+// more; another supervisor then rescues the job. After SettleTries refusals, drover_refuse discards the job, unless the
+// last refusal is a time-out, or no other outcome was recorded since the first refusal.
 func (s *settler) Refused(base context.Context, r *Run, why error) (err error) {
-	s.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns
+	s.RefusedRuns.Add(r) // first: the audit reads Unsettled and then RefusedRuns, and has to find the run in one of them
 	s.Unsettled.Remove(r)
 	if r.Refusals++; r.Refusals == 1 {
 		r.refusedAt = s.Now()
@@ -409,7 +409,7 @@ func (s *settler) Refused(base context.Context, r *Run, why error) (err error) {
 		s.later(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
 		return err
 	}
-	s.gone(r)
+	s.forget(r)
 	return nil
 }
 
@@ -450,7 +450,7 @@ func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 		case foundNotCommitted:
 			unsent(r)
 			r.txSeenOpen = r.txOutcome.Swap(nil)
-			if r.End.completes() { // the handler returned nil, but its commit failed. After an error, the outcome stays
+			if r.End.completes() { // the handler returned nil, but its commit failed. If the handler returned an error, its outcome stays
 				r.End, r.simpler, r.held = s.Handler.CutShort(r, r.notCommitted()), false, 0
 			}
 			s.requeue([]*Run{r})
@@ -465,7 +465,7 @@ func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 			r.endByOperator(row)
 			s.done(r)
 		case foundStale:
-			s.gone(r)
+			s.forget(r)
 			s.stale(r)
 			if exists && !r.Lease.Ended.Load() {
 				s.rewound() // other supervisors take no job while we have the lease, so the database may have gone back
@@ -474,7 +474,8 @@ func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	}
 }
 
-// stale reports a run whose outcome is not recorded. A run that has not started did not take place.
+// stale reports a run whose outcome is not recorded. It reports nothing if the job had not started and was only
+// released.
 func (s *settler) stale(r *Run) {
 	if !r.StartedAt.IsZero() || r.End.Event != EventReleased {
 		s.report(EventStaleSettle, r)
@@ -487,8 +488,9 @@ func (s *settler) later(r *Run, pause time.Duration) {
 	s.Locked = append(s.Locked, r)
 }
 
-// gone forgets a run whose outcome is recorded, or whose job belongs to another supervisor now.
-func (s *settler) gone(r *Run) {
+// forget takes a run off the lists of unsettled runs, because its outcome is recorded, or because its job belongs to
+// another supervisor now.
+func (s *settler) forget(r *Run) {
 	s.Worked = s.Now()
 	s.Unsettled.Remove(r)
 	if r.Refusals > 0 {
@@ -500,7 +502,7 @@ func (s *settler) gone(r *Run) {
 // done forgets settled runs, reports them to the subscribers, and wakes the parts that wait for them.
 func (s *settler) done(runs ...*Run) {
 	for _, r := range runs {
-		s.gone(r)
+		s.forget(r)
 		s.redriver.ended(r)
 		if r.End.State == store.Retryable || r.End.State == store.Scheduled {
 			s.dueAgain(r)

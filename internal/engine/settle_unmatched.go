@@ -82,7 +82,7 @@ func (r *Run) endInTx() {
 	r.End.Duration = took
 }
 
-// endByOperator ends a run whose job an operator cancelled or discarded meanwhile.
+// endByOperator ends a run whose job an operator cancelled or discarded while it ran.
 func (r *Run) endByOperator(row store.SeenJob) {
 	took := r.End.Duration
 	switch {
@@ -94,10 +94,10 @@ func (r *Run) endByOperator(row store.SeenJob) {
 }
 
 // simplify removes from the outcome the parts that the database may have refused. A completed job is not deleted. For
-// other outcomes, a plain errors entry replaces the full entry, and the delay is bounded. The plain entry has the error's
-// text only if the refusal was about a character that the database's encoding lacks. simplify returns false if the
-// outcome is simplified already. It also returns false if the first refusal is a time-out, because the full outcome may
-// succeed at the next try.
+// other outcomes, a plain errors entry replaces the full entry, and the delay is bounded. The plain entry has the
+// error's text only if the refusal was about a character that the database's encoding lacks. simplify returns false if
+// the outcome is simplified already. It also returns false if the first refusal is a time-out, because the full outcome
+// may succeed at the next try.
 func (r *Run) simplify(why error) bool {
 	if r.simpler || pg.TimedOut(why) && r.Refusals == 0 {
 		return false

@@ -102,7 +102,7 @@ func (s *Shared) openKinds() []string {
 
 // openQueues returns the names of the queues whose jobs may be claimed.
 func (s *Shared) openQueues() []string {
-	return slices.DeleteFunc(s.QueueNames(), s.holds.Load().queue)
+	return slices.DeleteFunc(s.QueueNames(), s.holds.Load().holdsQueue)
 }
 
 // deadline returns when the handlers' contexts end if no further beat succeeds: four fifths of a lease after the last
@@ -111,13 +111,13 @@ func (s *Shared) deadline() time.Time { return s.beaten.Load().Add(s.Cfg.Lease *
 
 // begin adds a run to InFlight. It returns false if the handler must not be called: the job is paused, the lease is
 // over, or a stop has cancelled the handlers. In the last case, perhaps the job was just handed back, and a claim under
-// way has taken it again. begin reads the clock itself, so a process that was frozen until now notices that its lease
-// is over. Client.Pause has not waited for such a process.
+// way has taken it again. begin reads the clock itself: a process that was frozen until now has to notice that its
+// lease is over, because Client.Pause has not waited for it.
 func (s *Shared) begin(r *Run) bool {
 	s.InFlight.mu.Lock()
 	defer s.InFlight.mu.Unlock()
 	now := s.Now()
-	if s.holds.Load().job(r.Queue, r.Kind) || r.Lease.Ended.Load() || r.Lease.Ctx.Err() != nil || !now.Before(s.deadline()) {
+	if s.holds.Load().holdsJob(r.Queue, r.Kind) || r.Lease.Ended.Load() || r.Lease.Ctx.Err() != nil || !now.Before(s.deadline()) {
 		return false
 	}
 	r.StartedAt = now
@@ -147,8 +147,8 @@ func (s *Shared) QueueNames() (names []string) {
 	return names
 }
 
-// with returns the list of queues with q added, and the new state of q. It does not change the list.
-func (s *Shared) with(q Queue) (queues []*QueueState, state *QueueState, err error) {
+// withQueue returns the list of queues with q added, and the new state of q. It does not change the list.
+func (s *Shared) withQueue(q Queue) (queues []*QueueState, state *QueueState, err error) {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
 	if s.closed {
@@ -163,9 +163,9 @@ func (s *Shared) with(q Queue) (queues []*QueueState, state *QueueState, err err
 	return queues, state, nil
 }
 
-// without takes a queue out of the list of queues, and returns the new list and the state of the queue. The result gone
-// is nil if the queue was not in the list.
-func (s *Shared) without(name string) (queues []*QueueState, gone *QueueState) {
+// withoutQueue takes a queue out of the list of queues, and returns the new list and the state of the queue. The result
+// gone is nil if the queue was not in the list.
+func (s *Shared) withoutQueue(name string) (queues []*QueueState, gone *QueueState) {
 	s.queuesMu.Lock()
 	defer s.queuesMu.Unlock()
 	i := slices.IndexFunc(s.queues, func(q *QueueState) bool { return q.Name == name })
@@ -209,10 +209,10 @@ func (s *Shared) registration(id string, queues []*QueueState) *store.Registrati
 
 // cancelRun ends the contexts of the runs of a job here. If the job waits in a buffer, it does not start.
 func (s *Shared) cancelRun(id string) {
-	for _, r := range s.Unsettled.Of(id) {
+	for _, r := range s.Unsettled.OfJob(id) {
 		r.cancelRequested.Store(true)
 	}
-	for _, r := range s.InFlight.Of(id) {
+	for _, r := range s.InFlight.OfJob(id) {
 		r.Cancel(pg.ErrCancelled)
 	}
 }

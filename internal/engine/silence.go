@@ -40,14 +40,15 @@ func (s *Silences) Beat(late bool, now time.Time) {
 	}
 }
 
-// Of records the state of a peer that a beat of our own has read, and decides whether the peer is dead. A peer is dead
-// if it has been silent for as long as its lease, and if three beats of our own have succeeded meanwhile, over at least
-// two fifths of that lease, and none of them late. So no supervisor looks dead because the database has stalled.
+// Observe records the state of a peer that a beat of our own has read, and decides whether the peer is dead. A peer is
+// dead if it has been silent for as long as its lease, and if three beats of our own have succeeded during this
+// silence: none of them late, and spread over at least two fifths of that lease. So no supervisor looks dead because
+// the database has stalled.
 //
 // A silence is noted in the database after a quarter of the lease, and again after each further eighth. Supervisors
 // that start later continue from the noted silence. So jobs are rescued even if no process lives for as long as a
 // lease.
-func (s *Silences) Of(x store.Peer, now time.Time) silence {
+func (s *Silences) Observe(x store.Peer, now time.Time) silence {
 	o, known := s.Peers[x.ID]
 	if !known || o.epoch != x.Epoch || o.beat != x.Beat {
 		o = Observation{epoch: x.Epoch, beat: x.Beat, since: now, seen: now, beats: s.beats}

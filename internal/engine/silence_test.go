@@ -2,11 +2,15 @@ package engine_test
 
 import (
 	"cmp"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/harness"
 	"github.com/drover-queue/drover/internal/store"
 )
 
@@ -49,7 +53,7 @@ func TestWhoIsDead(t *testing.T) {
 				x.Silence = c.noted
 			}
 			s.Beat(c.late[i], now)
-			got := s.Of(x, now)
+			got := s.Observe(x, now)
 			if got.Dead && dead < 0 {
 				dead = i
 			}
@@ -60,5 +64,30 @@ func TestWhoIsDead(t *testing.T) {
 		if dead != c.dead || note != c.note {
 			t.Errorf("%s: dead at look %d, noted at %d, want %d and %d", name, dead, note, c.dead, c.note)
 		}
+	}
+}
+
+// A silence that cannot be noted is noted by a later beat. Until then, somebody has to see why it is not.
+func TestSilenceThatCannotBeNotedIsLogged(t *testing.T) {
+	t.Parallel()
+	var book harness.Logbook
+	plain := newQuietDB(t)
+	plain.exec(t, `insert into drover_supervisors (id, lease_ms, queues, beat_at) values ('other', 60000, '{default}', now())`)
+	plain.exec(t, `create function refuse() returns trigger language plpgsql as $$ begin raise exception 'not noted'; end $$`)
+	plain.exec(t, `create trigger refuse before update of silent_ms on drover_supervisors for each row execute function refuse()`)
+	s := plain.via(t, drover.Config{Logger: slog.New(&book)}).stopped(t, drover.SupervisorConfig{})
+	var ahead time.Duration
+	s.Now = func() time.Time { return time.Now().Add(ahead) }
+	for range 4 {
+		s.beat(t)
+		ahead += 5 * time.Second
+	}
+	if lines := book.From(slog.LevelWarn); len(lines) != 1 || !strings.Contains(lines[0], "silence of a supervisor could not be noted") || !strings.Contains(lines[0], "not noted") {
+		t.Errorf("log = %q", lines)
+	}
+	plain.exec(t, `drop trigger refuse on drover_supervisors`)
+	s.beat(t)
+	if ms := value[int](t, plain, `select silent_ms from drover_supervisors where id = 'other'`); ms < 15_000 {
+		t.Errorf("noted are %d ms", ms)
 	}
 }

@@ -30,7 +30,7 @@ type sleep struct {
 // pace has the intervals of a claimer's looks.
 type pace struct {
 	Poll, Rest time.Duration
-	deaf       bool // notifications are disabled, so the claimer never sleeps, and looks once in each poll interval
+	deaf       bool // notifications are disabled: the claimer never sleeps, and its pause doubles up to the poll interval
 }
 
 // look is what a claim has found out, for the decision when to look again.
@@ -42,16 +42,16 @@ type look struct {
 	seen   floors.Seen
 }
 
-// after decides when to look again. While looks of an awake claimer find jobs, it looks again immediately. Then a lookout
-// looks after 1, 2, 4, 8, 8, … ms, until it falls asleep. From then on its pause doubles up to the poll interval, so a
-// pause is hardly longer than the time since a look last found a job. An awake claimer that is not the lookout falls
-// asleep at the first look that finds nothing, and looks again after a poll interval.
+// after decides when to look again. While looks of an awake claimer find jobs, it looks again immediately. Then a
+// lookout looks after 1, 2, 4, 8, 8, … ms, until it falls asleep. From then on the pause doubles up to the poll
+// interval, so a pause is hardly longer than the time since a look last found a job. An awake claimer that is not the
+// lookout falls asleep at the first look that finds nothing, and looks again after a poll interval.
 //
 // A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll
-// finds fewer, the sleeper halves its pause. Perhaps the sleeper took the job before a notified supervisor did. Then it
-// needs no more looks. If nobody is notified of such jobs, the sleeper halves its pause again and again, until the
-// pause is as short as the time between two of these jobs. A look that something asked for does not change the time of
-// the next poll.
+// finds only a few jobs, the sleeper halves its pause. Perhaps it only took a job before a notified supervisor did.
+// Then the next looks find nothing, and the pause doubles again. But if nobody is notified of these jobs, the sleeper
+// halves its pause again and again, until the pause is as short as the time between two of these jobs. A look that
+// something asked for does not change the time of the next poll.
 func (s *sleep) after(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)
@@ -96,8 +96,8 @@ func (s *sleep) after(l look, p pace, now time.Time) {
 // whether such a transaction is still open.
 const missedPoll = 200 * time.Millisecond
 
-// listenAgain makes a sleeper look soon. While a transaction is open that may have notified no supervisor of its job,
-// the sleeper then looks often.
+// listenAgain makes a sleeper look soon. The sleeper goes on looking often as long as a transaction is open that may
+// have notified no supervisor of its job.
 func (s *sleep) listenAgain(now time.Time) {
 	s.hearing.Asleep(now)
 	if at := now.Add(missedPoll); s.Asleep && at.Before(s.Next) {
@@ -127,7 +127,7 @@ func (t *trickle) add(n int, now time.Time) {
 func (t *trickle) over() bool { return t.left < 0 }
 
 // lookout decides in which queues the claimer is the lookout. A lookout holds a lock on the claimer's connection. Like
-// the type sleep, the type only computes.
+// the type sleep, this type only computes.
 type lookout struct {
 	posts   map[string]int64 // for each queue in which the claimer is the lookout, the key of its lock
 	unknown bool             // the connection may hold locks that posts does not have
@@ -141,9 +141,9 @@ const tryEvery = 100 * time.Millisecond
 
 // change decides in which queues the claimer is the lookout from this claim on, and returns the locks to take and to
 // leave; nil: no change. An awake claimer tries to be the lookout of each queue with room. It remains the lookout of a
-// full queue for as long as patience returns. An enqueue that saw a lookout has notified no supervisor. So when the
-// claimer stops being the lookout, the claim in the same round trip finds the jobs of all such enqueues that have
-// committed.
+// full queue for as long as the function patience allows. An enqueue that saw a lookout has notified no supervisor. So
+// when the claimer stops being the lookout, the claim in the same round trip finds the jobs of all such enqueues that
+// have committed.
 func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queue string) time.Duration, crews map[string]store.Crew, now time.Time) *store.Lookout {
 	note := &store.Lookout{LeaveAll: o.unknown}
 	stay := map[string]bool{}
@@ -194,7 +194,7 @@ func (o *lookout) changed(note *store.Lookout, crews map[string]store.Crew, now 
 	return slices.DeleteFunc(left, func(queue string) bool { _, again := o.posts[queue]; return again })
 }
 
-// full records that a queue has no room, and reports whether it has had no room for as long as patience.
+// full records that a queue has no room, and reports whether it has had no room for as long as the parameter patience.
 func (o *lookout) full(queue string, now time.Time, patience time.Duration) bool {
 	if o.fullAt[queue].IsZero() {
 		o.fullAt[queue] = now
@@ -245,9 +245,9 @@ func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 	}
 }
 
-// on records which connection the next statement uses. A new connection holds no locks, so we are no longer the lookout
-// of any queue, and hand on a call for each of these queues.
-func (c *claimer) on(conn store.Session) {
+// useConn records which connection the next statement uses. A new connection holds no locks, so we are no longer the
+// lookout of any queue, and hand on a call for each of these queues.
+func (c *claimer) useConn(conn store.Session) {
 	if c.out.conn != conn {
 		for queue := range c.out.posts {
 			c.calls.add(queue, 0, c.Now())
@@ -264,7 +264,7 @@ func (c *claimer) LeavePosts(base context.Context) {
 	conn, err := c.Link.Get(ctx)
 	now := c.Now()
 	if err == nil {
-		c.on(conn)
+		c.useConn(conn)
 		note := &store.Lookout{LeaveAll: true}
 		err = conn.Lookout(ctx, note)
 		c.changed(note, err, now)
@@ -275,7 +275,7 @@ func (c *claimer) LeavePosts(base context.Context) {
 }
 
 // Overstays reports whether the claimer must stop being a lookout, because it cannot look for jobs: no queue has had
-// room for the time of patience, or the last claim failed.
+// room for as long as the method patience allows, or the last claim failed.
 func (c *claimer) Overstays(now time.Time) bool {
 	if c.out.unknown {
 		return true
@@ -294,7 +294,7 @@ func (c *claimer) Overstays(now time.Time) bool {
 func (c *claimer) rest(now time.Time) time.Duration {
 	rest := time.Hour
 	if c.Lease.Load().Ended.Load() {
-		return RetryPause // until the keeper has a lease again
+		return RetryPause // the claimer waits until the keeper has a lease again
 	}
 	switch {
 	case !c.wantsRoom:
@@ -353,12 +353,12 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 }
 
 // samePair is how long the same two supervisors look at the due times that all supervisors have read. It is longer than
-// a poll interval, so that these two usually know the next due time, too.
+// a poll interval, so each of the two usually learns the next due time from a poll of its own.
 const samePair = 10 * time.Second
 
 // looksAt reports whether this supervisor looks for jobs at a due time that all supervisors have read. Only two of them
-// look at each due time. Hashes of the period of samePair and of the ids decide which two, so all supervisors come to
-// the same result.
+// look at each due time. Hashes of the ids and of the present period (samePair) decide which two, so all supervisors
+// come to the same result.
 func (c *claimer) looksAt(due time.Time) bool {
 	period := strconv.FormatInt(due.UnixNano()/int64(samePair), 10)
 	hash := func(id string) uint64 {

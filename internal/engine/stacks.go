@@ -13,7 +13,7 @@ import (
 // Stacks.
 //
 // Taking stacks stops the whole process, heartbeats included, for some 70 µs per goroutine (measured on a busy
-// machine). So Stacks does it at most once a second, for at most a twentieth of the time, and not at all if it could
+// machine). So Stacks stops it at most once a second, for at most a twentieth of the time, and never if the stop could
 // take more than a hundredth of the lease.
 type Stacks struct {
 	mu   sync.Mutex
@@ -21,7 +21,7 @@ type Stacks struct {
 }
 
 const (
-	stackLead   = 25 * time.Millisecond // a stack is taken so long before the timeout, at most a quarter of it
+	stackLead   = 25 * time.Millisecond // how long before the timeout a stack is taken; at most a quarter of the timeout
 	stackPause  = time.Second
 	stackShare  = 20
 	leaseShare  = 100
@@ -31,7 +31,7 @@ const (
 	mostOfStack = 16 << 10 // the most bytes that are kept of a handler's stack
 )
 
-// affordable reports whether a process with so many goroutines may be stopped to take stacks.
+// affordable reports whether a process with this number of goroutines may be stopped to take stacks.
 func affordable(goroutines int, lease time.Duration) bool {
 	return time.Duration(goroutines)*stackTime <= lease/leaseShare
 }
@@ -50,8 +50,8 @@ func numberOf(stack string) uint64 {
 	return n
 }
 
-// take takes all stacks, if that is allowed now. It passes the stack of each goroutine in wanted to the function that
-// wanted has under the goroutine's number.
+// take takes all stacks, if that is allowed now. The keys of the map wanted are the numbers of goroutines. Each
+// function in the map gets the stack of its goroutine.
 func (s *Stacks) take(wanted map[uint64]func(stack string), now time.Time, lease time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,8 +27,8 @@ func (k *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 		}
 	}
 	slices.Sort(alive)
-	// We count each turn since the last look. If we counted only the present turn, and beats were further apart than
-	// turns, our turns could always fall between two beats.
+	// We count each turn since the last look. If we counted only the present turn, and the time between two beats were
+	// longer than a turn, our turns could always fall between two beats.
 	turn, n, mine := int64(reply.Clock)/SweepEvery, int64(len(alive)), false
 	if k.Sweeps == 0 || k.Sweeps > turn { // this is the first look, or the server's clock has gone back
 		k.Sweeps = turn - 1
@@ -107,7 +107,7 @@ func (k *keeper) lookBehind(ctx context.Context, conn store.Session) (peopled []
 		}
 		behind, found, err := conn.Sweep(ctx, part, req.Kinds, bound)
 		if pg.TimedOut(err) {
-			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // ends the walk: half of the lanes would take as long
+			return fmt.Errorf("%w (%s)", pg.ErrNoTime, err.Error()) // this error ends the walk, because each half of the lanes could take as long
 		}
 		for _, found := range behind {
 			k.claimer.Floors.Lower(found.Lane, found.At)

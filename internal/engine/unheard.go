@@ -76,8 +76,8 @@ func (k *keeper) AskUnheard(ctx context.Context) {
 }
 
 // serveAgain stores the queues again if our row lists other queues. AddQueue and RemoveQueue write to the row of the
-// lease that they have read. Meanwhile a new lease may have replaced that lease, and its row may have the earlier
-// queues.
+// lease that they have read. In between, a new lease may have replaced that lease, and the row of the new lease may
+// have the earlier queues.
 func (k *keeper) serveAgain(ctx context.Context, conn store.Session, l *lease, reply store.BeatReply) error {
 	i := slices.IndexFunc(reply.Peers, func(p store.Peer) bool { return p.ID == l.ID })
 	if i < 0 || slices.Equal(reply.Peers[i].Queues, k.QueueNames()) {

@@ -306,7 +306,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "refused-outcome-in-the-book", bug: "a stop waits for an outcome that the database refuses",
-				old:   "\ts.RefusedRuns.Add(r) // first: the audit reads Unsettled, and then RefusedRuns\n\ts.Unsettled.Remove(r)\n",
+				old:   "\ts.RefusedRuns.Add(r) // first: the audit reads Unsettled and then RefusedRuns, and has to find the run in one of them\n\ts.Unsettled.Remove(r)\n",
 				new:   "\ts.RefusedRuns.Add(r)\n",
 				tests: []string{"TestARefusedOutcomeHoldsUpNobody", "TestARefusedOutcomeEnds"},
 			},
@@ -430,7 +430,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "near-sweep-of-unread-lanes", bug: "a near sweep passes for one of lanes that its claim did not read",
-				old:   "\t\tif limit == 0 {\n\t\t\tcontinue // not looked at\n\t\t}",
+				old:   "\t\tif limit == 0 {\n\t\t\tcontinue\n\t\t}",
 				new:   "\t\tif limit == 0 {\n\t\t\tfor priority := int16(1); priority <= 9; priority++ {\n\t\t\t\tc.Near.Read(p.Sweep, floors.Lane{Queue: g.queue.Name, N: g.tier + priority}, p.Reply.Seen)\n\t\t\t}\n\t\t\tcontinue\n\t\t}",
 				tests: []string{"TestLateCommitsAreFoundByEachNearSweep"},
 			},
@@ -442,7 +442,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "pause-dispatches-held", bug: "a claim that was under way when the pause was followed fills the buffer",
-				old:   "if j.Left || c.holds.Load().job(j.Queue, j.Kind) {",
+				old:   "if j.Left || c.holds.Load().holdsJob(j.Queue, j.Kind) {",
 				new:   "if j.Left {",
 				tests: []string{"TestAClaimUnderWayHandsBack"},
 			},
@@ -1138,8 +1138,8 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "pause-late-reply", bug: "a heartbeat whose reply comes after the end of the lease keeps it",
-				old:   "\tk.Expire(ctx) // if the deadline",
-				new:   "	// if the deadline",
+				old:   "\tk.Expire(ctx) // the beat succeeded",
+				new:   "	// the beat succeeded",
 				tests: []string{"TestALateReplyDoesNotKeepTheLease"},
 			},
 			{
@@ -1232,7 +1232,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "told-and-not-on-call", bug: "a supervisor with room leaves the slots free that others have left, until its heartbeat",
-				old:   "		o.calls.want() // other supervisors have left their slots\n",
+				old:   "		o.calls.want() // other supervisors have left their slots, so there may be free ones\n",
 				new:   "",
 				tests: []string{"TestWhoHasRoomTakesFreeSlots"},
 			},
@@ -1690,7 +1690,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "pause-starts-held", bug: "a start does not look at the holds, under the lock that replacing them takes",
-				old:   "if s.holds.Load().job(r.Queue, r.Kind) || r.Lease.Ended.Load()",
+				old:   "if s.holds.Load().holdsJob(r.Queue, r.Kind) || r.Lease.Ended.Load()",
 				new:   "if r.Lease.Ended.Load()",
 				tests: []string{"TestNoStartOfAHeldJob"},
 			},
@@ -1964,7 +1964,7 @@ func mutants() (all []mutant) {
 		{"internal/engine/follower.go", []mutant{
 			{
 				name: "pause-keeps-buffers", bug: "buffered jobs of a held scope are not handed back",
-				old:   "func(r *Run) bool { return h.job(r.Queue, r.Kind) }",
+				old:   "func(r *Run) bool { return h.holdsJob(r.Queue, r.Kind) }",
 				new:   "func(*Run) bool { return false }",
 				tests: []string{"TestAClaimUnderWayHandsBack"},
 			},
@@ -1990,7 +1990,7 @@ func mutants() (all []mutant) {
 		{"internal/engine/queue.go", []mutant{
 			{
 				name: "pause-claims-held-queues", bug: "held queues are claimed from",
-				old:   "return q.holds != nil && q.holds.Load().queue(q.Name)",
+				old:   "return q.holds != nil && q.holds.Load().holdsQueue(q.Name)",
 				new:   "return false",
 				tests: []string{"TestAPauseSurvivesRestarts"},
 			},
