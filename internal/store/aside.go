@@ -91,12 +91,12 @@ func (s Session) Candidates(ctx context.Context, req *ClaimRequest, last bool, b
 	return heads, err
 }
 
-// ClaimThese claims those jobs with these ids that are still due.
+// ClaimThese claims the jobs with these ids that are still due.
 func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string, bound time.Duration, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()
 	p.BoundPlan(bound)
-	p.claimed(reply, sqlClaimThese, req.Supervisor, req.Epoch, req.Kinds, ids, req.Queues, req.BelowLane)
+	p.queueClaim(reply, sqlClaimThese, req.Supervisor, req.Epoch, req.Kinds, ids, req.Queues, req.BelowLane)
 	p.Commit()
 	p.Call(func() { reply.Committed = true })
 	return p.Send(ctx, s.Conn)
@@ -116,7 +116,7 @@ type Refused struct {
 const SetAside = "set aside"
 
 // Refuse takes a job out of the way of other jobs: it discards the job, makes it due later or sets it aside. It returns
-// the new state of the job or SetAside. It returns "" if the job has changed meanwhile or its row is locked.
+// the new state of the job or SetAside. It returns "" if the job's row no longer matches the fence, or is locked.
 func (s Session) Refuse(ctx context.Context, g *Refused, bound time.Duration) (became string, err error) {
 	if !g.Aside {
 		err = s.inTx(ctx, func(p *pipeline) {
@@ -140,8 +140,9 @@ func refusalText(why error) string {
 	return text
 }
 
-// SetAside lists a job in drover_set_aside. The parameter path is the step that the database refused: the claim, the
-// settle or the rescue. After that every process skips the job in this step until it is time for another try.
+// SetAside lists a job in drover_set_aside. The parameter path is the step that the database refused, such as the
+// claim, the settle or the rescue. After that every process skips the job in this step until it is time for another
+// try.
 func (s Session) SetAside(ctx context.Context, path, id string, why error) error {
 	_, err := s.exec(ctx, sqlSetAside, path, id, refusalText(why), pg.SQLState(why))
 	return err
@@ -181,8 +182,9 @@ func (s Session) Passed(ctx context.Context, path string, ids []string) error {
 	return err
 }
 
-// These are the values of drover_set_aside.path for single jobs. The path is the step that the database refused.
-// PathSettle is for a settle by the job's own supervisor, and PathRescue for a settle by a rescuer.
+// These are values of drover_set_aside.path, the step that the database refused. The engine's pruner and the SQL
+// functions use other values. PathSettle is for a settle by the job's own supervisor, and PathRescue for a settle by a
+// rescuer.
 const (
 	PathClaim  = "claim"
 	PathSettle = "settle"

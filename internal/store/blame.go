@@ -19,9 +19,10 @@ import (
 // less than two thirds of a lease before or after the last sign of this process. A whole lease would be too much,
 // because one job may kill two processes in succession. The rescuers find the first process dead a lease after its last
 // beat. If the job then kills a second process immediately, the last beat of the second process came up to a sixth of a
-// lease before its death. These two deaths are not a mass, because the job has to answer for both. A process that died
-// a little later may not be declared lost yet. So the statement also counts a process that has been silent for a third
-// of a lease. The column shared is true if another supervisor ran in the same process.
+// lease before its death. So their last signs are at least five sixths of a lease apart. These two deaths are not a
+// mass, because the job has to answer for both. A process that died a little later may not be declared lost yet. So the
+// statement also counts a process that has been silent for a third of a lease. The column shared is true if another
+// supervisor ran in the same process.
 const (
 	sqlJudge = `
 insert into drover_ended_supervisors (id, process, host, pid, started_at, ended_at, died, draining, degree, beside, mass, shared)
@@ -143,7 +144,7 @@ select distinct b from drover_ended_supervisors, unnest(blamed) as b where id = 
 	sqlDropBlamed = `update drover_ended_supervisors set blamed = array(select b from unnest(blamed) as b where b <> $2) where id = $1`
 
 	// sqlForgotten reports whether the rescue of supervisor $1 is over. It is over if the row of the supervisor is gone,
-	// and none of its running jobs is set aside on path $2. A full sweep frees jobs that are set aside later. The
+	// and none of its running jobs is set aside on path $2. Jobs that are set aside are freed by a full sweep, later. The
 	// statement has a scalar subquery, so that the planner uses the primary key of jobs.
 	sqlForgotten = `
 select not exists (select from drover_supervisors where id = $1)

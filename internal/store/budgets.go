@@ -80,7 +80,7 @@ func (s Session) Reserve(ctx context.Context, wanting []WantedSlot) ([]TakenSlot
 		kinds[i], queues[i] = w.Kind, w.Queue
 		delays[i], latest[i] = w.Backoff.Microseconds(), w.Latest
 		if w.Backoff%time.Microsecond > 0 {
-			delays[i]++ // never earlier than the strategy asks for
+			delays[i]++ // so the retry never comes earlier than the strategy asks for
 		}
 	}
 	slots := make([]TakenSlot, len(wanting))

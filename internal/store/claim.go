@@ -29,14 +29,14 @@ const lastError = `left((case when errors->-1->>'class' <> 'operator' then error
 // The CTE "due" goes through the queues, through the groups of lanes of each queue, and through the lanes of each
 // group, in the given order. It reads each lane from jobs_claim_idx, beyond its floor and in index order. So LIMIT ends
 // the scan, and the server sorts nothing. When the LIMIT of the group or of the queue is reached, the scan does not
-// read the lanes that come after. SKIP LOCKED lets claimers pass each other. The subquery with the LIMIT
-// also has the conditions for a job. Otherwise rows that do not qualify would use up the LIMIT in every claim. The CTEs are materialized, because
-// the server may execute a subquery twice, and would then claim too many jobs.
+// read the lanes that come after. SKIP LOCKED lets claimers pass each other. The conditions that a job must meet stand
+// in the same subquery as the LIMIT. Otherwise rows that do not meet them would use up the LIMIT in every claim. The
+// CTEs are materialized, because the server may execute a subquery twice, and would then claim too many jobs.
 //
-// The CTE "claimed" changes no indexed column, so the update is HOT. The exception is a job that is unique until it has
-// started, because the update takes it out of jobs_unique_idx. If $12 is true, the statement also returns the age of
-// jobs that were enqueued for later. The update compares ids with an array, because with a join to the CTE "due" a
-// generic plan would scan the whole table.
+// The CTE "claimed" changes no indexed column, so the update can be HOT. It cannot be HOT for a job that is unique
+// until it has started, because the update takes such a job out of jobs_unique_idx. If $12 is true, the statement also
+// returns the age of jobs that were enqueued for later. The update compares ids with an array, because with a join to
+// the CTE "due" a generic plan would scan the whole table.
 //
 // The left join returns a row with the server's time even if no job was due. If there is no row at all, the epoch is
 // over. The time is when the statement began and not when the transaction began, because the claim may have waited for
@@ -45,8 +45,8 @@ const lastError = `left((case when errors->-1->>'class' <> 'operator' then error
 // claimed jobs.
 const SQLClaim = claimMe + claimDue + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
-// sqlClaimBut is SQLClaim without the jobs that are set aside. Claims use it only while there are such jobs. It looks
-// up each job in a subquery, because a join might not keep the order of the index.
+// sqlClaimBut is SQLClaim without the jobs that are set aside. Claims use it only while there are such jobs. A subquery
+// looks for each job in drover_set_aside, because a join might not keep the order of the index.
 const sqlClaimBut = claimMe + claimDueBut + claimTake + `$12 and ` + claimAges + claimMore + claimNextDue
 
 const (
@@ -91,7 +91,7 @@ with me as materialized (
 
 	// rawSize is how many bytes metadata and tags take uncompressed. For 20 MB of control characters the server computes
 	// this number within 15 ms. If it wrote these values as text (120 MB), it would need two seconds, and could not be
-	// interrupted meanwhile. oddSize reports whether rawSize is larger than mostMore. It looks at the compressed sizes
+	// interrupted in this time. oddSize reports whether rawSize is larger than mostMore. It looks at the compressed sizes
 	// first, which costs nothing. No compression makes a value more than 255 times smaller, so oddSize needs no rawSize
 	// for a small value.
 	rawSize = `(pg_column_size(coalesce(metadata, '{}') || '{}') + pg_column_size(coalesce(tags, '{}') || '{}'))`
@@ -116,7 +116,7 @@ with me as materialized (
 				'retry_left_ms', floor(extract(epoch from retry_until - statement_timestamp()) * 1000), 'snoozes', snoozes, 'uncounted', uncounted, 'tags', tags,
 				'metadata', metadata, 'concurrency_key', concurrency_key, 'failures', errors_total, 'crashes', crashes, 'redrives', redrives,
 				'last_delay_ms', last_delay_ms, 'age_ms', ` + sinceEnqueue + `, 'keep', unique_scope = 'period' or redrive_id is not null, 'last_error', case when errors_total > 0 then ` + lastError + ` end)::text end
-			when errors_total > 0 -- true for most jobs that are not first runs; JSON would cost as much as the update itself
+			when errors_total > 0 -- true for most jobs that have run before; JSON would cost as much as the update itself
 			then errors_total || ' ' || coalesce(last_delay_ms, 0) || ' ' || ` + sinceEnqueue + ` || ' ' || coalesce(` + lastError + `, '')
 			when `
 	claimAges = `scheduled_at <> created_at` // true for a job that was enqueued for later
@@ -224,12 +224,12 @@ func (m *More) read(text []byte) (err error) {
 // $2, so a session that hangs with one of these locks does not stop the other claims.
 const SQLTakeTurn = `select drover_take_turn($1, $2)`
 
-// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn. For the near
-// sweeps it returns the id of the oldest transaction that is in progress, and its own id. The claim that follows sees all
-// rows of older transactions. SQLClaimPlan gives the transaction an id, which the claim needs
-// anyway for its lock on the supervisor's row. SQLClaimPlan comes after the wait for a turn. Otherwise the transaction
-// would have an id during the wait, and other supervisors would take it for a transaction that has written and stays
-// open.
+// SQLClaimPlan does what pg.QuickPlan does. It also returns how long the transaction has waited for its turn. For the
+// near sweeps it returns the id of the oldest transaction that is in progress, and its own id. The claim that follows
+// sees all rows of transactions that are older than that oldest one. SQLClaimPlan gives the transaction an id, which
+// the claim needs anyway for its lock on the supervisor's row. SQLClaimPlan comes after the wait for a turn. Otherwise
+// the transaction would have an id during the wait, and other supervisors would take it for a transaction that has
+// written and stays open.
 const SQLClaimPlan = pg.QuickPlan + `, extract(epoch from statement_timestamp() - now())::float8, statement_timestamp(),
 	pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_current_xact_id()::text::bigint`
 
@@ -284,7 +284,7 @@ type ClaimReply struct {
 	At        time.Time
 	NextDue   time.Duration // how long until the next job is due; 0: none is known, or the claim did not look for it
 	Jobs      []Job
-	Bytes     int // the size of Args and More, also of jobs that are Left
+	Bytes     int // the size of Args and More, including the jobs with Left
 }
 
 const (
@@ -301,18 +301,18 @@ const (
 )
 
 // Cost returns how long a claim took without the wait for its turn. The parameter took includes that wait. The result
-// lies between 0 and took, even if the server's clock was changed meanwhile.
+// lies between 0 and took, even if the server's clock was changed during the claim.
 func (r *ClaimReply) Cost(took time.Duration) time.Duration {
 	return took - min(max(r.Waited, 0), took)
 }
 
-// Claim takes due jobs. Before that, in the same round trip, it changes in which queues this connection holds the lock
-// of the lookout (crew.go). The parameter lookout may be nil.
+// Claim takes due jobs. Before that, in the same round trip, it takes and releases locks with which this connection is
+// the lookout of queues (crew.go). The parameter lookout may be nil.
 func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest, reply *ClaimReply) error {
 	var p pipeline
 	p.Begin()
 	if lookout != nil {
-		p.lookout(lookout)
+		p.queueLookout(lookout)
 	}
 	if len(req.Turns) > 0 {
 		p.Query(func(rows pgx.Rows) error {
@@ -332,7 +332,7 @@ func (s Session) Claim(ctx context.Context, lookout *Lookout, req *ClaimRequest,
 	if req.SkipSetAside {
 		sql = sqlClaimBut
 	}
-	p.claimed(reply, sql, args...)
+	p.queueClaim(reply, sql, args...)
 	p.Commit()
 	p.Call(func() { reply.Committed = true })
 	return p.Send(ctx, s.Conn)
@@ -345,8 +345,8 @@ func (req *ClaimRequest) Args() []any {
 	}
 }
 
-// claimed queues a statement that claims, and reads its rows.
-func (p *pipeline) claimed(reply *ClaimReply, sql string, args ...any) {
+// queueClaim queues a statement that claims, and reads its rows.
+func (p *pipeline) queueClaim(reply *ClaimReply, sql string, args ...any) {
 	reply.Fenced = true
 	row := ClaimRow{Reply: reply}
 	columns := row.columns() // one set for all rows, so that a row allocates only its strings

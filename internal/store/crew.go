@@ -75,10 +75,10 @@ type Lookout struct {
 	Took        []int64 // filled in: the keys of the locks that the connection got
 }
 
-// lookout queues the changes of l. Advisory locks take effect immediately, and not with the commit. So an enqueue that
-// still saw this connection as the lookout came before the statements that follow. These statements find its job if the
-// enqueue has committed.
-func (p *pipeline) lookout(l *Lookout) {
+// queueLookout queues the changes of l. Advisory locks take effect immediately, and not with the commit. So an enqueue
+// that still saw this connection as the lookout came before the statements that follow. These statements find its job
+// if the enqueue has committed.
+func (p *pipeline) queueLookout(l *Lookout) {
 	if l.LeaveAll {
 		p.Exec(nil, sqlLeaveAll)
 	}
@@ -92,10 +92,11 @@ func (p *pipeline) lookout(l *Lookout) {
 
 // Lookout takes and leaves the locks of lookouts in a round trip of its own. Claim can do the same before it claims.
 func (s Session) Lookout(ctx context.Context, l *Lookout) error {
-	return s.inTx(ctx, func(p *pipeline) { p.lookout(l) })
+	return s.inTx(ctx, func(p *pipeline) { p.queueLookout(l) })
 }
 
-// goOnCall queues sqlGoOnCall. It stores each slot that the connection got under the first slot of the queue.
+// goOnCall queues sqlGoOnCall. For each slot that the connection gets, it adds the slot to the map got, under the first
+// slot of the queue.
 func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	if len(firsts) == 0 {
 		return
@@ -111,9 +112,9 @@ func (p *pipeline) goOnCall(firsts []int64, got map[int64]int64) {
 	}, sqlGoOnCall, firsts, CallSlots)
 }
 
-// GoOnCall takes a free slot in each queue whose slots begin at one of firsts. It returns each slot that it got under
-// the first slot of the queue. It also returns the stamp of the limits, because a supervisor that does not listen for
-// notifications learns of a pause in this way.
+// GoOnCall takes a free slot in each queue whose slots begin at one of firsts. The map got has each slot that the
+// connection got, under the first slot of the queue. GoOnCall also returns the stamp of the limits, because a
+// supervisor that does not listen for notifications learns of a pause in this way.
 func (s Session) GoOnCall(ctx context.Context, firsts []int64) (got map[int64]int64, limits string, err error) {
 	got = map[int64]int64{}
 	err = s.inTx(ctx, func(p *pipeline) {

@@ -27,7 +27,7 @@
 //   - rescue.go: Scan, Held: pages through the running jobs of a dead supervisor; Free: ends their runs, with the
 //     crash; Forgive: jobs that rescues have set aside
 //   - blame.go: Judge, Verdict, Background: the evidence that deaths leave (drover_ended_supervisors); TakeBack,
-//     Blamed: takes back a death that was none; TakeSolo
+//     Blamed: takes back a death that did not happen; TakeSolo
 //   - sweep.go: Sweep: the search for due jobs behind the floors
 //   - failures.go: TendFailures: has the database add up the tallies of failure groups
 //   - redrive.go: Pace: one tick of the paced redrives

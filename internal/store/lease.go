@@ -17,9 +17,9 @@ import (
 // SQLBeat is a supervisor's sign of life. It also reads everything that a supervisor watches: the other supervisors,
 // redrives, schedules, failure groups, budgets, and a stamp that changes with each pause and each change of a limit.
 // Among the due strong suspects (jobs whose processes have died more than once) of the queues $5, lanes $6 and kinds $7
-// it finds the job with the earliest due time, and returns the queue of this job. SQLBeat
-// does not change the key of the supervisor's row, so claims under way do not hold it up. It does not change a row that
-// other supervisors have declared lost.
+// it finds the job with the earliest due time, and returns the queue of this job. SQLBeat does not change the key of
+// the supervisor's row, so claims under way do not hold up the beat. It does not change a row that other supervisors
+// have declared lost.
 const SQLBeat = `
 with mine as (
 	update drover_supervisors set beat = case when beat < 9223372036854775807 then beat + 1 else 0 end, beat_at = now(), in_flight = $3, draining = $4
@@ -72,7 +72,7 @@ type BeatReply struct {
 	Failures bool // there may be work on failure groups
 	Peers    []Peer
 	Clock    float64         // the server's time, in seconds since 1970
-	Gone     map[int]bool    // the runs that are over, by their indexes in running; true: an operator ended the job
+	Gone     map[int]bool    // the runs that are over, by their indexes in the parameter running of Beat; true: an operator ended the job
 	Scope    []string        // scopes of all retry budgets
 	Limits   string          // the stamp of the limits
 	Solo     string          // the queue in which a strong suspect has been due for longest; "": none
@@ -123,15 +123,15 @@ func (s Session) Beat(ctx context.Context, id string, epoch int, running []Fence
 			return nil
 		}, SQLBeat, id, epoch, inFlight, draining, of, lanes, kinds)
 		if len(running) > 0 {
-			p.gone(reply.Gone, id, inFlight, claimed)
+			p.queueGone(reply.Gone, id, inFlight, claimed)
 		}
 		p.goOnCall(onCall, reply.OnCall)
 	})
 	return reply, err
 }
 
-// gone queues SQLGone. It adds the runs that are over to the map, as in BeatReply.Gone.
-func (p *pipeline) gone(gone map[int]bool, id string, ids []string, claimed []time.Time) {
+// queueGone queues SQLGone. It adds the runs that are over to the map, as in BeatReply.Gone.
+func (p *pipeline) queueGone(gone map[int]bool, id string, ids []string, claimed []time.Time) {
 	p.Query(func(rows pgx.Rows) error {
 		var i int
 		var cancelled bool
@@ -147,7 +147,7 @@ func (s Session) Gone(ctx context.Context, id string, running []Fence, bound tim
 	ids, claimed := Claims(running)
 	err := s.inTx(ctx, func(p *pipeline) {
 		p.BoundPlan(bound)
-		p.gone(gone, id, ids, claimed)
+		p.queueGone(gone, id, ids, claimed)
 	})
 	return gone, err
 }

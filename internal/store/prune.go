@@ -31,7 +31,7 @@ type Retained struct {
 	FollowUps         []string // jobs whose follow-ups should be tried again
 }
 
-// RefusedRow is a job that an SQL function has set aside. If ID is empty, it is an error that no job has caused.
+// RefusedRow is a job that an SQL function has set aside. If ID is empty, the row is an error that no job has caused.
 type RefusedRow struct {
 	ID    string `json:"id"`
 	Error string `json:"error"`
@@ -93,8 +93,8 @@ union all select max(id), '', '', false, null from step having count(*) = $2`
 	sqlRetainArchived = `select deleted, refused from drover_retain_archived($1, $2)`
 )
 
-// KeptCount is how many ended jobs of each kind a queue keeps; 0: all. At is the server's time. The fields are the columns
-// of sqlKeptCounts, in their order.
+// KeptCount is how many ended jobs of each kind a queue keeps; 0: all. At is the server's time. The fields are the
+// columns of sqlKeptCounts, in their order.
 type KeptCount struct {
 	Queue                          string
 	Completed, Discarded, Archived int

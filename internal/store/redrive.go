@@ -30,8 +30,8 @@ type RedriveRefusal struct {
 	Redrive string `json:"redrive"`
 }
 
-// Pace makes one tick of all redrives. In a tick, each redrive picks at most batch jobs, and releases at most batch
-// jobs.
+// Pace makes one tick of all redrives. At most batch jobs are taken up in each of a tick's marking steps, and at most
+// batch jobs of each redrive are released in each queue.
 func (s Session) Pace(ctx context.Context, batch int) (reply PaceReply, err error) {
 	var wait *float64
 	var refused string

@@ -95,7 +95,7 @@ func (s Session) Register(ctx context.Context, reg *Registration) error {
 	return s.inTx(ctx, func(p *pipeline) {
 		p.Exec(nil, pg.CheckSchema)
 		p.Exec(nil, sqlRegister, reg.ID, reg.Lease.Milliseconds(), names, slots, reg.Host, reg.PID, reg.Build, reg.Process, reg.crew())
-		p.queues(reg)
+		p.registerQueues(reg)
 		for _, k := range reg.Kinds {
 			p.Exec(nil, sqlRegisterKind, k.Kind, k.MaxAttempts, k.Retry, k.TimeoutMS, reg.Build, pg.OrNull(k.FollowUp), pg.OrNull(k.FollowQueue))
 		}
@@ -129,9 +129,9 @@ func (reg *Registration) crew() (kinds []string) {
 	return kinds
 }
 
-// queues stores the policies of the queues, and their crews. Its caller has sorted the queues and the kinds by name, so
-// that two supervisors that start together do not deadlock.
-func (p *pipeline) queues(reg *Registration) {
+// registerQueues stores the policies of the queues, and their crews. Its caller has sorted the queues and the kinds by
+// name, so that two supervisors that start together do not deadlock.
+func (p *pipeline) registerQueues(reg *Registration) {
 	for _, q := range reg.Queues {
 		p.Exec(nil, sqlRegisterQueue, q.Name, q.MaxAttempts, q.Retry, q.Keep.Completed, q.Keep.Cancelled, q.Keep.Discarded, q.Keep.Archived,
 			q.Keep.KeepCompleted, q.Keep.KeepDiscarded, q.Keep.KeepArchived)
@@ -159,7 +159,7 @@ func (s Session) ServeOn(ctx context.Context, id string, reg *Registration) erro
 	return s.inTx(ctx, func(p *pipeline) {
 		p.Exec(nil, sqlServe, id, names, slots)
 		p.Exec(nil, sqlForgetCrews)
-		p.queues(reg)
+		p.registerQueues(reg)
 		p.registerBudgets(reg.Budgets, &reg.Scopes)
 		p.readCrews(id, &reg.Crews)
 	})

@@ -38,7 +38,7 @@ select j.id, j.queue, j.lane, j.scheduled_at, j.n = $6 as last, j.held, coalesce
 	coalesce(coalesce(s.host, e.host) || ', process ' || coalesce(s.pid, e.pid), ''), coalesce(j.started_seq = j.claim_seq, false), coalesce(j.deaths, 0), j.redrives,
 	case when isfinite(coalesce(s.beat_at, e.ended_at)) and isfinite(j.attempted_at)
 		then greatest(extract(epoch from coalesce(s.beat_at, e.ended_at) - j.attempted_at), 0) else 0 end::float8
-		+ least(coalesce(s.lease_ms, 0), 1e12) / 12e3, -- least ignores a null
+		+ least(coalesce(s.lease_ms, 0), 1e12) / 12e3, -- coalesce is inside, because least ignores a null
 	case when j.held and j.crashes > 0 and not $8 then (
 		select jsonb_agg(jsonb_build_object('supervisor', left(e->>'supervisor', 100), 'duration_ms',
 			case when jsonb_typeof(e->'duration_ms') = 'number' then least(greatest((e->'duration_ms')::numeric, 0), 1e10)::bigint else 0 end))
@@ -141,7 +141,7 @@ type Held struct {
 	Host            string  // host and process of the owner, for people to read
 	Owner           string
 	StartedSeq      bool          // the owner has recorded a start under this claim
-	Flight          time.Duration // from the claim to the assumed death of the owner, half a beat after its last beat
+	Flight          time.Duration // from the claim to the assumed death of the owner, which is half a beat after the owner's last beat
 	deaths          int
 	redrives        int
 	Before          []CrashEntry // earlier deaths that count against the job
@@ -283,7 +283,7 @@ where id = $1`
 update drover_ended_supervisors set explained_by = $2 where id = any($1) and exists (select from jobs where id = $2 and (discard_reason = 'crashed') is true)`
 )
 
-// Freeing has the outcomes of jobs of one dead supervisor, and says which jobs get the blame for its death.
+// Freeing has the outcomes of jobs of one dead supervisor, and the jobs that get the blame for its death.
 type Freeing struct {
 	Owner     string
 	Changes   []Change
@@ -300,7 +300,7 @@ func (s Session) Free(ctx context.Context, f *Freeing) (settled map[string]State
 	err = s.inTx(ctx, func(p *pipeline) {
 		p.Exec(nil, SQLSettlePlan)
 		p.Exec(nil, pg.Bound, f.Bound.Milliseconds())
-		p.settle(settled, f.Owner, f.Changes)
+		p.queueSettle(settled, f.Owner, f.Changes)
 		if len(f.Blamed) > 0 {
 			p.Exec(nil, sqlBlame, f.Owner, f.Blamed)
 		}

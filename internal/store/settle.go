@@ -33,8 +33,9 @@ func Claims(list []Fence) (ids []string, at []time.Time) {
 // of the claims, and $4 has for each job the index of its time in $5. The statement finds the rows by primary key and
 // locks them in the order of the key, so that two statements over the same rows cannot deadlock. It skips locked rows,
 // because a handler may have locked the row of its job in an open transaction, and must not hold up the other jobs. The
-// settler tries locked rows again later. Because of "is true" the planner does not use a join. Instead the server puts
-// the pairs of id and time into a hash table once, and looks up each row that it has found by its id.
+// settler tries locked rows again later. Because of "is true" the planner does not use a join. Instead the server finds
+// the rows by primary key, puts the pairs of id and time into a hash table once, and looks up each of the rows in that
+// table.
 const SQLComplete = completeHeld + `
 update jobs set state = 'completed', finalized_at = now(), claimed_by = null
 where id = any(array(select id from held))`
@@ -97,7 +98,7 @@ func (s Session) Settle(ctx context.Context, all *Settlement) error {
 		p.complete(&all.Completions[i])
 	}
 	for owner, changes := range all.Changes {
-		p.settle(all.Became, owner, changes)
+		p.queueSettle(all.Became, owner, changes)
 	}
 	p.Commit()
 	p.Call(func() { all.Committed = true })
@@ -151,12 +152,12 @@ const toldState = `case when j.state = 'parked' and j.parked_build is null then 
 // and settles, only this statement joins with the table jobs. Both sides of the join have as many rows as "held".
 // SQLSettlePlan makes the planner use a hash join, whatever the statistics are.
 //
-// The column waits is true if the row goes back to its redrive. If a redrive let the job run within the cap of its key,
-// the job gives its place back when the run fails or snoozes. Then the job waits until the redrive has a place for it
+// The column waits is true if the row goes back to its redrive. If a redrive let the job run within a cap by key, the
+// job gives its place back when the run fails or snoozes. Then the job waits until the redrive has a place for it
 // again. The column due_us is the slot of a retry budget. It is a time by the server's clock and not a delay, because a
 // delay would count from this transaction and not from the reservation. The statement uses no time of the transaction,
 // because SettleTx may come hours after its transaction began. A delay counts from the moment at which the statement
-// computes the row. So a job with a delay of 0, or with at_once, becomes due beyond the floors.
+// computes the row. So the due time of a job with a delay of 0, or with at_once, lies beyond the floors.
 //
 // The column added is an array with the new entry, including its time. settleUpdate calls drover_append_error only if
 // an older entry or its trace may have to be removed, because the call of a function that pins its search_path costs
@@ -268,8 +269,8 @@ type Change struct {
 	Entry       json.RawMessage `json:"entry,omitempty"`
 }
 
-// settle queues SQLSettle and stores the new states of the jobs in settled. Each job has at most one change.
-func (p *pipeline) settle(settled map[string]State, owner string, changes []Change) {
+// queueSettle queues SQLSettle and stores the new states of the jobs in settled. Each job has at most one change.
+func (p *pipeline) queueSettle(settled map[string]State, owner string, changes []Change) {
 	var row struct {
 		id    string
 		state sameText

@@ -9,7 +9,7 @@ import (
 
 // SQLStart records that jobs $1 of supervisor $3 start. The supervisor sends it before it calls the handlers, and only
 // for jobs with a single attempt, which must not run again after a crash. $2 and $4 are the claim_seq and the time of
-// each claim. The update is HOT.
+// each claim. The update can be HOT.
 //
 // The CTE "me" finds no row after the supervisor has lost its lease, so no start is recorded then. A rescuer first
 // declares the supervisor lost, and has to wait for the lock of "me" to do so. Then the rescuer reads which jobs have

@@ -13,7 +13,7 @@ import (
 // SQLSweep looks for due jobs at or behind the floors. Transactions that committed late have left these jobs there.
 // SQLSweep is a plain SELECT and takes no row locks. It returns each lane that has a running job or a job that is due
 // within a minute, because a scan for orphans reads these lanes. For each lane it also returns the time of the first
-// due job behind the floor, to which the claimer lowers the floor; null: there is no such job.
+// due job behind the floor, to which the floor must be lowered; null: there is no such job.
 const SQLSweep = `
 select l.queue, l.lane, j.scheduled_at
 from unnest($1::text[], $2::smallint[], $3::timestamptz[], $4::text[]) as l(queue, lane, floor_at, floor_id)
@@ -43,8 +43,8 @@ type SweepLane struct {
 }
 
 // Sweep returns the first job behind each floor, and the lanes that have jobs. The server ends the statement after
-// bound. The statement has to step over all dead entries of the index, and it runs on the connection that also sends
-// the heartbeats.
+// bound, because the statement has to step over all dead entries of the index, and the heartbeats use the same
+// connection.
 func (s Session) Sweep(ctx context.Context, swept []SweepLane, kinds []string, bound time.Duration) (behind []straggler, lanes []ScanLane, err error) {
 	var queues, floorID []string
 	var numbers []int16
