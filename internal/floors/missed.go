@@ -2,9 +2,9 @@ package floors
 
 import "time"
 
-// Missed tracks whether a sleeping supervisor may miss jobs. It may miss a job whose transaction sends no NOTIFY
-// because it saw a lookout (an awake supervisor with room), if that lookout has left since. While such a transaction
-// may be open, the supervisor polls often.
+// Missed tracks whether a sleeping supervisor may miss jobs. Suppose that an enqueue saw a lookout (an awake supervisor
+// with room). Then its transaction sends no NOTIFY. If the lookout has left before the commit, the supervisor may miss
+// the job. While such a transaction may be open, the supervisor polls often.
 //
 // An enqueue gets its transaction id before it looks whether there is a lookout. So an enqueue that saw the lookout has
 // a lower id than a claim of ours that begins a moment (the constant writing) after the lookout has left.
@@ -15,8 +15,8 @@ type Missed struct {
 	until         time.Time // poll often until this time, although the last of these transactions has ended
 }
 
-// LookFor is how long the supervisor polls often after the last of these transactions has ended. That leaves time for
-// the widest near sweep, because the missed job may lie behind the floors. That sweep may come only once a second.
+// LookFor is how long the supervisor polls often after the last of these transactions has ended. The missed job may lie
+// behind the floors, and the widest near sweep, which finds it there, comes only once a second.
 const LookFor = 2 * time.Second
 
 // Asleep records that a lookout has left now.

@@ -7,10 +7,10 @@ import (
 
 // Near plans the near sweeps: claims that begin to read before the floors. They find jobs that were committed late and
 // lie behind the floors. Three near sweeps look back at most 200 ms, 2 s and 20 s from the floor. All supervisors
-// together spend at most a tenth of the time on each. Most sweeps look back less far: they begin at the first place
-// where a row may lie that the previous sweep could not see.
+// together spend at most a tenth of the time on each. Most sweeps look back less far: the previous sweep has seen
+// everything up to some place, and they begin there.
 //
-// How far is that? A job's due time is the time of the statement that wrote it, and a statement that writes gets a
+// Where is that place? A job's due time is the time of the statement that wrote it, and a statement that writes gets a
 // transaction id. A row that a sweep missed was written by a transaction that was open when the sweep looked, or that
 // started later. Take the oldest transaction id that was open when the sweep looked. Each of our claims with a lower id
 // is older than the missed row. So the next sweep begins at the newest of these claims. It does not read older rows
@@ -33,7 +33,7 @@ type window struct {
 	every time.Duration // the shortest time between two sweeps
 	part  int           // the sweeps of this window may take 1/part of the time
 	whole bool          // always look at the whole width, whatever transactions were open
-	Cost  time.Duration // how much longer its last sweep took than a usual claim; at least a tenth of the sweep's own time
+	Cost  time.Duration // how much longer the window's last sweep took than a usual claim; at least a tenth of that sweep's time
 	Next  time.Time
 	since map[Lane]uint64 // by lane: the oldest transaction id in progress at the last look; no entry: unknown
 }
@@ -48,7 +48,7 @@ type Seen struct {
 const (
 	pastStep = 100 * time.Millisecond
 	pastMost = 256                    // how many claims Past keeps at most
-	writing  = 200 * time.Millisecond // a statement may get its transaction id so much later than its time, because the server plans it in between
+	writing  = 200 * time.Millisecond // a transaction may get its id up to this long after the time in its rows, because the server plans the statement in between
 )
 
 // NewNear returns near sweeps that are all due.
@@ -159,11 +159,10 @@ func (n *Near) Read(s Sweep, key Lane, seen Seen) {
 }
 
 // Swept records how long a claim took, with or without a sweep. After a sweep it sets when the sweep's window is due
-// again. The sweep also covers the narrower windows. So Swept puts these off as well, and if their cost is higher than
-// the cost of the sweep, it lowers their cost to that. The pause of a window grows with the window's cost. So all
-// supervisors that share the sweeps together spend at most the window's part of the time on them. Each window has its
-// own cost, because a wide sweep over many dead rows must not hold up the narrow sweeps, which find most of the late
-// jobs.
+// again. The sweep also covers the narrower windows. So Swept puts these windows off as well, and lowers their costs to
+// the cost of the sweep if they are higher. The pause of a window grows with the window's cost. So all supervisors that
+// share the sweeps, added up, spend at most 1/part of the time on the sweeps of this window. Each window has its own
+// cost, because a wide sweep over many dead rows must not hold up the narrow sweeps, which find most of the late jobs.
 func (n *Near) Swept(s Sweep, took time.Duration, now time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

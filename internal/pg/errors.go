@@ -101,7 +101,7 @@ func SQLState(err error) string {
 	return ""
 }
 
-// Classify wraps an error of the database in the error of this package for which callers test, if there is one.
+// Classify wraps an error of the database in the error of this package that callers test for, if there is one.
 func Classify(err error) error {
 	err = pgurl.Explain(err)
 	switch code := SQLState(err); {

@@ -9,16 +9,16 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Link is the connection of one goroutine. Get makes a new one after the connection broke, or after Pipeline.Send
-// closed it because the server turned out to be read-only. The first Get after the pool's MaxConnLifetime also replaces
-// the connection, because the server's name may lead to another server by then.
+// Link is the connection of one goroutine. Get makes a new connection if the old one has broken, or if Pipeline.Send
+// has closed it because the server is read-only. The first Get after the pool's MaxConnLifetime also replaces the
+// connection, because the server's name may lead to another server by then.
 type Link struct {
 	Pool  *Pool
 	Conn  Conn
 	raw   *pgx.Conn // the same connection, for the pool's hook
 	ended bool      // Close has closed the connection
 	Until time.Time // when to replace the connection
-	Again func()    // Get calls it after it has replaced a broken connection; may be nil
+	Again func()    // called when Get has replaced a broken connection; may be nil
 }
 
 // renewPause is the pause between two attempts to replace a connection at the end of its lifetime, if the first attempt

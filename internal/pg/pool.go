@@ -85,10 +85,10 @@ func (p *Pool) checkEncoding(conn *pgx.Conn) error {
 	return nil
 }
 
-// OtherEncoding returns why texts would change on a connection; "" if they would not. The driver sends and expects UTF-8,
-// but the role or the database may set client_encoding. Then the server would convert what is UTF-8 already: a handler
-// would get other args than the job has, and two enqueues would compute two unique keys for the same args. SQL_ASCII
-// converts nothing. Some poolers do not report the setting.
+// OtherEncoding returns why texts would change on a connection; "" if they would not. The driver sends and expects
+// UTF-8, but the role or the database may set client_encoding. Then the server would convert what is UTF-8 already: a
+// handler would get other args than the job has, and two enqueues would compute two unique keys for the same args.
+// SQL_ASCII converts nothing. Some poolers do not report the setting.
 func OtherEncoding(conn *pgconn.PgConn) string {
 	switch encoding := conn.ParameterStatus("client_encoding"); encoding {
 	case "", "UTF8", "SQL_ASCII":

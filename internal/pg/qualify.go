@@ -90,7 +90,7 @@ func tokensOf(text string) (tokens []token) {
 			at++
 			continue
 		case strings.HasPrefix(text[at:], "--"):
-			at = after(text, at, "\n")
+			at = afterNext(text, at, "\n")
 			continue
 		case strings.HasPrefix(text[at:], "/*"):
 			at = afterComment(text, at)
@@ -126,17 +126,17 @@ func letter(c byte) bool {
 
 func digit(c byte) bool { return c >= '0' && c <= '9' }
 
-// after returns the index after the next occurrence of end, at or after the index at. Without one it returns the length
-// of text.
-func after(text string, at int, end string) int {
+// afterNext returns the index behind the next occurrence of the parameter end. It searches from the index at on. If
+// there is no occurrence, it returns the length of text.
+func afterNext(text string, at int, end string) int {
 	if i := strings.Index(text[at:], end); i >= 0 {
 		return at + i + len(end)
 	}
 	return len(text)
 }
 
-// afterQuoted returns the index after a quoted text, whose first quote is at the index at. Inside, a doubled quote
-// stands for a quote. If escapes is true, a backslash escapes the next character.
+// afterQuoted returns the index behind a quoted text. The parameter at is the index of its first quote. Inside, a
+// doubled quote stands for a quote. If escapes is true, a backslash escapes the next character.
 func afterQuoted(text string, at int, escapes bool) int {
 	quote := text[at]
 	for at++; at < len(text); at++ {
@@ -159,7 +159,7 @@ func afterDollar(text string, at int) int {
 		end++
 	}
 	if end < len(text) && text[end] == '$' && (end == at+1 || !digit(text[at+1])) {
-		return after(text, end+1, text[at:end+1])
+		return afterNext(text, end+1, text[at:end+1])
 	}
 	return end
 }

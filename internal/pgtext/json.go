@@ -16,19 +16,19 @@ const (
 	maxPathKey = 40 // bytes of an object key in a fault
 )
 
-// JSONFault returns the reason why drover cannot store raw as jsonb, with the place in raw. It returns "" if raw is good.
-// The reasons are:
+// JSONFault returns the reason why drover cannot store raw as jsonb, with the place in raw. It returns "" if raw is
+// good. The reasons are:
 //
 //   - it is not one JSON value, or not UTF-8
 //   - a string or key holds NUL or half a surrogate pair, which JSON can write and jsonb cannot hold
 //   - a number has more than 16383 digits before or after the point
 //   - arrays and objects nest deeper than maxDepth
-//   - it is longer than maxBytes, or is so with its numbers written out, as in jsonb: 90 KB of 1e131071
-//     can be inserted, but are 1.3 GB to read, so the row could never be claimed
+//   - it is longer than maxBytes, or would be with its numbers written out, as in jsonb: 90 KB of 1e131071 can be
+//     inserted, but are 1.3 GB to read, so the row could never be claimed
 //
-// The spaces that jsonb adds after commas and colons do not count. maxBytes must be less than 256 MiB, the limit of jsonb
-// itself. Duplicate keys are allowed, and the last one counts, as in Postgres. JSONFault reads raw once, and allocates only
-// if it finds a fault.
+// The spaces that jsonb adds after commas and colons do not count. maxBytes must be less than 256 MiB, the limit of
+// jsonb itself. Duplicate keys are allowed, and the last one counts, as in Postgres. JSONFault reads raw once, and
+// allocates only if it finds a fault.
 func JSONFault(raw []byte, maxBytes, maxDepth int) string {
 	if len(raw) > maxBytes {
 		return fmt.Sprintf("%d bytes of JSON; at most %d", len(raw), maxBytes)
@@ -51,8 +51,8 @@ type jsonScan struct {
 	grown    int // bytes that the numbers so far will grow by when they are written out
 }
 
-// jsonFault is the reason why a text is refused. Each container adds its step in front of the path on the way out, so that a
-// good text costs nothing extra.
+// jsonFault is the reason why a text is refused. When a fault is found, each container around it adds its step in front
+// of the path. So a good text costs nothing extra.
 type jsonFault struct {
 	reason string
 	at     int

@@ -6,12 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxIdentifier is the longest name in bytes, in a server with the default build options. Postgres cuts longer names, so two
-// names may become the same.
+// maxIdentifier is the longest name in bytes, in a server with the default build options. Postgres cuts longer names,
+// so two names may become the same.
 const maxIdentifier = 63
 
-// SchemaFault returns the reason why name cannot be the name of drover's schema, or "" if it can. Quotes, capitals, spaces and
-// dots are allowed.
+// SchemaFault returns the reason why name cannot be the name of drover's schema, or "" if it can. Quotes, capitals,
+// spaces and dots are allowed.
 func SchemaFault(name string) string {
 	switch {
 	case strings.TrimSpace(name) == "":

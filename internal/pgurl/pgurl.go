@@ -1,5 +1,5 @@
-// Package pgurl parses the connection string of a database. Its errors quote no part of the string, because in a malformed
-// string any part may be the password.
+// Package pgurl parses the connection string of a database. Its errors quote no part of the string, because in a
+// malformed string any part may be the password.
 package pgurl
 
 import (
@@ -18,8 +18,9 @@ import (
 var errForm = errors.New("it is neither a URL of the scheme postgres, in lower case and with two slashes, nor a list of key=value pairs; " +
 	"in a URL, write each of @ : / ? # % and blanks in a user name or password as its percent escape, such as %40 for @")
 
-// Parse parses a URL or a keyword string. It first removes the blanks and the pair of quotes that env files leave around a
-// value. The config's ConnString is the string without them. Parse refuses every string that Check refuses, and more.
+// Parse parses a URL or a keyword string. It first removes the blanks and the pair of quotes that env files leave
+// around a value. The config's ConnString is the string without them. Parse refuses every string that Check refuses,
+// and more.
 func Parse(given string) (*pgxpool.Config, error) {
 	text := strings.TrimSpace(given)
 	if n := len(text); n >= 2 && (text[0] == '"' || text[0] == '\'') && text[n-1] == text[0] {
@@ -46,13 +47,13 @@ func hosts(config *pgx.ConnConfig) []string {
 // path reports whether a host is the directory of a Unix socket.
 func path(host string) bool { return regexp.MustCompile(`^(/|[A-Z]:\\)[^@=]*$`).MatchString(host) }
 
-// Check refuses a config if pgx has misread its string. pgx takes a URL in quotes, or without its scheme, for a keyword string.
-// It would then connect to another server, such as PGHOST, and send the URL to it as the name or the value of a parameter. If
-// an @ in a password is not escaped, pgx takes the rest of the password for a part of the host.
+// Check refuses a config if pgx has misread its string. pgx takes a URL in quotes, or without its scheme, for a keyword
+// string. It would then connect to another server, such as PGHOST, and send the URL to it as the name or the value of a
+// parameter. If an @ in a password is not escaped, pgx takes the rest of the password for a part of the host.
 func Check(config *pgx.ConnConfig) error { return check(config, false) }
 
-// check is stricter with a string that a person typed. An application's pool may have a role or a database with an odd name,
-// or a dialer for an odd host.
+// check is stricter with a string that a person typed. An application's pool may have a role or a database with an odd
+// name, or a dialer for an odd host.
 func check(config *pgx.ConnConfig, typed bool) error {
 	odd := regexp.MustCompile(`(?i)postgres(ql)?://.*:.*@`)
 	if typed {
@@ -80,8 +81,8 @@ func check(config *pgx.ConnConfig, typed bool) error {
 	return nil
 }
 
-// reason returns the fault that pgx found, in words of a fixed list. The text of pgx quotes the string, and cannot always hide
-// the password.
+// reason returns the fault that pgx found, in words of a fixed list. The text of pgx quotes the string, and cannot
+// always hide the password.
 func reason(err error) error {
 	text := err.Error()
 	for _, known := range []string{

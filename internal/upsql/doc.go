@@ -1,4 +1,5 @@
-// Package upsql renders drover's migrations as one text of SQL. One call that runs this text takes half the time of goose.
+// Package upsql renders drover's migrations as one text of SQL. One call that runs this text takes half the time of
+// goose.
 //
 // # The files
 //

@@ -63,8 +63,8 @@ select relname::text from tables where pg_relation_size(oid) > 0 or reltuples >=
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// Free reports whether no session has the schema's name as its application_name. A session ends a moment after its client has
-// closed it, so Free waits up to 100 ms.
+// Free reports whether no session has the schema's name as its application_name. A session ends a moment after its
+// client has closed it, so Free waits up to 100 ms.
 func Free(ctx context.Context, conn *pgx.Conn, schema string) (free bool, err error) {
 	const sql = `select not exists (select from pg_stat_activity where application_name = $1 and datname = current_database())`
 	for range 10 {
@@ -76,8 +76,8 @@ func Free(ctx context.Context, conn *pgx.Conn, schema string) (free bool, err er
 	return false, nil
 }
 
-// Reset restores the state in which the schema was described. If the catalog of the schema has changed since, Reset changes
-// nothing and returns false. It skips tables without rows, because the truncate of a table takes 0.5 ms.
+// Reset restores the state in which the schema was described. If the catalog of the schema has changed since, Reset
+// changes nothing and returns false. It skips tables without rows, because the truncate of a table takes 0.5 ms.
 func Reset(ctx context.Context, conn *pgx.Conn, schema string, n Note) (good bool, err error) {
 	if err := conn.QueryRow(ctx, `select (`+sqlPrint+`) = $2`, schema, n.Print).Scan(&good); err != nil || !good {
 		return false, err

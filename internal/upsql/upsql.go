@@ -9,9 +9,9 @@ import (
 	"github.com/drover-queue/drover/migrations"
 )
 
-// Render returns the Up halves of all migrations, with statements that insert goose's rows about them. The text applies to the
-// first schema of the search_path. It has the same effect as goose: each file runs in a transaction of its own, and then adds a
-// row to the version table.
+// Render returns the Up halves of all migrations, with statements that insert goose's rows about them. The text applies
+// to the first schema of the search_path. It has the same effect as goose: each file runs in a transaction of its own,
+// and then adds a row to the version table.
 func Render() (string, error) {
 	names, err := fs.Glob(migrations.FS, "*.sql") // sorted by name
 	if err != nil {
@@ -54,7 +54,8 @@ create table %s (
 	return sql.String(), nil
 }
 
-// upHalf returns the statements between Up and Down in a goose file. It removes goose's own lines, so the rest is plain SQL.
+// upHalf returns the statements between Up and Down in a goose file. It removes goose's own lines, so the rest is plain
+// SQL.
 func upHalf(text string) (string, error) {
 	var lines []string
 	up := false
