@@ -10,7 +10,7 @@ import (
 )
 
 // Supervise runs a supervisor until the caller calls end. The function end waits until the supervisor has stopped. The
-// returned context is done if the supervisor fails, with the supervisor's error as the cause.
+// returned context is done with ctx, after end, or if the supervisor fails: then its cause is the supervisor's error.
 func Supervise(ctx context.Context, client *drover.Client, config drover.SupervisorConfig) (_ context.Context, end func() error, err error) {
 	config.DrainTimeout = time.Second
 	sup, err := client.NewSupervisor(config)

@@ -15,7 +15,7 @@ import (
 
 // The pace of claims, of looks and of sleep.
 const (
-	MaxClaim = 2000 // jobs in one claim
+	MaxClaim = 2000 // the most jobs in one claim
 
 	SleepAfter   = 250 * time.Millisecond // how long a lookout finds no job before it falls asleep: see sleep.go
 	firstPoll    = time.Millisecond       // the first pause between two looks; doubled up to the poll interval

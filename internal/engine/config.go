@@ -47,7 +47,7 @@ type Crash struct {
 type Config struct {
 	Handler     Handler
 	Subscribers []Subscriber // the log and the hooks
-	Ages        bool         // whether a claim returns how long ago jobs were enqueued
+	Ages        bool         // whether claims return the ages of jobs that were enqueued for later
 	Stacks      *Stacks      // takes the stacks of handlers
 	Log         *slog.Logger
 	Clean       func(string) string // makes an error text safe to store and to log

@@ -194,7 +194,7 @@ func (e *Engine) AddQueue(ctx context.Context, q Queue) error {
 	if !e.Runner.open(queues, state) {
 		return pg.ErrShutdown
 	}
-	if e.Lease.Load() != l { // the keeper has registered anew meanwhile, perhaps without the queue
+	if e.Lease.Load() != l { // the keeper has a new id, perhaps registered without the queue: then the next beat adds the queue
 		e.Keeper.Interrupt()
 	}
 	e.alarm.Wake()

@@ -140,7 +140,7 @@ func (k *keeper) Expire(ctx context.Context) {
 	}
 }
 
-// Interrupt makes the next beat come immediately.
+// Interrupt makes the next beat come immediately, or after a pause if the last beat was early, too (BeatPacer).
 func (k *keeper) Interrupt() { k.wake(&k.soon) }
 
 // wake sets a flag, and ends the wait for a notification.
@@ -237,7 +237,7 @@ func (k *keeper) Heard(payload string) {
 // Ring makes the keeper handle the open calls (calls.go) now.
 func (k *keeper) Ring() { k.wake(&k.rung) }
 
-// Rung reports whether there are calls to handle, or whether too many notifications were for other supervisors.
+// Rung reports whether there are calls to handle, or too many notifications were for other supervisors.
 func (k *keeper) Rung() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

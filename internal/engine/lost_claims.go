@@ -27,8 +27,8 @@ func (c *claimer) FindOut(base context.Context) {
 
 // The first call of recoverClaim raises the epoch. Once the server has confirmed the new epoch, the lost claim cannot
 // commit any more. With the old epoch, the lost claim might commit after the scan, and the scan would miss its jobs.
-// Each further call reads one page of the scan. recoverClaim goes on even if the lease has lapsed. The keeper may still
-// renew the lease, and then no other supervisor rescues these jobs.
+// Each call, also the first, reads one page of the scan. recoverClaim goes on even if the lease has lapsed. The keeper
+// may still renew the lease, and then no other supervisor rescues these jobs.
 func (c *claimer) recoverClaim(ctx context.Context, conn store.Session) error {
 	l := c.Lease.Load()
 	if c.hunt == nil || c.hunt.Owner != l.ID {

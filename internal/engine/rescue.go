@@ -61,7 +61,8 @@ func (k *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 		}
 		return conn.TakeBack(ctx, l.ID, jobs, bound)
 	}
-	// Each statement rewrites the list of blamed jobs. A statement over many jobs would take longer than its bound.
+	// Each statement rewrites the list of blamed jobs. Over too many jobs it would take longer than its bound, so the walk
+	// goes by chunks.
 	walk := func(jobs []string, try func([]string) error, refused func(string, error) error) (err error) {
 		for part := range slices.Chunk(jobs, store.MaxSettle) {
 			if err = pg.Bisect(part, try, refused); err != nil {

@@ -10,11 +10,11 @@ import (
 )
 
 // This file settles runs in their handlers' transactions, or only holds their claims there (EnqueueTx). It finds out
-// why the database refused that. A handler that gets ErrLeaseLost may return nil, because its job belongs to another
-// supervisor. So it gets ErrLeaseLost only if its transaction has read the row. After a serialization failure the
-// transaction can read no row, and the job may still belong to this run. Then the handler gets the serialization
-// failure. If the handler returns nil all the same, the run has failed (Uncommitted). If the job has another owner, the
-// settle of this run does not match the row, because it compares the fence.
+// why the database refused a settle or a hold. A handler that gets ErrLeaseLost may return nil, because its job belongs
+// to another supervisor. So it gets ErrLeaseLost only if its transaction has read the row. After a serialization
+// failure the transaction can read no row, and the job may still belong to this run. Then the handler gets the
+// serialization failure. If the handler returns nil all the same, the run has failed (Uncommitted). If the job has
+// another owner, the settle of this run does not match the row, because it compares the fence.
 
 // SettleTx records in the handler's transaction how the run ends. It returns pg.ErrLeaseLost if the run no longer owns
 // its job, and pg.ErrState if this run has settled it already.

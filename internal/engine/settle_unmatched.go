@@ -15,8 +15,8 @@ type finding int
 const (
 	foundSettled      finding = iota // an earlier try of ours has settled the job, and its reply was lost
 	foundInTx                        // the handler's transaction has settled the job
-	foundNotCommitted                // the handler's transaction did not commit
-	foundHeld                        // the job is still ours, but another session has locked its row
+	foundNotCommitted                // the handler's transaction has not committed: it failed, or it is still open
+	foundHeld                        // the job is still ours, but its row was not updated: another session may have locked it
 	foundEnded                       // an operator has ended the job
 	foundStale                       // the job is not ours any more: perhaps another supervisor has claimed it
 )

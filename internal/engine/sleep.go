@@ -353,7 +353,7 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 }
 
 // samePair is how long the same two supervisors look at the due times that all supervisors have read. It is longer than
-// a poll interval, so each of the two usually learns the next due time from a poll of its own.
+// the default poll interval, so each of the two usually learns the next due time from a poll of its own.
 const samePair = 10 * time.Second
 
 // looksAt reports whether this supervisor looks for jobs at a due time that all supervisors have read. Only two of them

@@ -71,8 +71,9 @@ type QueuePolicy struct {
 	Keep        Retention
 }
 
-// Retention is how long a queue keeps ended jobs, as texts of SQL intervals. If a text is nil, the setting of the
-// supervisor that prunes applies.
+// Retention is how long a queue keeps ended jobs, as texts of SQL intervals. Archived is the time after which discarded
+// jobs go to the archive. If Completed or Cancelled is nil, the setting of the supervisor that prunes applies. If
+// Discarded or Archived is nil, no job is deleted or archived for that reason.
 type Retention struct {
 	Completed, Cancelled, Discarded, Archived  *string
 	KeepCompleted, KeepDiscarded, KeepArchived *int // how many of the newest jobs of each kind are kept; nil: all

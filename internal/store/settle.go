@@ -13,7 +13,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// Fence identifies a claim. Every statement that ends a run compares the fence with the job's row.
+// Fence identifies a claim. Every statement with which a supervisor ends a run compares the fence with the job's row.
 type Fence struct {
 	ID, Owner string // ids of the job and of the supervisor
 	Seq       int
