@@ -40,9 +40,9 @@ type audit struct {
 	Next time.Time // no page is read before this time
 }
 
-// want asks for an audit, unless the last audit ended less than AuditGap ago, or less than two leases if that is
+// ask requests an audit, unless the last audit ended less than AuditGap ago, or less than two leases if that is
 // shorter.
-func (a *audit) want(now time.Time) {
+func (a *audit) ask(now time.Time) {
 	a.Mu.Lock()
 	recent := now.Sub(a.Ended) < min(AuditGap, 2*a.Cfg.Lease)
 	a.Mu.Unlock()

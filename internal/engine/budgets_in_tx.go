@@ -70,7 +70,7 @@ func (s *settler) reserve(ctx context.Context, conn store.Session, out []*Run) [
 		if !s.budgets.wants(r, &r.End) {
 			return false
 		}
-		s.later(r, reservePause)
+		s.tryLater(r, reservePause)
 		return true
 	})
 }

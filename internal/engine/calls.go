@@ -23,7 +23,7 @@ const (
 	callPatience     = 10 * time.Millisecond
 	callPatienceMost = 100 * time.Millisecond
 
-	// If no supervisor is on call (oncall.go) when a call is handed on, the method full opens no more calls of this
+	// If no supervisor is on call (oncall.go) when a call is handed on, the method noteFull opens no more calls of this
 	// queue for nobodyPause. If nobody is on call the next time either, the pause doubles, up to nobodyMost. No job is
 	// forgotten in this pause: a supervisor that gets room goes on call, and then looks for jobs by itself.
 	nobodyPause = 50 * time.Millisecond
@@ -120,18 +120,18 @@ func (c *calls) gotRoom(try bool) bool {
 	return back
 }
 
-// want makes the keeper try to go on call.
-func (c *calls) want() {
+// wantSlots makes the keeper try to go on call.
+func (c *calls) wantSlots() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.back = true
 }
 
-// full records that a claim filled the queue, or found it full. If the queue has an open call, full makes sure that the
-// call is handed on by the given time. If the parameter leaves is true, no other supervisor knows of the jobs that are
-// left, so full opens a call for them. During the pause after a call for which no supervisor was on call (nobodyPause),
-// full does neither.
-func (c *calls) full(queue string, leaves bool, now, by time.Time) {
+// noteFull records that a claim filled the queue, or found it full. If the queue has an open call, noteFull makes sure
+// that the call is handed on by the given time. If the parameter leaves is true, no other supervisor knows of the jobs
+// that are left, so noteFull opens a call for them. During the pause after a call for which no supervisor was on call
+// (nobodyPause), noteFull does neither.
+func (c *calls) noteFull(queue string, leaves bool, now, by time.Time) {
 	c.mu.Lock()
 	c.roomy[queue] = false
 	open, asked := c.open[queue]

@@ -299,7 +299,7 @@ func (c *claimer) passOn(queues []*QueueState, now time.Time) {
 	c.mu.Unlock()
 	for _, q := range queues {
 		if !q.held() {
-			c.calls.full(q.Name, true, now, now.Add(c.patience(q.Name)))
+			c.calls.noteFull(q.Name, true, now, now.Add(c.patience(q.Name)))
 		}
 	}
 }
@@ -316,7 +316,7 @@ func (c *claimer) callsWithRoom(queues []*QueueState, now time.Time) map[string]
 				continue
 			}
 		}
-		c.calls.full(queue, false, now, now.Add(c.patience(queue)))
+		c.calls.noteFull(queue, false, now, now.Add(c.patience(queue)))
 		delete(asked, queue)
 	}
 	return asked
@@ -401,7 +401,7 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 	c.useConn(conn)
 	note := c.fallAsleep(claim, started)
 	err = conn.Claim(ctx, note, claim.Req, &claim.Reply)
-	c.changed(note, err, started)
+	c.noteChange(note, err, started)
 	c.Refused.Asked(claim.rooms(), &claim.Reply, err)
 	c.AfterClaim(base, claim, err, claim.Reply.Cost(c.Now().Sub(started)))
 	if err != nil {

@@ -26,9 +26,9 @@ type follower struct {
 	known     map[string]bool
 }
 
-// anew makes the next look confirm the limits again. It is called when we have a new id, or renew a lease that had
-// ended.
-func (f *follower) anew() { f.Stale, f.confirmed = true, 0 }
+// confirmAgain makes the next look confirm the limits again. It is called when we have a new id, or renew a lease that
+// had ended.
+func (f *follower) confirmAgain() { f.Stale, f.confirmed = true, 0 }
 
 // Due reports whether the limits must be read now.
 func (f *follower) Due(now time.Time) bool {
@@ -115,5 +115,5 @@ func (f *follower) heard(stamp string) { f.Stale = f.Stale || stamp != f.stamp }
 // readLimitsEvery is the pause between tries to read the limits while the database does not answer.
 const readLimitsEvery = time.Second
 
-// later makes the next try come after a pause, because the last try failed.
-func (f *follower) later(now time.Time) { f.Stale, f.Next = true, now.Add(readLimitsEvery) }
+// retryLater makes the next try come after a pause, because the last try failed.
+func (f *follower) retryLater(now time.Time) { f.Stale, f.Next = true, now.Add(readLimitsEvery) }

@@ -265,7 +265,7 @@ func (k *keeper) Beat(ctx context.Context) error {
 	beating, cancel := context.WithTimeout(ctx, k.Sooner(sent.Add(k.Cfg.Lease/6)).Sub(sent))
 	defer cancel()
 	conn, err := k.Link.Get(beating)
-	running, epoch := k.InFlight.under(l.ID), int(l.Epoch.Load())
+	running, epoch := k.InFlight.ofOwner(l.ID), int(l.Epoch.Load())
 	var reply store.BeatReply
 	if err == nil {
 		firsts := k.OnCall.missing(k.hears())
@@ -292,7 +292,7 @@ func (k *keeper) Beat(ctx context.Context) error {
 	if l.Ended.Load() {
 		// The database was away, and no supervisor took our jobs: we go on under the same id, with fresh contexts. A
 		// Client.Pause may have returned when this lease ended, so we read the limits before we renew the lease.
-		k.Limits.anew()
+		k.Limits.confirmAgain()
 		if err := k.Limits.Follow(ctx, conn, l.ID); err != nil {
 			return err
 		}

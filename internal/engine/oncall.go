@@ -78,7 +78,7 @@ func (o *onCall) called(verb, what string) {
 		o.calls.add(queue, due, o.calls.answerBy(now))
 	case o.calls.room(queue):
 		o.calls.add(queue, due, time.Time{})
-		o.calls.want() // other supervisors have left their slots, so there may be free ones
+		o.calls.wantSlots() // other supervisors have left their slots, so there may be free ones
 	default:
 		return
 	}

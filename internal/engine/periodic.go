@@ -97,7 +97,7 @@ func (t *scheduler) run(ctx context.Context) {
 // tick ticks all schedules that are due, and returns how long until the next tick. The result idle is true if there is
 // no schedule to wait for.
 func (t *scheduler) tick(ctx context.Context) (wait time.Duration, idle bool) {
-	wait, later := t.later()
+	wait, later := t.stillPutOff()
 	var due []store.DueSchedule
 	err := t.borrow(ctx, func(ctx context.Context, conn store.Session) (err error) {
 		due, err = conn.PeriodicDue(ctx, t.Lease.Load().ID, later, TicksAtOnce)
@@ -129,8 +129,8 @@ func (t *scheduler) tick(ctx context.Context) (wait time.Duration, idle bool) {
 	return max(wait, time.Millisecond), len(due)+len(later) == 0
 }
 
-// later returns the schedules that are put off, and how long until the first of them may be tried again.
-func (t *scheduler) later() (wait time.Duration, names []string) {
+// stillPutOff returns the schedules that are put off, and how long until the first of them may be tried again.
+func (t *scheduler) stillPutOff() (wait time.Duration, names []string) {
 	wait = longestWait
 	for name, off := range t.putOff {
 		switch left := off.until.Sub(t.Now()); {

@@ -19,7 +19,7 @@ func TestSchedulesThatTimeOutLeaveTurns(t *testing.T) {
 	}
 	all = append(all, "good")
 	for look := 1; ; look++ {
-		wait, off := s.later()
+		wait, off := s.stillPutOff()
 		due := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return slices.Contains(off, name) })
 		due = due[:min(len(due), TicksAtOnce)]
 		if len(due) == 0 {

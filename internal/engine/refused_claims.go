@@ -357,7 +357,7 @@ func (c *claimer) setSlowAside(base context.Context) {
 	c.Refused.timedOutAlone = nil
 }
 
-// refuseAll takes jobs that cannot be claimed out of the way of others: at least one job, and more jobs for up to a
+// If jobs cannot be claimed, refuseAll takes them out of the way of others: at least one job, and more jobs for up to a
 // quarter of a lease. If the parameter aside is true, it sets the jobs aside and leaves their rows as they are.
 func (c *claimer) refuseAll(base context.Context, refused []refusal[store.Head], aside bool) error {
 	end := c.Now().Add(c.Cfg.Lease / 4)

@@ -110,7 +110,7 @@ func (k *keeper) Register(ctx context.Context) error {
 	k.Kept(sent)
 	// We read the limits after the registration has committed, and before the first claim. A Client.Pause that comes
 	// later finds our row, and waits for us.
-	k.Limits.anew()
+	k.Limits.confirmAgain()
 	if err := k.Limits.Follow(ctx, conn, id); err != nil {
 		return err
 	}

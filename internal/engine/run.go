@@ -337,8 +337,8 @@ func (s *runSet) All() []*Run {
 	return slices.Collect(maps.Keys(s.runs))
 }
 
-// under returns the runs that were claimed under the given supervisor id.
-func (s *runSet) under(owner string) []*Run {
+// ofOwner returns the runs that were claimed under the given supervisor id.
+func (s *runSet) ofOwner(owner string) []*Run {
 	return slices.DeleteFunc(s.All(), func(r *Run) bool { return r.Owner != owner })
 }
 

@@ -239,7 +239,7 @@ func (s *settler) oncePerJob(out []*Run) []*Run {
 		}
 		twice := seen[r.ID]
 		if seen[r.ID] = true; twice {
-			s.later(r, 0)
+			s.tryLater(r, 0)
 		}
 		return twice
 	})
@@ -406,7 +406,7 @@ func (s *settler) Refused(base context.Context, r *Run, why error) (err error) {
 		became, err = s.refuse(base, &s.Link, r, &store.Refused{Path: store.PathSettle, Why: why, Aside: r.Refusals == 1})
 	}
 	if err != nil || became == "" || became == store.SetAside { // "": the row is locked or has changed; the next try finds out which
-		s.later(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
+		s.tryLater(r, min(refusedPause<<min(r.Refusals-1, 10), mostRefusedPause))
 		return err
 	}
 	s.forget(r)
@@ -460,7 +460,7 @@ func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 				s.log.WarnContext(ctx, "an outcome cannot be recorded yet, will be tried again: a transaction has locked the row of the job, or a trigger or row security blocks the update",
 					r.inLog())
 			}
-			s.later(r, lockedPause)
+			s.tryLater(r, lockedPause)
 		case foundEnded:
 			r.endByOperator(row)
 			s.done(r)
@@ -482,8 +482,8 @@ func (s *settler) stale(r *Run) {
 	}
 }
 
-// later makes the settler try a run again after a pause.
-func (s *settler) later(r *Run, pause time.Duration) {
+// tryLater makes the settler try a run again after a pause.
+func (s *settler) tryLater(r *Run, pause time.Duration) {
 	r.NotBefore = s.Now().Add(pause)
 	s.Locked = append(s.Locked, r)
 }

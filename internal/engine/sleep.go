@@ -42,7 +42,7 @@ type look struct {
 	seen   floors.Seen
 }
 
-// after decides when to look again. While looks of an awake claimer find jobs, it looks again immediately. Then a
+// setNext decides when to look again. While looks of an awake claimer find jobs, it looks again immediately. Then a
 // lookout looks after 1, 2, 4, 8, 8, … ms, until it falls asleep. From then on the pause doubles up to the poll
 // interval, so a pause is hardly longer than the time since a look last found a job. An awake claimer that is not the
 // lookout falls asleep at the first look that finds nothing, and looks again after a poll interval.
@@ -52,7 +52,7 @@ type look struct {
 // Then the next looks find nothing, and the pause doubles again. But if nobody is notified of these jobs, the sleeper
 // halves its pause again and again, until the pause is as short as the time between two of these jobs. A look that
 // something asked for does not change the time of the next poll.
-func (s *sleep) after(l look, p pace, now time.Time) {
+func (s *sleep) setNext(l look, p pace, now time.Time) {
 	if l.found > 0 {
 		s.trickle.add(l.found, now)
 		s.IdleAt = time.Time{}
@@ -153,7 +153,7 @@ func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queu
 		switch {
 		case !awake || !known || posted && key != crew.Lookout:
 		case req.Rooms[i] == 0:
-			stay[queue] = posted && !o.full(queue, now, patience(queue))
+			stay[queue] = posted && !o.noteFull(queue, now, patience(queue))
 		default:
 			delete(o.fullAt, queue)
 			stay[queue] = posted
@@ -173,8 +173,8 @@ func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queu
 	return note
 }
 
-// changed records the result of a change, and returns the queues in which the claimer is no longer the lookout.
-func (o *lookout) changed(note *store.Lookout, crews map[string]store.Crew, now time.Time) (left []string) {
+// noteChange records the result of a change, and returns the queues in which the claimer is no longer the lookout.
+func (o *lookout) noteChange(note *store.Lookout, crews map[string]store.Crew, now time.Time) (left []string) {
 	o.unknown = false
 	for queue, key := range o.posts {
 		if note.LeaveAll || slices.Contains(note.Leave, key) {
@@ -194,8 +194,9 @@ func (o *lookout) changed(note *store.Lookout, crews map[string]store.Crew, now 
 	return slices.DeleteFunc(left, func(queue string) bool { _, again := o.posts[queue]; return again })
 }
 
-// full records that a queue has no room, and reports whether it has had no room for as long as the parameter patience.
-func (o *lookout) full(queue string, now time.Time, patience time.Duration) bool {
+// noteFull records that a queue has no room, and reports whether it has had no room for as long as the parameter
+// patience.
+func (o *lookout) noteFull(queue string, now time.Time, patience time.Duration) bool {
 	if o.fullAt[queue].IsZero() {
 		o.fullAt[queue] = now
 	}
@@ -223,10 +224,10 @@ func (c *claimer) fallAsleep(claim *Plan, now time.Time) *store.Lookout {
 	return c.out.change(!c.Asleep && claim.order == nil, claim.Req, c.patience, *c.crews.Load(), now)
 }
 
-// changed records the result of a change. An enqueue that still saw us as the lookout has notified no other supervisor.
-// So if we stop being the lookout of a queue while we are awake, because the queue has no room or because claims fail,
-// we open a call (calls.go), which the keeper hands on to other supervisors.
-func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
+// noteChange records the result of a change. An enqueue that still saw us as the lookout has notified no other
+// supervisor. So if we stop being the lookout of a queue while we are awake, because the queue has no room or because
+// claims fail, we open a call (calls.go), which the keeper hands on to other supervisors.
+func (c *claimer) noteChange(note *store.Lookout, err error, now time.Time) {
 	switch {
 	case note == nil:
 		return
@@ -234,7 +235,7 @@ func (c *claimer) changed(note *store.Lookout, err error, now time.Time) {
 		c.out.unknown = true
 		return
 	}
-	left := c.out.changed(note, *c.crews.Load(), now)
+	left := c.out.noteChange(note, *c.crews.Load(), now)
 	if len(left) > 0 {
 		c.hearing.Asleep(now)
 	}
@@ -267,7 +268,7 @@ func (c *claimer) LeavePosts(base context.Context) {
 		c.useConn(conn)
 		note := &store.Lookout{LeaveAll: true}
 		err = conn.Lookout(ctx, note)
-		c.changed(note, err, now)
+		c.noteChange(note, err, now)
 	}
 	if err != nil { // if the round trip succeeds, Trouble is not over: only a claim that succeeds ends Trouble
 		c.Trouble.Failed(base, c.Shared, "leaving the lookout", err)
@@ -336,7 +337,7 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 		l.filled = l.filled || g.queue.Full
 	}
 	defer func() { c.asleep.Store(c.Asleep) }()
-	c.after(l, pace{Poll: c.Cfg.PollInterval, Rest: c.Cfg.RestInterval, deaf: c.Cfg.DisableNotify}, now)
+	c.setNext(l, pace{Poll: c.Cfg.PollInterval, Rest: c.Cfg.RestInterval, deaf: c.Cfg.DisableNotify}, now)
 	if p.Reply.NextDue == 0 {
 		return
 	}
@@ -390,6 +391,6 @@ func (c *claimer) answer(p *Plan, now time.Time) {
 			c.calls.answered(q.Name, p.asked[q.Name])
 			continue
 		}
-		c.calls.full(q.Name, p.asleep && (room || p.atDue(now)), now, now.Add(c.patience(q.Name)))
+		c.calls.noteFull(q.Name, p.asleep && (room || p.atDue(now)), now, now.Add(c.patience(q.Name)))
 	}
 }

@@ -45,7 +45,7 @@ func TestSleepAfterALook(t *testing.T) {
 			t.Parallel()
 			s := c.sleep
 			s.trickle = trickle{rate: TrickleRate, burst: TrickleBurst}
-			s.after(c.look, pace{Poll: poll, Rest: rest, deaf: c.deaf}, now)
+			s.setNext(c.look, pace{Poll: poll, Rest: rest, deaf: c.deaf}, now)
 			if got := s.Next.Sub(now); got != c.next || s.Step != c.step || s.Asleep != c.asleep {
 				t.Errorf("next look after %v, step %v, asleep %v; want %v, %v, %v", got, s.Step, s.Asleep, c.next, c.step, c.asleep)
 			}
@@ -118,7 +118,7 @@ func TestCalls(t *testing.T) {
 		t.Parallel()
 		c := newCalls()
 		c.add("q", 7, at(10))
-		c.full("q", false, at(1), at(1))
+		c.noteFull("q", false, at(1), at(1))
 		if handed(c, at(0)) != 0 || handed(c, at(1)) != 1 || c.asked() != nil || c.room("q") {
 			t.Errorf("%+v", c.asked())
 		}
@@ -135,11 +135,11 @@ func TestCalls(t *testing.T) {
 	t.Run("a queue that is full and not asked for stays silent", func(t *testing.T) {
 		t.Parallel()
 		c := newCalls()
-		c.full("q", false, now, now)
+		c.noteFull("q", false, now, now)
 		if handed(c, at(1000)) != 0 {
 			t.Error("it was handed on")
 		}
-		c.full("q", true, now, now) // a sleeper that has filled up: no other supervisor knows of the rest
+		c.noteFull("q", true, now, now) // a sleeper that has filled up: no other supervisor knows of the rest
 		if handed(c, at(0)) != 1 {
 			t.Error("it was not handed on")
 		}
@@ -148,7 +148,7 @@ func TestCalls(t *testing.T) {
 		t.Parallel()
 		c := newCalls()
 		c.add("q", 7, time.Time{})
-		c.full("q", false, now, now)
+		c.noteFull("q", false, now, now)
 		if handed(c, at(1000)) != 0 || c.asked() != nil {
 			t.Error("it was")
 		}
@@ -158,19 +158,19 @@ func TestCalls(t *testing.T) {
 		c := newCalls()
 		ms := 0
 		for _, pause := range []int{50, 100, 200, 400, 800, 1000, 1000} {
-			c.full("q", true, at(ms), at(ms))
+			c.noteFull("q", true, at(ms), at(ms))
 			if handed(c, at(ms)) != 1 {
 				t.Fatalf("not handed on at %d ms", ms)
 			}
 			c.handedOn("q", false, at(ms))
-			c.full("q", true, at(ms+pause-1), at(ms+pause-1))
+			c.noteFull("q", true, at(ms+pause-1), at(ms+pause-1))
 			if handed(c, at(ms+pause-1)) != 0 {
 				t.Fatalf("handed on after less than %d ms", pause)
 			}
 			ms += pause
 		}
 		c.answered("q", call{}) // it has room again
-		c.full("q", true, at(ms-999), at(ms-999))
+		c.noteFull("q", true, at(ms-999), at(ms-999))
 		if handed(c, at(ms-999)) != 1 {
 			t.Error("it waits still")
 		}
@@ -182,7 +182,7 @@ func TestCalls(t *testing.T) {
 		for range 3 {
 			c.answered("q", call{})
 		}
-		c.full("q", false, now, now)
+		c.noteFull("q", false, now, now)
 		c.answered("q", call{})
 		if rings != 2 || !c.gotRoom(true) || c.gotRoom(false) {
 			t.Errorf("%d rings, 2 wanted", rings)
@@ -274,11 +274,11 @@ func TestAChangeOfTheLookout(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	crews := map[string]store.Crew{"a": {Lookout: 1}, "b": {Lookout: 2}}
 	o := lookout{posts: map[string]int64{"a": 1}, fullAt: map[string]time.Time{"a": now}, unknown: true}
-	left := o.changed(&store.Lookout{Leave: []int64{1}, Take: []int64{2}, Took: []int64{2}}, crews, now)
+	left := o.noteChange(&store.Lookout{Leave: []int64{1}, Take: []int64{2}, Took: []int64{2}}, crews, now)
 	if !slices.Equal(left, []string{"a"}) || len(o.posts) != 1 || o.posts["b"] != 2 || len(o.fullAt) > 0 || o.unknown || !o.tryAt.IsZero() {
 		t.Errorf("left %v: %+v", left, o)
 	}
-	if left = o.changed(&store.Lookout{LeaveAll: true, Take: []int64{1, 2}, Took: []int64{2}}, crews, now); len(left) > 0 || o.posts["b"] != 2 {
+	if left = o.noteChange(&store.Lookout{LeaveAll: true, Take: []int64{1, 2}, Took: []int64{2}}, crews, now); len(left) > 0 || o.posts["b"] != 2 {
 		t.Errorf("left %v: %+v", left, o)
 	}
 	if !o.tryAt.Equal(now.Add(tryEvery)) {

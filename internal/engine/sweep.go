@@ -48,7 +48,7 @@ func (k *keeper) Sweep(ctx context.Context, conn store.Session, l *lease, reply 
 	}
 	k.Sweeps = turn
 	defer func() { k.SweepAt = k.Now().Add(9 * k.Now().Sub(started)) }() // this also delays the sweep after a failed one
-	k.claimer.Audit.want(started)
+	k.claimer.Audit.ask(started)
 	k.claimer.Floors.Hold()
 	peopled, err := k.lookBehind(ctx, conn)
 	// Only this part rescues jobs whose owner has no row in drover_supervisors.

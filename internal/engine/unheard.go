@@ -40,13 +40,13 @@ func (k *keeper) HearLimits(ctx context.Context) {
 		return
 	}
 	if conn.Closed() || l.Ended.Load() {
-		k.Limits.later(now)
+		k.Limits.retryLater(now)
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, k.Cfg.Lease/6)
 	defer cancel()
 	if err := k.Limits.Follow(ctx, conn, l.ID); err != nil {
-		k.Limits.later(k.Now())
+		k.Limits.retryLater(k.Now())
 	}
 }
 
@@ -60,7 +60,7 @@ func (k *keeper) AskUnheard(ctx context.Context) {
 	}
 	k.Asked = now
 	l := k.Lease.Load()
-	running := k.InFlight.under(l.ID)
+	running := k.InFlight.ofOwner(l.ID)
 	if len(running) == 0 || conn.Closed() {
 		return
 	}

@@ -1232,7 +1232,7 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "told-and-not-on-call", bug: "a supervisor with room leaves the slots free that others have left, until its heartbeat",
-				old:   "		o.calls.want() // other supervisors have left their slots, so there may be free ones\n",
+				old:   "		o.calls.wantSlots() // other supervisors have left their slots, so there may be free ones\n",
 				new:   "",
 				tests: []string{"TestWhoHasRoomTakesFreeSlots"},
 			},
